@@ -1,0 +1,41 @@
+//! What a loaded model is.
+
+use serde::Serialize;
+
+use crate::options::ComputeType;
+
+/// Facts about a loaded model.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ModelInfo {
+    /// The architecture's name, such as `llama`.
+    pub architecture: String,
+    /// Tokens in the vocabulary.
+    pub vocab_size: usize,
+    /// Transformer blocks.
+    pub num_layers: usize,
+    /// Elements of the hidden state.
+    pub hidden_size: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads.
+    pub num_kv_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// The context the model was trained for, in tokens.
+    pub context_length: Option<usize>,
+    /// Bits per quantized weight; `None` for a dense model.
+    pub quantization_bits: Option<u32>,
+    /// Weights that share a scale; `None` for a dense model.
+    pub quantization_group: Option<u32>,
+    /// Weights in the network.
+    pub parameters: u64,
+    /// Bytes the weights take in memory.
+    pub weight_bytes: u64,
+    /// Where it runs, such as `cpu`.
+    pub device: String,
+    /// The type it computes in.
+    pub compute_type: Option<ComputeType>,
+    /// Whether it knows how to format a conversation.
+    pub has_chat_template: bool,
+}

@@ -1,0 +1,86 @@
+//! What a request took.
+
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+use serde::ser::SerializeStruct;
+
+/// The figures of one request. In JSON, times are seconds and both rates are included.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GenerateMetrics {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens produced.
+    pub generated_tokens: usize,
+    /// From the start to the first token.
+    pub prefill_time: Duration,
+    /// From the first token to the last.
+    pub decode_time: Duration,
+    /// From the start to the end.
+    pub total_time: Duration,
+    /// From the start to the first token, queueing included.
+    pub time_to_first_token: Duration,
+    /// The most memory in use at once, in bytes.
+    pub peak_memory_bytes: u64,
+    /// Memory in use at the end, in bytes.
+    pub active_memory_bytes: u64,
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    let seconds = time.as_secs_f64();
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+}
+
+impl GenerateMetrics {
+    /// Prompt tokens per second of prefill; 0 when unknown.
+    #[must_use]
+    pub fn prefill_tokens_per_second(&self) -> f64 {
+        rate(self.prompt_tokens, self.prefill_time)
+    }
+
+    /// Tokens per second after the first (which the prefill paid for); 0 when unknown.
+    #[must_use]
+    pub fn decode_tokens_per_second(&self) -> f64 {
+        rate(self.generated_tokens.saturating_sub(1), self.decode_time)
+    }
+}
+
+impl Serialize for GenerateMetrics {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut s = serializer.serialize_struct("GenerateMetrics", 10)?;
+        s.serialize_field("prompt_tokens", &self.prompt_tokens)?;
+        s.serialize_field("generated_tokens", &self.generated_tokens)?;
+        s.serialize_field("prefill_time", &self.prefill_time.as_secs_f64())?;
+        s.serialize_field("decode_time", &self.decode_time.as_secs_f64())?;
+        s.serialize_field("total_time", &self.total_time.as_secs_f64())?;
+        s.serialize_field("time_to_first_token", &self.time_to_first_token.as_secs_f64())?;
+        s.serialize_field("prefill_tokens_per_second", &self.prefill_tokens_per_second())?;
+        s.serialize_field("decode_tokens_per_second", &self.decode_tokens_per_second())?;
+        s.serialize_field("peak_memory_bytes", &self.peak_memory_bytes)?;
+        s.serialize_field("active_memory_bytes", &self.active_memory_bytes)?;
+        s.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_finite_and_in_the_json() {
+        let zero = GenerateMetrics::default();
+        assert_eq!((zero.prefill_tokens_per_second(), zero.decode_tokens_per_second()), (0.0, 0.0));
+        let m = GenerateMetrics {
+            prompt_tokens: 10,
+            generated_tokens: 5,
+            prefill_time: Duration::from_millis(500),
+            decode_time: Duration::from_secs(2),
+            ..zero
+        };
+        let json = serde_json::to_value(&m).unwrap();
+        assert_eq!(json["prefill_tokens_per_second"], 20.0);
+        assert_eq!(json["decode_tokens_per_second"], 2.0);
+        assert_eq!(json["prefill_time"], 0.5);
+    }
+}

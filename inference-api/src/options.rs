@@ -1,0 +1,362 @@
+//! How to load a model and how to generate: plain structs with defaults, chained setters and one
+//! validation.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cancel::CancelToken;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Chained setters: `with_x(value)`.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $with:ident($field:ident: $ty:ty);)*) => {
+        $(
+            $(#[$doc])*
+            #[must_use]
+            pub fn $with(mut self, value: $ty) -> Self {
+                self.$field = value.into();
+                self
+            }
+        )*
+    };
+}
+
+fn invalid<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::InvalidOption, message))
+}
+
+/// The type of number a model computes in.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ComputeType {
+    /// Single precision.
+    Float32,
+    /// Half precision.
+    Float16,
+    /// Brain float.
+    BFloat16,
+}
+
+impl ComputeType {
+    /// `float32`, `float16` or `bfloat16`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ComputeType::Float32 => "float32",
+            ComputeType::Float16 => "float16",
+            ComputeType::BFloat16 => "bfloat16",
+        }
+    }
+}
+
+impl std::fmt::Display for ComputeType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for ComputeType {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "float32" | "f32" => Ok(ComputeType::Float32),
+            "float16" | "f16" => Ok(ComputeType::Float16),
+            "bfloat16" | "bf16" => Ok(ComputeType::BFloat16),
+            _ => invalid(format!("compute type `{s}` is not one of float32, float16, bfloat16")),
+        }
+    }
+}
+
+/// How to load a model.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoadOptions {
+    /// The backend's name; `None` lets the registry choose.
+    pub backend: Option<String>,
+    /// The bound on prompt and reply together, in tokens; `None` leaves it to the model.
+    pub context_len: Option<usize>,
+    /// Layers to put on the GPU; `None` or -1 means all. A backend with one device ignores it.
+    pub gpu_layers: Option<i32>,
+    /// Requests to prepare for at a time.
+    pub parallel_slots: Option<usize>,
+    /// A directory with a trained adapter to apply.
+    pub adapter_path: Option<PathBuf>,
+    /// The type to compute in; `None` lets the backend choose for its device.
+    pub dtype: Option<ComputeType>,
+}
+
+impl LoadOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Sets the bound on prompt and reply together, in tokens.
+        with_context_len(context_len: impl Into<Option<usize>>);
+        /// Sets the layers to put on the GPU.
+        with_gpu_layers(gpu_layers: impl Into<Option<i32>>);
+        /// Sets how many requests to prepare for.
+        with_parallel_slots(parallel_slots: impl Into<Option<usize>>);
+        /// Sets the type to compute in.
+        with_dtype(dtype: impl Into<Option<ComputeType>>);
+    }
+
+    /// Sets the backend's name.
+    #[must_use]
+    pub fn with_backend(mut self, name: impl Into<String>) -> Self {
+        self.backend = Some(name.into());
+        self
+    }
+
+    /// Sets the adapter's directory.
+    #[must_use]
+    pub fn with_adapter_path(mut self, path: impl Into<PathBuf>) -> Self {
+        self.adapter_path = Some(path.into());
+        self
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] naming the field, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        if self.context_len == Some(0) {
+            return invalid(String::from("context_len is 0; it must be at least 1"));
+        }
+        if self.parallel_slots == Some(0) {
+            return invalid(String::from("parallel_slots is 0; it must be at least 1"));
+        }
+        match self.gpu_layers {
+            Some(n) if n < -1 => {
+                invalid(format!("gpu_layers is {n}; it must be -1 (all), 0 or more"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How to generate.
+#[non_exhaustive]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GenerateOptions {
+    /// The most tokens to produce.
+    pub max_tokens: usize,
+    /// Randomness: 0 takes the most probable token, 1 draws from the model's distribution.
+    pub temperature: f32,
+    /// Draw among so many most probable tokens; 0 is off.
+    pub top_k: usize,
+    /// Draw among the most probable tokens that together exceed this probability; 1 is off.
+    pub top_p: f32,
+    /// Draw among tokens at least this fraction as probable as the best; 0 is off.
+    pub min_p: f32,
+    /// Factor against tokens that stand already; 1 is off, above 1 discourages.
+    pub repeat_penalty: f32,
+    /// How many tokens back the penalty looks; 0 is all.
+    pub repeat_window: usize,
+    /// Tokens that end the reply, besides the model's own.
+    pub stop_tokens: Vec<u32>,
+    /// Strings that end the reply; they are not part of it.
+    pub stop: Vec<String>,
+    /// Go on after the model's end-of-text token.
+    pub ignore_eos: bool,
+    /// Seed of the draws; the same seed gives the same reply. `None` differs from call to call.
+    pub seed: Option<u64>,
+    /// Return the logits with each token.
+    pub logits: bool,
+    /// Stops the request from another thread.
+    #[serde(skip)]
+    pub cancel: Option<CancelToken>,
+    /// Stops the request at a time.
+    #[serde(skip)]
+    pub deadline: Option<Instant>,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        Self {
+            max_tokens: 256,
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repeat_penalty: 1.0,
+            repeat_window: 64,
+            stop_tokens: Vec::new(),
+            stop: Vec::new(),
+            ignore_eos: false,
+            seed: None,
+            logits: false,
+            cancel: None,
+            deadline: None,
+        }
+    }
+}
+
+impl GenerateOptions {
+    /// The defaults: 256 tokens, greedy.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Sets the most tokens to produce.
+        with_max_tokens(max_tokens: usize);
+        /// Sets the randomness; 0 is greedy.
+        with_temperature(temperature: f32);
+        /// Sets how many most probable tokens to draw among; 0 is off.
+        with_top_k(top_k: usize);
+        /// Sets the probability mass to draw among; 1 is off.
+        with_top_p(top_p: f32);
+        /// Sets the least probability relative to the best; 0 is off.
+        with_min_p(min_p: f32);
+        /// Sets the factor against repetition; 1 is off.
+        with_repeat_penalty(repeat_penalty: f32);
+        /// Sets how many tokens back the penalty looks; 0 is all.
+        with_repeat_window(repeat_window: usize);
+        /// Sets tokens that end the reply.
+        with_stop_tokens(stop_tokens: impl Into<Vec<u32>>);
+        /// Sets strings that end the reply.
+        with_stop(stop: impl Into<Vec<String>>);
+        /// Sets whether to go on after the end-of-text token.
+        with_ignore_eos(ignore_eos: bool);
+        /// Sets the seed of the draws.
+        with_seed(seed: impl Into<Option<u64>>);
+        /// Sets whether logits come with each token.
+        with_logits(logits: bool);
+        /// Sets the flag that stops the request.
+        with_cancel(cancel: impl Into<Option<CancelToken>>);
+        /// Sets the time that stops the request.
+        with_deadline(deadline: impl Into<Option<Instant>>);
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] naming the field, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        let Self { temperature, top_p, min_p, repeat_penalty, .. } = *self;
+        if !(temperature.is_finite() && temperature >= 0.0) {
+            return invalid(format!(
+                "temperature is {temperature}; it must be 0 (greedy) or a positive number"
+            ));
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return invalid(format!("top_p is {top_p}; it must be above 0 and at most 1 (off)"));
+        }
+        if !(0.0..=1.0).contains(&min_p) {
+            return invalid(format!("min_p is {min_p}; it must lie between 0 (off) and 1"));
+        }
+        if !(repeat_penalty.is_finite() && repeat_penalty > 0.0) {
+            return invalid(format!(
+                "repeat_penalty is {repeat_penalty}; it must be a positive number, 1 is off"
+            ));
+        }
+        if self.stop.iter().any(String::is_empty) {
+            return invalid(String::from("a stop string is empty; it would stop at once"));
+        }
+        Ok(())
+    }
+
+    /// Whether the request should end now; engines ask between steps.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cancelled`] or [`ErrorKind::DeadlineExceeded`].
+    pub fn check_interrupt(&self) -> Result<()> {
+        if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
+            return Err(Error::new(ErrorKind::Cancelled, "the request was cancelled"));
+        }
+        if self.deadline.is_some_and(|d| Instant::now() >= d) {
+            return Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                "the request's deadline has passed",
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let o = GenerateOptions::default();
+        assert_eq!((o.max_tokens, o.temperature, o.top_k, o.top_p, o.min_p), (256, 0.0, 0, 1.0, 0.0));
+        assert_eq!((o.repeat_penalty, o.seed), (1.0, None));
+        o.validate().unwrap();
+        LoadOptions::default().validate().unwrap();
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        let bad = |o: GenerateOptions, field: &str| {
+            let e = o.validate().unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::InvalidOption);
+            assert!(e.message().starts_with(field), "{e}");
+        };
+        let o = GenerateOptions::new;
+        for t in [-1.0, f32::NAN, f32::INFINITY] {
+            bad(o().with_temperature(t), "temperature");
+        }
+        for p in [0.0, -0.1, 1.1, f32::NAN] {
+            bad(o().with_top_p(p), "top_p");
+        }
+        for p in [-0.1, 1.1, f32::NAN] {
+            bad(o().with_min_p(p), "min_p");
+        }
+        for p in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            bad(o().with_repeat_penalty(p), "repeat_penalty");
+        }
+        bad(o().with_stop(vec![String::new()]), "a stop string");
+        let load = |o: LoadOptions| o.validate().unwrap_err().kind();
+        assert_eq!(load(LoadOptions::new().with_context_len(0)), ErrorKind::InvalidOption);
+        assert_eq!(load(LoadOptions::new().with_parallel_slots(0)), ErrorKind::InvalidOption);
+        assert_eq!(load(LoadOptions::new().with_gpu_layers(-2)), ErrorKind::InvalidOption);
+    }
+
+    #[test]
+    fn unknown_fields_are_refused() {
+        assert!(serde_json::from_str::<GenerateOptions>(r#"{"temprature": 1}"#).is_err());
+        assert!(serde_json::from_str::<LoadOptions>(r#"{"backends": "cpu"}"#).is_err());
+        let o: LoadOptions = serde_json::from_str(r#"{"dtype": "bfloat16"}"#).unwrap();
+        assert_eq!(o.dtype, Some(ComputeType::BFloat16));
+    }
+
+    #[test]
+    fn interrupts_are_told_apart() {
+        let token = CancelToken::new();
+        let o = GenerateOptions::new().with_cancel(token.clone());
+        o.check_interrupt().unwrap();
+        token.cancel();
+        assert_eq!(o.check_interrupt().unwrap_err().kind(), ErrorKind::Cancelled);
+        let o = GenerateOptions::new().with_deadline(Instant::now());
+        assert_eq!(o.check_interrupt().unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    }
+
+    proptest! {
+        #[test]
+        fn options_survive_json(
+            max_tokens in any::<usize>(), temperature in 0.0f32..5.0, top_k in any::<usize>(),
+            top_p in 0.01f32..1.0, seed in any::<Option<u64>>(), stop in prop::collection::vec(".+", 0..3),
+        ) {
+            let o = GenerateOptions::new().with_max_tokens(max_tokens).with_temperature(temperature)
+                .with_top_k(top_k).with_top_p(top_p).with_seed(seed).with_stop(stop);
+            o.validate().unwrap();
+            let json = serde_json::to_string(&o).unwrap();
+            let back: GenerateOptions = serde_json::from_str(&json).unwrap();
+            prop_assert_eq!(serde_json::to_string(&back).unwrap(), json);
+            prop_assert_eq!(back.seed, seed);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What comes out of a model: tokens, streams of them, and the results of calls over many prompts.
+
+use std::iter::FusedIterator;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::metrics::GenerateMetrics;
+
+/// One generated token.
+///
+/// `text` may be empty while a multi-byte character or a possible stop string is pending; the texts
+/// of a stream, one after another, are the output.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// Its number in the vocabulary.
+    pub id: u32,
+    /// The text it adds to the output.
+    pub text: String,
+    /// The logits it was drawn from, one per token of the vocabulary, where asked for.
+    pub logits: Option<Arc<[f32]>>,
+}
+
+impl Token {
+    /// A token without logits.
+    pub fn new(id: u32, text: impl Into<String>) -> Self {
+        Self { id, text: text.into(), logits: None }
+    }
+
+    /// Adds the logits it was drawn from.
+    #[must_use]
+    pub fn with_logits(mut self, logits: impl Into<Arc<[f32]>>) -> Self {
+        self.logits = Some(logits.into());
+        self
+    }
+}
+
+/// Why a reply ended.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model's end-of-text token, a stop token or a stop string.
+    Stop,
+    /// The most tokens asked for, or the end of the context.
+    Length,
+    /// The caller cancelled, or dropped the stream.
+    Cancelled,
+    /// The deadline passed.
+    Deadline,
+    /// The engine failed.
+    Error,
+}
+
+impl FinishReason {
+    /// The name as JSON has it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled => "cancelled",
+            FinishReason::Deadline => "deadline",
+            FinishReason::Error => "error",
+        }
+    }
+}
+
+impl std::fmt::Display for FinishReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What a backend implements to give a [`TokenStream`].
+pub trait TokenSource: Iterator<Item = Result<Token>> + Send {
+    /// Why the reply ended; `None` while it goes on.
+    fn finish_reason(&self) -> Option<FinishReason>;
+
+    /// The figures of this request so far.
+    fn metrics(&self) -> GenerateMetrics;
+}
+
+/// A reply as it is generated: an iterator of tokens. It ends after an error, and dropping it
+/// cancels the request.
+///
+/// Cancellation and deadlines show as one error of kind [`crate::ErrorKind::Cancelled`] or
+/// [`crate::ErrorKind::DeadlineExceeded`].
+pub struct TokenStream {
+    source: Box<dyn TokenSource>,
+    ended: bool,
+}
+
+/// A whole reply.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Output {
+    /// The text.
+    pub text: String,
+    /// The ids of its tokens.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub finish_reason: Option<FinishReason>,
+    /// What it took.
+    pub metrics: GenerateMetrics,
+}
+
+impl TokenStream {
+    /// A stream of `source`.
+    pub fn new(source: impl TokenSource + 'static) -> Self {
+        Self { source: Box::new(source), ended: false }
+    }
+
+    /// Why the reply ended; `None` while it goes on.
+    #[must_use]
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.source.finish_reason()
+    }
+
+    /// The figures of this request so far.
+    #[must_use]
+    pub fn metrics(&self) -> GenerateMetrics {
+        self.source.metrics()
+    }
+
+    /// Runs to the end and returns the text.
+    ///
+    /// # Errors
+    /// The first error of the stream.
+    pub fn text(self) -> Result<String> {
+        Ok(self.collect_output()?.text)
+    }
+
+    /// Runs to the end and returns text, ids and figures.
+    ///
+    /// # Errors
+    /// The first error of the stream.
+    pub fn collect_output(mut self) -> Result<Output> {
+        let (mut text, mut tokens) = (String::new(), Vec::new());
+        for token in self.by_ref() {
+            let token = token?;
+            text.push_str(&token.text);
+            tokens.push(token.id);
+        }
+        Ok(Output {
+            text,
+            tokens,
+            finish_reason: self.finish_reason(),
+            metrics: self.metrics(),
+        })
+    }
+}
+
+impl Iterator for TokenStream {
+    type Item = Result<Token>;
+
+    fn next(&mut self) -> Option<Result<Token>> {
+        if self.ended {
+            return None;
+        }
+        let item = self.source.next();
+        self.ended = !matches!(item, Some(Ok(_)));
+        item
+    }
+}
+
+impl FusedIterator for TokenStream {}
+
+impl std::fmt::Debug for TokenStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TokenStream").field("finish_reason", &self.finish_reason()).finish()
+    }
+}
+
+/// The next token of one prompt.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClassifyResult {
+    /// The token drawn.
+    pub token: Token,
+    /// The logits of the whole vocabulary, where asked for.
+    pub logits: Option<Vec<f32>>,
+}
+
+impl ClassifyResult {
+    /// A result.
+    #[must_use]
+    pub fn new(token: Token, logits: Option<Vec<f32>>) -> Self {
+        Self { token, logits }
+    }
+}
+
+/// The reply to one prompt of several.
+#[non_exhaustive]
+#[derive(Debug, Clone)]
+pub struct BatchResult {
+    /// Its tokens, up to the error where there was one.
+    pub tokens: Vec<Token>,
+    /// Why it ended.
+    pub finish_reason: Option<FinishReason>,
+    /// What went wrong with this prompt; the others are not affected.
+    pub error: Option<Error>,
+}
+
+impl BatchResult {
+    /// A complete reply.
+    #[must_use]
+    pub fn new(tokens: Vec<Token>, finish_reason: Option<FinishReason>) -> Self {
+        Self { tokens, finish_reason, error: None }
+    }
+
+    /// A reply that failed after `tokens`.
+    #[must_use]
+    pub fn failed(tokens: Vec<Token>, error: Error) -> Self {
+        Self { tokens, finish_reason: Some(FinishReason::Error), error: Some(error) }
+    }
+
+    /// The text of its tokens.
+    #[must_use]
+    pub fn text(&self) -> String {
+        self.tokens.iter().map(|t| t.text.as_str()).collect()
+    }
+}

@@ -1,0 +1,57 @@
+//! Models that show ids and logits.
+
+use serde::Serialize;
+
+use crate::backend::TextModel;
+use crate::error::Result;
+use crate::message::{Message, Prompt};
+
+/// Logits of some positions of a prompt.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LogitsOutput {
+    /// The ids of the prompt.
+    pub tokens: Vec<u32>,
+    /// `[positions, vocab]`.
+    pub shape: Vec<usize>,
+    /// Row-major, one row a position.
+    pub logits: Vec<f32>,
+}
+
+impl LogitsOutput {
+    /// Logits of `shape` for the prompt `tokens`.
+    #[must_use]
+    pub fn new(tokens: Vec<u32>, shape: Vec<usize>, logits: Vec<f32>) -> Self {
+        Self { tokens, shape, logits }
+    }
+}
+
+/// A model whose tokenizer and logits can be used directly.
+pub trait TokenModel: TextModel {
+    /// Text to ids; `add_special` adds what the model wants around a text, such as a start token.
+    ///
+    /// # Errors
+    /// When the text is too long or cannot be encoded.
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>>;
+
+    /// Ids to text, without special tokens.
+    ///
+    /// # Errors
+    /// When an id is not in the vocabulary.
+    fn decode(&self, ids: &[u32]) -> Result<String>;
+
+    /// A conversation as the model's template writes it.
+    ///
+    /// # Errors
+    /// When the template refuses the messages.
+    fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String>;
+
+    /// The logits after the prompt's last token, or after each of its tokens when `all`.
+    ///
+    /// # Errors
+    /// As [`TextModel::generate`].
+    fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput>;
+
+    /// Tokens that end a reply.
+    fn eos_tokens(&self) -> Vec<u32>;
+}

@@ -1,0 +1,133 @@
+//! Models that can be trained.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::TextModel;
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::ComputeType;
+
+/// A low-rank adapter (Hu et al. 2021): `base(x) + scale * (x A^T) B^T`, `scale = alpha / rank`.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoraConfig {
+    /// Rows of A and columns of B.
+    pub rank: usize,
+    /// Numerator of the scale.
+    pub alpha: f32,
+    /// Fraction of inputs dropped in training.
+    pub dropout: f32,
+    /// Projections to adapt, by the end of their names.
+    pub targets: Vec<String>,
+    /// Adapt only the last so many blocks; `None` adapts all.
+    pub num_layers: Option<usize>,
+    /// The type of A and B.
+    pub dtype: ComputeType,
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        Self {
+            rank: 8,
+            alpha: 16.0,
+            dropout: 0.0,
+            targets: vec![String::from("q_proj"), String::from("v_proj")],
+            num_layers: None,
+            dtype: ComputeType::Float32,
+        }
+    }
+}
+
+impl LoraConfig {
+    /// The factor on the adapter's output.
+    #[must_use]
+    pub fn scale(&self) -> f32 {
+        self.alpha / self.rank as f32
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] naming the field, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
+        if self.rank == 0 {
+            return bad(String::from("rank is 0; it must be at least 1"));
+        }
+        if !self.alpha.is_finite() {
+            return bad(format!("alpha is {}; it must be a number", self.alpha));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return bad(format!("dropout is {}; it must lie in 0 to below 1", self.dropout));
+        }
+        if self.targets.is_empty() || self.targets.iter().any(String::is_empty) {
+            return bad(String::from("targets must name at least one projection, none empty"));
+        }
+        if self.num_layers == Some(0) {
+            return bad(String::from("num_layers is 0; it must be at least 1"));
+        }
+        Ok(())
+    }
+}
+
+/// An adapter applied to a model.
+pub trait Adapter: Send {
+    /// The names of its trainable parameters, sorted.
+    fn parameter_names(&self) -> Vec<String>;
+
+    /// How many numbers they hold.
+    fn num_parameters(&self) -> usize;
+
+    /// Writes the adapter (not the base model) to a directory.
+    ///
+    /// # Errors
+    /// When writing fails; an adapter that was there before is left whole.
+    fn save(&self, path: &Path) -> Result<()>;
+}
+
+/// A model that can be fine-tuned.
+pub trait TrainableModel: TextModel {
+    /// Applies a fresh adapter; the base stays frozen.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] for a bad configuration or targets that match nothing.
+    fn apply_lora(&self, config: &LoraConfig) -> Result<Box<dyn Adapter>>;
+
+    /// Text to ids.
+    ///
+    /// # Errors
+    /// When the text cannot be encoded.
+    fn encode(&self, text: &str) -> Result<Vec<u32>>;
+
+    /// Ids to text.
+    ///
+    /// # Errors
+    /// When an id is not in the vocabulary.
+    fn decode(&self, ids: &[u32]) -> Result<String>;
+
+    /// Transformer blocks.
+    fn num_layers(&self) -> usize;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scale_and_the_checks() {
+        let c = LoraConfig::default();
+        assert_eq!(c.scale(), 2.0);
+        c.validate().unwrap();
+        for bad in [
+            LoraConfig { rank: 0, ..c.clone() },
+            LoraConfig { alpha: f32::NAN, ..c.clone() },
+            LoraConfig { dropout: 1.0, ..c.clone() },
+            LoraConfig { targets: vec![], ..c.clone() },
+            LoraConfig { num_layers: Some(0), ..c.clone() },
+        ] {
+            assert_eq!(bad.validate().unwrap_err().kind(), ErrorKind::InvalidOption, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Mistral (Jiang et al. 2023; reference: `modeling_mistral` of Hugging Face transformers): the
+//! llama decoder with a sliding window where the checkpoint configures one.
+
+use inference::Result;
+
+use super::Decoder;
+use super::llama::{Variant, load_variant};
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::weights::Weights;
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let window = config.sliding_window.and_then(|w| i32::try_from(w).ok());
+    load_variant(config, weights, Variant { window, ..Variant::default() })
+}

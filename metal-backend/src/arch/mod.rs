@@ -1,0 +1,77 @@
+//! Architectures by `model_type`: a configuration and weights in, a decoder out. What they share is
+//! in `nn/`; what the four llama-like ones share beyond that is the decoder of `llama.rs`.
+
+pub mod llama;
+mod mistral;
+mod qwen2;
+mod qwen3;
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::Array;
+
+use crate::cache::Caches;
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::weights::Weights;
+use crate::nn::attention::Positions;
+
+/// A decoder-only language model.
+pub trait Decoder: Send + Sync + std::fmt::Debug {
+    /// Token ids `[B, L]` to logits `[B, L, vocab]`, or `[B, 1, vocab]` for [`Positions::Last`].
+    /// Keys and values of all positions are added to `caches`.
+    ///
+    /// # Errors
+    /// When shapes do not fit or memory runs out.
+    fn forward(
+        &self,
+        ids: &Array,
+        caches: &mut Caches,
+        positions: Positions,
+    ) -> mlx_rs_core::Result<Array>;
+
+    /// Empty caches, one a layer.
+    fn new_caches(&self) -> Caches;
+}
+
+/// Builds a decoder from its configuration and weights.
+type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
+
+/// Every architecture, sorted by name.
+const LOADERS: [(&str, Loader); 4] = [
+    ("llama", llama::load),
+    ("mistral", mistral::load),
+    ("qwen2", qwen2::load),
+    ("qwen3", qwen3::load),
+];
+
+/// The names that [`load`] knows.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    LOADERS.iter().map(|(name, _)| *name)
+}
+
+/// Builds the decoder that `config.model_type` names. Without a name, the weights tell qwen3 (which
+/// has query norms) from qwen2 (which has query biases) from llama.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for another architecture, listing those there are;
+/// [`ErrorKind::InvalidModel`] when weights are missing, left over or of the wrong shape.
+pub fn load(config: &ModelConfig, weights: &mut Weights) -> Result<(String, Box<dyn Decoder>)> {
+    let name = match config.model_type.as_deref() {
+        Some(name) => name,
+        None if weights.contains("model.layers.0.self_attn.q_norm.weight") => "qwen3",
+        None if weights.contains("model.layers.0.self_attn.q_proj.bias") => "qwen2",
+        None => "llama",
+    };
+    let Some((_, loader)) = LOADERS.iter().find(|(known, _)| *known == name) else {
+        let known: Vec<_> = names().collect();
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "model_type `{name}` is not supported; supported are {}",
+                known.join(", ")
+            ),
+        ));
+    };
+    let decoder = loader(config, weights)?;
+    weights.finish()?;
+    Ok((name.to_owned(), decoder))
+}

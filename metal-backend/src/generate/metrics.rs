@@ -1,0 +1,78 @@
+//! The clock of one request: when it started, when the first token came, what memory it took.
+
+use std::time::{Duration, Instant};
+
+use inference::GenerateMetrics;
+use mlx_rs_core::memory;
+
+/// Measures one request.
+#[derive(Debug)]
+pub struct Clock {
+    start: Instant,
+    first: Option<Duration>,
+    last: Duration,
+    end: Option<Duration>,
+    prompt_tokens: usize,
+    produced: usize,
+    peak: u64,
+    active: u64,
+}
+
+impl Clock {
+    /// Starts the clock, and a new measurement of peak memory.
+    pub fn start(prompt_tokens: usize) -> Self {
+        // The figure is of the process: requests side by side share it.
+        let _ = memory::reset_peak();
+        Self {
+            start: Instant::now(),
+            first: None,
+            last: Duration::ZERO,
+            end: None,
+            prompt_tokens,
+            produced: 0,
+            peak: 0,
+            active: 0,
+        }
+    }
+
+    /// A token has been computed; the first ends the prefill.
+    pub fn token(&mut self) {
+        let now = self.start.elapsed();
+        self.first.get_or_insert(now);
+        self.last = now;
+    }
+
+    /// So many tokens have been produced.
+    pub fn produced(&mut self, n: usize) {
+        self.produced = n;
+    }
+
+    /// Stops the clock and reads the memory.
+    pub fn stop(&mut self) {
+        if self.end.is_none() {
+            self.end = Some(self.start.elapsed());
+            self.read_memory();
+        }
+    }
+
+    fn read_memory(&mut self) {
+        self.peak = memory::peak().unwrap_or(0) as u64;
+        self.active = memory::active().unwrap_or(0) as u64;
+    }
+
+    /// The figures so far.
+    pub fn metrics(&self) -> GenerateMetrics {
+        let total = self.end.unwrap_or_else(|| self.start.elapsed());
+        let first = self.first.unwrap_or(total);
+        let mut m = GenerateMetrics::default();
+        m.prompt_tokens = self.prompt_tokens;
+        m.generated_tokens = self.produced;
+        m.prefill_time = first;
+        m.time_to_first_token = first;
+        m.decode_time = self.last.saturating_sub(first);
+        m.total_time = total;
+        m.peak_memory_bytes = self.peak;
+        m.active_memory_bytes = self.active;
+        m
+    }
+}

@@ -1,0 +1,76 @@
+//! One linear layer for dense and quantized weights: `y = x W^T + b`.
+
+use mlx_rs_core::{Array, Quantized, Result};
+
+/// A weight matrix `[out, in]` as it is stored in memory.
+#[derive(Debug, Clone)]
+pub enum Weight {
+    /// Plain numbers.
+    Dense(Array),
+    /// Packed integers with scales per group.
+    Quantized(Quantized),
+}
+
+impl Weight {
+    /// Bytes in memory.
+    pub fn nbytes(&self) -> usize {
+        match self {
+            Weight::Dense(w) => w.nbytes(),
+            Weight::Quantized(q) => q.nbytes(),
+        }
+    }
+
+    /// The arrays it consists of, for evaluation at load.
+    pub fn arrays(&self) -> Vec<&Array> {
+        match self {
+            Weight::Dense(w) => vec![w],
+            Weight::Quantized(q) => {
+                [Some(&q.weight), Some(&q.scales), q.biases.as_ref()].into_iter().flatten().collect()
+            }
+        }
+    }
+}
+
+/// A linear layer.
+#[derive(Debug, Clone)]
+pub struct Linear {
+    kind: Kind,
+    bias: Option<Array>,
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    /// The transposed view `[in, out]`, made once instead of at every call.
+    Dense { transposed: Array },
+    Quantized(Quantized),
+}
+
+impl Linear {
+    /// From a weight `[out, in]` and an optional bias `[out]`.
+    ///
+    /// # Errors
+    /// When the weight is not a matrix.
+    pub fn new(weight: Weight, bias: Option<Array>) -> Result<Self> {
+        let kind = match weight {
+            Weight::Dense(w) => Kind::Dense { transposed: w.swap_axes(0, 1)? },
+            Weight::Quantized(q) => {
+                q.validate("linear")?;
+                Kind::Quantized(q)
+            }
+        };
+        Ok(Self { kind, bias })
+    }
+
+    /// `[.., in] -> [.., out]`.
+    ///
+    /// # Errors
+    /// When `x` does not end in the input dimension.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        match (&self.kind, &self.bias) {
+            (Kind::Dense { transposed }, None) => x.matmul(transposed),
+            (Kind::Dense { transposed }, Some(b)) => b.addmm(x, transposed, 1.0, 1.0),
+            (Kind::Quantized(q), None) => q.matmul_transposed(x),
+            (Kind::Quantized(q), Some(b)) => q.matmul_transposed(x)?.add(b),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Arrays from host values. Every size is checked here: MLX trusts the shape it is given.
+
+use mlx_sys as sys;
+
+use super::Array;
+use crate::call;
+use crate::dtype::Element;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory;
+
+impl Array {
+    /// An array of `shape` with a copy of `values` in row-major order.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when a dimension is negative or the shape does not hold exactly
+    /// `values.len()` elements.
+    pub fn from_slice<T: Element>(values: &[T], shape: &[i32]) -> Result<Self> {
+        let expected = memory::checked_bytes(shape, 1);
+        if expected != Some(values.len() as u64) {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                "from_slice",
+                format!("shape {shape:?} does not hold exactly the {} values given", values.len()),
+            ));
+        }
+        let ndim = i32::try_from(shape.len()).map_err(|_| {
+            Error::new(ErrorKind::Shape, "from_slice", "more axes than MLX can count")
+        })?;
+        call::adopt("from_slice", |out| {
+            // SAFETY: the shape has `ndim` entries whose product is `values.len()`, so MLX reads
+            // exactly the slice; `T` is the Rust type of the dtype passed. MLX copies the values.
+            let raw = unsafe {
+                sys::mlx_array_new_data(values.as_ptr().cast(), shape.as_ptr(), ndim, T::DTYPE.raw())
+            };
+            // SAFETY: `out` is writable; ownership of the new handle moves into it.
+            unsafe { *out = raw };
+            i32::from(raw.ctx.is_null())
+        })
+    }
+
+    /// An array with no axes that holds one value.
+    ///
+    /// # Errors
+    /// When MLX cannot allocate it.
+    pub fn scalar<T: Element>(value: T) -> Result<Self> {
+        Self::from_slice(&[value], &[])
+    }
+
+    /// A one-axis array.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when there are more values than an axis can count.
+    pub fn vector<T: Element>(values: &[T]) -> Result<Self> {
+        let n = i32::try_from(values.len()).map_err(|_| {
+            Error::new(ErrorKind::Shape, "vector", "more values than one axis can count")
+        })?;
+        Self::from_slice(values, &[n])
+    }
+}

@@ -1,0 +1,167 @@
+//! The array handle: ownership, shape and type. Creation is in `create.rs`, reading in `data.rs`,
+//! everything computed in `ops/`.
+
+mod create;
+mod data;
+
+pub use data::Data;
+
+use std::fmt;
+
+use mlx_sys as sys;
+
+use crate::call;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+/// A lazily evaluated, immutable, n-dimensional array.
+///
+/// Operations return a new array that remembers how to compute itself; nothing runs until the
+/// value is needed. Dropping the last handle frees the memory.
+pub struct Array {
+    raw: sys::mlx_array,
+}
+
+// SAFETY: MLX's reference counts are atomic; its other shared state (graph, status, events) is only
+// touched by calls that hold the process-wide lock of `call.rs`, in whatever thread.
+unsafe impl Send for Array {}
+// SAFETY: as for Send. What is read without the lock (shape, type) is written only at construction,
+// and data is read only after evaluation, when MLX no longer writes it while a handle exists.
+unsafe impl Sync for Array {}
+
+impl Array {
+    /// Takes ownership of a non-null handle.
+    pub(crate) fn from_owned(raw: sys::mlx_array) -> Self {
+        debug_assert!(!raw.ctx.is_null());
+        Self { raw }
+    }
+
+    pub(crate) fn raw(&self) -> sys::mlx_array {
+        self.raw
+    }
+
+    /// A raw handle for an optional argument; null stands for none.
+    pub(crate) fn raw_or_null(array: Option<&Array>) -> sys::mlx_array {
+        array.map_or(sys::mlx_array { ctx: std::ptr::null_mut() }, |a| a.raw)
+    }
+
+    /// The length of each axis.
+    #[must_use]
+    pub fn shape(&self) -> &[i32] {
+        let n = self.ndim();
+        if n == 0 {
+            return &[];
+        }
+        // SAFETY: the handle is live; the shape is written only when the array is made, has `ndim`
+        // entries, and lives as long as the handle, which `&self` keeps.
+        unsafe { std::slice::from_raw_parts(sys::mlx_array_shape(self.raw), n) }
+    }
+
+    /// The length of axis `axis`; negative counts from the last.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when there is no such axis.
+    pub fn dim(&self, axis: i32) -> Result<i32> {
+        Ok(self.shape()[self.axis("dim", axis)?])
+    }
+
+    /// The number of axes.
+    #[must_use]
+    pub fn ndim(&self) -> usize {
+        // SAFETY: the handle is live; the count is written only when the array is made.
+        unsafe { sys::mlx_array_ndim(self.raw) }
+    }
+
+    /// The number of elements.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        // SAFETY: the handle is live; the size is written only when the array is made.
+        unsafe { sys::mlx_array_size(self.raw) }
+    }
+
+    /// The bytes its elements take when laid out without gaps.
+    #[must_use]
+    pub fn nbytes(&self) -> usize {
+        self.size() * self.dtype().size()
+    }
+
+    /// The type of its elements.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        // SAFETY: the handle is live; the type is written only when the array is made.
+        let raw = unsafe { sys::mlx_array_dtype(self.raw) };
+        // The list in `Dtype` is MLX's complete list, which the build pins by version.
+        Dtype::from_raw(raw).unwrap_or(Dtype::Bool)
+    }
+
+    /// Resolves an axis that may count from the end.
+    pub(crate) fn axis(&self, op: &'static str, axis: i32) -> Result<usize> {
+        axis_of(op, axis, self.ndim())
+    }
+
+    /// Computes this array and waits for it.
+    ///
+    /// # Errors
+    /// MLX's own message when an operation of its graph fails.
+    pub fn eval(&self) -> Result<()> {
+        // SAFETY: the handle is live.
+        call::status("eval", || unsafe { sys::mlx_array_eval(self.raw) })
+    }
+}
+
+/// Resolves `axis` among `ndim` axes.
+pub(crate) fn axis_of(op: &'static str, axis: i32, ndim: usize) -> Result<usize> {
+    let n = i64::try_from(ndim).unwrap_or(i64::MAX);
+    let resolved = if axis < 0 { i64::from(axis) + n } else { i64::from(axis) };
+    if (0..n).contains(&resolved) {
+        // In range of a usize by the check above.
+        Ok(resolved as usize)
+    } else {
+        Err(Error::new(
+            ErrorKind::Index,
+            op,
+            format!("axis {axis} is out of range for an array of {ndim} axes"),
+        ))
+    }
+}
+
+impl Clone for Array {
+    /// Another handle to the same array; no data is copied.
+    ///
+    /// # Panics
+    /// When the system has no memory left for the handle itself.
+    fn clone(&self) -> Self {
+        call::adopt("clone", |out| {
+            // SAFETY: `out` is a writable null handle, the source handle is live.
+            unsafe { sys::mlx_array_set(out, self.raw) }
+        })
+        .unwrap_or_else(|e| panic!("cannot clone an array handle: {e}"))
+    }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        call::free(self.raw);
+    }
+}
+
+impl fmt::Debug for Array {
+    /// Shape and type only: printing must not evaluate.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Array({:?}, {})", self.shape(), self.dtype())
+    }
+}
+
+impl fmt::Display for Array {
+    /// The values as MLX prints them; evaluates the array.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = call::string("display", |out| {
+            // SAFETY: `out` is a writable string handle, the array handle is live.
+            unsafe { sys::mlx_array_tostring(out, self.raw) }
+        });
+        match text {
+            Ok(text) => f.write_str(&text),
+            Err(e) => write!(f, "{self:?} <{e}>"),
+        }
+    }
+}

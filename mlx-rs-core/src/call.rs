@@ -1,0 +1,311 @@
+//! The one door to C. It takes the process-wide lock, installs the error handler before the first
+//! call, and turns mlx-c's mixed error channels (status, null handle, message slot) into `Result`.
+//! What the calls mean is the business of the other modules.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use mlx_sys as sys;
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
+
+use crate::array::Array;
+use crate::error::{Error, ErrorKind, Result};
+use crate::{memory, stream};
+
+/// MLX's graph building, streams and transforms share unlocked global state; whoever holds this
+/// guard is alone with it. Reentrant, because a Rust callback inside an MLX call may call MLX.
+static MLX: ReentrantMutex<()> = ReentrantMutex::new(());
+
+/// Array handles alive now: a leak shows here even when the bytes look flat.
+static LIVE: AtomicI64 = AtomicI64::new(0);
+
+static HANDLER: Once = Once::new();
+
+thread_local! {
+    /// mlx-c reports in the thread that made the call, so the slot is per thread.
+    static MESSAGE: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Called by mlx-c with the text of a failure. A panic must not cross into C, so it is caught.
+extern "C" fn on_error(message: *const c_char, _data: *mut c_void) {
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        let text = if message.is_null() {
+            String::from("MLX failed without a message")
+        } else {
+            // SAFETY: mlx-c passes a NUL-terminated string that lives until this function returns.
+            unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
+        };
+        // `try_with`: the slot may already be gone while a thread shuts down.
+        let _ = MESSAGE.try_with(|slot| {
+            if let Ok(mut slot) = slot.try_borrow_mut() {
+                *slot = Some(text);
+            }
+        });
+    }));
+}
+
+/// Takes the lock; the first caller installs the error handler, whose default would exit the process.
+pub(crate) fn lock() -> ReentrantMutexGuard<'static, ()> {
+    let guard = MLX.lock();
+    HANDLER.call_once(|| {
+        // SAFETY: the handler is a plain function that never unwinds and needs no data.
+        unsafe { sys::mlx_set_error_handler(Some(on_error), std::ptr::null_mut(), None) };
+    });
+    guard
+}
+
+fn clear() {
+    MESSAGE.with(|slot| {
+        slot.borrow_mut().take();
+    });
+}
+
+/// The message of the failure just seen, without the source location mlx-c appends.
+fn take_error(op: &'static str) -> Error {
+    let text = MESSAGE
+        .with(|slot| slot.borrow_mut().take())
+        .unwrap_or_else(|| String::from("MLX failed without a message"));
+    Error::new(ErrorKind::Mlx, op, strip_location(&text))
+}
+
+/// mlx-c appends ` at FILE:LINE` of its own source, which says nothing to a user.
+fn strip_location(text: &str) -> &str {
+    match text.rsplit_once(" at ") {
+        Some((head, tail)) => match tail.rsplit_once(':') {
+            Some((file, line))
+                if (file.ends_with(".cpp") || file.ends_with(".h"))
+                    && line.bytes().all(|b| b.is_ascii_digit()) =>
+            {
+                head
+            }
+            _ => text,
+        },
+        None => text,
+    }
+}
+
+/// Runs a call that answers with a status.
+pub(crate) fn status(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> {
+    let _guard = lock();
+    clear();
+    let rc = f();
+    if rc == 0 { Ok(()) } else { Err(take_error(op)) }
+}
+
+/// Runs an operation that yields one array on the current stream.
+pub(crate) fn array(
+    op: &'static str,
+    f: impl FnOnce(*mut sys::mlx_array, sys::mlx_stream) -> c_int,
+) -> Result<Array> {
+    let _guard = lock();
+    let stream = stream::current_raw()?;
+    adopt(op, |out| f(out, stream))
+}
+
+/// Runs a call that fills an array handle and needs no stream.
+pub(crate) fn adopt(
+    op: &'static str,
+    f: impl FnOnce(*mut sys::mlx_array) -> c_int,
+) -> Result<Array> {
+    let _guard = lock();
+    clear();
+    let mut out = OutArray::new();
+    let rc = f(&raw mut out.0);
+    if rc != 0 {
+        return Err(take_error(op));
+    }
+    let array = out.into_array(op)?;
+    memory::check(op, &array)?;
+    Ok(array)
+}
+
+/// An out-parameter that frees what C put into it unless it is taken.
+struct OutArray(sys::mlx_array);
+
+impl OutArray {
+    fn new() -> Self {
+        Self(sys::mlx_array { ctx: std::ptr::null_mut() })
+    }
+
+    fn into_array(mut self, op: &'static str) -> Result<Array> {
+        let raw = std::mem::replace(&mut self.0, sys::mlx_array { ctx: std::ptr::null_mut() });
+        if raw.ctx.is_null() {
+            return Err(Error::new(ErrorKind::Mlx, op, "MLX reported success but returned no array"));
+        }
+        LIVE.fetch_add(1, Ordering::Relaxed);
+        Ok(Array::from_owned(raw))
+    }
+}
+
+impl Drop for OutArray {
+    fn drop(&mut self) {
+        if !self.0.ctx.is_null() {
+            // SAFETY: the handle is non-null, came from mlx-c and was given to nobody else.
+            unsafe { sys::mlx_array_free(self.0) };
+        }
+    }
+}
+
+/// Frees an array handle. Freeing walks the graph, so it takes the lock like any other call.
+pub(crate) fn free(raw: sys::mlx_array) {
+    let _guard = lock();
+    LIVE.fetch_sub(1, Ordering::Relaxed);
+    // SAFETY: `raw` is the sole owner of its handle and is not used again.
+    unsafe { sys::mlx_array_free(raw) };
+}
+
+/// Handles alive in this process.
+pub(crate) fn live() -> i64 {
+    LIVE.load(Ordering::Relaxed)
+}
+
+/// A vector of arrays for calls that take several, freed on drop.
+pub(crate) struct ArrayVec(sys::mlx_vector_array);
+
+impl ArrayVec {
+    /// Copies the handles (not the data) of `arrays`.
+    pub(crate) fn new<'a>(
+        op: &'static str,
+        arrays: impl IntoIterator<Item = &'a Array>,
+    ) -> Result<Self> {
+        let _guard = lock();
+        clear();
+        // SAFETY: takes nothing; a null context is the failure value and is checked.
+        let raw = unsafe { sys::mlx_vector_array_new() };
+        if raw.ctx.is_null() {
+            return Err(take_error(op));
+        }
+        let vec = Self(raw);
+        for a in arrays {
+            // SAFETY: both handles are live; the vector stores its own reference.
+            if unsafe { sys::mlx_vector_array_append_value(vec.0, a.raw()) } != 0 {
+                return Err(take_error(op));
+            }
+        }
+        Ok(vec)
+    }
+
+    pub(crate) fn raw(&self) -> sys::mlx_vector_array {
+        self.0
+    }
+}
+
+impl Drop for ArrayVec {
+    fn drop(&mut self) {
+        let _guard = lock();
+        // SAFETY: this is the only owner of the vector.
+        unsafe { sys::mlx_vector_array_free(self.0) };
+    }
+}
+
+/// Runs an operation that yields several arrays on the current stream.
+pub(crate) fn arrays(
+    op: &'static str,
+    f: impl FnOnce(*mut sys::mlx_vector_array, sys::mlx_stream) -> c_int,
+) -> Result<Vec<Array>> {
+    let _guard = lock();
+    let stream = stream::current_raw()?;
+    let mut out = ArrayVec::new(op, [])?;
+    clear();
+    if f(&raw mut out.0, stream) != 0 {
+        return Err(take_error(op));
+    }
+    // SAFETY: `out` is a live vector handle.
+    let n = unsafe { sys::mlx_vector_array_size(out.0) };
+    (0..n)
+        .map(|i| {
+            adopt(op, |res| {
+                // SAFETY: `i` is below the size just read; the handle is live.
+                unsafe { sys::mlx_vector_array_get(res, out.0, i) }
+            })
+        })
+        .collect()
+}
+
+/// Runs a call that fills a string.
+pub(crate) fn string(
+    op: &'static str,
+    f: impl FnOnce(*mut sys::mlx_string) -> c_int,
+) -> Result<String> {
+    let _guard = lock();
+    clear();
+    // SAFETY: takes nothing; null is checked below through the data pointer.
+    let mut out = unsafe { sys::mlx_string_new() };
+    let rc = f(&raw mut out);
+    let text = if rc == 0 {
+        // SAFETY: `out` is a live string handle; its data pointer may be null when it is empty.
+        let data = unsafe { sys::mlx_string_data(out) };
+        if data.is_null() {
+            Some(String::new())
+        } else {
+            // SAFETY: non-null data is NUL-terminated and lives until the handle is freed below.
+            Some(unsafe { CStr::from_ptr(data) }.to_string_lossy().into_owned())
+        }
+    } else {
+        None
+    };
+    // SAFETY: the handle is owned here and not used again.
+    unsafe { sys::mlx_string_free(out) };
+    text.ok_or_else(|| take_error(op))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn location_is_stripped_only_when_it_is_one() {
+        assert_eq!(strip_location("bad shape at /x/ops.cpp:12"), "bad shape");
+        assert_eq!(strip_location("look at this: 12"), "look at this: 12");
+        assert_eq!(strip_location("plain"), "plain");
+    }
+
+    #[test]
+    fn the_handler_survives_null_and_invalid_text() {
+        on_error(std::ptr::null(), std::ptr::null_mut());
+        assert!(take_error("t").message().contains("without a message"));
+        let bytes = [0xffu8, 0xfe, 0];
+        on_error(bytes.as_ptr().cast(), std::ptr::null_mut());
+        assert!(!take_error("t").message().is_empty());
+    }
+
+    #[test]
+    fn a_panic_inside_the_handler_does_not_cross_into_c() {
+        // With the slot borrowed the handler cannot store its message; it must neither panic nor abort.
+        MESSAGE.with(|slot| {
+            let _held = slot.borrow_mut();
+            on_error(c"text".as_ptr(), std::ptr::null_mut());
+        });
+    }
+
+    #[test]
+    fn every_error_channel_becomes_an_error() {
+        // status
+        let e = status("status", || 1).unwrap_err();
+        assert_eq!((e.kind(), e.op()), (ErrorKind::Mlx, "status"));
+        assert!(e.message().contains("without a message"));
+        // a null handle with status 0
+        let e = adopt("null", |_| 0).unwrap_err();
+        assert!(e.message().contains("no array"));
+        // a string call that fails
+        assert!(string("string", |_| 2).is_err());
+        // a stale message never leaks into a later failure
+        on_error(c"stale".as_ptr(), std::ptr::null_mut());
+        assert!(!status("later", || 1).unwrap_err().message().contains("stale"));
+    }
+
+    #[test]
+    fn a_result_beside_a_failing_status_is_freed() {
+        let before = live();
+        let e = adopt("both", |out| {
+            // SAFETY: `out` is writable; the new handle is owned by the guard under test.
+            unsafe { *out = sys::mlx_array_new_int(3) };
+            1
+        });
+        assert!(e.is_err());
+        assert_eq!(live(), before);
+    }
+}

@@ -1,0 +1,130 @@
+//! Devices: where work runs, and whether this build of MLX has them.
+
+use std::fmt;
+
+use mlx_sys as sys;
+
+use crate::call;
+use crate::error::Result;
+
+/// The kind of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeviceKind {
+    /// The host processor.
+    Cpu,
+    /// A GPU: Metal on Apple silicon, CUDA on NVIDIA.
+    Gpu,
+}
+
+/// One device, by kind and index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Device {
+    kind: DeviceKind,
+    index: i32,
+}
+
+impl Device {
+    /// The host processor.
+    #[must_use]
+    pub const fn cpu() -> Self {
+        Self { kind: DeviceKind::Cpu, index: 0 }
+    }
+
+    /// The first GPU; whether there is one, [`Device::is_available`] tells.
+    #[must_use]
+    pub const fn gpu() -> Self {
+        Self { kind: DeviceKind::Gpu, index: 0 }
+    }
+
+    /// The kind of this device.
+    #[must_use]
+    pub const fn kind(self) -> DeviceKind {
+        self.kind
+    }
+
+    /// The index among devices of its kind.
+    #[must_use]
+    pub const fn index(self) -> i32 {
+        self.index
+    }
+
+    /// Whether this build of MLX can run work there now.
+    #[must_use]
+    pub fn is_available(self) -> bool {
+        match self.kind {
+            DeviceKind::Cpu => true,
+            DeviceKind::Gpu => metal_is_available() || cuda_is_available(),
+        }
+    }
+
+    /// The default device of MLX: the GPU where there is one.
+    #[must_use]
+    pub fn default_device() -> Self {
+        if Self::gpu().is_available() { Self::gpu() } else { Self::cpu() }
+    }
+
+    pub(crate) fn raw_kind(self) -> sys::mlx_device_type {
+        match self.kind {
+            DeviceKind::Cpu => sys::mlx_device_type__MLX_CPU,
+            DeviceKind::Gpu => sys::mlx_device_type__MLX_GPU,
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            DeviceKind::Cpu => write!(f, "cpu"),
+            DeviceKind::Gpu => write!(f, "gpu:{}", self.index),
+        }
+    }
+}
+
+fn flag(op: &'static str, f: impl FnOnce(*mut bool) -> i32) -> Result<bool> {
+    let mut answer = false;
+    call::status(op, || f(&raw mut answer))?;
+    Ok(answer)
+}
+
+/// Whether MLX was built with Metal and a Metal device is there.
+#[must_use]
+pub fn metal_is_available() -> bool {
+    // SAFETY: the out-pointer is a live bool for the length of the call.
+    flag("metal_is_available", |out| unsafe { sys::mlx_metal_is_available(out) }).unwrap_or(false)
+}
+
+/// Whether MLX was built with CUDA and a CUDA device is there.
+#[must_use]
+pub fn cuda_is_available() -> bool {
+    cuda_flag().unwrap_or(false)
+}
+
+#[cfg(mlx_c_0_5)]
+fn cuda_flag() -> Result<bool> {
+    // SAFETY: the out-pointer is a live bool for the length of the call.
+    flag("cuda_is_available", |out| unsafe { sys::mlx_cuda_is_available(out) })
+}
+
+/// mlx-c 0.4 cannot say; there, a GPU without Metal means CUDA.
+#[cfg(not(mlx_c_0_5))]
+fn cuda_flag() -> Result<bool> {
+    if metal_is_available() {
+        return Ok(false);
+    }
+    let _guard = call::lock();
+    // SAFETY: returns a new handle, freed below.
+    let mut device = unsafe { sys::mlx_device_new() };
+    let mut kind = sys::mlx_device_type__MLX_CPU;
+    // MLX's own default device is the GPU exactly when it has one.
+    // SAFETY: both out-pointers are live.
+    let result = call::status("default_device", || unsafe {
+        sys::mlx_get_default_device(&raw mut device)
+    })
+    .and_then(|()| {
+        // SAFETY: `device` is a live handle and `kind` a live out-pointer.
+        call::status("device_type", || unsafe { sys::mlx_device_get_type(&raw mut kind, device) })
+    });
+    // SAFETY: the handle is owned here.
+    unsafe { sys::mlx_device_free(device) };
+    result.map(|()| kind == sys::mlx_device_type__MLX_GPU)
+}

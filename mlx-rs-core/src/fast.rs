@@ -1,0 +1,182 @@
+//! MLX's fused kernels for transformers.
+
+use std::ffi::CStr;
+
+use mlx_sys as sys;
+
+use crate::array::Array;
+use crate::call;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Root-mean-square normalization over the last axis, times `weight` (Zhang and Sennrich 2019):
+/// `x / sqrt(mean(x^2) + eps) * weight`.
+///
+/// # Errors
+/// MLX's message when the weight does not have the length of the last axis.
+pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
+    call::array("rms_norm", |out, s| {
+        // SAFETY: all handles are live; null stands for no weight.
+        unsafe { sys::mlx_fast_rms_norm(out, x.raw(), Array::raw_or_null(weight), eps, s) }
+    })
+    .map_err(|e| e.with_inputs(&[x]))
+}
+
+/// Normalization to zero mean and unit variance over the last axis, times `weight` plus `bias`
+/// (Ba et al. 2016).
+///
+/// # Errors
+/// MLX's message when weight or bias do not have the length of the last axis.
+pub fn layer_norm(
+    x: &Array,
+    weight: Option<&Array>,
+    bias: Option<&Array>,
+    eps: f32,
+) -> Result<Array> {
+    call::array("layer_norm", |out, s| {
+        // SAFETY: all handles are live; null stands for no weight or bias.
+        unsafe {
+            sys::mlx_fast_layer_norm(
+                out,
+                x.raw(),
+                Array::raw_or_null(weight),
+                Array::raw_or_null(bias),
+                eps,
+                s,
+            )
+        }
+    })
+    .map_err(|e| e.with_inputs(&[x]))
+}
+
+/// How rotary frequencies are given.
+#[derive(Debug, Clone, Copy)]
+pub enum RopeBase<'a> {
+    /// `base^(-2i / dims)` for pair `i`.
+    Theta(f32),
+    /// Explicit **wavelength factors**, one per pair: position is divided by them. `[dims / 2]`.
+    Freqs(&'a Array),
+}
+
+/// Rotary position embedding (Su et al. 2021) of `x` `[.., L, D]`, positions `offset..offset + L`,
+/// on the first `dims` elements. `traditional` rotates neighbors (0,1), (2,3), ..; otherwise
+/// element `i` with element `i + dims / 2`. Positions are multiplied by `scale`.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] when `x` has fewer than two axes; [`ErrorKind::Value`] when `dims` is odd or
+/// not within the last axis.
+pub fn rope(
+    x: &Array,
+    dims: i32,
+    traditional: bool,
+    base: RopeBase<'_>,
+    scale: f32,
+    offset: i32,
+) -> Result<Array> {
+    let shape = x.shape();
+    if shape.len() < 3 {
+        return Err(Error::new(ErrorKind::Shape, "rope", "needs axes [.., heads, L, D]")
+            .with_inputs(&[x]));
+    }
+    let head_dim = shape[shape.len() - 1];
+    if dims <= 0 || dims % 2 != 0 || dims > head_dim {
+        return Err(Error::new(
+            ErrorKind::Value,
+            "rope",
+            format!("{dims} rotary dimensions must be even and within the {head_dim} of the last axis"),
+        ));
+    }
+    if i64::from(offset) + i64::from(shape[shape.len() - 2]) > i64::from(i32::MAX) || offset < 0 {
+        return Err(Error::new(
+            ErrorKind::Value,
+            "rope",
+            format!("positions from {offset} on cannot be counted"),
+        ));
+    }
+    let (theta, freqs) = match base {
+        RopeBase::Theta(value) => (sys::mlx_optional_float { value, has_value: true }, None),
+        RopeBase::Freqs(freqs) => {
+            if freqs.shape() != [dims / 2] {
+                return Err(Error::new(
+                    ErrorKind::Shape,
+                    "rope",
+                    format!("frequencies must have shape [{}]", dims / 2),
+                )
+                .with_inputs(&[x, freqs]));
+            }
+            (sys::mlx_optional_float { value: 0.0, has_value: false }, Some(freqs))
+        }
+    };
+    call::array("rope", |out, s| {
+        // SAFETY: all handles are live, dims and positions are in range; null stands for no array.
+        unsafe {
+            sys::mlx_fast_rope(
+                out,
+                x.raw(),
+                dims,
+                traditional,
+                theta,
+                scale,
+                offset,
+                Array::raw_or_null(freqs),
+                s,
+            )
+        }
+    })
+    .map_err(|e| e.with_inputs(&[x]))
+}
+
+/// Which keys a query may look at.
+#[derive(Debug, Clone, Copy)]
+pub enum Mask<'a> {
+    /// All of them.
+    None,
+    /// Those not after it; the last query sees every key.
+    Causal,
+    /// A boolean (true: look) or additive array that broadcasts to `[B, H, Lq, Lk]`.
+    Array(&'a Array),
+}
+
+impl Mask<'_> {
+    fn name(self) -> &'static CStr {
+        match self {
+            Mask::None => c"",
+            Mask::Causal => c"causal",
+            Mask::Array(_) => c"array",
+        }
+    }
+}
+
+/// `softmax(scale * q k^T + mask) v` (Vaswani et al. 2017) for `q` `[B, H, Lq, D]` and `k`, `v`
+/// `[B, Hkv, Lk, D]`; `H` is a multiple of `Hkv` and groups of query heads share a key head.
+///
+/// # Errors
+/// MLX's message when shapes, types or the mask do not fit.
+pub fn scaled_dot_product_attention(
+    queries: &Array,
+    keys: &Array,
+    values: &Array,
+    scale: f32,
+    mask: Mask<'_>,
+) -> Result<Array> {
+    let array = match mask {
+        Mask::Array(a) => Some(a),
+        Mask::None | Mask::Causal => None,
+    };
+    call::array("scaled_dot_product_attention", |out, s| {
+        // SAFETY: all handles are live; the mode is a static string; null stands for no array.
+        unsafe {
+            sys::mlx_fast_scaled_dot_product_attention(
+                out,
+                queries.raw(),
+                keys.raw(),
+                values.raw(),
+                scale,
+                mask.name().as_ptr(),
+                Array::raw_or_null(array),
+                Array::raw_or_null(None),
+                s,
+            )
+        }
+    })
+    .map_err(|e| e.with_inputs(&[queries, keys, values]))
+}

@@ -1,0 +1,175 @@
+//! MLX's allocator: limits and figures, the budget that is checked before anything is allocated,
+//! and the count of live array handles.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mlx_sys as sys;
+
+use crate::array::Array;
+use crate::call;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Zero until first asked; then bytes.
+static BUDGET: AtomicU64 = AtomicU64::new(0);
+
+/// The largest single array, in bytes, that an operation may describe. Starts as the physical
+/// memory of the machine where that can be read, else 64 GiB.
+#[must_use]
+pub fn budget() -> u64 {
+    match BUDGET.load(Ordering::Relaxed) {
+        0 => {
+            let bytes = physical_memory().unwrap_or(64 << 30);
+            // A concurrent `set_budget` wins.
+            let _ = BUDGET.compare_exchange(0, bytes, Ordering::Relaxed, Ordering::Relaxed);
+            BUDGET.load(Ordering::Relaxed)
+        }
+        bytes => bytes,
+    }
+}
+
+/// Sets the budget in bytes and returns the one before. MLX aborts or fails late when memory runs
+/// out; an operation whose result exceeds the budget is refused before it is computed.
+pub fn set_budget(bytes: u64) -> u64 {
+    let before = budget();
+    BUDGET.store(bytes.max(1), Ordering::Relaxed);
+    before
+}
+
+/// Refuses a result that cannot fit. Shapes multiply checked: an overflow is as bad as a giant.
+pub(crate) fn check(op: &'static str, array: &Array) -> Result<()> {
+    let budget = budget();
+    match checked_bytes(array.shape(), array.dtype().size()) {
+        Some(bytes) if bytes <= budget => Ok(()),
+        bytes => Err(Error::new(
+            ErrorKind::OutOfMemory,
+            op,
+            format!(
+                "a result of shape {:?} ({}) needs {}, more than the budget of {budget} bytes; \
+                 use smaller shapes or raise the budget with memory::set_budget",
+                array.shape(),
+                array.dtype(),
+                bytes.map_or_else(|| String::from("more bytes than can be counted"), |b| format!("{b} bytes")),
+            ),
+        )),
+    }
+}
+
+/// Bytes of an array, or `None` on overflow or a negative dimension.
+pub(crate) fn checked_bytes(shape: &[i32], item: usize) -> Option<u64> {
+    let mut bytes = item as u64;
+    for &d in shape {
+        bytes = bytes.checked_mul(u64::try_from(d).ok()?)?;
+    }
+    Some(bytes)
+}
+
+/// Physical memory in bytes, where the system says.
+#[must_use]
+pub fn physical_memory() -> Option<u64> {
+    #[cfg(target_os = "linux")]
+    {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+        kib.checked_mul(1024)
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        // MLX derives its default limit from the device's memory.
+        limit().ok().filter(|&b| b > 0).map(|b| b as u64)
+    }
+}
+
+/// Array handles alive in this process. Flat bytes with a growing count mean a retained graph.
+#[must_use]
+pub fn live_arrays() -> i64 {
+    call::live()
+}
+
+fn get(op: &'static str, f: impl FnOnce(*mut usize) -> i32) -> Result<usize> {
+    let mut out = 0usize;
+    call::status(op, || f(&raw mut out))?;
+    Ok(out)
+}
+
+/// Bytes in use by live arrays.
+///
+/// # Errors
+/// When MLX cannot say.
+pub fn active() -> Result<usize> {
+    // SAFETY: the out-pointer is live for the length of the call.
+    get("active_memory", |out| unsafe { sys::mlx_get_active_memory(out) })
+}
+
+/// The most bytes in use at once since the start or the last [`reset_peak`].
+///
+/// # Errors
+/// When MLX cannot say.
+pub fn peak() -> Result<usize> {
+    // SAFETY: the out-pointer is live for the length of the call.
+    get("peak_memory", |out| unsafe { sys::mlx_get_peak_memory(out) })
+}
+
+/// Starts a new measurement of [`peak`].
+///
+/// # Errors
+/// When MLX cannot.
+pub fn reset_peak() -> Result<()> {
+    // SAFETY: takes nothing.
+    call::status("reset_peak_memory", || unsafe { sys::mlx_reset_peak_memory() })
+}
+
+/// Bytes freed by arrays but kept for reuse.
+///
+/// # Errors
+/// When MLX cannot say.
+pub fn cache() -> Result<usize> {
+    // SAFETY: the out-pointer is live for the length of the call.
+    get("cache_memory", |out| unsafe { sys::mlx_get_cache_memory(out) })
+}
+
+/// Gives kept bytes back to the system.
+///
+/// # Errors
+/// When MLX cannot.
+pub fn clear_cache() -> Result<()> {
+    // SAFETY: takes nothing.
+    call::status("clear_cache", || unsafe { sys::mlx_clear_cache() })
+}
+
+/// MLX's own memory limit in bytes.
+///
+/// # Errors
+/// When MLX cannot say.
+pub fn limit() -> Result<usize> {
+    // SAFETY: the out-pointer is live for the length of the call.
+    get("memory_limit", |out| unsafe { sys::mlx_get_memory_limit(out) })
+}
+
+/// Sets MLX's memory limit in bytes and returns the one before.
+///
+/// # Errors
+/// When MLX cannot.
+pub fn set_limit(bytes: usize) -> Result<usize> {
+    // SAFETY: the out-pointer is live for the length of the call.
+    get("set_memory_limit", |out| unsafe { sys::mlx_set_memory_limit(out, bytes) })
+}
+
+/// Sets how many freed bytes MLX keeps for reuse and returns the limit before.
+///
+/// # Errors
+/// When MLX cannot.
+pub fn set_cache_limit(bytes: usize) -> Result<usize> {
+    // SAFETY: the out-pointer is live for the length of the call.
+    get("set_cache_limit", |out| unsafe { sys::mlx_set_cache_limit(out, bytes) })
+}
+
+/// Sets how many bytes stay resident on a Metal device and returns the limit before; elsewhere
+/// there is nothing to wire.
+///
+/// # Errors
+/// When the limit exceeds what the device allows.
+pub fn set_wired_limit(bytes: usize) -> Result<usize> {
+    // SAFETY: the out-pointer is live for the length of the call.
+    get("set_wired_limit", |out| unsafe { sys::mlx_set_wired_limit(out, bytes) })
+}

@@ -1,0 +1,111 @@
+//! Arrays made by the device: constants and ranges.
+
+use crate::array::Array;
+use crate::call;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory;
+
+/// Refuses shapes with negative or uncountable dimensions, and those over the budget.
+fn check_shape(op: &'static str, shape: &[i32], dtype: Dtype) -> Result<()> {
+    match memory::checked_bytes(shape, dtype.size()) {
+        Some(bytes) if bytes <= memory::budget() => Ok(()),
+        Some(bytes) => Err(Error::new(
+            ErrorKind::OutOfMemory,
+            op,
+            format!(
+                "shape {shape:?} of {dtype} needs {bytes} bytes, more than the budget of {} bytes",
+                memory::budget()
+            ),
+        )),
+        None => Err(Error::new(
+            ErrorKind::Shape,
+            op,
+            format!("shape {shape:?} has a negative dimension or more elements than can be counted"),
+        )),
+    }
+}
+
+/// An array of zeros.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
+pub fn zeros(shape: &[i32], dtype: Dtype) -> Result<Array> {
+    check_shape("zeros", shape, dtype)?;
+    call::array("zeros", |out, s| {
+        // SAFETY: the pointer and length describe the slice; the stream is live.
+        unsafe { mlx_sys::mlx_zeros(out, shape.as_ptr(), shape.len(), dtype.raw(), s) }
+    })
+}
+
+/// An array of ones.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
+pub fn ones(shape: &[i32], dtype: Dtype) -> Result<Array> {
+    check_shape("ones", shape, dtype)?;
+    call::array("ones", |out, s| {
+        // SAFETY: the pointer and length describe the slice; the stream is live.
+        unsafe { mlx_sys::mlx_ones(out, shape.as_ptr(), shape.len(), dtype.raw(), s) }
+    })
+}
+
+/// An array filled with `value`, converted to `dtype`; `value` may be an array that broadcasts.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
+pub fn full(shape: &[i32], value: &Array, dtype: Dtype) -> Result<Array> {
+    check_shape("full", shape, dtype)?;
+    call::array("full", |out, s| {
+        // SAFETY: the pointer and length describe the slice; all handles are live.
+        unsafe { mlx_sys::mlx_full(out, shape.as_ptr(), shape.len(), value.raw(), dtype.raw(), s) }
+    })
+}
+
+/// The values `start, start + step, ...` below `stop`.
+///
+/// # Errors
+/// [`ErrorKind::Value`] for a zero or non-finite step or bounds that are not finite;
+/// [`ErrorKind::OutOfMemory`] when there would be too many values.
+pub fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<Array> {
+    if !(start.is_finite() && stop.is_finite() && step.is_finite() && step != 0.0) {
+        return Err(Error::new(
+            ErrorKind::Value,
+            "arange",
+            format!("start {start}, stop {stop} and step {step} must be finite and the step not zero"),
+        ));
+    }
+    let count = ((stop - start) / step).ceil().max(0.0);
+    if count > f64::from(i32::MAX) || count * dtype.size() as f64 > memory::budget() as f64 {
+        return Err(Error::new(
+            ErrorKind::OutOfMemory,
+            "arange",
+            format!("{count} values of {dtype} are more than an axis or the memory budget can hold"),
+        ));
+    }
+    call::array("arange", |out, s| {
+        // SAFETY: plain numbers; the stream is live.
+        unsafe { mlx_sys::mlx_arange(out, start, stop, step, dtype.raw(), s) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_shapes_are_refused_before_mlx_sees_them() {
+        assert_eq!(zeros(&[-1], Dtype::Float32).unwrap_err().kind(), ErrorKind::Shape);
+        assert_eq!(
+            zeros(&[i32::MAX; 4], Dtype::Float32).unwrap_err().kind(),
+            ErrorKind::Shape
+        );
+        assert_eq!(
+            ones(&[i32::MAX, i32::MAX], Dtype::Float32).unwrap_err().kind(),
+            ErrorKind::OutOfMemory
+        );
+        assert!(arange(0.0, f64::NAN, 1.0, Dtype::Float32).is_err());
+        assert!(arange(0.0, 1.0, 0.0, Dtype::Float32).is_err());
+        assert!(arange(0.0, 1e18, 1.0, Dtype::Float32).is_err());
+    }
+}

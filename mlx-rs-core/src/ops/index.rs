@@ -1,0 +1,328 @@
+//! Slices, updates and gathers. MLX reads foreign memory for an index out of range, so indices are
+//! either checked here or clamped inside the graph.
+
+use crate::array::Array;
+use crate::call;
+use crate::dtype::{Dtype, Element};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Start and stop of one axis as MLX wants them, from Python-like bounds that may be negative or
+/// beyond the end.
+fn bounds(length: i32, start: i32, stop: i32, stride: i32) -> (i32, i32) {
+    let resolve = |x: i32| if x < 0 { i64::from(x) + i64::from(length) } else { i64::from(x) };
+    let n = i64::from(length);
+    let (start, stop) = if stride > 0 {
+        let start = resolve(start).clamp(0, n);
+        (start, resolve(stop).clamp(start, n))
+    } else {
+        let start = resolve(start).clamp(-1, n - 1);
+        let stop = resolve(stop).clamp(-1, n - 1);
+        if start <= stop {
+            // Nothing to take; MLX would read a start before the first element as the last one.
+            (0, 0)
+        } else {
+            // `-n - 1` is how a stop before the first element is written.
+            (start, if stop < 0 { -n - 1 } else { stop })
+        }
+    };
+    // All values lie within [-n - 1, n], which an i32 holds for any length but i32::MAX, clamped.
+    (start as i32, stop.max(i64::from(i32::MIN)) as i32)
+}
+
+impl Array {
+    fn slice_args(
+        &self,
+        op: &'static str,
+        start: &[i32],
+        stop: &[i32],
+        strides: &[i32],
+    ) -> Result<(Vec<i32>, Vec<i32>)> {
+        let n = self.ndim();
+        if start.len() != n || stop.len() != n || strides.len() != n {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!(
+                    "give one start, stop and stride for each of the {n} axes, not {}, {} and {}",
+                    start.len(),
+                    stop.len(),
+                    strides.len()
+                ),
+            ));
+        }
+        if strides.contains(&0) || strides.contains(&i32::MIN) {
+            return Err(Error::new(ErrorKind::Value, op, "a stride cannot be zero or i32::MIN"));
+        }
+        Ok(self
+            .shape()
+            .iter()
+            .enumerate()
+            .map(|(i, &length)| bounds(length, start[i], stop[i], strides[i]))
+            .unzip())
+    }
+
+    /// Elements `start` to `stop` of each axis in steps of `strides`; bounds count from the end when
+    /// negative and are cut to the array, as in Python.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when there is not one bound per axis; [`ErrorKind::Value`] for a zero
+    /// stride.
+    pub fn slice(&self, start: &[i32], stop: &[i32], strides: &[i32]) -> Result<Array> {
+        let (start, stop) = self.slice_args("slice", start, stop, strides)?;
+        call::array("slice", |out, s| {
+            // SAFETY: the three lists have one entry per axis and lie within it.
+            unsafe {
+                mlx_sys::mlx_slice(
+                    out,
+                    self.raw(),
+                    start.as_ptr(),
+                    start.len(),
+                    stop.as_ptr(),
+                    stop.len(),
+                    strides.as_ptr(),
+                    strides.len(),
+                    s,
+                )
+            }
+        })
+    }
+
+    /// Elements `start` to `stop` of one axis.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when there is no such axis.
+    pub fn slice_axis(&self, axis: i32, start: i32, stop: i32) -> Result<Array> {
+        let axis = self.axis("slice_axis", axis)?;
+        let mut starts = vec![0; self.ndim()];
+        let mut stops = self.shape().to_vec();
+        starts[axis] = start;
+        stops[axis] = stop;
+        self.slice(&starts, &stops, &vec![1; self.ndim()])
+    }
+
+    /// This array with the part named by the bounds (as in [`Array::slice`]) replaced by `update`,
+    /// which broadcasts to it. MLX reuses the memory when nobody else holds this array.
+    ///
+    /// # Errors
+    /// As [`Array::slice`]; MLX's message when the update does not fit.
+    pub fn slice_update(
+        &self,
+        update: &Array,
+        start: &[i32],
+        stop: &[i32],
+        strides: &[i32],
+    ) -> Result<Array> {
+        let (start, stop) = self.slice_args("slice_update", start, stop, strides)?;
+        call::array("slice_update", |out, s| {
+            // SAFETY: the three lists have one entry per axis and lie within it.
+            unsafe {
+                mlx_sys::mlx_slice_update(
+                    out,
+                    self.raw(),
+                    update.raw(),
+                    start.as_ptr(),
+                    start.len(),
+                    stop.as_ptr(),
+                    stop.len(),
+                    strides.as_ptr(),
+                    strides.len(),
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self, update]))
+    }
+
+    /// [`Array::slice_update`] on elements `start..start + length of update` of one axis.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when the part does not lie inside the axis.
+    pub fn update_axis(&self, update: &Array, axis: i32, start: i32) -> Result<Array> {
+        let at = self.axis("update_axis", axis)?;
+        let length = self.shape()[at];
+        let stop = i64::from(start) + i64::from(update.dim(axis)?);
+        if start < 0 || stop > i64::from(length) {
+            return Err(Error::new(
+                ErrorKind::Index,
+                "update_axis",
+                format!("elements {start} to {stop} are not inside an axis of length {length}"),
+            )
+            .with_inputs(&[self, update]));
+        }
+        let mut starts = vec![0; self.ndim()];
+        let mut stops = self.shape().to_vec();
+        starts[at] = start;
+        stops[at] = stop as i32; // at most `length`, checked above
+        self.slice_update(update, &starts, &stops, &vec![1; self.ndim()])
+    }
+
+    /// Evaluates integer indices and checks them against an axis of `length`.
+    fn check_indices(op: &'static str, indices: &Array, length: i32) -> Result<()> {
+        Self::index_dtype(op, indices)?;
+        if indices.size() == 0 {
+            return Ok(());
+        }
+        let wide = indices.astype(Dtype::Int64)?;
+        let (low, high) = (wide.min(super::All, false)?, wide.max(super::All, false)?);
+        crate::eval([&low, &high])?;
+        let (low, high) = (low.item::<i64>()?, high.item::<i64>()?);
+        // An unsigned 64-bit index above i64::MAX turns negative here; it is out of range as well.
+        let unsigned = !indices.dtype().is_signed_integer();
+        let n = i64::from(length);
+        let lowest = if unsigned { 0 } else { -n };
+        if low < lowest || high >= n {
+            return Err(Error::new(
+                ErrorKind::Index,
+                op,
+                format!("indices reach from {low} to {high}, outside an axis of length {length}"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn index_dtype(op: &'static str, indices: &Array) -> Result<()> {
+        if indices.dtype().is_integer() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Dtype,
+            op,
+            format!("indices must be integers, not {}", indices.dtype()),
+        ))
+    }
+
+    /// `indices` with everything below 0 raised to 0 and above the last element lowered to it,
+    /// inside the graph: no evaluation, and no way to reach outside.
+    fn clamp_indices(op: &'static str, indices: &Array, length: i32) -> Result<Array> {
+        Self::index_dtype(op, indices)?;
+        if length == 0 {
+            return Err(Error::new(ErrorKind::Index, op, "an empty axis has no elements to take"));
+        }
+        match indices.dtype() {
+            Dtype::Uint32 => indices.minimum(&Array::scalar((length - 1) as u32)?),
+            Dtype::Int32 => indices
+                .minimum(&Array::scalar(length - 1)?)?
+                .maximum(&Array::scalar(0i32)?),
+            _ => indices
+                .astype(Dtype::Int64)?
+                .minimum(&Array::scalar(i64::from(length - 1))?)?
+                .maximum(&Array::scalar(0i64)?),
+        }
+    }
+
+    fn take_raw(&self, op: &'static str, indices: &Array, axis: i32) -> Result<Array> {
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; the axis exists and every index lies inside it, which
+            // the callers check or enforce.
+            unsafe { mlx_sys::mlx_take_axis(out, self.raw(), indices.raw(), axis, s) }
+        })
+        .map_err(|e| e.with_inputs(&[self, indices]))
+    }
+
+    /// The elements of `axis` at `indices` (integers; negative count from the end), which take the
+    /// place of the axis. **Evaluates the indices** to check them; [`Array::take_ids`] and
+    /// [`Array::take_clamped`] do not.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when an index or the axis is out of range; [`ErrorKind::Dtype`] for
+    /// indices that are not integers.
+    pub fn take(&self, indices: &Array, axis: i32) -> Result<Array> {
+        let length = self.shape()[self.axis("take", axis)?];
+        Self::check_indices("take", indices, length)?;
+        self.take_raw("take", indices, axis)
+    }
+
+    /// The elements of `axis` at indices known on the host, checked there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when an index or the axis is out of range.
+    pub fn take_ids(&self, ids: &[u32], axis: i32) -> Result<Array> {
+        let length = self.shape()[self.axis("take_ids", axis)?];
+        if let Some(bad) = ids.iter().find(|&&id| i64::from(id) >= i64::from(length)) {
+            return Err(Error::new(
+                ErrorKind::Index,
+                "take_ids",
+                format!("index {bad} is outside an axis of length {length}"),
+            ));
+        }
+        self.take_raw("take_ids", &Array::vector(ids)?, axis)
+    }
+
+    /// The elements of `axis` at `indices`, those out of range replaced by the nearest in range.
+    /// Stays lazy, which is what a decoder needs for a token it has not read back yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] for an empty or missing axis; [`ErrorKind::Dtype`] for indices that are
+    /// not integers.
+    pub fn take_clamped(&self, indices: &Array, axis: i32) -> Result<Array> {
+        let length = self.shape()[self.axis("take_clamped", axis)?];
+        let indices = Self::clamp_indices("take_clamped", indices, length)?;
+        self.take_raw("take_clamped", &indices, axis)
+    }
+
+    /// For each position, the element of `axis` that `indices` names there; shapes agree but for
+    /// that axis. Indices out of range are clamped, lazily, as in [`Array::take_clamped`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] for an empty or missing axis; MLX's message when the shapes differ.
+    pub fn take_along_axis(&self, indices: &Array, axis: i32) -> Result<Array> {
+        let length = self.shape()[self.axis("take_along_axis", axis)?];
+        let indices = Self::clamp_indices("take_along_axis", indices, length)?;
+        call::array("take_along_axis", |out, s| {
+            // SAFETY: all handles are live; the axis exists and indices are clamped to it.
+            unsafe { mlx_sys::mlx_take_along_axis(out, self.raw(), indices.raw(), axis, s) }
+        })
+        .map_err(|e| e.with_inputs(&[self, &indices]))
+    }
+
+    /// A copy in which the element of `axis` that `indices` names at each position is replaced by
+    /// `values` (which broadcast to `indices`). Indices out of range are clamped, lazily.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] for an empty or missing axis; MLX's message when the shapes differ.
+    pub fn put_along_axis(&self, indices: &Array, values: &Array, axis: i32) -> Result<Array> {
+        let length = self.shape()[self.axis("put_along_axis", axis)?];
+        let indices = Self::clamp_indices("put_along_axis", indices, length)?;
+        call::array("put_along_axis", |out, s| {
+            // SAFETY: all handles are live; the axis exists and indices are clamped to it.
+            unsafe {
+                mlx_sys::mlx_put_along_axis(out, self.raw(), indices.raw(), values.raw(), axis, s)
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self, &indices, values]))
+    }
+
+    /// One element by its position, as a host value. Evaluates the array.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when the position is not inside; [`ErrorKind::Dtype`] for another type.
+    pub fn at<T: Element>(&self, position: &[i32]) -> Result<T> {
+        let inside = position.len() == self.ndim()
+            && position.iter().zip(self.shape()).all(|(&p, &n)| (0..n).contains(&p));
+        if !inside {
+            return Err(Error::new(
+                ErrorKind::Index,
+                "at",
+                format!("position {position:?} is not inside shape {:?}", self.shape()),
+            ));
+        }
+        let stop: Vec<i32> = position.iter().map(|p| p + 1).collect();
+        self.slice(position, &stop, &vec![1; self.ndim()])?.item()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_cut_as_in_python() {
+        assert_eq!(bounds(10, 2, 5, 1), (2, 5));
+        assert_eq!(bounds(10, -3, i32::MAX, 1), (7, 10));
+        assert_eq!(bounds(10, i32::MIN, i32::MAX, 2), (0, 10));
+        assert_eq!(bounds(10, 8, 3, 1), (8, 8));
+        assert_eq!(bounds(10, i32::MAX, i32::MIN, -1), (9, -11));
+        assert_eq!(bounds(10, 5, 2, -1), (5, 2));
+        assert_eq!(bounds(0, 0, 5, 1), (0, 0));
+    }
+}

@@ -1,0 +1,62 @@
+//! Operations on arrays, grouped as MLX's documentation groups them. All are lazy and run on the
+//! calling thread's current stream.
+
+mod binary;
+mod create;
+mod index;
+mod matrix;
+mod quantized;
+mod reduce;
+mod shape;
+mod sort;
+mod unary;
+
+pub use create::{arange, full, ones, zeros};
+pub use quantized::{QuantMode, Quantized};
+pub use reduce::{All, Axes};
+pub use shape::{concatenate, stack};
+pub use binary::where_;
+
+/// Declares methods that map one array to one array.
+macro_rules! unary_ops {
+    ($($(#[$doc:meta])* $name:ident = $c:ident;)*) => {
+        impl $crate::Array {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Errors
+                /// MLX's message when the data type does not fit.
+                pub fn $name(&self) -> $crate::Result<$crate::Array> {
+                    $crate::call::array(stringify!($name), |out, s| {
+                        // SAFETY: all handles are live for the length of the call.
+                        unsafe { mlx_sys::$c(out, self.raw(), s) }
+                    })
+                    .map_err(|e| e.with_inputs(&[self]))
+                }
+            )*
+        }
+    };
+}
+
+/// Declares methods that map two arrays, broadcast against each other, to one.
+macro_rules! binary_ops {
+    ($($(#[$doc:meta])* $name:ident = $c:ident;)*) => {
+        impl $crate::Array {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Errors
+                /// MLX's message when the shapes do not broadcast or the types do not fit.
+                pub fn $name(&self, other: &$crate::Array) -> $crate::Result<$crate::Array> {
+                    $crate::call::array(stringify!($name), |out, s| {
+                        // SAFETY: all handles are live for the length of the call.
+                        unsafe { mlx_sys::$c(out, self.raw(), other.raw(), s) }
+                    })
+                    .map_err(|e| e.with_inputs(&[self, other]))
+                }
+            )*
+        }
+    };
+}
+
+pub(crate) use {binary_ops, unary_ops};

@@ -1,0 +1,237 @@
+//! Quantized weights: packed integers with a scale, and a bias in affine mode, per group of
+//! consecutive elements of the last axis.
+
+use std::ffi::CStr;
+
+use mlx_sys as sys;
+
+use crate::array::Array;
+use crate::call;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How numbers are quantized.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum QuantMode {
+    /// `scale * q + bias` with groups of 32, 64 or 128.
+    #[default]
+    Affine,
+    /// 4-bit floats with a shared power-of-two scale per 32 (OCP microscaling).
+    Mxfp4,
+    /// 8-bit floats with a shared power-of-two scale per 32 (OCP microscaling).
+    Mxfp8,
+    /// 4-bit floats with an 8-bit float scale per 16 (NVIDIA).
+    Nvfp4,
+}
+
+impl QuantMode {
+    fn name(self) -> &'static CStr {
+        match self {
+            QuantMode::Affine => c"affine",
+            QuantMode::Mxfp4 => c"mxfp4",
+            QuantMode::Mxfp8 => c"mxfp8",
+            QuantMode::Nvfp4 => c"nvfp4",
+        }
+    }
+
+    /// The mode that MLX calls `name`, as checkpoints write it.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [QuantMode::Affine, QuantMode::Mxfp4, QuantMode::Mxfp8, QuantMode::Nvfp4]
+            .into_iter()
+            .find(|m| m.name().to_str() == Ok(name))
+    }
+}
+
+/// A quantized matrix: `weight` packs `32 / bits` numbers into each 32-bit word.
+#[derive(Debug, Clone)]
+pub struct Quantized {
+    /// Packed numbers, `uint32 [.., n, k * bits / 32]`.
+    pub weight: Array,
+    /// One scale per group, `[.., n, k / group_size]`.
+    pub scales: Array,
+    /// One bias per group in affine mode, `[.., n, k / group_size]`.
+    pub biases: Option<Array>,
+    /// Consecutive elements that share a scale.
+    pub group_size: i32,
+    /// Bits per number.
+    pub bits: i32,
+    /// How numbers are quantized.
+    pub mode: QuantMode,
+}
+
+fn some_int(value: i32) -> sys::mlx_optional_int {
+    sys::mlx_optional_int { value, has_value: true }
+}
+
+impl Quantized {
+    /// Quantizes a matrix `[.., n, k]`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Value`] for bits or groups that the mode does not have; MLX's message when the
+    /// last axis does not divide into groups.
+    pub fn quantize(weight: &Array, group_size: i32, bits: i32, mode: QuantMode) -> Result<Self> {
+        check_format("quantize", group_size, bits, mode)?;
+        let parts = call::arrays("quantize", |out, s| {
+            // SAFETY: all handles are live; the mode is a static NUL-terminated string.
+            unsafe {
+                sys::mlx_quantize(
+                    out,
+                    weight.raw(),
+                    some_int(group_size),
+                    some_int(bits),
+                    mode.name().as_ptr(),
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[weight]))?;
+        let mut parts = parts.into_iter();
+        match (parts.next(), parts.next()) {
+            (Some(weight), Some(scales)) => {
+                Ok(Self { weight, scales, biases: parts.next(), group_size, bits, mode })
+            }
+            _ => Err(Error::new(ErrorKind::Mlx, "quantize", "MLX returned too few arrays")),
+        }
+    }
+
+    /// Checks that the parts belong together. Every use of them does so first.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`], [`ErrorKind::Dtype`] or [`ErrorKind::Value`] with the part that does
+    /// not fit.
+    pub fn validate(&self, op: &'static str) -> Result<()> {
+        check_format(op, self.group_size, self.bits, self.mode)?;
+        let bad = |kind, message: String| {
+            Err(Error::new(kind, op, message).with_inputs(&[&self.weight, &self.scales]))
+        };
+        if self.weight.dtype() != Dtype::Uint32 {
+            return bad(
+                ErrorKind::Dtype,
+                format!("packed weights must be uint32, not {}", self.weight.dtype()),
+            );
+        }
+        let (w, s) = (self.weight.shape(), self.scales.shape());
+        let k = w.last().map(|&words| i64::from(words) * 32 / i64::from(self.bits));
+        let groups = s.last().map(|&g| i64::from(g) * i64::from(self.group_size));
+        if w.len() < 2 || w.len() != s.len() || w[..w.len() - 1] != s[..s.len() - 1] || k != groups {
+            return bad(
+                ErrorKind::Shape,
+                format!(
+                    "scales do not fit weights packed at {} bits in groups of {}",
+                    self.bits, self.group_size
+                ),
+            );
+        }
+        match (&self.biases, self.mode) {
+            (Some(b), QuantMode::Affine) if b.shape() == s && b.dtype() == self.scales.dtype() => {}
+            (None, QuantMode::Affine) => {
+                return bad(ErrorKind::Value, String::from("affine weights need biases"));
+            }
+            (Some(b), QuantMode::Affine) => {
+                return bad(
+                    ErrorKind::Shape,
+                    format!("biases {:?} {} differ from the scales", b.shape(), b.dtype()),
+                );
+            }
+            (Some(_), _) => {
+                return bad(ErrorKind::Value, String::from("only affine weights have biases"));
+            }
+            (None, _) => {}
+        }
+        Ok(())
+    }
+
+    /// The numbers as `dtype`: `[.., n, k]`.
+    ///
+    /// # Errors
+    /// When the parts do not fit each other.
+    pub fn dequantize(&self, dtype: Dtype) -> Result<Array> {
+        self.validate("dequantize")?;
+        call::array("dequantize", |out, s| {
+            // SAFETY: all handles are live and checked to fit; the mode is a static string.
+            unsafe {
+                sys::mlx_dequantize(
+                    out,
+                    self.weight.raw(),
+                    self.scales.raw(),
+                    Array::raw_or_null(self.biases.as_ref()),
+                    some_int(self.group_size),
+                    some_int(self.bits),
+                    self.mode.name().as_ptr(),
+                    sys::mlx_optional_dtype { value: dtype.raw(), has_value: true },
+                    s,
+                )
+            }
+        })
+    }
+
+    /// `x` times the transposed matrix: `[.., m, k] x [n, k]^T -> [.., m, n]`.
+    ///
+    /// # Errors
+    /// When the parts do not fit each other or `x`.
+    pub fn matmul_transposed(&self, x: &Array) -> Result<Array> {
+        self.validate("quantized_matmul")?;
+        call::array("quantized_matmul", |out, s| {
+            // SAFETY: all handles are live and checked to fit; the mode is a static string.
+            unsafe {
+                sys::mlx_quantized_matmul(
+                    out,
+                    x.raw(),
+                    self.weight.raw(),
+                    self.scales.raw(),
+                    Array::raw_or_null(self.biases.as_ref()),
+                    true,
+                    some_int(self.group_size),
+                    some_int(self.bits),
+                    self.mode.name().as_ptr(),
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
+    }
+
+    /// Rows of the matrix by index, still quantized; indices out of range are clamped, lazily.
+    ///
+    /// # Errors
+    /// As [`Array::take_clamped`].
+    pub fn take_rows(&self, indices: &Array) -> Result<Self> {
+        Ok(Self {
+            weight: self.weight.take_clamped(indices, 0)?,
+            scales: self.scales.take_clamped(indices, 0)?,
+            biases: self.biases.as_ref().map(|b| b.take_clamped(indices, 0)).transpose()?,
+            ..*self
+        })
+    }
+
+    /// Bytes of all parts.
+    #[must_use]
+    pub fn nbytes(&self) -> usize {
+        self.weight.nbytes() + self.scales.nbytes() + self.biases.as_ref().map_or(0, Array::nbytes)
+    }
+}
+
+fn check_format(op: &'static str, group_size: i32, bits: i32, mode: QuantMode) -> Result<()> {
+    let ok = match mode {
+        QuantMode::Affine => {
+            matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) && matches!(group_size, 32 | 64 | 128)
+        }
+        QuantMode::Mxfp4 => bits == 4 && group_size == 32,
+        QuantMode::Mxfp8 => bits == 8 && group_size == 32,
+        QuantMode::Nvfp4 => bits == 4 && group_size == 16,
+    };
+    if ok {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Value,
+        op,
+        format!(
+            "{} has no {bits} bits in groups of {group_size}; affine takes bits 2, 3, 4, 5, 6, 8 in \
+             groups of 32, 64, 128",
+            mode.name().to_string_lossy()
+        ),
+    ))
+}

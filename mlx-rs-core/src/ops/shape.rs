@@ -1,0 +1,256 @@
+//! Changing shape and layout: views, joins and splits. Every view is checked to stay inside its
+//! array.
+
+use super::unary_ops;
+use crate::array::{Array, axis_of};
+use crate::call::{self, ArrayVec};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory;
+
+unary_ops! {
+    /// The axes in reverse order.
+    transpose = mlx_transpose;
+    /// Without the axes of length one.
+    squeeze = mlx_squeeze;
+    /// A copy that shares no memory.
+    copy = mlx_copy;
+}
+
+impl Array {
+    /// The same values in another shape of equal size; one dimension may be -1, to be inferred.
+    ///
+    /// # Errors
+    /// MLX's message when the sizes differ.
+    pub fn reshape(&self, shape: &[i32]) -> Result<Array> {
+        call::array("reshape", |out, s| {
+            // SAFETY: pointer and length describe the slice; all handles are live.
+            unsafe { mlx_sys::mlx_reshape(out, self.raw(), shape.as_ptr(), shape.len(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// The axes in the order given.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when there is no such axis; MLX's message when one is named twice.
+    pub fn transpose_axes(&self, axes: &[i32]) -> Result<Array> {
+        for &axis in axes {
+            self.axis("transpose_axes", axis)?;
+        }
+        call::array("transpose_axes", |out, s| {
+            // SAFETY: pointer and length describe the slice; the axes exist.
+            unsafe { mlx_sys::mlx_transpose_axes(out, self.raw(), axes.as_ptr(), axes.len(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// Two axes exchanged.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when there is no such axis.
+    pub fn swap_axes(&self, a: i32, b: i32) -> Result<Array> {
+        self.axis("swap_axes", a)?;
+        self.axis("swap_axes", b)?;
+        call::array("swap_axes", |out, s| {
+            // SAFETY: all handles are live; the axes exist.
+            unsafe { mlx_sys::mlx_swapaxes(out, self.raw(), a, b, s) }
+        })
+    }
+
+    /// With a new axis of length one at `axis` of the result.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when the position is beyond the end.
+    pub fn expand_dims(&self, axis: i32) -> Result<Array> {
+        axis_of("expand_dims", axis, self.ndim() + 1)?;
+        call::array("expand_dims", |out, s| {
+            // SAFETY: all handles are live; the position exists in the result.
+            unsafe { mlx_sys::mlx_expand_dims(out, self.raw(), axis, s) }
+        })
+    }
+
+    /// Without axis `axis`, which must have length one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when there is no such axis; MLX's message when it is longer.
+    pub fn squeeze_axis(&self, axis: i32) -> Result<Array> {
+        self.axis("squeeze_axis", axis)?;
+        call::array("squeeze_axis", |out, s| {
+            // SAFETY: all handles are live; the axis exists.
+            unsafe { mlx_sys::mlx_squeeze_axis(out, self.raw(), axis, s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// Axes `start` to `end`, both included, joined into one.
+    ///
+    /// # Errors
+    /// MLX's message when there are no such axes.
+    pub fn flatten(&self, start: i32, end: i32) -> Result<Array> {
+        call::array("flatten", |out, s| {
+            // SAFETY: all handles are live; MLX checks the axes.
+            unsafe { mlx_sys::mlx_flatten(out, self.raw(), start, end, s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// Repeated along missing or length-one axes up to `shape`, without copying.
+    ///
+    /// # Errors
+    /// MLX's message when the shapes do not broadcast; [`ErrorKind::Shape`] for a shape that
+    /// cannot be counted.
+    pub fn broadcast_to(&self, shape: &[i32]) -> Result<Array> {
+        if memory::checked_bytes(shape, 1).is_none() {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                "broadcast_to",
+                format!("shape {shape:?} has a negative dimension or too many elements"),
+            ));
+        }
+        call::array("broadcast_to", |out, s| {
+            // SAFETY: pointer and length describe the slice; all handles are live.
+            unsafe { mlx_sys::mlx_broadcast_to(out, self.raw(), shape.as_ptr(), shape.len(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// The values laid out row-major: the same array when it already is.
+    ///
+    /// # Errors
+    /// When MLX cannot allocate the copy.
+    pub fn contiguous(&self) -> Result<Array> {
+        call::array("contiguous", |out, s| {
+            // SAFETY: all handles are live for the length of the call.
+            unsafe { mlx_sys::mlx_contiguous(out, self.raw(), false, s) }
+        })
+    }
+
+    /// A view of the row-major elements with explicit `strides` and `offset`, counted in elements.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when shape and strides differ in length or a dimension is negative;
+    /// [`ErrorKind::Index`] when the view would reach outside the array.
+    pub fn as_strided(&self, shape: &[i32], strides: &[i64], offset: usize) -> Result<Array> {
+        let op = "as_strided";
+        let shape_error = |why: &str| {
+            Error::new(
+                ErrorKind::Shape,
+                op,
+                format!("{why}: shape {shape:?}, strides {strides:?}, offset {offset}"),
+            )
+            .with_inputs(&[self])
+        };
+        if shape.len() != strides.len() {
+            return Err(shape_error("shape and strides differ in length"));
+        }
+        if memory::checked_bytes(shape, 1).is_none() {
+            return Err(shape_error("a dimension is negative or there are too many elements"));
+        }
+        // The lowest and highest element the view can touch, in wide arithmetic.
+        let (mut low, mut high) = (offset as i128, offset as i128);
+        for (&d, &stride) in shape.iter().zip(strides) {
+            let reach = i128::from(d.max(1) - 1) * i128::from(stride);
+            if reach < 0 { low += reach } else { high += reach }
+        }
+        let empty = shape.contains(&0);
+        if !empty && (low < 0 || high >= self.size() as i128) {
+            return Err(Error::new(
+                ErrorKind::Index,
+                op,
+                format!(
+                    "the view reaches elements {low} to {high} of an array of {} (shape {shape:?}, \
+                     strides {strides:?}, offset {offset})",
+                    self.size()
+                ),
+            )
+            .with_inputs(&[self]));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: both slices have the same length; every element lies inside the array.
+            unsafe {
+                mlx_sys::mlx_as_strided(
+                    out,
+                    self.raw(),
+                    shape.as_ptr(),
+                    shape.len(),
+                    strides.as_ptr(),
+                    strides.len(),
+                    offset,
+                    s,
+                )
+            }
+        })
+    }
+
+    /// Cut into `parts` of equal length along `axis`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when the length is not divisible; [`ErrorKind::Index`] without the axis.
+    pub fn split(&self, parts: i32, axis: i32) -> Result<Vec<Array>> {
+        let length = self.shape()[self.axis("split", axis)?];
+        if parts <= 0 || length % parts != 0 {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                "split",
+                format!("an axis of length {length} cannot be cut into {parts} equal parts"),
+            ));
+        }
+        call::arrays("split", |out, s| {
+            // SAFETY: all handles are live; the axis exists and divides.
+            unsafe { mlx_sys::mlx_split(out, self.raw(), parts, axis, s) }
+        })
+    }
+
+    /// Each element `repeats` times in a row along `axis`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Value`] for a negative count; [`ErrorKind::Index`] without the axis.
+    pub fn repeat(&self, repeats: i32, axis: i32) -> Result<Array> {
+        let length = self.shape()[self.axis("repeat", axis)?];
+        if repeats < 0 || repeats.checked_mul(length).is_none() {
+            return Err(Error::new(
+                ErrorKind::Value,
+                "repeat",
+                format!("cannot repeat an axis of length {length} {repeats} times"),
+            ));
+        }
+        call::array("repeat", |out, s| {
+            // SAFETY: all handles are live; axis and count are valid.
+            unsafe { mlx_sys::mlx_repeat_axis(out, self.raw(), repeats, axis, s) }
+        })
+    }
+}
+
+/// The arrays one after another along an existing axis.
+///
+/// # Errors
+/// [`ErrorKind::Value`] without arrays; MLX's message when the other axes differ.
+pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
+    let Some(first) = arrays.first() else {
+        return Err(Error::new(ErrorKind::Value, "concatenate", "give at least one array"));
+    };
+    first.axis("concatenate", axis)?;
+    let vec = ArrayVec::new("concatenate", arrays.iter().copied())?;
+    call::array("concatenate", |out, s| {
+        // SAFETY: the vector and the stream are live.
+        unsafe { mlx_sys::mlx_concatenate_axis(out, vec.raw(), axis, s) }
+    })
+    .map_err(|e| e.with_inputs(arrays))
+}
+
+/// The arrays, of equal shape, along a new axis.
+///
+/// # Errors
+/// [`ErrorKind::Value`] without arrays; MLX's message when the shapes differ.
+pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
+    let Some(first) = arrays.first() else {
+        return Err(Error::new(ErrorKind::Value, "stack", "give at least one array"));
+    };
+    axis_of("stack", axis, first.ndim() + 1)?;
+    let vec = ArrayVec::new("stack", arrays.iter().copied())?;
+    call::array("stack", |out, s| {
+        // SAFETY: the vector and the stream are live.
+        unsafe { mlx_sys::mlx_stack_axis(out, vec.raw(), axis, s) }
+    })
+    .map_err(|e| e.with_inputs(arrays))
+}
