@@ -1,2 +1,54 @@
-//! placeholder
-fn main() {}
+//! Builds the binding: provision (MLX, mlx-c, tools) -> cmake -> bindgen -> link. Each step is a
+//! module in `build/`; everything that can be set from outside is in `build/env.rs`.
+
+#[path = "build/bindings.rs"]
+mod bindings;
+#[path = "build/cache.rs"]
+mod cache;
+#[path = "build/cmake.rs"]
+mod cmake;
+#[path = "build/env.rs"]
+mod env;
+#[path = "build/link.rs"]
+mod link;
+#[path = "build/mlx.rs"]
+mod mlx;
+#[path = "build/mlxc.rs"]
+mod mlxc;
+#[path = "build/pins.rs"]
+mod pins;
+#[path = "build/pip.rs"]
+mod pip;
+#[path = "build/tools.rs"]
+mod tools;
+
+fn main() {
+    if let Err(message) = run() {
+        // A message, not a panic: the reader needs the way out, not a backtrace.
+        for line in message.lines() {
+            println!("cargo:warning={line}");
+        }
+        eprintln!("\nerror: {message}\n");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), String> {
+    let env = env::Env::read();
+    println!("cargo:rustc-check-cfg=cfg(mlx_c_0_5)");
+    for path in ["build.rs", "build", "shim", "src/bindings.rs", "vendor/pins.json", "vendor/mlx-c/Cargo.lock"] {
+        println!("cargo:rerun-if-changed={path}");
+    }
+    if env.pregenerated {
+        return bindings::use_committed(&env);
+    }
+    let cache = cache::Cache::open(&env)?;
+    let pins = pins::Pins::read(&env.manifest_dir.join("vendor/pins.json"))?;
+    let pip = pip::Pip { env: &env, cache: &cache, pins: &pins };
+    let tools = tools::Tools::find(&env, &pip)?;
+    let source = mlxc::Source::find(&env, &cache, &pins, &tools)?;
+    let mlx = mlx::Mlx::find(&env, &pip, &pins, source.version)?;
+    let library = cmake::build(&env, &cache, &tools, &source, &mlx)?;
+    bindings::generate(&env, &tools, &source)?;
+    link::emit(&env, &source, &mlx, &library)
+}

@@ -1,1 +1,36 @@
-//! placeholder
+//! The facade: one crate to depend on for running language models on MLX from Rust.
+//!
+//! It re-exports the contract ([`inference`]), the array library (`mlx`) and the engine
+//! (`metal_backend`), and adds [`hub`], which finds models by name and fetches the first one.
+//! It holds no engine code of its own: naming the engine here is what links its backends into a
+//! program, so that [`inference::backends`] finds them.
+//!
+//! ```no_run
+//! use rust_mlx::{hub, inference};
+//!
+//! # fn main() -> inference::Result<()> {
+//! let model = inference::load_model(hub::first_model()?, &inference::LoadOptions::default())?;
+//! let options = inference::GenerateOptions::default();
+//! for token in model.generate(&"The capital of France is".into(), &options)? {
+//!     print!("{}", token?.text);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Without the default feature `mlx-backend` nothing of MLX is built or linked; programs then see
+//! the backends that they register themselves.
+#![forbid(unsafe_code)]
+
+pub mod hub;
+
+/// The contract between programs and backends; see the crate `inference-api`.
+pub use inference;
+
+/// The MLX engine behind the contract: backends `metal`, `cuda` and `cpu`.
+#[cfg(feature = "mlx-backend")]
+pub use metal_backend;
+
+/// MLX's arrays and operations, safe to use from Rust; see the crate `mlx-rs-core`.
+#[cfg(feature = "mlx-backend")]
+pub use mlx_rs_core as mlx;

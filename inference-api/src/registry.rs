@@ -99,8 +99,10 @@ pub fn duplicates() -> Vec<String> {
     read(|r| r.duplicates.clone())
 }
 
-/// Whether a backend can work, and why not. A plugin that panics when asked cannot.
-#[must_use]
+/// Whether a backend can work. A plugin that panics when asked cannot.
+///
+/// # Errors
+/// The reason why it cannot.
 pub fn availability(backend: &dyn Backend) -> Result<(), String> {
     let asked = catch_unwind(AssertUnwindSafe(|| {
         if backend.available() { None } else { Some(backend.unavailable_reason()) }

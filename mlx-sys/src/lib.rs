@@ -1,1 +1,26 @@
-//! placeholder
+//! Raw bindings to mlx-c, the C API of Apple's MLX.
+//!
+//! Nothing here is safe to call without reading mlx-c's headers; use `mlx-rs-core`. The build
+//! script provisions MLX and mlx-c, builds the C API with CMake and generates these declarations
+//! with bindgen; what can be set from outside is listed in `build/env.rs` and the project's README.
+//!
+//! The API level is mlx-c 0.4.1; with 0.5 (the default) the cfg `mlx_c_0_5` is set here and
+//! `DEP_MLXC_VERSION` tells dependents. Other metadata for build scripts of dependents:
+//! `DEP_MLXC_LIB` (the directory of libmlx), `DEP_MLXC_INCLUDE` (mlx-c's headers),
+//! `DEP_MLXC_MLX_VERSION` and `DEP_MLXC_ROOT` (the installed MLX).
+
+#![allow(
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    reason = "generated from C headers"
+)]
+
+include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+
+/// The file these declarations were included from, for the test that compares it with the
+/// committed copy.
+pub const BINDINGS_FILE: &str = env!("MLX_SYS_BINDINGS");

@@ -1,0 +1,15 @@
+//! Makes the programs of this package find the MLX library they were built against, also when they
+//! are run by hand or installed: first beside themselves, then where mlx-sys keeps it.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    // Absent in builds without the MLX backend and in docs builds.
+    let Ok(lib) = std::env::var("DEP_MLX_RS_CORE_LIB") else { return };
+    let origin = match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
+        Ok("macos") => "@loader_path",
+        _ => "$ORIGIN",
+    };
+    for dir in [origin.to_owned(), format!("{origin}/../lib"), lib] {
+        println!("cargo:rustc-link-arg=-Wl,-rpath,{dir}");
+    }
+}

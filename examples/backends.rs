@@ -1,0 +1,30 @@
+//! What can run here: every linked backend, whether it is available, and what it can do.
+//!
+//! ```text
+//! cargo run --example backends
+//! ```
+//!
+//! A program chooses one by name with `LoadOptions::with_backend`, or leaves the choice to
+//! `default_backend`. This loads no model.
+
+// Naming the facade links the engine's backends into this program.
+use rust_mlx::inference;
+
+fn main() {
+    for backend in inference::backends() {
+        println!("{}: {}", backend.name(), backend.device());
+        if backend.available() {
+            println!("  can: {}", backend.capabilities().names().join(", "));
+        } else {
+            let reason = backend.unavailable_reason();
+            println!(
+                "  not here: {}",
+                reason.as_deref().unwrap_or("no reason given")
+            );
+        }
+    }
+    match inference::default_backend() {
+        Ok(backend) => println!("the default is {}", backend.name()),
+        Err(error) => println!("no default: {error}"),
+    }
+}

@@ -1,0 +1,228 @@
+//! From one token to its bytes: how each family of tokenizers spells text inside its vocabulary.
+//!
+//! Decoding is defined per token here, so that a whole sequence and a stream give the same text.
+//! It is not the streaming itself: see `detokenizer`.
+
+use inference::{Error, ErrorKind, Result};
+use serde_json::Value;
+
+/// How the vocabulary spells bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum DecodeRule {
+    /// GPT-2's alphabet: each character of a token stands for one byte.
+    ByteLevel,
+    /// SentencePiece style: text with a space marker, bytes as `<0xNN>`.
+    Pieces(PieceRule),
+    /// No decoder: tokens are words with one space between them.
+    Words,
+}
+
+/// The steps of a SentencePiece style decoder, in the order in which they apply.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct PieceRule {
+    /// Text replacements inside every token (usually the space marker by a space).
+    replace: Vec<(String, String)>,
+    /// The space marker, and whether the first token loses its markers.
+    marker: Option<(char, bool)>,
+    /// Whether `<0xNN>` stands for one byte.
+    bytes: bool,
+    /// Leading characters to take off the whole text: which, and at most how many.
+    strip: Option<(char, usize)>,
+}
+
+impl PieceRule {
+    /// The rule of a SentencePiece vocabulary: `▁` is a space, one leading space is an artifact or not.
+    pub(crate) fn sentence_piece(strip_leading_space: bool) -> Self {
+        Self {
+            replace: vec![("▁".into(), " ".into())],
+            marker: None,
+            bytes: true,
+            strip: strip_leading_space.then_some((' ', 1)),
+        }
+    }
+}
+
+impl DecodeRule {
+    /// Reads the rule from the `decoder` of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// `Unsupported` for a decoder that none of the rules describes.
+    pub(crate) fn from_json(decoder: &Value) -> Result<Self> {
+        if decoder.is_null() {
+            return Ok(Self::Words);
+        }
+        let steps: Vec<&Value> = match kind(decoder) {
+            "Sequence" => decoder["decoders"].as_array().into_iter().flatten().collect(),
+            _ => vec![decoder],
+        };
+        if steps.iter().any(|step| kind(step) == "ByteLevel") {
+            if steps.iter().all(|step| matches!(kind(step), "ByteLevel" | "Fuse")) {
+                return Ok(Self::ByteLevel);
+            }
+            return Err(unsupported("ByteLevel mixed with other steps"));
+        }
+        let mut rule = PieceRule::default();
+        let mut fused = false;
+        for step in steps {
+            match kind(step) {
+                "Replace" if !fused => {
+                    let pattern = &step["pattern"]["String"];
+                    let (Some(from), Some(to)) = (pattern.as_str(), step["content"].as_str()) else {
+                        return Err(unsupported("Replace with a regular expression"));
+                    };
+                    if from.is_empty() {
+                        return Err(unsupported("Replace of an empty string"));
+                    }
+                    rule.replace.push((from.to_owned(), to.to_owned()));
+                }
+                "Metaspace" if !fused => {
+                    let marker = step["replacement"].as_str().and_then(|s| s.chars().next());
+                    let never = step["prepend_scheme"].as_str() == Some("never");
+                    rule.marker = Some((marker.unwrap_or('▁'), !never));
+                }
+                "ByteFallback" if !fused => rule.bytes = true,
+                "Fuse" => fused = true,
+                "Strip" if fused && rule.strip.is_none() => {
+                    let what = step["content"].as_str().and_then(|s| s.chars().next());
+                    let start = step["start"].as_u64().unwrap_or(0);
+                    if step["stop"].as_u64().unwrap_or(0) != 0 {
+                        return Err(unsupported("Strip at the end of the text"));
+                    }
+                    let start = usize::try_from(start).unwrap_or(usize::MAX);
+                    rule.strip = what.filter(|_| start > 0).map(|c| (c, start));
+                }
+                other => return Err(unsupported(other)),
+            }
+        }
+        Ok(Self::Pieces(rule))
+    }
+
+    /// The bytes of one token. `added` tokens stand for themselves in a byte-level vocabulary;
+    /// `first` says that no token came before.
+    pub(crate) fn bytes(&self, token: &str, added: bool, first: bool) -> Vec<u8> {
+        match self {
+            Self::ByteLevel if added => token.as_bytes().to_vec(),
+            Self::ByteLevel => token
+                .chars()
+                .map(byte_of)
+                .collect::<Option<Vec<u8>>>()
+                .unwrap_or_else(|| token.as_bytes().to_vec()),
+            Self::Words if first => token.as_bytes().to_vec(),
+            Self::Words => [b" ", token.as_bytes()].concat(),
+            Self::Pieces(rule) => rule.bytes(token, first),
+        }
+    }
+
+    /// What comes off the beginning of the whole text: which character, and at most how many.
+    pub(crate) fn strip(&self) -> Option<(char, usize)> {
+        match self {
+            Self::Pieces(rule) => rule.strip,
+            _ => None,
+        }
+    }
+}
+
+impl PieceRule {
+    fn bytes(&self, token: &str, first: bool) -> Vec<u8> {
+        if self.bytes
+            && let Some(byte) = byte_token(token)
+        {
+            return vec![byte];
+        }
+        let mut text = token.to_owned();
+        for (from, to) in &self.replace {
+            if text.contains(from.as_str()) {
+                text = text.replace(from.as_str(), to);
+            }
+        }
+        match self.marker {
+            Some((marker, true)) if first => text.replace(marker, ""),
+            Some((marker, _)) => text.replace(marker, " "),
+            None => text,
+        }
+        .into_bytes()
+    }
+}
+
+/// The byte that a `<0xNN>` token stands for.
+pub(crate) fn byte_token(token: &str) -> Option<u8> {
+    let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    if hex.len() != 2 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    u8::from_str_radix(hex, 16).ok()
+}
+
+/// The byte that a character of GPT-2's alphabet stands for: printable Latin-1 for itself, the other
+/// 68 bytes, in order, for the characters from U+0100 on.
+pub(crate) fn byte_of(c: char) -> Option<u8> {
+    let code = u32::from(c);
+    match code {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => u8::try_from(code).ok(),
+        0x100..=0x120 => u8::try_from(code - 0x100).ok(),
+        0x121..=0x142 => u8::try_from(code - 0x121 + 0x7F).ok(),
+        0x143 => Some(0xAD),
+        _ => None,
+    }
+}
+
+fn kind(step: &Value) -> &str {
+    step["type"].as_str().unwrap_or("unknown")
+}
+
+fn unsupported(what: &str) -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "the tokenizer's decoder uses {what}; supported are ByteLevel, Metaspace, and a Sequence of \
+             Replace (plain strings), ByteFallback, Metaspace, Fuse and Strip (at the start)"
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_byte_has_one_character() {
+        let mut seen = [0usize; 256];
+        for code in 0..0x400u32 {
+            if let Some(byte) = char::from_u32(code).and_then(byte_of) {
+                seen[usize::from(byte)] += 1;
+            }
+        }
+        assert!(seen.iter().all(|n| *n == 1), "{seen:?}");
+        assert_eq!(byte_of('Ġ'), Some(b' '));
+        assert_eq!(byte_of('Ċ'), Some(b'\n'));
+        assert_eq!(byte_of('A'), Some(b'A'));
+    }
+
+    #[test]
+    fn byte_tokens_are_exactly_two_digits() {
+        assert_eq!(byte_token("<0x0A>"), Some(10));
+        assert_eq!(byte_token("<0xff>"), Some(255));
+        for not in ["<0x+A>", "<0xA>", "<0x0A", "<0x0AB>", "0x0A"] {
+            assert_eq!(byte_token(not), None, "{not}");
+        }
+    }
+
+    #[test]
+    fn rules_are_read_from_decoders() {
+        let llama = json!({"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]});
+        assert_eq!(
+            DecodeRule::from_json(&llama).unwrap(),
+            DecodeRule::Pieces(PieceRule::sentence_piece(true))
+        );
+        let level = json!({"type": "ByteLevel", "add_prefix_space": false});
+        assert_eq!(DecodeRule::from_json(&level).unwrap(), DecodeRule::ByteLevel);
+        assert_eq!(DecodeRule::from_json(&Value::Null).unwrap(), DecodeRule::Words);
+        let error = DecodeRule::from_json(&json!({"type": "WordPiece"})).unwrap_err();
+        assert!(error.to_string().contains("WordPiece"), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+}

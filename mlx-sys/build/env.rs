@@ -1,0 +1,113 @@
+//! Every environment variable this build reads, and nothing else reads any.
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `MLX_C_SOURCE_DIR` | a checkout of mlx-c 0.4.1 to 0.5.x to build | none |
+//! | `MLX_C_FETCH` | `upstream`: fetch mlx-c v0.4.1 from its own repository | the pinned Cargo package |
+//! | `MLX_ROOT` | an installed MLX with `include`, `lib` and `share/cmake/MLX` | the pinned Python package |
+//! | `MLX_CUDA_VERSION` | `12` or `13`: which CUDA build, with feature `cuda` | `13` |
+//! | `MLX_SYS_CACHE_DIR` | where provisioned things are kept | the user's cache directory, `rust-mlx/mlx-sys` |
+//! | `MLX_SYS_OFFLINE` | `1`: never touch the network, use only the cache | off |
+//! | `MLX_SYS_PYTHON` | the Python 3 whose pip provisions | `python3`, then `python` |
+//! | `MLX_SYS_PREGENERATED` | `1`: use the committed bindings, build and link nothing (so does `DOCS_RS`) | off |
+//! | `LIBCLANG_PATH` | the directory of libclang for bindgen | the system's, else the Python package |
+//! | `CXX` | the C++ compiler | `c++` |
+//!
+//! `XDG_CACHE_HOME` and `HOME` place the default cache; `CARGO` and Cargo's own `CARGO_*`,
+//! `OUT_DIR` and `TARGET` are as Cargo sets them.
+
+use std::env::var_os;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Variables whose change makes the build run again.
+const WATCHED: [&str; 12] = [
+    "MLX_C_SOURCE_DIR",
+    "MLX_C_FETCH",
+    "MLX_ROOT",
+    "MLX_CUDA_VERSION",
+    "MLX_SYS_CACHE_DIR",
+    "MLX_SYS_OFFLINE",
+    "MLX_SYS_PYTHON",
+    "MLX_SYS_PREGENERATED",
+    "DOCS_RS",
+    "LIBCLANG_PATH",
+    "CXX",
+    "XDG_CACHE_HOME",
+];
+
+/// The settings of one build.
+pub struct Env {
+    pub mlx_c_source_dir: Option<PathBuf>,
+    pub mlx_c_fetch: Option<String>,
+    pub mlx_root: Option<PathBuf>,
+    pub cuda_version: Option<String>,
+    pub cache_dir: Option<PathBuf>,
+    pub offline: bool,
+    pub python: Option<OsString>,
+    pub pregenerated: bool,
+    pub libclang_path: Option<PathBuf>,
+    pub cxx: OsString,
+    pub cuda: bool,
+    pub cargo: OsString,
+    pub out_dir: PathBuf,
+    pub manifest_dir: PathBuf,
+    /// `x86_64-linux`, `aarch64-macos`, ..: the form of target that `pins.json` uses.
+    pub target: String,
+}
+
+fn on(name: &str) -> bool {
+    var_os(name).is_some_and(|v| !v.is_empty() && v != "0")
+}
+
+fn path(name: &str) -> Option<PathBuf> {
+    var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from)
+}
+
+fn text(name: &str) -> Option<String> {
+    var_os(name).filter(|v| !v.is_empty()).map(|v| v.to_string_lossy().into_owned())
+}
+
+impl Env {
+    /// Reads everything and tells Cargo what to watch.
+    pub fn read() -> Self {
+        for name in WATCHED {
+            println!("cargo:rerun-if-env-changed={name}");
+        }
+        let cargo_text = |name: &str| text(name).unwrap_or_default();
+        Self {
+            mlx_c_source_dir: path("MLX_C_SOURCE_DIR"),
+            mlx_c_fetch: text("MLX_C_FETCH"),
+            mlx_root: path("MLX_ROOT"),
+            cuda_version: text("MLX_CUDA_VERSION"),
+            cache_dir: path("MLX_SYS_CACHE_DIR").or_else(default_cache),
+            offline: on("MLX_SYS_OFFLINE"),
+            python: var_os("MLX_SYS_PYTHON").filter(|v| !v.is_empty()),
+            pregenerated: on("MLX_SYS_PREGENERATED") || on("DOCS_RS"),
+            libclang_path: path("LIBCLANG_PATH"),
+            cxx: var_os("CXX").filter(|v| !v.is_empty()).unwrap_or_else(|| "c++".into()),
+            cuda: on("CARGO_FEATURE_CUDA"),
+            cargo: var_os("CARGO").unwrap_or_else(|| "cargo".into()),
+            out_dir: path("OUT_DIR").unwrap_or_default(),
+            manifest_dir: path("CARGO_MANIFEST_DIR").unwrap_or_default(),
+            target: format!(
+                "{}-{}",
+                cargo_text("CARGO_CFG_TARGET_ARCH"),
+                cargo_text("CARGO_CFG_TARGET_OS")
+            ),
+        }
+    }
+
+    pub fn macos(&self) -> bool {
+        self.target.ends_with("-macos")
+    }
+}
+
+/// The user's cache directory as the platform has it.
+fn default_cache() -> Option<PathBuf> {
+    let base = path("XDG_CACHE_HOME").filter(|p| p.is_absolute()).or_else(|| {
+        let home = path("HOME")?;
+        Some(if cfg!(target_os = "macos") { home.join("Library/Caches") } else { home.join(".cache") })
+    })?;
+    Some(base.join("rust-mlx").join("mlx-sys"))
+}

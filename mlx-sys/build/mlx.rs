@@ -1,0 +1,87 @@
+//! MLX itself: an installed one, or the Python package that belongs to the mlx-c version.
+
+use std::path::{Path, PathBuf};
+
+use crate::env::Env;
+use crate::pins::{Pins, Version};
+use crate::pip::Pip;
+
+/// An MLX to build against.
+pub struct Mlx {
+    /// Holds `include`, `lib` and `share/cmake/MLX`.
+    pub root: PathBuf,
+    pub version: String,
+    /// Directories with libraries that libmlx needs itself.
+    pub bundled: Vec<PathBuf>,
+}
+
+impl Mlx {
+    pub fn find(env: &Env, pip: &Pip<'_>, pins: &Pins, mlx_c: Version) -> Result<Self, String> {
+        if let Some(root) = &env.mlx_root {
+            return Self::installed(root);
+        }
+        let version = pins.mlx_for(mlx_c)?;
+        let package = package(env)?;
+        let dir = pip.wheel(&package, Some(&version))?;
+        let root = dir.join("mlx");
+        check(&root)?;
+        let libs = dir.join(format!("{}.libs", package.replace('-', "_")));
+        Ok(Self { root, version, bundled: Some(libs).filter(|p| p.is_dir()).into_iter().collect() })
+    }
+
+    fn installed(root: &Path) -> Result<Self, String> {
+        check(root).map_err(|e| format!("MLX_ROOT: {e}"))?;
+        let path = root.join("include/mlx/version.h");
+        let text = std::fs::read_to_string(&path)
+            .map_err(|e| format!("MLX_ROOT: cannot read {}: {e}", path.display()))?;
+        let version = parse_header_version(&text)
+            .ok_or_else(|| format!("MLX_ROOT: {} names no version", path.display()))?;
+        println!("cargo:rerun-if-changed={}", path.display());
+        Ok(Self { root: root.to_owned(), version, bundled: Vec::new() })
+    }
+
+    pub fn lib(&self) -> PathBuf {
+        self.root.join("lib")
+    }
+}
+
+/// The Python package with MLX for this target.
+fn package(env: &Env) -> Result<String, String> {
+    if env.cuda {
+        return match env.cuda_version.as_deref().unwrap_or("13") {
+            v @ ("12" | "13") => Ok(format!("mlx-cuda-{v}")),
+            v => Err(format!("MLX_CUDA_VERSION is `{v}`; it can be 12 or 13")),
+        };
+    }
+    match env.target.as_str() {
+        "x86_64-linux" | "aarch64-linux" => Ok(String::from("mlx-cpu")),
+        "aarch64-macos" => Ok(String::from("mlx-metal")),
+        other => Err(format!(
+            "there is no Python package of MLX for {other}; there are packages for Linux on x86-64 \
+             and arm64 (glibc 2.35 or newer) and macOS 14 or newer on Apple silicon.\n\
+             Build MLX yourself and set MLX_ROOT."
+        )),
+    }
+}
+
+fn check(root: &Path) -> Result<(), String> {
+    for part in ["include/mlx/mlx.h", "lib", "share/cmake/MLX/MLXConfig.cmake"] {
+        if !root.join(part).exists() {
+            return Err(format!("{} is not an installed MLX: it has no {part}", root.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Reads `MLX_VERSION_MAJOR` and its like, or a version string.
+pub fn parse_header_version(text: &str) -> Option<String> {
+    let number = |name: &str| {
+        text.lines().find_map(|l| l.trim().strip_prefix("#define ")?.strip_prefix(name)?.trim().parse::<u64>().ok())
+    };
+    Some(format!(
+        "{}.{}.{}",
+        number("MLX_VERSION_MAJOR")?,
+        number("MLX_VERSION_MINOR")?,
+        number("MLX_VERSION_PATCH")?
+    ))
+}

@@ -1,0 +1,132 @@
+//! The sources of mlx-c: a directory of the user's, its own repository, or the pinned Cargo package.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cache::{Cache, sha256_tree};
+use crate::env::Env;
+use crate::pins::{Pins, Version, parse_version, supported};
+use crate::pip::run;
+use crate::tools::Tools;
+
+/// A checkout of mlx-c.
+pub struct Source {
+    pub dir: PathBuf,
+    pub version: Version,
+    /// Tells builds of different sources apart.
+    pub hash: String,
+}
+
+impl Source {
+    pub fn find(env: &Env, cache: &Cache, pins: &Pins, tools: &Tools) -> Result<Self, String> {
+        if let Some(dir) = &env.mlx_c_source_dir {
+            println!("cargo:rerun-if-changed={}", dir.display());
+            return Self::at(dir.clone());
+        }
+        match env.mlx_c_fetch.as_deref() {
+            None | Some("") => Self::from_cargo(env, pins),
+            Some("upstream") => Self::from_upstream(env, cache, tools),
+            Some(other) => Err(format!(
+                "MLX_C_FETCH is `{other}`; it can be `upstream`, or unset for the pinned Cargo package"
+            )),
+        }
+    }
+
+    /// The checkout at `dir`, if its version is one this binding speaks.
+    pub fn at(dir: PathBuf) -> Result<Self, String> {
+        let version = version_of(&dir)?;
+        if !supported(version) {
+            let (a, b, c) = version;
+            return Err(format!(
+                "{} is mlx-c {a}.{b}.{c}; this binding is for 0.4.1 to 0.5.x",
+                dir.display()
+            ));
+        }
+        let hash = sha256_tree(&dir.join("mlx"))?;
+        Ok(Self { dir, version, hash })
+    }
+
+    /// Asks Cargo to fetch and verify the package; its build script never runs.
+    fn from_cargo(env: &Env, pins: &Pins) -> Result<Self, String> {
+        let manifest = env.manifest_dir.join("vendor/mlx-c/Cargo.toml");
+        let mut command = Command::new(&env.cargo);
+        command.args(["metadata", "--locked", "--format-version", "1", "--manifest-path"]);
+        command.arg(&manifest);
+        if env.offline {
+            command.arg("--offline");
+        }
+        // What this build's Cargo set for us is not meant for another package.
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            if text.starts_with("CARGO_") && !matches!(&*text, "CARGO_HOME" | "CARGO_NET_OFFLINE")
+                && !text.starts_with("CARGO_HTTP") && !text.starts_with("CARGO_REGISTR")
+                && !text.starts_with("CARGO_SOURCE")
+            {
+                command.env_remove(&name);
+            }
+        }
+        let text = run(&mut command).map_err(|e| {
+            format!(
+                "cannot fetch the Cargo package that carries mlx-c:\n{e}\n\
+                 Check the network, or set MLX_C_SOURCE_DIR to a checkout of mlx-c 0.4.1 to 0.5.x."
+            )
+        })?;
+        let metadata: serde_json::Value =
+            serde_json::from_str(&text).map_err(|e| format!("cargo metadata: {e}"))?;
+        let name = pins.mlx_c("crate")?;
+        let package = metadata["packages"]
+            .as_array()
+            .and_then(|all| all.iter().find(|p| p["name"] == *name))
+            .and_then(|p| p["manifest_path"].as_str())
+            .ok_or_else(|| format!("cargo metadata does not list the package {name}"))?;
+        let root = Path::new(package).parent().ok_or("a manifest has no directory")?;
+        let source = Self::at(root.join(pins.mlx_c("directory")?))?;
+        let expected = pins.mlx_c("tree_sha256")?;
+        if source.hash != expected {
+            return Err(format!(
+                "the sources in {} have SHA-256 {}, not the pinned {expected}",
+                source.dir.display(),
+                source.hash
+            ));
+        }
+        Ok(source)
+    }
+
+    /// Fetches mlx-c's own repository at the pinned commit.
+    fn from_upstream(env: &Env, cache: &Cache, tools: &Tools) -> Result<Self, String> {
+        let dir = cache.dir("mlx-c-upstream-0.4.1", |temporary| {
+            if env.offline {
+                return Err(String::from(
+                    "MLX_SYS_OFFLINE is set and mlx-c's repository is not in the cache",
+                ));
+            }
+            let build = env.out_dir.join("superbuild");
+            run(Command::new(&tools.cmake)
+                .arg("-G")
+                .arg("Ninja")
+                .arg("-S")
+                .arg(env.manifest_dir.join("vendor/superbuild"))
+                .arg("-B")
+                .arg(&build)
+                .arg(crate::cmake::define("CMAKE_MAKE_PROGRAM", &tools.ninja))
+                .arg(crate::cmake::define("MLX_C_DESTINATION", temporary)))?;
+            run(Command::new(&tools.cmake).arg("--build").arg(&build)).map(|_| ())
+        })?;
+        Self::at(dir)
+    }
+}
+
+/// The version that a checkout's CMakeLists.txt sets.
+fn version_of(dir: &Path) -> Result<Version, String> {
+    let path = dir.join("CMakeLists.txt");
+    let text = std::fs::read_to_string(&path)
+        .map_err(|e| format!("{} is not a checkout of mlx-c: {e}", dir.display()))?;
+    parse_cmake_version(&text)
+        .ok_or_else(|| format!("{} does not set MLX_C_VERSION", path.display()))
+}
+
+/// Finds `set(MLX_C_VERSION x.y.z)`.
+pub fn parse_cmake_version(text: &str) -> Option<Version> {
+    let rest = text.split_once("set(MLX_C_VERSION")?.1;
+    parse_version(rest.split_once(')')?.0)
+}

@@ -1,0 +1,80 @@
+//! `vendor/pins.json`: what is provisioned, by version and SHA-256.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+/// A version of mlx-c: major, minor, patch.
+pub type Version = (u64, u64, u64);
+
+/// The file's contents.
+pub struct Pins(Value);
+
+/// One pinned wheel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wheel {
+    pub package: String,
+    pub version: String,
+    pub platform: String,
+    pub sha256: String,
+}
+
+/// `1.2.3` as numbers.
+pub fn parse_version(text: &str) -> Option<Version> {
+    let mut parts = text.trim().split('.').map(|p| p.parse().ok());
+    let version = (parts.next()??, parts.next()??, parts.next()??);
+    parts.next().is_none().then_some(version)
+}
+
+/// Whether this binding speaks the API of that mlx-c: 0.4.1 up to the end of 0.5.
+pub fn supported(version: Version) -> bool {
+    ((0, 4, 1)..(0, 6, 0)).contains(&version)
+}
+
+impl Pins {
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+        Self::parse(&text).map_err(|e| format!("{}: {e}", path.display()))
+    }
+
+    pub fn parse(text: &str) -> Result<Self, String> {
+        serde_json::from_str(text).map(Self).map_err(|e| e.to_string())
+    }
+
+    fn text(value: &Value, key: &str) -> Result<String, String> {
+        let text = value.get(key).and_then(Value::as_str);
+        text.map(str::to_owned).ok_or_else(|| format!("pins.json lacks `{key}`"))
+    }
+
+    /// A field of the pinned mlx-c package.
+    pub fn mlx_c(&self, key: &str) -> Result<String, String> {
+        Self::text(&self.0["mlx_c"], key)
+    }
+
+    /// The MLX version that a version of mlx-c belongs to.
+    pub fn mlx_for(&self, (major, minor, _): Version) -> Result<String, String> {
+        Self::text(&self.0["mlx_for_mlx_c"], &format!("{major}.{minor}"))
+    }
+
+    /// The wheel of a package for a target; `version` where there are several.
+    pub fn wheel(&self, package: &str, version: Option<&str>, target: &str) -> Result<Wheel, String> {
+        let empty = Vec::new();
+        let wheels = self.0["wheels"].as_array().unwrap_or(&empty);
+        for wheel in wheels {
+            let found = Wheel {
+                package: Self::text(wheel, "package")?,
+                version: Self::text(wheel, "version")?,
+                platform: Self::text(wheel, "platform")?,
+                sha256: Self::text(wheel, "sha256")?,
+            };
+            if found.package == package
+                && version.is_none_or(|v| v == found.version)
+                && Self::text(wheel, "target")? == target
+            {
+                return Ok(found);
+            }
+        }
+        Err(format!("no pinned Python package `{package}` for the target {target}"))
+    }
+}

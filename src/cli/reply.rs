@@ -1,0 +1,85 @@
+//! One reply: its tokens shown as they come, and what is said about it afterwards.
+
+use inference::{Error, ErrorKind, FinishReason, GenerateMetrics, TokenStream};
+
+use super::console::{Console, bytes};
+use super::failure::Failure;
+
+/// What came of a generation, complete or not.
+pub struct Reply {
+    /// All text so far.
+    pub text: String,
+    /// All token ids so far.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub finish_reason: Option<FinishReason>,
+    /// What it took.
+    pub metrics: GenerateMetrics,
+    /// What ended it early.
+    pub error: Option<Error>,
+}
+
+impl Reply {
+    /// Draws a stream to its end, writing the text as it comes if `show` is set.
+    ///
+    /// # Errors
+    /// Only those of writing; an error of the stream is part of the reply.
+    pub fn draw(
+        mut stream: TokenStream,
+        show: bool,
+        console: &mut Console<'_>,
+    ) -> Result<Self, Failure> {
+        let (mut text, mut tokens, mut error) = (String::new(), Vec::new(), None);
+        for token in stream.by_ref() {
+            match token {
+                Ok(token) => {
+                    tokens.push(token.id);
+                    text.push_str(&token.text);
+                    if show {
+                        console.text(&token.text)?;
+                    }
+                }
+                Err(e) => {
+                    error = Some(e);
+                    break;
+                }
+            }
+        }
+        // A line of its own for whatever comes next, on a terminal and in a pipe alike.
+        if show && !text.is_empty() && !text.ends_with('\n') {
+            console.text("\n")?;
+        }
+        Ok(Self {
+            finish_reason: stream.finish_reason(),
+            metrics: stream.metrics(),
+            text,
+            tokens,
+            error,
+        })
+    }
+
+    /// Whether it was stopped on request: by Ctrl-C or the deadline.
+    pub fn was_interrupted(&self) -> bool {
+        let on_request =
+            |e: &Error| matches!(e.kind(), ErrorKind::Cancelled | ErrorKind::DeadlineExceeded);
+        self.error.as_ref().is_some_and(on_request)
+    }
+}
+
+/// The statistics of a generation, on one line.
+pub fn statistics(metrics: &GenerateMetrics, finish_reason: Option<FinishReason>) -> String {
+    let mut line = format!(
+        "prompt: {} tokens, {:.1} tok/s | generated: {} tokens, {:.1} tok/s | {:.2} s | peak memory: {}",
+        metrics.prompt_tokens,
+        metrics.prefill_tokens_per_second(),
+        metrics.generated_tokens,
+        metrics.decode_tokens_per_second(),
+        metrics.total_time.as_secs_f64(),
+        bytes(metrics.peak_memory_bytes),
+    );
+    if let Some(reason) = finish_reason {
+        line.push_str(" | ended by: ");
+        line.push_str(reason.as_str());
+    }
+    line
+}

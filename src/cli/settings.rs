@@ -1,0 +1,102 @@
+//! `/set` of the chat: generation options by name, with the names that other tools use.
+
+use std::str::FromStr;
+
+use inference::GenerateOptions;
+
+/// The names of the parameters, for messages.
+pub const NAMES: &str = "temperature, top_p, top_k, min_p, repeat_penalty, max_tokens, seed, stop";
+
+/// Sets the parameter `name` to `value`, or says why not and changes nothing.
+pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(), String> {
+    let mut changed = options.clone();
+    let value = value.trim();
+    match name.to_ascii_lowercase().replace('-', "_").as_str() {
+        "temperature" | "temp" => changed.temperature = parse(name, value)?,
+        "top_p" => changed.top_p = parse(name, value)?,
+        "top_k" => changed.top_k = parse(name, value)?,
+        "min_p" => changed.min_p = parse(name, value)?,
+        "repeat_penalty" | "repetition_penalty" => changed.repeat_penalty = parse(name, value)?,
+        "max_tokens" | "num_predict" | "n_predict" => changed.max_tokens = parse(name, value)?,
+        "seed" if value == "random" => changed.seed = None,
+        "seed" => changed.seed = Some(parse(name, value)?),
+        "stop" if value == "none" => changed.stop.clear(),
+        "stop" => changed.stop.push(value.to_owned()),
+        _ => return Err(format!("no parameter {name:?}; there are {NAMES}")),
+    }
+    changed.validate().map_err(|e| e.to_string())?;
+    *options = changed;
+    Ok(())
+}
+
+/// All parameters and their values, one a line.
+pub fn list(options: &GenerateOptions) -> String {
+    let seed = options
+        .seed
+        .map_or("random".into(), |seed| seed.to_string());
+    format!(
+        "temperature {}\ntop_p {}\ntop_k {}\nmin_p {}\nrepeat_penalty {}\nmax_tokens {}\nseed {seed}\nstop {:?}",
+        options.temperature,
+        options.top_p,
+        options.top_k,
+        options.min_p,
+        options.repeat_penalty,
+        options.max_tokens,
+        options.stop,
+    )
+}
+
+fn parse<T: FromStr>(name: &str, value: &str) -> Result<T, String>
+where
+    T::Err: std::fmt::Display,
+{
+    value
+        .parse()
+        .map_err(|e| format!("{value:?} is no value for {name}: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_sets_its_own_option() {
+        let mut o = GenerateOptions::default();
+        for (name, value) in [
+            ("temperature", "0.5"),
+            ("top_p", "0.9"),
+            ("top-k", "40"),
+            ("MIN_P", "0.1"),
+            ("repetition_penalty", "1.5"),
+            ("num_predict", "9"),
+            ("seed", "3"),
+            ("stop", "END"),
+        ] {
+            set(&mut o, name, value).unwrap();
+        }
+        let text = "temperature 0.5\ntop_p 0.9\ntop_k 40\nmin_p 0.1\nrepeat_penalty 1.5\nmax_tokens 9\nseed 3\nstop [\"END\"]";
+        assert_eq!(list(&o), text);
+        set(&mut o, "seed", "random").unwrap();
+        set(&mut o, "stop", "none").unwrap();
+        assert!(o.seed.is_none() && o.stop.is_empty());
+    }
+
+    #[test]
+    fn a_refused_value_changes_nothing() {
+        let mut o = GenerateOptions::default();
+        let before = list(&o);
+        for (name, value) in [
+            ("temperature", "-1"),
+            ("temperature", "hot"),
+            ("top_p", "2"),
+            ("top_k", "-1"),
+            ("max_tokens", ""),
+            ("stop", ""),
+            ("nonsense", "1"),
+        ] {
+            assert!(set(&mut o, name, value).is_err(), "{name} {value}");
+        }
+        assert_eq!(list(&o), before);
+        assert!(set(&mut o, "nonsense", "1").unwrap_err().contains("top_p"));
+    }
+}

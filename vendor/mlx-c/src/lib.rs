@@ -1,0 +1,1 @@
+//! Empty: the manifest beside this only pins a source package.
