@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::info::ModelInfo;
@@ -17,7 +17,8 @@ use crate::train::TrainableModel;
 /// What a backend can do. A capability that is not declared must answer with an error of kind
 /// [`crate::ErrorKind::Unsupported`].
 #[non_exhaustive]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Capabilities {
     /// Tokens are handed out as they are generated.
     pub streaming: bool,

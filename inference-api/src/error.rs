@@ -1,6 +1,6 @@
-//! The one error type of the contract.
+//! The one error type of the contract. How a program shows it (exit codes, colors) is not here.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -39,6 +39,35 @@ pub enum ErrorKind {
     Io,
     /// The engine behind the backend failed.
     Engine,
+}
+
+impl ErrorKind {
+    /// The name as JSON would have it, such as `unknown_backend`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ErrorKind::UnknownBackend => "unknown_backend",
+            ErrorKind::UnavailableBackend => "unavailable_backend",
+            ErrorKind::NoBackend => "no_backend",
+            ErrorKind::DuplicateBackend => "duplicate_backend",
+            ErrorKind::ModelNotFound => "model_not_found",
+            ErrorKind::InvalidModel => "invalid_model",
+            ErrorKind::Unsupported => "unsupported",
+            ErrorKind::InvalidOption => "invalid_option",
+            ErrorKind::Cancelled => "cancelled",
+            ErrorKind::DeadlineExceeded => "deadline_exceeded",
+            ErrorKind::OutOfMemory => "out_of_memory",
+            ErrorKind::Closed => "closed",
+            ErrorKind::Io => "io",
+            ErrorKind::Engine => "engine",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
 }
 
 /// A failure: its kind, what was being done, why it failed, where, and what caused it.
@@ -118,14 +147,34 @@ impl Error {
 }
 
 impl fmt::Display for Error {
-    /// One line: `context: message (path)`.
+    /// One line: `context: message (path)`. Control characters, which names read from files may
+    /// hold, are escaped: they could redraw a terminal or forge lines of a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = OneLine(f);
         if let Some(context) = &self.inner.context {
-            write!(f, "{context}: ")?;
+            write!(line, "{context}: ")?;
         }
-        f.write_str(&self.inner.message)?;
+        line.write_str(&self.inner.message)?;
         if let Some(path) = &self.inner.path {
-            write!(f, " ({})", path.display())?;
+            write!(line, " ({})", path.display())?;
+        }
+        Ok(())
+    }
+}
+
+/// Passes text on with its control characters escaped.
+struct OneLine<'a, 'b>(&'a mut fmt::Formatter<'b>);
+
+impl fmt::Write for OneLine<'_, '_> {
+    fn write_str(&mut self, s: &str) -> fmt::Result {
+        for piece in s.split_inclusive(char::is_control) {
+            match piece.chars().next_back() {
+                Some(last) if last.is_control() => {
+                    self.0.write_str(&piece[..piece.len() - last.len_utf8()])?;
+                    write!(self.0, "{}", last.escape_default())?;
+                }
+                _ => self.0.write_str(piece)?,
+            }
         }
         Ok(())
     }
@@ -163,9 +212,28 @@ mod tests {
             .with_source(io)
             .context("gguf")
             .context("load");
-        assert_eq!(e.to_string(), "load: gguf: cannot read the header (/m/model.gguf)");
+        assert_eq!(
+            e.to_string(),
+            "load: gguf: cannot read the header (/m/model.gguf)"
+        );
         assert_eq!(e.source().unwrap().to_string(), "disk on fire");
         assert_eq!(e.kind(), ErrorKind::Io);
         assert_eq!(e.clone().path(), Some(Path::new("/m/model.gguf")));
+    }
+
+    #[test]
+    fn names_from_files_cannot_forge_lines() {
+        let e = Error::new(ErrorKind::InvalidModel, "tensor `a\nb\u{1b}[2J` ends\r")
+            .with_path("/m/\u{9b}x\ty");
+        let line = e.to_string();
+        assert!(!line.chars().any(char::is_control), "{line:?}");
+        assert_eq!(line, "tensor `a\\nb\\u{1b}[2J` ends\\r (/m/\\u{9b}x\\ty)");
+        // What was said stays as it was for programs.
+        assert!(e.message().contains('\n'));
+    }
+
+    #[test]
+    fn kinds_have_names() {
+        assert_eq!(ErrorKind::DeadlineExceeded.to_string(), "deadline_exceeded");
     }
 }

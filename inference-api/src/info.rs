@@ -1,12 +1,13 @@
-//! What a loaded model is.
+//! What a loaded model is. What lies on disk is described by [`crate::discover`].
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::options::ComputeType;
 
 /// Facts about a loaded model.
 #[non_exhaustive]
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct ModelInfo {
     /// The architecture's name, such as `llama`.
     pub architecture: String,

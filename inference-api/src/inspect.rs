@@ -1,6 +1,6 @@
 //! Models whose attention can be looked at.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::backend::TextModel;
 use crate::error::Result;
@@ -9,7 +9,8 @@ use crate::message::Prompt;
 /// Keys, and queries where known, of every layer after one pass over a prompt, with positions
 /// applied (after RoPE).
 #[non_exhaustive]
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct AttentionSnapshot {
     /// The architecture's name.
     pub architecture: String,

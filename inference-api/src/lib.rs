@@ -2,7 +2,7 @@
 //!
 //! A program chooses a backend **by name** (or lets the registry choose) and talks to the model
 //! through [`TextModel`]; a backend crate registers itself by being linked. This crate knows no
-//! backend and needs none to compile.
+//! backend, contains no engine and compiles anywhere in seconds.
 //!
 //! # Using a model
 //!
@@ -20,45 +20,149 @@
 //! }
 //! ```
 //!
+//! - [`backends`] lists what is linked, [`backend()`] finds one by name, [`default_backend`] takes
+//!   the best that works here, [`load_model`] does all of it; [`discover()`] finds models on disk.
+//! - A [`TokenStream`] is an iterator of `Result<Token>`; dropping it cancels the request, and so do
+//!   a [`CancelToken`] and a deadline in [`GenerateOptions`].
+//! - What only some models can do is reached through [`TextModel::as_token_model`] (ids and logits),
+//!   [`TextModel::as_trainable`] and [`TextModel::as_attention_inspector`]; [`Capabilities`] tell
+//!   beforehand.
+//! - Programs decide by [`ErrorKind`]; the text of an [`Error`] says what is wrong and what would
+//!   work.
+//!
 //! # Writing a backend
 //!
-//! Implement [`Backend`] and [`TextModel`] and register it:
+//! Implement [`Backend`], [`TextModel`] and, for its streams, [`TokenSource`]; then register it by
+//! name. This is a whole one, whose model repeats the prompt:
 //!
 //! ```
-//! # use std::path::Path;
-//! # use inference::{Backend, Capabilities, LoadOptions, Result, TextModel};
-//! struct Mine;
+//! use std::path::Path;
 //!
-//! impl Backend for Mine {
+//! use inference::{
+//!     Backend, BatchResult, Capabilities, ClassifyResult, Error, ErrorKind, FinishReason,
+//!     GenerateMetrics, GenerateOptions, LoadOptions, Message, ModelInfo, Prompt, Result, TextModel,
+//!     Token, TokenSource, TokenStream,
+//! };
+//!
+//! struct Echo;
+//!
+//! impl Backend for Echo {
 //!     fn name(&self) -> &str {
-//!         "mine"
+//!         "echo" // the name it is registered by
 //!     }
 //!     fn available(&self) -> bool {
-//!         true
+//!         true // whether its device is there; say why not in `unavailable_reason`
 //!     }
 //!     fn device(&self) -> String {
-//!         String::from("thin air")
+//!         String::from("no device at all")
 //!     }
 //!     fn capabilities(&self) -> Capabilities {
 //!         Capabilities::new().with_streaming()
 //!     }
-//!     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
-//!         # let _ = (path, options);
-//!         # Err(inference::Error::new(inference::ErrorKind::Unsupported, "only an example"))
+//!     fn load_model(&self, _path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
+//!         options.validate()?; // a backend may be called directly
+//!         Ok(Box::new(EchoModel))
 //!     }
 //! }
 //!
-//! inference::register_backend!("mine", || Box::new(Mine));
+//! inference::register_backend!("echo", || Box::new(Echo));
 //!
-//! # fn main() {
-//! assert_eq!(inference::backend("mine").unwrap().name(), "mine");
-//! # }
+//! struct EchoModel;
+//!
+//! impl TextModel for EchoModel {
+//!     fn generate(&self, prompt: &Prompt, options: &GenerateOptions) -> Result<TokenStream> {
+//!         options.validate()?;
+//!         let Prompt::Text(text) = prompt else {
+//!             return unsupported("prompts of ids");
+//!         };
+//!         Ok(TokenStream::new(EchoSource {
+//!             words: text.split_inclusive(' ').map(String::from).collect::<Vec<_>>().into_iter(),
+//!             options: options.clone(),
+//!             metrics: GenerateMetrics::default(),
+//!             finish: None,
+//!         }))
+//!     }
+//!     fn model_type(&self) -> &str {
+//!         "echo"
+//!     }
+//!     fn info(&self) -> ModelInfo {
+//!         ModelInfo::default()
+//!     }
+//!     fn metrics(&self) -> GenerateMetrics {
+//!         GenerateMetrics::default()
+//!     }
+//!     fn close(&self) -> Result<()> {
+//!         Ok(()) // nothing to give back
+//!     }
+//!     // What is not declared in the capabilities:
+//!     fn chat(&self, _: &[Message], _: &GenerateOptions) -> Result<TokenStream> {
+//!         unsupported("chat")
+//!     }
+//!     fn classify(&self, _: &[Prompt], _: &GenerateOptions, _: bool) -> Result<Vec<ClassifyResult>> {
+//!         unsupported("classify")
+//!     }
+//!     fn batch_generate(&self, _: &[Prompt], _: &GenerateOptions) -> Result<Vec<BatchResult>> {
+//!         unsupported("batch_generate")
+//!     }
+//! }
+//!
+//! fn unsupported<T>(what: &str) -> Result<T> {
+//!     Err(Error::new(ErrorKind::Unsupported, format!("backend `echo` does not have {what}")))
+//! }
+//!
+//! /// One request. Dropping it must end the request: here there is nothing to end.
+//! struct EchoSource {
+//!     words: std::vec::IntoIter<String>,
+//!     options: GenerateOptions,
+//!     metrics: GenerateMetrics,
+//!     finish: Option<FinishReason>,
+//! }
+//!
+//! impl Iterator for EchoSource {
+//!     type Item = Result<Token>;
+//!     fn next(&mut self) -> Option<Result<Token>> {
+//!         if self.metrics.generated_tokens == self.options.max_tokens {
+//!             self.finish = Some(FinishReason::Length);
+//!             return None;
+//!         }
+//!         if let Err(e) = self.options.check_interrupt() {
+//!             self.finish = Some(FinishReason::of_error(&e));
+//!             return Some(Err(e)); // the stream ends after an error
+//!         }
+//!         let Some(word) = self.words.next() else {
+//!             self.finish = Some(FinishReason::Stop);
+//!             return None;
+//!         };
+//!         self.metrics.generated_tokens += 1;
+//!         Some(Ok(Token::new(self.metrics.generated_tokens as u32, word)))
+//!     }
+//! }
+//!
+//! impl TokenSource for EchoSource {
+//!     fn finish_reason(&self) -> Option<FinishReason> {
+//!         self.finish
+//!     }
+//!     fn metrics(&self) -> GenerateMetrics {
+//!         self.metrics.clone()
+//!     }
+//! }
+//!
+//! # fn main() -> Result<()> {
+//! // And a program that uses it:
+//! # let path = ".";
+//! let model = inference::load_model(path, &LoadOptions::new().with_backend("echo"))?;
+//! let stream = model.generate(&"one two three".into(), &GenerateOptions::new().with_max_tokens(2))?;
+//! let output = stream.collect_output()?;
+//! assert_eq!(output.text, "one two ");
+//! assert_eq!(output.finish_reason, Some(FinishReason::Length));
+//! # Ok(()) }
 //! ```
 //!
 //! A crate that nothing refers to may be left out by the linker; `use my_backend as _;` in the
-//! program keeps it.
+//! program keeps it. A backend that exists only at run time is added by [`register`].
 
 #![forbid(unsafe_code)]
+#![deny(missing_docs)]
 
 mod backend;
 mod cancel;

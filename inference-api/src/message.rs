@@ -14,7 +14,10 @@ pub struct Message {
 impl Message {
     /// A turn of any role.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into() }
+        Self {
+            role: role.into(),
+            content: content.into(),
+        }
     }
 
     /// A turn of the user.
@@ -66,5 +69,32 @@ impl From<Vec<u32>> for Prompt {
 impl From<&[u32]> for Prompt {
     fn from(ids: &[u32]) -> Self {
         Prompt::Tokens(ids.to_vec())
+    }
+}
+impl<const N: usize> From<[u32; N]> for Prompt {
+    fn from(ids: [u32; N]) -> Self {
+        Prompt::Tokens(ids.to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_come_from_text_and_ids() {
+        assert_eq!(Prompt::from("a"), Prompt::Text(String::from("a")));
+        assert_eq!(Prompt::from(&String::from("a")), Prompt::from("a"));
+        assert_eq!(Prompt::from(vec![1, 2]), Prompt::from(&[1u32, 2][..]));
+        assert_eq!(Prompt::from([1, 2]), Prompt::Tokens(vec![1, 2]));
+    }
+
+    #[test]
+    fn messages_survive_json() {
+        let m = Message::assistant("hi \"there\"");
+        let json = serde_json::to_string(&m).unwrap();
+        assert_eq!(json, r#"{"role":"assistant","content":"hi \"there\""}"#);
+        assert_eq!(serde_json::from_str::<Message>(&json).unwrap(), m);
+        assert!(serde_json::from_str::<Message>(r#"{"role": "user"}"#).is_err());
     }
 }

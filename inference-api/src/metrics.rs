@@ -1,9 +1,10 @@
-//! What a request took.
+//! What a request took. Measuring is the backend's; here are the figures and their rates.
 
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::de::Error as _;
 use serde::ser::SerializeStruct;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The figures of one request. In JSON, times are seconds and both rates are included.
 #[non_exhaustive]
@@ -29,7 +30,11 @@ pub struct GenerateMetrics {
 
 fn rate(tokens: usize, time: Duration) -> f64 {
     let seconds = time.as_secs_f64();
-    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+    if seconds > 0.0 {
+        tokens as f64 / seconds
+    } else {
+        0.0
+    }
 }
 
 impl GenerateMetrics {
@@ -54,12 +59,56 @@ impl Serialize for GenerateMetrics {
         s.serialize_field("prefill_time", &self.prefill_time.as_secs_f64())?;
         s.serialize_field("decode_time", &self.decode_time.as_secs_f64())?;
         s.serialize_field("total_time", &self.total_time.as_secs_f64())?;
-        s.serialize_field("time_to_first_token", &self.time_to_first_token.as_secs_f64())?;
-        s.serialize_field("prefill_tokens_per_second", &self.prefill_tokens_per_second())?;
+        s.serialize_field(
+            "time_to_first_token",
+            &self.time_to_first_token.as_secs_f64(),
+        )?;
+        s.serialize_field(
+            "prefill_tokens_per_second",
+            &self.prefill_tokens_per_second(),
+        )?;
         s.serialize_field("decode_tokens_per_second", &self.decode_tokens_per_second())?;
         s.serialize_field("peak_memory_bytes", &self.peak_memory_bytes)?;
         s.serialize_field("active_memory_bytes", &self.active_memory_bytes)?;
         s.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for GenerateMetrics {
+    /// Reads what [`Serialize`] writes. Fields left out are zero; the rates are computed, so those
+    /// in the input are passed over.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        struct Figures {
+            prompt_tokens: usize,
+            generated_tokens: usize,
+            prefill_time: f64,
+            decode_time: f64,
+            total_time: f64,
+            time_to_first_token: f64,
+            #[serde(rename = "prefill_tokens_per_second")]
+            _prefill_rate: f64,
+            #[serde(rename = "decode_tokens_per_second")]
+            _decode_rate: f64,
+            peak_memory_bytes: u64,
+            active_memory_bytes: u64,
+        }
+        let f = Figures::deserialize(deserializer)?;
+        let time = |name: &str, seconds: f64| {
+            Duration::try_from_secs_f64(seconds)
+                .map_err(|e| D::Error::custom(format!("{name} is {seconds} seconds: {e}")))
+        };
+        Ok(Self {
+            prompt_tokens: f.prompt_tokens,
+            generated_tokens: f.generated_tokens,
+            prefill_time: time("prefill_time", f.prefill_time)?,
+            decode_time: time("decode_time", f.decode_time)?,
+            total_time: time("total_time", f.total_time)?,
+            time_to_first_token: time("time_to_first_token", f.time_to_first_token)?,
+            peak_memory_bytes: f.peak_memory_bytes,
+            active_memory_bytes: f.active_memory_bytes,
+        })
     }
 }
 
@@ -70,7 +119,13 @@ mod tests {
     #[test]
     fn rates_are_finite_and_in_the_json() {
         let zero = GenerateMetrics::default();
-        assert_eq!((zero.prefill_tokens_per_second(), zero.decode_tokens_per_second()), (0.0, 0.0));
+        assert_eq!(
+            (
+                zero.prefill_tokens_per_second(),
+                zero.decode_tokens_per_second()
+            ),
+            (0.0, 0.0)
+        );
         let m = GenerateMetrics {
             prompt_tokens: 10,
             generated_tokens: 5,
@@ -82,5 +137,35 @@ mod tests {
         assert_eq!(json["prefill_tokens_per_second"], 20.0);
         assert_eq!(json["decode_tokens_per_second"], 2.0);
         assert_eq!(json["prefill_time"], 0.5);
+        assert_eq!(serde_json::from_value::<GenerateMetrics>(json).unwrap(), m);
+        for bad in [
+            r#"{"prefill_time": -1}"#,
+            r#"{"decode_time": 1e300}"#,
+            r#"{"prompt": 1}"#,
+        ] {
+            assert!(
+                serde_json::from_str::<GenerateMetrics>(bad).is_err(),
+                "{bad}"
+            );
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn figures_survive_json(tokens: (u32, u32), nanos: [u32; 4], bytes: (u64, u64)) {
+            let time = |n: u32| Duration::from_nanos(u64::from(n) * 1000 + 1);
+            let m = GenerateMetrics {
+                prompt_tokens: tokens.0 as usize,
+                generated_tokens: tokens.1 as usize,
+                prefill_time: time(nanos[0]),
+                decode_time: time(nanos[1]),
+                total_time: time(nanos[2]),
+                time_to_first_token: time(nanos[3]),
+                peak_memory_bytes: bytes.0,
+                active_memory_bytes: bytes.1,
+            };
+            let json = serde_json::to_string(&m).unwrap();
+            proptest::prop_assert_eq!(serde_json::from_str::<GenerateMetrics>(&json).unwrap(), m);
+        }
     }
 }

@@ -66,7 +66,9 @@ impl FromStr for ComputeType {
             "float32" | "f32" => Ok(ComputeType::Float32),
             "float16" | "f16" => Ok(ComputeType::Float16),
             "bfloat16" | "bf16" => Ok(ComputeType::BFloat16),
-            _ => invalid(format!("compute type `{s}` is not one of float32, float16, bfloat16")),
+            _ => invalid(format!(
+                "compute type `{s}` is not one of float32, float16, bfloat16"
+            )),
         }
     }
 }
@@ -133,6 +135,15 @@ impl LoadOptions {
         if self.parallel_slots == Some(0) {
             return invalid(String::from("parallel_slots is 0; it must be at least 1"));
         }
+        if self
+            .adapter_path
+            .as_ref()
+            .is_some_and(|p| p.as_os_str().is_empty())
+        {
+            return invalid(String::from(
+                "adapter_path is empty; it must name a directory, or be left out",
+            ));
+        }
         match self.gpu_layers {
             Some(n) if n < -1 => {
                 invalid(format!("gpu_layers is {n}; it must be -1 (all), 0 or more"))
@@ -147,7 +158,8 @@ impl LoadOptions {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GenerateOptions {
-    /// The most tokens to produce.
+    /// The most tokens to produce; 0 produces none and ends with
+    /// [`FinishReason::Length`](crate::FinishReason::Length).
     pub max_tokens: usize,
     /// Randomness: 0 takes the most probable token, 1 draws from the model's distribution.
     pub temperature: f32,
@@ -243,25 +255,37 @@ impl GenerateOptions {
     /// # Errors
     /// [`ErrorKind::InvalidOption`] naming the field, its value and what is allowed.
     pub fn validate(&self) -> Result<()> {
-        let Self { temperature, top_p, min_p, repeat_penalty, .. } = *self;
+        let Self {
+            temperature,
+            top_p,
+            min_p,
+            repeat_penalty,
+            ..
+        } = *self;
         if !(temperature.is_finite() && temperature >= 0.0) {
             return invalid(format!(
                 "temperature is {temperature}; it must be 0 (greedy) or a positive number"
             ));
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
-            return invalid(format!("top_p is {top_p}; it must be above 0 and at most 1 (off)"));
+            return invalid(format!(
+                "top_p is {top_p}; it must be above 0 and at most 1 (off)"
+            ));
         }
         if !(0.0..=1.0).contains(&min_p) {
-            return invalid(format!("min_p is {min_p}; it must lie between 0 (off) and 1"));
+            return invalid(format!(
+                "min_p is {min_p}; it must lie between 0 (off) and 1"
+            ));
         }
         if !(repeat_penalty.is_finite() && repeat_penalty > 0.0) {
             return invalid(format!(
                 "repeat_penalty is {repeat_penalty}; it must be a positive number, 1 is off"
             ));
         }
-        if self.stop.iter().any(String::is_empty) {
-            return invalid(String::from("a stop string is empty; it would stop at once"));
+        if let Some(i) = self.stop.iter().position(String::is_empty) {
+            return invalid(format!(
+                "stop[{i}] is \"\"; a stop string must not be empty, it would stop at once"
+            ));
         }
         Ok(())
     }
@@ -272,7 +296,10 @@ impl GenerateOptions {
     /// [`ErrorKind::Cancelled`] or [`ErrorKind::DeadlineExceeded`].
     pub fn check_interrupt(&self) -> Result<()> {
         if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
-            return Err(Error::new(ErrorKind::Cancelled, "the request was cancelled"));
+            return Err(Error::new(
+                ErrorKind::Cancelled,
+                "the request was cancelled",
+            ));
         }
         if self.deadline.is_some_and(|d| Instant::now() >= d) {
             return Err(Error::new(
@@ -292,7 +319,10 @@ mod tests {
     #[test]
     fn defaults_are_the_documented_ones() {
         let o = GenerateOptions::default();
-        assert_eq!((o.max_tokens, o.temperature, o.top_k, o.top_p, o.min_p), (256, 0.0, 0, 1.0, 0.0));
+        assert_eq!(
+            (o.max_tokens, o.temperature, o.top_k, o.top_p, o.min_p),
+            (256, 0.0, 0, 1.0, 0.0)
+        );
         assert_eq!((o.repeat_penalty, o.seed), (1.0, None));
         o.validate().unwrap();
         LoadOptions::default().validate().unwrap();
@@ -318,11 +348,45 @@ mod tests {
         for p in [0.0, -1.0, f32::NAN, f32::INFINITY] {
             bad(o().with_repeat_penalty(p), "repeat_penalty");
         }
-        bad(o().with_stop(vec![String::new()]), "a stop string");
+        bad(
+            o().with_stop(vec![String::from("x"), String::new()]),
+            "stop[1] ",
+        );
         let load = |o: LoadOptions| o.validate().unwrap_err().kind();
-        assert_eq!(load(LoadOptions::new().with_context_len(0)), ErrorKind::InvalidOption);
-        assert_eq!(load(LoadOptions::new().with_parallel_slots(0)), ErrorKind::InvalidOption);
-        assert_eq!(load(LoadOptions::new().with_gpu_layers(-2)), ErrorKind::InvalidOption);
+        assert_eq!(
+            load(LoadOptions::new().with_context_len(0)),
+            ErrorKind::InvalidOption
+        );
+        assert_eq!(
+            load(LoadOptions::new().with_parallel_slots(0)),
+            ErrorKind::InvalidOption
+        );
+        assert_eq!(
+            load(LoadOptions::new().with_gpu_layers(-2)),
+            ErrorKind::InvalidOption
+        );
+        assert_eq!(
+            load(LoadOptions::new().with_adapter_path("")),
+            ErrorKind::InvalidOption
+        );
+        LoadOptions::new().with_gpu_layers(-1).validate().unwrap();
+    }
+
+    #[test]
+    fn compute_types_have_names() {
+        for t in [
+            ComputeType::Float32,
+            ComputeType::Float16,
+            ComputeType::BFloat16,
+        ] {
+            assert_eq!(t.as_str().parse::<ComputeType>().unwrap(), t);
+            assert_eq!(serde_json::to_value(t).unwrap(), t.as_str());
+        }
+        let e = "int8".parse::<ComputeType>().unwrap_err();
+        assert!(
+            e.message().contains("int8") && e.message().contains("bfloat16"),
+            "{e}"
+        );
     }
 
     #[test]
@@ -339,9 +403,15 @@ mod tests {
         let o = GenerateOptions::new().with_cancel(token.clone());
         o.check_interrupt().unwrap();
         token.cancel();
-        assert_eq!(o.check_interrupt().unwrap_err().kind(), ErrorKind::Cancelled);
+        assert_eq!(
+            o.check_interrupt().unwrap_err().kind(),
+            ErrorKind::Cancelled
+        );
         let o = GenerateOptions::new().with_deadline(Instant::now());
-        assert_eq!(o.check_interrupt().unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+        assert_eq!(
+            o.check_interrupt().unwrap_err().kind(),
+            ErrorKind::DeadlineExceeded
+        );
     }
 
     proptest! {
@@ -357,6 +427,38 @@ mod tests {
             let back: GenerateOptions = serde_json::from_str(&json).unwrap();
             prop_assert_eq!(serde_json::to_string(&back).unwrap(), json);
             prop_assert_eq!(back.seed, seed);
+        }
+
+        #[test]
+        fn load_options_survive_json(
+            backend in any::<Option<String>>(), context_len in prop::option::of(1usize..),
+            gpu_layers in prop::option::of(-1i32..), slots in prop::option::of(1usize..), adapter in ".+",
+        ) {
+            let mut o = LoadOptions::new().with_context_len(context_len).with_gpu_layers(gpu_layers)
+                .with_parallel_slots(slots).with_adapter_path(adapter).with_dtype(ComputeType::Float16);
+            o.backend = backend;
+            o.validate().unwrap();
+            let json = serde_json::to_string(&o).unwrap();
+            prop_assert_eq!(serde_json::from_str::<LoadOptions>(&json).unwrap(), o);
+        }
+
+        #[test]
+        fn only_values_in_range_pass(
+            temperature in any::<f32>(), top_p in any::<f32>(), min_p in any::<f32>(), repeat_penalty in any::<f32>(),
+        ) {
+            let o = GenerateOptions::new();
+            let passes = |o: GenerateOptions| o.validate().is_ok();
+            prop_assert_eq!(passes(o.clone().with_temperature(temperature)), (0.0..=f32::MAX).contains(&temperature));
+            prop_assert_eq!(passes(o.clone().with_top_p(top_p)), top_p > 0.0 && top_p <= 1.0);
+            prop_assert_eq!(passes(o.clone().with_min_p(min_p)), (0.0..=1.0).contains(&min_p));
+            let ok = repeat_penalty > 0.0 && repeat_penalty <= f32::MAX;
+            prop_assert_eq!(passes(o.with_repeat_penalty(repeat_penalty)), ok);
+        }
+
+        #[test]
+        fn any_json_is_read_or_refused(text in "[{}\"a-z_:,0-9. -]{0,60}") {
+            let _ = serde_json::from_str::<GenerateOptions>(&text);
+            let _ = serde_json::from_str::<LoadOptions>(&text);
         }
     }
 }

@@ -1,102 +1,268 @@
 //! Which backends there are, and choosing among them. Backends come from linked crates (through
-//! `inventory`) and from explicit calls of [`register`].
+//! `inventory`) and from explicit calls of [`register`]. No backend is known here by more than its
+//! name.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, LazyLock, RwLock};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-use crate::backend::{Backend, TextModel};
+use crate::backend::{Backend, Capabilities, TextModel};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::LoadOptions;
 
 /// The order in which [`default_backend`] prefers names; then any other, by name.
 pub const PREFERENCE: [&str; 5] = ["metal", "cuda", "rocm", "llama_cpp", "cpu"];
 
+const NOTHING_LINKED: &str = "no backend is linked into this program; depend on a backend crate such as `metal-backend` and \
+     refer to it (`use metal_backend as _;`), or call `inference::register`";
+
 /// A backend that a crate contributes by being linked; see [`crate::register_backend`].
+#[derive(Debug, Clone, Copy)]
 pub struct BackendRegistration {
     name: &'static str,
     make: fn() -> Box<dyn Backend>,
+    origin: &'static str,
 }
 
 impl BackendRegistration {
-    /// A backend of this name, made by `make` on first use.
+    /// A backend called `name`, which `make` makes when the registry is first asked. The backend's
+    /// own [`Backend::name`] must be the same. `make` must not ask the registry.
     #[must_use]
     pub const fn new(name: &'static str, make: fn() -> Box<dyn Backend>) -> Self {
-        Self { name, make }
+        Self {
+            name,
+            make,
+            origin: "an unnamed crate",
+        }
+    }
+
+    /// Says where the registration stands in source, for the error about two of one name.
+    #[must_use]
+    pub const fn with_origin(mut self, origin: &'static str) -> Self {
+        self.origin = origin;
+        self
     }
 }
 
 inventory::collect!(BackendRegistration);
 
-/// Contributes backends to every program that links this crate:
-/// `register_backend!("mine", || Box::new(Mine));`. The expression is a function without captures
-/// that returns a `Box<dyn Backend>`.
+/// Contributes a backend to every program that links this crate:
+/// `register_backend!("mine", || Box::new(Mine));`, outside of any function. The expression is a
+/// function without captures that returns a `Box<dyn Backend>`.
 #[macro_export]
 macro_rules! register_backend {
     ($name:expr, $make:expr $(,)?) => {
-        $crate::inventory::submit! { $crate::BackendRegistration::new($name, $make) }
+        $crate::inventory::submit! {
+            $crate::BackendRegistration::new($name, $make)
+                .with_origin(::core::concat!(::core::module_path!(), ":", ::core::line!()))
+        }
     };
 }
 
+/// A backend under the name it was registered by. The name is kept here, since asking the backend
+/// runs a plugin's code.
+struct Entry {
+    name: String,
+    origin: &'static str,
+    backend: Arc<dyn Backend>,
+}
+
+/// A name that several linked crates claim.
+struct Duplicate {
+    name: String,
+    origins: Vec<&'static str>,
+}
+
+impl Duplicate {
+    fn error(&self) -> Error {
+        Error::new(
+            ErrorKind::DuplicateBackend,
+            format!(
+                "{} linked crates register a backend named `{}` ({}); link only one of them",
+                self.origins.len(),
+                self.name,
+                self.origins.join(", ")
+            ),
+        )
+    }
+}
+
 struct Registry {
-    /// Sorted by name.
-    backends: Vec<Arc<dyn Backend>>,
-    /// Names that several linked crates claim; none of them is served.
-    duplicates: Vec<String>,
+    /// Sorted by name, each name once.
+    entries: Vec<Entry>,
+    /// Sorted by name. None of these is served, so that neither claimant shadows the other.
+    duplicates: Vec<Duplicate>,
 }
 
 static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(|| {
     let mut linked: Vec<_> = inventory::iter::<BackendRegistration>.into_iter().collect();
-    linked.sort_by_key(|r| r.name);
-    let mut registry = Registry { backends: Vec::new(), duplicates: Vec::new() };
+    // The linker's order is not stable; names and places in source are.
+    linked.sort_by_key(|r| (r.name, r.origin));
+    let mut registry = Registry {
+        entries: Vec::new(),
+        duplicates: Vec::new(),
+    };
     for group in linked.chunk_by(|a, b| a.name == b.name) {
         match group {
-            [one] => registry.backends.push(Arc::from((one.make)())),
-            _ => registry.duplicates.push(group[0].name.to_owned()),
+            [one] => registry.entries.push(Entry {
+                name: one.name.to_owned(),
+                origin: one.origin,
+                backend: make(one),
+            }),
+            _ => registry.duplicates.push(Duplicate {
+                name: group[0].name.to_owned(),
+                origins: group.iter().map(|r| r.origin).collect(),
+            }),
         }
     }
     RwLock::new(registry)
 });
 
-/// Runs `f` on the registry; a panic of a plugin elsewhere leaves it usable.
-fn read<R>(f: impl FnOnce(&Registry) -> R) -> R {
-    f(&REGISTRY.read().unwrap_or_else(std::sync::PoisonError::into_inner))
+/// Makes a linked backend; a plugin that fails at that is listed as unavailable.
+fn make(registration: &BackendRegistration) -> Arc<dyn Backend> {
+    // Names are compared in here too: `name` and the drop of a refused backend are plugin code.
+    let made = catch_unwind(|| {
+        let backend = (registration.make)();
+        if backend.name() == registration.name {
+            return Ok(backend);
+        }
+        Err(format!(
+            "it is registered as `{}` but calls itself `{}` ({}); both must be the same",
+            registration.name,
+            backend.name(),
+            registration.origin
+        ))
+    });
+    let reason = match made {
+        Ok(Ok(backend)) => return Arc::from(backend),
+        Ok(Err(reason)) => reason,
+        Err(panic) => format!(
+            "it panicked when it was made ({}){}",
+            registration.origin,
+            said(panic.as_ref())
+        ),
+    };
+    Arc::new(Broken {
+        name: registration.name,
+        reason,
+    })
 }
 
-/// Adds a backend made at run time.
+/// Stands in the list for a plugin that could not be made.
+struct Broken {
+    name: &'static str,
+    reason: String,
+}
+
+impl Backend for Broken {
+    fn name(&self) -> &str {
+        self.name
+    }
+    fn available(&self) -> bool {
+        false
+    }
+    fn unavailable_reason(&self) -> Option<String> {
+        Some(self.reason.clone())
+    }
+    fn device(&self) -> String {
+        String::from("none")
+    }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+    }
+    fn load_model(&self, _: &Path, _: &LoadOptions) -> Result<Box<dyn TextModel>> {
+        Err(Error::new(
+            ErrorKind::UnavailableBackend,
+            format!("backend `{}` cannot be used: {}", self.name, self.reason),
+        ))
+    }
+}
+
+/// `: message` of a panic that has one.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let message = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    message.map(|m| format!(": {m}")).unwrap_or_default()
+}
+
+/// Runs `f` on the registry. No plugin's code runs under the lock.
+fn read<R>(f: impl FnOnce(&Registry) -> R) -> R {
+    f(&REGISTRY.read().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Adds a backend made at run time, under its [`Backend::name`].
 ///
 /// # Errors
 /// [`ErrorKind::DuplicateBackend`] when the name is taken; [`ErrorKind::InvalidOption`] when it is
-/// empty.
+/// empty or has white space around it.
 pub fn register(backend: Arc<dyn Backend>) -> Result<()> {
     let name = backend.name().to_owned();
-    if name.trim().is_empty() {
-        return Err(Error::new(ErrorKind::InvalidOption, "a backend must have a name"));
+    if name.is_empty() || name.trim() != name {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!(
+                "a backend cannot be named `{name}`; a name is not empty and has no white space around it"
+            ),
+        ));
     }
-    let mut registry = REGISTRY.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let taken = registry.duplicates.contains(&name);
-    match registry.backends.binary_search_by(|b| b.name().cmp(&name)) {
-        Err(at) if !taken => {
-            registry.backends.insert(at, backend);
+    let mut registry = REGISTRY.write().unwrap_or_else(PoisonError::into_inner);
+    if let Some(duplicate) = registry.duplicates.iter().find(|d| d.name == name) {
+        return Err(duplicate.error());
+    }
+    match registry.entries.binary_search_by(|e| e.name.cmp(&name)) {
+        Err(at) => {
+            let origin = "an explicit call of `register`";
+            registry.entries.insert(
+                at,
+                Entry {
+                    name,
+                    origin,
+                    backend,
+                },
+            );
             Ok(())
         }
-        _ => Err(Error::new(
+        Ok(at) => Err(Error::new(
             ErrorKind::DuplicateBackend,
-            format!("a backend named `{name}` is registered already; choose another name"),
+            format!(
+                "a backend named `{name}` is registered already, by {}; choose another name",
+                registry.entries[at].origin
+            ),
         )),
     }
 }
 
-/// Every backend there is, available or not, sorted by name.
+/// Every backend there is, available or not, sorted by name. A linked backend that could not be
+/// made is among them, as an unavailable one with the reason; names claimed twice are not, see
+/// [`duplicates`].
 #[must_use]
 pub fn backends() -> Vec<Arc<dyn Backend>> {
-    read(|r| r.backends.clone())
+    read(|r| r.entries.iter().map(|e| Arc::clone(&e.backend)).collect())
 }
 
-/// Names that several linked crates claim. None of them can be used until only one is linked.
+/// Names that several linked crates claim, sorted. None of them can be used until only one such
+/// crate is linked.
 #[must_use]
 pub fn duplicates() -> Vec<String> {
-    read(|r| r.duplicates.clone())
+    read(|r| r.duplicates.iter().map(|d| d.name.clone()).collect())
+}
+
+/// Names and backends, sorted by name.
+fn named() -> Vec<(String, Arc<dyn Backend>)> {
+    let pair = |e: &Entry| (e.name.clone(), Arc::clone(&e.backend));
+    read(|r| r.entries.iter().map(pair).collect())
+}
+
+/// The error about `name`, if several crates claim it.
+fn refuse_duplicate(name: &str) -> Result<()> {
+    let found = |r: &Registry| {
+        let duplicate = r.duplicates.iter().find(|d| d.name == name);
+        duplicate.map(Duplicate::error)
+    };
+    read(found).map_or(Ok(()), Err)
 }
 
 /// Whether a backend can work. A plugin that panics when asked cannot.
@@ -105,27 +271,31 @@ pub fn duplicates() -> Vec<String> {
 /// The reason why it cannot.
 pub fn availability(backend: &dyn Backend) -> Result<(), String> {
     let asked = catch_unwind(AssertUnwindSafe(|| {
-        if backend.available() { None } else { Some(backend.unavailable_reason()) }
+        if backend.available() {
+            None
+        } else {
+            Some(backend.unavailable_reason())
+        }
     }));
     match asked {
         Ok(None) => Ok(()),
         Ok(Some(reason)) => {
             Err(reason.unwrap_or_else(|| String::from("it is not available on this machine")))
         }
-        Err(_) => Err(String::from("it panicked when asked whether it is available")),
+        Err(panic) => Err(format!(
+            "it panicked when asked whether it is available{}",
+            said(panic.as_ref())
+        )),
     }
 }
 
-fn available_names() -> Vec<String> {
-    backends()
-        .iter()
-        .filter(|b| availability(b.as_ref()).is_ok())
-        .map(|b| b.name().to_owned())
-        .collect()
-}
-
-fn listed(names: &[String]) -> String {
-    if names.is_empty() { String::from("none") } else { names.join(", ") }
+fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<_> = names.collect();
+    if names.is_empty() {
+        String::from("none")
+    } else {
+        names.join(", ")
+    }
 }
 
 /// The backend called `name`; an empty name means [`default_backend`].
@@ -137,39 +307,50 @@ pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
     if name.is_empty() {
         return default_backend();
     }
-    if duplicates().iter().any(|d| d == name) {
-        return Err(Error::new(
-            ErrorKind::DuplicateBackend,
-            format!("several linked crates register a backend named `{name}`; link only one"),
-        ));
-    }
-    let all = backends();
-    let Some(found) = all.iter().find(|b| b.name() == name) else {
-        let names: Vec<String> = all.iter().map(|b| b.name().to_owned()).collect();
-        let hint = names
-            .iter()
-            .find(|n| similar(n, name))
-            .map(|n| format!("; did you mean `{n}`?"))
-            .unwrap_or_default();
-        return Err(Error::new(
-            ErrorKind::UnknownBackend,
-            format!("no backend is named `{name}`; there are: {}{hint}", listed(&names)),
-        ));
+    refuse_duplicate(name)?;
+    let all = named();
+    let Some((_, found)) = all.iter().find(|(n, _)| n == name) else {
+        return Err(unknown(name, &all));
     };
     match availability(found.as_ref()) {
         Ok(()) => Ok(Arc::clone(found)),
-        Err(reason) => Err(Error::new(
-            ErrorKind::UnavailableBackend,
-            format!(
-                "backend `{name}` cannot be used: {reason}; available are: {}",
-                listed(&available_names())
-            ),
-        )),
+        Err(reason) => {
+            let available = all
+                .iter()
+                .filter(|(_, b)| availability(b.as_ref()).is_ok())
+                .map(|(n, _)| n.as_str());
+            Err(Error::new(
+                ErrorKind::UnavailableBackend,
+                format!(
+                    "backend `{name}` cannot be used: {reason}; available are: {}",
+                    listed(available)
+                ),
+            ))
+        }
     }
 }
 
-/// Whether two names differ by at most two edits (Levenshtein), case aside.
-fn similar(a: &str, b: &str) -> bool {
+fn unknown(name: &str, all: &[(String, Arc<dyn Backend>)]) -> Error {
+    let duplicates = duplicates();
+    let names = || all.iter().map(|(n, _)| n).chain(&duplicates);
+    let message = if names().next().is_none() {
+        format!("no backend is named `{name}`: {NOTHING_LINKED}")
+    } else {
+        let hint = names()
+            .map(|n| (distance(n, name), n))
+            .min()
+            .filter(|(edits, _)| *edits <= 2.min(name.chars().count().saturating_sub(1)))
+            .map(|(_, n)| format!("; did you mean `{n}`?"))
+            .unwrap_or_default();
+        let there_are = listed(all.iter().map(|(n, _)| n.as_str()));
+        format!("no backend is named `{name}`; there are: {there_are}{hint}")
+    };
+    Error::new(ErrorKind::UnknownBackend, message)
+}
+
+/// Edits from one name to the other (Levenshtein), case aside. Long names are compared by their
+/// beginnings.
+fn distance(a: &str, b: &str) -> usize {
     let (a, b) = (a.to_lowercase(), b.to_lowercase());
     let b: Vec<char> = b.chars().take(64).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -182,65 +363,90 @@ fn similar(a: &str, b: &str) -> bool {
             row[j + 1] = cost.min(row[j] + 1).min(diagonal + 1);
         }
     }
-    row[b.len()] <= 2.min(b.len().saturating_sub(1))
+    row[b.len()]
 }
 
 /// The best available backend: the first of [`PREFERENCE`], then any other by name.
 ///
 /// # Errors
-/// [`ErrorKind::NoBackend`] when none is linked or none can work, with the reasons.
+/// [`ErrorKind::NoBackend`] when none is linked or none can work, with the reasons;
+/// [`ErrorKind::DuplicateBackend`] when several crates claim a name that stands before the first
+/// available one.
 pub fn default_backend() -> Result<Arc<dyn Backend>> {
-    let all = backends();
-    if all.is_empty() {
-        return Err(Error::new(
-            ErrorKind::NoBackend,
-            "no backend is linked; depend on a backend crate such as `metal-backend`",
-        ));
+    let all = named();
+    let duplicates = duplicates();
+    let mut names: Vec<&str> = all.iter().map(|(n, _)| n.as_str()).collect();
+    names.extend(duplicates.iter().map(String::as_str));
+    if names.is_empty() {
+        return Err(Error::new(ErrorKind::NoBackend, NOTHING_LINKED));
     }
-    let preferred = PREFERENCE.iter().filter_map(|n| all.iter().find(|b| b.name() == *n));
-    let others = all.iter().filter(|b| !PREFERENCE.contains(&b.name()));
+    let rank = |n: &str| PREFERENCE.iter().position(|p| *p == n);
+    names.sort_by_key(|n| (rank(n).unwrap_or(PREFERENCE.len()), *n));
     let mut reasons = Vec::new();
-    for candidate in preferred.chain(others) {
+    for name in names {
+        refuse_duplicate(name)?;
+        let Some((_, candidate)) = all.iter().find(|(n, _)| n == name) else {
+            continue;
+        };
         match availability(candidate.as_ref()) {
             Ok(()) => return Ok(Arc::clone(candidate)),
-            Err(reason) => reasons.push(format!("{}: {reason}", candidate.name())),
+            Err(reason) => reasons.push(format!("{name}: {reason}")),
         }
     }
     Err(Error::new(
         ErrorKind::NoBackend,
-        format!("no backend can be used on this machine ({})", reasons.join("; ")),
+        format!(
+            "no backend can be used on this machine ({})",
+            reasons.join("; ")
+        ),
     ))
 }
 
 /// Loads the model at `path` with the backend that `options` name, or the default one.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] when there is nothing at `path`; else as [`backend`],
-/// [`LoadOptions::validate`] and [`Backend::load_model`].
+/// [`ErrorKind::ModelNotFound`] when there is nothing at `path`, before a backend is asked; else as
+/// [`LoadOptions::validate`], [`backend()`] and [`Backend::load_model`].
 pub fn load_model(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
     let path = path.as_ref();
     options.validate()?;
-    let backend = backend(options.backend.as_deref().unwrap_or_default())?;
-    if !path.exists() {
-        return Err(Error::new(
-            ErrorKind::ModelNotFound,
-            "there is no model here; give a directory with config.json and safetensors files, or a \
-             .gguf file",
-        )
-        .with_path(path));
+    match path.try_exists() {
+        Ok(true) => {}
+        Ok(false) => {
+            return Err(Error::new(
+                ErrorKind::ModelNotFound,
+                "there is no model here; give a directory with config.json and safetensors files, \
+                 or a .gguf file",
+            )
+            .with_path(path));
+        }
+        Err(e) => {
+            return Err(
+                Error::new(ErrorKind::Io, format!("the model cannot be reached: {e}"))
+                    .with_path(path)
+                    .with_source(e),
+            );
+        }
     }
-    backend.load_model(path, options)
+    backend(options.backend.as_deref().unwrap_or_default())?.load_model(path, options)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::similar;
+    use super::*;
 
     #[test]
-    fn similar_names_are_near() {
-        assert!(similar("metal", "Metall"));
-        assert!(similar("cpu", "gpu"));
-        assert!(!similar("cpu", "mlx_lm"));
-        assert!(!similar("cuda", ""));
+    fn edits_are_counted() {
+        assert_eq!(distance("metal", "Metall"), 1);
+        assert_eq!(distance("cpu", "gpu"), 1);
+        assert_eq!(distance("cuda", ""), 4);
+        assert_eq!(distance("abc", "cab"), 2);
+    }
+
+    #[test]
+    fn panics_speak() {
+        let panic = catch_unwind(|| panic!("no {}", "driver")).unwrap_err();
+        assert_eq!(said(panic.as_ref()), ": no driver");
+        assert_eq!(said(&7u8), "");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::GenerateMetrics;
 
 /// One generated token.
@@ -26,7 +26,11 @@ pub struct Token {
 impl Token {
     /// A token without logits.
     pub fn new(id: u32, text: impl Into<String>) -> Self {
-        Self { id, text: text.into(), logits: None }
+        Self {
+            id,
+            text: text.into(),
+            logits: None,
+        }
     }
 
     /// Adds the logits it was drawn from.
@@ -68,6 +72,18 @@ impl FinishReason {
     }
 }
 
+impl FinishReason {
+    /// How a reply ends that fails with `error`.
+    #[must_use]
+    pub fn of_error(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::Cancelled => FinishReason::Cancelled,
+            ErrorKind::DeadlineExceeded => FinishReason::Deadline,
+            _ => FinishReason::Error,
+        }
+    }
+}
+
 impl std::fmt::Display for FinishReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.as_str())
@@ -91,11 +107,13 @@ pub trait TokenSource: Iterator<Item = Result<Token>> + Send {
 pub struct TokenStream {
     source: Box<dyn TokenSource>,
     ended: bool,
+    /// What an error says about the end, for a source that says nothing itself.
+    failure: Option<FinishReason>,
 }
 
 /// A whole reply.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Output {
     /// The text.
     pub text: String,
@@ -110,13 +128,17 @@ pub struct Output {
 impl TokenStream {
     /// A stream of `source`.
     pub fn new(source: impl TokenSource + 'static) -> Self {
-        Self { source: Box::new(source), ended: false }
+        Self {
+            source: Box::new(source),
+            ended: false,
+            failure: None,
+        }
     }
 
     /// Why the reply ended; `None` while it goes on.
     #[must_use]
     pub fn finish_reason(&self) -> Option<FinishReason> {
-        self.source.finish_reason()
+        self.source.finish_reason().or(self.failure)
     }
 
     /// The figures of this request so far.
@@ -162,6 +184,9 @@ impl Iterator for TokenStream {
         }
         let item = self.source.next();
         self.ended = !matches!(item, Some(Ok(_)));
+        if let Some(Err(e)) = &item {
+            self.failure = Some(FinishReason::of_error(e));
+        }
         item
     }
 }
@@ -170,7 +195,9 @@ impl FusedIterator for TokenStream {}
 
 impl std::fmt::Debug for TokenStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TokenStream").field("finish_reason", &self.finish_reason()).finish()
+        f.debug_struct("TokenStream")
+            .field("finish_reason", &self.finish_reason())
+            .finish()
     }
 }
 
@@ -208,13 +235,21 @@ impl BatchResult {
     /// A complete reply.
     #[must_use]
     pub fn new(tokens: Vec<Token>, finish_reason: Option<FinishReason>) -> Self {
-        Self { tokens, finish_reason, error: None }
+        Self {
+            tokens,
+            finish_reason,
+            error: None,
+        }
     }
 
     /// A reply that failed after `tokens`.
     #[must_use]
     pub fn failed(tokens: Vec<Token>, error: Error) -> Self {
-        Self { tokens, finish_reason: Some(FinishReason::Error), error: Some(error) }
+        Self {
+            tokens,
+            finish_reason: Some(FinishReason::of_error(&error)),
+            error: Some(error),
+        }
     }
 
     /// The text of its tokens.

@@ -1,6 +1,6 @@
 //! Models that show ids and logits.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::backend::TextModel;
 use crate::error::Result;
@@ -8,7 +8,7 @@ use crate::message::{Message, Prompt};
 
 /// Logits of some positions of a prompt.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LogitsOutput {
     /// The ids of the prompt.
     pub tokens: Vec<u32>,
@@ -22,7 +22,11 @@ impl LogitsOutput {
     /// Logits of `shape` for the prompt `tokens`.
     #[must_use]
     pub fn new(tokens: Vec<u32>, shape: Vec<usize>, logits: Vec<f32>) -> Self {
-        Self { tokens, shape, logits }
+        Self {
+            tokens,
+            shape,
+            logits,
+        }
     }
 }
 

@@ -41,6 +41,54 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
+    /// The defaults: rank 8, alpha 16, query and value projections of all blocks, float32.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the rank: rows of A, columns of B.
+    #[must_use]
+    pub fn with_rank(mut self, rank: usize) -> Self {
+        self.rank = rank;
+        self
+    }
+
+    /// Sets the numerator of the scale.
+    #[must_use]
+    pub fn with_alpha(mut self, alpha: f32) -> Self {
+        self.alpha = alpha;
+        self
+    }
+
+    /// Sets the fraction of inputs dropped in training, from 0 to below 1.
+    #[must_use]
+    pub fn with_dropout(mut self, dropout: f32) -> Self {
+        self.dropout = dropout;
+        self
+    }
+
+    /// Sets the projections to adapt, by the end of their names.
+    #[must_use]
+    pub fn with_targets<S: Into<String>>(mut self, targets: impl IntoIterator<Item = S>) -> Self {
+        self.targets = targets.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Sets how many of the last blocks to adapt; `None` is all.
+    #[must_use]
+    pub fn with_num_layers(mut self, num_layers: impl Into<Option<usize>>) -> Self {
+        self.num_layers = num_layers.into();
+        self
+    }
+
+    /// Sets the type of A and B.
+    #[must_use]
+    pub fn with_dtype(mut self, dtype: ComputeType) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
     /// The factor on the adapter's output.
     #[must_use]
     pub fn scale(&self) -> f32 {
@@ -60,10 +108,15 @@ impl LoraConfig {
             return bad(format!("alpha is {}; it must be a number", self.alpha));
         }
         if !(0.0..1.0).contains(&self.dropout) {
-            return bad(format!("dropout is {}; it must lie in 0 to below 1", self.dropout));
+            return bad(format!(
+                "dropout is {}; it must lie in 0 to below 1",
+                self.dropout
+            ));
         }
         if self.targets.is_empty() || self.targets.iter().any(String::is_empty) {
-            return bad(String::from("targets must name at least one projection, none empty"));
+            return bad(String::from(
+                "targets must name at least one projection, none empty",
+            ));
         }
         if self.num_layers == Some(0) {
             return bad(String::from("num_layers is 0; it must be at least 1"));
@@ -121,13 +174,25 @@ mod tests {
         assert_eq!(c.scale(), 2.0);
         c.validate().unwrap();
         for bad in [
-            LoraConfig { rank: 0, ..c.clone() },
-            LoraConfig { alpha: f32::NAN, ..c.clone() },
-            LoraConfig { dropout: 1.0, ..c.clone() },
-            LoraConfig { targets: vec![], ..c.clone() },
-            LoraConfig { num_layers: Some(0), ..c.clone() },
+            c.clone().with_rank(0),
+            c.clone().with_alpha(f32::NAN),
+            c.clone().with_dropout(1.0),
+            c.clone().with_targets(Vec::<String>::new()),
+            c.clone().with_targets(["q_proj", ""]),
+            c.clone().with_num_layers(0),
         ] {
-            assert_eq!(bad.validate().unwrap_err().kind(), ErrorKind::InvalidOption, "{bad:?}");
+            assert_eq!(
+                bad.validate().unwrap_err().kind(),
+                ErrorKind::InvalidOption,
+                "{bad:?}"
+            );
         }
+        let c = c
+            .with_targets(["down_proj"])
+            .with_num_layers(4)
+            .with_dtype(ComputeType::BFloat16);
+        let json = serde_json::to_string(&c).unwrap();
+        assert_eq!(serde_json::from_str::<LoraConfig>(&json).unwrap(), c);
+        assert!(serde_json::from_str::<LoraConfig>(r#"{"ranks": 8}"#).is_err());
     }
 }

@@ -1,4 +1,7 @@
-//! The contract through `dyn` objects and a mock backend, as a program and a plugin use it.
+//! The contract through `dyn` objects and a mock backend, as a program and a plugin use it. Plugins that
+//! fail have their own tests, `broken_plugins.rs`; the optional traits theirs, `optional_traits.rs`.
+
+#![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,7 +37,9 @@ impl Backend for Mock {
         Capabilities::new().with_streaming().with_chat()
     }
     fn load_model(&self, _: &Path, _: &LoadOptions) -> Result<Box<dyn TextModel>> {
-        Ok(Box::new(Echo { state: Arc::default() }))
+        Ok(Box::new(Echo {
+            state: Arc::default(),
+        }))
     }
 }
 
@@ -69,7 +74,7 @@ impl Iterator for Run {
             return Some(Err(Error::new(ErrorKind::Closed, "closed")));
         }
         if let Err(e) = self.options.check_interrupt() {
-            self.finish = Some(FinishReason::Cancelled);
+            self.finish = Some(FinishReason::of_error(&e));
             return Some(Err(e));
         }
         if self.metrics.generated_tokens == self.options.max_tokens {
@@ -123,17 +128,28 @@ impl TextModel for Echo {
         }))
     }
     fn chat(&self, messages: &[Message], options: &GenerateOptions) -> Result<TokenStream> {
-        let text: String = messages.iter().map(|m| format!("[{}]{}", m.role, m.content)).collect();
+        let text: String = messages
+            .iter()
+            .map(|m| format!("[{}]{}", m.role, m.content))
+            .collect();
         self.generate(&text.into(), options)
     }
     fn classify(&self, _: &[Prompt], _: &GenerateOptions, _: bool) -> Result<Vec<ClassifyResult>> {
-        Err(Error::new(ErrorKind::Unsupported, "the mock does not classify"))
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "the mock does not classify",
+        ))
     }
     fn batch_generate(&self, p: &[Prompt], o: &GenerateOptions) -> Result<Vec<BatchResult>> {
         Ok(p.iter()
-            .map(|p| match self.generate(p, o).and_then(Iterator::collect::<Result<Vec<_>>>) {
-                Ok(tokens) => BatchResult::new(tokens, Some(FinishReason::Stop)),
-                Err(e) => BatchResult::failed(vec![], e),
+            .map(|p| {
+                match self
+                    .generate(p, o)
+                    .and_then(Iterator::collect::<Result<Vec<_>>>)
+                {
+                    Ok(tokens) => BatchResult::new(tokens, Some(FinishReason::Stop)),
+                    Err(e) => BatchResult::failed(vec![], e),
+                }
             })
             .collect())
     }
@@ -152,11 +168,26 @@ impl TextModel for Echo {
     }
 }
 
-inference::register_backend!("mock-linked", || Box::new(Mock { name: "mock-linked", available: true }));
-inference::register_backend!("mock-away", || Box::new(Mock { name: "mock-away", available: false }));
-inference::register_backend!("mock-panics", || Box::new(Mock { name: "mock-panics", available: true }));
-inference::register_backend!("mock-twice", || Box::new(Mock { name: "mock-twice", available: true }));
-inference::register_backend!("mock-twice", || Box::new(Mock { name: "mock-twice", available: true }));
+inference::register_backend!("mock-linked", || Box::new(Mock {
+    name: "mock-linked",
+    available: true
+}));
+inference::register_backend!("mock-away", || Box::new(Mock {
+    name: "mock-away",
+    available: false
+}));
+inference::register_backend!("mock-panics", || Box::new(Mock {
+    name: "mock-panics",
+    available: true
+}));
+inference::register_backend!("mock-twice", || Box::new(Mock {
+    name: "mock-twice",
+    available: true
+}));
+inference::register_backend!("mock-twice", || Box::new(Mock {
+    name: "mock-twice",
+    available: true
+}));
 
 fn model() -> Box<dyn TextModel> {
     let options = LoadOptions::new().with_backend("mock-linked");
@@ -165,12 +196,18 @@ fn model() -> Box<dyn TextModel> {
 
 #[test]
 fn linked_backends_are_listed_in_order_and_found_by_name() {
-    let names: Vec<_> = inference::backends().iter().map(|b| b.name().to_owned()).collect();
+    let names: Vec<_> = inference::backends()
+        .iter()
+        .map(|b| b.name().to_owned())
+        .collect();
     let mut sorted = names.clone();
     sorted.sort();
     assert_eq!(names, sorted);
     assert!(names.contains(&String::from("mock-away")));
-    assert_eq!(inference::backend("mock-linked").unwrap().name(), "mock-linked");
+    assert_eq!(
+        inference::backend("mock-linked").unwrap().name(),
+        "mock-linked"
+    );
     assert_eq!(inference::duplicates(), ["mock-twice"]);
 }
 
@@ -182,10 +219,16 @@ fn refused(name: &str) -> Error {
 fn unknown_unavailable_and_duplicate_are_different_errors() {
     let e = refused("mock-linkd");
     assert_eq!(e.kind(), ErrorKind::UnknownBackend);
-    assert!(e.message().contains("mock-away") && e.message().contains("did you mean `mock-linked`"), "{e}");
+    assert!(
+        e.message().contains("mock-away") && e.message().contains("did you mean `mock-linked`"),
+        "{e}"
+    );
     let e = refused("mock-away");
     assert_eq!(e.kind(), ErrorKind::UnavailableBackend);
-    assert!(e.message().contains("on the moon") && e.message().contains("mock-linked"), "{e}");
+    assert!(
+        e.message().contains("on the moon") && e.message().contains("mock-linked"),
+        "{e}"
+    );
     let e = refused("mock-panics");
     assert_eq!(e.kind(), ErrorKind::UnavailableBackend);
     assert!(e.message().contains("panicked"), "{e}");
@@ -205,9 +248,15 @@ fn the_default_follows_the_preference_and_register_refuses_taken_names() {
     register("cuda", true).unwrap();
     assert_eq!(inference::default_backend().unwrap().name(), "cuda");
     for taken in ["cpu", "mock-linked", "mock-twice"] {
-        assert_eq!(register(taken, true).unwrap_err().kind(), ErrorKind::DuplicateBackend);
+        assert_eq!(
+            register(taken, true).unwrap_err().kind(),
+            ErrorKind::DuplicateBackend
+        );
     }
-    assert_eq!(register(" ", true).unwrap_err().kind(), ErrorKind::InvalidOption);
+    assert_eq!(
+        register(" ", true).unwrap_err().kind(),
+        ErrorKind::InvalidOption
+    );
 }
 
 #[test]
@@ -216,20 +265,36 @@ fn a_missing_path_and_bad_options_fail_before_the_backend_is_asked() {
     let e = inference::load_model("/no/such/model", &o).err().unwrap();
     assert_eq!(e.kind(), ErrorKind::ModelNotFound);
     assert_eq!(e.path(), Some(Path::new("/no/such/model")));
-    let e = inference::load_model(".", &o.with_context_len(0)).err().unwrap();
+    let e = inference::load_model(".", &o.with_context_len(0))
+        .err()
+        .unwrap();
     assert_eq!(e.kind(), ErrorKind::InvalidOption);
 }
 
 #[test]
 fn streams_give_tokens_text_reason_and_figures() {
     let m = model();
-    let out = m.generate(&"abc".into(), &GenerateOptions::new()).unwrap().collect_output().unwrap();
-    assert_eq!((out.text.as_str(), &out.tokens[..]), ("abc", &[97, 98, 99][..]));
+    let out = m
+        .generate(&"abc".into(), &GenerateOptions::new())
+        .unwrap()
+        .collect_output()
+        .unwrap();
+    assert_eq!(
+        (out.text.as_str(), &out.tokens[..]),
+        ("abc", &[97, 98, 99][..])
+    );
     assert_eq!(out.finish_reason, Some(FinishReason::Stop));
     assert_eq!(out.metrics.prompt_tokens, 3);
-    let out = m.generate(&"abc".into(), &GenerateOptions::new().with_max_tokens(2)).unwrap();
-    assert_eq!(out.collect_output().unwrap().finish_reason, Some(FinishReason::Length));
-    let chat = m.chat(&[Message::user("hi")], &GenerateOptions::new()).unwrap();
+    let out = m
+        .generate(&"abc".into(), &GenerateOptions::new().with_max_tokens(2))
+        .unwrap();
+    assert_eq!(
+        out.collect_output().unwrap().finish_reason,
+        Some(FinishReason::Length)
+    );
+    let chat = m
+        .chat(&[Message::user("hi")], &GenerateOptions::new())
+        .unwrap();
     assert_eq!(chat.text().unwrap(), "[user]hi");
     assert!(m.as_trainable().is_none() && m.as_attention_inspector().is_none());
     let bad = m.generate(&"a".into(), &GenerateOptions::new().with_temperature(-1.0));
@@ -240,21 +305,35 @@ fn streams_give_tokens_text_reason_and_figures() {
 fn cancelling_and_deadlines_end_a_stream_once() {
     let m = model();
     let token = CancelToken::new();
-    let mut s = m.generate(&"abc".into(), &GenerateOptions::new().with_cancel(token.clone())).unwrap();
+    let mut s = m
+        .generate(
+            &"abc".into(),
+            &GenerateOptions::new().with_cancel(token.clone()),
+        )
+        .unwrap();
     assert!(s.next().unwrap().is_ok());
     token.cancel();
     assert_eq!(s.next().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
     assert!(s.next().is_none() && s.next().is_none());
+    assert_eq!(s.finish_reason(), Some(FinishReason::Cancelled));
     let past = Instant::now() - Duration::from_millis(1);
-    let mut s = m.generate(&"abc".into(), &GenerateOptions::new().with_deadline(past)).unwrap();
-    assert_eq!(s.next().unwrap().unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    let mut s = m
+        .generate(&"abc".into(), &GenerateOptions::new().with_deadline(past))
+        .unwrap();
+    assert_eq!(
+        s.next().unwrap().unwrap_err().kind(),
+        ErrorKind::DeadlineExceeded
+    );
     assert!(s.next().is_none());
+    assert_eq!(s.finish_reason(), Some(FinishReason::Deadline));
 }
 
 #[test]
 fn dropping_a_stream_ends_its_request_and_closing_ends_all() {
     let state = Arc::new(State::default());
-    let m = Echo { state: Arc::clone(&state) };
+    let m = Echo {
+        state: Arc::clone(&state),
+    };
     let mut s = m.generate(&"abc".into(), &GenerateOptions::new()).unwrap();
     s.next();
     assert_eq!(state.running.load(Ordering::SeqCst), 1);
@@ -275,13 +354,95 @@ fn streams_and_models_cross_threads() {
     let m: Arc<dyn TextModel> = Arc::from(model());
     let s = sendable(m.generate(&"abc".into(), &GenerateOptions::new()).unwrap());
     drop(m); // the stream outlives the model's handle
-    assert_eq!(std::thread::spawn(move || s.text()).join().unwrap().unwrap(), "abc");
+    assert_eq!(
+        std::thread::spawn(move || s.text())
+            .join()
+            .unwrap()
+            .unwrap(),
+        "abc"
+    );
 }
 
 #[test]
 fn every_prompt_of_a_batch_has_its_own_error() {
-    let results =
-        model().batch_generate(&["a".into(), vec![1u32].into()], &GenerateOptions::new()).unwrap();
+    let results = model()
+        .batch_generate(&["a".into(), vec![1u32].into()], &GenerateOptions::new())
+        .unwrap();
     assert_eq!(results[0].text(), "a");
-    assert_eq!(results[1].error.as_ref().unwrap().kind(), ErrorKind::Unsupported);
+    assert_eq!(
+        results[1].error.as_ref().unwrap().kind(),
+        ErrorKind::Unsupported
+    );
+}
+
+/// Yields, fails, and would go on; says nothing about its end.
+struct Careless(u32);
+
+impl Iterator for Careless {
+    type Item = Result<Token>;
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0 += 1;
+        Some(match self.0 {
+            2 => Err(Error::new(ErrorKind::Engine, "broken")),
+            n => Ok(Token::new(n, "x").with_logits([0.0, 1.0])),
+        })
+    }
+}
+
+impl TokenSource for Careless {
+    fn finish_reason(&self) -> Option<FinishReason> {
+        None
+    }
+    fn metrics(&self) -> GenerateMetrics {
+        GenerateMetrics::default()
+    }
+}
+
+#[test]
+fn a_stream_ends_after_an_error_whatever_its_source_does() {
+    let mut s = TokenStream::new(Careless(0));
+    assert_eq!(s.next().unwrap().unwrap().logits.unwrap().len(), 2);
+    assert_eq!(s.finish_reason(), None);
+    assert_eq!(s.next().unwrap().unwrap_err().kind(), ErrorKind::Engine);
+    assert!(s.next().is_none() && s.next().is_none());
+    assert_eq!(s.finish_reason(), Some(FinishReason::Error));
+    let e = TokenStream::new(Careless(0)).collect_output().unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Engine);
+}
+
+#[test]
+fn no_tokens_asked_for_are_no_tokens() {
+    let options = GenerateOptions::new().with_max_tokens(0);
+    let out = model().generate(&"abc".into(), &options).unwrap();
+    let out = out.collect_output().unwrap();
+    assert_eq!(
+        (out.text.as_str(), out.finish_reason),
+        ("", Some(FinishReason::Length))
+    );
+    let json = serde_json::to_value(&out).unwrap();
+    assert_eq!(json["finish_reason"], "length");
+    assert_eq!(json["metrics"]["prompt_tokens"], 3);
+    assert_eq!(
+        serde_json::from_value::<inference::Output>(json).unwrap(),
+        out
+    );
+}
+
+#[test]
+fn cancelling_works_from_another_thread() {
+    let token = CancelToken::new();
+    let options = GenerateOptions::new()
+        .with_max_tokens(usize::MAX)
+        .with_cancel(token.clone());
+    let long = "x".repeat(1 << 20);
+    let mut s = model().generate(&long.into(), &options).unwrap();
+    s.next().unwrap().unwrap();
+    let (tx, rx) = std::sync::mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        rx.recv().unwrap();
+        s.find_map(Result::err).map(|e| e.kind())
+    });
+    token.cancel();
+    tx.send(()).unwrap();
+    assert_eq!(reader.join().unwrap(), Some(ErrorKind::Cancelled));
 }

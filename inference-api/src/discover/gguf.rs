@@ -1,19 +1,30 @@
 //! The little of a GGUF header that discovery shows: architecture and quantization. Bounded: no
-//! length in the file is believed before it is compared with what remains.
+//! number in the file is believed before it is compared with what remains of the file, and tensor
+//! data is never read. Loading, which checks everything, is a backend's.
 
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::io::{BufReader, Read, Seek};
 use std::path::Path;
 
 use super::{DiscoveredModel, ModelFormat, Quantization};
 use crate::error::{Error, ErrorKind, Result};
 
+/// A header beyond this is not one: the largest vocabularies make some tens of megabytes.
+const MAX_HEADER: u64 = 256 << 20;
 const MAX_KEYS: u64 = 1 << 16;
-const MAX_KEY: u64 = 1 << 16;
-const MAX_DEPTH: usize = 4;
+const MAX_TENSORS: u64 = 1 << 20;
+const MAX_NAME: u64 = 1 << 16;
+const MAX_NESTING: usize = 4;
+/// ggml has 4; some room for later.
+const MAX_DIMS: u32 = 8;
 
-/// `general.file_type` numbers and their names, as llama.cpp writes them.
-const FILE_TYPES: [(u32, &str); 19] = [
+// Numbers of the format's value types (gguf.md, `gguf_metadata_value_type`).
+const U32: u32 = 4;
+const STRING: u32 = 8;
+const ARRAY: u32 = 9;
+
+/// `general.file_type` numbers and their names (`llama_ftype` in llama.cpp).
+const FILE_TYPES: [(u32, &str); 34] = [
     (0, "F32"),
     (1, "F16"),
     (2, "Q4_0"),
@@ -30,217 +41,294 @@ const FILE_TYPES: [(u32, &str); 19] = [
     (16, "Q5_K_S"),
     (17, "Q5_K_M"),
     (18, "Q6_K"),
+    (19, "IQ2_XXS"),
+    (20, "IQ2_XS"),
+    (21, "Q2_K_S"),
+    (22, "IQ3_XS"),
+    (23, "IQ3_XXS"),
+    (24, "IQ1_S"),
+    (25, "IQ4_NL"),
+    (26, "IQ3_S"),
+    (27, "IQ3_M"),
+    (28, "IQ2_S"),
+    (29, "IQ2_M"),
+    (30, "IQ4_XS"),
+    (31, "IQ1_M"),
     (32, "BF16"),
     (36, "TQ1_0"),
+    (37, "TQ2_0"),
     (38, "MXFP4"),
+    (39, "NVFP4"),
 ];
+
+/// Tensor type numbers and their names (`ggml_type` in ggml).
+const TENSOR_TYPES: [(u32, &str); 28] = [
+    (0, "F32"),
+    (1, "F16"),
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (6, "Q5_0"),
+    (7, "Q5_1"),
+    (8, "Q8_0"),
+    (9, "Q8_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K"),
+    (12, "Q4_K"),
+    (13, "Q5_K"),
+    (14, "Q6_K"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (20, "IQ4_NL"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (23, "IQ4_XS"),
+    (29, "IQ1_M"),
+    (30, "BF16"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (39, "MXFP4"),
+    (40, "NVFP4"),
+];
+
+fn name_in(table: &[(u32, &'static str)], number: u32) -> Option<&'static str> {
+    table
+        .iter()
+        .find(|(n, _)| *n == number)
+        .map(|(_, name)| *name)
+}
 
 pub(super) fn describe(path: &Path) -> Result<DiscoveredModel> {
     let invalid = |message: String| Error::new(ErrorKind::InvalidModel, message).with_path(path);
-    let file = File::open(path).map_err(|e| super::io_error(path, "cannot open", e))?;
-    let bytes = file.metadata().map_err(|e| super::io_error(path, "cannot read", e))?.len();
-    let mut header = Header { reader: BufReader::new(file), left: bytes };
-    let (architecture, file_type) = header.read().map_err(invalid)?;
-    let name = file_type.and_then(|t| FILE_TYPES.iter().find(|(n, _)| *n == t)).map(|(_, n)| *n);
-    let quantization = match name {
-        Some("Q4_0" | "Q4_1") => Some(Quantization { bits: 4, group_size: 32 }),
-        Some("Q5_0" | "Q5_1") => Some(Quantization { bits: 5, group_size: 32 }),
-        Some("Q8_0") => Some(Quantization { bits: 8, group_size: 32 }),
+    let metadata =
+        std::fs::metadata(path).map_err(|e| super::io_error(path, "cannot be read", e))?;
+    // Opening a pipe would wait for its writer.
+    if !metadata.is_file() {
+        return Err(invalid(String::from("not a regular file")));
+    }
+    let file = File::open(path).map_err(|e| super::io_error(path, "cannot be opened", e))?;
+    let bytes = metadata.len();
+    let facts = Header::new(file, bytes).read().map_err(invalid)?;
+    let quantization = match facts.quantization {
+        Some("Q4_0" | "Q4_1") => Some((4, 32)),
+        Some("Q5_0" | "Q5_1") => Some((5, 32)),
+        Some("Q8_0") => Some((8, 32)),
+        // The others have scales of scales, or mix types: not one pair of numbers.
         _ => None,
     };
     Ok(DiscoveredModel {
         path: path.to_owned(),
-        model_type: architecture.unwrap_or_default(),
+        model_type: facts.architecture.unwrap_or_default(),
         format: ModelFormat::Gguf,
-        quantization,
-        quantization_name: name.map(str::to_owned),
+        quantization: quantization.map(|(bits, group_size)| Quantization { bits, group_size }),
+        quantization_name: facts.quantization.map(str::to_owned),
         num_files: 1,
         bytes,
     })
 }
 
+/// What a header says.
+#[derive(Debug, Default, PartialEq)]
+struct Facts {
+    architecture: Option<String>,
+    quantization: Option<&'static str>,
+}
+
 struct Header<R> {
-    reader: R,
-    /// Bytes of the file not yet read.
+    reader: BufReader<R>,
+    /// Bytes not yet read, of the file or of what is allowed to a header.
     left: u64,
+    /// Whether `left` ends before the file does.
+    capped: bool,
 }
 
 type Fault<T> = std::result::Result<T, String>;
 
 impl<R: Read + Seek> Header<R> {
-    fn bytes<const N: usize>(&mut self) -> Fault<[u8; N]> {
-        let mut buffer = [0; N];
-        self.spend(N as u64)?;
-        self.reader.read_exact(&mut buffer).map_err(|e| format!("cannot read the header: {e}"))?;
-        Ok(buffer)
+    fn new(reader: R, bytes: u64) -> Self {
+        Self {
+            reader: BufReader::new(reader),
+            left: bytes.min(MAX_HEADER),
+            capped: bytes > MAX_HEADER,
+        }
     }
 
     fn spend(&mut self, n: u64) -> Fault<()> {
-        self.left = self
-            .left
-            .checked_sub(n)
-            .ok_or_else(|| format!("the header asks for {n} bytes where {} remain", self.left))?;
+        match self.left.checked_sub(n) {
+            Some(left) => self.left = left,
+            None if self.capped => {
+                return Err(format!(
+                    "the header is longer than {MAX_HEADER} bytes, which no model needs"
+                ));
+            }
+            None => {
+                return Err(format!(
+                    "the header asks for {n} bytes where {} remain in the file",
+                    self.left
+                ));
+            }
+        }
         Ok(())
     }
 
+    fn fill(&mut self, buffer: &mut [u8]) -> Fault<()> {
+        self.spend(buffer.len() as u64)?;
+        self.reader
+            .read_exact(buffer)
+            .map_err(|e| format!("the header cannot be read: {e}"))
+    }
+
     fn u32(&mut self) -> Fault<u32> {
-        self.bytes().map(u32::from_le_bytes)
+        let mut buffer = [0; 4];
+        self.fill(&mut buffer)?;
+        Ok(u32::from_le_bytes(buffer))
     }
 
     fn u64(&mut self) -> Fault<u64> {
-        self.bytes().map(u64::from_le_bytes)
+        let mut buffer = [0; 8];
+        self.fill(&mut buffer)?;
+        Ok(u64::from_le_bytes(buffer))
     }
 
+    /// Passes over `n` bytes, within the buffer where they are in it.
     fn skip(&mut self, n: u64) -> Fault<()> {
         self.spend(n)?;
-        // `n` is at most the file's length, which an i64 holds.
+        let n = i64::try_from(n).map_err(|_| format!("{n} bytes cannot be passed over"))?;
         self.reader
-            .seek(SeekFrom::Current(n as i64))
-            .map(|_| ())
-            .map_err(|e| format!("cannot read the header: {e}"))
+            .seek_relative(n)
+            .map_err(|e| format!("the header cannot be read: {e}"))
     }
 
-    fn string(&mut self) -> Fault<String> {
+    fn string(&mut self, what: &str) -> Fault<String> {
         let n = self.u64()?;
-        if n > MAX_KEY {
-            return Err(format!("a name of {n} bytes is longer than {MAX_KEY}"));
+        if n > MAX_NAME {
+            return Err(format!(
+                "{what} of {n} bytes is longer than {MAX_NAME} bytes"
+            ));
         }
-        self.spend(n)?;
-        let mut buffer = vec![0; n as usize];
-        self.reader.read_exact(&mut buffer).map_err(|e| format!("cannot read the header: {e}"))?;
-        String::from_utf8(buffer).map_err(|_| String::from("a name is not UTF-8"))
+        let mut buffer = vec![0; n as usize]; // at most MAX_NAME
+        self.fill(&mut buffer)?;
+        String::from_utf8(buffer).map_err(|_| format!("{what} is not UTF-8"))
     }
 
-    fn scalar_size(kind: u32) -> Option<u64> {
-        Some(match kind {
-            0 | 1 | 7 => 1,
-            2 | 3 => 2,
-            4..=6 => 4,
-            10..=12 => 8,
-            _ => return None,
-        })
+    /// Bytes of one value of a type that has a fixed size.
+    fn fixed_size(kind: u32) -> Option<u64> {
+        match kind {
+            0 | 1 | 7 => Some(1),   // u8, i8, bool
+            2 | 3 => Some(2),       // u16, i16
+            U32 | 5 | 6 => Some(4), // u32, i32, f32
+            10..=12 => Some(8),     // u64, i64, f64
+            _ => None,
+        }
     }
 
-    fn skip_value(&mut self, kind: u32, depth: usize) -> Fault<()> {
-        if let Some(size) = Self::scalar_size(kind) {
+    fn skip_value(&mut self, kind: u32, nesting: usize) -> Fault<()> {
+        if let Some(size) = Self::fixed_size(kind) {
             return self.skip(size);
         }
         match kind {
-            8 => {
+            STRING => {
                 let n = self.u64()?;
                 self.skip(n)
             }
-            9 if depth < MAX_DEPTH => {
-                let (kind, n) = (self.u32()?, self.u64()?);
-                if let Some(size) = Self::scalar_size(kind) {
-                    let bytes = n.checked_mul(size).ok_or("an array is too long")?;
-                    return self.skip(bytes);
+            ARRAY if nesting < MAX_NESTING => {
+                let kind = self.u32()?;
+                let n = self.u64()?;
+                if let Some(size) = Self::fixed_size(kind) {
+                    let bytes = n.checked_mul(size);
+                    return self.skip(
+                        bytes.ok_or_else(|| format!("an array of {n} elements is too long"))?,
+                    );
                 }
-                if n > self.left {
-                    return Err(format!("an array of {n} elements is longer than the file"));
-                }
-                (0..n).try_for_each(|_| self.skip_value(kind, depth + 1))
+                // Each element takes some bytes, so what remains ends this loop.
+                (0..n).try_for_each(|_| self.skip_value(kind, nesting + 1))
             }
-            9 => Err(String::from("arrays are nested too deeply")),
+            ARRAY => Err(format!("arrays are nested more than {MAX_NESTING} deep")),
             _ => Err(format!("a value has the unknown type {kind}")),
         }
     }
 
-    /// Architecture and file type, where the metadata names them.
-    fn read(&mut self) -> Fault<(Option<String>, Option<u32>)> {
-        if &self.bytes::<4>()? != b"GGUF" {
-            return Err(String::from("not a GGUF file: the magic number is missing"));
+    fn read(&mut self) -> Fault<Facts> {
+        let mut magic = [0; 4];
+        self.fill(&mut magic)?;
+        if &magic != b"GGUF" {
+            return Err(String::from(
+                "not a GGUF file: it does not begin with `GGUF`",
+            ));
         }
         let version = self.u32()?;
-        if !(2..=3).contains(&version) {
-            return Err(format!("GGUF version {version} is not supported; 2 and 3 are"));
+        if (2..=3).contains(&version.swap_bytes()) {
+            return Err(String::from(
+                "a big-endian GGUF file; only little-endian ones are supported",
+            ));
         }
-        let _tensors = self.u64()?;
+        if !(2..=3).contains(&version) {
+            return Err(format!(
+                "GGUF version {version} is not supported; 2 and 3 are"
+            ));
+        }
+        let tensors = self.u64()?;
         let keys = self.u64()?;
         if keys > MAX_KEYS {
             return Err(format!("{keys} metadata keys are more than {MAX_KEYS}"));
         }
-        let (mut architecture, mut file_type) = (None, None);
+        if tensors > MAX_TENSORS {
+            return Err(format!("{tensors} tensors are more than {MAX_TENSORS}"));
+        }
+        let mut facts = Facts::default();
         for _ in 0..keys {
-            let key = self.string()?;
+            let key = self.string("a metadata key")?;
             let kind = self.u32()?;
             match (key.as_str(), kind) {
-                ("general.architecture", 8) => architecture = Some(self.string()?),
-                ("general.file_type", 4) => file_type = Some(self.u32()?),
+                ("general.architecture", STRING) => {
+                    facts.architecture = Some(self.string("general.architecture")?);
+                }
+                ("general.file_type", U32) => {
+                    facts.quantization = name_in(&FILE_TYPES, self.u32()?);
+                }
                 _ => self.skip_value(kind, 0)?,
             }
-            if architecture.is_some() && file_type.is_some() {
-                break;
+            // Vocabularies mostly come later, and are long.
+            if facts.architecture.is_some() && facts.quantization.is_some() {
+                return Ok(facts);
             }
         }
-        Ok((architecture, file_type))
+        if facts.quantization.is_none() {
+            facts.quantization = self.dominant_type(tensors)?;
+        }
+        Ok(facts)
+    }
+
+    /// The type that most weights have.
+    fn dominant_type(&mut self, tensors: u64) -> Fault<Option<&'static str>> {
+        let mut elements = [0u64; TENSOR_TYPES.len()];
+        for _ in 0..tensors {
+            let name = self.string("a tensor's name")?;
+            let dims = self.u32()?;
+            if dims > MAX_DIMS {
+                return Err(format!(
+                    "tensor `{name}` has {dims} dimensions; {MAX_DIMS} are the most"
+                ));
+            }
+            let mut size = 1u64;
+            for _ in 0..dims {
+                size = size.saturating_mul(self.u64()?);
+            }
+            let kind = self.u32()?;
+            let _offset = self.u64()?;
+            if let Some(at) = TENSOR_TYPES.iter().position(|(n, _)| *n == kind) {
+                elements[at] = elements[at].saturating_add(size);
+            }
+        }
+        let most = elements.iter().copied().max().filter(|n| *n > 0);
+        Ok(most
+            .and_then(|most| elements.iter().position(|n| *n == most))
+            .map(|at| TENSOR_TYPES[at].1))
     }
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::io::Cursor;
-
-    fn text(out: &mut Vec<u8>, s: &str) {
-        out.extend((s.len() as u64).to_le_bytes());
-        out.extend(s.as_bytes());
-    }
-
-    /// A header with an array before what is looked for.
-    pub fn sample(architecture: &str, file_type: u32) -> Vec<u8> {
-        let mut out = b"GGUF".to_vec();
-        out.extend(3u32.to_le_bytes());
-        out.extend(0u64.to_le_bytes());
-        out.extend(3u64.to_le_bytes());
-        text(&mut out, "tokens");
-        out.extend(9u32.to_le_bytes());
-        out.extend(8u32.to_le_bytes());
-        out.extend(2u64.to_le_bytes());
-        text(&mut out, "a");
-        text(&mut out, "b");
-        text(&mut out, "general.architecture");
-        out.extend(8u32.to_le_bytes());
-        text(&mut out, architecture);
-        text(&mut out, "general.file_type");
-        out.extend(4u32.to_le_bytes());
-        out.extend(file_type.to_le_bytes());
-        out
-    }
-
-    fn read(bytes: &[u8]) -> Fault<(Option<String>, Option<u32>)> {
-        Header { reader: Cursor::new(bytes), left: bytes.len() as u64 }.read()
-    }
-
-    #[test]
-    fn reads_what_discovery_shows() {
-        assert_eq!(read(&sample("qwen2", 7)).unwrap(), (Some("qwen2".into()), Some(7)));
-    }
-
-    #[test]
-    fn every_truncation_is_an_error() {
-        let whole = sample("llama", 3);
-        for n in 0..whole.len() {
-            assert!(read(&whole[..n]).is_err(), "cut to {n}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn mutations_never_panic(at in 0usize..100, byte in any::<u8>()) {
-            let mut bytes = sample("llama", 3);
-            let at = at % bytes.len();
-            bytes[at] = byte;
-            let _ = read(&bytes);
-        }
-
-        #[test]
-        fn noise_never_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let _ = read(&bytes);
-            let start = [b"GGUF".as_slice(), &3u32.to_le_bytes()].concat();
-            bytes.splice(0..0, start);
-            let _ = read(&bytes);
-        }
-    }
-}
+#[path = "gguf_tests.rs"]
+pub(super) mod tests;

@@ -1,5 +1,5 @@
 //! Finding models on disk without loading them: directories with `config.json` and safetensors
-//! files, and `.gguf` files.
+//! files, and `.gguf` files. Whether a model is whole and supported is for a backend to say.
 
 mod gguf;
 
@@ -8,7 +8,8 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -19,7 +20,7 @@ const MAX_CONFIG: u64 = 16 << 20;
 
 /// The format of a model's files.
 #[non_exhaustive]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ModelFormat {
     /// A directory with `config.json` and safetensors files.
@@ -30,7 +31,7 @@ pub enum ModelFormat {
 
 /// How weights are quantized.
 #[non_exhaustive]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quantization {
     /// Bits per weight.
     pub bits: u32,
@@ -40,7 +41,7 @@ pub struct Quantization {
 
 /// A model found on disk.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiscoveredModel {
     /// The directory or file to load.
     pub path: PathBuf,
@@ -50,7 +51,8 @@ pub struct DiscoveredModel {
     pub format: ModelFormat,
     /// How weights are quantized, where that is one number for all.
     pub quantization: Option<Quantization>,
-    /// The quantization's name, such as `Q4_1` or `4-bit`.
+    /// The quantization's name, such as `Q4_1`, `4-bit` or `gptq 4-bit`; also the type of the
+    /// weights of a GGUF that is not quantized, such as `F16`.
     pub quantization_name: Option<String>,
     /// Files with weights.
     pub num_files: usize,
@@ -62,162 +64,279 @@ pub struct DiscoveredModel {
 #[derive(Debug)]
 pub struct Discover {
     /// Still to visit, the next one last.
-    stack: Vec<(PathBuf, usize)>,
+    stack: Vec<Visit>,
+    /// Directories visited, links resolved.
     seen: HashSet<PathBuf>,
 }
 
+#[derive(Debug)]
+enum Visit {
+    Directory(PathBuf, usize),
+    Gguf(PathBuf),
+    /// Found on the way, reported in its turn.
+    Fault(Error),
+}
+
 /// Searches `dir` and what is below it (to a depth of 4) for models, in the order of their paths.
-/// What cannot be read is an `Err` item that names the path, and the search goes on.
+///
+/// A directory with `config.json` and safetensors files is a model and is not searched further.
+/// Every other `.gguf` file is one; a GGUF in numbered parts (`-00001-of-00003.gguf`) is one model,
+/// its path that of the first part. `dir` may itself be a model, or a `.gguf` file. Links are
+/// followed, each directory is visited once.
+///
+/// What cannot be read or is broken is an `Err` item that names the path, and the search goes on.
+/// Only headers and configurations are read: that a model is listed does not mean that it is whole.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] when `dir` is not there.
+/// [`ErrorKind::ModelNotFound`] when there is nothing at `dir`, [`ErrorKind::InvalidModel`] when it
+/// is a file of another kind, [`ErrorKind::Io`] when it cannot be reached.
 pub fn discover(dir: impl AsRef<Path>) -> Result<Discover> {
     let dir = dir.as_ref();
-    if !dir.exists() {
-        return Err(Error::new(ErrorKind::ModelNotFound, "there is no such directory")
-            .with_path(dir));
-    }
-    Ok(Discover { stack: vec![(dir.to_owned(), 0)], seen: HashSet::new() })
+    let metadata = fs::metadata(dir).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => {
+            Error::new(ErrorKind::ModelNotFound, "there is no such directory").with_path(dir)
+        }
+        _ => io_error(dir, "cannot be reached", e),
+    })?;
+    let first = if metadata.is_dir() {
+        Visit::Directory(dir.to_owned(), 0)
+    } else if has_extension(dir, "gguf") {
+        Visit::Gguf(dir.to_owned())
+    } else {
+        return Err(Error::new(
+            ErrorKind::InvalidModel,
+            "neither a directory nor a .gguf file",
+        )
+        .with_path(dir));
+    };
+    Ok(Discover {
+        stack: vec![first],
+        seen: HashSet::new(),
+    })
 }
 
 fn io_error(path: &Path, doing: &str, e: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("{doing}: {e}")).with_path(path).with_source(e)
+    Error::new(ErrorKind::Io, format!("{doing}: {e}"))
+        .with_path(path)
+        .with_source(e)
 }
 
 fn has_extension(path: &Path, extension: &str) -> bool {
-    path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension))
+    path.extension()
+        .is_some_and(|e| e.eq_ignore_ascii_case(extension))
 }
 
 impl Iterator for Discover {
     type Item = Result<DiscoveredModel>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        while let Some((path, depth)) = self.stack.pop() {
-            if path.is_dir() {
-                match self.visit(&path, depth) {
-                    Ok(None) => {}
-                    Ok(Some(model)) => return Some(Ok(model)),
-                    Err(e) => return Some(Err(e)),
+        while let Some(visit) = self.stack.pop() {
+            match visit {
+                Visit::Directory(dir, depth) => {
+                    if let Some(item) = self.visit(&dir, depth).transpose() {
+                        return Some(item);
+                    }
                 }
-            } else if has_extension(&path, "gguf") {
-                return Some(gguf::describe(&path));
+                Visit::Gguf(path) => return Some(describe_gguf(&path)),
+                Visit::Fault(e) => return Some(Err(e)),
             }
         }
         None
     }
 }
 
+impl std::iter::FusedIterator for Discover {}
+
 impl Discover {
     /// Describes a model directory, or queues what lies in another one.
     fn visit(&mut self, dir: &Path, depth: usize) -> Result<Option<DiscoveredModel>> {
-        let real = dir.canonicalize().map_err(|e| io_error(dir, "cannot resolve", e))?;
+        let real = dir
+            .canonicalize()
+            .map_err(|e| io_error(dir, "cannot be resolved", e))?;
         if !self.seen.insert(real) {
             return Ok(None); // a loop of links
         }
-        let mut entries = fs::read_dir(dir)
-            .and_then(|entries| entries.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>())
-            .map_err(|e| io_error(dir, "cannot list", e))?;
+        let (mut entries, mut faults) = (Vec::new(), Vec::new());
+        for entry in fs::read_dir(dir).map_err(|e| io_error(dir, "cannot be listed", e))? {
+            match entry {
+                Ok(entry) => entries.push(entry.path()),
+                Err(e) => {
+                    faults.push(Visit::Fault(io_error(dir, "an entry cannot be read", e)));
+                    break; // a failing directory stream may fail for ever
+                }
+            }
+        }
         entries.sort();
-        let weights: Vec<_> = entries.iter().filter(|p| has_extension(p, "safetensors")).collect();
-        if !weights.is_empty() && dir.join("config.json").is_file() {
+        let weights: Vec<_> = entries
+            .iter()
+            .filter(|p| has_extension(p, "safetensors"))
+            .collect();
+        let configured = entries
+            .iter()
+            .any(|p| p.file_name().is_some_and(|n| n == "config.json"));
+        if configured && !weights.is_empty() {
             return describe(dir, &weights).map(Some);
         }
         // Reversed, since the stack hands out its last entry first.
         for path in entries.into_iter().rev() {
-            if has_extension(&path, "gguf") || (depth < MAX_DEPTH && path.is_dir()) {
-                self.stack.push((path, depth + 1));
+            if path.is_dir() {
+                if depth < MAX_DEPTH {
+                    self.stack.push(Visit::Directory(path, depth + 1));
+                }
+            } else if has_extension(&path, "gguf") && !follows_another(&path) {
+                self.stack.push(Visit::Gguf(path));
             }
         }
+        self.stack.append(&mut faults);
         Ok(None)
     }
 }
 
+/// One part of a split file: `stem-00001-of-00003.gguf`, the names llama.cpp gives.
+struct Part<'a> {
+    stem: &'a str,
+    number: u32,
+    count: u32,
+    /// As written, `.gguf`.
+    extension: &'a str,
+}
+
+impl<'a> Part<'a> {
+    fn of(path: &'a Path) -> Option<Self> {
+        let name = path.file_name()?.to_str()?;
+        let (name, extension) = name.split_at_checked(name.rfind('.')?)?;
+        let (rest, count) = name.rsplit_once("-of-")?;
+        let (stem, number) = rest.rsplit_once('-')?;
+        let digits = |s: &str| {
+            let five = s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit());
+            five.then(|| s.parse().ok()).flatten()
+        };
+        Some(Self {
+            stem,
+            number: digits(number)?,
+            count: digits(count)?,
+            extension,
+        })
+    }
+
+    fn sibling(&self, path: &Path, number: u32) -> PathBuf {
+        let Self {
+            stem,
+            count,
+            extension,
+            ..
+        } = self;
+        path.with_file_name(format!("{stem}-{number:05}-of-{count:05}{extension}"))
+    }
+}
+
+/// Whether this is a later part of a split file whose first part is there.
+fn follows_another(path: &Path) -> bool {
+    Part::of(path).is_some_and(|p| (2..=p.count).contains(&p.number) && p.sibling(path, 1).exists())
+}
+
+fn describe_gguf(path: &Path) -> Result<DiscoveredModel> {
+    let mut model = gguf::describe(path)?;
+    if let Some(part) = Part::of(path).filter(|p| p.number == 1) {
+        for number in 2..=part.count {
+            let sibling = part.sibling(path, number);
+            let meta = fs::metadata(&sibling).map_err(|e| match e.kind() {
+                std::io::ErrorKind::NotFound => Error::new(
+                    ErrorKind::InvalidModel,
+                    format!("part {number} of {} is missing", part.count),
+                )
+                .with_path(&sibling),
+                _ => io_error(&sibling, "a part of the model cannot be read", e),
+            })?;
+            model.num_files += 1;
+            model.bytes = model.bytes.saturating_add(meta.len());
+        }
+    }
+    Ok(model)
+}
+
 fn describe(dir: &Path, weights: &[&PathBuf]) -> Result<DiscoveredModel> {
     let path = dir.join("config.json");
+    let invalid = |message: String| Error::new(ErrorKind::InvalidModel, message).with_path(&path);
     let mut text = Vec::new();
+    let metadata = fs::metadata(&path).map_err(|e| io_error(&path, "cannot be read", e))?;
+    // Opening a pipe would wait for its writer.
+    if !metadata.is_file() {
+        return Err(invalid(String::from("not a regular file")));
+    }
     fs::File::open(&path)
         .and_then(|f| f.take(MAX_CONFIG + 1).read_to_end(&mut text))
-        .map_err(|e| io_error(&path, "cannot read", e))?;
+        .map_err(|e| io_error(&path, "cannot be read", e))?;
     if text.len() as u64 > MAX_CONFIG {
-        return Err(Error::new(
-            ErrorKind::InvalidModel,
-            format!("the file is larger than the {MAX_CONFIG} bytes a configuration may have"),
-        )
-        .with_path(path));
+        return Err(invalid(format!(
+            "larger than the {MAX_CONFIG} bytes a configuration may have"
+        )));
     }
-    let config: serde_json::Value = serde_json::from_slice(&text).map_err(|e| {
-        Error::new(ErrorKind::InvalidModel, format!("not a JSON configuration: {e}"))
-            .with_path(&path)
-            .with_source(e)
-    })?;
-    let number = |v: &serde_json::Value, key: &str| {
-        v.get(key).and_then(serde_json::Value::as_u64).and_then(|n| u32::try_from(n).ok())
-    };
-    let quantization = ["quantization", "quantization_config"]
-        .iter()
-        .filter_map(|key| config.get(key))
-        .find_map(|q| Some(Quantization { bits: number(q, "bits")?, group_size: number(q, "group_size")? }));
+    let config: Value = serde_json::from_slice(&text)
+        .map_err(|e| invalid(format!("not a JSON configuration: {e}")).with_source(e))?;
+    if !config.is_object() {
+        return Err(invalid(String::from(
+            "not a configuration: the JSON is not an object",
+        )));
+    }
+    let (quantization, quantization_name) = quantization(&config);
     let mut bytes = 0u64;
     for file in weights {
-        let meta = fs::metadata(file).map_err(|e| io_error(file, "cannot read", e))?;
+        let meta = fs::metadata(file).map_err(|e| io_error(file, "cannot be read", e))?;
+        if !meta.is_file() {
+            return Err(
+                Error::new(ErrorKind::InvalidModel, "not a regular file").with_path(file.as_path())
+            );
+        }
         bytes = bytes.saturating_add(meta.len());
     }
     Ok(DiscoveredModel {
         path: dir.to_owned(),
-        model_type: config
-            .get("model_type")
-            .and_then(serde_json::Value::as_str)
+        model_type: text_of(&config, "model_type")
             .unwrap_or_default()
             .to_owned(),
         format: ModelFormat::Safetensors,
         quantization,
-        quantization_name: quantization.map(|q| format!("{}-bit", q.bits)),
+        quantization_name,
         num_files: weights.len(),
         bytes,
     })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn write(path: &Path, bytes: impl AsRef<[u8]>) {
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, bytes).unwrap();
-    }
-
-    #[test]
-    fn finds_directories_and_files_in_order_and_reports_what_is_broken() {
-        let tmp = tempfile::tempdir().unwrap();
-        let d = tmp.path();
-        write(
-            &d.join("b/config.json"),
-            r#"{"model_type": "qwen3", "quantization": {"bits": 4, "group_size": 64}}"#,
-        );
-        write(&d.join("b/model-1.safetensors"), [0; 10]);
-        write(&d.join("b/model-2.safetensors"), [0; 5]);
-        write(&d.join("a/config.json"), "{broken");
-        write(&d.join("a/model.safetensors"), []);
-        write(&d.join("c/config.json"), "{}"); // no weights: not a model
-        write(&d.join("d/x.gguf"), gguf::tests::sample("llama", 3));
-        write(&d.join("e/1/2/3/4/5/config.json"), "{}"); // too deep
-        #[cfg(unix)]
-        std::os::unix::fs::symlink(d, d.join("loop")).unwrap();
-
-        let found: Vec<_> = discover(d).unwrap().collect();
-        assert_eq!(found.len(), 3, "{found:?}");
-        let e = found[0].as_ref().unwrap_err();
-        assert_eq!(e.path(), Some(d.join("a/config.json").as_path()));
-        let b = found[1].as_ref().unwrap();
-        assert_eq!((b.model_type.as_str(), b.num_files, b.bytes), ("qwen3", 2, 15));
-        assert_eq!(b.quantization, Some(Quantization { bits: 4, group_size: 64 }));
-        let g = found[2].as_ref().unwrap();
-        assert_eq!((g.model_type.as_str(), g.format), ("llama", ModelFormat::Gguf));
-        assert_eq!(g.quantization_name.as_deref(), Some("Q4_1"));
-
-        // The directory itself may be the model, and so may a file.
-        assert_eq!(discover(d.join("b")).unwrap().count(), 1);
-        assert_eq!(discover(d.join("d/x.gguf")).unwrap().count(), 1);
-        assert_eq!(discover(d.join("none")).unwrap_err().kind(), ErrorKind::ModelNotFound);
-    }
+fn text_of<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
+    value.get(key).and_then(Value::as_str)
 }
+
+/// `quantization` is what MLX writes, `quantization_config` what others do, with a method's name.
+fn quantization(config: &Value) -> (Option<Quantization>, Option<String>) {
+    let number = |q: &Value, key: &str, most: u64| {
+        let n = q.get(key)?.as_u64()?;
+        (1..=most).contains(&n).then_some(n as u32)
+    };
+    for key in ["quantization", "quantization_config"] {
+        let Some(q) = config.get(key).filter(|q| q.is_object()) else {
+            continue;
+        };
+        let bits = number(q, "bits", 64);
+        let group_size = number(q, "group_size", 1 << 20);
+        let method = text_of(q, "quant_method").or_else(|| {
+            // MLX's own, other than the usual one.
+            text_of(q, "mode").filter(|mode| *mode != "affine")
+        });
+        let name = match (method, bits) {
+            (Some(method), Some(bits)) => Some(format!("{method} {bits}-bit")),
+            (Some(method), None) => Some(method.to_owned()),
+            (None, bits) => bits.map(|bits| format!("{bits}-bit")),
+        };
+        let both = bits
+            .zip(group_size)
+            .map(|(bits, group_size)| Quantization { bits, group_size });
+        if both.is_some() || name.is_some() {
+            return (both, name);
+        }
+    }
+    (None, None)
+}
+
+#[cfg(test)]
+mod tests;

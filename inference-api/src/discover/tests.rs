@@ -1,0 +1,199 @@
+//! Searches of directories made for the purpose.
+
+use super::*;
+
+fn write(path: &Path, bytes: impl AsRef<[u8]>) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn finds_directories_and_files_in_order_and_reports_what_is_broken() {
+    let tmp = tempfile::tempdir().unwrap();
+    let d = tmp.path();
+    write(
+        &d.join("b/config.json"),
+        r#"{"model_type": "qwen3", "quantization": {"bits": 4, "group_size": 64}}"#,
+    );
+    write(&d.join("b/model-1.safetensors"), [0; 10]);
+    write(&d.join("b/model-2.safetensors"), [0; 5]);
+    write(&d.join("a/config.json"), "{broken");
+    write(&d.join("a/model.safetensors"), []);
+    write(&d.join("c/config.json"), "{}"); // no weights: not a model
+    write(&d.join("d/x.gguf"), gguf::tests::sample("llama", 3));
+    write(&d.join("e/1/2/3/4/5/config.json"), "{}"); // too deep
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(d, d.join("loop")).unwrap();
+
+    let found: Vec<_> = discover(d).unwrap().collect();
+    assert_eq!(found.len(), 3, "{found:?}");
+    let e = found[0].as_ref().unwrap_err();
+    assert_eq!(e.path(), Some(d.join("a/config.json").as_path()));
+    let b = found[1].as_ref().unwrap();
+    assert_eq!(
+        (b.model_type.as_str(), b.num_files, b.bytes),
+        ("qwen3", 2, 15)
+    );
+    assert_eq!(
+        b.quantization,
+        Some(Quantization {
+            bits: 4,
+            group_size: 64
+        })
+    );
+    let g = found[2].as_ref().unwrap();
+    assert_eq!(
+        (g.model_type.as_str(), g.format),
+        ("llama", ModelFormat::Gguf)
+    );
+    assert_eq!(g.quantization_name.as_deref(), Some("Q4_1"));
+
+    // The directory itself may be the model, and so may a file.
+    assert_eq!(discover(d.join("b")).unwrap().count(), 1);
+    assert_eq!(discover(d.join("d/x.gguf")).unwrap().count(), 1);
+    let refused = |name: &str| discover(d.join(name)).unwrap_err().kind();
+    assert_eq!(refused("none"), ErrorKind::ModelNotFound);
+    assert_eq!(refused("a/config.json"), ErrorKind::InvalidModel);
+}
+
+/// What one search finds in a directory made of `files`.
+fn search<const N: usize>(files: [(&str, &[u8]); N]) -> Vec<Result<DiscoveredModel>> {
+    let tmp = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        write(&tmp.path().join(name), bytes);
+    }
+    discover(tmp.path()).unwrap().collect()
+}
+
+fn configured(config: &str) -> Result<DiscoveredModel> {
+    let files: [(&str, &[u8]); 2] = [("config.json", config.as_bytes()), ("w.safetensors", b"12")];
+    let mut found = search(files);
+    assert_eq!(found.len(), 1);
+    found.remove(0)
+}
+
+#[test]
+fn quantizations_are_named() {
+    let named = |config| {
+        let model = configured(config).unwrap();
+        (
+            model.quantization.map(|q| (q.bits, q.group_size)),
+            model.quantization_name.unwrap_or_default(),
+        )
+    };
+    let name = String::from;
+    assert_eq!(named("{}"), (None, name("")));
+    assert_eq!(
+        named(r#"{"quantization": {"bits": 8, "group_size": 32, "mode": "affine"}}"#),
+        (Some((8, 32)), name("8-bit"))
+    );
+    assert_eq!(
+        named(r#"{"quantization_config": {"bits": 4, "group_size": -1, "quant_method": "gptq"}}"#),
+        (None, name("gptq 4-bit"))
+    );
+    assert_eq!(
+        named(r#"{"quantization_config": {"quant_method": "fp8"}}"#),
+        (None, name("fp8"))
+    );
+    // Nonsense is not shown.
+    assert_eq!(
+        named(r#"{"quantization": {"bits": 4000000000, "group_size": 0}}"#),
+        (None, name(""))
+    );
+    assert_eq!(
+        named(r#"{"quantization": true, "model_type": 7}"#),
+        (None, name(""))
+    );
+}
+
+#[test]
+fn configurations_that_are_none_are_errors() {
+    let deep = "[".repeat(100_000);
+    for config in ["", "{", "[]", "null", "\u{0}", &deep] {
+        let e = configured(config).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidModel);
+        assert!(e.path().unwrap().ends_with("config.json"), "{e}");
+    }
+    let large = format!("{{\"a\": \"{}\"}}", "x".repeat(MAX_CONFIG as usize));
+    let e = configured(&large).unwrap_err();
+    assert!(e.message().contains("larger than"), "{e}");
+}
+
+#[test]
+fn a_split_gguf_is_one_model() {
+    let header = gguf::tests::sample("llama", 15);
+    let found = search([
+        ("m-00001-of-00003.gguf", &header),
+        ("m-00002-of-00003.gguf", b"12"),
+        ("m-00003-of-00003.gguf", b"345"),
+        ("n-00002-of-00002.gguf", b"the first part is missing"),
+        ("o-00001-of-00002.gguf", &header),
+        ("p-1-of-2.gguf", &header),
+    ]);
+    assert_eq!(found.len(), 4, "{found:?}");
+    let m = found[0].as_ref().unwrap();
+    assert_eq!((m.num_files, m.bytes), (3, header.len() as u64 + 5));
+    assert_eq!(m.quantization_name.as_deref(), Some("Q4_K_M"));
+    let e = found[1].as_ref().unwrap_err();
+    assert!(e.path().unwrap().ends_with("n-00002-of-00002.gguf"), "{e}");
+    let e = found[2].as_ref().unwrap_err();
+    assert!(e.message().contains("part 2 of 2 is missing"), "{e}");
+    assert_eq!(found[3].as_ref().unwrap().num_files, 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_are_followed_and_broken_ones_reported() {
+    use std::os::unix::fs::symlink;
+    let tmp = tempfile::tempdir().unwrap();
+    let d = tmp.path();
+    write(&d.join("blobs/1"), "{\"model_type\": \"llama\"}");
+    write(&d.join("blobs/2"), "1234");
+    // As the Hugging Face cache lays a model out.
+    fs::create_dir_all(d.join("snapshots/abc")).unwrap();
+    symlink("../../blobs/1", d.join("snapshots/abc/config.json")).unwrap();
+    symlink("../../blobs/2", d.join("snapshots/abc/model.safetensors")).unwrap();
+    fs::create_dir_all(d.join("snapshots/def")).unwrap();
+    symlink("../../blobs/9", d.join("snapshots/def/config.json")).unwrap();
+    symlink("../../blobs/2", d.join("snapshots/def/model.safetensors")).unwrap();
+    symlink("nowhere", d.join("y.gguf")).unwrap();
+    // Devices and pipes, which may block when opened, are refused before.
+    symlink("/dev/null", d.join("z.gguf")).unwrap();
+    let found: Vec<_> = discover(d).unwrap().collect();
+    assert_eq!(found.len(), 4, "{found:?}");
+    let model = found[0].as_ref().unwrap();
+    assert_eq!((model.model_type.as_str(), model.bytes), ("llama", 4));
+    let at = |i: usize| found[i].as_ref().unwrap_err().path().unwrap().to_owned();
+    assert_eq!(at(1), d.join("snapshots/def/config.json"));
+    assert_eq!(at(2), d.join("y.gguf"));
+    assert_eq!(at(3), d.join("z.gguf"));
+}
+
+#[test]
+fn models_lie_at_most_four_directories_deep() {
+    let header = gguf::tests::sample("llama", 1);
+    let found = search([("1/2/3/4/a.gguf", &header), ("1/2/3/4/5/b.gguf", &header)]);
+    assert_eq!(found.len(), 1);
+    let model = found[0].as_ref().unwrap();
+    let json = serde_json::to_string(model).unwrap();
+    assert_eq!(
+        &serde_json::from_str::<DiscoveredModel>(&json).unwrap(),
+        model
+    );
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+    #[test]
+    fn any_files_are_listed_or_refused(config: Vec<u8>, gguf: Vec<u8>) {
+        let tmp = tempfile::tempdir().unwrap();
+        write(&tmp.path().join("a/config.json"), &config);
+        write(&tmp.path().join("a/w.safetensors"), &gguf);
+        write(&tmp.path().join("b.gguf"), &gguf);
+        for item in discover(tmp.path()).unwrap() {
+            if let Err(e) = item {
+                assert!(e.path().is_some_and(|p| p.starts_with(tmp.path())), "{e}");
+            }
+        }
+    }
+}

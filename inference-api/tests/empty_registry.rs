@@ -1,0 +1,65 @@
+//! A program that links no backend: every way of asking says what to do about it. One test, since
+//! the registry is one per process and the last step fills it.
+
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use inference::{Backend, Capabilities, Error, ErrorKind, LoadOptions, Result, TextModel};
+
+struct Late;
+
+impl Backend for Late {
+    fn name(&self) -> &str {
+        "late"
+    }
+    fn available(&self) -> bool {
+        true
+    }
+    fn device(&self) -> String {
+        String::from("none")
+    }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+    }
+    fn load_model(&self, path: &Path, _: &LoadOptions) -> Result<Box<dyn TextModel>> {
+        Err(Error::new(ErrorKind::Unsupported, "late loads nothing").with_path(path))
+    }
+}
+
+#[test]
+fn an_empty_registry_names_a_crate_to_link() {
+    assert!(inference::backends().is_empty());
+    assert!(inference::duplicates().is_empty());
+
+    let here = env!("CARGO_MANIFEST_DIR");
+    let e = inference::default_backend().err().unwrap();
+    assert_eq!(e.kind(), ErrorKind::NoBackend);
+    assert!(e.message().contains("metal-backend"), "{e}");
+
+    let e = inference::backend("metal").err().unwrap();
+    assert_eq!(e.kind(), ErrorKind::UnknownBackend);
+    assert!(
+        e.message().contains("`metal`") && e.message().contains("metal-backend"),
+        "{e}"
+    );
+
+    let e = inference::load_model(here, &LoadOptions::new())
+        .err()
+        .unwrap();
+    assert_eq!(e.kind(), ErrorKind::NoBackend);
+
+    // A missing model is said first: no backend would help.
+    let e = inference::load_model("/no/such/model", &LoadOptions::new())
+        .err()
+        .unwrap();
+    assert_eq!(e.kind(), ErrorKind::ModelNotFound);
+
+    inference::register(Arc::new(Late)).unwrap();
+    let e = inference::load_model(here, &LoadOptions::new())
+        .err()
+        .unwrap();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    assert_eq!(e.path(), Some(Path::new(here)));
+}
