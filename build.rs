@@ -4,7 +4,9 @@
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     // Absent in builds without the MLX backend and in docs builds.
-    let Ok(lib) = std::env::var("DEP_MLX_RS_CORE_LIB") else { return };
+    let Ok(lib) = std::env::var("DEP_MLX_RS_CORE_LIB") else {
+        return;
+    };
     let origin = match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
         Ok("macos") => "@loader_path",
         _ => "$ORIGIN",

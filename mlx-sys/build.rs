@@ -36,7 +36,14 @@ fn main() {
 fn run() -> Result<(), String> {
     let env = env::Env::read();
     println!("cargo:rustc-check-cfg=cfg(mlx_c_0_5)");
-    for path in ["build.rs", "build", "shim", "src/bindings.rs", "vendor/pins.json", "vendor/mlx-c/Cargo.lock"] {
+    for path in [
+        "build.rs",
+        "build",
+        "shim",
+        "src/bindings.rs",
+        "vendor/pins.json",
+        "vendor/mlx-c/Cargo.lock",
+    ] {
         println!("cargo:rerun-if-changed={path}");
     }
     if env.pregenerated {
@@ -44,7 +51,11 @@ fn run() -> Result<(), String> {
     }
     let cache = cache::Cache::open(&env)?;
     let pins = pins::Pins::read(&env.manifest_dir.join("vendor/pins.json"))?;
-    let pip = pip::Pip { env: &env, cache: &cache, pins: &pins };
+    let pip = pip::Pip {
+        env: &env,
+        cache: &cache,
+        pins: &pins,
+    };
     let tools = tools::Tools::find(&env, &pip)?;
     let source = mlxc::Source::find(&env, &cache, &pins, &tools)?;
     let mlx = mlx::Mlx::find(&env, &pip, &pins, source.version)?;

@@ -1,1 +1,33 @@
-//! placeholder
+//! The MLX engine behind the `inference` contract: one engine, three backends by name.
+//!
+//! - `metal`: Apple silicon, where MLX has Metal;
+//! - `cuda`: NVIDIA, where MLX was provisioned with feature `cuda`;
+//! - `cpu`: everywhere; computes in float32 unless told otherwise.
+//!
+//! Link this crate and choose by name:
+//!
+//! ```no_run
+//! use inference::{GenerateOptions, LoadOptions};
+//! use metal_backend as _; // keeps the linker from dropping the registration
+//!
+//! # fn main() -> inference::Result<()> {
+//! let model = inference::load_model("model.gguf", &LoadOptions::new().with_backend("cpu"))?;
+//! let text = model.generate(&"Once upon a time".into(), &GenerateOptions::new())?.text()?;
+//! # let _ = text;
+//! # Ok(()) }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod arch;
+mod backend;
+pub mod cache;
+pub mod checkpoint;
+mod error;
+mod generate;
+mod model;
+pub mod nn;
+pub mod sample;
+pub mod text;
+
+pub use backend::architectures;

@@ -14,7 +14,7 @@ use crate::error::engine as engine_error;
 use crate::generate::Generation;
 use crate::generate::prefill::{self, PREFILL_STEP};
 use crate::nn::attention::Positions;
-use crate::text::{StreamDecoder, TextPipeline};
+use crate::text::{Detokenizer, TextPipeline};
 
 /// What all requests of one model share.
 pub struct Engine {
@@ -73,7 +73,10 @@ impl Engine {
     /// An error once the model was closed.
     pub fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Closed, "the model was closed; load it again"));
+            return Err(Error::new(
+                ErrorKind::Closed,
+                "the model was closed; load it again",
+            ));
         }
         Ok(())
     }
@@ -103,8 +106,8 @@ impl Engine {
     }
 
     /// A decoder of one request's ids to text.
-    pub fn stream_decoder(&self, stop: &[String]) -> StreamDecoder {
-        self.text.stream_decoder(stop)
+    pub fn detokenizer(&self, stop: &[String]) -> Detokenizer {
+        self.text.detokenizer(stop)
     }
 
     /// Refuses prompts that cannot be run.
@@ -134,7 +137,10 @@ impl Engine {
         match prompt {
             Prompt::Text(text) => self.text.encode_prompt(text),
             Prompt::Tokens(ids) => Ok(ids.clone()),
-            _ => Err(Error::new(ErrorKind::Unsupported, "this kind of prompt is not supported")),
+            _ => Err(Error::new(
+                ErrorKind::Unsupported,
+                "this kind of prompt is not supported",
+            )),
         }
     }
 }
@@ -147,7 +153,9 @@ pub struct MlxModel {
 impl MlxModel {
     /// The face of `engine`.
     pub fn new(engine: Engine) -> Self {
-        Self { engine: Arc::new(engine) }
+        Self {
+            engine: Arc::new(engine),
+        }
     }
 
     fn start(&self, ids: Vec<u32>, options: &GenerateOptions) -> Result<Generation> {
@@ -194,7 +202,10 @@ impl TextModel for MlxModel {
         options: &GenerateOptions,
         return_logits: bool,
     ) -> Result<Vec<ClassifyResult>> {
-        prompts.iter().map(|p| self.classify_one(p, options, return_logits)).collect()
+        prompts
+            .iter()
+            .map(|p| self.classify_one(p, options, return_logits))
+            .collect()
     }
 
     /// One prompt after another. A prompt that fails does not stop the others.
@@ -253,15 +264,24 @@ impl TextModel for MlxModel {
 
 impl TokenModel for MlxModel {
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        self.engine.text.encode(text, add_special)
+        self.engine.text.tokenizer().encode(text, add_special)
     }
 
     fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.engine.text.decode(ids)
+        let tokenizer = self.engine.text.tokenizer();
+        if let Some(id) = ids.iter().find(|&&id| tokenizer.token_text(id).is_none()) {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!("token {id} is not in the tokenizer's vocabulary"),
+            ));
+        }
+        tokenizer.decode(ids)
     }
 
     fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        self.engine.text.render_chat(messages, add_generation_prompt)
+        self.engine
+            .text
+            .render_chat(messages, add_generation_prompt)
     }
 
     fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {

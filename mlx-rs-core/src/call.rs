@@ -36,7 +36,9 @@ extern "C" fn on_error(message: *const c_char, _data: *mut c_void) {
             String::from("MLX failed without a message")
         } else {
             // SAFETY: mlx-c passes a NUL-terminated string that lives until this function returns.
-            unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
+            unsafe { CStr::from_ptr(message) }
+                .to_string_lossy()
+                .into_owned()
         };
         // `try_with`: the slot may already be gone while a thread shuts down.
         let _ = MESSAGE.try_with(|slot| {
@@ -127,13 +129,24 @@ struct OutArray(sys::mlx_array);
 
 impl OutArray {
     fn new() -> Self {
-        Self(sys::mlx_array { ctx: std::ptr::null_mut() })
+        Self(sys::mlx_array {
+            ctx: std::ptr::null_mut(),
+        })
     }
 
     fn into_array(mut self, op: &'static str) -> Result<Array> {
-        let raw = std::mem::replace(&mut self.0, sys::mlx_array { ctx: std::ptr::null_mut() });
+        let raw = std::mem::replace(
+            &mut self.0,
+            sys::mlx_array {
+                ctx: std::ptr::null_mut(),
+            },
+        );
         if raw.ctx.is_null() {
-            return Err(Error::new(ErrorKind::Mlx, op, "MLX reported success but returned no array"));
+            return Err(Error::new(
+                ErrorKind::Mlx,
+                op,
+                "MLX reported success but returned no array",
+            ));
         }
         LIVE.fetch_add(1, Ordering::Relaxed);
         Ok(Array::from_owned(raw))
@@ -242,7 +255,11 @@ pub(crate) fn string(
             Some(String::new())
         } else {
             // SAFETY: non-null data is NUL-terminated and lives until the handle is freed below.
-            Some(unsafe { CStr::from_ptr(data) }.to_string_lossy().into_owned())
+            Some(
+                unsafe { CStr::from_ptr(data) }
+                    .to_string_lossy()
+                    .into_owned(),
+            )
         }
     } else {
         None
@@ -294,7 +311,12 @@ mod tests {
         assert!(string("string", |_| 2).is_err());
         // a stale message never leaks into a later failure
         on_error(c"stale".as_ptr(), std::ptr::null_mut());
-        assert!(!status("later", || 1).unwrap_err().message().contains("stale"));
+        assert!(
+            !status("later", || 1)
+                .unwrap_err()
+                .message()
+                .contains("stale")
+        );
     }
 
     #[test]

@@ -27,13 +27,19 @@ impl Device {
     /// The host processor.
     #[must_use]
     pub const fn cpu() -> Self {
-        Self { kind: DeviceKind::Cpu, index: 0 }
+        Self {
+            kind: DeviceKind::Cpu,
+            index: 0,
+        }
     }
 
     /// The first GPU; whether there is one, [`Device::is_available`] tells.
     #[must_use]
     pub const fn gpu() -> Self {
-        Self { kind: DeviceKind::Gpu, index: 0 }
+        Self {
+            kind: DeviceKind::Gpu,
+            index: 0,
+        }
     }
 
     /// The kind of this device.
@@ -60,7 +66,11 @@ impl Device {
     /// The default device of MLX: the GPU where there is one.
     #[must_use]
     pub fn default_device() -> Self {
-        if Self::gpu().is_available() { Self::gpu() } else { Self::cpu() }
+        if Self::gpu().is_available() {
+            Self::gpu()
+        } else {
+            Self::cpu()
+        }
     }
 
     pub(crate) fn raw_kind(self) -> sys::mlx_device_type {
@@ -90,7 +100,10 @@ fn flag(op: &'static str, f: impl FnOnce(*mut bool) -> i32) -> Result<bool> {
 #[must_use]
 pub fn metal_is_available() -> bool {
     // SAFETY: the out-pointer is a live bool for the length of the call.
-    flag("metal_is_available", |out| unsafe { sys::mlx_metal_is_available(out) }).unwrap_or(false)
+    flag("metal_is_available", |out| unsafe {
+        sys::mlx_metal_is_available(out)
+    })
+    .unwrap_or(false)
 }
 
 /// Whether MLX was built with CUDA and a CUDA device is there.
@@ -102,7 +115,9 @@ pub fn cuda_is_available() -> bool {
 #[cfg(mlx_c_0_5)]
 fn cuda_flag() -> Result<bool> {
     // SAFETY: the out-pointer is a live bool for the length of the call.
-    flag("cuda_is_available", |out| unsafe { sys::mlx_cuda_is_available(out) })
+    flag("cuda_is_available", |out| unsafe {
+        sys::mlx_cuda_is_available(out)
+    })
 }
 
 /// mlx-c 0.4 cannot say; there, a GPU without Metal means CUDA.
@@ -122,7 +137,9 @@ fn cuda_flag() -> Result<bool> {
     })
     .and_then(|()| {
         // SAFETY: `device` is a live handle and `kind` a live out-pointer.
-        call::status("device_type", || unsafe { sys::mlx_device_get_type(&raw mut kind, device) })
+        call::status("device_type", || unsafe {
+            sys::mlx_device_get_type(&raw mut kind, device)
+        })
     });
     // SAFETY: the handle is owned here.
     unsafe { sys::mlx_device_free(device) };

@@ -72,20 +72,29 @@ impl Dtype {
     /// Whether this is a real floating-point type.
     #[must_use]
     pub const fn is_float(self) -> bool {
-        matches!(self, Dtype::Float16 | Dtype::Float32 | Dtype::Float64 | Dtype::Bfloat16)
+        matches!(
+            self,
+            Dtype::Float16 | Dtype::Float32 | Dtype::Float64 | Dtype::Bfloat16
+        )
     }
 
     /// Whether this is an integer type, signed or not; booleans are not.
     #[must_use]
     pub const fn is_integer(self) -> bool {
         self.is_signed_integer()
-            || matches!(self, Dtype::Uint8 | Dtype::Uint16 | Dtype::Uint32 | Dtype::Uint64)
+            || matches!(
+                self,
+                Dtype::Uint8 | Dtype::Uint16 | Dtype::Uint32 | Dtype::Uint64
+            )
     }
 
     /// Whether this is a signed integer type.
     #[must_use]
     pub const fn is_signed_integer(self) -> bool {
-        matches!(self, Dtype::Int8 | Dtype::Int16 | Dtype::Int32 | Dtype::Int64)
+        matches!(
+            self,
+            Dtype::Int8 | Dtype::Int16 | Dtype::Int32 | Dtype::Int64
+        )
     }
 
     pub(crate) const fn raw(self) -> sys::mlx_dtype {
@@ -139,7 +148,9 @@ mod sealed {
 }
 
 /// A Rust type that is the element of an array. Sealed: the list is MLX's list of data types.
-pub trait Element: sealed::Sealed + Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static {
+pub trait Element:
+    sealed::Sealed + Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static
+{
     /// The data type it stands for.
     const DTYPE: Dtype;
 }

@@ -41,7 +41,14 @@ struct Inner {
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, op: &'static str, message: impl Into<String>) -> Self {
-        Self { inner: Box::new(Inner { kind, op, message: message.into(), shapes: Vec::new() }) }
+        Self {
+            inner: Box::new(Inner {
+                kind,
+                op,
+                message: message.into(),
+                shapes: Vec::new(),
+            }),
+        }
     }
 
     /// Adds the input shapes, unless they are already there.

@@ -74,15 +74,18 @@ pub fn rope(
 ) -> Result<Array> {
     let shape = x.shape();
     if shape.len() < 3 {
-        return Err(Error::new(ErrorKind::Shape, "rope", "needs axes [.., heads, L, D]")
-            .with_inputs(&[x]));
+        return Err(
+            Error::new(ErrorKind::Shape, "rope", "needs axes [.., heads, L, D]").with_inputs(&[x]),
+        );
     }
     let head_dim = shape[shape.len() - 1];
     if dims <= 0 || dims % 2 != 0 || dims > head_dim {
         return Err(Error::new(
             ErrorKind::Value,
             "rope",
-            format!("{dims} rotary dimensions must be even and within the {head_dim} of the last axis"),
+            format!(
+                "{dims} rotary dimensions must be even and within the {head_dim} of the last axis"
+            ),
         ));
     }
     if i64::from(offset) + i64::from(shape[shape.len() - 2]) > i64::from(i32::MAX) || offset < 0 {
@@ -93,7 +96,13 @@ pub fn rope(
         ));
     }
     let (theta, freqs) = match base {
-        RopeBase::Theta(value) => (sys::mlx_optional_float { value, has_value: true }, None),
+        RopeBase::Theta(value) => (
+            sys::mlx_optional_float {
+                value,
+                has_value: true,
+            },
+            None,
+        ),
         RopeBase::Freqs(freqs) => {
             if freqs.shape() != [dims / 2] {
                 return Err(Error::new(
@@ -103,7 +112,13 @@ pub fn rope(
                 )
                 .with_inputs(&[x, freqs]));
             }
-            (sys::mlx_optional_float { value: 0.0, has_value: false }, Some(freqs))
+            (
+                sys::mlx_optional_float {
+                    value: 0.0,
+                    has_value: false,
+                },
+                Some(freqs),
+            )
         }
     };
     call::array("rope", |out, s| {

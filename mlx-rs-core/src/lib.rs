@@ -53,7 +53,9 @@ pub use dtype::{Dtype, Element, FloatElement};
 pub use error::{Error, ErrorKind, Result};
 pub use half::{bf16, f16};
 pub use num_complex::Complex32;
-pub use ops::{All, Axes, QuantMode, Quantized, arange, concatenate, full, ones, stack, where_, zeros};
+pub use ops::{
+    All, Axes, QuantMode, Quantized, arange, concatenate, full, ones, stack, where_, zeros,
+};
 pub use stream::Stream;
 pub use transforms::{async_eval, eval, synchronize};
 

@@ -48,7 +48,10 @@ pub(crate) fn check(op: &'static str, array: &Array) -> Result<()> {
                  use smaller shapes or raise the budget with memory::set_budget",
                 array.shape(),
                 array.dtype(),
-                bytes.map_or_else(|| String::from("more bytes than can be counted"), |b| format!("{b} bytes")),
+                bytes.map_or_else(
+                    || String::from("more bytes than can be counted"),
+                    |b| format!("{b} bytes")
+                ),
             ),
         )),
     }
@@ -98,7 +101,9 @@ fn get(op: &'static str, f: impl FnOnce(*mut usize) -> i32) -> Result<usize> {
 /// When MLX cannot say.
 pub fn active() -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
-    get("active_memory", |out| unsafe { sys::mlx_get_active_memory(out) })
+    get("active_memory", |out| unsafe {
+        sys::mlx_get_active_memory(out)
+    })
 }
 
 /// The most bytes in use at once since the start or the last [`reset_peak`].
@@ -107,7 +112,9 @@ pub fn active() -> Result<usize> {
 /// When MLX cannot say.
 pub fn peak() -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
-    get("peak_memory", |out| unsafe { sys::mlx_get_peak_memory(out) })
+    get("peak_memory", |out| unsafe {
+        sys::mlx_get_peak_memory(out)
+    })
 }
 
 /// Starts a new measurement of [`peak`].
@@ -116,7 +123,9 @@ pub fn peak() -> Result<usize> {
 /// When MLX cannot.
 pub fn reset_peak() -> Result<()> {
     // SAFETY: takes nothing.
-    call::status("reset_peak_memory", || unsafe { sys::mlx_reset_peak_memory() })
+    call::status("reset_peak_memory", || unsafe {
+        sys::mlx_reset_peak_memory()
+    })
 }
 
 /// Bytes freed by arrays but kept for reuse.
@@ -125,7 +134,9 @@ pub fn reset_peak() -> Result<()> {
 /// When MLX cannot say.
 pub fn cache() -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
-    get("cache_memory", |out| unsafe { sys::mlx_get_cache_memory(out) })
+    get("cache_memory", |out| unsafe {
+        sys::mlx_get_cache_memory(out)
+    })
 }
 
 /// Gives kept bytes back to the system.
@@ -143,7 +154,9 @@ pub fn clear_cache() -> Result<()> {
 /// When MLX cannot say.
 pub fn limit() -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
-    get("memory_limit", |out| unsafe { sys::mlx_get_memory_limit(out) })
+    get("memory_limit", |out| unsafe {
+        sys::mlx_get_memory_limit(out)
+    })
 }
 
 /// Sets MLX's memory limit in bytes and returns the one before.
@@ -152,7 +165,9 @@ pub fn limit() -> Result<usize> {
 /// When MLX cannot.
 pub fn set_limit(bytes: usize) -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
-    get("set_memory_limit", |out| unsafe { sys::mlx_set_memory_limit(out, bytes) })
+    get("set_memory_limit", |out| unsafe {
+        sys::mlx_set_memory_limit(out, bytes)
+    })
 }
 
 /// Sets how many freed bytes MLX keeps for reuse and returns the limit before.
@@ -161,7 +176,9 @@ pub fn set_limit(bytes: usize) -> Result<usize> {
 /// When MLX cannot.
 pub fn set_cache_limit(bytes: usize) -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
-    get("set_cache_limit", |out| unsafe { sys::mlx_set_cache_limit(out, bytes) })
+    get("set_cache_limit", |out| unsafe {
+        sys::mlx_set_cache_limit(out, bytes)
+    })
 }
 
 /// Sets how many bytes stay resident on a Metal device and returns the limit before; elsewhere
@@ -171,5 +188,7 @@ pub fn set_cache_limit(bytes: usize) -> Result<usize> {
 /// When the limit exceeds what the device allows.
 pub fn set_wired_limit(bytes: usize) -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
-    get("set_wired_limit", |out| unsafe { sys::mlx_set_wired_limit(out, bytes) })
+    get("set_wired_limit", |out| unsafe {
+        sys::mlx_set_wired_limit(out, bytes)
+    })
 }

@@ -51,14 +51,22 @@ fn countable(op: &'static str, shape: &[i32]) -> Result<()> {
     if memory::checked_bytes(shape, 8).is_some_and(|b| b <= memory::budget()) {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::Shape, op, format!("shape {shape:?} is negative or too large")))
+    Err(Error::new(
+        ErrorKind::Shape,
+        op,
+        format!("shape {shape:?} is negative or too large"),
+    ))
 }
 
 fn float_only(op: &'static str, dtype: Dtype) -> Result<()> {
     if dtype.is_float() {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::Dtype, op, format!("needs a float type, not {dtype}")))
+    Err(Error::new(
+        ErrorKind::Dtype,
+        op,
+        format!("needs a float type, not {dtype}"),
+    ))
 }
 
 /// Uniform numbers in `[low, high)`.
@@ -116,8 +124,12 @@ pub fn normal(mean: f32, std: f32, shape: &[i32], dtype: Dtype, key: &Key) -> Re
 /// [`ErrorKind::Index`] when there is no such axis or it is empty.
 pub fn categorical(logits: &Array, axis: i32, key: &Key) -> Result<Array> {
     if logits.shape()[logits.axis("categorical", axis)?] == 0 {
-        return Err(Error::new(ErrorKind::Index, "categorical", "there is nothing to draw from")
-            .with_inputs(&[logits]));
+        return Err(Error::new(
+            ErrorKind::Index,
+            "categorical",
+            "there is nothing to draw from",
+        )
+        .with_inputs(&[logits]));
     }
     call::array("categorical", |out, s| {
         // SAFETY: all handles are live; the axis exists.
@@ -136,7 +148,14 @@ pub fn gumbel(shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
     call::array("random_gumbel", |out, s| {
         // SAFETY: pointer and length describe the slice; all handles are live.
         unsafe {
-            sys::mlx_random_gumbel(out, shape.as_ptr(), shape.len(), dtype.raw(), key.0.raw(), s)
+            sys::mlx_random_gumbel(
+                out,
+                shape.as_ptr(),
+                shape.len(),
+                dtype.raw(),
+                key.0.raw(),
+                s,
+            )
         }
     })
 }

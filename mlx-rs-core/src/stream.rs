@@ -53,15 +53,14 @@ impl Stream {
             if unsafe { sys::mlx_get_default_stream(&raw mut out, dev) } == 0 {
                 out
             } else {
-                sys::mlx_stream { ctx: std::ptr::null_mut() }
+                sys::mlx_stream {
+                    ctx: std::ptr::null_mut(),
+                }
             }
         })
     }
 
-    fn make(
-        device: Device,
-        f: impl FnOnce(sys::mlx_device) -> sys::mlx_stream,
-    ) -> Result<Self> {
+    fn make(device: Device, f: impl FnOnce(sys::mlx_device) -> sys::mlx_stream) -> Result<Self> {
         if !device.is_available() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -73,13 +72,21 @@ impl Stream {
         // SAFETY: takes plain numbers; null is checked.
         let dev = unsafe { sys::mlx_device_new_type(device.raw_kind(), device.index()) };
         if dev.ctx.is_null() {
-            return Err(Error::new(ErrorKind::Mlx, "stream", "MLX could not name the device"));
+            return Err(Error::new(
+                ErrorKind::Mlx,
+                "stream",
+                "MLX could not name the device",
+            ));
         }
         let raw = f(dev);
         // SAFETY: `dev` is owned here and the stream keeps a copy.
         unsafe { sys::mlx_device_free(dev) };
         if raw.ctx.is_null() {
-            return Err(Error::new(ErrorKind::Mlx, "stream", "MLX could not create a stream"));
+            return Err(Error::new(
+                ErrorKind::Mlx,
+                "stream",
+                "MLX could not create a stream",
+            ));
         }
         Ok(Self { raw, device })
     }
@@ -116,7 +123,9 @@ impl Stream {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream").field("device", &self.device).finish()
+        f.debug_struct("Stream")
+            .field("device", &self.device)
+            .finish()
     }
 }
 

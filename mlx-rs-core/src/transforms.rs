@@ -4,9 +4,9 @@ use mlx_sys as sys;
 
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
+use crate::device::Device;
 use crate::error::Result;
 use crate::stream::Stream;
-use crate::device::Device;
 
 /// Computes all `arrays` and waits until they are there.
 ///

@@ -16,11 +16,23 @@ fn iota(shape: &[i32]) -> Array {
 
 #[test]
 fn a_shape_must_hold_exactly_the_values() {
-    for shape in [&[3][..], &[5], &[2, 3], &[-1], &[-2, -2], &[i32::MAX, i32::MAX], &[0], &[]] {
+    for shape in [
+        &[3][..],
+        &[5],
+        &[2, 3],
+        &[-1],
+        &[-2, -2],
+        &[i32::MAX, i32::MAX],
+        &[0],
+        &[],
+    ] {
         let e = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], shape).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Shape, "{shape:?}");
     }
-    assert_eq!(Array::from_slice::<f32>(&[], &[0, 5]).unwrap().shape(), [0, 5]);
+    assert_eq!(
+        Array::from_slice::<f32>(&[], &[0, 5]).unwrap().shape(),
+        [0, 5]
+    );
 }
 
 // ---- gathers
@@ -35,21 +47,49 @@ fn indices_out_of_range_are_errors_or_clamped_never_read() {
     let e = a.take(&Array::scalar(u64::MAX).unwrap(), 0).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Index);
     assert_eq!(a.take_ids(&[4], 0).unwrap_err().kind(), ErrorKind::Index);
-    assert_eq!(a.take_ids(&[u32::MAX], 0).unwrap_err().kind(), ErrorKind::Index);
+    assert_eq!(
+        a.take_ids(&[u32::MAX], 0).unwrap_err().kind(),
+        ErrorKind::Index
+    );
     let e = a.take(&Array::scalar(1.0f32).unwrap(), 0).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Dtype);
-    assert_eq!(a.take(&Array::scalar(-1i32).unwrap(), 0).unwrap().to_vec::<f32>().unwrap(), [6.0, 7.0]);
+    assert_eq!(
+        a.take(&Array::scalar(-1i32).unwrap(), 0)
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap(),
+        [6.0, 7.0]
+    );
 
     let clamped = |ids: Array| a.take_clamped(&ids, 0).unwrap().to_vec::<f32>().unwrap();
     assert_eq!(clamped(Array::vector(&[u32::MAX]).unwrap()), [6.0, 7.0]);
-    assert_eq!(clamped(Array::vector(&[i32::MIN, i32::MAX]).unwrap()), [0.0, 1.0, 6.0, 7.0]);
+    assert_eq!(
+        clamped(Array::vector(&[i32::MIN, i32::MAX]).unwrap()),
+        [0.0, 1.0, 6.0, 7.0]
+    );
     assert_eq!(clamped(Array::vector(&[i64::MIN]).unwrap()), [0.0, 1.0]);
-    assert!(zeros(&[0, 2], Dtype::Float32).unwrap().take_clamped(&Array::scalar(0u32).unwrap(), 0).is_err());
+    assert!(
+        zeros(&[0, 2], Dtype::Float32)
+            .unwrap()
+            .take_clamped(&Array::scalar(0u32).unwrap(), 0)
+            .is_err()
+    );
 
     let along = Array::from_slice(&[i32::MAX, i32::MIN], &[1, 2]).unwrap();
-    assert_eq!(a.take_along_axis(&along, 0).unwrap().to_vec::<f32>().unwrap(), [6.0, 1.0]);
-    let put = a.put_along_axis(&along, &Array::scalar(-1.0f32).unwrap(), 0).unwrap();
-    assert_eq!(put.to_vec::<f32>().unwrap(), [0.0, -1.0, 2.0, 3.0, 4.0, 5.0, -1.0, 7.0]);
+    assert_eq!(
+        a.take_along_axis(&along, 0)
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap(),
+        [6.0, 1.0]
+    );
+    let put = a
+        .put_along_axis(&along, &Array::scalar(-1.0f32).unwrap(), 0)
+        .unwrap();
+    assert_eq!(
+        put.to_vec::<f32>().unwrap(),
+        [0.0, -1.0, 2.0, 3.0, 4.0, 5.0, -1.0, 7.0]
+    );
     assert_eq!(a.at::<f32>(&[3, 1]).unwrap(), 7.0);
     assert_eq!(a.at::<f32>(&[4, 0]).unwrap_err().kind(), ErrorKind::Index);
 }
@@ -58,7 +98,10 @@ fn indices_out_of_range_are_errors_or_clamped_never_read() {
 fn strided_views_stay_inside_the_array() {
     let a = iota(&[2, 6]);
     let view = a.as_strided(&[3, 2], &[2, 1], 1).unwrap();
-    assert_eq!(view.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    assert_eq!(
+        view.to_vec::<f32>().unwrap(),
+        [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    );
     let backwards = a.as_strided(&[3], &[-1], 2).unwrap();
     assert_eq!(backwards.shape(), [3]);
     for (shape, strides, offset) in [
@@ -70,9 +113,15 @@ fn strided_views_stay_inside_the_array() {
         (&[1], &[1], usize::MAX),
         (&[i32::MAX, i32::MAX], &[0, 1], 0),
     ] {
-        assert!(a.as_strided(shape, strides, offset).is_err(), "{shape:?} {strides:?} {offset}");
+        assert!(
+            a.as_strided(shape, strides, offset).is_err(),
+            "{shape:?} {strides:?} {offset}"
+        );
     }
-    assert_eq!(a.as_strided(&[2], &[1, 1], 0).unwrap_err().kind(), ErrorKind::Shape);
+    assert_eq!(
+        a.as_strided(&[2], &[1, 1], 0).unwrap_err().kind(),
+        ErrorKind::Shape
+    );
     assert_eq!(a.as_strided(&[0, 5], &[1, 1], 0).unwrap().size(), 0);
 }
 
@@ -83,12 +132,30 @@ fn every_kind_of_view_reads_in_row_major_order() {
     let a = iota(&[2, 3]);
     let read = |x: Array| x.to_vec::<f32>().unwrap();
     assert_eq!(read(a.transpose().unwrap()), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
-    assert_eq!(read(iota(&[3]).broadcast_to(&[2, 3]).unwrap()), [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]);
-    assert_eq!(read(a.slice(&[0, 1], &[2, 3], &[1, 1]).unwrap()), [1.0, 2.0, 4.0, 5.0]);
-    assert_eq!(read(a.slice(&[0, -1], &[2, i32::MIN], &[1, -1]).unwrap()), [2.0, 1.0, 0.0, 5.0, 4.0, 3.0]);
-    assert_eq!(read(a.slice(&[0, 0], &[2, 3], &[1, 2]).unwrap()), [0.0, 2.0, 3.0, 5.0]);
-    assert_eq!(read(a.slice(&[1, 1], &[1, 3], &[1, 1]).unwrap()), Vec::<f32>::new());
-    assert_eq!(read(Array::scalar(7.0f32).unwrap().broadcast_to(&[3]).unwrap()), [7.0, 7.0, 7.0]);
+    assert_eq!(
+        read(iota(&[3]).broadcast_to(&[2, 3]).unwrap()),
+        [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]
+    );
+    assert_eq!(
+        read(a.slice(&[0, 1], &[2, 3], &[1, 1]).unwrap()),
+        [1.0, 2.0, 4.0, 5.0]
+    );
+    assert_eq!(
+        read(a.slice(&[0, -1], &[2, i32::MIN], &[1, -1]).unwrap()),
+        [2.0, 1.0, 0.0, 5.0, 4.0, 3.0]
+    );
+    assert_eq!(
+        read(a.slice(&[0, 0], &[2, 3], &[1, 2]).unwrap()),
+        [0.0, 2.0, 3.0, 5.0]
+    );
+    assert_eq!(
+        read(a.slice(&[1, 1], &[1, 3], &[1, 1]).unwrap()),
+        Vec::<f32>::new()
+    );
+    assert_eq!(
+        read(Array::scalar(7.0f32).unwrap().broadcast_to(&[3]).unwrap()),
+        [7.0, 7.0, 7.0]
+    );
     // Unevaluated, twice, and through a clone.
     let lazy = a.add(&a).unwrap();
     assert_eq!(read(lazy.clone()), read(lazy));
@@ -106,7 +173,13 @@ fn reads_only_as_itself<T: Element>(value: T) {
         if a.dtype() == U::DTYPE {
             assert!(answer.is_ok());
         } else {
-            assert_eq!(answer.unwrap_err().kind(), ErrorKind::Dtype, "{} as {}", a.dtype(), U::DTYPE);
+            assert_eq!(
+                answer.unwrap_err().kind(),
+                ErrorKind::Dtype,
+                "{} as {}",
+                a.dtype(),
+                U::DTYPE
+            );
         }
     }
     other::<bool>(&a);
@@ -141,8 +214,17 @@ fn items_are_never_reinterpreted_for_all_pairs_of_types() {
     reads_only_as_itself(1e300f64);
     reads_only_as_itself(bf16::from_f32(-2.0));
     reads_only_as_itself(Complex32::new(1.0, -1.0));
-    assert_eq!(iota(&[2]).item::<f32>().unwrap_err().kind(), ErrorKind::Shape);
-    assert_eq!(Array::scalar(bf16::from_f32(0.5)).unwrap().to_f32_vec().unwrap(), [0.5]);
+    assert_eq!(
+        iota(&[2]).item::<f32>().unwrap_err().kind(),
+        ErrorKind::Shape
+    );
+    assert_eq!(
+        Array::scalar(bf16::from_f32(0.5))
+            .unwrap()
+            .to_f32_vec()
+            .unwrap(),
+        [0.5]
+    );
 }
 
 // ---- processor traps and endless loops
@@ -155,13 +237,28 @@ fn integer_division_cannot_trap() {
         assert_eq!(a.floor_divide(&b).unwrap_err().kind(), ErrorKind::Value);
         assert_eq!(a.remainder(&b).unwrap_err().kind(), ErrorKind::Value);
     }
-    assert_eq!(a.floor_divide(&Array::scalar(2i32).unwrap()).unwrap().to_vec::<i32>().unwrap()[1], 3);
+    assert_eq!(
+        a.floor_divide(&Array::scalar(2i32).unwrap())
+            .unwrap()
+            .to_vec::<i32>()
+            .unwrap()[1],
+        3
+    );
     let u = Array::vector(&[7u8]).unwrap();
     assert!(u.remainder(&Array::scalar(0u8).unwrap()).is_err());
-    let f = Array::scalar(1.0f32).unwrap().floor_divide(&Array::scalar(0.0f32).unwrap()).unwrap();
+    let f = Array::scalar(1.0f32)
+        .unwrap()
+        .floor_divide(&Array::scalar(0.0f32).unwrap())
+        .unwrap();
     assert!(f.item::<f32>().unwrap().is_infinite());
-    assert_eq!(a.power(&Array::scalar(-1i32).unwrap()).unwrap_err().kind(), ErrorKind::Value);
-    let p = Array::scalar(3i32).unwrap().power(&Array::scalar(4i32).unwrap()).unwrap();
+    assert_eq!(
+        a.power(&Array::scalar(-1i32).unwrap()).unwrap_err().kind(),
+        ErrorKind::Value
+    );
+    let p = Array::scalar(3i32)
+        .unwrap()
+        .power(&Array::scalar(4i32).unwrap())
+        .unwrap();
     assert_eq!(p.item::<i32>().unwrap(), 81);
 }
 
@@ -173,7 +270,10 @@ fn failures_carry_mlx_s_own_message_and_the_shapes() {
     assert_eq!((e.kind(), e.op()), (ErrorKind::Mlx, "matmul"));
     assert!(e.message().contains("matmul"), "{e}");
     assert_eq!(e.shapes(), [vec![2, 3], vec![2, 3]]);
-    assert!(!e.message().contains(".cpp"), "no source location of ours: {e}");
+    assert!(
+        !e.message().contains(".cpp"),
+        "no source location of ours: {e}"
+    );
 }
 
 #[test]
@@ -189,7 +289,10 @@ fn axes_that_do_not_exist_are_errors_everywhere() {
         assert!(a.argsort(axis).is_err());
         assert!(a.partition(0, axis).is_err());
         assert!(a.take_ids(&[0], axis).is_err());
-        assert!(a.take_along_axis(&Array::from_slice(&[0u32], &[1, 1]).unwrap(), axis).is_err());
+        assert!(
+            a.take_along_axis(&Array::from_slice(&[0u32], &[1, 1]).unwrap(), axis)
+                .is_err()
+        );
         assert!(a.slice_axis(axis, 0, 1).is_err());
         assert!(a.swap_axes(0, axis).is_err());
         assert!(a.split(1, axis).is_err());
@@ -215,8 +318,18 @@ fn axes_that_do_not_exist_are_errors_everywhere() {
     assert!(a.update_axis(&iota(&[2, 2]), 1, -1).is_err());
     assert!(a.slice(&[0], &[1], &[1]).is_err());
     assert!(a.slice(&[0, 0], &[1, 1], &[0, 1]).is_err());
-    assert!(zeros(&[0], Dtype::Float32).unwrap().argmax(0, false).is_err());
-    assert!(zeros(&[0], Dtype::Float32).unwrap().max(All, false).is_err());
+    assert!(
+        zeros(&[0], Dtype::Float32)
+            .unwrap()
+            .argmax(0, false)
+            .is_err()
+    );
+    assert!(
+        zeros(&[0], Dtype::Float32)
+            .unwrap()
+            .max(All, false)
+            .is_err()
+    );
 }
 
 #[test]
@@ -229,7 +342,10 @@ fn quantized_parts_that_lie_about_each_other_are_refused() {
     let lie = |change: &dyn Fn(&mut Quantized)| {
         let mut q = good.clone();
         change(&mut q);
-        (q.matmul_transposed(&x).is_err(), q.dequantize(Dtype::Float32).is_err())
+        (
+            q.matmul_transposed(&x).is_err(),
+            q.dequantize(Dtype::Float32).is_err(),
+        )
     };
     assert_eq!(lie(&|q| q.bits = 8), (true, true));
     assert_eq!(lie(&|q| q.bits = 0), (true, true));
@@ -273,7 +389,11 @@ fn handles_and_bytes_are_given_back() {
     }
     drop(a);
     // Other tests run beside this one, so only a leak of this loop would show as hundreds.
-    assert!(memory::live_arrays() - before < 200, "{}", memory::live_arrays() - before);
+    assert!(
+        memory::live_arrays() - before < 200,
+        "{}",
+        memory::live_arrays() - before
+    );
 }
 
 // ---- threads
@@ -303,8 +423,13 @@ fn eight_threads_build_and_evaluate_at_once() {
 #[test]
 fn arrays_cross_threads_unevaluated_and_evaluated() {
     let lazy = iota(&[64]).square().unwrap();
-    let sum = std::thread::spawn(move || lazy.sum(All, false).unwrap()).join().unwrap();
-    assert_eq!(sum.item::<f32>().unwrap(), (0..64).map(|i| (i * i) as f32).sum::<f32>());
+    let sum = std::thread::spawn(move || lazy.sum(All, false).unwrap())
+        .join()
+        .unwrap();
+    assert_eq!(
+        sum.item::<f32>().unwrap(),
+        (0..64).map(|i| (i * i) as f32).sum::<f32>()
+    );
 }
 
 #[test]
@@ -316,7 +441,10 @@ fn a_panic_in_a_scope_restores_the_stream_and_the_lock() {
     assert!(caught.is_err());
     drop(stream);
     // The dropped stream is no longer current, and the lock is free.
-    assert_eq!(iota(&[2]).sum(All, false).unwrap().item::<f32>().unwrap(), 1.0);
+    assert_eq!(
+        iota(&[2]).sum(All, false).unwrap().item::<f32>().unwrap(),
+        1.0
+    );
 }
 
 #[test]

@@ -30,9 +30,12 @@ pub fn generate(env: &Env, tools: &Tools, source: &Source) -> Result<(), String>
     if let Some(headers) = &tools.compiler_headers {
         builder = builder.clang_args(["-isystem", headers]);
     }
-    let text = builder.generate().map_err(|e| format!("bindgen cannot read mlx-c's headers: {e}"))?;
+    let text = builder
+        .generate()
+        .map_err(|e| format!("bindgen cannot read mlx-c's headers: {e}"))?;
     let path = env.out_dir.join("bindings.rs");
-    text.write_to_file(&path).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+    text.write_to_file(&path)
+        .map_err(|e| format!("cannot write {}: {e}", path.display()))?;
     println!("cargo:rustc-env=MLX_SYS_BINDINGS={}", path.display());
     Ok(())
 }

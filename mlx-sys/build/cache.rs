@@ -79,7 +79,11 @@ pub fn sha256_tree(dir: &Path) -> Result<String, String> {
     files.sort();
     let mut hash = Sha256::new();
     for path in files {
-        let name = path.strip_prefix(dir).unwrap_or(&path).to_string_lossy().replace('\\', "/");
+        let name = path
+            .strip_prefix(dir)
+            .unwrap_or(&path)
+            .to_string_lossy()
+            .replace('\\', "/");
         hash.update(format!("{name}\0{}\n", sha256_file(&path)?));
     }
     Ok(hex(hash.finalize()))
@@ -92,7 +96,11 @@ fn list(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
         if path.file_name().is_some_and(|n| n == ".git") {
             continue;
         }
-        if path.is_dir() { list(&path, files)? } else { files.push(path) }
+        if path.is_dir() {
+            list(&path, files)?;
+        } else {
+            files.push(path);
+        }
     }
     Ok(())
 }

@@ -47,7 +47,11 @@ pub fn build(
         }
         // The sources' own directory comes first so that the shim finds mlx-c's header while CMake
         // still tries out the compiler.
-        let flags = format!("-I\"{}\" -include \"{}\"", source.dir.display(), shim.display());
+        let flags = format!(
+            "-I\"{}\" -include \"{}\"",
+            source.dir.display(),
+            shim.display()
+        );
         run(Command::new(&tools.cmake)
             .args(["-G", "Ninja", "-S"])
             .arg(&source.dir)

@@ -65,7 +65,9 @@ fn path(name: &str) -> Option<PathBuf> {
 }
 
 fn text(name: &str) -> Option<String> {
-    var_os(name).filter(|v| !v.is_empty()).map(|v| v.to_string_lossy().into_owned())
+    var_os(name)
+        .filter(|v| !v.is_empty())
+        .map(|v| v.to_string_lossy().into_owned())
 }
 
 impl Env {
@@ -85,7 +87,9 @@ impl Env {
             python: var_os("MLX_SYS_PYTHON").filter(|v| !v.is_empty()),
             pregenerated: on("MLX_SYS_PREGENERATED") || on("DOCS_RS"),
             libclang_path: path("LIBCLANG_PATH"),
-            cxx: var_os("CXX").filter(|v| !v.is_empty()).unwrap_or_else(|| "c++".into()),
+            cxx: var_os("CXX")
+                .filter(|v| !v.is_empty())
+                .unwrap_or_else(|| "c++".into()),
             cuda: on("CARGO_FEATURE_CUDA"),
             cargo: var_os("CARGO").unwrap_or_else(|| "cargo".into()),
             out_dir: path("OUT_DIR").unwrap_or_default(),
@@ -105,9 +109,15 @@ impl Env {
 
 /// The user's cache directory as the platform has it.
 fn default_cache() -> Option<PathBuf> {
-    let base = path("XDG_CACHE_HOME").filter(|p| p.is_absolute()).or_else(|| {
-        let home = path("HOME")?;
-        Some(if cfg!(target_os = "macos") { home.join("Library/Caches") } else { home.join(".cache") })
-    })?;
+    let base = path("XDG_CACHE_HOME")
+        .filter(|p| p.is_absolute())
+        .or_else(|| {
+            let home = path("HOME")?;
+            Some(if cfg!(target_os = "macos") {
+                home.join("Library/Caches")
+            } else {
+                home.join(".cache")
+            })
+        })?;
     Some(base.join("rust-mlx").join("mlx-sys"))
 }

@@ -26,7 +26,11 @@ impl Mlx {
         let root = dir.join("mlx");
         check(&root)?;
         let libs = dir.join(format!("{}.libs", package.replace('-', "_")));
-        Ok(Self { root, version, bundled: Some(libs).filter(|p| p.is_dir()).into_iter().collect() })
+        Ok(Self {
+            root,
+            version,
+            bundled: Some(libs).filter(|p| p.is_dir()).into_iter().collect(),
+        })
     }
 
     fn installed(root: &Path) -> Result<Self, String> {
@@ -37,7 +41,11 @@ impl Mlx {
         let version = parse_header_version(&text)
             .ok_or_else(|| format!("MLX_ROOT: {} names no version", path.display()))?;
         println!("cargo:rerun-if-changed={}", path.display());
-        Ok(Self { root: root.to_owned(), version, bundled: Vec::new() })
+        Ok(Self {
+            root: root.to_owned(),
+            version,
+            bundled: Vec::new(),
+        })
     }
 
     pub fn lib(&self) -> PathBuf {
@@ -65,9 +73,16 @@ fn package(env: &Env) -> Result<String, String> {
 }
 
 fn check(root: &Path) -> Result<(), String> {
-    for part in ["include/mlx/mlx.h", "lib", "share/cmake/MLX/MLXConfig.cmake"] {
+    for part in [
+        "include/mlx/mlx.h",
+        "lib",
+        "share/cmake/MLX/MLXConfig.cmake",
+    ] {
         if !root.join(part).exists() {
-            return Err(format!("{} is not an installed MLX: it has no {part}", root.display()));
+            return Err(format!(
+                "{} is not an installed MLX: it has no {part}",
+                root.display()
+            ));
         }
     }
     Ok(())
@@ -76,7 +91,14 @@ fn check(root: &Path) -> Result<(), String> {
 /// Reads `MLX_VERSION_MAJOR` and its like, or a version string.
 pub fn parse_header_version(text: &str) -> Option<String> {
     let number = |name: &str| {
-        text.lines().find_map(|l| l.trim().strip_prefix("#define ")?.strip_prefix(name)?.trim().parse::<u64>().ok())
+        text.lines().find_map(|l| {
+            l.trim()
+                .strip_prefix("#define ")?
+                .strip_prefix(name)?
+                .trim()
+                .parse::<u64>()
+                .ok()
+        })
     };
     Some(format!(
         "{}.{}.{}",

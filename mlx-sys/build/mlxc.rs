@@ -50,7 +50,13 @@ impl Source {
     fn from_cargo(env: &Env, pins: &Pins) -> Result<Self, String> {
         let manifest = env.manifest_dir.join("vendor/mlx-c/Cargo.toml");
         let mut command = Command::new(&env.cargo);
-        command.args(["metadata", "--locked", "--format-version", "1", "--manifest-path"]);
+        command.args([
+            "metadata",
+            "--locked",
+            "--format-version",
+            "1",
+            "--manifest-path",
+        ]);
         command.arg(&manifest);
         if env.offline {
             command.arg("--offline");
@@ -58,8 +64,10 @@ impl Source {
         // What this build's Cargo set for us is not meant for another package.
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
-            if text.starts_with("CARGO_") && !matches!(&*text, "CARGO_HOME" | "CARGO_NET_OFFLINE")
-                && !text.starts_with("CARGO_HTTP") && !text.starts_with("CARGO_REGISTR")
+            if text.starts_with("CARGO_")
+                && !matches!(&*text, "CARGO_HOME" | "CARGO_NET_OFFLINE")
+                && !text.starts_with("CARGO_HTTP")
+                && !text.starts_with("CARGO_REGISTR")
                 && !text.starts_with("CARGO_SOURCE")
             {
                 command.env_remove(&name);
@@ -79,7 +87,9 @@ impl Source {
             .and_then(|all| all.iter().find(|p| p["name"] == *name))
             .and_then(|p| p["manifest_path"].as_str())
             .ok_or_else(|| format!("cargo metadata does not list the package {name}"))?;
-        let root = Path::new(package).parent().ok_or("a manifest has no directory")?;
+        let root = Path::new(package)
+            .parent()
+            .ok_or("a manifest has no directory")?;
         let source = Self::at(root.join(pins.mlx_c("directory")?))?;
         let expected = pins.mlx_c("tree_sha256")?;
         if source.hash != expected {

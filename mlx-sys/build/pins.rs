@@ -39,12 +39,15 @@ impl Pins {
     }
 
     pub fn parse(text: &str) -> Result<Self, String> {
-        serde_json::from_str(text).map(Self).map_err(|e| e.to_string())
+        serde_json::from_str(text)
+            .map(Self)
+            .map_err(|e| e.to_string())
     }
 
     fn text(value: &Value, key: &str) -> Result<String, String> {
         let text = value.get(key).and_then(Value::as_str);
-        text.map(str::to_owned).ok_or_else(|| format!("pins.json lacks `{key}`"))
+        text.map(str::to_owned)
+            .ok_or_else(|| format!("pins.json lacks `{key}`"))
     }
 
     /// A field of the pinned mlx-c package.
@@ -58,7 +61,12 @@ impl Pins {
     }
 
     /// The wheel of a package for a target; `version` where there are several.
-    pub fn wheel(&self, package: &str, version: Option<&str>, target: &str) -> Result<Wheel, String> {
+    pub fn wheel(
+        &self,
+        package: &str,
+        version: Option<&str>,
+        target: &str,
+    ) -> Result<Wheel, String> {
         let empty = Vec::new();
         let wheels = self.0["wheels"].as_array().unwrap_or(&empty);
         for wheel in wheels {
@@ -75,6 +83,8 @@ impl Pins {
                 return Ok(found);
             }
         }
-        Err(format!("no pinned Python package `{package}` for the target {target}"))
+        Err(format!(
+            "no pinned Python package `{package}` for the target {target}"
+        ))
     }
 }

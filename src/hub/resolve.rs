@@ -96,7 +96,13 @@ mod tests {
 
     #[test]
     fn what_is_nowhere_lists_the_known_names() {
-        for name in ["no-such-model", "", "a/b/c", "../x", "no\0pe"] {
+        for name in [
+            "no-such-model",
+            "",
+            "a/b/c",
+            "../no-such-model-beside-this",
+            "no\0pe",
+        ] {
             let error = resolve(Some(name), &mut Silent).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ModelNotFound);
             assert!(

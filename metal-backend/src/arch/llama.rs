@@ -11,7 +11,6 @@ use crate::checkpoint::ModelConfig;
 use crate::checkpoint::weights::Weights;
 use crate::error::engine;
 use crate::nn::attention::Positions;
-use crate::nn::rope::Scaling;
 use crate::nn::{Attention, Embedding, GatedMlp, Linear, RmsNorm, Rope};
 
 /// What tells the llama-like architectures apart.
@@ -65,7 +64,9 @@ impl Block {
         cache: &mut dyn crate::cache::KvCache,
         positions: Positions,
     ) -> mlx_rs_core::Result<Array> {
-        let attended = self.attention.forward(&self.input_norm.forward(x)?, cache, positions)?;
+        let attended = self
+            .attention
+            .forward(&self.input_norm.forward(x)?, cache, positions)?;
         let residual = match positions {
             Positions::Last => last_position(x)?,
             Positions::All => x.clone(),
@@ -78,7 +79,11 @@ impl Block {
 /// `[B, L, hidden] -> [B, 1, hidden]`.
 fn last_position(x: &Array) -> mlx_rs_core::Result<Array> {
     let length = x.dim(1)?;
-    if length == 1 { Ok(x.clone()) } else { x.slice_axis(1, length - 1, length) }
+    if length == 1 {
+        Ok(x.clone())
+    } else {
+        x.slice_axis(1, length - 1, length)
+    }
 }
 
 #[derive(Debug)]
@@ -97,19 +102,25 @@ impl LlamaDecoder {
         let embed_tokens = Embedding::new(embed, weights.dtype());
         let rope = build_rope(config, weights, dims.head_dim)?;
         let blocks = (0..config.num_hidden_layers)
-            .map(|i| {
-                load_block(weights, &dims, variant, &rope, &format!("model.layers.{i}"))
-            })
+            .map(|i| load_block(weights, &dims, variant, &rope, &format!("model.layers.{i}")))
             .collect::<Result<Vec<_>>>()?;
         let norm = RmsNorm::new(weights.vector("model.norm.weight", dims.hidden)?, dims.eps);
         // A tied model may still carry the tensor; transformers ignores it then, and so do we.
-        let lm_head = if config.tie_word_embeddings {
+        let tied = config
+            .tie_word_embeddings
+            .unwrap_or_else(|| !weights.contains("lm_head.weight"));
+        let lm_head = if tied {
             weights.ignore("lm_head");
             None
         } else {
             Some(weights.linear("lm_head", dims.hidden, dims.vocab, false)?)
         };
-        Ok(Self { embed_tokens, blocks, norm, lm_head })
+        Ok(Self {
+            embed_tokens,
+            blocks,
+            norm,
+            lm_head,
+        })
     }
 }
 
@@ -135,7 +146,10 @@ impl Decoder for LlamaDecoder {
     }
 
     fn new_caches(&self) -> Caches {
-        self.blocks.iter().map(|_| Box::new(ChunkedCache::new()) as _).collect()
+        self.blocks
+            .iter()
+            .map(|_| Box::new(ChunkedCache::new()) as _)
+            .collect()
     }
 }
 
@@ -154,7 +168,10 @@ impl Dims {
     fn new(config: &ModelConfig, weights: &Weights) -> Result<Self> {
         let int = |name: &str, value: usize| {
             i32::try_from(value).map_err(|_| {
-                Error::new(ErrorKind::InvalidModel, format!("{name} {value} is too large"))
+                Error::new(
+                    ErrorKind::InvalidModel,
+                    format!("{name} {value} is too large"),
+                )
             })
         };
         let n_heads = int("num_attention_heads", config.num_attention_heads)?;
@@ -181,9 +198,13 @@ impl Dims {
 }
 
 fn build_rope(config: &ModelConfig, weights: &mut Weights, head_dim: i32) -> Result<Rope> {
-    let scaling = Scaling::try_from(&config.rope_scaling)?;
-    let rope = Rope::new(head_dim, config.rope_theta, config.rope_traditional, scaling)
-        .map_err(engine("rope"))?;
+    let rope = Rope::new(
+        head_dim,
+        config.rope_theta,
+        config.rope_traditional,
+        &config.rope_scaling,
+    )
+    .map_err(engine("rope"))?;
     // GGUF files store the scaling as a tensor of factors.
     match weights.optional_host_vector("rope_freqs.weight", head_dim / 2)? {
         Some(factors) => rope.with_factors(&factors).map_err(engine("rope")),
@@ -199,17 +220,25 @@ fn load_block(
     prefix: &str,
 ) -> Result<Block> {
     let name = |part: &str| format!("{prefix}.{part}");
-    let (q_dim, kv_dim) = (dims.n_heads * dims.head_dim, dims.n_kv_heads * dims.head_dim);
+    let (q_dim, kv_dim) = (
+        dims.n_heads * dims.head_dim,
+        dims.n_kv_heads * dims.head_dim,
+    );
     let (hidden, mlp) = (dims.hidden, dims.intermediate);
     let bias = variant.qkv_bias;
     let mut head_norm = |part: &str| -> Result<Option<RmsNorm>> {
         if !variant.qk_norm {
             return Ok(None);
         }
-        Ok(Some(RmsNorm::new(weights.vector(&name(part), dims.head_dim)?, dims.eps)))
+        Ok(Some(RmsNorm::new(
+            weights.vector(&name(part), dims.head_dim)?,
+            dims.eps,
+        )))
     };
-    let (q_norm, k_norm) =
-        (head_norm("self_attn.q_norm.weight")?, head_norm("self_attn.k_norm.weight")?);
+    let (q_norm, k_norm) = (
+        head_norm("self_attn.q_norm.weight")?,
+        head_norm("self_attn.k_norm.weight")?,
+    );
     let attention = Attention {
         q_proj: weights.linear(&name("self_attn.q_proj"), hidden, q_dim, bias)?,
         k_proj: weights.linear(&name("self_attn.k_proj"), hidden, kv_dim, bias)?,

@@ -9,5 +9,12 @@ use crate::checkpoint::ModelConfig;
 use crate::checkpoint::weights::Weights;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
-    load_variant(config, weights, Variant { qkv_bias: true, ..Variant::default() })
+    load_variant(
+        config,
+        weights,
+        Variant {
+            qkv_bias: true,
+            ..Variant::default()
+        },
+    )
 }

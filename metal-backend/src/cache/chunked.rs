@@ -74,7 +74,9 @@ mod tests {
     use super::*;
 
     fn part(from: i32, n: i32) -> Array {
-        let values: Vec<f32> = (from..from + n).flat_map(|i| [i as f32, -i as f32]).collect();
+        let values: Vec<f32> = (from..from + n)
+            .flat_map(|i| [i as f32, -i as f32])
+            .collect();
         Array::from_slice(&values, &[1, 1, n, 2]).unwrap()
     }
 
@@ -86,8 +88,14 @@ mod tests {
             let (k, v) = cache.update(&part(at, n), &part(at + 1000, n)).unwrap();
             at += n;
             assert_eq!(k.shape(), [1, 1, at, 2]);
-            assert_eq!(k.to_vec::<f32>().unwrap(), part(0, at).to_vec::<f32>().unwrap());
-            assert_eq!(v.to_vec::<f32>().unwrap(), part(1000, at).to_vec::<f32>().unwrap());
+            assert_eq!(
+                k.to_vec::<f32>().unwrap(),
+                part(0, at).to_vec::<f32>().unwrap()
+            );
+            assert_eq!(
+                v.to_vec::<f32>().unwrap(),
+                part(1000, at).to_vec::<f32>().unwrap()
+            );
         }
         assert_eq!(cache.offset(), at);
         assert_eq!(cache.state()[0].dim(2).unwrap() % CHUNK, 0);
@@ -100,7 +108,10 @@ mod tests {
         cache.trim(4);
         assert_eq!(cache.offset(), 6);
         let (k, _) = cache.update(&part(6, 2), &part(6, 2)).unwrap();
-        assert_eq!(k.to_vec::<f32>().unwrap(), part(0, 8).to_vec::<f32>().unwrap());
+        assert_eq!(
+            k.to_vec::<f32>().unwrap(),
+            part(0, 8).to_vec::<f32>().unwrap()
+        );
         cache.trim(100);
         assert_eq!(cache.offset(), 0);
     }

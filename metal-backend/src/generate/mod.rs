@@ -20,7 +20,7 @@ use crate::error::engine as engine_error;
 use crate::model::Engine;
 use crate::nn::attention::Positions;
 use crate::sample::Sampler;
-use crate::text::StreamDecoder;
+use crate::text::{Detokenizer, Released};
 
 /// Steps between returns of unused memory to the system.
 const CLEAR_EVERY: usize = 256;
@@ -32,7 +32,7 @@ pub struct Generation {
     running: Option<Running>,
     options: GenerateOptions,
     prompt: Vec<u32>,
-    text: StreamDecoder,
+    text: Detokenizer,
     ready: VecDeque<Token>,
     /// Logits of tokens whose text is still held back, oldest first.
     logits: VecDeque<Arc<[f32]>>,
@@ -62,10 +62,14 @@ impl Generation {
         engine.check_prompt(&prompt)?;
         let decoder = engine.decoder()?;
         // The last token generated need not fit: nothing is computed from it.
-        let room = engine.context_limit().saturating_sub(prompt.len()).saturating_add(1);
-        let sampler =
-            engine.scope(|| Sampler::new(&options, &prompt)).map_err(engine_error("sampler"))?;
-        let text = engine.stream_decoder(&options.stop);
+        let room = engine
+            .context_limit()
+            .saturating_sub(prompt.len())
+            .saturating_add(1);
+        let sampler = engine
+            .scope(|| Sampler::new(&options, &prompt))
+            .map_err(engine_error("sampler"))?;
+        let text = engine.detokenizer(&options.stop);
         Ok(Self {
             running: Some(Running {
                 caches: decoder.new_caches(),
@@ -130,7 +134,8 @@ impl Generation {
         let id: u32 = token.item().map_err(engine_error("decode"))?;
         self.clock.token();
         if self.options.logits {
-            self.logits.push_back(logits.to_f32_vec().map_err(engine_error("logits"))?.into());
+            self.logits
+                .push_back(logits.to_f32_vec().map_err(engine_error("logits"))?.into());
         }
         if (self.produced + 1).is_multiple_of(CLEAR_EVERY) {
             memory::clear_cache().map_err(engine_error("decode"))?;
@@ -143,9 +148,10 @@ impl Generation {
         }
         self.produced += 1;
         self.clock.produced(self.produced);
-        let pushed = self.text.push(id)?;
-        self.queue(pushed.ready);
-        if pushed.stopped {
+        let released = self.text.push(id);
+        let stopped = released.stopped.is_some();
+        self.queue(released);
+        if stopped {
             self.end(FinishReason::Stop);
         } else if self.produced >= self.limit {
             self.flush(FinishReason::Length);
@@ -160,8 +166,8 @@ impl Generation {
         self.end(reason);
     }
 
-    fn queue(&mut self, items: Vec<(u32, String)>) {
-        for (id, text) in items {
+    fn queue(&mut self, released: Released) {
+        for (id, text) in released.ready {
             let mut token = Token::new(id, text);
             if let Some(logits) = self.logits.pop_front() {
                 token = token.with_logits(logits);
@@ -171,12 +177,13 @@ impl Generation {
     }
 }
 
-
 impl Running {
     /// Queues the step that follows `token` and returns its token and logits, not yet computed.
     fn decode(&mut self, token: &Array) -> mlx_rs_core::Result<(Array, Array)> {
         let ids = token.reshape(&[1, 1])?;
-        let logits = self.decoder.forward(&ids, &mut self.caches, Positions::Last)?;
+        let logits = self
+            .decoder
+            .forward(&ids, &mut self.caches, Positions::Last)?;
         self.draw(&logits)
     }
 
@@ -186,7 +193,12 @@ impl Running {
         let logits = logits.squeeze_axis(1)?; // [1, 1, V] -> [1, V]
         let token = self.sampler.sample(&logits)?;
         let state = self.caches.iter().flat_map(|c| c.state());
-        async_eval([&token, &logits].into_iter().chain(self.sampler.state()).chain(state))?;
+        async_eval(
+            [&token, &logits]
+                .into_iter()
+                .chain(self.sampler.state())
+                .chain(state),
+        )?;
         Ok((token, logits))
     }
 }
@@ -213,7 +225,11 @@ impl Iterator for Generation {
 impl TokenSource for Generation {
     fn finish_reason(&self) -> Option<FinishReason> {
         // The reason holds once everything produced has been handed out.
-        if self.ready.is_empty() { self.finish } else { None }
+        if self.ready.is_empty() {
+            self.finish
+        } else {
+            None
+        }
     }
 
     fn metrics(&self) -> GenerateMetrics {

@@ -5,8 +5,8 @@ use inference::{GenerateOptions, Result};
 use mlx_rs_core::{Array, eval, memory};
 
 use super::Running;
-use crate::cache::Caches;
 use crate::arch::Decoder;
+use crate::cache::Caches;
 use crate::error::engine;
 use crate::nn::attention::Positions;
 

@@ -84,7 +84,9 @@ impl Attention {
     /// Projects and cuts into heads: `[B, L, hidden] -> [B, H, L, D]`.
     fn heads(&self, proj: &Linear, x: &Array, n: i32, norm: Option<&RmsNorm>) -> Result<Array> {
         let (batch, length) = (x.dim(0)?, x.dim(1)?);
-        let mut heads = proj.forward(x)?.reshape(&[batch, length, n, self.head_dim])?;
+        let mut heads = proj
+            .forward(x)?
+            .reshape(&[batch, length, n, self.head_dim])?;
         if let Some(norm) = norm {
             heads = norm.forward(&heads)?;
         }

@@ -24,9 +24,10 @@ impl Weight {
     pub fn arrays(&self) -> Vec<&Array> {
         match self {
             Weight::Dense(w) => vec![w],
-            Weight::Quantized(q) => {
-                [Some(&q.weight), Some(&q.scales), q.biases.as_ref()].into_iter().flatten().collect()
-            }
+            Weight::Quantized(q) => [Some(&q.weight), Some(&q.scales), q.biases.as_ref()]
+                .into_iter()
+                .flatten()
+                .collect(),
         }
     }
 }
@@ -41,7 +42,9 @@ pub struct Linear {
 #[derive(Debug, Clone)]
 enum Kind {
     /// The transposed view `[in, out]`, made once instead of at every call.
-    Dense { transposed: Array },
+    Dense {
+        transposed: Array,
+    },
     Quantized(Quantized),
 }
 
@@ -52,7 +55,9 @@ impl Linear {
     /// When the weight is not a matrix.
     pub fn new(weight: Weight, bias: Option<Array>) -> Result<Self> {
         let kind = match weight {
-            Weight::Dense(w) => Kind::Dense { transposed: w.swap_axes(0, 1)? },
+            Weight::Dense(w) => Kind::Dense {
+                transposed: w.swap_axes(0, 1)?,
+            },
             Weight::Quantized(q) => {
                 q.validate("linear")?;
                 Kind::Quantized(q)

@@ -4,28 +4,7 @@ use std::f32::consts::TAU;
 
 use mlx_rs_core::{Array, Result, fast};
 
-/// How positions are stretched beyond the trained context.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Scaling {
-    /// Not at all.
-    None,
-    /// Positions divided by `factor` (Chen et al. 2023).
-    Linear {
-        /// The stretch.
-        factor: f32,
-    },
-    /// Long wavelengths stretched, short ones kept, a smooth ramp between (Llama 3.1 reference).
-    Llama3 {
-        /// The stretch of the longest wavelengths.
-        factor: f32,
-        /// Wavelengths above `original / low` are stretched in full.
-        low_freq_factor: f32,
-        /// Wavelengths below `original / high` are kept.
-        high_freq_factor: f32,
-        /// The trained context, in positions.
-        original_context: f32,
-    },
-}
+use crate::checkpoint::config::RopeScaling;
 
 /// A configured rotary embedding.
 #[derive(Debug, Clone)]
@@ -43,15 +22,32 @@ impl Rope {
     ///
     /// # Errors
     /// When MLX cannot allocate the frequencies.
-    pub fn new(dims: i32, theta: f32, traditional: bool, scaling: Scaling) -> Result<Self> {
-        let mut rope = Self { dims, theta, scale: 1.0, traditional, freqs: None };
-        match scaling {
-            Scaling::None => {}
-            Scaling::Linear { factor } => rope.scale = 1.0 / factor,
-            Scaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+    pub fn new(dims: i32, theta: f32, traditional: bool, scaling: &RopeScaling) -> Result<Self> {
+        let mut rope = Self {
+            dims,
+            theta,
+            scale: 1.0,
+            traditional,
+            freqs: None,
+        };
+        match *scaling {
+            RopeScaling::None => {}
+            RopeScaling::Linear { factor } => rope.scale = 1.0 / factor,
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
                 let freqs: Vec<f32> = powers(dims, theta)
                     .map(|f| {
-                        llama3_factor(f, factor, low_freq_factor, high_freq_factor, original_context)
+                        llama3_factor(
+                            f,
+                            factor,
+                            low_freq_factor,
+                            high_freq_factor,
+                            original_context,
+                        )
                     })
                     .collect();
                 rope.freqs = Some(Array::vector(&freqs)?);
@@ -65,8 +61,10 @@ impl Rope {
     /// # Errors
     /// When MLX cannot allocate the frequencies.
     pub fn with_factors(mut self, factors: &[f32]) -> Result<Self> {
-        let freqs: Vec<f32> =
-            powers(self.dims, self.theta).zip(factors).map(|(f, &by)| f * by).collect();
+        let freqs: Vec<f32> = powers(self.dims, self.theta)
+            .zip(factors)
+            .map(|(f, &by)| f * by)
+            .collect();
         self.freqs = Some(Array::vector(&freqs)?);
         Ok(self)
     }

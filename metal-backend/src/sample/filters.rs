@@ -15,8 +15,11 @@ fn minus_infinity() -> Result<Array> {
 pub fn repeat_penalty(logits: &Array, history: &Array, penalty: f32) -> Result<Array> {
     let seen = logits.take_along_axis(history, -1)?;
     let by = Array::scalar(penalty)?;
-    let lowered =
-        where_(&seen.less(&Array::scalar(0.0f32)?)?, &seen.multiply(&by)?, &seen.divide(&by)?)?;
+    let lowered = where_(
+        &seen.less(&Array::scalar(0.0f32)?)?,
+        &seen.multiply(&by)?,
+        &seen.divide(&by)?,
+    )?;
     // Equal ids carry equal values, so writing them twice is harmless.
     logits.put_along_axis(history, &lowered, -1)
 }
@@ -35,7 +38,10 @@ pub fn top_p(logits: &Array, p: f32) -> Result<Array> {
     // Rounding may leave even the last sum below 1 - p.
     let n = logits.dim(-1)?;
     let kept = concatenate(
-        &[&kept.slice_axis(-1, 0, n - 1)?, &sorted.slice_axis(-1, n - 1, n)?],
+        &[
+            &kept.slice_axis(-1, 0, n - 1)?,
+            &sorted.slice_axis(-1, n - 1, n)?,
+        ],
         -1,
     )?;
     logits.put_along_axis(&order, &kept, -1)
@@ -81,11 +87,17 @@ mod tests {
     #[test]
     fn top_k_keeps_exactly_k_also_among_equals() {
         let kept = |v: &[f32], k| {
-            values(top_k(&row(v), k)).iter().filter(|x| x.is_finite()).count()
+            values(top_k(&row(v), k))
+                .iter()
+                .filter(|x| x.is_finite())
+                .count()
         };
         assert_eq!(kept(&[1.0, 1.0, 1.0, 1.0], 2), 2);
         assert_eq!(kept(&[1.0, 2.0], 5), 2);
-        assert_eq!(values(top_k(&row(&[1.0, 5.0, 3.0, 2.0]), 1)), [NO, 5.0, NO, NO]);
+        assert_eq!(
+            values(top_k(&row(&[1.0, 5.0, 3.0, 2.0]), 1)),
+            [NO, 5.0, NO, NO]
+        );
         assert_eq!(kept(&[NO, 1.0, NO], 2), 1);
     }
 
@@ -94,7 +106,10 @@ mod tests {
         // Probabilities 0.5, 0.3, 0.15, 0.05.
         let logits: Vec<f32> = [0.15f32, 0.5, 0.05, 0.3].iter().map(|p| p.ln()).collect();
         let kept = |p| {
-            values(top_p(&row(&logits), p)).iter().map(|x| x.is_finite()).collect::<Vec<_>>()
+            values(top_p(&row(&logits), p))
+                .iter()
+                .map(|x| x.is_finite())
+                .collect::<Vec<_>>()
         };
         assert_eq!(kept(0.4), [false, true, false, false]);
         assert_eq!(kept(0.7), [false, true, false, true]);
@@ -109,7 +124,10 @@ mod tests {
     fn min_p_is_relative_to_the_best() {
         let logits: Vec<f32> = [0.6f32, 0.3, 0.1].iter().map(|p| p.ln()).collect();
         let kept = |p| {
-            values(min_p(&row(&logits), p)).iter().filter(|x| x.is_finite()).count()
+            values(min_p(&row(&logits), p))
+                .iter()
+                .filter(|x| x.is_finite())
+                .count()
         };
         assert_eq!((kept(0.4), kept(0.6), kept(0.1), kept(1.0)), (2, 1, 3, 1));
     }

@@ -106,7 +106,9 @@ impl Sampler {
                 let joined = concatenate(&[history, &token], 1)?;
                 let n = joined.dim(1)?;
                 match i32::try_from(self.window) {
-                    Ok(window) if window > 0 && n > window => joined.slice_axis(1, n - window, n)?,
+                    Ok(window) if window > 0 && n > window => {
+                        joined.slice_axis(1, n - window, n)?
+                    }
                     _ => joined,
                 }
             }
@@ -123,7 +125,9 @@ impl Sampler {
 /// A seed that differs from call to call: the randomly keyed hasher of the standard library.
 fn entropy() -> u64 {
     use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
+    std::collections::hash_map::RandomState::new()
+        .build_hasher()
+        .finish()
 }
 
 #[cfg(test)]
@@ -139,7 +143,11 @@ mod tests {
     }
 
     fn draw(sampler: &mut Sampler, values: &[f32]) -> u32 {
-        sampler.sample(&logits(values)).unwrap().to_vec::<u32>().unwrap()[0]
+        sampler
+            .sample(&logits(values))
+            .unwrap()
+            .to_vec::<u32>()
+            .unwrap()[0]
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::pieces::TextBuilder;
 use super::tokenizer::Tokenizer;
 
 /// What one step of a [`Detokenizer`] released.
@@ -22,22 +23,18 @@ pub struct Released {
 /// Tokens wait inside while their text is not final: an incomplete UTF-8 character, or the possible
 /// beginning of a stop string. The released texts, put together, equal [`Tokenizer::decode`] of all ids,
 /// cut before the stop string that is complete first (of several that end at one place: the longest).
-/// Each step costs in the order of its own text plus the longest stop string, whatever came before.
+/// Each step costs in the order of its own text times the number of stop strings, whatever came before.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
-    stop: Vec<String>,
-    longest_stop: usize,
-    strip: Option<(char, usize)>,
-    any_token: bool,
-    /// Bytes of a character that is not complete yet: at most three.
-    partial: Vec<u8>,
+    stops: Vec<Matcher>,
+    builder: TextBuilder,
     /// Tokens not released, each with the text that became complete when it arrived.
     waiting: VecDeque<(u32, String)>,
-    /// The last bytes of the text, among them everything that could begin a stop string.
-    tail: String,
-    /// How many bytes at the end of `tail` belong to waiting tokens.
+    /// Bytes of text of all waiting tokens.
     waiting_bytes: usize,
+    /// How many of the newest waiting tokens take part in an incomplete character.
+    open: usize,
     stopped: Option<String>,
 }
 
@@ -45,19 +42,18 @@ impl Detokenizer {
     /// A stream that ends at any of `stop` (empty strings among them are ignored).
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, stop: &[String]) -> Self {
-        let stop: Vec<String> = stop.iter().filter(|s| !s.is_empty()).cloned().collect();
-        let longest_stop = stop.iter().map(String::len).max().unwrap_or(0);
-        let strip = tokenizer.rule().strip();
+        let builder = TextBuilder::new(tokenizer.rule());
         Self {
             tokenizer,
-            stop,
-            longest_stop,
-            strip,
-            any_token: false,
-            partial: Vec::new(),
+            stops: stop
+                .iter()
+                .filter(|s| !s.is_empty())
+                .map(|s| Matcher::new(s))
+                .collect(),
+            builder,
             waiting: VecDeque::new(),
-            tail: String::new(),
             waiting_bytes: 0,
+            open: 0,
             stopped: None,
         }
     }
@@ -66,38 +62,37 @@ impl Detokenizer {
     /// SentencePiece's leading space is a real one.
     #[must_use]
     pub fn continuing(mut self) -> Self {
-        self.strip = None;
-        self.any_token = true;
+        self.builder.keep_start();
         self
     }
 
     /// Takes the next id. After a stop string was found nothing more is released.
     pub fn push(&mut self, id: u32) -> Released {
-        if let Some(stop) = &self.stopped {
-            return Released { ready: Vec::new(), stopped: Some(stop.clone()) };
+        if self.stopped.is_some() {
+            return self.over();
         }
-        let text = match self.tokenizer.piece(id, !self.any_token) {
-            Some(bytes) => {
-                self.any_token = true;
-                self.complete(&bytes)
-            }
-            None => String::new(),
+        let text = self.tokenizer.feed(id, &mut self.builder);
+        self.open = if self.builder.is_open() {
+            self.open + 1
+        } else {
+            0
         };
         self.waiting.push_back((id, String::new()));
-        self.append(&text);
-        self.release(false)
+        self.append(&text)
     }
 
     /// Ends the stream: releases what waits, an incomplete character as U+FFFD on the last token.
     pub fn finish(&mut self) -> Released {
-        if let Some(stop) = &self.stopped {
-            return Released { ready: Vec::new(), stopped: Some(stop.clone()) };
+        if self.stopped.is_some() {
+            return self.over();
         }
-        if !self.partial.is_empty() {
-            self.partial.clear();
-            self.append("\u{FFFD}");
+        let text = self.builder.finish();
+        let mut released = self.append(&text);
+        if released.stopped.is_none() {
+            released.ready.extend(self.waiting.drain(..));
+            self.waiting_bytes = 0;
         }
-        self.release(true)
+        released
     }
 
     /// The stop string that ended the stream, if one did.
@@ -106,126 +101,108 @@ impl Detokenizer {
         self.stopped.as_deref()
     }
 
-    /// Decodes what is complete of the pending bytes and the new ones; the rest stays pending.
-    fn complete(&mut self, bytes: &[u8]) -> String {
-        let all;
-        let mut rest = if self.partial.is_empty() {
-            bytes
-        } else {
-            self.partial.extend_from_slice(bytes);
-            all = std::mem::take(&mut self.partial);
-            &all[..]
+    fn over(&self) -> Released {
+        Released {
+            ready: Vec::new(),
+            stopped: self.stopped.clone(),
+        }
+    }
+
+    /// Gives `text` to the newest waiting token, looks for stop strings in it, releases what is final.
+    fn append(&mut self, text: &str) -> Released {
+        let Some((_, last)) = self.waiting.back_mut() else {
+            return Released::default();
         };
-        let mut text = String::with_capacity(rest.len());
-        loop {
-            match std::str::from_utf8(rest) {
-                Ok(valid) => {
-                    text.push_str(valid);
-                    break;
-                }
-                Err(error) => {
-                    let (valid, after) = rest.split_at(error.valid_up_to());
-                    text.push_str(&String::from_utf8_lossy(valid));
-                    let Some(invalid) = error.error_len() else {
-                        self.partial = after.to_vec();
-                        break;
-                    };
-                    text.push('\u{FFFD}');
-                    rest = &after[invalid..];
+        last.push_str(text);
+        let before = self.waiting_bytes;
+        self.waiting_bytes += text.len();
+        for (at, byte) in text.bytes().enumerate() {
+            let mut found: Option<&str> = None;
+            for matcher in &mut self.stops {
+                if matcher.step(byte) && found.is_none_or(|f| f.len() < matcher.stop.len()) {
+                    found = Some(&matcher.stop);
                 }
             }
+            if let Some(stop) = found {
+                let stop = stop.to_owned();
+                return self.stop_at((before + at + 1).saturating_sub(stop.len()), stop);
+            }
         }
-        self.strip_start(text)
-    }
-
-    fn strip_start(&mut self, text: String) -> String {
-        let Some((what, limit)) = self.strip else { return text };
-        if text.is_empty() {
-            return text;
-        }
-        let n = text.chars().take(limit).take_while(|c| *c == what).count();
-        // Every character went and more may follow: go on with the next token.
-        let all = n == text.chars().count();
-        self.strip = (all && n < limit).then(|| (what, limit - n));
-        text.chars().skip(n).collect()
-    }
-
-    /// Gives `text` to the newest waiting token and to the window.
-    fn append(&mut self, text: &str) {
-        if let Some((_, last)) = self.waiting.back_mut() {
-            last.push_str(text);
-            self.tail.push_str(text);
-            self.waiting_bytes += text.len();
-        }
-    }
-
-    fn release(&mut self, end: bool) -> Released {
-        if let Some((start, stop)) = self.find_stop() {
-            return self.stop_at(start, stop);
-        }
-        let held = if end { 0 } else { self.held() };
+        let held = self.stops.iter().map(|m| m.matched).max().unwrap_or(0);
         let mut ready = Vec::new();
-        // A token waits if any byte of it may belong to a stop string, or bytes of a character are open:
-        // then the newest token, and empty ones behind a waiting one, stay to keep the order.
-        while let Some((_, text)) = self.waiting.front() {
-            let open = !self.partial.is_empty() && self.waiting.len() == 1;
-            let is_held = self.waiting_bytes - text.len() < held || (held > 0 && self.waiting_bytes <= held);
-            if !end && (open || is_held) {
-                break;
+        while self.waiting.len() > self.open {
+            match self.waiting.front() {
+                Some((_, text)) if self.waiting_bytes - text.len() >= held => {
+                    self.waiting_bytes -= text.len();
+                }
+                _ => break,
             }
-            self.waiting_bytes -= text.len();
             ready.extend(self.waiting.pop_front());
         }
-        self.forget();
-        Released { ready, stopped: None }
+        Released {
+            ready,
+            stopped: None,
+        }
     }
 
-    /// Where the first complete stop string begins in `tail`.
-    fn find_stop(&self) -> Option<(usize, String)> {
-        self.stop
-            .iter()
-            .filter_map(|stop| self.tail.find(stop.as_str()).map(|at| (at + stop.len(), at, stop)))
-            .min()
-            .map(|(_, at, stop)| (at, stop.clone()))
-    }
-
-    /// How many bytes at the end of `tail` could begin a stop string.
-    fn held(&self) -> usize {
-        let most = self.longest_stop.saturating_sub(1).min(self.tail.len());
-        (1..=most)
-            .rev()
-            .filter(|n| self.tail.is_char_boundary(self.tail.len() - n))
-            .find(|n| {
-                let end = &self.tail[self.tail.len() - n..];
-                self.stop.iter().any(|stop| stop.len() > *n && stop.starts_with(end))
-            })
-            .unwrap_or(0)
-    }
-
-    fn stop_at(&mut self, start: usize, stop: String) -> Released {
-        // Everything before `start` and not yet released belongs to the oldest waiting tokens.
-        let mut keep = (start + self.waiting_bytes).saturating_sub(self.tail.len());
+    /// Keeps the first `keep` bytes of the waiting text, gives up the rest and ends the stream.
+    fn stop_at(&mut self, mut keep: usize, stop: String) -> Released {
         let mut ready = Vec::with_capacity(self.waiting.len());
         for (id, mut text) in self.waiting.drain(..) {
             text.truncate(keep);
             keep -= text.len();
             ready.push((id, text));
         }
-        self.partial.clear();
-        self.tail.clear();
         self.waiting_bytes = 0;
         self.stopped = Some(stop.clone());
-        Released { ready, stopped: Some(stop) }
+        Released {
+            ready,
+            stopped: Some(stop),
+        }
+    }
+}
+
+/// Finds one stop string in a stream of bytes (Knuth, Morris, Pratt 1977), remembering how much of it
+/// the stream ends with.
+#[derive(Debug, Clone)]
+struct Matcher {
+    stop: String,
+    /// `fallback[n]`: the longest proper prefix of the first `n` bytes that is also their suffix.
+    fallback: Vec<usize>,
+    matched: usize,
+}
+
+impl Matcher {
+    fn new(stop: &str) -> Self {
+        let bytes = stop.as_bytes();
+        let mut fallback = vec![0; bytes.len() + 1];
+        let mut k = 0;
+        for n in 1..bytes.len() {
+            while k > 0 && bytes[n] != bytes[k] {
+                k = fallback[k];
+            }
+            if bytes[n] == bytes[k] {
+                k += 1;
+            }
+            fallback[n + 1] = k;
+        }
+        Self {
+            stop: stop.to_owned(),
+            fallback,
+            matched: 0,
+        }
     }
 
-    /// Drops from the window what no stop string can reach any more.
-    fn forget(&mut self) {
-        let keep = self.longest_stop.saturating_sub(1).max(self.waiting_bytes);
-        let mut cut = self.tail.len().saturating_sub(keep);
-        while !self.tail.is_char_boundary(cut) {
-            cut -= 1;
+    /// Takes one byte; true if the stream now ends with the stop string.
+    fn step(&mut self, byte: u8) -> bool {
+        let bytes = self.stop.as_bytes();
+        while self.matched > 0 && bytes.get(self.matched) != Some(&byte) {
+            self.matched = self.fallback[self.matched];
         }
-        self.tail.drain(..cut);
+        if bytes.get(self.matched) == Some(&byte) {
+            self.matched += 1;
+        }
+        self.matched == bytes.len()
     }
 }
 

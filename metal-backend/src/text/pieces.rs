@@ -31,6 +31,7 @@ pub(crate) struct PieceRule {
 }
 
 impl PieceRule {
+    #[cfg(test)]
     /// The rule of a SentencePiece vocabulary: `▁` is a space, one leading space is an artifact or not.
     pub(crate) fn sentence_piece(strip_leading_space: bool) -> Self {
         Self {
@@ -52,11 +53,18 @@ impl DecodeRule {
             return Ok(Self::Words);
         }
         let steps: Vec<&Value> = match kind(decoder) {
-            "Sequence" => decoder["decoders"].as_array().into_iter().flatten().collect(),
+            "Sequence" => decoder["decoders"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .collect(),
             _ => vec![decoder],
         };
         if steps.iter().any(|step| kind(step) == "ByteLevel") {
-            if steps.iter().all(|step| matches!(kind(step), "ByteLevel" | "Fuse")) {
+            if steps
+                .iter()
+                .all(|step| matches!(kind(step), "ByteLevel" | "Fuse"))
+            {
                 return Ok(Self::ByteLevel);
             }
             return Err(unsupported("ByteLevel mixed with other steps"));
@@ -67,7 +75,8 @@ impl DecodeRule {
             match kind(step) {
                 "Replace" if !fused => {
                     let pattern = &step["pattern"]["String"];
-                    let (Some(from), Some(to)) = (pattern.as_str(), step["content"].as_str()) else {
+                    let (Some(from), Some(to)) = (pattern.as_str(), step["content"].as_str())
+                    else {
                         return Err(unsupported("Replace with a regular expression"));
                     };
                     if from.is_empty() {
@@ -99,7 +108,7 @@ impl DecodeRule {
 
     /// The bytes of one token. `added` tokens stand for themselves in a byte-level vocabulary;
     /// `first` says that no token came before.
-    pub(crate) fn bytes(&self, token: &str, added: bool, first: bool) -> Vec<u8> {
+    fn bytes(&self, token: &str, added: bool, first: bool) -> Vec<u8> {
         match self {
             Self::ByteLevel if added => token.as_bytes().to_vec(),
             Self::ByteLevel => token
@@ -114,12 +123,97 @@ impl DecodeRule {
     }
 
     /// What comes off the beginning of the whole text: which character, and at most how many.
-    pub(crate) fn strip(&self) -> Option<(char, usize)> {
+    fn strip(&self) -> Option<(char, usize)> {
         match self {
             Self::Pieces(rule) => rule.strip,
             _ => None,
         }
     }
+}
+
+/// Puts the bytes of tokens together to text: complete characters at once, the rest when it comes.
+#[derive(Debug, Clone)]
+pub(crate) struct TextBuilder {
+    strip: Option<(char, usize)>,
+    first: bool,
+    /// Bytes of a character that is not complete yet: at most three.
+    partial: Vec<u8>,
+}
+
+impl TextBuilder {
+    /// Begins a text.
+    pub(crate) fn new(rule: &DecodeRule) -> Self {
+        Self {
+            strip: rule.strip(),
+            first: true,
+            partial: Vec::new(),
+        }
+    }
+
+    /// Treats the text as the continuation of another: its leading space stays.
+    pub(crate) fn keep_start(&mut self) {
+        self.strip = None;
+        self.first = false;
+    }
+
+    /// Whether a character is incomplete.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.partial.is_empty()
+    }
+
+    /// Takes one token and returns the text that is complete now. What can never become a character
+    /// is U+FFFD, once for each maximal invalid part, as in `String::from_utf8_lossy` of the whole.
+    pub(crate) fn push(&mut self, rule: &DecodeRule, token: &str, added: bool) -> String {
+        let bytes = rule.bytes(token, added, self.first);
+        self.first = false;
+        let all = if self.partial.is_empty() {
+            bytes
+        } else {
+            let mut all = std::mem::take(&mut self.partial);
+            all.extend_from_slice(&bytes);
+            all
+        };
+        let mut text = String::with_capacity(all.len());
+        let mut chunks = all.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
+            text.push_str(chunk.valid());
+            let invalid = chunk.invalid();
+            if chunks.peek().is_none() && is_incomplete(invalid) {
+                self.partial = invalid.to_vec();
+            } else if !invalid.is_empty() {
+                text.push('\u{FFFD}');
+            }
+        }
+        self.strip_start(text)
+    }
+
+    /// Ends the text: U+FFFD if a character is still incomplete.
+    pub(crate) fn finish(&mut self) -> String {
+        if self.partial.is_empty() {
+            return String::new();
+        }
+        self.partial.clear();
+        self.strip_start("\u{FFFD}".to_owned())
+    }
+
+    fn strip_start(&mut self, text: String) -> String {
+        let Some((what, limit)) = self.strip else {
+            return text;
+        };
+        if text.is_empty() {
+            return text;
+        }
+        let n = text.chars().take(limit).take_while(|c| *c == what).count();
+        // If nothing is left, what comes next is still the beginning.
+        let all = n == text.chars().count();
+        self.strip = (all && n < limit).then(|| (what, limit - n));
+        text.chars().skip(n).collect()
+    }
+}
+
+/// Whether more bytes could make this invalid end of a text a character.
+fn is_incomplete(invalid: &[u8]) -> bool {
+    std::str::from_utf8(invalid).is_err_and(|e| e.valid_up_to() == 0 && e.error_len().is_none())
 }
 
 impl PieceRule {
@@ -219,8 +313,14 @@ mod tests {
             DecodeRule::Pieces(PieceRule::sentence_piece(true))
         );
         let level = json!({"type": "ByteLevel", "add_prefix_space": false});
-        assert_eq!(DecodeRule::from_json(&level).unwrap(), DecodeRule::ByteLevel);
-        assert_eq!(DecodeRule::from_json(&Value::Null).unwrap(), DecodeRule::Words);
+        assert_eq!(
+            DecodeRule::from_json(&level).unwrap(),
+            DecodeRule::ByteLevel
+        );
+        assert_eq!(
+            DecodeRule::from_json(&Value::Null).unwrap(),
+            DecodeRule::Words
+        );
         let error = DecodeRule::from_json(&json!({"type": "WordPiece"})).unwrap_err();
         assert!(error.to_string().contains("WordPiece"), "{error}");
         assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -20,17 +20,29 @@ impl Array {
             return Err(Error::new(
                 ErrorKind::Shape,
                 "from_slice",
-                format!("shape {shape:?} does not hold exactly the {} values given", values.len()),
+                format!(
+                    "shape {shape:?} does not hold exactly the {} values given",
+                    values.len()
+                ),
             ));
         }
         let ndim = i32::try_from(shape.len()).map_err(|_| {
-            Error::new(ErrorKind::Shape, "from_slice", "more axes than MLX can count")
+            Error::new(
+                ErrorKind::Shape,
+                "from_slice",
+                "more axes than MLX can count",
+            )
         })?;
         call::adopt("from_slice", |out| {
             // SAFETY: the shape has `ndim` entries whose product is `values.len()`, so MLX reads
             // exactly the slice; `T` is the Rust type of the dtype passed. MLX copies the values.
             let raw = unsafe {
-                sys::mlx_array_new_data(values.as_ptr().cast(), shape.as_ptr(), ndim, T::DTYPE.raw())
+                sys::mlx_array_new_data(
+                    values.as_ptr().cast(),
+                    shape.as_ptr(),
+                    ndim,
+                    T::DTYPE.raw(),
+                )
             };
             // SAFETY: `out` is writable; ownership of the new handle moves into it.
             unsafe { *out = raw };
@@ -52,7 +64,11 @@ impl Array {
     /// [`ErrorKind::Shape`] when there are more values than an axis can count.
     pub fn vector<T: Element>(values: &[T]) -> Result<Self> {
         let n = i32::try_from(values.len()).map_err(|_| {
-            Error::new(ErrorKind::Shape, "vector", "more values than one axis can count")
+            Error::new(
+                ErrorKind::Shape,
+                "vector",
+                "more values than one axis can count",
+            )
         })?;
         Self::from_slice(values, &[n])
     }

@@ -67,20 +67,30 @@ impl Array {
         let source = owner.as_ref().unwrap_or(self);
         let n = source.size();
         if n == 0 {
-            return Ok(Data { _owner: None, values: &[] });
+            return Ok(Data {
+                _owner: None,
+                values: &[],
+            });
         }
         // SAFETY: the handle is live and evaluated; the accessor only returns its data pointer,
         // whatever the type.
         let pointer = unsafe { sys::mlx_array_data_uint8(source.raw()) };
         if pointer.is_null() {
-            return Err(Error::new(ErrorKind::Mlx, "data", "MLX has no data for an evaluated array"));
+            return Err(Error::new(
+                ErrorKind::Mlx,
+                "data",
+                "MLX has no data for an evaluated array",
+            ));
         }
         // SAFETY: `n` elements of `T` lie there row-major (checked above), aligned as MLX's allocator
         // and its item-wise offsets guarantee. They are not written while a handle exists, since MLX
         // reuses a buffer only when nobody else holds it; the handle is `self` (borrowed for 'a) or
         // `_owner`, which lives in the returned value beside the slice.
         let values = unsafe { std::slice::from_raw_parts(pointer.cast::<T>(), n) };
-        Ok(Data { _owner: owner, values })
+        Ok(Data {
+            _owner: owner,
+            values,
+        })
     }
 
     /// Evaluates the array and copies its values in row-major order.

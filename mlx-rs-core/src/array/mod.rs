@@ -42,7 +42,12 @@ impl Array {
 
     /// A raw handle for an optional argument; null stands for none.
     pub(crate) fn raw_or_null(array: Option<&Array>) -> sys::mlx_array {
-        array.map_or(sys::mlx_array { ctx: std::ptr::null_mut() }, |a| a.raw)
+        array.map_or(
+            sys::mlx_array {
+                ctx: std::ptr::null_mut(),
+            },
+            |a| a.raw,
+        )
     }
 
     /// The length of each axis.
@@ -112,7 +117,11 @@ impl Array {
 /// Resolves `axis` among `ndim` axes.
 pub(crate) fn axis_of(op: &'static str, axis: i32, ndim: usize) -> Result<usize> {
     let n = i64::try_from(ndim).unwrap_or(i64::MAX);
-    let resolved = if axis < 0 { i64::from(axis) + n } else { i64::from(axis) };
+    let resolved = if axis < 0 {
+        i64::from(axis) + n
+    } else {
+        i64::from(axis)
+    };
     if (0..n).contains(&resolved) {
         // In range of a usize by the check above.
         Ok(resolved as usize)

@@ -76,7 +76,13 @@ impl Array {
         let integers = !self.dtype().is_float()
             && other.dtype().is_signed_integer()
             && self.dtype() != Dtype::Complex64;
-        if integers && other.size() > 0 && other.less(&Array::scalar(0i32)?)?.any(super::All, false)?.item()? {
+        if integers
+            && other.size() > 0
+            && other
+                .less(&Array::scalar(0i32)?)?
+                .any(super::All, false)?
+                .item()?
+        {
             return Err(Error::new(
                 ErrorKind::Value,
                 "power",
@@ -98,7 +104,10 @@ impl Array {
         let zero = wide.equal(&Array::scalar(0i64)?)?;
         // i32::MIN / -1 overflows, which traps like a division by zero.
         let overflow = wide.equal(&Array::scalar(-1i64)?)?;
-        let bad = zero.logical_or(&overflow)?.any(super::All, false)?.item::<bool>()?;
+        let bad = zero
+            .logical_or(&overflow)?
+            .any(super::All, false)?
+            .item::<bool>()?;
         if !bad {
             return Ok(());
         }
@@ -141,12 +150,22 @@ impl Array {
     /// [`ErrorKind::Value`] when both ends are open; MLX's message when shapes do not broadcast.
     pub fn clip(&self, min: Option<&Array>, max: Option<&Array>) -> Result<Array> {
         if min.is_none() && max.is_none() {
-            return Err(Error::new(ErrorKind::Value, "clip", "give a lower or an upper limit"));
+            return Err(Error::new(
+                ErrorKind::Value,
+                "clip",
+                "give a lower or an upper limit",
+            ));
         }
         call::array("clip", |out, s| {
             // SAFETY: all handles are live; null stands for an open end.
             unsafe {
-                mlx_sys::mlx_clip(out, self.raw(), Array::raw_or_null(min), Array::raw_or_null(max), s)
+                mlx_sys::mlx_clip(
+                    out,
+                    self.raw(),
+                    Array::raw_or_null(min),
+                    Array::raw_or_null(max),
+                    s,
+                )
             }
         })
     }

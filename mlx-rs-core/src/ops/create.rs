@@ -21,7 +21,9 @@ fn check_shape(op: &'static str, shape: &[i32], dtype: Dtype) -> Result<()> {
         None => Err(Error::new(
             ErrorKind::Shape,
             op,
-            format!("shape {shape:?} has a negative dimension or more elements than can be counted"),
+            format!(
+                "shape {shape:?} has a negative dimension or more elements than can be counted"
+            ),
         )),
     }
 }
@@ -58,7 +60,16 @@ pub fn full(shape: &[i32], value: &Array, dtype: Dtype) -> Result<Array> {
     check_shape("full", shape, dtype)?;
     call::array("full", |out, s| {
         // SAFETY: the pointer and length describe the slice; all handles are live.
-        unsafe { mlx_sys::mlx_full(out, shape.as_ptr(), shape.len(), value.raw(), dtype.raw(), s) }
+        unsafe {
+            mlx_sys::mlx_full(
+                out,
+                shape.as_ptr(),
+                shape.len(),
+                value.raw(),
+                dtype.raw(),
+                s,
+            )
+        }
     })
 }
 
@@ -72,7 +83,9 @@ pub fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<Array> {
         return Err(Error::new(
             ErrorKind::Value,
             "arange",
-            format!("start {start}, stop {stop} and step {step} must be finite and the step not zero"),
+            format!(
+                "start {start}, stop {stop} and step {step} must be finite and the step not zero"
+            ),
         ));
     }
     let count = ((stop - start) / step).ceil().max(0.0);
@@ -80,7 +93,9 @@ pub fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<Array> {
         return Err(Error::new(
             ErrorKind::OutOfMemory,
             "arange",
-            format!("{count} values of {dtype} are more than an axis or the memory budget can hold"),
+            format!(
+                "{count} values of {dtype} are more than an axis or the memory budget can hold"
+            ),
         ));
     }
     call::array("arange", |out, s| {
@@ -95,13 +110,18 @@ mod tests {
 
     #[test]
     fn impossible_shapes_are_refused_before_mlx_sees_them() {
-        assert_eq!(zeros(&[-1], Dtype::Float32).unwrap_err().kind(), ErrorKind::Shape);
+        assert_eq!(
+            zeros(&[-1], Dtype::Float32).unwrap_err().kind(),
+            ErrorKind::Shape
+        );
         assert_eq!(
             zeros(&[i32::MAX; 4], Dtype::Float32).unwrap_err().kind(),
             ErrorKind::Shape
         );
         assert_eq!(
-            ones(&[i32::MAX, i32::MAX], Dtype::Float32).unwrap_err().kind(),
+            ones(&[i32::MAX, i32::MAX], Dtype::Float32)
+                .unwrap_err()
+                .kind(),
             ErrorKind::OutOfMemory
         );
         assert!(arange(0.0, f64::NAN, 1.0, Dtype::Float32).is_err());

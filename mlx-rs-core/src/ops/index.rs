@@ -9,7 +9,13 @@ use crate::error::{Error, ErrorKind, Result};
 /// Start and stop of one axis as MLX wants them, from Python-like bounds that may be negative or
 /// beyond the end.
 fn bounds(length: i32, start: i32, stop: i32, stride: i32) -> (i32, i32) {
-    let resolve = |x: i32| if x < 0 { i64::from(x) + i64::from(length) } else { i64::from(x) };
+    let resolve = |x: i32| {
+        if x < 0 {
+            i64::from(x) + i64::from(length)
+        } else {
+            i64::from(x)
+        }
+    };
     let n = i64::from(length);
     let (start, stop) = if stride > 0 {
         let start = resolve(start).clamp(0, n);
@@ -51,7 +57,11 @@ impl Array {
             ));
         }
         if strides.contains(&0) || strides.contains(&i32::MIN) {
-            return Err(Error::new(ErrorKind::Value, op, "a stride cannot be zero or i32::MIN"));
+            return Err(Error::new(
+                ErrorKind::Value,
+                op,
+                "a stride cannot be zero or i32::MIN",
+            ));
         }
         Ok(self
             .shape()
@@ -196,7 +206,11 @@ impl Array {
     fn clamp_indices(op: &'static str, indices: &Array, length: i32) -> Result<Array> {
         Self::index_dtype(op, indices)?;
         if length == 0 {
-            return Err(Error::new(ErrorKind::Index, op, "an empty axis has no elements to take"));
+            return Err(Error::new(
+                ErrorKind::Index,
+                op,
+                "an empty axis has no elements to take",
+            ));
         }
         match indices.dtype() {
             Dtype::Uint32 => indices.minimum(&Array::scalar((length - 1) as u32)?),
@@ -298,12 +312,18 @@ impl Array {
     /// [`ErrorKind::Index`] when the position is not inside; [`ErrorKind::Dtype`] for another type.
     pub fn at<T: Element>(&self, position: &[i32]) -> Result<T> {
         let inside = position.len() == self.ndim()
-            && position.iter().zip(self.shape()).all(|(&p, &n)| (0..n).contains(&p));
+            && position
+                .iter()
+                .zip(self.shape())
+                .all(|(&p, &n)| (0..n).contains(&p));
         if !inside {
             return Err(Error::new(
                 ErrorKind::Index,
                 "at",
-                format!("position {position:?} is not inside shape {:?}", self.shape()),
+                format!(
+                    "position {position:?} is not inside shape {:?}",
+                    self.shape()
+                ),
             ));
         }
         let stop: Vec<i32> = position.iter().map(|p| p + 1).collect();

@@ -11,11 +11,11 @@ mod shape;
 mod sort;
 mod unary;
 
+pub use binary::where_;
 pub use create::{arange, full, ones, zeros};
 pub use quantized::{QuantMode, Quantized};
 pub use reduce::{All, Axes};
 pub use shape::{concatenate, stack};
-pub use binary::where_;
 
 /// Declares methods that map one array to one array.
 macro_rules! unary_ops {

@@ -38,9 +38,14 @@ impl QuantMode {
     /// The mode that MLX calls `name`, as checkpoints write it.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [QuantMode::Affine, QuantMode::Mxfp4, QuantMode::Mxfp8, QuantMode::Nvfp4]
-            .into_iter()
-            .find(|m| m.name().to_str() == Ok(name))
+        [
+            QuantMode::Affine,
+            QuantMode::Mxfp4,
+            QuantMode::Mxfp8,
+            QuantMode::Nvfp4,
+        ]
+        .into_iter()
+        .find(|m| m.name().to_str() == Ok(name))
     }
 }
 
@@ -62,7 +67,10 @@ pub struct Quantized {
 }
 
 fn some_int(value: i32) -> sys::mlx_optional_int {
-    sys::mlx_optional_int { value, has_value: true }
+    sys::mlx_optional_int {
+        value,
+        has_value: true,
+    }
 }
 
 impl Quantized {
@@ -89,10 +97,19 @@ impl Quantized {
         .map_err(|e| e.with_inputs(&[weight]))?;
         let mut parts = parts.into_iter();
         match (parts.next(), parts.next()) {
-            (Some(weight), Some(scales)) => {
-                Ok(Self { weight, scales, biases: parts.next(), group_size, bits, mode })
-            }
-            _ => Err(Error::new(ErrorKind::Mlx, "quantize", "MLX returned too few arrays")),
+            (Some(weight), Some(scales)) => Ok(Self {
+                weight,
+                scales,
+                biases: parts.next(),
+                group_size,
+                bits,
+                mode,
+            }),
+            _ => Err(Error::new(
+                ErrorKind::Mlx,
+                "quantize",
+                "MLX returned too few arrays",
+            )),
         }
     }
 
@@ -113,9 +130,12 @@ impl Quantized {
             );
         }
         let (w, s) = (self.weight.shape(), self.scales.shape());
-        let k = w.last().map(|&words| i64::from(words) * 32 / i64::from(self.bits));
+        let k = w
+            .last()
+            .map(|&words| i64::from(words) * 32 / i64::from(self.bits));
         let groups = s.last().map(|&g| i64::from(g) * i64::from(self.group_size));
-        if w.len() < 2 || w.len() != s.len() || w[..w.len() - 1] != s[..s.len() - 1] || k != groups {
+        if w.len() < 2 || w.len() != s.len() || w[..w.len() - 1] != s[..s.len() - 1] || k != groups
+        {
             return bad(
                 ErrorKind::Shape,
                 format!(
@@ -132,11 +152,18 @@ impl Quantized {
             (Some(b), QuantMode::Affine) => {
                 return bad(
                     ErrorKind::Shape,
-                    format!("biases {:?} {} differ from the scales", b.shape(), b.dtype()),
+                    format!(
+                        "biases {:?} {} differ from the scales",
+                        b.shape(),
+                        b.dtype()
+                    ),
                 );
             }
             (Some(_), _) => {
-                return bad(ErrorKind::Value, String::from("only affine weights have biases"));
+                return bad(
+                    ErrorKind::Value,
+                    String::from("only affine weights have biases"),
+                );
             }
             (None, _) => {}
         }
@@ -160,7 +187,10 @@ impl Quantized {
                     some_int(self.group_size),
                     some_int(self.bits),
                     self.mode.name().as_ptr(),
-                    sys::mlx_optional_dtype { value: dtype.raw(), has_value: true },
+                    sys::mlx_optional_dtype {
+                        value: dtype.raw(),
+                        has_value: true,
+                    },
                     s,
                 )
             }
@@ -201,7 +231,11 @@ impl Quantized {
         Ok(Self {
             weight: self.weight.take_clamped(indices, 0)?,
             scales: self.scales.take_clamped(indices, 0)?,
-            biases: self.biases.as_ref().map(|b| b.take_clamped(indices, 0)).transpose()?,
+            biases: self
+                .biases
+                .as_ref()
+                .map(|b| b.take_clamped(indices, 0))
+                .transpose()?,
             ..*self
         })
     }

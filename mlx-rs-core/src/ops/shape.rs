@@ -144,13 +144,19 @@ impl Array {
             return Err(shape_error("shape and strides differ in length"));
         }
         if memory::checked_bytes(shape, 1).is_none() {
-            return Err(shape_error("a dimension is negative or there are too many elements"));
+            return Err(shape_error(
+                "a dimension is negative or there are too many elements",
+            ));
         }
         // The lowest and highest element the view can touch, in wide arithmetic.
         let (mut low, mut high) = (offset as i128, offset as i128);
         for (&d, &stride) in shape.iter().zip(strides) {
             let reach = i128::from(d.max(1) - 1) * i128::from(stride);
-            if reach < 0 { low += reach } else { high += reach }
+            if reach < 0 {
+                low += reach;
+            } else {
+                high += reach;
+            }
         }
         let empty = shape.contains(&0);
         if !empty && (low < 0 || high >= self.size() as i128) {
@@ -227,7 +233,11 @@ impl Array {
 /// [`ErrorKind::Value`] without arrays; MLX's message when the other axes differ.
 pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
     let Some(first) = arrays.first() else {
-        return Err(Error::new(ErrorKind::Value, "concatenate", "give at least one array"));
+        return Err(Error::new(
+            ErrorKind::Value,
+            "concatenate",
+            "give at least one array",
+        ));
     };
     first.axis("concatenate", axis)?;
     let vec = ArrayVec::new("concatenate", arrays.iter().copied())?;
@@ -244,7 +254,11 @@ pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
 /// [`ErrorKind::Value`] without arrays; MLX's message when the shapes differ.
 pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
     let Some(first) = arrays.first() else {
-        return Err(Error::new(ErrorKind::Value, "stack", "give at least one array"));
+        return Err(Error::new(
+            ErrorKind::Value,
+            "stack",
+            "give at least one array",
+        ));
     };
     axis_of("stack", axis, first.ndim() + 1)?;
     let vec = ArrayVec::new("stack", arrays.iter().copied())?;

@@ -1,0 +1,279 @@
+//! The door: registration under three names, and loading a model.
+
+use std::path::Path;
+
+use inference::{
+    Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, ModelInfo, Result, TextModel,
+};
+use mlx_rs_core::{Device, Dtype, Stream, cuda_is_available, memory, metal_is_available};
+
+use crate::arch;
+use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
+use crate::checkpoint::gguf::GgufTensor;
+use crate::checkpoint::safetensors::SafetensorsCheckpoint;
+use crate::checkpoint::weights::Weights;
+use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, config, gguf_config, gguf_quant, locate};
+use crate::error::engine;
+use crate::model::{Engine, MlxModel, Parts};
+use crate::text::TextPipeline;
+
+inference::register_backend!("metal", || Box::new(MlxBackend(Place::Metal)));
+inference::register_backend!("cuda", || Box::new(MlxBackend(Place::Cuda)));
+inference::register_backend!("cpu", || Box::new(MlxBackend(Place::Cpu)));
+
+/// The architectures that can be loaded, by `model_type`, sorted.
+#[must_use]
+pub fn architectures() -> Vec<&'static str> {
+    arch::names().collect()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Metal,
+    Cuda,
+    Cpu,
+}
+
+struct MlxBackend(Place);
+
+impl Place {
+    fn device(self) -> Device {
+        match self {
+            Place::Metal | Place::Cuda => Device::gpu(),
+            Place::Cpu => Device::cpu(),
+        }
+    }
+}
+
+impl Backend for MlxBackend {
+    fn name(&self) -> &str {
+        match self.0 {
+            Place::Metal => "metal",
+            Place::Cuda => "cuda",
+            Place::Cpu => "cpu",
+        }
+    }
+
+    fn available(&self) -> bool {
+        match self.0 {
+            Place::Metal => metal_is_available(),
+            Place::Cuda => cuda_is_available(),
+            Place::Cpu => true,
+        }
+    }
+
+    fn unavailable_reason(&self) -> Option<String> {
+        let reason = match self.0 {
+            Place::Metal => "MLX has no Metal device here; Metal needs macOS on Apple silicon",
+            Place::Cuda => {
+                "MLX has no CUDA device here; build with feature `cuda` on Linux with an NVIDIA GPU"
+            }
+            Place::Cpu => return None,
+        };
+        Some(reason.to_owned())
+    }
+
+    fn device(&self) -> String {
+        let version = mlx_rs_core::mlx_version().unwrap_or_else(|_| String::from("unknown"));
+        match self.0 {
+            Place::Metal => format!("Apple GPU through Metal (MLX {version})"),
+            Place::Cuda => format!("NVIDIA GPU through CUDA (MLX {version})"),
+            Place::Cpu => format!("host processor (MLX {version})"),
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+            .with_streaming()
+            .with_chat()
+            .with_classify()
+            .with_batch_generate()
+            .with_logits()
+            .with_gguf()
+            .with_safetensors()
+            .with_seeds()
+    }
+
+    fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
+        options.validate()?;
+        if !self.available() {
+            let reason = self.unavailable_reason().unwrap_or_default();
+            return Err(Error::new(ErrorKind::UnavailableBackend, reason));
+        }
+        if options.adapter_path.is_some() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "adapters cannot be applied yet; fuse the adapter into the model first",
+            ));
+        }
+        if options.gpu_layers.is_some_and(|n| n >= 0) && self.0 != Place::Cpu {
+            tracing::warn!("gpu_layers is ignored: MLX runs the whole model on its device");
+        }
+        let stream = Stream::default_of(self.0.device()).map_err(engine("device"))?;
+        let model = stream.scope(|| load(path, options, self.0))?;
+        Ok(Box::new(MlxModel::new(Engine::new(Parts {
+            stream,
+            ..model
+        }))))
+    }
+}
+
+/// The type to compute in: what was asked for, else float32 on a CPU (half types are emulated
+/// there), else what the checkpoint has.
+fn compute_type(
+    place: Place,
+    options: &LoadOptions,
+    stored: Dtype,
+) -> Result<(Dtype, ComputeType)> {
+    let chosen = match options.dtype {
+        Some(t) => t,
+        None if place == Place::Cpu => ComputeType::Float32,
+        None => match stored {
+            Dtype::Float16 => ComputeType::Float16,
+            Dtype::Bfloat16 => ComputeType::BFloat16,
+            _ => ComputeType::Float32,
+        },
+    };
+    match chosen {
+        ComputeType::Float32 => Ok((Dtype::Float32, chosen)),
+        ComputeType::Float16 => Ok((Dtype::Float16, chosen)),
+        ComputeType::BFloat16 => Ok((Dtype::Bfloat16, chosen)),
+        other => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("cannot compute in {other}"),
+        )),
+    }
+}
+
+/// Refuses a model that cannot fit before anything of it is read.
+fn check_memory(path: &Path, bytes: u64) -> Result<()> {
+    let budget = memory::budget();
+    if bytes <= budget {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::OutOfMemory,
+        format!("the weights need about {bytes} bytes, more than the {budget} bytes of memory"),
+    )
+    .with_path(path))
+}
+
+/// Bytes a GGUF tensor takes once loaded: packed ones get float32 scales, others become float32.
+fn loaded_bytes(tensor: &GgufTensor) -> u64 {
+    if gguf_quant::repack(tensor.kind, &[]).is_some() {
+        return (tensor.nbytes as u64).saturating_mul(3) / 2;
+    }
+    tensor
+        .shape
+        .iter()
+        .fold(4, |bytes: u64, &d| bytes.saturating_mul(d as u64))
+}
+
+fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
+    let (config, mut weights, text, compute, generation_eos) = match locate(path)? {
+        ModelFiles::Directory(dir) => {
+            let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
+            let checkpoint = SafetensorsCheckpoint::open(&dir)?;
+            let stored = stored_type(&checkpoint);
+            let (dtype, compute) = compute_type(place, options, stored)?;
+            // Half types double when they become float32; packed weights stay as they are.
+            let growth = if dtype.size() > stored.size() && config.quantization.is_none() {
+                2
+            } else {
+                1
+            };
+            check_memory(&dir, checkpoint.total_bytes().saturating_mul(growth))?;
+            let text =
+                TextPipeline::from_dir(&dir, config.model_type.as_deref().unwrap_or_default())?;
+            let extra = generation_eos(&dir)?;
+            config.eos_token_ids.extend(extra);
+            let eos = config.eos_token_ids.clone();
+            let weights = Weights::from_safetensors(checkpoint, &dir, &config, dtype);
+            (config, weights, text, compute, eos)
+        }
+        ModelFiles::Gguf(file) => {
+            let gguf = Gguf::open(&file)?;
+            let config = gguf_config::config(&gguf)?;
+            let (dtype, compute) = compute_type(place, options, Dtype::Float16)?;
+            check_memory(&file, gguf.tensors().values().map(loaded_bytes).sum())?;
+            let parts = gguf_config::tokenizer_parts(&gguf)?;
+            let text =
+                TextPipeline::from_gguf(&parts, config.model_type.as_deref().unwrap_or_default())?;
+            let weights = Weights::from_gguf(gguf, &config, dtype);
+            (config, weights, text, compute, Vec::new())
+        }
+    };
+    let (architecture, decoder) =
+        arch::load(&config, &mut weights).map_err(|e| e.with_path(path))?;
+
+    let mut eos = generation_eos;
+    eos.extend(text.tokenizer().eos_ids());
+    eos.sort_unstable();
+    eos.dedup();
+
+    let mut info = ModelInfo::default();
+    info.architecture = architecture;
+    info.vocab_size = config.vocab_size;
+    info.num_layers = config.num_hidden_layers;
+    info.hidden_size = config.hidden_size;
+    info.num_heads = config.num_attention_heads;
+    info.num_kv_heads = config.num_key_value_heads;
+    info.head_dim = config
+        .head_dim
+        .unwrap_or(config.hidden_size / config.num_attention_heads);
+    info.context_length = config.max_position_embeddings;
+    info.quantization_bits = weights.quantization().map(|q| q.0);
+    info.quantization_group = weights.quantization().map(|q| q.1);
+    info.parameters = weights.parameters();
+    info.weight_bytes = weights.bytes();
+    info.device = match place {
+        Place::Metal => "metal",
+        Place::Cuda => "cuda",
+        Place::Cpu => "cpu",
+    }
+    .to_owned();
+    info.compute_type = Some(compute);
+    info.has_chat_template = text.template().is_some();
+
+    let stream = Stream::default_of(place.device()).map_err(engine("device"))?;
+    Ok(Parts {
+        decoder,
+        text,
+        stream,
+        info,
+        eos,
+        context_len: options.context_len,
+    })
+}
+
+/// The float type most of a checkpoint's bytes are in.
+fn stored_type(checkpoint: &SafetensorsCheckpoint) -> Dtype {
+    let bytes_of = |wanted: safetensors::Dtype| -> usize {
+        checkpoint
+            .names()
+            .filter_map(|n| checkpoint.info(n))
+            .filter(|i| i.dtype == wanted)
+            .map(|i| i.nbytes)
+            .sum()
+    };
+    [
+        (Dtype::Bfloat16, bytes_of(safetensors::Dtype::BF16)),
+        (Dtype::Float16, bytes_of(safetensors::Dtype::F16)),
+        (Dtype::Float32, bytes_of(safetensors::Dtype::F32)),
+    ]
+    .into_iter()
+    .max_by_key(|(_, bytes)| *bytes)
+    .map_or(Dtype::Float32, |(dtype, _)| dtype)
+}
+
+/// The end-of-text tokens that `generation_config.json` adds, where there is one.
+fn generation_eos(dir: &Path) -> Result<Vec<u32>> {
+    let path = dir.join("generation_config.json");
+    if !path.is_file() {
+        return Ok(Vec::new());
+    }
+    let text = read_text(&path, MAX_TEXT_FILE)?;
+    let value: serde_json::Value =
+        serde_json::from_str(&text).map_err(|e| invalid(&path, format!("not a JSON file: {e}")))?;
+    config::token_ids("eos_token_id", value.get("eos_token_id")).map_err(|m| invalid(&path, m))
+}

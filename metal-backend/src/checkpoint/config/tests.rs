@@ -1,0 +1,313 @@
+//! Configurations as families write them, and as strangers might.
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+fn base() -> Value {
+    json!({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+        "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 300, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "eos_token_id": [2, 3],
+        "max_position_embeddings": 2048, "unknown_key": {"a": [1]}})
+}
+
+fn parse(value: &Value) -> Result<ModelConfig> {
+    ModelConfig::from_json(value.to_string().as_bytes())
+}
+
+fn with(changes: Value) -> Result<ModelConfig> {
+    let mut config = base();
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    parse(&config)
+}
+
+#[test]
+fn reads_what_it_needs() {
+    let c = parse(&base()).unwrap();
+    assert_eq!(c.model_type.as_deref(), Some("llama"));
+    assert_eq!(
+        (c.hidden_size, c.num_key_value_heads, c.head_dim),
+        (64, 2, None)
+    );
+    assert_eq!((c.rms_norm_eps, c.rope_theta), (1e-5, 10_000.0));
+    assert_eq!((c.eos_token_ids, c.tie_word_embeddings), (vec![2, 3], None));
+    assert_eq!(c.quantization, None);
+    let c = with(
+        json!({"num_key_value_heads": null, "head_dim": null, "model_type": null,
+        "eos_token_id": 7, "hidden_size": 64.0, "rms_norm_eps": null}),
+    )
+    .unwrap();
+    assert_eq!(
+        (c.num_key_value_heads, c.head_dim, c.model_type),
+        (4, None, None)
+    );
+    assert_eq!((c.eos_token_ids, c.hidden_size), (vec![7], 64));
+    assert_eq!(
+        with(json!({"eos_token_id": null})).unwrap().eos_token_ids,
+        [0u32; 0]
+    );
+    assert_eq!(
+        with(json!({"eos_token_id": -1})).unwrap().eos_token_ids,
+        [0u32; 0]
+    );
+}
+
+#[test]
+fn rotary_scaling_old_and_new() {
+    let c = with(
+        json!({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+        "rope_theta": null}),
+    );
+    let c = c.unwrap();
+    assert_eq!((c.rope_theta, c.rope_scaling), (5e5, RopeScaling::None));
+    let c = with(json!({"rope_scaling": {"type": "linear", "factor": 4}})).unwrap();
+    assert_eq!(c.rope_scaling, RopeScaling::Linear { factor: 4.0 });
+    let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192});
+    let expected = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_context: 8192.0,
+    };
+    assert_eq!(
+        with(json!({"rope_scaling": llama3})).unwrap().rope_scaling,
+        expected
+    );
+    assert_eq!(
+        with(json!({"rope_parameters": llama3}))
+            .unwrap()
+            .rope_scaling,
+        expected
+    );
+    for kind in ["yarn", "dynamic", "longrope", "su", "mrope"] {
+        let e = with(json!({"rope_scaling": {"type": kind, "factor": 2}})).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported);
+        assert!(
+            e.message().contains(kind) && e.message().contains("llama3"),
+            "{e}"
+        );
+    }
+}
+
+#[test]
+fn quantization_and_its_exceptions() {
+    let c = with(json!({"quantization": {"group_size": 64, "bits": 4,
+        "model.embed_tokens": {"group_size": 32, "bits": 8}, "lm_head": false,
+        "model.layers.0.mlp.down_proj": true, "model.layers.1.mlp.down_proj": {"bits": 6}}}))
+    .unwrap();
+    let default = c.quantization.clone().unwrap();
+    assert_eq!(
+        (default.bits, default.group_size, default.mode.as_str()),
+        (4, 64, "affine")
+    );
+    let of = |name: &str| {
+        c.quantization_overrides[name]
+            .as_ref()
+            .map(|q| (q.bits, q.group_size))
+    };
+    assert_eq!(of("model.embed_tokens"), Some((8, 32)));
+    assert_eq!(of("lm_head"), None);
+    assert_eq!(of("model.layers.0.mlp.down_proj"), Some((4, 64)));
+    assert_eq!(of("model.layers.1.mlp.down_proj"), Some((6, 64)));
+    for (value, why) in [
+        (json!({"group_size": 48, "bits": 4}), "48"),
+        (json!({"group_size": 64, "bits": 7}), "7"),
+        (json!({"group_size": 0, "bits": 4}), "group_size is 0"),
+        (json!({"bits": 4}), "missing"),
+        (
+            json!({"group_size": 64, "bits": 4, "mode": "mxfp4"}),
+            "mxfp4",
+        ),
+        (
+            json!({"group_size": 64, "bits": 4, "lm_head": {"bits": 99}}),
+            "lm_head.bits is 99",
+        ),
+        (json!({"quant_method": "gptq", "bits": 4}), "gptq"),
+        (json!(4), "an object"),
+    ] {
+        let e = with(json!({"quantization": value})).unwrap_err();
+        assert!(e.message().contains(why), "{e} does not say {why}");
+        assert!(with(json!({"quantization_config": value})).is_err());
+    }
+}
+
+#[test]
+fn a_window_counts_only_where_it_is_used() {
+    let window = |changes| with(changes).map(|c| c.sliding_window);
+    assert_eq!(
+        window(json!({"model_type": "mistral", "sliding_window": 4096})).unwrap(),
+        Some(4096)
+    );
+    assert_eq!(
+        window(json!({"model_type": "mistral", "sliding_window": null})).unwrap(),
+        None
+    );
+    let qwen = |more: Value| {
+        let mut c = json!({"model_type": "qwen2", "sliding_window": 32768});
+        c.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        window(c)
+    };
+    assert_eq!(qwen(json!({})).unwrap(), None);
+    assert_eq!(qwen(json!({"use_sliding_window": false})).unwrap(), None);
+    let all = json!({"use_sliding_window": true, "max_window_layers": 2});
+    assert_eq!(qwen(all).unwrap(), None);
+    let some = json!({"use_sliding_window": true, "max_window_layers": 1});
+    assert_eq!(qwen(some).unwrap_err().kind(), ErrorKind::Unsupported);
+    let mixed = json!({"model_type": "mistral", "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention"]});
+    assert!(window(mixed).unwrap_err().message().contains("1 of 2"));
+}
+
+#[test]
+fn what_would_compute_something_else_is_unsupported() {
+    for (key, value) in [
+        ("hidden_act", json!("gelu")),
+        ("num_local_experts", json!(8)),
+        ("partial_rotary_factor", json!(0.5)),
+        (
+            "rope_parameters",
+            json!({"sliding_attention": {"rope_theta": 1e4}}),
+        ),
+    ] {
+        let e = with(json!({key: value})).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported, "{key}: {e}");
+    }
+    assert!(with(json!({"hidden_act": "silu", "num_local_experts": 0})).is_ok());
+    let e = ModelConfig::from_json(br#"{"model_type": "x", "text_config": {}}"#).unwrap_err();
+    assert!(e.message().contains("multimodal"));
+}
+
+#[test]
+fn lies_name_field_value_and_range() {
+    for (key, value, why) in [
+        ("num_attention_heads", json!(0), "from 1"),
+        ("num_key_value_heads", json!(0), "from 1"),
+        ("num_key_value_heads", json!(3), "divide"),
+        ("num_key_value_heads", json!(8), "divide"),
+        ("num_attention_heads", json!(64), "half of"),
+        ("hidden_size", json!(0), "from 1"),
+        ("hidden_size", json!(u64::MAX), "18446744073709551615"),
+        ("hidden_size", json!(-64), "-64"),
+        ("hidden_size", json!(1.5), "1.5"),
+        ("hidden_size", json!("64"), "whole number"),
+        ("hidden_size", json!([64]), "a list of 1"),
+        ("hidden_size", json!(null), "missing"),
+        ("num_hidden_layers", json!(1_000_000), "1000000"),
+        ("intermediate_size", json!(1u64 << 40), "whole number"),
+        ("vocab_size", json!(0), "from 1"),
+        ("vocab_size", json!(u32::MAX), "4194304"),
+        ("head_dim", json!(0), "from 2"),
+        ("head_dim", json!(33), "even"),
+        ("head_dim", json!(1 << 20), "from 2"),
+        ("rms_norm_eps", json!(0.0), "above 0"),
+        ("rms_norm_eps", json!(-1e-5), "above 0"),
+        ("rms_norm_eps", json!(1e39), "finite"),
+        ("rms_norm_eps", json!(2.0), "at most 1"),
+        ("rope_theta", json!(0), "above 0"),
+        ("rope_theta", json!("1e4"), "above 0"),
+        ("sliding_window", json!(0), "from 1"),
+        ("max_position_embeddings", json!(1u64 << 40), "whole number"),
+        ("eos_token_id", json!(1u64 << 40), "token id"),
+        ("eos_token_id", json!("</s>"), "token id"),
+        ("eos_token_id", json!([[1]]), "token id"),
+        ("tie_word_embeddings", json!("yes"), "true or false"),
+        ("model_type", json!(3), "a string"),
+        ("rope_scaling", json!([]), "an object"),
+        (
+            "rope_scaling",
+            json!({"type": "linear"}),
+            "factor is missing",
+        ),
+        (
+            "rope_scaling",
+            json!({"type": "linear", "factor": 0}),
+            "above 0",
+        ),
+    ] {
+        let e = with(json!({key: value})).expect_err(key);
+        assert_eq!(e.kind(), ErrorKind::InvalidModel);
+        assert!(e.message().contains(why), "{key}: {e} does not say {why}");
+        let known_elsewhere = ["rope_scaling"].contains(&key);
+        assert!(
+            known_elsewhere || e.message().contains(key),
+            "{e} does not name {key}"
+        );
+    }
+    let huge = json!({"hidden_size": 1 << 17, "num_hidden_layers": 4096,
+        "intermediate_size": 1 << 20, "vocab_size": 1 << 22});
+    assert!(with(huge).unwrap_err().message().contains("at most"));
+}
+
+#[test]
+fn the_file_is_named_and_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.json");
+    let read = || ModelConfig::from_file(&path);
+    assert_eq!(read().unwrap_err().kind(), ErrorKind::ModelNotFound);
+    std::fs::write(&path, base().to_string()).unwrap();
+    assert!(read().is_ok());
+    let whole = base().to_string();
+    for n in 0..whole.len() {
+        std::fs::write(&path, &whole[..n]).unwrap();
+        assert_eq!(
+            read().unwrap_err().path(),
+            Some(path.as_path()),
+            "cut to {n}"
+        );
+    }
+    std::fs::write(&path, " ".repeat(5 << 20)).unwrap();
+    assert!(read().unwrap_err().message().contains("at most"));
+    let start = Instant::now();
+    for bomb in [
+        "[".repeat(4 << 20),
+        "{\"a\":".repeat(1 << 19),
+        "[],".repeat(1 << 20),
+    ] {
+        std::fs::write(&path, &bomb[..bomb.len().min(4 << 20)]).unwrap();
+        assert!(read().is_err());
+    }
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn weights_are_estimated_before_they_are_read() {
+    // SmolLM2-135M: 134.5 million weights, tied.
+    let c = with(
+        json!({"hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+        "tie_word_embeddings": true}),
+    )
+    .unwrap();
+    assert_eq!(c.estimated_weight_bytes(), Some(2 * 134_515_008));
+}
+
+proptest! {
+    #[test]
+    fn noise_never_panics(text in ".{0,200}") {
+        let _ = ModelConfig::from_json(text.as_bytes());
+    }
+
+    /// Any number in any field is refused or leads to numbers that can be computed with.
+    #[test]
+    fn any_number_anywhere_is_safe(at in 0usize..9, number in prop_oneof![
+        any::<i64>().prop_map(|n| json!(n)), any::<u64>().prop_map(|n| json!(n)),
+        any::<f64>().prop_map(|n| json!(n)), (0u64..5000).prop_map(|n| json!(n)),
+    ]) {
+        let key = ["hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
+            "num_key_value_heads", "vocab_size", "head_dim", "rope_theta", "rms_norm_eps"][at];
+        if let Ok(c) = with(json!({key: number})) {
+            prop_assert!(c.num_attention_heads % c.num_key_value_heads == 0);
+            prop_assert!(c.head_dim.unwrap_or(c.hidden_size / c.num_attention_heads) >= 2);
+            prop_assert!(c.estimated_weight_bytes().is_some());
+            prop_assert!(c.rope_theta.is_finite() && c.rms_norm_eps > 0.0);
+        }
+    }
+}

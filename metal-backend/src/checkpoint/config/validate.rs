@@ -1,0 +1,219 @@
+//! Whether a configuration's numbers are possible, and what they would cost, before any of it is
+//! believed.
+
+use std::ops::RangeInclusive;
+
+use inference::{Error, ErrorKind, Result};
+
+use super::quantization::{BITS, GROUP_SIZES};
+use super::{ModelConfig, QuantConfig, RopeScaling, limits};
+
+/// More bytes of weights than this is a mistake, not a model.
+const MAX_WEIGHT_BYTES: u64 = 1 << 44;
+
+fn fault(message: String) -> Error {
+    Error::new(ErrorKind::InvalidModel, message)
+}
+
+fn within(field: &str, value: usize, range: RangeInclusive<usize>) -> Result<()> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    Err(fault(format!(
+        "{field} is {value}; it must be from {} to {}",
+        range.start(),
+        range.end()
+    )))
+}
+
+fn positive(field: &str, value: f32) -> Result<()> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(());
+    }
+    Err(fault(format!(
+        "{field} is {value}; it must be a finite number above 0"
+    )))
+}
+
+impl ModelConfig {
+    /// Checks ranges, divisibility and what the numbers multiply to. Configurations from files have
+    /// passed it; call it again after changing one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] naming field, value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        within("hidden_size", self.hidden_size, 1..=limits::HIDDEN)?;
+        within(
+            "num_hidden_layers",
+            self.num_hidden_layers,
+            1..=limits::LAYERS,
+        )?;
+        within(
+            "intermediate_size",
+            self.intermediate_size,
+            1..=limits::INTERMEDIATE,
+        )?;
+        within(
+            "num_attention_heads",
+            self.num_attention_heads,
+            1..=limits::HEADS,
+        )?;
+        within(
+            "num_key_value_heads",
+            self.num_key_value_heads,
+            1..=limits::HEADS,
+        )?;
+        within("vocab_size", self.vocab_size, 1..=limits::VOCAB)?;
+        if !self
+            .num_attention_heads
+            .is_multiple_of(self.num_key_value_heads)
+        {
+            return Err(fault(format!(
+                "num_key_value_heads is {}; it must divide num_attention_heads, which is {}",
+                self.num_key_value_heads, self.num_attention_heads
+            )));
+        }
+        match self.head_dim {
+            Some(dim) => check_head_dim(dim)?,
+            None if self.hidden_size / self.num_attention_heads < 2 => {
+                return Err(fault(format!(
+                    "num_attention_heads is {}; without head_dim it must be at most half of \
+                     hidden_size, which is {}",
+                    self.num_attention_heads, self.hidden_size
+                )));
+            }
+            None => {}
+        }
+        for (field, value) in [
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("sliding_window", self.sliding_window),
+        ] {
+            value.map_or(Ok(()), |n| within(field, n, 1..=limits::POSITIONS))?;
+        }
+        positive("rms_norm_eps", self.rms_norm_eps)?;
+        if self.rms_norm_eps > 1.0 {
+            return Err(fault(format!(
+                "rms_norm_eps is {}; it must be at most 1",
+                self.rms_norm_eps
+            )));
+        }
+        positive("rope_theta", self.rope_theta)?;
+        self.check_scaling()?;
+        self.check_quantization()?;
+        match self.estimated_weight_bytes() {
+            Some(bytes) if bytes <= MAX_WEIGHT_BYTES => Ok(()),
+            bytes => Err(fault(format!(
+                "the numbers make a model of {} bytes; at most {MAX_WEIGHT_BYTES} are accepted: \
+                 hidden_size {}, num_hidden_layers {}, intermediate_size {}, vocab_size {}",
+                bytes.map_or_else(|| String::from("uncountably many"), |b| b.to_string()),
+                self.hidden_size,
+                self.num_hidden_layers,
+                self.intermediate_size,
+                self.vocab_size
+            ))),
+        }
+    }
+
+    fn check_scaling(&self) -> Result<()> {
+        match self.rope_scaling {
+            RopeScaling::None => Ok(()),
+            RopeScaling::Linear { factor } => positive("rope_scaling.factor", factor),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
+                positive("rope_scaling.factor", factor)?;
+                positive("rope_scaling.low_freq_factor", low_freq_factor)?;
+                positive("rope_scaling.high_freq_factor", high_freq_factor)?;
+                positive(
+                    "rope_scaling.original_max_position_embeddings",
+                    original_context,
+                )
+            }
+        }
+    }
+
+    fn check_quantization(&self) -> Result<()> {
+        let all = self
+            .quantization
+            .iter()
+            .chain(self.quantization_overrides.values().flatten());
+        for QuantConfig {
+            group_size, bits, ..
+        } in all
+        {
+            if !GROUP_SIZES.contains(group_size) {
+                let allowed = GROUP_SIZES;
+                return Err(fault(format!(
+                    "quantization.group_size is {group_size}; it must be one of {allowed:?}"
+                )));
+            }
+            if !BITS.contains(bits) {
+                return Err(fault(format!(
+                    "quantization.bits is {bits}; it must be one of {BITS:?}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many bytes the weights take at two bytes a number, quantized matrices with their scales
+    /// and biases; `None` when that cannot be counted.
+    pub fn estimated_weight_bytes(&self) -> Option<u64> {
+        let (matrices, other) = self.counts()?;
+        let element = 2u64;
+        let matrix_bytes = match &self.quantization {
+            None => matrices.checked_mul(element)?,
+            Some(q) => {
+                let groups = matrices / u64::from(q.group_size.unsigned_abs()).max(1);
+                let packed = matrices.checked_mul(u64::from(q.bits.unsigned_abs()))? / 8;
+                packed.checked_add(groups.checked_mul(2)?.checked_mul(element)?)?
+            }
+        };
+        matrix_bytes.checked_add(other.checked_mul(element)?)
+    }
+
+    /// Elements of matrices, and of everything else.
+    fn counts(&self) -> Option<(u64, u64)> {
+        let n = |v: usize| v as u64;
+        let (hidden, inter, layers) = (
+            n(self.hidden_size),
+            n(self.intermediate_size),
+            n(self.num_hidden_layers),
+        );
+        let (heads, kv_heads) = (n(self.num_attention_heads), n(self.num_key_value_heads));
+        let head_dim = match self.head_dim {
+            Some(dim) => n(dim),
+            None => hidden.checked_div(heads)?,
+        };
+        let (q, kv) = (
+            heads.checked_mul(head_dim)?,
+            kv_heads.checked_mul(head_dim)?,
+        );
+        // q, o: [hidden, q] each; k, v: [hidden, kv] each; gate, up, down: [hidden, inter] each.
+        let attention = hidden.checked_mul(q.checked_add(kv)?.checked_mul(2)?)?;
+        let mlp = hidden.checked_mul(inter)?.checked_mul(3)?;
+        let blocks = layers.checked_mul(attention.checked_add(mlp)?)?;
+        let embeddings = if self.tie_word_embeddings == Some(true) {
+            1
+        } else {
+            2
+        };
+        let embedding = n(self.vocab_size)
+            .checked_mul(hidden)?
+            .checked_mul(embeddings)?;
+        let norms = hidden.checked_mul(layers.checked_mul(2)?.checked_add(1)?)?;
+        Some((blocks.checked_add(embedding)?, norms))
+    }
+}
+
+/// Rotation pairs elements, so the width is even.
+fn check_head_dim(dim: usize) -> Result<()> {
+    within("head_dim", dim, 2..=limits::HEAD_DIM)?;
+    if !dim.is_multiple_of(2) {
+        return Err(fault(format!("head_dim is {dim}; it must be even")));
+    }
+    Ok(())
+}

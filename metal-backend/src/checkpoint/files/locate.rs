@@ -1,0 +1,81 @@
+//! What a path holds: a model directory, or a GGUF file. It looks at names only.
+
+use std::path::{Path, PathBuf};
+
+use inference::{Error, ErrorKind, Result};
+
+use super::{ModelDir, invalid};
+
+/// The two forms a model comes in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelFiles {
+    /// A directory with `config.json` and safetensors files.
+    Directory(PathBuf),
+    /// One GGUF file.
+    Gguf(PathBuf),
+}
+
+/// Finds out what `path` holds: a directory with `config.json` and safetensors files, a directory
+/// with one `.gguf` file, or a `.gguf` file.
+///
+/// # Errors
+/// [`ErrorKind::ModelNotFound`] when nothing is there; [`ErrorKind::InvalidModel`] when what is
+/// there is no such thing, saying what is missing.
+pub fn locate(path: &Path) -> Result<ModelFiles> {
+    let is_gguf = path
+        .extension()
+        .is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+    if path.is_file() {
+        return if is_gguf {
+            Ok(ModelFiles::Gguf(path.to_owned()))
+        } else {
+            Err(invalid(
+                path,
+                "not a model; give a model directory or a .gguf file",
+            ))
+        };
+    }
+    if !path.exists() {
+        return Err(Error::new(
+            ErrorKind::ModelNotFound,
+            "there is no such file or directory",
+        )
+        .with_path(path));
+    }
+    let dir = ModelDir::open(path)?;
+    let has_config = dir.find("config.json")?.is_some();
+    if has_config && !dir.with_extension("safetensors")?.is_empty() {
+        return Ok(ModelFiles::Directory(path.to_owned()));
+    }
+    let ggufs = dir.with_extension("gguf")?;
+    match ggufs.as_slice() {
+        [one] => return Ok(ModelFiles::Gguf(dir.require(one)?)),
+        [] => {}
+        several => {
+            let shown = several
+                .iter()
+                .take(8)
+                .map(String::as_str)
+                .collect::<Vec<_>>();
+            return Err(invalid(
+                path,
+                format!(
+                    "the directory holds {} .gguf files; name one of them: {}",
+                    several.len(),
+                    shown.join(", ")
+                ),
+            ));
+        }
+    }
+    Err(if has_config {
+        invalid(
+            path,
+            "there is a config.json and no .safetensors file; PyTorch .bin weights must be converted",
+        )
+    } else {
+        invalid(
+            path,
+            "not a model directory: it needs config.json with .safetensors files, or one .gguf file",
+        )
+    })
+}

@@ -1,0 +1,335 @@
+//! Reading files that may lie or change: regular files only, sizes capped, exact positioned reads,
+//! and names that stay inside the model's directory. It knows no format.
+
+mod locate;
+#[cfg(test)]
+mod tests;
+
+use std::fs::{self, File};
+use std::io::{ErrorKind as IoKind, Read};
+use std::path::{Component, Path, PathBuf};
+
+use bytemuck::Pod;
+use inference::{Error, ErrorKind, Result};
+
+pub use locate::{ModelFiles, locate};
+
+/// The largest accepted JSON or template file of a model, in bytes.
+pub const MAX_TEXT_FILE: u64 = 256 << 20;
+
+/// The model's files are at fault.
+pub fn invalid(path: &Path, message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidModel, message).with_path(path)
+}
+
+/// The operating system refused.
+fn io(path: &Path, doing: &str, e: std::io::Error) -> Error {
+    let kind = if e.kind() == IoKind::NotFound {
+        ErrorKind::ModelNotFound
+    } else {
+        ErrorKind::Io
+    };
+    Error::new(kind, format!("{doing}: {e}"))
+        .with_path(path)
+        .with_source(e)
+}
+
+/// Opens a regular file; a pipe or a device would block or never end.
+fn open_regular(path: &Path) -> Result<(File, u64)> {
+    let not_regular = || invalid(path, "not a regular file");
+    // Asked before opening, since opening a pipe blocks; and after, since the name may have moved.
+    if !fs::metadata(path)
+        .map_err(|e| io(path, "cannot open", e))?
+        .is_file()
+    {
+        return Err(not_regular());
+    }
+    let file = File::open(path).map_err(|e| io(path, "cannot open", e))?;
+    let metadata = file
+        .metadata()
+        .map_err(|e| io(path, "cannot read the size", e))?;
+    if !metadata.is_file() {
+        return Err(not_regular());
+    }
+    Ok((file, metadata.len()))
+}
+
+/// The bytes of a small file: at most `cap`.
+///
+/// # Errors
+/// When the file is missing, larger than `cap`, not regular or unreadable.
+pub fn read_capped(path: &Path, cap: u64) -> Result<Vec<u8>> {
+    let (file, len) = open_regular(path)?;
+    let too_large = |len: u64| {
+        invalid(
+            path,
+            format!("the file has {len} bytes; at most {cap} are accepted for it"),
+        )
+    };
+    if len > cap {
+        return Err(too_large(len));
+    }
+    let mut bytes = Vec::new();
+    file.take(cap.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(|e| io(path, "cannot read", e))?;
+    if bytes.len() as u64 > cap {
+        return Err(too_large(bytes.len() as u64)); // it grew since it was measured
+    }
+    Ok(bytes)
+}
+
+/// The text of a file of at most `cap` bytes.
+///
+/// # Errors
+/// As for [`read_capped`], and when it is not UTF-8.
+pub fn read_text(path: &Path, cap: u64) -> Result<String> {
+    String::from_utf8(read_capped(path, cap)?)
+        .map_err(|e| invalid(path, format!("the file is not UTF-8: {e}")))
+}
+
+/// An open regular file with the length it had when it was opened. Reads are positioned, so that
+/// threads can share it, and exact: what is not there is an error.
+#[derive(Debug)]
+pub struct CheckedFile {
+    path: PathBuf,
+    len: u64,
+    #[cfg(unix)]
+    file: File,
+    #[cfg(not(unix))]
+    file: std::sync::Mutex<File>,
+}
+
+impl CheckedFile {
+    /// Opens `path` for reading.
+    ///
+    /// # Errors
+    /// When it is missing, not a regular file or not readable.
+    pub fn open(path: &Path) -> Result<Self> {
+        let (file, len) = open_regular(path)?;
+        #[cfg(not(unix))]
+        let file = std::sync::Mutex::new(file);
+        Ok(Self {
+            path: path.to_owned(),
+            len,
+            file,
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its length in bytes when it was opened.
+    #[allow(clippy::len_without_is_empty, reason = "a file, not a collection")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Fills `buffer` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// When they lie outside the file, the file shrank, or reading failed.
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        if offset
+            .checked_add(buffer.len() as u64)
+            .is_none_or(|end| end > self.len)
+        {
+            return Err(invalid(
+                &self.path,
+                format!(
+                    "{} bytes at {offset} lie outside the file of {} bytes",
+                    buffer.len(),
+                    self.len
+                ),
+            ));
+        }
+        self.read_at(buffer, offset).map_err(|e| {
+            if e.kind() == IoKind::UnexpectedEof {
+                invalid(&self.path, "the file became shorter while it was read")
+            } else {
+                io(&self.path, "cannot read", e)
+            }
+        })
+    }
+
+    #[cfg(unix)]
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> std::io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, offset)
+    }
+
+    #[cfg(not(unix))]
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> std::io::Result<()> {
+        use std::io::{Seek, SeekFrom};
+        let mut file = self
+            .file
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        file.seek(SeekFrom::Start(offset))?;
+        file.read_exact(buffer)
+    }
+
+    /// The `nbytes` bytes at `offset` as elements of `T`, read straight into their place.
+    ///
+    /// # Errors
+    /// When `nbytes` is not a multiple of the element's size, memory is short, or reading fails.
+    pub fn read_vec<T: Pod>(&self, offset: u64, nbytes: usize) -> Result<Vec<T>> {
+        let size = size_of::<T>();
+        if size == 0 || !nbytes.is_multiple_of(size) {
+            return Err(invalid(
+                &self.path,
+                format!("{nbytes} bytes are not a whole number of {size}-byte elements"),
+            ));
+        }
+        // Before allocating: a lying length must not cost memory.
+        if offset
+            .checked_add(nbytes as u64)
+            .is_none_or(|end| end > self.len)
+        {
+            self.read_exact_at(&mut [], u64::MAX)?;
+        }
+        let mut out = Vec::new();
+        out.try_reserve_exact(nbytes / size).map_err(|e| {
+            Error::new(
+                ErrorKind::OutOfMemory,
+                format!("no memory for {nbytes} bytes of weights"),
+            )
+            .with_path(&self.path)
+            .with_source(e)
+        })?;
+        out.resize(nbytes / size, T::zeroed());
+        self.read_exact_at(bytemuck::cast_slice_mut(&mut out), offset)?;
+        Ok(out)
+    }
+}
+
+/// A model's directory, out of which no name leads.
+#[derive(Debug, Clone)]
+pub struct ModelDir {
+    root: PathBuf,
+    /// The directory and, in a Hugging Face cache, the blobs that its links point to.
+    allowed: Vec<PathBuf>,
+}
+
+/// The longest file name that is looked for, in bytes.
+const MAX_NAME: usize = 1024;
+
+impl ModelDir {
+    /// The directory at `path`.
+    ///
+    /// # Errors
+    /// When there is none or it cannot be resolved.
+    pub fn open(path: &Path) -> Result<Self> {
+        let real = path
+            .canonicalize()
+            .map_err(|e| io(path, "cannot open", e))?;
+        if !real.is_dir() {
+            return Err(invalid(path, "not a directory"));
+        }
+        let mut allowed = vec![real.clone()];
+        // The hub's cache lays a model out as `<model>/snapshots/<revision>/<file>`, each file a
+        // link into `<model>/blobs`.
+        let snapshots = real
+            .ancestors()
+            .find(|a| a.file_name().is_some_and(|n| n == "snapshots"));
+        if let Some(model) = snapshots.and_then(Path::parent)
+            && let Ok(blobs) = model.join("blobs").canonicalize()
+            && blobs.parent() == Some(model)
+        {
+            allowed.push(blobs);
+        }
+        Ok(Self {
+            root: path.to_owned(),
+            allowed,
+        })
+    }
+
+    /// The directory as it was given.
+    pub fn path(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where the file `name` of the directory is; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the name, or a link it names, leads out of the directory.
+    pub fn find(&self, name: &str) -> Result<Option<PathBuf>> {
+        check_name(name).map_err(|why| {
+            invalid(
+                &self.root,
+                format!("the file name {name:?} is refused: {why}"),
+            )
+        })?;
+        let path = self.root.join(name);
+        let real = match path.canonicalize() {
+            Ok(real) => real,
+            // A link to nothing is there, and broken.
+            Err(e) if e.kind() == IoKind::NotFound && path.symlink_metadata().is_err() => {
+                return Ok(None);
+            }
+            Err(e) => return Err(io(&path, "cannot open", e)),
+        };
+        if !self.allowed.iter().any(|dir| real.starts_with(dir)) {
+            return Err(invalid(
+                &path,
+                "a link that leads out of the model's directory is not followed; copy the file",
+            ));
+        }
+        Ok(Some(path))
+    }
+
+    /// Where the file `name` of the directory is.
+    ///
+    /// # Errors
+    /// As for [`Self::find`], and when there is none.
+    pub fn require(&self, name: &str) -> Result<PathBuf> {
+        self.find(name)?
+            .ok_or_else(|| invalid(&self.root, format!("the file {name} is missing")))
+    }
+
+    /// The names in the directory that end in `.extension`, sorted.
+    ///
+    /// # Errors
+    /// When the directory cannot be listed.
+    pub fn with_extension(&self, extension: &str) -> Result<Vec<String>> {
+        let list = |e| io(&self.root, "cannot list", e);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.root).map_err(list)? {
+            let name = entry.map_err(list)?.file_name();
+            let matches = Path::new(&name)
+                .extension()
+                .is_some_and(|e| e.eq_ignore_ascii_case(extension));
+            if let (true, Some(name)) = (matches, name.to_str())
+                && !name.starts_with('.')
+            {
+                names.push(name.to_owned());
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+}
+
+/// Whether `name` is relative and stays below where it starts, whatever the platform.
+fn check_name(name: &str) -> Result<(), &'static str> {
+    if name.is_empty() {
+        return Err("it is empty");
+    }
+    if name.len() > MAX_NAME {
+        return Err("it is too long");
+    }
+    if name.chars().any(char::is_control) {
+        return Err("it holds a control character");
+    }
+    if name.contains('\\') || name.contains(':') {
+        return Err("it holds a backslash or a colon");
+    }
+    if !Path::new(name)
+        .components()
+        .all(|c| matches!(c, Component::Normal(_)))
+    {
+        return Err("it is absolute or leads out of the directory");
+    }
+    Ok(())
+}

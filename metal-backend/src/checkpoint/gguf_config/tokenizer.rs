@@ -1,0 +1,137 @@
+//! The parts of a tokenizer as GGUF metadata holds them, taken out and checked against each other.
+//! Putting a tokenizer together from them is the business of `text/`.
+
+use inference::Result;
+
+use crate::checkpoint::files::invalid;
+use crate::checkpoint::gguf::Gguf;
+
+/// What a GGUF file says about its tokenizer. All ids are below `tokens.len()`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GgufTokenizerParts {
+    /// The kind: `gpt2` (byte-level BPE), `llama` (SentencePiece), ...
+    pub model: String,
+    /// How text is split before BPE, such as `smollm` or `qwen2`.
+    pub pre: Option<String>,
+    /// The text of each token, by id.
+    pub tokens: Vec<String>,
+    /// The score of each token, where the kind has them.
+    pub scores: Option<Vec<f32>>,
+    /// The type of each token: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
+    pub token_types: Option<Vec<i32>>,
+    /// BPE merges, two parts with a space between, the first to apply first.
+    pub merges: Vec<String>,
+    /// The token that starts a text.
+    pub bos_id: Option<u32>,
+    /// The token that ends a text.
+    pub eos_id: Option<u32>,
+    /// The token for what has none.
+    pub unk_id: Option<u32>,
+    /// The token that fills.
+    pub pad_id: Option<u32>,
+    /// Further tokens that end a reply: the ends of turn and message.
+    pub extra_eos_ids: Vec<u32>,
+    /// Whether a text starts with `bos`.
+    pub add_bos: Option<bool>,
+    /// Whether a text ends with `eos`.
+    pub add_eos: Option<bool>,
+    /// Whether a text starts with a space, where the kind knows that.
+    pub add_space_prefix: Option<bool>,
+    /// The chat template, in Jinja.
+    pub chat_template: Option<String>,
+}
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+/// Keys of further tokens that end a reply.
+const END_KEYS: [&str; 2] = ["eot_token_id", "eom_token_id"];
+
+/// Reads the parts out of a file's metadata.
+///
+/// # Errors
+/// When there is no tokenizer, a key has the wrong type, or the parts do not fit each other.
+pub fn tokenizer_parts(file: &Gguf) -> Result<GgufTokenizerParts> {
+    let metadata = file.metadata();
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let text = |key: &str| -> Result<Option<String>> { Ok(metadata.str(key)?.map(str::to_owned)) };
+    let id = |name: &str| -> Result<Option<u32>> {
+        // Some writers store -1 for "none".
+        let none = metadata
+            .i32s(&key(name))
+            .is_ok_and(|v| v.as_deref() == Some(&[-1]));
+        Ok(if none {
+            None
+        } else {
+            metadata.u32(&key(name))?
+        }
+        .filter(|id| *id != u32::MAX))
+    };
+    let mut extra_eos_ids = Vec::new();
+    for name in END_KEYS {
+        extra_eos_ids.extend(id(name)?);
+    }
+    let model =
+        text("tokenizer.ggml.model")?.ok_or_else(|| metadata.missing("tokenizer.ggml.model"))?;
+    let tokens = metadata
+        .strings(TOKENS)?
+        .ok_or_else(|| metadata.missing(TOKENS))?
+        .to_vec();
+    let parts = GgufTokenizerParts {
+        model,
+        pre: text("tokenizer.ggml.pre")?,
+        scores: metadata.f32s("tokenizer.ggml.scores")?.map(<[_]>::to_vec),
+        token_types: metadata.i32s("tokenizer.ggml.token_type")?,
+        merges: metadata
+            .strings("tokenizer.ggml.merges")?
+            .unwrap_or_default()
+            .to_vec(),
+        bos_id: id("bos_token_id")?,
+        eos_id: id("eos_token_id")?,
+        unk_id: id("unknown_token_id")?,
+        pad_id: id("padding_token_id")?,
+        extra_eos_ids,
+        add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,
+        add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?,
+        add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
+        chat_template: text("tokenizer.chat_template")?,
+        tokens,
+    };
+    parts
+        .check()
+        .map_err(|message| invalid(file.path(), message))?;
+    Ok(parts)
+}
+
+impl GgufTokenizerParts {
+    fn check(&self) -> Result<(), String> {
+        let count = self.tokens.len();
+        if count == 0 {
+            return Err(format!("{TOKENS} is empty"));
+        }
+        for (what, len) in [
+            ("scores", self.scores.as_ref().map(Vec::len)),
+            ("token_type", self.token_types.as_ref().map(Vec::len)),
+        ] {
+            if let Some(len) = len.filter(|l| *l != count) {
+                return Err(format!(
+                    "tokenizer.ggml.{what} has {len} entries and there are {count} tokens"
+                ));
+            }
+        }
+        let ends = self.extra_eos_ids.iter().map(|id| ("an end of reply", *id));
+        let named = [
+            ("bos_token_id", self.bos_id),
+            ("eos_token_id", self.eos_id),
+            ("unknown_token_id", self.unk_id),
+            ("padding_token_id", self.pad_id),
+        ];
+        let named = named
+            .into_iter()
+            .filter_map(|(what, id)| id.map(|id| (what, id)));
+        for (what, id) in named.chain(ends) {
+            if id as usize >= count {
+                return Err(format!("{what} is {id}; there are {count} tokens"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,224 @@
+//! The block layouts: bytes to small integers with their scale and bias.
+//!
+//! Products of an `f16` scale with the block's small integers are exact in `f32`, so the order of
+//! operations here gives bit for bit what the reference gives.
+
+use half::f16;
+
+use super::GROUP;
+use crate::checkpoint::gguf::GgmlType;
+
+/// 16 weights of a K block: `scale * q + bias`.
+pub(super) struct Group16 {
+    pub q: [i8; 16],
+    pub scale: f32,
+    pub bias: f32,
+}
+
+fn half(bytes: &[u8; 2]) -> f32 {
+    f16::from_le_bytes(*bytes).to_f32()
+}
+
+/// A part of a block whose length the layout fixes.
+fn part<const AT: usize, const LEN: usize, const N: usize>(block: &[u8; N]) -> &[u8; LEN] {
+    const {
+        assert!(AT + LEN <= N, "the part lies in the block");
+    }
+    // The assertion above makes the fallback unreachable.
+    block
+        .get(AT..AT + LEN)
+        .and_then(|p| p.try_into().ok())
+        .unwrap_or(&[0; LEN])
+}
+
+/// Calls `f` with integers, scale and bias of each group of 32 in `data`; `None` when `ty` has
+/// no such groups.
+pub(super) fn affine(
+    ty: GgmlType,
+    data: &[u8],
+    mut f: impl FnMut(&[u8; GROUP], f32, f32),
+) -> Option<()> {
+    match ty {
+        GgmlType::Q4_0 => {
+            for block in data.as_chunks::<18>().0 {
+                let d = half(part::<0, 2, 18>(block));
+                f(&nibbles(part::<2, 16, 18>(block)), d, -8.0 * d);
+            }
+        }
+        GgmlType::Q4_1 => {
+            for block in data.as_chunks::<20>().0 {
+                let (d, m) = (half(part::<0, 2, 20>(block)), half(part::<2, 2, 20>(block)));
+                f(&nibbles(part::<4, 16, 20>(block)), d, m);
+            }
+        }
+        GgmlType::Q5_0 => {
+            for block in data.as_chunks::<22>().0 {
+                let d = half(part::<0, 2, 22>(block));
+                let high = u32::from_le_bytes(*part::<2, 4, 22>(block));
+                f(&five_bits(part::<6, 16, 22>(block), high), d, -16.0 * d);
+            }
+        }
+        GgmlType::Q5_1 => {
+            for block in data.as_chunks::<24>().0 {
+                let (d, m) = (half(part::<0, 2, 24>(block)), half(part::<2, 2, 24>(block)));
+                let high = u32::from_le_bytes(*part::<4, 4, 24>(block));
+                f(&five_bits(part::<8, 16, 24>(block), high), d, m);
+            }
+        }
+        GgmlType::Q8_0 => {
+            for block in data.as_chunks::<34>().0 {
+                let d = half(part::<0, 2, 34>(block));
+                // Signed -128..=127 to unsigned 0..=255.
+                let q = part::<2, 32, 34>(block).map(|b| b ^ 0x80);
+                f(&q, d, -128.0 * d);
+            }
+        }
+        GgmlType::Q4K => {
+            for block in data.as_chunks::<144>().0 {
+                let qs = part::<16, 128, 144>(block);
+                k_groups(part::<0, 16, 144>(block), |g, scale, bias| {
+                    f(&k_nibbles(qs, g), scale, bias);
+                });
+            }
+        }
+        GgmlType::Q5K => {
+            for block in data.as_chunks::<176>().0 {
+                let high = part::<16, 32, 176>(block);
+                let qs = part::<48, 128, 176>(block);
+                k_groups(part::<0, 16, 176>(block), |g, scale, bias| {
+                    let mut q = k_nibbles(qs, g);
+                    for (q, high) in q.iter_mut().zip(high) {
+                        *q |= (high >> g & 1) << 4;
+                    }
+                    f(&q, scale, bias);
+                });
+            }
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+/// Elements 0..16 are the low nibbles, 16..32 the high ones.
+fn nibbles(qs: &[u8; 16]) -> [u8; GROUP] {
+    let mut q = [0; GROUP];
+    let (low, high) = q.split_at_mut(16);
+    for ((low, high), byte) in low.iter_mut().zip(high).zip(qs) {
+        *low = byte & 15;
+        *high = byte >> 4;
+    }
+    q
+}
+
+/// As [`nibbles`], with bit `i` of `high` as the fifth bit of element `i`.
+fn five_bits(qs: &[u8; 16], high: u32) -> [u8; GROUP] {
+    let mut q = nibbles(qs);
+    for (i, q) in q.iter_mut().enumerate() {
+        *q |= ((high >> i & 1) as u8) << 4;
+    }
+    q
+}
+
+/// Group `g` of 8 in a K block: low nibbles of its 32 bytes for even groups, high ones for odd.
+fn k_nibbles(qs: &[u8; 128], g: usize) -> [u8; GROUP] {
+    let (pairs, _) = qs.as_chunks::<GROUP>();
+    let bytes = pairs.get(g / 2).copied().unwrap_or([0; GROUP]);
+    let shift = 4 * (g % 2);
+    bytes.map(|b| b >> shift & 15)
+}
+
+/// Scale and bias of the 8 groups of a `Q4_K` or `Q5_K` block from its first 16 bytes: `d`,
+/// `dmin`, and 6-bit scales and minima of which groups 4..8 have their upper bits elsewhere.
+fn k_groups(start: &[u8; 16], mut f: impl FnMut(usize, f32, f32)) {
+    let d = half(part::<0, 2, 16>(start));
+    let dmin = half(part::<2, 2, 16>(start));
+    let s = part::<4, 12, 16>(start);
+    for g in 0..8 {
+        let (scale, min) = if g < 4 {
+            (s[g] & 63, s[g + 4] & 63)
+        } else {
+            (
+                s[g + 4] & 15 | s[g - 4] >> 6 << 4,
+                s[g + 4] >> 4 | s[g] >> 6 << 4,
+            )
+        };
+        f(g, d * f32::from(scale), -(dmin * f32::from(min)));
+    }
+}
+
+/// Calls `f` with the group index (0..16) and the element positions it covers, as half (0..2),
+/// quarter of the half (0..4) and first element within the quarter (0 or 16).
+fn groups_of_16(mut f: impl FnMut(usize, usize, usize, usize)) {
+    for group in 0..16 {
+        f(group, group / 8, group / 2 % 4, group % 2 * 16);
+    }
+}
+
+/// `scale: 16 x 4+4 bits, q: 256 x 2 bits, d, dmin`; groups in order.
+pub(super) fn q2_k(data: &[u8], mut f: impl FnMut(Group16)) {
+    for block in data.as_chunks::<84>().0 {
+        let scales = part::<0, 16, 84>(block);
+        let qs = part::<16, 64, 84>(block);
+        let (d, dmin) = (
+            half(part::<80, 2, 84>(block)),
+            half(part::<82, 2, 84>(block)),
+        );
+        groups_of_16(|g, n, quarter, first| {
+            let q = std::array::from_fn(|l| (qs[32 * n + first + l] >> (2 * quarter) & 3) as i8);
+            let scale = d * f32::from(scales[g] & 15);
+            f(Group16 {
+                q,
+                scale,
+                bias: -(dmin * f32::from(scales[g] >> 4)),
+            });
+        });
+    }
+}
+
+/// `high bits: 256, q: 256 x 2 bits, scales: 16 x 6 bits, d`; groups in order.
+pub(super) fn q3_k(data: &[u8], mut f: impl FnMut(Group16)) {
+    for block in data.as_chunks::<110>().0 {
+        let high = part::<0, 32, 110>(block);
+        let qs = part::<32, 64, 110>(block);
+        let s = part::<96, 12, 110>(block);
+        let d = half(part::<108, 2, 110>(block));
+        groups_of_16(|g, n, quarter, first| {
+            let q = std::array::from_fn(|l| {
+                let low = (qs[32 * n + first + l] >> (2 * quarter) & 3) as i8;
+                let bit = (high[first + l] >> (4 * n + quarter) & 1) as i8;
+                low + 4 * bit - 4
+            });
+            let low = if g < 8 { s[g] & 15 } else { s[g - 8] >> 4 };
+            let upper = s[8 + g % 4] >> (2 * (g / 4)) & 3;
+            let scale = i16::from(low | upper << 4) - 32;
+            f(Group16 {
+                q,
+                scale: d * f32::from(scale),
+                bias: 0.0,
+            });
+        });
+    }
+}
+
+/// `q low: 256 x 4 bits, q high: 256 x 2 bits, scales: 16 signed bytes, d`; groups in order.
+pub(super) fn q6_k(data: &[u8], mut f: impl FnMut(Group16)) {
+    for block in data.as_chunks::<210>().0 {
+        let low = part::<0, 128, 210>(block);
+        let high = part::<128, 64, 210>(block);
+        let scales = part::<192, 16, 210>(block);
+        let d = half(part::<208, 2, 210>(block));
+        groups_of_16(|g, n, quarter, first| {
+            let q = std::array::from_fn(|l| {
+                let l = first + l;
+                let nibble = low[64 * n + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
+                let upper = high[32 * n + l] >> (2 * quarter) & 3;
+                (nibble | upper << 4) as i8 - 32
+            });
+            f(Group16 {
+                q,
+                scale: d * f32::from(scales[g] as i8),
+                bias: 0.0,
+            });
+        });
+    }
+}

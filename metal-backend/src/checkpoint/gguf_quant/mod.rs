@@ -1,0 +1,142 @@
+//! GGUF blocks as numbers: decoded to `f32`, or repacked without loss to MLX's affine layout where
+//! MLX has the same format. Pure functions of bytes; they know no file and no array.
+//!
+//! A tensor `[rows, cols]` is stored row after row, each row a whole number of blocks. A block
+//! holds 32 weights (`Q4_0` to `Q8_0`) or 256 (the K types), which fall into groups of 32 or 16
+//! with one scale, and one bias, each: `w = scale * q + bias`. Block layouts are those of ggml;
+//! MLX packs element `i` of a row at bit `i * bits` of a little-endian stream of 32-bit words.
+
+mod blocks;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use super::gguf::GgmlType;
+
+pub use rows::unpermute_rows;
+
+/// Weights that share a scale in every repacked format.
+const GROUP: usize = 32;
+
+/// A matrix in MLX's affine layout: `w = scale * q + bias`, group after group.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AffinePacked {
+    /// Bits of a weight: 4, 5 or 8.
+    pub bits: i32,
+    /// `[rows, cols * bits / 32]`.
+    pub packed: Vec<u32>,
+    /// `[rows, cols / 32]`.
+    pub scales: Vec<f32>,
+    /// `[rows, cols / 32]`.
+    pub biases: Vec<f32>,
+}
+
+/// The weights that `data`, whole blocks of `kind`, stands for; exactly what ggml's reference
+/// decodes to. Whole numbers (`I8` to `I64`) and `F64` become the nearest `f32`.
+/// `None` for a type that is not decoded, or when `data` is not a whole number of its blocks.
+pub fn dequantize(kind: GgmlType, data: &[u8]) -> Option<Vec<f32>> {
+    let (weights, blocks) = count_blocks(kind, data)?;
+    let mut out = Vec::with_capacity(blocks * weights);
+    match kind {
+        GgmlType::F32 => elements(data, &mut out, f32::from_le_bytes),
+        GgmlType::F64 => elements(data, &mut out, |b| f64::from_le_bytes(b) as f32),
+        GgmlType::F16 => elements(data, &mut out, |b| half::f16::from_le_bytes(b).to_f32()),
+        GgmlType::BF16 => elements(data, &mut out, |b| half::bf16::from_le_bytes(b).to_f32()),
+        GgmlType::I8 => elements(data, &mut out, |b| i8::from_le_bytes(b).into()),
+        GgmlType::I16 => elements(data, &mut out, |b| i16::from_le_bytes(b).into()),
+        GgmlType::I32 => elements(data, &mut out, |b| i32::from_le_bytes(b) as f32),
+        GgmlType::I64 => elements(data, &mut out, |b| i64::from_le_bytes(b) as f32),
+        GgmlType::Q2K => blocks::q2_k(data, |group| extend(&mut out, group)),
+        GgmlType::Q3K => blocks::q3_k(data, |group| extend(&mut out, group)),
+        GgmlType::Q6K => blocks::q6_k(data, |group| extend(&mut out, group)),
+        _ => {
+            blocks::affine(kind, data, |q, scale, bias| {
+                out.extend(q.iter().map(|&q| scale * f32::from(q) + bias));
+            })?;
+        }
+    }
+    Some(out)
+}
+
+fn elements<const N: usize>(data: &[u8], out: &mut Vec<f32>, decode: impl Fn([u8; N]) -> f32) {
+    out.extend(data.as_chunks::<N>().0.iter().map(|&bytes| decode(bytes)));
+}
+
+fn extend(out: &mut Vec<f32>, group: blocks::Group16) {
+    out.extend(
+        group
+            .q
+            .iter()
+            .map(|&q| group.scale * f32::from(q) + group.bias),
+    );
+}
+
+/// Bits of a weight when [`repack`] packs `kind`; `None` where it cannot without loss.
+fn affine_bits(kind: GgmlType) -> Option<i32> {
+    Some(match kind {
+        GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q4K => 4,
+        GgmlType::Q5_0 | GgmlType::Q5_1 | GgmlType::Q5K => 5,
+        GgmlType::Q8_0 => 8,
+        _ => return None,
+    })
+}
+
+/// `data`, whole blocks of `kind`, in MLX's affine layout without loss: the same integers, with
+/// scale and bias as `f32`. `None` for types MLX has no layout for (groups of 16, and those that
+/// are not quantized), which take [`dequantize`], or when `data` is not a whole number of blocks.
+pub fn repack(kind: GgmlType, data: &[u8]) -> Option<AffinePacked> {
+    let bits = affine_bits(kind)?;
+    let (weights, blocks) = count_blocks(kind, data)?;
+    let groups = blocks * (weights / GROUP);
+    let mut packed: Vec<u32> = Vec::with_capacity(groups * bits.unsigned_abs() as usize);
+    let mut scales = Vec::with_capacity(groups);
+    let mut biases = Vec::with_capacity(groups);
+    blocks::affine(kind, data, |q, scale, bias| {
+        match bits {
+            4 => packed.extend(q.as_chunks::<8>().0.iter().map(pack_nibbles)),
+            8 => packed.extend(q.as_chunks::<4>().0.iter().map(|&b| u32::from_le_bytes(b))),
+            _ => packed.extend(pack_five(q)),
+        }
+        scales.push(scale);
+        biases.push(bias);
+    })?;
+    Some(AffinePacked {
+        bits,
+        packed,
+        scales,
+        biases,
+    })
+}
+
+/// Weights of a block, and how many blocks `data` holds. Their product fits: it is at most 2 for
+/// each byte of `data`, or 4 for the 2-bit type.
+fn count_blocks(kind: GgmlType, data: &[u8]) -> Option<(usize, usize)> {
+    let (weights, bytes) = kind.block()?;
+    data.len()
+        .is_multiple_of(bytes)
+        .then_some((weights, data.len() / bytes))
+}
+
+fn pack_nibbles(q: &[u8; 8]) -> u32 {
+    q.iter().rev().fold(0, |word, &q| word << 4 | u32::from(q))
+}
+
+/// 32 values of 5 bits are 5 words.
+fn pack_five(q: &[u8; GROUP]) -> [u32; 5] {
+    let mut words = [0u32; 5];
+    let mut pending = 0u64;
+    let mut held = 0;
+    let mut out = words.iter_mut();
+    for &q in q {
+        pending |= u64::from(q) << held;
+        held += 5;
+        if held >= 32 {
+            if let Some(word) = out.next() {
+                *word = pending as u32;
+            }
+            pending >>= 32;
+            held -= 32;
+        }
+    }
+    words
+}

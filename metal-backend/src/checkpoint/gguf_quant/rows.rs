@@ -1,0 +1,19 @@
+//! Rows of query and key projections. For llama, GGUF files order the rows of each head for
+//! rotation of neighboring elements; everyone else rotates halves.
+
+/// The stored bytes of `attn_q` (with the query heads) or `attn_k` (with the key heads), with rows
+/// in the usual order. It moves whole rows, so it works on any type, quantized ones too; a bias is
+/// a tensor of one-element rows. `heads` times two must divide `rows`, and `rows` the bytes.
+pub fn unpermute_rows(data: &[u8], rows: usize, heads: usize) -> Vec<u8> {
+    let row_bytes = data.len() / rows.max(1);
+    let dim = rows / heads.max(1);
+    let half = (dim / 2).max(1);
+    let mut out = Vec::with_capacity(data.len());
+    for row in 0..rows {
+        // Row (head, half h, i) of the usual order is row (head, i, h) of the file.
+        let (head, h, i) = (row / dim.max(1), row % dim.max(1) / half, row % half);
+        let start = (head * dim + 2 * i + h) * row_bytes;
+        out.extend_from_slice(data.get(start..start + row_bytes).unwrap_or_default());
+    }
+    out
+}

@@ -1,0 +1,205 @@
+//! Decoding against the numbers of an independent implementation (`tools/golden/gguf_blocks.py`,
+//! which also checks that MLX reads the packed layout), and packing against decoding.
+
+use half::f16;
+use proptest::prelude::*;
+use serde::Deserialize;
+
+use super::*;
+
+#[derive(Deserialize)]
+struct Golden {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    name: String,
+    data: String,
+    f32: String,
+}
+
+const QUANTIZED: [(GgmlType, &[usize]); 10] = [
+    (GgmlType::Q4_0, &[0]),
+    (GgmlType::Q4_1, &[0, 2]),
+    (GgmlType::Q5_0, &[0]),
+    (GgmlType::Q5_1, &[0, 2]),
+    (GgmlType::Q8_0, &[0]),
+    (GgmlType::Q2K, &[80, 82]),
+    (GgmlType::Q3K, &[108]),
+    (GgmlType::Q4K, &[0, 2]),
+    (GgmlType::Q5K, &[0, 2]),
+    (GgmlType::Q6K, &[208]),
+];
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len())
+        .step_by(2)
+        .map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap())
+        .collect()
+}
+
+fn golden() -> Vec<(GgmlType, Vec<u8>, Vec<f32>)> {
+    let text = include_str!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/fixtures/gguf_blocks.json"
+    ));
+    let golden: Golden = serde_json::from_str(text).unwrap();
+    let kinds = QUANTIZED
+        .map(|q| q.0)
+        .into_iter()
+        .chain([GgmlType::F16, GgmlType::BF16]);
+    let kinds: Vec<_> = kinds.collect();
+    golden
+        .cases
+        .iter()
+        .map(|case| {
+            let kind = *kinds.iter().find(|k| k.name() == case.name).unwrap();
+            let numbers = unhex(&case.f32);
+            let numbers = numbers
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|b| f32::from_le_bytes(*b));
+            (kind, unhex(&case.data), numbers.collect())
+        })
+        .collect()
+}
+
+/// What MLX computes from a packed matrix, read bit by bit.
+fn unpack(p: &AffinePacked) -> Vec<f32> {
+    let bits = p.bits as usize;
+    let bit = |i: usize| p.packed[i / 32] >> (i % 32) & 1;
+    (0..p.scales.len() * GROUP)
+        .map(|i| {
+            let q = (0..bits).fold(0, |q, b| q | bit(i * bits + b) << b);
+            p.scales[i / GROUP] * q as f32 + p.biases[i / GROUP]
+        })
+        .collect()
+}
+
+#[test]
+fn decodes_what_the_reference_decodes() {
+    let cases = golden();
+    assert_eq!(cases.len(), 12);
+    for (kind, data, expected) in cases {
+        let got = dequantize(kind, &data).unwrap();
+        assert_eq!(got.len(), expected.len());
+        for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
+            assert_eq!(g, e, "{} element {i}", kind.name());
+        }
+    }
+}
+
+#[test]
+fn packs_what_the_reference_decodes() {
+    let mut packed = Vec::new();
+    for (kind, data, expected) in golden() {
+        let Some(p) = repack(kind, &data) else {
+            continue;
+        };
+        assert_eq!(p.packed.len() * 32, expected.len() * p.bits as usize);
+        assert_eq!(
+            (p.scales.len(), p.biases.len()),
+            (expected.len() / 32, expected.len() / 32)
+        );
+        assert_eq!(unpack(&p), expected, "{}", kind.name());
+        packed.push((kind.name(), p.bits));
+    }
+    let want = [
+        ("Q4_0", 4),
+        ("Q4_1", 4),
+        ("Q5_0", 5),
+        ("Q5_1", 5),
+        ("Q8_0", 8),
+        ("Q4_K", 4),
+        ("Q5_K", 5),
+    ];
+    assert_eq!(packed, want.map(|(name, bits)| (name.to_owned(), bits)));
+}
+
+#[test]
+fn plain_numbers_decode() {
+    assert_eq!(
+        dequantize(GgmlType::F32, &1.5f32.to_le_bytes()).unwrap(),
+        [1.5]
+    );
+    assert_eq!(
+        dequantize(GgmlType::F64, &1.5f64.to_le_bytes()).unwrap(),
+        [1.5]
+    );
+    assert_eq!(dequantize(GgmlType::I8, &[0xff, 1]).unwrap(), [-1.0, 1.0]);
+    assert_eq!(
+        dequantize(GgmlType::I16, &(-2i16).to_le_bytes()).unwrap(),
+        [-2.0]
+    );
+    assert_eq!(
+        dequantize(GgmlType::I32, &7i32.to_le_bytes()).unwrap(),
+        [7.0]
+    );
+    assert_eq!(
+        dequantize(GgmlType::I64, &(-9i64).to_le_bytes()).unwrap(),
+        [-9.0]
+    );
+}
+
+#[test]
+fn parts_of_blocks_and_other_types_are_refused() {
+    for (kind, _) in QUANTIZED {
+        let (_, bytes) = kind.block().unwrap();
+        for n in [1, bytes - 1, bytes + 1, 2 * bytes - 1] {
+            assert_eq!(dequantize(kind, &vec![0; n]), None);
+            assert_eq!(repack(kind, &vec![0; n]), None);
+        }
+        assert_eq!(dequantize(kind, &[]).unwrap(), [0.0; 0]);
+    }
+    assert_eq!(dequantize(GgmlType::Other(23), &[0; 136]), None);
+    assert_eq!(repack(GgmlType::Other(23), &[0; 136]), None);
+    assert_eq!(repack(GgmlType::F32, &[0; 128]), None);
+}
+
+#[test]
+fn unpermuting_undoes_the_conversion() {
+    // Two heads of four rows of two bytes; the file's order within a head is 0, 2, 1, 3.
+    let stored = [0u8, 0, 2, 2, 1, 1, 3, 3, 4, 4, 6, 6, 5, 5, 7, 7];
+    let usual = [0u8, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7];
+    assert_eq!(unpermute_rows(&stored, 8, 2), usual);
+}
+
+proptest! {
+    #[test]
+    fn packing_keeps_every_number(seed in prop::collection::vec(any::<u8>(), 256 * 3)) {
+        for (kind, halves) in QUANTIZED {
+            let (_, size) = kind.block().unwrap();
+            let mut data = seed[..size * (seed.len() / size)].to_vec();
+            for block in data.chunks_exact_mut(size) {
+                for &at in halves {
+                    // Finite, of either sign; what is not a number is never equal to itself.
+                    let half = f16::from_le_bytes([block[at], block[at + 1]]);
+                    if !half.is_finite() {
+                        block[at + 1] &= 0x80;
+                    }
+                }
+            }
+            let expected = dequantize(kind, &data).unwrap();
+            prop_assert!(expected.iter().all(|x| x.is_finite()));
+            if let Some(packed) = repack(kind, &data) {
+                prop_assert_eq!(unpack(&packed), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn unpermuting_is_a_permutation_within_heads(heads in 1usize..5, half in 1usize..6, row in 1usize..4) {
+        let rows = heads * half * 2;
+        let data: Vec<u8> = (0..rows).flat_map(|r| vec![r as u8; row]).collect();
+        let out = unpermute_rows(&data, rows, heads);
+        prop_assert_eq!(out.len(), data.len());
+        for (usual, bytes) in out.chunks_exact(row).enumerate() {
+            let (head, within) = (usual / (2 * half), usual % (2 * half));
+            // The converter: [heads, 2, half] -> [heads, half, 2].
+            let stored = head * 2 * half + within % half * 2 + within / half;
+            prop_assert!(bytes.iter().all(|&b| b as usize == stored));
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The header of one safetensors file. Offsets, sizes and types are checked by the `safetensors`
+//! crate; what is added here bounds time and memory, refuses doubled names, and compares the end
+//! of the data with the end of the file.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+use inference::Result;
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use crate::checkpoint::files::{CheckedFile, invalid};
+
+/// The largest accepted header, in bytes.
+const MAX_HEADER_BYTES: u64 = 64 << 20;
+/// The most tensors a model may have.
+pub(super) const MAX_TENSORS: usize = 1 << 18;
+/// The most dimensions a tensor may have.
+const MAX_DIMS: usize = 8;
+/// The longest accepted name, in bytes.
+const MAX_NAME: usize = 1024;
+/// The header's length stands in front of it.
+const LENGTH_BYTES: u64 = 8;
+
+/// A tensor of one file.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub nbytes: usize,
+    /// Of its first byte, from the start of the file.
+    pub offset: u64,
+}
+
+/// The tensors of `file`, in the order of their data.
+pub(super) fn read(file: &CheckedFile) -> Result<Vec<Entry>> {
+    let fault = |message: String| invalid(file.path(), message);
+    if file.len() < LENGTH_BYTES {
+        return Err(fault(format!(
+            "not a safetensors file: it has {} bytes, less than a header's length",
+            file.len()
+        )));
+    }
+    let mut length = [0; LENGTH_BYTES as usize];
+    file.read_exact_at(&mut length, 0)?;
+    let length = u64::from_le_bytes(length);
+    let room = (file.len() - LENGTH_BYTES).min(MAX_HEADER_BYTES);
+    if length > room {
+        return Err(fault(format!(
+            "the header claims {length} bytes; the file has {} and at most {MAX_HEADER_BYTES} are \
+             accepted",
+            file.len()
+        )));
+    }
+    let header: Vec<u8> = file.read_vec(LENGTH_BYTES, length as usize)?;
+    let header: Header = serde_json::from_slice(&header)
+        .map_err(|e| fault(format!("the safetensors header is malformed: {e}")).with_source(e))?;
+
+    let mut tensors = header.tensors;
+    tensors.sort_by_key(|(_, t)| t.data_offsets);
+    let infos = tensors.clone();
+    // The crate checks that data follows data without a gap, and that sizes fit shapes.
+    let metadata = Metadata::new(None, tensors)
+        .map_err(|e| fault(format!("the safetensors header is wrong: {e}")).with_source(e))?;
+    let start = LENGTH_BYTES + length;
+    let end = start.checked_add(metadata.data_len() as u64);
+    if end != Some(file.len()) {
+        return Err(fault(format!(
+            "the header describes {} bytes of data after byte {start}, but the file has {}; it is \
+             truncated or damaged",
+            metadata.data_len(),
+            file.len() - start
+        )));
+    }
+    Ok(infos
+        .into_iter()
+        .map(|(name, info)| Entry {
+            name,
+            dtype: info.dtype,
+            nbytes: info.data_offsets.1 - info.data_offsets.0,
+            offset: start + info.data_offsets.0 as u64,
+            shape: info.shape,
+        })
+        .collect())
+}
+
+/// The JSON object of a header, bounded while it is read.
+struct Header {
+    tensors: Vec<(String, TensorInfo)>,
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+        let mut tensors = Vec::new();
+        let mut seen = HashSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if name.len() > MAX_NAME {
+                return Err(A::Error::custom(format!("a name has {} bytes", name.len())));
+            }
+            if !seen.insert(name.clone()) {
+                return Err(A::Error::custom(format!(
+                    "the name {name:?} stands there twice"
+                )));
+            }
+            if name == "__metadata__" {
+                // Free text for people; its form is checked, its content not kept.
+                map.next_value::<HashMap<String, IgnoredText>>()?;
+                continue;
+            }
+            if tensors.len() == MAX_TENSORS {
+                return Err(A::Error::custom(format!(
+                    "there are more than {MAX_TENSORS} tensors"
+                )));
+            }
+            let Raw {
+                dtype,
+                shape: Shape(shape),
+                data_offsets,
+            } = map.next_value::<Raw>()?;
+            tensors.push((
+                name,
+                TensorInfo {
+                    dtype,
+                    shape,
+                    data_offsets,
+                },
+            ));
+        }
+        Ok(Header { tensors })
+    }
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    dtype: Dtype,
+    shape: Shape,
+    data_offsets: (usize, usize),
+}
+
+/// At most [`MAX_DIMS`] dimensions.
+struct Shape(Vec<usize>);
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Dims;
+        impl<'de> Visitor<'de> for Dims {
+            type Value = Shape;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a list of at most {MAX_DIMS} dimensions")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Shape, A::Error> {
+                let mut dims = Vec::new();
+                while let Some(dim) = seq.next_element()? {
+                    if dims.len() == MAX_DIMS {
+                        // Not the rest of it: that may be long.
+                        return Err(A::Error::custom(format!(
+                            "a tensor has more than {MAX_DIMS} dimensions"
+                        )));
+                    }
+                    dims.push(dim);
+                }
+                Ok(Shape(dims))
+            }
+        }
+        deserializer.deserialize_seq(Dims)
+    }
+}
+
+/// A string that is not kept.
+struct IgnoredText;
+
+impl<'de> Deserialize<'de> for IgnoredText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        IgnoredAny::deserialize(deserializer).map(|_| Self)
+    }
+}

@@ -1,0 +1,66 @@
+//! `model.safetensors.index.json`: which shard holds which tensor.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use inference::Result;
+use serde::Deserialize;
+
+use super::header::MAX_TENSORS;
+use crate::checkpoint::files::{invalid, read_capped};
+
+/// The largest accepted index, in bytes.
+const MAX_INDEX_BYTES: u64 = 64 << 20;
+
+/// The part of the file that is used.
+#[derive(Debug, Deserialize)]
+pub(super) struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Index {
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let bytes = read_capped(path, MAX_INDEX_BYTES)?;
+        let index: Self = serde_json::from_slice(&bytes)
+            .map_err(|e| invalid(path, format!("not an index of shards: {e}")).with_source(e))?;
+        if index.weight_map.is_empty() {
+            return Err(invalid(
+                path,
+                "weight_map is empty; it must name the tensors' shards",
+            ));
+        }
+        if index.weight_map.len() > MAX_TENSORS {
+            return Err(invalid(
+                path,
+                format!("weight_map has more than {MAX_TENSORS} entries"),
+            ));
+        }
+        for shard in index.weight_map.values() {
+            // Where the name leads is checked when the file is looked up; this is its kind.
+            if !shard.ends_with(".safetensors") {
+                return Err(invalid(
+                    path,
+                    format!("the shard {shard:?} is not named like a .safetensors file"),
+                ));
+            }
+        }
+        Ok(index)
+    }
+
+    /// The files it names, sorted.
+    pub(super) fn shards(&self) -> Vec<String> {
+        self.weight_map
+            .values()
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .cloned()
+            .collect()
+    }
+
+    /// Tensor and shard.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.weight_map
+            .iter()
+            .map(|(name, shard)| (name.as_str(), shard.as_str()))
+    }
+}

@@ -1,0 +1,183 @@
+//! Named tensors of one or many safetensors files in a model's directory: headers validated when
+//! opened, exact bytes read on demand. What the tensors mean is the business of `weights.rs`.
+
+mod header;
+mod index;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use inference::{Error, ErrorKind, Result};
+use safetensors::Dtype;
+
+use super::files::{CheckedFile, ModelDir, invalid};
+use header::MAX_TENSORS;
+
+/// A tensor of a checkpoint: what it is and where its bytes are.
+#[derive(Debug, Clone)]
+pub struct TensorInfo {
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Its dimensions, row-major; empty for a scalar.
+    pub shape: Vec<usize>,
+    /// Bytes of its data: the product of the shape, times the element's size.
+    pub nbytes: usize,
+    file: Arc<CheckedFile>,
+    offset: u64,
+}
+
+/// All tensors of a model stored as safetensors.
+#[derive(Debug, Default)]
+pub struct SafetensorsCheckpoint {
+    tensors: BTreeMap<String, TensorInfo>,
+}
+
+/// The name of a LoRA adapter that mlx-lm may leave in a model's directory.
+const ADAPTERS: &str = "adapters.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// More shards than this are a mistake, and would exhaust file handles.
+const MAX_FILES: usize = 512;
+
+impl SafetensorsCheckpoint {
+    /// The checkpoint in the directory `dir`: the shards that `model.safetensors.index.json` names,
+    /// or without one every `.safetensors` file but `adapters.safetensors`.
+    ///
+    /// # Errors
+    /// When a file is missing, truncated, malformed or outside the directory, two files hold one
+    /// name, or the index names what no shard has.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let dir = ModelDir::open(dir)?;
+        let index = match dir.find(INDEX)? {
+            Some(path) => Some((index::Index::read(&path)?, path)),
+            None => None,
+        };
+        let names = match &index {
+            Some((index, _)) => index.shards(),
+            None => {
+                let mut names = dir.with_extension("safetensors")?;
+                names.retain(|n| n != ADAPTERS);
+                names
+            }
+        };
+        if names.is_empty() {
+            return Err(invalid(
+                dir.path(),
+                "the directory has no .safetensors file with weights",
+            ));
+        }
+        if names.len() > MAX_FILES {
+            return Err(invalid(
+                dir.path(),
+                format!(
+                    "{} shards are more than the {MAX_FILES} accepted",
+                    names.len()
+                ),
+            ));
+        }
+        let mut checkpoint = Self::default();
+        for name in names {
+            // An index may name a file that is not there; the message is about that file.
+            let path = dir.require(&name)?;
+            checkpoint.add(&path)?;
+        }
+        if let Some((index, path)) = &index {
+            checkpoint.check_index(index, path)?;
+        }
+        Ok(checkpoint)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let file = Arc::new(CheckedFile::open(path)?);
+        let found = header::read(&file)?;
+        if self.tensors.len().saturating_add(found.len()) > MAX_TENSORS {
+            return Err(invalid(
+                path,
+                format!("the model has more than {MAX_TENSORS} tensors"),
+            ));
+        }
+        for entry in found {
+            if let Some(other) = self.tensors.get(&entry.name) {
+                let message = format!(
+                    "is also in {}; remove the file that does not belong",
+                    self.file_of(other).display()
+                );
+                return Err(wrong_tensor(path, &entry.name, message));
+            }
+            let info = TensorInfo {
+                dtype: entry.dtype,
+                shape: entry.shape,
+                nbytes: entry.nbytes,
+                file: Arc::clone(&file),
+                offset: entry.offset,
+            };
+            self.tensors.insert(entry.name, info);
+        }
+        Ok(())
+    }
+
+    /// Each name of the index must be in the shard it gives.
+    fn check_index(&self, index: &index::Index, path: &Path) -> Result<()> {
+        for (name, shard) in index.entries() {
+            let found = self.info(name);
+            if found.is_none_or(|t| !self.file_of(t).ends_with(shard)) {
+                return Err(invalid(
+                    path,
+                    format!("the index says that {name} is in {shard}, which does not hold it"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensors' names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Bytes of all tensors together.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors.values().map(|t| t.nbytes as u64).sum()
+    }
+
+    /// The tensor `name`.
+    pub fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.get(name)
+    }
+
+    /// The file a tensor is in.
+    #[allow(clippy::unused_self, reason = "a tensor belongs to its checkpoint")]
+    pub fn file_of<'a>(&self, info: &'a TensorInfo) -> &'a Path {
+        info.file.path()
+    }
+
+    /// A tensor's elements, read once into the memory that is returned.
+    ///
+    /// # Errors
+    /// When its element is not as large as `T`, memory is short, or reading fails.
+    pub fn read<T: Pod>(&self, info: &TensorInfo) -> Result<Vec<T>> {
+        let bits = size_of::<T>() * 8;
+        if info.dtype.bitsize() != bits {
+            return Err(invalid(
+                self.file_of(info),
+                format!(
+                    "a tensor of type {} was read in elements of {bits} bits",
+                    info.dtype
+                ),
+            ));
+        }
+        info.file.read_vec(info.offset, info.nbytes)
+    }
+}
+
+/// An error about a tensor that is not as it must be.
+pub fn wrong_tensor(path: &Path, name: &str, message: impl std::fmt::Display) -> Error {
+    Error::new(
+        ErrorKind::InvalidModel,
+        format!("tensor `{name}`: {message}"),
+    )
+    .with_path(path)
+}

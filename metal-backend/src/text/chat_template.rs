@@ -1,0 +1,346 @@
+//! Conversations to text, as the model was trained to read them.
+//!
+//! A template comes from the model's files, or is the family's published format. It runs in bounds (see
+//! `template_env` and `template_guard`): it is a program by a stranger. Encoding the text safely is `pipeline`'s.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use inference::{Error, ErrorKind, Message, Result};
+use minijinja::Environment;
+use minijinja::value::Serde;
+use serde_json::{Map, Value as Json, json};
+
+use super::limits::TextLimits;
+use super::template_defaults::family_format;
+use super::template_env::{NOW, Raised, environment};
+use super::template_guard::guard;
+use super::tokenizer_files::{read_bounded, read_json};
+
+/// The name under which the template is compiled.
+const NAME: &str = "chat_template";
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    source: String,
+    origin: String,
+    text_bytes: usize,
+}
+
+/// What a template is given besides the messages.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default)]
+pub struct ChatOptions {
+    /// Whether the text ends where the model is to answer.
+    pub add_generation_prompt: bool,
+    /// More names for the template, such as `enable_thinking` (Qwen 3).
+    pub extra: Map<String, Json>,
+    /// The time that `strftime_now` tells, in seconds since 1970 (UTC); `None` is the clock's.
+    pub now: Option<u64>,
+}
+
+impl ChatOptions {
+    /// Options for a text that the model is to continue with its answer.
+    #[must_use]
+    pub fn answer() -> Self {
+        Self {
+            add_generation_prompt: true,
+            ..Self::default()
+        }
+    }
+
+    /// Sets [`ChatOptions::add_generation_prompt`].
+    #[must_use]
+    pub fn with_add_generation_prompt(mut self, yes: bool) -> Self {
+        self.add_generation_prompt = yes;
+        self
+    }
+
+    /// Adds one name for the template.
+    #[must_use]
+    pub fn with_extra(mut self, name: impl Into<String>, value: impl Into<Json>) -> Self {
+        self.extra.insert(name.into(), value.into());
+        self
+    }
+
+    /// Sets [`ChatOptions::now`].
+    #[must_use]
+    pub fn with_now(mut self, seconds: u64) -> Self {
+        self.now = Some(seconds);
+        self
+    }
+}
+
+impl ChatTemplate {
+    /// Compiles a template; `origin` says where it is from, for messages.
+    ///
+    /// # Errors
+    /// `InvalidModel` for a template that is too long or does not parse, with the line; `Unsupported` for one that
+    /// includes others or whose tags are too large.
+    pub fn new(source: impl Into<String>, origin: impl Into<String>) -> Result<Self> {
+        Self::with_limits(source, origin, &TextLimits::default())
+    }
+
+    /// [`ChatTemplate::new`] with other limits.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::new`].
+    pub fn with_limits(
+        source: impl Into<String>,
+        origin: impl Into<String>,
+        limits: &TextLimits,
+    ) -> Result<Self> {
+        let (source, origin) = (source.into(), origin.into());
+        let context = || format!("chat template from {origin}");
+        if source.len() > limits.template_bytes {
+            let (have, most) = (source.len(), limits.template_bytes);
+            return Err(Error::new(
+                ErrorKind::InvalidModel,
+                format!("the template has {have} bytes; at most {most} are compiled"),
+            )
+            .context(context()));
+        }
+        let mut env = environment(limits).map_err(|e| explain(&e).context(context()))?;
+        let guarded = guard(&source, limits).map_err(|e| e.context(context()))?;
+        env.add_template_owned(NAME, guarded)
+            .map_err(|e| explain(&e).context(context()))?;
+        Ok(Self {
+            env,
+            source,
+            origin,
+            text_bytes: limits.text_bytes,
+        })
+    }
+
+    /// The template of a model directory: `chat_template.jinja`, else `chat_template.json`, else the one in
+    /// `tokenizer_config.json` (of several, the one named `default`). `None` if there is none.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::new`], and `Io` or `InvalidModel` for files that cannot be read; all name the file.
+    pub fn from_dir(dir: impl AsRef<Path>, limits: &TextLimits) -> Result<Option<Self>> {
+        let dir = dir.as_ref();
+        let path = dir.join("chat_template.jinja");
+        if let Some(bytes) = read_bounded(&path, limits.config_bytes)? {
+            let source = String::from_utf8(bytes).map_err(|e| {
+                Error::new(ErrorKind::InvalidModel, "the template is not UTF-8")
+                    .with_path(&path)
+                    .with_source(e)
+            })?;
+            return Self::with_limits(source, "chat_template.jinja", limits)
+                .map(Some)
+                .map_err(|e| e.with_path(path));
+        }
+        for file in ["chat_template.json", "tokenizer_config.json"] {
+            let path = dir.join(file);
+            let Some(json) = read_json(&path, limits)? else {
+                continue;
+            };
+            if let Some(source) = choose(&json["chat_template"]).map_err(|e| e.with_path(&path))? {
+                return Self::with_limits(source, file, limits)
+                    .map(Some)
+                    .map_err(|e| e.with_path(path));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The published format of a family, by model type and by what tokens the vocabulary `knows`.
+    #[must_use]
+    pub fn for_family(model_type: &str, knows: impl Fn(&str) -> bool) -> Option<Self> {
+        let (name, source) = family_format(model_type, knows)?;
+        Self::new(source, format!("the {name} format")).ok()
+    }
+
+    /// The template as its author wrote it.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Where it is from: a file's name, GGUF metadata, or the name of a format.
+    #[must_use]
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// The text of a conversation. `bos` and `eos` are the texts of the model's begin and end tokens.
+    ///
+    /// # Errors
+    /// `InvalidOption` if there is no message, a role is empty, or the template itself refuses the conversation;
+    /// `InvalidModel` if the template fails or does not end within its bounds. Both name the template's line.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        options: &ChatOptions,
+        bos: &str,
+        eos: &str,
+    ) -> Result<String> {
+        validate(messages, self.text_bytes)?;
+        let mut names: Map<String, Json> = Map::new();
+        // As in Hugging Face's call without them.
+        names.insert("tools".into(), Json::Null);
+        names.insert("documents".into(), Json::Null);
+        names.extend(
+            options
+                .extra
+                .iter()
+                .filter(|(k, _)| !k.starts_with("__"))
+                .map(|(k, v)| (k.clone(), v.clone())),
+        );
+        names.insert(
+            "messages".into(),
+            messages
+                .iter()
+                .map(|m| json!({"role": m.role, "content": m.content}))
+                .collect(),
+        );
+        names.insert(
+            "add_generation_prompt".into(),
+            options.add_generation_prompt.into(),
+        );
+        names.insert("bos_token".into(), bos.into());
+        names.insert("eos_token".into(), eos.into());
+        if let Some(now) = options.now {
+            names.insert(NOW.into(), now.into());
+        }
+        let failed = |e: &minijinja::Error| {
+            explain(e).context(format!("chat template from {}", self.origin))
+        };
+        let template = self.env.get_template(NAME).map_err(|e| failed(&e))?;
+        let mut out = Capped {
+            bytes: Vec::new(),
+            most: self.text_bytes,
+        };
+        template
+            .render_captured_to(Serde(names), &mut out)
+            .map_err(|e| failed(&e))?;
+        String::from_utf8(out.bytes).map_err(|e| {
+            Error::new(
+                ErrorKind::InvalidModel,
+                "the template writes bytes that are no text",
+            )
+            .with_source(e)
+        })
+    }
+}
+
+/// Checks what every conversation must have.
+fn validate(messages: &[Message], most: usize) -> Result<()> {
+    let bad = |what: String| Err(Error::new(ErrorKind::InvalidOption, what));
+    if messages.is_empty() {
+        return bad("the conversation has no messages; give at least one from the user".to_owned());
+    }
+    if let Some(n) = messages.iter().position(|m| m.role.trim().is_empty()) {
+        return bad(format!(
+            "message {n} has no role; use system, user or assistant"
+        ));
+    }
+    let bytes = messages.iter().fold(0usize, |sum, m| {
+        sum.saturating_add(m.content.len() + m.role.len())
+    });
+    if bytes > most {
+        return bad(format!(
+            "the conversation has {bytes} bytes; at most {most} are rendered at once"
+        ));
+    }
+    Ok(())
+}
+
+/// One template out of the forms a configuration may hold.
+fn choose(value: &Json) -> Result<Option<String>> {
+    match value {
+        Json::Null => Ok(None),
+        Json::String(source) => Ok(Some(source.clone())),
+        Json::Array(many) => {
+            let named: Vec<(&str, &str)> = many
+                .iter()
+                .filter_map(|t| Some((t["name"].as_str()?, t["template"].as_str()?)))
+                .collect();
+            match named.as_slice() {
+                [] if many.is_empty() => Ok(None),
+                [(_, only)] => Ok(Some((*only).to_owned())),
+                several => match several.iter().find(|(name, _)| *name == "default") {
+                    Some((_, source)) => Ok(Some((*source).to_owned())),
+                    None => Err(Error::new(
+                        ErrorKind::InvalidModel,
+                        format!(
+                            "of the chat templates none is named default; there are: {}",
+                            several
+                                .iter()
+                                .map(|(name, _)| *name)
+                                .collect::<Vec<_>>()
+                                .join(", ")
+                        ),
+                    )),
+                },
+            }
+        }
+        _ => Err(Error::new(
+            ErrorKind::InvalidModel,
+            "chat_template is neither a text nor a list of named texts",
+        )),
+    }
+}
+
+/// The engine's error as one of ours, with the line.
+fn explain(error: &minijinja::Error) -> Error {
+    let mut deepest = error;
+    let mut raised = None;
+    let mut source: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(error);
+    while let Some(inner) = source {
+        if let Some(inner) = inner.downcast_ref::<minijinja::Error>() {
+            deepest = inner;
+        }
+        raised = raised.or_else(|| inner.downcast_ref::<Raised>());
+        source = inner.source();
+    }
+    let line = deepest
+        .line()
+        .or(error.line())
+        .map_or_else(String::new, |n| format!("line {n}: "));
+    if let Some(Raised(message)) = raised {
+        return Error::new(
+            ErrorKind::InvalidOption,
+            format!("{line}the template refuses the conversation: {message}"),
+        );
+    }
+    let what = match deepest.kind() {
+        minijinja::ErrorKind::OutOfFuel => {
+            "the template takes more steps than a chat template may".to_owned()
+        }
+        minijinja::ErrorKind::WriteFailure => {
+            "the text grows beyond what a template may build".to_owned()
+        }
+        kind => match deepest.detail() {
+            Some(detail) => format!("{kind}: {detail}"),
+            None => kind.to_string(),
+        },
+    };
+    Error::new(ErrorKind::InvalidModel, format!("{line}{what}"))
+}
+
+/// A buffer that refuses to grow.
+struct Capped {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl Write for Capped {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > self.most.saturating_sub(self.bytes.len()) {
+            return Err(io::Error::other("the text is too long"));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "chat_template_tests.rs"]
+mod tests;

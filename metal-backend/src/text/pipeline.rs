@@ -1,0 +1,312 @@
+//! Prompts and conversations to ids: tokenizer and chat template together.
+//!
+//! What users say never becomes control tokens: a message that spells `<|im_end|>` stays a message.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use inference::{Error, ErrorKind, Message, Result};
+
+use super::chat_template::{ChatOptions, ChatTemplate};
+use super::detokenizer::Detokenizer;
+use super::limits::TextLimits;
+use super::tokenizer::Tokenizer;
+use crate::checkpoint::GgufTokenizerParts;
+
+/// Text in, ids out, and back.
+#[derive(Debug, Clone)]
+pub struct TextPipeline {
+    tokenizer: Arc<Tokenizer>,
+    template: Option<Arc<ChatTemplate>>,
+}
+
+impl TextPipeline {
+    /// Puts a tokenizer and a template together.
+    #[must_use]
+    pub fn new(tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Self {
+        Self {
+            tokenizer: Arc::new(tokenizer),
+            template: template.map(Arc::new),
+        }
+    }
+
+    /// Loads both from a model directory; without a template the format of the family `model_type` is used.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_dir`] and [`ChatTemplate::from_dir`].
+    pub fn from_dir(dir: impl AsRef<Path>, model_type: &str) -> Result<Self> {
+        let dir = dir.as_ref();
+        let limits = TextLimits::default();
+        let tokenizer = Tokenizer::from_dir_with(dir, &limits)?;
+        let template = ChatTemplate::from_dir(dir, &limits)?;
+        Ok(Self::with_family(tokenizer, template, model_type))
+    }
+
+    /// Builds both from GGUF metadata; without a template the format of the family `model_type` is used.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_gguf`] and [`ChatTemplate::new`].
+    pub fn from_gguf(parts: &GgufTokenizerParts, model_type: &str) -> Result<Self> {
+        let tokenizer = Tokenizer::from_gguf(parts)?;
+        let source = parts
+            .chat_template
+            .as_deref()
+            .filter(|t| !t.trim().is_empty());
+        let template = source
+            .map(|t| ChatTemplate::new(t, "tokenizer.chat_template"))
+            .transpose()?;
+        Ok(Self::with_family(tokenizer, template, model_type))
+    }
+
+    fn with_family(tokenizer: Tokenizer, template: Option<ChatTemplate>, model_type: &str) -> Self {
+        let template = template.or_else(|| {
+            ChatTemplate::for_family(model_type, |token| tokenizer.id_of(token).is_some())
+        });
+        Self::new(tokenizer, template)
+    }
+
+    /// The tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The template, if the model or its family has one.
+    #[must_use]
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_deref()
+    }
+
+    /// A stream of text that ends at any of `stop`.
+    #[must_use]
+    pub fn detokenizer(&self, stop: &[String]) -> Detokenizer {
+        Detokenizer::new(self.tokenizer.clone(), stop)
+    }
+
+    /// Encodes a raw prompt: with the model's begin tokens, unless the text itself starts with the begin
+    /// token. Special tokens in the text are recognized: a raw prompt is the caller's own markup.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        let bos = self
+            .tokenizer
+            .bos_id()
+            .and_then(|id| self.tokenizer.token_text(id));
+        let has_bos = bos.is_some_and(|bos| !bos.is_empty() && text.starts_with(&bos));
+        self.tokenizer.encode(text, !has_bos)
+    }
+
+    /// Encodes a conversation; `add_generation_prompt` ends it where the model is to answer.
+    ///
+    /// # Errors
+    /// `Unsupported` without a template; else as [`ChatTemplate::render`] and [`Tokenizer::encode_plain`];
+    /// `InvalidOption` for a role that spells a control token.
+    pub fn encode_chat(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<Vec<u32>> {
+        let options = ChatOptions::default().with_add_generation_prompt(add_generation_prompt);
+        self.encode_chat_with(messages, &options)
+    }
+
+    /// [`TextPipeline::encode_chat`] with more for the template.
+    ///
+    /// Where no message spells control tokens the ids are those of the whole text at once, as in Hugging Face's
+    /// `apply_chat_template`. Otherwise what is spelled there is hidden from the template's markup and encoded as
+    /// ordinary text.
+    ///
+    /// # Errors
+    /// As [`TextPipeline::encode_chat`].
+    pub fn encode_chat_with(
+        &self,
+        messages: &[Message],
+        options: &ChatOptions,
+    ) -> Result<Vec<u32>> {
+        let template = self.require_template()?;
+        let controls: Vec<String> = self
+            .tokenizer
+            .control_texts()
+            .filter(|t| !t.is_empty())
+            .collect();
+        for (n, message) in messages.iter().enumerate() {
+            if let Some(token) = controls.iter().find(|t| message.role.contains(t.as_str())) {
+                return Err(Error::new(
+                    ErrorKind::InvalidOption,
+                    format!(
+                        "the role of message {n} holds the control token {token:?}; use system, user or assistant"
+                    ),
+                ));
+            }
+        }
+        let spans = messages
+            .iter()
+            .map(|m| self.suspicious(&m.content, &controls))
+            .collect::<Result<Vec<_>>>()?;
+        let [bos, eos] = self.edges();
+        if spans.iter().all(Vec::is_empty) {
+            let text = template.render(messages, options, &bos, &eos)?;
+            return self.tokenizer.encode(&text, false);
+        }
+        let mask = Mask::new(messages, options, template.source())?;
+        let mut hidden = Vec::new();
+        let masked: Vec<Message> = messages
+            .iter()
+            .zip(&spans)
+            .map(|(m, spans)| {
+                Message::new(m.role.clone(), mask.hide(&m.content, spans, &mut hidden))
+            })
+            .collect();
+        let text = template.render(&masked, options, &bos, &eos)?;
+        // All control tokens that are still there are the template's own.
+        let mut ids = Vec::new();
+        let mut at = 0;
+        for (id, range) in self.tokenizer.control_spans(&text)? {
+            let before = text.get(at..range.start).unwrap_or_default();
+            self.tokenizer
+                .encode_plain_into(&mask.show(before, &hidden), at == 0, &mut ids)?;
+            ids.push(id);
+            at = at.max(range.end);
+        }
+        let rest = text.get(at..).unwrap_or_default();
+        self.tokenizer
+            .encode_plain_into(&mask.show(rest, &hidden), at == 0, &mut ids)?;
+        Ok(ids)
+    }
+
+    /// The text of a conversation, for people to read. To run it use [`TextPipeline::encode_chat`]: in the text
+    /// one cannot tell control tokens from what a message spells.
+    ///
+    /// # Errors
+    /// `Unsupported` without a template; else as [`ChatTemplate::render`].
+    pub fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        let options = ChatOptions::default().with_add_generation_prompt(add_generation_prompt);
+        let [bos, eos] = self.edges();
+        self.require_template()?
+            .render(messages, &options, &bos, &eos)
+    }
+
+    fn require_template(&self) -> Result<&ChatTemplate> {
+        self.template.as_deref().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                "the model has no chat template and its family has no known format; use generate with a raw prompt",
+            )
+        })
+    }
+
+    /// The texts of the begin and the end token.
+    fn edges(&self) -> [String; 2] {
+        [
+            self.tokenizer.bos_id(),
+            self.tokenizer.eos_ids().first().copied(),
+        ]
+        .map(|id| {
+            id.and_then(|id| self.tokenizer.token_text(id))
+                .unwrap_or_default()
+        })
+    }
+
+    /// The parts of a message that are, or at its ends could complete, a control token.
+    fn suspicious(&self, content: &str, controls: &[String]) -> Result<Vec<Range<usize>>> {
+        let mut spans: Vec<Range<usize>> = self
+            .tokenizer
+            .control_spans(content)?
+            .into_iter()
+            .map(|(_, range)| range)
+            .collect();
+        // Templates trim messages: look at the ends as they may come to stand beside the markup.
+        let start = content.len() - content.trim_start().len();
+        let end = content.trim_end().len();
+        if start < end {
+            let body = &content[start..end];
+            let tail = controls.iter().filter_map(|t| overlap(body, t)).max();
+            let head = controls.iter().filter_map(|t| overlap(t, body)).max();
+            spans.extend(tail.map(|n| end - n..end));
+            spans.extend(head.map(|n| start..start + n));
+        }
+        spans.sort_by_key(|s| (s.start, s.end));
+        let mut merged: Vec<Range<usize>> = Vec::new();
+        for span in spans {
+            match merged.last_mut() {
+                Some(last) if span.start < last.end => last.end = last.end.max(span.end),
+                _ => merged.push(span),
+            }
+        }
+        Ok(merged)
+    }
+}
+
+/// The longest end of `left` with which `right` begins, short of all of `right` and of all of `left` being
+/// inside `right` whole: a piece that is missing its other half.
+fn overlap(left: &str, right: &str) -> Option<usize> {
+    (1..=left.len().min(right.len()))
+        .rev()
+        .filter(|n| left.is_char_boundary(left.len() - n) && right.is_char_boundary(*n))
+        .find(|n| left[left.len() - n..] == right[..*n])
+}
+
+/// Stands for parts of messages while the template runs: numbers between two characters that occur nowhere.
+struct Mask {
+    open: char,
+    close: char,
+}
+
+impl Mask {
+    fn new(messages: &[Message], options: &ChatOptions, template: &str) -> Result<Self> {
+        let extra = serde_json::to_string(&options.extra).unwrap_or_default();
+        let used: std::collections::HashSet<char> = messages
+            .iter()
+            .flat_map(|m| m.content.chars().chain(m.role.chars()))
+            .chain(extra.chars())
+            .chain(template.chars())
+            .filter(|c| ('\u{E000}'..='\u{F8FF}').contains(c))
+            .collect();
+        let mut free = ('\u{E000}'..='\u{F8FF}').filter(|c| !used.contains(c));
+        match (free.next(), free.next()) {
+            (Some(open), Some(close)) => Ok(Self { open, close }),
+            _ => Err(Error::new(
+                ErrorKind::InvalidOption,
+                "the conversation spells control tokens and uses all of Unicode's private characters; leave one out",
+            )),
+        }
+    }
+
+    fn hide(&self, content: &str, spans: &[Range<usize>], hidden: &mut Vec<String>) -> String {
+        let mut out = String::with_capacity(content.len());
+        let mut at = 0;
+        for span in spans {
+            out.push_str(content.get(at..span.start).unwrap_or_default());
+            out.push(self.open);
+            out.push_str(&hidden.len().to_string());
+            out.push(self.close);
+            hidden.push(content.get(span.clone()).unwrap_or_default().to_owned());
+            at = span.end;
+        }
+        out.push_str(content.get(at..).unwrap_or_default());
+        out
+    }
+
+    fn show(&self, text: &str, hidden: &[String]) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut parts = text.split(self.open);
+        out.push_str(parts.next().unwrap_or_default());
+        for part in parts {
+            // A template that cuts messages may cut here: then the number is gone with its text.
+            let Some((number, after)) = part.split_once(self.close) else {
+                continue;
+            };
+            if let Some(text) = number.parse::<usize>().ok().and_then(|n| hidden.get(n)) {
+                out.push_str(text);
+            }
+            out.push_str(after);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+#[path = "pipeline_tests.rs"]
+mod tests;

@@ -1,0 +1,50 @@
+//! The families' published chat formats, for models that come without a template.
+//!
+//! A model's own template always goes first; see `chat_template`.
+
+/// `<|im_start|>role … <|im_end|>`: Qwen 2 and 3, SmolLM.
+const CHATML: &str = "\
+{% for message in messages %}{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+/// `<|start_header_id|>role<|end_header_id|> … <|eot_id|>`: Llama 3.
+const LLAMA3: &str = "\
+{{ bos_token }}{% for message in messages %}\
+{{ '<|start_header_id|>' ~ message.role ~ '<|end_header_id|>\\n\\n' ~ (message.content | trim) ~ '<|eot_id|>' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}";
+
+/// `[INST] … [/INST] answer</s>`: Mistral. A system message goes in front of the first user message.
+const MISTRAL: &str = "\
+{{ bos_token }}{% set ns = namespace(system='', user=true) %}{% for message in messages %}\
+{% if message.role == 'system' and loop.first %}{% set ns.system = message.content ~ '\\n\\n' %}\
+{% elif message.role == 'user' and ns.user %}{{ '[INST] ' ~ ns.system ~ message.content ~ ' [/INST]' }}\
+{% set ns.system = '' %}{% set ns.user = false %}\
+{% elif message.role == 'assistant' and not ns.user %}{{ message.content ~ eos_token }}{% set ns.user = true %}\
+{% else %}{{ raise_exception('this format takes a system message at most once, first, and then user and assistant in turn; message ' ~ loop.index ~ ' is from ' ~ message.role) }}\
+{% endif %}{% endfor %}";
+
+/// `<start_of_turn>role … <end_of_turn>`: Gemma. The assistant is called `model`; a system message goes in front of
+/// the first user message.
+const GEMMA: &str = "\
+{{ bos_token }}{% set ns = namespace(system='') %}{% for message in messages %}\
+{% if message.role == 'system' %}{% set ns.system = (message.content | trim) ~ '\\n\\n' %}{% else %}\
+{{ '<start_of_turn>' ~ ('model' if message.role == 'assistant' else message.role) ~ '\\n' ~ ns.system ~ (message.content | trim) ~ '<end_of_turn>\\n' }}\
+{% set ns.system = '' %}{% endif %}{% endfor %}\
+{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}";
+
+/// Name and source of the format of a family; `knows` says whether the vocabulary has a token.
+/// `None` where neither family nor vocabulary tells.
+pub(crate) fn family_format(
+    model_type: &str,
+    knows: impl Fn(&str) -> bool,
+) -> Option<(&'static str, &'static str)> {
+    let chatml = knows("<|im_start|>").then_some(("chatml", CHATML));
+    match model_type {
+        "qwen2" | "qwen3" | "smollm" | "smollm3" => Some(("chatml", CHATML)),
+        "mistral" => chatml.or(Some(("mistral", MISTRAL))),
+        _ if model_type.starts_with("gemma") => Some(("gemma", GEMMA)),
+        _ => chatml
+            .or_else(|| knows("<|start_header_id|>").then_some(("llama3", LLAMA3)))
+            .or_else(|| knows("<start_of_turn>").then_some(("gemma", GEMMA))),
+    }
+}

@@ -1,0 +1,518 @@
+//! The Jinja environment in which chat templates run: what Hugging Face offers them, within bounds.
+//!
+//! Whitespace rules, `raise_exception`, `strftime_now`, `tojson`, Python's methods and spelling of values.
+//! No files, no other templates. Loading and choosing templates is in `chat_template`.
+
+use std::fmt::{self, Write};
+use std::time::{Duration, Instant, SystemTime};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
+
+use super::limits::TextLimits;
+use super::template_guard::{BOUND, BOUND_ATTRIBUTE, TICK};
+use super::template_time::strftime;
+
+/// Filters of the engine that can make a text much longer and that no chat template needs.
+const REMOVED: [&str; 7] = [
+    "batch",
+    "slice",
+    "format",
+    "pprint",
+    "urlencode",
+    "zip",
+    "chain",
+];
+
+/// A conversation that the template refuses: `raise_exception('...')`.
+#[derive(Debug)]
+pub(crate) struct Raised(pub(crate) String);
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+impl std::error::Error for Raised {}
+
+/// What one rendering may still spend.
+struct Budget {
+    /// Bytes written, into the result or into a name.
+    bytes: usize,
+    end: Instant,
+}
+
+/// The longest that one rendering may take.
+const TIME: Duration = Duration::from_secs(10);
+
+fn too_large(what: &str, most: usize) -> Error {
+    Error::new(
+        ErrorKind::InvalidOperation,
+        format!("{what} grows beyond {most} bytes, the most that a template may build"),
+    )
+}
+
+/// Takes `bytes` off the rendering's budget.
+fn spend(state: &mut State<'_, '_>, bytes: usize, most: usize) -> Result<(), Error> {
+    let budget = state.get_or_insert_extension_with(|| Budget {
+        bytes: most.saturating_mul(4),
+        end: Instant::now() + TIME,
+    });
+    budget.bytes = budget
+        .bytes
+        .checked_sub(bytes)
+        .ok_or_else(|| too_large("the text", most))?;
+    if Instant::now() > budget.end {
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("the template runs longer than {} seconds", TIME.as_secs()),
+        ));
+    }
+    Ok(())
+}
+
+/// The environment, without a template.
+pub(crate) fn environment(limits: &TextLimits) -> Result<Environment<'static>, Error> {
+    let most = limits.text_bytes;
+    let mut env = Environment::new();
+    env.set_syntax(
+        SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()?,
+    );
+    env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    env.set_fuel(Some(limits.template_fuel));
+    env.set_recursion_limit(limits.template_recursion);
+    env.set_debug(false);
+    env.set_formatter(move |out, state, value| write_value(out, state, value, most));
+    for name in REMOVED {
+        env.remove_filter(name);
+    }
+    env.remove_global("debug");
+    env.add_filter(BOUND, move |value: &Value| keep(value, false, most));
+    env.add_filter(BOUND_ATTRIBUTE, move |value: &Value| {
+        keep(value, true, most)
+    });
+    env.add_function(
+        TICK,
+        move |state: &mut State<'_, '_>, bytes: usize, names: Rest<Value>| {
+            names
+                .iter()
+                .try_for_each(|value| weigh(value, false, most))?;
+            spend(state, bytes, most)
+        },
+    );
+    env.add_function(
+        "raise_exception",
+        |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message.clone())
+                .with_source(Raised(message)))
+        },
+    );
+    env.add_function(
+        "strftime_now",
+        |state: &State<'_, '_>, format: &str| -> Result<String, Error> {
+            let now = state.lookup(NOW).and_then(|v| u64::try_from(v).ok());
+            let seconds = now.unwrap_or_else(|| {
+                SystemTime::now()
+                    .duration_since(SystemTime::UNIX_EPOCH)
+                    .map_or(0, |d| d.as_secs())
+            });
+            strftime(seconds, format).map_err(|what| Error::new(ErrorKind::InvalidOperation, what))
+        },
+    );
+    env.add_filter(
+        "tojson",
+        move |value: &Value, indent: Option<usize>, options: Kwargs| {
+            to_json(value, indent, &options, most)
+        },
+    );
+    env.add_filter(
+        "join",
+        move |value: &Value, by: Option<&str>, attribute: Option<&str>| {
+            join(value, by.unwrap_or_default(), attribute, most)
+        },
+    );
+    env.add_filter("replace", move |text: &Value, from: &Value, to: &Value| {
+        let (from, to) = (bounded(from, most)?, bounded(to, most)?);
+        replace(&bounded(text, most)?, &from, &to, None, most)
+    });
+    env.add_filter(
+        "indent",
+        move |text: &str, width: Option<usize>, first: Option<bool>, options: Kwargs| {
+            let width = width.or(options.get("width")?).unwrap_or(4);
+            let first = first.or(options.get("first")?).unwrap_or(false);
+            let blank = options.get::<Option<bool>>("blank")?.unwrap_or(false);
+            options.assert_all_used()?;
+            indent(text, width, first, blank, most)
+        },
+    );
+    env.set_unknown_method_callback(move |state, value, method, args| {
+        match (value.as_str(), method) {
+            (Some(text), "replace") => {
+                let (from, to, count): (&str, &str, Option<i64>) =
+                    minijinja::value::from_args(args)?;
+                let count = count.and_then(|n| usize::try_from(n).ok());
+                replace(text, from, to, count, most).map(Value::from)
+            }
+            (Some(by), "join") => {
+                let (items,): (&Value,) = minijinja::value::from_args(args)?;
+                join(items, by, None, most).map(Value::from)
+            }
+            (Some(_), "format") => Err(Error::new(
+                ErrorKind::UnknownMethod,
+                "str.format is not run in chat templates; use ~ or +",
+            )),
+            _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
+        }
+    });
+    Ok(env)
+}
+
+/// The name under which a rendering carries the time it is to use, in seconds since 1970.
+pub(crate) const NOW: &str = "__now";
+
+/// Writes a value as Python would, and counts it.
+fn write_value(
+    out: &mut Output<'_>,
+    state: &mut State<'_, '_>,
+    value: &Value,
+    most: usize,
+) -> Result<(), Error> {
+    let written = if let Some(text) = value.as_str() {
+        spend(state, text.len(), most)?;
+        out.write_str(text)
+    } else {
+        match value.kind() {
+            ValueKind::Undefined => return Ok(()),
+            ValueKind::Invalid => return minijinja::escape_formatter(out, state, value),
+            _ => weigh(value, false, most)?,
+        }
+        let mut text = Bounded {
+            text: String::new(),
+            most,
+        };
+        python(&mut text, value, false).map_err(|_| too_large("a value", most))?;
+        let text = text.text;
+        spend(state, text.len(), most)?;
+        out.write_str(&text)
+    };
+    written.map_err(|_| too_large("the text", most))
+}
+
+/// A string that refuses to grow.
+struct Bounded {
+    text: String,
+    most: usize,
+}
+
+impl Write for Bounded {
+    fn write_str(&mut self, s: &str) -> fmt::Result {
+        if s.len() > self.most.saturating_sub(self.text.len()) {
+            return Err(fmt::Error);
+        }
+        self.text.push_str(s);
+        Ok(())
+    }
+}
+
+fn bounded(value: &Value, most: usize) -> Result<String, Error> {
+    let mut out = Bounded {
+        text: String::new(),
+        most,
+    };
+    write!(out, "{value}").map_err(|_| too_large("a value", most))?;
+    Ok(out.text)
+}
+
+/// A value as it may be given a name: weighed, and a list if it was a sequence still to be computed (those
+/// would refer to each other ever deeper).
+fn keep(value: &Value, attribute: bool, most: usize) -> Result<Value, Error> {
+    weigh(value, attribute, most)?;
+    if value.kind() == ValueKind::Iterable {
+        return Ok(Value::from(value.try_iter()?.collect::<Vec<Value>>()));
+    }
+    Ok(value.clone())
+}
+
+/// How deep lists and maps may hold each other.
+const DEPTH: usize = 100;
+
+/// Refuses values with more text and items than `most` or deeper than [`DEPTH`]. Namespaces, macros and
+/// sequences still to be computed are refused where a value could come to hold itself or an endless chain:
+/// inside another value, or (with `attribute`) anywhere.
+fn weigh(value: &Value, attribute: bool, most: usize) -> Result<(), Error> {
+    let refuse = |what: &str| Err(Error::new(ErrorKind::InvalidOperation, what.to_owned()));
+    let mut left = most;
+    let mut spend = |bytes: usize| {
+        left = left
+            .checked_sub(bytes)
+            .ok_or_else(|| too_large("a value", most))?;
+        Ok::<(), Error>(())
+    };
+    let mut todo = vec![(value.clone(), 0)];
+    while let Some((value, depth)) = todo.pop() {
+        if let Some(len) = value
+            .as_str()
+            .map(str::len)
+            .or_else(|| value.as_bytes().map(<[u8]>::len))
+        {
+            spend(len)?;
+            continue;
+        }
+        spend(16)?;
+        if depth > DEPTH {
+            return refuse("lists and maps hold each other too deeply");
+        }
+        let inside = attribute || depth > 0;
+        if inside
+            && value
+                .as_object()
+                .is_some_and(|o| o.type_name().ends_with("::Namespace"))
+        {
+            return refuse("a namespace cannot be kept inside another value");
+        }
+        match value.kind() {
+            ValueKind::Map => {
+                for key in value.try_iter()? {
+                    spend(16)?;
+                    todo.push((value.get_item(&key)?, depth + 1));
+                    todo.push((key, depth + 1));
+                }
+            }
+            ValueKind::Iterable if depth > 0 => {
+                return refuse("a sequence inside another value must be a list; add `| list`");
+            }
+            ValueKind::Seq | ValueKind::Iterable => {
+                for item in value.try_iter()? {
+                    spend(16)?;
+                    todo.push((item, depth + 1));
+                }
+            }
+            ValueKind::Plain if inside => {
+                return refuse("a macro cannot be kept inside another value");
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A value as Python's `str` writes it; `inner` is `repr`.
+fn python(out: &mut Bounded, value: &Value, inner: bool) -> fmt::Result {
+    let items = |value: &Value| value.try_iter().into_iter().flatten();
+    match value.kind() {
+        ValueKind::None => out.write_str("None"),
+        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }),
+        ValueKind::String if inner => {
+            let text = value.as_str().unwrap_or_default();
+            let quote = if text.contains('\'') && !text.contains('"') {
+                '"'
+            } else {
+                '\''
+            };
+            out.write_char(quote)?;
+            for c in text.chars() {
+                match c {
+                    '\n' => out.write_str("\\n")?,
+                    '\r' => out.write_str("\\r")?,
+                    '\t' => out.write_str("\\t")?,
+                    '\\' => out.write_str("\\\\")?,
+                    c if c == quote => write!(out, "\\{c}")?,
+                    c => out.write_char(c)?,
+                }
+            }
+            out.write_char(quote)
+        }
+        ValueKind::Seq => {
+            out.write_char('[')?;
+            for (n, item) in items(value).enumerate() {
+                out.write_str(if n > 0 { ", " } else { "" })?;
+                python(out, &item, true)?;
+            }
+            out.write_char(']')
+        }
+        ValueKind::Map => {
+            out.write_char('{')?;
+            for (n, key) in items(value).enumerate() {
+                out.write_str(if n > 0 { ", " } else { "" })?;
+                python(out, &key, true)?;
+                out.write_str(": ")?;
+                python(out, &value.get_item(&key).unwrap_or_default(), true)?;
+            }
+            out.write_char('}')
+        }
+        _ => write!(out, "{value}"),
+    }
+}
+
+fn join(items: &Value, by: &str, attribute: Option<&str>, most: usize) -> Result<String, Error> {
+    let mut out = Bounded {
+        text: String::new(),
+        most,
+    };
+    for (n, item) in items.try_iter()?.enumerate() {
+        let item = match attribute {
+            Some(name) => item.get_attr(name)?,
+            None => item,
+        };
+        let by = if n > 0 { by } else { "" };
+        let item = item
+            .as_str()
+            .map_or_else(|| bounded(&item, most), |s| Ok(s.to_owned()))?;
+        write!(out, "{by}{item}").map_err(|_| too_large("a value", most))?;
+    }
+    Ok(out.text)
+}
+
+fn replace(
+    text: &str,
+    from: &str,
+    to: &str,
+    count: Option<usize>,
+    most: usize,
+) -> Result<String, Error> {
+    let count = count.unwrap_or(usize::MAX).min(text.matches(from).count());
+    if count.saturating_mul(to.len()).saturating_add(text.len()) > most.saturating_mul(2) {
+        return Err(too_large("a value", most));
+    }
+    Ok(text.replacen(from, to, count))
+}
+
+fn indent(
+    text: &str,
+    width: usize,
+    first: bool,
+    blank: bool,
+    most: usize,
+) -> Result<String, Error> {
+    let lines = text.matches('\n').count() + 1;
+    if lines.saturating_mul(width).saturating_add(text.len()) > most {
+        return Err(too_large("a value", most));
+    }
+    let pad = " ".repeat(width);
+    let mut out = String::with_capacity(text.len() + lines * width);
+    for (n, line) in text.split('\n').enumerate() {
+        if n > 0 {
+            out.push('\n');
+        }
+        if (n > 0 || first) && (blank || !line.trim().is_empty()) {
+            out.push_str(&pad);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
+/// JSON as Python's `json.dumps` writes it: `", "` and `": "` between items, nothing escaped for HTML.
+fn to_json(
+    value: &Value,
+    indent: Option<usize>,
+    options: &Kwargs,
+    most: usize,
+) -> Result<String, Error> {
+    let indent = indent.or(options.get("indent")?);
+    let ascii = options
+        .get::<Option<bool>>("ensure_ascii")?
+        .unwrap_or(false);
+    let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    options.assert_all_used()?;
+    if indent.is_some_and(|n| n > 64) {
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "tojson indents by 64 at most",
+        ));
+    }
+    weigh(value, false, most)?;
+    let json = serde_json::to_value(value).map_err(|e| {
+        Error::new(ErrorKind::BadSerialization, format!("tojson: {e}")).with_source(e)
+    })?;
+    let mut out = Bounded {
+        text: String::new(),
+        most,
+    };
+    let style = Json {
+        indent,
+        ascii,
+        sort,
+    };
+    style
+        .write(&mut out, &json, 0)
+        .map_err(|_| too_large("a value", most))?;
+    Ok(out.text)
+}
+
+struct Json {
+    indent: Option<usize>,
+    ascii: bool,
+    sort: bool,
+}
+
+impl Json {
+    fn write(&self, out: &mut Bounded, value: &serde_json::Value, depth: usize) -> fmt::Result {
+        use serde_json::Value as J;
+        match value {
+            J::Array(items) if !items.is_empty() => {
+                out.write_char('[')?;
+                for (n, item) in items.iter().enumerate() {
+                    self.separate(out, n, depth + 1)?;
+                    self.write(out, item, depth + 1)?;
+                }
+                self.line(out, depth)?;
+                out.write_char(']')
+            }
+            J::Object(items) if !items.is_empty() => {
+                let mut items: Vec<_> = items.iter().collect();
+                if self.sort {
+                    items.sort_by_key(|(key, _)| *key);
+                }
+                out.write_char('{')?;
+                for (n, (key, item)) in items.into_iter().enumerate() {
+                    self.separate(out, n, depth + 1)?;
+                    self.text(out, key)?;
+                    out.write_str(": ")?;
+                    self.write(out, item, depth + 1)?;
+                }
+                self.line(out, depth)?;
+                out.write_char('}')
+            }
+            J::String(text) => self.text(out, text),
+            other => write!(out, "{other}"),
+        }
+    }
+
+    fn separate(&self, out: &mut Bounded, n: usize, depth: usize) -> fmt::Result {
+        match (n, self.indent) {
+            (0, _) => {}
+            (_, Some(_)) => out.write_char(',')?,
+            (_, None) => out.write_str(", ")?,
+        }
+        self.line(out, depth)
+    }
+
+    fn line(&self, out: &mut Bounded, depth: usize) -> fmt::Result {
+        match self.indent {
+            Some(width) => write!(out, "\n{:1$}", "", width * depth),
+            None => Ok(()),
+        }
+    }
+
+    fn text(&self, out: &mut Bounded, text: &str) -> fmt::Result {
+        let quoted = serde_json::to_string(text).map_err(|_| fmt::Error)?;
+        if !self.ascii {
+            return out.write_str(&quoted);
+        }
+        for c in quoted.chars() {
+            if c.is_ascii() {
+                out.write_char(c)?;
+            } else {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    write!(out, "\\u{unit:04x}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

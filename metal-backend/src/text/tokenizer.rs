@@ -1,0 +1,386 @@
+//! The tokenizer of a model: text to ids and back.
+//!
+//! It wraps the `tokenizers` crate, whichever file the vocabulary came from (see `tokenizer_files` and
+//! `tokenizer_gguf`), adds the model's begin and end tokens, and keeps control tokens out of user text.
+//! Chats are laid out by `chat_template` and encoded by `pipeline`.
+
+use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+
+use inference::{Error, ErrorKind, Result};
+use tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::metaspace::PrependScheme;
+
+use super::limits::TextLimits;
+use super::pieces::{DecodeRule, TextBuilder};
+
+/// The crate's tokenizer, under a name of its own.
+pub(crate) type Engine = tokenizers::Tokenizer;
+
+/// Text to ids and ids to text, as the model was trained.
+#[derive(Debug)]
+pub struct Tokenizer {
+    engine: Engine,
+    plain: OnceLock<Plain>,
+    rule: DecodeRule,
+    facts: Facts,
+    /// Tokens that decoding skips.
+    special: HashSet<u32>,
+    /// Tokens that user text must never become.
+    control: HashSet<u32>,
+    limits: TextLimits,
+}
+
+/// What the files say about a tokenizer besides the vocabulary.
+#[derive(Debug, Default)]
+pub(crate) struct Facts {
+    pub(crate) bos: Option<u32>,
+    /// Without repetition, the most important first.
+    pub(crate) eos: Vec<u32>,
+    pub(crate) unk: Option<u32>,
+    pub(crate) pad: Option<u32>,
+    /// Tokens that steer the model though the vocabulary does not mark them as special.
+    pub(crate) control: Vec<u32>,
+    /// Whether encoding with special tokens begins with bos and ends with eos;
+    /// `None` leaves it to the vocabulary file's post-processor.
+    pub(crate) affixes: Option<(bool, bool)>,
+    /// Number of ids, if the vocabulary cannot tell.
+    pub(crate) vocab_size: Option<usize>,
+    /// Texts of ids that another id hides in the vocabulary because it has the same text.
+    pub(crate) hidden: HashMap<u32, String>,
+}
+
+/// The tokenizer with control tokens switched off: for the start of a text, and for what follows.
+#[derive(Debug)]
+struct Plain {
+    start: Engine,
+    /// Only where the two differ.
+    rest: Option<Engine>,
+}
+
+impl Tokenizer {
+    /// Puts a tokenizer together from its parts.
+    ///
+    /// # Errors
+    /// `Unsupported` for a decoder that this crate does not know.
+    pub(crate) fn from_engine(
+        mut engine: Engine,
+        facts: Facts,
+        limits: TextLimits,
+    ) -> Result<Self> {
+        // A file may ask for truncation and padding; a prompt is never cut silently.
+        let _ = engine.with_truncation(None);
+        engine.with_padding(None);
+        let decoder = serde_json::to_value(engine.get_decoder()).unwrap_or_default();
+        let rule = DecodeRule::from_json(&decoder)?;
+        let special: HashSet<u32> = engine
+            .get_added_tokens_decoder()
+            .iter()
+            .filter(|(_, token)| token.special)
+            .map(|(id, _)| *id)
+            .collect();
+        let mut control = special.clone();
+        control.extend(facts.bos.iter().chain(&facts.eos).chain(&facts.control));
+        // Ordinary text becomes the unknown token where bytes have none of their own.
+        if rule != DecodeRule::ByteLevel
+            && let Some(unk) = facts.unk
+        {
+            control.remove(&unk);
+        }
+        let tokenizer = Self {
+            engine,
+            plain: OnceLock::new(),
+            rule,
+            facts,
+            special,
+            control,
+            limits,
+        };
+        // What is broken beyond the checks should show now, not at the first request.
+        tokenizer.encode("a b\n1é", true)?;
+        Ok(tokenizer)
+    }
+
+    /// Encodes `text`. Special tokens that it spells become those tokens, as in Hugging Face's and mlx-lm's
+    /// encoding of a raw prompt. With `add_special` the model's begin (and end) tokens are put around it.
+    ///
+    /// For text from a user inside a conversation use [`Tokenizer::encode_plain`] or a chat.
+    ///
+    /// # Errors
+    /// `InvalidOption` for a text beyond [`TextLimits::text_bytes`]; `InvalidModel` if the vocabulary fails.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        self.check_length(text)?;
+        let engine_adds = add_special && self.facts.affixes.is_none();
+        let encoding = guarded("encode", || self.engine.encode_fast(text, engine_adds))?;
+        let mut ids = encoding.get_ids().to_vec();
+        if add_special && let Some((begin, end)) = self.facts.affixes {
+            if begin && let Some(bos) = self.facts.bos {
+                ids.insert(0, bos);
+            }
+            if end && let Some(eos) = self.facts.eos.first() {
+                ids.push(*eos);
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Encodes `text` so that none of it becomes a control token, whatever it spells: `<|im_end|>` in it
+    /// is nine or so ordinary tokens. Nothing is put around it.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`]; `InvalidOption` if a single character is a control token.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
+        self.check_length(text)?;
+        let mut ids = Vec::new();
+        self.encode_plain_into(text, true, &mut ids)?;
+        Ok(ids)
+    }
+
+    /// [`Tokenizer::encode_plain`] for one part of a text; `start` says whether it is the first.
+    pub(crate) fn encode_plain_into(
+        &self,
+        text: &str,
+        start: bool,
+        ids: &mut Vec<u32>,
+    ) -> Result<()> {
+        let plain = self.plain.get_or_init(|| Plain::new(&self.engine));
+        let mut parts = vec![(text, start)];
+        while let Some((part, start)) = parts.pop() {
+            if part.is_empty() {
+                continue;
+            }
+            let engine = plain
+                .rest
+                .as_ref()
+                .filter(|_| !start)
+                .unwrap_or(&plain.start);
+            let encoding = guarded("encode", || engine.encode(part, false))?;
+            // Merge rules can still spell a control token: cut through each one and encode the pieces.
+            let mut cuts = vec![0];
+            for (id, (from, to)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
+                if !self.control.contains(id) {
+                    continue;
+                }
+                let first = part
+                    .get(*from..)
+                    .and_then(|s| s.chars().next())
+                    .map_or(0, char::len_utf8);
+                let cut = from + first;
+                if first == 0 || cut >= *to || cut >= part.len() {
+                    return Err(Error::new(
+                        ErrorKind::InvalidOption,
+                        format!(
+                            "the text holds {:?}, which this model's vocabulary knows as a control token only; leave it out",
+                            part.get(*from..*to).unwrap_or_default()
+                        ),
+                    ));
+                }
+                cuts.push(cut);
+            }
+            if cuts.len() == 1 {
+                ids.extend_from_slice(encoding.get_ids());
+                continue;
+            }
+            cuts.push(part.len());
+            let pieces: Vec<_> = cuts
+                .windows(2)
+                .map(|w| (part.get(w[0]..w[1]).unwrap_or_default(), start && w[0] == 0))
+                .collect();
+            parts.extend(pieces.into_iter().rev());
+        }
+        Ok(())
+    }
+
+    /// Where `text` would become control tokens if it were encoded as markup: the ids and byte ranges.
+    pub(crate) fn control_spans(&self, text: &str) -> Result<Vec<(u32, std::ops::Range<usize>)>> {
+        self.check_length(text)?;
+        let encoding = guarded("encode", || self.engine.encode(text, false))?;
+        Ok(encoding
+            .get_ids()
+            .iter()
+            .zip(encoding.get_offsets())
+            .filter(|(id, _)| self.control.contains(id))
+            .map(|(id, (from, to))| (*id, *from..*to))
+            .collect())
+    }
+
+    /// The texts of all control tokens.
+    pub(crate) fn control_texts(&self) -> impl Iterator<Item = String> + '_ {
+        self.control.iter().filter_map(|id| self.token_text(*id))
+    }
+
+    /// The text of `ids`. Special tokens and ids outside the vocabulary add nothing; bytes that are no
+    /// UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    /// `InvalidOption` if the text would pass [`TextLimits::text_bytes`] many times over.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        let most = self.limits.text_bytes.saturating_mul(4);
+        let mut builder = TextBuilder::new(&self.rule);
+        let mut text = String::new();
+        for id in ids {
+            text.push_str(&self.feed(*id, &mut builder));
+            if text.len() > most {
+                return Err(Error::new(
+                    ErrorKind::InvalidOption,
+                    format!(
+                        "{} tokens are more than {most} bytes of text; decode fewer at a time",
+                        ids.len()
+                    ),
+                ));
+            }
+        }
+        text.push_str(&builder.finish());
+        Ok(text)
+    }
+
+    /// Gives one id to `builder`; the text that it completes.
+    pub(crate) fn feed(&self, id: u32, builder: &mut TextBuilder) -> String {
+        if self.special.contains(&id) {
+            return String::new();
+        }
+        match self.token_text(id) {
+            Some(token) => builder.push(&self.rule, &token, self.is_added(id)),
+            None => String::new(),
+        }
+    }
+
+    /// The token `id` as the vocabulary spells it (`Ġthe`, `▁the`, `<|im_end|>`), not as text.
+    #[must_use]
+    pub fn token_text(&self, id: u32) -> Option<String> {
+        if let Some(token) = self
+            .engine
+            .get_added_vocabulary()
+            .get_added_tokens_decoder()
+            .get(&id)
+        {
+            return Some(token.content.clone());
+        }
+        self.engine
+            .id_to_token(id)
+            .or_else(|| self.facts.hidden.get(&id).cloned())
+    }
+
+    /// The id of a token, spelled as in the vocabulary.
+    #[must_use]
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        self.engine.token_to_id(token)
+    }
+
+    /// The tokens that end a text, without repetition, the model's main one first.
+    #[must_use]
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.facts.eos
+    }
+
+    /// The token that begins a text.
+    #[must_use]
+    pub fn bos_id(&self) -> Option<u32> {
+        self.facts.bos
+    }
+
+    /// The token that fills a batch.
+    #[must_use]
+    pub fn pad_id(&self) -> Option<u32> {
+        self.facts.pad
+    }
+
+    /// The token for what the vocabulary cannot spell.
+    #[must_use]
+    pub fn unk_id(&self) -> Option<u32> {
+        self.facts.unk
+    }
+
+    /// Whether decoding skips the token.
+    #[must_use]
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
+    }
+
+    /// Whether the token steers the model, so that user text never becomes it.
+    #[must_use]
+    pub fn is_control(&self, id: u32) -> bool {
+        self.control.contains(&id)
+    }
+
+    /// Number of tokens, added ones included. A model may have more rows (padding) than this.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.facts
+            .vocab_size
+            .unwrap_or_else(|| self.engine.get_vocab_size(true))
+    }
+
+    /// The bounds it was loaded with.
+    #[must_use]
+    pub fn limits(&self) -> &TextLimits {
+        &self.limits
+    }
+
+    pub(crate) fn rule(&self) -> &DecodeRule {
+        &self.rule
+    }
+
+    fn is_added(&self, id: u32) -> bool {
+        self.engine
+            .get_added_vocabulary()
+            .get_added_tokens_decoder()
+            .contains_key(&id)
+    }
+
+    fn check_length(&self, text: &str) -> Result<()> {
+        if text.len() > self.limits.text_bytes {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!(
+                    "the text has {} bytes; at most {} are encoded at once",
+                    text.len(),
+                    self.limits.text_bytes
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Plain {
+    fn new(engine: &Engine) -> Self {
+        let mut start = engine.clone();
+        start.set_encode_special_tokens(true);
+        // This marker is put before the first part only; another instance leaves it out.
+        let rest = match engine.get_pre_tokenizer() {
+            Some(PreTokenizerWrapper::Metaspace(meta))
+                if meta.prepend_scheme == PrependScheme::First =>
+            {
+                let mut meta = meta.clone();
+                meta.set_prepend_scheme(PrependScheme::Never);
+                let mut rest = start.clone();
+                rest.with_pre_tokenizer(Some(meta));
+                Some(rest)
+            }
+            _ => None,
+        };
+        Self { start, rest }
+    }
+}
+
+/// Runs code of the `tokenizers` crate on input that is not ours: its errors become ours, and so does a
+/// panic, of which that crate has some for vocabularies that contradict themselves.
+pub(crate) fn guarded<T>(doing: &str, run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(source)) => Err(Error::new(ErrorKind::InvalidModel, format!("the tokenizer refuses: {source}"))
+            .context(doing)
+            .with_source(source)),
+        Err(_) => Err(Error::new(
+            ErrorKind::InvalidModel,
+            "the tokenizer contradicts itself; check that its file is complete and belongs to this model",
+        )
+        .context(doing)),
+    }
+}
+
+#[cfg(test)]
+#[path = "tokenizer_tests.rs"]
+mod tests;

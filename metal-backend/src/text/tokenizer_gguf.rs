@@ -1,0 +1,442 @@
+//! Tokenizers from the metadata of a `.gguf`, where there is no `tokenizer.json`.
+//!
+//! Two families: `gpt2` (byte-level BPE with a named pre-tokenizer) and `llama` (SentencePiece BPE with
+//! scores). The splitting expressions are those of the families' own `tokenizer.json` files.
+
+use std::collections::{HashMap, HashSet};
+
+use inference::{Error, ErrorKind, Result};
+use tokenizers::decoders::DecoderWrapper;
+use tokenizers::decoders::byte_fallback::ByteFallback;
+use tokenizers::decoders::fuse::Fuse;
+use tokenizers::decoders::sequence::Sequence as DecoderSequence;
+use tokenizers::decoders::strip::Strip;
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::normalizers::{
+    NormalizerWrapper, Prepend, Replace, Sequence as NormalizerSequence, unicode::NFC,
+};
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{AddedToken, SplitDelimiterBehavior};
+
+use super::limits::TextLimits;
+use super::pieces::byte_token;
+use super::tokenizer::{Engine, Facts, Tokenizer, guarded};
+use crate::checkpoint::GgufTokenizerParts;
+
+// Values of `tokenizer.ggml.token_type`; all others are ordinary text.
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const BYTE: i32 = 6;
+
+/// Control tokens that end a turn or a text whichever file they come from: converters name only one.
+const ENDS: [&str; 6] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "</s>",
+];
+
+impl Tokenizer {
+    /// Builds the tokenizer that a GGUF file describes in its metadata.
+    ///
+    /// # Errors
+    /// `Unsupported` for a tokenizer model or pre-tokenizer outside the lists above (the message has them);
+    /// `InvalidModel` if the metadata contradicts itself or passes the limits.
+    pub fn from_gguf(parts: &GgufTokenizerParts) -> Result<Self> {
+        Self::from_gguf_with(parts, &TextLimits::default())
+    }
+
+    /// [`Tokenizer::from_gguf`] with other limits.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_gguf`].
+    pub fn from_gguf_with(parts: &GgufTokenizerParts, limits: &TextLimits) -> Result<Self> {
+        check(parts, limits)?;
+        let piece = match parts.model.as_str() {
+            "gpt2" => false,
+            "llama" => true,
+            other => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!(
+                        "tokenizer model {other:?} in tokenizer.ggml.model; supported are gpt2 and llama"
+                    ),
+                ));
+            }
+        };
+        let (vocab, hidden) = vocabulary(&parts.tokens);
+        let space = piece && parts.add_space_prefix.unwrap_or(true);
+        let (mut engine, adds_bos) = if piece {
+            (sentence_piece(parts, vocab, space, limits)?, true)
+        } else {
+            byte_level(parts, vocab)?
+        };
+        add_tokens(&mut engine, parts)?;
+
+        let mut facts = Facts {
+            bos: parts.bos_id.or(piece.then_some(1)),
+            unk: parts.unk_id.or(piece.then_some(0)),
+            pad: parts.pad_id,
+            affixes: Some((
+                parts.add_bos.unwrap_or(adds_bos),
+                parts.add_eos.unwrap_or(false),
+            )),
+            vocab_size: Some(parts.tokens.len()),
+            hidden,
+            ..Facts::default()
+        };
+        let known = ENDS
+            .into_iter()
+            .filter_map(|token| engine.token_to_id(token))
+            .filter(|id| kind(parts, *id) == CONTROL);
+        let main = parts.eos_id.or(piece.then_some(2));
+        let mut seen = HashSet::new();
+        facts.eos = main
+            .into_iter()
+            .chain(parts.extra_eos_ids.iter().copied())
+            .chain(known)
+            .filter(|id| seen.insert(*id))
+            .collect();
+        for (name, id) in [
+            ("bos", facts.bos),
+            ("unknown", facts.unk),
+            ("padding", facts.pad),
+            ("eos", main),
+        ] {
+            if let Some(id) = id
+                && text(parts, id).is_none()
+            {
+                return Err(bad(format!(
+                    "tokenizer.ggml.{name}_token_id is {id}, outside the vocabulary of {} tokens",
+                    parts.tokens.len()
+                )));
+            }
+        }
+        facts.eos.retain(|id| text(parts, *id).is_some());
+        Self::from_engine(engine, facts, limits.clone())
+    }
+}
+
+fn bad(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidModel, what)
+}
+
+fn text(parts: &GgufTokenizerParts, id: u32) -> Option<&str> {
+    parts
+        .tokens
+        .get(usize::try_from(id).ok()?)
+        .map(String::as_str)
+}
+
+fn kind(parts: &GgufTokenizerParts, id: u32) -> i32 {
+    let types = parts.token_types.as_deref().unwrap_or_default();
+    usize::try_from(id)
+        .ok()
+        .and_then(|id| types.get(id))
+        .copied()
+        .unwrap_or(1)
+}
+
+fn check(parts: &GgufTokenizerParts, limits: &TextLimits) -> Result<()> {
+    let n = parts.tokens.len();
+    if n == 0 {
+        return Err(bad("tokenizer.ggml.tokens is empty"));
+    }
+    if n > limits.vocab {
+        return Err(bad(format!(
+            "tokenizer.ggml.tokens has {n} tokens; at most {} are read",
+            limits.vocab
+        )));
+    }
+    if let Some((id, long)) = parts
+        .tokens
+        .iter()
+        .enumerate()
+        .find(|(_, t)| t.len() > limits.token_bytes)
+    {
+        let (have, most) = (long.len(), limits.token_bytes);
+        return Err(bad(format!(
+            "token {id} in tokenizer.ggml.tokens has {have} bytes; at most {most} are read"
+        )));
+    }
+    let bytes: usize = parts.tokens.iter().map(String::len).sum();
+    if bytes > limits.vocab_bytes {
+        let most = limits.vocab_bytes;
+        return Err(bad(format!(
+            "tokenizer.ggml.tokens holds {bytes} bytes; at most {most} are read"
+        )));
+    }
+    for (name, have) in [
+        ("scores", parts.scores.as_ref().map(Vec::len)),
+        ("token_type", parts.token_types.as_ref().map(Vec::len)),
+    ] {
+        if let Some(have) = have
+            && have != n
+        {
+            return Err(bad(format!(
+                "tokenizer.ggml.{name} has {have} entries for {n} tokens"
+            )));
+        }
+    }
+    if parts.merges.len() > limits.merges {
+        let (have, most) = (parts.merges.len(), limits.merges);
+        return Err(bad(format!(
+            "tokenizer.ggml.merges has {have} rules; at most {most} are read"
+        )));
+    }
+    Ok(())
+}
+
+/// Names to ids; of equal names the first counts, and the others are kept for decoding.
+fn vocabulary(tokens: &[String]) -> (Vocab, HashMap<u32, String>) {
+    let mut vocab = Vocab::with_capacity(tokens.len());
+    let mut hidden = HashMap::new();
+    for (id, token) in (0u32..).zip(tokens) {
+        if vocab.contains_key(token) {
+            hidden.insert(id, token.clone());
+        } else {
+            vocab.insert(token.clone(), id);
+        }
+    }
+    (vocab, hidden)
+}
+
+/// Control and user-defined tokens are found in the text before anything else.
+fn add_tokens(engine: &mut Engine, parts: &GgufTokenizerParts) -> Result<()> {
+    let mut added = Vec::new();
+    for (id, token) in (0u32..).zip(&parts.tokens) {
+        let special = match kind(parts, id) {
+            CONTROL => true,
+            // The unknown token stands for nothing, but a text may well spell it.
+            UNKNOWN => true,
+            USER_DEFINED => false,
+            _ => continue,
+        };
+        if !token.is_empty() {
+            added.push(AddedToken::from(token.as_str(), special).normalized(false));
+        }
+    }
+    guarded("add the control tokens", || engine.add_tokens(added)).map(|_| ())
+}
+
+// The expressions that split text into words, as the families' own files have them.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+/// What readers of GGUF use when a file names no pre-tokenizer: each expression splits further.
+const DEFAULT: [&str; 4] = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
+
+/// What a pre-tokenizer's name stands for.
+struct Words {
+    splits: Vec<PreTokenizerWrapper>,
+    /// Whether GPT-2's own expression splits last.
+    gpt2: bool,
+    /// Composed characters (Unicode NFC) before anything else.
+    nfc: bool,
+    /// A word that is a token is that token, whatever the merge rules say.
+    whole: bool,
+    /// Whether a text begins with bos if the file does not say.
+    bos: bool,
+}
+
+fn words(pre: Option<&str>) -> Result<Words> {
+    let split = |expression: &str| {
+        guarded("split", || {
+            Split::new(
+                SplitPattern::Regex(expression.to_owned()),
+                SplitDelimiterBehavior::Isolated,
+                false,
+            )
+        })
+        .map(PreTokenizerWrapper::from)
+    };
+    let plain = Words {
+        splits: Vec::new(),
+        gpt2: true,
+        nfc: false,
+        whole: false,
+        bos: false,
+    };
+    Ok(match pre.unwrap_or("default") {
+        "gpt-2" => plain,
+        "smollm" => Words {
+            splits: vec![Digits::new(true).into()],
+            ..plain
+        },
+        "llama-bpe" | "llama3" | "llama-v3" => Words {
+            splits: vec![split(LLAMA3)?],
+            gpt2: false,
+            whole: true,
+            bos: true,
+            ..plain
+        },
+        "qwen2" | "deepseek-r1-qwen" => Words {
+            splits: vec![split(QWEN2)?],
+            gpt2: false,
+            nfc: true,
+            ..plain
+        },
+        "tekken" => Words {
+            splits: vec![split(TEKKEN)?],
+            gpt2: false,
+            whole: true,
+            bos: true,
+            ..plain
+        },
+        "default" => Words {
+            splits: DEFAULT.into_iter().map(split).collect::<Result<_>>()?,
+            gpt2: false,
+            ..plain
+        },
+        other => {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "pre-tokenizer {other:?} in tokenizer.ggml.pre; supported are default, gpt-2, smollm, \
+                     llama-bpe, qwen2, deepseek-r1-qwen and tekken"
+                ),
+            ));
+        }
+    })
+}
+
+fn byte_level(parts: &GgufTokenizerParts, vocab: Vocab) -> Result<(Engine, bool)> {
+    let mut words = words(parts.pre.as_deref())?;
+    let mut merges = Merges::with_capacity(parts.merges.len());
+    for (n, merge) in parts.merges.iter().enumerate() {
+        let Some((left, right)) = merge.split_once(' ') else {
+            return Err(bad(format!(
+                "rule {n} in tokenizer.ggml.merges is no pair: {merge:?}"
+            )));
+        };
+        let whole = format!("{left}{right}");
+        if let Some(missing) = [left, right, &whole]
+            .into_iter()
+            .find(|t| !vocab.contains_key(*t))
+        {
+            return Err(bad(format!(
+                "rule {n} in tokenizer.ggml.merges ({merge:?}) needs {missing:?}, which tokenizer.ggml.tokens lacks"
+            )));
+        }
+        merges.push((left.to_owned(), right.to_owned()));
+    }
+    let model = guarded("build the tokenizer", || {
+        BPE::builder()
+            .vocab_and_merges(vocab, merges)
+            .ignore_merges(words.whole)
+            .build()
+    })?;
+    let mut engine = Engine::new(model);
+    words
+        .splits
+        .push(ByteLevel::new(false, true, words.gpt2).into());
+    engine.with_pre_tokenizer(Some(Sequence::new(words.splits)));
+    engine.with_decoder(Some(ByteLevel::default()));
+    if words.nfc {
+        guarded("normalize", || {
+            engine
+                .with_normalizer(Some(NormalizerWrapper::from(NFC)))
+                .map(|_| ())
+        })?;
+    }
+    Ok((engine, words.bos))
+}
+
+/// SentencePiece joins, again and again, the two neighbors whose union has the best score; as rules: every
+/// split of every token into two others, the best score first.
+fn sentence_piece(
+    parts: &GgufTokenizerParts,
+    vocab: Vocab,
+    space: bool,
+    limits: &TextLimits,
+) -> Result<Engine> {
+    let Some(scores) = &parts.scores else {
+        return Err(bad(
+            "tokenizer model llama needs tokenizer.ggml.scores, which the file lacks",
+        ));
+    };
+    if let Some(id) = scores.iter().position(|s| s.is_nan()) {
+        return Err(bad(format!(
+            "tokenizer.ggml.scores holds no number for token {id}"
+        )));
+    }
+    let learned = |id: u32| !matches!(kind(parts, id), UNKNOWN | CONTROL | BYTE);
+    let mut found: Vec<(f32, String, String)> = Vec::new();
+    for ((id, token), score) in (0u32..).zip(&parts.tokens).zip(scores) {
+        if !learned(id) || vocab.get(token) != Some(&id) {
+            continue;
+        }
+        let mut here: Vec<(u32, u32, usize)> = token
+            .char_indices()
+            .skip(1)
+            .filter_map(|(at, _)| {
+                let (left, right) = token.split_at(at);
+                let pair = (*vocab.get(left)?, *vocab.get(right)?);
+                (learned(pair.0) && learned(pair.1)).then_some((pair.0, pair.1, at))
+            })
+            .collect();
+        here.sort_unstable();
+        found.extend(here.into_iter().map(|(_, _, at)| {
+            let (left, right) = token.split_at(at);
+            (*score, left.to_owned(), right.to_owned())
+        }));
+        if found.len() > limits.merges {
+            let most = limits.merges;
+            return Err(bad(format!(
+                "the vocabulary needs more than {most} merge rules, the most that are built"
+            )));
+        }
+    }
+    found.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let merges: Merges = found
+        .into_iter()
+        .map(|(_, left, right)| (left, right))
+        .collect();
+    let fallback = (0..=255u8).all(|byte| {
+        let token = format!("<0x{byte:02X}>");
+        byte_token(&token).is_some() && vocab.contains_key(&token)
+    });
+    let unk = parts.unk_id.unwrap_or(0);
+    let mut builder = BPE::builder()
+        .vocab_and_merges(vocab, merges)
+        .byte_fallback(fallback)
+        .fuse_unk(true);
+    if let Some(unk) = text(parts, unk) {
+        builder = builder.unk_token(unk.to_owned());
+    }
+    let model = guarded("build the tokenizer", || builder.build())?;
+    let mut engine = Engine::new(model);
+    let marker = guarded("normalize", || Replace::new(" ", "▁"))?;
+    let mut steps: Vec<NormalizerWrapper> = Vec::new();
+    if space {
+        steps.push(Prepend::new("▁".to_owned()).into());
+    }
+    steps.push(marker.into());
+    let normalizer = NormalizerSequence::new(steps);
+    guarded("normalize", || {
+        engine.with_normalizer(Some(normalizer)).map(|_| ())
+    })?;
+    let text_marker = guarded("decode", || Replace::new("▁", " "))?;
+    let mut decoders: Vec<DecoderWrapper> = vec![
+        text_marker.into(),
+        ByteFallback::new().into(),
+        Fuse::new().into(),
+    ];
+    if space {
+        decoders.push(Strip::new(' ', 1, 0).into());
+    }
+    engine.with_decoder(Some(DecoderSequence::new(decoders)));
+    Ok(engine)
+}
+
+#[cfg(test)]
+#[path = "tokenizer_gguf_tests.rs"]
+mod tests;

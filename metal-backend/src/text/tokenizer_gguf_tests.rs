@@ -1,0 +1,232 @@
+//! Tokenizers from GGUF metadata: families, pre-tokenizers, and metadata that lies.
+
+use super::*;
+use crate::text::test_support::{byte_level_parts, sentence_piece_parts};
+
+fn tokens(t: &Tokenizer, text: &str) -> Vec<String> {
+    t.encode(text, false)
+        .unwrap()
+        .iter()
+        .map(|id| t.token_text(*id).unwrap())
+        .collect()
+}
+
+#[test]
+fn every_supported_pre_tokenizer_encodes_and_decodes() {
+    for pre in [
+        None,
+        Some("default"),
+        Some("gpt-2"),
+        Some("smollm"),
+        Some("llama-bpe"),
+        Some("qwen2"),
+        Some("tekken"),
+    ] {
+        let t = Tokenizer::from_gguf(&byte_level_parts(pre)).unwrap();
+        let text = "hello  world 1234 it's IT'S\r\n\r\n  x\té, 😀!";
+        let ids = t.encode(text, false).unwrap();
+        assert_eq!(t.decode(&ids).unwrap(), text, "{pre:?}");
+    }
+    let error = Tokenizer::from_gguf(&byte_level_parts(Some("viking"))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(
+        error.to_string().contains("viking") && error.to_string().contains("smollm"),
+        "{error}"
+    );
+}
+
+#[test]
+fn pre_tokenizers_split_as_their_families_do() {
+    // `12` is one token where digits may stand together.
+    let count = |pre: &str, text: &str| {
+        tokens(
+            &Tokenizer::from_gguf(&byte_level_parts(Some(pre))).unwrap(),
+            text,
+        )
+        .len()
+    };
+    assert_eq!([count("gpt-2", "12"), count("llama-bpe", "12")], [1, 1]);
+    assert_eq!(
+        [
+            count("smollm", "12"),
+            count("qwen2", "12"),
+            count("tekken", "12")
+        ],
+        [2, 2, 2]
+    );
+    // GPT-2 cuts digits nowhere, Llama 3 after three, the default at runs of three.
+    assert_eq!(
+        [
+            count("gpt-2", "00012"),
+            count("llama-bpe", "00012"),
+            count("llama-bpe", "0012")
+        ],
+        [4, 4, 4]
+    );
+    // Qwen composes characters first: e + U+0301 is é, which is one token here.
+    assert_eq!(
+        [count("qwen2", "e\u{301}"), count("gpt-2", "e\u{301}")],
+        [1, 3]
+    );
+    // Llama 3 takes a word that is a token whole, whatever the rules say.
+    let mut parts = byte_level_parts(Some("llama-bpe"));
+    parts.tokens.push("xyz".into());
+    parts.token_types.as_mut().unwrap().push(1);
+    assert_eq!(
+        tokens(&Tokenizer::from_gguf(&parts).unwrap(), "xyz"),
+        ["xyz"]
+    );
+    parts.pre = Some("gpt-2".into());
+    assert_eq!(
+        tokens(&Tokenizer::from_gguf(&parts).unwrap(), "xyz"),
+        ["x", "y", "z"]
+    );
+}
+
+#[test]
+fn sentence_piece_merges_the_best_score_first() {
+    let t = Tokenizer::from_gguf(&sentence_piece_parts()).unwrap();
+    assert_eq!(tokens(&t, "hello world"), ["▁hello", "▁world"]);
+    // `▁h` + `el` + `lo` join in the order of their scores, so `helo` is `▁hel` and `o`.
+    assert_eq!(tokens(&t, "helo"), ["▁hel", "o"]);
+    assert_eq!(tokens(&t, "é€"), ["▁", "é", "<0xE2>", "<0x82>", "<0xAC>"]);
+    assert_eq!(
+        t.encode("hello", true).unwrap()[0],
+        1,
+        "SentencePiece begins with bos unless told otherwise"
+    );
+    let mut parts = sentence_piece_parts();
+    parts.add_space_prefix = Some(false);
+    parts.add_bos = Some(false);
+    parts.add_eos = Some(true);
+    let t = Tokenizer::from_gguf(&parts).unwrap();
+    assert_eq!(tokens(&t, "hello"), ["h", "el", "lo"]);
+    assert_eq!(t.encode("hello", true).unwrap().last(), Some(&2));
+    assert_eq!(
+        t.decode(&t.encode(" hello", false).unwrap()).unwrap(),
+        " hello"
+    );
+}
+
+#[test]
+fn without_bytes_unknown_characters_are_the_unknown_token() {
+    let mut parts = sentence_piece_parts();
+    parts.tokens[3] = "<no byte>".into();
+    let t = Tokenizer::from_gguf(&parts).unwrap();
+    assert_eq!(t.encode_plain("h€€").unwrap().last(), Some(&0));
+}
+
+#[test]
+fn ends_are_collected_from_everywhere() {
+    let mut parts = byte_level_parts(None);
+    parts.extra_eos_ids = vec![1, 2, 99_999];
+    let t = Tokenizer::from_gguf(&parts).unwrap();
+    assert_eq!(t.eos_ids(), [2, 1, 0]);
+    // A word that merely looks like one does not end a text.
+    parts.extra_eos_ids.clear();
+    parts.token_types.as_mut().unwrap()[0] = 1;
+    assert_eq!(Tokenizer::from_gguf(&parts).unwrap().eos_ids(), [2]);
+}
+
+#[test]
+fn repeated_tokens_keep_their_text() {
+    let mut parts = byte_level_parts(None);
+    let id = u32::try_from(parts.tokens.len()).unwrap();
+    parts.tokens.push("hello".into());
+    parts.token_types.as_mut().unwrap().push(1);
+    let t = Tokenizer::from_gguf(&parts).unwrap();
+    assert_eq!(t.decode(&[id]).unwrap(), "hello");
+    assert!(!t.encode("hello", false).unwrap().contains(&id));
+}
+
+#[test]
+fn metadata_that_lies_is_refused() {
+    let says = |change: &dyn Fn(&mut GgufTokenizerParts), what: &str| {
+        for mut parts in [byte_level_parts(None), sentence_piece_parts()] {
+            let spm = parts.model == "llama";
+            change(&mut parts);
+            match Tokenizer::from_gguf(&parts) {
+                Err(error) => assert!(error.to_string().contains(what), "{error}"),
+                Ok(_) => assert!(spm && what.contains("merges"), "{what}"),
+            }
+        }
+    };
+    says(&|p| p.tokens.clear(), "tokens is empty");
+    says(&|p| p.model = "bert".into(), "supported are gpt2 and llama");
+    says(
+        &|p| p.token_types = Some(vec![1]),
+        "token_type has 1 entries",
+    );
+    says(&|p| p.scores = Some(vec![0.0; 3]), "scores has 3 entries");
+    says(&|p| p.eos_id = Some(1 << 30), "eos_token_id is 1073741824");
+    says(&|p| p.bos_id = Some(5000), "bos_token_id is 5000");
+    says(&|p| p.tokens[20] = "x".repeat(2000), "2000 bytes");
+    says(&|p| p.merges = vec!["a".into()], "merges is no pair");
+    says(
+        &|p| p.merges = vec!["hello Ġworld".into()],
+        "merges (\"hello Ġworld\") needs",
+    );
+    let mut parts = sentence_piece_parts();
+    parts.scores.as_mut().unwrap()[270] = f32::NAN;
+    assert!(
+        Tokenizer::from_gguf(&parts)
+            .unwrap_err()
+            .to_string()
+            .contains("no number for token 270")
+    );
+    parts.scores = None;
+    assert!(
+        Tokenizer::from_gguf(&parts)
+            .unwrap_err()
+            .to_string()
+            .contains("needs tokenizer.ggml.scores")
+    );
+}
+
+/// The ids of SentencePiece itself (`tools/golden/text_sentencepiece_golden.py`).
+#[test]
+fn ids_are_those_of_sentence_piece() {
+    #[derive(serde::Deserialize)]
+    struct Golden {
+        tokens: Vec<String>,
+        scores: Vec<f32>,
+        token_types: Vec<i32>,
+        texts: Vec<Case>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Case {
+        text: String,
+        ids: Vec<u32>,
+        decoded: String,
+    }
+    let golden: Golden = serde_json::from_str(include_str!(
+        "../../tests/fixtures/text_sentencepiece_golden.json"
+    ))
+    .unwrap();
+    assert!(golden.texts.len() > 20);
+    let t = Tokenizer::from_gguf(&GgufTokenizerParts {
+        model: "llama".into(),
+        tokens: golden.tokens,
+        scores: Some(golden.scores),
+        token_types: Some(golden.token_types),
+        bos_id: Some(1),
+        eos_id: Some(2),
+        unk_id: Some(0),
+        ..GgufTokenizerParts::default()
+    })
+    .unwrap();
+    for case in golden.texts {
+        assert_eq!(
+            t.encode_plain(&case.text).unwrap(),
+            case.ids,
+            "{:?}",
+            case.text
+        );
+        assert_eq!(
+            t.decode(&case.ids).unwrap(),
+            case.decoded,
+            "{:?}",
+            case.text
+        );
+    }
+}

@@ -1,0 +1,143 @@
+//! The parts of the build script that decide: versions, pins, hashes, the cache.
+
+#![allow(dead_code, missing_docs, reason = "build modules are included whole")]
+
+#[path = "../build/cache.rs"]
+mod cache;
+#[path = "../build/env.rs"]
+mod env;
+#[path = "../build/pins.rs"]
+mod pins;
+#[path = "../build/pip.rs"]
+mod pip;
+
+use std::path::{Path, PathBuf};
+
+fn settings(cache: &Path) -> env::Env {
+    env::Env {
+        mlx_c_source_dir: None,
+        mlx_c_fetch: None,
+        mlx_root: None,
+        cuda_version: None,
+        cache_dir: Some(cache.to_owned()),
+        offline: true,
+        python: None,
+        pregenerated: false,
+        libclang_path: None,
+        cxx: "c++".into(),
+        cuda: false,
+        cargo: "cargo".into(),
+        out_dir: PathBuf::new(),
+        manifest_dir: PathBuf::new(),
+        target: String::from("x86_64-linux"),
+    }
+}
+
+fn real_pins() -> pins::Pins {
+    pins::Pins::read(Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/vendor/pins.json"
+    )))
+    .unwrap()
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+#[test]
+fn versions_in_range_are_accepted_and_others_not() {
+    let ok = |v: &str| pins::supported(pins::parse_version(v).unwrap());
+    assert!(ok("0.4.1") && ok("0.4.9") && ok("0.5.0") && ok("0.5.7"));
+    assert!(!ok("0.4.0") && !ok("0.6.0") && !ok("1.0.0"));
+    for bad in ["", "1", "1.2", "a.b.c", "1.2.3.4", "1.2.-3"] {
+        assert_eq!(pins::parse_version(bad), None, "{bad:?}");
+    }
+}
+
+#[test]
+fn every_target_has_its_pins() {
+    let pins = real_pins();
+    for (target, package) in [
+        ("x86_64-linux", "mlx-cpu"),
+        ("aarch64-linux", "mlx-cpu"),
+        ("aarch64-macos", "mlx-metal"),
+    ] {
+        for version in [(0, 4, 1), (0, 5, 0)] {
+            let mlx = pins.mlx_for(version).unwrap();
+            let wheel = pins.wheel(package, Some(&mlx), target).unwrap();
+            assert_eq!(wheel.sha256.len(), 64);
+        }
+        for tool in ["cmake", "ninja", "libclang"] {
+            pins.wheel(tool, None, target).unwrap();
+        }
+    }
+    assert!(
+        pins.wheel("mlx-cpu", None, "x86_64-windows")
+            .unwrap_err()
+            .contains("x86_64-windows")
+    );
+    assert!(pins.mlx_for((0, 6, 0)).is_err());
+    assert!(pins::Pins::parse("{").is_err());
+}
+
+#[test]
+fn a_damaged_download_is_refused() {
+    let file = scratch("damaged").join("x.whl");
+    std::fs::write(&file, "not what was pinned").unwrap();
+    let e = pip::check_hash(&file, &"0".repeat(64)).unwrap_err();
+    assert!(e.contains("damaged"), "{e}");
+    pip::check_hash(&file, &cache::sha256_file(&file).unwrap()).unwrap();
+}
+
+#[test]
+fn offline_with_an_empty_cache_says_the_ways_out() {
+    let env = settings(&scratch("offline"));
+    let cache = cache::Cache::open(&env).unwrap();
+    let pins = real_pins();
+    let pip = pip::Pip {
+        env: &env,
+        cache: &cache,
+        pins: &pins,
+    };
+    let e = pip.wheel("mlx-cpu", Some("0.30.6")).unwrap_err();
+    assert!(
+        e.contains("MLX_SYS_OFFLINE") && e.contains("mlx-cpu"),
+        "{e}"
+    );
+}
+
+#[test]
+fn a_directory_is_whole_or_not_there() {
+    let cache = cache::Cache::open(&settings(&scratch("whole"))).unwrap();
+    let failed = cache.dir("thing", |dir| {
+        std::fs::write(dir.join("half"), "x").unwrap();
+        Err(String::from("interrupted"))
+    });
+    assert_eq!(failed.unwrap_err(), "interrupted");
+    assert!(!cache.root.join("thing").exists());
+    let made = cache.dir("thing", |dir| {
+        assert!(!dir.join("half").exists());
+        std::fs::write(dir.join("whole"), "x").map_err(|e| e.to_string())
+    });
+    assert!(made.unwrap().join("whole").is_file());
+    // Made once.
+    cache
+        .dir("thing", |_| Err(String::from("asked again")))
+        .unwrap();
+}
+
+#[test]
+fn a_tree_hash_sees_names_and_contents() {
+    let dir = scratch("tree");
+    std::fs::write(dir.join("a"), "1").unwrap();
+    let first = cache::sha256_tree(&dir).unwrap();
+    std::fs::rename(dir.join("a"), dir.join("b")).unwrap();
+    let renamed = cache::sha256_tree(&dir).unwrap();
+    std::fs::write(dir.join("b"), "2").unwrap();
+    let changed = cache::sha256_tree(&dir).unwrap();
+    assert!(first != renamed && renamed != changed);
+}
