@@ -1,0 +1,78 @@
+//! What the integration tests share.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::path::{Path, PathBuf};
+
+use inference::{GenerateOptions, LoadOptions, TextModel};
+use metal_backend as _; // keeps the linker from dropping the registration
+use serde_json::Value;
+
+/// A path below `tests/fixtures`.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
+
+/// The names of all tiny checkpoints.
+pub fn tiny_names() -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir(fixture("tiny"))
+        .expect("the tiny checkpoints are part of the repository")
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Loads a model on the backend that every machine has.
+pub fn load(path: &Path) -> Box<dyn TextModel> {
+    inference::load_model(path, &LoadOptions::new().with_backend("cpu"))
+        .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Loads a tiny checkpoint.
+pub fn tiny(name: &str) -> Box<dyn TextModel> {
+    load(&fixture("tiny").join(name))
+}
+
+/// The golden numbers in a directory.
+pub fn golden(dir: &Path) -> Value {
+    let path = dir.join("golden.json");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+pub fn ids(value: &Value) -> Vec<u32> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| u32::try_from(v.as_u64().unwrap()).unwrap())
+        .collect()
+}
+
+pub fn floats(value: &Value) -> Vec<f32> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v.as_f64().unwrap() as f32)
+        .collect()
+}
+
+/// The greatest absolute difference.
+pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max)
+}
+
+/// Greedy, to the last token asked for.
+pub fn greedy(max_tokens: usize) -> GenerateOptions {
+    GenerateOptions::new()
+        .with_max_tokens(max_tokens)
+        .with_ignore_eos(true)
+}

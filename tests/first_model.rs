@@ -1,0 +1,158 @@
+//! The first real model, fetched once as the program fetches it, against an independent float32
+//! reference (`tools/golden/first_model.py`), and through the program itself.
+
+mod common;
+#[path = "../metal-backend/tests/text_first_model.rs"]
+mod text_golden;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::LazyLock;
+
+use common::{golden, greedy, ids, load};
+use inference::{Message, Prompt, TextModel};
+
+static FIRST: LazyLock<PathBuf> = LazyLock::new(|| {
+    rust_mlx::hub::first_model().unwrap_or_else(|e| panic!("cannot fetch the first model: {e}"))
+});
+static MODEL: LazyLock<Box<dyn TextModel>> = LazyLock::new(|| load(&FIRST));
+
+fn mlx(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mlx"))
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn logits_and_greedy_tokens_equal_the_reference() {
+    let golden = golden(&common::fixture("first-model"));
+    let tokens = MODEL.as_token_model().unwrap();
+    let plain = golden["plain"].as_array().unwrap();
+    let chat = golden["chat"].as_array().unwrap();
+    assert!(plain.len() >= 3 && chat.len() >= 2);
+    for case in plain.iter().chain(chat) {
+        let text = case["prompt"].as_str().unwrap();
+        let prompt = Prompt::Tokens(ids(&case["tokens"]));
+        let logits = tokens.logits(&prompt, false).unwrap().logits;
+        for pair in case["top"].as_array().unwrap().iter().take(10) {
+            let id = usize::try_from(pair[0].as_u64().unwrap()).unwrap();
+            let difference = (logits[id] - pair[1].as_f64().unwrap() as f32).abs();
+            assert!(
+                difference < 2e-3,
+                "{text:?}: logit {id} differs by {difference}"
+            );
+        }
+        let expected = ids(&case["greedy"]);
+        assert_eq!(expected.len(), 24);
+        let output = MODEL.generate(&prompt, &greedy(expected.len())).unwrap();
+        assert_eq!(
+            output.collect_output().unwrap().tokens,
+            expected,
+            "{text:?}"
+        );
+    }
+    // The text becomes the same ids here.
+    for case in plain {
+        let text = case["prompt"].as_str().unwrap();
+        assert_eq!(
+            tokens.encode(text, true).unwrap(),
+            ids(&case["tokens"]),
+            "{text:?}"
+        );
+    }
+    for case in chat {
+        let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
+        assert_eq!(tokens.render_chat(&messages, true).unwrap(), case["prompt"]);
+        let output = MODEL
+            .chat(&messages, &greedy(1))
+            .unwrap()
+            .collect_output()
+            .unwrap();
+        assert_eq!(output.metrics.prompt_tokens, ids(&case["tokens"]).len());
+    }
+}
+
+#[test]
+fn the_tokenizer_agrees_on_every_golden_text() {
+    text_golden::assert_golden(MODEL.as_token_model().unwrap());
+}
+
+#[test]
+fn the_readme_s_command_answers_paris() {
+    let output = mlx(&[
+        "generate",
+        "--prompt",
+        "The capital of France is",
+        "--max-tokens",
+        "24",
+    ]);
+    assert!(stdout(&output).contains("Paris"));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("tok/s"),
+        "statistics go to stderr"
+    );
+    let output = mlx(&[
+        "generate",
+        "--raw",
+        "--prompt",
+        "The capital of France is",
+        "--max-tokens",
+        "8",
+    ]);
+    assert!(stdout(&output).starts_with(" Paris"));
+}
+
+#[test]
+fn json_names_tokens_reason_and_figures() {
+    let output = mlx(&[
+        "generate",
+        "--json",
+        "--raw",
+        "--tokens",
+        "504,3575,282,4649,314",
+        "--max-tokens",
+        "3",
+    ]);
+    let json: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(json["prompt_tokens"], 5);
+    assert_eq!(json["generated_tokens"], 3);
+    assert_eq!(json["tokens"].as_array().unwrap().len(), 3);
+    assert_eq!(json["finish_reason"], "length");
+    assert!(
+        json["metrics"]["decode_tokens_per_second"]
+            .as_f64()
+            .unwrap()
+            > 0.0
+    );
+}
+
+#[test]
+fn a_chat_remembers_what_was_said() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_mlx"))
+        .args(["chat", "--max-tokens", "16"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let script = "/system You are a helpful assistant.\nWhat is the capital of France?\n/bye\n";
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(script.as_bytes())
+        .unwrap();
+    assert!(stdout(&child.wait_with_output().unwrap()).contains("Paris"));
+}

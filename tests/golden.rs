@@ -1,0 +1,89 @@
+//! Tiny random checkpoints of every architecture and format, against numbers that Python mlx-lm
+//! computed from the same files (`tools/golden/tiny_models.py`).
+
+mod common;
+
+use common::{floats, golden, greedy, ids, max_difference, tiny, tiny_names};
+use inference::{Message, Prompt};
+
+#[test]
+fn logits_agree_with_mlx_lm_to_a_thousandth() {
+    for name in tiny_names() {
+        let model = tiny(&name);
+        let tokens = model.as_token_model().unwrap();
+        for case in golden(&common::fixture("tiny").join(&name))["prompts"]
+            .as_array()
+            .unwrap()
+        {
+            let prompt = Prompt::Tokens(ids(&case["tokens"]));
+            let ours = tokens.logits(&prompt, false).unwrap();
+            let difference = max_difference(&ours.logits, &floats(&case["logits"]));
+            assert!(difference < 1e-3, "{name}: {difference}");
+            if let Some(rows) = case["logits_all"].as_array() {
+                let ours = tokens.logits(&prompt, true).unwrap();
+                assert_eq!(ours.shape, [rows.len(), model.info().vocab_size]);
+                let expected: Vec<f32> = rows.iter().flat_map(floats).collect();
+                let difference = max_difference(&ours.logits, &expected);
+                assert!(difference < 1e-3, "{name}, all positions: {difference}");
+            }
+        }
+    }
+}
+
+#[test]
+fn greedy_tokens_equal_those_of_mlx_lm() {
+    let mut checked = 0;
+    for name in tiny_names() {
+        let model = tiny(&name);
+        for case in golden(&common::fixture("tiny").join(&name))["prompts"]
+            .as_array()
+            .unwrap()
+        {
+            let expected = ids(&case["greedy"]);
+            let prompt = Prompt::Tokens(ids(&case["tokens"]));
+            let output = model
+                .generate(&prompt, &greedy(expected.len()))
+                .unwrap()
+                .collect_output()
+                .unwrap();
+            assert_eq!(output.tokens, expected, "{name}");
+            checked += expected.len();
+        }
+    }
+    assert!(checked >= 24 * 20, "only {checked} tokens were compared");
+}
+
+#[test]
+fn text_and_conversations_become_the_reference_s_ids() {
+    for name in tiny_names() {
+        let golden = golden(&common::fixture("tiny").join(&name));
+        let model = tiny(&name);
+        let tokens = model.as_token_model().unwrap();
+        for case in golden["text"]["encode"].as_array().into_iter().flatten() {
+            let text = case["text"].as_str().unwrap();
+            let encoded = tokens.encode(text, false).unwrap();
+            assert_eq!(encoded, ids(&case["tokens"]), "{name}: {text:?}");
+            if !text.contains("<|") {
+                assert_eq!(tokens.decode(&encoded).unwrap(), text, "{name}");
+            }
+        }
+        for case in golden["text"]["chat"].as_array().into_iter().flatten() {
+            let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
+            assert_eq!(
+                tokens.render_chat(&messages, true).unwrap(),
+                case["text"],
+                "{name}"
+            );
+            let output = model
+                .chat(&messages, &greedy(1))
+                .unwrap()
+                .collect_output()
+                .unwrap();
+            assert_eq!(
+                output.metrics.prompt_tokens,
+                ids(&case["tokens"]).len(),
+                "{name}"
+            );
+        }
+    }
+}

@@ -1,0 +1,342 @@
+#!/usr/bin/env python3
+"""Side by side: `mlx` against Python mlx-lm on the same weights in the same precision, in interleaved rounds.
+
+Prepares, once, below --work: an environment with the pins of tools/golden/requirements.txt, the first model's GGUF
+(or --model), and a lossless MLX conversion of it for mlx-lm. `mlx` runs the GGUF and the converted directory. Prints a
+Markdown table of medians; exit status 1 if a bar is missed: decode and prefill at least as fast as mlx-lm, start-up to
+the first token and peak memory below it, the same tokens. Needs only Python's standard library and pip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+from typing import Any
+
+TOOLS = Path(__file__).resolve().parent
+ROOT = TOOLS.parent
+sys.path.insert(0, str(TOOLS / "golden"))
+
+import first_model_file  # noqa: E402
+
+REQUIREMENTS = TOOLS / "golden" / "requirements.txt"
+SIDE = TOOLS / "compare" / "mlx_lm_side.py"
+CONVERT = TOOLS / "compare" / "convert_gguf.py"
+REFERENCE = "mlx-lm"
+START_PROMPT = "The capital of France is"
+SAME_TOKENS = 16
+
+# What is measured: key -> (label, unit, divisor, digits)
+MEASURES = {
+    "prefill": ("Prefill", "tok/s", 1.0, 1),
+    "decode": ("Decode", "tok/s", 1.0, 2),
+    "load": ("Load", "s", 1.0, 3),
+    "start": ("Start-up to first token", "s", 1.0, 3),
+    "peak_rss": ("Peak resident memory", "MiB", 2.0**20, 0),
+}
+# key -> whether the ratio ours / mlx-lm passes
+BARS = {
+    "prefill": ("at least 1.0", lambda ratio: ratio >= 1.0),
+    "decode": ("at least 1.0", lambda ratio: ratio >= 1.0),
+    "start": ("below 1.0", lambda ratio: ratio < 1.0),
+    "peak_rss": ("below 1.0", lambda ratio: ratio < 1.0),
+}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=Path, default=ROOT / "target" / "release" / "mlx", help="the built `mlx`")
+    parser.add_argument("--work", type=Path, default=ROOT / "target" / "compare-mlx-lm", help="cache of what is prepared")
+    parser.add_argument("--venv", type=Path, help="an environment with the pins; default: made below --work")
+    parser.add_argument("--model", type=Path, help="a GGUF of Q4_1, Q4_0, Q8_0 and F32; default: the first model")
+    parser.add_argument("--ours", choices=["gguf", "dir", "both", "none"], default="both", help="what `mlx` runs")
+    parser.add_argument("--prompt-tokens", type=positive, default=512, metavar="N")
+    parser.add_argument("--generate-tokens", type=positive, default=64, metavar="M")
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="runs before the measured one, on both sides")
+    parser.add_argument("--backend", default="cpu", help="`mlx`'s backend; any but cpu gives mlx-lm MLX's default device")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured (`-`: instead of the table)")
+    args = parser.parse_args()
+    if args.generate_tokens < 2:
+        parser.error("--generate-tokens must be 2 or more: the first one belongs to the prefill")
+    return args
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# ---- preparation
+
+
+def environment(args: argparse.Namespace) -> Path:
+    """The Python of an environment that has the pins."""
+    if args.venv:
+        return args.venv / "bin" / "python"
+    where = args.work / "venv"
+    python, stamp = where / "bin" / "python", where / "requirements.sha256"
+    wanted = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        note(f"installing the pins of {REQUIREMENTS.relative_to(ROOT)} into {where}")
+        venv.create(where, with_pip=True, clear=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", "--requirement", str(REQUIREMENTS)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        stamp.write_text(wanted)
+    return python
+
+
+def converted(args: argparse.Namespace, python: Path, source: Path) -> Path:
+    """The MLX directory of a GGUF, made once per content of file and converter."""
+    key = hashlib.sha256()
+    for path in (CONVERT, TOOLS / "golden" / "gguf_model.py"):
+        key.update(path.read_bytes())
+    key.update(first_model_file.sha256(source).encode())
+    out = args.work / f"{source.stem}-mlx-{key.hexdigest()[:12]}"
+    if not out.exists():
+        note(f"converting {source.name} for mlx-lm")
+        subprocess.run([str(python), str(CONVERT), str(source), str(out)], check=True)
+    return out
+
+
+def prompt_ids(count: int, vocab: int, avoid: list[int]) -> list[int]:
+    """The ids that `mlx bench` makes its prompt of (SplitMix64 from a fixed seed, end-of-text ids left out)."""
+    mask = (1 << 64) - 1
+    state = 0x6D6C_7862_656E_6368
+    ids: list[int] = []
+    while len(ids) < count:
+        state = (state + 0x9E37_79B9_7F4A_7C15) & mask
+        z = state
+        z = ((z ^ (z >> 30)) * 0xBF58_476D_1CE4_E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D0_49BB_1331_11EB) & mask
+        z ^= z >> 31
+        if z % vocab not in avoid:
+            ids.append(z % vocab)
+    return ids
+
+
+# ---- the two sides
+
+
+def output_of(command: list[str], stdin: str | None = None) -> str:
+    """Standard output of a program that must succeed."""
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=quiet_environment())
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command[:4])} ... failed with {done.returncode}:\n{done.stderr.strip()}")
+    return done.stdout
+
+
+def quiet_environment() -> dict[str, str]:
+    """Neither side looks anything up in the network."""
+    return os.environ | {"HF_HUB_OFFLINE": "1", "MLX_OFFLINE": "1"}
+
+
+def seconds_to_first_output(command: list[str]) -> float:
+    """Wall-clock time from spawning a program to the first byte it prints."""
+    began = time.perf_counter()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=quiet_environment()
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        first = os.read(process.stdout.fileno(), 1)
+        took = time.perf_counter() - began
+        process.stdout.read()
+        errors = process.stderr.read()
+    if process.returncode != 0 or not first:
+        raise SystemExit(f"{' '.join(command[:4])} ... printed nothing or failed:\n{errors.decode()}")
+    return took
+
+
+class Ours:
+    """`mlx` on one model."""
+
+    def __init__(self, args: argparse.Namespace, name: str, model: Path):
+        self.name = name
+        self._args = args
+        self._binary = str(args.binary)
+        self._warmup = ["--warmup", str(args.warmup)]
+        self._common = ["--model", str(model), "--backend", args.backend, "--quiet"]
+
+    def bench(self) -> dict[str, Any]:
+        sizes = ["--prompt-tokens", str(self._args.prompt_tokens), "--generate-tokens", str(self._args.generate_tokens)]
+        return json.loads(output_of([self._binary, "bench", *self._common, *sizes, "--repeat", "1", *self._warmup]))
+
+    def tokens(self, ids: str) -> list[int]:
+        more = ["--raw", "--tokens", ids, "--max-tokens", str(SAME_TOKENS), "--ignore-eos", "--json"]
+        return json.loads(output_of([self._binary, "generate", *self._common, *more]))["tokens"]
+
+    def start(self, ids: str) -> float:
+        more = ["--raw", "--tokens", ids, "--max-tokens", "1"]
+        return seconds_to_first_output([self._binary, "generate", *self._common, *more])
+
+
+class MlxLm:
+    """mlx-lm on the converted model."""
+
+    name = REFERENCE
+
+    def __init__(self, args: argparse.Namespace, python: Path, model: Path):
+        self._args = args
+        self._python = str(python)
+        self._common = ["--model", str(model), "--device", "cpu" if args.backend == "cpu" else "default"]
+        self._prompt = ""
+
+    def _command(self, action: str, *more: str) -> list[str]:
+        return [self._python, str(SIDE), action, *self._common, *more]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text; also prepares the prompt of the benchmark."""
+        answer = json.loads(output_of(self._command("encode", "--text", text)))
+        ids = prompt_ids(self._args.prompt_tokens, answer["vocab"], answer["eos"])
+        self._prompt = ",".join(map(str, ids))
+        return answer["tokens"]
+
+    def bench(self) -> dict[str, Any]:
+        sizes = ["--max-tokens", str(self._args.generate_tokens), "--warmup", str(self._args.warmup)]
+        return json.loads(output_of(self._command("bench", "--tokens", "-", *sizes), self._prompt))
+
+    def tokens(self, ids: str) -> list[int]:
+        return json.loads(output_of(self._command("tokens", "--tokens", ids, "--max-tokens", str(SAME_TOKENS))))
+
+    def start(self, ids: str) -> float:
+        return seconds_to_first_output(self._command("start", "--tokens", ids))
+
+
+# ---- measuring and reporting
+
+
+def figures(args: argparse.Namespace, report: dict[str, Any], start: float) -> dict[str, float]:
+    """One round of one side. Rates come from the same two clocks on both sides, by the same formulas."""
+    run = report["runs"][0]
+    first, total = run["time_to_first_token_seconds"], run["total_seconds"]
+    return {
+        "prefill": args.prompt_tokens / first,
+        "decode": (args.generate_tokens - 1) / (total - first),
+        "load": report["load_seconds"],
+        "start": start,
+        "peak_rss": report["peak_rss_bytes"] or report["peak_memory_bytes"],
+    }
+
+
+def measure(args: argparse.Namespace, sides: list[Any], ids: str) -> dict[str, list[dict[str, float]]]:
+    """Figures of every side and round. The order of the sides turns by one each round."""
+    rounds: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
+    for number in range(args.rounds):
+        turn = number % len(sides)
+        for side in sides[turn:] + sides[:turn]:
+            found = figures(args, side.bench(), side.start(ids))
+            rounds[side.name].append(found)
+            shown = ", ".join(f"{key} {found[key] / MEASURES[key][2]:.{MEASURES[key][3]}f}" for key in MEASURES)
+            note(f"round {number + 1}, {side.name}: {shown}")
+    return rounds
+
+
+def summarize(rounds: dict[str, list[dict[str, float]]], same: dict[str, int]) -> dict[str, Any]:
+    """Medians, ratios to mlx-lm and the bars missed."""
+    medians = {name: {key: statistics.median(r[key] for r in found) for key in MEASURES} for name, found in rounds.items()}
+    ratios: dict[str, dict[str, float]] = {}
+    missed: list[str] = []
+    for name, figure in medians.items():
+        if name == REFERENCE:
+            continue
+        ratios[name] = {key: figure[key] / medians[REFERENCE][key] for key in MEASURES}
+        for key, (wanted, passes) in BARS.items():
+            if not passes(ratios[name][key]):
+                missed.append(f"{name}: {MEASURES[key][0].lower()} is {ratios[name][key]:.3f} of mlx-lm's, not {wanted}")
+        if same[name] < SAME_TOKENS:
+            missed.append(f"{name}: only the first {same[name]} of {SAME_TOKENS} greedy tokens are mlx-lm's")
+    return {"medians": medians, "ratios": ratios, "missed": missed}
+
+
+def table(args: argparse.Namespace, summary: dict[str, Any], about: dict[str, Any]) -> str:
+    """The Markdown report."""
+    medians, ratios = summary["medians"], summary["ratios"]
+    header = ["", REFERENCE] + [cell for name in ratios for cell in (name, "ratio")] + ["bar"]
+    lines = [" | ".join(header), " | ".join(["---"] + ["---:"] * (len(header) - 2) + ["---"])]
+    for key, (label, unit, divisor, digits) in MEASURES.items():
+        cells = [f"{label} ({unit})", f"{medians[REFERENCE][key] / divisor:.{digits}f}"]
+        for name in ratios:
+            cells += [f"{medians[name][key] / divisor:.{digits}f}", f"{ratios[name][key]:.2f}"]
+        lines.append(" | ".join([*cells, BARS[key][0] if key in BARS else ""]))
+    intro = (
+        f"{about['model']}, prompt {args.prompt_tokens}, generated {args.generate_tokens}, medians of {args.rounds} rounds; "
+        f"{about['cpu']}, {about['cores']} cores, load average {about['load_average_before']} before."
+    )
+    result = "All bars are met." if not summary["missed"] else "Missed:\n" + "\n".join(f"- {m}" for m in summary["missed"])
+    if not ratios:
+        result = "Only mlx-lm was measured."
+    return "\n".join([intro, "", *(f"| {line} |" for line in lines), "", result])
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def main() -> int:
+    args = parse()
+    args.work = args.work.resolve()
+    args.binary = args.binary.resolve()
+    if args.ours != "none" and not args.binary.is_file():
+        raise SystemExit(f"{args.binary} is not there: build it with `cargo build --release`, or name it with --binary")
+    args.work.mkdir(parents=True, exist_ok=True)
+    python = environment(args)
+    source = args.model.resolve() if args.model else first_model_file.fetch(args.work)
+    directory = converted(args, python, source)
+
+    reference = MlxLm(args, python, directory)
+    ids = ",".join(map(str, reference.encode(START_PROMPT)))
+    sides: list[Any] = [reference]
+    for kind, model in (("gguf", source), ("dir", directory)):
+        if args.ours in (kind, "both"):
+            sides.append(Ours(args, f"mlx ({kind})", model))
+
+    # Not measured: the same tokens on all sides; also fills the page cache and mlx-lm's cache of compiled kernels.
+    wanted = reference.tokens(ids)
+    same = {}
+    for side in sides:
+        pairs = list(zip(side.tokens(ids), wanted))
+        same[side.name] = next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
+
+    about = {
+        "model": source.name,
+        "prompt_tokens": args.prompt_tokens,
+        "generated_tokens": args.generate_tokens,
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "load_average_before": [round(value, 2) for value in os.getloadavg()],
+        "pins": [line for line in REQUIREMENTS.read_text().splitlines() if line and not line.startswith("#")],
+    }
+    rounds = measure(args, sides, ids)
+    summary = summarize(rounds, same)
+    everything = about | {"same_greedy_tokens": same, "rounds": rounds} | summary
+    if args.json and str(args.json) == "-":
+        print(json.dumps(everything, indent=1))
+    else:
+        print(table(args, summary, about))
+        if args.json:
+            args.json.write_text(json.dumps(everything, indent=1) + "\n")
+    return 1 if summary["missed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
