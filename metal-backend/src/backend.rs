@@ -15,6 +15,7 @@ use crate::checkpoint::weights::Weights;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, config, gguf_config, gguf_quant, locate};
 use crate::error::engine;
 use crate::model::{Engine, MlxModel, Parts};
+use crate::nn::parallel::two_cores;
 use crate::text::TextPipeline;
 
 inference::register_backend!("metal", || Box::new(MlxBackend(Place::Metal)));
@@ -203,6 +204,9 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
             (config, weights, text, compute, Vec::new())
         }
     };
+    if place == Place::Cpu && two_cores() {
+        weights.use_two_cores();
+    }
     let (architecture, decoder) =
         arch::load(&config, &mut weights).map_err(|e| e.with_path(path))?;
 

@@ -98,8 +98,7 @@ struct LlamaDecoder {
 impl LlamaDecoder {
     fn load(config: &ModelConfig, weights: &mut Weights, variant: Variant) -> Result<Self> {
         let dims = Dims::new(config, weights)?;
-        let embed = weights.matrix("model.embed_tokens", dims.vocab, dims.hidden)?;
-        let embed_tokens = Embedding::new(embed, weights.dtype());
+        let embed_tokens = weights.embedding("model.embed_tokens", dims.vocab, dims.hidden)?;
         let rope = build_rope(config, weights, dims.head_dim)?;
         let blocks = (0..config.num_hidden_layers)
             .map(|i| load_block(weights, &dims, variant, &rope, &format!("model.layers.{i}")))

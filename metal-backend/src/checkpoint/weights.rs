@@ -16,7 +16,7 @@ use super::gguf_config::tensor_name;
 use super::gguf_quant::{dequantize, repack, unpermute_rows};
 use super::safetensors::{SafetensorsCheckpoint, TensorInfo, wrong_tensor};
 use crate::error::engine;
-use crate::nn::{Linear, Weight};
+use crate::nn::{Embedding, Linear, Weight};
 
 /// Where tensors come from.
 enum Source {
@@ -29,6 +29,7 @@ pub struct Weights {
     source: Source,
     path: PathBuf,
     dtype: Dtype,
+    cut: bool,
     config: ModelConfig,
     unused: BTreeSet<String>,
     /// Weights by their bits and group size; the most common stands for the model's.
@@ -67,12 +68,27 @@ impl Weights {
             source,
             path: path.to_owned(),
             dtype,
+            cut: false,
             config: config.clone(),
             unused,
             quantization: BTreeMap::new(),
             parameters: 0,
             bytes: 0,
         }
+    }
+
+    /// Lets large quantized matrices be computed in halves on two cores.
+    pub fn use_two_cores(&mut self) {
+        self.cut = true;
+    }
+
+    /// An embedding table below a name.
+    ///
+    /// # Errors
+    /// `InvalidModel` when a part is missing or of another shape or kind.
+    pub fn embedding(&mut self, prefix: &str, vocab: i32, hidden: i32) -> Result<Embedding> {
+        let table = self.matrix(prefix, vocab, hidden)?;
+        Embedding::new(table, self.dtype, self.cut).map_err(engine("weights"))
     }
 
     /// The type weights are used in.
@@ -222,7 +238,7 @@ impl Weights {
         } else {
             None
         };
-        Linear::new(weight, bias).map_err(engine("weights"))
+        Linear::new(weight, bias, self.cut).map_err(engine("weights"))
     }
 
     /// A matrix `[rows, cols]` below a name, dense or quantized.

@@ -2,6 +2,8 @@
 
 use mlx_rs_core::{Array, Quantized, Result};
 
+use super::parallel::ParallelMatrix;
+
 /// A weight matrix `[out, in]` as it is stored in memory.
 #[derive(Debug, Clone)]
 pub enum Weight {
@@ -45,23 +47,20 @@ enum Kind {
     Dense {
         transposed: Array,
     },
-    Quantized(Quantized),
+    Quantized(ParallelMatrix),
 }
 
 impl Linear {
-    /// From a weight `[out, in]` and an optional bias `[out]`.
+    /// From a weight `[out, in]` and an optional bias `[out]`; `cut` as in [`ParallelMatrix::new`].
     ///
     /// # Errors
     /// When the weight is not a matrix.
-    pub fn new(weight: Weight, bias: Option<Array>) -> Result<Self> {
+    pub fn new(weight: Weight, bias: Option<Array>, cut: bool) -> Result<Self> {
         let kind = match weight {
             Weight::Dense(w) => Kind::Dense {
                 transposed: w.swap_axes(0, 1)?,
             },
-            Weight::Quantized(q) => {
-                q.validate("linear")?;
-                Kind::Quantized(q)
-            }
+            Weight::Quantized(q) => Kind::Quantized(ParallelMatrix::new(q, cut)?),
         };
         Ok(Self { kind, bias })
     }
@@ -74,8 +73,8 @@ impl Linear {
         match (&self.kind, &self.bias) {
             (Kind::Dense { transposed }, None) => x.matmul(transposed),
             (Kind::Dense { transposed }, Some(b)) => b.addmm(x, transposed, 1.0, 1.0),
-            (Kind::Quantized(q), None) => q.matmul_transposed(x),
-            (Kind::Quantized(q), Some(b)) => q.matmul_transposed(x)?.add(b),
+            (Kind::Quantized(q), None) => q.product(x),
+            (Kind::Quantized(q), Some(b)) => q.product(x)?.add(b),
         }
     }
 }

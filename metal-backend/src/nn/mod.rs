@@ -6,6 +6,7 @@ pub mod embedding;
 pub mod linear;
 pub mod mlp;
 pub mod norm;
+pub mod parallel;
 pub mod rope;
 
 pub use attention::Attention;
@@ -13,4 +14,5 @@ pub use embedding::Embedding;
 pub use linear::{Linear, Weight};
 pub use mlp::GatedMlp;
 pub use norm::RmsNorm;
+pub use parallel::ParallelMatrix;
 pub use rope::Rope;

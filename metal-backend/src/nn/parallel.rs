@@ -1,0 +1,108 @@
+//! Quantized products on two cores. MLX computes one operation after another on a CPU stream, each
+//! on one core; cutting a matrix into an upper and a lower half on two streams uses two. On a GPU
+//! there is nothing to gain, and nothing is cut.
+
+use std::sync::OnceLock;
+
+use mlx_rs_core::{Array, Device, Quantized, Result, Stream, concatenate, eval};
+
+/// Below so many weights the hand-over between streams costs more than it saves.
+const WORTH_CUTTING: i64 = 64 * 1024;
+
+/// A quantized matrix, whole or in two halves of its rows that share its memory.
+#[derive(Debug, Clone)]
+pub struct ParallelMatrix {
+    /// The upper half, or all.
+    first: Quantized,
+    second: Option<Quantized>,
+}
+
+/// The stream that computes second halves; one for the process, beside MLX's default one.
+fn helper() -> Result<&'static Stream> {
+    static HELPER: OnceLock<Stream> = OnceLock::new();
+    if let Some(stream) = HELPER.get() {
+        return Ok(stream);
+    }
+    let stream = Stream::new(Device::cpu())?;
+    Ok(HELPER.get_or_init(|| stream))
+}
+
+/// Whether there is a second core to use.
+pub fn two_cores() -> bool {
+    std::thread::available_parallelism().is_ok_and(|n| n.get() > 1)
+}
+
+impl ParallelMatrix {
+    /// The matrix, in halves when `cut` and it is large enough to gain.
+    ///
+    /// # Errors
+    /// When the parts of the matrix do not fit each other.
+    pub fn new(matrix: Quantized, cut: bool) -> Result<Self> {
+        matrix.validate("linear")?;
+        let shape = matrix.weight.shape();
+        let rows = shape.first().copied().unwrap_or(0);
+        let weights = i64::try_from(matrix.weight.size())
+            .unwrap_or(i64::MAX)
+            .saturating_mul(32)
+            / i64::from(matrix.bits.max(1));
+        if !cut || shape.len() != 2 || rows < 2 || weights < WORTH_CUTTING {
+            return Ok(Self {
+                first: matrix,
+                second: None,
+            });
+        }
+        let part = |from: i32, to: i32| -> Result<Quantized> {
+            let rows = |a: &Array| a.slice_axis(0, from, to);
+            let part = Quantized {
+                weight: rows(&matrix.weight)?,
+                scales: rows(&matrix.scales)?,
+                biases: matrix.biases.as_ref().map(rows).transpose()?,
+                ..matrix
+            };
+            // Views of what is in memory already; made once, not at every step.
+            eval([&part.weight, &part.scales].into_iter().chain(&part.biases))?;
+            Ok(part)
+        };
+        Ok(Self {
+            first: part(0, rows / 2)?,
+            second: Some(part(rows / 2, rows)?),
+        })
+    }
+
+    /// `x` times the transposed matrix: `[.., k] -> [.., n]`.
+    ///
+    /// # Errors
+    /// When `x` does not end in the matrix's inputs.
+    pub fn product(&self, x: &Array) -> Result<Array> {
+        let Some(second) = &self.second else {
+            return self.first.matmul_transposed(x);
+        };
+        let lower = helper()?.scope(|| second.matmul_transposed(x))?;
+        let upper = self.first.matmul_transposed(x)?;
+        concatenate(&[&upper, &lower], -1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mlx_rs_core::QuantMode;
+
+    #[test]
+    fn halves_give_what_the_whole_gives() {
+        let values: Vec<f32> = (0..512 * 256)
+            .map(|i| ((i * 37) % 101) as f32 * 0.01)
+            .collect();
+        let weight = Array::from_slice(&values, &[512, 256]).unwrap();
+        let x = weight.slice_axis(0, 3, 8).unwrap();
+        for bits in [4, 8] {
+            let matrix = Quantized::quantize(&weight, 32, bits, QuantMode::Affine).unwrap();
+            let whole = ParallelMatrix::new(matrix.clone(), false).unwrap();
+            let halves = ParallelMatrix::new(matrix, true).unwrap();
+            assert!(whole.second.is_none() && halves.second.is_some());
+            let (a, b) = (whole.product(&x).unwrap(), halves.product(&x).unwrap());
+            assert_eq!(a.shape(), [5, 512]);
+            assert_eq!(a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
+        }
+    }
+}
