@@ -194,3 +194,40 @@ fn the_program_names_the_file_and_exits_with_one() {
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("%n%s%p.gguf"));
 }
+
+#[test]
+fn nothing_is_written_to_the_temporary_directory() {
+    // MLX's CPU compiler would write sources there, run a compiler and load what it finds.
+    let empty = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_mlx"))
+        .args([
+            "generate",
+            "--backend",
+            "cpu",
+            "--raw",
+            "--tokens",
+            "40,41",
+            "--max-tokens",
+            "4",
+        ])
+        .args([
+            "--temp",
+            "1",
+            "--top-p",
+            "0.9",
+            "--repeat-penalty",
+            "1.1",
+            "--model",
+        ])
+        .arg(common::fixture("tiny/qwen3-q4"))
+        .env("TMPDIR", empty.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(fs::read_dir(empty.path()).unwrap().count(), 0);
+}
