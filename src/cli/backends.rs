@@ -31,13 +31,14 @@ fn print(
 ) -> Result<(), Failure> {
     if as_json {
         let value = |backend: &Arc<dyn Backend>| {
+            let available = inference::availability(backend.as_ref());
             json!({
                 "name": backend.name(),
-                "available": backend.available(),
+                "available": available.is_ok(),
                 "default": default == Some(backend.name()),
                 "device": backend.device(),
                 "capabilities": backend.capabilities(),
-                "reason": backend.unavailable_reason(),
+                "reason": available.err(),
             })
         };
         let values: Vec<_> = backends.iter().map(value).collect();
@@ -53,11 +54,9 @@ fn print(
             .to_vec(),
     ];
     for backend in backends {
-        let (available, last) = if backend.available() {
-            ("yes", backend.capabilities().names().join(" "))
-        } else {
-            let reason = backend.unavailable_reason();
-            ("no", reason.unwrap_or_else(|| "not available here".into()))
+        let (available, last) = match inference::availability(backend.as_ref()) {
+            Ok(()) => ("yes", backend.capabilities().names().join(" ")),
+            Err(reason) => ("no", reason),
         };
         let mark = if default == Some(backend.name()) {
             " (default)"
