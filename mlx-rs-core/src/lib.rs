@@ -24,8 +24,9 @@
 //! it does not lock, so calls from two threads at once corrupt memory. Here every call that can
 //! touch that state holds one process-wide **reentrant lock**; [`Array`] and [`Stream`] are
 //! therefore `Send` and `Sync`, by construction rather than by promise. A lock was chosen over one
-//! owning thread because an owning thread costs two context switches per call (about 10 µs against
-//! 15 ns for the uncontended lock; `cargo bench -p mlx-rs-core` measures both) and makes nested
+//! owning thread because an owning thread costs two context switches per call (43 µs against 5 ns for
+//! the uncontended lock, medians on a busy 2-core machine; `cargo bench -p mlx-rs-core` measures
+//! both on yours) and makes nested
 //! calls from callbacks impossible. The price: while one thread waits in [`eval`], others wait to
 //! build graphs. Work itself runs on MLX's own stream threads, which never take the lock.
 //!
