@@ -120,8 +120,8 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 )));
             }
             if name == "__metadata__" {
-                // Free text for people; its form is checked, its content not kept.
-                map.next_value::<HashMap<String, IgnoredText>>()?;
+                // Free text for people; its form is checked, its content not kept. MLX writes null for none.
+                map.next_value::<Option<HashMap<String, IgnoredText>>>()?;
                 continue;
             }
             if tensors.len() == MAX_TENSORS {

@@ -354,3 +354,12 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn null_metadata_is_what_mlx_writes_for_none() {
+    let header = r#"{"__metadata__":null,"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+    assert_eq!(
+        one(&raw(header, 8)).unwrap().names().collect::<Vec<_>>(),
+        ["w"]
+    );
+}
