@@ -321,6 +321,8 @@ mod tests {
 
     #[test]
     fn a_result_beside_a_failing_status_is_freed() {
+        // Under the lock no test beside this one makes or frees a handle.
+        let _guard = lock();
         let before = live();
         let e = adopt("both", |out| {
             // SAFETY: `out` is writable; the new handle is owned by the guard under test.
