@@ -40,7 +40,8 @@ struct Inner {
 }
 
 impl Error {
-    pub(crate) fn new(kind: ErrorKind, op: &'static str, message: impl Into<String>) -> Self {
+    /// An error of `kind` in the operation `op`, for code that builds operations of its own.
+    pub fn new(kind: ErrorKind, op: &'static str, message: impl Into<String>) -> Self {
         Self {
             inner: Box::new(Inner {
                 kind,

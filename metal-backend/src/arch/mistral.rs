@@ -9,13 +9,5 @@ use crate::checkpoint::ModelConfig;
 use crate::checkpoint::weights::Weights;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
-    let window = config.sliding_window.and_then(|w| i32::try_from(w).ok());
-    load_variant(
-        config,
-        weights,
-        Variant {
-            window,
-            ..Variant::default()
-        },
-    )
+    load_variant(config, weights, Variant::default())
 }

@@ -1,10 +1,30 @@
-//! Architectures by `model_type`: a configuration and weights in, a decoder out. What they share is
-//! in `nn/`; what the four llama-like ones share beyond that is the decoder of `llama.rs`.
+//! Architectures by `model_type`, one file each: a configuration and weights in, a decoder out. The
+//! layers they share are in `nn/`, the decoder that most of them are is in `stack.rs`, and what
+//! loading needs in `build.rs` and `moe.rs`.
 
-pub mod llama;
+mod build;
+mod cohere2;
+mod gemma;
+mod gemma2;
+mod gemma3;
+mod gemma4;
+mod glm4;
+mod gpt2;
+mod gpt_oss;
+mod granite;
+mod llama;
 mod mistral;
+mod mixtral;
+mod moe;
+mod olmo2;
+mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
+mod smollm3;
+mod stack;
+mod starcoder2;
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
@@ -36,11 +56,29 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// Every architecture, sorted by name.
-const LOADERS: [(&str, Loader); 4] = [
+const LOADERS: [(&str, Loader); 22] = [
+    ("cohere2", cohere2::load),
+    ("gemma", gemma::load),
+    ("gemma2", gemma2::load),
+    ("gemma3", gemma3::load),
+    ("gemma3_text", gemma3::load),
+    ("gemma4", gemma4::load),
+    ("gemma4_text", gemma4::load),
+    ("glm4", glm4::load),
+    ("gpt2", gpt2::load),
+    ("gpt_oss", gpt_oss::load),
+    ("granite", granite::load),
     ("llama", llama::load),
     ("mistral", mistral::load),
+    ("mixtral", mixtral::load),
+    ("olmo2", olmo2::load),
+    ("phi3", phi3::load),
     ("qwen2", qwen2::load),
+    ("qwen2_moe", qwen2_moe::load),
     ("qwen3", qwen3::load),
+    ("qwen3_moe", qwen3_moe::load),
+    ("smollm3", smollm3::load),
+    ("starcoder2", starcoder2::load),
 ];
 
 /// The names that [`load`] knows.

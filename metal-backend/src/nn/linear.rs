@@ -22,6 +22,23 @@ impl Weight {
         }
     }
 
+    /// Some of its rows; they share its memory.
+    ///
+    /// # Errors
+    /// When there are not so many.
+    pub fn rows(&self, from: i32, to: i32) -> Result<Self> {
+        let cut = |a: &Array| a.slice_axis(-2, from, to);
+        Ok(match self {
+            Weight::Dense(w) => Weight::Dense(cut(w)?),
+            Weight::Quantized(q) => Weight::Quantized(Quantized {
+                weight: cut(&q.weight)?,
+                scales: cut(&q.scales)?,
+                biases: q.biases.as_ref().map(cut).transpose()?,
+                ..*q
+            }),
+        })
+    }
+
     /// The arrays it consists of, for evaluation at load.
     pub fn arrays(&self) -> Vec<&Array> {
         match self {

@@ -1,18 +1,22 @@
 //! Layers that architectures share. They hold weights and compute; they read no files (that is
 //! `checkpoint/`) and keep no state between calls (that is `cache/`).
 
+pub mod activation;
 pub mod attention;
 pub mod embedding;
 pub mod linear;
 pub mod mlp;
+pub mod moe;
 pub mod norm;
 pub mod parallel;
 pub mod rope;
 
-pub use attention::Attention;
+pub use activation::Activation;
+pub use attention::{Attention, HeadNorms};
 pub use embedding::Embedding;
 pub use linear::{Linear, Weight};
-pub use mlp::GatedMlp;
-pub use norm::RmsNorm;
+pub use mlp::{FeedForward, GatedMlp, Mlp};
+pub use moe::{ExpertLinear, Experts, Mixture, Router};
+pub use norm::Norm;
 pub use parallel::ParallelMatrix;
 pub use rope::Rope;

@@ -2,24 +2,49 @@
 
 use mlx_rs_core::{Array, Result, fast};
 
-/// Root-mean-square normalization over the last axis.
+/// Normalization over the last axis.
 #[derive(Debug, Clone)]
-pub struct RmsNorm {
-    weight: Array,
-    eps: f32,
+pub enum Norm {
+    /// By the root of the mean square (Zhang and Sennrich 2019).
+    Rms {
+        /// `[dim]`; `None` for ones.
+        weight: Option<Array>,
+        /// Added under the root.
+        eps: f32,
+    },
+    /// By mean and variance (Ba et al. 2016).
+    Layer {
+        /// `[dim]`.
+        weight: Array,
+        /// `[dim]`.
+        bias: Option<Array>,
+        /// Added under the root.
+        eps: f32,
+    },
 }
 
-impl RmsNorm {
-    /// From a weight `[dim]` and the epsilon under the root.
-    pub fn new(weight: Array, eps: f32) -> Self {
-        Self { weight, eps }
-    }
-
+impl Norm {
     /// `[.., dim] -> [.., dim]`.
     ///
     /// # Errors
     /// When `x` does not end in the weight's dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        fast::rms_norm(x, Some(&self.weight), self.eps)
+        match self {
+            Norm::Rms { weight, eps } => fast::rms_norm(x, weight.as_ref(), *eps),
+            Norm::Layer { weight, bias, eps } => {
+                fast::layer_norm(x, Some(weight), bias.as_ref(), *eps)
+            }
+        }
+    }
+}
+
+/// Through a norm, where there is one.
+///
+/// # Errors
+/// As [`Norm::forward`].
+pub fn through(norm: Option<&Norm>, x: &Array) -> Result<Array> {
+    match norm {
+        Some(norm) => norm.forward(x),
+        None => Ok(x.clone()),
     }
 }

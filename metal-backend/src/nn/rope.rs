@@ -1,36 +1,58 @@
-//! Rotary position embedding and the ways checkpoints stretch it to longer contexts.
+//! Rotary position embedding (Su et al. 2021) and the ways checkpoints stretch it to longer contexts.
 
 use std::f32::consts::TAU;
 
-use mlx_rs_core::{Array, Result, fast};
+use mlx_rs_core::{Array, Result, concatenate, fast};
 
-use crate::checkpoint::config::RopeScaling;
+use crate::checkpoint::config::{RopeConfig, RopeScaling};
 
 /// A configured rotary embedding.
 #[derive(Debug, Clone)]
 pub struct Rope {
     dims: i32,
     theta: f32,
+    /// Positions are multiplied by it.
     scale: f32,
     traditional: bool,
-    /// Wavelength factors, where the powers of theta alone do not say it.
+    /// Wavelengths (over 2 pi) of each pair, where the powers of theta alone do not say it.
     freqs: Option<Array>,
+    /// Those beyond so many positions.
+    beyond: Option<(i32, Array)>,
+    /// Factor on what rotates, in the type of the computation.
+    amplitude: Option<Array>,
 }
 
 impl Rope {
-    /// Rotates the first `dims` elements of each head.
+    /// Rotates heads of `head_dim` elements as the configuration says; `traditional` pairs
+    /// neighbors rather than halves.
     ///
     /// # Errors
     /// When MLX cannot allocate the frequencies.
-    pub fn new(dims: i32, theta: f32, traditional: bool, scaling: &RopeScaling) -> Result<Self> {
+    pub fn new(
+        head_dim: i32,
+        config: &RopeConfig,
+        traditional: bool,
+        dtype: mlx_rs_core::Dtype,
+    ) -> Result<Self> {
+        let whole = matches!(config.scaling, RopeScaling::Proportional { .. });
+        // The part that rotates, even: rotation pairs elements.
+        let part = (head_dim as f32 * config.partial) as i32 / 2 * 2;
+        let dims = if whole { head_dim } else { part.max(2) };
         let mut rope = Self {
             dims,
-            theta,
+            theta: config.theta,
             scale: 1.0,
             traditional,
             freqs: None,
+            beyond: None,
+            amplitude: None,
         };
-        match *scaling {
+        let amplitude = |factor: f32| -> Result<Option<Array>> {
+            (factor != 1.0)
+                .then(|| Array::scalar(factor)?.astype(dtype))
+                .transpose()
+        };
+        match &config.scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => rope.scale = 1.0 / factor,
             RopeScaling::Llama3 {
@@ -39,15 +61,69 @@ impl Rope {
                 high_freq_factor,
                 original_context,
             } => {
-                let freqs: Vec<f32> = powers(dims, theta)
+                let freqs: Vec<f32> = powers(dims, config.theta)
                     .map(|f| {
                         llama3_factor(
                             f,
-                            factor,
-                            low_freq_factor,
-                            high_freq_factor,
-                            original_context,
+                            *factor,
+                            *low_freq_factor,
+                            *high_freq_factor,
+                            *original_context,
                         )
+                    })
+                    .collect();
+                rope.freqs = Some(Array::vector(&freqs)?);
+            }
+            RopeScaling::Yarn {
+                factor,
+                original_context,
+                beta_fast,
+                beta_slow,
+                truncate,
+                attention_factor,
+            } => {
+                let ends = yarn_ends(
+                    dims,
+                    config.theta,
+                    *original_context,
+                    [*beta_fast, *beta_slow],
+                    *truncate,
+                );
+                let freqs: Vec<f32> = powers(dims, config.theta)
+                    .enumerate()
+                    .map(|(i, f)| yarn_wavelength(f, *factor, i as f32, ends))
+                    .collect();
+                rope.freqs = Some(Array::vector(&freqs)?);
+                rope.amplitude = amplitude(*attention_factor)?;
+            }
+            RopeScaling::LongRope {
+                short,
+                long,
+                original_context,
+                attention_factor,
+            } => {
+                let stretched = |by: &[f32]| {
+                    let freqs: Vec<f32> = powers(dims, config.theta)
+                        .zip(by)
+                        .map(|(f, by)| f * by)
+                        .collect();
+                    Array::vector(&freqs)
+                };
+                rope.freqs = Some(stretched(short)?);
+                let limit = i32::try_from(*original_context).unwrap_or(i32::MAX);
+                rope.beyond = Some((limit, stretched(long)?));
+                rope.amplitude = amplitude(*attention_factor)?;
+            }
+            RopeScaling::Proportional { factor } => {
+                // Pairs beyond the part that rotates have an endless wavelength.
+                let freqs: Vec<f32> = powers(dims, config.theta)
+                    .enumerate()
+                    .map(|(i, f)| {
+                        if (i as i32) < part / 2 {
+                            f * factor
+                        } else {
+                            f32::INFINITY
+                        }
                     })
                     .collect();
                 rope.freqs = Some(Array::vector(&freqs)?);
@@ -69,16 +145,42 @@ impl Rope {
         Ok(self)
     }
 
-    /// Rotates `x` `[B, H, L, D]` at positions `offset..offset + L`.
+    /// Elements of each head that rotate.
+    pub fn dims(&self) -> i32 {
+        self.dims
+    }
+
+    /// Rotates `x` `[B, H, L, D]` at positions `offset..offset + L`. `total` is how many positions
+    /// there are with those of this call: it chooses between stretches.
     ///
     /// # Errors
     /// When the shape does not fit.
-    pub fn forward(&self, x: &Array, offset: i32) -> Result<Array> {
-        let base = match &self.freqs {
+    pub fn forward(&self, x: &Array, offset: i32, total: i32) -> Result<Array> {
+        let freqs = match &self.beyond {
+            Some((limit, beyond)) if total > *limit => Some(beyond),
+            _ => self.freqs.as_ref(),
+        };
+        let base = match freqs {
             Some(freqs) => fast::RopeBase::Freqs(freqs),
             None => fast::RopeBase::Theta(self.theta),
         };
-        fast::rope(x, self.dims, self.traditional, base, self.scale, offset)
+        match &self.amplitude {
+            Some(factor) => {
+                let x = self.amplify(x, factor)?;
+                fast::rope(&x, self.dims, self.traditional, base, self.scale, offset)
+            }
+            None => fast::rope(x, self.dims, self.traditional, base, self.scale, offset),
+        }
+    }
+
+    /// Multiplies what rotates.
+    fn amplify(&self, x: &Array, factor: &Array) -> Result<Array> {
+        let width = x.dim(-1)?;
+        if self.dims == width {
+            return x.multiply(factor);
+        }
+        let rotated = x.slice_axis(-1, 0, self.dims)?.multiply(factor)?;
+        concatenate(&[&rotated, &x.slice_axis(-1, self.dims, width)?], -1)
     }
 }
 
@@ -99,6 +201,27 @@ fn llama3_factor(freq: f32, factor: f32, low: f32, high: f32, context: f32) -> f
     }
 }
 
+/// Between which pairs the ramp of YaRN runs: those that turn `betas` times within the context.
+fn yarn_ends(dims: i32, theta: f32, context: f32, betas: [f32; 2], truncate: bool) -> [f32; 2] {
+    let pair =
+        |turns: f32| dims as f32 * (context / (turns * TAU)).ln() / (2.0 * theta.ln().max(1e-6));
+    let (mut low, mut high) = (pair(betas[0]), pair(betas[1]));
+    if truncate {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    let (low, mut high) = (low.max(0.0), high.min(dims as f32 - 1.0));
+    if low == high {
+        high += 0.001;
+    }
+    [low, high]
+}
+
+/// The wavelength of pair `i`: kept before the ramp, stretched after it, mixed by frequency on it.
+fn yarn_wavelength(freq: f32, factor: f32, i: f32, [low, high]: [f32; 2]) -> f32 {
+    let stretched = ((i - low) / (high - low)).clamp(0.0, 1.0);
+    1.0 / ((1.0 - stretched) / freq + stretched / (factor * freq))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,5 +234,62 @@ mod tests {
         // Between 8192/4 and 8192/1 the stretch lies strictly between the ends.
         let middle = 4096.0 / TAU;
         assert!(at(middle) > middle && at(middle) < 8.0 * middle);
+    }
+
+    #[test]
+    fn yarn_keeps_the_first_pairs_and_stretches_the_last() {
+        let ends = yarn_ends(64, 150_000.0, 4096.0, [32.0, 1.0], false);
+        assert!(
+            ends[0] > 0.0 && ends[0] < ends[1] && ends[1] < 32.0,
+            "{ends:?}"
+        );
+        assert_eq!(yarn_wavelength(3.0, 32.0, 0.0, ends), 3.0);
+        assert!((yarn_wavelength(3.0, 32.0, 31.0, ends) - 96.0).abs() < 1e-3);
+        let middle = yarn_wavelength(3.0, 32.0, (ends[0] + ends[1]) / 2.0, ends);
+        assert!(middle > 3.0 && middle < 96.0);
+        let rounded = yarn_ends(64, 150_000.0, 4096.0, [32.0, 1.0], true);
+        assert_eq!(rounded, [ends[0].floor(), ends[1].ceil()]);
+    }
+
+    #[test]
+    fn a_part_of_a_head_rotates_and_the_rest_stays() {
+        let mut config = RopeConfig::plain(10_000.0);
+        config.partial = 0.5;
+        let rope = Rope::new(8, &config, false, mlx_rs_core::Dtype::Float32).unwrap();
+        let x = Array::from_slice(&[1.0f32; 8], &[1, 1, 1, 8]).unwrap();
+        let y = rope.forward(&x, 3, 4).unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(rope.dims(), 4);
+        assert!(y[..4].iter().all(|v| (v - 1.0).abs() > 1e-3), "{y:?}");
+        assert_eq!(y[4..], [1.0; 4]);
+    }
+
+    #[test]
+    fn stretches_change_beyond_the_trained_context() {
+        let mut config = RopeConfig::plain(10_000.0);
+        config.scaling = RopeScaling::LongRope {
+            short: vec![1.0, 1.0],
+            long: vec![4.0, 4.0],
+            original_context: 8,
+            attention_factor: 2.0,
+        };
+        let rope = Rope::new(4, &config, false, mlx_rs_core::Dtype::Float32).unwrap();
+        let plain = Rope::new(
+            4,
+            &RopeConfig::plain(1e4),
+            false,
+            mlx_rs_core::Dtype::Float32,
+        );
+        let plain = plain.unwrap();
+        let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 1, 4]).unwrap();
+        let at = |rope: &Rope, offset, total| {
+            rope.forward(&x, offset, total)
+                .unwrap()
+                .to_vec::<f32>()
+                .unwrap()
+        };
+        let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - 2.0 * b).abs() < 1e-5);
+        assert!(near(&at(&rope, 4, 8), &at(&plain, 4, 8)));
+        // Four times the wavelength is a quarter of the turn.
+        assert!(near(&at(&rope, 4, 9), &at(&plain, 1, 9)));
     }
 }

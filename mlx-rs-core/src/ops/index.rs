@@ -203,7 +203,7 @@ impl Array {
 
     /// `indices` with everything below 0 raised to 0 and above the last element lowered to it,
     /// inside the graph: no evaluation, and no way to reach outside.
-    fn clamp_indices(op: &'static str, indices: &Array, length: i32) -> Result<Array> {
+    pub(super) fn clamp_indices(op: &'static str, indices: &Array, length: i32) -> Result<Array> {
         Self::index_dtype(op, indices)?;
         if length == 0 {
             return Err(Error::new(

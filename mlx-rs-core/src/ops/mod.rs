@@ -3,6 +3,7 @@
 
 mod binary;
 mod create;
+mod gather;
 mod index;
 mod matrix;
 mod quantized;

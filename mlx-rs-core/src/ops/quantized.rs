@@ -26,7 +26,7 @@ pub enum QuantMode {
 }
 
 impl QuantMode {
-    fn name(self) -> &'static CStr {
+    pub(super) fn name(self) -> &'static CStr {
         match self {
             QuantMode::Affine => c"affine",
             QuantMode::Mxfp4 => c"mxfp4",
@@ -66,7 +66,7 @@ pub struct Quantized {
     pub mode: QuantMode,
 }
 
-fn some_int(value: i32) -> sys::mlx_optional_int {
+pub(super) fn some_int(value: i32) -> sys::mlx_optional_int {
     sys::mlx_optional_int {
         value,
         has_value: true,

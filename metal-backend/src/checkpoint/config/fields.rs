@@ -99,6 +99,30 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A finite number.
+    pub(super) fn number(&self, name: &str) -> Fault<Option<f32>> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        match value.as_f64().map(|f| f as f32) {
+            Some(f) if f.is_finite() => Ok(Some(f)),
+            _ => Err(self.wrong(name, value, "a finite number")),
+        }
+    }
+
+    /// A list of finite numbers.
+    pub(super) fn numbers(&self, name: &str) -> Fault<Option<Vec<f32>>> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let finite = |v: &Value| v.as_f64().map(|f| f as f32).filter(|f| f.is_finite());
+        value
+            .as_array()
+            .and_then(|items| items.iter().map(finite).collect())
+            .map(Some)
+            .ok_or_else(|| self.wrong(name, value, "a list of finite numbers"))
+    }
+
     pub(super) fn required_positive(&self, name: &str) -> Fault<f32> {
         self.positive(name)?.ok_or_else(|| self.missing(name))
     }

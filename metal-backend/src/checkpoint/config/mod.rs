@@ -3,6 +3,8 @@
 //! the file where weights are fetched.
 
 mod fields;
+mod layers;
+mod normalize;
 mod quantization;
 mod rope;
 #[cfg(test)]
@@ -10,13 +12,15 @@ mod tests;
 mod validate;
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use inference::{Error, ErrorKind, Result};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+pub use layers::LayerKind;
 pub use quantization::QuantConfig;
-pub use rope::RopeScaling;
+pub use rope::{RopeConfig, RopeScaling};
 
 use super::files::{invalid, read_capped};
 use fields::{Fault, Fields};
@@ -38,6 +42,8 @@ pub mod limits {
     pub const HEAD_DIM: usize = 1 << 12;
     /// `vocab_size`.
     pub const VOCAB: usize = 1 << 22;
+    /// `num_experts` and its other names.
+    pub const EXPERTS: usize = 1 << 12;
     /// `max_position_embeddings` and `sliding_window`.
     pub const POSITIONS: usize = super::rope::MAX_POSITIONS;
 }
@@ -63,10 +69,10 @@ pub struct ModelConfig {
     pub rms_norm_eps: f32,
     /// Rows of the embedding.
     pub vocab_size: usize,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f32,
-    /// How the rotary embedding is stretched.
-    pub rope_scaling: RopeScaling,
+    /// Rotation in layers that see every position, and in all where `rope_sliding` is `None`.
+    pub rope: RopeConfig,
+    /// Rotation in layers with a sliding window, where it differs.
+    pub rope_sliding: Option<RopeConfig>,
     /// Rotates neighboring elements rather than halves.
     pub rope_traditional: bool,
     /// The context the model was made for, in positions.
@@ -77,15 +83,23 @@ pub struct ModelConfig {
     pub attention_bias: bool,
     /// Biases in the feed-forward block.
     pub mlp_bias: bool,
-    /// Positions each query looks back to, in every layer; `None` for all. Already `None` where
+    /// Positions each query looks back to in sliding layers; `None` for all. Already `None` where
     /// the checkpoint has a window and does not use it.
     pub sliding_window: Option<usize>,
+    /// The kind of each layer.
+    pub layer_kinds: Vec<LayerKind>,
+    /// The activation of the feed-forward block, as the file names it.
+    pub activation: Option<String>,
+    /// Experts in each mixture, for the estimate of memory; 0 for a dense network.
+    pub num_experts: usize,
     /// Tokens that end a reply.
     pub eos_token_ids: Vec<u32>,
     /// How matrices are quantized; `None` for a dense model and for GGUF, where each tensor says.
     pub quantization: Option<QuantConfig>,
     /// Layers that differ from it, by name such as `model.layers.3.mlp.down_proj`; `None` is dense.
     pub quantization_overrides: BTreeMap<String, Option<QuantConfig>>,
+    /// Every field, for what only one architecture knows; read through [`Self::uint`] and the others.
+    pub fields: Map<String, Value>,
 }
 
 /// A JSON object, with the kind of error that says what else it is.
@@ -122,13 +136,16 @@ impl ModelConfig {
     /// # Errors
     /// As [`Self::from_file`].
     pub fn from_json(bytes: &[u8]) -> Result<Self> {
-        let map = object(bytes)?;
+        Self::from_map(object(bytes)?)
+    }
+
+    /// As [`Self::from_file`], from the file's fields.
+    ///
+    /// # Errors
+    /// As [`Self::from_file`].
+    pub fn from_map(map: Map<String, Value>) -> Result<Self> {
+        let map = normalize::normalize(map)?;
         let fields = Fields::new(&map);
-        if fields.get("text_config").is_some() && fields.get("hidden_size").is_none() {
-            return Err(unsupported(
-                "a multimodal configuration (text_config) is not supported; use a text model",
-            ));
-        }
         let max_position_embeddings = fields
             .uint("max_position_embeddings", 1..=limits::POSITIONS)
             .map_err(fault)?;
@@ -141,17 +158,21 @@ impl ModelConfig {
         };
         let rope = rope::parse(&fields, max_position_embeddings).map_err(feature)?;
         let (quantization, overrides) = quantization::parse(&fields).map_err(feature)?;
-        check_features(&fields)?;
         let mut config = Self::plain(&fields, rope, max_position_embeddings).map_err(fault)?;
         config.quantization = quantization;
         config.quantization_overrides = overrides;
-        config.sliding_window = sliding_window(&fields, &config)?;
+        (config.sliding_window, config.layer_kinds) = layers::parse(
+            &fields,
+            config.model_type.as_deref().unwrap_or_default(),
+            config.num_hidden_layers,
+        )?;
+        config.fields = map;
         config.validate()?;
         Ok(config)
     }
 
     /// What is one field each.
-    fn plain(fields: &Fields<'_>, rope: rope::Rope, positions: Option<usize>) -> Fault<Self> {
+    fn plain(fields: &Fields<'_>, rope: rope::Ropes, positions: Option<usize>) -> Fault<Self> {
         let heads = fields.required_uint("num_attention_heads", 1..=limits::HEADS)?;
         Ok(Self {
             model_type: fields.str("model_type")?.map(str::to_owned),
@@ -166,85 +187,106 @@ impl ModelConfig {
             head_dim: fields.uint("head_dim", 2..=limits::HEAD_DIM)?,
             rms_norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
             vocab_size: fields.required_uint("vocab_size", 1..=limits::VOCAB)?,
-            rope_theta: rope.theta,
-            rope_scaling: rope.scaling,
+            rope: rope.full,
+            rope_sliding: rope.sliding,
             rope_traditional: fields.bool("rope_traditional")?.unwrap_or(false),
             max_position_embeddings: positions,
             tie_word_embeddings: fields.bool("tie_word_embeddings")?,
             attention_bias: fields.bool("attention_bias")?.unwrap_or(false),
             mlp_bias: fields.bool("mlp_bias")?.unwrap_or(false),
             sliding_window: None,
+            layer_kinds: Vec::new(),
+            activation: activation(fields)?,
+            num_experts: experts(fields)?,
             eos_token_ids: fields.token_ids("eos_token_id")?,
             quantization: None,
             quantization_overrides: BTreeMap::new(),
+            fields: Map::new(),
         })
     }
-}
 
-/// Refuses what would silently compute something else.
-fn check_features(fields: &Fields<'_>) -> Result<()> {
-    if let Some(act) = fields.str("hidden_act").map_err(fault)?
-        && !matches!(act, "silu" | "swish")
-    {
-        return Err(unsupported(format!(
-            "hidden_act {act:?} is not supported; supported is silu"
-        )));
-    }
-    for field in ["num_experts", "num_local_experts", "n_routed_experts"] {
-        if fields
-            .uint(field, 0..=usize::MAX)
-            .map_err(fault)?
-            .is_some_and(|n| n > 0)
-        {
-            return Err(unsupported(format!(
-                "a mixture of experts ({field}) is not supported"
-            )));
+    /// The window of layer `i`, where it has one.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        match self.layer_kinds.get(layer) {
+            Some(LayerKind::Sliding) => self.sliding_window,
+            _ => None,
         }
     }
-    Ok(())
+
+    /// Whether layer `i` is one of those that slide, with a window or without.
+    pub fn slides(&self, layer: usize) -> bool {
+        self.layer_kinds.get(layer) == Some(&LayerKind::Sliding)
+    }
+
+    /// The rotation of layer `i`.
+    pub fn rope_of(&self, layer: usize) -> &RopeConfig {
+        match &self.rope_sliding {
+            Some(own) if self.slides(layer) => own,
+            _ => &self.rope,
+        }
+    }
+
+    /// A whole number of one architecture's own.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when the field holds anything else.
+    pub fn uint(&self, name: &str, range: RangeInclusive<usize>) -> Result<Option<usize>> {
+        Fields::new(&self.fields).uint(name, range).map_err(fault)
+    }
+
+    /// As [`Self::uint`], for one that must be there.
+    ///
+    /// # Errors
+    /// As [`Self::uint`], and when it is missing.
+    pub fn required_uint(&self, name: &str, range: RangeInclusive<usize>) -> Result<usize> {
+        Fields::new(&self.fields)
+            .required_uint(name, range)
+            .map_err(fault)
+    }
+
+    /// A finite number of one architecture's own.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when the field holds anything else.
+    pub fn number(&self, name: &str) -> Result<Option<f32>> {
+        Fields::new(&self.fields).number(name).map_err(fault)
+    }
+
+    /// A switch of one architecture's own.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when the field is not true or false.
+    pub fn flag(&self, name: &str) -> Result<Option<bool>> {
+        Fields::new(&self.fields).bool(name).map_err(fault)
+    }
+
+    /// A list of numbers of one architecture's own.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when the field holds anything else.
+    pub fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        Fields::new(&self.fields).numbers(name).map_err(fault)
+    }
 }
 
-/// The window that every layer really uses.
-fn sliding_window(fields: &Fields<'_>, config: &ModelConfig) -> Result<Option<usize>> {
-    let window = fields
-        .uint("sliding_window", 1..=limits::POSITIONS)
-        .map_err(fault)?;
-    let is_qwen = config
-        .model_type
-        .as_deref()
-        .is_some_and(|t| t.starts_with("qwen"));
-    // Qwen checkpoints carry a window that is off unless said otherwise; others use what they have.
-    let used = fields
-        .bool("use_sliding_window")
-        .map_err(fault)?
-        .unwrap_or(!is_qwen);
-    let Some(window) = window.filter(|_| used) else {
-        return Ok(None);
-    };
-    let layer_types = fields.strings("layer_types").map_err(fault)?;
-    let layers = config.num_hidden_layers;
-    let sliding = if !layer_types.is_empty() {
-        layer_types
-            .iter()
-            .take(layers)
-            .filter(|t| *t == "sliding_attention")
-            .count()
-    } else if is_qwen {
-        // The first `max_window_layers` layers see everything.
-        let full = fields
-            .uint("max_window_layers", 0..=usize::MAX)
-            .map_err(fault)?;
-        layers.saturating_sub(full.unwrap_or(layers))
-    } else {
-        layers
-    };
-    match sliding {
-        0 => Ok(None),
-        n if n == layers => Ok(Some(window)),
-        n => Err(unsupported(format!(
-            "a sliding window in {n} of {layers} layers is not supported; it must be all or none"
-        ))),
+/// The activation's name. Gemma has two fields; the newer one counts.
+fn activation(fields: &Fields<'_>) -> Fault<Option<String>> {
+    for name in ["hidden_activation", "hidden_act", "activation_function"] {
+        if let Some(found) = fields.str(name)? {
+            return Ok(Some(found.to_owned()));
+        }
     }
+    Ok(None)
+}
+
+/// Experts in each mixture; families name the field differently.
+fn experts(fields: &Fields<'_>) -> Fault<usize> {
+    for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
+        if let Some(n) = fields.uint(name, 0..=limits::EXPERTS)? {
+            return Ok(n);
+        }
+    }
+    Ok(0)
 }
 
 /// The token ids of the field `key`: one, a list, or none. A negative id stands for "none".

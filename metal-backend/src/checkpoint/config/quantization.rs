@@ -22,10 +22,35 @@ pub struct QuantConfig {
 /// `model.layers.3.mlp.down_proj`; `None` there means dense.
 pub(super) type Parsed = (Option<QuantConfig>, BTreeMap<String, Option<QuantConfig>>);
 
-/// The group sizes that MLX has kernels for.
-pub(super) const GROUP_SIZES: [i32; 3] = [32, 64, 128];
-/// The widths that MLX has kernels for.
-pub(super) const BITS: [i32; 6] = [2, 3, 4, 5, 6, 8];
+/// What MLX has kernels for: mode, group sizes, bits.
+const FORMATS: [(&str, &[i32], &[i32]); 4] = [
+    ("affine", &[32, 64, 128], &[2, 3, 4, 5, 6, 8]),
+    ("mxfp4", &[32], &[4]),
+    ("mxfp8", &[32], &[8]),
+    ("nvfp4", &[16], &[4]),
+];
+
+/// Whether MLX has the format.
+pub(super) fn fits(config: &QuantConfig) -> Result<(), String> {
+    let Some((_, groups, bits)) = FORMATS.iter().find(|(mode, ..)| *mode == config.mode) else {
+        return Err(format!(
+            "quantization.mode is {:?}, which is unknown",
+            config.mode
+        ));
+    };
+    for (field, value, allowed) in [
+        ("group_size", config.group_size, groups),
+        ("bits", config.bits, bits),
+    ] {
+        if !allowed.contains(&value) {
+            return Err(format!(
+                "quantization.{field} is {value}; for {} it must be one of {allowed:?}",
+                config.mode
+            ));
+        }
+    }
+    Ok(())
+}
 
 /// An error's text and whether the fault is that we lack the feature.
 pub(super) type QuantFault = super::rope::RopeFault;
@@ -46,6 +71,15 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Parsed, QuantFault> {
         },
     };
     if let Some(method) = map.get("quant_method") {
+        // What OpenAI published: only the experts are packed, in a layout that MLX has.
+        if method.as_str() == Some("mxfp4") {
+            let packed = QuantConfig {
+                group_size: 32,
+                bits: 4,
+                mode: String::from("mxfp4"),
+            };
+            return Ok((Some(packed), BTreeMap::new()));
+        }
         return Err(unsupported(format!(
             "weights quantized with {} are not supported; use a checkpoint converted for MLX",
             shown(method)
@@ -70,11 +104,21 @@ fn parse_one(
     map: &Map<String, Value>,
     default: Option<&QuantConfig>,
 ) -> Result<QuantConfig, QuantFault> {
+    let mode = match map.get("mode") {
+        None | Some(Value::Null) => default.map_or("affine", |d| d.mode.as_str()),
+        Some(Value::String(mode)) => mode,
+        Some(other) => return Err(unknown_mode(place, other)),
+    };
+    let Some((mode, groups, bits)) = FORMATS.iter().find(|(known, ..)| *known == mode) else {
+        return Err(unknown_mode(place, &Value::String(mode.to_owned())));
+    };
     let one_of = |field: &str, allowed: &[i32], default: Option<i32>| {
         let value = match (map.get(field), default) {
             (Some(value), _) => value,
-            (None, Some(default)) => return Ok(default),
-            (None, None) => {
+            (None, Some(default)) if allowed.contains(&default) => return Ok(default),
+            // A mode with one choice needs no telling.
+            (None, _) if allowed.len() == 1 => return Ok(allowed[0]),
+            (None, _) => {
                 return Err(QuantFault::from(format!(
                     "the field {place}.{field} is missing"
                 )));
@@ -90,19 +134,18 @@ fn parse_one(
             ))
         })
     };
-    match map.get("mode") {
-        None | Some(Value::Null) => {}
-        Some(Value::String(mode)) if mode == "affine" => {}
-        Some(other) => {
-            return Err(unsupported(format!(
-                "{place}.mode {} is not supported; supported is affine",
-                shown(other)
-            )));
-        }
-    }
     Ok(QuantConfig {
-        group_size: one_of("group_size", &GROUP_SIZES, default.map(|d| d.group_size))?,
-        bits: one_of("bits", &BITS, default.map(|d| d.bits))?,
-        mode: String::from("affine"),
+        group_size: one_of("group_size", groups, default.map(|d| d.group_size))?,
+        bits: one_of("bits", bits, default.map(|d| d.bits))?,
+        mode: (*mode).to_owned(),
     })
+}
+
+fn unknown_mode(place: &str, mode: &Value) -> QuantFault {
+    let known: Vec<_> = FORMATS.iter().map(|(mode, ..)| *mode).collect();
+    unsupported(format!(
+        "{place}.mode {} is not supported; supported are {}",
+        shown(mode),
+        known.join(", ")
+    ))
 }

@@ -1,10 +1,11 @@
-//! How a configuration stretches the rotary embedding: `rope_scaling`, or `rope_parameters` as
-//! transformers 5 writes it. The formulas are in `nn/rope.rs`.
+//! How a configuration turns positions into rotations: `rope_theta` and `rope_scaling`, or
+//! `rope_parameters` as transformers 5 writes it, there also by kind of layer. The formulas are in
+//! `nn/rope.rs`.
 
 use super::fields::{Fault, Fields, shown};
 
 /// How positions are stretched beyond the trained context.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub enum RopeScaling {
     /// Not at all.
     #[default]
@@ -25,18 +26,75 @@ pub enum RopeScaling {
         /// The trained context, in positions.
         original_context: f32,
     },
+    /// `YaRN` (Peng et al. 2023): a ramp between kept and stretched wavelengths.
+    Yarn {
+        /// The stretch of the longest wavelengths.
+        factor: f32,
+        /// The trained context, in positions.
+        original_context: f32,
+        /// Rotations within the trained context above which a wavelength is kept.
+        beta_fast: f32,
+        /// Rotations below which it is stretched in full.
+        beta_slow: f32,
+        /// Whether the ramp's ends are rounded to whole elements.
+        truncate: bool,
+        /// Factor on queries and keys.
+        attention_factor: f32,
+    },
+    /// `LongRoPE` (Ding et al. 2024): a stretch for each pair, one set within the trained context
+    /// and one beyond.
+    LongRope {
+        /// Stretches while everything fits the trained context.
+        short: Vec<f32>,
+        /// Stretches beyond it.
+        long: Vec<f32>,
+        /// The trained context, in positions.
+        original_context: usize,
+        /// Factor on queries and keys.
+        attention_factor: f32,
+    },
+    /// Gemma 4: wavelengths counted over the whole head, of which only the first part rotates.
+    Proportional {
+        /// Positions are divided by it.
+        factor: f32,
+    },
 }
 
-/// What a configuration says about rotary embedding.
-pub(super) struct Rope {
+/// What a configuration says about rotary embedding in one kind of layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the frequencies.
     pub theta: f32,
+    /// How they are stretched.
     pub scaling: RopeScaling,
+    /// The part of each head that rotates, from its start; 1 for all.
+    pub partial: f32,
+}
+
+impl RopeConfig {
+    /// Unstretched, all of a head.
+    pub fn plain(theta: f32) -> Self {
+        Self {
+            theta,
+            scaling: RopeScaling::None,
+            partial: 1.0,
+        }
+    }
+}
+
+/// The rotations of full and of sliding layers.
+pub(super) struct Ropes {
+    pub full: RopeConfig,
+    /// `None` when sliding layers rotate as the full ones do.
+    pub sliding: Option<RopeConfig>,
 }
 
 /// The largest context that positions may count to.
 pub(super) const MAX_POSITIONS: usize = i32::MAX as usize;
 const DEFAULT_THETA: f32 = 10_000.0;
-const KNOWN: &str = "default, linear, llama3";
+const KNOWN: &str = "default, linear, llama3, yarn, longrope, proportional";
+/// Pairs that a list of stretches may have.
+const MAX_PAIRS: usize = 2048;
 
 /// An error's text and whether the fault is that we lack the feature.
 pub(super) struct RopeFault {
@@ -60,48 +118,78 @@ fn unsupported(message: String) -> RopeFault {
     }
 }
 
-pub(super) fn parse(fields: &Fields<'_>, max_positions: Option<usize>) -> Result<Rope, RopeFault> {
+pub(super) fn parse(fields: &Fields<'_>, max_positions: Option<usize>) -> Result<Ropes, RopeFault> {
     let parameters = fields.nested("rope_parameters", "rope_parameters.")?;
+    if let Some(by_kind) = &parameters
+        && (by_kind.get("full_attention").is_some() || by_kind.get("sliding_attention").is_some())
+    {
+        let kind = |name, prefix| -> Result<Option<RopeConfig>, RopeFault> {
+            by_kind
+                .nested(name, prefix)?
+                .map(|own| one(fields, Some(&own), Some(&own), max_positions))
+                .transpose()
+        };
+        let full = kind("full_attention", "rope_parameters.full_attention.")?;
+        let sliding = kind("sliding_attention", "rope_parameters.sliding_attention.")?;
+        return Ok(match (full, sliding) {
+            (Some(full), sliding) => Ropes { full, sliding },
+            (None, Some(only)) => Ropes {
+                full: only,
+                sliding: None,
+            },
+            // Unreachable by the condition above; an unstretched rotation is the honest default.
+            (None, None) => Ropes {
+                full: RopeConfig::plain(DEFAULT_THETA),
+                sliding: None,
+            },
+        });
+    }
     let scaling = fields.nested("rope_scaling", "rope_scaling.")?;
-    for name in ["full_attention", "sliding_attention"] {
-        if parameters.as_ref().is_some_and(|p| p.get(name).is_some()) {
-            return Err(unsupported(
-                "rope_parameters differ by layer type, which is not supported".into(),
-            ));
+    let full = one(
+        fields,
+        parameters.as_ref(),
+        scaling.as_ref().or(parameters.as_ref()),
+        max_positions,
+    )?;
+    let sliding = fields
+        .positive("rope_local_base_freq")?
+        .map(RopeConfig::plain);
+    Ok(Ropes { full, sliding })
+}
+
+/// One rotation: base and part from `parameters` or the configuration itself, stretch from `scaling`.
+fn one(
+    fields: &Fields<'_>,
+    parameters: Option<&Fields<'_>>,
+    scaling: Option<&Fields<'_>>,
+    max_positions: Option<usize>,
+) -> Result<RopeConfig, RopeFault> {
+    let number = |name: &str| -> Fault<Option<f32>> {
+        match parameters.map(|p| p.positive(name)).transpose()?.flatten() {
+            Some(own) => Ok(Some(own)),
+            None => fields.positive(name),
         }
-    }
-    let rotated = |f: &Fields<'_>| f.positive("partial_rotary_factor");
-    for factor in [
-        rotated(fields)?,
-        parameters.as_ref().map(rotated).transpose()?.flatten(),
-    ] {
-        if factor.is_some_and(|f| f != 1.0) {
-            return Err(unsupported(
-                "partial_rotary_factor is not 1: rotating a part of each head is not supported"
-                    .into(),
-            ));
-        }
-    }
-    let theta = match fields.positive("rope_theta")? {
-        Some(theta) => Some(theta),
-        None => parameters
-            .as_ref()
-            .map(|p| p.positive("rope_theta"))
-            .transpose()?
-            .flatten(),
     };
-    let scaling = match scaling.or(parameters) {
-        Some(f) => parse_scaling(&f, max_positions)?,
+    let partial = number("partial_rotary_factor")?.unwrap_or(1.0);
+    if partial > 1.0 {
+        return Err(RopeFault::from(format!(
+            "partial_rotary_factor is {partial}; it must be at most 1"
+        )));
+    }
+    let scaling = match scaling {
+        Some(f) => parse_scaling(f, fields, max_positions)?,
         None => RopeScaling::None,
     };
-    Ok(Rope {
-        theta: theta.unwrap_or(DEFAULT_THETA),
+    Ok(RopeConfig {
+        theta: number("rope_theta")?.unwrap_or(DEFAULT_THETA),
         scaling,
+        partial,
     })
 }
 
 fn parse_scaling(
     fields: &Fields<'_>,
+    top: &Fields<'_>,
     max_positions: Option<usize>,
 ) -> Result<RopeScaling, RopeFault> {
     // `type` is the older name.
@@ -111,9 +199,13 @@ fn parse_scaling(
     };
     let original = || -> Fault<usize> {
         let field = "original_max_position_embeddings";
-        match fields.uint(field, 1..=MAX_POSITIONS)?.or(max_positions) {
+        let range = || 1..=MAX_POSITIONS;
+        match fields.uint(field, range())? {
             Some(n) => Ok(n),
-            None => Err(fields.missing(field)),
+            None => match top.uint(field, range())?.or(max_positions) {
+                Some(n) => Ok(n),
+                None => Err(fields.missing(field)),
+            },
         }
     };
     Ok(match kind {
@@ -137,6 +229,51 @@ fn parse_scaling(
                 original_context: original()? as f32,
             }
         }
+        Some("yarn") => {
+            let factor = fields.required_positive("factor")?;
+            let (fast, slow) = (
+                fields.positive("beta_fast")?.unwrap_or(32.0),
+                fields.positive("beta_slow")?.unwrap_or(1.0),
+            );
+            if slow > fast {
+                return Err(RopeFault::from(format!(
+                    "rope_scaling.beta_slow is {slow}; it must not be above beta_fast, which is {fast}"
+                )));
+            }
+            RopeScaling::Yarn {
+                factor,
+                original_context: original()? as f32,
+                beta_fast: fast,
+                beta_slow: slow,
+                truncate: fields.bool("truncate")?.unwrap_or(true),
+                attention_factor: yarn_attention(fields, factor)?,
+            }
+        }
+        Some("longrope" | "su") => {
+            let original_context = original()?;
+            let factor = match fields.positive("factor")? {
+                Some(factor) => factor,
+                None => max_positions.map_or(1.0, |n| n as f32 / original_context as f32),
+            };
+            let by_length = || {
+                if factor <= 1.0 || original_context < 2 {
+                    1.0
+                } else {
+                    (1.0 + factor.ln() / (original_context as f32).ln()).sqrt()
+                }
+            };
+            RopeScaling::LongRope {
+                short: stretches(fields, "short_factor")?,
+                long: stretches(fields, "long_factor")?,
+                original_context,
+                attention_factor: fields
+                    .positive("attention_factor")?
+                    .unwrap_or_else(by_length),
+            }
+        }
+        Some("proportional") => RopeScaling::Proportional {
+            factor: fields.positive("factor")?.unwrap_or(1.0),
+        },
         Some(_) => {
             let name = if fields.get("rope_type").is_some() {
                 "rope_type"
@@ -149,4 +286,40 @@ fn parse_scaling(
             )));
         }
     })
+}
+
+/// `YaRN`'s factor on queries and keys: given, or from the stretch (equation 22 of the paper, with
+/// `DeepSeek`'s two weights where the file has them).
+fn yarn_attention(fields: &Fields<'_>, factor: f32) -> Fault<f32> {
+    if let Some(given) = fields.positive("attention_factor")? {
+        return Ok(given);
+    }
+    let by = |weight: f32| {
+        if factor <= 1.0 {
+            1.0
+        } else {
+            0.1 * weight * factor.ln() + 1.0
+        }
+    };
+    // A weight of 0 counts as none.
+    let weight = |name: &str| -> Fault<Option<f32>> {
+        match fields.get(name).and_then(serde_json::Value::as_f64) {
+            Some(0.0) => Ok(None),
+            _ => fields.positive(name),
+        }
+    };
+    Ok(match (weight("mscale")?, weight("mscale_all_dim")?) {
+        (Some(one), Some(all)) => by(one) / by(all),
+        _ => by(1.0),
+    })
+}
+
+fn stretches(fields: &Fields<'_>, name: &str) -> Fault<Vec<f32>> {
+    let values = fields.numbers(name)?.ok_or_else(|| fields.missing(name))?;
+    if values.is_empty() || values.len() > MAX_PAIRS || values.iter().any(|v| *v <= 0.0) {
+        return Err(format!(
+            "rope_scaling.{name} must be a list of 1 to {MAX_PAIRS} numbers above 0"
+        ));
+    }
+    Ok(values)
 }

@@ -34,7 +34,7 @@ fn reads_what_it_needs() {
         (c.hidden_size, c.num_key_value_heads, c.head_dim),
         (64, 2, None)
     );
-    assert_eq!((c.rms_norm_eps, c.rope_theta), (1e-5, 10_000.0));
+    assert_eq!((c.rms_norm_eps, c.rope.theta), (1e-5, 10_000.0));
     assert_eq!((c.eos_token_ids, c.tie_word_embeddings), (vec![2, 3], None));
     assert_eq!(c.quantization, None);
     let c = with(
@@ -64,9 +64,9 @@ fn rotary_scaling_old_and_new() {
         "rope_theta": null}),
     );
     let c = c.unwrap();
-    assert_eq!((c.rope_theta, c.rope_scaling), (5e5, RopeScaling::None));
+    assert_eq!((c.rope.theta, c.rope.scaling), (5e5, RopeScaling::None));
     let c = with(json!({"rope_scaling": {"type": "linear", "factor": 4}})).unwrap();
-    assert_eq!(c.rope_scaling, RopeScaling::Linear { factor: 4.0 });
+    assert_eq!(c.rope.scaling, RopeScaling::Linear { factor: 4.0 });
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192});
     let expected = RopeScaling::Llama3 {
@@ -76,16 +76,17 @@ fn rotary_scaling_old_and_new() {
         original_context: 8192.0,
     };
     assert_eq!(
-        with(json!({"rope_scaling": llama3})).unwrap().rope_scaling,
+        with(json!({"rope_scaling": llama3})).unwrap().rope.scaling,
         expected
     );
     assert_eq!(
         with(json!({"rope_parameters": llama3}))
             .unwrap()
-            .rope_scaling,
+            .rope
+            .scaling,
         expected
     );
-    for kind in ["yarn", "dynamic", "longrope", "su", "mrope"] {
+    for kind in ["dynamic", "mrope"] {
         let e = with(json!({"rope_scaling": {"type": kind, "factor": 2}})).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported);
         assert!(
@@ -93,6 +94,69 @@ fn rotary_scaling_old_and_new() {
             "{e}"
         );
     }
+}
+
+#[test]
+fn rotary_scaling_by_ramp_by_list_and_by_kind_of_layer() {
+    let yarn = |more: Value| {
+        let mut scaling = json!({"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "original_max_position_embeddings": 4096});
+        scaling
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        with(json!({"rope_scaling": scaling})).map(|c| c.rope.scaling)
+    };
+    let attention = |scaling| match scaling {
+        RopeScaling::Yarn {
+            attention_factor,
+            truncate,
+            ..
+        } => (attention_factor, truncate),
+        other => panic!("{other:?}"),
+    };
+    let by_length = 0.1 * 32f32.ln() + 1.0;
+    assert_eq!(attention(yarn(json!({})).unwrap()), (by_length, true));
+    let given = json!({"attention_factor": 2.0, "truncate": false});
+    assert_eq!(attention(yarn(given).unwrap()), (2.0, false));
+    let weighed = json!({"mscale": 1.0, "mscale_all_dim": 1.0});
+    assert_eq!(attention(yarn(weighed).unwrap()), (1.0, true));
+    assert!(yarn(json!({"beta_slow": 64.0})).is_err());
+
+    let long = json!({"type": "su", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]});
+    let c = with(json!({"rope_scaling": long, "original_max_position_embeddings": 512})).unwrap();
+    match c.rope.scaling {
+        RopeScaling::LongRope {
+            short,
+            long,
+            original_context,
+            attention_factor,
+        } => {
+            assert_eq!((short, long), (vec![1.0, 1.5], vec![2.0, 4.0]));
+            assert_eq!(original_context, 512);
+            let expected = (1.0 + 4f32.ln() / 512f32.ln()).sqrt();
+            assert!((attention_factor - expected).abs() < 1e-6);
+        }
+        other => panic!("{other:?}"),
+    }
+    for bad in [json!([]), json!([0.0]), json!("x"), json!(null)] {
+        let scaling = json!({"type": "longrope", "short_factor": bad, "long_factor": [1.0]});
+        assert!(with(json!({"rope_scaling": scaling})).is_err());
+    }
+
+    let c = with(
+        json!({"layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6,
+                "partial_rotary_factor": 0.25},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
+    )
+    .unwrap();
+    assert_eq!(c.rope_of(0), &RopeConfig::plain(1e4));
+    assert_eq!((c.rope_of(1).theta, c.rope_of(1).partial), (1e6, 0.25));
+    let c = with(json!({"partial_rotary_factor": 0.5})).unwrap();
+    assert_eq!(c.rope.partial, 0.5);
+    assert!(with(json!({"partial_rotary_factor": 1.5})).is_err());
 }
 
 #[test]
@@ -122,8 +186,9 @@ fn quantization_and_its_exceptions() {
         (json!({"bits": 4}), "missing"),
         (
             json!({"group_size": 64, "bits": 4, "mode": "mxfp4"}),
-            "mxfp4",
+            "group_size is 64",
         ),
+        (json!({"group_size": 64, "bits": 4, "mode": "fp2"}), "mxfp4"),
         (
             json!({"group_size": 64, "bits": 4, "lm_head": {"bits": 99}}),
             "lm_head.bits is 99",
@@ -138,51 +203,110 @@ fn quantization_and_its_exceptions() {
 }
 
 #[test]
+fn modes_other_than_affine() {
+    for (value, mode, group, bits) in [
+        (json!({"mode": "mxfp4"}), "mxfp4", 32, 4),
+        (
+            json!({"mode": "mxfp8", "group_size": 32, "bits": 8}),
+            "mxfp8",
+            32,
+            8,
+        ),
+        (
+            json!({"mode": "nvfp4", "group_size": 16, "bits": 4}),
+            "nvfp4",
+            16,
+            4,
+        ),
+        (json!({"quant_method": "mxfp4"}), "mxfp4", 32, 4),
+    ] {
+        let q = with(json!({"quantization": value})).unwrap().quantization;
+        let q = q.unwrap();
+        assert_eq!((q.mode.as_str(), q.group_size, q.bits), (mode, group, bits));
+    }
+    // An exception may be of another mode.
+    let c = with(json!({"quantization": {"mode": "mxfp4",
+        "lm_head": {"mode": "affine", "group_size": 64, "bits": 8}}}))
+    .unwrap();
+    let head = c.quantization_overrides["lm_head"].clone().unwrap();
+    assert_eq!((head.mode.as_str(), head.group_size), ("affine", 64));
+}
+
+#[test]
 fn a_window_counts_only_where_it_is_used() {
-    let window = |changes| with(changes).map(|c| c.sliding_window);
-    assert_eq!(
-        window(json!({"model_type": "mistral", "sliding_window": 4096})).unwrap(),
-        Some(4096)
-    );
-    assert_eq!(
-        window(json!({"model_type": "mistral", "sliding_window": null})).unwrap(),
-        None
-    );
+    let windows = |changes| {
+        let c = with(changes).unwrap();
+        (c.window(0), c.window(1))
+    };
+    let mistral =
+        |window: Value| windows(json!({"model_type": "mistral", "sliding_window": window}));
+    assert_eq!(mistral(json!(4096)), (Some(4096), Some(4096)));
+    assert_eq!(mistral(json!(null)), (None, None));
     let qwen = |more: Value| {
         let mut c = json!({"model_type": "qwen2", "sliding_window": 32768});
         c.as_object_mut()
             .unwrap()
             .extend(more.as_object().unwrap().clone());
-        window(c)
+        windows(c)
     };
-    assert_eq!(qwen(json!({})).unwrap(), None);
-    assert_eq!(qwen(json!({"use_sliding_window": false})).unwrap(), None);
-    let all = json!({"use_sliding_window": true, "max_window_layers": 2});
-    assert_eq!(qwen(all).unwrap(), None);
+    assert_eq!(qwen(json!({})), (None, None));
+    assert_eq!(qwen(json!({"use_sliding_window": false})), (None, None));
+    let none = json!({"use_sliding_window": true, "max_window_layers": 2});
+    assert_eq!(qwen(none), (None, None));
     let some = json!({"use_sliding_window": true, "max_window_layers": 1});
-    assert_eq!(qwen(some).unwrap_err().kind(), ErrorKind::Unsupported);
-    let mixed = json!({"model_type": "mistral", "sliding_window": 8,
-        "layer_types": ["full_attention", "sliding_attention"]});
-    assert!(window(mixed).unwrap_err().message().contains("1 of 2"));
+    assert_eq!(qwen(some), (None, Some(32768)));
+    let kinds = ["full_attention", "sliding_attention"];
+    let mixed = json!({"model_type": "mistral", "sliding_window": 8, "layer_types": kinds});
+    assert_eq!(windows(mixed), (None, Some(8)));
+    let llama = json!({"model_type": "llama", "sliding_window": 8});
+    assert_eq!(windows(llama), (None, None));
+    let gemma = json!({"model_type": "gemma2", "sliding_window": 8, "head_dim": 16});
+    assert_eq!(windows(gemma), (Some(8), None));
+    for wrong in [
+        json!(["full_attention"]),
+        json!(["full_attention", "linear_attention"]),
+    ] {
+        assert!(with(json!({"layer_types": wrong})).is_err());
+    }
 }
 
 #[test]
-fn what_would_compute_something_else_is_unsupported() {
-    for (key, value) in [
-        ("hidden_act", json!("gelu")),
-        ("num_local_experts", json!(8)),
-        ("partial_rotary_factor", json!(0.5)),
-        (
-            "rope_parameters",
-            json!({"sliding_attention": {"rope_theta": 1e4}}),
-        ),
-    ] {
-        let e = with(json!({key: value})).unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::Unsupported, "{key}: {e}");
-    }
-    assert!(with(json!({"hidden_act": "silu", "num_local_experts": 0})).is_ok());
+fn the_text_part_of_a_multimodal_configuration_counts() {
+    let text = json!({"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 7,
+        "intermediate_size": 128});
+    let outer = json!({"model_type": "gemma3", "text_config": text, "vision_config": {"x": 1},
+        "eos_token_id": [1, 106], "quantization": {"group_size": 64, "bits": 4}});
+    let c = parse(&outer).unwrap();
+    assert_eq!(c.model_type.as_deref(), Some("gemma3"));
+    // What the file leaves out is what the family has.
+    assert_eq!((c.num_attention_heads, c.num_key_value_heads), (8, 4));
+    assert_eq!((c.head_dim, c.vocab_size), (Some(256), 262_208));
+    assert_eq!(c.eos_token_ids, [1, 106]);
+    assert_eq!(c.quantization.as_ref().map(|q| q.bits), Some(4));
+    assert_eq!(
+        (c.window(4), c.window(5), c.window(6)),
+        (Some(4096), None, Some(4096))
+    );
+    assert_eq!((c.rope_of(0).theta, c.rope_of(5).theta), (1e4, 1e6));
     let e = ModelConfig::from_json(br#"{"model_type": "x", "text_config": {}}"#).unwrap_err();
     assert!(e.message().contains("multimodal"));
+}
+
+#[test]
+fn gpt2_has_names_of_its_own() {
+    let c = parse(
+        &json!({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4,
+        "n_positions": 128, "vocab_size": 300, "layer_norm_epsilon": 1e-4,
+        "activation_function": "gelu_new"}),
+    )
+    .unwrap();
+    assert_eq!((c.hidden_size, c.intermediate_size), (64, 256));
+    assert_eq!((c.num_hidden_layers, c.num_attention_heads), (2, 4));
+    assert_eq!(
+        (c.max_position_embeddings, c.rms_norm_eps),
+        (Some(128), 1e-4)
+    );
+    assert_eq!(c.activation.as_deref(), Some("gelu_new"));
 }
 
 #[test]
@@ -307,7 +431,7 @@ proptest! {
             prop_assert!(c.num_attention_heads % c.num_key_value_heads == 0);
             prop_assert!(c.head_dim.unwrap_or(c.hidden_size / c.num_attention_heads) >= 2);
             prop_assert!(c.estimated_weight_bytes().is_some());
-            prop_assert!(c.rope_theta.is_finite() && c.rms_norm_eps > 0.0);
+            prop_assert!(c.rope.theta.is_finite() && c.rms_norm_eps > 0.0);
         }
     }
 }

@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 
 use inference::{Error, ErrorKind, Result};
 
-use super::quantization::{BITS, GROUP_SIZES};
-use super::{ModelConfig, QuantConfig, RopeScaling, limits};
+use super::quantization::fits;
+use super::{ModelConfig, RopeScaling, limits};
 
 /// More bytes of weights than this is a mistake, not a model.
 const MAX_WEIGHT_BYTES: u64 = 1 << 44;
@@ -97,8 +97,14 @@ impl ModelConfig {
                 self.rms_norm_eps
             )));
         }
-        positive("rope_theta", self.rope_theta)?;
-        self.check_scaling()?;
+        for rope in [Some(&self.rope), self.rope_sliding.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            positive("rope_theta", rope.theta)?;
+            positive("partial_rotary_factor", rope.partial)?;
+            check_scaling(&rope.scaling)?;
+        }
         self.check_quantization()?;
         match self.estimated_weight_bytes() {
             Some(bytes) if bytes <= MAX_WEIGHT_BYTES => Ok(()),
@@ -114,49 +120,12 @@ impl ModelConfig {
         }
     }
 
-    fn check_scaling(&self) -> Result<()> {
-        match self.rope_scaling {
-            RopeScaling::None => Ok(()),
-            RopeScaling::Linear { factor } => positive("rope_scaling.factor", factor),
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_context,
-            } => {
-                positive("rope_scaling.factor", factor)?;
-                positive("rope_scaling.low_freq_factor", low_freq_factor)?;
-                positive("rope_scaling.high_freq_factor", high_freq_factor)?;
-                positive(
-                    "rope_scaling.original_max_position_embeddings",
-                    original_context,
-                )
-            }
-        }
-    }
-
     fn check_quantization(&self) -> Result<()> {
         let all = self
             .quantization
             .iter()
             .chain(self.quantization_overrides.values().flatten());
-        for QuantConfig {
-            group_size, bits, ..
-        } in all
-        {
-            if !GROUP_SIZES.contains(group_size) {
-                let allowed = GROUP_SIZES;
-                return Err(fault(format!(
-                    "quantization.group_size is {group_size}; it must be one of {allowed:?}"
-                )));
-            }
-            if !BITS.contains(bits) {
-                return Err(fault(format!(
-                    "quantization.bits is {bits}; it must be one of {BITS:?}"
-                )));
-            }
-        }
-        Ok(())
+        all.map(fits).collect::<Result<(), _>>().map_err(fault)
     }
 
     /// How many bytes the weights take at two bytes a number, quantized matrices with their scales
@@ -194,7 +163,17 @@ impl ModelConfig {
         );
         // q, o: [hidden, q] each; k, v: [hidden, kv] each; gate, up, down: [hidden, inter] each.
         let attention = hidden.checked_mul(q.checked_add(kv)?.checked_mul(2)?)?;
-        let mlp = hidden.checked_mul(inter)?.checked_mul(3)?;
+        // A mixture has this block for each expert, of a width of its own where the file says so.
+        let width = self
+            .fields
+            .get("moe_intermediate_size")
+            .and_then(serde_json::Value::as_u64)
+            .filter(|_| self.num_experts > 0)
+            .unwrap_or(inter);
+        let mlp = hidden
+            .checked_mul(width)?
+            .checked_mul(3)?
+            .checked_mul(n(self.num_experts.max(1)))?;
         let blocks = layers.checked_mul(attention.checked_add(mlp)?)?;
         let embeddings = if self.tie_word_embeddings == Some(true) {
             1
@@ -206,6 +185,49 @@ impl ModelConfig {
             .checked_mul(embeddings)?;
         let norms = hidden.checked_mul(layers.checked_mul(2)?.checked_add(1)?)?;
         Some((blocks.checked_add(embedding)?, norms))
+    }
+}
+
+fn check_scaling(scaling: &RopeScaling) -> Result<()> {
+    match scaling {
+        RopeScaling::None => Ok(()),
+        RopeScaling::Linear { factor } | RopeScaling::Proportional { factor } => {
+            positive("rope_scaling.factor", *factor)
+        }
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        } => {
+            positive("rope_scaling.factor", *factor)?;
+            positive("rope_scaling.low_freq_factor", *low_freq_factor)?;
+            positive("rope_scaling.high_freq_factor", *high_freq_factor)?;
+            positive(
+                "rope_scaling.original_max_position_embeddings",
+                *original_context,
+            )
+        }
+        RopeScaling::Yarn {
+            factor,
+            original_context,
+            beta_fast,
+            beta_slow,
+            attention_factor,
+            ..
+        } => {
+            positive("rope_scaling.factor", *factor)?;
+            positive("rope_scaling.beta_fast", *beta_fast)?;
+            positive("rope_scaling.beta_slow", *beta_slow)?;
+            positive("rope_scaling.attention_factor", *attention_factor)?;
+            positive(
+                "rope_scaling.original_max_position_embeddings",
+                *original_context,
+            )
+        }
+        RopeScaling::LongRope {
+            attention_factor, ..
+        } => positive("rope_scaling.attention_factor", *attention_factor),
     }
 }
 

@@ -1,25 +1,42 @@
 //! GGUF metadata as the engine's own terms: the configuration and the tensors' usual names. The
 //! tokenizer's parts are taken out in `tokenizer.rs`, and put together in `text/`.
 
+mod family;
 mod names;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use inference::{Error, ErrorKind, Result};
+use serde_json::{Map, Value, json};
 
-pub use names::tensor_name;
+pub use names::GgufNames;
 pub use tokenizer::{GgufTokenizerParts, tokenizer_parts};
 
-use super::config::{ModelConfig, RopeScaling, check, limits};
+use super::config::{ModelConfig, check, limits};
 use super::files::invalid;
 use super::gguf::{Gguf, GgufMetadata};
 
-/// Architectures whose metadata is understood. Mistral is stored as llama.
-const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
+/// Architectures whose metadata is understood, and the `model_type` of each. Mistral is stored as
+/// llama; so is Mixtral, which its experts tell.
+const ARCHITECTURES: [(&str, &str); 14] = [
+    ("gemma", "gemma"),
+    ("gemma2", "gemma2"),
+    ("gemma3", "gemma3_text"),
+    ("gpt2", "gpt2"),
+    ("granite", "granite"),
+    ("llama", "llama"),
+    ("olmo2", "olmo2"),
+    ("phi3", "phi3"),
+    ("qwen2", "qwen2"),
+    ("qwen2moe", "qwen2_moe"),
+    ("qwen3", "qwen3"),
+    ("qwen3moe", "qwen3_moe"),
+    ("smollm3", "smollm3"),
+    ("starcoder2", "starcoder2"),
+];
 const EMBEDDING: &str = "token_embd.weight";
 
 /// The keys of one architecture, `<architecture>.<name>`.
@@ -103,83 +120,86 @@ pub fn config(file: &Gguf) -> Result<ModelConfig> {
     let architecture = metadata
         .str("general.architecture")?
         .ok_or_else(|| metadata.missing("general.architecture"))?;
-    if !ARCHITECTURES.contains(&architecture) {
+    let Some((_, model_type)) = ARCHITECTURES.iter().find(|(a, _)| *a == architecture) else {
         let shown: String = architecture.chars().take(60).collect();
+        let known: Vec<_> = ARCHITECTURES.iter().map(|(a, _)| *a).collect();
         return Err(Error::new(
             ErrorKind::Unsupported,
             format!(
                 "GGUF architecture {shown:?} is not supported; supported are {}",
-                ARCHITECTURES.join(", ")
+                known.join(", ")
             ),
         )
         .with_path(file.path()));
-    }
-    let config = read(
-        &Keys {
-            metadata,
-            architecture,
-        },
-        file,
-    )?;
+    };
+    let keys = Keys {
+        metadata,
+        architecture,
+    };
+    let fields = read(&keys, file, model_type)?;
+    let config = ModelConfig::from_map(fields).map_err(|e| e.with_path(file.path()))?;
     check(&config, file.path())?;
     Ok(config)
 }
 
-fn read(keys: &Keys<'_>, file: &Gguf) -> Result<ModelConfig> {
+/// The fields of a `config.json` that says the same.
+fn read(keys: &Keys<'_>, file: &Gguf, model_type: &str) -> Result<Map<String, Value>> {
     let metadata = keys.metadata;
-    if keys
-        .uint("expert_count", 0, usize::MAX)?
-        .is_some_and(|n| n > 0)
-    {
-        return Err(keys.unsupported("expert_count", "a mixture of experts is not supported"));
-    }
+    let layers = keys.required("block_count", limits::LAYERS)?;
     let hidden_size = keys.required("embedding_length", limits::HIDDEN)?;
     let heads = keys
         .per_layer("attention.head_count", limits::HEADS)?
         .ok_or_else(|| metadata.missing(&keys.key("attention.head_count")))?;
     let head_dim = head_dim(keys)?;
-    let rotated = keys.uint("rope.dimension_count", 1, limits::HEAD_DIM)?;
     let width = head_dim.unwrap_or(hidden_size / heads);
-    if rotated.is_some_and(|n| n != width) {
-        return Err(keys.unsupported(
+    let rotated = keys.uint("rope.dimension_count", 1, limits::HEAD_DIM)?;
+    if rotated.is_some_and(|n| n > width || n % 2 != 0) {
+        return Err(keys.wrong(
             "rope.dimension_count",
-            format!("is not the head's {width}: rotating a part of each head is not supported"),
+            format!("must be even and at most the head's {width}"),
         ));
     }
-    let positions = keys.uint("context_length", 1, limits::POSITIONS)?;
+    // Norms with a mean have a key of their own.
+    let layer_norm = matches!(model_type, "gpt2" | "starcoder2");
+    let epsilon = if layer_norm {
+        "attention.layer_norm_epsilon"
+    } else {
+        "attention.layer_norm_rms_epsilon"
+    };
     let has_bias = |name: &str| file.tensors().contains_key(&format!("blk.0.{name}.bias"));
-    Ok(ModelConfig {
-        model_type: Some(keys.architecture.to_owned()),
-        hidden_size,
-        num_hidden_layers: keys.required("block_count", limits::LAYERS)?,
-        intermediate_size: keys
+    let fields = json!({
+        "model_type": model_type,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "intermediate_size": keys
             .per_layer("feed_forward_length", limits::INTERMEDIATE)?
+            .or(keys.uint("expert_feed_forward_length", 1, limits::INTERMEDIATE)?)
             .ok_or_else(|| metadata.missing(&keys.key("feed_forward_length")))?,
-        num_attention_heads: heads,
-        num_key_value_heads: keys
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys
             .per_layer("attention.head_count_kv", limits::HEADS)?
             .unwrap_or(heads),
-        head_dim,
-        rms_norm_eps: keys
-            .positive("attention.layer_norm_rms_epsilon")?
-            .ok_or_else(|| metadata.missing(&keys.key("attention.layer_norm_rms_epsilon")))?,
-        vocab_size: vocab_size(keys, file)?,
-        rope_theta: keys.positive("rope.freq_base")?.unwrap_or(10_000.0),
-        rope_scaling: rope_scaling(keys)?,
-        // Rows are un-permuted when they are loaded, so halves are rotated as everywhere.
-        rope_traditional: false,
-        max_position_embeddings: positions,
-        tie_word_embeddings: Some(!file.tensors().contains_key("output.weight")),
-        // For the others the architecture itself says it.
-        attention_bias: keys.architecture != "qwen2" && has_bias("attn_q"),
-        mlp_bias: has_bias("ffn_gate"),
-        // ggml's llama uses no window, whatever the metadata says.
-        sliding_window: None,
-        // The tokenizer knows them.
-        eos_token_ids: Vec::new(),
-        quantization: None,
-        quantization_overrides: BTreeMap::new(),
-    })
+        "head_dim": head_dim,
+        "rms_norm_eps": keys
+            .positive(epsilon)?
+            .ok_or_else(|| metadata.missing(&keys.key(epsilon)))?,
+        "vocab_size": vocab_size(keys, file)?,
+        "rope_theta": keys.positive("rope.freq_base")?.unwrap_or(10_000.0),
+        "partial_rotary_factor": rotated.map_or(1.0, |n| n as f64 / width as f64),
+        "rope_scaling": rope_scaling(keys, file)?,
+        "max_position_embeddings": keys.uint("context_length", 1, limits::POSITIONS)?,
+        "tie_word_embeddings": !file.tensors().contains_key("output.weight"),
+        // For qwen2 the architecture itself says it.
+        "attention_bias": !model_type.starts_with("qwen2") && has_bias("attn_q"),
+        "mlp_bias": has_bias("ffn_gate"),
+    });
+    let Value::Object(mut map) = fields else {
+        return Ok(Map::new());
+    };
+    if let Value::Object(own) = family::fields(keys, model_type, hidden_size, heads, width)? {
+        map.extend(own);
+    }
+    Ok(map)
 }
 
 fn head_dim(keys: &Keys<'_>) -> Result<Option<usize>> {
@@ -224,26 +244,45 @@ fn vocab_size(keys: &Keys<'_>, file: &Gguf) -> Result<usize> {
     Ok(rows)
 }
 
-fn rope_scaling(keys: &Keys<'_>) -> Result<RopeScaling> {
+fn rope_scaling(keys: &Keys<'_>, file: &Gguf) -> Result<Value> {
     let required_factor = || {
         keys.positive("rope.scaling.factor")?
             .ok_or_else(|| keys.metadata.missing(&keys.key("rope.scaling.factor")))
     };
+    let long = file.tensors().get("rope_factors_long.weight");
+    if let (Some(long), Some(short)) = (long, file.tensors().get("rope_factors_short.weight")) {
+        let values = |tensor: &super::gguf::GgufTensor| -> Result<Vec<f32>> {
+            crate::checkpoint::gguf_quant::dequantize(tensor.kind, &file.read(tensor)?)
+                .ok_or_else(|| invalid(file.path(), "the rope factors are of an unknown type"))
+        };
+        return Ok(json!({
+            "rope_type": "longrope",
+            "long_factor": values(long)?,
+            "short_factor": values(short)?,
+            "attention_factor": keys.positive("rope.scaling.attn_factor")?,
+            "original_max_position_embeddings":
+                keys.uint("rope.scaling.original_context_length", 1, limits::POSITIONS)?,
+        }));
+    }
     match keys.metadata.str(&keys.key("rope.scaling.type"))? {
         // An older key for the same as `linear`.
         None => Ok(match keys.positive("rope.scale_linear")? {
-            Some(factor) if factor != 1.0 => RopeScaling::Linear { factor },
-            _ => RopeScaling::None,
+            Some(factor) if factor != 1.0 => json!({"rope_type": "linear", "factor": factor}),
+            _ => Value::Null,
         }),
-        Some("none") => Ok(RopeScaling::None),
-        Some("linear") => Ok(RopeScaling::Linear {
-            factor: required_factor()?,
-        }),
+        Some("none") => Ok(Value::Null),
+        Some("linear") => Ok(json!({"rope_type": "linear", "factor": required_factor()?})),
+        Some("yarn") => Ok(json!({
+            "rope_type": "yarn",
+            "factor": required_factor()?,
+            "original_max_position_embeddings":
+                keys.uint("rope.scaling.original_context_length", 1, limits::POSITIONS)?,
+        })),
         Some(other) => {
             let shown: String = other.chars().take(60).collect();
             Err(keys.unsupported(
                 "rope.scaling.type",
-                format!("{shown:?} is not supported; supported are none and linear"),
+                format!("{shown:?} is not supported; supported are none, linear and yarn"),
             ))
         }
     }

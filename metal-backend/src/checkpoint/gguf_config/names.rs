@@ -7,39 +7,126 @@ const GLOBAL: [(&str, &str); 3] = [
     ("output", "lm_head"),
 ];
 
-/// Names in `blk.N`, and in `model.layers.N`.
-const BLOCK: [(&str, &str); 11] = [
+/// Names in `blk.N`, and in `model.layers.N`, that all families share.
+const BLOCK: [(&str, &str); 20] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
     ("attn_v", "self_attn.v_proj"),
+    ("attn_qkv", "self_attn.qkv_proj"),
     ("attn_output", "self_attn.o_proj"),
     ("attn_q_norm", "self_attn.q_norm"),
     ("attn_k_norm", "self_attn.k_norm"),
-    ("ffn_norm", "post_attention_layernorm"),
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.switch_mlp.gate_proj"),
+    ("ffn_up_exps", "mlp.switch_mlp.up_proj"),
+    ("ffn_down_exps", "mlp.switch_mlp.down_proj"),
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+    ("ffn_norm", "post_attention_layernorm"),
 ];
 
-/// A tensor that has no counterpart and keeps its name: factors of the rotary wavelengths.
-const ROPE_FREQS: &str = "rope_freqs.weight";
+/// Where norms stand behind attention and feed-forward, GGUF's names mean something else.
+const SANDWICH: [(&str, &str); 3] = [
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
 
-/// What GGUF calls the tensor `name`, such as `blk.0.attn_q.weight` for
-/// `model.layers.0.self_attn.q_proj.weight`. `rope_freqs.weight` keeps its name. `None` for one that
-/// GGUF has no name for.
-pub fn tensor_name(name: &str) -> Option<String> {
-    if name == ROPE_FREQS {
-        return Some(name.to_owned());
+const PHI3: [(&str, &str); 1] = [("ffn_up", "mlp.gate_up_proj")];
+const STARCODER2: [(&str, &str); 2] = [("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")];
+
+/// GPT-2 has names of its own everywhere: outside of blocks, and in `h.N`.
+const GPT2_GLOBAL: [(&str, &str); 4] = [
+    ("token_embd", "wte"),
+    ("position_embd", "wpe"),
+    ("output_norm", "ln_f"),
+    ("output", "lm_head"),
+];
+const GPT2_BLOCK: [(&str, &str); 6] = [
+    ("attn_norm", "ln_1"),
+    ("attn_qkv", "attn.c_attn"),
+    ("attn_output", "attn.c_proj"),
+    ("ffn_norm", "ln_2"),
+    ("ffn_up", "mlp.c_fc"),
+    ("ffn_down", "mlp.c_proj"),
+];
+
+/// Tensors that have no counterpart and keep their names: factors of the rotary wavelengths.
+const KEPT: [&str; 3] = [
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+];
+
+/// The names of one architecture.
+#[derive(Debug, Clone)]
+pub struct GgufNames {
+    /// The `model_type` that the configuration got.
+    model_type: String,
+}
+
+impl GgufNames {
+    /// Of a `model_type`.
+    pub fn new(model_type: &str) -> Self {
+        Self {
+            model_type: model_type.to_owned(),
+        }
     }
-    let (stem, suffix) = name.rsplit_once('.')?;
-    if !matches!(suffix, "weight" | "bias") {
-        return None;
+
+    /// Whether the converter orders the rows of query and key heads for the rotation of neighbors,
+    /// as that of llama does for its kin.
+    pub fn permuted(&self) -> bool {
+        matches!(
+            self.model_type.as_str(),
+            "llama" | "mixtral" | "granite" | "smollm3"
+        )
     }
-    if let Some((to, _)) = GLOBAL.iter().find(|(_, from)| *from == stem) {
-        return Some(format!("{to}.{suffix}"));
+
+    fn own(&self) -> &'static [(&'static str, &'static str)] {
+        match self.model_type.as_str() {
+            "gemma2" | "gemma3_text" => &SANDWICH,
+            // Without norms before the two parts, `ffn_norm` is never asked for.
+            "olmo2" => &SANDWICH,
+            "phi3" => &PHI3,
+            "starcoder2" => &STARCODER2,
+            _ => &[],
+        }
     }
-    let (layer, part) = stem.strip_prefix("model.layers.")?.split_once('.')?;
-    let (to, _) = BLOCK.iter().find(|(_, from)| *from == part)?;
-    Some(format!("blk.{layer}.{to}.{suffix}"))
+
+    /// What GGUF calls the tensor `name`, such as `blk.0.attn_q.weight` for
+    /// `model.layers.0.self_attn.q_proj.weight`. `None` for one that GGUF has no name for.
+    pub fn tensor(&self, name: &str) -> Option<String> {
+        if KEPT.contains(&name) {
+            return Some(name.to_owned());
+        }
+        let (stem, suffix) = name.rsplit_once('.')?;
+        if !matches!(suffix, "weight" | "bias") {
+            return None;
+        }
+        let gpt2 = self.model_type == "gpt2";
+        let global: &[(&str, &str)] = if gpt2 { &GPT2_GLOBAL } else { &GLOBAL };
+        if let Some((to, _)) = global.iter().find(|(_, from)| *from == stem) {
+            return Some(format!("{to}.{suffix}"));
+        }
+        let prefix = if gpt2 { "h." } else { "model.layers." };
+        let (layer, part) = stem.strip_prefix(prefix)?.split_once('.')?;
+        // Mixtral's own name for its mixture.
+        let renamed = part
+            .strip_prefix("block_sparse_moe.")
+            .map(|rest| format!("mlp.{rest}"));
+        let part = renamed.as_deref().unwrap_or(part);
+        let block: &[(&str, &str)] = if gpt2 { &GPT2_BLOCK } else { &BLOCK };
+        let (to, _) = self
+            .own()
+            .iter()
+            .chain(block)
+            .find(|(_, from)| *from == part)?;
+        Some(format!("blk.{layer}.{to}.{suffix}"))
+    }
 }

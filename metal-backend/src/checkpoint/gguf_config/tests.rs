@@ -1,6 +1,7 @@
 //! Metadata of tiny files as configuration and tokenizer parts: complete, missing and wrong.
 
 use super::*;
+use crate::checkpoint::config::RopeScaling;
 use crate::checkpoint::gguf::testing::Writer;
 
 /// A llama file's metadata and embedding, without the keys in `left_out`.
@@ -70,7 +71,7 @@ fn a_configuration_is_read() {
             (64, 2, 128)
         );
         assert_eq!((c.num_attention_heads, c.num_key_value_heads), (4, 2));
-        assert_eq!((c.rms_norm_eps, c.rope_theta), (1e-5, 1e5));
+        assert_eq!((c.rms_norm_eps, c.rope.theta), (1e-5, 1e5));
         assert_eq!((c.vocab_size, c.max_position_embeddings), (3, Some(2048)));
         assert_eq!(
             (c.tie_word_embeddings, c.rope_traditional),
@@ -99,12 +100,12 @@ fn a_configuration_is_read() {
         ],
     );
     let c = read_config(&absent).unwrap();
-    assert_eq!((c.num_key_value_heads, c.rope_theta), (4, 10_000.0));
+    assert_eq!((c.num_key_value_heads, c.rope.theta), (4, 10_000.0));
     let linear = file("llama", &[])
         .str("llama.rope.scaling.type", "linear")
         .f32("llama.rope.scaling.factor", 2.0);
     assert_eq!(
-        read_config(&linear).unwrap().rope_scaling,
+        read_config(&linear).unwrap().rope.scaling,
         RopeScaling::Linear { factor: 2.0 }
     );
 }
@@ -135,7 +136,8 @@ fn what_is_missing_or_wrong_is_named() {
         ("attention.head_count_kv", 0),
         ("attention.head_count_kv", 3),
         ("attention.key_length", 7),
-        ("rope.dimension_count", 8),
+        ("rope.dimension_count", 7),
+        ("rope.dimension_count", 32),
         ("context_length", 0),
         ("expert_count", 8),
     ];
@@ -166,7 +168,7 @@ fn what_is_missing_or_wrong_is_named() {
     let e = read_config(&file("gemma9", &[])).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported);
     assert!(e.message().contains("qwen3"));
-    for scaling in ["yarn", "longrope"] {
+    for scaling in ["dynamic", "longrope"] {
         let w = file("llama", &[]).str("llama.rope.scaling.type", scaling);
         assert_eq!(read_config(&w).unwrap_err().kind(), ErrorKind::Unsupported);
     }
@@ -236,7 +238,8 @@ fn tokenizer_parts_are_read_and_fit_each_other() {
 
 #[test]
 fn names_translate() {
-    let t = |name| tensor_name(name).unwrap_or_default();
+    let llama = GgufNames::new("llama");
+    let t = |name| llama.tensor(name).unwrap_or_default();
     assert_eq!(t("model.embed_tokens.weight"), "token_embd.weight");
     assert_eq!(t("model.norm.weight"), "output_norm.weight");
     assert_eq!(t("lm_head.weight"), "output.weight");
@@ -261,6 +264,27 @@ fn names_translate() {
         "lm_head.scales",
         "model.layers.0.self_attn.rotary_emb.inv_freq",
     ] {
-        assert_eq!(tensor_name(unknown), None);
+        assert_eq!(llama.tensor(unknown), None);
     }
+    let of = |family: &str, name: &str| GgufNames::new(family).tensor(name).unwrap_or_default();
+    assert_eq!(
+        of("gemma2", "model.layers.1.post_attention_layernorm.weight"),
+        "blk.1.post_attention_norm.weight"
+    );
+    assert_eq!(
+        of("gemma2", "model.layers.1.pre_feedforward_layernorm.weight"),
+        "blk.1.ffn_norm.weight"
+    );
+    assert_eq!(
+        of("phi3", "model.layers.0.mlp.gate_up_proj.weight"),
+        "blk.0.ffn_up.weight"
+    );
+    assert_eq!(of("gpt2", "h.3.attn.c_attn.bias"), "blk.3.attn_qkv.bias");
+    assert_eq!(
+        of(
+            "mixtral",
+            "model.layers.0.block_sparse_moe.switch_mlp.up_proj.weight"
+        ),
+        "blk.0.ffn_up_exps.weight"
+    );
 }

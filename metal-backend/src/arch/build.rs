@@ -1,0 +1,484 @@
+//! What loading an architecture needs again and again: sizes checked once, and layers fetched by
+//! name under the shapes that they must have.
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::Array;
+
+use super::stack::{Block, Head};
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::weights::Weights;
+use crate::error::engine;
+use crate::nn::{
+    Activation, Attention, Embedding, FeedForward, GatedMlp, HeadNorms, Linear, Norm, Rope,
+    activation,
+};
+
+/// Sizes as MLX counts them.
+#[derive(Debug, Clone, Copy)]
+pub struct Dims {
+    /// Width of the residual stream.
+    pub hidden: i32,
+    /// Width of the feed-forward block.
+    pub intermediate: i32,
+    /// Rows of the embedding.
+    pub vocab: i32,
+    /// Query heads.
+    pub n_heads: i32,
+    /// Key and value heads.
+    pub n_kv_heads: i32,
+    /// Width of a head.
+    pub head_dim: i32,
+    /// Added under the root of norms.
+    pub eps: f32,
+}
+
+/// How a norm's weight is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// Root mean square, `weight`.
+    Rms,
+    /// Root mean square, `1 + weight` (Gemma).
+    RmsPlusOne,
+    /// Mean and variance, with a bias or without.
+    Layer {
+        /// Whether there is one.
+        bias: bool,
+    },
+}
+
+/// What an attention layer of the usual names has.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AttentionParts {
+    /// Biases on queries, keys and values.
+    pub qkv_bias: bool,
+    /// A bias on the output.
+    pub o_bias: bool,
+    /// Queries, keys and values come from one matrix, `qkv_proj`.
+    pub fused: bool,
+    /// Neighbors rotate rather than halves.
+    pub traditional: bool,
+    /// No rotation.
+    pub no_rope: bool,
+}
+
+/// A number as MLX counts it.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] when it is too large.
+pub fn int(name: &str, value: usize) -> Result<i32> {
+    i32::try_from(value).map_err(|_| invalid(format!("{name} {value} is too large")))
+}
+
+/// An error about the configuration.
+pub fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidModel, message)
+}
+
+/// Configuration and weights while a decoder is built from them.
+pub struct Builder<'a> {
+    /// What the file says.
+    pub config: &'a ModelConfig,
+    /// The numbers.
+    pub weights: &'a mut Weights,
+    /// Sizes.
+    pub dims: Dims,
+    /// How its norms are meant.
+    pub norms: NormKind,
+}
+
+impl<'a> Builder<'a> {
+    /// Checks the sizes. Without `head_dim` the query projection's rows say it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when a size is too large.
+    pub fn new(config: &'a ModelConfig, weights: &'a mut Weights) -> Result<Self> {
+        let heads = config.num_attention_heads;
+        // Some checkpoints leave head_dim out although it is not hidden / heads.
+        let head_dim = match config.head_dim {
+            Some(d) => d,
+            None => match weights.rows("model.layers.0.self_attn.q_proj") {
+                Some(rows) if rows % heads == 0 => rows / heads,
+                _ => config.hidden_size / heads,
+            },
+        };
+        let dims = Dims {
+            hidden: int("hidden_size", config.hidden_size)?,
+            intermediate: int("intermediate_size", config.intermediate_size)?,
+            vocab: int("vocab_size", config.vocab_size)?,
+            n_heads: int("num_attention_heads", heads)?,
+            n_kv_heads: int("num_key_value_heads", config.num_key_value_heads)?,
+            head_dim: int("head_dim", head_dim)?,
+            eps: config.rms_norm_eps,
+        };
+        Ok(Self {
+            config,
+            weights,
+            dims,
+            norms: NormKind::Rms,
+        })
+    }
+
+    /// With norms of another kind.
+    #[must_use]
+    pub fn with_norms(mut self, norms: NormKind) -> Self {
+        self.norms = norms;
+        self
+    }
+
+    /// A factor in the type of the computation.
+    ///
+    /// # Errors
+    /// When memory is short.
+    pub fn scalar(&self, value: f32) -> Result<Array> {
+        Array::scalar(value)
+            .and_then(|a| a.astype(self.weights.dtype()))
+            .and_then(|a| a.eval().map(|()| a))
+            .map_err(engine("weights"))
+    }
+
+    /// A factor that the file may give; one is none.
+    ///
+    /// # Errors
+    /// When the field is not a number.
+    pub fn factor(&self, field: &str) -> Result<Option<Array>> {
+        match self.config.number(field)? {
+            Some(f) if f != 1.0 => self.scalar(f).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// A norm over `dim` elements.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn norm(&mut self, prefix: &str, dim: i32) -> Result<Norm> {
+        let weight = self.weights.vector(&format!("{prefix}.weight"), dim)?;
+        let eps = self.dims.eps;
+        Ok(match self.norms {
+            NormKind::Rms => Norm::Rms {
+                weight: Some(weight),
+                eps,
+            },
+            // Converters to GGUF have added the one already.
+            NormKind::RmsPlusOne if self.weights.is_gguf() => Norm::Rms {
+                weight: Some(weight),
+                eps,
+            },
+            NormKind::RmsPlusOne => Norm::Rms {
+                weight: Some(
+                    Array::scalar(1.0f32)
+                        .and_then(|one| one.astype(weight.dtype()))
+                        .and_then(|one| weight.add(&one))
+                        .and_then(|w| w.eval().map(|()| w))
+                        .map_err(engine("weights"))?,
+                ),
+                eps,
+            },
+            NormKind::Layer { bias } => Norm::Layer {
+                weight,
+                bias: bias
+                    .then(|| self.weights.vector(&format!("{prefix}.bias"), dim))
+                    .transpose()?,
+                eps,
+            },
+        })
+    }
+
+    /// A norm over the hidden dimension.
+    ///
+    /// # Errors
+    /// As [`Self::norm`].
+    pub fn hidden_norm(&mut self, prefix: &str) -> Result<Norm> {
+        self.norm(prefix, self.dims.hidden)
+    }
+
+    /// The rotation of layer `i`.
+    ///
+    /// # Errors
+    /// When memory is short, or stretches do not fit the head.
+    pub fn rope(&mut self, layer: usize, head_dim: i32, traditional: bool) -> Result<Rope> {
+        let config = self.config.rope_of(layer);
+        let rope = Rope::new(head_dim, config, traditional, self.weights.dtype())
+            .map_err(engine("rope"))?;
+        if let crate::checkpoint::config::RopeScaling::LongRope { short, long, .. } =
+            &config.scaling
+        {
+            let pairs = rope.dims() as usize / 2;
+            if short.len() != pairs || long.len() != pairs {
+                return Err(invalid(format!(
+                    "rope_scaling has {} short and {} long factors; {pairs} pairs rotate",
+                    short.len(),
+                    long.len()
+                )));
+            }
+        }
+        // GGUF files store llama 3's scaling as a tensor of factors.
+        match self
+            .weights
+            .optional_host_vector("rope_freqs.weight", rope.dims() / 2)?
+        {
+            Some(factors) => rope.with_factors(&factors).map_err(engine("rope")),
+            None => Ok(rope),
+        }
+    }
+
+    /// The window of layer `i`.
+    ///
+    /// # Errors
+    /// When it is too large.
+    pub fn window(&self, layer: usize) -> Result<Option<i32>> {
+        self.config
+            .window(layer)
+            .map(|w| int("sliding_window", w))
+            .transpose()
+    }
+
+    /// The activation that the file names, or the architecture's own where it names none.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for one that is not known.
+    pub fn activation(&self, default: Activation) -> Result<Activation> {
+        match self.config.activation.as_deref() {
+            None => Ok(default),
+            Some(name) => Activation::from_name(name).ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Unsupported,
+                    format!(
+                        "hidden_act {name:?} is not supported; supported are {}",
+                        activation::NAMES
+                    ),
+                )
+            }),
+        }
+    }
+
+    /// A linear layer below a name.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn linear(
+        &mut self,
+        prefix: &str,
+        inputs: i32,
+        outputs: i32,
+        bias: bool,
+    ) -> Result<Linear> {
+        self.weights.linear(prefix, inputs, outputs, bias)
+    }
+
+    /// Several layers stored as one matrix, `inputs -> outputs` each, with one bias or without.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn fused(
+        &mut self,
+        prefix: &str,
+        inputs: i32,
+        outputs: &[i32],
+        bias: bool,
+    ) -> Result<Vec<Linear>> {
+        let total: i32 = outputs.iter().sum();
+        let weight = self.weights.matrix(prefix, total, inputs)?;
+        let bias = if bias {
+            Some(self.weights.vector(&format!("{prefix}.bias"), total)?)
+        } else {
+            None
+        };
+        let mut from = 0;
+        outputs
+            .iter()
+            .map(|n| {
+                let to = from + n;
+                let part = weight.rows(from, to).map_err(engine("weights"))?;
+                let bias = bias
+                    .as_ref()
+                    .map(|b| b.slice_axis(0, from, to))
+                    .transpose()
+                    .map_err(engine("weights"))?;
+                from = to;
+                self.weights.layer(part, bias)
+            })
+            .collect()
+    }
+
+    /// The attention of layer `i` below `prefix`, with the usual names.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn attention(
+        &mut self,
+        layer: usize,
+        prefix: &str,
+        parts: AttentionParts,
+    ) -> Result<Attention> {
+        let dims = self.dims;
+        let (q_dim, kv_dim) = (
+            dims.n_heads * dims.head_dim,
+            dims.n_kv_heads * dims.head_dim,
+        );
+        let name = |part: &str| format!("{prefix}.{part}");
+        let [q_proj, k_proj, v_proj] = if parts.fused {
+            let fused = self.fused(
+                &name("qkv_proj"),
+                dims.hidden,
+                &[q_dim, kv_dim, kv_dim],
+                parts.qkv_bias,
+            )?;
+            <[Linear; 3]>::try_from(fused).map_err(|_| invalid("three parts were asked for"))?
+        } else {
+            let bias = parts.qkv_bias;
+            [
+                self.linear(&name("q_proj"), dims.hidden, q_dim, bias)?,
+                self.linear(&name("k_proj"), dims.hidden, kv_dim, bias)?,
+                self.linear(&name("v_proj"), dims.hidden, kv_dim, bias)?,
+            ]
+        };
+        let rope = if parts.no_rope {
+            None
+        } else {
+            Some(self.rope(layer, dims.head_dim, parts.traditional)?)
+        };
+        // Old checkpoints carry the inverse frequencies; they follow from the configuration.
+        self.weights.ignore(&name("rotary_emb.inv_freq"));
+        Ok(Attention {
+            q_proj,
+            k_proj: Some(k_proj),
+            v_proj: Some(v_proj),
+            o_proj: self.linear(&name("o_proj"), q_dim, dims.hidden, parts.o_bias)?,
+            norms: HeadNorms::default(),
+            rope,
+            n_heads: dims.n_heads,
+            n_kv_heads: dims.n_kv_heads,
+            head_dim: dims.head_dim,
+            scale: (dims.head_dim as f32).powf(-0.5),
+            window: self.window(layer)?,
+            softcap: None,
+            sinks: None,
+        })
+    }
+
+    /// Norms of query and key heads before rotation, `q_norm` and `k_norm` below `prefix`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn head_norms(&mut self, prefix: &str) -> Result<HeadNorms> {
+        let dim = self.dims.head_dim;
+        Ok(HeadNorms {
+            q: Some(self.norm(&format!("{prefix}.q_norm"), dim)?),
+            k: Some(self.norm(&format!("{prefix}.k_norm"), dim)?),
+            ..HeadNorms::default()
+        })
+    }
+
+    /// A gated feed-forward block with the usual names.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn gated_mlp(
+        &mut self,
+        prefix: &str,
+        width: i32,
+        activation: Activation,
+        bias: bool,
+    ) -> Result<GatedMlp> {
+        let hidden = self.dims.hidden;
+        let name = |part: &str| format!("{prefix}.{part}");
+        Ok(GatedMlp {
+            gate: self.linear(&name("gate_proj"), hidden, width, bias)?,
+            up: self.linear(&name("up_proj"), hidden, width, bias)?,
+            down: self.linear(&name("down_proj"), width, hidden, bias)?,
+            activation,
+        })
+    }
+
+    /// The same with gate and the other half in one matrix, `gate_up_proj`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn fused_mlp(&mut self, prefix: &str, activation: Activation) -> Result<FeedForward> {
+        let (hidden, width) = (self.dims.hidden, self.dims.intermediate);
+        let fused = self.fused(
+            &format!("{prefix}.gate_up_proj"),
+            hidden,
+            &[width, width],
+            false,
+        )?;
+        let [gate, up] =
+            <[Linear; 2]>::try_from(fused).map_err(|_| invalid("two parts were asked for"))?;
+        Ok(FeedForward::Gated(GatedMlp {
+            gate,
+            up,
+            down: self.linear(&format!("{prefix}.down_proj"), width, hidden, false)?,
+            activation,
+        }))
+    }
+
+    /// A block with a norm before each part: `input_layernorm` and `post_attention_layernorm`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn pre_norm_block(
+        &mut self,
+        prefix: &str,
+        attention: Attention,
+        mlp: FeedForward,
+    ) -> Result<Block> {
+        Ok(Block {
+            attention_in: Some(self.hidden_norm(&format!("{prefix}.input_layernorm"))?),
+            attention,
+            attention_out: None,
+            mlp_in: Some(self.hidden_norm(&format!("{prefix}.post_attention_layernorm"))?),
+            mlp,
+            mlp_out: None,
+            residual: None,
+            parallel: false,
+        })
+    }
+
+    /// Every block, by a function of its number and its prefix.
+    ///
+    /// # Errors
+    /// Those of the function.
+    pub fn blocks(
+        &mut self,
+        mut one: impl FnMut(&mut Self, usize, &str) -> Result<Block>,
+    ) -> Result<Vec<Block>> {
+        (0..self.config.num_hidden_layers)
+            .map(|i| one(self, i, &format!("model.layers.{i}")))
+            .collect()
+    }
+
+    /// The embedding of tokens.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn embedding(&mut self, prefix: &str) -> Result<Embedding> {
+        self.weights
+            .embedding(prefix, self.dims.vocab, self.dims.hidden)
+    }
+
+    /// The head below `lm_head`, or none of its own when it is tied. `tied` is what the family does
+    /// where the file does not say.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn head(&mut self, tied: Option<bool>) -> Result<Head> {
+        let tied = self
+            .config
+            .tie_word_embeddings
+            .or(tied)
+            .unwrap_or_else(|| !self.weights.contains("lm_head.weight"));
+        let linear = if tied {
+            // A tied model may still carry the tensor; transformers ignores it then, and so do we.
+            self.weights.ignore("lm_head");
+            None
+        } else {
+            Some(self.linear("lm_head", self.dims.hidden, self.dims.vocab, false)?)
+        };
+        Ok(Head {
+            linear,
+            scale: None,
+            softcap: None,
+        })
+    }
+}

@@ -1,0 +1,36 @@
+//! Gemma (Gemma Team 2024; reference: `modeling_gemma` of Hugging Face transformers): the llama
+//! decoder with norms that add one to their weight, a scaled embedding, and a tanh GELU gate.
+
+use inference::Result;
+
+use super::Decoder;
+use super::build::{AttentionParts, Builder, NormKind};
+use super::stack::Stack;
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::weights::Weights;
+use crate::nn::{Activation, FeedForward};
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let mut b = Builder::new(config, weights)?.with_norms(NormKind::RmsPlusOne);
+    let blocks = b.blocks(|b, i, prefix| {
+        let parts = AttentionParts {
+            qkv_bias: b.config.attention_bias,
+            o_bias: b.config.attention_bias,
+            ..AttentionParts::default()
+        };
+        let attention = b.attention(i, &format!("{prefix}.self_attn"), parts)?;
+        let width = b.dims.intermediate;
+        // Old files say `gelu` and mean the tanh form, which the weights were trained with.
+        let mlp = b.gated_mlp(&format!("{prefix}.mlp"), width, Activation::GeluTanh, false)?;
+        b.pre_norm_block(prefix, attention, FeedForward::Gated(mlp))
+    })?;
+    let scale = (b.dims.hidden as f32).sqrt();
+    Ok(Box::new(Stack {
+        embedding: b.embedding("model.embed_tokens")?,
+        embedding_scale: Some(b.scalar(scale)?),
+        positions: None,
+        blocks,
+        norm: b.hidden_norm("model.norm")?,
+        head: b.head(Some(true))?,
+    }))
+}

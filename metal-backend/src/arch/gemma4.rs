@@ -1,0 +1,435 @@
+//! Gemma 4, text only (Gemma Team 2026; reference: `modeling_gemma4` of Hugging Face transformers).
+//! Over Gemma 3: full layers have heads of their own size, of which a part rotates, and may take
+//! their values from the keys; the last layers look at the keys of earlier ones; small models add an
+//! input of its own to each layer; large ones have a mixture of experts beside the feed-forward.
+
+use inference::Result;
+use mlx_rs_core::Array;
+
+use super::Decoder;
+use super::build::{AttentionParts, Builder, int, invalid};
+use super::gemma2::cap;
+use super::moe::{ExpertsAt, counts, experts};
+use super::stack::Head;
+use crate::cache::{Caches, ChunkedCache};
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::config::limits;
+use crate::checkpoint::weights::Weights;
+use crate::error::engine;
+use crate::nn::attention::{Positions, Seen};
+use crate::nn::moe::{Gate, Router, Weighing, weigh};
+use crate::nn::{Activation, Attention, Embedding, Experts, GatedMlp, HeadNorms, Linear, Norm};
+
+/// The mixture of a block, beside its feed-forward.
+#[derive(Debug)]
+struct MixtureBeside {
+    router: Router,
+    /// The router's norm, `scale / sqrt(hidden)`.
+    router_norm: Norm,
+    /// `[experts]`.
+    per_expert_scale: Array,
+    experts: Experts,
+    mlp_out: Norm,
+    experts_in: Norm,
+    experts_out: Norm,
+}
+
+/// A layer's own input.
+#[derive(Debug)]
+struct LayerInput {
+    gate: Linear,
+    projection: Linear,
+    norm: Norm,
+}
+
+#[derive(Debug)]
+struct Block {
+    attention_in: Norm,
+    attention: Attention,
+    attention_out: Norm,
+    mlp_in: Norm,
+    mlp: GatedMlp,
+    mlp_out: Norm,
+    mixture: Option<MixtureBeside>,
+    input: Option<LayerInput>,
+    /// `[1]`, on the block's output.
+    scalar: Option<Array>,
+}
+
+/// Where the inputs of all layers come from.
+#[derive(Debug)]
+struct LayerInputs {
+    table: Embedding,
+    table_scale: Array,
+    projection: Linear,
+    projection_scale: Array,
+    norm: Norm,
+    /// One over the root of two.
+    both_scale: Array,
+    /// Width of a layer's input.
+    width: i32,
+    layers: i32,
+}
+
+#[derive(Debug)]
+struct Gemma4 {
+    embedding: Embedding,
+    embedding_scale: Array,
+    inputs: Option<LayerInputs>,
+    blocks: Vec<Block>,
+    /// For each block, the one whose keys and values it looks at: itself, or an earlier one.
+    source: Vec<usize>,
+    norm: Norm,
+    head: Head,
+}
+
+impl MixtureBeside {
+    /// The mixture's part, from the residual stream.
+    fn forward(&self, x: &Array) -> mlx_rs_core::Result<Array> {
+        let (ids, weights) = self.router.forward(&self.router_norm.forward(x)?)?;
+        let weights = weights.multiply(&self.per_expert_scale.take_clamped(&ids, 0)?)?;
+        let outputs = self.experts.forward(&self.experts_in.forward(x)?, &ids)?;
+        self.experts_out.forward(&weigh(&outputs, &weights)?)
+    }
+}
+
+impl Block {
+    /// `[B, L, hidden] -> [B, L or 1, hidden]`.
+    fn forward(
+        &self,
+        x: &Array,
+        seen: &Seen,
+        normed: &Array,
+        own: Option<&Array>,
+        positions: Positions,
+    ) -> mlx_rs_core::Result<Array> {
+        let attended = self.attention.look(normed, seen, positions)?;
+        let x = positions
+            .of(x)?
+            .add(&self.attention_out.forward(&attended)?)?;
+        let mut y = self.mlp.forward(&self.mlp_in.forward(&x)?)?;
+        if let Some(mixture) = &self.mixture {
+            y = mixture.mlp_out.forward(&y)?.add(&mixture.forward(&x)?)?;
+        }
+        let mut x = x.add(&self.mlp_out.forward(&y)?)?;
+        if let (Some(input), Some(own)) = (&self.input, own) {
+            let gate = Activation::GeluTanh.apply(&input.gate.forward(&x)?)?;
+            let gated = gate.multiply(&positions.of(own)?)?;
+            x = x.add(&input.norm.forward(&input.projection.forward(&gated)?)?)?;
+        }
+        match &self.scalar {
+            Some(scalar) => x.multiply(scalar),
+            None => Ok(x),
+        }
+    }
+}
+
+impl LayerInputs {
+    /// Ids `[B, L]` and scaled embeddings `[B, L, hidden]` to `[B, L, layers, width]`.
+    fn forward(&self, ids: &Array, x: &Array) -> mlx_rs_core::Result<Array> {
+        let (batch, length) = (x.dim(0)?, x.dim(1)?);
+        let shape = [batch, length, self.layers, self.width];
+        let own = self.table.forward(ids)?.multiply(&self.table_scale)?;
+        let projected = self
+            .projection
+            .forward(x)?
+            .multiply(&self.projection_scale)?
+            .reshape(&shape)?;
+        self.norm
+            .forward(&projected)?
+            .add(&own.reshape(&shape)?)?
+            .multiply(&self.both_scale)
+    }
+}
+
+impl Decoder for Gemma4 {
+    fn forward(
+        &self,
+        ids: &Array,
+        caches: &mut Caches,
+        positions: Positions,
+    ) -> mlx_rs_core::Result<Array> {
+        let mut x = self
+            .embedding
+            .forward(ids)?
+            .multiply(&self.embedding_scale)?;
+        let inputs = self
+            .inputs
+            .as_ref()
+            .map(|i| i.forward(ids, &x))
+            .transpose()?;
+        let last = self.blocks.len().saturating_sub(1);
+        let mut seen: Vec<Seen> = Vec::with_capacity(caches.len());
+        for (i, block) in self.blocks.iter().enumerate() {
+            let keep = if i == last { positions } else { Positions::All };
+            let normed = block.attention_in.forward(&x)?;
+            if let Some(cache) = caches.get_mut(i) {
+                seen.push(block.attention.remember(&normed, cache.as_mut())?);
+            }
+            let own = inputs
+                .as_ref()
+                .map(|all| {
+                    let at = i32::try_from(i).unwrap_or(i32::MAX);
+                    all.slice_axis(2, at, at + 1)?.squeeze_axis(2)
+                })
+                .transpose()?;
+            x = block.forward(&x, &seen[self.source[i]], &normed, own.as_ref(), keep)?;
+        }
+        self.head.forward(&self.norm.forward(&x)?, &self.embedding)
+    }
+
+    fn new_caches(&self) -> Caches {
+        // Layers that look at the keys of others have no cache.
+        self.blocks
+            .iter()
+            .filter(|b| b.attention.k_proj.is_some())
+            .map(|_| Box::new(ChunkedCache::new()) as _)
+            .collect()
+    }
+}
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let layers = config.num_hidden_layers;
+    let shared = config
+        .uint("num_kv_shared_layers", 0..=layers)?
+        .unwrap_or(0);
+    // Sharing needs a layer to share from.
+    let own = if shared < layers {
+        layers - shared
+    } else {
+        layers
+    };
+    let source = sources(config, own)?;
+    let mut b = Builder::new(config, weights)?;
+    let activation = b.activation(Activation::GeluTanh)?;
+    let width = config
+        .uint("hidden_size_per_layer_input", 0..=limits::HIDDEN)?
+        .unwrap_or(0);
+    let width = int("hidden_size_per_layer_input", width)?;
+    let double = config.flag("use_double_wide_mlp")?.unwrap_or(false);
+    let blocks = (0..layers)
+        .map(|i| {
+            let prefix = format!("model.layers.{i}");
+            let mlp_width = if double && i >= own {
+                b.dims.intermediate.saturating_mul(2)
+            } else {
+                b.dims.intermediate
+            };
+            let attention = attention(&mut b, i, i < own)?;
+            let mlp = b.gated_mlp(&format!("{prefix}.mlp"), mlp_width, activation, false)?;
+            let mixture = if config.flag("enable_moe_block")?.unwrap_or(false) {
+                Some(mixture(&mut b, &prefix, activation)?)
+            } else {
+                None
+            };
+            let input = if width > 0 {
+                let hidden = b.dims.hidden;
+                let name = |part: &str| format!("{prefix}.{part}");
+                Some(LayerInput {
+                    gate: b.linear(&name("per_layer_input_gate"), hidden, width, false)?,
+                    projection: b.linear(&name("per_layer_projection"), width, hidden, false)?,
+                    norm: b.hidden_norm(&name("post_per_layer_input_norm"))?,
+                })
+            } else {
+                None
+            };
+            let scalar = format!("{prefix}.layer_scalar");
+            let scalar = if b.weights.contains(&scalar) {
+                Some(b.weights.vector(&scalar, 1)?)
+            } else {
+                None
+            };
+            let mut norm = |part: &str| b.hidden_norm(&format!("{prefix}.{part}"));
+            Ok(Block {
+                attention_in: norm("input_layernorm")?,
+                attention,
+                attention_out: norm("post_attention_layernorm")?,
+                mlp_in: norm("pre_feedforward_layernorm")?,
+                mlp,
+                mlp_out: norm("post_feedforward_layernorm")?,
+                mixture,
+                input,
+                scalar,
+            })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let inputs = if width > 0 {
+        Some(layer_inputs(&mut b, width)?)
+    } else {
+        None
+    };
+    let mut head = b.head(Some(true))?;
+    head.softcap = cap(config, "final_logit_softcapping")?
+        .map(|c| b.scalar(c))
+        .transpose()?;
+    let scale = (b.dims.hidden as f32).sqrt();
+    Ok(Box::new(Gemma4 {
+        embedding: b.embedding("model.embed_tokens")?,
+        embedding_scale: b.scalar(scale)?,
+        inputs,
+        blocks,
+        source,
+        norm: b.hidden_norm("model.norm")?,
+        head,
+    }))
+}
+
+/// For each layer the one it takes keys from: itself for the first `own`, then the last of its kind.
+fn sources(config: &ModelConfig, own: usize) -> Result<Vec<usize>> {
+    (0..config.num_hidden_layers)
+        .map(|i| {
+            if i < own {
+                return Ok(i);
+            }
+            (0..own)
+                .rev()
+                .find(|&j| config.slides(j) == config.slides(i))
+                .ok_or_else(|| {
+                    invalid(format!(
+                        "num_kv_shared_layers leaves layer {i} without an earlier layer of its kind"
+                    ))
+                })
+        })
+        .collect()
+}
+
+fn attention(b: &mut Builder<'_>, layer: usize, own_keys: bool) -> Result<Attention> {
+    let config = b.config;
+    let full = !config.slides(layer);
+    let dims = b.dims;
+    if full && let Some(d) = config.uint("global_head_dim", 2..=limits::HEAD_DIM)? {
+        b.dims.head_dim = int("global_head_dim", d)?;
+    }
+    let values_are_keys = full && config.flag("attention_k_eq_v")?.unwrap_or(false);
+    if values_are_keys
+        && let Some(n) = config.uint("num_global_key_value_heads", 1..=limits::HEADS)?
+    {
+        b.dims.n_kv_heads = int("num_global_key_value_heads", n)?;
+    }
+    let made = attention_of(b, layer, own_keys, values_are_keys);
+    b.dims = dims;
+    made
+}
+
+fn attention_of(
+    b: &mut Builder<'_>,
+    layer: usize,
+    own_keys: bool,
+    values_are_keys: bool,
+) -> Result<Attention> {
+    let at = format!("model.layers.{layer}.self_attn");
+    let dims = b.dims;
+    if dims.n_heads % dims.n_kv_heads != 0 {
+        return Err(invalid(format!(
+            "{} key heads do not divide {} query heads in layer {layer}",
+            dims.n_kv_heads, dims.n_heads
+        )));
+    }
+    let (q_dim, kv_dim) = (
+        dims.n_heads * dims.head_dim,
+        dims.n_kv_heads * dims.head_dim,
+    );
+    let name = |part: &str| format!("{at}.{part}");
+    let bias = b.config.attention_bias;
+    let rope = b.rope(layer, dims.head_dim, AttentionParts::default().traditional)?;
+    let q_norm = b.norm(&name("q_norm"), dims.head_dim)?;
+    let (mut k_proj, mut v_proj, mut k_norm) = (None, None, None);
+    if own_keys {
+        k_proj = Some(b.linear(&name("k_proj"), dims.hidden, kv_dim, bias)?);
+        if !values_are_keys {
+            v_proj = Some(b.linear(&name("v_proj"), dims.hidden, kv_dim, bias)?);
+        }
+        k_norm = Some(b.norm(&name("k_norm"), dims.head_dim)?);
+    } else {
+        // Checkpoints carry them although they are not used.
+        for part in ["k_proj", "v_proj", "k_norm", "v_norm"] {
+            b.weights.ignore(&name(part));
+        }
+    }
+    Ok(Attention {
+        q_proj: b.linear(&name("q_proj"), dims.hidden, q_dim, bias)?,
+        k_proj,
+        v_proj,
+        o_proj: b.linear(&name("o_proj"), q_dim, dims.hidden, bias)?,
+        norms: HeadNorms {
+            q: Some(q_norm),
+            k: k_norm,
+            v: Some(Norm::Rms {
+                weight: None,
+                eps: dims.eps,
+            }),
+            across_heads: false,
+        },
+        rope: Some(rope),
+        n_heads: dims.n_heads,
+        n_kv_heads: dims.n_kv_heads,
+        head_dim: dims.head_dim,
+        scale: 1.0,
+        window: b.window(layer)?,
+        softcap: None,
+        sinks: None,
+    })
+}
+
+fn mixture(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Result<MixtureBeside> {
+    let (count, per_token) = counts(b.config, "top_k_experts")?;
+    let hidden = b.dims.hidden;
+    let width = b
+        .config
+        .required_uint("moe_intermediate_size", 1..=limits::INTERMEDIATE)?;
+    let width = int("moe_intermediate_size", width)?;
+    let name = |part: &str| format!("{prefix}.{part}");
+    let root = b.scalar((hidden as f32).powf(-0.5))?;
+    let router_norm = Norm::Rms {
+        weight: Some(
+            b.weights
+                .vector(&name("router.scale"), hidden)?
+                .multiply(&root)
+                .map_err(engine("weights"))?,
+        ),
+        eps: b.dims.eps,
+    };
+    let at = ExpertsAt {
+        stacked: name("experts.switch_glu"),
+        single: name("experts"),
+        parts: ["gate_proj", "up_proj", "down_proj"],
+    };
+    Ok(MixtureBeside {
+        router: Router {
+            linear: b.linear(&name("router.proj"), hidden, count, false)?,
+            per_token,
+            weighing: Weighing::SoftmaxOfChosen,
+        },
+        router_norm,
+        per_expert_scale: b.weights.vector(&name("router.per_expert_scale"), count)?,
+        experts: experts(b, &at, count, width, Gate::Plain(activation))?,
+        mlp_out: b.hidden_norm(&name("post_feedforward_layernorm_1"))?,
+        experts_in: b.hidden_norm(&name("pre_feedforward_layernorm_2"))?,
+        experts_out: b.hidden_norm(&name("post_feedforward_layernorm_2"))?,
+    })
+}
+
+fn layer_inputs(b: &mut Builder<'_>, width: i32) -> Result<LayerInputs> {
+    let config = b.config;
+    let layers = int("num_hidden_layers", config.num_hidden_layers)?;
+    let rows = config
+        .uint("vocab_size_per_layer_input", 1..=limits::VOCAB)?
+        .unwrap_or(config.vocab_size);
+    let rows = int("vocab_size_per_layer_input", rows)?;
+    let all = layers
+        .checked_mul(width)
+        .ok_or_else(|| invalid("hidden_size_per_layer_input is too large"))?;
+    let hidden = b.dims.hidden;
+    Ok(LayerInputs {
+        table: b
+            .weights
+            .embedding("model.embed_tokens_per_layer", rows, all)?,
+        table_scale: b.scalar((width as f32).sqrt())?,
+        projection: b.linear("model.per_layer_model_projection", hidden, all, false)?,
+        projection_scale: b.scalar((hidden as f32).powf(-0.5))?,
+        norm: b.norm("model.per_layer_projection_norm", width)?,
+        both_scale: b.scalar(std::f32::consts::FRAC_1_SQRT_2)?,
+        width,
+        layers,
+    })
+}

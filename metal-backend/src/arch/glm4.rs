@@ -1,0 +1,42 @@
+//! GLM-4 (GLM Team 2024; reference: `modeling_glm4` of Hugging Face transformers): norms before and
+//! behind both parts of a block, half of each head rotated in neighboring pairs, gate and the other
+//! half of the feed-forward in one matrix.
+
+use inference::Result;
+
+use super::Decoder;
+use super::build::{AttentionParts, Builder};
+use super::stack::{Block, Stack};
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::weights::Weights;
+use crate::nn::Activation;
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let mut b = Builder::new(config, weights)?;
+    let activation = b.activation(Activation::Silu)?;
+    let blocks = b.blocks(|b, i, prefix| {
+        let parts = AttentionParts {
+            qkv_bias: b.config.attention_bias,
+            traditional: true,
+            ..AttentionParts::default()
+        };
+        Ok(Block {
+            attention_in: Some(b.hidden_norm(&format!("{prefix}.input_layernorm"))?),
+            attention: b.attention(i, &format!("{prefix}.self_attn"), parts)?,
+            attention_out: Some(b.hidden_norm(&format!("{prefix}.post_self_attn_layernorm"))?),
+            mlp_in: Some(b.hidden_norm(&format!("{prefix}.post_attention_layernorm"))?),
+            mlp: b.fused_mlp(&format!("{prefix}.mlp"), activation)?,
+            mlp_out: Some(b.hidden_norm(&format!("{prefix}.post_mlp_layernorm"))?),
+            residual: None,
+            parallel: false,
+        })
+    })?;
+    Ok(Box::new(Stack {
+        embedding: b.embedding("model.embed_tokens")?,
+        embedding_scale: None,
+        positions: None,
+        blocks,
+        norm: b.hidden_norm("model.norm")?,
+        head: b.head(None)?,
+    }))
+}

@@ -1,0 +1,138 @@
+//! GPT-2 (Radford et al. 2019; reference: `modeling_gpt2` of Hugging Face transformers): learned
+//! positions, layer norms, biases, and projections in one matrix. Its own checkpoints store
+//! matrices as `[in, out]`; those that MLX wrote (names below `model.`) and GGUF store `[out, in]`.
+
+use inference::Result;
+
+use super::Decoder;
+use super::build::{Builder, NormKind, int};
+use super::stack::{Block, Head, Stack};
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::weights::Weights;
+use crate::error::engine;
+use crate::nn::{Activation, Attention, FeedForward, HeadNorms, Linear, Mlp, Weight};
+
+/// Where the names start and how matrices are stored.
+struct Layout {
+    prefix: &'static str,
+    transposed: bool,
+}
+
+impl Layout {
+    fn of(weights: &Weights) -> Self {
+        let prefix = ["model.", "transformer.", ""]
+            .into_iter()
+            .find(|p| weights.contains(&format!("{p}wte.weight")))
+            .unwrap_or("");
+        Self {
+            prefix,
+            transposed: prefix != "model." && !weights.is_gguf(),
+        }
+    }
+}
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let layout = Layout::of(weights);
+    let at = |name: &str| format!("{}{name}", layout.prefix);
+    let mut b = Builder::new(config, weights)?.with_norms(NormKind::Layer { bias: true });
+    let activation = b.activation(Activation::GeluTanh)?;
+    let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
+    let positions = int(
+        "n_positions",
+        config.max_position_embeddings.unwrap_or(1024),
+    )?;
+    let blocks = (0..config.num_hidden_layers)
+        .map(|i| {
+            let at = |name: &str| at(&format!("h.{i}.{name}"));
+            let qkv = matrix(&mut b, &layout, &at("attn.c_attn"), hidden, 3 * hidden)?;
+            let bias = b.weights.vector(&at("attn.c_attn.bias"), 3 * hidden)?;
+            let part = |n: i32| -> Result<Linear> {
+                let (from, to) = (n * hidden, (n + 1) * hidden);
+                let weight = qkv.rows(from, to).map_err(engine("weights"))?;
+                let bias = bias.slice_axis(0, from, to).map_err(engine("weights"))?;
+                b.weights.layer(weight, Some(bias))
+            };
+            let (q_proj, k_proj, v_proj) = (part(0)?, part(1)?, part(2)?);
+            // The causal mask that old checkpoints carry.
+            b.weights.ignore(&at("attn.bias"));
+            b.weights.ignore(&at("attn.masked_bias"));
+            Ok(Block {
+                attention_in: Some(b.hidden_norm(&at("ln_1"))?),
+                attention: Attention {
+                    q_proj,
+                    k_proj: Some(k_proj),
+                    v_proj: Some(v_proj),
+                    o_proj: linear(&mut b, &layout, &at("attn.c_proj"), hidden, hidden)?,
+                    norms: HeadNorms::default(),
+                    rope: None,
+                    n_heads: b.dims.n_heads,
+                    n_kv_heads: b.dims.n_heads,
+                    head_dim: b.dims.head_dim,
+                    scale: (b.dims.head_dim as f32).powf(-0.5),
+                    window: None,
+                    softcap: None,
+                    sinks: None,
+                },
+                attention_out: None,
+                mlp_in: Some(b.hidden_norm(&at("ln_2"))?),
+                mlp: FeedForward::Plain(Mlp {
+                    up: linear(&mut b, &layout, &at("mlp.c_fc"), hidden, width)?,
+                    down: linear(&mut b, &layout, &at("mlp.c_proj"), width, hidden)?,
+                    activation,
+                }),
+                mlp_out: None,
+                residual: None,
+                parallel: false,
+            })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let embedding = b.embedding(&at("wte"))?;
+    let places = b.weights.embedding(&at("wpe"), positions, hidden)?;
+    let norm = b.hidden_norm(&at("ln_f"))?;
+    // Always tied; converters to GGUF write the table twice.
+    b.weights.ignore("lm_head");
+    Ok(Box::new(Stack {
+        embedding,
+        embedding_scale: None,
+        positions: Some(places),
+        blocks,
+        norm,
+        head: Head {
+            linear: None,
+            scale: None,
+            softcap: None,
+        },
+    }))
+}
+
+/// A matrix `[outputs, inputs]`, however it is stored.
+fn matrix(
+    b: &mut Builder<'_>,
+    layout: &Layout,
+    prefix: &str,
+    inputs: i32,
+    outputs: i32,
+) -> Result<Weight> {
+    if !layout.transposed {
+        return b.weights.matrix(prefix, outputs, inputs);
+    }
+    let stored = b
+        .weights
+        .tensor(&format!("{prefix}.weight"), &[inputs, outputs])?;
+    stored
+        .swap_axes(0, 1)
+        .map(Weight::Dense)
+        .map_err(engine("weights"))
+}
+
+fn linear(
+    b: &mut Builder<'_>,
+    layout: &Layout,
+    prefix: &str,
+    inputs: i32,
+    outputs: i32,
+) -> Result<Linear> {
+    let weight = matrix(b, layout, prefix, inputs, outputs)?;
+    let bias = b.weights.vector(&format!("{prefix}.bias"), outputs)?;
+    b.weights.layer(weight, Some(bias))
+}

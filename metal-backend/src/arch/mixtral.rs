@@ -1,0 +1,41 @@
+//! Mixtral (Jiang et al. 2024; reference: `modeling_mixtral` of Hugging Face transformers): the llama
+//! decoder with a mixture of experts, weighed by a softmax over those chosen.
+
+use inference::Result;
+
+use super::Decoder;
+use super::llama::Variant;
+use super::moe::{ExpertsAt, counts, experts, load as load_mixture};
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::weights::Weights;
+use crate::nn::moe::{Gate, Weighing};
+use crate::nn::{Activation, FeedForward, Mixture, Router};
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let (count, per_token) = counts(config, "num_experts_per_tok")?;
+    load_mixture(config, weights, Variant::default(), &|b, _, prefix| {
+        // transformers 5 calls the block `mlp`.
+        let old = format!("{prefix}.block_sparse_moe");
+        let at = if b.weights.contains(&format!("{old}.gate.weight")) {
+            old
+        } else {
+            format!("{prefix}.mlp")
+        };
+        let activation = Gate::Plain(b.activation(Activation::Silu)?);
+        let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
+        let stacks = ExpertsAt {
+            stacked: format!("{at}.switch_mlp"),
+            single: format!("{at}.experts"),
+            parts: ["w1", "w3", "w2"],
+        };
+        Ok(FeedForward::Mixture(Box::new(Mixture {
+            router: Router {
+                linear: b.linear(&format!("{at}.gate"), hidden, count, false)?,
+                per_token,
+                weighing: Weighing::SoftmaxOfChosen,
+            },
+            experts: experts(b, &stacks, count, width, activation)?,
+            shared: None,
+        })))
+    })
+}

@@ -1,0 +1,58 @@
+//! OLMo 2 (OLMo Team 2025; reference: `modeling_olmo2` of Hugging Face transformers): norms stand
+//! behind attention and feed-forward instead of before them, and over all query and key heads
+//! together.
+
+use inference::Result;
+
+use super::Decoder;
+use super::build::{AttentionParts, Builder};
+use super::stack::{Block, Stack};
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::weights::Weights;
+use crate::nn::{Activation, FeedForward, HeadNorms};
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let mut b = Builder::new(config, weights)?;
+    let activation = b.activation(Activation::Silu)?;
+    let dims = b.dims;
+    let blocks = b.blocks(|b, i, prefix| {
+        let at = format!("{prefix}.self_attn");
+        let parts = AttentionParts {
+            qkv_bias: b.config.attention_bias,
+            o_bias: b.config.attention_bias,
+            ..AttentionParts::default()
+        };
+        let mut attention = b.attention(i, &at, parts)?;
+        attention.norms = HeadNorms {
+            q: Some(b.norm(&format!("{at}.q_norm"), dims.n_heads * dims.head_dim)?),
+            k: Some(b.norm(&format!("{at}.k_norm"), dims.n_kv_heads * dims.head_dim)?),
+            v: None,
+            across_heads: true,
+        };
+        let bias = b.config.mlp_bias;
+        let mlp = b.gated_mlp(
+            &format!("{prefix}.mlp"),
+            dims.intermediate,
+            activation,
+            bias,
+        )?;
+        Ok(Block {
+            attention_in: None,
+            attention,
+            attention_out: Some(b.hidden_norm(&format!("{prefix}.post_attention_layernorm"))?),
+            mlp_in: None,
+            mlp: FeedForward::Gated(mlp),
+            mlp_out: Some(b.hidden_norm(&format!("{prefix}.post_feedforward_layernorm"))?),
+            residual: None,
+            parallel: false,
+        })
+    })?;
+    Ok(Box::new(Stack {
+        embedding: b.embedding("model.embed_tokens")?,
+        embedding_scale: None,
+        positions: None,
+        blocks,
+        norm: b.hidden_norm("model.norm")?,
+        head: b.head(None)?,
+    }))
+}

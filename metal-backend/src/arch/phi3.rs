@@ -1,0 +1,33 @@
+//! Phi-3 and Phi-4-mini (Abdin et al. 2024; reference: `modeling_phi3` of Hugging Face transformers):
+//! the llama decoder with its projections in one matrix each, and stretched rotations (LongRoPE).
+
+use inference::Result;
+
+use super::Decoder;
+use super::build::{AttentionParts, Builder};
+use super::stack::Stack;
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::weights::Weights;
+use crate::nn::Activation;
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let mut b = Builder::new(config, weights)?;
+    let activation = b.activation(Activation::Silu)?;
+    let blocks = b.blocks(|b, i, prefix| {
+        let parts = AttentionParts {
+            fused: true,
+            ..AttentionParts::default()
+        };
+        let attention = b.attention(i, &format!("{prefix}.self_attn"), parts)?;
+        let mlp = b.fused_mlp(&format!("{prefix}.mlp"), activation)?;
+        b.pre_norm_block(prefix, attention, mlp)
+    })?;
+    Ok(Box::new(Stack {
+        embedding: b.embedding("model.embed_tokens")?,
+        embedding_scale: None,
+        positions: None,
+        blocks,
+        norm: b.hidden_norm("model.norm")?,
+        head: b.head(None)?,
+    }))
+}

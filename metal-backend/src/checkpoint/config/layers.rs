@@ -1,0 +1,123 @@
+//! What differs from layer to layer: which look through a sliding window, and how families say so.
+
+use inference::Result;
+
+use super::fields::Fields;
+use super::{fault, limits};
+
+/// What a layer looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerKind {
+    /// Every position.
+    Full,
+    /// The last positions only.
+    Sliding,
+}
+
+/// How a family spreads its windows where the file does not list them.
+enum Pattern {
+    /// Every layer, as long as the file has a window.
+    All,
+    /// None unless `use_sliding_window`, and then those from `max_window_layers` on (Qwen).
+    FromLayer,
+    /// All but each `sliding_window_pattern`-th, by default this one.
+    AllBut(usize),
+    /// None.
+    Never,
+}
+
+fn pattern(model_type: &str) -> Pattern {
+    match model_type {
+        t if t.starts_with("qwen") => Pattern::FromLayer,
+        "gemma2" | "gpt_oss" => Pattern::AllBut(2),
+        "gemma3" | "gemma3_text" => Pattern::AllBut(6),
+        "gemma4" | "gemma4_text" => Pattern::AllBut(5),
+        "cohere2" => Pattern::AllBut(4),
+        "smollm3" | "llama" | "gpt2" | "gemma" | "olmo2" | "granite" | "glm4" => Pattern::Never,
+        _ => Pattern::All,
+    }
+}
+
+/// The window of the model, and which layers use it: a kind for each layer. Without a window every
+/// layer is full.
+pub(super) fn parse(
+    fields: &Fields<'_>,
+    model_type: &str,
+    layers: usize,
+) -> Result<(Option<usize>, Vec<LayerKind>)> {
+    let window = fields
+        .uint("sliding_window", 1..=limits::POSITIONS)
+        .map_err(fault)?;
+    let listed = listed(fields, layers)?;
+    let used = fields.bool("use_sliding_window").map_err(fault)?;
+    let pattern = pattern(model_type);
+    let window = match (&pattern, used) {
+        // Qwen checkpoints carry a window that is off unless said otherwise.
+        (_, Some(false)) | (Pattern::FromLayer, None) => None,
+        (Pattern::Never, _) if listed.is_none() => None,
+        _ => window,
+    };
+    // Which layers count as sliding matters even without a window: it decides their rotation.
+    let kinds = match (listed, pattern) {
+        (Some(kinds), _) => kinds,
+        (None, Pattern::All) => vec![LayerKind::Sliding; layers],
+        (None, Pattern::Never) => vec![LayerKind::Full; layers],
+        (None, Pattern::FromLayer) => {
+            let full = fields
+                .uint("max_window_layers", 0..=usize::MAX)
+                .map_err(fault)?
+                .unwrap_or(layers);
+            (0..layers).map(|i| kind(i >= full)).collect()
+        }
+        (None, Pattern::AllBut(every)) => {
+            let every = ["sliding_window_pattern", "_sliding_window_pattern"]
+                .iter()
+                .find_map(|name| fields.uint(name, 1..=limits::LAYERS).transpose())
+                .transpose()
+                .map_err(fault)?
+                .unwrap_or(every);
+            let last_is_full = model_type.starts_with("gemma4");
+            (0..layers)
+                .map(|i| kind((i + 1) % every != 0 && !(last_is_full && i + 1 == layers)))
+                .collect()
+        }
+    };
+    Ok((window, kinds))
+}
+
+fn kind(sliding: bool) -> LayerKind {
+    if sliding {
+        LayerKind::Sliding
+    } else {
+        LayerKind::Full
+    }
+}
+
+/// The kinds that the file lists, one a layer.
+fn listed(fields: &Fields<'_>, layers: usize) -> Result<Option<Vec<LayerKind>>> {
+    let names = fields.strings("layer_types").map_err(fault)?;
+    if names.is_empty() {
+        return Ok(None);
+    }
+    if names.len() < layers {
+        return Err(fault(format!(
+            "layer_types lists {} layers; num_hidden_layers is {layers}",
+            names.len()
+        )));
+    }
+    names
+        .iter()
+        .take(layers)
+        .map(|name| match name.as_str() {
+            "full_attention" => Ok(LayerKind::Full),
+            "sliding_attention" => Ok(LayerKind::Sliding),
+            other => {
+                let shown: String = other.chars().take(60).collect();
+                Err(super::unsupported(format!(
+                    "layer_types has {shown:?}; supported are full_attention and sliding_attention"
+                )))
+            }
+        })
+        .collect::<Result<Vec<_>>>()
+        .map(Some)
+}

@@ -1,0 +1,90 @@
+//! Matrices of experts, however they are stored: as one stack, or one by one.
+
+use inference::Result;
+use mlx_rs_core::{Array, Quantized, eval, stack};
+
+use super::Weights;
+use crate::error::engine;
+use crate::nn::{ExpertLinear, Weight};
+
+/// Where one matrix of all experts is found.
+pub struct ExpertNames<'a> {
+    /// The prefix of the stack, `[experts, out, in]`.
+    pub stacked: &'a str,
+    /// The prefix of a single expert's.
+    pub single: &'a dyn Fn(i32) -> String,
+}
+
+impl Weights {
+    /// One matrix of all experts, `inputs -> outputs`.
+    ///
+    /// # Errors
+    /// `InvalidModel` when a part is missing or of another shape or kind.
+    pub fn experts(
+        &mut self,
+        names: &ExpertNames<'_>,
+        experts: i32,
+        inputs: i32,
+        outputs: i32,
+        bias: bool,
+    ) -> Result<ExpertLinear> {
+        let stacked = self.contains(&format!("{}.weight", names.stacked));
+        let weight = if stacked || !self.contains(&format!("{}.weight", (names.single)(0))) {
+            self.stack(names.stacked, &[experts, outputs, inputs])?
+        } else {
+            let parts = (0..experts)
+                .map(|e| self.matrix(&(names.single)(e), outputs, inputs))
+                .collect::<Result<Vec<_>>>()?;
+            join(&parts).map_err(engine("weights"))?
+        };
+        let bias = if bias {
+            Some(self.tensor(&format!("{}.bias", names.stacked), &[experts, outputs])?)
+        } else {
+            None
+        };
+        ExpertLinear::new(weight, bias).map_err(engine("weights"))
+    }
+}
+
+/// One stack of matrices that are stored alike; computed at once, so that the parts can be freed.
+fn join(parts: &[Weight]) -> mlx_rs_core::Result<Weight> {
+    let joined = |arrays: Vec<&Array>| -> mlx_rs_core::Result<Array> {
+        let all = stack(&arrays, 0)?;
+        eval([&all])?;
+        Ok(all)
+    };
+    let quantized: Option<Vec<&Quantized>> = parts
+        .iter()
+        .map(|p| match p {
+            Weight::Quantized(q) => Some(q),
+            Weight::Dense(_) => None,
+        })
+        .collect();
+    let alike = |all: &[&Quantized]| {
+        all.windows(2).all(|pair| {
+            let format = |q: &Quantized| (q.bits, q.group_size, q.mode);
+            format(pair[0]) == format(pair[1])
+        })
+    };
+    if let Some(all) = quantized
+        && let Some(first) = all.first()
+        && alike(&all)
+    {
+        let biases: Option<Vec<_>> = all.iter().map(|q| q.biases.as_ref()).collect();
+        return Ok(Weight::Quantized(Quantized {
+            weight: joined(all.iter().map(|q| &q.weight).collect())?,
+            scales: joined(all.iter().map(|q| &q.scales).collect())?,
+            biases: biases.map(joined).transpose()?,
+            ..**first
+        }));
+    }
+    // Experts that are stored differently meet as plain numbers.
+    let dense = parts
+        .iter()
+        .map(|p| match p {
+            Weight::Dense(w) => Ok(w.clone()),
+            Weight::Quantized(q) => q.dequantize(q.scales.dtype()),
+        })
+        .collect::<mlx_rs_core::Result<Vec<_>>>()?;
+    Ok(Weight::Dense(joined(dense.iter().collect())?))
+}

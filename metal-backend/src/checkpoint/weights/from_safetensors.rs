@@ -1,0 +1,207 @@
+//! Tensors of safetensors files as arrays: dense ones, and matrices quantized as MLX writes them.
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+use inference::Result;
+use mlx_rs_core::{Array, Element, QuantMode, Quantized};
+use safetensors::Dtype as FileDtype;
+
+use super::names::StoredNames;
+use super::{Weights, dimension, mlx_shape};
+use crate::checkpoint::config::QuantConfig;
+use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, wrong_tensor};
+use crate::error::engine;
+
+impl Weights {
+    /// A tensor and its name in the files.
+    pub(super) fn stored_tensor<'a>(
+        &self,
+        checkpoint: &'a SafetensorsCheckpoint,
+        names: &'a StoredNames,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<(&'a str, &'a TensorInfo)> {
+        let stored = names
+            .stored(name)
+            .ok_or_else(|| self.missing(name, shape))?;
+        let info = checkpoint
+            .info(stored)
+            .ok_or_else(|| self.missing(stored, shape))?;
+        Ok((stored, info))
+    }
+
+    pub(super) fn dense(
+        &self,
+        checkpoint: &SafetensorsCheckpoint,
+        name: &str,
+        info: &TensorInfo,
+        shape: &[usize],
+    ) -> Result<Array> {
+        if info.shape != shape {
+            return Err(self.wrong_shape(name, &info.shape, shape));
+        }
+        let shape = mlx_shape(shape);
+        match info.dtype {
+            FileDtype::F32 => self.array(&checkpoint.read::<f32>(info)?, &shape),
+            FileDtype::F16 => self.array(&checkpoint.read::<f16>(info)?, &shape),
+            FileDtype::BF16 => self.array(&checkpoint.read::<bf16>(info)?, &shape),
+            other => Err(wrong_tensor(
+                checkpoint.file_of(info),
+                name,
+                format!("is {other:?}; float tensors must be F32, F16 or BF16"),
+            )),
+        }
+    }
+
+    /// Values as an array of the computing type. Converted at once, so that the file's copy does
+    /// not stay in memory behind a lazy conversion.
+    pub(super) fn array<T: Element + Pod>(&self, values: &[T], shape: &[i32]) -> Result<Array> {
+        Array::from_slice(values, shape)
+            .and_then(|a| {
+                if T::DTYPE == self.dtype {
+                    Ok(a)
+                } else {
+                    a.astype(self.dtype)
+                }
+            })
+            .and_then(|a| a.eval().map(|()| a))
+            .map_err(engine("weights"))
+    }
+
+    pub(super) fn quantized(
+        &self,
+        checkpoint: &SafetensorsCheckpoint,
+        names: &StoredNames,
+        prefix: &str,
+        info: &TensorInfo,
+        shape: &[usize],
+    ) -> Result<Quantized> {
+        let name = names.stored(&format!("{prefix}.weight")).unwrap_or(prefix);
+        let stored_prefix = name.strip_suffix(".weight").unwrap_or(name);
+        let config = self.quantization_of(prefix, stored_prefix)?;
+        let (bits, group) = (dimension(config.bits), dimension(config.group_size));
+        let Some((&cols, rows)) = shape.split_last() else {
+            return Err(self.wrong_shape(name, &info.shape, shape));
+        };
+        if cols % group != 0 {
+            return Err(wrong_tensor(
+                &self.path,
+                name,
+                format!("{cols} inputs do not divide into groups of {group}"),
+            ));
+        }
+        let with_last = |n: usize| [rows, &[n]].concat();
+        let packed = with_last(cols / 32 * bits);
+        if info.dtype != FileDtype::U32 {
+            return Err(wrong_tensor(
+                checkpoint.file_of(info),
+                name,
+                format!("is {:?}; packed weights must be U32", info.dtype),
+            ));
+        }
+        if info.shape != packed {
+            return Err(self.wrong_shape(name, &info.shape, &packed));
+        }
+        let Some(mode) = QuantMode::from_name(&config.mode) else {
+            return Err(wrong_tensor(
+                &self.path,
+                name,
+                format!("is quantized as {:?}, which is unknown", config.mode),
+            ));
+        };
+        let weight = Array::from_slice(&checkpoint.read::<u32>(info)?, &mlx_shape(&packed))
+            .map_err(engine("weights"))?;
+        let groups = with_last(cols / group);
+        let part = |part: &str| -> Result<Array> {
+            let name = format!("{prefix}.{part}");
+            let (stored, info) = self.stored_tensor(checkpoint, names, &name, &groups)?;
+            if mode == QuantMode::Affine {
+                self.dense(checkpoint, stored, info, &groups)
+            } else {
+                self.raw_bytes(checkpoint, stored, info, &groups)
+            }
+        };
+        Ok(Quantized {
+            weight,
+            scales: part("scales")?,
+            biases: (mode == QuantMode::Affine)
+                .then(|| part("biases"))
+                .transpose()?,
+            group_size: config.group_size,
+            bits: config.bits,
+            mode,
+        })
+    }
+
+    /// A tensor of bytes, such as the scales of `mxfp4`.
+    pub(super) fn raw_bytes(
+        &self,
+        checkpoint: &SafetensorsCheckpoint,
+        stored: &str,
+        info: &TensorInfo,
+        shape: &[usize],
+    ) -> Result<Array> {
+        if info.shape != shape {
+            return Err(self.wrong_shape(stored, &info.shape, shape));
+        }
+        if info.dtype != FileDtype::U8 {
+            return Err(wrong_tensor(
+                checkpoint.file_of(info),
+                stored,
+                format!("is {:?}; it must be U8", info.dtype),
+            ));
+        }
+        Array::from_slice(&checkpoint.read::<u8>(info)?, &mlx_shape(shape))
+            .map_err(engine("weights"))
+    }
+
+    /// Bytes read as little-endian words, four to each along the last axis.
+    pub(super) fn packed_words(
+        &self,
+        checkpoint: &SafetensorsCheckpoint,
+        stored: &str,
+        info: &TensorInfo,
+        shape: &[usize],
+    ) -> Result<Array> {
+        if info.shape != shape || info.dtype != FileDtype::U8 {
+            return Err(wrong_tensor(
+                checkpoint.file_of(info),
+                stored,
+                format!(
+                    "is {:?} {:?}; it must be U8 {shape:?}",
+                    info.dtype, info.shape
+                ),
+            ));
+        }
+        let mut shape = mlx_shape(shape);
+        if let Some(last) = shape.last_mut() {
+            *last /= 4;
+        }
+        let bytes = checkpoint.read::<u8>(info)?;
+        let words: Vec<u32> = bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&b| u32::from_le_bytes(b))
+            .collect();
+        Array::from_slice(&words, &shape).map_err(engine("weights"))
+    }
+
+    /// How a matrix is quantized. Exceptions are listed under the name in the file or the usual one.
+    fn quantization_of(&self, prefix: &str, stored: &str) -> Result<&QuantConfig> {
+        let overrides = &self.config.quantization_overrides;
+        let exception = overrides
+            .get(stored)
+            .or_else(|| overrides.get(prefix))
+            .map(Option::as_ref);
+        exception
+            .unwrap_or(self.config.quantization.as_ref())
+            .ok_or_else(|| {
+                wrong_tensor(
+                    &self.path,
+                    &format!("{stored}.scales"),
+                    "is there, but config.json does not say how the weight is quantized",
+                )
+            })
+    }
+}

@@ -1,0 +1,392 @@
+//! Named, shape-checked weights in the type the model computes in. Each tensor is read when an
+//! architecture asks for it, under the shape it expects; what nobody asked for is an error.
+
+mod experts;
+mod from_gguf;
+mod from_safetensors;
+mod names;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use inference::{Error, Result};
+use mlx_rs_core::{Array, Dtype};
+
+use super::config::ModelConfig;
+use super::gguf::Gguf;
+use super::gguf_config::GgufNames;
+use super::safetensors::{SafetensorsCheckpoint, TensorInfo, wrong_tensor};
+use crate::error::engine;
+use crate::nn::{Embedding, Linear, Weight};
+use names::StoredNames;
+
+pub use experts::ExpertNames;
+
+/// Where tensors come from.
+enum Source {
+    Safetensors(SafetensorsCheckpoint, StoredNames),
+    Gguf(Gguf, GgufNames),
+}
+
+/// The weights of one checkpoint while a model is built from them.
+pub struct Weights {
+    source: Source,
+    path: PathBuf,
+    dtype: Dtype,
+    cut: bool,
+    config: ModelConfig,
+    unused: BTreeSet<String>,
+    /// Weights by their bits and group size; the most common stands for the model's.
+    quantization: BTreeMap<(u32, u32), u64>,
+    parameters: u64,
+    bytes: u64,
+}
+
+impl Weights {
+    /// The weights of a directory of safetensors files, to be used as `dtype`.
+    pub fn from_safetensors(
+        checkpoint: SafetensorsCheckpoint,
+        path: &Path,
+        config: &ModelConfig,
+        dtype: Dtype,
+    ) -> Self {
+        let names = StoredNames::new(
+            checkpoint.names(),
+            config.model_type.as_deref().unwrap_or_default(),
+        );
+        let unused = names.all().map(str::to_owned).collect();
+        let source = Source::Safetensors(checkpoint, names);
+        Self::new(source, path, config, dtype, unused)
+    }
+
+    /// The weights of a GGUF file, to be used as `dtype`.
+    pub fn from_gguf(gguf: Gguf, config: &ModelConfig, dtype: Dtype) -> Self {
+        let unused = gguf.tensors().keys().cloned().collect();
+        let path = gguf.path().to_owned();
+        let names = GgufNames::new(config.model_type.as_deref().unwrap_or_default());
+        Self::new(Source::Gguf(gguf, names), &path, config, dtype, unused)
+    }
+
+    fn new(
+        source: Source,
+        path: &Path,
+        config: &ModelConfig,
+        dtype: Dtype,
+        unused: BTreeSet<String>,
+    ) -> Self {
+        Self {
+            source,
+            path: path.to_owned(),
+            dtype,
+            cut: false,
+            config: config.clone(),
+            unused,
+            quantization: BTreeMap::new(),
+            parameters: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Lets large quantized matrices be computed in halves on two cores.
+    pub fn use_two_cores(&mut self) {
+        self.cut = true;
+    }
+
+    /// An embedding table below a name.
+    ///
+    /// # Errors
+    /// `InvalidModel` when a part is missing or of another shape or kind.
+    pub fn embedding(&mut self, prefix: &str, vocab: i32, hidden: i32) -> Result<Embedding> {
+        let table = self.matrix(prefix, vocab, hidden)?;
+        Embedding::new(table, self.dtype, self.cut).map_err(engine("weights"))
+    }
+
+    /// The type weights are used in.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Bits and group size of most quantized weights, when there are any.
+    pub fn quantization(&self) -> Option<(u32, u32)> {
+        self.quantization
+            .iter()
+            .max_by_key(|(_, weights)| **weights)
+            .map(|(format, _)| *format)
+    }
+
+    /// Weights in the network so far, a quantized one counted as one.
+    pub fn parameters(&self) -> u64 {
+        self.parameters
+    }
+
+    /// Bytes of all weights so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether the checkpoint has a tensor of this Hugging Face name.
+    pub fn contains(&self, name: &str) -> bool {
+        match &self.source {
+            Source::Safetensors(_, names) => names.stored(name).is_some(),
+            Source::Gguf(g, names) => names
+                .tensor(name)
+                .is_some_and(|n| g.tensors().contains_key(&n)),
+        }
+    }
+
+    /// Whether the checkpoint is a GGUF file. Converters to GGUF change some numbers (the norms of
+    /// Gemma, the layout of GPT-2), which architectures must know.
+    pub fn is_gguf(&self) -> bool {
+        matches!(self.source, Source::Gguf(..))
+    }
+
+    /// The output dimension of a projection, from its stored shape.
+    pub fn rows(&self, prefix: &str) -> Option<usize> {
+        self.shape(&format!("{prefix}.weight"))?.first().copied()
+    }
+
+    /// The stored shape of a tensor; packed weights have their packed one.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        match &self.source {
+            Source::Safetensors(c, names) => Some(&c.info(names.stored(name)?)?.shape),
+            Source::Gguf(g, names) => Some(&g.tensors().get(&names.tensor(name)?)?.shape),
+        }
+    }
+
+    /// Marks what stands below a name as not needed.
+    pub fn ignore(&mut self, prefix: &str) {
+        let below = |name: &str, prefix: &str| {
+            name.strip_prefix(prefix)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let stored = match &self.source {
+            Source::Gguf(_, names) => names.tensor(&format!("{prefix}.weight")),
+            Source::Safetensors(..) => None,
+        };
+        self.unused
+            .retain(|name| !below(name, prefix) && stored.as_ref() != Some(name));
+    }
+
+    /// Checks that every tensor was used.
+    ///
+    /// # Errors
+    /// `InvalidModel` listing what is left over.
+    pub fn finish(&self) -> Result<()> {
+        if self.unused.is_empty() {
+            return Ok(());
+        }
+        let shown: Vec<_> = self.unused.iter().take(8).map(String::as_str).collect();
+        let more = self.unused.len() - shown.len();
+        let more = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
+        Err(super::files::invalid(
+            &self.path,
+            format!(
+                "the architecture does not use these tensors: {}{more}; the configuration does not \
+                 fit the weights",
+                shown.join(", ")
+            ),
+        ))
+    }
+
+    fn missing(&self, name: &str, shape: &[usize]) -> Error {
+        wrong_tensor(
+            &self.path,
+            name,
+            format!("missing; expected with shape {shape:?}"),
+        )
+    }
+
+    fn wrong_shape(&self, name: &str, found: &[usize], expected: &[usize]) -> Error {
+        wrong_tensor(
+            &self.path,
+            name,
+            format!("has shape {found:?}, expected {expected:?}"),
+        )
+    }
+
+    /// A one-axis tensor of `len` elements.
+    ///
+    /// # Errors
+    /// `InvalidModel` when it is missing or of another shape or kind.
+    pub fn vector(&mut self, name: &str, len: i32) -> Result<Array> {
+        self.tensor(name, &[len])
+    }
+
+    /// A dense tensor of any shape.
+    ///
+    /// # Errors
+    /// `InvalidModel` when it is missing or of another shape or kind.
+    pub fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
+        let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
+        let array = match &self.source {
+            Source::Safetensors(c, names) => {
+                let (stored, info) = self.stored_tensor(c, names, name, &shape)?;
+                self.dense(c, stored, info, &shape)?
+            }
+            Source::Gguf(g, names) => {
+                let (stored, tensor) = self.gguf_tensor(g, names, name, &shape)?;
+                self.gguf_dense(g, &stored, tensor, &shape)?
+            }
+        };
+        self.account(name, &[&array], elements(&shape));
+        Ok(array)
+    }
+
+    /// A one-axis tensor as host values, where there is one.
+    ///
+    /// # Errors
+    /// `InvalidModel` when it is of another shape or kind.
+    pub fn optional_host_vector(&mut self, name: &str, len: i32) -> Result<Option<Vec<f32>>> {
+        if !self.contains(name) {
+            return Ok(None);
+        }
+        self.vector(name, len)?
+            .to_f32_vec()
+            .map(Some)
+            .map_err(engine("weights"))
+    }
+
+    /// A linear layer `inputs -> outputs` below a name, with a bias or without.
+    ///
+    /// # Errors
+    /// `InvalidModel` when a part is missing or of another shape or kind.
+    pub fn linear(
+        &mut self,
+        prefix: &str,
+        inputs: i32,
+        outputs: i32,
+        bias: bool,
+    ) -> Result<Linear> {
+        let weight = self.matrix(prefix, outputs, inputs)?;
+        let bias = if bias {
+            Some(self.vector(&format!("{prefix}.bias"), outputs)?)
+        } else {
+            None
+        };
+        self.layer(weight, bias)
+    }
+
+    /// A linear layer from parts that were fetched before.
+    ///
+    /// # Errors
+    /// When the weight is not a matrix.
+    pub fn layer(&self, weight: Weight, bias: Option<Array>) -> Result<Linear> {
+        Linear::new(weight, bias, self.cut).map_err(engine("weights"))
+    }
+
+    /// A matrix `[rows, cols]` below a name, dense or quantized.
+    ///
+    /// # Errors
+    /// `InvalidModel` when a part is missing or of another shape or kind.
+    pub fn matrix(&mut self, prefix: &str, rows: i32, cols: i32) -> Result<Weight> {
+        self.stack(prefix, &[rows, cols])
+    }
+
+    /// Matrices `[.., rows, cols]` below a name, dense or quantized.
+    ///
+    /// # Errors
+    /// `InvalidModel` when a part is missing or of another shape or kind.
+    pub fn stack(&mut self, prefix: &str, shape: &[i32]) -> Result<Weight> {
+        let name = format!("{prefix}.weight");
+        let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
+        let weight = match &self.source {
+            Source::Safetensors(c, names) => {
+                let (stored, info) = self.stored_tensor(c, names, &name, &shape)?;
+                if names.stored(&format!("{prefix}.scales")).is_some() {
+                    Weight::Quantized(self.quantized(c, names, prefix, info, &shape)?)
+                } else {
+                    Weight::Dense(self.dense(c, stored, info, &shape)?)
+                }
+            }
+            Source::Gguf(g, names) => {
+                let (stored, tensor) = self.gguf_tensor(g, names, &name, &shape)?;
+                self.gguf_matrix(g, &stored, tensor, &shape)?
+            }
+        };
+        for part in ["scales", "biases"] {
+            self.unused.remove(&format!("{prefix}.{part}"));
+        }
+        self.count(&name, &weight, elements(&shape));
+        Ok(weight)
+    }
+
+    /// A tensor of bytes.
+    ///
+    /// # Errors
+    /// `InvalidModel` when it is missing or of another shape or kind.
+    pub fn byte_tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
+        let array = self.stored_bytes(name, shape, |c, stored, info, shape| {
+            self.raw_bytes(c, stored, info, shape)
+        })?;
+        self.account(name, &[&array], 0);
+        Ok(array)
+    }
+
+    /// A tensor of bytes as little-endian words, its last axis a quarter as long.
+    ///
+    /// # Errors
+    /// `InvalidModel` when it is missing or of another shape or kind.
+    pub fn words(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
+        let array = self.stored_bytes(name, shape, |c, stored, info, shape| {
+            self.packed_words(c, stored, info, shape)
+        })?;
+        let weights = elements(&shape.iter().map(|&d| dimension(d)).collect::<Vec<_>>());
+        self.account(name, &[&array], weights.saturating_mul(2));
+        Ok(array)
+    }
+
+    fn stored_bytes(
+        &self,
+        name: &str,
+        shape: &[i32],
+        read: impl Fn(&SafetensorsCheckpoint, &str, &TensorInfo, &[usize]) -> Result<Array>,
+    ) -> Result<Array> {
+        let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
+        match &self.source {
+            Source::Safetensors(c, names) => {
+                let (stored, info) = self.stored_tensor(c, names, name, &shape)?;
+                read(c, stored, info, &shape)
+            }
+            Source::Gguf(..) => Err(self.missing(name, &shape)),
+        }
+    }
+
+    fn count(&mut self, name: &str, weight: &Weight, parameters: u64) {
+        if let Weight::Quantized(q) = weight {
+            let format = (q.bits.unsigned_abs(), q.group_size.unsigned_abs());
+            *self.quantization.entry(format).or_default() += parameters;
+        }
+        self.account(name, &weight.arrays(), parameters);
+    }
+
+    fn account(&mut self, name: &str, arrays: &[&Array], parameters: u64) {
+        self.parameters += parameters;
+        self.bytes += arrays.iter().map(|a| a.nbytes() as u64).sum::<u64>();
+        match &self.source {
+            Source::Safetensors(..) => self.unused.remove(name),
+            Source::Gguf(_, names) => names.tensor(name).is_some_and(|n| self.unused.remove(&n)),
+        };
+    }
+}
+
+/// Elements of a shape that was believed already.
+fn elements(shape: &[usize]) -> u64 {
+    shape.iter().fold(1u64, |n, &d| n.saturating_mul(d as u64))
+}
+
+/// A checked, non-negative dimension as a size.
+fn dimension(n: i32) -> usize {
+    n.unsigned_abs() as usize
+}
+
+/// Sizes as MLX counts them. Sizes that do not fit become -1, which MLX's side refuses.
+fn mlx_shape(shape: &[usize]) -> Vec<i32> {
+    shape
+        .iter()
+        .map(|&d| i32::try_from(d).unwrap_or(-1))
+        .collect()
+}

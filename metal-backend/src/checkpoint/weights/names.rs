@@ -1,0 +1,95 @@
+//! Names of tensors in safetensors files, and the usual ones that architectures ask for. Multimodal
+//! checkpoints put their text part below a name of its own, and carry other parts beside it.
+
+use std::collections::BTreeMap;
+
+/// Where files keep the text part, longest first, and what architectures call it.
+const PREFIXES: [(&str, &str); 4] = [
+    ("model.language_model.model.", "model."),
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.", ""),
+];
+
+/// What a multimodal checkpoint has beside its text part.
+const OTHER_PARTS: [&str; 6] = [
+    "vision_tower",
+    "multi_modal_projector",
+    "audio_tower",
+    "embed_audio",
+    "embed_vision",
+    "vision_embedder",
+];
+
+/// The usual names, and the stored one of each.
+pub(super) struct StoredNames(BTreeMap<String, String>);
+
+impl StoredNames {
+    /// Of the tensors that belong to the text model.
+    pub(super) fn new<'a>(stored: impl Iterator<Item = &'a str>, model_type: &str) -> Self {
+        let multimodal = matches!(model_type, "gemma3" | "gemma4");
+        Self(
+            stored
+                .filter(|name| !(multimodal && is_other_part(name)))
+                .map(|name| (usual(name), name.to_owned()))
+                .collect(),
+        )
+    }
+
+    /// The usual names.
+    pub(super) fn all(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
+    /// The name in the files.
+    pub(super) fn stored(&self, usual: &str) -> Option<&str> {
+        self.0.get(usual).map(String::as_str)
+    }
+}
+
+fn usual(name: &str) -> String {
+    PREFIXES
+        .iter()
+        .find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)))
+        .unwrap_or_else(|| name.to_owned())
+}
+
+fn is_other_part(name: &str) -> bool {
+    let name = name.strip_prefix("model.").unwrap_or(name);
+    OTHER_PARTS.iter().any(|part| {
+        name.strip_prefix(part)
+            .is_some_and(|rest| rest.starts_with('.'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_part_is_found_wherever_it_stands() {
+        let stored = [
+            "language_model.model.norm.weight",
+            "model.language_model.layers.0.mlp.up_proj.weight",
+            "language_model.lm_head.weight",
+            "model.embed_tokens.weight",
+            "vision_tower.x.weight",
+            "model.multi_modal_projector.y",
+        ];
+        let names = StoredNames::new(stored.into_iter(), "gemma3");
+        let all: Vec<_> = names.all().collect();
+        assert_eq!(
+            all,
+            [
+                "lm_head.weight",
+                "model.embed_tokens.weight",
+                "model.layers.0.mlp.up_proj.weight",
+                "model.norm.weight"
+            ]
+        );
+        assert_eq!(names.stored("model.norm.weight"), Some(stored[0]));
+        // Only families that are multimodal have other parts.
+        let names = StoredNames::new(stored.into_iter(), "llama");
+        assert!(names.stored("vision_tower.x.weight").is_some());
+    }
+}

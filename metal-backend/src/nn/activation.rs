@@ -1,0 +1,100 @@
+//! Activations of feed-forward blocks.
+
+use mlx_rs_core::{Array, Result};
+
+/// An element-wise activation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `x * Phi(x)` with the exact normal distribution (Hendrycks and Gimpel 2016).
+    Gelu,
+    /// The same by its tanh approximation.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+}
+
+/// The names that [`Activation::from_name`] knows.
+pub const NAMES: &str =
+    "silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, gelu_tanh, relu";
+
+impl Activation {
+    /// By the name that configurations use.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "silu" | "swish" => Self::Silu,
+            "gelu" => Self::Gelu,
+            "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" | "gelu_tanh" => Self::GeluTanh,
+            "relu" => Self::Relu,
+            _ => return None,
+        })
+    }
+
+    /// Element by element.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn apply(self, x: &Array) -> Result<Array> {
+        let scalar = |v: f32| Array::scalar(v)?.astype(x.dtype());
+        match self {
+            Self::Silu => x.silu(),
+            Self::Gelu => {
+                let phi = x
+                    .multiply(&scalar(std::f32::consts::FRAC_1_SQRT_2)?)?
+                    .erf()?
+                    .add(&scalar(1.0)?)?;
+                x.multiply(&phi)?.multiply(&scalar(0.5)?)
+            }
+            Self::GeluTanh => {
+                // sqrt(2 / pi) * (x + 0.044715 x^3)
+                let cubic = x
+                    .square()?
+                    .multiply(&scalar(0.044_715)?)?
+                    .add(&scalar(1.0)?)?;
+                let inner = x
+                    .multiply(&cubic)?
+                    .multiply(&scalar(0.797_884_6)?)?
+                    .tanh()?
+                    .add(&scalar(1.0)?)?;
+                x.multiply(&inner)?.multiply(&scalar(0.5)?)
+            }
+            Self::Relu => x.maximum(&scalar(0.0)?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_those_of_the_formulas() {
+        let x = Array::vector(&[-3.0f32, -0.5, 0.0, 0.5, 3.0]).unwrap();
+        let close = |name: &str, expected: [f32; 5]| {
+            let got = Activation::from_name(name)
+                .unwrap()
+                .apply(&x)
+                .unwrap()
+                .to_vec::<f32>()
+                .unwrap();
+            for (g, e) in got.iter().zip(expected) {
+                assert!((g - e).abs() < 1e-6, "{name}: {g} is not {e}");
+            }
+        };
+        close(
+            "silu",
+            [-0.142_277_6, -0.188_770_3, 0.0, 0.311_229_7, 2.857_722],
+        );
+        close(
+            "gelu",
+            [-0.004_049_7, -0.154_268_77, 0.0, 0.345_731_23, 2.995_95],
+        );
+        close(
+            "gelu_pytorch_tanh",
+            [-0.003_637_4, -0.154_285_99, 0.0, 0.345_714, 2.996_362_6],
+        );
+        close("relu", [0.0, 0.0, 0.0, 0.5, 3.0]);
+        assert_eq!(Activation::from_name("mish"), None);
+    }
+}

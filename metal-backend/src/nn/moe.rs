@@ -1,0 +1,266 @@
+//! Mixtures of experts (Shazeer et al. 2017): a router gives each token to a few of many
+//! feed-forward blocks, whose matrices stand in one stack and are multiplied by index.
+
+use mlx_rs_core::{Array, Quantized, Result};
+
+use super::activation::Activation;
+use super::linear::{Linear, Weight};
+use super::mlp::GatedMlp;
+
+/// From so many rows on, rows are sorted by expert, so that each matrix is read once.
+const WORTH_SORTING: usize = 64;
+
+/// One matrix of every expert.
+#[derive(Debug, Clone)]
+pub struct ExpertLinear {
+    kind: Kind,
+    /// `[experts, out]`.
+    bias: Option<Array>,
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    /// The transposed view `[experts, in, out]`.
+    Dense {
+        transposed: Array,
+    },
+    Quantized(Quantized),
+}
+
+impl ExpertLinear {
+    /// From a stack `[experts, out, in]` and an optional bias `[experts, out]`.
+    ///
+    /// # Errors
+    /// When the weight is not a stack of matrices.
+    pub fn new(weight: Weight, bias: Option<Array>) -> Result<Self> {
+        let kind = match weight {
+            Weight::Dense(w) => Kind::Dense {
+                transposed: w.swap_axes(-1, -2)?,
+            },
+            Weight::Quantized(q) => Kind::Quantized(q),
+        };
+        Ok(Self { kind, bias })
+    }
+
+    /// `x` `[.., 1, in]` by the experts `ids` `[..]` (after broadcasting): `[.., 1, out]`.
+    fn forward(&self, x: &Array, ids: &Array, sorted: bool) -> Result<Array> {
+        let y = match &self.kind {
+            Kind::Dense { transposed } => x.gather_mm(transposed, ids, sorted)?,
+            Kind::Quantized(q) => q.gather_matmul_transposed(x, ids, sorted)?,
+        };
+        match &self.bias {
+            Some(bias) => y.add(&bias.take_clamped(ids, 0)?.expand_dims(-2)?),
+            None => Ok(y),
+        }
+    }
+}
+
+/// How the gate and the other half are put together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Gate {
+    /// `act(gate) * up`.
+    Plain(Activation),
+    /// gpt-oss: `gate * sigmoid(alpha * gate) * (up + 1)`, with `gate` at most `limit` and `up`
+    /// within it.
+    Clamped {
+        /// Slope of the sigmoid.
+        alpha: f32,
+        /// Bound of both.
+        limit: f32,
+    },
+}
+
+impl Gate {
+    fn apply(self, gate: &Array, up: &Array) -> Result<Array> {
+        match self {
+            Gate::Plain(activation) => activation.apply(gate)?.multiply(up),
+            Gate::Clamped { alpha, limit } => {
+                let scalar = |v: f32| Array::scalar(v)?.astype(gate.dtype());
+                let (high, low) = (scalar(limit)?, scalar(-limit)?);
+                let gate = gate.minimum(&high)?;
+                let up = up.minimum(&high)?.maximum(&low)?;
+                let open = gate.multiply(&scalar(alpha)?)?.sigmoid()?;
+                gate.multiply(&open)?.multiply(&up.add(&scalar(1.0)?)?)
+            }
+        }
+    }
+}
+
+/// Gated feed-forward blocks, one an expert.
+#[derive(Debug, Clone)]
+pub struct Experts {
+    /// `[hidden] -> [intermediate]`.
+    pub gate: ExpertLinear,
+    /// `[hidden] -> [intermediate]`.
+    pub up: ExpertLinear,
+    /// `[intermediate] -> [hidden]`.
+    pub down: ExpertLinear,
+    /// Between them.
+    pub activation: Gate,
+}
+
+impl Experts {
+    /// `x` `[B, L, hidden]` by experts `ids` `[B, L, k]`: `[B, L, k, hidden]`.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn forward(&self, x: &Array, ids: &Array) -> Result<Array> {
+        if ids.size() < WORTH_SORTING {
+            let x = x.expand_dims(-2)?.expand_dims(-2)?; // [B, L, 1, 1, hidden]
+            return self.through(&x, ids, false)?.squeeze_axis(-2);
+        }
+        let shape = ids.shape().to_vec();
+        let (per_token, hidden) = (ids.dim(-1)?, x.dim(-1)?);
+        let ids = ids.reshape(&[-1])?;
+        let order = ids.argsort(-1)?;
+        let back = order.argsort(-1)?;
+        let k = Array::scalar(u32::try_from(per_token).unwrap_or(1))?;
+        let rows = x
+            .reshape(&[-1, 1, hidden])?
+            .take_clamped(&order.floor_divide(&k)?, 0)?;
+        let y = self.through(&rows, &ids.take_clamped(&order, 0)?, true)?;
+        let mut out = shape;
+        out.push(y.dim(-1)?);
+        y.squeeze_axis(-2)?.take_clamped(&back, 0)?.reshape(&out)
+    }
+
+    fn through(&self, x: &Array, ids: &Array, sorted: bool) -> Result<Array> {
+        let up = self.up.forward(x, ids, sorted)?;
+        let gate = self.gate.forward(x, ids, sorted)?;
+        self.down
+            .forward(&self.activation.apply(&gate, &up)?, ids, sorted)
+    }
+}
+
+/// How a router weighs the experts it chose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weighing {
+    /// Softmax over all experts, of which the chosen keep their share.
+    Share,
+    /// The same, with the chosen shares brought to a sum of one.
+    NormalizedShare,
+    /// Softmax over the chosen ones only.
+    SoftmaxOfChosen,
+}
+
+/// Chooses experts for each token.
+#[derive(Debug, Clone)]
+pub struct Router {
+    /// `[hidden] -> [experts]`.
+    pub linear: Linear,
+    /// Experts a token.
+    pub per_token: i32,
+    /// How they are weighed.
+    pub weighing: Weighing,
+}
+
+impl Router {
+    /// `x` `[B, L, hidden]` to experts and weights, `[B, L, k]` each.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn forward(&self, x: &Array) -> Result<(Array, Array)> {
+        let mut scores = self.linear.forward(x)?;
+        if self.weighing != Weighing::SoftmaxOfChosen {
+            scores = scores.softmax(-1, true)?;
+        }
+        let experts = scores.dim(-1)?;
+        // What stands behind the rank is not less.
+        let first = experts - self.per_token;
+        let ids = scores
+            .argpartition(first, -1)?
+            .slice_axis(-1, first, experts)?;
+        let chosen = scores.take_along_axis(&ids, -1)?;
+        let weights = match self.weighing {
+            Weighing::Share => chosen,
+            Weighing::NormalizedShare => chosen.divide(&chosen.sum(-1, true)?)?,
+            Weighing::SoftmaxOfChosen => chosen.softmax(-1, true)?,
+        };
+        Ok((ids, weights))
+    }
+}
+
+/// Outputs of experts `[B, L, k, hidden]` by their weights `[B, L, k]`: `[B, L, hidden]`.
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn weigh(outputs: &Array, weights: &Array) -> Result<Array> {
+    outputs
+        .multiply(&weights.astype(outputs.dtype())?.expand_dims(-1)?)?
+        .sum(-2, false)
+}
+
+/// Router and experts, with an expert that every token sees where there is one.
+#[derive(Debug, Clone)]
+pub struct Mixture {
+    /// Chooses.
+    pub router: Router,
+    /// Computes.
+    pub experts: Experts,
+    /// Qwen 2: an expert for every token, and the gate `[hidden] -> [1]` before its output.
+    pub shared: Option<(GatedMlp, Linear)>,
+}
+
+impl Mixture {
+    /// `[B, L, hidden] -> [B, L, hidden]`.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        let (ids, weights) = self.router.forward(x)?;
+        let y = weigh(&self.experts.forward(x, &ids)?, &weights)?;
+        match &self.shared {
+            Some((mlp, gate)) => y.add(&gate.forward(x)?.sigmoid()?.multiply(&mlp.forward(x)?)?),
+            None => Ok(y),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(shape: &[i32], seed: i32) -> Array {
+        let n: i32 = shape.iter().product();
+        let values: Vec<f32> = (0..n)
+            .map(|i| ((i * 31 + seed) % 23) as f32 * 0.1 - 1.1)
+            .collect();
+        Array::from_slice(&values, shape).unwrap()
+    }
+
+    #[test]
+    fn sorted_and_unsorted_rows_give_the_same() {
+        let linear = |inputs, outputs, seed| {
+            let weight = Weight::Dense(numbers(&[4, outputs, inputs], seed));
+            ExpertLinear::new(weight, Some(numbers(&[4, outputs], seed + 1))).unwrap()
+        };
+        let experts = Experts {
+            gate: linear(8, 16, 1),
+            up: linear(8, 16, 2),
+            down: linear(16, 8, 3),
+            activation: Gate::Plain(Activation::Silu),
+        };
+        let x = numbers(&[1, 40, 8], 5);
+        let ids: Vec<u32> = (0..80).map(|i| (i * 3 + i / 7) % 4).collect();
+        let ids = Array::from_slice(&ids, &[1, 40, 2]).unwrap();
+        let many = experts.forward(&x, &ids).unwrap();
+        assert_eq!(many.shape(), [1, 40, 2, 8]);
+        for at in [0, 17, 39] {
+            let one = |a: &Array| a.slice_axis(1, at, at + 1).unwrap();
+            let few = experts.forward(&one(&x), &one(&ids)).unwrap();
+            assert!(few.all_close(&one(&many), 1e-5, 1e-5).unwrap());
+        }
+    }
+
+    #[test]
+    fn the_clamped_gate_is_bounded() {
+        let v = |x: &[f32]| Array::vector(x).unwrap();
+        let gate = Gate::Clamped {
+            alpha: 1.702,
+            limit: 7.0,
+        };
+        let y = gate.apply(&v(&[100.0, 0.0]), &v(&[-100.0, 3.0])).unwrap();
+        let y = y.to_vec::<f32>().unwrap();
+        assert!((y[0] + 42.0).abs() < 1e-2 && y[1] == 0.0, "{y:?}");
+    }
+}

@@ -1,0 +1,443 @@
+"""Makes tests/fixtures/tiny/<architecture>: a tiny random checkpoint of each, with transformers' numbers.
+
+The reference is Hugging Face transformers on torch, eager attention, float32 on the CPU: it shares no code with MLX, and
+it is where the architectures come from. `save_pretrained` writes the checkpoint, so names and layouts are those that people
+have. Weights are rounded to bfloat16, which halves the files; the numbers are those of the rounded weights in float32.
+
+Prompts are longer than the sliding windows, and every greedy token must also be that of a pass without a cache. Where mlx-lm
+has the architecture its greedy tokens are compared too, and the golden file says whether they agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx_reference  # first: it chooses the CPU
+import numpy as np
+import torch
+from mlx_lm.utils import load as mlx_lm_load
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import tiny_tokenizer
+from tiny_models import (
+    DEFAULT_OUT,
+    GREEDY_TOKENS,
+    MIN_DISTINCT,
+    MIN_MARGIN,
+    PROMPT_LENGTHS,
+    digits7,
+    prompts,
+    text_goldens,
+    write_json,
+)
+
+# What mlx-lm does otherwise: Mistral, Gemma 2, Phi-3 and StarCoder2 without windows, StarCoder2 with the exact GELU, LongRoPE with
+# its long factors always, YaRN with rounded ends, Qwen2-MoE without `norm_topk_prob`.
+WINDOW = 16
+
+BASE: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": tiny_tokenizer.VOCAB_SIZE,
+    "max_position_embeddings": 256,
+    "bos_token_id": tiny_tokenizer.BOS,
+    "eos_token_id": tiny_tokenizer.EOS,
+    "pad_token_id": tiny_tokenizer.PAD,
+    "tie_word_embeddings": False,
+}
+GEMMA = BASE | {"head_dim": 16, "tie_word_embeddings": True}
+MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+SLIDE, FULL = "sliding_attention", "full_attention"
+
+
+@dataclass
+class Spec:
+    """One fixture: the configuration, and what a reader may have to do otherwise."""
+
+    name: str
+    model_type: str
+    config: dict[str, Any]
+    pre: str = "qwen2"
+    also_mlx_lm: bool = True
+    # Fields of config.json in the form that published checkpoints have, where transformers 5 writes another.
+    published: dict[str, Any] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+
+
+SPECS = [
+    Spec("mistral-window", "mistral", BASE | {"sliding_window": WINDOW, "head_dim": 16}, also_mlx_lm=False),
+    Spec("mixtral", "mixtral", BASE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    Spec(
+        "qwen2-moe",
+        "qwen2_moe",
+        BASE | MOE | {"num_experts": 4, "shared_expert_intermediate_size": 32, "norm_topk_prob": False},
+    ),
+    Spec(
+        "qwen3-moe",
+        "qwen3_moe",
+        BASE | MOE | {"num_experts": 6, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [0]},
+        published={"num_experts": 6, "decoder_sparse_step": 1},
+    ),
+    Spec(
+        "qwen2-window",
+        "qwen2",
+        BASE | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1, "tie_word_embeddings": True},
+        also_mlx_lm=False,
+    ),
+    Spec("gemma", "gemma", GEMMA),
+    Spec(
+        "gemma2",
+        "gemma2",
+        GEMMA | {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0},
+        also_mlx_lm=False,
+    ),
+    Spec(
+        "gemma3-text",
+        "gemma3_text",
+        GEMMA | {"num_hidden_layers": 7, "sliding_window": WINDOW, "query_pre_attn_scalar": 16, "rope_theta": 1e6},
+    ),
+    Spec(
+        "gemma3",
+        "gemma3",
+        {
+            "text_config": GEMMA | {"num_hidden_layers": 3, "sliding_window": WINDOW, "layer_types": [SLIDE, SLIDE, FULL]},
+            # Tiny, and not used: what a text engine must step over.
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "mm_tokens_per_image": 4,
+        },
+        also_mlx_lm=False,
+    ),
+    Spec(
+        "gemma4-small",
+        "gemma4_text",
+        GEMMA
+        | {
+            "num_hidden_layers": 6,
+            "layer_types": [SLIDE, SLIDE, FULL, SLIDE, SLIDE, FULL],
+            "sliding_window": WINDOW,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": tiny_tokenizer.VOCAB_SIZE,
+            "final_logit_softcapping": 20.0,
+        },
+        also_mlx_lm=False,
+    ),
+    Spec(
+        "gemma4-large",
+        "gemma4_text",
+        GEMMA
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": [SLIDE, SLIDE, FULL],
+            "sliding_window": WINDOW,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 20.0,
+        },
+        also_mlx_lm=False,
+    ),
+    Spec(
+        "phi3",
+        "phi3",
+        BASE
+        | {
+            "sliding_window": WINDOW,
+            "original_max_position_embeddings": 32,
+            "partial_rotary_factor": 0.5,
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0, 1.1, 1.3, 1.6],
+                "long_factor": [1.0, 1.7, 2.9, 6.0],
+            },
+        },
+        also_mlx_lm=False,
+    ),
+    Spec(
+        "gpt2",
+        "gpt2",
+        {
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 96,
+            "vocab_size": tiny_tokenizer.VOCAB_SIZE,
+            "bos_token_id": tiny_tokenizer.BOS,
+            "eos_token_id": tiny_tokenizer.EOS,
+        },
+        pre="smollm",
+        also_mlx_lm=False,
+    ),
+    Spec(
+        "gpt-oss",
+        "gpt_oss",
+        BASE
+        | {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "layer_types": [SLIDE, FULL],
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 8.0,
+                "beta_fast": 4.0,
+                "beta_slow": 1.0,
+                "original_max_position_embeddings": 32,
+                "truncate": False,
+            },
+        },
+        also_mlx_lm=False,
+    ),
+    Spec("olmo2", "olmo2", BASE),
+    Spec("smollm3", "smollm3", BASE | {"num_hidden_layers": 4, "no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    Spec(
+        "granite",
+        "granite",
+        BASE
+        | {
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 0.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Spec("glm4", "glm4", BASE | {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True}),
+    Spec(
+        "cohere2",
+        "cohere2",
+        BASE
+        | {
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "layer_types": [SLIDE, SLIDE, FULL, SLIDE],
+            "tie_word_embeddings": True,
+            "logit_scale": 0.5,
+        },
+        also_mlx_lm=False,
+    ),
+    Spec("starcoder2", "starcoder2", BASE | {"sliding_window": WINDOW, "tie_word_embeddings": True}, also_mlx_lm=False),
+    Spec(
+        "llama-yarn",
+        "llama",
+        BASE
+        | {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    Spec(
+        "llama-linear",
+        "llama",
+        BASE | {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}},
+    ),
+]
+
+
+def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], model_type: str, tied: bool) -> np.ndarray:
+    """Values that keep activations near unit size and give logits a spread of a few units."""
+    normal = rng.standard_normal(shape)
+    gemma = model_type.startswith("gemma")
+    plus_one = gemma and not model_type.startswith("gemma4")
+    if name.endswith(("layer_scalar", "per_expert_scale", "router.scale")):
+        return 1.0 + 0.2 * normal
+    if name.endswith("sinks"):
+        return normal
+    if name.endswith(("bias", "_bias")):
+        return 0.3 * normal
+    if len(shape) == 1:  # norms
+        # Gemma scales its embedding up; it is drawn small, and the last norm makes up for it in the logits.
+        last = 2.0 if gemma and name.endswith(("model.norm.weight", "language_model.norm.weight")) else 0.0
+        return last + 0.2 * normal if plus_one else last + 1.0 + 0.2 * normal
+    if any(part in name for part in ("embed_tokens", "wte", "wpe")):
+        return (0.12 if gemma else 0.25 if tied else 0.5) * normal
+    # GPT-2's matrices and gpt-oss's experts are stored as [.., in, out].
+    transposed = model_type == "gpt2" or (model_type == "gpt_oss" and ".experts." in name)
+    fan_in = shape[-2] if transposed else shape[-1]
+    return (2.0 if tied else 1.2) / np.sqrt(fan_in) * normal
+
+
+def build(spec: Spec, seed: int) -> torch.nn.Module:
+    """The model with weights of the seed, rounded to bfloat16 and held in float32."""
+    config = AutoConfig.for_model(spec.model_type, **spec.config)
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    text = config.get_text_config()
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        tensors = dict(model.named_parameters())
+        tensors |= {name: value for name, value in model.named_buffers() if name.endswith("layer_scalar")}
+        for name, value in sorted(tensors.items()):
+            drawn = random_tensor(rng, name, tuple(value.shape), spec.model_type, bool(text.tie_word_embeddings))
+            value.copy_(torch.from_numpy(drawn).to(torch.bfloat16).float())
+    return model
+
+
+@torch.no_grad()
+def logits_of(model: torch.nn.Module, ids: list[int]) -> np.ndarray:
+    return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
+
+
+@torch.no_grad()
+def greedy_of(model: torch.nn.Module, ids: list[int]) -> tuple[list[int], float] | None:
+    """Greedy tokens with a cache and the least margin, if a pass without one gives the same."""
+    tokens: list[int] = []
+    margins: list[float] = []
+    out = model(input_ids=torch.tensor([ids]), use_cache=True)
+    while True:
+        row = out.logits[0, -1]
+        top = torch.topk(row, 2).values
+        tokens.append(int(row.argmax()))
+        margins.append(float(top[0] - top[1]))
+        if len(tokens) == GREEDY_TOKENS:
+            break
+        out = model(input_ids=torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+    whole = logits_of(model, ids + tokens[:-1])[len(ids) - 1 :]
+    if whole.argmax(axis=-1).tolist() != tokens:
+        return None
+    return tokens, min(margins)
+
+
+def numbers(model: torch.nn.Module, seed: int) -> dict[str, Any] | None:
+    """The golden numbers, or None if this seed gives no clear ones."""
+    results = []
+    for ids in prompts(seed):
+        found = greedy_of(model, ids)
+        if found is None:
+            return None
+        tokens, margin = found
+        clear = margin >= MIN_MARGIN and min(tokens) >= len(tiny_tokenizer.SPECIALS)
+        if not clear or len(set(tokens)) < MIN_DISTINCT:
+            return None
+        every = logits_of(model, ids)
+        result = {"tokens": ids, "logits": digits7(every[-1]), "greedy": tokens, "min_margin": float(f"{margin:.4g}")}
+        if len(ids) == min(PROMPT_LENGTHS):
+            result["logits_all"] = digits7(every)
+        results.append(result)
+    return {"min_margin": min(result["min_margin"] for result in results), "prompts": results}
+
+
+def write_config(spec: Spec, out: Path) -> None:
+    """config.json as transformers wrote it, with what published checkpoints have otherwise."""
+    path = out / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if "gemma4" in spec.model_type:
+        # Published checkpoints name the sizes of full layers themselves.
+        config.pop("per_layer_config", None)
+        for name in ("global_head_dim", "num_global_key_value_heads"):
+            if name in spec.config:
+                config[name] = spec.config[name]
+    if spec.also_mlx_lm and "rope_theta" in config.get("rope_parameters", {}):
+        # The older form, which mlx-lm reads.
+        rope = config.pop("rope_parameters")
+        config["rope_theta"] = rope.pop("rope_theta")
+        if rope.get("rope_type", "default") != "default":
+            config["rope_scaling"] = rope
+    config |= spec.published
+    for name in spec.dropped:
+        config.pop(name, None)
+    write_json(path, config)
+
+
+def agrees_with_mlx_lm(out: Path, golden: dict[str, Any]) -> bool:
+    """Whether mlx-lm generates the same from the same files."""
+    import mlx.core as mx
+
+    model, _ = mlx_lm_load(str(out))
+    model.set_dtype(mx.float32)
+    return all(
+        mlx_reference.greedy(model, case["tokens"], GREEDY_TOKENS).tokens == case["greedy"] for case in golden["prompts"]
+    )
+
+
+def make(spec: Spec, out_root: Path, first_seed: int) -> int:
+    """Writes one fixture; returns its size in bytes."""
+    for seed in range(first_seed, first_seed + 500):
+        model = build(spec, seed)
+        found = numbers(model, seed)
+        if found is None:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            out = Path(scratch) / spec.name
+            model.to(torch.bfloat16).save_pretrained(out, safe_serialization=True)
+            write_config(spec, out)
+            (out / "generation_config.json").unlink(missing_ok=True)
+            files = tiny_tokenizer.files(spec.pre)
+            golden = {
+                "made_by": "tools/golden/architectures.py",
+                "reference": {
+                    "transformers": version("transformers"),
+                    "torch": version("torch"),
+                    "device": "cpu",
+                    "compute": "float32",
+                },
+                "seed": seed,
+                **found,
+                "text": text_goldens(spec, files["tokenizer.json"]),
+            }
+            write_json(out / "tokenizer.json", files["tokenizer.json"], compact=True)
+            write_json(out / "tokenizer_config.json", files["tokenizer_config.json"])
+            if spec.also_mlx_lm:
+                if not agrees_with_mlx_lm(out, golden):
+                    raise SystemExit(f"{spec.name}: mlx-lm generates something else")
+                golden["reference"]["mlx_lm_agrees"] = version("mlx-lm")
+            write_json(out / "golden.json", golden, compact=True)
+            target = out_root / spec.name
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(out, target)
+            size = sum(file.stat().st_size for file in target.iterdir())
+            agreed = ", mlx-lm agrees" if spec.also_mlx_lm else ""
+            print(f"{spec.name}: seed {seed}, min margin {golden['min_margin']}, {size / 1024:.0f} KiB{agreed}", flush=True)
+            return size
+    raise SystemExit(f"{spec.name}: no seed from {first_seed} on gives clear margins")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="fixtures to make; default: all")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="default: tests/fixtures/tiny")
+    parser.add_argument("--seed", type=int, default=1, help="first seed to try")
+    args = parser.parse_args()
+    known = {spec.name: spec for spec in SPECS}
+    if unknown := set(args.names) - set(known):
+        parser.error(f"no fixture {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    total = sum(make(known[name], args.out, args.seed) for name in args.names or known)
+    print(f"{total / 2**20:.2f} MiB in {args.out}")
+
+
+if __name__ == "__main__":
+    main()
