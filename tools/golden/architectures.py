@@ -14,12 +14,14 @@ import argparse
 import json
 import shutil
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import mlx_reference  # first: it chooses the CPU
+import mlx.core as mx
 import numpy as np
 import torch
 from mlx_lm.utils import load as mlx_lm_load
@@ -38,7 +40,7 @@ from tiny_models import (
     write_json,
 )
 
-# What mlx-lm does otherwise: Mistral, Gemma 2, Phi-3 and StarCoder2 without windows, StarCoder2 with the exact GELU, LongRoPE with
+# What mlx-lm does otherwise: Mistral, Gemma 2 and Phi-3 without windows, StarCoder2 with the exact GELU, LongRoPE with
 # its long factors always, YaRN with rounded ends, Qwen2-MoE without `norm_topk_prob`.
 WINDOW = 16
 
@@ -55,6 +57,7 @@ BASE: dict[str, Any] = {
     "pad_token_id": tiny_tokenizer.PAD,
     "tie_word_embeddings": False,
 }
+WIDE = BASE | {"hidden_size": 64, "intermediate_size": 64}
 GEMMA = BASE | {"head_dim": 16, "tie_word_embeddings": True}
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SLIDE, FULL = "sliding_attention", "full_attention"
@@ -71,7 +74,15 @@ class Spec:
     also_mlx_lm: bool = True
     # Fields of config.json in the form that published checkpoints have, where transformers 5 writes another.
     published: dict[str, Any] = field(default_factory=dict)
-    dropped: tuple[str, ...] = ()
+    # How matrices are quantized, as (mode, bits, group size), by the end of their names; "" is for the others.
+    quantize: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+
+    def format(self, name: str) -> tuple[str, int, int] | None:
+        """The format of a matrix by its name, without `.weight`."""
+        for end, how in self.quantize.items():
+            if end and name.endswith(end):
+                return how
+        return self.quantize.get("")
 
 
 SPECS = [
@@ -85,7 +96,14 @@ SPECS = [
     Spec(
         "qwen3-moe",
         "qwen3_moe",
-        BASE | MOE | {"num_experts": 6, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [0]},
+        BASE | MOE | {"num_experts": 6, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": []},
+        published={"num_experts": 6, "decoder_sparse_step": 1},
+    ),
+    Spec(
+        "qwen3-moe-mixed",
+        "qwen3_moe",
+        BASE | MOE | {"num_experts": 6, "head_dim": 16, "norm_topk_prob": False, "mlp_only_layers": [0]},
+        also_mlx_lm=False,  # it wants experts in the first layer
         published={"num_experts": 6, "decoder_sparse_step": 1},
     ),
     Spec(
@@ -98,7 +116,7 @@ SPECS = [
     Spec(
         "gemma2",
         "gemma2",
-        GEMMA | {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0},
+        GEMMA | {"sliding_window": WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
         also_mlx_lm=False,
     ),
     Spec(
@@ -110,7 +128,13 @@ SPECS = [
         "gemma3",
         "gemma3",
         {
-            "text_config": GEMMA | {"num_hidden_layers": 3, "sliding_window": WINDOW, "layer_types": [SLIDE, SLIDE, FULL]},
+            "text_config": GEMMA
+            | {
+                "num_hidden_layers": 6,
+                "sliding_window": WINDOW,
+                "layer_types": [SLIDE, SLIDE, FULL, SLIDE, SLIDE, FULL],
+                "query_pre_attn_scalar": 24,
+            },
             # Tiny, and not used: what a text engine must step over.
             "vision_config": {
                 "hidden_size": 16,
@@ -219,7 +243,7 @@ SPECS = [
         also_mlx_lm=False,
     ),
     Spec("olmo2", "olmo2", BASE),
-    Spec("smollm3", "smollm3", BASE | {"num_hidden_layers": 4, "no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    Spec("smollm3", "smollm3", BASE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True}),
     Spec(
         "granite",
         "granite",
@@ -246,7 +270,7 @@ SPECS = [
         },
         also_mlx_lm=False,
     ),
-    Spec("starcoder2", "starcoder2", BASE | {"sliding_window": WINDOW, "tie_word_embeddings": True}, also_mlx_lm=False),
+    Spec("starcoder2", "starcoder2", BASE | {"sliding_window": None, "tie_word_embeddings": True}, also_mlx_lm=False),
     Spec(
         "llama-yarn",
         "llama",
@@ -259,6 +283,50 @@ SPECS = [
                 "original_max_position_embeddings": 32,
             }
         },
+    ),
+    Spec(
+        "llama-modes",
+        "llama",
+        WIDE,
+        also_mlx_lm=False,
+        quantize={
+            "q_proj": ("affine", 2, 32),
+            "k_proj": ("affine", 3, 64),
+            "v_proj": ("affine", 5, 32),
+            "o_proj": ("affine", 6, 64),
+            "gate_proj": ("mxfp4", 4, 32),
+            "up_proj": ("mxfp8", 8, 32),
+            "down_proj": ("nvfp4", 4, 16),
+            "embed_tokens": ("mxfp8", 8, 32),
+            "lm_head": ("affine", 8, 64),
+        },
+    ),
+    Spec(
+        "mixtral-q4",
+        "mixtral",
+        WIDE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        quantize={"": ("affine", 4, 32), "gate": ("affine", 8, 64)},
+    ),
+    Spec(
+        "gemma3-text-q4",
+        "gemma3_text",
+        GEMMA | {"num_hidden_layers": 7, "intermediate_size": 64, "sliding_window": WINDOW, "query_pre_attn_scalar": 16},
+        also_mlx_lm=False,
+        quantize={"": ("affine", 4, 32)},
+    ),
+    Spec(
+        "gpt-oss-mxfp4",
+        "gpt_oss",
+        WIDE
+        | {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "layer_types": [SLIDE, FULL],
+        },
+        also_mlx_lm=False,
+        quantize={"": ("mxfp4", 4, 32)},
     ),
     Spec(
         "llama-linear",
@@ -303,8 +371,58 @@ def build(spec: Spec, seed: int) -> torch.nn.Module:
         tensors |= {name: value for name, value in model.named_buffers() if name.endswith("layer_scalar")}
         for name, value in sorted(tensors.items()):
             drawn = random_tensor(rng, name, tuple(value.shape), spec.model_type, bool(text.tie_word_embeddings))
-            value.copy_(torch.from_numpy(drawn).to(torch.bfloat16).float())
+            drawn = torch.from_numpy(drawn).to(torch.bfloat16).float().numpy()
+            value.copy_(torch.from_numpy(as_stored(spec, name, drawn)))
     return model
+
+
+def is_gpt_oss_expert(spec: Spec, name: str) -> bool:
+    return spec.model_type == "gpt_oss" and name.endswith(("gate_up_proj", "down_proj"))
+
+
+def as_stored(spec: Spec, name: str, value: np.ndarray) -> np.ndarray:
+    """What is left of a matrix when it is stored quantized: MLX's own rounding, along the inputs."""
+    how = spec.format(name.removesuffix(".weight")) if value.ndim > 1 and "norm" not in name else None
+    if how is None or (spec.model_type == "gpt_oss" and not is_gpt_oss_expert(spec, name)):
+        return value
+    turned = value.swapaxes(-1, -2) if is_gpt_oss_expert(spec, name) else value
+    mode, bits, group = how
+    back = turned
+    # What is written is quantized from what is returned here, so that must not change it again.
+    for _ in range(20):
+        before = back
+        parts = mx.quantize(mx.array(before), group_size=group, bits=bits, mode=mode)
+        back = np.array(mx.dequantize(*parts, group_size=group, bits=bits, mode=mode, dtype=mx.float32))
+        if np.array_equal(before, back):
+            break
+    else:
+        raise ValueError(f"{name} does not settle when it is quantized again and again as {how}")
+    return back.swapaxes(-1, -2) if is_gpt_oss_expert(spec, name) else back
+
+
+def write_quantized(spec: Spec, out: Path) -> dict[str, tuple[str, int, int]]:
+    """Quantizes what was saved, as MLX lays it out, or OpenAI for gpt-oss; returns the formats used."""
+    path = out / "model.safetensors"
+    arrays: dict[str, Any] = {}
+    used: dict[str, tuple[str, int, int]] = {}
+    for name, value in mx.load(str(path)).items():
+        if is_gpt_oss_expert(spec, name):
+            words, scales = mx.quantize(value.swapaxes(-1, -2), group_size=32, bits=4, mode="mxfp4")
+            arrays[f"{name}_blocks"] = words.view(mx.uint8).reshape(*scales.shape, 16)
+            arrays[f"{name}_scales"] = scales
+            continue
+        prefix = name.removesuffix(".weight")
+        how = spec.format(prefix) if value.ndim > 1 and prefix != name and spec.model_type != "gpt_oss" else None
+        if how is None:
+            arrays[name] = value
+            continue
+        mode, bits, group = how
+        parts = mx.quantize(value, group_size=group, bits=bits, mode=mode)
+        arrays |= dict(zip((name, f"{prefix}.scales", f"{prefix}.biases"), parts))
+        used[prefix] = how
+    mx.eval(arrays)
+    mx.save_safetensors(str(path), arrays, metadata={"format": "mlx"})
+    return used
 
 
 @torch.no_grad()
@@ -351,7 +469,7 @@ def numbers(model: torch.nn.Module, seed: int) -> dict[str, Any] | None:
     return {"min_margin": min(result["min_margin"] for result in results), "prompts": results}
 
 
-def write_config(spec: Spec, out: Path) -> None:
+def write_config(spec: Spec, out: Path, quantized_as: dict[str, tuple[str, int, int]]) -> None:
     """config.json as transformers wrote it, with what published checkpoints have otherwise."""
     path = out / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -364,19 +482,24 @@ def write_config(spec: Spec, out: Path) -> None:
     if spec.also_mlx_lm and "rope_theta" in config.get("rope_parameters", {}):
         # The older form, which mlx-lm reads.
         rope = config.pop("rope_parameters")
-        config["rope_theta"] = rope.pop("rope_theta")
+        for name in ("rope_theta", "partial_rotary_factor"):
+            if name in rope:
+                config[name] = rope.pop(name)
         if rope.get("rope_type", "default") != "default":
             config["rope_scaling"] = rope
     config |= spec.published
-    for name in spec.dropped:
-        config.pop(name, None)
+    if spec.model_type == "gpt_oss" and spec.quantize:
+        config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    elif spec.quantize:
+        entries = {name: dict(zip(("mode", "bits", "group_size"), how)) for name, how in quantized_as.items()}
+        common = Counter(json.dumps(entry) for entry in entries.values()).most_common(1)[0][0]
+        table = json.loads(common) | {name: entry for name, entry in entries.items() if json.dumps(entry) != common}
+        config["quantization"] = table
     write_json(path, config)
 
 
 def agrees_with_mlx_lm(out: Path, golden: dict[str, Any]) -> bool:
     """Whether mlx-lm generates the same from the same files."""
-    import mlx.core as mx
-
     model, _ = mlx_lm_load(str(out))
     model.set_dtype(mx.float32)
     return all(
@@ -393,8 +516,10 @@ def make(spec: Spec, out_root: Path, first_seed: int) -> int:
             continue
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / spec.name
-            model.to(torch.bfloat16).save_pretrained(out, safe_serialization=True)
-            write_config(spec, out)
+            if not spec.quantize:
+                model.to(torch.bfloat16)
+            model.save_pretrained(out, safe_serialization=True)
+            write_config(spec, out, write_quantized(spec, out) if spec.quantize else {})
             (out / "generation_config.json").unlink(missing_ok=True)
             files = tiny_tokenizer.files(spec.pre)
             golden = {

@@ -45,11 +45,13 @@ pub(super) fn parse(
     model_type: &str,
     layers: usize,
 ) -> Result<(Option<usize>, Vec<LayerKind>)> {
-    let window = fields
-        .uint("sliding_window", 1..=limits::POSITIONS)
-        .map_err(fault)?;
     let listed = listed(fields, layers)?;
     let used = fields.bool("use_sliding_window").map_err(fault)?;
+    // A window that is off may be written as 0.
+    let least = usize::from(used != Some(false));
+    let window = fields
+        .uint("sliding_window", least..=limits::POSITIONS)
+        .map_err(fault)?;
     let pattern = pattern(model_type);
     let window = match (&pattern, used) {
         // Qwen checkpoints carry a window that is off unless said otherwise.

@@ -61,7 +61,9 @@ impl Weights {
 
     /// The weights of a GGUF file, to be used as `dtype`.
     pub fn from_gguf(gguf: Gguf, config: &ModelConfig, dtype: Dtype) -> Self {
-        let unused = gguf.tensors().keys().cloned().collect();
+        // The factors of LongRoPE are part of the configuration, which has read them.
+        let read = |name: &&String| !name.starts_with("rope_factors_");
+        let unused = gguf.tensors().keys().filter(read).cloned().collect();
         let path = gguf.path().to_owned();
         let names = GgufNames::new(config.model_type.as_deref().unwrap_or_default());
         Self::new(Source::Gguf(gguf, names), &path, config, dtype, unused)

@@ -1,0 +1,195 @@
+"""Makes tests/fixtures/gguf/<name>.gguf from tests/fixtures/tiny/<name>: the same numbers, as llama.cpp's converter lays them out.
+
+The weights of those fixtures are bfloat16, which GGUF holds exactly, so the goldens of the directory are those of the file.
+Names of tensors come from the `gguf` package's own map. What the converter does to the numbers is written here once more:
+rows of query and key heads permuted for llama's kin, one added to Gemma's norms, GPT-2's matrices turned, experts stacked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file
+
+import tiny_tokenizer
+from gguf_model import permute
+
+ROOT = Path(__file__).resolve().parents[2] / "tests" / "fixtures"
+
+# Fixture, GGUF architecture, pre-tokenizer.
+FAMILIES = {
+    "mixtral": ("llama", "qwen2"),
+    "qwen2-moe": ("qwen2moe", "qwen2"),
+    "qwen3-moe": ("qwen3moe", "qwen2"),
+    "gemma": ("gemma", "qwen2"),
+    "gemma2": ("gemma2", "qwen2"),
+    "gemma3-text": ("gemma3", "qwen2"),
+    "phi3": ("phi3", "qwen2"),
+    "gpt2": ("gpt2", "smollm"),
+    "olmo2": ("olmo2", "qwen2"),
+    "granite": ("granite", "qwen2"),
+    "smollm3": ("smollm3", "qwen2"),
+    "starcoder2": ("starcoder2", "qwen2"),
+    "llama-yarn": ("llama", "qwen2"),
+}
+PERMUTED = ("llama", "granite", "smollm3")
+PLUS_ONE = ("gemma", "gemma2", "gemma3")
+GGUF_EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
+MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+
+def first(config: dict[str, Any], *names: str, default: Any = None) -> Any:
+    """The first field that is there and not null."""
+    return next((config[name] for name in names if config.get(name) is not None), default)
+
+
+def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any]) -> None:
+    """The keys that the converter writes."""
+    hidden = first(config, "hidden_size", "n_embd")
+    heads = first(config, "num_attention_heads", "n_head")
+    head_dim = first(config, "head_dim", default=hidden // heads)
+    rope = first(config, "rope_parameters", "rope_scaling", default={})
+    rope = rope.get("full_attention", rope)
+    writer.add_name("tiny")
+    writer.add_block_count(first(config, "num_hidden_layers", "n_layer"))
+    writer.add_context_length(first(config, "max_position_embeddings", "n_positions"))
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(first(config, "intermediate_size", "n_inner", default=4 * hidden))
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(first(config, "num_key_value_heads", default=heads))
+    if architecture in ("gpt2", "starcoder2"):
+        writer.add_layer_norm_eps(first(config, "layer_norm_epsilon", "norm_epsilon"))
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if architecture != "gpt2":
+        writer.add_rope_freq_base(first(config, "rope_theta", default=rope.get("rope_theta", 10000.0)))
+        partial = first(config, "partial_rotary_factor", default=rope.get("partial_rotary_factor") or 1.0)
+        writer.add_rope_dimension_count(int(head_dim * partial))
+    if "head_dim" in config and config["head_dim"] is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if architecture == "phi3":
+        original = config["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        stretch = config["max_position_embeddings"] / original
+        writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(stretch) / np.log(original))))
+    if architecture in ("gemma2", "gemma3", "phi3"):
+        writer.add_sliding_window(config["sliding_window"])
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if architecture == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if experts := first(config, "num_local_experts", "num_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if architecture in ("qwen2moe", "qwen3moe"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if architecture == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+
+
+def tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:
+    tokens, merges = tiny_tokenizer.vocabulary()
+    specials = len(tiny_tokenizer.SPECIALS)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL] * specials + [gguf.TokenType.NORMAL] * (len(tokens) - specials))
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(tiny_tokenizer.BOS)
+    writer.add_eos_token_id(tiny_tokenizer.EOS)
+    writer.add_pad_token_id(tiny_tokenizer.PAD)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(tiny_tokenizer.CHAT_TEMPLATE)
+
+
+def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """float32 arrays under their GGUF names."""
+    layers = first(config, "num_hidden_layers", "n_layer")
+    model = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(model, layers)
+    heads = first(config, "num_attention_heads", "n_head")
+    kv_heads = first(config, "num_key_value_heads", default=heads)
+    out: dict[str, np.ndarray] = {}
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    for name, value in weights.items():
+        if ".experts." in name:
+            before, after = name.split(".experts.")
+            number, part, _ = after.split(".")
+            layer = before.split(".")[2]
+            key = f"blk.{layer}.{GGUF_EXPERTS[MIXTRAL.get(part, part)]}.weight"
+            stacks.setdefault(key, {})[int(number)] = value
+            continue
+        if architecture in PERMUTED and name.endswith("q_proj.weight"):
+            value = permute(value, heads)
+        elif architecture in PERMUTED and name.endswith("k_proj.weight"):
+            value = permute(value, kv_heads)
+        if architecture in PLUS_ONE and name.endswith("norm.weight"):
+            value = value + 1.0
+        if architecture == "gpt2":
+            name = name.removeprefix("transformer.")
+            if value.ndim == 2 and name.startswith("h."):
+                value = value.T
+        mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if mapped is None:
+            raise ValueError(f"{architecture} has no name for {name}")
+        out[mapped] = value
+    for key, parts in stacks.items():
+        out[key] = np.stack([parts[number] for number in range(len(parts))])
+    if architecture == "gpt2":
+        out["output.weight"] = out["token_embd.weight"]  # the converter writes it twice
+    if architecture == "phi3":
+        rope = config["rope_parameters"]
+        out["rope_factors_long.weight"] = np.array(rope["long_factor"], dtype=np.float32)
+        out["rope_factors_short.weight"] = np.array(rope["short_factor"], dtype=np.float32)
+    return out
+
+
+def make(name: str) -> int:
+    architecture, pre = FAMILIES[name]
+    source = ROOT / "tiny" / name
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    stored = load_file(source / "model.safetensors")
+    weights = {key: value.to(torch.float32).numpy() for key, value in stored.items()}
+    out = ROOT / "gguf" / f"{name}.gguf"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(out, architecture)
+    metadata(writer, architecture, config)
+    tokenizer(writer, pre)
+    for key, value in tensors(architecture, config, weights).items():
+        # The converter keeps vectors, and what routes, in float32.
+        kind = Kind.F32 if value.ndim == 1 or "ffn_gate_inp" in key else Kind.BF16
+        data = np.ascontiguousarray(value, dtype=np.float32)
+        writer.add_tensor(key, gguf.quants.quantize(data, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out.stat().st_size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="fixtures to make; default: all")
+    names = parser.parse_args().names or list(FAMILIES)
+    for name in names:
+        print(f"{name}: {make(name) / 1024:.0f} KiB")
+
+
+if __name__ == "__main__":
+    main()
