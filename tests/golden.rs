@@ -1,5 +1,5 @@
-//! Tiny random checkpoints of every architecture and format, against numbers that Python mlx-lm
-//! computed from the same files (`tools/golden/tiny_models.py`).
+//! Tiny random checkpoints of every architecture and format, against numbers that transformers or
+//! mlx-lm computed from the same files (`tools/golden/{architectures,tiny_models}.py`).
 
 mod common;
 
@@ -7,7 +7,7 @@ use common::{floats, golden, greedy, ids, max_difference, tiny, tiny_names};
 use inference::{Message, Prompt};
 
 #[test]
-fn logits_agree_with_mlx_lm_to_a_thousandth() {
+fn logits_agree_with_the_reference_to_a_thousandth() {
     for name in tiny_names() {
         let model = tiny(&name);
         let tokens = model.as_token_model().unwrap();
@@ -31,7 +31,7 @@ fn logits_agree_with_mlx_lm_to_a_thousandth() {
 }
 
 #[test]
-fn greedy_tokens_equal_those_of_mlx_lm() {
+fn greedy_tokens_equal_those_of_the_reference() {
     let mut checked = 0;
     for name in tiny_names() {
         let model = tiny(&name);

@@ -297,14 +297,50 @@ fn attention(b: &mut Builder<'_>, layer: usize, own_keys: bool) -> Result<Attent
     let config = b.config;
     let full = !config.slides(layer);
     let dims = b.dims;
-    if full && let Some(d) = config.uint("global_head_dim", 2..=limits::HEAD_DIM)? {
-        b.dims.head_dim = int("global_head_dim", d)?;
-    }
     let values_are_keys = full && config.flag("attention_k_eq_v")?.unwrap_or(false);
-    if values_are_keys
-        && let Some(n) = config.uint("num_global_key_value_heads", 1..=limits::HEADS)?
-    {
-        b.dims.n_kv_heads = int("num_global_key_value_heads", n)?;
+    // transformers 5 lists what differs by layer; published files name the sizes of full layers.
+    let listed = config
+        .fields
+        .get("per_layer_config")
+        .and_then(|all| all.get(layer.to_string()));
+    let size = |name: &str, limit: usize, global: Option<&str>| -> Result<Option<i32>> {
+        if let Some(value) = listed.and_then(|own| own.get(name)) {
+            let n = value
+                .as_u64()
+                .and_then(|n| usize::try_from(n).ok())
+                .filter(|n| (1..=limit).contains(n))
+                .ok_or_else(|| {
+                    invalid(format!(
+                        "per_layer_config.{layer}.{name} is {value}; it must be from 1 to {limit}"
+                    ))
+                })?;
+            return int(name, n).map(Some);
+        }
+        match global {
+            Some(global) => config
+                .uint(global, 1..=limit)?
+                .map(|n| int(global, n))
+                .transpose(),
+            None => Ok(None),
+        }
+    };
+    let head_dim = size(
+        "head_dim",
+        limits::HEAD_DIM,
+        full.then_some("global_head_dim"),
+    )?;
+    let heads = size(
+        "num_key_value_heads",
+        limits::HEADS,
+        values_are_keys.then_some("num_global_key_value_heads"),
+    )?;
+    b.dims.head_dim = head_dim.unwrap_or(dims.head_dim);
+    b.dims.n_kv_heads = heads.unwrap_or(dims.n_kv_heads);
+    if b.dims.head_dim % 2 != 0 {
+        return Err(invalid(format!(
+            "the heads of layer {layer} have {} elements; it must be even",
+            b.dims.head_dim
+        )));
     }
     let made = attention_of(b, layer, own_keys, values_are_keys);
     b.dims = dims;

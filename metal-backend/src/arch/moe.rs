@@ -103,7 +103,7 @@ pub fn qwen_block(
         .uint("decoder_sparse_step", 1..=usize::MAX)?
         .unwrap_or(1);
     let plain = config.numbers("mlp_only_layers")?.unwrap_or_default();
-    if plain.contains(&(i as f32)) || (i + 1) % step != 0 {
+    if plain.contains(&(i as f32)) || !(i + 1).is_multiple_of(step) {
         let mlp = b.gated_mlp(&at, b.dims.intermediate, activation, false)?;
         return Ok(FeedForward::Gated(mlp));
     }

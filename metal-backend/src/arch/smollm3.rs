@@ -49,7 +49,9 @@ fn rotating_layers(config: &ModelConfig) -> Result<Vec<bool>> {
             let every = config
                 .uint("no_rope_layer_interval", 1..=usize::MAX)?
                 .unwrap_or(4);
-            Ok((0..layers).map(|i| (i + 1) % every != 0).collect())
+            Ok((0..layers)
+                .map(|i| !(i + 1).is_multiple_of(every))
+                .collect())
         }
     }
 }

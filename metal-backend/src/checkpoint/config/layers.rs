@@ -30,8 +30,7 @@ fn pattern(model_type: &str) -> Pattern {
     match model_type {
         t if t.starts_with("qwen") => Pattern::FromLayer,
         "gemma2" | "gpt_oss" => Pattern::AllBut(2),
-        "gemma3" | "gemma3_text" => Pattern::AllBut(6),
-        "gemma4" | "gemma4_text" => Pattern::AllBut(5),
+        "gemma3" | "gemma3_text" | "gemma4" | "gemma4_text" => Pattern::AllBut(6),
         "cohere2" => Pattern::AllBut(4),
         "smollm3" | "llama" | "gpt2" | "gemma" | "olmo2" | "granite" | "glm4" => Pattern::Never,
         _ => Pattern::All,
@@ -80,7 +79,9 @@ pub(super) fn parse(
                 .unwrap_or(every);
             let last_is_full = model_type.starts_with("gemma4");
             (0..layers)
-                .map(|i| kind((i + 1) % every != 0 && !(last_is_full && i + 1 == layers)))
+                .map(|i| {
+                    kind(!((i + 1).is_multiple_of(every) || (last_is_full && i + 1 == layers)))
+                })
                 .collect()
         }
     };

@@ -106,10 +106,10 @@ fn defaults(model_type: &str) -> Value {
         "gemma3" | "gemma3_text" => json!({"num_attention_heads": 8, "num_key_value_heads": 4,
             "head_dim": 256, "rms_norm_eps": 1e-6, "vocab_size": 262_208, "rope_theta": 1e6,
             "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256, "sliding_window": 4096}),
-        "gemma4" | "gemma4_text" => json!({"num_attention_heads": 8, "num_key_value_heads": 1,
-            "head_dim": 256, "global_head_dim": 512, "rms_norm_eps": 1e-6, "vocab_size": 262_144,
+        "gemma4" | "gemma4_text" => json!({"num_attention_heads": 8, "num_key_value_heads": 4,
+            "head_dim": 256, "rms_norm_eps": 1e-6, "vocab_size": 262_144,
             "vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256,
-            "sliding_window": 512, "final_logit_softcapping": 30.0,
+            "sliding_window": 512,
             "rope_parameters": {
                 "full_attention": {"rope_type": "proportional", "rope_theta": 1e6,
                     "partial_rotary_factor": 0.25},

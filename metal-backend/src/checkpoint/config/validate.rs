@@ -121,11 +121,11 @@ impl ModelConfig {
     }
 
     fn check_quantization(&self) -> Result<()> {
-        let all = self
+        let mut all = self
             .quantization
             .iter()
             .chain(self.quantization_overrides.values().flatten());
-        all.map(fits).collect::<Result<(), _>>().map_err(fault)
+        all.try_for_each(fits).map_err(fault)
     }
 
     /// How many bytes the weights take at two bytes a number, quantized matrices with their scales
