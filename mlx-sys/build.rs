@@ -19,6 +19,8 @@ mod mlxc;
 mod pins;
 #[path = "build/pip.rs"]
 mod pip;
+#[path = "build/shim.rs"]
+mod shim;
 #[path = "build/tools.rs"]
 mod tools;
 
@@ -60,6 +62,7 @@ fn run() -> Result<(), String> {
     let source = mlxc::Source::find(&env, &cache, &pins, &tools)?;
     let mlx = mlx::Mlx::find(&env, &pip, &pins, source.version)?;
     let library = cmake::build(&env, &cache, &tools, &source, &mlx)?;
+    shim::build(&env, &source, &mlx)?;
     bindings::generate(&env, &tools, &source)?;
     link::emit(&env, &source, &mlx, &library)
 }

@@ -98,7 +98,7 @@ impl Tensor {
         }
     }
 
-    fn as_row_vectors(mut self) -> Self {
+    fn without_last_axis(mut self) -> Self {
         self.shape.pop();
         self
     }
@@ -298,7 +298,7 @@ fn gpt_oss_with_gate_and_up_apart() {
                 ("up_proj", &odd),
             ] {
                 c.put(format!("{at}.{part}.weight"), both.rows(pick));
-                let bias = bias.rows(pick).as_row_vectors();
+                let bias = bias.rows(pick).without_last_axis();
                 c.put(format!("{at}.{part}.bias"), bias);
             }
             c.put(format!("{at}.down_proj.weight"), down);
@@ -333,7 +333,7 @@ fn gpt_oss_with_gate_and_up_apart() {
                     c.put(format!("{at}.{part}.scales"), scales.rows(pick));
                     c.put(
                         format!("{at}.{part}.bias"),
-                        bias.rows(pick).as_row_vectors(),
+                        bias.rows(pick).without_last_axis(),
                     );
                 }
             }

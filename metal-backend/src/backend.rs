@@ -15,7 +15,6 @@ use crate::checkpoint::weights::Weights;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, config, gguf_config, gguf_quant, locate};
 use crate::error::engine;
 use crate::model::{Engine, MlxModel, Parts};
-use crate::nn::parallel::two_cores;
 use crate::text::TextPipeline;
 
 inference::register_backend!("metal", || Box::new(MlxBackend(Place::Metal)));
@@ -204,8 +203,8 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
             (config, weights, text, compute, Vec::new())
         }
     };
-    if place == Place::Cpu && two_cores() {
-        weights.use_two_cores();
+    if place == Place::Cpu {
+        weights.use_cpu();
     }
     let (architecture, decoder) =
         arch::load(&config, &mut weights).map_err(|e| e.with_path(path))?;

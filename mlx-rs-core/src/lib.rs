@@ -43,6 +43,7 @@ mod error;
 mod ops;
 mod stream;
 
+pub mod cpu;
 pub mod fast;
 pub mod memory;
 pub mod random;

@@ -17,6 +17,8 @@ pub fn emit(env: &Env, source: &Source, mlx: &Mlx, library: &Path) -> Result<(),
     let search = |dir: &Path| println!("cargo:rustc-link-search=native={}", dir.display());
     search(library);
     search(&run_root.join("lib"));
+    search(&env.out_dir);
+    println!("cargo:rustc-link-lib=static=rust_mlx_shim");
     println!("cargo:rustc-link-lib=static=mlxc");
     println!("cargo:rustc-link-lib=dylib=mlx");
     if env.macos() {

@@ -21,6 +21,10 @@
 
 include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 
+mod shim;
+
+pub use shim::*;
+
 /// The file these declarations were included from, for the test that compares it with the
 /// committed copy.
 pub const BINDINGS_FILE: &str = env!("MLX_SYS_BINDINGS");

@@ -2,32 +2,26 @@
 
 use mlx_rs_core::{Array, Dtype, Result};
 
-use super::linear::Weight;
-use super::parallel::ParallelMatrix;
+use super::linear::{Linear, Weight};
 
 /// A table `[vocab, hidden]`.
 #[derive(Debug, Clone)]
 pub struct Embedding {
     weight: Weight,
-    /// The same table as an output, where it is quantized and tied.
-    output: Option<ParallelMatrix>,
+    /// The same table as an output; it shares the memory.
+    output: Linear,
     dtype: Dtype,
 }
 
 impl Embedding {
-    /// From a table, dense or quantized; vectors come out as `dtype`. `cut` as in
-    /// [`ParallelMatrix::new`].
+    /// From a table, dense or quantized; vectors come out as `dtype`. `on_cpu` as in [`Linear::new`].
     ///
     /// # Errors
     /// When the parts of a quantized table do not fit each other.
-    pub fn new(weight: Weight, dtype: Dtype, cut: bool) -> Result<Self> {
-        let output = match &weight {
-            Weight::Dense(_) => None,
-            Weight::Quantized(q) => Some(ParallelMatrix::new(q.clone(), cut)?),
-        };
+    pub fn new(weight: Weight, dtype: Dtype, on_cpu: bool) -> Result<Self> {
         Ok(Self {
+            output: Linear::new(weight.clone(), None, on_cpu)?,
             weight,
-            output,
             dtype,
         })
     }
@@ -49,10 +43,6 @@ impl Embedding {
     /// # Errors
     /// When `x` does not end in the hidden dimension.
     pub fn as_output(&self, x: &Array) -> Result<Array> {
-        match (&self.output, &self.weight) {
-            (Some(matrix), _) => matrix.product(x),
-            (None, Weight::Dense(w)) => x.matmul(&w.swap_axes(0, 1)?),
-            (None, Weight::Quantized(q)) => q.matmul_transposed(x),
-        }
+        self.output.forward(x)
     }
 }

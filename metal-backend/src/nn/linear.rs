@@ -1,6 +1,6 @@
 //! One linear layer for dense and quantized weights: `y = x W^T + b`.
 
-use mlx_rs_core::{Array, Quantized, Result};
+use mlx_rs_core::{Array, Quantized, Result, cpu};
 
 use super::parallel::ParallelMatrix;
 
@@ -64,20 +64,25 @@ enum Kind {
     Dense {
         transposed: Array,
     },
+    /// By our own kernel.
+    DenseKernel(cpu::DenseMatrix),
     Quantized(ParallelMatrix),
 }
 
 impl Linear {
-    /// From a weight `[out, in]` and an optional bias `[out]`; `cut` as in [`ParallelMatrix::new`].
+    /// From a weight `[out, in]` and an optional bias `[out]`, for a processor when `on_cpu`.
     ///
     /// # Errors
     /// When the weight is not a matrix.
-    pub fn new(weight: Weight, bias: Option<Array>, cut: bool) -> Result<Self> {
+    pub fn new(weight: Weight, bias: Option<Array>, on_cpu: bool) -> Result<Self> {
         let kind = match weight {
-            Weight::Dense(w) => Kind::Dense {
-                transposed: w.swap_axes(0, 1)?,
+            Weight::Dense(w) => match on_cpu.then(|| cpu::DenseMatrix::new(&w)).transpose()? {
+                Some(Some(kernel)) => Kind::DenseKernel(kernel),
+                _ => Kind::Dense {
+                    transposed: w.swap_axes(0, 1)?,
+                },
             },
-            Weight::Quantized(q) => Kind::Quantized(ParallelMatrix::new(q, cut)?),
+            Weight::Quantized(q) => Kind::Quantized(ParallelMatrix::new(q, on_cpu)?),
         };
         Ok(Self { kind, bias })
     }
@@ -90,6 +95,8 @@ impl Linear {
         match (&self.kind, &self.bias) {
             (Kind::Dense { transposed }, None) => x.matmul(transposed),
             (Kind::Dense { transposed }, Some(b)) => b.addmm(x, transposed, 1.0, 1.0),
+            (Kind::DenseKernel(w), None) => w.product(x),
+            (Kind::DenseKernel(w), Some(b)) => w.product(x)?.add(b),
             (Kind::Quantized(q), None) => q.product(x),
             (Kind::Quantized(q), Some(b)) => q.product(x)?.add(b),
         }

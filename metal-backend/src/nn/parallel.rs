@@ -1,21 +1,29 @@
-//! Quantized products on two cores. MLX computes one operation after another on a CPU stream, each
-//! on one core; cutting a matrix into an upper and a lower half on two streams uses two. On a GPU
-//! there is nothing to gain, and nothing is cut.
+//! Products on processors. Where our own kernels have the format (`mlx_rs_core::cpu`), they compute
+//! them. Else MLX does, one operation after another on a CPU stream, each on one core; cutting a
+//! quantized matrix into an upper and a lower half on two streams uses two. On a GPU there is nothing
+//! to gain, and MLX computes everything.
 
 use std::sync::OnceLock;
 
-use mlx_rs_core::{Array, Device, Quantized, Result, Stream, concatenate, eval};
+use mlx_rs_core::{Array, Device, Quantized, Result, Stream, concatenate, cpu, eval};
 
 /// Below so many weights the hand-over between streams costs more than it saves.
 const WORTH_CUTTING: i64 = 64 * 1024;
 
-/// A quantized matrix, whole or in two halves of its rows that share its memory.
+/// How a quantized matrix is multiplied with.
 #[derive(Debug, Clone)]
-pub struct ParallelMatrix {
-    /// The upper half, or all.
-    first: Quantized,
-    second: Option<Quantized>,
+enum How {
+    /// By our own kernel.
+    Kernel(cpu::QuantizedMatrix),
+    /// By MLX, whole.
+    Whole(Quantized),
+    /// By MLX, in two halves of its rows that share its memory.
+    Halves(Quantized, Quantized),
 }
+
+/// A quantized matrix, as it is multiplied with here.
+#[derive(Debug, Clone)]
+pub struct ParallelMatrix(How);
 
 /// The stream that computes second halves; one for the process, beside MLX's default one.
 fn helper() -> Result<&'static Stream> {
@@ -28,17 +36,25 @@ fn helper() -> Result<&'static Stream> {
 }
 
 /// Whether there is a second core to use.
-pub fn two_cores() -> bool {
+fn two_cores() -> bool {
     std::thread::available_parallelism().is_ok_and(|n| n.get() > 1)
 }
 
 impl ParallelMatrix {
-    /// The matrix, in halves when `cut` and it is large enough to gain.
+    /// The matrix, for a processor when `on_cpu`.
     ///
     /// # Errors
     /// When the parts of the matrix do not fit each other.
-    pub fn new(matrix: Quantized, cut: bool) -> Result<Self> {
+    pub fn new(matrix: Quantized, on_cpu: bool) -> Result<Self> {
         matrix.validate("linear")?;
+        if on_cpu && let Some(kernel) = cpu::QuantizedMatrix::new(&matrix)? {
+            return Ok(Self(How::Kernel(kernel)));
+        }
+        Self::with_mlx(matrix, on_cpu && two_cores())
+    }
+
+    /// The matrix for MLX, in halves when `cut` and it is large enough to gain.
+    fn with_mlx(matrix: Quantized, cut: bool) -> Result<Self> {
         let shape = matrix.weight.shape();
         let rows = shape.first().copied().unwrap_or(0);
         let weights = i64::try_from(matrix.weight.size())
@@ -46,10 +62,7 @@ impl ParallelMatrix {
             .saturating_mul(32)
             / i64::from(matrix.bits.max(1));
         if !cut || shape.len() != 2 || rows < 2 || weights < WORTH_CUTTING {
-            return Ok(Self {
-                first: matrix,
-                second: None,
-            });
+            return Ok(Self(How::Whole(matrix)));
         }
         let part = |from: i32, to: i32| -> Result<Quantized> {
             let rows = |a: &Array| a.slice_axis(0, from, to);
@@ -63,10 +76,7 @@ impl ParallelMatrix {
             eval([&part.weight, &part.scales].into_iter().chain(&part.biases))?;
             Ok(part)
         };
-        Ok(Self {
-            first: part(0, rows / 2)?,
-            second: Some(part(rows / 2, rows)?),
-        })
+        Ok(Self(How::Halves(part(0, rows / 2)?, part(rows / 2, rows)?)))
     }
 
     /// `x` times the transposed matrix: `[.., k] -> [.., n]`.
@@ -74,12 +84,15 @@ impl ParallelMatrix {
     /// # Errors
     /// When `x` does not end in the matrix's inputs.
     pub fn product(&self, x: &Array) -> Result<Array> {
-        let Some(second) = &self.second else {
-            return self.first.matmul_transposed(x);
-        };
-        let lower = helper()?.scope(|| second.matmul_transposed(x))?;
-        let upper = self.first.matmul_transposed(x)?;
-        concatenate(&[&upper, &lower], -1)
+        match &self.0 {
+            How::Kernel(kernel) => kernel.product(x),
+            How::Whole(matrix) => matrix.matmul_transposed(x),
+            How::Halves(first, second) => {
+                let lower = helper()?.scope(|| second.matmul_transposed(x))?;
+                let upper = first.matmul_transposed(x)?;
+                concatenate(&[&upper, &lower], -1)
+            }
+        }
     }
 }
 
@@ -89,7 +102,7 @@ mod tests {
     use mlx_rs_core::QuantMode;
 
     #[test]
-    fn halves_give_what_the_whole_gives() {
+    fn every_way_gives_the_same() {
         let values: Vec<f32> = (0..512 * 256)
             .map(|i| ((i * 37) % 101) as f32 * 0.01)
             .collect();
@@ -97,12 +110,21 @@ mod tests {
         let x = weight.slice_axis(0, 3, 8).unwrap();
         for bits in [4, 8] {
             let matrix = Quantized::quantize(&weight, 32, bits, QuantMode::Affine).unwrap();
-            let whole = ParallelMatrix::new(matrix.clone(), false).unwrap();
-            let halves = ParallelMatrix::new(matrix, true).unwrap();
-            assert!(whole.second.is_none() && halves.second.is_some());
+            let whole = ParallelMatrix::with_mlx(matrix.clone(), false).unwrap();
+            let halves = ParallelMatrix::with_mlx(matrix.clone(), true).unwrap();
+            assert!(matches!(halves.0, How::Halves(..)));
             let (a, b) = (whole.product(&x).unwrap(), halves.product(&x).unwrap());
             assert_eq!(a.shape(), [5, 512]);
             assert_eq!(a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
+            let kernel = ParallelMatrix::new(matrix, true).unwrap();
+            assert_eq!(matches!(kernel.0, How::Kernel(_)), cpu::enabled());
+            assert!(
+                kernel
+                    .product(&x)
+                    .unwrap()
+                    .all_close(&a, 1e-5, 1e-3)
+                    .unwrap()
+            );
         }
     }
 }

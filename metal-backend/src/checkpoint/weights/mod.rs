@@ -33,7 +33,7 @@ pub struct Weights {
     source: Source,
     path: PathBuf,
     dtype: Dtype,
-    cut: bool,
+    on_cpu: bool,
     config: ModelConfig,
     unused: BTreeSet<String>,
     /// Weights by their bits and group size; the most common stands for the model's.
@@ -80,7 +80,7 @@ impl Weights {
             source,
             path: path.to_owned(),
             dtype,
-            cut: false,
+            on_cpu: false,
             config: config.clone(),
             unused,
             quantization: BTreeMap::new(),
@@ -89,9 +89,9 @@ impl Weights {
         }
     }
 
-    /// Lets large quantized matrices be computed in halves on two cores.
-    pub fn use_two_cores(&mut self) {
-        self.cut = true;
+    /// Lets products be computed the way that suits a processor.
+    pub fn use_cpu(&mut self) {
+        self.on_cpu = true;
     }
 
     /// An embedding table below a name.
@@ -100,7 +100,7 @@ impl Weights {
     /// `InvalidModel` when a part is missing or of another shape or kind.
     pub fn embedding(&mut self, prefix: &str, vocab: i32, hidden: i32) -> Result<Embedding> {
         let table = self.matrix(prefix, vocab, hidden)?;
-        Embedding::new(table, self.dtype, self.cut).map_err(engine("weights"))
+        Embedding::new(table, self.dtype, self.on_cpu).map_err(engine("weights"))
     }
 
     /// The type weights are used in.
@@ -277,7 +277,7 @@ impl Weights {
     /// # Errors
     /// When the weight is not a matrix.
     pub fn layer(&self, weight: Weight, bias: Option<Array>) -> Result<Linear> {
-        Linear::new(weight, bias, self.cut).map_err(engine("weights"))
+        Linear::new(weight, bias, self.on_cpu).map_err(engine("weights"))
     }
 
     /// A matrix `[rows, cols]` below a name, dense or quantized.

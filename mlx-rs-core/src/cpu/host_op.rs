@@ -1,0 +1,107 @@
+//! A Rust function as an operation in MLX's graph.
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use mlx_sys as sys;
+
+use crate::array::Array;
+use crate::call;
+use crate::dtype::Dtype;
+use crate::error::Result;
+
+/// Work on float32: inputs as raw bytes' addresses with their number of elements, and the output.
+pub(super) trait Work: Send + Sync + 'static {
+    /// Fills `output` from the inputs.
+    fn run(&self, inputs: &[Input], output: &mut [f32]);
+
+    /// Elements of the output.
+    fn outputs(&self) -> usize;
+}
+
+/// The elements of one input.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Input {
+    data: *const c_void,
+    size: usize,
+}
+
+impl Input {
+    /// The elements as what they are.
+    ///
+    /// # Safety
+    /// The array given to [`add`] in this place must be of type `T`.
+    pub(super) unsafe fn as_slice<T>(&self) -> &[T] {
+        if self.size == 0 {
+            return &[];
+        }
+        // SAFETY: MLX says that there are so many elements, and keeps them while the work runs; the
+        // type is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.data.cast(), self.size) }
+    }
+}
+
+/// The operation's output: float32 of `shape`. Inputs must be row-contiguous when they are computed.
+///
+/// # Errors
+/// MLX's message when the current stream is not on the CPU.
+pub(super) fn add<W: Work>(
+    op: &'static str,
+    work: W,
+    inputs: &[&Array],
+    shape: &[i32],
+) -> Result<Array> {
+    let raw: Vec<_> = inputs.iter().map(|a| a.raw()).collect();
+    let payload = Box::into_raw(Box::new(work));
+    call::array(op, |out, s| {
+        // SAFETY: handles, shape and functions are valid for the call; the payload is a box of `W`
+        // given away here, which `free::<W>` turns back exactly once, whatever happens.
+        unsafe {
+            sys::rust_mlx_host_op(
+                out,
+                raw.as_ptr(),
+                raw.len(),
+                shape.as_ptr(),
+                shape.len(),
+                Dtype::Float32.raw(),
+                run::<W>,
+                payload.cast(),
+                free::<W>,
+                s,
+            )
+        }
+    })
+    .map_err(|e| e.with_inputs(inputs))
+}
+
+/// Called by MLX's stream thread.
+unsafe extern "C" fn run<W: Work>(
+    payload: *const c_void,
+    inputs: *const sys::rust_mlx_view,
+    num_inputs: usize,
+    output: *mut c_void,
+) {
+    // SAFETY: the payload is the box of `W` that `add` gave away, alive while the operation is.
+    let work = unsafe { &*payload.cast::<W>() };
+    // SAFETY: the shim passes so many views, alive for this call.
+    let views = unsafe { std::slice::from_raw_parts(inputs, num_inputs) };
+    let views: Vec<Input> = views
+        .iter()
+        .map(|v| Input {
+            data: v.data,
+            size: v.size,
+        })
+        .collect();
+    // SAFETY: the shim has allocated the output, of the shape that `add` was given, and nobody else
+    // has it yet. Its elements are written before anything reads them; f32 has no invalid values.
+    let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), work.outputs()) };
+    // A panic must not cross into C++. What it leaves is not a number, which nobody takes for one.
+    if catch_unwind(AssertUnwindSafe(|| work.run(&views, output))).is_err() {
+        output.fill(f32::NAN);
+    }
+}
+
+unsafe extern "C" fn free<W>(payload: *mut c_void) {
+    // SAFETY: the box of `W` that `add` gave away; the shim calls this once.
+    drop(unsafe { Box::from_raw(payload.cast::<W>()) });
+}

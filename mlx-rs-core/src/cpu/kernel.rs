@@ -1,0 +1,273 @@
+//! Products of rows: one row of a matrix with up to eight rows of inputs at once, for each instruction
+//! set. Sums are float32.
+
+/// Elements that are unpacked at a time; every group size is a multiple.
+pub(super) const CHUNK: usize = 32;
+
+/// Rows of inputs that share one unpacked row of the matrix.
+pub(super) const MAX_ROWS: usize = 8;
+
+/// An instruction set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Isa {
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+impl Isa {
+    /// The best one of this processor.
+    pub(super) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            return Self::Avx2;
+        }
+        Self::Portable
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "avx2",
+            Self::Portable => "portable",
+        }
+    }
+}
+
+/// A row of a quantized matrix: `w = scale * q + bias`, group after group.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct QuantizedRow<'a> {
+    /// Packed numbers: two to a byte, the lower half first, or one.
+    pub packed: &'a [u8],
+    /// One a group.
+    pub scales: &'a [f32],
+    /// One a group.
+    pub biases: &'a [f32],
+}
+
+/// A row of inputs, prepared.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InputRow<'a> {
+    /// In the order of [`prepare`].
+    pub values: &'a [f32],
+    /// The sum of each group.
+    pub sums: &'a [f32],
+}
+
+/// Puts a row of inputs into the order that the kernels read, and sums each group. With 4 bits the
+/// even elements of a chunk come before the odd ones, as the halves of bytes do.
+pub(super) fn prepare(x: &[f32], bits: u32, group: usize, values: &mut [f32], sums: &mut [f32]) {
+    if bits == 4 {
+        for (from, to) in x
+            .as_chunks::<CHUNK>()
+            .0
+            .iter()
+            .zip(values.as_chunks_mut::<CHUNK>().0)
+        {
+            for i in 0..CHUNK / 2 {
+                to[i] = from[2 * i];
+                to[CHUNK / 2 + i] = from[2 * i + 1];
+            }
+        }
+    } else {
+        values.copy_from_slice(x);
+    }
+    for (sum, group) in sums.iter_mut().zip(x.chunks_exact(group)) {
+        // Pairwise over eight lanes: exact enough, and vectorizable.
+        let mut lanes = [0.0f32; 8];
+        for part in group.as_chunks::<8>().0 {
+            for (lane, value) in lanes.iter_mut().zip(part) {
+                *lane += value;
+            }
+        }
+        *sum = lanes.iter().sum();
+    }
+}
+
+/// `row . x` for each `x`; at most [`MAX_ROWS`] of them, as many as `out` has elements.
+pub(super) fn quantized(
+    isa: Isa,
+    row: QuantizedRow<'_>,
+    bits: u32,
+    x: &[InputRow<'_>],
+    out: &mut [f32],
+) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        Isa::Avx2 => unsafe { super::x86::quantized(row, bits, x, out) },
+        Isa::Portable => {
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = portable_quantized(row, bits, *x);
+            }
+        }
+    }
+}
+
+/// `row . x` for each `x`; at most [`MAX_ROWS`] of them, as many as `out` has elements.
+pub(super) fn dense(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        Isa::Avx2 => unsafe { super::x86::dense(row, x, out) },
+        Isa::Portable => {
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = portable_dense(row, x);
+            }
+        }
+    }
+}
+
+fn portable_quantized(row: QuantizedRow<'_>, bits: u32, x: InputRow<'_>) -> f32 {
+    let groups = row.scales.len().max(1);
+    let width = x.values.len() / groups;
+    let bytes = row.packed.len() / groups;
+    let mut total = 0.0;
+    for (g, scale) in row.scales.iter().enumerate() {
+        let values = &x.values[g * width..(g + 1) * width];
+        let packed = &row.packed[g * bytes..(g + 1) * bytes];
+        let mut lanes = [0.0f32; CHUNK / 2];
+        if bits == 4 {
+            for (chunk, q) in values
+                .as_chunks::<CHUNK>()
+                .0
+                .iter()
+                .zip(packed.as_chunks::<{ CHUNK / 2 }>().0)
+            {
+                for i in 0..CHUNK / 2 {
+                    lanes[i] += f32::from(q[i] & 15) * chunk[i]
+                        + f32::from(q[i] >> 4) * chunk[CHUNK / 2 + i];
+                }
+            }
+        } else {
+            for (chunk, q) in values
+                .as_chunks::<{ CHUNK / 2 }>()
+                .0
+                .iter()
+                .zip(packed.as_chunks::<{ CHUNK / 2 }>().0)
+            {
+                for i in 0..CHUNK / 2 {
+                    lanes[i] += f32::from(q[i]) * chunk[i];
+                }
+            }
+        }
+        total += scale * lanes.iter().sum::<f32>() + row.biases[g] * x.sums[g];
+    }
+    total
+}
+
+fn portable_dense(row: &[f32], x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    let (head, tail) = row.as_chunks::<16>();
+    let (x_head, x_tail) = x.as_chunks::<16>();
+    for (w, x) in head.iter().zip(x_head) {
+        for i in 0..16 {
+            lanes[i] += w[i] * x[i];
+        }
+    }
+    let rest: f32 = tail.iter().zip(x_tail).map(|(w, x)| w * x).sum();
+    lanes.iter().sum::<f32>() + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(n: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
+        (0..n)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) as f32 / (1u32 << 24) as f32 - 0.5
+            })
+            .collect()
+    }
+
+    fn isas() -> Vec<Isa> {
+        let mut all = vec![Isa::Portable];
+        if Isa::detect() != Isa::Portable {
+            all.push(Isa::detect());
+        }
+        all
+    }
+
+    #[test]
+    fn quantized_rows_equal_the_definition() {
+        for bits in [4u32, 8] {
+            for group in [32, 64, 128] {
+                for groups in [1, 3, 18] {
+                    let k = group * groups;
+                    let packed: Vec<u8> = noise(k * bits as usize / 8, bits + group as u32)
+                        .iter()
+                        .map(|v| ((v + 0.5) * 255.9) as u8)
+                        .collect();
+                    let (scales, biases) = (noise(groups, 1), noise(groups, 2));
+                    let at = |i: usize| {
+                        let q = match bits {
+                            4 => packed[i / 2] >> (4 * (i % 2)) & 15,
+                            _ => packed[i],
+                        };
+                        f64::from(scales[i / group]) * f64::from(q) + f64::from(biases[i / group])
+                    };
+                    for m in 1..=MAX_ROWS {
+                        let rows: Vec<Vec<f32>> = (0..m).map(|r| noise(k, r as u32 + 7)).collect();
+                        let mut prepared = Vec::new();
+                        for x in &rows {
+                            let (mut values, mut sums) = (vec![0.0; k], vec![0.0; groups]);
+                            prepare(x, bits, group, &mut values, &mut sums);
+                            prepared.push((values, sums));
+                        }
+                        let inputs: Vec<InputRow<'_>> = prepared
+                            .iter()
+                            .map(|(values, sums)| InputRow { values, sums })
+                            .collect();
+                        let row = QuantizedRow {
+                            packed: &packed,
+                            scales: &scales,
+                            biases: &biases,
+                        };
+                        for isa in isas() {
+                            let mut out = vec![0.0; m];
+                            quantized(isa, row, bits, &inputs, &mut out);
+                            for (x, got) in rows.iter().zip(&out) {
+                                let exact: f64 = x
+                                    .iter()
+                                    .enumerate()
+                                    .map(|(i, x)| at(i) * f64::from(*x))
+                                    .sum();
+                                let size: f64 = x
+                                    .iter()
+                                    .enumerate()
+                                    .map(|(i, x)| (at(i) * f64::from(*x)).abs())
+                                    .sum();
+                                assert!(
+                                    (exact - f64::from(*got)).abs() <= 2e-6 * size.max(1.0),
+                                    "{isa:?} {bits} bits, group {group}, {k} inputs: {got} {exact}"
+                                );
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn dense_rows_equal_the_definition() {
+        for k in [1, 7, 8, 31, 64, 577] {
+            let w = noise(k, 3);
+            for m in 1..=MAX_ROWS {
+                let rows: Vec<Vec<f32>> = (0..m).map(|r| noise(k, r as u32 + 11)).collect();
+                let x: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+                for isa in isas() {
+                    let mut out = vec![0.0; m];
+                    dense(isa, &w, &x, &mut out);
+                    for (x, got) in rows.iter().zip(&out) {
+                        let exact: f64 = w.iter().zip(x).map(|(w, x)| f64::from(w * x)).sum();
+                        assert!((exact - f64::from(*got)).abs() < 1e-4, "{isa:?} {k}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Kernels of our own for CPUs: products with quantized and dense matrices, which MLX computes on
+//! one core and without the processor's vector units. They enter the graph as an operation (the shim
+//! of `mlx-sys`), so laziness, streams and memory stay MLX's.
+//!
+//! They have no gradient: differentiating one is MLX's error. `MLX_CPU_KERNELS=off` turns them off.
+
+mod host_op;
+mod kernel;
+mod matrix;
+mod pool;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use matrix::{DenseMatrix, QuantizedMatrix};
+
+use std::sync::OnceLock;
+
+/// Whether the kernels are used: not when `MLX_CPU_KERNELS` is `off` (or `0`, `false`, `no`).
+pub fn enabled() -> bool {
+    static ENABLED: OnceLock<bool> = OnceLock::new();
+    *ENABLED.get_or_init(|| {
+        let value = std::env::var("MLX_CPU_KERNELS").unwrap_or_default();
+        !matches!(
+            value.to_ascii_lowercase().as_str(),
+            "off" | "0" | "false" | "no"
+        )
+    })
+}
+
+/// Cores that the kernels use: `MLX_NUM_THREADS`, or as many as the process may use.
+pub fn threads() -> usize {
+    pool::threads()
+}
+
+/// The instruction set that the kernels use here, such as `avx2` or `portable`.
+pub fn instruction_set() -> &'static str {
+    kernel::Isa::detect().name()
+}

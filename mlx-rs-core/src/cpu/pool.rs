@@ -1,0 +1,229 @@
+//! Threads that share one job at a time and sleep in between. A job is cut into numbered parts, which
+//! the caller and the workers take until there are none left.
+//!
+//! Why not a library: a token makes hundreds of jobs of some 50 microseconds, one after another, so
+//! the way in and out of a job is what counts. Workers spin for about as long as the pause between two
+//! jobs before they sleep, and the thread that has the job works on it itself.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+
+/// Turns of a spinning worker before it sleeps; some 20 to 50 microseconds.
+const SPINS: u32 = 4_000;
+
+/// The most threads that are asked for.
+const MAX_THREADS: usize = 64;
+
+/// A job: `run(part)` for each part. The pointer is to a closure that outlives the job.
+#[derive(Clone, Copy)]
+struct Job {
+    run: *const (dyn Fn(usize) + Sync),
+    parts: usize,
+}
+
+// SAFETY: the closure is `Sync`, and `Pool::run` keeps it alive until every worker is done with it.
+unsafe impl Send for Job {}
+
+#[derive(Default)]
+struct Shared {
+    /// The current job, for workers that wake up.
+    job: Mutex<Option<Job>>,
+    wake: Condvar,
+    /// Counts jobs, so that a worker sees that there is a new one.
+    generation: AtomicUsize,
+    /// The next part to take.
+    next: AtomicUsize,
+    /// Workers that are in the current job.
+    inside: AtomicUsize,
+    /// Whether a part panicked.
+    failed: AtomicBool,
+}
+
+/// The threads of the process.
+pub(super) struct Pool {
+    shared: Arc<Shared>,
+    /// One job at a time.
+    busy: Mutex<()>,
+    workers: usize,
+}
+
+/// Cores to use: `MLX_NUM_THREADS`, or as many as the process may use.
+pub(super) fn threads() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| {
+        std::env::var("MLX_NUM_THREADS")
+            .ok()
+            .and_then(|v| v.trim().parse().ok())
+            .filter(|n| *n > 0)
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+            .min(MAX_THREADS)
+    })
+}
+
+/// The pool, started by its first use.
+pub(super) fn pool() -> &'static Pool {
+    static POOL: OnceLock<Pool> = OnceLock::new();
+    POOL.get_or_init(|| Pool::start(threads()))
+}
+
+impl Pool {
+    fn start(threads: usize) -> Self {
+        let shared = Arc::new(Shared::default());
+        // A worker that cannot be started is one less; the caller works in any case.
+        let workers = (1..threads)
+            .filter(|i| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new()
+                    .name(format!("mlx-kernel-{i}"))
+                    .spawn(move || work(&shared))
+                    .is_ok()
+            })
+            .count();
+        Self {
+            shared,
+            busy: Mutex::new(()),
+            workers,
+        }
+    }
+
+    /// Threads that work on a job, the caller included.
+    pub(super) fn width(&self) -> usize {
+        self.workers + 1
+    }
+
+    /// Runs `run(0..parts)`, spread over the threads; returns when all are done. A panic in a part is
+    /// resumed here as one of its own.
+    pub(super) fn run(&self, parts: usize, run: &(dyn Fn(usize) + Sync)) {
+        if parts <= 1 || self.workers == 0 {
+            (0..parts).for_each(run);
+            return;
+        }
+        let _one = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes. Workers use the pointer between entering (`inside`) and
+        // leaving a job; below, the job is withdrawn and everybody has left before this returns.
+        let run: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(run) };
+        let job = Job { run, parts };
+        shared.next.store(0, Ordering::Relaxed);
+        shared.failed.store(false, Ordering::Relaxed);
+        *lock(&shared.job) = Some(job);
+        shared.generation.fetch_add(1, Ordering::Release);
+        shared.wake.notify_all();
+        take_parts(shared, job);
+        // Nobody enters from here on; those inside finish their parts.
+        *lock(&shared.job) = None;
+        while shared.inside.load(Ordering::Acquire) > 0 {
+            std::hint::spin_loop();
+        }
+        assert!(
+            !shared.failed.load(Ordering::Relaxed),
+            "a part of a kernel panicked"
+        );
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn take_parts(shared: &Shared, job: Job) {
+    // SAFETY: the caller is the job's owner or is counted in `inside`, so the closure is alive.
+    let run = unsafe { &*job.run };
+    let all = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        loop {
+            let part = shared.next.fetch_add(1, Ordering::Relaxed);
+            if part >= job.parts {
+                break;
+            }
+            run(part);
+        }
+    }));
+    if all.is_err() {
+        shared.failed.store(true, Ordering::Relaxed);
+        // The other parts are pointless.
+        shared.next.store(usize::MAX / 2, Ordering::Relaxed);
+    }
+}
+
+/// The life of a worker.
+fn work(shared: &Shared) {
+    let mut seen = 0;
+    loop {
+        let mut spins = 0;
+        while shared.generation.load(Ordering::Acquire) == seen && spins < SPINS {
+            spins += 1;
+            std::hint::spin_loop();
+        }
+        let job = {
+            let mut slot = lock(&shared.job);
+            while shared.generation.load(Ordering::Acquire) == seen {
+                slot = shared
+                    .wake
+                    .wait(slot)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            seen = shared.generation.load(Ordering::Acquire);
+            // Entering under the lock: the owner withdraws the job under it, and waits for those
+            // who entered before.
+            if slot.is_some() {
+                shared.inside.fetch_add(1, Ordering::Relaxed);
+            }
+            *slot
+        };
+        if let Some(job) = job {
+            take_parts(shared, job);
+            shared.inside.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_runs_once_whatever_the_width() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::start(threads);
+            for parts in [0, 1, 2, 3, 17, 1000] {
+                let counts: Vec<_> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(parts, &|i| {
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn callers_take_turns() {
+        let pool = Pool::start(3);
+        let total = AtomicUsize::new(0);
+        std::thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| {
+                    for _ in 0..200 {
+                        pool.run(8, &|i| {
+                            total.fetch_add(i, Ordering::Relaxed);
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(total.load(Ordering::Relaxed), 4 * 200 * 28);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = Pool::start(2);
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.run(4, &|i| assert!(i != 2, "part two"));
+        }));
+        assert!(caught.is_err());
+        let done = AtomicUsize::new(0);
+        pool.run(4, &|_| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.load(Ordering::Relaxed), 4);
+    }
+}

@@ -1,0 +1,29 @@
+//! Compiles `shim/`, our C++ on top of MLX, into a static library of its own. It is small, so it is
+//! built into OUT_DIR each time rather than cached.
+
+use crate::env::Env;
+use crate::mlx::Mlx;
+use crate::mlxc::Source;
+
+/// Compiles and links the shim. Its symbols need libmlx, which is linked after it.
+pub fn build(env: &Env, source: &Source, mlx: &Mlx) -> Result<(), String> {
+    let mut build = cc::Build::new();
+    build
+        .cpp(true)
+        .std("c++17")
+        .compiler(&env.cxx)
+        .warnings(false)
+        .flag_if_supported("-fvisibility=hidden")
+        .include(env.manifest_dir.join("shim"))
+        .include(&source.dir)
+        .include(mlx.root.join("include"))
+        .file(env.manifest_dir.join("shim/host_op.cpp"))
+        // Printed by `link`, in the one order that works.
+        .cargo_metadata(false)
+        // MLX's headers are not written for the checks of a debug build.
+        .debug(false)
+        .opt_level(2);
+    build
+        .try_compile("rust_mlx_shim")
+        .map_err(|e| format!("cannot compile the shim against MLX {}: {e}", mlx.version))
+}

@@ -1,0 +1,47 @@
+// An operation whose CPU work is a function of the caller's: how Rust kernels enter an MLX graph.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "mlx/c/array.h"
+#include "mlx/c/stream.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// An input while the work runs: row-contiguous elements.
+typedef struct rust_mlx_view_ {
+  const void* data;
+  // Elements.
+  size_t size;
+} rust_mlx_view;
+
+// The work: reads the inputs, fills the whole output. Runs on MLX's stream thread and must not unwind.
+typedef void (*rust_mlx_run)(
+    const void* payload,
+    const rust_mlx_view* inputs,
+    size_t num_inputs,
+    void* output);
+
+// Adds the operation to the graph of `stream`, which must be on the CPU. The output has `shape` and
+// `dtype`; inputs that are not row-contiguous are an error when the graph is evaluated. `payload` is
+// freed with `drop` once nobody needs it, also when this fails. Returns 0 and sets `res`, or 1 with the
+// message given to mlx-c's error handler.
+int rust_mlx_host_op(
+    mlx_array* res,
+    const mlx_array* inputs,
+    size_t num_inputs,
+    const int* shape,
+    size_t ndim,
+    mlx_dtype dtype,
+    rust_mlx_run run,
+    void* payload,
+    void (*drop)(void*),
+    mlx_stream stream);
+
+
+#ifdef __cplusplus
+}
+#endif

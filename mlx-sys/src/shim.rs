@@ -1,0 +1,39 @@
+//! Declarations of `shim/host_op.h`, by hand: it is ours, small, and the same for every mlx-c.
+
+use std::ffi::{c_int, c_void};
+
+use crate::{mlx_array, mlx_dtype, mlx_stream};
+
+/// An input while the work runs: row-contiguous elements.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct rust_mlx_view {
+    /// The first element.
+    pub data: *const c_void,
+    /// How many elements.
+    pub size: usize,
+}
+
+/// The work of an operation: reads the inputs, fills the whole output, and does not unwind.
+pub type rust_mlx_run = unsafe extern "C" fn(
+    payload: *const c_void,
+    inputs: *const rust_mlx_view,
+    num_inputs: usize,
+    output: *mut c_void,
+);
+
+unsafe extern "C" {
+    /// Adds an operation to a graph whose CPU work is `run`; see the header.
+    pub fn rust_mlx_host_op(
+        res: *mut mlx_array,
+        inputs: *const mlx_array,
+        num_inputs: usize,
+        shape: *const c_int,
+        ndim: usize,
+        dtype: mlx_dtype,
+        run: rust_mlx_run,
+        payload: *mut c_void,
+        drop: unsafe extern "C" fn(*mut c_void),
+        stream: mlx_stream,
+    ) -> c_int;
+}
