@@ -56,7 +56,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use half::{bf16, f16};
 pub use num_complex::Complex32;
 pub use ops::{
-    All, Axes, QuantMode, Quantized, arange, concatenate, full, ones, stack, where_, zeros,
+    All, Axes, IndexArg, MatrixIndices, QuantMode, Quantized, ScatterMode, arange, concatenate,
+    einsum, full, ones, stack, where_, zeros,
 };
 pub use stream::Stream;
 pub use transforms::{async_eval, eval, synchronize};
