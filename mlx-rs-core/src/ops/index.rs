@@ -321,6 +321,20 @@ impl Array {
         self.take_raw("take", indices, axis)
     }
 
+    /// The elements of the flattened array at `indices`, checked as in [`Array::take`].
+    ///
+    /// # Errors
+    /// As [`Array::take`]; [`ErrorKind::Shape`] for more elements than one axis can count.
+    pub fn take_flat(&self, indices: &Array) -> Result<Array> {
+        let length = self.count("take")?;
+        Self::check_indices("take", indices, length)?;
+        call::array("take", |out, s| {
+            // SAFETY: all handles are live; every index lies inside the flattened array.
+            unsafe { mlx_sys::mlx_take(out, self.raw(), indices.raw(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self, indices]))
+    }
+
     /// The elements of `axis` at indices known on the host, checked there.
     ///
     /// # Errors

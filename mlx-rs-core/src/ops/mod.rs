@@ -3,9 +3,9 @@
 
 mod arrange;
 mod binary;
+mod conv;
 mod create;
 mod einsum_path;
-mod gather;
 mod index;
 mod matrix;
 mod products;
@@ -16,8 +16,10 @@ mod shape;
 mod sort;
 mod unary;
 
+pub use arrange::{GridIndexing, Pad, broadcast_arrays, concatenate_flat, depends, meshgrid};
 pub use binary::where_;
-pub use create::{arange, full, ones, zeros};
+pub use conv::Conv;
+pub use create::{arange, eye, full, identity, linspace, ones, tri, zeros};
 pub use products::{IndexArg, MatrixIndices, einsum};
 pub use quantized::{QuantMode, Quantized};
 pub use reduce::{All, Axes};

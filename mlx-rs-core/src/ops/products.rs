@@ -131,8 +131,8 @@ impl Array {
 
     /// Matrix products of chosen matrices: `self` `[.., m, k]` at `lhs` times `other` `[.., k, n]` at
     /// `rhs`. Indices count the matrices of the flattened batch and broadcast against each other:
-    /// `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster; the
-    /// result is right in any order of sorted indices only.
+    /// `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster; do
+    /// not say so of others, or the result is unspecified.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for fewer than two axes or an empty batch; [`ErrorKind::Dtype`] for

@@ -1,5 +1,15 @@
 //! Quantized weights: packed integers with a scale, and a bias in affine mode, per group of
 //! consecutive elements of the last axis.
+//!
+//! ```
+//! use mlx_rs_core::{Dtype, QuantMode, Quantized, ones};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let w = ones(&[8, 64], Dtype::Float32)?;
+//! let q = Quantized::quantize(&w, 32, 4, QuantMode::Affine)?;
+//! let y = q.matmul_transposed(&ones(&[1, 64], Dtype::Float32)?)?;
+//! assert_eq!(y.to_vec::<f32>()?, [64.0; 8]);
+//! # Ok(()) }
+//! ```
 
 use std::ffi::CStr;
 
@@ -295,6 +305,54 @@ impl Quantized {
                     some_int(self.bits),
                     self.mode.name().as_ptr(),
                     sorted,
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
+    }
+
+    /// `x` times the transposed matrix with `x` quantized to the same mode first, so that the product
+    /// runs on narrow floats: `[m, k] x [n, k]^T -> [m, n]`, modes [`QuantMode::Nvfp4`] and
+    /// [`QuantMode::Mxfp8`], on a CUDA device that has such products.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] without CUDA; [`ErrorKind::Shape`] when either has more than two
+    /// axes; [`ErrorKind::Value`] for other modes; when the parts do not fit each other or `x`.
+    pub fn matmul_quantized(&self, x: &Array) -> Result<Array> {
+        let op = "qqmm";
+        self.validate(op)?;
+        if !matches!(self.mode, QuantMode::Nvfp4 | QuantMode::Mxfp8) {
+            return Err(Error::new(
+                ErrorKind::Value,
+                op,
+                "both sides can be quantized as nvfp4 and mxfp8 only",
+            ));
+        }
+        if x.ndim() != 2 || self.weight.ndim() != 2 {
+            return Err(
+                Error::new(ErrorKind::Shape, op, "both sides must have two axes")
+                    .with_inputs(&[x, &self.weight]),
+            );
+        }
+        if !crate::cuda_is_available() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                op,
+                "needs a CUDA device; use matmul_transposed elsewhere",
+            ));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live and checked to fit; the mode is a static string.
+            unsafe {
+                sys::mlx_qqmm(
+                    out,
+                    x.raw(),
+                    self.weight.raw(),
+                    self.scales.raw(),
+                    some_int(self.group_size),
+                    some_int(self.bits),
+                    self.mode.name().as_ptr(),
                     s,
                 )
             }
