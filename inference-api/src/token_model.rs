@@ -56,6 +56,19 @@ pub trait TokenModel: TextModel {
     /// As [`TextModel::generate`].
     fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput>;
 
+    /// The natural logarithm of the probability of each token of the prompt but the first, given those
+    /// before it.
+    ///
+    /// # Errors
+    /// As [`TextModel::generate`], and [`crate::ErrorKind::Unsupported`] where the backend does not have it.
+    fn token_logprobs(&self, prompt: &Prompt) -> Result<Vec<f32>> {
+        let _ = prompt;
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not give the probabilities of a prompt's tokens",
+        ))
+    }
+
     /// Tokens that end a reply.
     fn eos_tokens(&self) -> Vec<u32>;
 }
