@@ -50,6 +50,19 @@ pub trait TokenModel: TextModel {
     /// When the template refuses the messages.
     fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String>;
 
+    /// The ids of a conversation, as [`TextModel::chat`] would run it.
+    ///
+    /// # Errors
+    /// When the template refuses the messages, and [`crate::ErrorKind::Unsupported`] where the backend does
+    /// not have it.
+    fn encode_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Vec<u32>> {
+        let _ = (messages, add_generation_prompt);
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not give the ids of a conversation",
+        ))
+    }
+
     /// The logits after the prompt's last token, or after each of its tokens when `all`.
     ///
     /// # Errors

@@ -403,6 +403,12 @@ impl TokenModel for MlxModel {
             .render_chat(messages, add_generation_prompt)
     }
 
+    fn encode_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Vec<u32>> {
+        self.engine
+            .text
+            .encode_chat(messages, add_generation_prompt)
+    }
+
     fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
         let engine = &self.engine;
         let ids = engine.encode_prompt(prompt)?;
