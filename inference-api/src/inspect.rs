@@ -58,8 +58,15 @@ pub trait AttentionInspector: TextModel {
     /// Runs the prompt once and returns the output of every block at `positions`.
     ///
     /// # Errors
-    /// As [`TextModel::generate`], and [`crate::ErrorKind::InvalidOption`] for positions beyond the prompt.
-    fn hidden_states(&self, prompt: &Prompt, positions: &[usize]) -> Result<HiddenStates>;
+    /// As [`TextModel::generate`], [`crate::ErrorKind::InvalidOption`] for positions beyond the prompt, and
+    /// [`crate::ErrorKind::Unsupported`] where the backend does not have it.
+    fn hidden_states(&self, prompt: &Prompt, positions: &[usize]) -> Result<HiddenStates> {
+        let _ = (prompt, positions);
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not show hidden states",
+        ))
+    }
 }
 
 /// How the hidden states of a text become one vector.
