@@ -377,7 +377,7 @@ fn a_packed_cache_is_near_the_plain_one() {
         total / plain.len() as f32
     };
     let head = exact.info().head_dim;
-    let group = [128, 64, 32].into_iter().find(|g| head % g == 0);
+    let group = [128, 64, 32].into_iter().find(|g| head.is_multiple_of(*g));
     let Some(group) = group else {
         // Heads that no group divides are refused, by name.
         let options = LoadOptions::new().with_kv_bits(8).with_backend("cpu");

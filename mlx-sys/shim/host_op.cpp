@@ -23,21 +23,32 @@ namespace mx = mlx::core;
 
 class HostOp : public mx::UnaryPrimitive {
  public:
-  HostOp(mx::Stream stream, rust_mlx_run run, std::shared_ptr<void> payload)
-      : mx::UnaryPrimitive(stream), run_(run), payload_(std::move(payload)) {}
+  HostOp(mx::Stream stream, rust_mlx_run run, std::shared_ptr<void> payload, bool strided)
+      : mx::UnaryPrimitive(stream), run_(run), payload_(std::move(payload)), strided_(strided) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& output) override {
     std::vector<rust_mlx_view> views;
     views.reserve(inputs.size());
+    // Shapes and strides of the inputs, copied: the work may outlive the handles.
+    auto layouts = std::make_shared<std::vector<Layout>>();
+    layouts->reserve(inputs.size());
     for (const auto& in : inputs) {
-      if (!in.flags().row_contiguous) {
+      if (!in.flags().row_contiguous && !(strided_ && walkable(in))) {
         throw std::runtime_error("[HostOp] an input is not row-contiguous");
       }
-      views.push_back({in.data<void>(), in.size()});
+      layouts->push_back(
+          {{in.shape().begin(), in.shape().end()}, {in.strides().begin(), in.strides().end()}});
+      const auto& layout = layouts->back();
+      views.push_back(
+          {in.data<void>(), in.size(), in.ndim(), layout.shape.data(), layout.strides.data()});
     }
     output.set_data(mx::allocator::malloc(output.nbytes()));
     // The memory of inputs and output stays alive until the stream has done this: MLX holds it.
-    auto work = [run = run_, payload = payload_, views = std::move(views), out = output.data<void>()]() {
+    auto work = [run = run_,
+                 payload = payload_,
+                 layouts = std::move(layouts),
+                 views = std::move(views),
+                 out = output.data<void>()]() {
       run(payload.get(), views.data(), views.size(), out);
     };
 #ifdef RUST_MLX_HAS_ENCODER
@@ -61,8 +72,24 @@ class HostOp : public mx::UnaryPrimitive {
   }
 
  private:
+  struct Layout {
+    std::vector<int> shape;
+    std::vector<int64_t> strides;
+  };
+
+  // Whether rows of neighbors can be found by adding strides.
+  static bool walkable(const mx::array& in) {
+    for (auto stride : in.strides()) {
+      if (stride < 0) {
+        return false;
+      }
+    }
+    return in.ndim() > 0 && (in.shape(-1) == 1 || in.strides(-1) == 1);
+  }
+
   rust_mlx_run run_;
   std::shared_ptr<void> payload_;
+  bool strided_;
 };
 
 const mx::array& get(const mlx_array& a) {
@@ -105,6 +132,7 @@ extern "C" int rust_mlx_host_op(
     rust_mlx_run run,
     void* payload,
     void (*drop)(void*),
+    bool strided,
     mlx_stream stream) {
   try {
     std::shared_ptr<void> owned(payload, drop);
@@ -121,7 +149,7 @@ extern "C" int rust_mlx_host_op(
         mx::array(
             mx::Shape(shape, shape + ndim),
             dtype_of(dtype),
-            std::make_shared<HostOp>(s, run, std::move(owned)),
+            std::make_shared<HostOp>(s, run, std::move(owned), strided),
             std::move(arrays)));
     return 0;
   } catch (std::exception& e) {

@@ -1,6 +1,7 @@
 // An operation whose CPU work is a function of the caller's: how Rust kernels enter an MLX graph.
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -11,11 +12,15 @@
 extern "C" {
 #endif
 
-// An input while the work runs: row-contiguous elements.
+// An input while the work runs: row-contiguous elements, unless strided ones were asked for.
 typedef struct rust_mlx_view_ {
   const void* data;
   // Elements.
   size_t size;
+  size_t ndim;
+  const int* shape;
+  // In elements; none is negative.
+  const int64_t* strides;
 } rust_mlx_view;
 
 // The work: reads the inputs, fills the whole output. Runs on MLX's stream thread and must not unwind.
@@ -26,7 +31,8 @@ typedef void (*rust_mlx_run)(
     void* output);
 
 // Adds the operation to the graph of `stream`, which must be on the CPU. The output has `shape` and
-// `dtype`; inputs that are not row-contiguous are an error when the graph is evaluated. `payload` is
+// `dtype`; inputs that are not row-contiguous are an error when the graph is evaluated, or with `strided`
+// those whose last axis has other than neighbors, or that have a negative stride. `payload` is
 // freed with `drop` once nobody needs it, also when this fails. Returns 0 and sets `res`, or 1 with the
 // message given to mlx-c's error handler.
 int rust_mlx_host_op(
@@ -39,6 +45,7 @@ int rust_mlx_host_op(
     rust_mlx_run run,
     void* payload,
     void (*drop)(void*),
+    bool strided,
     mlx_stream stream);
 
 

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::{mlx_array, mlx_dtype, mlx_stream};
 
-/// An input while the work runs: row-contiguous elements.
+/// An input while the work runs: row-contiguous elements, unless strided ones were asked for.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct rust_mlx_view {
@@ -12,6 +12,12 @@ pub struct rust_mlx_view {
     pub data: *const c_void,
     /// How many elements.
     pub size: usize,
+    /// How many axes.
+    pub ndim: usize,
+    /// Elements along each axis.
+    pub shape: *const c_int,
+    /// Elements between neighbors along each axis; none is negative.
+    pub strides: *const i64,
 }
 
 /// The work of an operation: reads the inputs, fills the whole output, and does not unwind.
@@ -34,6 +40,7 @@ unsafe extern "C" {
         run: rust_mlx_run,
         payload: *mut c_void,
         drop: unsafe extern "C" fn(*mut c_void),
+        strided: bool,
         stream: mlx_stream,
     ) -> c_int;
 }

@@ -114,6 +114,11 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// Whether somebody looks at queries.
+    pub fn wants_queries(&self) -> bool {
+        self.queries.is_some()
+    }
+
     /// Whether the hidden state is what is wanted.
     fn wants_hidden(&self) -> bool {
         self.hidden

@@ -42,19 +42,30 @@ impl Block {
         watch: &mut Watch<'_>,
     ) -> Result<Array> {
         let lengths = lengths(rows);
-        let normed = through(self.attention_in.as_ref(), x)?;
-        let attended = self
-            .attention
-            .forward(&normed, rows, layer, positions, watch)?;
-        let attended = through(self.attention_out.as_ref(), &attended)?;
-        let x = self.add(&positions.of(x, &lengths)?, &attended)?;
-        let input = if self.parallel {
-            positions.of(&normed, &lengths)?
+        let attention_in = self.attention_in.as_ref();
+        // What is added as it comes can be added by whoever computes it.
+        let (here, add) = (self.attention_out.as_ref(), self.residual.is_none());
+        let add_attended = add && here.is_none();
+        let mut attended = self.attention.forward(
+            (x, attention_in, add_attended),
+            rows,
+            layer,
+            positions,
+            watch,
+        )?;
+        if !add_attended {
+            attended = self.add(&positions.of(x, &lengths)?, &through(here, &attended)?)?;
+        }
+        let (norm, input) = if self.parallel {
+            (attention_in, positions.of(x, &lengths)?)
         } else {
-            through(self.mlp_in.as_ref(), &x)?
+            (self.mlp_in.as_ref(), attended.clone())
         };
-        let y = self.mlp.forward(&input)?;
-        self.add(&x, &through(self.mlp_out.as_ref(), &y)?)
+        if add && self.mlp_out.is_none() {
+            return self.mlp.forward_from(norm, &input, Some(&attended));
+        }
+        let y = self.mlp.forward_from(norm, &input, None)?;
+        self.add(&attended, &through(self.mlp_out.as_ref(), &y)?)
     }
 
     fn add(&self, x: &Array, y: &Array) -> Result<Array> {

@@ -1,8 +1,9 @@
 //! Grouped-query self-attention with a cache (Vaswani et al. 2017, Ainslie et al. 2023). What tells
 //! families apart (biases, norms, windows, caps, sinks, rotation or none) are fields, not copies.
 
-use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, fast, where_};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, cpu, fast, where_};
 
+use super::linear::project;
 use super::norm::through;
 use super::{Linear, Norm, Rope};
 use crate::arch::Watch;
@@ -94,23 +95,131 @@ impl Positions {
 }
 
 impl Attention {
-    /// `x` `[1, T, hidden]` to `[1, T or rows, hidden]`: the rows of `x`, packed one after another,
-    /// look at their own keys and values, to which those of `x` are added. `layer` chooses among the
-    /// caches of a row.
+    /// `x` `[1, T, hidden]`, through `norm` where there is one, to `[1, T or rows, hidden]`: the rows of
+    /// `x`, packed one after another, look at their own keys and values, to which those of `x` are added.
+    /// `layer` chooses among the caches of a row. With `add` the result is added to `x`.
     ///
     /// # Errors
     /// When shapes do not fit or a cache is full.
     pub fn forward(
         &self,
-        x: &Array,
+        (x, norm, add): (&Array, Option<&Norm>, bool),
         rows: &mut [Row<'_>],
         layer: usize,
         positions: Positions,
         watch: &mut Watch<'_>,
     ) -> Result<Array> {
-        let seen = self.remember(x, rows, layer)?;
+        let lengths = lengths(rows);
+        let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
+        if let (Some(heads), false) = (self.kernel(), watch.wants_queries())
+            && let Some(found) = self.fused(&heads, (x, norm), rows, layer, positions)?
+        {
+            return self.o_proj.forward_from(None, &found, residual.as_ref());
+        }
+        let x = through(norm, x)?;
+        let seen = self.remember(&x, rows, layer)?;
         let saw = &mut |q: &Array| watch.saw_queries(layer, q);
-        self.look(x, &seen, &lengths(rows), positions, saw)
+        let found = self.find(&x, &seen, &lengths, positions, saw)?;
+        self.o_proj.forward_from(None, &found, residual.as_ref())
+    }
+
+    /// The layer as our kernels take it, where they have all of it.
+    fn kernel(&self) -> Option<cpu::Heads> {
+        let norm = |norm: &Option<Norm>| match norm {
+            None => Some(None),
+            Some(Norm::Rms {
+                weight: Some(weight),
+                eps,
+            }) => Some(Some(cpu::HeadNorm {
+                weight: weight.clone(),
+                eps: *eps,
+            })),
+            Some(_) => None,
+        };
+        if self.norms.v.is_some() || (self.norms.across_heads && self.norms.q.is_some()) {
+            return None;
+        }
+        Some(cpu::Heads {
+            n_heads: self.n_heads,
+            n_kv_heads: self.n_kv_heads,
+            head_dim: self.head_dim,
+            scale: self.scale,
+            softcap: self.softcap,
+            q_norm: norm(&self.norms.q)?,
+            k_norm: norm(&self.norms.k)?,
+            rotation: match &self.rope {
+                None => None,
+                Some(rope) => Some(rope.rotation()?),
+            },
+            sinks: self.sinks.clone(),
+        })
+    }
+
+    /// What the queries find, `[1, T or rows, H * D]`, in a few operations of our kernels; `None`, before
+    /// anything is stored, where they do not have the projections.
+    fn fused(
+        &self,
+        heads: &cpu::Heads,
+        (x, norm): (&Array, Option<&Norm>),
+        rows: &mut [Row<'_>],
+        layer: usize,
+        positions: Positions,
+    ) -> Result<Option<Array>> {
+        let (Some(k_proj), Some(v_proj)) = (&self.k_proj, &self.v_proj) else {
+            return Ok(None);
+        };
+        let layers = [&self.q_proj, k_proj, v_proj];
+        let Some(packed) = project(&layers, norm, cpu::Then::Nothing, x)? else {
+            return Ok(None);
+        };
+        let places: Vec<(i32, i32)> = rows
+            .iter()
+            .map(|row| {
+                let cache = row.caches.get(layer);
+                (row.length, cache.map_or(0, |cache| cache.offset()))
+            })
+            .collect();
+        let keys = heads.keys(&packed, &places)?; // [1, Hkv, T, D]
+        let (n, d) = (self.n_kv_heads, self.head_dim);
+        let first = (self.n_heads + n) * d;
+        let total = packed.dim(1)?;
+        let values = packed
+            .slice_axis(2, first, first + n * d)?
+            .reshape(&[1, total, n, d])?
+            .transpose_axes(&[0, 2, 1, 3])?;
+        let seen = store(rows, layer, &keys, &values)?;
+        let lanes: Option<Vec<cpu::Lane>> = seen
+            .iter()
+            .zip(&places)
+            .map(
+                |(seen, &(length, offset))| match (&seen.keys, &seen.values) {
+                    (Stored::Plain(keys), Stored::Plain(values)) => Some(cpu::Lane {
+                        length,
+                        offset,
+                        keys: keys.clone(),
+                        values: values.clone(),
+                        order: match seen.order {
+                            Order::Run { kept, start } => Some((kept, start)),
+                            Order::Any => None,
+                        },
+                        window: nearer(self.window, seen.window),
+                    }),
+                    _ => None,
+                },
+            )
+            .collect();
+        if let Some(lanes) = lanes {
+            let last = positions == Positions::Last;
+            return heads.attend(&packed, &lanes, last).map(Some);
+        }
+        // Packed caches are for MLX.
+        let lengths = lengths(rows);
+        let queries = positions
+            .of(&packed, &lengths)?
+            .slice_axis(2, 0, self.n_heads * d)?;
+        let queries = self.heads(&queries, self.n_heads, self.norms.q.as_ref())?;
+        self.find_from(&queries, &seen, &lengths, positions, &mut |_| Ok(()))
+            .map(Some)
     }
 
     /// Adds keys and values of `x` to the caches, and returns all that each row has.
@@ -132,29 +241,24 @@ impl Attention {
             None => projected,
         };
         let values = self.heads(&values, n, self.norms.v.as_ref())?;
-        let whole = rows.len() == 1;
+        let mut turned = Vec::with_capacity(rows.len());
         let mut from = 0;
-        rows.iter_mut()
-            .map(|row| {
-                let to = from + row.length;
-                let (k, v) = if whole {
-                    (keys.clone(), values.clone())
-                } else {
-                    (
-                        keys.slice_axis(2, from, to)?,
-                        values.slice_axis(2, from, to)?,
-                    )
-                };
-                from = to;
-                let cache = row
-                    .caches
-                    .get_mut(layer)
-                    .ok_or_else(|| fault("a row has too few caches"))?;
-                let offset = cache.offset();
-                let k = self.rotate(&k, offset, offset + row.length)?;
-                cache.update(&k, &v)
-            })
-            .collect()
+        for row in rows.iter() {
+            let to = from + row.length;
+            let k = if rows.len() == 1 {
+                keys.clone()
+            } else {
+                keys.slice_axis(2, from, to)?
+            };
+            from = to;
+            let offset = row.caches.get(layer).map_or(0, |cache| cache.offset());
+            turned.push(self.rotate(&k, offset, offset + row.length)?);
+        }
+        let keys = match turned.as_slice() {
+            [one] => one.clone(),
+            several => concatenate(&several.iter().collect::<Vec<_>>(), 2)?,
+        };
+        store(rows, layer, &keys, &values)
     }
 
     /// What the queries of `x` `[1, T, hidden]`, rows of `lengths`, find in what each has seen:
@@ -170,8 +274,33 @@ impl Attention {
         positions: Positions,
         saw: &mut dyn FnMut(&Array) -> Result<()>,
     ) -> Result<Array> {
+        let found = self.find(x, seen, lengths, positions, saw)?;
+        self.o_proj.forward(&found)
+    }
+
+    /// [`Self::look`] before the output projection: `[1, T or rows, H * D]`.
+    fn find(
+        &self,
+        x: &Array,
+        seen: &[Seen],
+        lengths: &[i32],
+        positions: Positions,
+        saw: &mut dyn FnMut(&Array) -> Result<()>,
+    ) -> Result<Array> {
         let queries = self.q_proj.forward(&positions.of(x, lengths)?)?;
         let queries = self.heads(&queries, self.n_heads, self.norms.q.as_ref())?;
+        self.find_from(&queries, seen, lengths, positions, saw)
+    }
+
+    /// The same for queries `[1, H, T or rows, D]` before rotation.
+    fn find_from(
+        &self,
+        queries: &Array,
+        seen: &[Seen],
+        lengths: &[i32],
+        positions: Positions,
+        saw: &mut dyn FnMut(&Array) -> Result<()>,
+    ) -> Result<Array> {
         let width = self.n_heads * self.head_dim;
         let mut from = 0;
         let found = lengths
@@ -195,11 +324,10 @@ impl Attention {
                     .reshape(&[1, left, width])
             })
             .collect::<Result<Vec<_>>>()?;
-        let out = match found.as_slice() {
-            [one] => one.clone(),
-            several => concatenate(&several.iter().collect::<Vec<_>>(), 1)?,
-        };
-        self.o_proj.forward(&out)
+        match found.as_slice() {
+            [one] => Ok(one.clone()),
+            several => concatenate(&several.iter().collect::<Vec<_>>(), 1),
+        }
     }
 
     fn rotate(&self, x: &Array, offset: i32, total: i32) -> Result<Array> {
@@ -310,6 +438,38 @@ impl Attention {
     }
 }
 
+/// Adds keys and values `[1, Hkv, T, D]` of packed rows to their caches.
+fn store(rows: &mut [Row<'_>], layer: usize, keys: &Array, values: &Array) -> Result<Vec<Seen>> {
+    let whole = rows.len() == 1;
+    let mut from = 0;
+    rows.iter_mut()
+        .map(|row| {
+            let to = from + row.length;
+            let cache = row.caches.get_mut(layer).ok_or_else(|| {
+                Error::new(ErrorKind::Value, "attention", "a row has too few caches")
+            })?;
+            let seen = if whole {
+                cache.update(keys, values)
+            } else {
+                cache.update(
+                    &keys.slice_axis(2, from, to)?,
+                    &values.slice_axis(2, from, to)?,
+                )
+            };
+            from = to;
+            seen
+        })
+        .collect()
+}
+
+/// The smaller of two windows.
+fn nearer(a: Option<i32>, b: Option<i32>) -> Option<i32> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
 /// What a query may look at.
 enum Sight {
     Everything,
@@ -328,10 +488,7 @@ fn sight(
 ) -> Result<(Stored, Stored, Sight)> {
     let both = || (seen.keys.clone(), seen.values.clone());
     let total = seen.keys.positions()?;
-    let window = match (window, seen.window) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    };
+    let window = nearer(window, seen.window);
     let (kept, everything) = match seen.order {
         Order::Any => (0, true),
         Order::Run { kept, .. } => (kept, window.is_none_or(|w| total - kept <= w)),

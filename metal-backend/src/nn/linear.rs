@@ -2,6 +2,7 @@
 
 use mlx_rs_core::{Array, Quantized, Result, cpu};
 
+use super::norm::{Norm, through};
 use super::parallel::ParallelMatrix;
 
 /// A weight matrix `[out, in]` as it is stored in memory.
@@ -64,8 +65,8 @@ enum Kind {
     Dense {
         transposed: Array,
     },
-    /// By our own kernel.
-    DenseKernel(cpu::DenseMatrix),
+    /// By our own kernels.
+    Kernel(cpu::Matrix),
     Quantized(ParallelMatrix),
 }
 
@@ -75,14 +76,17 @@ impl Linear {
     /// # Errors
     /// When the weight is not a matrix.
     pub fn new(weight: Weight, bias: Option<Array>, on_cpu: bool) -> Result<Self> {
-        let kind = match weight {
-            Weight::Dense(w) => match on_cpu.then(|| cpu::DenseMatrix::new(&w)).transpose()? {
-                Some(Some(kernel)) => Kind::DenseKernel(kernel),
-                _ => Kind::Dense {
-                    transposed: w.swap_axes(0, 1)?,
-                },
+        let kernel = match &weight {
+            _ if !on_cpu => None,
+            Weight::Dense(w) => cpu::DenseMatrix::new(w)?.map(cpu::Matrix::Dense),
+            Weight::Quantized(q) => cpu::QuantizedMatrix::new(q)?.map(cpu::Matrix::Quantized),
+        };
+        let kind = match (kernel, weight) {
+            (Some(kernel), _) => Kind::Kernel(kernel),
+            (None, Weight::Dense(w)) => Kind::Dense {
+                transposed: w.swap_axes(0, 1)?,
             },
-            Weight::Quantized(q) => Kind::Quantized(ParallelMatrix::new(q, on_cpu)?),
+            (None, Weight::Quantized(q)) => Kind::Quantized(ParallelMatrix::new(q, on_cpu)?),
         };
         Ok(Self { kind, bias })
     }
@@ -95,10 +99,152 @@ impl Linear {
         match (&self.kind, &self.bias) {
             (Kind::Dense { transposed }, None) => x.matmul(transposed),
             (Kind::Dense { transposed }, Some(b)) => b.addmm(x, transposed, 1.0, 1.0),
-            (Kind::DenseKernel(w), None) => w.product(x),
-            (Kind::DenseKernel(w), Some(b)) => w.product(x)?.add(b),
+            (Kind::Kernel(w), None) => w.product(x),
+            (Kind::Kernel(w), Some(b)) => w.product(x)?.add(b),
             (Kind::Quantized(q), None) => q.product(x),
             (Kind::Quantized(q), Some(b)) => q.product(x)?.add(b),
+        }
+    }
+
+    /// `forward(norm(x)) + add`, where there are a norm and something to add. `[.., in] -> [.., out]`.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_from(
+        &self,
+        norm: Option<&Norm>,
+        x: &Array,
+        add: Option<&Array>,
+    ) -> Result<Array> {
+        let then = add.map_or(cpu::Then::Nothing, cpu::Then::Add);
+        if let Some(done) = project(&[self], norm, then, x)? {
+            return Ok(done);
+        }
+        let y = self.forward(&through(norm, x)?)?;
+        match add {
+            Some(add) => add.add(&y),
+            None => Ok(y),
+        }
+    }
+}
+
+/// Several layers on one input through a norm, in one operation of our kernels; `None` where they do not
+/// have all of it. Outputs stand one after another in the last axis, unless `then` makes one of two.
+///
+/// # Errors
+/// When `x` does not end in the input dimension.
+pub fn project(
+    layers: &[&Linear],
+    norm: Option<&Norm>,
+    then: cpu::Then<'_>,
+    x: &Array,
+) -> Result<Option<Array>> {
+    let norm = match norm {
+        None => None,
+        Some(Norm::Rms {
+            weight: Some(weight),
+            eps,
+        }) => Some((weight, *eps)),
+        Some(_) => return Ok(None),
+    };
+    let mut parts = Vec::with_capacity(layers.len());
+    for layer in layers {
+        let Kind::Kernel(matrix) = &layer.kind else {
+            return Ok(None);
+        };
+        parts.push((matrix, layer.bias.as_ref()));
+    }
+    let projection = cpu::Projection {
+        parts: &parts,
+        norm,
+        then,
+    };
+    projection.of(x).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mlx_rs_core::QuantMode;
+
+    fn noise(shape: &[i32], seed: i32) -> Array {
+        let n: i32 = shape.iter().product();
+        let values: Vec<f32> = (0..n)
+            .map(|i| (((i + seed) * 7919) % 211) as f32 * 0.01 - 1.0)
+            .collect();
+        Array::from_slice(&values, shape).unwrap()
+    }
+
+    fn near(a: &Array, b: &Array) -> bool {
+        a.all_close(b, 1e-4, 2e-3).unwrap()
+    }
+
+    #[test]
+    fn kernels_give_what_mlx_gives_with_all_that_stands_around() {
+        let norm = Norm::Rms {
+            weight: Some(noise(&[64], 5)),
+            eps: 1e-5,
+        };
+        for bits in [0, 4, 8] {
+            let layers = |on_cpu: bool| -> Vec<Linear> {
+                [96, 64, 64]
+                    .iter()
+                    .enumerate()
+                    .map(|(i, &n)| {
+                        let w = noise(&[n, 64], i as i32);
+                        let bias = (i != 1).then(|| noise(&[n], 9));
+                        let weight = match bits {
+                            0 => Weight::Dense(w),
+                            bits => {
+                                let mode = QuantMode::Affine;
+                                Weight::Quantized(Quantized::quantize(&w, 32, bits, mode).unwrap())
+                            }
+                        };
+                        Linear::new(weight, bias, on_cpu).unwrap()
+                    })
+                    .collect()
+            };
+            let (ours, plain) = (layers(true), layers(false));
+            for rows in [1, 2, 5, 19] {
+                let x = noise(&[1, rows, 64], 3);
+                let add = noise(&[1, rows, 64], 4);
+                assert!(near(
+                    &ours[1].forward_from(Some(&norm), &x, Some(&add)).unwrap(),
+                    &plain[1].forward_from(Some(&norm), &x, Some(&add)).unwrap(),
+                ));
+                assert!(near(
+                    &ours[0].forward(&x).unwrap(),
+                    &plain[0].forward(&x).unwrap()
+                ));
+                let all: Vec<&Linear> = ours.iter().collect();
+                let nothing = cpu::Then::Nothing;
+                let joined = project(&all, Some(&norm), nothing, &x).unwrap();
+                let normed = norm.forward(&x).unwrap();
+                let parts: Vec<Array> = plain.iter().map(|l| l.forward(&normed).unwrap()).collect();
+                let expected =
+                    mlx_rs_core::concatenate(&parts.iter().collect::<Vec<_>>(), -1).unwrap();
+                if cpu::enabled() {
+                    assert!(
+                        near(&joined.unwrap(), &expected),
+                        "{bits} bits, {rows} rows"
+                    );
+                } else {
+                    assert!(joined.is_none());
+                }
+                for (gate, activation) in [
+                    (cpu::Gate::Silu, super::super::Activation::Silu),
+                    (cpu::Gate::GeluTanh, super::super::Activation::GeluTanh),
+                    (cpu::Gate::Relu, super::super::Activation::Relu),
+                ] {
+                    let pair = [&ours[1], &ours[2]];
+                    let Some(got) = project(&pair, None, cpu::Then::Gate(gate), &x).unwrap() else {
+                        continue;
+                    };
+                    let open = activation.apply(&plain[1].forward(&x).unwrap()).unwrap();
+                    let expected = open.multiply(&plain[2].forward(&x).unwrap()).unwrap();
+                    assert!(near(&got, &expected), "{bits} bits, {rows} rows, {gate:?}");
+                }
+            }
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Feed-forward blocks, except mixtures of experts (`moe.rs`).
 
-use mlx_rs_core::{Array, Result};
+use mlx_rs_core::{Array, Result, cpu};
 
 use super::activation::Activation;
-use super::linear::Linear;
+use super::linear::{Linear, project};
 use super::moe::Mixture;
+use super::norm::{Norm, through};
 
 /// What follows the attention in a decoder block.
 #[derive(Debug, Clone)]
@@ -18,15 +19,25 @@ pub enum FeedForward {
 }
 
 impl FeedForward {
+    /// `forward(norm(x)) + add`, where there are a norm and something to add:
     /// `[B, L, hidden] -> [B, L, hidden]`.
     ///
     /// # Errors
     /// When `x` does not end in the hidden dimension.
-    pub fn forward(&self, x: &Array) -> Result<Array> {
-        match self {
-            Self::Gated(mlp) => mlp.forward(x),
-            Self::Plain(mlp) => mlp.forward(x),
-            Self::Mixture(mixture) => mixture.forward(x),
+    pub fn forward_from(
+        &self,
+        norm: Option<&Norm>,
+        x: &Array,
+        add: Option<&Array>,
+    ) -> Result<Array> {
+        let y = match self {
+            Self::Gated(mlp) => return mlp.forward_from(norm, x, add),
+            Self::Plain(mlp) => mlp.forward(&through(norm, x)?)?,
+            Self::Mixture(mixture) => mixture.forward(&through(norm, x)?)?,
+        };
+        match add {
+            Some(add) => add.add(&y),
+            None => Ok(y),
         }
     }
 }
@@ -50,8 +61,34 @@ impl GatedMlp {
     /// # Errors
     /// When `x` does not end in the hidden dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        let gate = self.activation.apply(&self.gate.forward(x)?)?;
-        self.down.forward(&gate.multiply(&self.up.forward(x)?)?)
+        self.forward_from(None, x, None)
+    }
+
+    /// `forward(norm(x)) + add`, where there are a norm and something to add.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_from(
+        &self,
+        norm: Option<&Norm>,
+        x: &Array,
+        add: Option<&Array>,
+    ) -> Result<Array> {
+        let fused = match self.activation {
+            Activation::Silu => Some(cpu::Gate::Silu),
+            Activation::GeluTanh => Some(cpu::Gate::GeluTanh),
+            Activation::Relu => Some(cpu::Gate::Relu),
+            Activation::Gelu => None,
+        };
+        if let Some(gate) = fused
+            && let Some(y) = project(&[&self.gate, &self.up], norm, cpu::Then::Gate(gate), x)?
+        {
+            return self.down.forward_from(None, &y, add);
+        }
+        let x = through(norm, x)?;
+        let gate = self.activation.apply(&self.gate.forward(&x)?)?;
+        let y = gate.multiply(&self.up.forward(&x)?)?;
+        self.down.forward_from(None, &y, add)
     }
 }
 

@@ -1,11 +1,10 @@
-//! Products on processors. Where our own kernels have the format (`mlx_rs_core::cpu`), they compute
-//! them. Else MLX does, one operation after another on a CPU stream, each on one core; cutting a
-//! quantized matrix into an upper and a lower half on two streams uses two. On a GPU there is nothing
-//! to gain, and MLX computes everything.
+//! Products with quantized matrices by MLX, where our own kernels do not have the format. On a CPU stream
+//! MLX runs one operation after another, each on one core; cutting a matrix into an upper and a lower half
+//! on two streams uses two. On a GPU there is nothing to gain.
 
 use std::sync::OnceLock;
 
-use mlx_rs_core::{Array, Device, Quantized, Result, Stream, concatenate, cpu, eval};
+use mlx_rs_core::{Array, Device, Quantized, Result, Stream, concatenate, eval};
 
 /// Below so many weights the hand-over between streams costs more than it saves.
 const WORTH_CUTTING: i64 = 64 * 1024;
@@ -13,11 +12,9 @@ const WORTH_CUTTING: i64 = 64 * 1024;
 /// How a quantized matrix is multiplied with.
 #[derive(Debug, Clone)]
 enum How {
-    /// By our own kernel.
-    Kernel(cpu::QuantizedMatrix),
-    /// By MLX, whole.
+    /// Whole.
     Whole(Quantized),
-    /// By MLX, in two halves of its rows that share its memory.
+    /// In two halves of its rows that share its memory.
     Halves(Quantized, Quantized),
 }
 
@@ -47,9 +44,6 @@ impl ParallelMatrix {
     /// When the parts of the matrix do not fit each other.
     pub fn new(matrix: Quantized, on_cpu: bool) -> Result<Self> {
         matrix.validate("linear")?;
-        if on_cpu && let Some(kernel) = cpu::QuantizedMatrix::new(&matrix)? {
-            return Ok(Self(How::Kernel(kernel)));
-        }
         Self::with_mlx(matrix, on_cpu && two_cores())
     }
 
@@ -85,7 +79,6 @@ impl ParallelMatrix {
     /// When `x` does not end in the matrix's inputs.
     pub fn product(&self, x: &Array) -> Result<Array> {
         match &self.0 {
-            How::Kernel(kernel) => kernel.product(x),
             How::Whole(matrix) => matrix.matmul_transposed(x),
             How::Halves(first, second) => {
                 let lower = helper()?.scope(|| second.matmul_transposed(x))?;
@@ -116,15 +109,6 @@ mod tests {
             let (a, b) = (whole.product(&x).unwrap(), halves.product(&x).unwrap());
             assert_eq!(a.shape(), [5, 512]);
             assert_eq!(a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
-            let kernel = ParallelMatrix::new(matrix, true).unwrap();
-            assert_eq!(matches!(kernel.0, How::Kernel(_)), cpu::enabled());
-            assert!(
-                kernel
-                    .product(&x)
-                    .unwrap()
-                    .all_close(&a, 1e-5, 1e-3)
-                    .unwrap()
-            );
         }
     }
 }

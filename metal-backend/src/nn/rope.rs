@@ -1,8 +1,9 @@
 //! Rotary position embedding (Su et al. 2021) and the ways checkpoints stretch it to longer contexts.
 
 use std::f32::consts::TAU;
+use std::sync::Arc;
 
-use mlx_rs_core::{Array, Result, concatenate, fast};
+use mlx_rs_core::{Array, Result, concatenate, cpu, fast};
 
 use crate::checkpoint::config::{RopeConfig, RopeScaling};
 
@@ -20,6 +21,10 @@ pub struct Rope {
     beyond: Option<(i32, Array)>,
     /// Factor on what rotates, in the type of the computation.
     amplitude: Option<Array>,
+    /// The same as a number.
+    factor: f32,
+    /// Radians a position of each pair, as `theta`, `scale` and `freqs` have it.
+    radians: Arc<[f32]>,
 }
 
 impl Rope {
@@ -46,7 +51,11 @@ impl Rope {
             freqs: None,
             beyond: None,
             amplitude: None,
+            factor: 1.0,
+            radians: Arc::default(),
         };
+        // Wavelengths over 2 pi, where the powers of theta are not all there is.
+        let mut stretched_freqs: Option<Vec<f32>> = None;
         let amplitude = |factor: f32| -> Result<Option<Array>> {
             (factor != 1.0)
                 .then(|| Array::scalar(factor)?.astype(dtype))
@@ -73,6 +82,7 @@ impl Rope {
                     })
                     .collect();
                 rope.freqs = Some(Array::vector(&freqs)?);
+                stretched_freqs = Some(freqs);
             }
             RopeScaling::Yarn {
                 factor,
@@ -94,6 +104,8 @@ impl Rope {
                     .map(|(i, f)| yarn_wavelength(f, *factor, i as f32, ends))
                     .collect();
                 rope.freqs = Some(Array::vector(&freqs)?);
+                stretched_freqs = Some(freqs);
+                rope.factor = *attention_factor;
                 rope.amplitude = amplitude(*attention_factor)?;
             }
             RopeScaling::LongRope {
@@ -127,8 +139,13 @@ impl Rope {
                     })
                     .collect();
                 rope.freqs = Some(Array::vector(&freqs)?);
+                stretched_freqs = Some(freqs);
             }
         }
+        rope.radians = match stretched_freqs {
+            Some(freqs) => freqs.iter().map(|f| rope.scale / f).collect(),
+            None => powers(dims, config.theta).map(|f| rope.scale / f).collect(),
+        };
         Ok(rope)
     }
 
@@ -142,7 +159,17 @@ impl Rope {
             .map(|(f, &by)| f * by)
             .collect();
         self.freqs = Some(Array::vector(&freqs)?);
+        self.radians = freqs.iter().map(|f| self.scale / f).collect();
         Ok(self)
+    }
+
+    /// The rotation as our kernels take it; `None` where it changes with the number of positions.
+    pub fn rotation(&self) -> Option<cpu::Rotation> {
+        self.beyond.is_none().then(|| cpu::Rotation {
+            radians: Arc::clone(&self.radians),
+            traditional: self.traditional,
+            amplitude: self.factor,
+        })
     }
 
     /// Elements of each head that rotate.

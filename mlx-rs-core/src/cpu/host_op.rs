@@ -24,6 +24,9 @@ pub(super) trait Work: Send + Sync + 'static {
 pub(super) struct Input {
     data: *const c_void,
     size: usize,
+    ndim: usize,
+    shape: *const i32,
+    strides: *const i64,
 }
 
 impl Input {
@@ -39,6 +42,51 @@ impl Input {
         // type is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.data.cast(), self.size) }
     }
+
+    /// Elements between neighbors along each axis; 0 where it would be negative, which MLX's slices of
+    /// caches never are.
+    pub(super) fn strides(&self) -> Vec<usize> {
+        // SAFETY: the shim passes as many as there are axes, alive for the call.
+        let strides = unsafe { std::slice::from_raw_parts(self.strides, self.ndim) };
+        strides
+            .iter()
+            .map(|&s| usize::try_from(s).unwrap_or(0))
+            .collect()
+    }
+
+    /// All elements from the first to the last that an index reaches.
+    ///
+    /// # Safety
+    /// The array given to [`add_strided`] in this place must be of type `T`.
+    pub(super) unsafe fn as_reach<T>(&self) -> &[T] {
+        if self.size == 0 {
+            return &[];
+        }
+        // SAFETY: as many as there are axes, alive for the call.
+        let shape = unsafe { std::slice::from_raw_parts(self.shape, self.ndim) };
+        let last: usize = shape
+            .iter()
+            .zip(self.strides())
+            .map(|(&d, s)| usize::try_from(d - 1).unwrap_or(0) * s)
+            .sum();
+        // SAFETY: the index of the last element is within the array's memory, and so are those before it,
+        // as no stride is negative; the type is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.data.cast(), last + 1) }
+    }
+}
+
+/// As [`add`], for work that looks at strides: inputs may lie in memory as they like, but for the last axis,
+/// whose elements must be neighbors.
+///
+/// # Errors
+/// As [`add`].
+pub(super) fn add_strided<W: Work>(
+    op: &'static str,
+    work: W,
+    inputs: &[&Array],
+    shape: &[i32],
+) -> Result<Array> {
+    add_with(op, work, inputs, shape, true)
 }
 
 /// The operation's output: float32 of `shape`. Inputs must be row-contiguous when they are computed.
@@ -50,6 +98,16 @@ pub(super) fn add<W: Work>(
     work: W,
     inputs: &[&Array],
     shape: &[i32],
+) -> Result<Array> {
+    add_with(op, work, inputs, shape, false)
+}
+
+fn add_with<W: Work>(
+    op: &'static str,
+    work: W,
+    inputs: &[&Array],
+    shape: &[i32],
+    strided: bool,
 ) -> Result<Array> {
     let raw: Vec<_> = inputs.iter().map(|a| a.raw()).collect();
     let payload = Box::into_raw(Box::new(work));
@@ -67,6 +125,7 @@ pub(super) fn add<W: Work>(
                 run::<W>,
                 payload.cast(),
                 free::<W>,
+                strided,
                 s,
             )
         }
@@ -90,6 +149,9 @@ unsafe extern "C" fn run<W: Work>(
         .map(|v| Input {
             data: v.data,
             size: v.size,
+            ndim: v.ndim,
+            shape: v.shape,
+            strides: v.strides,
         })
         .collect();
     // SAFETY: the shim has allocated the output, of the shape that `add` was given, and nobody else

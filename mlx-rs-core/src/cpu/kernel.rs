@@ -48,21 +48,109 @@ pub(super) struct QuantizedRow<'a> {
 /// A row of inputs, prepared.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InputRow<'a> {
-    /// In the order of [`prepare`].
+    /// The elements, in the order of [`prepare`]; empty where there are digits.
     pub values: &'a [f32],
+    /// The elements as whole numbers of three signed digits to the base 256, so precise as float32: the
+    /// lowest digits of all, then the middle and the highest ones. Products with weights of 4 bits are
+    /// exact then, 32 at a time.
+    pub digits: &'a [i8],
+    /// One a group: an element is its whole number times this.
+    pub scales: &'a [f32],
     /// The sum of each group.
     pub sums: &'a [f32],
 }
 
-/// Puts a row of inputs into the order that the kernels read, and sums each group. With 4 bits the
-/// even elements of a chunk come before the odd ones, as the halves of bytes do.
-pub(super) fn prepare(x: &[f32], bits: u32, group: usize, values: &mut [f32], sums: &mut [f32]) {
-    if bits == 4 {
+/// A row of inputs while it is prepared; see [`InputRow`].
+pub(super) struct Prepared<'a> {
+    pub values: &'a mut [f32],
+    pub digits: &'a mut [i8],
+    pub scales: &'a mut [f32],
+    pub sums: &'a mut [f32],
+}
+
+/// The largest whole number that is used: a little below the largest of three digits, 8,355,711, so that
+/// rounding does not lead beyond.
+const LARGEST: f32 = 8_355_000.0;
+
+/// Whether inputs for a matrix of so many bits are prepared as digits.
+pub(super) fn in_digits(isa: Isa, bits: u32) -> bool {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => bits == 4,
+        Isa::Portable => false,
+    }
+}
+
+/// Puts a row of inputs into the form and the order that the kernels read, and sums each group. With 4
+/// bits the even elements of a chunk come before the odd ones, as the halves of bytes do.
+pub(super) fn prepare(isa: Isa, x: &[f32], bits: u32, group: usize, to: Prepared<'_>) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        Isa::Avx2 => unsafe { super::x86::prepare(x, bits, group, to) },
+        Isa::Portable => prepare_with(isa, x, bits, group, to),
+    }
+}
+
+/// [`prepare`] for whatever instructions it is compiled for.
+#[inline(always)]
+pub(super) fn prepare_with(isa: Isa, x: &[f32], bits: u32, group: usize, to: Prepared<'_>) {
+    for (sum, part) in to.sums.iter_mut().zip(x.chunks_exact(group)) {
+        // Over eight lanes: exact enough, and vectorizable.
+        let mut lanes = [0.0f32; 8];
+        for part in part.as_chunks::<8>().0 {
+            for (lane, value) in lanes.iter_mut().zip(part) {
+                *lane += value;
+            }
+        }
+        *sum = lanes.iter().sum();
+    }
+    if in_digits(isa, bits) {
+        let (low, rest) = to.digits.split_at_mut(x.len());
+        let (middle, high) = rest.split_at_mut(x.len());
+        let groups = low
+            .chunks_exact_mut(group)
+            .zip(middle.chunks_exact_mut(group))
+            .zip(high.chunks_exact_mut(group))
+            .zip(x.chunks_exact(group))
+            .zip(to.scales);
+        for ((((low, middle), high), x), scale) in groups {
+            let mut greatest = [0.0f32; 8];
+            for part in x.as_chunks::<8>().0 {
+                for (greatest, value) in greatest.iter_mut().zip(part) {
+                    *greatest = greatest.max(value.abs());
+                }
+            }
+            let greatest = greatest.iter().copied().fold(0.0f32, f32::max);
+            *scale = greatest / LARGEST;
+            let inverse = if greatest > 0.0 {
+                LARGEST / greatest
+            } else {
+                0.0
+            };
+            // Even elements before odd ones, chunk after chunk. What is no number becomes some number
+            // here; the sum carries it on.
+            for (chunk, x) in x.as_chunks::<CHUNK>().0.iter().enumerate() {
+                for half in 0..2 {
+                    let at = chunk * CHUNK + half * (CHUNK / 2);
+                    for i in 0..CHUNK / 2 {
+                        let whole = (x[2 * i + half] * inverse).round_ties_even() as i32;
+                        let first = whole as i8;
+                        let rest = (whole - i32::from(first)) >> 8;
+                        let second = rest as i8;
+                        low[at + i] = first;
+                        middle[at + i] = second;
+                        high[at + i] = ((rest - i32::from(second)) >> 8) as i8;
+                    }
+                }
+            }
+        }
+    } else if bits == 4 {
         for (from, to) in x
             .as_chunks::<CHUNK>()
             .0
             .iter()
-            .zip(values.as_chunks_mut::<CHUNK>().0)
+            .zip(to.values.as_chunks_mut::<CHUNK>().0)
         {
             for i in 0..CHUNK / 2 {
                 to[i] = from[2 * i];
@@ -70,17 +158,7 @@ pub(super) fn prepare(x: &[f32], bits: u32, group: usize, values: &mut [f32], su
             }
         }
     } else {
-        values.copy_from_slice(x);
-    }
-    for (sum, group) in sums.iter_mut().zip(x.chunks_exact(group)) {
-        // Pairwise over eight lanes: exact enough, and vectorizable.
-        let mut lanes = [0.0f32; 8];
-        for part in group.as_chunks::<8>().0 {
-            for (lane, value) in lanes.iter_mut().zip(part) {
-                *lane += value;
-            }
-        }
-        *sum = lanes.iter().sum();
+        to.values.copy_from_slice(x);
     }
 }
 
@@ -115,6 +193,26 @@ pub(super) fn dense(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
                 *out = portable_dense(row, x);
             }
         }
+    }
+}
+
+/// `a . b`.
+pub(super) fn inner(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        Isa::Avx2 => unsafe { super::x86::inner(a, b) },
+        Isa::Portable => portable_dense(a, b),
+    }
+}
+
+/// `y += a * x`.
+pub(super) fn add_scaled(isa: Isa, y: &mut [f32], a: f32, x: &[f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        Isa::Avx2 => unsafe { super::x86::add_scaled(y, a, x) },
+        Isa::Portable => y.iter_mut().zip(x).for_each(|(y, x)| *y += a * x),
     }
 }
 
@@ -211,22 +309,40 @@ mod tests {
                     };
                     for m in 1..=MAX_ROWS {
                         let rows: Vec<Vec<f32>> = (0..m).map(|r| noise(k, r as u32 + 7)).collect();
-                        let mut prepared = Vec::new();
-                        for x in &rows {
-                            let (mut values, mut sums) = (vec![0.0; k], vec![0.0; groups]);
-                            prepare(x, bits, group, &mut values, &mut sums);
-                            prepared.push((values, sums));
-                        }
-                        let inputs: Vec<InputRow<'_>> = prepared
-                            .iter()
-                            .map(|(values, sums)| InputRow { values, sums })
-                            .collect();
                         let row = QuantizedRow {
                             packed: &packed,
                             scales: &scales,
                             biases: &biases,
                         };
                         for isa in isas() {
+                            let prepared: Vec<_> = rows
+                                .iter()
+                                .map(|x| {
+                                    let mut p = (
+                                        vec![0.0; k],
+                                        vec![0; 3 * k],
+                                        vec![0.0; groups],
+                                        vec![0.0; groups],
+                                    );
+                                    let to = Prepared {
+                                        values: &mut p.0,
+                                        digits: &mut p.1,
+                                        scales: &mut p.2,
+                                        sums: &mut p.3,
+                                    };
+                                    prepare(isa, x, bits, group, to);
+                                    p
+                                })
+                                .collect();
+                            let inputs: Vec<InputRow<'_>> = prepared
+                                .iter()
+                                .map(|p| InputRow {
+                                    values: &p.0,
+                                    digits: &p.1,
+                                    scales: &p.2,
+                                    sums: &p.3,
+                                })
+                                .collect();
                             let mut out = vec![0.0; m];
                             quantized(isa, row, bits, &inputs, &mut out);
                             for (x, got) in rows.iter().zip(&out) {

@@ -4,14 +4,19 @@
 //!
 //! They have no gradient: differentiating one is MLX's error. `MLX_CPU_KERNELS=off` turns them off.
 
+mod attention;
 mod host_op;
 mod kernel;
 mod matrix;
 mod pool;
+mod project;
+mod share;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use matrix::{DenseMatrix, QuantizedMatrix};
+pub use attention::{HeadNorm, Heads, Lane, Rotation};
+pub use matrix::{DenseMatrix, Matrix, QuantizedMatrix};
+pub use project::{Gate, Projection, Then};
 
 use std::sync::OnceLock;
 

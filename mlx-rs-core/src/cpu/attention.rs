@@ -1,0 +1,469 @@
+//! Attention over a cache as one operation: norms and rotation of queries and keys, scores, softmax and the
+//! weighted sum, for rows of any length, straight from the packed projection and the caches.
+
+use std::sync::Arc;
+
+use super::host_op::{self, Input, Work};
+use super::kernel::{self, Isa};
+use super::share::{Output, share};
+use crate::array::Array;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Rotary positions (Su et al. 2021).
+#[derive(Debug, Clone)]
+pub struct Rotation {
+    /// Radians a position, for each pair; the first `2 * pairs` elements of a head rotate.
+    pub radians: Arc<[f32]>,
+    /// Neighbors make a pair, rather than elements of both halves.
+    pub traditional: bool,
+    /// Factor on what rotates.
+    pub amplitude: f32,
+}
+
+/// A norm by the root of the mean square over each head.
+#[derive(Debug, Clone)]
+pub struct HeadNorm {
+    /// Float32 `[head_dim]`.
+    pub weight: Array,
+    /// Added under the root.
+    pub eps: f32,
+}
+
+/// The heads of an attention layer.
+#[derive(Debug, Clone)]
+pub struct Heads {
+    /// Query heads.
+    pub n_heads: i32,
+    /// Key and value heads; divides `n_heads`.
+    pub n_kv_heads: i32,
+    /// Elements per head.
+    pub head_dim: i32,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Scores are squeezed into `-cap..cap` by a tanh.
+    pub softcap: Option<f32>,
+    /// Of queries, before rotation.
+    pub q_norm: Option<HeadNorm>,
+    /// Of keys, before rotation.
+    pub k_norm: Option<HeadNorm>,
+    /// `None` for a layer without positions.
+    pub rotation: Option<Rotation>,
+    /// A score for each head that takes its share and adds nothing, float32 `[n_heads]`.
+    pub sinks: Option<Array>,
+}
+
+/// One row of a packed batch.
+#[derive(Debug, Clone)]
+pub struct Lane {
+    /// Its positions in this pass.
+    pub length: i32,
+    /// Positions before them.
+    pub offset: i32,
+    /// Float32 `[1, Hkv, n, D]`.
+    pub keys: Array,
+    /// Float32 `[1, Hkv, n, D]`.
+    pub values: Array,
+    /// The first `kept` keys stand at `0..kept`, the others from `start` on; `None`: anyhow, and every
+    /// query sees all.
+    pub order: Option<(i32, i32)>,
+    /// A query sees the kept keys and the last so many others.
+    pub window: Option<i32>,
+}
+
+fn fault(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Shape, "cpu::attention", message)
+}
+
+/// A count of the caller's, which is not negative.
+fn count(n: i32) -> usize {
+    usize::try_from(n).unwrap_or(0)
+}
+
+impl Heads {
+    /// Elements of a packed projection: queries, keys, values.
+    fn width(&self) -> i32 {
+        (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+    }
+
+    fn check(&self, packed: &Array, total: i32) -> Result<()> {
+        let sane = self.n_kv_heads > 0
+            && self.n_heads > 0
+            && self.n_heads % self.n_kv_heads == 0
+            && self.head_dim > 0;
+        if !sane || packed.dtype() != Dtype::Float32 || packed.shape() != [1, total, self.width()] {
+            return Err(
+                fault(format!("needs float32 [1, {total}, {}]", self.width()))
+                    .with_inputs(&[packed]),
+            );
+        }
+        if let Some(rotation) = &self.rotation
+            && rotation.radians.len() * 2 > count(self.head_dim)
+        {
+            return Err(fault("more elements rotate than a head has"));
+        }
+        for (norm, n) in [
+            (self.q_norm.as_ref().map(|n| &n.weight), self.head_dim),
+            (self.k_norm.as_ref().map(|n| &n.weight), self.head_dim),
+            (self.sinks.as_ref(), self.n_heads),
+        ] {
+            if let Some(a) = norm
+                && (a.dtype() != Dtype::Float32 || a.shape() != [n])
+            {
+                return Err(fault(format!("needs float32 [{n}]")).with_inputs(&[a]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Keys with norm and rotation from a packed projection `[1, T, (H + 2 Hkv) * D]` of rows with these
+    /// lengths and offsets: `[1, Hkv, T, D]`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is not
+    /// on the CPU.
+    pub fn keys(&self, packed: &Array, rows: &[(i32, i32)]) -> Result<Array> {
+        let total: i32 = rows.iter().map(|(length, _)| *length).sum();
+        self.check(packed, total)?;
+        let packed = packed.contiguous()?;
+        let mut inputs = vec![&packed];
+        let norm = match &self.k_norm {
+            Some(norm) => Some((norm.weight.contiguous()?, norm.eps)),
+            None => None,
+        };
+        inputs.extend(norm.iter().map(|(weight, _)| weight));
+        let work = Keys {
+            n: count(self.n_kv_heads),
+            d: count(self.head_dim),
+            width: count(self.width()),
+            first: count(self.n_heads * self.head_dim),
+            positions: positions(rows),
+            eps: norm.as_ref().map(|(_, eps)| *eps),
+            rotation: self.rotation.clone(),
+            isa: Isa::detect(),
+        };
+        let shape = [1, self.n_kv_heads, total, self.head_dim];
+        host_op::add("cpu::keys", work, &inputs, &shape)
+    }
+
+    /// What the queries of a packed projection find in the keys and values of their rows, after those of
+    /// this pass were added: `[1, T, H * D]`, or `[1, rows, H * D]` for the last query of each row.
+    ///
+    /// # Errors
+    /// As [`Self::keys`].
+    pub fn attend(&self, packed: &Array, lanes: &[Lane], last: bool) -> Result<Array> {
+        let total: i32 = lanes.iter().map(|lane| lane.length).sum();
+        self.check(packed, total)?;
+        let mut queries = Vec::new();
+        let mut at = 0;
+        let mut plans = Vec::with_capacity(lanes.len());
+        let mut inputs = vec![packed.contiguous()?];
+        if let Some(norm) = &self.q_norm {
+            inputs.push(norm.weight.contiguous()?);
+        }
+        if let Some(sinks) = &self.sinks {
+            inputs.push(sinks.contiguous()?);
+        }
+        for (i, lane) in lanes.iter().enumerate() {
+            let n = lane.keys.dim(2)?;
+            let shape = [1, self.n_kv_heads, n, self.head_dim];
+            for a in [&lane.keys, &lane.values] {
+                if a.shape() != shape || a.dtype() != Dtype::Float32 {
+                    return Err(fault(format!("a row needs float32 {shape:?}")).with_inputs(&[a]));
+                }
+            }
+            let kept = lane.order.map_or(0, |(kept, _)| kept);
+            if lane.length < 1 || lane.offset < 0 || kept < 0 || kept > n {
+                return Err(fault("a row has impossible positions"));
+            }
+            let skipped = if last { lane.length - 1 } else { 0 };
+            for j in skipped..lane.length {
+                queries.push(Query {
+                    lane: i,
+                    row: count(at + j),
+                    position: lane.offset + j,
+                });
+            }
+            at += lane.length;
+            plans.push(Plan {
+                n: count(n),
+                order: lane.order.map(|(kept, start)| (count(kept), start)),
+                window: lane.window,
+            });
+            inputs.push(lane.keys.clone());
+            inputs.push(lane.values.clone());
+        }
+        let n = i32::try_from(queries.len()).unwrap_or(i32::MAX);
+        let shape = [1, n, self.n_heads * self.head_dim];
+        let work = Attend {
+            heads: count(self.n_heads),
+            repeats: count(self.n_heads / self.n_kv_heads),
+            d: count(self.head_dim),
+            width: count(self.width()),
+            scale: self.scale,
+            softcap: self.softcap,
+            eps: self.q_norm.as_ref().map(|n| n.eps),
+            sinks: self.sinks.is_some(),
+            rotation: self.rotation.clone(),
+            queries,
+            plans,
+            isa: Isa::detect(),
+        };
+        let inputs: Vec<&Array> = inputs.iter().collect();
+        host_op::add_strided("cpu::attention", work, &inputs, &shape)
+    }
+}
+
+/// The position of each token.
+fn positions(rows: &[(i32, i32)]) -> Vec<i32> {
+    rows.iter()
+        .flat_map(|&(length, offset)| offset..offset + length)
+        .collect()
+}
+
+/// Sine and cosine of each pair at each position.
+fn turns(rotation: &Rotation, positions: impl Iterator<Item = i32>) -> Vec<(f32, f32)> {
+    positions
+        .flat_map(|p| {
+            rotation
+                .radians
+                .iter()
+                .map(move |r| (p as f32 * r).sin_cos())
+        })
+        .collect()
+}
+
+/// Rotates a head in place, by the turns of its position.
+fn rotate(rotation: &Rotation, turns: &[(f32, f32)], head: &mut [f32]) {
+    let pairs = turns.len();
+    for (i, (sin, cos)) in turns.iter().enumerate() {
+        let (a, b) = if rotation.traditional {
+            (2 * i, 2 * i + 1)
+        } else {
+            (i, i + pairs)
+        };
+        let (x, y) = (head[a] * rotation.amplitude, head[b] * rotation.amplitude);
+        head[a] = x * cos - y * sin;
+        head[b] = x * sin + y * cos;
+    }
+}
+
+/// Divides a head by the root of its mean square, in place.
+fn normalize(isa: Isa, weight: &[f32], eps: f32, head: &mut [f32]) {
+    let square = kernel::inner(isa, head, head);
+    let factor = 1.0 / (square / head.len() as f32 + eps).sqrt();
+    for (v, w) in head.iter_mut().zip(weight) {
+        *v *= factor * w;
+    }
+}
+
+struct Keys {
+    n: usize,
+    d: usize,
+    width: usize,
+    /// Of the first key in a packed row.
+    first: usize,
+    positions: Vec<i32>,
+    eps: Option<f32>,
+    rotation: Option<Rotation>,
+    isa: Isa,
+}
+
+impl Work for Keys {
+    fn outputs(&self) -> usize {
+        self.n * self.positions.len() * self.d
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        let mut inputs = inputs.iter();
+        let mut next = || match inputs.next() {
+            // SAFETY: `Heads::keys` gave arrays of float32.
+            Some(i) => unsafe { i.as_slice::<f32>() },
+            None => &[],
+        };
+        let packed = next();
+        let norm = self.eps.map(|eps| (next(), eps));
+        let out = Output::new(output);
+        let total = self.positions.len();
+        let rotation = self
+            .rotation
+            .as_ref()
+            .map(|r| (r, turns(r, self.positions.iter().copied())));
+        share(total, total * self.n * self.d * 32, &|from, to| {
+            for t in from..to {
+                for h in 0..self.n {
+                    let start = t * self.width + self.first + h * self.d;
+                    // SAFETY: each token and head has a place of its own.
+                    let head = unsafe { out.part((h * total + t) * self.d, self.d) };
+                    head.copy_from_slice(&packed[start..start + self.d]);
+                    if let Some((weight, eps)) = norm {
+                        normalize(self.isa, weight, eps, head);
+                    }
+                    if let Some((rotation, turns)) = &rotation {
+                        let pairs = rotation.radians.len();
+                        rotate(rotation, &turns[t * pairs..(t + 1) * pairs], head);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// One query: of which lane, where in the packed rows, and its position.
+#[derive(Debug, Clone, Copy)]
+struct Query {
+    lane: usize,
+    row: usize,
+    position: i32,
+}
+
+/// What the queries of a lane may see.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    n: usize,
+    order: Option<(usize, i32)>,
+    window: Option<i32>,
+}
+
+impl Plan {
+    /// The keys that a query sees: the first so many, and a range.
+    fn seen(&self, position: i32) -> (usize, std::ops::Range<usize>) {
+        let Some((kept, start)) = self.order else {
+            return (0, 0..self.n);
+        };
+        let kept_seen = kept.min(count(position.saturating_add(1)));
+        // Key `kept + i` stands at `start + i`.
+        let after = |p: i32| kept + count(p.saturating_sub(start)).min(self.n - kept);
+        let end = after(position.saturating_add(1));
+        let begin = match self.window {
+            Some(window) => after(position.saturating_add(1).saturating_sub(window)),
+            None => kept,
+        };
+        (kept_seen, begin.min(end)..end)
+    }
+}
+
+struct Attend {
+    heads: usize,
+    repeats: usize,
+    d: usize,
+    width: usize,
+    scale: f32,
+    softcap: Option<f32>,
+    eps: Option<f32>,
+    sinks: bool,
+    rotation: Option<Rotation>,
+    queries: Vec<Query>,
+    plans: Vec<Plan>,
+    isa: Isa,
+}
+
+/// Rows of keys or values of one head.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    data: &'a [f32],
+    head: usize,
+    position: usize,
+}
+
+impl<'a> Rows<'a> {
+    fn at(&self, h: usize, i: usize, d: usize) -> &'a [f32] {
+        let start = h * self.head + i * self.position;
+        &self.data[start..start + d]
+    }
+}
+
+impl Work for Attend {
+    fn outputs(&self) -> usize {
+        self.queries.len() * self.heads * self.d
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        let mut inputs = inputs.iter();
+        let packed = inputs.next();
+        let norm = self.eps.map(|eps| (inputs.next(), eps));
+        let sinks = if self.sinks { inputs.next() } else { None };
+        fn slice(i: Option<&Input>) -> &[f32] {
+            // SAFETY: `Heads::attend` gave arrays of float32.
+            i.map_or(&[][..], |i| unsafe { i.as_slice::<f32>() })
+        }
+        let (packed, sinks) = (slice(packed), sinks.map(|i| slice(Some(i))));
+        let norm = norm.map(|(weight, eps)| (slice(weight), eps));
+        let rest: Vec<Rows<'_>> = inputs
+            .map(|i| {
+                let strides = i.strides();
+                Rows {
+                    // SAFETY: as above; the strides say how far the elements reach.
+                    data: unsafe { i.as_reach::<f32>() },
+                    head: strides[1],
+                    position: strides[2],
+                }
+            })
+            .collect();
+        let rotation = self
+            .rotation
+            .as_ref()
+            .map(|r| (r, turns(r, self.queries.iter().map(|q| q.position))));
+        let out = Output::new(output);
+        let units = self.queries.len() * self.heads;
+        let work: usize = self
+            .queries
+            .iter()
+            .map(|q| {
+                let (kept, range) = self.plans[q.lane].seen(q.position);
+                kept + range.len() + 16
+            })
+            .sum();
+        share(units, 2 * work * self.heads * self.d, &|from, to| {
+            let mut query = vec![0.0f32; self.d];
+            let mut scores: Vec<f32> = Vec::new();
+            for unit in from..to {
+                let (q, h) = (&self.queries[unit / self.heads], unit % self.heads);
+                let start = q.row * self.width + h * self.d;
+                query.copy_from_slice(&packed[start..start + self.d]);
+                if let Some((weight, eps)) = norm {
+                    normalize(self.isa, weight, eps, &mut query);
+                }
+                if let Some((rotation, turns)) = &rotation {
+                    let (pairs, i) = (rotation.radians.len(), unit / self.heads);
+                    rotate(rotation, &turns[i * pairs..(i + 1) * pairs], &mut query);
+                }
+                query.iter_mut().for_each(|v| *v *= self.scale);
+                let (keys, values) = (rest[2 * q.lane], rest[2 * q.lane + 1]);
+                let (kept, range) = self.plans[q.lane].seen(q.position);
+                let group = h / self.repeats;
+                let seen = || (0..kept).chain(range.clone());
+                scores.clear();
+                scores.extend(
+                    seen().map(|i| kernel::inner(self.isa, &query, keys.at(group, i, self.d))),
+                );
+                if let Some(cap) = self.softcap {
+                    scores.iter_mut().for_each(|s| *s = (*s / cap).tanh() * cap);
+                }
+                let sink = sinks.map(|s| s[h]);
+                let total = softmax(&mut scores, sink);
+                // SAFETY: each query and head has a place of its own.
+                let found = unsafe { out.part(unit * self.d, self.d) };
+                found.fill(0.0);
+                for (i, share) in seen().zip(&scores) {
+                    kernel::add_scaled(self.isa, found, *share, values.at(group, i, self.d));
+                }
+                found.iter_mut().for_each(|v| *v /= total);
+            }
+        });
+    }
+}
+
+/// `exp(s - max)` in place; returns their sum, with that of a sink.
+fn softmax(scores: &mut [f32], sink: Option<f32>) -> f32 {
+    let greatest = scores
+        .iter()
+        .copied()
+        .fold(sink.unwrap_or(f32::NEG_INFINITY), f32::max);
+    let mut total = sink.map_or(0.0, |s| (s - greatest).exp());
+    for s in scores {
+        *s = (*s - greatest).exp();
+        total += *s;
+    }
+    total
+}

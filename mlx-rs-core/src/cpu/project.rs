@@ -1,0 +1,465 @@
+//! Products of rows with matrices, and what stands before and after them in a decoder, as one operation: a
+//! norm, several matrices on the same input, biases, a gate, a residual.
+
+use std::cell::RefCell;
+
+use super::host_op::{self, Input, Work};
+use super::kernel::{self, InputRow, Isa, MAX_ROWS, Prepared, QuantizedRow};
+use super::matrix::{Matrix, Size};
+use super::share::{Output, share};
+use crate::array::Array;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Rows of a matrix that stay in the cache while all rows of inputs pass by.
+const BLOCK: usize = 16;
+
+/// The most matrices in one operation.
+const MAX_PARTS: usize = 4;
+
+/// An element-wise function on a gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `x * Phi(x)` by the tanh approximation.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+}
+
+impl Gate {
+    fn apply(self, x: f32) -> f32 {
+        match self {
+            Gate::Silu => x / (1.0 + (-x).exp()),
+            Gate::GeluTanh => 0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044_715 * x * x * x)).tanh()),
+            // Not `max`, which would lose what is no number.
+            Gate::Relu if x < 0.0 => 0.0,
+            Gate::Relu => x,
+        }
+    }
+}
+
+/// What becomes of the products.
+#[derive(Debug, Clone, Copy)]
+pub enum Then<'a> {
+    /// They stand one after another in the last axis.
+    Nothing,
+    /// They are added to this, of the output's shape.
+    Add(&'a Array),
+    /// The first of two goes through a gate and is multiplied with the second.
+    Gate(Gate),
+}
+
+/// A product of the rows of an input with the transposes of matrices.
+#[derive(Debug, Clone, Copy)]
+pub struct Projection<'a> {
+    /// Matrices with as many inputs, each with a float32 bias `[n]` or without.
+    pub parts: &'a [(&'a Matrix, Option<&'a Array>)],
+    /// The input is divided by the root of its mean square (with so much added under it) and multiplied
+    /// with a float32 weight `[k]` before.
+    pub norm: Option<(&'a Array, f32)>,
+    /// What follows.
+    pub then: Then<'a>,
+}
+
+impl Projection<'_> {
+    /// Computes it for `x`, on the CPU: float32 `[.., k]` to `[.., n]`, with `n` the sum of the matrices'
+    /// outputs, or that of one with a gate.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is not
+    /// on the CPU.
+    pub fn of(&self, x: &Array) -> Result<Array> {
+        let op = "cpu::project";
+        let fault = |message: String| Error::new(ErrorKind::Shape, op, message).with_inputs(&[x]);
+        let Some((first, _)) = self.parts.first() else {
+            return Err(fault("needs a matrix".into()));
+        };
+        let k = first.size().k;
+        let fits = x.dtype() == Dtype::Float32
+            && x.shape()
+                .last()
+                .is_some_and(|&last| i64::from(last) == k as i64);
+        if !fits {
+            return Err(fault(format!("needs float32 [.., {k}]")));
+        }
+        if self.parts.len() > MAX_PARTS || self.parts.iter().any(|(m, _)| m.size().k != k) {
+            return Err(fault(format!(
+                "the matrices must be at most {MAX_PARTS}, with {k} inputs each"
+            )));
+        }
+        let vector =
+            |a: &Array, n: usize| a.dtype() == Dtype::Float32 && a.ndim() == 1 && a.size() == n;
+        let mut inputs: Vec<Array> = vec![x.contiguous()?];
+        if let Some((weight, _)) = self.norm {
+            if !vector(weight, k) {
+                return Err(fault(format!("the norm needs a float32 weight [{k}]")));
+            }
+            inputs.push(weight.contiguous()?);
+        }
+        let mut parts = Vec::with_capacity(self.parts.len());
+        let mut n = 0;
+        for (matrix, bias) in self.parts {
+            let size = matrix.size();
+            inputs.extend(matrix.arrays().into_iter().cloned());
+            if let Some(bias) = bias {
+                if !vector(bias, size.n) {
+                    return Err(fault(format!("a bias must be float32 [{}]", size.n)));
+                }
+                inputs.push(bias.contiguous()?);
+            }
+            parts.push(Part {
+                kind: match matrix {
+                    Matrix::Quantized(q) => Kind::Quantized {
+                        bits: q.bits,
+                        group: q.group,
+                    },
+                    Matrix::Dense(_) => Kind::Dense,
+                },
+                size,
+                bias: bias.is_some(),
+            });
+            n += size.n;
+        }
+        if let Then::Gate(_) = self.then {
+            let [(gate, _), (up, _)] = self.parts else {
+                return Err(fault("a gate needs two matrices".into()));
+            };
+            if gate.size().n != up.size().n {
+                return Err(fault("a gate needs two matrices of one size".into()));
+            }
+            n /= 2;
+        }
+        let mut shape = x.shape().to_vec();
+        if let (Some(last), Ok(n)) = (shape.last_mut(), i32::try_from(n)) {
+            *last = n;
+        }
+        if let Then::Add(residual) = self.then {
+            if residual.shape() != shape || residual.dtype() != Dtype::Float32 {
+                return Err(fault(format!("what is added must be float32 {shape:?}")));
+            }
+            inputs.push(residual.contiguous()?);
+        }
+        let work = Product {
+            parts,
+            rows: x.size() / k,
+            k,
+            n,
+            eps: self.norm.map(|(_, eps)| eps),
+            gate: match self.then {
+                Then::Gate(gate) => Some(gate),
+                _ => None,
+            },
+            adds: matches!(self.then, Then::Add(_)),
+            isa: Isa::detect(),
+        };
+        host_op::add(op, work, &inputs.iter().collect::<Vec<_>>(), &shape)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Quantized { bits: u32, group: usize },
+    Dense,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    kind: Kind,
+    size: Size,
+    bias: bool,
+}
+
+struct Product {
+    parts: Vec<Part>,
+    /// Of the input.
+    rows: usize,
+    k: usize,
+    /// Of the output.
+    n: usize,
+    eps: Option<f32>,
+    gate: Option<Gate>,
+    adds: bool,
+    isa: Isa,
+}
+
+/// A matrix as it lies in memory.
+#[derive(Clone, Copy)]
+enum Data<'a> {
+    Quantized {
+        packed: &'a [u8],
+        scales: &'a [f32],
+        biases: &'a [f32],
+        bits: u32,
+        /// Bytes of a row.
+        bytes: usize,
+        /// Groups of a row.
+        groups: usize,
+        /// Which of the prepared inputs it takes.
+        form: usize,
+    },
+    Dense(&'a [f32]),
+}
+
+/// Inputs prepared for one packing.
+#[derive(Default)]
+struct Form {
+    packing: (u32, usize),
+    values: Vec<f32>,
+    digits: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+/// Kept from one operation to the next, since every token needs them hundreds of times.
+#[derive(Default)]
+struct Scratch {
+    normed: Vec<f32>,
+    forms: Vec<Form>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = const {
+        RefCell::new(Scratch {
+            normed: Vec::new(),
+            forms: Vec::new(),
+        })
+    };
+}
+
+/// `x / sqrt(mean(x^2) + eps) * weight`, row by row.
+fn normalize(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut Vec<f32>) {
+    out.resize(x.len(), 0.0);
+    let k = weight.len();
+    for (x, out) in x.chunks_exact(k).zip(out.chunks_exact_mut(k)) {
+        let square = kernel::inner(isa, x, x);
+        let factor = 1.0 / (square / k as f32 + eps).sqrt();
+        for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+            *out = x * factor * w;
+        }
+    }
+}
+
+impl Work for Product {
+    fn outputs(&self) -> usize {
+        self.rows * self.n
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        let mut inputs = inputs.iter();
+        let mut next = || match inputs.next() {
+            // SAFETY: `Projection::of` gave arrays of these types, or of words as large, in this order.
+            Some(i) => unsafe { i.as_slice::<f32>() },
+            None => &[],
+        };
+        let x = next();
+        let norm = self.eps.map(|eps| (next(), eps));
+        SCRATCH.with_borrow_mut(|scratch| {
+            let Scratch { normed, forms } = scratch;
+            let x = match norm {
+                Some((weight, eps)) => {
+                    normalize(self.isa, x, weight, eps, normed);
+                    normed.as_slice()
+                }
+                None => x,
+            };
+            let mut used = 0;
+            let mut data: Vec<(Data<'_>, Option<&[f32]>)> = Vec::with_capacity(self.parts.len());
+            for part in &self.parts {
+                let own = match part.kind {
+                    Kind::Dense => Data::Dense(next()),
+                    Kind::Quantized { bits, group } => {
+                        // The packed numbers are 32-bit words, as large as floats.
+                        let packed: &[u8] = bytemuck::cast_slice(next());
+                        let (scales, biases) = (next(), next());
+                        let known = forms[..used]
+                            .iter()
+                            .position(|f| f.packing == (bits, group));
+                        let form = known.unwrap_or_else(|| {
+                            if forms.len() == used {
+                                forms.push(Form::default());
+                            }
+                            let form = &mut forms[used];
+                            form.packing = (bits, group);
+                            form.fill(self.isa, x, self.k);
+                            used += 1;
+                            used - 1
+                        });
+                        Data::Quantized {
+                            packed,
+                            scales,
+                            biases,
+                            bits,
+                            bytes: self.k * bits as usize / 8,
+                            groups: self.k / group,
+                            form,
+                        }
+                    }
+                };
+                let bias = part.bias.then(&mut next);
+                data.push((own, bias));
+            }
+            let residual = self.adds.then(&mut next);
+            let rows = Rows {
+                dense: x.chunks_exact(self.k).collect(),
+                forms: forms[..used].iter().map(|form| form.rows(self.k)).collect(),
+            };
+            let out = Output::new(output);
+            match self.gate {
+                Some(gate) => self.gated(gate, &data, &rows, &out),
+                None => self.plain(&data, residual, &rows, &out),
+            }
+        });
+    }
+}
+
+/// The inputs, row by row, in each form that is needed.
+struct Rows<'a> {
+    dense: Vec<&'a [f32]>,
+    forms: Vec<Vec<InputRow<'a>>>,
+}
+
+impl Form {
+    fn fill(&mut self, isa: Isa, x: &[f32], k: usize) {
+        let (bits, group) = self.packing;
+        let groups = k / group;
+        let rows = x.len() / k;
+        let in_digits = kernel::in_digits(isa, bits);
+        self.values
+            .resize(if in_digits { 0 } else { rows * k }, 0.0);
+        self.digits
+            .resize(if in_digits { 3 * rows * k } else { 0 }, 0);
+        self.scales.resize(rows * groups, 0.0);
+        self.sums.resize(rows * groups, 0.0);
+        for (row, x) in x.chunks_exact(k).enumerate() {
+            let part = |n: usize| row * n..(row + 1) * n;
+            let to = Prepared {
+                values: self.values.get_mut(part(k)).unwrap_or_default(),
+                digits: self.digits.get_mut(part(3 * k)).unwrap_or_default(),
+                scales: &mut self.scales[part(groups)],
+                sums: &mut self.sums[part(groups)],
+            };
+            kernel::prepare(isa, x, bits, group, to);
+        }
+    }
+
+    fn rows(&self, k: usize) -> Vec<InputRow<'_>> {
+        let groups = k / self.packing.1;
+        (0..self.sums.len() / groups)
+            .map(|row| {
+                let part = |n: usize| row * n..(row + 1) * n;
+                InputRow {
+                    values: self.values.get(part(k)).unwrap_or_default(),
+                    digits: self.digits.get(part(3 * k)).unwrap_or_default(),
+                    scales: &self.scales[part(groups)],
+                    sums: &self.sums[part(groups)],
+                }
+            })
+            .collect()
+    }
+}
+
+impl Product {
+    /// The products of the inputs from `from` on with row `column` of a matrix, as many as `out` has.
+    fn column(
+        &self,
+        (data, bias): (Data<'_>, Option<&[f32]>),
+        column: usize,
+        rows: &Rows<'_>,
+        from: usize,
+        out: &mut [f32],
+    ) {
+        let to = from + out.len();
+        match data {
+            Data::Quantized {
+                packed,
+                scales,
+                biases,
+                bits,
+                bytes,
+                groups,
+                form,
+            } => {
+                let row = QuantizedRow {
+                    packed: &packed[column * bytes..(column + 1) * bytes],
+                    scales: &scales[column * groups..(column + 1) * groups],
+                    biases: &biases[column * groups..(column + 1) * groups],
+                };
+                kernel::quantized(self.isa, row, bits, &rows.forms[form][from..to], out);
+            }
+            Data::Dense(weight) => {
+                let row = &weight[column * self.k..(column + 1) * self.k];
+                kernel::dense(self.isa, row, &rows.dense[from..to], out);
+            }
+        }
+        if let Some(bias) = bias {
+            out.iter_mut().for_each(|v| *v += bias[column]);
+        }
+    }
+
+    fn plain(
+        &self,
+        data: &[(Data<'_>, Option<&[f32]>)],
+        residual: Option<&[f32]>,
+        rows: &Rows<'_>,
+        out: &Output,
+    ) {
+        // Where each matrix ends in the output.
+        let mut end = 0;
+        let ends: Vec<usize> = self
+            .parts
+            .iter()
+            .map(|p| {
+                end += p.size.n;
+                end
+            })
+            .collect();
+        share(self.n, self.rows * self.n * self.k, &|first, last| {
+            for block in (first..last).step_by(BLOCK) {
+                for from in (0..self.rows).step_by(MAX_ROWS) {
+                    for at in block..(block + BLOCK).min(last) {
+                        let part = ends.partition_point(|&end| end <= at);
+                        let start = if part == 0 { 0 } else { ends[part - 1] };
+                        let mut sums = [0.0; MAX_ROWS];
+                        let sums = &mut sums[..MAX_ROWS.min(self.rows - from)];
+                        self.column(data[part], at - start, rows, from, sums);
+                        for (i, sum) in sums.iter().enumerate() {
+                            let place = (from + i) * self.n + at;
+                            let before = residual.map_or(0.0, |r| r[place]);
+                            out.write(place, before + sum);
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    fn gated(
+        &self,
+        gate: Gate,
+        data: &[(Data<'_>, Option<&[f32]>)],
+        rows: &Rows<'_>,
+        out: &Output,
+    ) {
+        let [first, second] = data else {
+            return;
+        };
+        share(self.n, 2 * self.rows * self.n * self.k, &|begin, last| {
+            for block in (begin..last).step_by(BLOCK) {
+                for from in (0..self.rows).step_by(MAX_ROWS) {
+                    for at in block..(block + BLOCK).min(last) {
+                        let n = MAX_ROWS.min(self.rows - from);
+                        let (mut gates, mut ups) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
+                        self.column(*first, at, rows, from, &mut gates[..n]);
+                        self.column(*second, at, rows, from, &mut ups[..n]);
+                        for i in 0..n {
+                            let value = gate.apply(gates[i]) * ups[i];
+                            out.write((from + i) * self.n + at, value);
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
