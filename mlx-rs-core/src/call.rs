@@ -238,6 +238,20 @@ pub(crate) fn arrays(
         .collect()
 }
 
+/// Runs an operation that yields two arrays on the current stream.
+pub(crate) fn pair(
+    op: &'static str,
+    f: impl FnOnce(*mut sys::mlx_array, *mut sys::mlx_array, sys::mlx_stream) -> c_int,
+) -> Result<(Array, Array)> {
+    let _guard = lock();
+    let stream = stream::current_raw()?;
+    let mut second = OutArray::new();
+    let first = adopt(op, |out| f(out, &raw mut second.0, stream))?;
+    let second = second.into_array(op)?;
+    memory::check(op, &second)?;
+    Ok((first, second))
+}
+
 /// Runs a call that fills a string.
 pub(crate) fn string(
     op: &'static str,

@@ -45,6 +45,8 @@ mod stream;
 
 pub mod cpu;
 pub mod fast;
+pub mod fft;
+pub mod linalg;
 pub mod memory;
 pub mod random;
 mod transforms;

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use mlx_sys as sys;
 
 use crate::call;
-use crate::device::Device;
+use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result};
 
 thread_local! {
@@ -135,6 +135,34 @@ impl Drop for Stream {
         // SAFETY: this is the only owner of the handle; MLX keeps the stream itself.
         unsafe { sys::mlx_stream_free(self.raw) };
     }
+}
+
+/// The kind of device that operations of this thread run on.
+pub(crate) fn current_kind() -> Result<DeviceKind> {
+    let _guard = call::lock();
+    let stream = current_raw()?;
+    // SAFETY: returns a new handle, freed below.
+    let mut device = unsafe { sys::mlx_device_new() };
+    let mut kind = sys::mlx_device_type__MLX_CPU;
+    // SAFETY: both handles are live and the out-pointer writable.
+    let result = call::status("stream_device", || unsafe {
+        sys::mlx_stream_get_device(&raw mut device, stream)
+    })
+    .and_then(|()| {
+        // SAFETY: the handle is live and the out-pointer writable.
+        call::status("device_type", || unsafe {
+            sys::mlx_device_get_type(&raw mut kind, device)
+        })
+    });
+    // SAFETY: the handle is owned here.
+    unsafe { sys::mlx_device_free(device) };
+    result.map(|()| {
+        if kind == sys::mlx_device_type__MLX_CPU {
+            DeviceKind::Cpu
+        } else {
+            DeviceKind::Gpu
+        }
+    })
 }
 
 /// The raw handle operations run on. Call with the lock held.
