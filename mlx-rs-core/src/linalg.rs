@@ -44,6 +44,10 @@ pub enum Triangle {
     Upper,
 }
 
+/// Beyond this side LAPACK's workspace of single precision cannot be told exactly in a `float32`, as
+/// LAPACK tells it, and MLX would come with too little; double precision can.
+pub(crate) const LARGEST_SINGLE: i32 = 2048;
+
 /// Runs `f` on the current stream when that is on a CPU, else on the CPU's default stream.
 fn on_cpu<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
     if stream::current_kind()? == DeviceKind::Cpu {
@@ -126,4 +130,14 @@ fn zero_on_diagonal(a: &Array) -> Result<Array> {
     let zero = Array::scalar(0.0f32)?.astype(a.dtype())?;
     let sound = diagonal.abs()?.greater(&zero)?.all(-1, true)?;
     sound.expand_dims(-1)?.logical_not()
+}
+
+/// Runs `f` on the CPU with matrices of side `n` made finite, for a result `[.., n]` whose vectors are
+/// marked as NaN where they were not.
+pub(crate) fn guarded(a: &Array, n: i32, f: impl FnOnce(&Array) -> Result<Array>) -> Result<Array> {
+    on_cpu(|| {
+        let bad = not_finite(a)?;
+        let safe = replaced(a, &bad, &stand_in(a, n, n)?)?;
+        marked(&f(&safe)?, &bad.squeeze_axis(-1)?)
+    })
 }

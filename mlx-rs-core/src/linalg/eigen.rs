@@ -4,15 +4,13 @@
 
 use mlx_sys as sys;
 
-use super::{Triangle, marked, matrices, not_finite, on_cpu, replaced, square, stand_in};
+use super::{
+    LARGEST_SINGLE, Triangle, marked, matrices, not_finite, on_cpu, replaced, square, stand_in,
+};
 use crate::array::Array;
 use crate::call;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
-
-/// Beyond this side LAPACK's workspace of single precision cannot be told exactly in a `float32`, as
-/// LAPACK tells it, and MLX would come with too little; double precision can.
-const LARGEST_SINGLE: i32 = 2048;
 
 /// The input to compute with, made harmless, and which matrices were not finite.
 struct Sound {
