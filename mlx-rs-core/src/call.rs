@@ -238,6 +238,18 @@ pub(crate) fn arrays(
         .collect()
 }
 
+/// Runs a call that makes a handle and says that it failed by a null one.
+pub(crate) fn handle(op: &'static str, f: impl FnOnce() -> *mut c_void) -> Result<*mut c_void> {
+    let _guard = lock();
+    clear();
+    let ctx = f();
+    if ctx.is_null() {
+        Err(take_error(op))
+    } else {
+        Ok(ctx)
+    }
+}
+
 /// Runs an operation that yields two arrays on the current stream.
 pub(crate) fn pair(
     op: &'static str,

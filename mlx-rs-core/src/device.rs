@@ -1,11 +1,25 @@
-//! Devices: where work runs, and whether this build of MLX has them.
+//! Devices: where work runs, whether this build of MLX has them, and what they are.
+//!
+//! ```
+//! use mlx_rs_core::Device;
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let device = Device::default_device();
+//! for (name, value) in device.info()? {
+//!     println!("{device}: {name} {value:?}");
+//! }
+//! assert!(Device::cpu().is_available() && Device::cpu().count()? == 1);
+//! # Ok(()) }
+//! ```
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use mlx_sys as sys;
 
 use crate::call;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::stream::{self, Stream};
 
 /// The kind of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,6 +28,19 @@ pub enum DeviceKind {
     Cpu,
     /// A GPU: Metal on Apple silicon, CUDA on NVIDIA.
     Gpu,
+}
+
+/// What [`Device::set_default`] chose: [`NONE`], a GPU's number, or -1 less a CPU's.
+static CHOSEN: AtomicI64 = AtomicI64::new(NONE);
+const NONE: i64 = i64::MIN;
+
+/// One thing that [`Device::info`] tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceInfo {
+    /// A text.
+    Text(String),
+    /// A number, of bytes where the name says a size.
+    Number(usize),
 }
 
 /// One device, by kind and index.
@@ -42,6 +69,12 @@ impl Device {
         }
     }
 
+    /// The device of `kind` with this number, counted from 0.
+    #[must_use]
+    pub const fn new(kind: DeviceKind, index: i32) -> Self {
+        Self { kind, index }
+    }
+
     /// The kind of this device.
     #[must_use]
     pub const fn kind(self) -> DeviceKind {
@@ -57,20 +90,128 @@ impl Device {
     /// Whether this build of MLX can run work there now.
     #[must_use]
     pub fn is_available(self) -> bool {
-        match self.kind {
-            DeviceKind::Cpu => true,
-            DeviceKind::Gpu => metal_is_available() || cuda_is_available(),
+        match (self.kind, self.index) {
+            (DeviceKind::Cpu, 0) => true,
+            (DeviceKind::Gpu, 0) => metal_is_available() || cuda_is_available(),
+            (_, index) => (0..self.count().unwrap_or(0)).contains(&index),
         }
     }
 
-    /// The default device of MLX: the GPU where there is one.
+    /// How many devices of this kind there are.
+    ///
+    /// # Errors
+    /// When MLX cannot say.
+    pub fn count(self) -> Result<i32> {
+        count(self)
+    }
+
+    /// Where operations run that no [`Stream::scope`] says otherwise for: what
+    /// [`Device::set_default`] chose, else the GPU where there is one.
     #[must_use]
     pub fn default_device() -> Self {
-        if Self::gpu().is_available() {
-            Self::gpu()
-        } else {
-            Self::cpu()
+        match CHOSEN.load(Ordering::Acquire) {
+            NONE if Self::gpu().is_available() => Self::gpu(),
+            NONE => Self::cpu(),
+            // Both halves were put there by `set_default`.
+            cpu if cpu < 0 => Self::new(DeviceKind::Cpu, (-1 - cpu) as i32),
+            gpu => Self::new(DeviceKind::Gpu, gpu as i32),
         }
+    }
+
+    /// Makes this device the default of the whole process. Work in a [`Stream::scope`] stays there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] when this build of MLX cannot use it.
+    pub fn set_default(self) -> Result<()> {
+        let _guard = call::lock();
+        let stream = Stream::default_of(self)?;
+        self.with_raw("set_default_device", |device| {
+            // SAFETY: the handle is live; MLX copies what it stands for.
+            unsafe { sys::mlx_set_default_device(device) }
+        })?;
+        stream::install_default(stream)?;
+        let number = i64::from(self.index);
+        let chosen = match self.kind {
+            DeviceKind::Cpu => -1 - number,
+            DeviceKind::Gpu => number,
+        };
+        CHOSEN.store(chosen, Ordering::Release);
+        Ok(())
+    }
+
+    /// Where operations of this thread run now: the device of the current [`Stream::scope`], or the
+    /// default one.
+    ///
+    /// # Errors
+    /// When MLX cannot say.
+    pub fn current() -> Result<Self> {
+        stream::current_device()
+    }
+
+    /// What MLX knows about the device, such as `device_name`, `architecture` and `memory_size` (bytes);
+    /// the names differ between devices.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] when there is no such device.
+    pub fn info(self) -> Result<BTreeMap<String, DeviceInfo>> {
+        if !self.is_available() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "device_info",
+                format!("this build of MLX has no usable {self} device"),
+            ));
+        }
+        info::of(self)
+    }
+
+    /// Runs `f` with a handle of this device.
+    fn with_raw(self, op: &'static str, f: impl FnOnce(sys::mlx_device) -> i32) -> Result<()> {
+        let _guard = call::lock();
+        let ctx = call::handle(op, || {
+            // SAFETY: takes plain numbers; null is checked by the caller.
+            unsafe { sys::mlx_device_new_type(self.raw_kind(), self.index) }.ctx
+        })?;
+        let device = sys::mlx_device { ctx };
+        let result = call::status(op, || f(device));
+        // SAFETY: the handle is owned here and not used again.
+        unsafe { sys::mlx_device_free(device) };
+        result
+    }
+
+    /// The device that `f` writes into a handle.
+    pub(crate) fn read(
+        op: &'static str,
+        f: impl FnOnce(*mut sys::mlx_device) -> i32,
+    ) -> Result<Self> {
+        let _guard = call::lock();
+        let ctx = call::handle(op, || {
+            // SAFETY: returns a new handle, checked for null.
+            unsafe { sys::mlx_device_new_type(sys::mlx_device_type__MLX_CPU, 0) }.ctx
+        })?;
+        let mut device = sys::mlx_device { ctx };
+        let (mut kind, mut index) = (sys::mlx_device_type__MLX_CPU, 0);
+        let result = call::status(op, || f(&raw mut device))
+            .and_then(|()| {
+                // SAFETY: the handle is live and the out-pointer writable.
+                call::status(op, || unsafe {
+                    sys::mlx_device_get_type(&raw mut kind, device)
+                })
+            })
+            .and_then(|()| {
+                // SAFETY: the handle is live and the out-pointer writable.
+                call::status(op, || unsafe {
+                    sys::mlx_device_get_index(&raw mut index, device)
+                })
+            });
+        // SAFETY: the handle is owned here and not used again.
+        unsafe { sys::mlx_device_free(device) };
+        result?;
+        let kind = if kind == sys::mlx_device_type__MLX_CPU {
+            DeviceKind::Cpu
+        } else {
+            DeviceKind::Gpu
+        };
+        Ok(Self { kind, index })
     }
 
     pub(crate) fn raw_kind(self) -> sys::mlx_device_type {
@@ -120,28 +261,171 @@ fn cuda_flag() -> Result<bool> {
     })
 }
 
+#[cfg(mlx_c_0_5)]
+fn count(device: Device) -> Result<i32> {
+    let mut count = 0;
+    // SAFETY: the out-pointer is live for the length of the call.
+    call::status("device_count", || unsafe {
+        sys::mlx_device_count(&raw mut count, device.raw_kind())
+    })?;
+    Ok(count)
+}
+
+/// mlx-c 0.4 cannot say; MLX 0.30 has one of each kind.
+#[cfg(not(mlx_c_0_5))]
+fn count(device: Device) -> Result<i32> {
+    let first = Device {
+        kind: device.kind,
+        index: 0,
+    };
+    Ok(i32::from(first.is_available()))
+}
+
+#[cfg(mlx_c_0_5)]
+mod info {
+    //! What MLX knows about a device, by name.
+
+    use std::collections::BTreeMap;
+    use std::ffi::CStr;
+
+    use mlx_sys as sys;
+
+    use super::{Device, DeviceInfo};
+    use crate::call;
+    use crate::error::Result;
+
+    const OP: &str = "device_info";
+
+    /// Handles that are freed whatever happens.
+    struct Handles {
+        info: sys::mlx_device_info,
+        keys: sys::mlx_vector_string,
+    }
+
+    impl Drop for Handles {
+        fn drop(&mut self) {
+            // SAFETY: both handles are owned here and not used again.
+            unsafe {
+                sys::mlx_device_info_free(self.info);
+                sys::mlx_vector_string_free(self.keys);
+            }
+        }
+    }
+
+    pub(super) fn of(device: Device) -> Result<BTreeMap<String, DeviceInfo>> {
+        let _guard = call::lock();
+        // SAFETY: both take nothing; the calls below fill them.
+        let mut handles = unsafe {
+            Handles {
+                info: sys::mlx_device_info_new(),
+                keys: sys::mlx_vector_string_new(),
+            }
+        };
+        device.with_raw(OP, |dev| {
+            // SAFETY: all handles are live.
+            unsafe { sys::mlx_device_info_get(&raw mut handles.info, dev) }
+        })?;
+        // SAFETY: both handles are live.
+        call::status(OP, || unsafe {
+            sys::mlx_device_info_get_keys(&raw mut handles.keys, handles.info)
+        })?;
+        // SAFETY: the handle is live.
+        let count = unsafe { sys::mlx_vector_string_size(handles.keys) };
+        (0..count).map(|i| entry(&handles, i)).collect()
+    }
+
+    fn entry(handles: &Handles, i: usize) -> Result<(String, DeviceInfo)> {
+        let mut key = std::ptr::null_mut();
+        // SAFETY: the number is below the size; the out-pointer is writable.
+        call::status(OP, || unsafe {
+            sys::mlx_vector_string_get(&raw mut key, handles.keys, i)
+        })?;
+        // SAFETY: MLX gave a NUL-terminated string that lives as long as the vector.
+        let name = unsafe { CStr::from_ptr(key) };
+        let mut is_text = false;
+        // SAFETY: handle and name are live; the name is one of the handle's own.
+        call::status(OP, || unsafe {
+            sys::mlx_device_info_is_string(&raw mut is_text, handles.info, name.as_ptr())
+        })?;
+        let value = if is_text {
+            let mut text = std::ptr::null();
+            // SAFETY: as above; the value is a string.
+            call::status(OP, || unsafe {
+                sys::mlx_device_info_get_string(&raw mut text, handles.info, name.as_ptr())
+            })?;
+            // SAFETY: MLX gave a NUL-terminated string that lives as long as the handle.
+            DeviceInfo::Text(
+                unsafe { CStr::from_ptr(text) }
+                    .to_string_lossy()
+                    .into_owned(),
+            )
+        } else {
+            let mut number = 0;
+            // SAFETY: as above; the value is a number.
+            call::status(OP, || unsafe {
+                sys::mlx_device_info_get_size(&raw mut number, handles.info, name.as_ptr())
+            })?;
+            DeviceInfo::Number(number)
+        };
+        Ok((name.to_string_lossy().into_owned(), value))
+    }
+}
+
+#[cfg(not(mlx_c_0_5))]
+mod info {
+    //! What mlx-c 0.4 tells of a device: of Metal's only, where it is there.
+
+    use std::collections::BTreeMap;
+    use std::ffi::CStr;
+
+    use mlx_sys as sys;
+
+    use super::{Device, DeviceInfo, DeviceKind, metal_is_available};
+    use crate::call;
+    use crate::error::Result;
+
+    pub(super) fn of(device: Device) -> Result<BTreeMap<String, DeviceInfo>> {
+        let mut out = BTreeMap::new();
+        if device.kind() == DeviceKind::Cpu || !metal_is_available() {
+            // Without Metal the call below ends the process.
+            return Ok(out);
+        }
+        let _guard = call::lock();
+        // SAFETY: Metal is available.
+        let info = unsafe { sys::mlx_metal_device_info() };
+        // SAFETY: mlx-c ends the name with a zero byte inside the array.
+        let name = unsafe { CStr::from_ptr(info.architecture.as_ptr()) };
+        let name = name.to_string_lossy().into_owned();
+        out.insert(String::from("architecture"), DeviceInfo::Text(name));
+        for (key, value) in [
+            ("max_buffer_length", info.max_buffer_length),
+            (
+                "max_recommended_working_set_size",
+                info.max_recommended_working_set_size,
+            ),
+            ("memory_size", info.memory_size),
+        ] {
+            out.insert(String::from(key), DeviceInfo::Number(value));
+        }
+        Ok(out)
+    }
+}
+
 /// mlx-c 0.4 cannot say; there, a GPU without Metal means CUDA.
 #[cfg(not(mlx_c_0_5))]
 fn cuda_flag() -> Result<bool> {
     if metal_is_available() {
         return Ok(false);
     }
-    let _guard = call::lock();
-    // SAFETY: returns a new handle, freed below.
-    let mut device = unsafe { sys::mlx_device_new() };
-    let mut kind = sys::mlx_device_type__MLX_CPU;
-    // MLX's own default device is the GPU exactly when it has one.
-    // SAFETY: both out-pointers are live.
-    let result = call::status("default_device", || unsafe {
-        sys::mlx_get_default_device(&raw mut device)
-    })
-    .and_then(|()| {
-        // SAFETY: `device` is a live handle and `kind` a live out-pointer.
-        call::status("device_type", || unsafe {
-            sys::mlx_device_get_type(&raw mut kind, device)
-        })
-    });
-    // SAFETY: the handle is owned here.
-    unsafe { sys::mlx_device_free(device) };
-    result.map(|()| kind == sys::mlx_device_type__MLX_GPU)
+    // MLX's own default device is the GPU exactly when it has one, and it is not changed before this
+    // is asked: changing it asks this first.
+    static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    if let Some(answer) = ANSWER.get() {
+        return Ok(*answer);
+    }
+    let device = Device::read("default_device", |out| {
+        // SAFETY: the out-pointer is a writable device handle.
+        unsafe { sys::mlx_get_default_device(out) }
+    })?;
+    Ok(*ANSWER.get_or_init(|| device.kind == DeviceKind::Gpu))
 }

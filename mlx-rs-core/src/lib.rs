@@ -44,15 +44,17 @@ mod ops;
 mod stream;
 
 pub mod cpu;
+pub mod distributed;
 pub mod fast;
 pub mod fft;
 pub mod linalg;
 pub mod memory;
+pub mod metal;
 pub mod random;
 mod transforms;
 
 pub use array::{Array, Data};
-pub use device::{Device, DeviceKind, cuda_is_available, metal_is_available};
+pub use device::{Device, DeviceInfo, DeviceKind, cuda_is_available, metal_is_available};
 pub use dtype::{Dtype, Element, FloatElement};
 pub use error::{Error, ErrorKind, Result};
 pub use half::{bf16, f16};

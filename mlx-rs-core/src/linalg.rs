@@ -32,7 +32,7 @@ use crate::device::{Device, DeviceKind};
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{eye, where_};
-use crate::stream::{self, Stream};
+use crate::stream::Stream;
 
 /// Which triangle of a symmetric matrix is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -50,7 +50,7 @@ pub(crate) const LARGEST_SINGLE: i32 = 2048;
 
 /// Runs `f` on the current stream when that is on a CPU, else on the CPU's default stream.
 fn on_cpu<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
-    if stream::current_kind()? == DeviceKind::Cpu {
+    if Device::current()?.kind() == DeviceKind::Cpu {
         return f();
     }
     Stream::default_of(Device::cpu())?.scope(f)

@@ -1,15 +1,26 @@
 //! Streams: ordered queues of work on a device. Operations use the calling thread's current
-//! stream, which [`Stream::scope`] sets; without one, the default stream of the default device.
+//! stream, which [`Stream::scope`] sets; without one, the default stream of the default device, which
+//! [`Device::set_default`] and [`Stream::set_default`] change for the whole process.
+//!
+//! ```
+//! use mlx_rs_core::{Device, Stream, ones, Dtype};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let stream = Stream::new(Device::cpu())?;
+//! let sum = stream.scope(|| ones(&[4], Dtype::Float32)?.sum(0, false))?;
+//! assert_eq!(sum.item::<f32>()?, 4.0);
+//! # Ok(()) }
+//! ```
 
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use mlx_sys as sys;
+use parking_lot::Mutex;
 
 use crate::call;
-use crate::device::{Device, DeviceKind};
+use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 
 thread_local! {
@@ -97,6 +108,33 @@ impl Stream {
         self.device
     }
 
+    /// MLX's number of this stream, different for every stream of the process.
+    ///
+    /// # Errors
+    /// When MLX cannot say.
+    pub fn index(&self) -> Result<i32> {
+        let mut index = 0;
+        // SAFETY: the handle is live and the out-pointer writable.
+        call::status("stream_index", || unsafe {
+            sys::mlx_stream_get_index(&raw mut index, self.raw)
+        })?;
+        Ok(index)
+    }
+
+    /// Makes this stream the default of its device, and where operations of every thread run that is
+    /// not in a [`Stream::scope`].
+    ///
+    /// # Errors
+    /// When MLX cannot use it.
+    pub fn set_default(&self) -> Result<()> {
+        let _guard = call::lock();
+        // SAFETY: the handle is live; MLX copies what it stands for.
+        call::status("set_default_stream", || unsafe {
+            sys::mlx_set_default_stream(self.raw)
+        })?;
+        self.device.set_default()
+    }
+
     /// Runs `f` with this stream as the current one of the calling thread. Scopes nest; the
     /// previous stream is restored afterwards, also when `f` panics.
     pub fn scope<R>(&self, f: impl FnOnce() -> R) -> R {
@@ -129,6 +167,26 @@ impl fmt::Debug for Stream {
     }
 }
 
+impl PartialEq for Stream {
+    /// Whether both stand for the same queue.
+    fn eq(&self, other: &Self) -> bool {
+        let _guard = call::lock();
+        // SAFETY: both handles are live, which the call needs: it looks without asking.
+        unsafe { sys::mlx_stream_equal(self.raw, other.raw) }
+    }
+}
+
+impl fmt::Display for Stream {
+    /// As MLX names it, such as `Stream(Device(cpu, 0), 1)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = call::string("stream", |out| {
+            // SAFETY: both handles are live.
+            unsafe { sys::mlx_stream_tostring(out, self.raw) }
+        });
+        f.write_str(&text.unwrap_or_else(|_| String::from("Stream")))
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
         let _guard = call::lock();
@@ -137,32 +195,38 @@ impl Drop for Stream {
     }
 }
 
-/// The kind of device that operations of this thread run on.
-pub(crate) fn current_kind() -> Result<DeviceKind> {
+/// The device that operations of this thread run on.
+pub(crate) fn current_device() -> Result<Device> {
     let _guard = call::lock();
     let stream = current_raw()?;
-    // SAFETY: returns a new handle, freed below.
-    let mut device = unsafe { sys::mlx_device_new() };
-    let mut kind = sys::mlx_device_type__MLX_CPU;
-    // SAFETY: both handles are live and the out-pointer writable.
-    let result = call::status("stream_device", || unsafe {
-        sys::mlx_stream_get_device(&raw mut device, stream)
+    Device::read("stream_device", |out| {
+        // SAFETY: the stream is live and the out-pointer a writable device handle.
+        unsafe { sys::mlx_stream_get_device(out, stream) }
     })
-    .and_then(|()| {
-        // SAFETY: the handle is live and the out-pointer writable.
-        call::status("device_type", || unsafe {
-            sys::mlx_device_get_type(&raw mut kind, device)
-        })
-    });
-    // SAFETY: the handle is owned here.
-    unsafe { sys::mlx_device_free(device) };
-    result.map(|()| {
-        if kind == sys::mlx_device_type__MLX_CPU {
-            DeviceKind::Cpu
-        } else {
-            DeviceKind::Gpu
+}
+
+/// The context pointer of the default stream's handle; null until it is first asked for.
+static DEFAULT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Streams that were the default once. They live on, since a call may still be using one.
+static DEFAULTS: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
+
+/// Makes `stream` the default of this process. Call with the lock held.
+pub(crate) fn install_default(stream: Stream) -> Result<()> {
+    let index = stream.index()?;
+    let mut known = DEFAULTS.lock();
+    let mut ctx = std::ptr::null_mut();
+    for old in known.iter() {
+        if old.device == stream.device && old.index()? == index {
+            ctx = old.raw.ctx;
         }
-    })
+    }
+    if ctx.is_null() {
+        ctx = stream.raw.ctx;
+        known.push(stream);
+    }
+    DEFAULT.store(ctx, Ordering::Release);
+    Ok(())
 }
 
 /// The raw handle operations run on. Call with the lock held.
@@ -171,11 +235,13 @@ pub(crate) fn current_raw() -> Result<sys::mlx_stream> {
     if !ctx.is_null() {
         return Ok(sys::mlx_stream { ctx });
     }
-    static DEFAULT: OnceLock<Stream> = OnceLock::new();
-    if let Some(stream) = DEFAULT.get() {
-        return Ok(stream.raw);
+    let ctx = DEFAULT.load(Ordering::Acquire);
+    if !ctx.is_null() {
+        return Ok(sys::mlx_stream { ctx });
     }
-    // The lock is held, so no second thread can race to fill the cell.
-    let stream = Stream::default_of(Device::default_device())?;
-    Ok(DEFAULT.get_or_init(|| stream).raw)
+    // The lock is held, so no second thread can race to install one.
+    install_default(Stream::default_of(Device::default_device())?)?;
+    Ok(sys::mlx_stream {
+        ctx: DEFAULT.load(Ordering::Acquire),
+    })
 }
