@@ -35,11 +35,15 @@
 //! Sizes against slices, index ranges of gathers, strides of views, integer division by zero, and
 //! allocations against [`memory::budget`]: MLX itself reads foreign memory or aborts there.
 
+#[macro_use]
+mod macros;
+
 mod array;
 mod call;
 mod device;
 mod dtype;
 mod error;
+mod operators;
 mod ops;
 mod stream;
 
@@ -47,18 +51,20 @@ pub mod cpu;
 pub mod distributed;
 pub mod fast;
 pub mod fft;
+pub mod indexing;
 pub mod linalg;
 pub mod memory;
 pub mod metal;
 pub mod random;
 mod transforms;
 
-pub use array::{Array, Data};
+pub use array::{Array, Data, Iter, Nested};
 pub use device::{Device, DeviceInfo, DeviceKind, cuda_is_available, metal_is_available};
 pub use dtype::{Dtype, Element, FloatElement};
 pub use error::{Error, ErrorKind, Result};
 pub use half::{bf16, f16};
 pub use num_complex::Complex32;
+pub use operators::Operand;
 pub use ops::{
     All, Axes, Conv, GridIndexing, IndexArg, MatrixIndices, Pad, QuantMode, Quantized, ScatterMode,
     arange, broadcast_arrays, concatenate, concatenate_flat, depends, einsum, eye, full, identity,
