@@ -50,6 +50,7 @@ mod stream;
 pub mod cpu;
 pub mod fast;
 pub mod indexing;
+pub mod io;
 pub mod memory;
 pub mod random;
 mod transforms;
