@@ -1,11 +1,19 @@
 //! Devices: where work runs, and whether this build of MLX has them.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use mlx_sys as sys;
 
 use crate::call;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::stream;
+
+/// The default device: one of the three below.
+static DEFAULT: AtomicU8 = AtomicU8::new(UNSET);
+const UNSET: u8 = 0;
+const CPU: u8 = 1;
+const GPU: u8 = 2;
 
 /// The kind of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,14 +71,83 @@ impl Device {
         }
     }
 
-    /// The default device of MLX: the GPU where there is one.
+    /// The device that work runs on unless a scope says otherwise: the one last given to
+    /// [`Device::set_default`], else the GPU where there is one.
     #[must_use]
     pub fn default_device() -> Self {
-        if Self::gpu().is_available() {
-            Self::gpu()
-        } else {
-            Self::cpu()
+        match DEFAULT.load(Ordering::Relaxed) {
+            CPU => Self::cpu(),
+            GPU => Self::gpu(),
+            _ => {
+                let found = if Self::gpu().is_available() { GPU } else { CPU };
+                // A concurrent `set_default` wins.
+                let _ =
+                    DEFAULT.compare_exchange(UNSET, found, Ordering::Relaxed, Ordering::Relaxed);
+                Self::default_device()
+            }
         }
+    }
+
+    /// Makes this the default device of the process and returns the one before. Threads inside a
+    /// scope keep their stream until it ends; existing arrays are computed where their operations
+    /// were recorded.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream};
+    /// # fn main() -> mlx_rs_core::Result<()> {
+    /// let before = Device::cpu().set_default()?;
+    /// assert_eq!(Stream::current()?.device(), Device::cpu());
+    /// before.set_default()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] when this build of MLX cannot use the device.
+    pub fn set_default(self) -> Result<Self> {
+        if !self.is_available() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "set_default",
+                format!("this build of MLX has no usable {self} device"),
+            ));
+        }
+        let _guard = call::lock();
+        let before = Self::default_device();
+        // MLX's own default is used by the few calls that take no stream.
+        // SAFETY: takes plain numbers; the handle is freed below.
+        let device = unsafe { sys::mlx_device_new_type(self.raw_kind(), self.index()) };
+        let result = call::status("set_default", || {
+            // SAFETY: the handle is live; MLX copies what it names.
+            unsafe { sys::mlx_set_default_device(device) }
+        });
+        // SAFETY: the handle is owned here.
+        unsafe { sys::mlx_device_free(device) };
+        result?;
+        let value = match self.kind {
+            DeviceKind::Cpu => CPU,
+            DeviceKind::Gpu => GPU,
+        };
+        DEFAULT.store(value, Ordering::Relaxed);
+        Ok(before)
+    }
+
+    /// Runs `f` with the default stream of this device as the current one of the calling thread, as
+    /// `with mx.stream(device):` does in Python; see [`Stream::scope`](crate::Stream::scope). For one
+    /// call, give one call.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, Device};
+    /// # fn main() -> mlx_rs_core::Result<()> {
+    /// let a = array!([1.0, 4.0])?;
+    /// let roots = Device::cpu().scope(|| a.sqrt())?;
+    /// assert_eq!(roots.to_vec::<f32>()?, [1.0, 2.0]);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// What `f` returns; [`ErrorKind::Unsupported`] when this build of MLX cannot use the device.
+    pub fn scope<R, E: From<Error>>(self, f: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
+        stream::default_for(self)?.scope(f)
     }
 
     pub(crate) fn raw_kind(self) -> sys::mlx_device_type {
