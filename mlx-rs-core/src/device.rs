@@ -13,13 +13,19 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use mlx_sys as sys;
 
 use crate::call;
 use crate::error::{Error, ErrorKind, Result};
-use crate::stream::{self, Stream};
+use crate::stream;
+
+/// The default device: one of the three below.
+static DEFAULT: AtomicU8 = AtomicU8::new(UNSET);
+const UNSET: u8 = 0;
+const CPU: u8 = 1;
+const GPU: u8 = 2;
 
 /// The kind of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,10 +35,6 @@ pub enum DeviceKind {
     /// A GPU: Metal on Apple silicon, CUDA on NVIDIA.
     Gpu,
 }
-
-/// What [`Device::set_default`] chose: [`NONE`], a GPU's number, or -1 less a CPU's.
-static CHOSEN: AtomicI64 = AtomicI64::new(NONE);
-const NONE: i64 = i64::MIN;
 
 /// One thing that [`Device::info`] tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,12 +71,6 @@ impl Device {
         }
     }
 
-    /// The device of `kind` with this number, counted from 0.
-    #[must_use]
-    pub const fn new(kind: DeviceKind, index: i32) -> Self {
-        Self { kind, index }
-    }
-
     /// The kind of this device.
     #[must_use]
     pub const fn kind(self) -> DeviceKind {
@@ -90,10 +86,9 @@ impl Device {
     /// Whether this build of MLX can run work there now.
     #[must_use]
     pub fn is_available(self) -> bool {
-        match (self.kind, self.index) {
-            (DeviceKind::Cpu, 0) => true,
-            (DeviceKind::Gpu, 0) => metal_is_available() || cuda_is_available(),
-            (_, index) => (0..self.count().unwrap_or(0)).contains(&index),
+        match self.kind {
+            DeviceKind::Cpu => true,
+            DeviceKind::Gpu => metal_is_available() || cuda_is_available(),
         }
     }
 
@@ -105,47 +100,83 @@ impl Device {
         count(self)
     }
 
-    /// Where operations run that no [`Stream::scope`] says otherwise for: what
-    /// [`Device::set_default`] chose, else the GPU where there is one.
+    /// The device that work runs on unless a scope says otherwise: the one last given to
+    /// [`Device::set_default`], else the GPU where there is one.
     #[must_use]
     pub fn default_device() -> Self {
-        match CHOSEN.load(Ordering::Acquire) {
-            NONE if Self::gpu().is_available() => Self::gpu(),
-            NONE => Self::cpu(),
-            // Both halves were put there by `set_default`.
-            cpu if cpu < 0 => Self::new(DeviceKind::Cpu, (-1 - cpu) as i32),
-            gpu => Self::new(DeviceKind::Gpu, gpu as i32),
+        match DEFAULT.load(Ordering::Relaxed) {
+            CPU => Self::cpu(),
+            GPU => Self::gpu(),
+            _ => {
+                let found = if Self::gpu().is_available() { GPU } else { CPU };
+                // A concurrent `set_default` wins.
+                let _ =
+                    DEFAULT.compare_exchange(UNSET, found, Ordering::Relaxed, Ordering::Relaxed);
+                Self::default_device()
+            }
         }
     }
 
-    /// Makes this device the default of the whole process. Work in a [`Stream::scope`] stays there.
+    /// Makes this the default device of the process and returns the one before. Threads inside a
+    /// scope keep their stream until it ends; existing arrays are computed where their operations
+    /// were recorded.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream};
+    /// # fn main() -> mlx_rs_core::Result<()> {
+    /// let before = Device::cpu().set_default()?;
+    /// assert_eq!(Stream::current()?.device(), Device::cpu());
+    /// before.set_default()?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] when this build of MLX cannot use it.
-    pub fn set_default(self) -> Result<()> {
+    /// [`ErrorKind::Unsupported`] when this build of MLX cannot use the device.
+    pub fn set_default(self) -> Result<Self> {
+        if !self.is_available() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "set_default",
+                format!("this build of MLX has no usable {self} device"),
+            ));
+        }
         let _guard = call::lock();
-        let stream = Stream::default_of(self)?;
-        self.with_raw("set_default_device", |device| {
-            // SAFETY: the handle is live; MLX copies what it stands for.
+        let before = Self::default_device();
+        // MLX's own default is used by the few calls that take no stream.
+        // SAFETY: takes plain numbers; the handle is freed below.
+        let device = unsafe { sys::mlx_device_new_type(self.raw_kind(), self.index()) };
+        let result = call::status("set_default", || {
+            // SAFETY: the handle is live; MLX copies what it names.
             unsafe { sys::mlx_set_default_device(device) }
-        })?;
-        stream::install_default(stream)?;
-        let number = i64::from(self.index);
-        let chosen = match self.kind {
-            DeviceKind::Cpu => -1 - number,
-            DeviceKind::Gpu => number,
+        });
+        // SAFETY: the handle is owned here.
+        unsafe { sys::mlx_device_free(device) };
+        result?;
+        let value = match self.kind {
+            DeviceKind::Cpu => CPU,
+            DeviceKind::Gpu => GPU,
         };
-        CHOSEN.store(chosen, Ordering::Release);
-        Ok(())
+        DEFAULT.store(value, Ordering::Relaxed);
+        Ok(before)
     }
 
-    /// Where operations of this thread run now: the device of the current [`Stream::scope`], or the
-    /// default one.
+    /// Runs `f` with the default stream of this device as the current one of the calling thread, as
+    /// `with mx.stream(device):` does in Python; see [`Stream::scope`](crate::Stream::scope). For one
+    /// call, give one call.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, Device};
+    /// # fn main() -> mlx_rs_core::Result<()> {
+    /// let a = array!([1.0, 4.0])?;
+    /// let roots = Device::cpu().scope(|| a.sqrt())?;
+    /// assert_eq!(roots.to_vec::<f32>()?, [1.0, 2.0]);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// When MLX cannot say.
-    pub fn current() -> Result<Self> {
-        stream::current_device()
+    /// What `f` returns; [`ErrorKind::Unsupported`] when this build of MLX cannot use the device.
+    pub fn scope<R, E: From<Error>>(self, f: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
+        stream::default_for(self)?.scope(f)
     }
 
     /// What MLX knows about the device, such as `device_name`, `architecture` and `memory_size` (bytes);
@@ -176,42 +207,6 @@ impl Device {
         // SAFETY: the handle is owned here and not used again.
         unsafe { sys::mlx_device_free(device) };
         result
-    }
-
-    /// The device that `f` writes into a handle.
-    pub(crate) fn read(
-        op: &'static str,
-        f: impl FnOnce(*mut sys::mlx_device) -> i32,
-    ) -> Result<Self> {
-        let _guard = call::lock();
-        let ctx = call::handle(op, || {
-            // SAFETY: returns a new handle, checked for null.
-            unsafe { sys::mlx_device_new_type(sys::mlx_device_type__MLX_CPU, 0) }.ctx
-        })?;
-        let mut device = sys::mlx_device { ctx };
-        let (mut kind, mut index) = (sys::mlx_device_type__MLX_CPU, 0);
-        let result = call::status(op, || f(&raw mut device))
-            .and_then(|()| {
-                // SAFETY: the handle is live and the out-pointer writable.
-                call::status(op, || unsafe {
-                    sys::mlx_device_get_type(&raw mut kind, device)
-                })
-            })
-            .and_then(|()| {
-                // SAFETY: the handle is live and the out-pointer writable.
-                call::status(op, || unsafe {
-                    sys::mlx_device_get_index(&raw mut index, device)
-                })
-            });
-        // SAFETY: the handle is owned here and not used again.
-        unsafe { sys::mlx_device_free(device) };
-        result?;
-        let kind = if kind == sys::mlx_device_type__MLX_CPU {
-            DeviceKind::Cpu
-        } else {
-            DeviceKind::Gpu
-        };
-        Ok(Self { kind, index })
     }
 
     pub(crate) fn raw_kind(self) -> sys::mlx_device_type {
@@ -417,15 +412,27 @@ fn cuda_flag() -> Result<bool> {
     if metal_is_available() {
         return Ok(false);
     }
-    // MLX's own default device is the GPU exactly when it has one, and it is not changed before this
-    // is asked: changing it asks this first.
+    // Kept, since MLX's default says so only until it is changed, which asks this first.
     static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     if let Some(answer) = ANSWER.get() {
         return Ok(*answer);
     }
-    let device = Device::read("default_device", |out| {
-        // SAFETY: the out-pointer is a writable device handle.
-        unsafe { sys::mlx_get_default_device(out) }
-    })?;
-    Ok(*ANSWER.get_or_init(|| device.kind == DeviceKind::Gpu))
+    let _guard = call::lock();
+    // SAFETY: returns a new handle, freed below.
+    let mut device = unsafe { sys::mlx_device_new() };
+    let mut kind = sys::mlx_device_type__MLX_CPU;
+    // MLX's own default device is the GPU exactly when it has one.
+    // SAFETY: both out-pointers are live.
+    let result = call::status("default_device", || unsafe {
+        sys::mlx_get_default_device(&raw mut device)
+    })
+    .and_then(|()| {
+        // SAFETY: `device` is a live handle and `kind` a live out-pointer.
+        call::status("device_type", || unsafe {
+            sys::mlx_device_get_type(&raw mut kind, device)
+        })
+    });
+    // SAFETY: the handle is owned here.
+    unsafe { sys::mlx_device_free(device) };
+    result.map(|()| *ANSWER.get_or_init(|| kind == sys::mlx_device_type__MLX_GPU))
 }

@@ -64,6 +64,12 @@ impl Error {
         self
     }
 
+    /// Puts where it happened (a file, a name) in front of the message.
+    pub(crate) fn context(mut self, place: impl fmt::Display) -> Self {
+        self.inner.message = format!("{place}: {}", self.inner.message);
+        self
+    }
+
     /// The class of the fault.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {

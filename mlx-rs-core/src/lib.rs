@@ -52,6 +52,7 @@ pub mod distributed;
 pub mod fast;
 pub mod fft;
 pub mod indexing;
+pub mod io;
 pub mod linalg;
 pub mod memory;
 pub mod metal;

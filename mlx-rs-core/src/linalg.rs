@@ -50,7 +50,7 @@ pub(crate) const LARGEST_SINGLE: i32 = 2048;
 
 /// Runs `f` on the current stream when that is on a CPU, else on the CPU's default stream.
 fn on_cpu<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
-    if Device::current()?.kind() == DeviceKind::Cpu {
+    if Stream::current()?.device().kind() == DeviceKind::Cpu {
         return f();
     }
     Stream::default_of(Device::cpu())?.scope(f)

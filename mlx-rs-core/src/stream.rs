@@ -1,23 +1,13 @@
 //! Streams: ordered queues of work on a device. Operations use the calling thread's current
-//! stream, which [`Stream::scope`] sets; without one, the default stream of the default device, which
-//! [`Device::set_default`] and [`Stream::set_default`] change for the whole process.
-//!
-//! ```
-//! use mlx_rs_core::{Device, Stream, ones, Dtype};
-//! # fn main() -> mlx_rs_core::Result<()> {
-//! let stream = Stream::new(Device::cpu())?;
-//! let sum = stream.scope(|| ones(&[4], Dtype::Float32)?.sum(0, false))?;
-//! assert_eq!(sum.item::<f32>()?, 4.0);
-//! # Ok(()) }
-//! ```
+//! stream, which [`Stream::scope`] and [`Device::scope`] set; without one, the default stream of the
+//! default device.
 
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::OnceLock;
 
 use mlx_sys as sys;
-use parking_lot::Mutex;
 
 use crate::call;
 use crate::device::Device;
@@ -102,37 +92,65 @@ impl Stream {
         Ok(Self { raw, device })
     }
 
+    /// The stream that operations of the calling thread run on now: that of the innermost
+    /// [`Stream::scope`] or [`Device::scope`], else the default device's.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream};
+    /// # fn main() -> mlx_rs_core::Result<()> {
+    /// let stream = Stream::new(Device::cpu())?;
+    /// let inside = stream.scope(Stream::current)?;
+    /// assert_eq!(inside, stream);
+    /// assert_ne!(Stream::current()?, stream);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// When the default device cannot be used.
+    pub fn current() -> Result<Self> {
+        let _guard = call::lock();
+        let raw = current_raw()?;
+        // SAFETY: makes empty handles, filled below; the device's is freed here.
+        let (mut copy, mut device) = unsafe { (sys::mlx_stream_new(), sys::mlx_device_new()) };
+        let mut kind = sys::mlx_device_type__MLX_CPU;
+        let result = call::status("stream", || {
+            // SAFETY: all handles are live and the results writable; a failing call is the last.
+            unsafe {
+                match sys::mlx_stream_get_device(&raw mut device, raw) {
+                    0 => match sys::mlx_device_get_type(&raw mut kind, device) {
+                        0 => sys::mlx_stream_set(&raw mut copy, raw),
+                        failed => failed,
+                    },
+                    failed => failed,
+                }
+            }
+        });
+        // SAFETY: the handle is owned here.
+        unsafe { sys::mlx_device_free(device) };
+        let device = if kind == sys::mlx_device_type__MLX_GPU {
+            Device::gpu()
+        } else {
+            Device::cpu()
+        };
+        // Owned from here on, whatever the result.
+        let stream = Self { raw: copy, device };
+        result.map(|()| stream)
+    }
+
+    /// The number that tells this stream from the others.
+    #[must_use]
+    pub fn index(&self) -> i32 {
+        let _guard = call::lock();
+        let mut index = -1;
+        // SAFETY: the handle is live and the result writable; there is nothing to fail.
+        unsafe { sys::mlx_stream_get_index(&raw mut index, self.raw) };
+        index
+    }
+
     /// The device this stream runs on.
     #[must_use]
     pub fn device(&self) -> Device {
         self.device
-    }
-
-    /// MLX's number of this stream, different for every stream of the process.
-    ///
-    /// # Errors
-    /// When MLX cannot say.
-    pub fn index(&self) -> Result<i32> {
-        let mut index = 0;
-        // SAFETY: the handle is live and the out-pointer writable.
-        call::status("stream_index", || unsafe {
-            sys::mlx_stream_get_index(&raw mut index, self.raw)
-        })?;
-        Ok(index)
-    }
-
-    /// Makes this stream the default of its device, and where operations of every thread run that is
-    /// not in a [`Stream::scope`].
-    ///
-    /// # Errors
-    /// When MLX cannot use it.
-    pub fn set_default(&self) -> Result<()> {
-        let _guard = call::lock();
-        // SAFETY: the handle is live; MLX copies what it stands for.
-        call::status("set_default_stream", || unsafe {
-            sys::mlx_set_default_stream(self.raw)
-        })?;
-        self.device.set_default()
     }
 
     /// Runs `f` with this stream as the current one of the calling thread. Scopes nest; the
@@ -159,20 +177,21 @@ impl Stream {
     }
 }
 
+impl PartialEq for Stream {
+    /// Whether both are the same queue.
+    fn eq(&self, other: &Self) -> bool {
+        self.device == other.device && self.index() == other.index()
+    }
+}
+
+impl Eq for Stream {}
+
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream")
             .field("device", &self.device)
+            .field("index", &self.index())
             .finish()
-    }
-}
-
-impl PartialEq for Stream {
-    /// Whether both stand for the same queue.
-    fn eq(&self, other: &Self) -> bool {
-        let _guard = call::lock();
-        // SAFETY: both handles are live, which the call needs: it looks without asking.
-        unsafe { sys::mlx_stream_equal(self.raw, other.raw) }
     }
 }
 
@@ -195,38 +214,16 @@ impl Drop for Stream {
     }
 }
 
-/// The device that operations of this thread run on.
-pub(crate) fn current_device() -> Result<Device> {
-    let _guard = call::lock();
-    let stream = current_raw()?;
-    Device::read("stream_device", |out| {
-        // SAFETY: the stream is live and the out-pointer a writable device handle.
-        unsafe { sys::mlx_stream_get_device(out, stream) }
-    })
-}
-
-/// The context pointer of the default stream's handle; null until it is first asked for.
-static DEFAULT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-
-/// Streams that were the default once. They live on, since a call may still be using one.
-static DEFAULTS: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
-
-/// Makes `stream` the default of this process. Call with the lock held.
-pub(crate) fn install_default(stream: Stream) -> Result<()> {
-    let index = stream.index()?;
-    let mut known = DEFAULTS.lock();
-    let mut ctx = std::ptr::null_mut();
-    for old in known.iter() {
-        if old.device == stream.device && old.index()? == index {
-            ctx = old.raw.ctx;
-        }
+/// The default stream of a device, made when first asked for and kept: it may be current anywhere.
+pub(crate) fn default_for(device: Device) -> Result<&'static Stream> {
+    static DEFAULTS: [OnceLock<Stream>; 2] = [const { OnceLock::new() }; 2];
+    let slot = &DEFAULTS[device.kind() as usize];
+    if let Some(stream) = slot.get() {
+        return Ok(stream);
     }
-    if ctx.is_null() {
-        ctx = stream.raw.ctx;
-        known.push(stream);
-    }
-    DEFAULT.store(ctx, Ordering::Release);
-    Ok(())
+    // Two threads may both make a handle; one is kept, and either names the same stream.
+    let stream = Stream::default_of(device)?;
+    Ok(slot.get_or_init(|| stream))
 }
 
 /// The raw handle operations run on. Call with the lock held.
@@ -235,13 +232,5 @@ pub(crate) fn current_raw() -> Result<sys::mlx_stream> {
     if !ctx.is_null() {
         return Ok(sys::mlx_stream { ctx });
     }
-    let ctx = DEFAULT.load(Ordering::Acquire);
-    if !ctx.is_null() {
-        return Ok(sys::mlx_stream { ctx });
-    }
-    // The lock is held, so no second thread can race to install one.
-    install_default(Stream::default_of(Device::default_device())?)?;
-    Ok(sys::mlx_stream {
-        ctx: DEFAULT.load(Ordering::Acquire),
-    })
+    Ok(default_for(Device::default_device())?.raw)
 }

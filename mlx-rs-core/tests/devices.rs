@@ -1,68 +1,65 @@
-//! Devices and streams: what they are, which are there, and the default of the process. One test,
-//! since the default belongs to the process.
+//! Devices and streams: the default, scopes, and what a device that is missing says. A binary of its
+//! own: the default device belongs to the whole process.
 
-use mlx_rs_core::{
-    Device, DeviceInfo, DeviceKind, Dtype, ErrorKind, Stream, metal, metal_is_available, ones,
-};
+use mlx_rs_core::{Device, Error, ErrorKind, Stream, array, eval};
 
 #[test]
-fn devices_and_streams_are_what_they_say() {
-    let cpu = Device::cpu();
-    assert!(cpu.is_available());
-    assert_eq!(cpu.count().unwrap(), 1);
-    let info = cpu.info().unwrap();
-    if let Some(name) = info.get("device_name") {
-        assert!(
-            matches!(name, DeviceInfo::Text(t) if !t.is_empty()),
-            "{info:?}"
-        );
-    }
-    // Devices that do not exist are refused everywhere.
-    let gpus = Device::gpu().count().unwrap();
-    for missing in [
-        Device::new(DeviceKind::Cpu, 1),
-        Device::new(DeviceKind::Cpu, -1),
-        Device::new(DeviceKind::Gpu, gpus),
-        Device::new(DeviceKind::Gpu, i32::MAX),
-        Device::new(DeviceKind::Gpu, i32::MIN),
-    ] {
-        assert!(!missing.is_available(), "{missing:?}");
-        for e in [
-            missing.info().err(),
-            missing.set_default().err(),
-            Stream::new(missing).err(),
-            Stream::default_of(missing).err(),
-        ] {
-            assert_eq!(e.unwrap().kind(), ErrorKind::Unsupported, "{missing:?}");
-        }
-    }
-    if !metal_is_available() {
-        let e = metal::start_capture("trace.gputrace").unwrap_err();
+fn the_default_is_settable_and_scopes_go_before_it() {
+    let found = Device::default_device();
+    assert_eq!(
+        found.kind() == Device::gpu().kind(),
+        Device::gpu().is_available()
+    );
+    assert_eq!(Device::cpu().set_default().unwrap(), found);
+    assert_eq!(Device::default_device(), Device::cpu());
+    let default = Stream::default_of(Device::cpu()).unwrap();
+    assert_eq!(Stream::current().unwrap(), default);
+    if !Device::gpu().is_available() {
+        let e = Device::gpu().set_default().unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported);
+        assert_eq!(Device::default_device(), Device::cpu());
+        let e = Device::gpu().scope(|| Ok::<_, Error>(())).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported);
     }
 
-    // The default before anything is chosen, then a chosen one.
-    let first = Device::default_device();
-    assert_eq!(Device::current().unwrap(), first);
-    cpu.set_default().unwrap();
-    assert_eq!(
-        (Device::default_device(), Device::current().unwrap()),
-        (cpu, cpu)
+    // Scopes nest, end, and belong to their thread.
+    let (a, b) = (
+        Stream::new(Device::cpu()).unwrap(),
+        Stream::new(Device::cpu()).unwrap(),
     );
-    let (a, b) = (Stream::new(cpu).unwrap(), Stream::new(cpu).unwrap());
-    assert!(a != b && a == a && a.index().unwrap() != b.index().unwrap());
-    assert!(a.to_string().contains("cpu"), "{a}");
-    for _ in 0..3 {
-        a.set_default().unwrap();
-        assert_eq!(Stream::default_of(cpu).unwrap(), a);
-        let sum = ones(&[4], Dtype::Float32).unwrap().sum(0, false).unwrap();
-        assert_eq!(sum.item::<f32>().unwrap(), 4.0);
-        b.set_default().unwrap();
+    assert_ne!(a, b);
+    a.scope(|| {
+        assert_eq!(Stream::current().unwrap(), a);
+        b.scope(|| assert_eq!(Stream::current().unwrap(), b));
+        assert_eq!(Stream::current().unwrap(), a);
+        let inner: Result<(), Error> = Device::cpu().scope(|| {
+            assert_eq!(Stream::current()?, default);
+            Err(Error::new(ErrorKind::Value, "test", "passed on"))
+        });
+        assert_eq!(inner.unwrap_err().message(), "passed on");
+        assert_eq!(Stream::current().unwrap(), a);
+        std::thread::scope(|s| {
+            s.spawn(|| assert_eq!(Stream::current().unwrap(), default));
+        });
+        // Handed on, a stream is current elsewhere too.
+        let here = Stream::current().unwrap();
+        std::thread::spawn(move || here.scope(Stream::current).unwrap())
+            .join()
+            .map(|there| assert_eq!(there, a))
+            .unwrap();
+    });
+    assert_eq!(Stream::current().unwrap(), default);
+
+    // Work on one stream waits for what it needs from another.
+    let x = array!([1.0, 2.0]).unwrap();
+    let y = a.scope(|| x.exp()).unwrap();
+    let z = b.scope(|| y.log()).unwrap();
+    let sum = z.add(&y.multiply(&y).unwrap()).unwrap();
+    eval([&sum]).unwrap();
+    a.synchronize().unwrap();
+    let got = sum.to_vec::<f32>().unwrap();
+    for (got, x) in got.iter().zip([1.0f32, 2.0]) {
+        assert!((got - (x + (2.0 * x).exp())).abs() < 1e-4, "{got}");
     }
-    // A default outlives the handle that was made one.
-    drop((a, b));
-    let sum = ones(&[5], Dtype::Float32).unwrap().sum(0, false).unwrap();
-    assert_eq!(sum.item::<f32>().unwrap(), 5.0);
-    first.set_default().unwrap();
-    assert_eq!(Device::default_device(), first);
+    found.set_default().unwrap();
 }
