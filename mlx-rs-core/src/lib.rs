@@ -37,6 +37,7 @@
 
 mod array;
 mod call;
+mod closure;
 mod device;
 mod dtype;
 mod error;
@@ -47,7 +48,7 @@ pub mod cpu;
 pub mod fast;
 pub mod memory;
 pub mod random;
-mod transforms;
+pub mod transforms;
 
 pub use array::{Array, Data};
 pub use device::{Device, DeviceKind, cuda_is_available, metal_is_available};
