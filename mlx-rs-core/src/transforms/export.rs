@@ -60,7 +60,7 @@ where
         let f = f.take().ok_or_else(called_twice)?;
         closure::guarded(|| f(x))
     };
-    closure::run(EXPORT, || {
+    closure::run::<_, E>(EXPORT, || {
         closure::scoped(&mut body, |function| {
             let args = ArrayVec::new(EXPORT, args)?;
             call::status(EXPORT, || {
@@ -123,7 +123,7 @@ where
         let named: Kwargs = kwargs.keys().cloned().zip(named.iter().cloned()).collect();
         closure::guarded(|| f(positional, &named))
     };
-    closure::run(EXPORT, || {
+    closure::run::<_, E>(EXPORT, || {
         closure::scoped_kwargs(&mut body, keys.clone(), |function| {
             let args = ArrayVec::new(EXPORT, args)?;
             let map = Map::new(EXPORT, &keys, kwargs)?;
@@ -239,7 +239,7 @@ impl<E: ClosureError> FunctionExporter<E> {
     /// As [`export_function`]. The file is of no use then: further calls are errors, and `finish` too.
     pub fn export(&mut self, args: &[Array]) -> Result<(), E> {
         self.check()?;
-        let result = closure::run(EXPORT, || {
+        let result = closure::run::<_, E>(EXPORT, || {
             let args = ArrayVec::new(EXPORT, args)?;
             call::status(EXPORT, || {
                 // SAFETY: exporter and vector are live.

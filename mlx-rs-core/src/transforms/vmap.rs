@@ -148,18 +148,17 @@ fn vectorize<E: ClosureError>(
                     axes.len(),
                 )
             }
+        })
+        .map_err(|e| match wanted.iter().position(Option::is_none) {
+            // What MLX says of our sign for no axis.
+            Some(i) if e.message().contains("Axis -1 invalid for output") => Error::new(
+                ErrorKind::Value,
+                op,
+                format!("output {i} (or a later one without an axis) depends on a batched argument, so its axis cannot be None"),
+            ),
+            _ => e,
         })?;
-        let outputs = out.to_arrays(op)?;
-        for (i, (output, axis)) in outputs.iter().zip(&wanted).enumerate() {
-            if axis.is_none() && output.ndim() != traced[i].ndim() {
-                return Err(Error::new(
-                    ErrorKind::Value,
-                    op,
-                    format!("output {i} depends on a batched argument, so its axis cannot be None"),
-                ));
-            }
-        }
-        Ok(outputs)
+        out.to_arrays(op)
     })
 }
 
