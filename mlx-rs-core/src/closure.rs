@@ -129,6 +129,16 @@ pub(crate) fn run<T, E: ClosureError>(
     }
 }
 
+/// Runs C inside a callback: as [`run`], but a failure is passed on rather than surfaced.
+pub(crate) fn nested<T>(f: impl FnOnce() -> Result<T>) -> Result<T, Failure> {
+    swap_failure(None);
+    let result = f();
+    match swap_failure(None) {
+        Some(failure) => Err(failure),
+        None => Ok(result?),
+    }
+}
+
 /// Runs the body of a function of the user; a panic becomes a failure.
 pub(crate) fn guarded<T, E: ClosureError>(f: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
     // AssertUnwindSafe: the panic is resumed in the caller of the transform, so the state that `f`
@@ -395,8 +405,6 @@ fn scoped_function<R>(
 
 /// `(primals, cotangents, outputs) -> cotangents of the primals`.
 pub(crate) type Vjp = Box<dyn Fn(&[Array], &[Array], &[Array]) -> Outcome + Send>;
-/// `(primals, tangents, argnums) -> tangents of the outputs`.
-pub(crate) type Jvp = Box<dyn Fn(&[Array], &[Array], &[i32]) -> Outcome + Send>;
 /// `(inputs, axes) -> outputs and their axes`; -1 is no axis.
 pub(crate) type Vmap =
     Box<dyn Fn(&[Array], &[i32]) -> Result<(Vec<Array>, Vec<i32>), Failure> + Send>;
@@ -432,29 +440,6 @@ unsafe fn integers(data: *const c_int, n: usize) -> Vec<i32> {
     }
     // SAFETY: the caller vouches for pointer and length.
     unsafe { std::slice::from_raw_parts(data, n) }.to_vec()
-}
-
-unsafe extern "C" fn call_jvp(
-    res: *mut sys::mlx_vector_array,
-    primals: sys::mlx_vector_array,
-    tangents: sys::mlx_vector_array,
-    argnums: *const c_int,
-    n: usize,
-    payload: *mut c_void,
-) -> c_int {
-    finish(|| {
-        // SAFETY: the payload of a closure made by `CustomJvp::new`, alive while it is called.
-        let payload = unsafe { &*payload.cast::<Payload<Jvp>>() };
-        let primals = call::read_vec("closure", primals)?;
-        let tangents = call::read_vec("closure", tangents)?;
-        // SAFETY: mlx-c passes data and length of one vector.
-        let argnums = unsafe { integers(argnums, n) };
-        let out = (payload.body)(&primals, &tangents, &argnums)?;
-        let vec = ArrayVec::new("closure", &out)?;
-        // SAFETY: `res` is writable and holds no vector yet; C takes over the one written.
-        unsafe { *res = vec.into_raw() };
-        Ok(())
-    })
 }
 
 unsafe extern "C" fn call_vmap(
@@ -561,11 +546,6 @@ custom_closure!(
     /// A C closure that computes cotangents.
     CustomVjp, Vjp, mlx_closure_custom, mlx_closure_custom_new_func_payload, mlx_closure_custom_free,
     call_vjp
-);
-custom_closure!(
-    /// A C closure that computes tangents.
-    CustomJvp, Jvp, mlx_closure_custom_jvp, mlx_closure_custom_jvp_new_func_payload,
-    mlx_closure_custom_jvp_free, call_jvp
 );
 custom_closure!(
     /// A C closure that computes over a batch.

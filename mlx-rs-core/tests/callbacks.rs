@@ -71,7 +71,7 @@ fn all_fates(what: &str, f: impl Fn(Fate) -> Result<(), Mine>) {
         }
         match f(Fate::Refuse) {
             Err(Mine::Mlx(e)) => {
-                assert_eq!((e.kind(), e.op()), (ErrorKind::Mlx, "reshape"), "{what}")
+                assert_eq!((e.kind(), e.op()), (ErrorKind::Mlx, "reshape"), "{what}");
             }
             other => panic!("{what}: {other:?}"),
         }

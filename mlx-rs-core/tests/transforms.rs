@@ -2,6 +2,11 @@
 //! derivatives: what they compute and what they refuse. Not the numbers of single operations
 //! (`gradients.rs`), nor what happens when a function fails (`callbacks.rs`).
 
+#![expect(
+    clippy::cloned_ref_to_slice_refs,
+    reason = "a case reads the same with one array and with several"
+)]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +15,7 @@ use mlx_rs_core::transforms::{
     CustomFunction, Tree, VmapAxes, checkpoint, custom_jvp, custom_vjp, custom_vmap, grad, jvp,
     value_and_grad, value_and_grad_tree, vjp, vmap,
 };
-use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result, concatenate, eval};
+use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result, concatenate, eval, where_};
 
 type Arrays = Result<Vec<Array>>;
 
@@ -229,6 +234,54 @@ fn vjp_and_jvp_of_several_inputs_and_outputs() {
 }
 
 #[test]
+fn the_forward_mode_is_safe_and_right_where_that_of_mlx_is_not() {
+    // In MLX 0.30 `where` with a tangent for one side only reads foreign memory.
+    let chosen = |x: &[Array]| -> Arrays {
+        let negative = x[0].less(&scalar(0.0))?;
+        Ok(vec![
+            where_(&negative, &scalar(5.0), &x[0].square()?)?,
+            x[0].argmax(0, false)?,
+        ])
+    };
+    let x = [vector(&[-1.0, 3.0])];
+    let (values, slopes) = jvp(chosen, &x, &[vector(&[1.0, 1.0])]).unwrap();
+    assert_eq!(values[0].to_vec::<f32>().unwrap(), [5.0, 9.0]);
+    assert_eq!(slopes[0].to_vec::<f32>().unwrap(), [0.0, 6.0]);
+    // An output without a derivative has zeros of its type.
+    assert_eq!(
+        (slopes[1].dtype(), slopes[1].item::<u32>().unwrap()),
+        (Dtype::Uint32, 0)
+    );
+    // Outputs that depend on nothing, and no outputs at all.
+    let constant = |_: &[Array]| -> Arrays { Ok(vec![scalar(3.0)]) };
+    assert_eq!(
+        jvp(constant, &x, &x).unwrap().1[0].item::<f32>().unwrap(),
+        0.0
+    );
+    let nothing = |_: &[Array]| -> Arrays { Ok(vec![]) };
+    assert!(jvp(nothing, &x, &x).unwrap().1.is_empty());
+    // A function that is not the same twice.
+    let mut runs = 0;
+    let changing = |x: &[Array]| -> Arrays {
+        runs += 1;
+        Ok(vec![x[0].repeat(runs, 0)?])
+    };
+    assert_eq!(kind(jvp(changing, &x, &x)).0, ErrorKind::Value);
+}
+
+#[test]
+fn forward_over_reverse_and_reverse_over_forward() {
+    // f(x) = sum(x^4): the Hessian times v is 12 x^2 v.
+    let f = |x: &[Array]| -> Arrays { Ok(vec![x[0].square()?.square()?.sum(All, false)?]) };
+    let (x, v) = ([vector(&[1.0, 2.0])], [vector(&[1.0, 10.0])]);
+    let (_, forward) = jvp(grad(f, &[0]), &x, &v).unwrap();
+    assert_eq!(forward[0].to_vec::<f32>().unwrap(), [12.0, 480.0]);
+    let slope = |x: &[Array]| -> Arrays { Ok(jvp(f, x, &v)?.1) };
+    let reverse = grad(slope, &[0])(&x).unwrap();
+    assert_eq!(reverse[0].to_vec::<f32>().unwrap(), [12.0, 480.0]);
+}
+
+#[test]
 fn products_check_their_vectors() {
     let f = |x: &[Array]| -> Arrays { Ok(vec![x[0].square()?]) };
     let x = [vector(&[1.0, 2.0])];
@@ -373,7 +426,7 @@ fn custom_derivatives_replace_the_true_ones() {
     );
     let (_, slopes) = jvp(|x: &[Array]| g(x), &at, &[scalar(1.0), scalar(10.0)]).unwrap();
     assert_eq!(slopes[0].item::<f32>().unwrap(), 11.0);
-    // Where no tangent flows there are zeros.
+    // With respect to one argument only; the other has no tangent.
     let (_, slopes) = jvp(
         |x: &[Array]| g(&[x[0].clone(), scalar(3.0)]),
         &at[..1],
@@ -381,6 +434,10 @@ fn custom_derivatives_replace_the_true_ones() {
     )
     .unwrap();
     assert_eq!(slopes[0].item::<f32>().unwrap(), 1.0);
+    // In a checkpoint too, whose function runs again in the backward pass.
+    let saved = checkpoint(g);
+    let (_, slopes) = jvp(|x: &[Array]| saved(x), &at, &[scalar(1.0), scalar(10.0)]).unwrap();
+    assert_eq!(slopes[0].item::<f32>().unwrap(), 11.0);
 
     let h = custom_vmap(
         |x: &[Array]| -> Arrays { Ok(vec![x[0].square()?]) },

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{own_nodes, some_output};
+use super::{Direction, own_nodes, some_output};
 use crate::array::Array;
 use crate::call;
 use crate::closure::{self, Closure, ClosureError, Function, Payload};
@@ -44,7 +44,10 @@ where
     let payload = Payload::new(function);
     move |args| {
         closure::run(OP, || {
-            let inner = Closure::new(Arc::clone(&payload))?;
+            // The backward pass runs the function again, for the derivative that is wanted now.
+            let (payload, direction) = (Arc::clone(&payload), Direction::current());
+            let function: Function = Box::new(move |x| direction.during(|| (payload.body)(x)));
+            let inner = Closure::new(Payload::new(function))?;
             let mut outer = Closure::empty();
             call::status(OP, || {
                 // SAFETY: the result is writable and null, the closure is live.

@@ -5,12 +5,13 @@ use std::sync::{Arc, OnceLock};
 
 use mlx_sys as sys;
 
-use super::{own_nodes, same_shapes, some_output};
+use super::autodiff::transpose;
+use super::{Direction, differentiable, own_nodes, same_shapes, some_output};
 use crate::array::{Array, axis_of};
 use crate::call;
 use crate::closure::{
-    self, Closure, ClosureError, CustomJvp, CustomVjp, CustomVmap, Failure, Function, Jvp, Payload,
-    Vjp, Vmap,
+    self, Closure, ClosureError, CustomVjp, CustomVmap, Failure, Function, Outcome, Payload, Vjp,
+    Vmap,
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -42,6 +43,11 @@ pub struct CustomFunction<E> {
     vmap: Option<Arc<Payload<UserVmap>>>,
     error: PhantomData<fn() -> E>,
 }
+
+/// MLX's forward mode is not used; see [`jvp`](super::jvp).
+const NO_JVP: sys::mlx_closure_custom_jvp = sys::mlx_closure_custom_jvp {
+    ctx: std::ptr::null_mut(),
+};
 
 type UserJvp = Box<dyn Fn(&[Array], &[Array]) -> Result<Vec<Array>, Failure> + Send>;
 type UserVmap =
@@ -101,8 +107,9 @@ impl<E: ClosureError> CustomFunction<E> {
         self
     }
 
-    /// Sets the forward derivative: from the arguments and their tangents (zeros where none flows) to
-    /// the tangents of the outputs, one for each, with its shape.
+    /// Sets the forward derivative, which [`jvp`](super::jvp) uses: from the arguments and their tangents
+    /// to the tangents of the outputs, one for each, with its shape. It must be linear in the tangents
+    /// and compute rather than read them, since it is transposed.
     #[must_use]
     pub fn with_jvp<G>(mut self, jvp: G) -> Self
     where
@@ -138,12 +145,11 @@ impl<E: ClosureError> CustomFunction<E> {
         closure::run(OP, || {
             let form: Form = Arc::default();
             let function = self.recording(&form)?;
-            let vjp = self.vjp.as_ref().map(shared_vjp).transpose()?;
-            let jvp = self
-                .jvp
-                .as_ref()
-                .map(|f| checked_jvp(f, &form))
-                .transpose()?;
+            let vjp = match Direction::current() {
+                Direction::Reverse => self.vjp.as_ref().map(shared_vjp),
+                Direction::Forward => self.jvp.as_ref().map(transposed),
+            }
+            .transpose()?;
             let vmap = self
                 .vmap
                 .as_ref()
@@ -157,7 +163,7 @@ impl<E: ClosureError> CustomFunction<E> {
                         custom.out(),
                         function.raw(),
                         CustomVjp::raw_or_null(vjp.as_ref()),
-                        CustomJvp::raw_or_null(jvp.as_ref()),
+                        NO_JVP,
                         CustomVmap::raw_or_null(vmap.as_ref()),
                     )
                 }
@@ -169,8 +175,9 @@ impl<E: ClosureError> CustomFunction<E> {
     /// The function, noting the shapes of its outputs.
     fn recording(&self, form: &Form) -> Result<Closure> {
         let (function, form) = (Arc::clone(&self.function), Arc::clone(form));
+        let direction = Direction::current();
         Closure::new(Payload::new(Box::new(move |x| {
-            let outputs = (function.body)(x)?;
+            let outputs = direction.during(|| (function.body)(x))?;
             form.get_or_init(|| outputs.iter().map(|a| a.shape().to_vec()).collect());
             Ok(outputs)
         })))
@@ -182,28 +189,39 @@ fn shared_vjp(vjp: &Arc<Payload<Vjp>>) -> Result<CustomVjp> {
     CustomVjp::new(Box::new(move |p, c, o| (vjp.body)(p, c, o)))
 }
 
-fn checked_jvp(jvp: &Arc<Payload<UserJvp>>, form: &Form) -> Result<CustomJvp> {
-    let (jvp, form) = (Arc::clone(jvp), Arc::clone(form));
-    let body: Jvp = Box::new(move |primals, tangents, argnums| {
-        let mut all = Vec::with_capacity(primals.len());
-        for (i, primal) in primals.iter().enumerate() {
-            let given = argnums.iter().position(|&n| usize::try_from(n) == Ok(i));
-            all.push(match given.and_then(|k| tangents.get(k)) {
-                Some(tangent) => tangent.clone(),
-                None => crate::zeros(primal.shape(), primal.dtype())?,
-            });
+/// The backward pass that has the forward derivative as its transpose. It is linear in the tangents,
+/// so it does not matter where it is transposed.
+fn transposed(jvp: &Arc<Payload<UserJvp>>) -> Result<CustomVjp> {
+    let jvp = Arc::clone(jvp);
+    CustomVjp::new(Box::new(move |primals, cotangents, outputs| {
+        let zeros = |a: &Array| crate::zeros(a.shape(), a.dtype());
+        // What is not floating-point has no tangent.
+        let smooth: Vec<usize> = (0..primals.len())
+            .filter(|&i| differentiable(OP, "argument", i, &primals[i]).is_ok())
+            .collect();
+        let at = smooth
+            .iter()
+            .map(|&i| zeros(&primals[i]))
+            .collect::<Result<Vec<_>>>()?;
+        let mut forward = |tangents: &[Array]| -> Outcome {
+            let mut all = primals.iter().map(zeros).collect::<Result<Vec<_>>>()?;
+            for (&i, tangent) in smooth.iter().zip(tangents) {
+                all[i] = tangent.clone();
+            }
+            let given = (jvp.body)(primals, &all)?;
+            same_shapes(OP, "returned tangent", &given, "output", outputs)?;
+            let given = given.iter().zip(outputs).map(|(g, o)| g.astype(o.dtype()));
+            Ok(own_nodes(given.collect::<Result<Vec<_>>>()?)?)
+        };
+        let mut products = transpose(OP, &mut forward, &at, cotangents)?.into_iter();
+        let mut all = primals.iter().map(zeros).collect::<Result<Vec<_>>>()?;
+        for i in smooth {
+            if let Some(product) = products.next() {
+                all[i] = product;
+            }
         }
-        let out = (jvp.body)(primals, &all)?;
-        let shapes = form.get().map_or(&[][..], Vec::as_slice);
-        // MLX indexes the outputs by the number of these.
-        fits(
-            &out.iter().map(Array::shape).collect::<Vec<_>>(),
-            shapes,
-            "tangent",
-        )?;
-        Ok(out)
-    });
-    CustomJvp::new(body)
+        Ok(all)
+    }))
 }
 
 /// Whether results have the shapes that the outputs of the function have.

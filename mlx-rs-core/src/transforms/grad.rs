@@ -3,7 +3,7 @@
 use mlx_sys as sys;
 
 use super::tree::Tree;
-use super::{differentiable, some_output};
+use super::{Direction, differentiable, some_output};
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
 use crate::closure::{self, ClosureError, Outcome};
@@ -163,7 +163,7 @@ fn differentiate<E: ClosureError>(
     // MLX wants them sorted, and answers in that order.
     let sorted: Vec<i32> = order.iter().map(|&i| argnums[i] as i32).collect();
     let mut body = |x: &[Array]| -> Outcome {
-        let outputs = closure::guarded(|| f(x))?;
+        let outputs = closure::guarded(|| Direction::Reverse.during(|| f(x)))?;
         check_value(op, &outputs)?;
         Ok(outputs)
     };

@@ -80,8 +80,40 @@ pub fn live_closures() -> i64 {
     crate::closure::live()
 }
 
+use std::cell::Cell;
+
 use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
+
+/// What the innermost derivative around the calling code wants of a function with derivatives of its
+/// own, since MLX is asked for reverse products in both cases (see [`jvp`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Reverse,
+    Forward,
+}
+
+thread_local! {
+    static DIRECTION: Cell<Direction> = const { Cell::new(Direction::Reverse) };
+}
+
+impl Direction {
+    pub(crate) fn current() -> Self {
+        DIRECTION.get()
+    }
+
+    /// Runs `f` with this one; the previous one is restored afterwards, also when `f` panics.
+    pub(crate) fn during<R>(self, f: impl FnOnce() -> R) -> R {
+        struct Restore(Direction);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                DIRECTION.set(self.0);
+            }
+        }
+        let _restore = Restore(DIRECTION.replace(self));
+        f()
+    }
+}
 
 /// Whether a derivative with respect to this array means anything.
 pub(crate) fn differentiable(op: &'static str, what: &str, i: usize, a: &Array) -> Result<()> {
