@@ -40,6 +40,7 @@ mod macros;
 
 mod array;
 mod call;
+mod closure;
 mod device;
 mod dtype;
 mod error;
@@ -57,7 +58,7 @@ pub mod linalg;
 pub mod memory;
 pub mod metal;
 pub mod random;
-mod transforms;
+pub mod transforms;
 
 pub use array::{Array, Data, Iter, Nested};
 pub use device::{Device, DeviceInfo, DeviceKind, cuda_is_available, metal_is_available};

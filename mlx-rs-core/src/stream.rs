@@ -6,16 +6,25 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mlx_sys as sys;
 
 use crate::call;
-use crate::device::Device;
+use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result};
 
 thread_local! {
     /// The context pointer of the current stream's handle; null means the default stream.
     static CURRENT: Cell<*mut c_void> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// Whether there ever was a stream on the CPU: without one, no graph holds work of the CPU.
+static CPU_IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// See [`CPU_IN_USE`].
+pub(crate) fn cpu_in_use() -> bool {
+    CPU_IN_USE.load(Ordering::Relaxed)
 }
 
 /// An ordered queue of work on one device. Work on different streams may run at the same time.
@@ -88,6 +97,9 @@ impl Stream {
                 "stream",
                 "MLX could not create a stream",
             ));
+        }
+        if device.kind() == DeviceKind::Cpu {
+            CPU_IN_USE.store(true, Ordering::Relaxed);
         }
         Ok(Self { raw, device })
     }
@@ -233,4 +245,36 @@ pub(crate) fn current_raw() -> Result<sys::mlx_stream> {
         return Ok(sys::mlx_stream { ctx });
     }
     Ok(default_for(Device::default_device())?.raw)
+}
+
+/// The current stream's device and number, which tell it from all others. Call with the lock held.
+pub(crate) fn current_id() -> Result<(DeviceKind, i32)> {
+    let raw = current_raw()?;
+    let mut index = 0;
+    call::status("stream", || {
+        // SAFETY: the result is writable and the handle live.
+        unsafe { sys::mlx_stream_get_index(&raw mut index, raw) }
+    })?;
+    // SAFETY: makes an empty handle, filled and freed below.
+    let mut device = unsafe { sys::mlx_device_new() };
+    let mut kind = sys::mlx_device_type__MLX_CPU;
+    let result = call::status("stream", || {
+        // SAFETY: the device handle is writable, the stream handle live.
+        unsafe { sys::mlx_stream_get_device(&raw mut device, raw) }
+    })
+    .and_then(|()| {
+        call::status("stream", || {
+            // SAFETY: the result is writable and the handle live.
+            unsafe { sys::mlx_device_get_type(&raw mut kind, device) }
+        })
+    });
+    // SAFETY: the handle is owned here.
+    unsafe { sys::mlx_device_free(device) };
+    result?;
+    let kind = if kind == sys::mlx_device_type__MLX_GPU {
+        DeviceKind::Gpu
+    } else {
+        DeviceKind::Cpu
+    };
+    Ok((kind, index))
 }

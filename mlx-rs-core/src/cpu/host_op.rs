@@ -19,6 +19,32 @@ pub(super) trait Work: Send + Sync + 'static {
     fn outputs(&self) -> usize;
 }
 
+/// What an operation computes, so that it has derivatives and works in batches.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Meaning {
+    /// Inputs `x [.., k]` and `w [n, k]`: `x` times `w` transposed.
+    DenseProduct,
+    /// Inputs `x [.., k]` and the parts of a matrix `[n, k]` quantized in affine mode: likewise.
+    QuantizedProduct { group_size: i32, bits: i32 },
+}
+
+impl Meaning {
+    fn raw(self) -> sys::rust_mlx_meaning {
+        match self {
+            Meaning::DenseProduct => sys::rust_mlx_meaning {
+                kind: sys::RUST_MLX_DENSE_PRODUCT,
+                group_size: 0,
+                bits: 0,
+            },
+            Meaning::QuantizedProduct { group_size, bits } => sys::rust_mlx_meaning {
+                kind: sys::RUST_MLX_QUANTIZED_PRODUCT,
+                group_size,
+                bits,
+            },
+        }
+    }
+}
+
 /// The elements of one input.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Input {
@@ -47,6 +73,7 @@ impl Input {
 /// MLX's message when the current stream is not on the CPU.
 pub(super) fn add<W: Work>(
     op: &'static str,
+    meaning: Meaning,
     work: W,
     inputs: &[&Array],
     shape: &[i32],
@@ -64,6 +91,7 @@ pub(super) fn add<W: Work>(
                 shape.as_ptr(),
                 shape.len(),
                 Dtype::Float32.raw(),
+                meaning.raw(),
                 run::<W>,
                 payload.cast(),
                 free::<W>,

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use super::host_op::{self, Input, Work};
+use super::host_op::{self, Input, Meaning, Work};
 use super::kernel::{self, InputRow, Isa, MAX_ROWS, QuantizedRow};
 use super::{enabled, pool};
 use crate::array::Array;
@@ -118,7 +118,11 @@ impl QuantizedMatrix {
         };
         let x = x.contiguous()?;
         let inputs = [&x, &self.weight, &self.scales, &self.biases];
-        host_op::add("cpu::quantized_matmul", work, &inputs, &shape)
+        let meaning = Meaning::QuantizedProduct {
+            group_size: self.group as i32, // both were i32 in the matrix
+            bits: self.bits as i32,
+        };
+        host_op::add("cpu::quantized_matmul", meaning, work, &inputs, &shape)
     }
 }
 
@@ -156,7 +160,8 @@ impl DenseMatrix {
             isa: Isa::detect(),
         };
         let x = x.contiguous()?;
-        host_op::add("cpu::matmul", work, &[&x, &self.weight], &shape)
+        let inputs = [&x, &self.weight];
+        host_op::add("cpu::matmul", Meaning::DenseProduct, work, &inputs, &shape)
     }
 }
 
