@@ -46,6 +46,7 @@ mod stream;
 
 pub mod cpu;
 pub mod fast;
+pub mod kernel;
 pub mod memory;
 pub mod random;
 pub mod transforms;

@@ -3,11 +3,6 @@
 //!
 //! Modes and the cache belong to the process, so tests that touch them take turns.
 
-#![expect(
-    clippy::cloned_ref_to_slice_refs,
-    reason = "a call reads the same with one array and with several"
-)]
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
