@@ -54,6 +54,7 @@ pub mod fast;
 pub mod fft;
 pub mod indexing;
 pub mod io;
+pub mod kernel;
 pub mod linalg;
 pub mod memory;
 pub mod metal;

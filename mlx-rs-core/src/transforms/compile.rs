@@ -474,3 +474,48 @@ where
 {
     Compiled::new(f, true)
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn only_a_directory_that_nobody_else_can_enter_or_replace_is_private() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("d");
+        std::fs::create_dir(&dir).unwrap();
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        };
+        for (bits, private_then) in [
+            (0o700, true),
+            (0o701, false),
+            (0o750, false),
+            (0o1777, false),
+        ] {
+            mode(&dir, bits);
+            assert_eq!(private(&dir).is_ok(), private_then, "{bits:o}");
+        }
+        mode(&dir, 0o700);
+        // Whoever can rename it can replace it.
+        mode(root.path(), 0o777);
+        assert!(private(&dir).unwrap_err().contains("others can change"));
+        mode(root.path(), 0o1777);
+        assert_eq!(private(&dir), Ok(()));
+        mode(root.path(), 0o700);
+        // What a link names counts, not the link.
+        let link = root.path().join("l");
+        symlink(&dir, &link).unwrap();
+        assert_eq!(private(&link), Ok(()));
+        mode(&dir, 0o755);
+        assert!(private(&link).is_err());
+        let file = root.path().join("f");
+        std::fs::write(&file, "").unwrap();
+        assert!(private(&file).is_err());
+        assert!(private(&root.path().join("none")).is_err());
+        // Nothing of the looking is left.
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+    }
+}
