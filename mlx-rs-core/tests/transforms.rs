@@ -171,6 +171,50 @@ fn stop_gradient_and_detach_end_the_gradient() {
     assert_eq!(products[0].item::<f32>().unwrap(), 6.0);
 }
 
+#[test]
+fn values_that_are_arguments_or_constants() {
+    let x = [scalar(3.0), vector(&[1.0, 2.0])];
+    let slope = |f: fn(&[Array]) -> Arrays| {
+        let (values, grads) = value_and_grad(f, &[0])(&x).unwrap();
+        let aux = values.get(1).map(|a| a.to_vec::<f32>().unwrap());
+        (
+            values[0].item::<f32>().unwrap(),
+            grads[0].item::<f32>().unwrap(),
+            aux,
+        )
+    };
+    assert_eq!(slope(|x| Ok(vec![x[0].clone()])), (3.0, 1.0, None));
+    assert_eq!(slope(|_| Ok(vec![scalar(5.0)])), (5.0, 0.0, None));
+    assert_eq!(slope(|x| Ok(vec![x[0].stop_gradient()?])), (3.0, 0.0, None));
+    // What is passed through may be an argument, a stop, an integer, or the value again.
+    assert_eq!(
+        slope(|x| Ok(vec![x[0].square()?, x[0].clone()])),
+        (9.0, 6.0, Some(vec![3.0]))
+    );
+    assert_eq!(
+        slope(|x| Ok(vec![x[0].square()?, x[1].clone()])),
+        (9.0, 6.0, Some(vec![1.0, 2.0]))
+    );
+    assert_eq!(
+        slope(|x| Ok(vec![x[0].square()?, x[0].stop_gradient()?])),
+        (9.0, 6.0, Some(vec![3.0]))
+    );
+    assert_eq!(
+        slope(|x| {
+            let y = x[0].square()?;
+            Ok(vec![y.clone(), y])
+        }),
+        (9.0, 6.0, Some(vec![9.0]))
+    );
+    let ints = |x: &[Array]| -> Arrays { Ok(vec![x[0].square()?, x[1].argmax(0, false)?]) };
+    let (values, grads) = value_and_grad(ints, &[0])(&x).unwrap();
+    assert_eq!(values[1].item::<u32>().unwrap(), 1);
+    assert_eq!(grads[0].item::<f32>().unwrap(), 6.0);
+    // The same with vjp, for each of the places.
+    let (_, products) = vjp(|x: &[Array]| -> Arrays { Ok(x.to_vec()) }, &x, &x).unwrap();
+    assert_eq!(products[1].to_vec::<f32>().unwrap(), [1.0, 2.0]);
+}
+
 // ---- trees
 
 #[test]
@@ -356,6 +400,68 @@ fn vmap_refuses_what_does_not_fit() {
     // Placeholders have no values.
     let reads = |x: &[Array]| -> Arrays { Ok(vec![scalar(x[0].sum(All, false)?.item::<f32>()?)]) };
     assert_eq!(kind(vmap(reads, 0, 0)(&[x])).0, ErrorKind::Mlx);
+}
+
+#[test]
+fn vmap_keeps_indices_inside_whatever_the_batch() {
+    let table = matrix(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2); // two batches of three
+    let wild = Array::from_slice(&[0i32, 9, -1, i32::MAX, i32::MIN, 2], &[2, 3]).unwrap();
+    type Two = fn(&[Array]) -> Arrays;
+    let functions: [Two; 3] = [
+        |x| Ok(vec![x[0].take_clamped(&x[1], 0)?]),
+        |x| Ok(vec![x[0].take_along_axis(&x[1], 0)?]),
+        |x| Ok(vec![x[0].put_along_axis(&x[1], &scalar(0.0), 0)?]),
+    ];
+    for f in functions {
+        for axes in [[Some(0), Some(0)], [None, Some(0)], [Some(0), None]] {
+            let (mut args, mut rows) = (Vec::new(), [Vec::new(), Vec::new()]);
+            for (array, axis) in [&table, &wild].into_iter().zip(axes) {
+                let row = |i| {
+                    array
+                        .slice_axis(0, i, i + 1)
+                        .unwrap()
+                        .squeeze_axis(0)
+                        .unwrap()
+                };
+                args.push(if axis.is_some() {
+                    array.clone()
+                } else {
+                    row(0)
+                });
+                for (i, rows) in rows.iter_mut().enumerate() {
+                    rows.push(row(if axis.is_some() { i as i32 } else { 0 }));
+                }
+            }
+            let given = match vmap(f, axes, 0)(&args) {
+                Ok(mut given) => given.remove(0),
+                // MLX may not know how, which is no harm.
+                Err(e) => {
+                    assert_eq!(e.kind(), ErrorKind::Mlx, "{e}");
+                    continue;
+                }
+            };
+            let expected: Vec<Array> = rows.iter().map(|r| f(r).unwrap().remove(0)).collect();
+            let expected = mlx_rs_core::stack(&expected.iter().collect::<Vec<_>>(), 0).unwrap();
+            assert_eq!(
+                given.to_vec::<f32>().unwrap(),
+                expected.to_vec::<f32>().unwrap(),
+                "{axes:?}"
+            );
+        }
+    }
+    // Checked indices look at values, which a placeholder has none of; strides see one example.
+    let checked = |x: &[Array]| -> Arrays { Ok(vec![x[0].take(&x[1], 0)?]) };
+    assert!(vmap(checked, 0, 0)(&[table.clone(), wild]).is_err());
+    let strided = |x: &[Array]| -> Arrays { Ok(vec![x[0].as_strided(&[2], &[2], 0)?]) };
+    if let Ok(y) = vmap(strided, 0, 0)(&[table.clone()]) {
+        assert_eq!(y[0].to_vec::<f32>().unwrap(), [1.0, 3.0, 4.0, 6.0]);
+    }
+    // No examples at all.
+    let empty = mlx_rs_core::zeros(&[0, 3], Dtype::Float32).unwrap();
+    if let Ok(y) = vmap(|x: &[Array]| -> Arrays { Ok(vec![x[0].exp()?]) }, 0, 0)(&[empty]) {
+        assert_eq!(y[0].shape(), [0, 3]);
+        assert!(y[0].to_vec::<f32>().unwrap().is_empty());
+    }
 }
 
 // ---- checkpoint
