@@ -13,6 +13,8 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Which transform does what, and where this differs from Python, is in `docs/transforms.md`.
+//!
 //! # Errors and panics
 //!
 //! `E` is any [`ClosureError`]: the crate's own error, `anyhow::Error`, an enum of yours. The value that the function returned is
