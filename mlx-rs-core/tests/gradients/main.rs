@@ -376,6 +376,21 @@ fn kernels_of_this_crate() {
                 &[x.clone()],
                 |x| kernel.product(&x[0]),
             );
+            // What has no gradient says so.
+            let scales = |x: &[Array]| -> Result<Vec<Array>> {
+                let q = Quantized {
+                    scales: x[0].clone(),
+                    ..q.clone()
+                };
+                let kernel = cpu::QuantizedMatrix::new(&q)?.expect("a format of the kernels");
+                Ok(vec![
+                    kernel
+                        .product(&numbers(28, &[1, 64], 0.0, 1.0))?
+                        .sum(All, false)?,
+                ])
+            };
+            let e = grad(scales, &[0])(&[q.scales.clone()]).unwrap_err();
+            assert!(e.message().contains("with respect to the matrix"), "{e}");
             // Over a batch, and a gradient of a gradient.
             let f = |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![kernel.product(&x[0])?]) };
             for axis in [0, 1] {
@@ -516,10 +531,9 @@ fn block(x: &[Array]) -> Result<Array> {
     )
 }
 
-#[test]
-fn a_transformer_block_plain_and_checkpointed() {
+fn block_args() -> [Array; 7] {
     let small = |seed, shape: &[i32]| numbers(seed, shape, -0.4, 0.4);
-    let args = [
+    [
         normal(40, &[1, 3, 8]),
         positive(41, &[8]),
         small(42, &[8, 24]),
@@ -527,10 +541,40 @@ fn a_transformer_block_plain_and_checkpointed() {
         small(44, &[8, 6]),
         small(45, &[8, 6]),
         small(46, &[6, 8]),
-    ];
+    ]
+}
+
+#[test]
+fn a_transformer_block_plain_and_checkpointed() {
+    let args = block_args();
     check("block", &args, block);
     let saved = checkpoint(|x: &[Array]| -> Result<Vec<Array>> { Ok(vec![block(x)?]) });
     check("checkpointed block", &args, |x| Ok(saved(x)?.remove(0)));
+}
+
+/// Training runs in half precision; its gradients are those of float32, but coarser.
+#[test]
+fn gradients_in_half_precision_are_those_of_float32() {
+    let loss =
+        |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![block(x)?.square()?.mean(All, false)?]) };
+    let args = block_args();
+    let all: Vec<usize> = (0..args.len()).collect();
+    let exact = grad(loss, &all)(&args).unwrap();
+    for (dtype, tolerance) in [(Dtype::Float16, 5e-3), (Dtype::Bfloat16, 5e-2)] {
+        let half: Vec<Array> = args.iter().map(|a| a.astype(dtype).unwrap()).collect();
+        let given = grad(loss, &all)(&half).unwrap();
+        for (n, (given, exact)) in given.iter().zip(&exact).enumerate() {
+            assert_eq!(given.dtype(), dtype);
+            let exact = exact.to_vec::<f32>().unwrap();
+            let largest = exact.iter().fold(0f32, |m, v| m.max(v.abs()));
+            for (g, e) in given.to_f32_vec().unwrap().iter().zip(&exact) {
+                assert!(
+                    (g - e).abs() <= tolerance * largest,
+                    "{dtype}, argument {n}: {g}, {e}"
+                );
+            }
+        }
+    }
 }
 
 // ---- calls whose form may change with the crate
