@@ -59,9 +59,9 @@ pub(crate) fn lock() -> ReentrantMutexGuard<'static, ()> {
     guard
 }
 
-/// The lock, unless another thread holds it. For code that must not wait: C destructors.
-pub(crate) fn try_lock() -> Option<ReentrantMutexGuard<'static, ()>> {
-    MLX.try_lock()
+/// Whether this thread holds the lock. MLX's own threads never do.
+pub(crate) fn is_locked_here() -> bool {
+    MLX.is_owned_by_current_thread()
 }
 
 fn clear() {

@@ -14,7 +14,8 @@
 //!
 //! Threads: MLX calls closures in the thread that called the transform, which holds the lock. MLX's
 //! stream threads never call one. They could release the last reference of a graph node that owns
-//! one, so destructors never wait for the lock: what cannot be dropped at once is put aside.
+//! one; what they release is put aside and dropped by the next thread that calls in, since values of
+//! the user must not be dropped on a thread that MLX waits for.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -175,6 +176,8 @@ fn finish(f: impl FnOnce() -> Result<(), Failure>) -> c_int {
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
 pub(crate) fn live() -> i64 {
+    let _guard = call::lock();
+    drain();
     LIVE.load(Ordering::Relaxed)
 }
 
@@ -200,7 +203,7 @@ impl<T> Drop for Payload<T> {
 // would give; a second use inside the first is by the same thread. `T: Send` lets it change threads.
 unsafe impl<T: Send> Sync for Payload<T> {}
 
-/// Payloads that a thread without the lock released.
+/// Payloads that MLX's own threads released.
 static ASIDE: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
 static SOME_ASIDE: AtomicBool = AtomicBool::new(false);
 
@@ -227,12 +230,11 @@ fn drop_quietly<T>(payload: T) {
 unsafe extern "C" fn release<T: Send + 'static>(payload: *mut c_void) {
     // SAFETY: the pointer came from `Arc::into_raw` of this type, and C calls this once for it.
     let payload = unsafe { Arc::from_raw(payload.cast::<Payload<T>>().cast_const()) };
-    match call::try_lock() {
-        Some(_guard) => drop_quietly(payload),
-        None => {
-            ASIDE.lock().push(Box::new(payload));
-            SOME_ASIDE.store(true, Ordering::Release);
-        }
+    if call::is_locked_here() {
+        drop_quietly(payload);
+    } else {
+        ASIDE.lock().push(Box::new(payload));
+        SOME_ASIDE.store(true, Ordering::Release);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Gradients over arguments and trees, Jacobian products, vectorization, checkpoints and custom
 //! derivatives: what they compute and what they refuse. Not the numbers of single operations
-//! (`gradients.rs`), nor what happens when a function fails (`callbacks.rs`).
+//! (`gradients/`), nor what happens when a function fails (`callbacks.rs`).
 
 #![expect(
     clippy::cloned_ref_to_slice_refs,
@@ -9,13 +9,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mlx_rs_core::transforms::{
-    CustomFunction, Tree, VmapAxes, checkpoint, custom_jvp, custom_vjp, custom_vmap, grad, jvp,
-    value_and_grad, value_and_grad_tree, vjp, vmap,
+    Tree, VmapAxes, checkpoint, grad, jvp, value_and_grad, value_and_grad_tree, vjp, vmap,
 };
-use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result, concatenate, eval, where_};
+use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result, eval, where_};
 
 type Arrays = Result<Vec<Array>>;
 
@@ -169,6 +167,50 @@ fn stop_gradient_and_detach_end_the_gradient() {
     let g = |x: &[Array]| -> Arrays { Ok(vec![x[0].stop_gradient()?, x[0].square()?]) };
     let (_, products) = vjp(g, &[scalar(3.0)], &[scalar(1000.0), scalar(1.0)]).unwrap();
     assert_eq!(products[0].item::<f32>().unwrap(), 6.0);
+}
+
+#[test]
+fn values_that_are_arguments_or_constants() {
+    let x = [scalar(3.0), vector(&[1.0, 2.0])];
+    let slope = |f: fn(&[Array]) -> Arrays| {
+        let (values, grads) = value_and_grad(f, &[0])(&x).unwrap();
+        let aux = values.get(1).map(|a| a.to_vec::<f32>().unwrap());
+        (
+            values[0].item::<f32>().unwrap(),
+            grads[0].item::<f32>().unwrap(),
+            aux,
+        )
+    };
+    assert_eq!(slope(|x| Ok(vec![x[0].clone()])), (3.0, 1.0, None));
+    assert_eq!(slope(|_| Ok(vec![scalar(5.0)])), (5.0, 0.0, None));
+    assert_eq!(slope(|x| Ok(vec![x[0].stop_gradient()?])), (3.0, 0.0, None));
+    // What is passed through may be an argument, a stop, an integer, or the value again.
+    assert_eq!(
+        slope(|x| Ok(vec![x[0].square()?, x[0].clone()])),
+        (9.0, 6.0, Some(vec![3.0]))
+    );
+    assert_eq!(
+        slope(|x| Ok(vec![x[0].square()?, x[1].clone()])),
+        (9.0, 6.0, Some(vec![1.0, 2.0]))
+    );
+    assert_eq!(
+        slope(|x| Ok(vec![x[0].square()?, x[0].stop_gradient()?])),
+        (9.0, 6.0, Some(vec![3.0]))
+    );
+    assert_eq!(
+        slope(|x| {
+            let y = x[0].square()?;
+            Ok(vec![y.clone(), y])
+        }),
+        (9.0, 6.0, Some(vec![9.0]))
+    );
+    let ints = |x: &[Array]| -> Arrays { Ok(vec![x[0].square()?, x[1].argmax(0, false)?]) };
+    let (values, grads) = value_and_grad(ints, &[0])(&x).unwrap();
+    assert_eq!(values[1].item::<u32>().unwrap(), 1);
+    assert_eq!(grads[0].item::<f32>().unwrap(), 6.0);
+    // The same with vjp, for each of the places.
+    let (_, products) = vjp(|x: &[Array]| -> Arrays { Ok(x.to_vec()) }, &x, &x).unwrap();
+    assert_eq!(products[1].to_vec::<f32>().unwrap(), [1.0, 2.0]);
 }
 
 // ---- trees
@@ -358,158 +400,66 @@ fn vmap_refuses_what_does_not_fit() {
     assert_eq!(kind(vmap(reads, 0, 0)(&[x])).0, ErrorKind::Mlx);
 }
 
-// ---- checkpoint
-
 #[test]
-fn checkpoint_runs_again_in_the_backward_pass_and_gives_the_same_gradient() {
-    let runs = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&runs);
-    let block = move |x: &[Array]| -> Arrays {
-        counted.fetch_add(1, Ordering::Relaxed);
-        Ok(vec![x[0].sin()?.exp()?.multiply(&x[1])?, x[0].cos()?])
-    };
-    let total = |y: Vec<Array>| -> Arrays { Ok(vec![y[0].add(&y[1])?.sum(All, false)?]) };
-    let args = [vector(&[0.1, 0.2]), vector(&[3.0, 4.0])];
-    let plain = grad(|x: &[Array]| total(block(x)?), &[0, 1])(&args).unwrap();
-    eval(&plain).unwrap();
-    assert_eq!(runs.swap(0, Ordering::Relaxed), 1);
-    let saved = checkpoint(block);
-    let again = grad(|x: &[Array]| total(saved(x)?), &[0, 1])(&args).unwrap();
-    eval(&again).unwrap();
-    assert_eq!(
-        runs.load(Ordering::Relaxed),
-        2,
-        "forward, and once more for the gradient"
-    );
-    for (a, b) in plain.iter().zip(&again) {
-        assert!(a.all_close(b, 1e-6, 0.0).unwrap());
+fn vmap_keeps_indices_inside_whatever_the_batch() {
+    let table = matrix(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2); // two batches of three
+    let wild = Array::from_slice(&[0i32, 9, -1, i32::MAX, i32::MIN, 2], &[2, 3]).unwrap();
+    type Two = fn(&[Array]) -> Arrays;
+    let functions: [Two; 3] = [
+        |x| Ok(vec![x[0].take_clamped(&x[1], 0)?]),
+        |x| Ok(vec![x[0].take_along_axis(&x[1], 0)?]),
+        |x| Ok(vec![x[0].put_along_axis(&x[1], &scalar(0.0), 0)?]),
+    ];
+    for f in functions {
+        for axes in [[Some(0), Some(0)], [None, Some(0)], [Some(0), None]] {
+            let (mut args, mut rows) = (Vec::new(), [Vec::new(), Vec::new()]);
+            for (array, axis) in [&table, &wild].into_iter().zip(axes) {
+                let row = |i| {
+                    array
+                        .slice_axis(0, i, i + 1)
+                        .unwrap()
+                        .squeeze_axis(0)
+                        .unwrap()
+                };
+                args.push(if axis.is_some() {
+                    array.clone()
+                } else {
+                    row(0)
+                });
+                for (i, rows) in rows.iter_mut().enumerate() {
+                    rows.push(row(if axis.is_some() { i as i32 } else { 0 }));
+                }
+            }
+            let given = match vmap(f, axes, 0)(&args) {
+                Ok(mut given) => given.remove(0),
+                // MLX may not know how, which is no harm.
+                Err(e) => {
+                    assert_eq!(e.kind(), ErrorKind::Mlx, "{e}");
+                    continue;
+                }
+            };
+            let expected: Vec<Array> = rows.iter().map(|r| f(r).unwrap().remove(0)).collect();
+            let expected = mlx_rs_core::stack(&expected.iter().collect::<Vec<_>>(), 0).unwrap();
+            assert_eq!(
+                given.to_vec::<f32>().unwrap(),
+                expected.to_vec::<f32>().unwrap(),
+                "{axes:?}"
+            );
+        }
     }
-}
-
-#[test]
-fn checkpoints_nest_and_outlive_their_function() {
-    let inner = checkpoint(|x: &[Array]| -> Arrays { Ok(vec![x[0].square()?]) });
-    let outer = checkpoint(move |x: &[Array]| inner(&[x[0].square()?]));
-    let g = grad(|x: &[Array]| outer(x), &[0])(&[scalar(2.0)]).unwrap();
-    assert_eq!(g[0].item::<f32>().unwrap(), 32.0);
-    // The graph keeps what it needs of a function that is gone.
-    let y = {
-        let block = checkpoint(|x: &[Array]| -> Arrays { Ok(vec![x[0].exp()?]) });
-        block(&[scalar(0.0)]).unwrap()
-    };
-    assert_eq!(y[0].item::<f32>().unwrap(), 1.0);
-}
-
-// ---- derivatives of one's own
-
-#[test]
-fn custom_derivatives_replace_the_true_ones() {
-    let f = custom_vjp(
-        |x: &[Array]| -> Arrays { Ok(vec![x[0].multiply(&x[1])?]) },
-        |primals, cotangents, outputs| {
-            assert_eq!(outputs[0].item::<f32>()?, 6.0);
-            Ok(vec![
-                cotangents[0].multiply(&primals[0])?,
-                cotangents[0].multiply(&scalar(7.0))?,
-            ])
-        },
-    );
-    let at = [scalar(2.0), scalar(3.0)];
-    let grads = grad(|x: &[Array]| f(x), &[0, 1])(&at).unwrap();
-    assert_eq!(grads[0].item::<f32>().unwrap(), 2.0);
-    assert_eq!(grads[1].item::<f32>().unwrap(), 7.0);
-    assert_eq!(f(&at).unwrap()[0].item::<f32>().unwrap(), 6.0);
-
-    let g = custom_jvp(
-        |x: &[Array]| -> Arrays { Ok(vec![x[0].multiply(&x[1])?]) },
-        |_, tangents| Ok(vec![tangents[0].add(&tangents[1])?]),
-    );
-    let (_, slopes) = jvp(|x: &[Array]| g(x), &at, &[scalar(1.0), scalar(10.0)]).unwrap();
-    assert_eq!(slopes[0].item::<f32>().unwrap(), 11.0);
-    // With respect to one argument only; the other has no tangent.
-    let (_, slopes) = jvp(
-        |x: &[Array]| g(&[x[0].clone(), scalar(3.0)]),
-        &at[..1],
-        &[scalar(1.0)],
-    )
-    .unwrap();
-    assert_eq!(slopes[0].item::<f32>().unwrap(), 1.0);
-    // In a checkpoint too, whose function runs again in the backward pass.
-    let saved = checkpoint(g);
-    let (_, slopes) = jvp(|x: &[Array]| saved(x), &at, &[scalar(1.0), scalar(10.0)]).unwrap();
-    assert_eq!(slopes[0].item::<f32>().unwrap(), 11.0);
-
-    let h = custom_vmap(
-        |x: &[Array]| -> Arrays { Ok(vec![x[0].square()?]) },
-        |x, axes| Ok((vec![x[0].multiply(&scalar(100.0))?], vec![axes[0]])),
-    );
-    let y = vmap(|x: &[Array]| h(x), 0, 0)(&[vector(&[1.0, 2.0])]).unwrap();
-    assert_eq!(y[0].to_vec::<f32>().unwrap(), [100.0, 200.0]);
-}
-
-#[test]
-fn derivatives_that_do_not_fit_are_refused() {
-    let run = |vjp: fn(&[Array]) -> Arrays| {
-        let f = custom_vjp(
-            |x: &[Array]| -> Arrays { Ok(vec![x[0].sum(All, false)?]) },
-            move |primals, _, _| vjp(primals),
-        );
-        kind(grad(|x: &[Array]| f(x), &[0])(&[vector(&[1.0, 2.0])])).0
-    };
-    assert_eq!(run(|_| Ok(vec![])), ErrorKind::Shape);
-    assert_eq!(
-        run(|p| Ok(vec![p[0].clone(), p[0].clone()])),
-        ErrorKind::Shape
-    );
-    assert_eq!(run(|p| Ok(vec![p[0].sum(All, false)?])), ErrorKind::Shape);
-    assert_eq!(
-        run(|p| Ok(vec![p[0].astype(Dtype::Float16)?])),
-        ErrorKind::Dtype
-    );
-
-    let run = |jvp: fn(&[Array]) -> Arrays| {
-        let f = custom_jvp(
-            |x: &[Array]| -> Arrays { Ok(vec![x[0].sum(All, false)?]) },
-            move |primals, _| jvp(primals),
-        );
-        let x = [vector(&[1.0, 2.0])];
-        kind(mlx_rs_core::transforms::jvp(|x: &[Array]| f(x), &x, &x)).0
-    };
-    assert_eq!(run(|_| Ok(vec![])), ErrorKind::Shape);
-    assert_eq!(run(|p| Ok(vec![p[0].clone()])), ErrorKind::Shape);
-
-    type Batched = Result<(Vec<Array>, Vec<Option<i32>>)>;
-    let run = |batched: fn(&[Array]) -> Batched| {
-        let f = custom_vmap(
-            |x: &[Array]| -> Arrays { Ok(vec![x[0].square()?]) },
-            move |x, _| batched(x),
-        );
-        kind(vmap(|x: &[Array]| f(x), 0, 0)(&[vector(&[1.0, 2.0])])).0
-    };
-    assert_eq!(run(|_| Ok((vec![], vec![]))), ErrorKind::Shape);
-    assert_eq!(run(|x| Ok((x.to_vec(), vec![]))), ErrorKind::Value);
-    assert_eq!(run(|x| Ok((x.to_vec(), vec![Some(1)]))), ErrorKind::Index);
-    assert_eq!(run(|x| Ok((x.to_vec(), vec![None]))), ErrorKind::Shape);
-    assert_eq!(
-        run(|x| Ok((vec![concatenate(&[&x[0], &x[0]], 0)?], vec![Some(0)]))),
-        ErrorKind::Shape
-    );
-}
-
-#[test]
-fn a_custom_function_may_have_all_three() {
-    let f = CustomFunction::new(|x: &[Array]| -> Arrays { Ok(vec![x[0].square()?]) })
-        .with_vjp(|_, c, _| Ok(vec![c[0].multiply(&scalar(10.0))?]))
-        .with_jvp(|_, t| Ok(vec![t[0].multiply(&scalar(20.0))?]))
-        .with_vmap(|x, axes| Ok((vec![x[0].negative()?], vec![axes[0]])));
-    let x = scalar(3.0);
-    assert_eq!(f.call(&[x.clone()]).unwrap()[0].item::<f32>().unwrap(), 9.0);
-    let g = grad(|x: &[Array]| f.call(x), &[0])(&[x.clone()]).unwrap();
-    assert_eq!(g[0].item::<f32>().unwrap(), 10.0);
-    let (_, t) = jvp(|x: &[Array]| f.call(x), &[x.clone()], &[scalar(1.0)]).unwrap();
-    assert_eq!(t[0].item::<f32>().unwrap(), 20.0);
-    let y = vmap(|x: &[Array]| f.call(x), 0, 0)(&[vector(&[1.0, 2.0])]).unwrap();
-    assert_eq!(y[0].to_vec::<f32>().unwrap(), [-1.0, -2.0]);
+    // Checked indices look at values, which a placeholder has none of; strides see one example.
+    let checked = |x: &[Array]| -> Arrays { Ok(vec![x[0].take(&x[1], 0)?]) };
+    assert!(vmap(checked, 0, 0)(&[table.clone(), wild]).is_err());
+    let strided = |x: &[Array]| -> Arrays { Ok(vec![x[0].as_strided(&[2], &[2], 0)?]) };
+    if let Ok(y) = vmap(strided, 0, 0)(&[table.clone()]) {
+        assert_eq!(y[0].to_vec::<f32>().unwrap(), [1.0, 3.0, 4.0, 6.0]);
+    }
+    // No examples at all.
+    let empty = mlx_rs_core::zeros(&[0, 3], Dtype::Float32).unwrap();
+    if let Ok(y) = vmap(|x: &[Array]| -> Arrays { Ok(vec![x[0].exp()?]) }, 0, 0)(&[empty]) {
+        assert_eq!(y[0].shape(), [0, 3]);
+        assert!(y[0].to_vec::<f32>().unwrap().is_empty());
+    }
 }
 
 // ---- threads

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Direction, own_nodes, some_output};
+use super::{Direction, Tree, own_nodes, some_output};
 use crate::array::Array;
 use crate::call;
 use crate::closure::{self, Closure, ClosureError, Function, Payload};
@@ -55,5 +55,56 @@ where
             })?;
             outer.apply(OP, args)
         })
+    }
+}
+
+/// As [`checkpoint`], for a function of parameters in a [`Tree`] and further arguments, such as a
+/// layer and its input: both have gradients.
+///
+/// Give it what is trained. What is frozen is captured by `f` instead: a quantized matrix among the
+/// parameters would be differentiated, which is an error. The parameters are part of the graph until
+/// the backward pass is over, as any argument is.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use mlx_rs_core::{All, Array, Result, transforms::{checkpoint_tree, value_and_grad_tree}};
+/// type Params = BTreeMap<String, Array>;
+/// # fn main() -> Result<()> {
+/// let layer = checkpoint_tree(|p: &Params, x: &[Array]| -> Result<Vec<Array>> {
+///     Ok(vec![x[0].multiply(&p["scale"])?.tanh()?])
+/// });
+/// let params = Params::from([("scale".to_string(), Array::scalar(0.0f32)?)]);
+/// let x = Array::vector(&[1.0f32, 2.0])?;
+/// let (_, (), grads) = value_and_grad_tree(&params, |p| -> Result<_> {
+///     let h = layer(p, &[x.clone()])?;
+///     Ok((layer(p, &h)?[0].add(&h[0])?.sum(All, false)?, ()))
+/// })?;
+/// assert_eq!(grads["scale"].item::<f32>()?, 3.0);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// As [`checkpoint`].
+pub fn checkpoint_tree<P, F, E>(
+    f: F,
+) -> impl Fn(&P, &[Array]) -> Result<Vec<Array>, E> + Send + Sync + 'static
+where
+    P: Tree + Send + 'static,
+    F: Fn(&P, &[Array]) -> Result<Vec<Array>, E> + Send + Sync + 'static,
+    E: ClosureError,
+{
+    const OP: &str = "checkpoint_tree";
+    let f = Arc::new(f);
+    move |params, args| {
+        let mut all: Vec<Array> = params.leaves().into_iter().cloned().collect();
+        let n = all.len();
+        let form = params.with_leaves(OP, all.clone())?;
+        all.extend(args.iter().cloned());
+        let f = Arc::clone(&f);
+        let block = checkpoint(move |x: &[Array]| {
+            let (leaves, args) = x.split_at(n);
+            f(&form.with_leaves(OP, leaves.to_vec())?, args)
+        });
+        block(&all)
     }
 }

@@ -4,6 +4,7 @@ use mlx_sys as sys;
 
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
+use crate::closure;
 use crate::device::Device;
 use crate::error::Result;
 use crate::stream::Stream;
@@ -25,7 +26,9 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::lock();
     let vec = ArrayVec::new("eval", arrays)?;
     // SAFETY: the vector handle is live for the length of the call.
-    call::status("eval", || unsafe { sys::mlx_eval(vec.raw()) })
+    let result = call::status("eval", || unsafe { sys::mlx_eval(vec.raw()) });
+    closure::drain();
+    result
 }
 
 /// Starts computing all `arrays` and returns at once; a later access waits for the result.

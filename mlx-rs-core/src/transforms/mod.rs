@@ -13,6 +13,8 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Which transform does what, and where this differs from Python, is in `docs/transforms.md`.
+//!
 //! # Errors and panics
 //!
 //! `E` is any [`ClosureError`]: the crate's own error, `anyhow::Error`, an enum of yours. The value that the function returned is
@@ -50,7 +52,7 @@ mod vmap;
 
 pub use crate::closure::ClosureError;
 pub use autodiff::{jvp, vjp};
-pub use checkpoint::checkpoint;
+pub use checkpoint::{checkpoint, checkpoint_tree};
 pub use compile::{
     CompileMode, Compiled, allow_cpu_jit, compile, compile_clear_cache, compile_mode,
     compile_shapeless, disable_compile, enable_compile, set_compile_mode,

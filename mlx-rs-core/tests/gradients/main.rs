@@ -11,167 +11,14 @@
 )]
 
 use mlx_rs_core::fast::{self, Mask, RopeBase};
-use mlx_rs_core::transforms::{VmapAxes, checkpoint, grad, jvp, vjp, vmap};
+use mlx_rs_core::transforms::{checkpoint, grad, vmap};
 use mlx_rs_core::{
-    All, Array, Dtype, QuantMode, Quantized, Result, concatenate, cpu, random, stack, where_,
+    All, Array, Dtype, QuantMode, Quantized, Result, concatenate, cpu, stack, where_,
 };
 
-/// Distance of the points, a power of two so that nothing is rounded on the way.
-const H: f32 = 1.0 / 64.0;
-const TOLERANCE: f64 = 2e-3;
+mod differences;
 
-/// What MLX cannot do in batches, or not in all, and says so; the gradient of a quantized kernel is a
-/// quantized product, and a matrix of the dense kernel is evaluated.
-const NO_BATCHES: [&str; 7] = [
-    "quantized_matmul",
-    "gather_qmm",
-    "gather_mm",
-    "topk",
-    "addmm",
-    "gradient of a gradient",
-    "dense kernel, matrix",
-];
-
-/// Numbers without pattern between `low` and `high`, the same every time.
-fn numbers(seed: u64, shape: &[i32], low: f32, high: f32) -> Array {
-    random::uniform(
-        low,
-        high,
-        shape,
-        Dtype::Float32,
-        &random::Key::new(seed).unwrap(),
-    )
-    .unwrap()
-}
-fn normal(seed: u64, shape: &[i32]) -> Array {
-    numbers(seed, shape, -1.5, 1.5)
-}
-fn positive(seed: u64, shape: &[i32]) -> Array {
-    numbers(seed, shape, 0.5, 2.0)
-}
-fn scalar(v: f32) -> Array {
-    Array::scalar(v).unwrap()
-}
-fn ids(v: &[i32]) -> Array {
-    Array::vector(v).unwrap()
-}
-
-type Function<'a> = &'a dyn Fn(&[Array]) -> Result<Array>;
-
-/// The sum over the outputs of `f`, each times its weight.
-fn weighted(f: Function<'_>, args: &[Array], weights: &[f32]) -> f64 {
-    let values = f(args).unwrap().to_vec::<f32>().unwrap();
-    values
-        .iter()
-        .zip(weights)
-        .map(|(v, w)| f64::from(*v) * f64::from(*w))
-        .sum()
-}
-
-/// `args` with `step` added to element `i` of argument `n`.
-fn moved(args: &[Array], n: usize, i: usize, step: f32) -> Vec<Array> {
-    let mut args = args.to_vec();
-    let mut values = args[n].to_vec::<f32>().unwrap();
-    values[i] += step;
-    args[n] = Array::from_slice(&values, args[n].shape()).unwrap();
-    args
-}
-
-fn near(name: &str, how: &str, n: usize, i: usize, given: f64, expected: f64) {
-    assert!(
-        (given - expected).abs() <= TOLERANCE * expected.abs().max(1.0),
-        "{name}: {how}, argument {n}, element {i}: {given}, but the differences give {expected}"
-    );
-}
-
-/// Compares the derivatives in both modes with differences.
-fn compare(name: &str, args: &[Array], f: Function<'_>) {
-    let value = f(args).unwrap();
-    assert_eq!(value.dtype(), Dtype::Float32, "{name}");
-    let cotangent = numbers(99, value.shape(), 0.5, 1.5);
-    let weights = cotangent.to_vec::<f32>().unwrap();
-    let one = |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![f(x)?]) };
-    let (values, products) =
-        vjp(one, args, &[cotangent]).unwrap_or_else(|e| panic!("{name}: reverse: {e}"));
-    assert!(values[0].all_close(&value, 1e-5, 1e-5).unwrap(), "{name}");
-    let mut slopes = vec![0.0; products.len()];
-    let tangents: Vec<Array> = args
-        .iter()
-        .enumerate()
-        .map(|(n, a)| numbers(7 + n as u64, a.shape(), 0.5, 1.5))
-        .collect();
-    let mut any = false;
-    for (n, product) in products.iter().enumerate() {
-        assert_eq!(
-            (product.shape(), product.dtype()),
-            (args[n].shape(), Dtype::Float32),
-            "{name}"
-        );
-        let tangent = tangents[n].to_vec::<f32>().unwrap();
-        for (i, given) in product.to_vec::<f32>().unwrap().into_iter().enumerate() {
-            let at = |steps: f32| weighted(f, &moved(args, n, i, steps * H), &weights);
-            let difference =
-                (8.0 * (at(1.0) - at(-1.0)) - (at(2.0) - at(-2.0))) / (12.0 * f64::from(H));
-            near(name, "reverse", n, i, f64::from(given), difference);
-            slopes[n] += difference * f64::from(tangent[i]);
-            any |= difference.abs() > 1e-2;
-        }
-    }
-    assert!(any, "{name}: the case is of no use, nothing changes");
-    let (_, products) =
-        jvp(one, args, &tangents).unwrap_or_else(|e| panic!("{name}: forward: {e}"));
-    let given: f64 = products[0]
-        .to_vec::<f32>()
-        .unwrap()
-        .iter()
-        .zip(&weights)
-        .map(|(v, w)| f64::from(*v) * f64::from(*w))
-        .sum();
-    near(name, "forward", 0, 0, given, slopes.iter().sum());
-}
-
-/// Compares with two examples at once, each argument alone in a batch and all together.
-fn batches(name: &str, args: &[Array], f: Function<'_>) {
-    let others: Vec<Array> = args
-        .iter()
-        .map(|a| a.multiply(&scalar(1.25)).unwrap())
-        .collect();
-    let one = |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![f(x)?]) };
-    let choices = (0..args.len())
-        .map(|n| vec![n])
-        .chain([(0..args.len()).collect()]);
-    for choice in choices {
-        let mut second = args.to_vec();
-        let mut both = args.to_vec();
-        let mut axes = vec![None; args.len()];
-        for &n in &choice {
-            second[n] = others[n].clone();
-            both[n] = stack(&[&args[n], &others[n]], 0).unwrap();
-            axes[n] = Some(0);
-        }
-        let expected = stack(&[&f(args).unwrap(), &f(&second).unwrap()], 0).unwrap();
-        match vmap(one, VmapAxes::Each(axes), 0)(&both) {
-            Ok(given) => {
-                assert_eq!(
-                    given[0].shape(),
-                    expected.shape(),
-                    "{name}: batch of {choice:?}"
-                );
-                let close = given[0].all_close(&expected, 1e-4, 1e-4).unwrap();
-                assert!(close, "{name}: batch of {choice:?}");
-            }
-            Err(e) => {
-                let known = NO_BATCHES.iter().any(|n| name.starts_with(n));
-                assert!(known, "{name}: batch of {choice:?}: {e}");
-            }
-        }
-    }
-}
-
-fn check(name: &str, args: &[Array], f: impl Fn(&[Array]) -> Result<Array>) {
-    compare(name, args, &f);
-    batches(name, args, &f);
-}
+use differences::{check, ids, normal, numbers, positive, scalar};
 
 // ---- element by element
 
@@ -529,6 +376,21 @@ fn kernels_of_this_crate() {
                 &[x.clone()],
                 |x| kernel.product(&x[0]),
             );
+            // What has no gradient says so.
+            let scales = |x: &[Array]| -> Result<Vec<Array>> {
+                let q = Quantized {
+                    scales: x[0].clone(),
+                    ..q.clone()
+                };
+                let kernel = cpu::QuantizedMatrix::new(&q)?.expect("a format of the kernels");
+                Ok(vec![
+                    kernel
+                        .product(&numbers(28, &[1, 64], 0.0, 1.0))?
+                        .sum(All, false)?,
+                ])
+            };
+            let e = grad(scales, &[0])(&[q.scales.clone()]).unwrap_err();
+            assert!(e.message().contains("with respect to the matrix"), "{e}");
             // Over a batch, and a gradient of a gradient.
             let f = |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![kernel.product(&x[0])?]) };
             for axis in [0, 1] {
@@ -669,10 +531,9 @@ fn block(x: &[Array]) -> Result<Array> {
     )
 }
 
-#[test]
-fn a_transformer_block_plain_and_checkpointed() {
+fn block_args() -> [Array; 7] {
     let small = |seed, shape: &[i32]| numbers(seed, shape, -0.4, 0.4);
-    let args = [
+    [
         normal(40, &[1, 3, 8]),
         positive(41, &[8]),
         small(42, &[8, 24]),
@@ -680,10 +541,40 @@ fn a_transformer_block_plain_and_checkpointed() {
         small(44, &[8, 6]),
         small(45, &[8, 6]),
         small(46, &[6, 8]),
-    ];
+    ]
+}
+
+#[test]
+fn a_transformer_block_plain_and_checkpointed() {
+    let args = block_args();
     check("block", &args, block);
     let saved = checkpoint(|x: &[Array]| -> Result<Vec<Array>> { Ok(vec![block(x)?]) });
     check("checkpointed block", &args, |x| Ok(saved(x)?.remove(0)));
+}
+
+/// Training runs in half precision; its gradients are those of float32, but coarser.
+#[test]
+fn gradients_in_half_precision_are_those_of_float32() {
+    let loss =
+        |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![block(x)?.square()?.mean(All, false)?]) };
+    let args = block_args();
+    let all: Vec<usize> = (0..args.len()).collect();
+    let exact = grad(loss, &all)(&args).unwrap();
+    for (dtype, tolerance) in [(Dtype::Float16, 5e-3), (Dtype::Bfloat16, 5e-2)] {
+        let half: Vec<Array> = args.iter().map(|a| a.astype(dtype).unwrap()).collect();
+        let given = grad(loss, &all)(&half).unwrap();
+        for (n, (given, exact)) in given.iter().zip(&exact).enumerate() {
+            assert_eq!(given.dtype(), dtype);
+            let exact = exact.to_vec::<f32>().unwrap();
+            let largest = exact.iter().fold(0f32, |m, v| m.max(v.abs()));
+            for (g, e) in given.to_f32_vec().unwrap().iter().zip(&exact) {
+                assert!(
+                    (g - e).abs() <= tolerance * largest,
+                    "{dtype}, argument {n}: {g}, {e}"
+                );
+            }
+        }
+    }
 }
 
 // ---- calls whose form may change with the crate
