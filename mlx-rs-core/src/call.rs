@@ -59,6 +59,11 @@ pub(crate) fn lock() -> ReentrantMutexGuard<'static, ()> {
     guard
 }
 
+/// Whether this thread holds the lock. MLX's own threads never do.
+pub(crate) fn is_locked_here() -> bool {
+    MLX.is_owned_by_current_thread()
+}
+
 fn clear() {
     MESSAGE.with(|slot| {
         slot.borrow_mut().take();
@@ -201,9 +206,53 @@ impl ArrayVec {
         Ok(vec)
     }
 
+    /// An out-parameter: null until a call fills it.
+    pub(crate) fn empty() -> Self {
+        Self(sys::mlx_vector_array {
+            ctx: std::ptr::null_mut(),
+        })
+    }
+
     pub(crate) fn raw(&self) -> sys::mlx_vector_array {
         self.0
     }
+
+    /// Where a call may put its vector; what it puts there is freed with this.
+    pub(crate) fn out(&mut self) -> *mut sys::mlx_vector_array {
+        &raw mut self.0
+    }
+
+    /// Gives up ownership to a caller in C.
+    pub(crate) fn into_raw(self) -> sys::mlx_vector_array {
+        std::mem::ManuallyDrop::new(self).0
+    }
+
+    /// The arrays in it, each through a handle of its own.
+    pub(crate) fn to_arrays(&self, op: &'static str) -> Result<Vec<Array>> {
+        read_vec(op, self.0)
+    }
+}
+
+/// The arrays of a vector that C owns, each through a handle of its own.
+pub(crate) fn read_vec(op: &'static str, vec: sys::mlx_vector_array) -> Result<Vec<Array>> {
+    let _guard = lock();
+    if vec.ctx.is_null() {
+        return Err(Error::new(
+            ErrorKind::Mlx,
+            op,
+            "MLX reported success but returned no arrays",
+        ));
+    }
+    // SAFETY: the vector handle is live and not null.
+    let n = unsafe { sys::mlx_vector_array_size(vec) };
+    (0..n)
+        .map(|i| {
+            adopt(op, |res| {
+                // SAFETY: `i` is below the size just read; the handle is live.
+                unsafe { sys::mlx_vector_array_get(res, vec, i) }
+            })
+        })
+        .collect()
 }
 
 impl Drop for ArrayVec {
@@ -226,16 +275,33 @@ pub(crate) fn arrays(
     if f(&raw mut out.0, stream) != 0 {
         return Err(take_error(op));
     }
-    // SAFETY: `out` is a live vector handle.
-    let n = unsafe { sys::mlx_vector_array_size(out.0) };
-    (0..n)
-        .map(|i| {
-            adopt(op, |res| {
-                // SAFETY: `i` is below the size just read; the handle is live.
-                unsafe { sys::mlx_vector_array_get(res, out.0, i) }
-            })
-        })
-        .collect()
+    out.to_arrays(op)
+}
+
+/// Runs a call that makes a handle and says that it failed by a null one.
+pub(crate) fn handle(op: &'static str, f: impl FnOnce() -> *mut c_void) -> Result<*mut c_void> {
+    let _guard = lock();
+    clear();
+    let ctx = f();
+    if ctx.is_null() {
+        Err(take_error(op))
+    } else {
+        Ok(ctx)
+    }
+}
+
+/// Runs an operation that yields two arrays on the current stream.
+pub(crate) fn pair(
+    op: &'static str,
+    f: impl FnOnce(*mut sys::mlx_array, *mut sys::mlx_array, sys::mlx_stream) -> c_int,
+) -> Result<(Array, Array)> {
+    let _guard = lock();
+    let stream = stream::current_raw()?;
+    let mut second = OutArray::new();
+    let first = adopt(op, |out| f(out, &raw mut second.0, stream))?;
+    let second = second.into_array(op)?;
+    memory::check(op, &second)?;
+    Ok((first, second))
 }
 
 /// Runs a call that fills a string.

@@ -1,11 +1,31 @@
-//! Devices: where work runs, and whether this build of MLX has them.
+//! Devices: where work runs, whether this build of MLX has them, and what they are.
+//!
+//! ```
+//! use mlx_rs_core::Device;
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let device = Device::default_device();
+//! for (name, value) in device.info()? {
+//!     println!("{device}: {name} {value:?}");
+//! }
+//! assert!(Device::cpu().is_available() && Device::cpu().count()? == 1);
+//! # Ok(()) }
+//! ```
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use mlx_sys as sys;
 
 use crate::call;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::stream;
+
+/// The default device: one of the three below.
+static DEFAULT: AtomicU8 = AtomicU8::new(UNSET);
+const UNSET: u8 = 0;
+const CPU: u8 = 1;
+const GPU: u8 = 2;
 
 /// The kind of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,6 +34,15 @@ pub enum DeviceKind {
     Cpu,
     /// A GPU: Metal on Apple silicon, CUDA on NVIDIA.
     Gpu,
+}
+
+/// One thing that [`Device::info`] tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceInfo {
+    /// A text.
+    Text(String),
+    /// A number, of bytes where the name says a size.
+    Number(usize),
 }
 
 /// One device, by kind and index.
@@ -63,14 +92,121 @@ impl Device {
         }
     }
 
-    /// The default device of MLX: the GPU where there is one.
+    /// How many devices of this kind there are.
+    ///
+    /// # Errors
+    /// When MLX cannot say.
+    pub fn count(self) -> Result<i32> {
+        count(self)
+    }
+
+    /// The device that work runs on unless a scope says otherwise: the one last given to
+    /// [`Device::set_default`], else the GPU where there is one.
     #[must_use]
     pub fn default_device() -> Self {
-        if Self::gpu().is_available() {
-            Self::gpu()
-        } else {
-            Self::cpu()
+        match DEFAULT.load(Ordering::Relaxed) {
+            CPU => Self::cpu(),
+            GPU => Self::gpu(),
+            _ => {
+                let found = if Self::gpu().is_available() { GPU } else { CPU };
+                // A concurrent `set_default` wins.
+                let _ =
+                    DEFAULT.compare_exchange(UNSET, found, Ordering::Relaxed, Ordering::Relaxed);
+                Self::default_device()
+            }
         }
+    }
+
+    /// Makes this the default device of the process and returns the one before. Threads inside a
+    /// scope keep their stream until it ends; existing arrays are computed where their operations
+    /// were recorded.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream};
+    /// # fn main() -> mlx_rs_core::Result<()> {
+    /// let before = Device::cpu().set_default()?;
+    /// assert_eq!(Stream::current()?.device(), Device::cpu());
+    /// before.set_default()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] when this build of MLX cannot use the device.
+    pub fn set_default(self) -> Result<Self> {
+        if !self.is_available() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "set_default",
+                format!("this build of MLX has no usable {self} device"),
+            ));
+        }
+        let _guard = call::lock();
+        let before = Self::default_device();
+        // MLX's own default is used by the few calls that take no stream.
+        // SAFETY: takes plain numbers; the handle is freed below.
+        let device = unsafe { sys::mlx_device_new_type(self.raw_kind(), self.index()) };
+        let result = call::status("set_default", || {
+            // SAFETY: the handle is live; MLX copies what it names.
+            unsafe { sys::mlx_set_default_device(device) }
+        });
+        // SAFETY: the handle is owned here.
+        unsafe { sys::mlx_device_free(device) };
+        result?;
+        let value = match self.kind {
+            DeviceKind::Cpu => CPU,
+            DeviceKind::Gpu => GPU,
+        };
+        DEFAULT.store(value, Ordering::Relaxed);
+        Ok(before)
+    }
+
+    /// Runs `f` with the default stream of this device as the current one of the calling thread, as
+    /// `with mx.stream(device):` does in Python; see [`Stream::scope`](crate::Stream::scope). For one
+    /// call, give one call.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, Device};
+    /// # fn main() -> mlx_rs_core::Result<()> {
+    /// let a = array!([1.0, 4.0])?;
+    /// let roots = Device::cpu().scope(|| a.sqrt())?;
+    /// assert_eq!(roots.to_vec::<f32>()?, [1.0, 2.0]);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// What `f` returns; [`ErrorKind::Unsupported`] when this build of MLX cannot use the device.
+    pub fn scope<R, E: From<Error>>(self, f: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
+        stream::default_for(self)?.scope(f)
+    }
+
+    /// What MLX knows about the device, such as `device_name`, `architecture` and `memory_size` (bytes);
+    /// the names differ between devices.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] when there is no such device.
+    pub fn info(self) -> Result<BTreeMap<String, DeviceInfo>> {
+        if !self.is_available() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "device_info",
+                format!("this build of MLX has no usable {self} device"),
+            ));
+        }
+        info::of(self)
+    }
+
+    /// Runs `f` with a handle of this device.
+    fn with_raw(self, op: &'static str, f: impl FnOnce(sys::mlx_device) -> i32) -> Result<()> {
+        let _guard = call::lock();
+        let ctx = call::handle(op, || {
+            // SAFETY: takes plain numbers; null is checked by the caller.
+            unsafe { sys::mlx_device_new_type(self.raw_kind(), self.index) }.ctx
+        })?;
+        let device = sys::mlx_device { ctx };
+        let result = call::status(op, || f(device));
+        // SAFETY: the handle is owned here and not used again.
+        unsafe { sys::mlx_device_free(device) };
+        result
     }
 
     pub(crate) fn raw_kind(self) -> sys::mlx_device_type {
@@ -120,11 +256,166 @@ fn cuda_flag() -> Result<bool> {
     })
 }
 
+#[cfg(mlx_c_0_5)]
+fn count(device: Device) -> Result<i32> {
+    let mut count = 0;
+    // SAFETY: the out-pointer is live for the length of the call.
+    call::status("device_count", || unsafe {
+        sys::mlx_device_count(&raw mut count, device.raw_kind())
+    })?;
+    Ok(count)
+}
+
+/// mlx-c 0.4 cannot say; MLX 0.30 has one of each kind.
+#[cfg(not(mlx_c_0_5))]
+fn count(device: Device) -> Result<i32> {
+    let first = Device {
+        kind: device.kind,
+        index: 0,
+    };
+    Ok(i32::from(first.is_available()))
+}
+
+#[cfg(mlx_c_0_5)]
+mod info {
+    //! What MLX knows about a device, by name.
+
+    use std::collections::BTreeMap;
+    use std::ffi::CStr;
+
+    use mlx_sys as sys;
+
+    use super::{Device, DeviceInfo};
+    use crate::call;
+    use crate::error::Result;
+
+    const OP: &str = "device_info";
+
+    /// Handles that are freed whatever happens.
+    struct Handles {
+        info: sys::mlx_device_info,
+        keys: sys::mlx_vector_string,
+    }
+
+    impl Drop for Handles {
+        fn drop(&mut self) {
+            // SAFETY: both handles are owned here and not used again.
+            unsafe {
+                sys::mlx_device_info_free(self.info);
+                sys::mlx_vector_string_free(self.keys);
+            }
+        }
+    }
+
+    pub(super) fn of(device: Device) -> Result<BTreeMap<String, DeviceInfo>> {
+        let _guard = call::lock();
+        // SAFETY: both take nothing; the calls below fill them.
+        let mut handles = unsafe {
+            Handles {
+                info: sys::mlx_device_info_new(),
+                keys: sys::mlx_vector_string_new(),
+            }
+        };
+        device.with_raw(OP, |dev| {
+            // SAFETY: all handles are live.
+            unsafe { sys::mlx_device_info_get(&raw mut handles.info, dev) }
+        })?;
+        // SAFETY: both handles are live.
+        call::status(OP, || unsafe {
+            sys::mlx_device_info_get_keys(&raw mut handles.keys, handles.info)
+        })?;
+        // SAFETY: the handle is live.
+        let count = unsafe { sys::mlx_vector_string_size(handles.keys) };
+        (0..count).map(|i| entry(&handles, i)).collect()
+    }
+
+    fn entry(handles: &Handles, i: usize) -> Result<(String, DeviceInfo)> {
+        let mut key = std::ptr::null_mut();
+        // SAFETY: the number is below the size; the out-pointer is writable.
+        call::status(OP, || unsafe {
+            sys::mlx_vector_string_get(&raw mut key, handles.keys, i)
+        })?;
+        // SAFETY: MLX gave a NUL-terminated string that lives as long as the vector.
+        let name = unsafe { CStr::from_ptr(key) };
+        let mut is_text = false;
+        // SAFETY: handle and name are live; the name is one of the handle's own.
+        call::status(OP, || unsafe {
+            sys::mlx_device_info_is_string(&raw mut is_text, handles.info, name.as_ptr())
+        })?;
+        let value = if is_text {
+            let mut text = std::ptr::null();
+            // SAFETY: as above; the value is a string.
+            call::status(OP, || unsafe {
+                sys::mlx_device_info_get_string(&raw mut text, handles.info, name.as_ptr())
+            })?;
+            // SAFETY: MLX gave a NUL-terminated string that lives as long as the handle.
+            DeviceInfo::Text(
+                unsafe { CStr::from_ptr(text) }
+                    .to_string_lossy()
+                    .into_owned(),
+            )
+        } else {
+            let mut number = 0;
+            // SAFETY: as above; the value is a number.
+            call::status(OP, || unsafe {
+                sys::mlx_device_info_get_size(&raw mut number, handles.info, name.as_ptr())
+            })?;
+            DeviceInfo::Number(number)
+        };
+        Ok((name.to_string_lossy().into_owned(), value))
+    }
+}
+
+#[cfg(not(mlx_c_0_5))]
+mod info {
+    //! What mlx-c 0.4 tells of a device: of Metal's only, where it is there.
+
+    use std::collections::BTreeMap;
+    use std::ffi::CStr;
+
+    use mlx_sys as sys;
+
+    use super::{Device, DeviceInfo, DeviceKind, metal_is_available};
+    use crate::call;
+    use crate::error::Result;
+
+    pub(super) fn of(device: Device) -> Result<BTreeMap<String, DeviceInfo>> {
+        let mut out = BTreeMap::new();
+        if device.kind() == DeviceKind::Cpu || !metal_is_available() {
+            // Without Metal the call below ends the process.
+            return Ok(out);
+        }
+        let _guard = call::lock();
+        // SAFETY: Metal is available.
+        let info = unsafe { sys::mlx_metal_device_info() };
+        // SAFETY: mlx-c ends the name with a zero byte inside the array.
+        let name = unsafe { CStr::from_ptr(info.architecture.as_ptr()) };
+        let name = name.to_string_lossy().into_owned();
+        out.insert(String::from("architecture"), DeviceInfo::Text(name));
+        for (key, value) in [
+            ("max_buffer_length", info.max_buffer_length),
+            (
+                "max_recommended_working_set_size",
+                info.max_recommended_working_set_size,
+            ),
+            ("memory_size", info.memory_size),
+        ] {
+            out.insert(String::from(key), DeviceInfo::Number(value));
+        }
+        Ok(out)
+    }
+}
+
 /// mlx-c 0.4 cannot say; there, a GPU without Metal means CUDA.
 #[cfg(not(mlx_c_0_5))]
 fn cuda_flag() -> Result<bool> {
     if metal_is_available() {
         return Ok(false);
+    }
+    // Kept, since MLX's default says so only until it is changed, which asks this first.
+    static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    if let Some(answer) = ANSWER.get() {
+        return Ok(*answer);
     }
     let _guard = call::lock();
     // SAFETY: returns a new handle, freed below.
@@ -143,5 +434,5 @@ fn cuda_flag() -> Result<bool> {
     });
     // SAFETY: the handle is owned here.
     unsafe { sys::mlx_device_free(device) };
-    result.map(|()| kind == sys::mlx_device_type__MLX_GPU)
+    result.map(|()| *ANSWER.get_or_init(|| kind == sys::mlx_device_type__MLX_GPU))
 }

@@ -1,6 +1,7 @@
 //! The error type of this crate, and nothing about how errors are captured (that is `call.rs`).
 
 use std::fmt;
+use std::sync::Arc;
 
 /// `std::result::Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -27,6 +28,9 @@ pub enum ErrorKind {
     Io,
     /// A file is not what its format says it must be: truncated, malformed or inconsistent.
     Format,
+    /// A function given to a transform failed with an error of another type, which is the
+    /// [source](std::error::Error::source).
+    Callback,
 }
 
 /// A failed operation: what class, which operation, why, and the shapes it was given.
@@ -41,6 +45,7 @@ struct Inner {
     op: &'static str,
     message: String,
     shapes: Vec<Vec<i32>>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Error {
@@ -52,8 +57,19 @@ impl Error {
                 op,
                 message: message.into(),
                 shapes: Vec::new(),
+                source: None,
             }),
         }
+    }
+
+    /// An error of another type that a function given to a transform returned.
+    pub(crate) fn callback(
+        op: &'static str,
+        source: Box<dyn std::error::Error + Send + Sync>,
+    ) -> Self {
+        let mut error = Self::new(ErrorKind::Callback, op, source.to_string());
+        error.inner.source = Some(source.into());
+        error
     }
 
     /// Adds the input shapes, unless they are already there.
@@ -61,6 +77,12 @@ impl Error {
         if self.inner.shapes.is_empty() {
             self.inner.shapes = inputs.iter().map(|a| a.shape().to_vec()).collect();
         }
+        self
+    }
+
+    /// Puts where it happened (a file, a name) in front of the message.
+    pub(crate) fn context(mut self, place: impl fmt::Display) -> Self {
+        self.inner.message = format!("{place}: {}", self.inner.message);
         self
     }
 
@@ -114,4 +136,9 @@ impl fmt::Debug for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    /// For [`ErrorKind::Callback`] the error that the function returned.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.inner.source.as_deref().map(|e| e as _)
+    }
+}

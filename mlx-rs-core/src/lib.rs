@@ -40,6 +40,7 @@ mod macros;
 
 mod array;
 mod call;
+mod closure;
 mod device;
 mod dtype;
 mod error;
@@ -48,14 +49,20 @@ mod ops;
 mod stream;
 
 pub mod cpu;
+pub mod distributed;
 pub mod fast;
+pub mod fft;
 pub mod indexing;
+pub mod io;
+pub mod kernel;
+pub mod linalg;
 pub mod memory;
+pub mod metal;
 pub mod random;
-mod transforms;
+pub mod transforms;
 
 pub use array::{Array, Data, Iter, Nested};
-pub use device::{Device, DeviceKind, cuda_is_available, metal_is_available};
+pub use device::{Device, DeviceInfo, DeviceKind, cuda_is_available, metal_is_available};
 pub use dtype::{Dtype, Element, FloatElement};
 pub use error::{Error, ErrorKind, Result};
 pub use half::{bf16, f16};

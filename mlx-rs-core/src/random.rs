@@ -1,5 +1,24 @@
 //! Random numbers by explicit keys (Threefry, Salmon et al. 2011): the same key gives the same
-//! numbers, whatever else runs. There is deliberately no global generator here.
+//! numbers, whatever else runs, and the same as Python's `mlx.core.random` gives for it. There is
+//! deliberately no global generator here: what it gives depends on every other thread. [`Keys`] is
+//! what a program that draws often holds instead.
+//!
+//! ```
+//! use mlx_rs_core::{Dtype, random};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let mut keys = random::Keys::new(7)?;
+//! let noise = random::normal(0.0, 1.0, &[2, 3], Dtype::Float32, &keys.next_key()?)?;
+//! let dice = random::randint(1, 7, &[4], Dtype::Int32, &keys.next_key()?)?;
+//! assert_eq!((noise.shape(), dice.shape()), (&[2, 3][..], &[4][..]));
+//! # Ok(()) }
+//! ```
+
+mod discrete;
+
+pub use discrete::{
+    bernoulli, bits, categorical, categorical_samples, categorical_shaped, permutation,
+    permutation_of, randint,
+};
 
 use mlx_sys as sys;
 
@@ -31,19 +50,72 @@ impl Key {
     /// # Errors
     /// When MLX cannot allocate them.
     pub fn split(&self) -> Result<(Self, Self)> {
-        let pair = call::array("random_split", |out, s| {
+        let (first, second) = call::pair("random_split", |first, second, s| {
             // SAFETY: all handles are live for the length of the call.
-            unsafe { sys::mlx_random_split_num(out, self.0.raw(), 2, s) }
+            unsafe { sys::mlx_random_split(first, second, self.0.raw(), s) }
         })?;
-        // `[2, 2]`: one key a row.
-        let row = |i: i32| pair.slice_axis(0, i, i + 1)?.reshape(&[2]);
-        Ok((Self(row(0)?), Self(row(1)?)))
+        Ok((Self(first), Self(second)))
+    }
+
+    /// `count` independent keys.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Value`] for a negative count.
+    pub fn split_into(&self, count: i32) -> Result<Vec<Self>> {
+        let op = "random_split";
+        if count < 0 {
+            return Err(Error::new(
+                ErrorKind::Value,
+                op,
+                format!("cannot split a key into {count}"),
+            ));
+        }
+        countable(op, &[count, 2])?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        // `[count, 2]`: one key a row.
+        let rows = call::array(op, |out, s| {
+            // SAFETY: all handles are live; the count is positive.
+            unsafe { sys::mlx_random_split_num(out, self.0.raw(), count, s) }
+        })?;
+        (0..count)
+            .map(|i| Ok(Self(rows.slice_axis(0, i, i + 1)?.reshape(&[2])?)))
+            .collect()
     }
 
     /// The two words, for evaluation together with other arrays.
     #[must_use]
     pub fn array(&self) -> &Array {
         &self.0
+    }
+}
+
+/// A sequence of keys from one seed: the same as MLX's global generator goes through after
+/// `mlx.core.random.seed`, but the caller's own.
+#[derive(Debug, Clone)]
+pub struct Keys {
+    state: Key,
+}
+
+impl Keys {
+    /// The sequence of a seed.
+    ///
+    /// # Errors
+    /// When MLX cannot allocate it.
+    pub fn new(seed: u64) -> Result<Self> {
+        Key::new(seed).map(|state| Self { state })
+    }
+
+    /// The next key. Evaluated at once, so that a long sequence does not grow a graph.
+    ///
+    /// # Errors
+    /// When MLX cannot allocate it.
+    pub fn next_key(&mut self) -> Result<Key> {
+        let (state, key) = self.state.split()?;
+        crate::eval([state.array(), key.array()])?;
+        self.state = state;
+        Ok(key)
     }
 }
 
@@ -72,11 +144,25 @@ fn float_only(op: &'static str, dtype: Dtype) -> Result<()> {
 /// Uniform numbers in `[low, high)`.
 ///
 /// # Errors
-/// For an impossible shape, or a type that is not a float.
+/// For an impossible shape, or a type that is not `float16`, `bfloat16` or `float32`.
 pub fn uniform(low: f32, high: f32, shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
+    let (low, high) = (Array::scalar(low)?, Array::scalar(high)?);
+    uniform_between(&low, &high, shape, dtype, key)
+}
+
+/// [`uniform`] between arrays that broadcast to `shape`.
+///
+/// # Errors
+/// As [`uniform`]; MLX's message when the limits do not broadcast to the shape.
+pub fn uniform_between(
+    low: &Array,
+    high: &Array,
+    shape: &[i32],
+    dtype: Dtype,
+    key: &Key,
+) -> Result<Array> {
     countable("random_uniform", shape)?;
     float_only("random_uniform", dtype)?;
-    let (low, high) = (Array::scalar(low)?, Array::scalar(high)?);
     call::array("random_uniform", |out, s| {
         // SAFETY: pointer and length describe the slice; all handles are live.
         unsafe {
@@ -118,26 +204,6 @@ pub fn normal(mean: f32, std: f32, shape: &[i32], dtype: Dtype, key: &Key) -> Re
     })
 }
 
-/// One index (`uint32`) along `axis`, drawn with probabilities `softmax(logits)`.
-///
-/// # Errors
-/// [`ErrorKind::Index`] when there is no such axis or it is empty.
-pub fn categorical(logits: &Array, axis: i32, key: &Key) -> Result<Array> {
-    if logits.shape()[logits.axis("categorical", axis)?] == 0 {
-        return Err(Error::new(
-            ErrorKind::Index,
-            "categorical",
-            "there is nothing to draw from",
-        )
-        .with_inputs(&[logits]));
-    }
-    call::array("categorical", |out, s| {
-        // SAFETY: all handles are live; the axis exists.
-        unsafe { sys::mlx_random_categorical(out, logits.raw(), axis, key.0.raw(), s) }
-    })
-    .map_err(|e| e.with_inputs(&[logits]))
-}
-
 /// Standard Gumbel numbers, `-log(-log(u))`.
 ///
 /// # Errors
@@ -158,4 +224,164 @@ pub fn gumbel(shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
             )
         }
     })
+}
+
+/// Normal numbers whose mean and standard deviation are arrays (or one of both) that broadcast to
+/// `shape`; 0 and 1 unless given.
+///
+/// # Errors
+/// For an impossible shape, or a type that is neither a float nor complex; MLX's message when the
+/// parameters do not broadcast.
+pub fn normal_with(
+    mean: Option<&Array>,
+    std: Option<&Array>,
+    shape: &[i32],
+    dtype: Dtype,
+    key: &Key,
+) -> Result<Array> {
+    let op = "random_normal";
+    countable(op, shape)?;
+    if dtype != Dtype::Complex64 {
+        float_only(op, dtype)?;
+    }
+    let drawn = call::array(op, |out, s| {
+        // SAFETY: pointer and length describe the slice; all handles are live; null stands for none.
+        unsafe {
+            sys::mlx_random_normal_broadcast(
+                out,
+                shape.as_ptr(),
+                shape.len(),
+                dtype.raw(),
+                Array::raw_or_null(mean),
+                Array::raw_or_null(std),
+                key.0.raw(),
+                s,
+            )
+        }
+    })?;
+    if drawn.shape() == shape {
+        return Ok(drawn);
+    }
+    Err(Error::new(
+        ErrorKind::Shape,
+        op,
+        format!("mean and deviation do not broadcast to {shape:?}"),
+    ))
+}
+
+/// Laplace numbers of the given location and scale: density `exp(-|x - location| / scale) / (2 scale)`.
+///
+/// # Errors
+/// For an impossible shape, or a type that is not a float.
+pub fn laplace(location: f32, scale: f32, shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
+    countable("random_laplace", shape)?;
+    float_only("random_laplace", dtype)?;
+    call::array("random_laplace", |out, s| {
+        // SAFETY: pointer and length describe the slice; all handles are live.
+        unsafe {
+            sys::mlx_random_laplace(
+                out,
+                shape.as_ptr(),
+                shape.len(),
+                dtype.raw(),
+                location,
+                scale,
+                key.0.raw(),
+                s,
+            )
+        }
+    })
+}
+
+/// Standard normal numbers within `[lower, upper]`, arrays that broadcast to `shape`.
+///
+/// # Errors
+/// For an impossible shape, or a type that is not a float; MLX's message when the limits do not
+/// broadcast.
+pub fn truncated_normal(
+    lower: &Array,
+    upper: &Array,
+    shape: &[i32],
+    dtype: Dtype,
+    key: &Key,
+) -> Result<Array> {
+    countable("random_truncated_normal", shape)?;
+    float_only("random_truncated_normal", dtype)?;
+    call::array("random_truncated_normal", |out, s| {
+        // SAFETY: pointer and length describe the slice; all handles are live.
+        unsafe {
+            sys::mlx_random_truncated_normal(
+                out,
+                lower.raw(),
+                upper.raw(),
+                shape.as_ptr(),
+                shape.len(),
+                dtype.raw(),
+                key.0.raw(),
+                s,
+            )
+        }
+    })
+    .map_err(|e| e.with_inputs(&[lower, upper]))
+}
+
+/// Jointly normal vectors, `float32` `[shape .., n]`, of `mean` `[.., n]` and covariance `[.., n, n]`,
+/// whose leading axes broadcast to `shape`. Computed on the CPU; NaN where the covariance is not
+/// finite.
+///
+/// # Errors
+/// For an impossible shape, or when mean and covariance do not fit each other; [`ErrorKind::Dtype`] for
+/// those that are not `float32`.
+pub fn multivariate_normal(
+    mean: &Array,
+    covariance: &Array,
+    shape: &[i32],
+    key: &Key,
+) -> Result<Array> {
+    let op = "random_multivariate_normal";
+    let fits = match (mean.shape(), covariance.shape()) {
+        ([.., n], [.., rows, columns]) => {
+            n == rows && n == columns && (1..=crate::linalg::LARGEST_SINGLE).contains(n)
+        }
+        _ => false,
+    };
+    if !fits || covariance.size() == 0 {
+        return Err(Error::new(
+            ErrorKind::Shape,
+            op,
+            format!(
+                "needs a mean [.., n] and a covariance [.., n, n], n at most {}",
+                crate::linalg::LARGEST_SINGLE
+            ),
+        )
+        .with_inputs(&[mean, covariance]));
+    }
+    if mean.dtype() != Dtype::Float32 || covariance.dtype() != Dtype::Float32 {
+        return Err(Error::new(
+            ErrorKind::Dtype,
+            op,
+            "mean and covariance must be float32",
+        ));
+    }
+    let n = mean.shape()[mean.ndim() - 1];
+    countable(op, &[shape, &[n]].concat())?;
+    crate::linalg::guarded(covariance, n, |safe| {
+        call::array(op, |out, s| {
+            // SAFETY: pointer and length describe the slice; all handles are live; the covariance is
+            // finite and not too large for the decomposition.
+            unsafe {
+                sys::mlx_random_multivariate_normal(
+                    out,
+                    mean.raw(),
+                    safe.raw(),
+                    shape.as_ptr(),
+                    shape.len(),
+                    Dtype::Float32.raw(),
+                    key.0.raw(),
+                    s,
+                )
+            }
+        })
+    })
+    .map_err(|e| e.with_inputs(&[mean, covariance]))
 }

@@ -1,20 +1,30 @@
 //! Streams: ordered queues of work on a device. Operations use the calling thread's current
-//! stream, which [`Stream::scope`] sets; without one, the default stream of the default device.
+//! stream, which [`Stream::scope`] and [`Device::scope`] set; without one, the default stream of the
+//! default device.
 
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mlx_sys as sys;
 
 use crate::call;
-use crate::device::Device;
+use crate::device::{Device, DeviceKind};
 use crate::error::{Error, ErrorKind, Result};
 
 thread_local! {
     /// The context pointer of the current stream's handle; null means the default stream.
     static CURRENT: Cell<*mut c_void> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// Whether there ever was a stream on the CPU: without one, no graph holds work of the CPU.
+static CPU_IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// See [`CPU_IN_USE`].
+pub(crate) fn cpu_in_use() -> bool {
+    CPU_IN_USE.load(Ordering::Relaxed)
 }
 
 /// An ordered queue of work on one device. Work on different streams may run at the same time.
@@ -88,7 +98,65 @@ impl Stream {
                 "MLX could not create a stream",
             ));
         }
+        if device.kind() == DeviceKind::Cpu {
+            CPU_IN_USE.store(true, Ordering::Relaxed);
+        }
         Ok(Self { raw, device })
+    }
+
+    /// The stream that operations of the calling thread run on now: that of the innermost
+    /// [`Stream::scope`] or [`Device::scope`], else the default device's.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream};
+    /// # fn main() -> mlx_rs_core::Result<()> {
+    /// let stream = Stream::new(Device::cpu())?;
+    /// let inside = stream.scope(Stream::current)?;
+    /// assert_eq!(inside, stream);
+    /// assert_ne!(Stream::current()?, stream);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// When the default device cannot be used.
+    pub fn current() -> Result<Self> {
+        let _guard = call::lock();
+        let raw = current_raw()?;
+        // SAFETY: makes empty handles, filled below; the device's is freed here.
+        let (mut copy, mut device) = unsafe { (sys::mlx_stream_new(), sys::mlx_device_new()) };
+        let mut kind = sys::mlx_device_type__MLX_CPU;
+        let result = call::status("stream", || {
+            // SAFETY: all handles are live and the results writable; a failing call is the last.
+            unsafe {
+                match sys::mlx_stream_get_device(&raw mut device, raw) {
+                    0 => match sys::mlx_device_get_type(&raw mut kind, device) {
+                        0 => sys::mlx_stream_set(&raw mut copy, raw),
+                        failed => failed,
+                    },
+                    failed => failed,
+                }
+            }
+        });
+        // SAFETY: the handle is owned here.
+        unsafe { sys::mlx_device_free(device) };
+        let device = if kind == sys::mlx_device_type__MLX_GPU {
+            Device::gpu()
+        } else {
+            Device::cpu()
+        };
+        // Owned from here on, whatever the result.
+        let stream = Self { raw: copy, device };
+        result.map(|()| stream)
+    }
+
+    /// The number that tells this stream from the others.
+    #[must_use]
+    pub fn index(&self) -> i32 {
+        let _guard = call::lock();
+        let mut index = -1;
+        // SAFETY: the handle is live and the result writable; there is nothing to fail.
+        unsafe { sys::mlx_stream_get_index(&raw mut index, self.raw) };
+        index
     }
 
     /// The device this stream runs on.
@@ -121,11 +189,32 @@ impl Stream {
     }
 }
 
+impl PartialEq for Stream {
+    /// Whether both are the same queue.
+    fn eq(&self, other: &Self) -> bool {
+        self.device == other.device && self.index() == other.index()
+    }
+}
+
+impl Eq for Stream {}
+
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream")
             .field("device", &self.device)
+            .field("index", &self.index())
             .finish()
+    }
+}
+
+impl fmt::Display for Stream {
+    /// As MLX names it, such as `Stream(Device(cpu, 0), 1)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = call::string("stream", |out| {
+            // SAFETY: both handles are live.
+            unsafe { sys::mlx_stream_tostring(out, self.raw) }
+        });
+        f.write_str(&text.unwrap_or_else(|_| String::from("Stream")))
     }
 }
 
@@ -137,17 +226,55 @@ impl Drop for Stream {
     }
 }
 
+/// The default stream of a device, made when first asked for and kept: it may be current anywhere.
+pub(crate) fn default_for(device: Device) -> Result<&'static Stream> {
+    static DEFAULTS: [OnceLock<Stream>; 2] = [const { OnceLock::new() }; 2];
+    let slot = &DEFAULTS[device.kind() as usize];
+    if let Some(stream) = slot.get() {
+        return Ok(stream);
+    }
+    // Two threads may both make a handle; one is kept, and either names the same stream.
+    let stream = Stream::default_of(device)?;
+    Ok(slot.get_or_init(|| stream))
+}
+
 /// The raw handle operations run on. Call with the lock held.
 pub(crate) fn current_raw() -> Result<sys::mlx_stream> {
     let ctx = CURRENT.with(Cell::get);
     if !ctx.is_null() {
         return Ok(sys::mlx_stream { ctx });
     }
-    static DEFAULT: OnceLock<Stream> = OnceLock::new();
-    if let Some(stream) = DEFAULT.get() {
-        return Ok(stream.raw);
-    }
-    // The lock is held, so no second thread can race to fill the cell.
-    let stream = Stream::default_of(Device::default_device())?;
-    Ok(DEFAULT.get_or_init(|| stream).raw)
+    Ok(default_for(Device::default_device())?.raw)
+}
+
+/// The current stream's device and number, which tell it from all others. Call with the lock held.
+pub(crate) fn current_id() -> Result<(DeviceKind, i32)> {
+    let raw = current_raw()?;
+    let mut index = 0;
+    call::status("stream", || {
+        // SAFETY: the result is writable and the handle live.
+        unsafe { sys::mlx_stream_get_index(&raw mut index, raw) }
+    })?;
+    // SAFETY: makes an empty handle, filled and freed below.
+    let mut device = unsafe { sys::mlx_device_new() };
+    let mut kind = sys::mlx_device_type__MLX_CPU;
+    let result = call::status("stream", || {
+        // SAFETY: the device handle is writable, the stream handle live.
+        unsafe { sys::mlx_stream_get_device(&raw mut device, raw) }
+    })
+    .and_then(|()| {
+        call::status("stream", || {
+            // SAFETY: the result is writable and the handle live.
+            unsafe { sys::mlx_device_get_type(&raw mut kind, device) }
+        })
+    });
+    // SAFETY: the handle is owned here.
+    unsafe { sys::mlx_device_free(device) };
+    result?;
+    let kind = if kind == sys::mlx_device_type__MLX_GPU {
+        DeviceKind::Gpu
+    } else {
+        DeviceKind::Cpu
+    };
+    Ok((kind, index))
 }

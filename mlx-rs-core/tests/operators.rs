@@ -122,7 +122,6 @@ fn what_a_method_refuses_panics_with_its_message() {
         panics(&|| !&floats),
         panics(&|| &floats << 1),
         panics(&|| -array!([true]).unwrap()),
-        panics(&|| &three % 0),
     ];
     std::panic::set_hook(hook);
     for (message, part) in messages.iter().zip([
@@ -133,11 +132,12 @@ fn what_a_method_refuses_panics_with_its_message() {
         "bitwise",
         "only integers can be shifted",
         "bool",
-        "divisor",
     ]) {
         assert!(message.contains(part), "{message} lacks {part}");
         assert!(message.contains("operators panic"), "{message}");
     }
+    // A division by zero is none: integers give 0, as in NumPy.
+    assert_eq!((&three % 0).to_vec::<i32>().unwrap(), [0; 3]);
     // The same through methods is an error.
     assert_eq!(bytes.scalar_like(300).unwrap_err().kind(), ErrorKind::Value);
 }

@@ -2,7 +2,9 @@
 #include "host_op.h"
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,8 +25,17 @@ namespace mx = mlx::core;
 
 class HostOp : public mx::UnaryPrimitive {
  public:
-  HostOp(mx::Stream stream, rust_mlx_run run, std::shared_ptr<void> payload, bool strided)
-      : mx::UnaryPrimitive(stream), run_(run), payload_(std::move(payload)), strided_(strided) {}
+  HostOp(
+      mx::Stream stream,
+      rust_mlx_meaning meaning,
+      rust_mlx_run run,
+      std::shared_ptr<void> payload,
+      bool strided)
+      : mx::UnaryPrimitive(stream),
+        meaning_(meaning),
+        run_(run),
+        payload_(std::move(payload)),
+        strided_(strided) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& output) override {
     std::vector<rust_mlx_view> views;
@@ -67,6 +78,61 @@ class HostOp : public mx::UnaryPrimitive {
     throw std::runtime_error("[HostOp] runs on the CPU only");
   }
 
+  std::vector<mx::array> vjp(
+      const std::vector<mx::array>& primals,
+      const std::vector<mx::array>& cotangents,
+      const std::vector<int>& argnums,
+      const std::vector<mx::array>&) override {
+    std::vector<mx::array> grads;
+    const auto& cotangent = cotangents.at(0);
+    for (int argnum : argnums) {
+      if (argnum == 0) {
+        grads.push_back(product(cotangent, primals, /* transpose = */ false));
+      } else if (argnum == 1 && meaning_.kind == RUST_MLX_DENSE_PRODUCT) {
+        // [rows, n] transposed times [rows, k]
+        auto rows = mx::transpose(as_matrix(cotangent), {1, 0}, stream());
+        grads.push_back(mx::matmul(rows, as_matrix(primals.at(0)), stream()));
+      } else {
+        refuse("a gradient with respect to the matrix");
+      }
+    }
+    return grads;
+  }
+
+  std::vector<mx::array> jvp(
+      const std::vector<mx::array>& primals,
+      const std::vector<mx::array>& tangents,
+      const std::vector<int>& argnums) override {
+    std::optional<mx::array> sum;
+    for (size_t i = 0; i < argnums.size(); i++) {
+      std::optional<mx::array> part;
+      if (argnums[i] == 0) {
+        part = product(tangents.at(i), primals, /* transpose = */ true);
+      } else if (argnums[i] == 1 && meaning_.kind == RUST_MLX_DENSE_PRODUCT) {
+        part = product(primals.at(0), {primals.at(0), tangents.at(i)}, /* transpose = */ true);
+      } else {
+        refuse("a derivative with respect to the matrix");
+      }
+      sum = sum ? mx::add(*sum, *part, stream()) : *part;
+    }
+    if (!sum) {
+      refuse("a derivative with respect to nothing");
+    }
+    return {*sum};
+  }
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs,
+      const std::vector<int>& axes) override {
+    for (size_t i = 1; i < axes.size(); i++) {
+      if (axes[i] != -1) {
+        refuse("a batch of matrices");
+      }
+    }
+    auto x = mx::moveaxis(inputs.at(0), axes.at(0), 0, stream());
+    return {{product(x, inputs, /* transpose = */ true)}, {0}};
+  }
+
   const char* name() const override {
     return "HostOp";
   }
@@ -87,6 +153,41 @@ class HostOp : public mx::UnaryPrimitive {
     return in.ndim() > 0 && (in.shape(-1) == 1 || in.strides(-1) == 1);
   }
 
+  // x times the matrix that follows the first input, or times its transpose, by MLX's own operations.
+  mx::array product(const mx::array& x, const std::vector<mx::array>& inputs, bool transpose) {
+    switch (meaning_.kind) {
+      case RUST_MLX_DENSE_PRODUCT: {
+        const auto& w = inputs.at(1);
+        return mx::matmul(x, transpose ? mx::transpose(w, {1, 0}, stream()) : w, stream());
+      }
+      case RUST_MLX_QUANTIZED_PRODUCT:
+        return mx::quantized_matmul(
+            x,
+            inputs.at(1),
+            inputs.at(2),
+            inputs.at(3),
+            transpose,
+            meaning_.group_size,
+            meaning_.bits,
+            "affine",
+            stream());
+      default:
+        refuse("a derivative, or a version for batches");
+    }
+  }
+
+  // [.., m] -> [rows, m]
+  mx::array as_matrix(const mx::array& x) {
+    return mx::reshape(x, {-1, x.shape(-1)}, stream());
+  }
+
+  [[noreturn]] static void refuse(const char* what) {
+    throw std::invalid_argument(
+        std::string("[HostOp] this product, computed by rust-mlx's own kernel, does not have ") +
+        what);
+  }
+
+  rust_mlx_meaning meaning_;
   rust_mlx_run run_;
   std::shared_ptr<void> payload_;
   bool strided_;
@@ -129,6 +230,7 @@ extern "C" int rust_mlx_host_op(
     const int* shape,
     size_t ndim,
     mlx_dtype dtype,
+    rust_mlx_meaning meaning,
     rust_mlx_run run,
     void* payload,
     void (*drop)(void*),
@@ -149,7 +251,7 @@ extern "C" int rust_mlx_host_op(
         mx::array(
             mx::Shape(shape, shape + ndim),
             dtype_of(dtype),
-            std::make_shared<HostOp>(s, run, std::move(owned), strided),
+            std::make_shared<HostOp>(s, meaning, run, std::move(owned), strided),
             std::move(arrays)));
     return 0;
   } catch (std::exception& e) {

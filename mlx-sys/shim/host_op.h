@@ -30,6 +30,24 @@ typedef void (*rust_mlx_run)(
     size_t num_inputs,
     void* output);
 
+// What the operation computes, for its derivatives and for batches, which MLX's own operations compute.
+typedef enum rust_mlx_meaning_kind_ {
+  // Anything: it has neither.
+  RUST_MLX_OPAQUE = 0,
+  // Inputs x [.., k] and w [n, k]: x times w transposed.
+  RUST_MLX_DENSE_PRODUCT = 1,
+  // Inputs x [.., k], and w, scales, biases of a matrix [n, k] quantized in affine mode: likewise.
+  RUST_MLX_QUANTIZED_PRODUCT = 2,
+} rust_mlx_meaning_kind;
+
+typedef struct rust_mlx_meaning_ {
+  // A rust_mlx_meaning_kind.
+  int kind;
+  // Of a quantized matrix.
+  int group_size;
+  int bits;
+} rust_mlx_meaning;
+
 // Adds the operation to the graph of `stream`, which must be on the CPU. The output has `shape` and
 // `dtype`; inputs that are not row-contiguous are an error when the graph is evaluated, or with `strided`
 // those whose last axis has other than neighbors, or that have a negative stride. `payload` is
@@ -42,12 +60,12 @@ int rust_mlx_host_op(
     const int* shape,
     size_t ndim,
     mlx_dtype dtype,
+    rust_mlx_meaning meaning,
     rust_mlx_run run,
     void* payload,
     void (*drop)(void*),
     bool strided,
     mlx_stream stream);
-
 
 #ifdef __cplusplus
 }

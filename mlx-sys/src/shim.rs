@@ -28,6 +28,25 @@ pub type rust_mlx_run = unsafe extern "C" fn(
     output: *mut c_void,
 );
 
+/// Anything: an operation without derivatives.
+pub const RUST_MLX_OPAQUE: c_int = 0;
+/// `x [.., k]` and `w [n, k]`: `x` times `w` transposed.
+pub const RUST_MLX_DENSE_PRODUCT: c_int = 1;
+/// `x [.., k]` and weight, scales and biases of a matrix `[n, k]` quantized in affine mode: likewise.
+pub const RUST_MLX_QUANTIZED_PRODUCT: c_int = 2;
+
+/// What an operation computes, for its derivatives and for batches.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct rust_mlx_meaning {
+    /// One of the `RUST_MLX_` constants.
+    pub kind: c_int,
+    /// Elements that share a scale, of a quantized matrix.
+    pub group_size: c_int,
+    /// Bits of an element, of a quantized matrix.
+    pub bits: c_int,
+}
+
 unsafe extern "C" {
     /// Adds an operation to a graph whose CPU work is `run`; see the header.
     pub fn rust_mlx_host_op(
@@ -37,6 +56,7 @@ unsafe extern "C" {
         shape: *const c_int,
         ndim: usize,
         dtype: mlx_dtype,
+        meaning: rust_mlx_meaning,
         run: rust_mlx_run,
         payload: *mut c_void,
         drop: unsafe extern "C" fn(*mut c_void),

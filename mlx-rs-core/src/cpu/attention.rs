@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::host_op::{self, Input, Work};
+use super::host_op::{self, Input, Meaning, Work};
 use super::kernel::{self, Isa};
 use super::share::{Output, share};
 use crate::array::Array;
@@ -143,7 +143,7 @@ impl Heads {
             isa: Isa::detect(),
         };
         let shape = [1, self.n_kv_heads, total, self.head_dim];
-        host_op::add("cpu::keys", work, &inputs, &shape)
+        host_op::add("cpu::keys", Meaning::Opaque, work, &inputs, &shape)
     }
 
     /// What the queries of a packed projection find in the keys and values of their rows, after those of

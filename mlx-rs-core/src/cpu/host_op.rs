@@ -19,6 +19,39 @@ pub(super) trait Work: Send + Sync + 'static {
     fn outputs(&self) -> usize;
 }
 
+/// What an operation computes, so that it has derivatives and works in batches.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Meaning {
+    /// Anything: it has neither.
+    Opaque,
+    /// Inputs `x [.., k]` and `w [n, k]`: `x` times `w` transposed.
+    DenseProduct,
+    /// Inputs `x [.., k]` and the parts of a matrix `[n, k]` quantized in affine mode: likewise.
+    QuantizedProduct { group_size: i32, bits: i32 },
+}
+
+impl Meaning {
+    fn raw(self) -> sys::rust_mlx_meaning {
+        match self {
+            Meaning::Opaque => sys::rust_mlx_meaning {
+                kind: sys::RUST_MLX_OPAQUE,
+                group_size: 0,
+                bits: 0,
+            },
+            Meaning::DenseProduct => sys::rust_mlx_meaning {
+                kind: sys::RUST_MLX_DENSE_PRODUCT,
+                group_size: 0,
+                bits: 0,
+            },
+            Meaning::QuantizedProduct { group_size, bits } => sys::rust_mlx_meaning {
+                kind: sys::RUST_MLX_QUANTIZED_PRODUCT,
+                group_size,
+                bits,
+            },
+        }
+    }
+}
+
 /// The elements of one input.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Input {
@@ -86,7 +119,7 @@ pub(super) fn add_strided<W: Work>(
     inputs: &[&Array],
     shape: &[i32],
 ) -> Result<Array> {
-    add_with(op, work, inputs, shape, true)
+    add_with(op, Meaning::Opaque, work, inputs, shape, true)
 }
 
 /// The operation's output: float32 of `shape`. Inputs must be row-contiguous when they are computed.
@@ -95,15 +128,17 @@ pub(super) fn add_strided<W: Work>(
 /// MLX's message when the current stream is not on the CPU.
 pub(super) fn add<W: Work>(
     op: &'static str,
+    meaning: Meaning,
     work: W,
     inputs: &[&Array],
     shape: &[i32],
 ) -> Result<Array> {
-    add_with(op, work, inputs, shape, false)
+    add_with(op, meaning, work, inputs, shape, false)
 }
 
 fn add_with<W: Work>(
     op: &'static str,
+    meaning: Meaning,
     work: W,
     inputs: &[&Array],
     shape: &[i32],
@@ -122,6 +157,7 @@ fn add_with<W: Work>(
                 shape.as_ptr(),
                 shape.len(),
                 Dtype::Float32.raw(),
+                meaning.raw(),
                 run::<W>,
                 payload.cast(),
                 free::<W>,

@@ -2,7 +2,9 @@
 //! one core and without the processor's vector units. They enter the graph as an operation (the shim
 //! of `mlx-sys`), so laziness, streams and memory stay MLX's.
 //!
-//! They have no gradient: differentiating one is MLX's error. `MLX_CPU_KERNELS=off` turns them off.
+//! Their derivatives with respect to what is multiplied (and a dense matrix), and batches of it under
+//! `vmap`, are computed by MLX's own operations; a gradient with respect to a quantized matrix or its
+//! scales is an error, and so is one of a fused operation. `MLX_CPU_KERNELS=off` turns the kernels off.
 
 mod attention;
 mod host_op;

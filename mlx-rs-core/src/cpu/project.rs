@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use super::host_op::{self, Input, Work};
+use super::host_op::{self, Input, Meaning, Work};
 use super::kernel::{self, InputRow, Isa, MAX_ROWS, Prepared, QuantizedRow};
 use super::matrix::{Matrix, Size};
 use super::share::{Output, share};
@@ -154,7 +154,19 @@ impl Projection<'_> {
             adds: matches!(self.then, Then::Add(_)),
             isa: Isa::detect(),
         };
-        host_op::add(op, work, &inputs.iter().collect::<Vec<_>>(), &shape)
+        // A product alone has derivatives.
+        let meaning = match (work.parts.as_slice(), work.eps, work.adds) {
+            ([part], None, false) if !part.bias => match part.kind {
+                Kind::Dense => Meaning::DenseProduct,
+                Kind::Quantized { bits, group } => Meaning::QuantizedProduct {
+                    group_size: group as i32, // both were i32 in the matrix
+                    bits: bits as i32,
+                },
+            },
+            _ => Meaning::Opaque,
+        };
+        let inputs: Vec<&Array> = inputs.iter().collect();
+        host_op::add(op, meaning, work, &inputs, &shape)
     }
 }
 

@@ -102,7 +102,9 @@ impl Array {
     /// # Errors
     /// MLX's message when the shapes do not broadcast or the types do not fit.
     pub fn divmod(&self, other: &Array) -> Result<(Array, Array)> {
-        if !self.floats(other) {
+        let double = [self.dtype(), other.dtype()].contains(&Dtype::Float64);
+        // MLX's function of both is wrong for double precision.
+        if !self.floats(other) || double {
             return Ok((self.floor_divide(other)?, self.remainder(other)?));
         }
         let parts = call::arrays("divmod", |out, s| {

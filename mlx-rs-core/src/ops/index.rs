@@ -270,6 +270,15 @@ impl Array {
         wrapped.maximum(zero)?.minimum(last)
     }
 
+    /// The axes that `axes` stands for.
+    pub(crate) fn listed(&self, axes: super::Axes<'_>) -> Vec<i32> {
+        match axes {
+            super::Axes::All => (0..self.ndim()).map(|i| i as i32).collect(),
+            super::Axes::One(axis) => vec![axis],
+            super::Axes::Many(axes) => axes.to_vec(),
+        }
+    }
+
     /// `axes` counted from the front; each must exist and be named once.
     pub(crate) fn distinct_axes(&self, op: &'static str, axes: &[i32]) -> Result<Vec<i32>> {
         let mut out = Vec::with_capacity(axes.len());

@@ -131,7 +131,9 @@ impl Array {
             // SAFETY: all handles are live; the axes exist and the offset lies within them.
             unsafe { mlx_sys::mlx_trace(out, self.raw(), offset, axes[0], axes[1], dtype.raw(), s) }
         })
-        .map_err(|e| e.with_inputs(&[self]))
+        .map_err(|e| e.with_inputs(&[self]))?
+        // MLX sums small integers in 32 bits and leaves them there.
+        .astype(dtype)
     }
 
     /// Of a vector, the matrix with it on the `k`-th diagonal; of a matrix, its `k`-th diagonal.

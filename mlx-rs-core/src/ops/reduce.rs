@@ -214,11 +214,7 @@ impl Array {
     pub fn median<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
         let op = "median";
         self.count(op)?;
-        let axes: Vec<i32> = match axes.into() {
-            Axes::All => (0..self.ndim()).map(|i| i as i32).collect(),
-            Axes::One(axis) => self.distinct_axes(op, &[axis])?,
-            Axes::Many(axes) => self.distinct_axes(op, axes)?,
-        };
+        let axes = self.distinct_axes(op, &self.listed(axes.into()))?;
         if axes.iter().any(|&i| self.shape()[i as usize] == 0) {
             return Err(
                 Error::new(ErrorKind::Shape, op, "an empty axis has no median")

@@ -12,6 +12,7 @@
 
 use crate::array::Array;
 use crate::call;
+use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
 impl Array {
@@ -20,9 +21,12 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
     pub fn sort(&self, axis: i32) -> Result<Array> {
-        self.axis("sort", axis)?;
+        if self.shape()[self.axis("sort", axis)?] == 0 {
+            // MLX divides by the length.
+            return Ok(self.clone());
+        }
         call::array("sort", |out, s| {
-            // SAFETY: all handles are live; the axis exists.
+            // SAFETY: all handles are live; the axis exists and is not empty.
             unsafe { mlx_sys::mlx_sort_axis(out, self.raw(), axis, s) }
         })
     }
@@ -32,9 +36,12 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
     pub fn argsort(&self, axis: i32) -> Result<Array> {
-        self.axis("argsort", axis)?;
+        if self.shape()[self.axis("argsort", axis)?] == 0 {
+            // MLX divides by the length.
+            return super::zeros(self.shape(), Dtype::Uint32);
+        }
         call::array("argsort", |out, s| {
-            // SAFETY: all handles are live; the axis exists.
+            // SAFETY: all handles are live; the axis exists and is not empty.
             unsafe { mlx_sys::mlx_argsort_axis(out, self.raw(), axis, s) }
         })
     }
@@ -93,7 +100,9 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] for more elements than one axis can count.
     pub fn sort_flat(&self) -> Result<Array> {
-        self.count("sort")?;
+        if self.count("sort")? == 0 {
+            return super::zeros(&[0], self.dtype());
+        }
         call::array("sort", |out, s| {
             // SAFETY: all handles are live; the elements can be counted.
             unsafe { mlx_sys::mlx_sort(out, self.raw(), s) }
@@ -105,7 +114,9 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] for more elements than one axis can count.
     pub fn argsort_flat(&self) -> Result<Array> {
-        self.count("argsort")?;
+        if self.count("argsort")? == 0 {
+            return super::zeros(&[0], Dtype::Uint32);
+        }
         call::array("argsort", |out, s| {
             // SAFETY: all handles are live; the elements can be counted.
             unsafe { mlx_sys::mlx_argsort(out, self.raw(), s) }

@@ -153,6 +153,14 @@ impl Array {
     /// # Errors
     /// MLX's message for `float64` and complex types.
     pub fn nan_to_num(&self, nan: f32, posinf: Option<f32>, neginf: Option<f32>) -> Result<Array> {
+        // MLX takes 0 for the greatest value of half types.
+        let greatest = match self.dtype() {
+            Dtype::Float16 => Some(half::f16::MAX.to_f32()),
+            Dtype::Bfloat16 => Some(half::bf16::MAX.to_f32()),
+            _ => None,
+        };
+        let posinf = posinf.or(greatest);
+        let neginf = neginf.or(greatest.map(|v| -v));
         let optional = |v: Option<f32>| mlx_sys::mlx_optional_float {
             value: v.unwrap_or(0.0),
             has_value: v.is_some(),

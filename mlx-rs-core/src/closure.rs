@@ -1,0 +1,561 @@
+//! Rust functions that MLX calls: how they cross into C and how what goes wrong inside them comes
+//! back. The transforms that use this are in `transforms/`.
+//!
+//! Three rules hold here:
+//!
+//! - **Ownership.** A function is given to C in one counted box with one destructor. C frees it
+//!   exactly once, also when making the closure fails. A function that is only borrowed for a call
+//!   ([`scoped`]) is reached through a slot that is emptied when the call is over, so that a closure
+//!   that MLX kept against expectation would get an error, not a dangling pointer.
+//! - **Unwinding.** Nothing unwinds through C. A panic is caught in the trampoline, kept on this
+//!   thread, reported to MLX as a failure, and resumed by [`run`] when the C call has returned.
+//! - **Errors.** The value that a function returned is kept likewise, with its type, and [`run`]
+//!   returns it; MLX's own "returned a non-zero value" is dropped.
+//!
+//! Threads: MLX calls closures in the thread that called the transform, which holds the lock. MLX's
+//! stream threads never call one. They could release the last reference of a graph node that owns
+//! one; what they release is put aside and dropped by the next thread that calls in, since values of
+//! the user must not be dropped on a thread that MLX waits for.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::ffi::{CString, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+use mlx_sys as sys;
+use parking_lot::Mutex;
+
+use crate::array::Array;
+use crate::call::{self, ArrayVec};
+use crate::error::{Error, ErrorKind, Result};
+
+/// An error that a function given to a transform may return.
+///
+/// Implemented for every type that can be made from an [`Error`](crate::Error) and turned into a
+/// boxed standard error: [`Error`](crate::Error) itself, `Box<dyn Error + Send + Sync>`,
+/// `anyhow::Error`, and error enums with a variant for this crate's error.
+pub trait ClosureError:
+    From<Error> + Into<Box<dyn std::error::Error + Send + Sync>> + 'static
+{
+}
+
+impl<E> ClosureError for E where
+    E: From<Error> + Into<Box<dyn std::error::Error + Send + Sync>> + 'static
+{
+}
+
+/// Why a function given to MLX failed, on its way back to Rust.
+pub(crate) enum Failure {
+    Panic(Box<dyn Any + Send>),
+    Error(Raised),
+}
+
+/// Any standard error.
+type BoxedError = Box<dyn std::error::Error + Send + Sync>;
+
+/// An error value of a forgotten type, and how to make a standard error of it.
+pub(crate) struct Raised {
+    value: Box<dyn Any>,
+    boxed: fn(Box<dyn Any>) -> Option<BoxedError>,
+}
+
+impl Raised {
+    fn new<E: ClosureError>(error: E) -> Self {
+        Self {
+            value: Box::new(error),
+            boxed: |value| value.downcast::<E>().ok().map(|e| (*e).into()),
+        }
+    }
+
+    /// The value itself where the types agree, else wrapped.
+    fn surface<E: ClosureError>(self, op: &'static str) -> E {
+        let value = match self.value.downcast::<E>() {
+            Ok(error) => return *error,
+            Err(value) => value,
+        };
+        let value = match value.downcast::<Error>() {
+            Ok(error) => return E::from(*error),
+            Err(value) => value,
+        };
+        match (self.boxed)(value) {
+            Some(source) => E::from(Error::callback(op, source)),
+            // Not reached: the function was made for the type of the value.
+            None => E::from(Error::new(ErrorKind::Callback, op, "a function failed")),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Error(Raised::new(error))
+    }
+}
+
+thread_local! {
+    /// What the innermost failing function left behind, until the C call around it returns.
+    static FAILURE: RefCell<Option<Failure>> = const { RefCell::new(None) };
+}
+
+fn swap_failure(new: Option<Failure>) -> Option<Failure> {
+    // The slot may already be gone while a thread shuts down.
+    FAILURE
+        .try_with(|slot| {
+            slot.try_borrow_mut()
+                .ok()
+                .and_then(|mut s| std::mem::replace(&mut *s, new))
+        })
+        .ok()
+        .flatten()
+}
+
+/// Runs a transform: `f` calls C, which may call functions of ours. Their panic is resumed here and
+/// their error returned, whatever C made of it.
+pub(crate) fn run<T, E: ClosureError>(
+    op: &'static str,
+    f: impl FnOnce() -> Result<T>,
+) -> Result<T, E> {
+    let _guard = call::lock();
+    drain();
+    swap_failure(None);
+    let result = f();
+    match swap_failure(None) {
+        Some(Failure::Panic(payload)) => {
+            drop(result);
+            resume_unwind(payload)
+        }
+        Some(Failure::Error(raised)) => Err(raised.surface(op)),
+        None => result.map_err(E::from),
+    }
+}
+
+/// Runs C inside a callback: as [`run`], but a failure is passed on rather than surfaced.
+pub(crate) fn nested<T>(f: impl FnOnce() -> Result<T>) -> Result<T, Failure> {
+    swap_failure(None);
+    let result = f();
+    match swap_failure(None) {
+        Some(failure) => Err(failure),
+        None => Ok(result?),
+    }
+}
+
+/// Runs the body of a function of the user; a panic becomes a failure.
+pub(crate) fn guarded<T, E: ClosureError>(f: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
+    // AssertUnwindSafe: the panic is resumed in the caller of the transform, so the state that `f`
+    // left behind is seen as after any other panic.
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(Failure::Error(Raised::new(error))),
+        Err(payload) => Err(Failure::Panic(payload)),
+    }
+}
+
+/// Keeps a failure that did not come through C for the [`run`] around, which is where it surfaces;
+/// the error returned stands for it until then.
+pub(crate) fn fail(failure: Failure) -> Error {
+    drop(swap_failure(Some(failure)));
+    Error::new(ErrorKind::Callback, "closure", "a function failed")
+}
+
+/// The end of every trampoline: a status for C, the failure kept for [`run`].
+fn finish(f: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    let failure = match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(Ok(())) => return 0,
+        Ok(Err(failure)) => failure,
+        Err(payload) => Failure::Panic(payload),
+    };
+    // A failure that is replaced may hold values whose drop panics.
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(swap_failure(Some(failure)))));
+    1
+}
+
+// ---- payloads
+
+/// Functions alive in C or in Rust handles of this module: a leak shows here.
+static LIVE: AtomicI64 = AtomicI64::new(0);
+
+pub(crate) fn live() -> i64 {
+    let _guard = call::lock();
+    drain();
+    LIVE.load(Ordering::Relaxed)
+}
+
+/// What a C closure owns.
+pub(crate) struct Payload<T> {
+    pub(crate) body: T,
+}
+
+impl<T> Payload<T> {
+    pub(crate) fn new(body: T) -> Arc<Self> {
+        LIVE.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { body })
+    }
+}
+
+impl<T> Drop for Payload<T> {
+    fn drop(&mut self) {
+        LIVE.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: `body` is only used by the thread that holds the process-wide lock, which is what a mutex
+// would give; a second use inside the first is by the same thread. `T: Send` lets it change threads.
+unsafe impl<T: Send> Sync for Payload<T> {}
+
+/// Payloads that MLX's own threads released.
+static ASIDE: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
+static SOME_ASIDE: AtomicBool = AtomicBool::new(false);
+
+/// Drops what was put aside. Call with the lock held.
+pub(crate) fn drain() {
+    if SOME_ASIDE.swap(false, Ordering::Acquire) {
+        let aside = std::mem::take(&mut *ASIDE.lock());
+        for payload in aside {
+            drop_quietly(payload);
+        }
+    }
+}
+
+/// Drops a payload inside C: a panic must not get out, and a failure on its way must not be lost.
+fn drop_quietly<T>(payload: T) {
+    let failure = swap_failure(None);
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
+    if failure.is_some() {
+        swap_failure(failure);
+    }
+}
+
+/// The destructor of every payload.
+unsafe extern "C" fn release<T: Send + 'static>(payload: *mut c_void) {
+    // SAFETY: the pointer came from `Arc::into_raw` of this type, and C calls this once for it.
+    let payload = unsafe { Arc::from_raw(payload.cast::<Payload<T>>().cast_const()) };
+    if call::is_locked_here() {
+        drop_quietly(payload);
+    } else {
+        ASIDE.lock().push(Box::new(payload));
+        SOME_ASIDE.store(true, Ordering::Release);
+    }
+}
+
+// ---- closures of arrays to arrays
+
+/// What a function gives back to its trampoline.
+pub(crate) type Outcome = Result<Vec<Array>, Failure>;
+
+/// A function from arrays to arrays as C calls it.
+pub(crate) type Function = Box<dyn Fn(&[Array]) -> Outcome + Send>;
+
+unsafe extern "C" fn call_function(
+    res: *mut sys::mlx_vector_array,
+    input: sys::mlx_vector_array,
+    payload: *mut c_void,
+) -> c_int {
+    finish(|| {
+        // SAFETY: the payload of a closure made by `Closure::new`, alive while the closure is called.
+        let payload = unsafe { &*payload.cast::<Payload<Function>>() };
+        let inputs = call::read_vec("closure", input)?;
+        let outputs = (payload.body)(&inputs)?;
+        let vec = ArrayVec::new("closure", &outputs)?;
+        // SAFETY: `res` is writable and holds no vector yet; C takes over the one written.
+        unsafe { *res = vec.into_raw() };
+        Ok(())
+    })
+}
+
+/// A C closure from arrays to arrays.
+pub(crate) struct Closure(sys::mlx_closure);
+
+impl Closure {
+    pub(crate) fn new(payload: Arc<Payload<Function>>) -> Result<Self> {
+        let _guard = call::lock();
+        let raw = Arc::into_raw(payload);
+        // SAFETY: trampoline and destructor fit the payload, whose ownership moves into the closure;
+        // when MLX fails it calls the destructor itself.
+        let cls = unsafe {
+            sys::mlx_closure_new_func_payload(
+                Some(call_function),
+                raw.cast_mut().cast(),
+                Some(release::<Function>),
+            )
+        };
+        Self::checked(cls)
+    }
+
+    /// An out-parameter: null until a call fills it.
+    pub(crate) fn empty() -> Self {
+        Self(sys::mlx_closure {
+            ctx: std::ptr::null_mut(),
+        })
+    }
+
+    fn checked(cls: sys::mlx_closure) -> Result<Self> {
+        if cls.ctx.is_null() {
+            return Err(no_closure());
+        }
+        Ok(Self(cls))
+    }
+
+    pub(crate) fn raw(&self) -> sys::mlx_closure {
+        self.0
+    }
+
+    pub(crate) fn out(&mut self) -> *mut sys::mlx_closure {
+        &raw mut self.0
+    }
+
+    /// Calls the closure.
+    pub(crate) fn apply(&self, op: &'static str, args: &[Array]) -> Result<Vec<Array>> {
+        let args = ArrayVec::new(op, args)?;
+        let mut out = ArrayVec::empty();
+        call::status(op, || {
+            // SAFETY: `out` is writable, closure and vector are live.
+            unsafe { sys::mlx_closure_apply(out.out(), self.0, args.raw()) }
+        })?;
+        out.to_arrays(op)
+    }
+}
+
+impl Drop for Closure {
+    fn drop(&mut self) {
+        if !self.0.ctx.is_null() {
+            let _guard = call::lock();
+            // SAFETY: the handle is owned here; MLX keeps what it still needs.
+            unsafe { sys::mlx_closure_free(self.0) };
+        }
+    }
+}
+
+fn no_closure() -> Error {
+    Error::new(ErrorKind::Mlx, "closure", "MLX could not make a closure")
+}
+
+/// A function borrowed for a call, without its lifetime.
+type Borrowed = *mut (dyn FnMut(&[Array]) -> Outcome + 'static);
+
+/// A borrowed function behind an address that outlives it.
+struct Slot(Cell<Option<Borrowed>>);
+
+// SAFETY: the pointer is only followed by the thread that filled the slot: `scoped` holds the lock
+// from filling to emptying, and closures are called with the lock held.
+unsafe impl Send for Slot {}
+// SAFETY: as for Send.
+unsafe impl Sync for Slot {}
+
+/// Makes `f` callable from C while `body` runs, and no longer.
+pub(crate) fn scoped<R>(
+    f: &mut dyn FnMut(&[Array]) -> Outcome,
+    body: impl FnOnce(&Closure) -> Result<R>,
+) -> Result<R> {
+    scoped_function(f, |function| {
+        let closure = Closure::new(Payload::new(function))?;
+        body(&closure)
+    })
+}
+
+/// As [`scoped`], for a function of arguments and, behind them, the values of `keys`.
+pub(crate) fn scoped_kwargs<R>(
+    f: &mut dyn FnMut(&[Array]) -> Outcome,
+    keys: Vec<CString>,
+    body: impl FnOnce(&KwargsClosure) -> Result<R>,
+) -> Result<R> {
+    scoped_function(f, |function| {
+        let closure = KwargsClosure::new((function, keys))?;
+        body(&closure)
+    })
+}
+
+fn scoped_function<R>(
+    f: &mut dyn FnMut(&[Array]) -> Outcome,
+    body: impl FnOnce(Function) -> Result<R>,
+) -> Result<R> {
+    struct Empty(Arc<Slot>);
+    impl Drop for Empty {
+        fn drop(&mut self) {
+            self.0.0.set(None);
+        }
+    }
+    let _guard = call::lock();
+    let pointer: *mut (dyn FnMut(&[Array]) -> Outcome + '_) = f;
+    // SAFETY: only the lifetime is forgotten, and `Empty` clears the slot before it ends.
+    let pointer = unsafe {
+        std::mem::transmute::<*mut (dyn FnMut(&[Array]) -> Outcome + '_), Borrowed>(pointer)
+    };
+    let slot = Arc::new(Slot(Cell::new(Some(pointer))));
+    let empty = Empty(slot);
+    let slot = Arc::clone(&empty.0);
+    let function: Function = Box::new(move |inputs| {
+        let slot: &Slot = &slot;
+        let Some(pointer) = slot.0.take() else {
+            return Err(Error::new(
+                ErrorKind::Value,
+                "closure",
+                "the function was called again inside itself, or after its transform",
+            )
+            .into());
+        };
+        // SAFETY: the slot is full, so `scoped` is still running and `f` is borrowed by it alone; the
+        // slot is empty during the call, so this is the only use.
+        let outcome = unsafe { (*pointer)(inputs) };
+        slot.0.set(Some(pointer));
+        outcome
+    });
+    body(function)
+}
+
+// ---- closures of custom transforms
+
+/// `(primals, cotangents, outputs) -> cotangents of the primals`.
+pub(crate) type Vjp = Box<dyn Fn(&[Array], &[Array], &[Array]) -> Outcome + Send>;
+/// `(inputs, axes) -> outputs and their axes`; -1 is no axis.
+pub(crate) type Vmap =
+    Box<dyn Fn(&[Array], &[i32]) -> Result<(Vec<Array>, Vec<i32>), Failure> + Send>;
+
+unsafe extern "C" fn call_vjp(
+    res: *mut sys::mlx_vector_array,
+    primals: sys::mlx_vector_array,
+    cotangents: sys::mlx_vector_array,
+    outputs: sys::mlx_vector_array,
+    payload: *mut c_void,
+) -> c_int {
+    finish(|| {
+        // SAFETY: the payload of a closure made by `CustomVjp::new`, alive while it is called.
+        let payload = unsafe { &*payload.cast::<Payload<Vjp>>() };
+        let primals = call::read_vec("closure", primals)?;
+        let cotangents = call::read_vec("closure", cotangents)?;
+        let outputs = call::read_vec("closure", outputs)?;
+        let grads = (payload.body)(&primals, &cotangents, &outputs)?;
+        let vec = ArrayVec::new("closure", &grads)?;
+        // SAFETY: `res` is writable and holds no vector yet; C takes over the one written.
+        unsafe { *res = vec.into_raw() };
+        Ok(())
+    })
+}
+
+/// The numbers C passes beside the arrays.
+///
+/// # Safety
+/// `data` points to `n` integers, or `n` is zero.
+unsafe fn integers(data: *const c_int, n: usize) -> Vec<i32> {
+    if n == 0 || data.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the caller vouches for pointer and length.
+    unsafe { std::slice::from_raw_parts(data, n) }.to_vec()
+}
+
+unsafe extern "C" fn call_vmap(
+    res: *mut sys::mlx_vector_array,
+    res_axes: *mut sys::mlx_vector_int,
+    inputs: sys::mlx_vector_array,
+    axes: *const c_int,
+    n: usize,
+    payload: *mut c_void,
+) -> c_int {
+    finish(|| {
+        // SAFETY: the payload of a closure made by `CustomVmap::new`, alive while it is called.
+        let payload = unsafe { &*payload.cast::<Payload<Vmap>>() };
+        let inputs = call::read_vec("closure", inputs)?;
+        // SAFETY: mlx-c passes data and length of one vector.
+        let axes = unsafe { integers(axes, n) };
+        let (out, mut out_axes) = (payload.body)(&inputs, &axes)?;
+        let vec = ArrayVec::new("closure", &out)?;
+        // SAFETY: pointer and length describe the vector, which MLX copies.
+        let ints = unsafe { sys::mlx_vector_int_new_data(out_axes.as_mut_ptr(), out_axes.len()) };
+        if ints.ctx.is_null() {
+            return Err(
+                Error::new(ErrorKind::Mlx, "closure", "MLX could not take the axes").into(),
+            );
+        }
+        // SAFETY: both are writable and hold no vector yet; C takes over those written.
+        unsafe {
+            *res = vec.into_raw();
+            *res_axes = ints;
+        }
+        Ok(())
+    })
+}
+
+/// A function and the names whose values follow the arguments.
+pub(crate) type KwargsFunction = (Function, Vec<CString>);
+
+unsafe extern "C" fn call_kwargs(
+    res: *mut sys::mlx_vector_array,
+    args: sys::mlx_vector_array,
+    kwargs: sys::mlx_map_string_to_array,
+    payload: *mut c_void,
+) -> c_int {
+    finish(|| {
+        // SAFETY: the payload of a closure made by `KwargsClosure::new`, alive while it is called.
+        let payload = unsafe { &*payload.cast::<Payload<KwargsFunction>>() };
+        let (function, keys) = &payload.body;
+        let mut inputs = call::read_vec("closure", args)?;
+        for key in keys {
+            inputs.push(call::adopt("closure", |out| {
+                // SAFETY: `out` is writable, the map is live, the key ends in NUL.
+                unsafe { sys::mlx_map_string_to_array_get(out, kwargs, key.as_ptr()) }
+            })?);
+        }
+        let outputs = function(&inputs)?;
+        let vec = ArrayVec::new("closure", &outputs)?;
+        // SAFETY: `res` is writable and holds no vector yet; C takes over the one written.
+        unsafe { *res = vec.into_raw() };
+        Ok(())
+    })
+}
+
+macro_rules! custom_closure {
+    ($(#[$doc:meta])* $name:ident, $body:ty, $raw:ident, $new:ident, $free:ident, $call:ident) => {
+        $(#[$doc])*
+        pub(crate) struct $name(sys::$raw);
+
+        impl $name {
+            pub(crate) fn new(body: $body) -> Result<Self> {
+                let _guard = call::lock();
+                let raw = Arc::into_raw(Payload::new(body));
+                // SAFETY: trampoline and destructor fit the payload, whose ownership moves into the
+                // closure; when MLX fails it calls the destructor itself.
+                let cls = unsafe {
+                    sys::$new(Some($call), raw.cast_mut().cast(), Some(release::<$body>))
+                };
+                if cls.ctx.is_null() {
+                    return Err(no_closure());
+                }
+                Ok(Self(cls))
+            }
+
+            pub(crate) fn raw_or_null(this: Option<&Self>) -> sys::$raw {
+                this.map_or(
+                    sys::$raw {
+                        ctx: std::ptr::null_mut(),
+                    },
+                    |c| c.0,
+                )
+            }
+        }
+
+        impl Drop for $name {
+            fn drop(&mut self) {
+                let _guard = call::lock();
+                // SAFETY: the handle is owned here; MLX keeps what it still needs.
+                unsafe { sys::$free(self.0) };
+            }
+        }
+    };
+}
+
+custom_closure!(
+    /// A C closure that computes cotangents.
+    CustomVjp, Vjp, mlx_closure_custom, mlx_closure_custom_new_func_payload, mlx_closure_custom_free,
+    call_vjp
+);
+custom_closure!(
+    /// A C closure that computes over a batch.
+    CustomVmap, Vmap, mlx_closure_custom_vmap, mlx_closure_custom_vmap_new_func_payload,
+    mlx_closure_custom_vmap_free, call_vmap
+);
+custom_closure!(
+    /// A C closure of arguments and named arguments.
+    KwargsClosure, KwargsFunction, mlx_closure_kwargs, mlx_closure_kwargs_new_func_payload,
+    mlx_closure_kwargs_free, call_kwargs
+);

@@ -1,0 +1,266 @@
+//! Work across processes: sums, gathers and messages between the members of a group, over MPI, a ring
+//! of TCP connections, NCCL or what else MLX was built with. How processes find each other is MLX's
+//! business: `mpirun`, or `mlx.launch` and the variables it sets (`MLX_RANK`, `MLX_HOSTFILE`).
+//!
+//! A process on its own is a group of one, in which sums and gathers give what they were given.
+//!
+//! ```
+//! use mlx_rs_core::{Array, distributed};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let group = distributed::init(false)?;
+//! let gradient = Array::vector(&[1.0f32, 2.0])?;
+//! let summed = group.all_sum(&gradient)?;
+//! if group.size() == 1 {
+//!     assert_eq!(summed.to_vec::<f32>()?, [1.0, 2.0]);
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! Every member must do the same operations in the same order: each waits for the others, with this
+//! process's lock held while it waits in [`crate::eval`].
+
+use std::ffi::c_void;
+use std::sync::OnceLock;
+
+use mlx_sys as sys;
+
+use crate::array::Array;
+use crate::call;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory;
+
+/// Processes that work together. mlx-c has no way to give a group back, so the few that a program
+/// makes live as long as it does.
+#[derive(Debug, Clone, Copy)]
+pub struct Group {
+    raw: sys::mlx_distributed_group,
+}
+
+// SAFETY: the handle is a pointer to a group that is never freed or changed; every call that uses it
+// holds the process-wide lock.
+unsafe impl Send for Group {}
+// SAFETY: as for Send.
+unsafe impl Sync for Group {}
+
+/// Whether this build of MLX can reach other processes at all.
+#[must_use]
+pub fn is_available() -> bool {
+    let _guard = call::lock();
+    // SAFETY: takes nothing; it only looks.
+    unsafe { sys::mlx_distributed_is_available() }
+}
+
+/// The group of all processes that were started together; a group of this one alone when there are no
+/// others, unless `strict`. The first success is kept and given to later calls.
+///
+/// # Errors
+/// MLX's message when the others cannot be reached, or there are none and the call is `strict`.
+pub fn init(strict: bool) -> Result<Group> {
+    static WORLD: OnceLock<Group> = OnceLock::new();
+    let _guard = call::lock();
+    if let Some(world) = WORLD.get().filter(|w| !strict || w.size() > 1) {
+        return Ok(*world);
+    }
+    let group = Group::made("distributed_init", || {
+        // SAFETY: takes plain values; a null context is the failure value and is checked.
+        unsafe { sys::mlx_distributed_init(strict) }.ctx
+    })?;
+    Ok(*WORLD.get_or_init(|| group))
+}
+
+macro_rules! together {
+    ($($(#[$doc:meta])* $name:ident = $c:ident;)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// MLX's message when the group cannot do it for this type.
+            pub fn $name(&self, a: &Array) -> Result<Array> {
+                call::array(stringify!($name), |out, s| {
+                    // SAFETY: all handles are live.
+                    unsafe { sys::$c(out, a.raw(), self.raw, s) }
+                })
+                .map_err(|e| e.with_inputs(&[a]))
+            }
+        )*
+    };
+}
+
+impl Group {
+    fn made(op: &'static str, f: impl FnOnce() -> *mut c_void) -> Result<Self> {
+        let ctx = call::handle(op, f)?;
+        Ok(Self {
+            raw: sys::mlx_distributed_group { ctx },
+        })
+    }
+
+    /// The number of this process in the group, from 0.
+    #[must_use]
+    pub fn rank(&self) -> i32 {
+        let _guard = call::lock();
+        // SAFETY: the handle is live.
+        unsafe { sys::mlx_distributed_group_rank(self.raw) }
+    }
+
+    /// How many processes the group has.
+    #[must_use]
+    pub fn size(&self) -> i32 {
+        let _guard = call::lock();
+        // SAFETY: the handle is live.
+        unsafe { sys::mlx_distributed_group_size(self.raw) }
+    }
+
+    /// The part of this group that gives the same `color`, in the order of their `key`s; a negative
+    /// `key` keeps the order of this group.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for a group of one; MLX's message when the kind of group cannot be
+    /// split.
+    pub fn split(&self, color: i32, key: i32) -> Result<Self> {
+        let op = "distributed_split";
+        if self.size() <= 1 {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                op,
+                "a group of one process cannot be split",
+            ));
+        }
+        Self::made(op, || {
+            // SAFETY: the handle is live; a null context is the failure value and is checked.
+            unsafe { sys::mlx_distributed_group_split(self.raw, color, key) }.ctx
+        })
+    }
+
+    together! {
+        /// The sum of every member's array, to all of them.
+        all_sum = mlx_distributed_all_sum;
+        /// The greatest of every member's values, to all of them.
+        all_max = mlx_distributed_all_max;
+        /// The least of every member's values, to all of them.
+        all_min = mlx_distributed_all_min;
+    }
+
+    /// Every member's array, one after another along the first axis, to all of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when the axis would be too long to be counted.
+    pub fn all_gather(&self, a: &Array) -> Result<Array> {
+        let op = "all_gather";
+        let first = a.shape().first().copied().unwrap_or(1);
+        if first.checked_mul(self.size()).is_none() {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                "the first axis would be too long to be counted",
+            )
+            .with_inputs(&[a]));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; the axis of the result can be counted.
+            unsafe { sys::mlx_distributed_all_gather(out, a.raw(), self.raw, s) }
+        })
+        .map_err(|e| e.with_inputs(&[a]))
+    }
+
+    /// The sum of every member's array, of which each gets its part of the first axis.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when the first axis does not divide by the number of members; MLX's message
+    /// when the kind of group cannot do it.
+    pub fn sum_scatter(&self, a: &Array) -> Result<Array> {
+        let op = "sum_scatter";
+        let divides = a
+            .shape()
+            .first()
+            .is_some_and(|&n| n % self.size().max(1) == 0);
+        if !divides {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!("the first axis does not divide by {} members", self.size()),
+            )
+            .with_inputs(&[a]));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; the first axis divides.
+            unsafe { sys::mlx_distributed_sum_scatter(out, a.raw(), self.raw, s) }
+        })
+        .map_err(|e| e.with_inputs(&[a]))
+    }
+
+    /// Refuses a partner that is not another member.
+    fn partner(&self, op: &'static str, rank: i32) -> Result<()> {
+        if (0..self.size()).contains(&rank) && rank != self.rank() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Index,
+            op,
+            format!(
+                "member {rank} is not another one of a group of {} (this one is {})",
+                self.size(),
+                self.rank()
+            ),
+        ))
+    }
+
+    /// Sends `a` to member `to` when the result, which is `a`, is computed. A ring reaches the members
+    /// before and after only, and MLX ends the process for others.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when there is no such other member.
+    pub fn send(&self, a: &Array, to: i32) -> Result<Array> {
+        let op = "send";
+        self.partner(op, to)?;
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; the member exists.
+            unsafe { sys::mlx_distributed_send(out, a.raw(), to, self.raw, s) }
+        })
+        .map_err(|e| e.with_inputs(&[a]))
+    }
+
+    /// What member `from` sends, which must have this shape and type. See [`Group::send`] for rings.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when there is no such other member; [`ErrorKind::Shape`] for a shape that is
+    /// not possible.
+    pub fn recv(&self, shape: &[i32], dtype: Dtype, from: i32) -> Result<Array> {
+        let op = "recv";
+        self.partner(op, from)?;
+        if memory::checked_bytes(shape, dtype.size()).is_none_or(|b| b > memory::budget()) {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!("shape {shape:?} is negative or exceeds the memory budget"),
+            ));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: pointer and length describe the shape; the handle is live and the member exists.
+            unsafe {
+                sys::mlx_distributed_recv(
+                    out,
+                    shape.as_ptr(),
+                    shape.len(),
+                    dtype.raw(),
+                    from,
+                    self.raw,
+                    s,
+                )
+            }
+        })
+    }
+
+    /// [`Group::recv`] with the shape and type of `like`.
+    ///
+    /// # Errors
+    /// As [`Group::recv`].
+    pub fn recv_like(&self, like: &Array, from: i32) -> Result<Array> {
+        let op = "recv";
+        self.partner(op, from)?;
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; the member exists.
+            unsafe { sys::mlx_distributed_recv_like(out, like.raw(), from, self.raw, s) }
+        })
+    }
+}

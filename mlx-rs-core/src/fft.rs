@@ -1,0 +1,189 @@
+//! Discrete Fourier transforms (Cooley and Tukey 1965), as `mlx.core.fft` has them: complex ones,
+//! those of real values, and shifts of the zero frequency. Input is converted to `complex64` (or
+//! `float32` for transforms of real values); the result is as precise as that.
+//!
+//! ```
+//! use mlx_rs_core::{Array, fft};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let x = Array::vector(&[1.0f32, 0.0, 0.0, 0.0])?;
+//! let spectrum = fft::rfft(&x, None, -1)?; // all ones
+//! assert_eq!(spectrum.shape(), [3]);
+//! assert_eq!(fft::irfft(&spectrum, None, -1)?.to_vec::<f32>()?, [1.0, 0.0, 0.0, 0.0]);
+//! # Ok(()) }
+//! ```
+
+use mlx_sys as sys;
+
+use crate::array::Array;
+use crate::call;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ops::Axes;
+
+/// Which half of a transform is real.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Complex,
+    /// Real input: the last axis holds the `n / 2 + 1` frequencies that are not redundant.
+    FromReal,
+    /// Real output.
+    ToReal,
+}
+
+/// Checks axes and lengths and fills in the lengths not given.
+fn plan(
+    op: &'static str,
+    x: &Array,
+    lengths: Option<&[i32]>,
+    axes: &[i32],
+    kind: Kind,
+) -> Result<(Vec<i32>, Vec<i32>)> {
+    let axes = x.distinct_axes(op, axes)?;
+    let bad = |kind, why: String| Err(Error::new(kind, op, why).with_inputs(&[x]));
+    if axes.is_empty() {
+        return bad(ErrorKind::Value, String::from("give at least one axis"));
+    }
+    let lengths = match lengths {
+        Some(lengths) if lengths.len() == axes.len() => lengths.to_vec(),
+        Some(lengths) => {
+            return bad(
+                ErrorKind::Shape,
+                format!("{} lengths for {} axes", lengths.len(), axes.len()),
+            );
+        }
+        None => {
+            // The axes were resolved above.
+            let mut lengths: Vec<i32> = axes.iter().map(|&i| x.shape()[i as usize]).collect();
+            if let (Kind::ToReal, Some(last)) = (kind, lengths.last_mut()) {
+                *last = (i64::from(*last) * 2 - 2).min(i64::from(i32::MAX)) as i32;
+            }
+            lengths
+        }
+    };
+    if let Some(n) = lengths.iter().find(|&&n| n <= 0) {
+        return bad(
+            ErrorKind::Value,
+            format!("a transform of length {n} is not possible"),
+        );
+    }
+    // What is padded to the lengths is made besides the result, so it counts as one.
+    let mut padded = x.shape().to_vec();
+    for (&axis, &n) in axes.iter().zip(&lengths) {
+        padded[axis as usize] = n;
+    }
+    if crate::memory::checked_bytes(&padded, 8).is_none_or(|b| b > crate::memory::budget()) {
+        return bad(
+            ErrorKind::OutOfMemory,
+            format!("a transform of shape {padded:?} exceeds the memory budget"),
+        );
+    }
+    Ok((lengths, axes))
+}
+
+macro_rules! transforms {
+    ($($(#[$doc:meta])* $one:ident, $two:ident, $many:ident = $c1:ident, $c2:ident, $cn:ident, $kind:ident;)*) => {
+        $(
+            $(#[$doc])*
+            /// Along `axis`, which is first cut or filled with zeros to `n` (its length unless given).
+            ///
+            /// # Errors
+            /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Value`] for a length that
+            /// is not positive; [`ErrorKind::OutOfMemory`] beyond the budget.
+            pub fn $one(x: &Array, n: Option<i32>, axis: i32) -> Result<Array> {
+                let op = stringify!($one);
+                let n = n.map(|n| [n]);
+                let (n, axes) = plan(op, x, n.as_ref().map(|n| &n[..]), &[axis], Kind::$kind)?;
+                call::array(op, |out, s| {
+                    // SAFETY: all handles are live; the axis exists and the length is positive.
+                    unsafe { sys::$c1(out, x.raw(), n[0], axes[0], s) }
+                })
+                .map_err(|e| e.with_inputs(&[x]))
+            }
+
+            $(#[$doc])*
+            /// Over two axes, `[-2, -1]` in most uses.
+            ///
+            /// # Errors
+            #[doc = concat!("As [`", stringify!($many), "`].")]
+            pub fn $two(x: &Array, n: Option<[i32; 2]>, axes: [i32; 2]) -> Result<Array> {
+                let op = stringify!($two);
+                let (n, axes) = plan(op, x, n.as_ref().map(|n| &n[..]), &axes, Kind::$kind)?;
+                call::array(op, |out, s| {
+                    // SAFETY: pointers and lengths describe the slices; the axes exist and the lengths
+                    // are positive.
+                    unsafe {
+                        sys::$c2(out, x.raw(), n.as_ptr(), n.len(), axes.as_ptr(), axes.len(), s)
+                    }
+                })
+                .map_err(|e| e.with_inputs(&[x]))
+            }
+
+            $(#[$doc])*
+            /// Over `axes`, each first cut or filled with zeros to its entry of `n` (its length unless
+            /// given).
+            ///
+            /// # Errors
+            /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`]
+            /// when there is not one length per axis; [`ErrorKind::Value`] for no axes or a length that
+            /// is not positive; [`ErrorKind::OutOfMemory`] beyond the budget.
+            pub fn $many<'a>(
+                x: &Array,
+                n: Option<&[i32]>,
+                axes: impl Into<Axes<'a>>,
+            ) -> Result<Array> {
+                let op = stringify!($many);
+                let axes = x.listed(axes.into());
+                let (n, axes) = plan(op, x, n, &axes, Kind::$kind)?;
+                call::array(op, |out, s| {
+                    // SAFETY: pointers and lengths describe the slices; the axes exist and the lengths
+                    // are positive.
+                    unsafe {
+                        sys::$cn(out, x.raw(), n.as_ptr(), n.len(), axes.as_ptr(), axes.len(), s)
+                    }
+                })
+                .map_err(|e| e.with_inputs(&[x]))
+            }
+        )*
+    };
+}
+
+transforms! {
+    /// Fourier transform, `complex64`.
+    fft, fft2, fftn = mlx_fft_fft, mlx_fft_fft2, mlx_fft_fftn, Complex;
+    /// Inverse Fourier transform, `complex64`, divided by the length.
+    ifft, ifft2, ifftn = mlx_fft_ifft, mlx_fft_ifft2, mlx_fft_ifftn, Complex;
+    /// Fourier transform of real values: the last axis keeps `n / 2 + 1` frequencies.
+    rfft, rfft2, rfftn = mlx_fft_rfft, mlx_fft_rfft2, mlx_fft_rfftn, FromReal;
+    /// Inverse of the transform of real values, `float32`; `n` counts the real values of the last axis,
+    /// `2 * (length - 1)` unless given.
+    irfft, irfft2, irfftn = mlx_fft_irfft, mlx_fft_irfft2, mlx_fft_irfftn, ToReal;
+}
+
+macro_rules! shifts {
+    ($($(#[$doc:meta])* $name:ident = $c:ident;)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// [`ErrorKind::Index`] for axes that do not exist or are named twice.
+            pub fn $name<'a>(x: &Array, axes: impl Into<Axes<'a>>) -> Result<Array> {
+                let op = stringify!($name);
+                let axes = x.distinct_axes(op, &x.listed(axes.into()))?;
+                if axes.is_empty() || x.size() == 0 {
+                    return Ok(x.clone());
+                }
+                call::array(op, |out, s| {
+                    // SAFETY: pointer and length describe the axes, which exist.
+                    unsafe { sys::$c(out, x.raw(), axes.as_ptr(), axes.len(), s) }
+                })
+                .map_err(|e| e.with_inputs(&[x]))
+            }
+        )*
+    };
+}
+
+shifts! {
+    /// The zero frequency moved to the middle of `axes`.
+    fftshift = mlx_fft_fftshift;
+    /// The inverse of [`fftshift`].
+    ifftshift = mlx_fft_ifftshift;
+}

@@ -1,0 +1,106 @@
+//! Arrays in files: NPY ([`load_npy`]), NPZ ([`load_npz`]) and safetensors ([`load_safetensors`]),
+//! read and written by Rust alone.
+//!
+//! MLX's own readers are not used and not bound: given a truncated file they return data that is not
+//! in it. Here every size is compared with the file before anything is allocated, all bytes are read
+//! before an array exists, and what does not fit is an error that names the file. A file is written
+//! beside its destination, flushed to the disk and then renamed, so that a reader finds the old file
+//! or the new one and never a part.
+//!
+//! ```
+//! use mlx_rs_core::{array, io};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let dir = tempfile::tempdir()?;
+//! let path = dir.path().join("layer.safetensors");
+//! let (weight, bias) = (array!([[1.0, 2.0], [3.0, 4.0]])?, array!([0.5, 0.5])?);
+//! io::save_safetensors(&path, [("weight", &weight), ("bias", &bias)], &[("format", "mlx")])?;
+//! let back = io::load_safetensors(&path)?;
+//! assert!(back.arrays["weight"].array_equal(&weight)?);
+//! assert_eq!(back.metadata["format"], "mlx");
+//! # Ok(()) }
+//! ```
+//!
+//! | Python | Rust |
+//! |---|---|
+//! | `mx.load("a.npy")` | [`load_npy`] |
+//! | `mx.load("a.npz")` | [`load_npz`] |
+//! | `mx.load("a.safetensors", return_metadata=True)` | [`load_safetensors`]; one tensor at a time: [`SafetensorsFile`] |
+//! | `mx.save` | [`save_npy`] |
+//! | `mx.savez`, `mx.savez_compressed` | [`save_npz`], [`save_npz_compressed`] |
+//! | `mx.save_safetensors` | [`save_safetensors`] |
+//!
+//! What a file holds is checked against its own size, and every array against
+//! [`memory::budget`](crate::memory::budget). Nothing in a file is ever executed: object arrays of
+//! numpy, which are pickles, are refused.
+
+mod npy;
+mod npz;
+mod safetensors;
+mod values;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use crate::error::{Error, ErrorKind, Result};
+
+pub use self::npy::{load_npy, read_npy, save_npy, write_npy};
+pub use self::npz::{load_npz, save_npz, save_npz_compressed};
+pub use self::safetensors::{Safetensors, SafetensorsFile, load_safetensors, save_safetensors};
+
+/// A failed system call, or data that ends or contradicts itself where a reader notices.
+fn io_error(op: &'static str, e: &std::io::Error) -> Error {
+    use std::io::ErrorKind as K;
+    match e.kind() {
+        K::UnexpectedEof => format_error(op, "the data ends too early; it is truncated"),
+        K::InvalidData | K::InvalidInput => format_error(op, e.to_string()),
+        _ => Error::new(ErrorKind::Io, op, e.to_string()),
+    }
+}
+
+fn format_error(op: &'static str, message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Format, op, message)
+}
+
+/// Puts the path in front of what went wrong with it.
+fn in_file<T>(path: &Path, result: Result<T>) -> Result<T> {
+    result.map_err(|e| e.context(path.display()))
+}
+
+fn open(op: &'static str, path: &Path) -> Result<(File, u64)> {
+    let file = File::open(path).map_err(|e| io_error(op, &e))?;
+    let facts = file.metadata().map_err(|e| io_error(op, &e))?;
+    if !facts.is_file() {
+        // A directory fails on the first read, a pipe has no size to compare with.
+        return Err(Error::new(ErrorKind::Io, op, "not a regular file"));
+    }
+    Ok((file, facts.len()))
+}
+
+/// Writes a file as a whole: beside the destination, flushed to the disk, then renamed.
+fn replace(
+    op: &'static str,
+    path: &Path,
+    write: impl FnOnce(&mut File) -> Result<()>,
+) -> Result<()> {
+    let fault = |e: &std::io::Error| Error::new(ErrorKind::Io, op, e.to_string());
+    let dir = match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As any new file; the process's umask takes its part. The default is for the owner alone.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let mut temp = builder.tempfile_in(dir).map_err(|e| fault(&e))?;
+    write(temp.as_file_mut())?;
+    temp.as_file_mut()
+        .flush()
+        .and_then(|()| temp.as_file().sync_all())
+        .map_err(|e| fault(&e))?;
+    temp.persist(path).map_err(|e| fault(&e.error))?;
+    Ok(())
+}

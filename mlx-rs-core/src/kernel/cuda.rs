@@ -1,0 +1,125 @@
+//! Kernels for NVIDIA's GPUs.
+
+use mlx_sys as sys;
+
+use super::handle::{self, Cuda, Strings};
+use super::{Definition, Launch, text};
+use crate::array::Array;
+use crate::device::cuda_is_available;
+use crate::error::{Error, ErrorKind, Result};
+
+const OP: &str = "cuda_kernel";
+
+/// A kernel in CUDA's C++. Mirrors `mx.fast.cuda_kernel`.
+///
+/// Inputs are `const T* name`, outputs `T* name`; `name_shape`, `name_strides` and `name_ndim` are
+/// there where the source uses them. The code is in the namespace `mlx::core::cu`, `cg` is short for
+/// `cooperative_groups`.
+///
+/// ```
+/// use mlx_rs_core::{Array, Dtype, ErrorKind, cuda_is_available, kernel::{CudaKernel, Launch}};
+/// # fn main() -> mlx_rs_core::Result<()> {
+/// let exp = CudaKernel::new(
+///     "my_exp",
+///     &["x"],
+///     &["y"],
+///     "auto i = cg::this_grid().thread_rank(); if (i < N) { y[i] = expf(x[i]); }",
+/// )?;
+/// let x = Array::vector(&[0.0f32, 1.0])?;
+/// let launch = Launch::new()
+///     .input(&x)
+///     .output(&[2], Dtype::Float32)
+///     .grid(2, 1, 1)
+///     .thread_group(256, 1, 1)
+///     .template("N", 2);
+/// // SAFETY: one thread for each element, which it reads and writes alone; others do nothing.
+/// match unsafe { exp.launch(&launch) } {
+///     Ok(y) => assert_eq!(y[0].to_vec::<f32>()?[0], 1.0),
+///     Err(e) => assert!(e.kind() == ErrorKind::Unsupported && !cuda_is_available()),
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct CudaKernel {
+    definition: Definition,
+    shared_memory: i32,
+}
+
+impl CudaKernel {
+    /// A kernel by its name, those of its inputs and outputs, and the body of its function.
+    ///
+    /// # Errors
+    /// As [`MetalKernel::new`](super::MetalKernel::new).
+    pub fn new(name: &str, inputs: &[&str], outputs: &[&str], source: &str) -> Result<Self> {
+        Ok(Self {
+            definition: Definition::new(OP, name, inputs, outputs, source)?,
+            shared_memory: 0,
+        })
+    }
+
+    /// Sets source to put before the function, such as helper functions.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Value`] when it has a NUL in it.
+    pub fn header(mut self, header: &str) -> Result<Self> {
+        self.definition.header = text(OP, header)?;
+        Ok(self)
+    }
+
+    /// Whether inputs are copied until their elements are row after row (at first: yes). If not, the
+    /// source must use the strides.
+    #[must_use]
+    pub fn ensure_row_contiguous(mut self, ensure: bool) -> Self {
+        self.definition.ensure_row_contiguous = ensure;
+        self
+    }
+
+    /// Sets how many bytes of shared memory a block has, beyond what the source declares (at first: 0).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Value`] for more than a device has.
+    pub fn shared_memory(mut self, bytes: u32) -> Result<Self> {
+        const MOST: u32 = 1 << 20;
+        if bytes > MOST {
+            return Err(Error::new(
+                ErrorKind::Value,
+                OP,
+                format!(
+                    "{bytes} bytes of shared memory are more than any device has; at most {MOST}"
+                ),
+            ));
+        }
+        self.shared_memory = bytes as i32;
+        Ok(self)
+    }
+
+    /// Adds a launch to the graph of the current stream; it runs when an output is evaluated.
+    ///
+    /// # Safety
+    /// As [`MetalKernel::launch`](super::MetalKernel::launch), also for the threads by which the blocks
+    /// go beyond the grid.
+    ///
+    /// # Errors
+    /// As [`MetalKernel::launch`](super::MetalKernel::launch), with CUDA for Metal.
+    pub unsafe fn launch(&self, launch: &Launch<'_>) -> Result<Vec<Array>> {
+        let definition = &self.definition;
+        definition.check(launch, cuda_is_available(), "CUDA")?;
+        let name = definition.unique_name(launch, u64::from(self.shared_memory.unsigned_abs()))?;
+        let inputs = Strings::new(OP, &definition.inputs)?;
+        let outputs = Strings::new(OP, &definition.outputs)?;
+        handle::launch::<Cuda>(OP, launch, || {
+            // SAFETY: all strings end in NUL, the lists are live; MLX copies them.
+            unsafe {
+                sys::mlx_fast_cuda_kernel_new(
+                    name.as_ptr(),
+                    inputs.raw(),
+                    outputs.raw(),
+                    definition.source.as_ptr(),
+                    definition.header.as_ptr(),
+                    definition.ensure_row_contiguous,
+                    self.shared_memory,
+                )
+            }
+        })
+    }
+}

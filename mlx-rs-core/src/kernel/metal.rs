@@ -1,0 +1,114 @@
+//! Kernels for Apple's GPUs.
+
+use mlx_sys as sys;
+
+use super::handle::{self, Metal, Strings};
+use super::{Definition, Launch, text};
+use crate::array::Array;
+use crate::device::metal_is_available;
+use crate::error::Result;
+
+const OP: &str = "metal_kernel";
+
+/// A kernel in Metal's C++. Mirrors `mx.fast.metal_kernel`.
+///
+/// Inputs are `const device T* name` (those without axes `const constant T& name`), outputs
+/// `device T* name`; `name_shape`, `name_strides` and `name_ndim` are there where the source uses
+/// them, and so are Metal's attributes such as `thread_position_in_grid`.
+///
+/// ```
+/// use mlx_rs_core::{Array, Dtype, ErrorKind, kernel::{Launch, MetalKernel}, metal_is_available};
+/// # fn main() -> mlx_rs_core::Result<()> {
+/// let exp = MetalKernel::new(
+///     "my_exp",
+///     &["x"],
+///     &["y"],
+///     "uint i = thread_position_in_grid.x; y[i] = metal::exp(x[i]);",
+/// )?;
+/// let x = Array::vector(&[0.0f32, 1.0])?;
+/// let launch = Launch::new().input(&x).output(&[2], Dtype::Float32).grid(2, 1, 1);
+/// // SAFETY: one thread for each element, which it reads and writes alone.
+/// match unsafe { exp.launch(&launch) } {
+///     Ok(y) => assert_eq!(y[0].to_vec::<f32>()?[0], 1.0),
+///     Err(e) => assert!(e.kind() == ErrorKind::Unsupported && !metal_is_available()),
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct MetalKernel {
+    pub(super) definition: Definition,
+    atomic_outputs: bool,
+}
+
+impl MetalKernel {
+    /// A kernel by its name, those of its inputs and outputs, and the body of its function.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Value`](crate::ErrorKind::Value) when a name is none in C++ or there twice, there is
+    /// no output, or the source has a NUL in it. What else is wrong with the source Metal says when the
+    /// result of a launch is evaluated.
+    pub fn new(name: &str, inputs: &[&str], outputs: &[&str], source: &str) -> Result<Self> {
+        Ok(Self {
+            definition: Definition::new(OP, name, inputs, outputs, source)?,
+            atomic_outputs: false,
+        })
+    }
+
+    /// Sets source to put before the function, such as helper functions.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Value`](crate::ErrorKind::Value) when it has a NUL in it.
+    pub fn header(mut self, header: &str) -> Result<Self> {
+        self.definition.header = text(OP, header)?;
+        Ok(self)
+    }
+
+    /// Whether inputs are copied until their elements are row after row (at first: yes). If not, the
+    /// source must use the strides.
+    #[must_use]
+    pub fn ensure_row_contiguous(mut self, ensure: bool) -> Self {
+        self.definition.ensure_row_contiguous = ensure;
+        self
+    }
+
+    /// Whether outputs are `device atomic<T>*` (at first: no).
+    #[must_use]
+    pub fn atomic_outputs(mut self, atomic: bool) -> Self {
+        self.atomic_outputs = atomic;
+        self
+    }
+
+    /// Adds a launch to the graph of the current stream; it runs when an output is evaluated.
+    ///
+    /// # Safety
+    /// Nobody checks what the code does. With this launch's arrays, grid and constants, every thread
+    /// must read and write only elements that exist, threads must not race, and what is read of the
+    /// outputs later must have been written (or filled, with [`Launch::init_value`]).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Value`](crate::ErrorKind::Value) or [`ErrorKind::Shape`](crate::ErrorKind::Shape) when
+    /// the launch does not fit the kernel, or any device;
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where there is no Metal, or the current
+    /// stream is on the CPU.
+    pub unsafe fn launch(&self, launch: &Launch<'_>) -> Result<Vec<Array>> {
+        let definition = &self.definition;
+        definition.check(launch, metal_is_available(), "Metal")?;
+        let name = definition.unique_name(launch, u64::from(self.atomic_outputs))?;
+        let inputs = Strings::new(OP, &definition.inputs)?;
+        let outputs = Strings::new(OP, &definition.outputs)?;
+        handle::launch::<Metal>(OP, launch, || {
+            // SAFETY: all strings end in NUL, the lists are live; MLX copies them.
+            unsafe {
+                sys::mlx_fast_metal_kernel_new(
+                    name.as_ptr(),
+                    inputs.raw(),
+                    outputs.raw(),
+                    definition.source.as_ptr(),
+                    definition.header.as_ptr(),
+                    definition.ensure_row_contiguous,
+                    self.atomic_outputs,
+                )
+            }
+        })
+    }
+}

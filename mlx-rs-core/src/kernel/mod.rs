@@ -1,0 +1,336 @@
+//! Kernels written by the user, in Metal's or CUDA's C++, compiled by MLX at their first launch:
+//! [`MetalKernel`] and [`CudaKernel`] (`mx.fast.metal_kernel` and `mx.fast.cuda_kernel`). What is checked
+//! here is everything around the code; the code itself nobody can check.
+//!
+//! A kernel is the body of a function: MLX writes the signature, from the names of inputs and outputs
+//! and the types of the arrays at hand. The types here exist in every build; a launch where the
+//! device is not there is an error of kind [`Unsupported`](ErrorKind::Unsupported).
+//!
+//! Kernels have no derivative and no batches of their own; give them one with
+//! [`CustomFunction`](crate::transforms::CustomFunction).
+
+mod cuda;
+mod handle;
+mod metal;
+
+pub use cuda::CudaKernel;
+pub use metal::MetalKernel;
+
+use std::ffi::CString;
+
+use crate::array::Array;
+use crate::device::DeviceKind;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+use crate::{memory, stream};
+
+/// A constant that the code knows when it is compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TemplateArg {
+    /// The name of a type.
+    Dtype(Dtype),
+    /// An integer.
+    Int(i32),
+    /// A truth value.
+    Bool(bool),
+}
+
+impl From<Dtype> for TemplateArg {
+    fn from(value: Dtype) -> Self {
+        TemplateArg::Dtype(value)
+    }
+}
+impl From<i32> for TemplateArg {
+    fn from(value: i32) -> Self {
+        TemplateArg::Int(value)
+    }
+}
+impl From<bool> for TemplateArg {
+    fn from(value: bool) -> Self {
+        TemplateArg::Bool(value)
+    }
+}
+
+/// One launch of a kernel: its arrays, threads and constants.
+///
+/// ```
+/// use mlx_rs_core::{Array, Dtype, kernel::Launch};
+/// # fn main() -> mlx_rs_core::Result<()> {
+/// let x = Array::vector(&[1.0f32, 2.0, 3.0])?;
+/// let launch = Launch::new()
+///     .input(&x)
+///     .output(x.shape(), x.dtype())
+///     .grid(x.size() as u32, 1, 1)
+///     .thread_group(256, 1, 1)
+///     .template("T", x.dtype());
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Launch<'a> {
+    inputs: Vec<&'a Array>,
+    outputs: Vec<(Vec<i32>, Dtype)>,
+    grid: [u32; 3],
+    thread_group: [u32; 3],
+    template: Vec<(String, TemplateArg)>,
+    init_value: Option<f32>,
+    verbose: bool,
+}
+
+impl Default for Launch<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<'a> Launch<'a> {
+    /// One thread and no arrays.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            grid: [1; 3],
+            thread_group: [1; 3],
+            template: Vec::new(),
+            init_value: None,
+            verbose: false,
+        }
+    }
+
+    /// Adds an input, in the order of the kernel's names.
+    #[must_use]
+    pub fn input(mut self, array: &'a Array) -> Self {
+        self.inputs.push(array);
+        self
+    }
+
+    /// Adds an output by its shape and type, in the order of the kernel's names.
+    #[must_use]
+    pub fn output(mut self, shape: &[i32], dtype: Dtype) -> Self {
+        self.outputs.push((shape.to_vec(), dtype));
+        self
+    }
+
+    /// How many threads there are in all, along three axes (Metal's `dispatchThreads`; with CUDA as
+    /// many blocks as cover them, so threads beyond must be turned away by the code).
+    #[must_use]
+    pub fn grid(mut self, x: u32, y: u32, z: u32) -> Self {
+        self.grid = [x, y, z];
+        self
+    }
+
+    /// How many threads form a group (with CUDA: a block), along three axes; at most 1024 in all.
+    #[must_use]
+    pub fn thread_group(mut self, x: u32, y: u32, z: u32) -> Self {
+        self.thread_group = [x, y, z];
+        self
+    }
+
+    /// Adds a constant of the code: the name of a type, an integer or a truth value.
+    #[must_use]
+    pub fn template(mut self, name: &str, value: impl Into<TemplateArg>) -> Self {
+        self.template.push((name.to_string(), value.into()));
+        self
+    }
+
+    /// Fills the outputs with a value first. Otherwise elements that the kernel does not write
+    /// hold anything.
+    #[must_use]
+    pub fn init_value(mut self, value: f32) -> Self {
+        self.init_value = Some(value);
+        self
+    }
+
+    /// Prints the source that MLX makes.
+    #[must_use]
+    pub fn verbose(mut self, verbose: bool) -> Self {
+        self.verbose = verbose;
+        self
+    }
+}
+
+/// What the two kinds of kernel have in common.
+#[derive(Debug)]
+struct Definition {
+    op: &'static str,
+    name: String,
+    inputs: Vec<CString>,
+    outputs: Vec<CString>,
+    source: CString,
+    header: CString,
+    ensure_row_contiguous: bool,
+}
+
+impl Definition {
+    fn new(
+        op: &'static str,
+        name: &str,
+        inputs: &[&str],
+        outputs: &[&str],
+        source: &str,
+    ) -> Result<Self> {
+        let bad = |message: String| Error::new(ErrorKind::Value, op, message);
+        if outputs.is_empty() {
+            return Err(bad(format!(
+                "the kernel {name:?} has no output; it must have at least one"
+            )));
+        }
+        let mut names = Vec::with_capacity(inputs.len() + outputs.len());
+        for what in std::iter::once(&name).chain(inputs).chain(outputs) {
+            identifier(op, what)?;
+        }
+        for what in inputs.iter().chain(outputs) {
+            if names.contains(what) {
+                return Err(bad(format!("the name {what:?} is there twice")));
+            }
+            names.push(*what);
+        }
+        let c_names = |names: &[&str]| names.iter().map(|n| text(op, n)).collect::<Result<_>>();
+        Ok(Self {
+            op,
+            name: name.to_string(),
+            inputs: c_names(inputs)?,
+            outputs: c_names(outputs)?,
+            source: text(op, source)?,
+            header: CString::default(),
+            ensure_row_contiguous: true,
+        })
+    }
+
+    /// Whether a launch fits, and the machine.
+    fn check(&self, launch: &Launch<'_>, available: bool, needs: &str) -> Result<()> {
+        let bad = |kind, message: String| Err(Error::new(kind, self.op, message));
+        let (inputs, outputs) = (self.inputs.len(), self.outputs.len());
+        if launch.inputs.len() != inputs || launch.outputs.len() != outputs {
+            return bad(
+                ErrorKind::Value,
+                format!(
+                    "the kernel {:?} has {inputs} inputs and {outputs} outputs, but was launched with {} and {}",
+                    self.name,
+                    launch.inputs.len(),
+                    launch.outputs.len()
+                ),
+            );
+        }
+        for (axis, (&grid, &group)) in launch.grid.iter().zip(&launch.thread_group).enumerate() {
+            // MLX adds and divides them as 32-bit integers.
+            let most = i32::MAX.unsigned_abs() - MAX_THREADS;
+            if grid == 0 || grid > most || group == 0 {
+                return bad(
+                    ErrorKind::Value,
+                    format!(
+                        "axis {axis} has {grid} threads in groups of {group}; both must be at least 1, \
+                         and threads at most {most}"
+                    ),
+                );
+            }
+        }
+        let group: u64 = launch
+            .thread_group
+            .iter()
+            .map(|&n| u64::from(n))
+            .fold(1, u64::saturating_mul);
+        if group > u64::from(MAX_THREADS) {
+            return bad(
+                ErrorKind::Value,
+                format!(
+                    "a group of {group} threads is more than the {MAX_THREADS} that a group can have"
+                ),
+            );
+        }
+        for (i, (name, _)) in launch.template.iter().enumerate() {
+            identifier(self.op, name)?;
+            if launch.template[..i].iter().any(|(other, _)| other == name) {
+                return bad(
+                    ErrorKind::Value,
+                    format!("the constant {name:?} is there twice"),
+                );
+            }
+        }
+        for (shape, dtype) in &launch.outputs {
+            let bytes = memory::checked_bytes(shape, dtype.size());
+            if bytes.is_none_or(|b| b > memory::budget()) {
+                return bad(
+                    ErrorKind::Shape,
+                    format!(
+                        "an output of shape {shape:?} ({dtype}) is not possible within the memory budget"
+                    ),
+                );
+            }
+        }
+        if !available {
+            return bad(
+                ErrorKind::Unsupported,
+                format!(
+                    "the kernel {:?} needs {needs}, which is not there, or not in this build of MLX",
+                    self.name
+                ),
+            );
+        }
+        if stream::current_id()?.0 != DeviceKind::Gpu {
+            return bad(
+                ErrorKind::Unsupported,
+                format!(
+                    "the kernel {:?} runs on the GPU, but the current stream is on the CPU",
+                    self.name
+                ),
+            );
+        }
+        Ok(())
+    }
+
+    /// A name for MLX, which keeps compiled code by it, the CUDA backend even on disk: everything that
+    /// the code depends on is in it.
+    fn unique_name(&self, launch: &Launch<'_>, more: u64) -> Result<CString> {
+        // FNV-1a: the same in every process and version.
+        let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+        let mut add = |bytes: &[u8]| {
+            for byte in (bytes.len() as u64).to_le_bytes().iter().chain(bytes) {
+                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+            }
+        };
+        for part in [&self.source, &self.header]
+            .into_iter()
+            .chain(&self.inputs)
+            .chain(&self.outputs)
+        {
+            add(part.as_bytes());
+        }
+        for array in &launch.inputs {
+            add(format!("{} {}", array.dtype(), array.ndim()).as_bytes());
+        }
+        for (_, dtype) in &launch.outputs {
+            add(dtype.to_string().as_bytes());
+        }
+        for (name, value) in &launch.template {
+            add(format!("{name} {value:?}").as_bytes());
+        }
+        add(&[u8::from(self.ensure_row_contiguous)]);
+        add(&more.to_le_bytes());
+        text(self.op, &format!("{}_{hash:016x}", self.name))
+    }
+}
+
+/// What all GPUs of either maker allow in a group.
+const MAX_THREADS: u32 = 1024;
+
+fn text(op: &'static str, text: &str) -> Result<CString> {
+    CString::new(text)
+        .map_err(|_| Error::new(ErrorKind::Value, op, "the source or a name has a NUL in it"))
+}
+
+/// Names become part of the source.
+fn identifier(op: &'static str, name: &str) -> Result<()> {
+    let first = |c: char| c.is_ascii_alphabetic() || c == '_';
+    if name.starts_with(first) && name.chars().all(|c| first(c) || c.is_ascii_digit()) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Value,
+        op,
+        format!("{name:?} is not a name in C++: letters, digits and _, and no digit first"),
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+//! Linear algebra, as `mlx.core.linalg` has it: norms, factorizations, inverses and solutions.
+//!
+//! Matrices are the last two axes; leading axes are a batch. MLX has these functions for CPUs: on
+//! another device they run on the CPU, and the result can be used anywhere. Types are `float32` and
+//! `float64` unless a function says more.
+//!
+//! MLX ends the process when a factorization fails, on a thread that nobody can catch it from. Here
+//! nothing fails that way: a matrix that is singular (to the precision of its type), not positive
+//! definite or not finite gives **NaN** for that matrix of the batch, lazily, and others in the batch
+//! are not touched.
+//!
+//! ```
+//! use mlx_rs_core::{Array, linalg};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let a = Array::from_slice(&[2.0f32, 0.0, 0.0, 4.0], &[2, 2])?;
+//! assert_eq!(linalg::inv(&a)?.to_vec::<f32>()?, [0.5, 0.0, 0.0, 0.25]);
+//! let b = Array::vector(&[2.0f32, 8.0])?;
+//! assert_eq!(linalg::solve(&a, &b)?.to_vec::<f32>()?, [1.0, 2.0]);
+//! # Ok(()) }
+//! ```
+
+mod eigen;
+mod norm;
+mod solve;
+
+pub use eigen::{eig, eigh, eigvals, eigvalsh, pinv, singular_values, svd};
+pub use norm::{Norm, cross, norm};
+pub use solve::{cholesky, cholesky_inv, inv, lu, lu_factor, qr, solve, solve_triangular, tri_inv};
+
+use crate::array::Array;
+use crate::device::{Device, DeviceKind};
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ops::{eye, where_};
+use crate::stream::Stream;
+
+/// Which triangle of a symmetric matrix is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Triangle {
+    /// On and below the diagonal.
+    #[default]
+    Lower,
+    /// On and above the diagonal.
+    Upper,
+}
+
+/// Beyond this side LAPACK's workspace of single precision cannot be told exactly in a `float32`, as
+/// LAPACK tells it, and MLX would come with too little; double precision can.
+pub(crate) const LARGEST_SINGLE: i32 = 2048;
+
+/// Runs `f` on the current stream when that is on a CPU, else on the CPU's default stream.
+fn on_cpu<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
+    if Stream::current()?.device().kind() == DeviceKind::Cpu {
+        return f();
+    }
+    Stream::default_of(Device::cpu())?.scope(f)
+}
+
+/// Checks for matrices of a type that LAPACK has, not empty, and small enough that MLX can count their
+/// elements.
+fn matrices(op: &'static str, a: &Array, complex: bool) -> Result<(i32, i32)> {
+    let bad = |kind, why: String| Err(Error::new(kind, op, why).with_inputs(&[a]));
+    let fits = matches!(a.dtype(), Dtype::Float32 | Dtype::Float64)
+        || (complex && a.dtype() == Dtype::Complex64);
+    if !fits {
+        let more = if complex { " or complex64" } else { "" };
+        return bad(
+            ErrorKind::Dtype,
+            format!(
+                "takes float32 or float64{more}, not {}; convert it with astype",
+                a.dtype()
+            ),
+        );
+    }
+    let &[.., rows, columns] = a.shape() else {
+        return bad(ErrorKind::Shape, String::from("needs at least two axes"));
+    };
+    if a.size() == 0 {
+        return bad(
+            ErrorKind::Shape,
+            String::from("an empty array has no matrices"),
+        );
+    }
+    let side = rows.max(columns);
+    if side.checked_mul(side).is_none() {
+        return bad(
+            ErrorKind::Shape,
+            format!("a side of {side} is more than LAPACK can count here"),
+        );
+    }
+    Ok((rows, columns))
+}
+
+/// [`matrices`] that are square; their side.
+fn square(op: &'static str, a: &Array, complex: bool) -> Result<i32> {
+    let (rows, columns) = matrices(op, a, complex)?;
+    if rows == columns {
+        return Ok(rows);
+    }
+    Err(Error::new(ErrorKind::Shape, op, "needs square matrices").with_inputs(&[a]))
+}
+
+/// `matrix` in every matrix of the batch where `bad` (`[.., 1, 1]`) is true.
+fn replaced(a: &Array, bad: &Array, by: &Array) -> Result<Array> {
+    where_(bad, by, a)
+}
+
+/// The identity, to stand in for a matrix that would fail.
+fn stand_in(a: &Array, rows: i32, columns: i32) -> Result<Array> {
+    eye(rows, columns, 0, Dtype::Float32)?.astype(a.dtype())
+}
+
+/// NaN in every matrix where `bad` (`[.., 1, 1]`) is true.
+fn marked(a: &Array, bad: &Array) -> Result<Array> {
+    let nan = Array::scalar(f32::NAN)?.astype(a.dtype())?;
+    replaced(a, bad, &nan)
+}
+
+/// Which matrices of the batch have values that are not finite, `[.., 1, 1]`.
+fn not_finite(a: &Array) -> Result<Array> {
+    a.stop_gradient()?
+        .is_finite()?
+        .all(&[-2, -1], true)?
+        .logical_not()
+}
+
+/// Which matrices have a zero, or no number, on the diagonal, `[.., 1, 1]`.
+fn zero_on_diagonal(a: &Array) -> Result<Array> {
+    let diagonal = a.stop_gradient()?.diagonal(0, -2, -1)?;
+    let zero = Array::scalar(0.0f32)?.astype(a.dtype())?;
+    let sound = diagonal.abs()?.greater(&zero)?.all(-1, true)?;
+    sound.expand_dims(-1)?.logical_not()
+}
+
+/// Runs `f` on the CPU with matrices of side `n` made finite, for a result `[.., n]` whose vectors are
+/// marked as NaN where they were not.
+pub(crate) fn guarded(a: &Array, n: i32, f: impl FnOnce(&Array) -> Result<Array>) -> Result<Array> {
+    on_cpu(|| {
+        let bad = not_finite(a)?;
+        let safe = replaced(a, &bad, &stand_in(a, n, n)?)?;
+        marked(&f(&safe)?, &bad.squeeze_axis(-1)?)
+    })
+}

@@ -1,0 +1,210 @@
+//! Eigenvalues and singular values. LAPACK's iterations fail on values that are not finite, and MLX
+//! then ends the process: such matrices are replaced by the identity in the graph, and the results
+//! marked as NaN.
+
+use mlx_sys as sys;
+
+use super::{
+    LARGEST_SINGLE, Triangle, marked, matrices, not_finite, on_cpu, replaced, square, stand_in,
+};
+use crate::array::Array;
+use crate::call;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+/// The input to compute with, made harmless, and which matrices were not finite.
+struct Sound {
+    input: Array,
+    bad: Array,
+    widened: bool,
+}
+
+impl Sound {
+    fn of(a: &Array, rows: i32, columns: i32) -> Result<Self> {
+        let bad = not_finite(a)?;
+        let input = replaced(a, &bad, &stand_in(a, rows, columns)?)?;
+        let widened = a.dtype() == Dtype::Float32 && rows.max(columns) > LARGEST_SINGLE;
+        let input = if widened {
+            input.astype(Dtype::Float64)?
+        } else {
+            input
+        };
+        Ok(Self {
+            input,
+            bad,
+            widened,
+        })
+    }
+
+    /// A result with one matrix for each of the input.
+    fn matrix(&self, a: &Array) -> Result<Array> {
+        marked(&self.narrow(a)?, &self.bad)
+    }
+
+    /// A result with one vector for each matrix of the input.
+    fn vector(&self, a: &Array) -> Result<Array> {
+        marked(&self.narrow(a)?, &self.bad.squeeze_axis(-1)?)
+    }
+
+    fn narrow(&self, a: &Array) -> Result<Array> {
+        if self.widened && a.dtype() == Dtype::Float64 {
+            a.astype(Dtype::Float32)
+        } else {
+            Ok(a.clone())
+        }
+    }
+}
+
+impl Triangle {
+    fn name(self) -> &'static std::ffi::CStr {
+        match self {
+            Triangle::Lower => c"L",
+            Triangle::Upper => c"U",
+        }
+    }
+}
+
+/// Eigenvalues `[.., n]`, ascending, and eigenvectors `[.., n, n]` in the columns, of matrices that are
+/// symmetric (or Hermitian, `complex64`), of which one triangle is read.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+pub fn eigh(a: &Array, triangle: Triangle) -> Result<(Array, Array)> {
+    let op = "eigh";
+    let n = square(op, a, true)?;
+    on_cpu(|| {
+        let sound = Sound::of(a, n, n)?;
+        let (values, vectors) = call::pair(op, |values, vectors, s| {
+            // SAFETY: all handles are live; the name is a static string; the matrices are square and
+            // finite.
+            unsafe {
+                sys::mlx_linalg_eigh(
+                    values,
+                    vectors,
+                    sound.input.raw(),
+                    triangle.name().as_ptr(),
+                    s,
+                )
+            }
+        })?;
+        Ok((sound.vector(&values)?, sound.matrix(&vectors)?))
+    })
+    .map_err(|e: Error| e.with_inputs(&[a]))
+}
+
+/// The eigenvalues of [`eigh`] alone.
+///
+/// # Errors
+/// As [`eigh`].
+pub fn eigvalsh(a: &Array, triangle: Triangle) -> Result<Array> {
+    let op = "eigvalsh";
+    let n = square(op, a, true)?;
+    on_cpu(|| {
+        let sound = Sound::of(a, n, n)?;
+        let values = call::array(op, |out, s| {
+            // SAFETY: as in `eigh`.
+            unsafe { sys::mlx_linalg_eigvalsh(out, sound.input.raw(), triangle.name().as_ptr(), s) }
+        })?;
+        sound.vector(&values)
+    })
+    .map_err(|e| e.with_inputs(&[a]))
+}
+
+/// Eigenvalues `[.., n]` and eigenvectors `[.., n, n]` in the columns, both `complex64`, in no
+/// particular order.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+pub fn eig(a: &Array) -> Result<(Array, Array)> {
+    let op = "eig";
+    let n = square(op, a, true)?;
+    on_cpu(|| {
+        let sound = Sound::of(a, n, n)?;
+        let (values, vectors) = call::pair(op, |values, vectors, s| {
+            // SAFETY: all handles are live; the matrices are square and finite.
+            unsafe { sys::mlx_linalg_eig(values, vectors, sound.input.raw(), s) }
+        })?;
+        Ok((sound.vector(&values)?, sound.matrix(&vectors)?))
+    })
+    .map_err(|e: Error| e.with_inputs(&[a]))
+}
+
+/// The eigenvalues of [`eig`] alone.
+///
+/// # Errors
+/// As [`eig`].
+pub fn eigvals(a: &Array) -> Result<Array> {
+    let op = "eigvals";
+    let n = square(op, a, true)?;
+    on_cpu(|| {
+        let sound = Sound::of(a, n, n)?;
+        let values = call::array(op, |out, s| {
+            // SAFETY: all handles are live; the matrices are square and finite.
+            unsafe { sys::mlx_linalg_eigvals(out, sound.input.raw(), s) }
+        })?;
+        sound.vector(&values)
+    })
+    .map_err(|e| e.with_inputs(&[a]))
+}
+
+/// The singular value decomposition `a = u * diag(s) * vt` of `[.., m, n]`: `u` `[.., m, m]`, `s`
+/// `[.., min(m, n)]` descending, `vt` `[.., n, n]`.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.
+pub fn svd(a: &Array) -> Result<(Array, Array, Array)> {
+    let op = "svd";
+    let (sound, mut parts) = svd_parts(op, a, true)?;
+    match (parts.pop(), parts.pop(), parts.pop()) {
+        (Some(vt), Some(s), Some(u)) => {
+            Ok((sound.matrix(&u)?, sound.vector(&s)?, sound.matrix(&vt)?))
+        }
+        _ => Err(too_few(op)),
+    }
+}
+
+/// The singular values of [`svd`] alone.
+///
+/// # Errors
+/// As [`svd`].
+pub fn singular_values(a: &Array) -> Result<Array> {
+    let op = "singular_values";
+    let (sound, mut parts) = svd_parts(op, a, false)?;
+    sound.vector(&parts.pop().ok_or_else(|| too_few(op))?)
+}
+
+fn too_few(op: &'static str) -> Error {
+    Error::new(ErrorKind::Mlx, op, "MLX returned too few arrays")
+}
+
+fn svd_parts(op: &'static str, a: &Array, vectors: bool) -> Result<(Sound, Vec<Array>)> {
+    let (m, n) = matrices(op, a, true)?;
+    on_cpu(|| {
+        let sound = Sound::of(a, m, n)?;
+        let parts = call::arrays(op, |out: *mut sys::mlx_vector_array, s| {
+            // SAFETY: all handles are live; the matrices are not empty and finite.
+            unsafe { sys::mlx_linalg_svd(out, sound.input.raw(), vectors, s) }
+        })?;
+        Ok((sound, parts))
+    })
+    .map_err(|e: Error| e.with_inputs(&[a]))
+}
+
+/// The Moore-Penrose inverse `[.., n, m]` of `[.., m, n]`, from the singular value decomposition;
+/// singular values below `max(m, n)` times the precision of the greatest one count as zero.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.
+pub fn pinv(a: &Array) -> Result<Array> {
+    let op = "pinv";
+    let (m, n) = matrices(op, a, false)?;
+    on_cpu(|| {
+        let sound = Sound::of(a, m, n)?;
+        let inverse = call::array(op, |out, s| {
+            // SAFETY: all handles are live; the matrices are not empty and finite.
+            unsafe { sys::mlx_linalg_pinv(out, sound.input.raw(), s) }
+        })?;
+        sound.matrix(&inverse)
+    })
+    .map_err(|e| e.with_inputs(&[a]))
+}

@@ -1,0 +1,177 @@
+//! Norms of vectors and matrices, and the cross product.
+
+use mlx_sys as sys;
+
+use crate::array::Array;
+use crate::call;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ops::Axes;
+
+/// Which norm [`norm`] takes.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Norm {
+    /// The root of the sum of squares: Euclidean of vectors, Frobenius of matrices.
+    #[default]
+    L2,
+    /// Of a vector `sum(|x|^p)^(1/p)`, the number of values that are not zero for `p` 0, the greatest
+    /// or least magnitude for infinite `p`. Of a matrix the greatest (or for negative `p` the least)
+    /// sum of magnitudes over columns for `p` 1 and -1, and over rows for infinite `p`.
+    P(f64),
+    /// The same as [`Norm::L2`], of matrices only.
+    Frobenius,
+    /// The sum of singular values, of matrices only. Evaluated by [`super::singular_values`].
+    Nuclear,
+}
+
+/// The norm over `axes`: one axis of vectors, two axes of matrices. Of all axes, [`Norm::L2`] is that
+/// of the flattened array. Reduced axes are kept with length one when `keepdims`.
+///
+/// # Errors
+/// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`] for another
+/// number of axes; [`ErrorKind::Value`] for a norm that matrices do not have; [`ErrorKind::Dtype`] for
+/// a `p`-norm of values that are no floats.
+pub fn norm<'a>(
+    a: &Array,
+    which: Norm,
+    axes: impl Into<Axes<'a>>,
+    keepdims: bool,
+) -> Result<Array> {
+    let op = "norm";
+    let given = axes.into();
+    let axes = a.distinct_axes(op, &a.listed(given))?;
+    let bad = |kind, why: String| Err(Error::new(kind, op, why).with_inputs(&[a]));
+    match which {
+        Norm::L2 => {
+            if axes.len() > 2 && !matches!(given, Axes::All) {
+                return bad(
+                    ErrorKind::Shape,
+                    format!("{} axes, at most two", axes.len()),
+                );
+            }
+            if axes.len() != 1 && axes.len() != 2 {
+                // Of all axes, or of a single value.
+                let squares = a.abs()?.square()?.sum(&axes[..], keepdims)?;
+                return squares.sqrt();
+            }
+            call::array(op, |out, s| {
+                // SAFETY: pointer and length describe the axes, which exist.
+                unsafe {
+                    sys::mlx_linalg_norm_l2(out, a.raw(), axes.as_ptr(), axes.len(), keepdims, s)
+                }
+            })
+        }
+        Norm::P(_) | Norm::Frobenius | Norm::Nuclear if axes.is_empty() || axes.len() > 2 => bad(
+            ErrorKind::Shape,
+            format!("{} axes; vectors have one, matrices two", axes.len()),
+        ),
+        Norm::P(p) => {
+            let special = [1.0, -1.0, f64::INFINITY, f64::NEG_INFINITY].contains(&p);
+            if axes.len() == 2 && !special {
+                return if p == 2.0 || p == -2.0 {
+                    spectral(a, &axes, keepdims, p > 0.0)
+                } else {
+                    bad(ErrorKind::Value, format!("matrices have no {p}-norm"))
+                };
+            }
+            if p.is_nan() {
+                return bad(ErrorKind::Value, String::from("p is not a number"));
+            }
+            call::array(op, |out, s| {
+                // SAFETY: pointer and length describe the axes, which exist.
+                unsafe {
+                    sys::mlx_linalg_norm(out, a.raw(), p, axes.as_ptr(), axes.len(), keepdims, s)
+                }
+            })
+        }
+        Norm::Frobenius | Norm::Nuclear if axes.len() != 2 => bad(
+            ErrorKind::Shape,
+            String::from("this norm is one of matrices: give two axes"),
+        ),
+        Norm::Frobenius => call::array(op, |out, s| {
+            // SAFETY: pointer and length describe the axes, which exist; the name is a static string.
+            unsafe {
+                sys::mlx_linalg_norm_matrix(
+                    out,
+                    a.raw(),
+                    c"fro".as_ptr(),
+                    axes.as_ptr(),
+                    axes.len(),
+                    keepdims,
+                    s,
+                )
+            }
+        }),
+        Norm::Nuclear => {
+            let values = of_matrices(a, &axes)?.sum(-1, false)?;
+            restored(&values, &axes, keepdims)
+        }
+    }
+    .map_err(|e| e.with_inputs(&[a]))
+}
+
+/// Singular values of the matrices over two `axes`, which MLX's norms do not have.
+fn of_matrices(a: &Array, axes: &[i32]) -> Result<Array> {
+    let mut order: Vec<i32> = (0..a.ndim() as i32).filter(|i| !axes.contains(i)).collect();
+    order.extend(axes);
+    super::singular_values(&a.transpose_axes(&order)?)
+}
+
+fn restored(values: &Array, axes: &[i32], keepdims: bool) -> Result<Array> {
+    if keepdims {
+        values.expand_dims_axes(axes)
+    } else {
+        Ok(values.clone())
+    }
+}
+
+/// The greatest or least singular value.
+fn spectral(a: &Array, axes: &[i32], keepdims: bool, greatest: bool) -> Result<Array> {
+    let values = of_matrices(a, axes)?;
+    let value = if greatest {
+        values.max(-1, false)?
+    } else {
+        values.min(-1, false)?
+    };
+    restored(&value, axes, keepdims)
+}
+
+/// The cross product of vectors of two or three values along `axis`, `a x b`; a missing third value is
+/// zero, and when both miss it the result is its only value that is not, without the axis.
+///
+/// # Errors
+/// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when it has another length or
+/// the arrays do not broadcast; [`ErrorKind::Dtype`] for booleans.
+pub fn cross(a: &Array, b: &Array, axis: i32) -> Result<Array> {
+    let op = "cross";
+    let (la, lb) = (a.shape()[a.axis(op, axis)?], b.shape()[b.axis(op, axis)?]);
+    if !(2..=3).contains(&la) || !(2..=3).contains(&lb) {
+        return Err(Error::new(
+            ErrorKind::Shape,
+            op,
+            "vectors have two or three values along the axis",
+        )
+        .with_inputs(&[a, b]));
+    }
+    if a.ndim() != b.ndim() && axis >= 0 {
+        // MLX would take different axes of both as the same.
+        return Err(Error::new(
+            ErrorKind::Index,
+            op,
+            "arrays of different numbers of axes need an axis counted from the last",
+        )
+        .with_inputs(&[a, b]));
+    }
+    if a.dtype() == Dtype::Bool || b.dtype() == Dtype::Bool {
+        return Err(Error::new(
+            ErrorKind::Dtype,
+            op,
+            "booleans have no cross product",
+        ));
+    }
+    call::array(op, |out, s| {
+        // SAFETY: all handles are live; the axis exists in both and has two or three values.
+        unsafe { sys::mlx_linalg_cross(out, a.raw(), b.raw(), axis, s) }
+    })
+    .map_err(|e| e.with_inputs(&[a, b]))
+}

@@ -1,0 +1,303 @@
+//! Factorizations, inverses and solutions of linear equations.
+//!
+//! MLX's own inverse and solution end the process for a singular matrix, so they are not used. Both
+//! go through the QR factorization, which has no matrix it fails on, and triangular inverses whose
+//! diagonals are looked at first. Gradients flow through a series in the change of the matrix.
+
+use mlx_sys as sys;
+
+use super::{marked, matrices, not_finite, on_cpu, replaced, square, stand_in, zero_on_diagonal};
+use crate::array::Array;
+use crate::call;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ops::where_;
+
+/// The lower triangular `l` with `l * l^T = a` of symmetric positive definite matrices, of which one
+/// triangle is read, or the upper `u` with `u^T * u = a`. NaN for a matrix that is not positive
+/// definite.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+pub fn cholesky(a: &Array, upper: bool) -> Result<Array> {
+    let op = "cholesky";
+    square(op, a, false)?;
+    on_cpu(|| {
+        let factor = call::array(op, |out, s| {
+            // SAFETY: all handles are live; the matrices are square and not empty.
+            unsafe { sys::mlx_linalg_cholesky(out, a.raw(), upper, s) }
+        })?;
+        // LAPACK stops where the diagonal would be no square, and leaves it there.
+        let diagonal = factor.stop_gradient()?.diagonal(0, -2, -1)?;
+        let zero = Array::scalar(0.0f32)?.astype(a.dtype())?;
+        let sound = diagonal.greater(&zero)?.all(-1, true)?;
+        let bad = sound
+            .expand_dims(-1)?
+            .logical_not()?
+            .logical_or(&not_finite(&factor)?)?;
+        marked(&factor, &bad)
+    })
+    .map_err(|e| e.with_inputs(&[a]))
+}
+
+/// The inverse of a matrix given by its [`cholesky`] factor. NaN where the factor has a zero on the
+/// diagonal.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+pub fn cholesky_inv(factor: &Array, upper: bool) -> Result<Array> {
+    let op = "cholesky_inv";
+    let n = square(op, factor, false)?;
+    on_cpu(|| {
+        let bad = zero_on_diagonal(factor)?;
+        let safe = replaced(factor, &bad, &stand_in(factor, n, n)?)?;
+        let inverse = call::array(op, |out, s| {
+            // SAFETY: all handles are live; the matrices are square with no zero on the diagonal.
+            unsafe { sys::mlx_linalg_cholesky_inv(out, safe.raw(), upper, s) }
+        })?;
+        marked(&inverse, &bad)
+    })
+    .map_err(|e| e.with_inputs(&[factor]))
+}
+
+/// The inverse of triangular matrices; the other triangle is not read. NaN for a zero on the diagonal.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+pub fn tri_inv(a: &Array, upper: bool) -> Result<Array> {
+    let op = "tri_inv";
+    let n = square(op, a, false)?;
+    on_cpu(|| {
+        let bad = zero_on_diagonal(a)?;
+        let triangle = if upper { a.triu(0)? } else { a.tril(0)? };
+        let safe = replaced(&triangle, &bad, &stand_in(a, n, n)?)?;
+        let inverse = call::array(op, |out, s| {
+            // SAFETY: all handles are live; the matrices are square with no zero on the diagonal.
+            unsafe { sys::mlx_linalg_tri_inv(out, safe.raw(), upper, s) }
+        })?;
+        marked(&inverse, &bad)
+    })
+    .map_err(|e| e.with_inputs(&[a]))
+}
+
+/// The QR factorization of `[.., m, n]`: `q` `[.., m, k]` with orthonormal columns and `r` `[.., k, n]`
+/// upper triangular, `k = min(m, n)`.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.
+pub fn qr(a: &Array) -> Result<(Array, Array)> {
+    let op = "qr";
+    matrices(op, a, false)?;
+    on_cpu(|| {
+        call::pair(op, |q, r, s| {
+            // SAFETY: all handles are live; the matrices are not empty.
+            unsafe { sys::mlx_linalg_qr(q, r, a.raw(), s) }
+        })
+    })
+    .map_err(|e| e.with_inputs(&[a]))
+}
+
+/// Square matrices factored, with those that are singular replaced by the identity.
+struct Factored {
+    /// `q^T`, constant for gradients.
+    qt: Array,
+    /// The inverse of `r`, constant for gradients.
+    r_inv: Array,
+    /// Zero, with the gradient of the matrix.
+    change: Array,
+    bad: Array,
+}
+
+impl Factored {
+    fn of(op: &'static str, a: &Array) -> Result<Self> {
+        let n = square(op, a, false)?;
+        let constant = a.stop_gradient()?;
+        let unsound = not_finite(a)?;
+        let (q, r) = qr(&replaced(&constant, &unsound, &stand_in(a, n, n)?)?)?;
+        // A column that depends on those before it leaves next to nothing of itself on the diagonal.
+        let lengths = constant.square()?.sum(-2, false)?.sqrt()?;
+        let precision = match a.dtype() {
+            Dtype::Float64 => f64::EPSILON,
+            _ => f64::from(f32::EPSILON),
+        };
+        let least =
+            lengths.multiply(&Array::scalar(precision * f64::from(n))?.astype(a.dtype())?)?;
+        let diagonal = r.diagonal(0, -2, -1)?.abs()?;
+        let singular = diagonal.greater(&least)?.all(-1, true)?.logical_not()?;
+        let bad = unsound.logical_or(&singular.expand_dims(-1)?)?;
+        let safe = |a: &Array| a.subtract(&a.stop_gradient()?);
+        let none = Array::scalar(0.0f32)?.astype(a.dtype())?;
+        Ok(Self {
+            qt: q.swap_axes(-1, -2)?,
+            r_inv: tri_inv(&replaced(&r, &bad, &stand_in(a, n, n)?)?, true)?,
+            change: where_(&bad, &none, &safe(a)?)?,
+            bad,
+        })
+    }
+
+    /// `a^-1 v` to the second order in the change of `a`, which is zero: the value is that of the
+    /// factors, and so are first and second derivatives.
+    fn apply(&self, v: &Array) -> Result<Array> {
+        let inverse = |v: &Array| self.r_inv.matmul(&self.qt.matmul(v)?);
+        let first = inverse(v)?;
+        let second = inverse(&self.change.matmul(&first)?)?;
+        let third = inverse(&self.change.matmul(&second)?)?;
+        marked(&first.subtract(&second)?.add(&third)?, &self.bad)
+    }
+}
+
+/// The inverse of square matrices. NaN for a matrix that is singular to the precision of its type.
+/// Derivatives are right to the second order.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+pub fn inv(a: &Array) -> Result<Array> {
+    let op = "inv";
+    let n = square(op, a, false)?;
+    on_cpu(|| Factored::of(op, a)?.apply(&stand_in(a, n, n)?)).map_err(|e| e.with_inputs(&[a]))
+}
+
+/// Checks `a` `[.., n, n]` against `b` and gives `b` as matrices; whether it was a vector.
+fn right_side(op: &'static str, a: &Array, b: &Array) -> Result<(Array, bool)> {
+    let n = square(op, a, false)?;
+    let bad = |kind, why: &str| Err(Error::new(kind, op, why).with_inputs(&[a, b]));
+    if b.dtype() != a.dtype() {
+        return bad(ErrorKind::Dtype, "both sides must have the same type");
+    }
+    match *b.shape() {
+        [length] if length == n => Ok((b.expand_dims(-1)?, true)),
+        [.., rows, columns] if rows == n && columns > 0 && b.size() > 0 => Ok((b.clone(), false)),
+        _ => bad(
+            ErrorKind::Shape,
+            "the right side must be a vector [n] or matrices [.., n, k] that are not empty",
+        ),
+    }
+}
+
+/// The solution `x` of `a * x = b`, with `a` `[.., n, n]` and `b` `[n]` or `[.., n, k]`. NaN for a
+/// matrix that is singular to the precision of its type. Derivatives are right to the second order.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] when the sides do not fit; [`ErrorKind::Dtype`] for other types.
+pub fn solve(a: &Array, b: &Array) -> Result<Array> {
+    let op = "solve";
+    let (right, vector) = right_side(op, a, b)?;
+    on_cpu(|| {
+        let x = Factored::of(op, a)?.apply(&right)?;
+        if vector { x.squeeze_axis(-1) } else { Ok(x) }
+    })
+    .map_err(|e| e.with_inputs(&[a, b]))
+}
+
+/// [`solve`] for triangular `a`, whose other triangle is not read. NaN for a zero on the diagonal.
+///
+/// # Errors
+/// As [`solve`].
+pub fn solve_triangular(a: &Array, b: &Array, upper: bool) -> Result<Array> {
+    let op = "solve_triangular";
+    let (right, vector) = right_side(op, a, b)?;
+    let n = square(op, a, false)?;
+    on_cpu(|| {
+        let bad = zero_on_diagonal(a)?;
+        let triangle = if upper { a.triu(0)? } else { a.tril(0)? };
+        let safe = replaced(&triangle, &bad, &stand_in(a, n, n)?)?;
+        let x = call::array(op, |out, s| {
+            // SAFETY: all handles are live; the matrices are square with no zero on the diagonal.
+            unsafe { sys::mlx_linalg_solve_triangular(out, safe.raw(), right.raw(), upper, s) }
+        })?;
+        let x = marked(&x, &bad)?;
+        if vector { x.squeeze_axis(-1) } else { Ok(x) }
+    })
+    .map_err(|e| e.with_inputs(&[a, b]))
+}
+
+/// The LU factorization with row pivots of `[.., m, n]`: `(rows, l, u)` with `l` `[.., m, k]` unit lower
+/// triangular, `u` `[.., k, n]` upper triangular, `k = min(m, n)`, and `a[i] = (l * u)[rows[i]]` for each
+/// row; `rows` is `uint32` `[.., m]`. A singular matrix has zeros on the diagonal of `u`. **Evaluates
+/// the matrices**, and has no gradient.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.
+pub fn lu(a: &Array) -> Result<(Array, Array, Array)> {
+    let op = "lu";
+    let (m, n) = matrices(op, a, false)?;
+    let k = m.min(n);
+    let (packed, pivots) = factor(op, a)?;
+    let lead = &a.shape()[..a.ndim() - 2];
+    // Where each row went: the exchanges, played on the numbers of the rows.
+    let mut rows = Vec::with_capacity(pivots.len() / k as usize * m as usize);
+    for pivots in pivots.chunks_exact(k as usize) {
+        let mut order: Vec<u32> = (0..m as u32).collect();
+        for (at, &pivot) in pivots.iter().enumerate() {
+            order.swap(at, pivot as usize);
+        }
+        let mut place = vec![0; order.len()];
+        for (at, &row) in order.iter().enumerate() {
+            place[row as usize] = at as u32;
+        }
+        rows.extend(place);
+    }
+    let rows = Array::from_slice(&rows, &[lead, &[m]].concat())?;
+    let unit = stand_in(a, m, k)?;
+    let l = packed.slice_axis(-1, 0, k)?.tril(-1)?.add(&unit)?;
+    let u = packed.slice_axis(-2, 0, k)?.triu(0)?;
+    Ok((rows, l, u))
+}
+
+/// The LU factorization as LAPACK packs it: `l` without its unit diagonal below, `u` on and above the
+/// diagonal, in one array like `a`, and for each step the row it was exchanged with, `uint32`
+/// `[.., min(m, n)]`. **Evaluates the matrices**, and has no gradient.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.
+pub fn lu_factor(a: &Array) -> Result<(Array, Array)> {
+    let op = "lu_factor";
+    let (m, n) = matrices(op, a, false)?;
+    let (packed, pivots) = factor(op, a)?;
+    let lead = &a.shape()[..a.ndim() - 2];
+    let pivots = Array::from_slice(&pivots, &[lead, &[m.min(n)]].concat())?;
+    Ok((packed, pivots))
+}
+
+/// Gaussian elimination with row pivots (Golub and Van Loan, algorithm 3.4.1), here rather than by
+/// MLX, whose own ends the process for a singular matrix. In double precision throughout.
+fn factor(op: &'static str, a: &Array) -> Result<(Array, Vec<u32>)> {
+    let (m, n) = matrices(op, a, false)?;
+    let (m, n) = (m as usize, n as usize);
+    let mut values = on_cpu(|| a.astype(Dtype::Float64)?.to_vec::<f64>())?;
+    let mut pivots = Vec::with_capacity(values.len() / (m * n) * m.min(n));
+    for matrix in values.chunks_exact_mut(m * n) {
+        for step in 0..m.min(n) {
+            let mut pivot = step;
+            for row in step + 1..m {
+                if matrix[row * n + step].abs() > matrix[pivot * n + step].abs() {
+                    pivot = row;
+                }
+            }
+            pivots.push(pivot as u32);
+            if pivot != step {
+                let (upper, lower) = matrix.split_at_mut(pivot * n);
+                upper[step * n..(step + 1) * n].swap_with_slice(&mut lower[..n]);
+            }
+            let (upper, lower) = matrix.split_at_mut((step + 1) * n);
+            let top = &upper[step * n..];
+            if top[step] == 0.0 {
+                continue;
+            }
+            for row in lower.chunks_exact_mut(n) {
+                let factor = row[step] / top[step];
+                row[step] = factor;
+                for (value, above) in row[step + 1..].iter_mut().zip(&top[step + 1..]) {
+                    *value -= factor * above;
+                }
+            }
+        }
+    }
+    let packed = if a.dtype() == Dtype::Float64 {
+        Array::from_slice(&values, a.shape())?
+    } else {
+        let narrow: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+        Array::from_slice(&narrow, a.shape())?
+    };
+    Ok((packed, pivots))
+}

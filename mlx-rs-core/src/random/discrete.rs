@@ -1,0 +1,234 @@
+//! Bits, integers, choices and permutations.
+
+use mlx_sys as sys;
+
+use super::{Key, countable};
+use crate::array::Array;
+use crate::call;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Random bits: unsigned integers of `width` bytes (1, 2 or 4).
+///
+/// # Errors
+/// For an impossible shape or another width.
+pub fn bits(shape: &[i32], width: i32, key: &Key) -> Result<Array> {
+    let op = "random_bits";
+    countable(op, shape)?;
+    if !matches!(width, 1 | 2 | 4) {
+        return Err(Error::new(
+            ErrorKind::Value,
+            op,
+            format!("integers of 1, 2 or 4 bytes, not {width}"),
+        ));
+    }
+    call::array(op, |out, s| {
+        // SAFETY: pointer and length describe the slice; all handles are live.
+        unsafe { sys::mlx_random_bits(out, shape.as_ptr(), shape.len(), width, key.0.raw(), s) }
+    })
+}
+
+/// Up to here, MLX's floats stand for every integer.
+const EXACT: i64 = 1 << 24;
+
+/// Integers of `dtype` in `low..high`. From 0 to 2^24 the same as MLX draws, but for `high` itself, to
+/// which its floats round now and then. It also cuts negative ones towards zero and misses most large
+/// ones, so outside those bounds this takes 32 (or, for wider intervals, 64) random bits by the width
+/// of the interval instead, with a bias of at most its share of 2^32 or 2^64.
+///
+/// # Errors
+/// [`ErrorKind::Value`] for an empty interval, or bounds that `dtype` cannot hold;
+/// [`ErrorKind::Dtype`] for a type that is no integer; for an impossible shape.
+pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
+    let op = "random_randint";
+    countable(op, shape)?;
+    if !dtype.is_integer() {
+        return Err(Error::new(
+            ErrorKind::Dtype,
+            op,
+            format!("needs an integer type, not {dtype}"),
+        ));
+    }
+    let bits = 8 * dtype.size() as u32;
+    let (least, greatest) = match (dtype.is_signed_integer(), bits) {
+        (_, 64) if dtype.is_signed_integer() => (i128::from(i64::MIN), i128::from(i64::MAX)),
+        (true, bits) => (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1),
+        (false, bits) => (0, (1i128 << bits) - 1),
+    };
+    if low >= high || i128::from(low) < least || i128::from(high) - 1 > greatest {
+        return Err(Error::new(
+            ErrorKind::Value,
+            op,
+            format!("no integers of {dtype} from {low} up to, and without, {high}"),
+        ));
+    }
+    if low >= 0 && high <= EXACT {
+        let greatest = Array::scalar(high - 1)?.astype(dtype)?;
+        let (low, high) = (Array::scalar(low as i32)?, Array::scalar(high as i32)?);
+        let drawn = call::array(op, |out, s| {
+            // SAFETY: pointer and length describe the slice; all handles are live.
+            unsafe {
+                sys::mlx_random_randint(
+                    out,
+                    low.raw(),
+                    high.raw(),
+                    shape.as_ptr(),
+                    shape.len(),
+                    dtype.raw(),
+                    key.0.raw(),
+                    s,
+                )
+            }
+        })?;
+        return drawn.minimum(&greatest);
+    }
+    // At least one, since the interval is not empty; below 2^64.
+    let width = high.wrapping_sub(low) as u64;
+    let offset = match u32::try_from(width) {
+        // The upper half of a 64-bit product: `draw * width / 2^32`.
+        Ok(width) => super::bits(shape, 4, key)?
+            .astype(Dtype::Uint64)?
+            .multiply(&Array::scalar(u64::from(width))?)?
+            .right_shift(&Array::scalar(32u64)?)?,
+        Err(_) => {
+            let (first, second) = key.split()?;
+            let upper = super::bits(shape, 4, &first)?
+                .astype(Dtype::Uint64)?
+                .left_shift(&Array::scalar(32u64)?)?;
+            let whole =
+                upper.bitwise_or(&super::bits(shape, 4, &second)?.astype(Dtype::Uint64)?)?;
+            whole.remainder(&Array::scalar(width)?)?
+        }
+    };
+    // Integers wrap, so that a negative start comes out right in the type asked for.
+    let drawn = offset.add(&Array::scalar(low as u64)?)?;
+    if dtype == Dtype::Int64 {
+        return drawn.view(Dtype::Int64);
+    }
+    drawn.astype(dtype)
+}
+
+/// Booleans of `shape`, true with probability `p`, a float array that broadcasts to it.
+///
+/// # Errors
+/// For an impossible shape; MLX's message when `p` is no float or does not broadcast.
+pub fn bernoulli(p: &Array, shape: &[i32], key: &Key) -> Result<Array> {
+    let op = "random_bernoulli";
+    countable(op, shape)?;
+    call::array(op, |out, s| {
+        // SAFETY: pointer and length describe the slice; all handles are live.
+        unsafe {
+            sys::mlx_random_bernoulli(out, p.raw(), shape.as_ptr(), shape.len(), key.0.raw(), s)
+        }
+    })
+    .map_err(|e| e.with_inputs(&[p]))
+}
+
+/// Checks that there is something to draw along `axis`; the axis counted from the front.
+fn choices(logits: &Array, axis: i32) -> Result<usize> {
+    let op = "categorical";
+    let at = logits.axis(op, axis)?;
+    if logits.shape()[at] == 0 {
+        return Err(
+            Error::new(ErrorKind::Index, op, "there is nothing to draw from")
+                .with_inputs(&[logits]),
+        );
+    }
+    Ok(at)
+}
+
+/// One index (`uint32`) along `axis`, drawn with probabilities `softmax(logits)`.
+///
+/// # Errors
+/// [`ErrorKind::Index`] when there is no such axis or it is empty.
+pub fn categorical(logits: &Array, axis: i32, key: &Key) -> Result<Array> {
+    choices(logits, axis)?;
+    call::array("categorical", |out, s| {
+        // SAFETY: all handles are live; the axis exists.
+        unsafe { sys::mlx_random_categorical(out, logits.raw(), axis, key.0.raw(), s) }
+    })
+    .map_err(|e| e.with_inputs(&[logits]))
+}
+
+/// [`categorical`], `samples` times: a last axis of so many independent draws.
+///
+/// # Errors
+/// As [`categorical`]; [`ErrorKind::Shape`] for a negative number or more than the budget.
+pub fn categorical_samples(logits: &Array, axis: i32, samples: i32, key: &Key) -> Result<Array> {
+    let op = "categorical";
+    choices(logits, axis)?;
+    // One number is drawn for each logit and sample.
+    countable(op, &[logits.shape(), &[samples]].concat())?;
+    call::array(op, |out, s| {
+        // SAFETY: all handles are live; the axis exists and the number is not negative.
+        unsafe {
+            sys::mlx_random_categorical_num_samples(
+                out,
+                logits.raw(),
+                axis,
+                samples,
+                key.0.raw(),
+                s,
+            )
+        }
+    })
+    .map_err(|e| e.with_inputs(&[logits]))
+}
+
+/// [`categorical`] in a result of `shape`, to which the other axes of `logits` broadcast.
+///
+/// # Errors
+/// As [`categorical`]; for an impossible shape; MLX's message when the axes do not broadcast to it.
+pub fn categorical_shaped(logits: &Array, axis: i32, shape: &[i32], key: &Key) -> Result<Array> {
+    let op = "categorical";
+    let at = choices(logits, axis)?;
+    countable(op, &[shape, &[logits.shape()[at]]].concat())?;
+    call::array(op, |out, s| {
+        // SAFETY: pointer and length describe the slice; all handles are live; the axis exists.
+        unsafe {
+            sys::mlx_random_categorical_shape(
+                out,
+                logits.raw(),
+                axis,
+                shape.as_ptr(),
+                shape.len(),
+                key.0.raw(),
+                s,
+            )
+        }
+    })
+    .map_err(|e| e.with_inputs(&[logits]))
+}
+
+/// The elements of `axis` in random order.
+///
+/// # Errors
+/// [`ErrorKind::Index`] when there is no such axis.
+pub fn permutation(a: &Array, axis: i32, key: &Key) -> Result<Array> {
+    let op = "random_permutation";
+    if a.shape()[a.axis(op, axis)?] == 0 {
+        return Ok(a.clone());
+    }
+    call::array(op, |out, s| {
+        // SAFETY: all handles are live; the axis exists and is not empty.
+        unsafe { sys::mlx_random_permutation(out, a.raw(), axis, key.0.raw(), s) }
+    })
+    .map_err(|e| e.with_inputs(&[a]))
+}
+
+/// The numbers `0..count` (`uint32`) in random order.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for a negative count or more than the budget.
+pub fn permutation_of(count: i32, key: &Key) -> Result<Array> {
+    let op = "random_permutation";
+    countable(op, &[count])?;
+    if count == 0 {
+        // MLX sorts, which divides by the length.
+        return crate::zeros(&[0], Dtype::Uint32);
+    }
+    call::array(op, |out, s| {
+        // SAFETY: all handles are live; the count is positive.
+        unsafe { sys::mlx_random_permutation_arange(out, count, key.0.raw(), s) }
+    })
+}

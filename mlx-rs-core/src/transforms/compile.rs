@@ -1,0 +1,521 @@
+//! Compiled functions: traced once for each form of their arguments, then replayed. Where MLX may
+//! turn the graph into native code is decided here.
+
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+
+use mlx_sys as sys;
+use parking_lot::Mutex;
+
+use crate::array::Array;
+use crate::call;
+use crate::closure::{self, Closure, ClosureError, Function, Payload};
+use crate::device::DeviceKind;
+use crate::error::{Error, ErrorKind, Result};
+use crate::stream;
+
+/// How much [`compile`] does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CompileMode {
+    /// Nothing: compiled functions simply run.
+    Disabled,
+    /// The graph is cached and fused, but not simplified.
+    NoSimplify,
+    /// The graph is cached and simplified, but not fused. What happens on the CPU in all modes
+    /// but `Disabled`, unless [`allow_cpu_jit`] was called.
+    NoFuse,
+    /// The graph is cached, simplified, and element-wise operations become one kernel.
+    Enabled,
+}
+
+impl CompileMode {
+    const ALL: [Self; 4] = [
+        Self::Disabled,
+        Self::NoSimplify,
+        Self::NoFuse,
+        Self::Enabled,
+    ];
+
+    fn raw(self) -> sys::mlx_compile_mode {
+        match self {
+            CompileMode::Disabled => sys::mlx_compile_mode__MLX_COMPILE_MODE_DISABLED,
+            CompileMode::NoSimplify => sys::mlx_compile_mode__MLX_COMPILE_MODE_NO_SIMPLIFY,
+            CompileMode::NoFuse => sys::mlx_compile_mode__MLX_COMPILE_MODE_NO_FUSE,
+            CompileMode::Enabled => sys::mlx_compile_mode__MLX_COMPILE_MODE_ENABLED,
+        }
+    }
+}
+
+const UNSET: u8 = u8::MAX;
+
+/// The index in `CompileMode::ALL` of what was asked for.
+static MODE: AtomicU8 = AtomicU8::new(UNSET);
+static CPU_JIT: AtomicBool = AtomicBool::new(false);
+/// Traces in progress. Changed with the lock held.
+static TRACING: AtomicUsize = AtomicUsize::new(0);
+
+/// The mode asked for. At first [`CompileMode::Enabled`], or [`CompileMode::Disabled`] where the
+/// environment variable `MLX_DISABLE_COMPILE` is set, as in MLX.
+///
+/// ```
+/// use mlx_rs_core::transforms::{CompileMode, compile_mode, set_compile_mode};
+/// set_compile_mode(CompileMode::NoSimplify);
+/// assert_eq!(compile_mode(), CompileMode::NoSimplify);
+/// # set_compile_mode(CompileMode::Enabled);
+/// ```
+#[must_use]
+pub fn compile_mode() -> CompileMode {
+    match MODE.load(Ordering::Relaxed) {
+        UNSET if std::env::var_os("MLX_DISABLE_COMPILE").is_some() => CompileMode::Disabled,
+        UNSET => CompileMode::Enabled,
+        i => CompileMode::ALL[usize::from(i) % CompileMode::ALL.len()],
+    }
+}
+
+/// Sets the mode for all functions and threads. What was traced before stays as it is until
+/// [`compile_clear_cache`].
+///
+/// ```
+/// use mlx_rs_core::transforms::{CompileMode, set_compile_mode};
+/// set_compile_mode(CompileMode::NoFuse);
+/// # set_compile_mode(CompileMode::Enabled);
+/// ```
+pub fn set_compile_mode(mode: CompileMode) {
+    MODE.store(mode as u8, Ordering::Relaxed);
+}
+
+/// Turns compilation off: [`set_compile_mode`] with [`CompileMode::Disabled`]. Mirrors
+/// `mx.disable_compile`.
+///
+/// ```
+/// use mlx_rs_core::transforms::{CompileMode, compile_mode, disable_compile, enable_compile};
+/// disable_compile();
+/// assert_eq!(compile_mode(), CompileMode::Disabled);
+/// # enable_compile();
+/// ```
+pub fn disable_compile() {
+    set_compile_mode(CompileMode::Disabled);
+}
+
+/// Turns compilation on: [`set_compile_mode`] with [`CompileMode::Enabled`]. Mirrors
+/// `mx.enable_compile`.
+///
+/// ```
+/// use mlx_rs_core::transforms::{CompileMode, compile_mode, enable_compile};
+/// enable_compile();
+/// assert_eq!(compile_mode(), CompileMode::Enabled);
+/// ```
+pub fn enable_compile() {
+    set_compile_mode(CompileMode::Enabled);
+}
+
+/// Forgets all traces, so that every compiled function is traced again at its next call.
+///
+/// ```
+/// mlx_rs_core::transforms::compile_clear_cache()?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Value`] inside a function that is being traced, whose entry would be gone.
+pub fn compile_clear_cache() -> Result<()> {
+    const OP: &str = "compile_clear_cache";
+    closure::run(OP, || {
+        if TRACING.load(Ordering::Relaxed) > 0 {
+            return Err(Error::new(
+                ErrorKind::Value,
+                OP,
+                "a function is being traced; clear the cache outside of compiled functions",
+            ));
+        }
+        // SAFETY: takes nothing; no trace that holds on to an entry is in progress.
+        call::status(OP, || unsafe { sys::mlx_detail_compile_clear_cache() })
+    })
+}
+
+/// Lets compiled functions become native code on the CPU too, for the rest of the process.
+///
+/// MLX does this by writing C++ into `mlx/<version>/cpu` below the directory for temporary files,
+/// running the system's C++ compiler on it and loading the library, or loading a library that is
+/// there already. In a directory that others can write to, that is their code running as you, so this
+/// crate never lets it happen unasked, and here demands a private directory. Start the
+/// program with one:
+///
+/// ```text
+/// TMPDIR=$(mktemp -d) program
+/// ```
+///
+/// ```
+/// use mlx_rs_core::{ErrorKind, transforms::allow_cpu_jit};
+/// // Usually /tmp, which everybody can write to.
+/// if let Err(e) = allow_cpu_jit() {
+///     assert_eq!(e.kind(), ErrorKind::Value);
+/// }
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Value`] when the directory for temporary files (`TMPDIR`, else `/tmp`) is not a
+/// directory of this user that nobody else can enter, below directories that nobody else can change;
+/// [`ErrorKind::Unsupported`] where that cannot be found out.
+pub fn allow_cpu_jit() -> Result<()> {
+    let dir = temporary_directory();
+    private(&dir).map_err(|why| {
+        Error::new(
+            ErrorKind::Value,
+            "allow_cpu_jit",
+            format!(
+                "MLX would load native code from {}, {why}; start the process with TMPDIR set to a \
+                 directory of its own, such as mktemp -d makes",
+                dir.display()
+            ),
+        )
+    })?;
+    CPU_JIT.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Where C++'s `temp_directory_path` looks, in its order.
+fn temporary_directory() -> PathBuf {
+    ["TMPDIR", "TMP", "TEMP", "TEMPDIR"]
+        .into_iter()
+        .find_map(std::env::var_os)
+        .map_or_else(|| PathBuf::from("/tmp"), PathBuf::from)
+}
+
+/// Whether nobody else can enter `dir` or replace it; if not, why.
+#[cfg(unix)]
+fn private(dir: &Path) -> Result<(), String> {
+    use std::os::unix::fs::MetadataExt;
+
+    const STICKY: u32 = 0o1000;
+    let dir = dir
+        .canonicalize()
+        .map_err(|e| format!("which cannot be read ({e})"))?;
+    let me = own_uid(&dir).map_err(|e| format!("which cannot be written to ({e})"))?;
+    let look = |path: &Path| {
+        path.symlink_metadata()
+            .map_err(|e| format!("below {}, which cannot be read ({e})", path.display()))
+    };
+    let meta = look(&dir)?;
+    if !meta.is_dir() || meta.uid() != me {
+        return Err(String::from("which is not a directory of this user"));
+    }
+    if meta.mode() & 0o077 != 0 {
+        return Err(format!(
+            "which others can enter (mode {:o}, must be 700)",
+            meta.mode() & 0o7777
+        ));
+    }
+    for parent in dir.ancestors().skip(1) {
+        let meta = look(parent)?;
+        let others_write = meta.mode() & 0o022 != 0 && meta.mode() & STICKY == 0;
+        if others_write || (meta.uid() != me && meta.uid() != 0) {
+            return Err(format!(
+                "below {}, which others can change",
+                parent.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The user that files made by this process belong to.
+#[cfg(unix)]
+fn own_uid(dir: &Path) -> std::io::Result<u32> {
+    use std::os::unix::fs::MetadataExt;
+
+    let path = dir.join(format!(".rust-mlx-{}", std::process::id()));
+    // `create_new` follows no link.
+    let file = std::fs::File::create_new(&path)?;
+    let uid = file.metadata().map(|m| m.uid());
+    std::fs::remove_file(&path)?;
+    uid
+}
+
+#[cfg(not(unix))]
+fn private(_dir: &Path) -> Result<(), String> {
+    Err(String::from(
+        "and this system does not say who can change it",
+    ))
+}
+
+/// Whether fusing is held back: MLX fuses by stream, so one CPU stream anywhere in the process is
+/// enough, as its operations may be part of any graph.
+fn hold_back() -> bool {
+    stream::cpu_in_use() && !CPU_JIT.load(Ordering::Relaxed)
+}
+
+/// What is done now: what was asked for, but without native code for the CPU. `NoSimplify` fuses too.
+fn effective_mode() -> CompileMode {
+    match compile_mode() {
+        CompileMode::Disabled => CompileMode::Disabled,
+        _ if hold_back() => CompileMode::NoFuse,
+        mode => mode,
+    }
+}
+
+/// Tells MLX. Call with the lock held.
+fn set_raw_mode(mode: CompileMode) -> Result<()> {
+    // SAFETY: takes a number of the enumeration.
+    call::status(OP, || unsafe { sys::mlx_set_compile_mode(mode.raw()) })
+}
+
+const OP: &str = "compile";
+
+/// A function that is traced once for each form of its arguments and then replayed; made by
+/// [`compile`]. Dropping it forgets its traces.
+pub struct Compiled<E> {
+    function: Arc<Payload<Function>>,
+    shapeless: bool,
+    /// One for each stream it was called on, since the traced operations name theirs.
+    traces: Mutex<Vec<Arc<Trace>>>,
+    error: PhantomData<fn() -> E>,
+}
+
+/// The compiled closure of one stream. Its address is its name in MLX's cache.
+struct Trace {
+    stream: (DeviceKind, i32),
+    busy: AtomicBool,
+    closure: Closure,
+}
+
+// SAFETY: the closure handle is only used and freed with the lock held.
+unsafe impl Send for Trace {}
+// SAFETY: as for Send.
+unsafe impl Sync for Trace {}
+
+impl Trace {
+    fn id(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Removes what MLX cached.
+    fn erase(&self) {
+        let _guard = call::lock();
+        // A failure leaves an entry that nobody asks for.
+        // SAFETY: takes a number; a trace in progress borrows this, and does not erase itself.
+        let _ = call::status(OP, || unsafe { sys::mlx_detail_compile_erase(self.id()) });
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        self.erase();
+    }
+}
+
+/// Marks a call that may trace.
+struct Tracing<'a>(&'a AtomicBool);
+
+impl<'a> Tracing<'a> {
+    fn start(busy: &'a AtomicBool) -> Self {
+        busy.store(true, Ordering::Relaxed);
+        TRACING.fetch_add(1, Ordering::Relaxed);
+        Self(busy)
+    }
+}
+
+impl Drop for Tracing<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+        TRACING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl<E: ClosureError> Compiled<E> {
+    fn new<F>(f: F, shapeless: bool) -> Self
+    where
+        F: Fn(&[Array]) -> Result<Vec<Array>, E> + Send + 'static,
+    {
+        let function: Function = Box::new(move |x| {
+            let outputs = closure::guarded(|| f(x))?;
+            // The function may have used the CPU for the first time, and MLX fuses next.
+            if TRACING.load(Ordering::Relaxed) > 0 && hold_back() {
+                set_raw_mode(CompileMode::NoFuse)?;
+            }
+            Ok(outputs)
+        });
+        Self {
+            function: Payload::new(function),
+            shapeless,
+            traces: Mutex::new(Vec::new()),
+            error: PhantomData,
+        }
+    }
+
+    /// Calls the function.
+    ///
+    /// # Errors
+    /// What the function returns; MLX's message when it reads values while it is traced. After an
+    /// error nothing is kept of the trace, and the next call traces again.
+    pub fn call(&self, args: &[Array]) -> Result<Vec<Array>, E> {
+        closure::run(OP, || {
+            // First, since this may be what makes the default stream.
+            let stream = stream::current_id()?;
+            let mode = effective_mode();
+            if mode == CompileMode::Disabled {
+                return self.plainly(args);
+            }
+            let trace = self.trace(stream)?;
+            if trace.busy.load(Ordering::Relaxed) {
+                // Inside its own trace MLX would grow the list that it holds an entry of.
+                return self.plainly(args);
+            }
+            let _tracing = Tracing::start(&trace.busy);
+            set_raw_mode(mode)?;
+            let result = trace.closure.apply(OP, args);
+            if result.is_err() {
+                // MLX keeps the half-made entry and would answer with it.
+                trace.erase();
+            }
+            result
+        })
+    }
+
+    /// The function itself.
+    fn plainly(&self, args: &[Array]) -> Result<Vec<Array>> {
+        (self.function.body)(args).map_err(closure::fail)
+    }
+
+    /// The trace for `stream`, made when it is the first call there.
+    fn trace(&self, stream: (DeviceKind, i32)) -> Result<Arc<Trace>> {
+        let mut traces = self.traces.lock();
+        if let Some(trace) = traces.iter().find(|t| t.stream == stream) {
+            return Ok(Arc::clone(trace));
+        }
+        let function = Closure::new(Arc::clone(&self.function))?;
+        let mut trace = Arc::new(Trace {
+            stream,
+            busy: AtomicBool::new(false),
+            closure: Closure::empty(),
+        });
+        let id = trace.id();
+        // Whether anything is compiled is decided at each call; here MLX must not skip it.
+        set_raw_mode(CompileMode::NoFuse)?;
+        if let Some(trace) = Arc::get_mut(&mut trace) {
+            call::status(OP, || {
+                // SAFETY: the result is writable and null, the closure is live, there are no
+                // constants; `id` is the address of what lives as long as the compiled closure.
+                unsafe {
+                    sys::mlx_detail_compile(
+                        trace.closure.out(),
+                        function.raw(),
+                        id,
+                        self.shapeless,
+                        std::ptr::null(),
+                        0,
+                    )
+                }
+            })?;
+        }
+        traces.push(Arc::clone(&trace));
+        Ok(trace)
+    }
+}
+
+/// A function that records the operations of `f` at its first call and replays them at further
+/// calls with arguments of the same shapes and types, without running `f`.
+///
+/// `f` must be pure: it runs once for each form of its arguments (and stream), what it prints or
+/// counts happens then, and what it captures becomes a constant of the graph. Its arguments are
+/// placeholders while it is traced, so it cannot look at values. Each new form adds a trace that is kept until
+/// the result of this function is dropped or [`compile_clear_cache`]. Mirrors `mx.compile`.
+///
+/// On a GPU, element-wise operations become one kernel. On the CPU that would write, compile and load
+/// C++ code in the directory for temporary files, so there the graph is cached and simplified, but not
+/// fused, unless [`allow_cpu_jit`] was called. A process that used any CPU [`Stream`](crate::Stream)
+/// counts as one on the CPU.
+///
+/// ```
+/// use mlx_rs_core::{Array, Result, transforms::compile};
+/// # fn main() -> Result<()> {
+/// let gelu = compile(|x: &[Array]| -> Result<Vec<Array>> {
+///     let half = Array::scalar(0.5f32)?;
+///     let root = Array::scalar(0.5f32.sqrt())?;
+///     let cdf = x[0].multiply(&root)?.erf()?.add(&Array::scalar(1.0f32)?)?.multiply(&half)?;
+///     Ok(vec![x[0].multiply(&cdf)?])
+/// });
+/// let x = Array::vector(&[0.0f32, 100.0])?;
+/// assert_eq!(gelu.call(&[x])?[0].to_vec::<f32>()?, [0.0, 100.0]);
+/// # Ok(()) }
+/// ```
+pub fn compile<F, E>(f: F) -> Compiled<E>
+where
+    F: Fn(&[Array]) -> Result<Vec<Array>, E> + Send + 'static,
+    E: ClosureError,
+{
+    Compiled::new(f, false)
+}
+
+/// As [`compile`], but one trace serves all shapes with the same number of axes. Mirrors
+/// `mx.compile(..., shapeless=True)`.
+///
+/// # Safety
+/// A replay checks nothing: the operations run on the shapes at hand, with the sizes that the trace
+/// wrote into them. Every later call must have shapes at which `f` itself, run plainly, would
+/// succeed with the same operations and the same numbers in them. A matrix product whose inner
+/// lengths do not agree, or a gather clamped to a length that is now shorter, reads foreign memory.
+///
+/// ```
+/// use mlx_rs_core::{Array, Result, transforms::compile_shapeless};
+/// # fn main() -> Result<()> {
+/// // SAFETY: element-wise functions of one argument take every shape.
+/// let f = unsafe { compile_shapeless(|x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].exp()?]) }) };
+/// f.call(&[Array::vector(&[0.0f32])?])?;
+/// assert_eq!(f.call(&[Array::vector(&[0.0f32, 0.0])?])?[0].to_vec::<f32>()?, [1.0, 1.0]);
+/// # Ok(()) }
+/// ```
+pub unsafe fn compile_shapeless<F, E>(f: F) -> Compiled<E>
+where
+    F: Fn(&[Array]) -> Result<Vec<Array>, E> + Send + 'static,
+    E: ClosureError,
+{
+    Compiled::new(f, true)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn only_a_directory_that_nobody_else_can_enter_or_replace_is_private() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("d");
+        std::fs::create_dir(&dir).unwrap();
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        };
+        for (bits, private_then) in [
+            (0o700, true),
+            (0o701, false),
+            (0o750, false),
+            (0o1777, false),
+        ] {
+            mode(&dir, bits);
+            assert_eq!(private(&dir).is_ok(), private_then, "{bits:o}");
+        }
+        mode(&dir, 0o700);
+        // Whoever can rename it can replace it.
+        mode(root.path(), 0o777);
+        assert!(private(&dir).unwrap_err().contains("others can change"));
+        mode(root.path(), 0o1777);
+        assert_eq!(private(&dir), Ok(()));
+        mode(root.path(), 0o700);
+        // What a link names counts, not the link.
+        let link = root.path().join("l");
+        symlink(&dir, &link).unwrap();
+        assert_eq!(private(&link), Ok(()));
+        mode(&dir, 0o755);
+        assert!(private(&link).is_err());
+        let file = root.path().join("f");
+        std::fs::write(&file, "").unwrap();
+        assert!(private(&file).is_err());
+        assert!(private(&root.path().join("none")).is_err());
+        // Nothing of the looking is left.
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+    }
+}

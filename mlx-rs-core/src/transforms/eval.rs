@@ -1,0 +1,92 @@
+//! Evaluation of lazy arrays, and [`Array::detach`], the way out of the graph.
+
+use mlx_sys as sys;
+
+use crate::array::Array;
+use crate::call::{self, ArrayVec};
+use crate::closure;
+use crate::device::Device;
+use crate::error::Result;
+use crate::stream::Stream;
+
+/// Computes all `arrays` and waits until they are there. Mirrors `mx.eval`.
+///
+/// ```
+/// use mlx_rs_core::{Array, eval};
+/// # fn main() -> mlx_rs_core::Result<()> {
+/// let x = Array::vector(&[1.0f32, 2.0])?;
+/// let (a, b) = (x.square()?, x.exp()?);
+/// eval([&a, &b])?; // both in one go
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// MLX's own message when an operation of the graph fails.
+pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
+    let _guard = call::lock();
+    let vec = ArrayVec::new("eval", arrays)?;
+    // SAFETY: the vector handle is live for the length of the call.
+    let result = call::status("eval", || unsafe { sys::mlx_eval(vec.raw()) });
+    closure::drain();
+    result
+}
+
+/// Starts computing all `arrays` and returns at once; a later access waits for the result.
+/// Mirrors `mx.async_eval`.
+///
+/// ```
+/// use mlx_rs_core::{Array, async_eval};
+/// # fn main() -> mlx_rs_core::Result<()> {
+/// let y = Array::vector(&[3.0f32])?.square()?;
+/// async_eval([&y])?; // what follows overlaps with the computation
+/// assert_eq!(y.to_vec::<f32>()?, [9.0]);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// MLX's own message when the graph cannot be scheduled.
+pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
+    let _guard = call::lock();
+    let vec = ArrayVec::new("async_eval", arrays)?;
+    // SAFETY: the vector handle is live for the length of the call; MLX keeps its own references.
+    call::status("async_eval", || unsafe { sys::mlx_async_eval(vec.raw()) })
+}
+
+/// Waits until all work on the default device's default stream is done. Mirrors `mx.synchronize`.
+///
+/// ```
+/// mlx_rs_core::synchronize()?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
+/// # Errors
+/// When that work failed.
+pub fn synchronize() -> Result<()> {
+    Stream::default_of(Device::default_device())?.synchronize()
+}
+
+impl Array {
+    /// The same values, computed now, without the graph that led to them and without a gradient.
+    ///
+    /// [`stop_gradient`](Array::stop_gradient) is the lazy half of this: gradients end there, but the
+    /// graph is kept until it is evaluated. Detach what lives from one step to the next, such as a
+    /// running mean, so that no graph grows behind it.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Result, transforms::grad};
+    /// # fn main() -> Result<()> {
+    /// let f = |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].multiply(&x[0].detach()?)?]) };
+    /// // d(x * c)/dx at x = c = 3
+    /// assert_eq!(grad(f, &[0])(&[Array::scalar(3.0f32)?])?[0].item::<f32>()?, 3.0);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// MLX's own message when an operation of the graph fails, or the array is a placeholder (inside
+    /// `vmap`, `compile` and export), which has no values.
+    pub fn detach(&self) -> Result<Array> {
+        let value = self.stop_gradient()?;
+        eval([&value])?;
+        Ok(value)
+    }
+}

@@ -1,0 +1,195 @@
+//! Transforms of functions: gradients, vectorization, checkpoints, custom derivatives, compilation
+//! and export; and evaluation, which ends laziness.
+//!
+//! A transform takes a Rust function from arrays to arrays, `Fn(&[Array]) -> Result<Vec<Array>, E>`,
+//! and returns another one, so transforms nest: a gradient of a gradient, a `vmap` of a gradient.
+//!
+//! ```
+//! use mlx_rs_core::{Array, Result, transforms::grad};
+//! # fn main() -> Result<()> {
+//! let cube = |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].square()?.multiply(&x[0])?]) };
+//! let mut second = grad(grad(cube, &[0]), &[0]); // d²/dx² x³ = 6x
+//! assert_eq!(second(&[Array::scalar(2.0f32)?])?[0].item::<f32>()?, 12.0);
+//! # Ok(()) }
+//! ```
+//!
+//! Which transform does what, and where this differs from Python, is in `docs/transforms.md`.
+//!
+//! # Errors and panics
+//!
+//! `E` is any [`ClosureError`]: the crate's own error, `anyhow::Error`, an enum of yours. The value that the function returned is
+//! what the transform returns, not a copy of its text; where a function of another error type
+//! runs inside (a custom derivative), the error is of kind [`Callback`](crate::ErrorKind::Callback)
+//! and carries the value as its source. A panic inside the function resumes in the caller of the
+//! transform, after MLX has returned.
+//!
+//! # What the functions must be
+//!
+//! Functions that run during the call may borrow and mutate. Functions that MLX keeps, because a
+//! lazy graph may call them later ([`checkpoint`], [`custom_vjp`], [`CustomFunction`]) or because
+//! their graph is cached ([`compile`]), must be `Fn + Send + 'static`. They should be pure: they may
+//! run more often than the code reads, or less.
+//!
+//! While a function runs, its thread holds the lock of this crate: it must not wait for
+//! another thread that uses MLX.
+//!
+//! # Tracers
+//!
+//! Inside a gradient the arguments have values, so reading them ([`Array::item`](crate::Array::item))
+//! works. Inside [`vmap`], [`compile`] and export they are placeholders, and reading them is an
+//! error; so is calling an operation that looks at values, such as [`Array::take`](crate::Array::take)
+//! with traced indices (use [`Array::take_clamped`](crate::Array::take_clamped)).
+
+mod autodiff;
+mod checkpoint;
+mod compile;
+mod custom;
+mod eval;
+mod export;
+mod grad;
+mod tree;
+mod vmap;
+
+pub use crate::closure::ClosureError;
+pub use autodiff::{jvp, vjp};
+pub use checkpoint::{checkpoint, checkpoint_tree};
+pub use compile::{
+    CompileMode, Compiled, allow_cpu_jit, compile, compile_clear_cache, compile_mode,
+    compile_shapeless, disable_compile, enable_compile, set_compile_mode,
+};
+pub use custom::{CustomFunction, custom_jvp, custom_vjp, custom_vmap};
+pub use eval::{async_eval, eval, synchronize};
+pub use export::{
+    FunctionExporter, ImportedFunction, Kwargs, export_function, export_function_kwargs,
+};
+pub use grad::{grad, value_and_grad, value_and_grad_tree};
+pub use tree::Tree;
+pub use vmap::{VmapAxes, vmap};
+
+/// Functions that MLX or handles of this module keep now. Like
+/// [`memory::live_arrays`](crate::memory::live_arrays), a count that grows is a leak.
+///
+/// ```
+/// use mlx_rs_core::{Array, Result, transforms};
+/// # fn main() -> Result<()> {
+/// let before = transforms::live_closures();
+/// transforms::grad(|x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].square()?]) }, &[0])(&[Array::scalar(1.0f32)?])?;
+/// assert_eq!(transforms::live_closures(), before);
+/// # Ok(()) }
+/// ```
+#[must_use]
+pub fn live_closures() -> i64 {
+    crate::closure::live()
+}
+
+use std::cell::Cell;
+
+use crate::array::Array;
+use crate::error::{Error, ErrorKind, Result};
+
+/// What the innermost derivative around the calling code wants of a function with derivatives of its
+/// own, since MLX is asked for reverse products in both cases (see [`jvp`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Reverse,
+    Forward,
+}
+
+thread_local! {
+    static DIRECTION: Cell<Direction> = const { Cell::new(Direction::Reverse) };
+}
+
+impl Direction {
+    pub(crate) fn current() -> Self {
+        DIRECTION.get()
+    }
+
+    /// Runs `f` with this one; the previous one is restored afterwards, also when `f` panics.
+    pub(crate) fn during<R>(self, f: impl FnOnce() -> R) -> R {
+        struct Restore(Direction);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                DIRECTION.set(self.0);
+            }
+        }
+        let _restore = Restore(DIRECTION.replace(self));
+        f()
+    }
+}
+
+/// Whether a derivative with respect to this array means anything.
+pub(crate) fn differentiable(op: &'static str, what: &str, i: usize, a: &Array) -> Result<()> {
+    let dtype = a.dtype();
+    if dtype.is_float() || dtype == crate::Dtype::Complex64 {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Dtype,
+        op,
+        format!(
+            "{what} {i} is {dtype}, which has no derivative; convert it to a floating-point type, or \
+             leave it out of what is differentiated"
+        ),
+    ))
+}
+
+/// Whether `given` (tangents, cotangents, results) fit `expected`, one by one, in shape.
+pub(crate) fn same_shapes(
+    op: &'static str,
+    what: &str,
+    given: &[Array],
+    of: &str,
+    expected: &[Array],
+) -> Result<()> {
+    if given.len() != expected.len() {
+        return Err(Error::new(
+            ErrorKind::Shape,
+            op,
+            format!(
+                "{} {what}s were given for {} {of}s",
+                given.len(),
+                expected.len()
+            ),
+        ));
+    }
+    for (i, (g, e)) in given.iter().zip(expected).enumerate() {
+        if g.shape() != e.shape() {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!(
+                    "{what} {i} has shape {:?}, but {of} {i} has shape {:?}",
+                    g.shape(),
+                    e.shape()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a function returned anything, which MLX takes for granted.
+pub(crate) fn some_output(op: &'static str, outputs: &[Array]) -> Result<()> {
+    if outputs.is_empty() {
+        return Err(Error::new(
+            ErrorKind::Value,
+            op,
+            "the function returned no arrays; it must return at least one",
+        ));
+    }
+    Ok(())
+}
+
+/// The outputs as nodes of their own. MLX pairs cotangents with those outputs that are not directly
+/// a `stop_gradient`, so one such output would shift the pairs; behind a copy, none is.
+pub(crate) fn own_nodes(outputs: Vec<Array>) -> Result<Vec<Array>> {
+    outputs
+        .iter()
+        .map(|a| {
+            crate::call::array("copy", |out, s| {
+                // SAFETY: all handles are live for the length of the call.
+                unsafe { mlx_sys::mlx_copy(out, a.raw(), s) }
+            })
+        })
+        .collect()
+}
