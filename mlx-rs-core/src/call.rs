@@ -104,7 +104,7 @@ pub(crate) fn array(
 ) -> Result<Array> {
     let _guard = lock();
     let stream = stream::current_raw()?;
-    adopt(op, |out| f(out, stream))
+    adopt_locked(op, |out| f(out, stream))
 }
 
 /// Runs a call that fills an array handle and needs no stream.
@@ -113,6 +113,11 @@ pub(crate) fn adopt(
     f: impl FnOnce(*mut sys::mlx_array) -> c_int,
 ) -> Result<Array> {
     let _guard = lock();
+    adopt_locked(op, f)
+}
+
+/// As [`adopt`], for a caller that holds the lock.
+fn adopt_locked(op: &'static str, f: impl FnOnce(*mut sys::mlx_array) -> c_int) -> Result<Array> {
     clear();
     let mut out = OutArray::new();
     let rc = f(&raw mut out.0);

@@ -117,8 +117,24 @@ impl Dtype {
     }
 
     /// MLX's number back to a type; `None` for a number this crate does not know.
-    pub(crate) fn from_raw(raw: sys::mlx_dtype) -> Option<Self> {
-        Self::ALL.into_iter().find(|d| d.raw() == raw)
+    pub(crate) const fn from_raw(raw: sys::mlx_dtype) -> Option<Self> {
+        Some(match raw {
+            sys::mlx_dtype__MLX_BOOL => Dtype::Bool,
+            sys::mlx_dtype__MLX_UINT8 => Dtype::Uint8,
+            sys::mlx_dtype__MLX_UINT16 => Dtype::Uint16,
+            sys::mlx_dtype__MLX_UINT32 => Dtype::Uint32,
+            sys::mlx_dtype__MLX_UINT64 => Dtype::Uint64,
+            sys::mlx_dtype__MLX_INT8 => Dtype::Int8,
+            sys::mlx_dtype__MLX_INT16 => Dtype::Int16,
+            sys::mlx_dtype__MLX_INT32 => Dtype::Int32,
+            sys::mlx_dtype__MLX_INT64 => Dtype::Int64,
+            sys::mlx_dtype__MLX_FLOAT16 => Dtype::Float16,
+            sys::mlx_dtype__MLX_FLOAT32 => Dtype::Float32,
+            sys::mlx_dtype__MLX_FLOAT64 => Dtype::Float64,
+            sys::mlx_dtype__MLX_BFLOAT16 => Dtype::Bfloat16,
+            sys::mlx_dtype__MLX_COMPLEX64 => Dtype::Complex64,
+            _ => return None,
+        })
     }
 }
 
