@@ -63,7 +63,9 @@ pub use half::{bf16, f16};
 pub use num_complex::Complex32;
 pub use operators::Operand;
 pub use ops::{
-    All, Axes, QuantMode, Quantized, arange, concatenate, full, ones, stack, where_, zeros,
+    All, Axes, Conv, GridIndexing, IndexArg, MatrixIndices, Pad, QuantMode, Quantized, ScatterMode,
+    arange, broadcast_arrays, concatenate, concatenate_flat, depends, einsum, eye, full, identity,
+    linspace, meshgrid, ones, stack, tri, where_, zeros,
 };
 pub use stream::Stream;
 pub use transforms::{async_eval, eval, synchronize};
