@@ -49,6 +49,7 @@ mod stream;
 
 pub mod cpu;
 pub mod fast;
+pub mod guide;
 pub mod indexing;
 pub mod io;
 pub mod memory;
