@@ -59,6 +59,11 @@ impl Dtype {
     ];
 
     /// Bytes per element.
+    ///
+    /// ```
+    /// use mlx_rs_core::Dtype;
+    /// assert_eq!((Dtype::Bfloat16.size(), Dtype::Complex64.size()), (2, 8));
+    /// ```
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -70,6 +75,11 @@ impl Dtype {
     }
 
     /// Whether this is a real floating-point type.
+    ///
+    /// ```
+    /// use mlx_rs_core::Dtype;
+    /// assert!(Dtype::Float16.is_float() && !Dtype::Complex64.is_float());
+    /// ```
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(
@@ -79,6 +89,11 @@ impl Dtype {
     }
 
     /// Whether this is an integer type, signed or not; booleans are not.
+    ///
+    /// ```
+    /// use mlx_rs_core::Dtype;
+    /// assert!(Dtype::Uint8.is_integer() && !Dtype::Bool.is_integer());
+    /// ```
     #[must_use]
     pub const fn is_integer(self) -> bool {
         self.is_signed_integer()
@@ -89,6 +104,11 @@ impl Dtype {
     }
 
     /// Whether this is a signed integer type.
+    ///
+    /// ```
+    /// use mlx_rs_core::Dtype;
+    /// assert!(Dtype::Int8.is_signed_integer() && !Dtype::Uint8.is_signed_integer());
+    /// ```
     #[must_use]
     pub const fn is_signed_integer(self) -> bool {
         matches!(

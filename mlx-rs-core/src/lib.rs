@@ -73,6 +73,11 @@ pub use transforms::{async_eval, eval, synchronize};
 
 /// The version of the MLX library this process runs, such as `0.30.6`.
 ///
+/// ```
+/// assert!(mlx_rs_core::mlx_version()?.starts_with("0."));
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// When MLX cannot report its version.
 pub fn mlx_version() -> Result<String> {
