@@ -186,7 +186,7 @@ impl Clone for Array {
     /// # Panics
     /// When the system has no memory left for the handle itself.
     fn clone(&self) -> Self {
-        call::adopt("clone", |out| {
+        call::alias("clone", |out| {
             // SAFETY: `out` is a writable null handle, the source handle is live.
             unsafe { sys::mlx_array_set(out, self.raw) }
         })
