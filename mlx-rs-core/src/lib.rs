@@ -47,9 +47,10 @@ mod operators;
 mod ops;
 mod stream;
 
+pub mod guide;
+
 pub mod cpu;
 pub mod fast;
-pub mod guide;
 pub mod indexing;
 pub mod io;
 pub mod memory;
