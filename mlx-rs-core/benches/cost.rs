@@ -1,72 +1,241 @@
-//! What the safe layer costs: the lock against an owning thread, building one lazy operation
-//! against the raw C call, evaluation, and copies in and out. `cargo bench -p mlx-rs-core`.
+//! What the safe layer costs: building lazy operations, evaluating, copying in and out, each beside
+//! the raw C calls that do the same, and the lock beside an owning thread.
+//!
+//! `cargo bench -p mlx-rs-core` prints a table; `-- --json` one JSON object, which
+//! `tools/compare_cost.py` sets beside Python; `-- NAME` only the cases whose name contains NAME.
+//! Figures are nanoseconds a call, the least of many short samples: what the code costs when nothing
+//! else takes the processor. Other figures say more about the machine's load than about the code.
 
+use std::hint::black_box;
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
-use divan::{Bencher, black_box};
-use mlx_rs_core::Array;
+use mlx_rs_core::{Array, Device, Dtype, array, eval, idx, memory, zeros};
 use mlx_sys as sys;
 use parking_lot::ReentrantMutex;
 
+/// Operations of the large graph.
+const GRAPH: usize = 10_000;
+/// Values copied in and out.
+const COPIED: usize = 1 << 20;
+
+const SAMPLES: usize = 60;
+const SAMPLE: Duration = Duration::from_millis(4);
+
+struct Harness {
+    only: Option<String>,
+    results: Vec<(&'static str, f64)>,
+}
+
+impl Harness {
+    /// Times `f`, called over and over.
+    fn case<R>(&mut self, name: &'static str, mut f: impl FnMut() -> R) {
+        self.timed(name, 1, |n| {
+            let start = Instant::now();
+            for _ in 0..n {
+                black_box(f());
+            }
+            start.elapsed()
+        });
+    }
+
+    /// Times what `f(n)` says `n` repetitions took; each counts as `parts` calls.
+    fn timed(&mut self, name: &'static str, parts: usize, mut f: impl FnMut(usize) -> Duration) {
+        if self.only.as_ref().is_some_and(|only| !name.contains(only)) {
+            return;
+        }
+        let mut n = 1;
+        while f(n) < SAMPLE {
+            n *= 2;
+        }
+        let least = (0..SAMPLES)
+            .map(|_| f(n).as_nanos() as f64 / (n * parts) as f64)
+            .fold(f64::INFINITY, f64::min);
+        self.results.push((name, least));
+    }
+}
+
 fn main() {
-    divan::main();
+    let mut json = false;
+    let mut only = None;
+    for argument in std::env::args().skip(1) {
+        match argument.as_str() {
+            "--json" => json = true,
+            // What cargo adds.
+            "--bench" => {}
+            name => only = Some(name.to_owned()),
+        }
+    }
+    // The raw calls name the CPU's stream; the safe ones and Python must run there too.
+    Device::cpu().set_default().expect("there is a CPU");
+    let mut harness = Harness {
+        only,
+        results: Vec::new(),
+    };
+    locks(&mut harness);
+    building(&mut harness);
+    reading(&mut harness);
+    if json {
+        let list: Vec<String> = harness
+            .results
+            .iter()
+            .map(|(name, ns)| format!("\"{name}\": {ns:.1}"))
+            .collect();
+        println!("{{{}}}", list.join(", "));
+    } else {
+        for (name, ns) in &harness.results {
+            println!("{name:<32} {ns:>12.1} ns");
+        }
+    }
 }
 
-/// The lock that every call takes, nobody else holding it.
-#[divan::bench]
-fn uncontended_lock(bencher: Bencher<'_, '_>) {
+/// The lock every call takes, and the alternative to it: a thread that owns MLX.
+fn locks(harness: &mut Harness) {
     let lock = ReentrantMutex::new(());
-    bencher.bench_local(|| drop(black_box(lock.lock())));
-}
+    harness.case("lock", || drop(black_box(lock.lock())));
 
-/// The alternative: send the call to a thread that owns MLX and wait for its answer.
-#[divan::bench]
-fn round_trip_to_an_owning_thread(bencher: Bencher<'_, '_>) {
     let (ask, asked) = mpsc::channel::<mpsc::SyncSender<u32>>();
     let owner = std::thread::spawn(move || {
         while let Ok(answer) = asked.recv() {
             let _ = answer.send(1);
         }
     });
-    bencher.bench_local(|| {
+    harness.case("owning_thread", || {
         let (answer, answered) = mpsc::sync_channel(1);
         ask.send(answer).ok();
-        black_box(answered.recv())
+        answered.recv()
     });
     drop(ask);
     owner.join().ok();
 }
 
-#[divan::bench]
-fn build_add_safe(bencher: Bencher<'_, '_>) {
-    let a = Array::scalar(1.0f32).unwrap();
-    bencher.bench_local(|| a.add(&a).unwrap());
-}
-
-#[divan::bench]
-fn build_add_raw(bencher: Bencher<'_, '_>) {
-    // SAFETY: handles are made here, used on this thread only, and freed at the end.
+/// Runs `f` with a scalar and a stream made by the raw C calls.
+fn with_raw(f: impl FnOnce(sys::mlx_array, sys::mlx_stream)) {
+    // SAFETY: the handles are made here, used on this thread only, and freed after use.
     unsafe {
         let stream = sys::mlx_default_cpu_stream_new();
         let a = sys::mlx_array_new_float32(1.0);
-        bencher.bench_local(|| {
-            let mut out = sys::mlx_array_new();
-            sys::mlx_add(&raw mut out, a, a, stream);
-            sys::mlx_array_free(out);
-        });
+        f(a, stream);
         sys::mlx_array_free(a);
         sys::mlx_stream_free(stream);
     }
 }
 
-#[divan::bench]
-fn evaluate_a_scalar(bencher: Bencher<'_, '_>) {
-    let a = Array::scalar(1.0f32).unwrap();
-    bencher.bench_local(|| a.add(&a).unwrap().item::<f32>().unwrap());
+fn raw_add(a: sys::mlx_array, b: sys::mlx_array, stream: sys::mlx_stream) -> sys::mlx_array {
+    // SAFETY: the callers' handles are live; the result is theirs to free.
+    unsafe {
+        let mut out = sys::mlx_array_new();
+        sys::mlx_add(&raw mut out, a, b, stream);
+        out
+    }
 }
 
-#[divan::bench]
-fn copy_in_and_out_1m(bencher: Bencher<'_, '_>) {
-    let values = vec![1.0f32; 1 << 20];
-    bencher.bench_local(|| Array::vector(&values).unwrap().to_vec::<f32>().unwrap());
+fn free(a: sys::mlx_array) {
+    // SAFETY: the callers own the handle and do not use it again.
+    unsafe {
+        sys::mlx_array_free(a);
+    }
+}
+
+fn building(harness: &mut Harness) {
+    let a = Array::scalar(1.0f32).expect("a scalar");
+    let m = zeros(&[64, 64], Dtype::Float32).expect("a matrix");
+    eval([&a, &m]).expect("evaluates");
+
+    harness.case("add", || a.add(&a));
+    with_raw(|a, stream| harness.case("add_raw", || free(raw_add(a, a, stream))));
+
+    harness.case("matmul", || m.matmul(&m));
+    harness.case("clone", || a.clone());
+    harness.case("scalar", || Array::scalar(1.0f32));
+    harness.case("operator_with_scalar", || &a * 2.0);
+    harness.case("index_row", || m.get(idx![3]));
+    harness.case("index_ranges", || m.get(idx![1..9, ..; 2]));
+    harness.case("reshape", || m.reshape(&[32, 128]));
+
+    // A chain of which only the last array is held; freeing it is not counted, here or in Python.
+    harness.timed("graph", GRAPH, |n| {
+        let mut spent = Duration::ZERO;
+        for _ in 0..n {
+            let start = Instant::now();
+            let mut x = a.add(&a).expect("adds");
+            for _ in 1..GRAPH {
+                x = x.add(&a).expect("adds");
+            }
+            spent += start.elapsed();
+            drop(x);
+        }
+        spent
+    });
+    with_raw(|a, stream| {
+        harness.timed("graph_raw", GRAPH, |n| {
+            let mut spent = Duration::ZERO;
+            for _ in 0..n {
+                let start = Instant::now();
+                let mut x = raw_add(a, a, stream);
+                for _ in 1..GRAPH {
+                    let next = raw_add(x, a, stream);
+                    free(x);
+                    x = next;
+                }
+                spent += start.elapsed();
+                free(x);
+            }
+            spent
+        });
+    });
+}
+
+fn reading(harness: &mut Harness) {
+    let a = Array::scalar(1.0f32).expect("a scalar");
+    harness.case("evaluate_scalar", || {
+        a.add(&a).and_then(|b| b.item::<f32>()).expect("evaluates")
+    });
+    with_raw(|a, stream| {
+        harness.case("evaluate_scalar_raw", || {
+            let b = raw_add(a, a, stream);
+            let mut value = 0.0;
+            // SAFETY: the handle is live and its value a float32.
+            unsafe {
+                sys::mlx_array_eval(b);
+                sys::mlx_array_item_float32(&raw mut value, b);
+            }
+            free(b);
+            value
+        });
+    });
+    let known = array!(1.0).expect("a scalar");
+    harness.case("item", || known.item::<f32>());
+
+    let values = vec![1.0f32; COPIED];
+    harness.case("copy_in_1m", || Array::vector(&values));
+    harness.case("copy_in_1m_raw", || {
+        let shape = [COPIED as i32];
+        // SAFETY: the shape holds exactly the values, which MLX copies.
+        free(unsafe {
+            sys::mlx_array_new_data(
+                values.as_ptr().cast(),
+                shape.as_ptr(),
+                1,
+                sys::mlx_dtype__MLX_FLOAT32,
+            )
+        });
+    });
+    let a = Array::vector(&values).expect("an array");
+    harness.case("copy_out_1m", || a.to_vec::<f32>());
+    harness.case("borrow_1m", || {
+        a.data::<f32>().map(|d| d[COPIED - 1]).expect("evaluated")
+    });
+    with_raw(|_, _| {
+        harness.case("copy_out_1m_raw", || {
+            // SAFETY: the array is evaluated and row-contiguous, and holds that many values.
+            unsafe { std::slice::from_raw_parts(raw_data(&a), COPIED) }.to_vec()
+        });
+    });
+    harness.case("memory_active", memory::active);
+}
+
+/// Where the values of an evaluated array are.
+fn raw_data(a: &Array) -> *const f32 {
+    a.data::<f32>().expect("evaluated").as_ptr()
 }

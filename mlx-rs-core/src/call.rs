@@ -109,7 +109,7 @@ pub(crate) fn array(
 ) -> Result<Array> {
     let _guard = lock();
     let stream = stream::current_raw()?;
-    adopt(op, |out| f(out, stream))
+    adopt_locked(op, |out| f(out, stream))
 }
 
 /// Runs a call that fills an array handle and needs no stream.
@@ -118,15 +118,35 @@ pub(crate) fn adopt(
     f: impl FnOnce(*mut sys::mlx_array) -> c_int,
 ) -> Result<Array> {
     let _guard = lock();
+    adopt_locked(op, f)
+}
+
+/// As [`adopt`], for an array that exists already: it is not compared with the budget, which may
+/// have become smaller than the array.
+pub(crate) fn alias(
+    op: &'static str,
+    f: impl FnOnce(*mut sys::mlx_array) -> c_int,
+) -> Result<Array> {
+    let _guard = lock();
+    alias_locked(op, f)
+}
+
+/// As [`adopt`], for a caller that holds the lock.
+fn adopt_locked(op: &'static str, f: impl FnOnce(*mut sys::mlx_array) -> c_int) -> Result<Array> {
+    let array = alias_locked(op, f)?;
+    memory::check(op, &array)?;
+    Ok(array)
+}
+
+/// As [`alias`], for a caller that holds the lock.
+fn alias_locked(op: &'static str, f: impl FnOnce(*mut sys::mlx_array) -> c_int) -> Result<Array> {
     clear();
     let mut out = OutArray::new();
     let rc = f(&raw mut out.0);
     if rc != 0 {
         return Err(take_error(op));
     }
-    let array = out.into_array(op)?;
-    memory::check(op, &array)?;
-    Ok(array)
+    out.into_array(op)
 }
 
 /// An out-parameter that frees what C put into it unless it is taken.

@@ -54,6 +54,10 @@ pub struct Device {
 
 impl Device {
     /// The host processor.
+    ///
+    /// ```
+    /// assert!(mlx_rs_core::Device::cpu().is_available());
+    /// ```
     #[must_use]
     pub const fn cpu() -> Self {
         Self {
@@ -63,6 +67,11 @@ impl Device {
     }
 
     /// The first GPU; whether there is one, [`Device::is_available`] tells.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream};
+    /// assert_eq!(Stream::new(Device::gpu()).is_ok(), Device::gpu().is_available());
+    /// ```
     #[must_use]
     pub const fn gpu() -> Self {
         Self {
@@ -72,18 +81,32 @@ impl Device {
     }
 
     /// The kind of this device.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, DeviceKind};
+    /// assert_eq!(Device::gpu().kind(), DeviceKind::Gpu);
+    /// ```
     #[must_use]
     pub const fn kind(self) -> DeviceKind {
         self.kind
     }
 
     /// The index among devices of its kind.
+    ///
+    /// ```
+    /// assert_eq!(mlx_rs_core::Device::gpu().index(), 0);
+    /// ```
     #[must_use]
     pub const fn index(self) -> i32 {
         self.index
     }
 
     /// Whether this build of MLX can run work there now.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, cuda_is_available, metal_is_available};
+    /// assert_eq!(Device::gpu().is_available(), metal_is_available() || cuda_is_available());
+    /// ```
     #[must_use]
     pub fn is_available(self) -> bool {
         match self.kind {
@@ -102,6 +125,12 @@ impl Device {
 
     /// The device that work runs on unless a scope says otherwise: the one last given to
     /// [`Device::set_default`], else the GPU where there is one.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream};
+    /// assert_eq!(Stream::current()?.device(), Device::default_device());
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn default_device() -> Self {
         match DEFAULT.load(Ordering::Relaxed) {
@@ -233,6 +262,12 @@ fn flag(op: &'static str, f: impl FnOnce(*mut bool) -> i32) -> Result<bool> {
 }
 
 /// Whether MLX was built with Metal and a Metal device is there.
+///
+/// ```
+/// if mlx_rs_core::metal_is_available() {
+///     assert!(cfg!(target_os = "macos"));
+/// }
+/// ```
 #[must_use]
 pub fn metal_is_available() -> bool {
     // SAFETY: the out-pointer is a live bool for the length of the call.
@@ -243,6 +278,12 @@ pub fn metal_is_available() -> bool {
 }
 
 /// Whether MLX was built with CUDA and a CUDA device is there.
+///
+/// ```
+/// if mlx_rs_core::cuda_is_available() {
+///     assert!(!mlx_rs_core::metal_is_available());
+/// }
+/// ```
 #[must_use]
 pub fn cuda_is_available() -> bool {
     cuda_flag().unwrap_or(false)

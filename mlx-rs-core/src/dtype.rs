@@ -59,6 +59,11 @@ impl Dtype {
     ];
 
     /// Bytes per element.
+    ///
+    /// ```
+    /// use mlx_rs_core::Dtype;
+    /// assert_eq!((Dtype::Bfloat16.size(), Dtype::Complex64.size()), (2, 8));
+    /// ```
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -70,6 +75,11 @@ impl Dtype {
     }
 
     /// Whether this is a real floating-point type.
+    ///
+    /// ```
+    /// use mlx_rs_core::Dtype;
+    /// assert!(Dtype::Float16.is_float() && !Dtype::Complex64.is_float());
+    /// ```
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(
@@ -79,6 +89,11 @@ impl Dtype {
     }
 
     /// Whether this is an integer type, signed or not; booleans are not.
+    ///
+    /// ```
+    /// use mlx_rs_core::Dtype;
+    /// assert!(Dtype::Uint8.is_integer() && !Dtype::Bool.is_integer());
+    /// ```
     #[must_use]
     pub const fn is_integer(self) -> bool {
         self.is_signed_integer()
@@ -89,6 +104,11 @@ impl Dtype {
     }
 
     /// Whether this is a signed integer type.
+    ///
+    /// ```
+    /// use mlx_rs_core::Dtype;
+    /// assert!(Dtype::Int8.is_signed_integer() && !Dtype::Uint8.is_signed_integer());
+    /// ```
     #[must_use]
     pub const fn is_signed_integer(self) -> bool {
         matches!(
@@ -117,8 +137,24 @@ impl Dtype {
     }
 
     /// MLX's number back to a type; `None` for a number this crate does not know.
-    pub(crate) fn from_raw(raw: sys::mlx_dtype) -> Option<Self> {
-        Self::ALL.into_iter().find(|d| d.raw() == raw)
+    pub(crate) const fn from_raw(raw: sys::mlx_dtype) -> Option<Self> {
+        Some(match raw {
+            sys::mlx_dtype__MLX_BOOL => Dtype::Bool,
+            sys::mlx_dtype__MLX_UINT8 => Dtype::Uint8,
+            sys::mlx_dtype__MLX_UINT16 => Dtype::Uint16,
+            sys::mlx_dtype__MLX_UINT32 => Dtype::Uint32,
+            sys::mlx_dtype__MLX_UINT64 => Dtype::Uint64,
+            sys::mlx_dtype__MLX_INT8 => Dtype::Int8,
+            sys::mlx_dtype__MLX_INT16 => Dtype::Int16,
+            sys::mlx_dtype__MLX_INT32 => Dtype::Int32,
+            sys::mlx_dtype__MLX_INT64 => Dtype::Int64,
+            sys::mlx_dtype__MLX_FLOAT16 => Dtype::Float16,
+            sys::mlx_dtype__MLX_FLOAT32 => Dtype::Float32,
+            sys::mlx_dtype__MLX_FLOAT64 => Dtype::Float64,
+            sys::mlx_dtype__MLX_BFLOAT16 => Dtype::Bfloat16,
+            sys::mlx_dtype__MLX_COMPLEX64 => Dtype::Complex64,
+            _ => return None,
+        })
     }
 }
 

@@ -50,6 +50,12 @@ struct Inner {
 
 impl Error {
     /// An error of `kind` in the operation `op`, for code that builds operations of its own.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Error, ErrorKind};
+    /// let e = Error::new(ErrorKind::Value, "my_layer", "the width must be even, not 3");
+    /// assert_eq!(e.to_string(), "my_layer: the width must be even, not 3");
+    /// ```
     pub fn new(kind: ErrorKind, op: &'static str, message: impl Into<String>) -> Self {
         Self {
             inner: Box::new(Inner {
@@ -87,24 +93,50 @@ impl Error {
     }
 
     /// The class of the fault.
+    ///
+    /// ```
+    /// use mlx_rs_core::{ErrorKind, array};
+    /// let e = array!([1.0, 2.0])?.item::<f32>().unwrap_err();
+    /// assert_eq!(e.kind(), ErrorKind::Shape);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.inner.kind
     }
 
     /// The operation that failed, such as `matmul`.
+    ///
+    /// ```
+    /// let e = mlx_rs_core::array!([1.0, 2.0])?.item::<f32>().unwrap_err();
+    /// assert_eq!(e.op(), "item");
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn op(&self) -> &'static str {
         self.inner.op
     }
 
     /// The reason; for [`ErrorKind::Mlx`] the text is MLX's own.
+    ///
+    /// ```
+    /// let e = mlx_rs_core::array!([1.0, 2.0])?.item::<f32>().unwrap_err();
+    /// assert!(e.message().contains("[2]"), "{}", e.message());
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn message(&self) -> &str {
         &self.inner.message
     }
 
     /// The shapes of the arrays the operation was given, where known.
+    ///
+    /// ```
+    /// let a = mlx_rs_core::array!([1.0, 2.0])?;
+    /// let e = a.add(&mlx_rs_core::array!([1.0, 2.0, 3.0])?).unwrap_err();
+    /// assert_eq!(e.shapes(), [[2], [3]]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn shapes(&self) -> &[Vec<i32>] {
         &self.inner.shapes

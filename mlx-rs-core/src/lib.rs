@@ -4,6 +4,8 @@
 //! C call goes through one door ([`mod@crate`]-private `call`), every failure is a [`Result`] with
 //! MLX's own message, and every array is freed when its [`Array`] is dropped.
 //!
+//! The [`guide`] follows the chapters of MLX's own: arrays, lazy evaluation, indexing, streams, memory.
+//!
 //! # Lazy evaluation
 //!
 //! Operations only record a graph; [`eval`], [`async_eval`] and the data accessors
@@ -48,6 +50,8 @@ mod operators;
 mod ops;
 mod stream;
 
+pub mod guide;
+
 pub mod cpu;
 pub mod distributed;
 pub mod fast;
@@ -77,6 +81,11 @@ pub use stream::Stream;
 pub use transforms::{async_eval, eval, synchronize};
 
 /// The version of the MLX library this process runs, such as `0.30.6`.
+///
+/// ```
+/// assert!(mlx_rs_core::mlx_version()?.starts_with("0."));
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// When MLX cannot report its version.

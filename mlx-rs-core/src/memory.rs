@@ -14,6 +14,10 @@ static BUDGET: AtomicU64 = AtomicU64::new(0);
 
 /// The largest single array, in bytes, that an operation may describe. Starts as the physical
 /// memory of the machine where that can be read, else 64 GiB.
+///
+/// ```
+/// assert!(mlx_rs_core::memory::budget() > 0);
+/// ```
 #[must_use]
 pub fn budget() -> u64 {
     match BUDGET.load(Ordering::Relaxed) {
@@ -29,6 +33,14 @@ pub fn budget() -> u64 {
 
 /// Sets the budget in bytes and returns the one before. MLX aborts or fails late when memory runs
 /// out; an operation whose result exceeds the budget is refused before it is computed.
+///
+/// ```
+/// use mlx_rs_core::{Dtype, ErrorKind, memory, zeros};
+/// let before = memory::set_budget(1000);
+/// let e = zeros(&[1001], Dtype::Uint8).unwrap_err();
+/// assert_eq!(e.kind(), ErrorKind::OutOfMemory);
+/// assert_eq!(memory::set_budget(before), 1000);
+/// ```
 pub fn set_budget(bytes: u64) -> u64 {
     let before = budget();
     BUDGET.store(bytes.max(1), Ordering::Relaxed);
@@ -67,6 +79,13 @@ pub(crate) fn checked_bytes(shape: &[i32], item: usize) -> Option<u64> {
 }
 
 /// Physical memory in bytes, where the system says.
+///
+/// ```
+/// use mlx_rs_core::memory;
+/// if let Some(bytes) = memory::physical_memory() {
+///     assert!(bytes > 1 << 20);
+/// }
+/// ```
 #[must_use]
 pub fn physical_memory() -> Option<u64> {
     #[cfg(target_os = "linux")]
@@ -84,6 +103,17 @@ pub fn physical_memory() -> Option<u64> {
 }
 
 /// Array handles alive in this process. Flat bytes with a growing count mean a retained graph.
+///
+/// ```
+/// use mlx_rs_core::{array, memory};
+/// let before = memory::live_arrays();
+/// let a = array!([1, 2])?;
+/// let b = a.clone(); // another handle, the same values
+/// assert_eq!(memory::live_arrays() - before, 2);
+/// drop((a, b));
+/// assert_eq!(memory::live_arrays(), before);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 #[must_use]
 pub fn live_arrays() -> i64 {
     call::live()
@@ -97,6 +127,14 @@ fn get(op: &'static str, f: impl FnOnce(*mut usize) -> i32) -> Result<usize> {
 
 /// Bytes in use by live arrays.
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, eval, memory, ones};
+/// let a = ones(&[1 << 18], Dtype::Float32)?;
+/// eval([&a])?;
+/// assert!(memory::active()? >= a.nbytes());
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// When MLX cannot say.
 pub fn active() -> Result<usize> {
@@ -107,6 +145,14 @@ pub fn active() -> Result<usize> {
 }
 
 /// The most bytes in use at once since the start or the last [`reset_peak`].
+///
+/// ```
+/// use mlx_rs_core::{Dtype, eval, memory, ones};
+/// let a = ones(&[1 << 18], Dtype::Float32)?;
+/// eval([&a])?;
+/// assert!(memory::peak()? >= memory::active()?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// When MLX cannot say.
@@ -119,6 +165,17 @@ pub fn peak() -> Result<usize> {
 
 /// Starts a new measurement of [`peak`].
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, eval, memory, ones};
+/// let a = ones(&[1 << 18], Dtype::Float32)?;
+/// eval([&a])?;
+/// let peak = memory::peak()?;
+/// drop(a);
+/// memory::reset_peak()?;
+/// assert!(memory::peak()? < peak);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// When MLX cannot.
 pub fn reset_peak() -> Result<()> {
@@ -129,6 +186,13 @@ pub fn reset_peak() -> Result<()> {
 }
 
 /// Bytes freed by arrays but kept for reuse.
+///
+/// ```
+/// use mlx_rs_core::memory;
+/// memory::clear_cache()?;
+/// assert_eq!(memory::cache()?, 0);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// When MLX cannot say.
@@ -141,6 +205,13 @@ pub fn cache() -> Result<usize> {
 
 /// Gives kept bytes back to the system.
 ///
+/// ```
+/// use mlx_rs_core::memory;
+/// memory::clear_cache()?;
+/// assert_eq!(memory::cache()?, 0);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// When MLX cannot.
 pub fn clear_cache() -> Result<()> {
@@ -149,6 +220,12 @@ pub fn clear_cache() -> Result<()> {
 }
 
 /// MLX's own memory limit in bytes.
+///
+/// ```
+/// use mlx_rs_core::memory;
+/// println!("{} MiB", memory::limit()? >> 20);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// When MLX cannot say.
@@ -161,6 +238,13 @@ pub fn limit() -> Result<usize> {
 
 /// Sets MLX's memory limit in bytes and returns the one before.
 ///
+/// ```
+/// use mlx_rs_core::memory;
+/// let before = memory::set_limit(8 << 30)?;
+/// memory::set_limit(before)?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// When MLX cannot.
 pub fn set_limit(bytes: usize) -> Result<usize> {
@@ -171,6 +255,13 @@ pub fn set_limit(bytes: usize) -> Result<usize> {
 }
 
 /// Sets how many freed bytes MLX keeps for reuse and returns the limit before.
+///
+/// ```
+/// use mlx_rs_core::memory;
+/// let before = memory::set_cache_limit(1 << 30)?; // keep at most a gigabyte for reuse
+/// memory::set_cache_limit(before)?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// When MLX cannot.
@@ -183,6 +274,13 @@ pub fn set_cache_limit(bytes: usize) -> Result<usize> {
 
 /// Sets how many bytes stay resident on a Metal device and returns the limit before; elsewhere
 /// there is nothing to wire.
+///
+/// ```
+/// use mlx_rs_core::memory;
+/// let before = memory::set_wired_limit(0)?;
+/// memory::set_wired_limit(before)?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// When the limit exceeds what the device allows.

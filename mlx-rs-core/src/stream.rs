@@ -42,6 +42,13 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// A new stream on `device`.
     ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream};
+    /// let (a, b) = (Stream::new(Device::cpu())?, Stream::new(Device::cpu())?);
+    /// assert_ne!(a, b);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When this build of MLX cannot use the device.
     pub fn new(device: Device) -> Result<Self> {
@@ -52,6 +59,13 @@ impl Stream {
     }
 
     /// MLX's default stream of `device`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream};
+    /// let a = Stream::default_of(Device::cpu())?;
+    /// assert_eq!(a, Stream::default_of(Device::cpu())?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When this build of MLX cannot use the device.
@@ -150,6 +164,13 @@ impl Stream {
     }
 
     /// The number that tells this stream from the others.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream};
+    /// let (a, b) = (Stream::new(Device::cpu())?, Stream::new(Device::cpu())?);
+    /// assert_ne!(a.index(), b.index());
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn index(&self) -> i32 {
         let _guard = call::lock();
@@ -160,6 +181,12 @@ impl Stream {
     }
 
     /// The device this stream runs on.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream};
+    /// assert_eq!(Stream::new(Device::cpu())?.device(), Device::cpu());
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn device(&self) -> Device {
         self.device
@@ -167,6 +194,14 @@ impl Stream {
 
     /// Runs `f` with this stream as the current one of the calling thread. Scopes nest; the
     /// previous stream is restored afterwards, also when `f` panics.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream, array};
+    /// let (stream, a) = (Stream::new(Device::cpu())?, array!([1.0, 2.0])?);
+    /// let b = stream.scope(|| a.add(&a))?; // will run there
+    /// assert_eq!(b.to_vec::<f32>()?, [2.0, 4.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     pub fn scope<R>(&self, f: impl FnOnce() -> R) -> R {
         struct Restore(*mut c_void);
         impl Drop for Restore {
@@ -180,6 +215,16 @@ impl Stream {
     }
 
     /// Waits until all work queued on this stream is done.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Device, Stream, array, async_eval};
+    /// let stream = Stream::new(Device::cpu())?;
+    /// let a = stream.scope(|| array!([4.0])?.sqrt())?;
+    /// async_eval([&a])?;
+    /// stream.synchronize()?; // the work is done
+    /// assert_eq!(a.item::<f32>()?, 2.0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When that work failed.

@@ -11,6 +11,14 @@ use crate::memory;
 impl Array {
     /// An array of `shape` with a copy of `values` in row-major order.
     ///
+    /// ```
+    /// use mlx_rs_core::Array;
+    /// let a = Array::from_slice(&[1u8, 2, 3, 4, 5, 6], &[2, 3])?;
+    /// assert_eq!(a.shape(), [2, 3]);
+    /// assert!(Array::from_slice(&[1u8, 2, 3], &[2, 2]).is_err());
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Shape`] when a dimension is negative or the shape does not hold exactly
     /// `values.len()` elements.
@@ -52,6 +60,12 @@ impl Array {
 
     /// An array with no axes that holds one value.
     ///
+    /// ```
+    /// let a = mlx_rs_core::Array::scalar(2.5f32)?;
+    /// assert_eq!((a.ndim(), a.size()), (0, 1));
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When MLX cannot allocate it.
     pub fn scalar<T: Element>(value: T) -> Result<Self> {
@@ -59,6 +73,12 @@ impl Array {
     }
 
     /// A one-axis array.
+    ///
+    /// ```
+    /// let a = mlx_rs_core::Array::vector(&[1i64, 2, 3])?;
+    /// assert_eq!(a.shape(), [3]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when there are more values than an axis can count.

@@ -172,6 +172,12 @@ impl Array {
 
     /// Evaluates the array and copies its values in row-major order.
     ///
+    /// ```
+    /// let a = mlx_rs_core::array!([[1, 2], [3, 4]])?;
+    /// assert_eq!(a.transpose()?.to_vec::<i32>()?, [1, 3, 2, 4]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Array::data`].
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
@@ -179,6 +185,13 @@ impl Array {
     }
 
     /// The single value of an array of one element.
+    ///
+    /// ```
+    /// use mlx_rs_core::{All, array};
+    /// assert_eq!(array!([1, 2, 3])?.sum(All, false)?.item::<i32>()?, 6);
+    /// assert!(array!([1, 2, 3])?.item::<i32>().is_err());
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when there is not exactly one element, else as [`Array::data`].
@@ -194,6 +207,11 @@ impl Array {
     }
 
     /// The values as `f32`, converted from whatever real type the array has.
+    ///
+    /// ```
+    /// assert_eq!(mlx_rs_core::array!([1, 2])?.to_f32_vec()?, [1.0, 2.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Dtype`] for complex arrays; MLX's message when evaluation fails.

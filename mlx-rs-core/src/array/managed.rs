@@ -1,14 +1,18 @@
-//! Arrays that take over a Rust vector. MLX uses its memory where the device can (else it copies)
-//! and says when it is done; the vector is freed exactly once, in whatever thread that happens.
+//! Arrays that take over a Rust vector. MLX uses its memory where the device can and says when it is
+//! done; the vector is freed exactly once, in whatever thread that happens.
+
+use std::sync::OnceLock;
 
 use super::Array;
+use crate::device::metal_is_available;
 use crate::dtype::Element;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
 impl Array {
-    /// An array of `shape` that takes over `values` (row-major): no copy where the device can use
-    /// the host's memory as it lies, one copy elsewhere.
+    /// An array of `shape` that takes over `values` (row-major): no copy where the GPU can use the
+    /// host's memory as it lies (Metal, for vectors that start at a page, as large ones do), one
+    /// copy elsewhere.
     ///
     /// ```
     /// # fn main() -> mlx_rs_core::Result<()> {
@@ -31,11 +35,18 @@ impl Array {
                 ),
             ));
         }
-        if values.is_empty() {
+        if values.is_empty() || !device_can_take_over() {
             return Self::from_slice(&values, shape);
         }
         take_over(values, shape)
     }
+}
+
+/// MLX's allocators for the CPU and for CUDA copy what they are given, and then hand it back: taking
+/// over would only cost more than copying.
+fn device_can_take_over() -> bool {
+    static METAL: OnceLock<bool> = OnceLock::new();
+    *METAL.get_or_init(metal_is_available)
 }
 
 /// mlx-c 0.4 has no constructor that takes memory over.

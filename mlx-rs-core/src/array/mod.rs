@@ -57,6 +57,11 @@ impl Array {
     }
 
     /// The length of each axis.
+    ///
+    /// ```
+    /// assert_eq!(mlx_rs_core::array!([[1, 2, 3]])?.shape(), [1, 3]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn shape(&self) -> &[i32] {
         let n = self.ndim();
@@ -70,6 +75,13 @@ impl Array {
 
     /// The length of axis `axis`; negative counts from the last.
     ///
+    /// ```
+    /// let a = mlx_rs_core::array!([[1, 2, 3]])?;
+    /// assert_eq!((a.dim(0)?, a.dim(-1)?), (1, 3));
+    /// assert!(a.dim(2).is_err());
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
     pub fn dim(&self, axis: i32) -> Result<i32> {
@@ -77,6 +89,11 @@ impl Array {
     }
 
     /// The number of axes.
+    ///
+    /// ```
+    /// assert_eq!(mlx_rs_core::array!([[1, 2, 3]])?.ndim(), 2);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn ndim(&self) -> usize {
         // SAFETY: the handle is live; the count is written only when the array is made.
@@ -84,6 +101,11 @@ impl Array {
     }
 
     /// The number of elements.
+    ///
+    /// ```
+    /// assert_eq!(mlx_rs_core::array!([[1, 2, 3], [4, 5, 6]])?.size(), 6);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn size(&self) -> usize {
         // SAFETY: the handle is live; the size is written only when the array is made.
@@ -91,12 +113,23 @@ impl Array {
     }
 
     /// The bytes its elements take when laid out without gaps.
+    ///
+    /// ```
+    /// assert_eq!(mlx_rs_core::array!([1, 2, 3]; u16)?.nbytes(), 6);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn nbytes(&self) -> usize {
         self.size() * self.dtype().size()
     }
 
     /// The type of its elements.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array};
+    /// assert_eq!(array!([1.5])?.dtype(), Dtype::Float32);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         // SAFETY: the handle is live; the type is written only when the array is made.
@@ -111,6 +144,13 @@ impl Array {
     }
 
     /// Computes this array and waits for it.
+    ///
+    /// ```
+    /// let a = mlx_rs_core::array!([1.0, 4.0])?.sqrt()?;
+    /// a.eval()?; // now it is computed
+    /// assert_eq!(a.to_vec::<f32>()?, [1.0, 2.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// MLX's own message when an operation of its graph fails.
@@ -146,7 +186,7 @@ impl Clone for Array {
     /// # Panics
     /// When the system has no memory left for the handle itself.
     fn clone(&self) -> Self {
-        call::adopt("clone", |out| {
+        call::alias("clone", |out| {
             // SAFETY: `out` is a writable null handle, the source handle is live.
             unsafe { sys::mlx_array_set(out, self.raw) }
         })

@@ -34,6 +34,14 @@ fn wide(array: &Array) -> Vec<usize> {
 impl Array {
     /// An array with a row-major copy of an `ndarray` array or view, whatever its strides.
     ///
+    /// ```
+    /// use mlx_rs_core::Array;
+    /// let n = ndarray::arr2(&[[1.0f32, 2.0], [3.0, 4.0]]);
+    /// let a = Array::from_ndarray(&n.t())?;
+    /// assert_eq!(a.to_vec::<f32>()?, [1.0, 3.0, 2.0, 4.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Shape`] for an axis longer than `i32::MAX`.
     pub fn from_ndarray<T, S, D>(array: &ArrayBase<S, D>) -> Result<Self>
@@ -52,6 +60,12 @@ impl Array {
 
     /// Evaluates this array and copies it into an `ndarray` array of any number of axes.
     ///
+    /// ```
+    /// let n = mlx_rs_core::array!([[1, 2], [3, 4]])?.to_ndarray::<i32>()?;
+    /// assert_eq!(n[[1, 0]], 3);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Dtype`] when `T` is not the array's type; MLX's message when evaluation fails.
     pub fn to_ndarray<T: Element>(&self) -> Result<ArrayD<T>> {
@@ -62,6 +76,13 @@ impl Array {
 
 impl<T: Element> Data<'_, T> {
     /// These values as an `ndarray` view of `shape`, without a copy.
+    ///
+    /// ```
+    /// let a = mlx_rs_core::array!([[1, 2], [3, 4]])?;
+    /// let data = a.data::<i32>()?;
+    /// assert_eq!(data.view(a.shape())?[[1, 0]], 3);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when a dimension is negative or the shape does not hold exactly these

@@ -331,6 +331,13 @@ updates! {
 impl At<'_> {
     /// The part itself.
     ///
+    /// ```
+    /// use mlx_rs_core::{array, idx};
+    /// let a = array!([1, 2, 3])?;
+    /// assert_eq!(a.at_idx(idx![1..]).get()?.to_vec::<i32>()?, [2, 3]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Array::get`].
     pub fn get(&self) -> Result<Array> {

@@ -92,6 +92,14 @@ pub struct Span {
 impl<'a> Index<'a> {
     /// The elements of `range` in steps of `step`; a negative step goes backwards from the start,
     /// which is then the last element unless given. `..; -1` reverses an axis.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, indexing::Index};
+    /// let a = array!([0, 1, 2, 3, 4])?;
+    /// assert_eq!(a.get(&[Index::stepped(1.., 2)])?.to_vec::<i32>()?, [1, 3]);
+    /// assert_eq!(a.get(&[Index::stepped(.., -1)])?.to_vec::<i32>()?, [4, 3, 2, 1, 0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     pub fn stepped(range: impl Into<Span>, step: i64) -> Self {
         let span = range.into();
         Self(Entry::Slice(Span { step, ..span }))

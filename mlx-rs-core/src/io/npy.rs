@@ -74,6 +74,17 @@ pub fn load_npy(path: impl AsRef<Path>) -> Result<Array> {
 
 /// Reads one array in NPY format, and not a byte more, from anywhere.
 ///
+/// ```
+/// use mlx_rs_core::{array, io};
+/// let mut bytes = Vec::new();
+/// io::write_npy(&mut bytes, &array!([1, 2])?)?;
+/// io::write_npy(&mut bytes, &array!(true)?)?;
+/// let mut source = &bytes[..];
+/// assert_eq!(io::read_npy(&mut source)?.to_vec::<i32>()?, [1, 2]);
+/// assert!(io::read_npy(&mut source)?.item::<bool>()?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`load_npy`], but bytes that follow are left to the caller.
 pub fn read_npy(mut source: impl Read) -> Result<Array> {
@@ -86,6 +97,15 @@ pub fn read_npy(mut source: impl Read) -> Result<Array> {
 ///
 /// The bytes are those that numpy writes; `bfloat16`, which numpy lacks, is stored as MLX does, as the
 /// raw type `V2`.
+///
+/// ```
+/// use mlx_rs_core::{Dtype, io, ones};
+/// let dir = tempfile::tempdir().unwrap();
+/// let path = dir.path().join("a.npy");
+/// io::save_npy(&path, &ones(&[2, 3], Dtype::Bfloat16)?)?;
+/// assert_eq!(io::load_npy(&path)?.dtype(), Dtype::Bfloat16);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Io`] when the file cannot be written; MLX's message when evaluation fails.

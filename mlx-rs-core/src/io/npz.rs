@@ -34,6 +34,17 @@ fn zip_error(op: &'static str, e: ZipError) -> Error {
 ///
 /// Arrays that `numpy.savez` or `mx.savez` were given without a name are `arr_0`, `arr_1` and so on.
 ///
+/// ```
+/// use mlx_rs_core::{array, io};
+/// let dir = tempfile::tempdir().unwrap();
+/// let path = dir.path().join("a.npz");
+/// io::save_npz(&path, [("x", &array!([1, 2])?)])?;
+/// for (name, array) in io::load_npz(&path)? {
+///     assert_eq!((name.as_str(), array.shape()), ("x", &[2][..]));
+/// }
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`load_npy`](super::load_npy) for each array, with its name; [`ErrorKind::Format`] when the
 /// archive or a checksum is wrong or a name comes twice; [`ErrorKind::OutOfMemory`] when all arrays
@@ -112,6 +123,16 @@ pub fn save_npz<'a, S: AsRef<str>>(
 }
 
 /// As [`save_npz`], compressed.
+///
+/// ```
+/// use mlx_rs_core::{Dtype, io, zeros};
+/// let dir = tempfile::tempdir().unwrap();
+/// let path = dir.path().join("a.npz");
+/// io::save_npz_compressed(&path, [("zeros", &zeros(&[1000], Dtype::Float32)?)])?;
+/// assert!(std::fs::metadata(&path).unwrap().len() < 1000);
+/// assert_eq!(io::load_npz(&path)?["zeros"].shape(), [1000]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`save_npz`].

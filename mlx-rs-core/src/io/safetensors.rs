@@ -63,6 +63,18 @@ impl SafetensorsFile {
     /// Opens a file and checks its header: every tensor has the bytes its shape needs, they follow
     /// each other without a gap, and the last ends where the file ends.
     ///
+    /// ```
+    /// use mlx_rs_core::{array, io};
+    /// let dir = tempfile::tempdir().unwrap();
+    /// let path = dir.path().join("a.safetensors");
+    /// io::save_safetensors(&path, [("a", &array!([1.0, 2.0])?)], &[("format", "mlx")])?;
+    /// let file = io::SafetensorsFile::open(&path)?;
+    /// assert!(file.names().eq(["a"]));
+    /// std::fs::write(&path, b"something else").unwrap();
+    /// assert!(io::SafetensorsFile::open(&path).is_err());
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Io`] when the file cannot be read; [`ErrorKind::Format`] when it is truncated,
     /// has bytes too many or its header is wrong.
@@ -113,29 +125,79 @@ impl SafetensorsFile {
     }
 
     /// The names of all arrays, in alphabetical order.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, io};
+    /// let dir = tempfile::tempdir().unwrap();
+    /// let path = dir.path().join("a.safetensors");
+    /// io::save_safetensors(&path, [("a", &array!([1.0, 2.0])?)], &[("format", "mlx")])?;
+    /// let file = io::SafetensorsFile::open(&path)?;
+    /// assert!(file.names().eq(["a"]));
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
     /// The shape of the array `name`; `None` when there is none.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, io};
+    /// let dir = tempfile::tempdir().unwrap();
+    /// let path = dir.path().join("a.safetensors");
+    /// io::save_safetensors(&path, [("a", &array!([1.0, 2.0])?)], &[("format", "mlx")])?;
+    /// let file = io::SafetensorsFile::open(&path)?;
+    /// assert_eq!(file.shape("a"), Some(&[2][..]));
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|t| &t.shape[..])
     }
 
     /// The type of the array `name`; `None` when there is none, or MLX lacks its type.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array, io};
+    /// let dir = tempfile::tempdir().unwrap();
+    /// let path = dir.path().join("a.safetensors");
+    /// io::save_safetensors(&path, [("a", &array!([1.0, 2.0])?)], &[("format", "mlx")])?;
+    /// let file = io::SafetensorsFile::open(&path)?;
+    /// assert_eq!((file.dtype("a"), file.dtype("b")), (Some(Dtype::Float32), None));
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn dtype(&self, name: &str) -> Option<Dtype> {
         self.tensors.get(name).and_then(|t| dtype(t.dtype))
     }
 
     /// The file's metadata: free text by key.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, io};
+    /// let dir = tempfile::tempdir().unwrap();
+    /// let path = dir.path().join("a.safetensors");
+    /// io::save_safetensors(&path, [("a", &array!([1.0, 2.0])?)], &[("format", "mlx")])?;
+    /// let file = io::SafetensorsFile::open(&path)?;
+    /// assert_eq!(file.metadata()["format"], "mlx");
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
     /// Reads the array `name`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, io};
+    /// let dir = tempfile::tempdir().unwrap();
+    /// let path = dir.path().join("a.safetensors");
+    /// io::save_safetensors(&path, [("a", &array!([1.0, 2.0])?)], &[("format", "mlx")])?;
+    /// let file = io::SafetensorsFile::open(&path)?;
+    /// assert_eq!(file.load("a")?.to_vec::<f32>()?, [1.0, 2.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Value`] when there is none; [`ErrorKind::Unsupported`] for 8-bit floats and
@@ -169,6 +231,16 @@ impl SafetensorsFile {
 
 /// Loads all arrays of a safetensors file, and its metadata.
 ///
+/// ```
+/// use mlx_rs_core::{array, io};
+/// let dir = tempfile::tempdir().unwrap();
+/// let path = dir.path().join("a.safetensors");
+/// io::save_safetensors(&path, [("a", &array!([1.0, 2.0])?)], &[])?;
+/// let io::Safetensors { arrays, metadata } = io::load_safetensors(&path)?;
+/// assert_eq!((arrays["a"].shape(), metadata.len()), (&[2][..], 0));
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`SafetensorsFile::open`] and [`SafetensorsFile::load`].
 pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Safetensors> {
@@ -186,6 +258,17 @@ pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Safetensors> {
 /// Saves named arrays and metadata as a safetensors file, replacing it as a whole. Arrays are stored
 /// by decreasing size of their type and then by name, so that each is aligned and the same arrays
 /// give the same bytes.
+///
+/// ```
+/// use mlx_rs_core::{array, io};
+/// let dir = tempfile::tempdir().unwrap();
+/// let path = dir.path().join("a.safetensors");
+/// let (w, b) = (array!([[1.0]])?, array!([0.0])?);
+/// io::save_safetensors(&path, [("w", &w), ("b", &b)], &[("format", "mlx")])?;
+/// assert!(io::save_safetensors(&path, [("w", &w), ("w", &b)], &[]).is_err());
+/// assert_eq!(io::load_safetensors(&path)?.arrays.len(), 2);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Io`] when the file cannot be written, [`ErrorKind::Value`] when a name comes twice or

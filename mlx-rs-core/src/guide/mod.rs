@@ -1,0 +1,34 @@
+//! The chapters of [MLX's own guide](https://ml-explore.github.io/mlx/build/html/index.html), for
+//! Rust. Every snippet is compiled and run by the tests.
+//!
+//! | MLX | Here |
+//! |---|---|
+//! | Quick Start Guide, Conversion to NumPy and Other Frameworks | [`arrays`] |
+//! | Lazy Evaluation | [`lazy_evaluation`] |
+//! | Indexing Arrays | [`indexing`], and [`crate::indexing`] for reference |
+//! | Saving and Loading Arrays | [`crate::io`] |
+//! | Unified Memory, Using Streams | [`streams`] |
+//! | Memory Management | [`memory`], and [`crate::memory`] for reference |
+//!
+//! Who knows `mlx.core` finds each call's Rust form in
+//! [from Python to Rust](https://github.com/rust-mlx/rust-mlx/blob/main/docs/from-python.md).
+
+#[doc = include_str!("arrays.md")]
+pub mod arrays {}
+
+#[doc = include_str!("lazy_evaluation.md")]
+pub mod lazy_evaluation {}
+
+#[doc = include_str!("indexing.md")]
+pub mod indexing {}
+
+#[doc = include_str!("streams.md")]
+pub mod streams {}
+
+#[doc = include_str!("memory.md")]
+pub mod memory {}
+
+/// The snippets of the guide that stands in the repository's `docs/`.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/from-python.md")]
+pub struct FromPython;

@@ -1,0 +1,101 @@
+//! Heap allocations that Rust makes for one call, counted: none on the hot path. What MLX itself
+//! allocates (the node of the graph, its inputs and its shape) is the same for a raw C call.
+//!
+//! The one test with `unsafe`: an allocator cannot do without.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use mlx_rs_core::{All, Array, Device, Dtype, Stream, array, eval, fast, idx, zeros};
+
+thread_local! {
+    /// Of this thread: MLX's threads and those of the test harness are not counted.
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: everything is passed on to the system's allocator; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.with(|c| c.set(c.get() + 1));
+        // SAFETY: the caller's promise about the layout is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise that the pointer came from here with this layout is passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations of one call of `f`, the result dropped, when it has been called before.
+fn allocations<R>(mut f: impl FnMut() -> R) -> usize {
+    for _ in 0..3 {
+        drop(f());
+    }
+    let before = COUNT.with(Cell::get);
+    drop(f());
+    COUNT.with(Cell::get) - before
+}
+
+#[test]
+fn the_hot_path_allocates_nothing_in_rust() {
+    let a = zeros(&[8, 8], Dtype::Float32).unwrap();
+    let scalar = array!(1.0).unwrap();
+    let ids = Array::vector(&[1u32, 2]).unwrap();
+    let stream = Stream::new(Device::cpu()).unwrap();
+    eval([&a, &scalar, &ids]).unwrap();
+
+    for (what, count) in [
+        ("add", allocations(|| a.add(&a).unwrap())),
+        ("matmul", allocations(|| a.matmul(&a).unwrap())),
+        ("exp", allocations(|| a.exp().unwrap())),
+        ("reshape", allocations(|| a.reshape(&[64]).unwrap())),
+        ("transpose", allocations(|| a.transpose().unwrap())),
+        ("astype", allocations(|| a.astype(Dtype::Float16).unwrap())),
+        ("sum", allocations(|| a.sum(All, false).unwrap())),
+        ("clone", allocations(|| a.clone())),
+        ("scalar", allocations(|| Array::scalar(1.0f32).unwrap())),
+        ("operator", allocations(|| &a * 2.0)),
+        (
+            "rms_norm",
+            allocations(|| fast::rms_norm(&a, None, 1e-5).unwrap()),
+        ),
+        (
+            "take_clamped",
+            allocations(|| a.take_clamped(&ids, 0).unwrap()),
+        ),
+        ("eval", allocations(|| eval([&a]).unwrap())),
+        ("item", allocations(|| scalar.item::<f32>().unwrap())),
+        ("data", allocations(|| a.data::<f32>().unwrap().len())),
+        (
+            "shape",
+            allocations(|| a.shape().len() + a.size() + a.ndim()),
+        ),
+        ("scope", allocations(|| stream.scope(|| a.add(&a).unwrap()))),
+        (
+            "compute and read",
+            allocations(|| scalar.add(&scalar).unwrap().item::<f32>().unwrap()),
+        ),
+    ] {
+        assert_eq!(count, 0, "{what}");
+    }
+
+    // The result itself.
+    assert_eq!(allocations(|| a.to_vec::<f32>().unwrap()), 1);
+    // An index is planned in small lists: of bounds and axes, one entry an axis. Slices of fixed
+    // bounds, `slice_axis` and `take_clamped`, do with less where it matters.
+    let counts = [
+        allocations(|| a.get(idx![3]).unwrap()),
+        allocations(|| a.get(idx![1..3, ..; 2]).unwrap()),
+        allocations(|| a.get(idx![&ids]).unwrap()),
+    ];
+    assert!(counts.iter().all(|&n| n <= 20), "{counts:?}");
+    // A failure allocates its message; the call after it nothing again.
+    assert!(allocations(|| a.matmul(&ids).unwrap_err()) > 0);
+    assert_eq!(allocations(|| a.add(&a).unwrap()), 0);
+}

@@ -1,0 +1,31 @@
+//! A budget that becomes smaller than what is there. A binary of its own: the budget belongs to the
+//! whole process.
+
+use mlx_rs_core::{All, Dtype, ErrorKind, eval, idx, io, memory, ones};
+
+#[test]
+fn a_smaller_budget_refuses_results_but_not_what_exists() {
+    let a = ones(&[64, 64], Dtype::Float32).unwrap();
+    eval([&a]).unwrap();
+    let before = memory::set_budget(2048);
+    // Handles, reading, and results that fit.
+    let b = a.clone();
+    assert_eq!(b.data::<f32>().unwrap()[0], 1.0);
+    assert_eq!(a.sum(All, false).unwrap().item::<f32>().unwrap(), 4096.0);
+    assert_eq!(a.get(idx![..2, ..4]).unwrap().size(), 8);
+    assert!(a.to_string().starts_with("array([[1, 1, 1, ..., 1, 1, 1],"));
+    // Results that do not.
+    for e in [
+        a.add(&b).unwrap_err(),
+        a.get(idx![.., 1..]).unwrap_err(),
+        b.at_idx(idx![0]).set(2.0).unwrap_err(),
+    ] {
+        assert_eq!(e.kind(), ErrorKind::OutOfMemory, "{e}");
+    }
+    let mut file = Vec::new();
+    io::write_npy(&mut file, &a).unwrap();
+    let e = io::read_npy(&file[..]).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::OutOfMemory, "{e}");
+    assert_eq!(memory::set_budget(before), 2048);
+    assert_eq!(io::read_npy(&file[..]).unwrap().shape(), [64, 64]);
+}
