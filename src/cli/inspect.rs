@@ -13,7 +13,7 @@ use super::models::{describe, format_name, quantization, type_name};
 /// Show what a model is: its files, architecture, sizes and quantization
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// A directory, a .gguf file, or a known name
+    /// A directory, a .gguf file, a known name, or owner/name on the Hugging Face Hub
     #[arg(value_name = "MODEL")]
     model: String,
     /// Only what the files say, without loading the model

