@@ -23,6 +23,7 @@ mod arch;
 mod backend;
 pub mod cache;
 pub mod checkpoint;
+pub mod convert;
 mod error;
 mod generate;
 mod model;

@@ -8,6 +8,8 @@ mod backends;
 mod bench;
 mod chat;
 mod console;
+#[cfg(feature = "mlx-backend")]
+mod convert;
 mod failure;
 mod generate;
 mod inspect;
@@ -65,6 +67,8 @@ enum Command {
     Models(models::Args),
     #[command(visible_alias = "show")]
     Inspect(inspect::Args),
+    #[cfg(feature = "mlx-backend")]
+    Convert(convert::Args),
     Pull(pull::Args),
     #[command(visible_alias = "list")]
     Ls(list::Args),
@@ -97,6 +101,8 @@ pub fn main() -> ExitCode {
         Command::Backends(args) => backends::run(args, &mut console),
         Command::Models(args) => models::run(args, &mut console),
         Command::Inspect(args) => inspect::run(args, &mut console),
+        #[cfg(feature = "mlx-backend")]
+        Command::Convert(args) => convert::run(args, &mut console),
         Command::Pull(args) => pull::run(args, &mut console),
         Command::Ls(args) => list::run(args, &mut console),
         Command::Rm(args) => remove::run(args, &mut console),
