@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use inference::Result;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::plan::Plan;
 use super::source::Source;
@@ -47,6 +47,7 @@ pub(super) fn write(source: &Source, plan: &Plan, dir: &Path) -> Result<()> {
             config.shift_remove(key);
         }
     }
+    spell_out(&mut config);
     if let Some(quantization) = &plan.quantization {
         let value = Value::Object(quantization.clone());
         config.insert("quantization".into(), value.clone());
@@ -76,6 +77,29 @@ pub(super) fn write(source: &Source, plan: &Plan, dir: &Path) -> Result<()> {
         write_file(&dir.join(name), &bytes)?;
     }
     Ok(())
+}
+
+/// What configurations of transformers 5 say in one place, and GPT-2's no longer say, under the names
+/// that older readers ask for.
+fn spell_out(config: &mut Map<String, Value>) {
+    if let Some(Value::Object(rope)) = config.get("rope_parameters").cloned() {
+        if let Some(theta) = rope.get("rope_theta") {
+            config.entry("rope_theta").or_insert(theta.clone());
+        }
+        let kind = rope.get("rope_type").and_then(Value::as_str);
+        if let Some(kind) = kind.filter(|kind| *kind != "default") {
+            let mut scaling = rope.clone();
+            scaling.insert("type".into(), kind.into());
+            config
+                .entry("rope_scaling")
+                .or_insert(Value::Object(scaling));
+        }
+    }
+    if config.get("model_type").and_then(Value::as_str) == Some("gpt2")
+        && let Some(positions) = config.get("n_positions").cloned()
+    {
+        config.entry("n_ctx").or_insert(positions);
+    }
 }
 
 fn is_foreign(value: Option<&Value>) -> bool {

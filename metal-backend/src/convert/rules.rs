@@ -162,12 +162,12 @@ impl Chooser {
         }
         if is_router(path) {
             // Which expert is asked decides everything after it: worth the bits.
-            let fine = Format {
+            let group_size = [64, 32].into_iter().find(|g| cols.is_multiple_of(*g))?;
+            return Some(Format {
                 bits: 8,
-                group_size: 64,
+                group_size: group_size as i32,
                 mode: QuantMode::Affine,
-            };
-            return cols.is_multiple_of(64).then_some(fine);
+            });
         }
         let Some(recipe) = self.recipe else {
             return Some(self.base);
