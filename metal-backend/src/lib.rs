@@ -29,6 +29,7 @@ mod generate;
 mod model;
 pub mod nn;
 pub mod sample;
+pub mod survey;
 pub mod text;
 
-pub use backend::architectures;
+pub use backend::{architectures, gguf_architectures};

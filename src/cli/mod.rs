@@ -4,6 +4,8 @@
 //! then loads and runs (exit 1 on failure). Results go to standard output, everything else to
 //! standard error. No model code is here: it all goes through the `inference` contract.
 
+#[cfg(feature = "mlx-backend")]
+mod arch;
 mod backends;
 mod bench;
 mod chat;
@@ -64,6 +66,9 @@ enum Command {
     Chat(chat::Args),
     Logits(logits::Args),
     Backends(backends::Args),
+    #[cfg(feature = "mlx-backend")]
+    #[command(visible_alias = "architectures")]
+    Arch(arch::Args),
     Models(models::Args),
     #[command(visible_alias = "show")]
     Inspect(inspect::Args),
@@ -99,6 +104,8 @@ pub fn main() -> ExitCode {
         Command::Chat(args) => chat::run(args, &mut console),
         Command::Logits(args) => logits::run(args, &mut console),
         Command::Backends(args) => backends::run(args, &mut console),
+        #[cfg(feature = "mlx-backend")]
+        Command::Arch(args) => arch::run(args, &mut console),
         Command::Models(args) => models::run(args, &mut console),
         Command::Inspect(args) => inspect::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]

@@ -204,7 +204,7 @@ impl Source {
                 let info = c.info(&tensor.name).ok_or_else(missing)?;
                 let (all, _) = tensor.rows_and_cols();
                 let row = info.nbytes / all.max(1);
-                c.read_bytes(info, first * row, rows * row)
+                c.read_part(info, first * row, rows * row)
             }
             (Files::Gguf(g), Stored::Gguf { name, permuted, .. }) => {
                 let found = g.tensors().get(name).ok_or_else(missing)?;

@@ -39,6 +39,11 @@ const ARCHITECTURES: [(&str, &str); 14] = [
 ];
 const EMBEDDING: &str = "token_embd.weight";
 
+/// What GGUF calls each architecture, and its `model_type`.
+pub fn architectures() -> &'static [(&'static str, &'static str)] {
+    &ARCHITECTURES
+}
+
 /// The keys of one architecture, `<architecture>.<name>`.
 struct Keys<'a> {
     metadata: &'a GgufMetadata,
