@@ -333,6 +333,9 @@ fn safetensors_headers_that_lie() {
     }
 }
 
+/// Something done to a JSON file.
+type Change = fn(&mut Value);
+
 #[test]
 fn tokenizers_and_templates_that_do_not_end() {
     for template in [
@@ -351,20 +354,22 @@ fn tokenizers_and_templates_that_do_not_end() {
         });
         ends_with_an_error(19, template, &run(&model, &CHAT), &["line 1"]);
     }
-    let tokenizers: [(&str, fn(&mut Value)); 5] = [
+    let tokenizers: [(&str, Change); 5] = [
         ("a merge of what is not there", |t| {
-            t["model"]["merges"] = json!(["q zz"])
+            t["model"]["merges"] = json!(["q zz"]);
         }),
         ("two tokens with one id", |t| {
-            t["model"]["vocab"]["h"] = json!(5)
+            t["model"]["vocab"]["h"] = json!(5);
         }),
         ("a very long token", |t| {
-            t["model"]["vocab"]["x".repeat(1 << 20)] = json!(299)
+            t["model"]["vocab"]["x".repeat(1 << 20)] = json!(299);
         }),
         ("a pattern that is none", |t| {
             t["pre_tokenizer"] = json!({"type": "Split", "pattern": {"Regex": "(("}, "behavior": "Isolated", "invert": false});
         }),
-        ("no model", |t| t["model"] = json!({"type": "None"})),
+        ("no model", |t| {
+            t["model"] = json!({"type": "None"});
+        }),
     ];
     for (what, change) in tokenizers {
         let (_dir, model) = copy("llama");
