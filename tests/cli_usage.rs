@@ -6,8 +6,9 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-const SUBCOMMANDS: [&str; 8] = [
-    "generate", "chat", "logits", "backends", "models", "inspect", "pull", "bench",
+const SUBCOMMANDS: [&str; 12] = [
+    "generate", "chat", "logits", "backends", "arch", "models", "inspect", "convert", "pull", "ls",
+    "rm", "bench",
 ];
 
 /// The program with an empty cache of its own, never fetching anything.
@@ -60,7 +61,12 @@ fn every_subcommand_has_help_on_standard_output() {
 
 #[test]
 fn aliases_are_the_same_commands() {
-    for (alias, name) in [("show", "inspect"), ("benchmark", "bench")] {
+    for (alias, name) in [
+        ("show", "inspect"),
+        ("benchmark", "bench"),
+        ("list", "ls"),
+        ("architectures", "arch"),
+    ] {
         let (alias, name) = (output(&[alias, "--help"]), output(&[name, "--help"]));
         assert_eq!(alias.status.code(), Some(0));
         assert_eq!(stdout(&alias).lines().next(), stdout(&name).lines().next());

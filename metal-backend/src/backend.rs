@@ -29,6 +29,16 @@ pub fn architectures() -> Vec<&'static str> {
     arch::names().collect()
 }
 
+/// What GGUF files call architectures, and the `model_type` of each, sorted by the former. Mistral is
+/// stored as llama, and so is Mixtral, which its experts tell.
+#[must_use]
+pub fn gguf_architectures() -> Vec<(&'static str, &'static str)> {
+    let mut all = gguf_config::architectures().to_vec();
+    all.extend([("llama", "mistral"), ("llama", "mixtral")]);
+    all.sort_unstable();
+    all
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Metal,

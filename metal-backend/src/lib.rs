@@ -23,12 +23,14 @@ mod arch;
 mod backend;
 pub mod cache;
 pub mod checkpoint;
+pub mod convert;
 mod error;
 mod generate;
 mod inspect;
 mod model;
 pub mod nn;
 pub mod sample;
+pub mod survey;
 pub mod text;
 
-pub use backend::architectures;
+pub use backend::{architectures, gguf_architectures};

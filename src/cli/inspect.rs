@@ -10,10 +10,17 @@ use super::failure::{Failure, chain};
 use super::load::{LoadArgs, choose_backend, find_model, load_with};
 use super::models::{describe, format_name, quantization, type_name};
 
-/// Show what a model is: its files, architecture, sizes and quantization
+#[cfg(feature = "mlx-backend")]
+use metal_backend::survey::Survey;
+
+/// Without the engine nothing is known of what it would need.
+#[cfg(not(feature = "mlx-backend"))]
+type Survey = std::convert::Infallible;
+
+/// Show what a model is: its files, architecture, sizes, quantization, and whether it fits in memory
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// A directory, a .gguf file, or a known name
+    /// A directory, a .gguf file, a known name, or owner/name on the Hugging Face Hub
     #[arg(value_name = "MODEL")]
     model: String,
     /// Only what the files say, without loading the model
@@ -34,23 +41,132 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     };
     let path = find_model(Some(&args.model), console)?;
     let files = discovered(&path);
+    let survey = survey(&path, args, backend.as_deref());
     let loaded = match backend {
+        Some(_) if survey.as_ref().is_some_and(is_too_large) => {
+            console.warn("warning: there is not enough free memory, so it is not loaded; what follows is from its files");
+            None
+        }
         Some(backend) => Some(load_with(backend, &path, &args.load, console)?),
         None => None,
     };
     let files = match (files, &loaded) {
         (Ok(files), _) => Some(files),
         // The backend could read what discovery could not.
-        (Err(e), Some(_)) => {
+        (Err(e), loaded) if loaded.is_some() || survey.is_some() => {
             tracing::info!("discovery: {}", chain(&e));
             None
         }
-        (Err(e), None) => return Err(e.into()),
+        (Err(e), _) => return Err(e.into()),
     };
     let info = loaded
         .as_ref()
         .map(|loaded| (loaded.backend.name(), loaded.model.info()));
-    print(&path, files.as_ref(), info, args.json, console)
+    let found = Found {
+        files: files.as_ref(),
+        survey: survey.as_ref(),
+        loaded: info,
+    };
+    print(&path, found, args.json, console)
+}
+
+/// All that is known of a model.
+#[derive(Default)]
+struct Found<'a> {
+    files: Option<&'a DiscoveredModel>,
+    survey: Option<&'a Survey>,
+    loaded: Option<(&'a str, ModelInfo)>,
+}
+
+/// What its headers say to the engine, in the type that `backend` would compute in.
+#[cfg(feature = "mlx-backend")]
+fn survey(path: &Path, args: &Args, backend: Option<&dyn inference::Backend>) -> Option<Survey> {
+    let on_cpu = backend.is_some_and(|backend| backend.name() == "cpu");
+    let compute = args
+        .load
+        .dtype
+        .or(on_cpu.then_some(inference::ComputeType::Float32));
+    match Survey::of(path, compute) {
+        Ok(survey) => Some(survey),
+        Err(e) => {
+            // Loading says the same, or another backend reads it.
+            tracing::info!("survey: {}", chain(&e));
+            None
+        }
+    }
+}
+
+#[cfg(not(feature = "mlx-backend"))]
+fn survey(_: &Path, _: &Args, _: Option<&dyn inference::Backend>) -> Option<Survey> {
+    None
+}
+
+#[cfg(feature = "mlx-backend")]
+fn is_too_large(survey: &Survey) -> bool {
+    survey.memory.room_for_tokens.is_none()
+}
+
+#[cfg(not(feature = "mlx-backend"))]
+fn is_too_large(_: &Survey) -> bool {
+    false
+}
+
+/// The rows that the headers give. `loaded` says that the loaded model tells some of it better.
+#[cfg(feature = "mlx-backend")]
+fn survey_rows(survey: &Survey, loaded: bool) -> Vec<(&'static str, String)> {
+    let millions = |n: u64| format!("{:.1} M", n as f64 / 1e6);
+    let mut rows = Vec::new();
+    if !loaded {
+        let supported = if survey.supported {
+            survey.model_type.clone()
+        } else {
+            format!("{} (not supported; see `mlx arch`)", survey.model_type)
+        };
+        rows.push(("architecture", supported));
+        rows.push(("parameters", millions(survey.parameters)));
+        let template = survey.template.clone().unwrap_or_else(|| "no".into());
+        rows.push(("chat template", template));
+    }
+    for (n, share) in survey.formats.iter().enumerate() {
+        let label = if n == 0 { "stored as" } else { "" };
+        rows.push((
+            label,
+            format!("{}: {}", share.name, bytes(share.stored_bytes)),
+        ));
+    }
+    for (n, part) in survey.parts.iter().enumerate() {
+        let label = if n == 0 { "memory by part" } else { "" };
+        let weights = millions(part.parameters);
+        rows.push((
+            label,
+            format!("{}: {} ({weights})", part.name, bytes(part.loaded_bytes)),
+        ));
+    }
+    let memory = &survey.memory;
+    rows.push((
+        "needs",
+        format!(
+            "{} for weights, {} for 1000 tokens, in {}",
+            bytes(memory.weights),
+            bytes(memory.cache_per_token.saturating_mul(1000)),
+            memory.compute_type
+        ),
+    ));
+    let available = bytes(memory.available);
+    let mut fit = match memory.room_for_tokens {
+        Some(tokens) => format!("yes: {available} are free, room for {tokens} tokens"),
+        None => format!("no: {available} are free"),
+    };
+    if loaded {
+        fit.push_str(" (before it was loaded)");
+    }
+    rows.push(("fits", fit));
+    rows
+}
+
+#[cfg(not(feature = "mlx-backend"))]
+fn survey_rows(_: &Survey, _: bool) -> Vec<(&'static str, String)> {
+    Vec::new()
 }
 
 /// What discovery says about exactly this model.
@@ -77,17 +193,25 @@ fn discovered(path: &Path) -> inference::Result<DiscoveredModel> {
 
 fn print(
     path: &Path,
-    files: Option<&DiscoveredModel>,
-    loaded: Option<(&str, ModelInfo)>,
+    found: Found<'_>,
     as_json: bool,
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
+    let Found {
+        files,
+        survey,
+        loaded,
+    } = found;
     if as_json {
         let mut object = match files.map(describe) {
             Some(Value::Object(object)) => object,
             _ => Map::new(),
         };
         object.insert("path".into(), json!(path.to_string_lossy()));
+        #[cfg(feature = "mlx-backend")]
+        if let Some(survey) = survey {
+            object.insert("survey".into(), json!(survey));
+        }
         if let Some((backend, info)) = loaded {
             object.insert("backend".into(), json!(backend));
             object.insert("info".into(), json!(info));
@@ -104,6 +228,7 @@ fn print(
             format!("{} ({})", files.num_files, bytes(files.bytes)),
         ));
     }
+    let is_loaded = loaded.is_some();
     if let Some((backend, info)) = loaded {
         rows.push(("backend", format!("{backend} ({})", info.device)));
         rows.push(("architecture", info.architecture.clone()));
@@ -129,8 +254,19 @@ fn print(
         if let Some(compute) = info.compute_type {
             rows.push(("computes in", compute.to_string()));
         }
-        let template = if info.has_chat_template { "yes" } else { "no" };
-        rows.push(("chat template", template.into()));
+        #[cfg(feature = "mlx-backend")]
+        let origin = survey.and_then(|survey| survey.template.clone());
+        #[cfg(not(feature = "mlx-backend"))]
+        let origin: Option<String> = None;
+        let template = match (info.has_chat_template, origin) {
+            (true, Some(origin)) => format!("yes, {origin}"),
+            (true, None) => "yes".into(),
+            (false, _) => "no".into(),
+        };
+        rows.push(("chat template", template));
+    }
+    if let Some(survey) = survey {
+        rows.extend(survey_rows(survey, is_loaded));
     }
     for (name, value) in rows {
         console.line(&format!("{name:<18} {value}"))?;
@@ -151,8 +287,10 @@ mod tests {
         let path = Path::new("somewhere/m.gguf");
         print(
             path,
-            None,
-            Some(("cpu", info.clone())),
+            Found {
+                loaded: Some(("cpu", info.clone())),
+                ..Found::default()
+            },
             false,
             &mut streams.console(),
         )
@@ -163,8 +301,10 @@ mod tests {
         let mut streams = Streams::new("");
         print(
             path,
-            None,
-            Some(("cpu", info)),
+            Found {
+                loaded: Some(("cpu", info)),
+                ..Found::default()
+            },
             true,
             &mut streams.console(),
         )

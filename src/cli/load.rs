@@ -13,8 +13,8 @@ use super::progress::{HubProgress, Spinner};
 /// Which model.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ModelArgs {
-    /// The model: a directory, a .gguf file, or a known name (see `mlx pull --list`); without it,
-    /// the first known model, fetched once
+    /// The model: a directory, a .gguf file, a known name (see `mlx pull --list`) or owner/name on
+    /// the Hugging Face Hub, fetched once; without it, the first known model
     #[arg(long, short, value_name = "MODEL")]
     pub model: Option<String>,
 }

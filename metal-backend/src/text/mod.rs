@@ -16,6 +16,7 @@ mod pipeline;
 mod template_defaults;
 mod template_env;
 mod template_guard;
+mod template_python;
 mod template_time;
 mod tokenizer;
 mod tokenizer_files;

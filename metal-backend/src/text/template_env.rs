@@ -3,7 +3,7 @@
 //! Whitespace rules, `raise_exception`, `strftime_now`, `tojson`, Python's methods and spelling of values.
 //! No files, no other templates. Loading and choosing templates is in `chat_template`.
 
-use std::fmt::{self, Write};
+use std::fmt::{self, Write as _};
 use std::time::{Duration, Instant, SystemTime};
 
 use minijinja::syntax::SyntaxConfig;
@@ -12,6 +12,7 @@ use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
 use super::limits::TextLimits;
 use super::template_guard::{BOUND, BOUND_ATTRIBUTE, TICK};
+use super::template_python::{self as python, Bounded, Json};
 use super::template_time::strftime;
 
 /// Filters of the engine that can make a text much longer and that no chat template needs.
@@ -123,6 +124,13 @@ pub(crate) fn environment(limits: &TextLimits) -> Result<Environment<'static>, E
             strftime(seconds, format).map_err(|what| Error::new(ErrorKind::InvalidOperation, what))
         },
     );
+    // As in Python, whatever has a length and can be indexed.
+    env.add_test("sequence", |value: &Value| {
+        matches!(
+            value.kind(),
+            ValueKind::String | ValueKind::Seq | ValueKind::Map
+        )
+    });
     env.add_filter(
         "tojson",
         move |value: &Value, indent: Option<usize>, options: Kwargs| {
@@ -161,6 +169,9 @@ pub(crate) fn environment(limits: &TextLimits) -> Result<Environment<'static>, E
                 let (items,): (&Value,) = minijinja::value::from_args(args)?;
                 join(items, by, None, most).map(Value::from)
             }
+            (Some(text), method) if python::has_method(method) => {
+                python::call_method(text, method, args)
+            }
             (Some(_), "format") => Err(Error::new(
                 ErrorKind::UnknownMethod,
                 "str.format is not run in chat templates; use ~ or +",
@@ -194,28 +205,12 @@ fn write_value(
             text: String::new(),
             most,
         };
-        python(&mut text, value, false).map_err(|_| too_large("a value", most))?;
+        python::write(&mut text, value, false).map_err(|_| too_large("a value", most))?;
         let text = text.text;
         spend(state, text.len(), most)?;
         out.write_str(&text)
     };
     written.map_err(|_| too_large("the text", most))
-}
-
-/// A string that refuses to grow.
-struct Bounded {
-    text: String,
-    most: usize,
-}
-
-impl Write for Bounded {
-    fn write_str(&mut self, s: &str) -> fmt::Result {
-        if s.len() > self.most.saturating_sub(self.text.len()) {
-            return Err(fmt::Error);
-        }
-        self.text.push_str(s);
-        Ok(())
-    }
 }
 
 fn bounded(value: &Value, most: usize) -> Result<String, Error> {
@@ -300,54 +295,6 @@ fn weigh(value: &Value, attribute: bool, most: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// A value as Python's `str` writes it; `inner` is `repr`.
-fn python(out: &mut Bounded, value: &Value, inner: bool) -> fmt::Result {
-    let items = |value: &Value| value.try_iter().into_iter().flatten();
-    match value.kind() {
-        ValueKind::None => out.write_str("None"),
-        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }),
-        ValueKind::String if inner => {
-            let text = value.as_str().unwrap_or_default();
-            let quote = if text.contains('\'') && !text.contains('"') {
-                '"'
-            } else {
-                '\''
-            };
-            out.write_char(quote)?;
-            for c in text.chars() {
-                match c {
-                    '\n' => out.write_str("\\n")?,
-                    '\r' => out.write_str("\\r")?,
-                    '\t' => out.write_str("\\t")?,
-                    '\\' => out.write_str("\\\\")?,
-                    c if c == quote => write!(out, "\\{c}")?,
-                    c => out.write_char(c)?,
-                }
-            }
-            out.write_char(quote)
-        }
-        ValueKind::Seq => {
-            out.write_char('[')?;
-            for (n, item) in items(value).enumerate() {
-                out.write_str(if n > 0 { ", " } else { "" })?;
-                python(out, &item, true)?;
-            }
-            out.write_char(']')
-        }
-        ValueKind::Map => {
-            out.write_char('{')?;
-            for (n, key) in items(value).enumerate() {
-                out.write_str(if n > 0 { ", " } else { "" })?;
-                python(out, &key, true)?;
-                out.write_str(": ")?;
-                python(out, &value.get_item(&key).unwrap_or_default(), true)?;
-            }
-            out.write_char('}')
-        }
-        _ => write!(out, "{value}"),
-    }
-}
-
 fn join(items: &Value, by: &str, attribute: Option<&str>, most: usize) -> Result<String, Error> {
     let mut out = Bounded {
         text: String::new(),
@@ -418,6 +365,10 @@ fn to_json(
         .get::<Option<bool>>("ensure_ascii")?
         .unwrap_or(false);
     let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    let separators = options
+        .get::<Option<Value>>("separators")?
+        .map(|pair| separators(&pair))
+        .transpose()?;
     options.assert_all_used()?;
     if indent.is_some_and(|n| n > 64) {
         return Err(Error::new(
@@ -437,6 +388,7 @@ fn to_json(
         indent,
         ascii,
         sort,
+        separators,
     };
     style
         .write(&mut out, &json, 0)
@@ -444,75 +396,23 @@ fn to_json(
     Ok(out.text)
 }
 
-struct Json {
-    indent: Option<usize>,
-    ascii: bool,
-    sort: bool,
+/// What `separators=(',', ':')` gives to `tojson`: between items, and after names.
+fn separators(pair: &Value) -> Result<(String, String), Error> {
+    let texts: Vec<Value> = pair.try_iter()?.take(3).collect();
+    match texts.as_slice() {
+        [item, name] => match (item.as_str(), name.as_str()) {
+            (Some(item), Some(name)) if item.len() <= 16 && name.len() <= 16 => {
+                Ok((item.to_owned(), name.to_owned()))
+            }
+            _ => Err(bad_separators()),
+        },
+        _ => Err(bad_separators()),
+    }
 }
 
-impl Json {
-    fn write(&self, out: &mut Bounded, value: &serde_json::Value, depth: usize) -> fmt::Result {
-        use serde_json::Value as J;
-        match value {
-            J::Array(items) if !items.is_empty() => {
-                out.write_char('[')?;
-                for (n, item) in items.iter().enumerate() {
-                    self.separate(out, n, depth + 1)?;
-                    self.write(out, item, depth + 1)?;
-                }
-                self.line(out, depth)?;
-                out.write_char(']')
-            }
-            J::Object(items) if !items.is_empty() => {
-                let mut items: Vec<_> = items.iter().collect();
-                if self.sort {
-                    items.sort_by_key(|(key, _)| *key);
-                }
-                out.write_char('{')?;
-                for (n, (key, item)) in items.into_iter().enumerate() {
-                    self.separate(out, n, depth + 1)?;
-                    self.text(out, key)?;
-                    out.write_str(": ")?;
-                    self.write(out, item, depth + 1)?;
-                }
-                self.line(out, depth)?;
-                out.write_char('}')
-            }
-            J::String(text) => self.text(out, text),
-            other => write!(out, "{other}"),
-        }
-    }
-
-    fn separate(&self, out: &mut Bounded, n: usize, depth: usize) -> fmt::Result {
-        match (n, self.indent) {
-            (0, _) => {}
-            (_, Some(_)) => out.write_char(',')?,
-            (_, None) => out.write_str(", ")?,
-        }
-        self.line(out, depth)
-    }
-
-    fn line(&self, out: &mut Bounded, depth: usize) -> fmt::Result {
-        match self.indent {
-            Some(width) => write!(out, "\n{:1$}", "", width * depth),
-            None => Ok(()),
-        }
-    }
-
-    fn text(&self, out: &mut Bounded, text: &str) -> fmt::Result {
-        let quoted = serde_json::to_string(text).map_err(|_| fmt::Error)?;
-        if !self.ascii {
-            return out.write_str(&quoted);
-        }
-        for c in quoted.chars() {
-            if c.is_ascii() {
-                out.write_char(c)?;
-            } else {
-                for unit in c.encode_utf16(&mut [0; 2]) {
-                    write!(out, "\\u{unit:04x}")?;
-                }
-            }
-        }
-        Ok(())
-    }
+fn bad_separators() -> Error {
+    Error::new(
+        ErrorKind::InvalidOperation,
+        "tojson takes two short texts as separators",
+    )
 }

@@ -312,6 +312,24 @@ impl Tokenizer {
             .unwrap_or_else(|| self.engine.get_vocab_size(true))
     }
 
+    /// Whether encoding with special tokens begins with bos and ends with eos, as far as that is not
+    /// left to the vocabulary's own post-processor.
+    #[must_use]
+    pub fn affixes(&self) -> (bool, bool) {
+        self.facts.affixes.unwrap_or((false, false))
+    }
+
+    /// The vocabulary and how text is split, as a `tokenizer.json` has them. What [`Self::affixes`]
+    /// tells is not in it.
+    ///
+    /// # Errors
+    /// `InvalidModel` when the vocabulary cannot be written.
+    pub fn to_json(&self) -> Result<serde_json::Value> {
+        guarded("write the tokenizer", || {
+            Ok(serde_json::to_value(&self.engine)?)
+        })
+    }
+
     /// The bounds it was loaded with.
     #[must_use]
     pub fn limits(&self) -> &TextLimits {

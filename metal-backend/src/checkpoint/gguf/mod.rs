@@ -140,6 +140,26 @@ impl Gguf {
         }
         self.file.read_vec(tensor.offset, tensor.nbytes)
     }
+
+    /// `length` of a tensor's stored bytes from its byte `first` on.
+    ///
+    /// # Errors
+    /// When they are not all the tensor's, memory is short, or reading fails.
+    pub fn read_bytes(&self, tensor: &GgufTensor, first: usize, length: usize) -> Result<Vec<u8>> {
+        if first
+            .checked_add(length)
+            .is_none_or(|end| end > tensor.nbytes)
+        {
+            return Err(invalid(
+                self.path(),
+                format!(
+                    "{length} bytes at {first} of a tensor of {} bytes",
+                    tensor.nbytes
+                ),
+            ));
+        }
+        self.file.read_vec(tensor.offset + first as u64, length)
+    }
 }
 
 /// Tensor count and key count.

@@ -39,6 +39,11 @@ const ARCHITECTURES: [(&str, &str); 14] = [
 ];
 const EMBEDDING: &str = "token_embd.weight";
 
+/// What GGUF calls each architecture, and its `model_type`.
+pub fn architectures() -> &'static [(&'static str, &'static str)] {
+    &ARCHITECTURES
+}
+
 /// The keys of one architecture, `<architecture>.<name>`.
 struct Keys<'a> {
     metadata: &'a GgufMetadata,
@@ -116,6 +121,19 @@ impl Keys<'_> {
 /// [`ErrorKind::InvalidModel`] when a key is missing, of the wrong type or out of range;
 /// [`ErrorKind::Unsupported`] for another architecture or a feature this engine lacks.
 pub fn config(file: &Gguf) -> Result<ModelConfig> {
+    checked(file).map(|(_, config)| config)
+}
+
+/// The fields of a `config.json` that says what the file's metadata and tensors say, checked as
+/// [`config`] does. Some are `null`.
+///
+/// # Errors
+/// As [`config`].
+pub fn fields(file: &Gguf) -> Result<Map<String, Value>> {
+    checked(file).map(|(fields, _)| fields)
+}
+
+fn checked(file: &Gguf) -> Result<(Map<String, Value>, ModelConfig)> {
     let metadata = file.metadata();
     let architecture = metadata
         .str("general.architecture")?
@@ -137,9 +155,9 @@ pub fn config(file: &Gguf) -> Result<ModelConfig> {
         architecture,
     };
     let fields = read(&keys, file, model_type)?;
-    let config = ModelConfig::from_map(fields).map_err(|e| e.with_path(file.path()))?;
+    let config = ModelConfig::from_map(fields.clone()).map_err(|e| e.with_path(file.path()))?;
     check(&config, file.path())?;
-    Ok(config)
+    Ok((fields, config))
 }
 
 /// The fields of a `config.json` that says the same.

@@ -129,4 +129,38 @@ impl GgufNames {
             .find(|(_, from)| *from == part)?;
         Some(format!("blk.{layer}.{to}.{suffix}"))
     }
+
+    /// The inverse of [`Self::tensor`], for tensors that have a counterpart.
+    pub fn usual(&self, stored: &str) -> Option<String> {
+        let (stem, suffix) = stored.rsplit_once('.')?;
+        if !matches!(suffix, "weight" | "bias") {
+            return None;
+        }
+        let gpt2 = self.model_type == "gpt2";
+        let Some((layer, part)) = stem
+            .strip_prefix("blk.")
+            .and_then(|rest| rest.split_once('.'))
+        else {
+            let global: &[(&str, &str)] = if gpt2 { &GPT2_GLOBAL } else { &GLOBAL };
+            let (_, to) = global.iter().find(|(from, _)| *from == stem)?;
+            return Some(format!("{to}.{suffix}"));
+        };
+        layer.parse::<usize>().ok()?;
+        let block: &[(&str, &str)] = if gpt2 { &GPT2_BLOCK } else { &BLOCK };
+        let (_, to) = self
+            .own()
+            .iter()
+            .chain(block)
+            .find(|(from, _)| *from == part)?;
+        let prefix = if gpt2 { "h" } else { "model.layers" };
+        Some(match to.strip_prefix("mlp.") {
+            Some(rest)
+                if self.model_type == "mixtral"
+                    && (rest == "gate" || rest.starts_with("switch_mlp")) =>
+            {
+                format!("{prefix}.{layer}.block_sparse_moe.{rest}.{suffix}")
+            }
+            _ => format!("{prefix}.{layer}.{to}.{suffix}"),
+        })
+    }
 }

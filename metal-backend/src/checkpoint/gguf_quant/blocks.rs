@@ -194,7 +194,8 @@ pub(super) fn q3_k(data: &[u8], mut f: impl FnMut(Group16)) {
             f(Group16 {
                 q,
                 scale: d * f32::from(scale),
-                bias: 0.0,
+                // Adding it leaves a negative zero one.
+                bias: -0.0,
             });
         });
     }
@@ -217,7 +218,8 @@ pub(super) fn q6_k(data: &[u8], mut f: impl FnMut(Group16)) {
             f(Group16 {
                 q,
                 scale: d * f32::from(scales[g] as i8),
-                bias: 0.0,
+                // Adding it leaves a negative zero one.
+                bias: -0.0,
             });
         });
     }

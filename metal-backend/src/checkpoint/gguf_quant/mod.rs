@@ -50,12 +50,25 @@ pub fn dequantize(kind: GgmlType, data: &[u8]) -> Option<Vec<f32>> {
         GgmlType::Q3K => blocks::q3_k(data, |group| extend(&mut out, group)),
         GgmlType::Q6K => blocks::q6_k(data, |group| extend(&mut out, group)),
         _ => {
-            blocks::affine(kind, data, |q, scale, bias| {
-                out.extend(q.iter().map(|&q| scale * f32::from(q) + bias));
+            let middle = middle(kind);
+            blocks::affine(kind, data, |q, scale, bias| match middle {
+                Some(middle) => out.extend(q.iter().map(|&q| scale * (f32::from(q) - middle))),
+                None => out.extend(q.iter().map(|&q| scale * f32::from(q) + bias)),
             })?;
         }
     }
     Some(out)
+}
+
+/// The integer that stands for zero, in types without a bias of their own. Its weight is then a zero with
+/// the scale's sign, which `scale * q + bias` would lose.
+fn middle(kind: GgmlType) -> Option<f32> {
+    match kind {
+        GgmlType::Q4_0 => Some(8.0),
+        GgmlType::Q5_0 => Some(16.0),
+        GgmlType::Q8_0 => Some(128.0),
+        _ => None,
+    }
 }
 
 fn elements<const N: usize>(data: &[u8], out: &mut Vec<f32>, decode: impl Fn([u8; N]) -> f32) {

@@ -79,14 +79,20 @@ fn unpack(p: &AffinePacked) -> Vec<f32> {
 }
 
 #[test]
-fn decodes_what_the_reference_decodes() {
+fn decodes_bit_for_bit_what_the_reference_decodes() {
     let cases = golden();
     assert_eq!(cases.len(), 12);
     for (kind, data, expected) in cases {
         let got = dequantize(kind, &data).unwrap();
         assert_eq!(got.len(), expected.len());
         for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
-            assert_eq!(g, e, "{} element {i}", kind.name());
+            // Bits, so that minus zero is not zero.
+            assert_eq!(
+                g.to_bits(),
+                e.to_bits(),
+                "{} element {i}: {g} and {e}",
+                kind.name()
+            );
         }
     }
 }

@@ -181,6 +181,33 @@ impl SafetensorsCheckpoint {
         }
         info.file.read_vec(info.offset, info.nbytes)
     }
+
+    /// `length` bytes of a tensor from its byte `first` on, as elements of `T`, which the caller has
+    /// compared with the tensor's own.
+    ///
+    /// # Errors
+    /// When they are not all the tensor's or no whole number of elements, memory is short, or reading
+    /// fails.
+    pub fn read_part<T: Pod>(
+        &self,
+        info: &TensorInfo,
+        first: usize,
+        length: usize,
+    ) -> Result<Vec<T>> {
+        if first
+            .checked_add(length)
+            .is_none_or(|end| end > info.nbytes)
+        {
+            return Err(invalid(
+                self.file_of(info),
+                format!(
+                    "{length} bytes at {first} of a tensor of {} bytes",
+                    info.nbytes
+                ),
+            ));
+        }
+        info.file.read_vec(info.offset + first as u64, length)
+    }
 }
 
 /// An error about a tensor that is not as it must be.

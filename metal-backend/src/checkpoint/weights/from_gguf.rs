@@ -2,8 +2,9 @@
 //! (`gguf_quant` says which), everything else becomes dense.
 
 use inference::Result;
-use mlx_rs_core::{Array, QuantMode, Quantized};
+use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
 
+use super::pieces::{Parts, one, rows_and_cols};
 use super::{Source, Weights, dimension, mlx_shape};
 use crate::checkpoint::gguf::{Gguf, GgufTensor};
 use crate::checkpoint::gguf_config::GgufNames;
@@ -31,18 +32,22 @@ impl Weights {
         Ok((stored, tensor))
     }
 
-    /// A tensor's bytes with rows in Hugging Face's order.
-    fn gguf_bytes(&self, gguf: &Gguf, stored: &str, tensor: &GgufTensor) -> Result<Vec<u8>> {
-        let bytes = gguf.read(tensor)?;
+    /// How many heads' rows are in GGUF's own order, where they are.
+    fn permuted_heads(
+        &self,
+        gguf: &Gguf,
+        stored: &str,
+        tensor: &GgufTensor,
+    ) -> Result<Option<usize>> {
         let permuted = matches!(&self.source, Source::Gguf(_, names) if names.permuted());
         let heads = match stored.rsplit('.').nth(1) {
-            _ if !permuted => return Ok(bytes),
+            _ if !permuted => return Ok(None),
             Some("attn_q") => self.config.num_attention_heads,
             Some("attn_k") => self.config.num_key_value_heads,
-            _ => return Ok(bytes),
+            _ => return Ok(None),
         };
         match tensor.shape.first() {
-            Some(&rows) if rows % (2 * heads) == 0 => Ok(unpermute_rows(&bytes, rows, heads)),
+            Some(&rows) if rows % (2 * heads) == 0 => Ok(Some(heads)),
             _ => Err(wrong_tensor(
                 gguf.path(),
                 stored,
@@ -54,6 +59,28 @@ impl Weights {
         }
     }
 
+    /// Reads a tensor in pieces: `make` gets the bytes of so many rows, in Hugging Face's order.
+    fn gguf_pieces(
+        &self,
+        gguf: &Gguf,
+        stored: &str,
+        tensor: &GgufTensor,
+        parts: &[(usize, Dtype)],
+        make: impl Fn(&[u8], usize) -> Result<Parts>,
+    ) -> Result<Parts> {
+        let (rows, _) = rows_and_cols(&tensor.shape);
+        if let Some(heads) = self.permuted_heads(gguf, stored, tensor)? {
+            // Rows change places within their heads, and a bias's elements are its rows.
+            let units = tensor.shape.first().copied().unwrap_or(rows);
+            let bytes = unpermute_rows(&gguf.read(tensor)?, units, heads);
+            return make(&bytes, rows);
+        }
+        let row = tensor.nbytes / rows.max(1);
+        self.in_pieces(rows, tensor.nbytes, parts, |first, count| {
+            make(&gguf.read_bytes(tensor, first * row, count * row)?, count)
+        })
+    }
+
     pub(super) fn gguf_dense(
         &self,
         gguf: &Gguf,
@@ -61,18 +88,22 @@ impl Weights {
         tensor: &GgufTensor,
         shape: &[usize],
     ) -> Result<Array> {
-        let bytes = self.gguf_bytes(gguf, stored, tensor)?;
-        let values = dequantize(tensor.kind, &bytes).ok_or_else(|| {
-            wrong_tensor(
-                gguf.path(),
-                stored,
-                format!(
-                    "is stored as {}, which is not supported",
-                    tensor.kind.name()
-                ),
-            )
+        let (_, cols) = rows_and_cols(shape);
+        let parts = [(cols, self.dtype)];
+        let made = self.gguf_pieces(gguf, stored, tensor, &parts, |bytes, rows| {
+            let values = dequantize(tensor.kind, bytes).ok_or_else(|| {
+                wrong_tensor(
+                    gguf.path(),
+                    stored,
+                    format!(
+                        "is stored as {}, which is not supported",
+                        tensor.kind.name()
+                    ),
+                )
+            })?;
+            Ok(vec![self.array(&values, &mlx_shape(&[rows, cols]))?])
         })?;
-        self.array(&values, &mlx_shape(shape))
+        one(made, shape)
     }
 
     pub(super) fn gguf_matrix(
@@ -82,29 +113,41 @@ impl Weights {
         tensor: &GgufTensor,
         shape: &[usize],
     ) -> Result<Weight> {
-        let bytes = self.gguf_bytes(gguf, stored, tensor)?;
-        let Some(packed) = repack(tensor.kind, &bytes) else {
-            drop(bytes);
+        let Some(bits) = repack(tensor.kind, &[]).map(|packed| packed.bits) else {
             return self
                 .gguf_dense(gguf, stored, tensor, shape)
                 .map(Weight::Dense);
         };
-        let Some((&cols, rows)) = shape.split_last() else {
+        let Some((&cols, outer)) = shape.split_last() else {
             return Err(self.wrong_shape(stored, &tensor.shape, shape));
         };
-        let with_last = |n: usize| mlx_shape(&[rows, &[n]].concat());
-        let groups = with_last(cols / 32);
-        let weight = Array::from_slice(
-            &packed.packed,
-            &with_last(cols / 32 * dimension(packed.bits)),
-        )
-        .map_err(engine("weights"))?;
+        let (groups, words) = (cols / 32, cols / 32 * dimension(bits));
+        let parts = [
+            (words, Dtype::Uint32),
+            (groups, self.dtype),
+            (groups, self.dtype),
+        ];
+        let made = self.gguf_pieces(gguf, stored, tensor, &parts, |bytes, rows| {
+            let packed = repack(tensor.kind, bytes).ok_or_else(|| {
+                wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
+            })?;
+            let groups = mlx_shape(&[rows, groups]);
+            Ok(vec![
+                Array::from_slice(&packed.packed, &mlx_shape(&[rows, words]))
+                    .map_err(engine("weights"))?,
+                self.array(&packed.scales, &groups)?,
+                self.array(&packed.biases, &groups)?,
+            ])
+        })?;
+        let with_last = |n: usize| [outer, &[n]].concat();
+        let mut made = made.into_iter();
+        let mut next = |n: usize| one(made.next().into_iter().collect(), &with_last(n));
         Ok(Weight::Quantized(Quantized {
-            weight,
-            scales: self.array(&packed.scales, &groups)?,
-            biases: Some(self.array(&packed.biases, &groups)?),
+            weight: next(words)?,
+            scales: next(groups)?,
+            biases: Some(next(groups)?),
             group_size: 32,
-            bits: packed.bits,
+            bits,
             mode: QuantMode::Affine,
         }))
     }

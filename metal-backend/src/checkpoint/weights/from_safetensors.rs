@@ -3,10 +3,11 @@
 use bytemuck::Pod;
 use half::{bf16, f16};
 use inference::Result;
-use mlx_rs_core::{Array, Element, QuantMode, Quantized};
+use mlx_rs_core::{Array, Dtype, Element, QuantMode, Quantized};
 use safetensors::Dtype as FileDtype;
 
 use super::names::StoredNames;
+use super::pieces::{one, rows_and_cols};
 use super::{Weights, dimension, mlx_shape};
 use crate::checkpoint::config::QuantConfig;
 use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, wrong_tensor};
@@ -40,17 +41,32 @@ impl Weights {
         if info.shape != shape {
             return Err(self.wrong_shape(name, &info.shape, shape));
         }
-        let shape = mlx_shape(shape);
         match info.dtype {
-            FileDtype::F32 => self.array(&checkpoint.read::<f32>(info)?, &shape),
-            FileDtype::F16 => self.array(&checkpoint.read::<f16>(info)?, &shape),
-            FileDtype::BF16 => self.array(&checkpoint.read::<bf16>(info)?, &shape),
+            FileDtype::F32 => self.dense_as::<f32>(checkpoint, info, shape),
+            FileDtype::F16 => self.dense_as::<f16>(checkpoint, info, shape),
+            FileDtype::BF16 => self.dense_as::<bf16>(checkpoint, info, shape),
             other => Err(wrong_tensor(
                 checkpoint.file_of(info),
                 name,
                 format!("is {other:?}; float tensors must be F32, F16 or BF16"),
             )),
         }
+    }
+
+    /// Numbers stored as `T`, as an array of the computing type.
+    fn dense_as<T: Element + Pod>(
+        &self,
+        checkpoint: &SafetensorsCheckpoint,
+        info: &TensorInfo,
+        shape: &[usize],
+    ) -> Result<Array> {
+        let (rows, cols) = rows_and_cols(shape);
+        let row = cols * size_of::<T>();
+        let parts = self.in_pieces(rows, info.nbytes, &[(cols, self.dtype)], |first, count| {
+            let values = checkpoint.read_part::<T>(info, first * row, count * row)?;
+            Ok(vec![self.array(&values, &mlx_shape(&[count, cols]))?])
+        })?;
+        one(parts, shape)
     }
 
     /// Values as an array of the computing type. Converted at once, so that the file's copy does
@@ -109,8 +125,19 @@ impl Weights {
                 format!("is quantized as {:?}, which is unknown", config.mode),
             ));
         };
-        let weight = Array::from_slice(&checkpoint.read::<u32>(info)?, &mlx_shape(&packed))
-            .map_err(engine("weights"))?;
+        let (count_of_rows, words) = rows_and_cols(&packed);
+        let weight = self.in_pieces(
+            count_of_rows,
+            info.nbytes,
+            &[(words, Dtype::Uint32)],
+            |first, count| {
+                let values =
+                    checkpoint.read_part::<u32>(info, first * words * 4, count * words * 4)?;
+                let piece = Array::from_slice(&values, &mlx_shape(&[count, words]));
+                Ok(vec![piece.map_err(engine("weights"))?])
+            },
+        )?;
+        let weight = one(weight, &packed)?;
         let groups = with_last(cols / group);
         let part = |part: &str| -> Result<Array> {
             let name = format!("{prefix}.{part}");

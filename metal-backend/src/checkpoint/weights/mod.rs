@@ -5,6 +5,7 @@ mod experts;
 mod from_gguf;
 mod from_safetensors;
 mod names;
+mod pieces;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -34,6 +35,8 @@ pub struct Weights {
     path: PathBuf,
     dtype: Dtype,
     on_cpu: bool,
+    /// About how many bytes of a tensor are read at a time.
+    piece: usize,
     config: ModelConfig,
     unused: BTreeSet<String>,
     /// Weights by their bits and group size; the most common stands for the model's.
@@ -81,6 +84,7 @@ impl Weights {
             path: path.to_owned(),
             dtype,
             on_cpu: false,
+            piece: pieces::PIECE,
             config: config.clone(),
             unused,
             quantization: BTreeMap::new(),

@@ -1,0 +1,145 @@
+//! Large tensors are read and converted piece by piece, straight into their place, so that loading never
+//! holds a second copy of one: an embedding can be half of a model.
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::{Array, Dtype, eval, zeros};
+
+use super::{Weights, mlx_shape};
+use crate::error::engine;
+
+/// About how many stored bytes are worked on at a time.
+pub(super) const PIECE: usize = 2 << 20;
+
+/// What one piece becomes: arrays `[rows, ..]`, each a part of one result.
+pub(super) type Parts = Vec<Array>;
+
+impl Weights {
+    /// Arrays `[rows, cols]` for `cols` in `parts`, each with the type given, from pieces that `read` makes
+    /// of rows `first..first + count`. `stored` is how many bytes the tensor takes in the file.
+    pub(super) fn in_pieces(
+        &self,
+        rows: usize,
+        stored: usize,
+        parts: &[(usize, Dtype)],
+        read: impl Fn(usize, usize) -> Result<Parts>,
+    ) -> Result<Parts> {
+        let at_once = (self.piece / (stored / rows.max(1)).max(1)).max(1);
+        if rows <= at_once {
+            return read(0, rows);
+        }
+        let mut whole = parts
+            .iter()
+            .map(|(cols, dtype)| zeros(&mlx_shape(&[rows, *cols]), *dtype))
+            .collect::<mlx_rs_core::Result<Parts>>()
+            .map_err(engine("weights"))?;
+        for first in (0..rows).step_by(at_once) {
+            let count = at_once.min(rows - first);
+            let pieces = read(first, count)?;
+            let start = i32::try_from(first).unwrap_or(-1);
+            // Nobody else holds the array, so MLX writes into its memory.
+            whole = whole
+                .into_iter()
+                .zip(pieces)
+                .map(|(whole, piece)| whole.update_axis(&piece, 0, start))
+                .collect::<mlx_rs_core::Result<Parts>>()
+                .and_then(|whole| eval(&whole).map(|()| whole))
+                .map_err(engine("weights"))?;
+        }
+        Ok(whole)
+    }
+}
+
+/// All axes but the last together, and the last.
+pub(super) fn rows_and_cols(shape: &[usize]) -> (usize, usize) {
+    match shape.split_last() {
+        Some((cols, outer)) => (outer.iter().product(), *cols),
+        None => (1, 1),
+    }
+}
+
+/// The only part, in its shape.
+pub(super) fn one(parts: Parts, shape: &[usize]) -> Result<Array> {
+    let [part] = <[Array; 1]>::try_from(parts)
+        .map_err(|_| Error::new(ErrorKind::Engine, "a tensor fell apart while it was read"))?;
+    let shape = mlx_shape(shape);
+    if part.shape() == shape {
+        return Ok(part);
+    }
+    part.reshape(&shape)
+        .and_then(|part| part.eval().map(|()| part))
+        .map_err(engine("weights"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::checkpoint::gguf::testing::Writer;
+    use crate::checkpoint::{Gguf, ModelConfig};
+    use crate::nn::Weight;
+
+    const CONFIG: &str = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1,
+        "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 40,
+        "quantization": {"bits": 4, "group_size": 32}}"#;
+
+    fn bytes(n: usize) -> Vec<u8> {
+        (0..n).map(|i| (i * 37 % 251) as u8 & 0xbf).collect()
+    }
+
+    /// Every way in, in pieces of `piece` bytes.
+    fn values(path: &Path, gguf: bool, piece: usize) -> Vec<Vec<f32>> {
+        let config = ModelConfig::from_json(CONFIG.as_bytes()).unwrap();
+        let mut weights = if gguf {
+            Weights::from_gguf(Gguf::open(path).unwrap(), &config, Dtype::Float32)
+        } else {
+            let checkpoint = crate::checkpoint::safetensors::SafetensorsCheckpoint::open(path);
+            Weights::from_safetensors(checkpoint.unwrap(), path, &config, Dtype::Float32)
+        };
+        weights.piece = piece;
+        ["model.embed_tokens", "model.layers.0.self_attn.q_proj"]
+            .iter()
+            .map(|name| match weights.matrix(name, 40, 64).unwrap() {
+                Weight::Dense(array) => array.to_f32_vec().unwrap(),
+                Weight::Quantized(q) => q.dequantize(Dtype::Float32).unwrap().to_f32_vec().unwrap(),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn pieces_make_up_the_whole() {
+        // Q4_1 blocks with finite scales, and BF16.
+        let mut q4 = bytes(40 * 2 * 20);
+        q4.chunks_mut(20).for_each(|b| b[1] &= 0x3f);
+        let (_dir, gguf) = Writer::default()
+            .tensor("token_embd.weight", &[64, 40], 3, &q4)
+            .tensor("blk.0.attn_q.weight", &[64, 40], 30, &bytes(40 * 128))
+            .file();
+
+        let dir = tempfile::tempdir().unwrap();
+        let header = serde_json::json!({
+            "model.embed_tokens.weight": {"dtype": "U32", "shape": [40, 8], "data_offsets": [0, 1280]},
+            "model.embed_tokens.scales": {"dtype": "F16", "shape": [40, 2], "data_offsets": [1280, 1440]},
+            "model.embed_tokens.biases": {"dtype": "F16", "shape": [40, 2], "data_offsets": [1440, 1600]},
+            "model.layers.0.self_attn.q_proj.weight":
+                {"dtype": "BF16", "shape": [40, 64], "data_offsets": [1600, 6720]},
+        })
+        .to_string();
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        let mut data = bytes(6720);
+        data[1280..1600].iter_mut().for_each(|b| *b &= 0x3f);
+        file.extend(data);
+        std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
+
+        for (path, is_gguf) in [(gguf.as_path(), true), (dir.path(), false)] {
+            let whole = values(path, is_gguf, PIECE);
+            assert!(whole.iter().flatten().all(|x| x.is_finite()));
+            assert_ne!(whole[0][..64], whole[0][64..128]);
+            // One row at a time, pieces that do not divide the rows, pieces longer than a row.
+            for piece in [1, 600, 1000] {
+                assert_eq!(values(path, is_gguf, piece), whole, "{piece}");
+            }
+        }
+    }
+}

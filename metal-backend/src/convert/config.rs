@@ -1,0 +1,124 @@
+//! The small files of an MLX directory: `config.json` and what the tokenizer needs.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use inference::Result;
+use serde_json::{Map, Value};
+
+use super::plan::Plan;
+use super::source::Source;
+use super::{failed, gguf};
+use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, read_capped};
+
+/// Files that are copied as they are, where the model has them. Nothing that could be run is.
+const COMPANIONS: [&str; 13] = [
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "LICENSE",
+    "NOTICE",
+];
+
+/// Writes everything but the weights.
+pub(super) fn write(source: &Source, plan: &Plan, dir: &Path) -> Result<()> {
+    let mut config = source.config.clone();
+    for key in [
+        "_name_or_path",
+        "vision_config",
+        "audio_config",
+        "quantization",
+        "quantization_config",
+    ] {
+        // Another tool's quantization stays, as the tensors do.
+        let foreign = key == "quantization_config"
+            && plan.quantization.is_none()
+            && is_foreign(config.get(key));
+        if !foreign {
+            config.shift_remove(key);
+        }
+    }
+    spell_out(&mut config);
+    if let Some(quantization) = &plan.quantization {
+        let value = Value::Object(quantization.clone());
+        config.insert("quantization".into(), value.clone());
+        config.insert("quantization_config".into(), value);
+    }
+    if let Some(dtype) = plan.dtype {
+        let key = if config.contains_key("dtype") {
+            "dtype"
+        } else {
+            "torch_dtype"
+        };
+        config.insert(key.into(), dtype.name().into());
+    }
+    write_json(&dir.join("config.json"), &Value::Object(config))?;
+    if let Some(file) = source.gguf() {
+        for (name, json) in gguf::tokenizer_files(file, &source.config)? {
+            write_json(&dir.join(name), &json)?;
+        }
+        return Ok(());
+    }
+    let from = ModelDir::open(&source.path)?;
+    for name in COMPANIONS {
+        let Some(path) = from.find(name)? else {
+            continue;
+        };
+        let bytes = read_capped(&path, MAX_TEXT_FILE)?;
+        write_file(&dir.join(name), &bytes)?;
+    }
+    Ok(())
+}
+
+/// What configurations of transformers 5 say in one place, and GPT-2's no longer say, under the names
+/// that older readers ask for.
+fn spell_out(config: &mut Map<String, Value>) {
+    if let Some(Value::Object(rope)) = config.get("rope_parameters").cloned() {
+        if let Some(theta) = rope.get("rope_theta") {
+            config.entry("rope_theta").or_insert(theta.clone());
+        }
+        let kind = rope.get("rope_type").and_then(Value::as_str);
+        if let Some(kind) = kind.filter(|kind| *kind != "default") {
+            let mut scaling = rope.clone();
+            scaling.insert("type".into(), kind.into());
+            config
+                .entry("rope_scaling")
+                .or_insert(Value::Object(scaling));
+        }
+    }
+    if config.get("model_type").and_then(Value::as_str) == Some("gpt2")
+        && let Some(positions) = config.get("n_positions").cloned()
+    {
+        config.entry("n_ctx").or_insert(positions);
+    }
+}
+
+fn is_foreign(value: Option<&Value>) -> bool {
+    value.is_some_and(|v| v.get("quant_method").is_some() && v.get("group_size").is_none())
+}
+
+/// Writes a value as JSON for people.
+pub(super) fn write_json(path: &Path, value: &Value) -> Result<()> {
+    let mut bytes =
+        serde_json::to_vec_pretty(value).map_err(|e| failed("cannot write", path, e.into()))?;
+    bytes.push(b'\n');
+    write_file(path, &bytes)
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create_new(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(|e| failed("cannot write", path, e))
+}

@@ -1,0 +1,381 @@
+//! A GGUF file as a directory has it: tensors under their usual names, metadata as `config.json`,
+//! the tokenizer as `tokenizer.json` and `tokenizer_config.json`.
+
+use inference::{Error, ErrorKind, Result};
+use safetensors::Dtype;
+use serde_json::{Map, Value, json};
+
+use super::source::{Stored, Tensor};
+use crate::checkpoint::files::invalid;
+use crate::checkpoint::gguf::{GgmlType, Gguf};
+use crate::checkpoint::gguf_config::{self, GgufNames};
+use crate::checkpoint::gguf_quant;
+use crate::text::Tokenizer;
+
+/// The class in transformers of each `model_type` that a GGUF file may be, and its activation.
+const CLASSES: [(&str, &str, &str); 15] = [
+    ("gemma", "GemmaForCausalLM", TANH_GELU),
+    ("gemma2", "Gemma2ForCausalLM", TANH_GELU),
+    ("gemma3_text", "Gemma3ForCausalLM", TANH_GELU),
+    ("gpt2", "GPT2LMHeadModel", "gelu_new"),
+    ("granite", "GraniteForCausalLM", "silu"),
+    ("llama", "LlamaForCausalLM", "silu"),
+    ("mixtral", "MixtralForCausalLM", "silu"),
+    ("olmo2", "Olmo2ForCausalLM", "silu"),
+    ("phi3", "Phi3ForCausalLM", "silu"),
+    ("qwen2", "Qwen2ForCausalLM", "silu"),
+    ("qwen2_moe", "Qwen2MoeForCausalLM", "silu"),
+    ("qwen3", "Qwen3ForCausalLM", "silu"),
+    ("qwen3_moe", "Qwen3MoeForCausalLM", "silu"),
+    ("smollm3", "SmolLM3ForCausalLM", "silu"),
+    ("starcoder2", "Starcoder2ForCausalLM", TANH_GELU),
+];
+const TANH_GELU: &str = "gelu_pytorch_tanh";
+
+/// Factors of wavelengths, which a `config.json` describes or lists.
+const ROPE_FACTORS: [&str; 3] = [
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+];
+const OUTPUT: &str = "output.weight";
+
+/// Fields that GPT-2 has under names of its own, some under two.
+const GPT2_FIELDS: [(&str, &[&str]); 6] = [
+    ("hidden_size", &["n_embd"]),
+    ("num_hidden_layers", &["n_layer"]),
+    ("num_attention_heads", &["n_head"]),
+    ("intermediate_size", &["n_inner"]),
+    ("max_position_embeddings", &["n_positions", "n_ctx"]),
+    ("rms_norm_eps", &["layer_norm_epsilon"]),
+];
+
+fn model_type(config: &Map<String, Value>) -> &str {
+    config
+        .get("model_type")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+/// The tensors, by their usual names.
+pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Tensor>> {
+    let number = |key: &str| {
+        config
+            .get(key)
+            .and_then(Value::as_u64)
+            .and_then(|n| usize::try_from(n).ok())
+    };
+    let model_type = model_type(config);
+    let names = GgufNames::new(model_type);
+    let plus_one = matches!(model_type, "gemma" | "gemma2" | "gemma3_text");
+    let mut found = Vec::new();
+    for (stored, tensor) in file.tensors() {
+        if ROPE_FACTORS.contains(&stored.as_str()) {
+            continue; // in the configuration
+        }
+        if model_type == "gpt2" && stored == OUTPUT {
+            continue; // the embedding once more, which its configuration has no other word for
+        }
+        let bad = |why: String| invalid(file.path(), format!("tensor `{stored}`: {why}"));
+        let mut name = names
+            .usual(stored)
+            .ok_or_else(|| bad("has no name in a model directory".to_owned()))?;
+        if model_type == "gpt2" {
+            name.insert_str(0, "model.");
+        }
+        let minus_one = plus_one && name.ends_with("norm.weight");
+        let dtype = match tensor.kind {
+            _ if minus_one => Dtype::F32,
+            GgmlType::F16 => Dtype::F16,
+            GgmlType::BF16 => Dtype::BF16,
+            kind if gguf_quant::dequantize(kind, &[]).is_some() => Dtype::F32,
+            other => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!(
+                        "tensor `{stored}` is stored as {}, which is not read",
+                        other.name()
+                    ),
+                )
+                .with_path(file.path()));
+            }
+        };
+        let heads = match stored.rsplit('.').nth(1).filter(|_| names.permuted()) {
+            Some("attn_q") => number("num_attention_heads"),
+            Some("attn_k") => number("num_key_value_heads"),
+            _ => None,
+        };
+        if let (Some(heads), Some(rows)) = (heads, tensor.shape.first())
+            && (heads == 0 || !rows.is_multiple_of(2 * heads))
+        {
+            return Err(bad(format!(
+                "has {rows} rows, which do not divide into {heads} heads"
+            )));
+        }
+        found.push(Tensor {
+            name,
+            dtype,
+            shape: tensor.shape.clone(),
+            stored: Stored::Gguf {
+                name: stored.clone(),
+                kind: tensor.kind,
+                permuted: heads,
+                minus_one,
+            },
+        });
+    }
+    Ok(found)
+}
+
+/// The `config.json` that the metadata amounts to.
+pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
+    let mut config = gguf_config::fields(file)?;
+    config.retain(|_, value| !value.is_null());
+    let metadata = file.metadata();
+    let architecture = metadata.str("general.architecture")?.unwrap_or_default();
+    let model_type = model_type(&config).to_owned();
+    let Some((_, class, activation)) = CLASSES.iter().find(|(name, _, _)| *name == model_type)
+    else {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("a GGUF file of {model_type:?} runs as it is, and cannot be converted yet"),
+        )
+        .with_path(file.path()));
+    };
+    if let Some(scaling) = rope_scaling(file, architecture)? {
+        config.insert("rope_scaling".into(), scaling);
+    }
+    if let Some(Value::Object(scaling)) = config.get_mut("rope_scaling") {
+        scaling.retain(|_, value| !value.is_null());
+        // Two names for one field: older readers know only the second.
+        if let Some(kind) = scaling.get("rope_type").cloned() {
+            scaling.insert("type".into(), kind);
+        }
+        if let Some(original) = scaling.get("original_max_position_embeddings").cloned() {
+            config.insert("original_max_position_embeddings".into(), original);
+        }
+    }
+    if config.get("partial_rotary_factor") == Some(&json!(1.0)) {
+        config.remove("partial_rotary_factor");
+    }
+    for name in ["attention_bias", "mlp_bias"] {
+        if !matches!(
+            model_type.as_str(),
+            "llama" | "granite" | "smollm3" | "olmo2" | "qwen3" | "qwen3_moe"
+        ) {
+            config.remove(name);
+        }
+    }
+    config
+        .entry("max_position_embeddings")
+        .or_insert(json!(2048));
+    if let Value::Object(own) = family(&model_type, &config) {
+        for (name, value) in own {
+            config.entry(name).or_insert(value);
+        }
+    }
+    for (name, key) in [
+        ("bos_token_id", "tokenizer.ggml.bos_token_id"),
+        ("eos_token_id", "tokenizer.ggml.eos_token_id"),
+    ] {
+        if let Some(id) = metadata.u32(key).ok().flatten() {
+            config.insert(name.into(), json!(id));
+        }
+    }
+    let field = match model_type.as_str() {
+        "gpt2" => "activation_function",
+        "gemma2" | "gemma3_text" => "hidden_activation",
+        _ => "hidden_act",
+    };
+    config.insert(field.into(), json!(activation));
+    config.insert("architectures".into(), json!([class]));
+    match model_type.as_str() {
+        "gpt2" => gpt2_fields(&mut config),
+        "starcoder2" => {
+            if let Some(eps) = config.remove("rms_norm_eps") {
+                config.insert("norm_epsilon".into(), eps);
+            }
+        }
+        _ => {}
+    }
+    config.values_mut().for_each(shorten);
+    Ok(config)
+}
+
+/// What readers want to be told though it is the usual, or what the metadata does not say.
+fn family(model_type: &str, config: &Map<String, Value>) -> Value {
+    let number = |name: &str| config.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let head_dim = number("hidden_size") / number("num_attention_heads").max(1);
+    match model_type {
+        // transformers' default is not the quotient there.
+        "gemma" | "gemma2" | "qwen3" => json!({"head_dim": head_dim}),
+        "gemma3_text" => json!({"head_dim": head_dim, "sliding_window_pattern": 6,
+            "_sliding_window_pattern": 6}),
+        "qwen2" => json!({"use_sliding_window": false}),
+        "qwen2_moe" => json!({"decoder_sparse_step": 1, "mlp_only_layers": [],
+            "use_sliding_window": false}),
+        "qwen3_moe" => json!({"head_dim": head_dim, "decoder_sparse_step": 1,
+            "mlp_only_layers": []}),
+        "smollm3" => json!({"no_rope_layer_interval": 4}),
+        "starcoder2" => json!({"use_bias": true}),
+        _ => Value::Null,
+    }
+}
+
+fn gpt2_fields(config: &mut Map<String, Value>) {
+    for (usual, own) in GPT2_FIELDS {
+        if let Some(value) = config.remove(usual) {
+            for name in own {
+                config.insert((*name).to_owned(), value.clone());
+            }
+        }
+    }
+    for name in ["num_key_value_heads", "rope_theta", "head_dim"] {
+        config.remove(name);
+    }
+    config.insert("tie_word_embeddings".into(), json!(true));
+}
+
+/// Floats that an `f32` holds, as the shortest decimals that are them.
+fn shorten(value: &mut Value) {
+    match value {
+        Value::Array(values) => values.iter_mut().for_each(shorten),
+        Value::Object(map) => map.values_mut().for_each(shorten),
+        Value::Number(n) if n.is_f64() => {
+            let Some(x) = n.as_f64() else { return };
+            if f64::from(x as f32) == x {
+                *value = shortest(x as f32);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The shortest decimal that is this number.
+fn shortest(x: f32) -> Value {
+    x.to_string()
+        .parse::<f64>()
+        .map_or_else(|_| json!(x), |x| json!(x))
+}
+
+/// Llama 3's scaling, which files hold as factors.
+fn rope_scaling(file: &Gguf, architecture: &str) -> Result<Option<Value>> {
+    let [name, ..] = ROPE_FACTORS;
+    let Some(tensor) = file.tensors().get(name) else {
+        return Ok(None);
+    };
+    let factors = gguf_quant::dequantize(tensor.kind, &file.read(tensor)?).unwrap_or_default();
+    let theta = file
+        .metadata()
+        .f32(&format!("{architecture}.rope.freq_base"))?
+        .unwrap_or(10_000.0);
+    llama3_scaling(&factors, theta).map(Some).ok_or_else(|| {
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("{name} holds factors that are not those of Llama 3, which a config.json could describe"),
+        )
+        .with_path(file.path())
+    })
+}
+
+/// The parameters of Llama 3's scaling that give these factors of wavelengths, if the usual ones do:
+/// long waves are stretched by `factor`, short ones not at all, those between by what lies between.
+pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
+    let (low, high, context) = (1.0f64, 4.0f64, 8192.0f64);
+    let factor = f64::from(factors.iter().copied().fold(f32::NAN, f32::max));
+    if !(1.0..=1024.0).contains(&factor) {
+        return None;
+    }
+    let dim = factors.len() * 2;
+    let fits = factors.iter().enumerate().all(|(i, found)| {
+        let wave = 2.0 * std::f64::consts::PI * f64::from(theta).powf(2.0 * i as f64 / dim as f64);
+        let expected = if wave < context / high {
+            1.0
+        } else if wave > context / low {
+            factor
+        } else {
+            let smooth = (context / wave - low) / (high - low);
+            1.0 / ((1.0 - smooth) / factor + smooth)
+        };
+        (expected - f64::from(*found)).abs() <= 1e-3 * expected
+    });
+    fits.then(|| {
+        json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": 8192,
+        })
+    })
+}
+
+/// The tokenizer's files, by name.
+pub(super) fn tokenizer_files(
+    file: &Gguf,
+    config: &Map<String, Value>,
+) -> Result<Vec<(&'static str, Value)>> {
+    let parts = gguf_config::tokenizer_parts(file)?;
+    let tokenizer = Tokenizer::from_gguf(&parts).map_err(|e| e.with_path(file.path()))?;
+    let mut json = tokenizer.to_json()?;
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
+    let (bos, eos) = (tokenizer.bos_id(), tokenizer.eos_ids().first().copied());
+    let (begins, ends) = tokenizer.affixes();
+    let begin = bos.filter(|_| begins).zip(text(bos));
+    let end = eos.filter(|_| ends).zip(text(eos));
+    if begin.is_some() || end.is_some() {
+        json["post_processor"] = around(begin, end);
+    }
+    let mut settings = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": false,
+        "add_bos_token": begins,
+        "add_eos_token": ends,
+        "model_max_length": config.get("max_position_embeddings"),
+    });
+    for (name, id) in [
+        ("bos_token", bos),
+        ("eos_token", eos),
+        ("unk_token", tokenizer.unk_id()),
+        ("pad_token", tokenizer.pad_id()),
+    ] {
+        if let Some(token) = text(id) {
+            settings[name] = token.into();
+        }
+    }
+    if let Some(template) = &parts.chat_template {
+        settings["chat_template"] = template.as_str().into();
+    }
+    let mut generation = json!({"eos_token_id": tokenizer.eos_ids()});
+    if let Some(bos) = bos {
+        generation["bos_token_id"] = bos.into();
+    }
+    Ok(vec![
+        ("tokenizer.json", json),
+        ("tokenizer_config.json", settings),
+        ("generation_config.json", generation),
+    ])
+}
+
+/// A post-processor that puts these tokens around a text.
+fn around(begin: Option<(u32, String)>, end: Option<(u32, String)>) -> Value {
+    let token =
+        |t: &(u32, String), kind: u32| json!({"SpecialToken": {"id": t.1, "type_id": kind}});
+    let wrap = |sequence: &str, kind: u32| {
+        let mut all: Vec<Value> = begin.iter().map(|t| token(t, kind)).collect();
+        all.push(json!({"Sequence": {"id": sequence, "type_id": kind}}));
+        all.extend(end.iter().map(|t| token(t, kind)));
+        all
+    };
+    let single = wrap("A", 0);
+    let mut pair = single.clone();
+    pair.extend(wrap("B", 1));
+    let mut tokens = Map::new();
+    for (id, text) in begin.iter().chain(&end) {
+        tokens.insert(
+            text.clone(),
+            json!({"id": text, "ids": [id], "tokens": [text]}),
+        );
+    }
+    json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens})
+}

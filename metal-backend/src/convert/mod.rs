@@ -1,0 +1,336 @@
+//! From a checkpoint to an MLX directory that `mlx-lm` and this engine load: safetensors or GGUF in;
+//! copied, cast, quantized or dequantized tensor by tensor; sharded safetensors out.
+//!
+//! It knows tensors by name and shape and no architecture: what the numbers mean to a network is in
+//! `arch/`. Rules about names are in `rules`, the exceptions that `mlx-lm` makes for single
+//! architectures among them. Memory stays at some hundred megabytes whatever the model's size, and
+//! the output directory appears whole or not at all.
+
+mod config;
+mod gguf;
+mod plan;
+mod rules;
+mod source;
+mod stored;
+mod work;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::{Device, QuantMode, Stream, cuda_is_available, metal_is_available};
+
+use crate::checkpoint::files::invalid;
+use crate::error::engine;
+use plan::Plan;
+use source::Source;
+
+pub use rules::Recipe;
+
+/// The default size of a shard, in bytes: 5 GiB, as `mlx-lm` has it.
+pub const MAX_SHARD_BYTES: u64 = 5 << 30;
+
+/// A float type that weights are stored in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FloatType {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an `f32`.
+    BF16,
+}
+
+impl FloatType {
+    /// The type called `float32`, `float16` or `bfloat16`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::F32, Self::F16, Self::BF16]
+            .into_iter()
+            .find(|t| t.name() == name)
+    }
+
+    /// Its name in a `config.json`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::BF16 => "bfloat16",
+        }
+    }
+}
+
+/// How matrices are to be quantized.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quantization {
+    /// What the bits mean.
+    pub mode: QuantMode,
+    /// Bits of a weight; `None` is the mode's default (4, but 8 for `mxfp8`).
+    pub bits: Option<i32>,
+    /// Neighboring weights that share a scale; `None` is the mode's default (64 for `affine`).
+    pub group_size: Option<i32>,
+    /// Different bits for different layers; sets `bits` itself.
+    pub recipe: Option<Recipe>,
+}
+
+impl Default for Quantization {
+    fn default() -> Self {
+        Self {
+            mode: QuantMode::Affine,
+            bits: None,
+            group_size: None,
+            recipe: None,
+        }
+    }
+}
+
+/// What to make of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConvertOptions {
+    /// Quantize matrices.
+    pub quantize: Option<Quantization>,
+    /// Make what is quantized dense.
+    pub dequantize: bool,
+    /// The type of all floats; `None` keeps each as it is (for GGUF: the smallest without loss).
+    pub dtype: Option<FloatType>,
+    /// The size of a shard, in bytes of tensors; a larger tensor is a shard of its own.
+    pub max_shard_bytes: u64,
+    /// Replace an output directory that is not empty.
+    pub force: bool,
+}
+
+impl Default for ConvertOptions {
+    fn default() -> Self {
+        Self {
+            quantize: None,
+            dequantize: false,
+            dtype: None,
+            max_shard_bytes: MAX_SHARD_BYTES,
+            force: false,
+        }
+    }
+}
+
+impl ConvertOptions {
+    /// Options that copy.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets [`Self::quantize`].
+    #[must_use]
+    pub fn with_quantize(mut self, quantize: Quantization) -> Self {
+        self.quantize = Some(quantize);
+        self
+    }
+
+    /// Sets [`Self::dequantize`].
+    #[must_use]
+    pub fn with_dequantize(mut self, yes: bool) -> Self {
+        self.dequantize = yes;
+        self
+    }
+
+    /// Sets [`Self::dtype`].
+    #[must_use]
+    pub fn with_dtype(mut self, dtype: FloatType) -> Self {
+        self.dtype = Some(dtype);
+        self
+    }
+
+    /// Sets [`Self::max_shard_bytes`].
+    #[must_use]
+    pub fn with_max_shard_bytes(mut self, bytes: u64) -> Self {
+        self.max_shard_bytes = bytes;
+        self
+    }
+
+    /// Sets [`Self::force`].
+    #[must_use]
+    pub fn with_force(mut self, yes: bool) -> Self {
+        self.force = yes;
+        self
+    }
+
+    /// Checks what can be checked without a model.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] saying what does not go together.
+    pub fn validate(&self) -> Result<()> {
+        let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
+        if self.quantize.is_some() && self.dequantize {
+            return bad("choose either to quantize or to dequantize".to_owned());
+        }
+        if self.max_shard_bytes == 0 {
+            return bad("a shard must have room for at least one byte".to_owned());
+        }
+        if let Some(quantize) = &self.quantize {
+            rules::base_format(quantize)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a conversion made.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct ConvertReport {
+    /// Weights, a quantized one counted as one.
+    pub parameters: u64,
+    /// Bytes of all tensors.
+    pub bytes: u64,
+    /// Files with tensors.
+    pub shards: usize,
+    /// Matrices that are stored quantized.
+    pub quantized: usize,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+impl ConvertReport {
+    /// Bits that a weight takes on average, scales and all.
+    #[must_use]
+    pub fn bits_per_weight(&self) -> f64 {
+        self.bytes as f64 * 8.0 / self.parameters.max(1) as f64
+    }
+}
+
+/// Converts the model at `model`, a directory or a GGUF file, into the new directory `output`.
+/// `progress` is called with the bytes written so far and all there will be.
+///
+/// # Errors
+/// [`ErrorKind::InvalidOption`] for options that do not go together or with the model, or an output
+/// that is there; [`ErrorKind::InvalidModel`] and [`ErrorKind::Unsupported`] for the model;
+/// [`ErrorKind::Io`] when writing fails. Nothing is left behind then.
+pub fn convert(
+    model: &Path,
+    output: &Path,
+    options: &ConvertOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<ConvertReport> {
+    options.validate()?;
+    check_output(model, output, options.force)?;
+    let source = Source::open(model)?;
+    let plan = Plan::new(&source, options).map_err(|e| e.or_path(model))?;
+
+    let (parent, name) = parent_and_name(output)?;
+    let work = tempfile::Builder::new()
+        .prefix(&format!(".{name}.convert-"))
+        .tempdir_in(&parent)
+        .map_err(|e| failed("cannot create a directory", &parent, e))?;
+    let fresh = work.path().join("m");
+    fs::create_dir(&fresh).map_err(|e| failed("cannot create a directory", &fresh, e))?;
+
+    let gpu = metal_is_available() || cuda_is_available();
+    let device = if gpu { Device::gpu() } else { Device::cpu() };
+    let stream = Stream::default_of(device).map_err(engine("convert"))?;
+    let shards = stream.scope(|| write::weights(&source, &plan, &fresh, options, progress))?;
+    config::write(&source, &plan, &fresh)?;
+    publish(&fresh, output, work.path())?;
+    Ok(ConvertReport {
+        parameters: plan.parameters,
+        bytes: plan.bytes(),
+        shards,
+        quantized: plan.quantized,
+        notes: plan.notes,
+    })
+}
+
+/// An error about the output.
+fn failed(what: &str, path: &Path, e: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("{what}: {e}"))
+        .with_path(path)
+        .with_source(e)
+}
+
+/// Adds a path where an error has none.
+trait OrPath {
+    fn or_path(self, path: &Path) -> Self;
+}
+
+impl OrPath for Error {
+    fn or_path(self, path: &Path) -> Self {
+        if self.path().is_some() {
+            self
+        } else {
+            self.with_path(path)
+        }
+    }
+}
+
+fn parent_and_name(output: &Path) -> Result<(PathBuf, String)> {
+    let name = output.file_name().and_then(|n| n.to_str()).ok_or_else(|| {
+        Error::new(
+            ErrorKind::InvalidOption,
+            "the output needs a name of its own",
+        )
+        .with_path(output)
+    })?;
+    let parent = match output.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    Ok((parent, name.to_owned()))
+}
+
+/// The output must be new, empty, or meant to be replaced; and never the model.
+fn check_output(model: &Path, output: &Path, force: bool) -> Result<()> {
+    let bad = |message: &str| {
+        Err(Error::new(ErrorKind::InvalidOption, message.to_owned()).with_path(output))
+    };
+    let (parent, _) = parent_and_name(output)?;
+    if !parent.is_dir() {
+        return bad("the directory that the output is to be in does not exist");
+    }
+    let Ok(metadata) = fs::symlink_metadata(output) else {
+        return Ok(());
+    };
+    if !metadata.is_dir() {
+        return bad("the output is there and is no directory");
+    }
+    if let (Ok(model), Ok(output)) = (model.canonicalize(), output.canonicalize())
+        && model.starts_with(&output)
+    {
+        return bad("the output is where the model is; name another directory");
+    }
+    let mut entries =
+        fs::read_dir(output).map_err(|e| failed("cannot list the output", output, e))?;
+    if entries.next().is_some() && !force {
+        return bad(
+            "the output is there and not empty; name another directory, or ask for its replacement (--force)",
+        );
+    }
+    Ok(())
+}
+
+/// Moves the finished directory to its place; what was there is gone only once it is in.
+fn publish(fresh: &Path, output: &Path, work: &Path) -> Result<()> {
+    let cannot = |e| failed("cannot move the finished model to its place", output, e);
+    if fs::symlink_metadata(output).is_ok() {
+        let old = work.join("old");
+        fs::rename(output, &old).map_err(cannot)?;
+        if let Err(e) = fs::rename(fresh, output) {
+            // Better the old one than none.
+            let _ = fs::rename(&old, output);
+            return Err(cannot(e));
+        }
+    } else {
+        fs::rename(fresh, output).map_err(cannot)?;
+    }
+    if let Some(Ok(dir)) = output.parent().map(fs::File::open) {
+        let _ = dir.sync_all();
+    }
+    Ok(())
+}
+
+/// The model's files contradict what is asked of them.
+fn wrong(path: &Path, name: &str, message: impl std::fmt::Display) -> Error {
+    invalid(path, format!("tensor `{name}`: {message}"))
+}

@@ -1,0 +1,305 @@
+//! What names say about tensors: which matrices are quantized and to how many bits, which tensors
+//! are left out, which belong into one stack. The choices are those of `mlx-lm`'s `convert`.
+
+use std::collections::BTreeMap;
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::QuantMode;
+
+use super::Quantization;
+
+/// Bits by layer, as `mlx-lm` names them: more for a quarter of the layers' `v_proj` and `down_proj`,
+/// for the first and last eighths of the layers' too, and for the output matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Recipe {
+    /// 2 and 6 bits.
+    Mixed2_6,
+    /// 3 and 4 bits.
+    Mixed3_4,
+    /// 3 and 6 bits.
+    Mixed3_6,
+    /// 4 and 6 bits.
+    Mixed4_6,
+}
+
+impl Recipe {
+    /// All recipes.
+    pub const ALL: [Recipe; 4] = [
+        Self::Mixed2_6,
+        Self::Mixed3_4,
+        Self::Mixed3_6,
+        Self::Mixed4_6,
+    ];
+
+    /// Its name, such as `mixed_3_6`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mixed2_6 => "mixed_2_6",
+            Self::Mixed3_4 => "mixed_3_4",
+            Self::Mixed3_6 => "mixed_3_6",
+            Self::Mixed4_6 => "mixed_4_6",
+        }
+    }
+
+    /// The recipe of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|r| r.name() == name)
+    }
+
+    /// Low and high bits.
+    fn bits(self) -> (i32, i32) {
+        match self {
+            Self::Mixed2_6 => (2, 6),
+            Self::Mixed3_4 => (3, 4),
+            Self::Mixed3_6 => (3, 6),
+            Self::Mixed4_6 => (4, 6),
+        }
+    }
+}
+
+/// How one matrix is quantized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Format {
+    pub bits: i32,
+    pub group_size: i32,
+    pub mode: QuantMode,
+}
+
+impl Format {
+    /// The mode's name in a `config.json`.
+    pub(super) fn mode_name(self) -> &'static str {
+        match self.mode {
+            QuantMode::Mxfp4 => "mxfp4",
+            QuantMode::Mxfp8 => "mxfp8",
+            QuantMode::Nvfp4 => "nvfp4",
+            _ => "affine",
+        }
+    }
+}
+
+/// The format of most matrices.
+///
+/// # Errors
+/// When the mode does not have these bits or groups, or a recipe contradicts the rest.
+pub(super) fn base_format(quantize: &Quantization) -> Result<Format> {
+    let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
+    let mode = quantize.mode;
+    let (group, bits) = match mode {
+        QuantMode::Mxfp4 => (32, 4),
+        QuantMode::Mxfp8 => (32, 8),
+        QuantMode::Nvfp4 => (16, 4),
+        _ => (64, 4),
+    };
+    let mut format = Format {
+        bits: quantize.bits.unwrap_or(bits),
+        group_size: quantize.group_size.unwrap_or(group),
+        mode,
+    };
+    if let Some(recipe) = quantize.recipe {
+        if mode != QuantMode::Affine {
+            return bad(format!("{} is for the mode affine only", recipe.name()));
+        }
+        let (low, _) = recipe.bits();
+        if quantize.bits.is_some_and(|bits| bits != low) {
+            return bad(format!(
+                "{} sets the bits itself; leave --bits out",
+                recipe.name()
+            ));
+        }
+        format.bits = low;
+    }
+    let fine = match mode {
+        QuantMode::Affine => {
+            matches!(format.bits, 2 | 3 | 4 | 5 | 6 | 8)
+                && matches!(format.group_size, 32 | 64 | 128)
+        }
+        _ => (format.group_size, format.bits) == (group, bits),
+    };
+    if !fine {
+        let allowed = if mode == QuantMode::Affine {
+            "bits 2, 3, 4, 5, 6 or 8 in groups of 32, 64 or 128".to_owned()
+        } else {
+            format!("{bits} bits in groups of {group}")
+        };
+        return bad(format!(
+            "{} takes {allowed}, not {} bits in groups of {}",
+            format.mode_name(),
+            format.bits,
+            format.group_size
+        ));
+    }
+    Ok(format)
+}
+
+/// Decides for each matrix.
+pub(super) struct Chooser {
+    pub base: Format,
+    recipe: Option<Recipe>,
+    layers: usize,
+}
+
+impl Chooser {
+    pub(super) fn new(quantize: &Quantization, layers: usize) -> Result<Self> {
+        Ok(Self {
+            base: base_format(quantize)?,
+            recipe: quantize.recipe,
+            layers,
+        })
+    }
+
+    /// The format of the matrix `path` (a name without `.weight`) whose rows have `cols` weights;
+    /// `None` leaves it dense.
+    pub(super) fn format(&self, path: &str, shape: &[usize]) -> Option<Format> {
+        let cols = shape.last().copied().unwrap_or(0);
+        if !is_matrix(path, shape)
+            || cols == 0
+            || !cols.is_multiple_of(self.base.group_size.unsigned_abs() as usize)
+        {
+            return None;
+        }
+        if is_router(path) {
+            // Which expert is asked decides everything after it: worth the bits.
+            let group_size = [64, 32].into_iter().find(|g| cols.is_multiple_of(*g))?;
+            return Some(Format {
+                bits: 8,
+                group_size: group_size as i32,
+                mode: QuantMode::Affine,
+            });
+        }
+        let Some(recipe) = self.recipe else {
+            return Some(self.base);
+        };
+        let (low, high) = recipe.bits();
+        let layer = layer_of(path).unwrap_or(0);
+        let eighth = self.layers / 8;
+        let careful =
+            layer < eighth || layer >= 7 * self.layers / 8 || layer.wrapping_sub(eighth) % 3 == 2;
+        let has = |part: &str| path.contains(part);
+        let valued = has("v_proj") || has("v_a_proj") || has("v_b_proj") || has("down_proj");
+        let more = (valued && careful) || has("lm_head");
+        Some(Format {
+            bits: if more { high } else { low },
+            ..self.base
+        })
+    }
+}
+
+/// Whether a weight is a linear layer's, an embedding's or a stack of experts', by its name and shape.
+pub(super) fn is_matrix(path: &str, shape: &[usize]) -> bool {
+    let stacked = path.contains("switch_mlp") || path.contains(".experts");
+    if shape.len() != 2 && !(shape.len() == 3 && stacked) {
+        return false;
+    }
+    // Convolutions and tables of positions have two axes too, and no quantized form.
+    let last = path.rsplit('.').next().unwrap_or(path);
+    !["norm", "conv", "position"]
+        .iter()
+        .any(|part| last.contains(part))
+        && !matches!(last, "wpe" | "rotary_emb" | "rope_freqs")
+}
+
+fn is_router(path: &str) -> bool {
+    [
+        "mlp.gate",
+        "block_sparse_moe.gate",
+        ".router",
+        "router.proj",
+        "shared_expert_gate",
+    ]
+    .iter()
+    .any(|end| path.ends_with(end))
+}
+
+/// The number after `layers` or `h` in a name.
+pub(super) fn layer_of(path: &str) -> Option<usize> {
+    let mut parts = path.split('.');
+    parts.find(|part| matches!(*part, "layers" | "h"))?;
+    parts.next()?.parse().ok()
+}
+
+/// Whether a tensor has no place in a text model's directory: other senses' towers, what is computed
+/// anyway, and the output matrix where it is the embedding.
+pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
+    const TOWERS: [&str; 7] = [
+        "vision_tower.",
+        "vision_model.",
+        "visual.",
+        "multi_modal_projector.",
+        "audio_tower.",
+        "embed_vision.",
+        "embed_audio.",
+    ];
+    let inner = name.strip_prefix("model.").unwrap_or(name);
+    if TOWERS.iter().any(|tower| inner.starts_with(tower)) || name.ends_with("rotary_emb.inv_freq")
+    {
+        return true;
+    }
+    let head = name.strip_prefix("language_model.").unwrap_or(name);
+    tied && head.starts_with("lm_head.")
+}
+
+/// GPT-2 stores its linear layers transposed, and `mlx-lm` puts `model.` before its names.
+pub(super) fn gpt2_name(name: &str) -> Option<(String, bool)> {
+    if name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") {
+        return None;
+    }
+    if name.starts_with("model.") {
+        return Some((name.to_owned(), false));
+    }
+    let name = name.strip_prefix("transformer.").unwrap_or(name);
+    let transposed = [
+        "attn.c_attn.weight",
+        "attn.c_proj.weight",
+        "mlp.c_fc.weight",
+        "mlp.c_proj.weight",
+    ]
+    .iter()
+    .any(|end| name.ends_with(end));
+    Some((format!("model.{name}"), transposed))
+}
+
+/// Where a single expert's matrix belongs: the name of the stack, and its place there.
+pub(super) fn expert(name: &str) -> Option<(String, usize)> {
+    let path = name.strip_suffix(".weight")?;
+    let (rest, part) = path.rsplit_once('.')?;
+    let (rest, index) = rest.rsplit_once('.')?;
+    let block = rest.strip_suffix(".experts")?;
+    let part = match part {
+        "w1" | "gate_proj" => "gate_proj",
+        "w2" | "down_proj" => "down_proj",
+        "w3" | "up_proj" => "up_proj",
+        _ => return None,
+    };
+    Some((
+        format!("{block}.switch_mlp.{part}.weight"),
+        index.parse().ok()?,
+    ))
+}
+
+/// Complete stacks among the names, each with its members in order.
+pub(super) fn stacks<'a>(
+    names: impl Iterator<Item = &'a str> + Clone,
+) -> BTreeMap<String, Vec<&'a str>> {
+    let mut found: BTreeMap<String, BTreeMap<usize, &str>> = BTreeMap::new();
+    let mut spoilt = Vec::new();
+    for name in names {
+        if let Some((stack, index)) = expert(name) {
+            found.entry(stack).or_default().insert(index, name);
+        } else if let Some((path, "scales" | "biases" | "bias")) = name.rsplit_once('.')
+            && let Some((stack, _)) = expert(&format!("{path}.weight"))
+        {
+            // Already quantized, or with biases that would need a stack too: left as they are.
+            spoilt.push(stack);
+        }
+    }
+    found.retain(|stack, members| {
+        !spoilt.contains(stack) && members.keys().copied().eq(0..members.len())
+    });
+    found
+        .into_iter()
+        .map(|(stack, members)| (stack, members.into_values().collect()))
+        .collect()
+}

@@ -1,0 +1,294 @@
+//! The checkpoint that is converted: its tensors under the names of transformers, read in rows.
+
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use inference::Result;
+use safetensors::Dtype;
+use serde_json::{Map, Value};
+
+use super::{FloatType, gguf, wrong};
+use crate::checkpoint::files::{invalid, read_capped};
+use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
+use crate::checkpoint::gguf_quant::{self, AffinePacked, unpermute_rows};
+use crate::checkpoint::safetensors::SafetensorsCheckpoint;
+use crate::checkpoint::{ModelFiles, locate};
+
+/// The largest accepted `config.json`, in bytes.
+const MAX_CONFIG: u64 = 4 << 20;
+
+/// A checkpoint.
+pub(super) struct Source {
+    /// The directory, or the GGUF file.
+    pub path: PathBuf,
+    /// `config.json`, or what the metadata amounts to.
+    pub config: Map<String, Value>,
+    pub tensors: Vec<Tensor>,
+    files: Files,
+}
+
+enum Files {
+    Safetensors(SafetensorsCheckpoint),
+    Gguf(Gguf),
+}
+
+/// A tensor of the checkpoint.
+#[derive(Debug, Clone)]
+pub(super) struct Tensor {
+    /// As transformers names it.
+    pub name: String,
+    /// Of its elements as they are read; for GGUF blocks that of their numbers.
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub stored: Stored,
+}
+
+/// How a tensor is stored.
+#[derive(Debug, Clone)]
+pub(super) enum Stored {
+    Safetensors,
+    Gguf {
+        name: String,
+        kind: GgmlType,
+        /// Heads whose rows are in another order.
+        permuted: Option<usize>,
+        /// Its numbers are one too large: converters add the one of `1 + weight`.
+        minus_one: bool,
+    },
+}
+
+/// Numbers as they are stored.
+pub(super) enum Floats {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    BF16(Vec<bf16>),
+}
+
+impl Floats {
+    pub(super) fn to_f32(&self) -> Vec<f32> {
+        match self {
+            Floats::F32(v) => v.clone(),
+            Floats::F16(v) => v.iter().map(|x| x.to_f32()).collect(),
+            Floats::BF16(v) => v.iter().map(|x| x.to_f32()).collect(),
+        }
+    }
+
+    /// The nearest numbers of another type.
+    pub(super) fn cast(self, to: FloatType) -> Self {
+        match (self, to) {
+            (Floats::F32(v), FloatType::F32) => Floats::F32(v),
+            (Floats::F16(v), FloatType::F16) => Floats::F16(v),
+            (Floats::BF16(v), FloatType::BF16) => Floats::BF16(v),
+            (other, FloatType::F32) => Floats::F32(other.to_f32()),
+            (other, FloatType::F16) => {
+                Floats::F16(other.to_f32().into_iter().map(f16::from_f32).collect())
+            }
+            (other, FloatType::BF16) => {
+                Floats::BF16(other.to_f32().into_iter().map(bf16::from_f32).collect())
+            }
+        }
+    }
+
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        match self {
+            Floats::F32(v) => bytemuck::cast_slice(v).to_vec(),
+            Floats::F16(v) => bytemuck::cast_slice(v).to_vec(),
+            Floats::BF16(v) => bytemuck::cast_slice(v).to_vec(),
+        }
+    }
+
+    /// `[rows, cols]` as `[cols, rows]`.
+    pub(super) fn transposed(self, rows: usize, cols: usize) -> Self {
+        fn turn<T: Copy>(v: &[T], rows: usize, cols: usize) -> Vec<T> {
+            (0..cols)
+                .flat_map(|c| (0..rows).filter_map(move |r| v.get(r * cols + c).copied()))
+                .collect()
+        }
+        match self {
+            Floats::F32(v) => Floats::F32(turn(&v, rows, cols)),
+            Floats::F16(v) => Floats::F16(turn(&v, rows, cols)),
+            Floats::BF16(v) => Floats::BF16(turn(&v, rows, cols)),
+        }
+    }
+}
+
+impl Tensor {
+    /// Rows (all axes but the last together) and columns.
+    pub(super) fn rows_and_cols(&self) -> (usize, usize) {
+        let cols = self.shape.last().copied().unwrap_or(1);
+        let rows = self.shape.iter().rev().skip(1).product();
+        (rows, cols)
+    }
+
+    /// Its float type, if it has one that we compute with.
+    pub(super) fn float(&self) -> Option<FloatType> {
+        match self.dtype {
+            Dtype::F32 => Some(FloatType::F32),
+            Dtype::F16 => Some(FloatType::F16),
+            Dtype::BF16 => Some(FloatType::BF16),
+            _ => None,
+        }
+    }
+
+    /// Whether rows can only be read all together.
+    pub(super) fn is_indivisible(&self) -> bool {
+        matches!(
+            self.stored,
+            Stored::Gguf {
+                permuted: Some(_),
+                ..
+            }
+        )
+    }
+}
+
+impl Source {
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        match locate(path)? {
+            ModelFiles::Directory(dir) => Self::directory(&dir),
+            ModelFiles::Gguf(file) => {
+                let gguf = Gguf::open(&file)?;
+                let config = gguf::config(&gguf)?;
+                let tensors = gguf::tensors(&gguf, &config)?;
+                Ok(Self {
+                    path: file,
+                    config,
+                    tensors,
+                    files: Files::Gguf(gguf),
+                })
+            }
+        }
+    }
+
+    fn directory(dir: &Path) -> Result<Self> {
+        let path = dir.join("config.json");
+        let config = match serde_json::from_slice(&read_capped(&path, MAX_CONFIG)?) {
+            Ok(Value::Object(config)) => config,
+            Ok(_) => return Err(invalid(&path, "the file is not a JSON object")),
+            Err(e) => return Err(invalid(&path, format!("not valid JSON: {e}")).with_source(e)),
+        };
+        let checkpoint = SafetensorsCheckpoint::open(dir)?;
+        let tensors = checkpoint
+            .names()
+            .filter_map(|name| {
+                let info = checkpoint.info(name)?;
+                Some(Tensor {
+                    name: name.to_owned(),
+                    dtype: info.dtype,
+                    shape: info.shape.clone(),
+                    stored: Stored::Safetensors,
+                })
+            })
+            .collect();
+        Ok(Self {
+            path: dir.to_owned(),
+            config,
+            tensors,
+            files: Files::Safetensors(checkpoint),
+        })
+    }
+
+    /// The GGUF file, if it is one.
+    pub(super) fn gguf(&self) -> Option<&Gguf> {
+        match &self.files {
+            Files::Gguf(gguf) => Some(gguf),
+            Files::Safetensors(_) => None,
+        }
+    }
+
+    /// Rows of a tensor as they are stored: little-endian elements, or whole blocks.
+    pub(super) fn raw(&self, tensor: &Tensor, first: usize, rows: usize) -> Result<Vec<u8>> {
+        let missing = || wrong(&self.path, &tensor.name, "is gone");
+        match (&self.files, &tensor.stored) {
+            (Files::Safetensors(c), Stored::Safetensors) => {
+                let info = c.info(&tensor.name).ok_or_else(missing)?;
+                let (all, _) = tensor.rows_and_cols();
+                let row = info.nbytes / all.max(1);
+                c.read_part(info, first * row, rows * row)
+            }
+            (Files::Gguf(g), Stored::Gguf { name, permuted, .. }) => {
+                let found = g.tensors().get(name).ok_or_else(missing)?;
+                self.gguf_rows(g, found, *permuted, first, rows)
+            }
+            _ => Err(missing()),
+        }
+    }
+
+    fn gguf_rows(
+        &self,
+        gguf: &Gguf,
+        tensor: &GgufTensor,
+        permuted: Option<usize>,
+        first: usize,
+        rows: usize,
+    ) -> Result<Vec<u8>> {
+        let all = tensor.shape.iter().rev().skip(1).product::<usize>();
+        if let Some(heads) = permuted {
+            // Biases are permuted too, as rows of one element.
+            let units = if tensor.shape.len() == 1 {
+                tensor.shape[0]
+            } else {
+                all
+            };
+            let bytes = gguf.read(tensor)?;
+            return Ok(unpermute_rows(&bytes, units, heads));
+        }
+        let row = tensor.nbytes / all.max(1);
+        gguf.read_bytes(tensor, first * row, rows * row)
+    }
+
+    /// Rows of a tensor as numbers.
+    pub(super) fn floats(&self, tensor: &Tensor, first: usize, rows: usize) -> Result<Floats> {
+        let bytes = self.raw(tensor, first, rows)?;
+        let kind = match &tensor.stored {
+            Stored::Gguf { kind, .. } => *kind,
+            Stored::Safetensors => GgmlType::F32,
+        };
+        if let Stored::Gguf {
+            minus_one: true, ..
+        } = &tensor.stored
+            && let Some(values) = gguf_quant::dequantize(kind, &bytes)
+        {
+            return Ok(Floats::F32(values.into_iter().map(|x| x - 1.0).collect()));
+        }
+        let is_plain = matches!(kind, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16);
+        match tensor.dtype {
+            Dtype::F16 => Ok(Floats::F16(elements(&bytes, f16::from_le_bytes))),
+            Dtype::BF16 => Ok(Floats::BF16(elements(&bytes, bf16::from_le_bytes))),
+            Dtype::F32 if is_plain => Ok(Floats::F32(elements(&bytes, f32::from_le_bytes))),
+            _ => gguf_quant::dequantize(kind, &bytes)
+                .map(Floats::F32)
+                .ok_or_else(|| {
+                    wrong(
+                        &self.path,
+                        &tensor.name,
+                        format!("is stored as {}, which is not read", kind.name()),
+                    )
+                }),
+        }
+    }
+
+    /// Rows of a GGUF tensor in MLX's layout, where it has one.
+    pub(super) fn packed(
+        &self,
+        tensor: &Tensor,
+        first: usize,
+        rows: usize,
+    ) -> Result<AffinePacked> {
+        let bytes = self.raw(tensor, first, rows)?;
+        let packed = match &tensor.stored {
+            Stored::Gguf { kind, .. } => gguf_quant::repack(*kind, &bytes),
+            Stored::Safetensors => None,
+        };
+        packed.ok_or_else(|| wrong(&self.path, &tensor.name, "cannot be repacked"))
+    }
+}
+
+fn elements<const N: usize, T>(bytes: &[u8], decode: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes
+        .as_chunks::<N>()
+        .0
+        .iter()
+        .map(|b| decode(*b))
+        .collect()
+}

@@ -1,0 +1,206 @@
+//! Rows of one tensor become rows of what is written. Some megabytes at a time, so that memory does
+//! not depend on the model.
+
+use inference::Result;
+use mlx_rs_core::{Array, Dtype as MlxDtype, Quantized, eval};
+use safetensors::Dtype;
+
+use super::plan::{Item, Work};
+use super::rules::Format;
+use super::source::{Floats, Source, Tensor};
+use super::{FloatType, wrong};
+use crate::error::engine;
+
+/// About how many weights are worked on at a time.
+const CHUNK: usize = 8 << 20;
+
+/// Where bytes go: which output, the position in it, the bytes.
+pub(super) type Emit<'a> = dyn FnMut(usize, u64, &[u8]) -> Result<()> + 'a;
+
+/// Does the work of an item, handing out the bytes of its outputs piece by piece.
+pub(super) fn run(source: &Source, item: &Item, emit: &mut Emit<'_>) -> Result<()> {
+    if let Work::Dequantize(format, to) = item.work {
+        return dequantize(source, item, format, to, emit);
+    }
+    let mut written = vec![0u64; item.outs.len()];
+    for part in &item.parts {
+        let tensor = &source.tensors[*part];
+        let (rows, cols) = tensor.rows_and_cols();
+        let at_once = if item.transposed || tensor.is_indivisible() {
+            rows
+        } else {
+            (CHUNK / cols.max(1)).clamp(1, rows.max(1))
+        };
+        for first in (0..rows).step_by(at_once.max(1)) {
+            let count = at_once.min(rows - first);
+            let outputs = rows_of(source, item, tensor, first, count)?;
+            for ((out, bytes), written) in outputs.iter().enumerate().zip(&mut written) {
+                emit(out, *written, bytes)?;
+                *written += bytes.len() as u64;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn rows_of(
+    source: &Source,
+    item: &Item,
+    tensor: &Tensor,
+    first: usize,
+    count: usize,
+) -> Result<Vec<Vec<u8>>> {
+    let floats = || -> Result<Floats> {
+        let floats = source.floats(tensor, first, count)?;
+        if item.transposed {
+            let (rows, cols) = tensor.rows_and_cols();
+            return Ok(floats.transposed(rows, cols));
+        }
+        Ok(floats)
+    };
+    match item.work {
+        Work::Copy => Ok(vec![source.raw(tensor, first, count)?]),
+        Work::Cast(to) => Ok(vec![cast(source, tensor, floats()?, to)?.bytes()]),
+        Work::Repack(to) => {
+            let packed = source.packed(tensor, first, count)?;
+            let scales = cast(source, tensor, Floats::F32(packed.scales), to)?;
+            let biases = cast(source, tensor, Floats::F32(packed.biases), to)?;
+            Ok(vec![
+                bytemuck::cast_slice(&packed.packed).to_vec(),
+                scales.bytes(),
+                biases.bytes(),
+            ])
+        }
+        Work::Quantize(format, to) => {
+            let floats = cast(source, tensor, floats()?, to)?;
+            let (stored_rows, stored_cols) = tensor.rows_and_cols();
+            let (rows, cols) = if item.transposed {
+                (stored_cols, stored_rows)
+            } else {
+                (count, stored_cols)
+            };
+            quantize(&floats, rows, cols, format)
+        }
+        Work::Dequantize(..) => Ok(Vec::new()), // has its own way
+    }
+}
+
+/// As another type; numbers that do not fit it are an error, not infinite.
+fn cast(source: &Source, tensor: &Tensor, floats: Floats, to: FloatType) -> Result<Floats> {
+    if to != FloatType::F16 || matches!(floats, Floats::F16(_)) {
+        return Ok(floats.cast(to));
+    }
+    let before = count_infinite(&floats);
+    let after = floats.cast(to);
+    if count_infinite(&after) > before {
+        return Err(wrong(
+            &source.path,
+            &tensor.name,
+            "holds numbers that float16 cannot; choose bfloat16 or float32 (--dtype)",
+        ));
+    }
+    Ok(after)
+}
+
+fn count_infinite(floats: &Floats) -> usize {
+    match floats {
+        Floats::F32(v) => v.iter().filter(|x| x.is_infinite()).count(),
+        Floats::F16(v) => v.iter().filter(|x| x.is_infinite()).count(),
+        Floats::BF16(v) => v.iter().filter(|x| x.is_infinite()).count(),
+    }
+}
+
+fn array(floats: &Floats, shape: &[i32]) -> mlx_rs_core::Result<Array> {
+    match floats {
+        Floats::F32(v) => Array::from_slice(v, shape),
+        Floats::F16(v) => Array::from_slice(v, shape),
+        Floats::BF16(v) => Array::from_slice(v, shape),
+    }
+}
+
+/// Sizes as MLX counts them; what does not fit becomes -1, which is refused.
+fn dimension(n: usize) -> i32 {
+    i32::try_from(n).unwrap_or(-1)
+}
+
+fn quantize(floats: &Floats, rows: usize, cols: usize, format: Format) -> Result<Vec<Vec<u8>>> {
+    let run = || -> mlx_rs_core::Result<Vec<Vec<u8>>> {
+        let weight = array(floats, &[dimension(rows), dimension(cols)])?;
+        let q = Quantized::quantize(&weight, format.group_size, format.bits, format.mode)?;
+        let mut parts = vec![&q.weight, &q.scales];
+        parts.extend(&q.biases);
+        eval(parts.iter().copied())?;
+        parts.into_iter().map(bytes_of).collect()
+    };
+    run().map_err(engine("quantize"))
+}
+
+/// An array's elements, little-endian.
+fn bytes_of(array: &Array) -> mlx_rs_core::Result<Vec<u8>> {
+    Ok(match array.dtype() {
+        MlxDtype::Float16 => bytemuck::cast_slice(&array.to_vec::<half::f16>()?).to_vec(),
+        MlxDtype::Bfloat16 => bytemuck::cast_slice(&array.to_vec::<half::bf16>()?).to_vec(),
+        MlxDtype::Uint8 => array.to_vec::<u8>()?,
+        MlxDtype::Uint32 => bytemuck::cast_slice(&array.to_vec::<u32>()?).to_vec(),
+        // Any other is not what was planned, and reading it as this one says so.
+        _ => bytemuck::cast_slice(&array.to_vec::<f32>()?).to_vec(),
+    })
+}
+
+fn dequantize(
+    source: &Source,
+    item: &Item,
+    format: Format,
+    to: FloatType,
+    emit: &mut Emit<'_>,
+) -> Result<()> {
+    let tensors: Vec<&Tensor> = item.parts.iter().map(|p| &source.tensors[*p]).collect();
+    let (Some(weight), Some(scales)) = (tensors.first(), tensors.get(1)) else {
+        return Ok(());
+    };
+    let (rows, words) = weight.rows_and_cols();
+    let (_, groups) = scales.rows_and_cols();
+    let at_once = (CHUNK / 4 / words.max(1)).clamp(1, rows.max(1));
+    let mut written = 0;
+    for first in (0..rows).step_by(at_once) {
+        let count = at_once.min(rows - first);
+        let packed = source.raw(weight, first, count)?;
+        let packed: Vec<u32> = packed
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|b| u32::from_le_bytes(*b))
+            .collect();
+        let of = |tensor: &Tensor| -> Result<Array> {
+            let shape = [dimension(count), dimension(groups)];
+            let built = if tensor.dtype == Dtype::U8 {
+                Array::from_slice(&source.raw(tensor, first, count)?, &shape)
+            } else {
+                array(&source.floats(tensor, first, count)?, &shape)
+            };
+            built.map_err(engine("dequantize"))
+        };
+        let quantized = Quantized {
+            weight: Array::from_slice(&packed, &[dimension(count), dimension(words)])
+                .map_err(engine("dequantize"))?,
+            scales: of(scales)?,
+            biases: tensors.get(2).map(|t| of(t)).transpose()?,
+            group_size: format.group_size,
+            bits: format.bits,
+            mode: format.mode,
+        };
+        let dtype = match to {
+            FloatType::F32 => MlxDtype::Float32,
+            FloatType::F16 => MlxDtype::Float16,
+            FloatType::BF16 => MlxDtype::Bfloat16,
+        };
+        let bytes = quantized
+            .dequantize(dtype)
+            .and_then(|a| bytes_of(&a))
+            .map_err(engine("dequantize"))
+            .map_err(|e| e.context(weight.name.clone()))?;
+        emit(0, written, &bytes)?;
+        written += bytes.len() as u64;
+    }
+    Ok(())
+}

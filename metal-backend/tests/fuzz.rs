@@ -1,0 +1,190 @@
+//! A bounded run of the fuzz targets on a stable compiler: the corpus, and mutations of it from a fixed
+//! seed. `fuzz/README.md` has the long run. One test, because it also looks at the process's memory.
+
+#[path = "../../fuzz/entries.rs"]
+mod entries;
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+/// One of Marsaglia's xorshift generators; the runs are the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+}
+
+/// Numbers at which arithmetic turns.
+const NUMBERS: [u64; 12] = [
+    0,
+    1,
+    31,
+    32,
+    0x7f,
+    0xff,
+    0x7fff_ffff,
+    0xffff_ffff,
+    1 << 32,
+    1 << 62,
+    i64::MAX as u64,
+    u64::MAX,
+];
+
+/// What texts are made of, for targets whose inputs are texts.
+const WORDS: [&str; 34] = [
+    "0",
+    "-1",
+    "1e999",
+    "99999999999999999999",
+    "4294967296",
+    "null",
+    "true",
+    "\"\"",
+    "[]",
+    "{}",
+    "[[[[",
+    "}}}}",
+    "{{",
+    "}}",
+    "{%",
+    "%}",
+    "{#",
+    "#}",
+    "{% for x in range(99999) %}",
+    "{% endfor %}",
+    "{% set x = x ~ x %}",
+    "{% if true %}",
+    "{% endif %}",
+    "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+    "messages",
+    "| tojson",
+    "| list",
+    "| join('aaaaaaaa')",
+    " ~ ",
+    "'",
+    "\\",
+    "\u{0}",
+    "é",
+    "\u{10ffff}",
+];
+
+fn mutate(input: &mut Vec<u8>, corpus: &[Vec<u8>], is_text: bool, random: &mut Random) {
+    for _ in 0..=random.below(4) {
+        let at = random.below(input.len() + 1);
+        let end = (at + 1 + random.below(16)).min(input.len());
+        match random.below(if is_text { 9 } else { 7 }) {
+            0 if at < input.len() => input[at] ^= 1 << random.below(8),
+            1 if at < input.len() => input[at] = random.next() as u8,
+            2 => input.truncate(at),
+            3 => drop(input.drain(at..end)),
+            4 => {
+                let copy = input[at..end].to_vec();
+                let to = random.below(input.len() + 1);
+                input.splice(to..to, copy);
+            }
+            5 => {
+                // A number, at a place where numbers are or anywhere.
+                let width = [1, 2, 4, 8][random.below(4)];
+                let value = NUMBERS[random.below(NUMBERS.len())].to_le_bytes();
+                if at + width <= input.len() {
+                    input[at..at + width].copy_from_slice(&value[..width]);
+                }
+            }
+            6 => {
+                let other = &corpus[random.below(corpus.len())];
+                let from = random.below(other.len() + 1);
+                input.truncate(at);
+                input.extend(&other[from..]);
+            }
+            7 => {
+                let word = WORDS[random.below(WORDS.len())].bytes();
+                input.splice(at..at, word);
+            }
+            8 => {
+                // One number of a text becomes a word.
+                let digit = |b: &u8| b.is_ascii_digit();
+                if let Some(first) = input[at..].iter().position(digit) {
+                    let first = at + first;
+                    let length = input[first..].iter().take_while(|b| digit(b)).count();
+                    let word = WORDS[random.below(12)].bytes();
+                    input.splice(first..first + length, word);
+                }
+            }
+            _ => {}
+        }
+    }
+    input.truncate(64 << 10);
+}
+
+/// The highest resident size so far, in bytes, where the system tells.
+fn peak() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find(|l| l.starts_with("VmHWM:"))?;
+    line.split_whitespace()
+        .nth(1)?
+        .parse::<u64>()
+        .ok()
+        .map(|k| k << 10)
+}
+
+/// Name, entry, and how many mutations are run.
+type Target = (&'static str, fn(&[u8]), usize);
+
+/// A longer run: so many times the mutations, from another seed.
+const TIMES: &str = "MLX_FUZZ_TIMES";
+
+#[test]
+fn no_input_crashes_or_takes_much_memory() {
+    let targets: [Target; 4] = [
+        ("config", entries::config, 40_000),
+        ("safetensors", entries::safetensors, 10_000),
+        ("gguf", entries::gguf, 8_000),
+        ("template", entries::template, 10_000),
+    ];
+    let times: u64 = std::env::var(TIMES).map_or(1, |n| n.parse().expect(TIMES));
+    for (target, entry, runs) in targets {
+        let runs = runs * times as usize;
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../fuzz/corpus")
+            .join(target);
+        let mut paths: Vec<_> = fs::read_dir(&dir)
+            .unwrap()
+            .map(|e| e.unwrap().path())
+            .collect();
+        paths.sort();
+        let corpus: Vec<Vec<u8>> = paths.iter().map(|p| fs::read(p).unwrap()).collect();
+        assert!(corpus.len() >= 3, "{target}");
+        let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (times - 1));
+        let before = peak();
+        for n in 0..corpus.len() + runs {
+            let mut input = corpus[n % corpus.len()].clone();
+            if n >= corpus.len() {
+                mutate(
+                    &mut input,
+                    &corpus,
+                    matches!(target, "config" | "template"),
+                    &mut random,
+                );
+            }
+            if catch_unwind(AssertUnwindSafe(|| entry(&input))).is_err() {
+                let path = std::env::temp_dir().join(format!("fuzz-{target}-{n}"));
+                fs::write(&path, &input).unwrap();
+                panic!("{target}: run {n} crashed; its input is {}", path.display());
+            }
+        }
+        if let (Some(before), Some(after)) = (before, peak()) {
+            let grown = (after - before) >> 20;
+            assert!(grown < 256, "{target}: memory grew by {grown} MiB");
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! Requests to the hub: redirects by hand, so that the token and the hub's own headers stay where
+//! they belong; failures sorted into those worth repeating and those that are final.
+
+use std::io::Read;
+use std::time::Duration;
+
+use inference::{Error, ErrorKind, Result};
+use ureq::Agent;
+use ureq::http::{HeaderMap, Response, StatusCode};
+
+/// Redirects in a row.
+const MAX_REDIRECTS: usize = 10;
+/// Failures in a row, without a byte in between, after which a request is given up.
+pub(super) const ATTEMPTS: u32 = 5;
+/// The longest wait before a repetition.
+const MAX_DELAY: Duration = Duration::from_secs(60);
+const CONNECT: Duration = Duration::from_secs(20);
+/// The longest silence of a server.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// A failed request.
+#[derive(Debug)]
+pub(super) struct Fault {
+    /// What to tell.
+    pub error: Error,
+    /// How long to wait before it is worth repeating, at least; `None` when it is not.
+    pub again: Option<Duration>,
+    /// The answer's status, if there was one.
+    pub status: u16,
+}
+
+impl Fault {
+    /// A fault that may go away by itself.
+    pub(super) fn passing(error: Error) -> Self {
+        Self {
+            error,
+            again: Some(Duration::ZERO),
+            status: 0,
+        }
+    }
+
+    /// A fault that will be there the next time too.
+    pub(super) fn lasting(error: Error) -> Self {
+        Self {
+            error,
+            again: None,
+            status: 0,
+        }
+    }
+}
+
+/// Where redirects are followed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Follow {
+    /// Everywhere.
+    All,
+    /// On the same host only; a redirect elsewhere is the answer.
+    SameHost,
+}
+
+/// A client of one hub.
+pub(super) struct Http {
+    agent: Agent,
+    /// Scheme, host and port that the token is for.
+    origin: String,
+    token: Option<String>,
+    retry_delay: Duration,
+}
+
+impl Http {
+    pub(super) fn new(endpoint: &str, token: Option<&str>, retry_delay: Duration) -> Self {
+        use ureq::tls::{RootCerts, TlsConfig};
+        let tls = TlsConfig::builder()
+            .root_certs(RootCerts::PlatformVerifier)
+            .build();
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_connect(Some(CONNECT))
+            .timeout_recv_response(Some(SILENCE))
+            .timeout_per_read(Some(SILENCE))
+            .user_agent(concat!("rust-mlx/", env!("CARGO_PKG_VERSION")))
+            // Compressed, a length and a range would be of something else.
+            .accept_encoding("identity")
+            .tls_config(tls)
+            .build();
+        Self {
+            agent: config.into(),
+            origin: origin(endpoint).unwrap_or_default().to_owned(),
+            token: token.map(str::to_owned),
+            retry_delay,
+        }
+    }
+
+    /// Repeats `attempt` while that may help.
+    pub(super) fn patiently<T>(&self, mut attempt: impl FnMut() -> Result<T, Fault>) -> Result<T> {
+        let mut failures = 0;
+        loop {
+            match attempt() {
+                Ok(value) => return Ok(value),
+                Err(fault) => {
+                    failures += 1;
+                    self.wait(fault, failures)?;
+                }
+            }
+        }
+    }
+
+    /// Waits before the repetition after the `failures`-th failure in a row.
+    ///
+    /// # Errors
+    /// The fault's own, when there is no point in repeating.
+    pub(super) fn wait(&self, fault: Fault, failures: u32) -> Result<()> {
+        let Some(asked) = fault.again.filter(|_| failures < ATTEMPTS) else {
+            return Err(fault.error);
+        };
+        let delay = self.retry_delay.saturating_mul(1 << (failures - 1).min(10));
+        let delay = delay.max(asked).min(MAX_DELAY);
+        tracing::info!(?delay, "repeating: {}", fault.error);
+        std::thread::sleep(delay);
+        Ok(())
+    }
+
+    /// The body of a small answer, with repetitions.
+    pub(super) fn get_small(&self, url: &str, most: u64) -> Result<Vec<u8>> {
+        self.patiently(|| {
+            let (_, answer) = self.request("GET", url, None, Follow::All)?;
+            let mut bytes = Vec::new();
+            let mut reader = answer.into_body().into_reader().take(most + 1);
+            reader.read_to_end(&mut bytes).map_err(|e| broken(url, e))?;
+            if bytes.len() as u64 > most {
+                let error = Error::new(ErrorKind::Io, format!("the answer of {url} is too long"));
+                return Err(Fault::lasting(error));
+            }
+            Ok(bytes)
+        })
+    }
+
+    /// One request; gives the headers of the hub's own answers (those before it redirected to
+    /// another host count too) and the last answer. `from`: the first byte wanted.
+    pub(super) fn request(
+        &self,
+        method: &str,
+        url: &str,
+        from: Option<u64>,
+        follow: Follow,
+    ) -> Result<(HeaderMap, Response<ureq::Body>), Fault> {
+        let mut url = url.to_owned();
+        let mut kept = HeaderMap::new();
+        for _ in 0..=MAX_REDIRECTS {
+            let same = origin(&url) == Some(self.origin.as_str());
+            let answer = self.once(method, &url, from, same)?;
+            let status = answer.status();
+            if same {
+                for (name, value) in answer.headers() {
+                    kept.insert(name.clone(), value.clone());
+                }
+            }
+            if !status.is_redirection() || status == StatusCode::NOT_MODIFIED {
+                return if status.is_success() {
+                    Ok((kept, answer))
+                } else {
+                    Err(self.refused(&url, status, answer.headers()))
+                };
+            }
+            let target = answer
+                .headers()
+                .get("location")
+                .and_then(|l| l.to_str().ok())
+                .and_then(|l| join(&url, l));
+            let Some(target) = target else {
+                let error = Error::new(ErrorKind::Io, format!("{url} redirects to nowhere"));
+                return Err(Fault::lasting(error));
+            };
+            if url.starts_with("https://") && !target.starts_with("https://") {
+                let error = Error::new(
+                    ErrorKind::Io,
+                    format!("{url} redirects to an unprotected address, which is not followed"),
+                );
+                return Err(Fault::lasting(error));
+            }
+            if follow == Follow::SameHost && origin(&target) != origin(&url) {
+                // That of the redirect's own body.
+                kept.remove("content-length");
+                return Ok((kept, answer));
+            }
+            url = target;
+        }
+        let error = Error::new(ErrorKind::Io, format!("{url} redirects without end"));
+        Err(Fault::lasting(error))
+    }
+
+    fn once(
+        &self,
+        method: &str,
+        url: &str,
+        from: Option<u64>,
+        with_token: bool,
+    ) -> Result<Response<ureq::Body>, Fault> {
+        let mut request = ureq::http::Request::builder().method(method).uri(url);
+        if let Some(token) = self.token.as_ref().filter(|_| with_token) {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        if let Some(from) = from {
+            request = request.header("range", format!("bytes={from}-"));
+        }
+        let request = request.body(()).map_err(|e| {
+            let error = Error::new(ErrorKind::Io, format!("cannot ask {url}")).with_source(e);
+            Fault::lasting(error)
+        })?;
+        self.agent.run(request).map_err(|e| {
+            let passing = matches!(
+                e,
+                ureq::Error::Io(_)
+                    | ureq::Error::Timeout(_)
+                    | ureq::Error::ConnectionFailed
+                    | ureq::Error::Protocol(_)
+            );
+            let error = Error::new(
+                ErrorKind::Io,
+                format!(
+                    "no answer from {url}: {e}; offline, set HF_HUB_OFFLINE=1 to use the cache"
+                ),
+            )
+            .with_source(e);
+            if passing {
+                Fault::passing(error)
+            } else {
+                Fault::lasting(error)
+            }
+        })
+    }
+
+    /// What a status other than success means.
+    fn refused(&self, url: &str, status: StatusCode, headers: &HeaderMap) -> Fault {
+        let code = status.as_u16();
+        let header = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
+        let how = if self.token.is_some() {
+            "the token was sent and does not allow it"
+        } else {
+            "no token was sent: set HF_TOKEN, or put it into the file token in HF_HOME"
+        };
+        let reason = header("x-error-code").unwrap_or_default();
+        let (kind, message) = match (code, reason) {
+            (401 | 403, "GatedRepo") => (
+                ErrorKind::Io,
+                format!("the repository is gated: accept its terms on its page first; {how}"),
+            ),
+            (401, _) => (
+                ErrorKind::ModelNotFound,
+                format!("there is no such repository, or it is private; {how}"),
+            ),
+            (403, _) => (ErrorKind::Io, format!("access is refused; {how}")),
+            (404, "RevisionNotFound") => (
+                ErrorKind::ModelNotFound,
+                "the repository has no such branch, tag or commit".to_owned(),
+            ),
+            (404, "EntryNotFound") => (
+                ErrorKind::ModelNotFound,
+                "the repository has no such file".to_owned(),
+            ),
+            (404, _) => (
+                ErrorKind::ModelNotFound,
+                format!("there is no such repository or revision, or it is private; {how}"),
+            ),
+            (429, _) => (
+                ErrorKind::Io,
+                "too many requests; try again later".to_owned(),
+            ),
+            _ => (ErrorKind::Io, "the server failed".to_owned()),
+        };
+        let again = match code {
+            408 | 429 | 500 | 502 | 503 | 504 => {
+                let asked = header("retry-after").and_then(|s| s.trim().parse().ok());
+                Some(asked.map_or(Duration::ZERO, Duration::from_secs))
+            }
+            _ => None,
+        };
+        let error = Error::new(kind, format!("{message} (HTTP status {code} from {url})"));
+        Fault {
+            error,
+            again,
+            status: code,
+        }
+    }
+}
+
+/// A connection that broke in the middle.
+pub(super) fn broken(url: &str, e: std::io::Error) -> Fault {
+    let error = Error::new(ErrorKind::Io, format!("the connection to {url} broke: {e}"));
+    Fault::passing(error.with_source(e))
+}
+
+/// Scheme, host and port.
+fn origin(url: &str) -> Option<&str> {
+    let start = url.find("://")? + 3;
+    let end = url[start..]
+        .find(['/', '?', '#'])
+        .map_or(url.len(), |n| start + n);
+    Some(&url[..end])
+}
+
+/// Where a redirect leads.
+fn join(url: &str, location: &str) -> Option<String> {
+    if location.starts_with("http://") || location.starts_with("https://") {
+        return Some(location.to_owned());
+    }
+    let scheme = url.split_once("://")?.0;
+    if let Some(rest) = location.strip_prefix("//") {
+        return Some(format!("{scheme}://{rest}"));
+    }
+    location
+        .starts_with('/')
+        .then(|| format!("{}{location}", origin(url).unwrap_or_default()))
+}
+
+/// Percent-encodes what is not plain; `/` is kept when `path` says that it separates.
+pub(super) fn encode(text: &str, path: bool) -> String {
+    use std::fmt::Write as _;
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                out.push(char::from(byte));
+            }
+            b'/' if path => out.push('/'),
+            _ => {
+                // Writing to a String cannot fail.
+                let _ = write!(out, "%{byte:02X}");
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_taken_apart_and_joined() {
+        assert_eq!(origin("http://h:1/a/b?c"), Some("http://h:1"));
+        assert_eq!(origin("https://h"), Some("https://h"));
+        assert_eq!(origin("h/a"), None);
+        let at = "https://h/a/b";
+        assert_eq!(join(at, "/c").as_deref(), Some("https://h/c"));
+        assert_eq!(join(at, "//o/c").as_deref(), Some("https://o/c"));
+        assert_eq!(join(at, "http://o/c").as_deref(), Some("http://o/c"));
+        assert_eq!(join(at, "file:///etc/passwd"), None);
+        assert_eq!(encode("refs/pr/1", false), "refs%2Fpr%2F1");
+        assert_eq!(encode("a b/ü.gguf", true), "a%20b/%C3%BC.gguf");
+    }
+}

@@ -1,0 +1,271 @@
+//! One repository in the shared cache: `blobs/<etag>`, `snapshots/<commit>/<file>` as links into it,
+//! `refs/<revision>` with a commit, and locks beside. The layout is Python's `huggingface_hub`'s.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::path::{Component, Path, PathBuf};
+
+use inference::{Error, ErrorKind, Result};
+
+use super::ModelSpec;
+use crate::hub::progress::{Progress, Stage};
+
+/// The longest content of a file in `refs` worth reading, in bytes.
+const MAX_REF: u64 = 256;
+
+/// A repository's place in the cache.
+pub(super) struct Repository {
+    root: PathBuf,
+    locks: PathBuf,
+}
+
+impl Repository {
+    /// The place of `spec`'s repository; nothing is created.
+    pub(super) fn new(cache: &Path, spec: &ModelSpec) -> Self {
+        let folder = format!("models--{}--{}", spec.owner(), spec.name());
+        Self {
+            root: cache.join(&folder),
+            locks: cache.join(".locks").join(folder),
+        }
+    }
+
+    /// Its directory.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The directory of its locks.
+    pub(super) fn locks(&self) -> &Path {
+        &self.locks
+    }
+
+    /// The content that `etag` names.
+    pub(super) fn blob(&self, etag: &str) -> PathBuf {
+        self.root.join("blobs").join(etag)
+    }
+
+    /// What came so far of the content that `etag` names.
+    pub(super) fn partial(&self, etag: &str) -> PathBuf {
+        self.root.join("blobs").join(format!("{etag}.incomplete"))
+    }
+
+    /// The files of a commit.
+    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.root.join("snapshots").join(commit)
+    }
+
+    /// The commit that a revision is in this cache.
+    pub(super) fn commit_of(&self, revision: &str) -> Option<String> {
+        if is_plain(revision) && self.snapshot(revision).is_dir() {
+            return Some(revision.to_owned());
+        }
+        if !is_revision(revision) {
+            return None;
+        }
+        let path = self.root.join("refs").join(revision);
+        if fs::metadata(&path).ok()?.len() > MAX_REF {
+            return None;
+        }
+        let commit = fs::read_to_string(path).ok()?;
+        let commit = commit.trim();
+        (is_plain(commit) && self.snapshot(commit).is_dir()).then(|| commit.to_owned())
+    }
+
+    /// Remembers that `revision` is `commit`.
+    pub(super) fn write_ref(&self, revision: &str, commit: &str) -> Result<()> {
+        if revision == commit {
+            return Ok(());
+        }
+        let path = self.root.join("refs").join(revision);
+        let write = || -> io::Result<()> {
+            let dir = path.parent().unwrap_or(&self.root);
+            fs::create_dir_all(dir)?;
+            let mut file = tempfile::Builder::new().prefix(".ref-").tempfile_in(dir)?;
+            file.write_all(commit.as_bytes())?;
+            readable(file.as_file())?;
+            file.persist(&path)?;
+            Ok(())
+        };
+        write().map_err(|e| failed("cannot write the revision", &path, e))
+    }
+
+    /// Makes `name` of `commit` a link to the content `etag`.
+    pub(super) fn link(&self, commit: &str, name: &str, etag: &str) -> Result<PathBuf> {
+        let path = self.snapshot(commit).join(name);
+        // From `snapshots/<commit>/<dirs>/` up to the repository.
+        let up = "../".repeat(2 + name.matches('/').count());
+        let target = PathBuf::from(format!("{up}blobs/{etag}"));
+        let link = || -> io::Result<()> {
+            if fs::read_link(&path).is_ok_and(|found| found == target) {
+                return Ok(());
+            }
+            let dir = path.parent().unwrap_or(&self.root);
+            fs::create_dir_all(dir)?;
+            // A name nobody has, so that the link appears in one step.
+            let holder = tempfile::Builder::new().prefix(".link-").tempdir_in(dir)?;
+            let fresh = holder.path().join("l");
+            make_link(&target, &self.blob(etag), &fresh)?;
+            fs::rename(&fresh, &path)
+        };
+        link().map_err(|e| failed("cannot link the file into the cache", &path, e))?;
+        Ok(path)
+    }
+
+    /// Waits for the lock of a content and takes it; dropping the file releases it.
+    pub(super) fn lock(&self, etag: &str, progress: &mut dyn Progress) -> Result<File> {
+        let path = self.locks.join(format!("{etag}.lock"));
+        let open = || {
+            fs::create_dir_all(&self.locks)?;
+            fs::create_dir_all(self.root.join("blobs"))?;
+            let mut options = OpenOptions::new();
+            options.create(true).truncate(false).write(true).open(&path)
+        };
+        let file = open().map_err(|e| {
+            failed(
+                "cannot write to the cache (HF_HUB_CACHE can name another)",
+                &path,
+                e,
+            )
+        })?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                progress.begin(Stage::Waiting, etag, 0);
+                let locked = file.lock();
+                progress.end();
+                locked.map_err(|e| failed("cannot lock", &path, e))?;
+            }
+            // Some network file systems have no locks; renames still keep the cache whole.
+            Err(TryLockError::Error(e)) => {
+                tracing::warn!(path = %path.display(), "no lock on this file system: {e}");
+            }
+        }
+        Ok(file)
+    }
+}
+
+/// Temporary files are private; what is in a shared cache may be read by who may read the cache.
+#[cfg(unix)]
+fn readable(file: &File) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    file.set_permissions(fs::Permissions::from_mode(0o644))
+}
+
+#[cfg(not(unix))]
+fn readable(_: &File) -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(unix)]
+fn make_link(target: &Path, _: &Path, at: &Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(target, at)
+}
+
+/// Links need a privilege there; a second name or a copy is what Python makes too.
+#[cfg(not(unix))]
+fn make_link(_: &Path, blob: &Path, at: &Path) -> io::Result<()> {
+    fs::hard_link(blob, at).or_else(|_| fs::copy(blob, at).map(|_| ()))
+}
+
+pub(super) fn failed(what: &str, path: &Path, e: io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("{what}: {e}"))
+        .with_path(path)
+        .with_source(e)
+}
+
+/// Whether a text is one plain path component that no platform reads otherwise.
+pub(super) fn is_plain(part: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    !part.is_empty() && part.len() <= 200 && !part.starts_with('.') && part.chars().all(allowed)
+}
+
+/// Whether a text can be a branch, a tag or a commit: plain components with `/` between.
+pub(super) fn is_revision(text: &str) -> bool {
+    text.len() <= 200
+        && text
+            .split('/')
+            .all(|part| is_plain(&part.replace('+', "-")))
+}
+
+/// Whether a repository's file name stays inside the repository's directory on every platform.
+pub(super) fn is_safe_name(name: &str) -> bool {
+    let odd = |c: char| c.is_control() || matches!(c, '\\' | ':');
+    !name.is_empty()
+        && name.len() <= 1024
+        && !name.contains(odd)
+        && !name.contains("//")
+        && Path::new(name)
+            .components()
+            .all(|c| matches!(c, Component::Normal(_)))
+        && !name.split('/').any(|part| part == "." || part == "..")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_lead_out_are_not_safe() {
+        for good in [
+            "config.json",
+            "sub/dir/x.gguf",
+            ".gitattributes",
+            "a b+c.json",
+        ] {
+            assert!(is_safe_name(good), "{good:?}");
+        }
+        for bad in [
+            "",
+            "..",
+            "../x",
+            "a/../../x",
+            "/etc/passwd",
+            "a\\..\\x",
+            "C:x",
+            "a\0",
+            "a//b",
+            "a/./b",
+        ] {
+            assert!(!is_safe_name(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn references_are_followed_to_what_is_there_only() {
+        let cache = tempfile::tempdir().unwrap();
+        let spec = ModelSpec::parse("own/tiny.model").unwrap();
+        let repository = Repository::new(cache.path(), &spec);
+        assert!(repository.root().ends_with("models--own--tiny.model"));
+        fs::create_dir_all(repository.snapshot("abc123")).unwrap();
+        repository.write_ref("main", "abc123").unwrap();
+        repository.write_ref("refs/pr/1", "abc123").unwrap();
+        for revision in ["main", "refs/pr/1", "abc123"] {
+            assert_eq!(repository.commit_of(revision).as_deref(), Some("abc123"));
+        }
+        assert_eq!(repository.commit_of("other"), None);
+        assert_eq!(repository.commit_of("../main"), None);
+        for lie in ["../../..", "..", "", "gone"] {
+            fs::write(repository.root().join("refs/main"), lie).unwrap();
+            assert_eq!(repository.commit_of("main"), None, "{lie:?}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_relative_and_replaced() {
+        let cache = tempfile::tempdir().unwrap();
+        let repository = Repository::new(cache.path(), &ModelSpec::parse("o/m").unwrap());
+        fs::create_dir_all(repository.root().join("blobs")).unwrap();
+        for etag in ["e1", "e2"] {
+            fs::write(repository.blob(etag), etag).unwrap();
+            for name in ["x", "a/b/x"] {
+                let path = repository.link("c", name, etag).unwrap();
+                assert_eq!(fs::read_to_string(&path).unwrap(), etag);
+                assert!(fs::read_link(&path).unwrap().is_relative());
+            }
+        }
+        // Nothing temporary is left beside them.
+        let left = fs::read_dir(repository.snapshot("c")).unwrap().count();
+        assert_eq!(left, 2);
+    }
+}

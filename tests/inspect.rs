@@ -1,0 +1,158 @@
+//! `mlx arch` and `mlx inspect`: what there is, and what a model would take.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use common::{fixture, load, tiny_names};
+use serde_json::Value;
+
+fn mlx(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mlx"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn stdout(arguments: &[&str]) -> String {
+    let run = mlx(arguments);
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{arguments:?}: {stderr}");
+    String::from_utf8(run.stdout).unwrap()
+}
+
+fn survey(path: &Path) -> Value {
+    let text = stdout(&["inspect", "--no-load", "--json", path.to_str().unwrap()]);
+    serde_json::from_str::<Value>(&text).unwrap()["survey"].clone()
+}
+
+#[test]
+fn architectures_are_listed_as_the_error_for_an_unknown_one_lists_them() {
+    let text = stdout(&["arch"]);
+    let names: Vec<&str> = text
+        .lines()
+        .skip(1)
+        .map(|line| line.split_whitespace().next().unwrap())
+        .collect();
+    assert_eq!(names, metal_backend::architectures());
+    assert!(names.len() >= 22 && names.is_sorted());
+    let row = |name: &str| {
+        text.lines()
+            .find(|l| l.starts_with(name))
+            .unwrap()
+            .to_owned()
+    };
+    assert!(row("qwen2_moe").ends_with("qwen2moe"), "{text}");
+    assert!(row("mixtral").ends_with("llama"), "{text}");
+    let json: Value = serde_json::from_str(&stdout(&["arch", "--json"])).unwrap();
+    assert_eq!(json.as_array().unwrap().len(), names.len());
+    assert_eq!(json[0]["model_type"], names[0]);
+}
+
+#[test]
+fn headers_tell_what_loading_finds() {
+    let files = tiny_names()
+        .into_iter()
+        .map(|name| fixture("tiny").join(name))
+        .chain(
+            std::fs::read_dir(fixture("gguf"))
+                .unwrap()
+                .map(|e| e.unwrap().path()),
+        );
+    for path in files {
+        let what = path.display().to_string();
+        let survey = survey(&path);
+        let info = load(&path).info();
+        assert_eq!(survey["supported"], true, "{what}");
+        assert_eq!(
+            survey["template"].is_null(),
+            !info.has_chat_template,
+            "{what}"
+        );
+        let sum = |list: &str, field: &str| -> u64 {
+            let all = survey[list].as_array().unwrap().iter();
+            all.map(|share| share[field].as_u64().unwrap()).sum()
+        };
+        for list in ["parts", "formats"] {
+            assert_eq!(
+                sum(list, "parameters"),
+                survey["parameters"],
+                "{what}: {list}"
+            );
+            assert_eq!(
+                sum(list, "stored_bytes"),
+                survey["stored_bytes"],
+                "{what}: {list}"
+            );
+        }
+        // Files may hold more than is loaded: the embedding twice, factors of the rotation, other senses;
+        // and keys that Gemma 4 takes for values are counted as both once loaded.
+        let about =
+            |files: u64, loaded: u64| files + files / 20 >= loaded && files < loaded * 13 / 10;
+        let parameters = survey["parameters"].as_u64().unwrap();
+        assert!(
+            about(parameters, info.parameters),
+            "{what}: {parameters}, loaded {}",
+            info.parameters
+        );
+        let memory = &survey["memory"];
+        let weights = memory["weights"].as_u64().unwrap();
+        assert!(
+            about(weights, info.weight_bytes),
+            "{what}: {weights}, loaded {}",
+            info.weight_bytes
+        );
+        assert_eq!(memory["compute_type"], "float32", "{what}");
+        assert!(memory["room_for_tokens"].as_u64().unwrap() > 1000, "{what}");
+    }
+}
+
+#[test]
+fn people_see_parts_formats_template_and_fit() {
+    let path = fixture("tiny/mixtral-q4");
+    for load in [true, false] {
+        let mut arguments = vec!["inspect", "--backend", "cpu"];
+        arguments.extend((!load).then_some("--no-load"));
+        arguments.push(path.to_str().unwrap());
+        let text = stdout(&arguments);
+        for row in [
+            "architecture       mixtral",
+            "memory by part     embedding: ",
+            "                   experts: ",
+            "stored as ",
+            "affine 4 bits, groups of 32: ",
+            "chat template ",
+            "tokenizer_config.json",
+            "fits               yes: ",
+            "needs ",
+        ] {
+            assert!(text.contains(row), "{row:?} is not in\n{text}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_still_described() {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(fixture("tiny/llama")).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let config = dir.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replace("\"llama\"", "\"mamba\"")).unwrap();
+    let path = dir.path().to_str().unwrap();
+    let text = stdout(&["inspect", "--no-load", path]);
+    assert!(
+        text.contains("mamba (not supported; see `mlx arch`)"),
+        "{text}"
+    );
+    let run = mlx(&["inspect", "--backend", "cpu", path]);
+    assert_eq!(run.status.code(), Some(1));
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    for name in metal_backend::architectures() {
+        assert!(stderr.contains(name), "{name} is not in {stderr}");
+    }
+}
