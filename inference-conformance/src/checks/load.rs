@@ -1,0 +1,151 @@
+//! Loading: what must work, and what must be refused.
+
+use std::path::{Path, PathBuf};
+
+use inference::{ErrorKind, FinishReason};
+
+use crate::context::{Context, Stop, Verdict, ensure, fail, skip};
+use crate::probe::{N, first_item, greedy, refused, reply};
+
+pub(crate) fn load(context: &Context) -> Verdict {
+    match context.backend.load_model(&context.path, &context.load) {
+        Ok(_) => Ok(()),
+        Err(e) => fail(format!("the model cannot be loaded: {e}")),
+    }
+}
+
+const NO_MODEL: [ErrorKind; 4] = [
+    ErrorKind::ModelNotFound,
+    ErrorKind::InvalidModel,
+    ErrorKind::Unsupported,
+    ErrorKind::Io,
+];
+
+pub(crate) fn missing(context: &Context) -> Verdict {
+    let path = Path::new("no/such/directory/no-such-model");
+    let answer = context.backend.load_model(path, &context.load);
+    let e = refused("a path with nothing at it", answer, &NO_MODEL)?;
+    ensure!(
+        e.kind() != ErrorKind::Unsupported,
+        "a path with nothing at it is called unsupported: {e}"
+    );
+    ensure!(
+        e.to_string().contains("no-such-model"),
+        "the error does not name the path: {e}"
+    );
+    Ok(())
+}
+
+/// A directory of the check's own, removed at the end.
+pub(super) struct Scratch(pub(super) PathBuf);
+
+impl Scratch {
+    pub(super) fn new(name: &str) -> Result<Self, Stop> {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!(
+            "inference-conformance-{}-{number}-{name}",
+            std::process::id()
+        ));
+        match std::fs::create_dir(&dir) {
+            Ok(()) => Ok(Self(dir)),
+            Err(e) => skip(format!("{} cannot be made: {e}", dir.display())),
+        }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub(crate) fn not_a_model(context: &Context) -> Verdict {
+    let scratch = Scratch::new("noise")?;
+    let load = |path: &Path| context.backend.load_model(path, &context.load);
+    refused("an empty directory", load(&scratch.0), &NO_MODEL)?;
+    for name in ["noise.gguf", "noise.safetensors", "noise"] {
+        let path = scratch.0.join(name);
+        let noise: Vec<u8> = (0..4096u32)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
+        if let Err(e) = std::fs::write(&path, noise) {
+            return skip(format!("{} cannot be written: {e}", path.display()));
+        }
+        refused(&format!("a file of noise, {name},"), load(&path), &NO_MODEL)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn bad_options(context: &Context) -> Verdict {
+    let with = || context.load.clone();
+    for (what, options) in [
+        ("context_len 0", with().with_context_len(0)),
+        ("parallel_slots 0", with().with_parallel_slots(0)),
+        ("gpu_layers -2", with().with_gpu_layers(-2)),
+        ("an empty adapter_path", with().with_adapter_path("")),
+    ] {
+        let answer = context.backend.load_model(&context.path, &options);
+        refused(what, answer, &[ErrorKind::InvalidOption])?;
+    }
+    Ok(())
+}
+
+pub(crate) fn adapter(context: &Context) -> Verdict {
+    let options = context.load.clone().with_adapter_path("no/such/adapter");
+    let answer = context.backend.load_model(&context.path, &options);
+    if context.capabilities.adapters {
+        let kinds = [
+            ErrorKind::ModelNotFound,
+            ErrorKind::InvalidModel,
+            ErrorKind::InvalidOption,
+            ErrorKind::Io,
+        ];
+        refused("an adapter that is not there", answer, &kinds)?;
+    } else {
+        let what = "an adapter, which is not declared,";
+        refused(what, answer, &[ErrorKind::Unsupported])?;
+    }
+    Ok(())
+}
+
+pub(crate) fn context_len(context: &Context) -> Verdict {
+    let prompt = context.prompt();
+    let load = |n: usize| {
+        let options = context.load.clone().with_context_len(n);
+        context.backend.load_model(&context.path, &options)
+    };
+    let prompt_tokens = match context.model()?.as_token_model() {
+        Some(tokens) => match tokens.encode(&context.prompts[0], true) {
+            Ok(ids) => ids.len(),
+            Err(e) => return fail(format!("encode: {e}")),
+        },
+        None => return skip("the model does not show its tokens"),
+    };
+    let room = N / 2;
+    let model = match load(prompt_tokens + room) {
+        Ok(model) => model,
+        Err(e) if e.kind() == ErrorKind::Unsupported => return skip(e.to_string()),
+        Err(e) => return fail(format!("context_len {}: {e}", prompt_tokens + room)),
+    };
+    let got = reply(model.as_ref(), &prompt, &greedy(4 * N))?;
+    // One more than there is room for is fine: nothing is computed from the last token.
+    ensure!(
+        (room..=room + 1).contains(&got.ids.len()) && got.finish == Some(FinishReason::Length),
+        "with room for {room} tokens after the prompt the reply has {} and ended with {:?}",
+        got.ids.len(),
+        got.finish
+    );
+    if prompt_tokens > 1 {
+        match load(prompt_tokens - 1) {
+            Ok(model) => {
+                let answer = first_item(model.generate(&prompt, &greedy(1)));
+                let what = "a prompt longer than the context";
+                refused(what, answer, &[ErrorKind::InvalidOption])?;
+            }
+            Err(e) => return fail(format!("context_len {}: {e}", prompt_tokens - 1)),
+        }
+    }
+    Ok(())
+}
