@@ -2,9 +2,11 @@
 //! tested in `inference-conformance` itself.
 
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
+use echo_backend as _; // linked for their registrations
 use inference_conformance::{Check, Report, Suite};
-use metal_backend as _; // keeps the linker from dropping the registration
+use metal_backend as _;
 
 /// A path below `tests/fixtures`.
 fn fixture(name: &str) -> std::path::PathBuf {
@@ -13,18 +15,12 @@ fn fixture(name: &str) -> std::path::PathBuf {
         .join(name)
 }
 
-/// Another backend is one more test: its name, and a model it loads. For `mlx_lm`, which runs in a
-/// Python process, that is (with `use mlxlm_backend as _;` above, and `MLXLM_PYTHON` naming a Python
-/// that can import mlx_lm, installed by the test into an environment of its own or by hand):
-///
-/// ```ignore
-/// #[test]
-/// #[ignore = "needs MLXLM_PYTHON, a Python with mlx-lm"]
-/// fn mlx_lm_conforms() {
-///     conforms("mlx_lm", "tiny/llama", &[]).assert_passed();
-/// }
-/// ```
+/// The whole suite on a linked backend. Another backend is one more line: its crate above, and a test
+/// that names it and a model that it loads.
 fn conforms(backend: &str, model: &str, more: &[Check]) -> Report {
+    // One at a time: a check looks at the memory that the whole process has in use.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut suite = Suite::registered(backend, fixture(model)).unwrap();
     for &check in more {
         suite = suite.require(check);
@@ -34,25 +30,43 @@ fn conforms(backend: &str, model: &str, more: &[Check]) -> Report {
     report
 }
 
-/// What the engine keeps beyond what its capabilities ask for.
-const MORE: [Check; 4] = [
+/// What a backend here keeps beyond what its capabilities ask for.
+const MORE: [Check; 5] = [
     Check::ContextLen,
     Check::Eos,
-    Check::RenderChat,
     Check::Interleaved,
+    Check::RenderChat,
+    Check::RepeatPenalty,
+];
+
+/// What the engine keeps besides.
+const ENGINE: [Check; 7] = [
+    Check::ContextLen,
+    Check::DroppedModels,
+    Check::Eos,
+    Check::Formats,
+    Check::Interleaved,
+    Check::RenderChat,
+    Check::RepeatPenalty,
 ];
 
 #[test]
 fn cpu_conforms_on_a_directory() {
-    conforms("cpu", "tiny/llama", &MORE).assert_passed();
+    conforms("cpu", "tiny/llama", &ENGINE).assert_passed();
 }
 
 #[test]
 fn cpu_conforms_on_a_quantized_model() {
-    conforms("cpu", "tiny/qwen3-q8", &MORE).assert_passed();
+    conforms("cpu", "tiny/qwen3-q8", &ENGINE).assert_passed();
 }
 
 #[test]
 fn cpu_conforms_on_a_gguf_file() {
-    conforms("cpu", "tiny/llama-gguf/model.gguf", &MORE).assert_passed();
+    conforms("cpu", "tiny/llama-gguf/model.gguf", &ENGINE).assert_passed();
+}
+
+/// A stranger's backend without a network in it (`examples/plugin/`).
+#[test]
+fn echo_conforms() {
+    conforms("echo", "../../examples/plugin/models/tales", &MORE).assert_passed();
 }

@@ -7,7 +7,8 @@ use inference::{Capabilities, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
 use crate::checks::{
-    classify, close, errors, generate, interrupt, load, many, meta, sampling, stop, threads, tokens,
+    classify, close, errors, generate, interrupt, load, many, meta, sampling, stop, threads,
+    tokens, training,
 };
 use crate::context::{Context, Verdict};
 
@@ -93,6 +94,9 @@ checks! {
     LoadAdapter "load_adapter"
         "an adapter that is missing or cannot be applied is an error, never ignored"
         Need::Always, load::adapter;
+    Formats "formats"
+        "the format of the model that loads is one that is declared"
+        Need::WherePossible, load::formats;
     ContextLen "context_len"
         "context_len bounds prompt and reply together"
         Need::WherePossible, load::context_len;
@@ -129,6 +133,9 @@ checks! {
     Filters "filters"
         "top_k 1, a tiny top_p and min_p 1 leave only the greedy reply"
         Need::Always, sampling::filters;
+    RepeatPenalty "repeat_penalty"
+        "a repeat penalty changes a reply that repeats itself"
+        Need::WherePossible, sampling::repeat_penalty;
     Seeds "seeds"
         "the same seed gives the same sampled reply"
         capability!(seeds), sampling::seeds;
@@ -183,12 +190,18 @@ checks! {
     ClassifyErrors "classify_errors"
         "classify refuses bad options and any bad prompt; no prompts are no results"
         capability!(classify), classify::errors;
+    ClassifyInterrupted "classify_interrupted"
+        "classify that is cancelled, or out of time, fails with that kind"
+        capability!(classify), classify::interrupted;
     Batch "batch"
         "batch_generate gives each prompt what generate alone gives, in order"
         capability!(batch_generate), many::batch;
     BatchErrors "batch_errors"
         "a bad prompt of a batch has its own error and spares the others; bad options fail the call"
         capability!(batch_generate), many::batch_errors;
+    BatchInterrupted "batch_interrupted"
+        "batch_generate that is cancelled, or out of time, says so and gives no whole reply"
+        capability!(batch_generate), many::batch_interrupted;
     EncodeDecode "encode_decode"
         "text survives encode and decode; ids outside the vocabulary are refused"
         capability!(logits), tokens::encode_decode;
@@ -209,10 +222,14 @@ checks! {
         Need::WherePossible, tokens::render_chat;
     Training "training"
         "LoRA applies, names its parameters and saves; a bad configuration is refused as invalid"
-        capability!(training), tokens::training;
+        capability!(training), training::training;
+    AdapterSaved "adapter_saved"
+        "an adapter that training saved can be loaded with the model"
+        Need::Declared("training` and `adapters", |c| c.training && c.adapters),
+        training::adapter_saved;
     Attention "attention"
         "the attention snapshot has the shapes it says"
-        capability!(attention_inspection), tokens::attention;
+        capability!(attention_inspection), training::attention;
     Concurrent "concurrent"
         "callers in several threads get what they get alone"
         Need::Always, threads::concurrent;
@@ -225,6 +242,9 @@ checks! {
     Reload "reload"
         "a model loaded twice is two models: equal answers, closed separately"
         Need::Always, close::reload;
+    DroppedModels "dropped_models"
+        "models that are loaded and dropped, again and again, leave no memory in use"
+        Need::WherePossible, close::dropped_models;
     CloseTwice "close_twice"
         "closing twice is fine"
         Need::Always, close::twice;

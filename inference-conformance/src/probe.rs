@@ -14,6 +14,9 @@ pub(crate) const LAG: usize = 32;
 /// A reply that is never read to its end.
 pub(crate) const LONG: usize = 100_000;
 
+/// Growth of memory that is too much to be noise: tiny models count, too.
+pub(crate) const GROWTH: u64 = 1 << 18;
+
 /// Greedy, to the last token asked for.
 pub(crate) fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions::new()

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use inference_conformance::{Check, Outcome, Report, Suite};
-use mock::{Fault, Mock, tales};
+use mock::{Fault, Mock, tales_of_a_format};
 
 const FAULTS: &[(Fault, Check)] = &[
     (Fault::NameWithSpaces, Check::BackendIdentity),
@@ -23,6 +23,7 @@ const FAULTS: &[(Fault, Check)] = &[
     (Fault::NoisePanics, Check::LoadNotAModel),
     (Fault::BadLoadOptionsPass, Check::LoadOptions),
     (Fault::AdapterIgnored, Check::LoadAdapter),
+    (Fault::FormatNotDeclared, Check::Formats),
     (Fault::ContextIgnored, Check::ContextLen),
     (Fault::WholeReplyFirst, Check::Streaming),
     (Fault::OtherText, Check::StreamText),
@@ -35,6 +36,7 @@ const FAULTS: &[(Fault, Check)] = &[
     (Fault::HeldBackLost, Check::StopHeldBack),
     (Fault::SeedMovesGreedy, Check::Greedy),
     (Fault::TopKIgnored, Check::Filters),
+    (Fault::PenaltyIgnored, Check::RepeatPenalty),
     (Fault::SeedIgnored, Check::Seeds),
     (Fault::SeedsAllOne, Check::SeedsDiffer),
     (Fault::UnseededIsSeeded, Check::Unseeded),
@@ -56,8 +58,10 @@ const FAULTS: &[(Fault, Check)] = &[
     (Fault::ClassifyLogitsShort, Check::ClassifyLogits),
     (Fault::ClassifyLogitsAlways, Check::ClassifyLogits),
     (Fault::ClassifyNothingFails, Check::ClassifyErrors),
+    (Fault::ClassifyNotCancelled, Check::ClassifyInterrupted),
     (Fault::BatchOutOfOrder, Check::Batch),
     (Fault::BatchFailsWhole, Check::BatchErrors),
+    (Fault::BatchOutlivesDeadline, Check::BatchInterrupted),
     (Fault::DecodesAnything, Check::EncodeDecode),
     (Fault::IdsReversed, Check::PromptForms),
     (Fault::LogitsShapeSwapped, Check::Logits),
@@ -65,11 +69,13 @@ const FAULTS: &[(Fault, Check)] = &[
     (Fault::TokenLogitsMissing, Check::TokenLogits),
     (Fault::ConversationLost, Check::RenderChat),
     (Fault::LoraRankZero, Check::Training),
+    (Fault::AdapterNotReadBack, Check::AdapterSaved),
     (Fault::AttentionTooShort, Check::Attention),
     (Fault::MixesRequests, Check::Concurrent),
     (Fault::BoundToThread, Check::Crossing),
     (Fault::OneStreamAThread, Check::Interleaved),
     (Fault::CloseClosesAll, Check::Reload),
+    (Fault::ModelsStay, Check::DroppedModels),
     (Fault::CloseTwiceFails, Check::CloseTwice),
     (Fault::ClosedIsEngine, Check::ClosedCalls),
     (Fault::CloseEndsSilently, Check::CloseEndsStreams),
@@ -77,7 +83,8 @@ const FAULTS: &[(Fault, Check)] = &[
 ];
 
 fn report(fault: Fault) -> Report {
-    let mut suite = Suite::new(Mock::with(fault), tales()).with_timeout(Duration::from_secs(20));
+    let mut suite =
+        Suite::new(Mock::with(fault), tales_of_a_format()).with_timeout(Duration::from_secs(20));
     if fault == Fault::MissingPathHangs {
         suite = suite.with_timeout(Duration::from_secs(4));
     }

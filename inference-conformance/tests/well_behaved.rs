@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use inference::{Backend, Capabilities, LoadOptions, Result, TextModel};
 use inference_conformance::{Check, Outcome, Report, Suite};
-use mock::{Fault, Mock, tales};
+use mock::{Fault, Mock, tales, tales_of_a_format};
 
 fn honest() -> Suite {
-    Suite::new(Mock::with(Fault::None), tales())
+    Suite::new(Mock::with(Fault::None), tales_of_a_format())
 }
 
 #[test]

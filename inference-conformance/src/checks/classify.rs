@@ -2,7 +2,7 @@
 
 use inference::{ClassifyResult, ErrorKind, Prompt};
 
-use super::errors::bad_options;
+use super::errors::{bad_options, interrupted as interruptions};
 use crate::context::{Context, Stop, Verdict, ensure, fail};
 use crate::probe::{N, greedy, is_greatest, refused, reply, usable};
 
@@ -78,6 +78,17 @@ pub(crate) fn errors(context: &Context) -> Verdict {
             results.len()
         ),
         Err(e) => return fail(format!("no prompts: {e}")),
+    }
+    usable(model.as_ref(), &good, &before)
+}
+
+pub(crate) fn interrupted(context: &Context) -> Verdict {
+    let model = context.model()?;
+    let good = context.prompt();
+    let before = reply(model.as_ref(), &good, &greedy(N))?;
+    for (what, kind, options) in interruptions(1) {
+        let answer = model.classify(&context.all_prompts(), &options, false);
+        refused(&format!("classify, {what},"), answer, &[kind])?;
     }
     usable(model.as_ref(), &good, &before)
 }

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use inference::{ErrorKind, Message, Prompt, TextModel};
 
-use crate::context::{Context, Verdict, ensure, fail};
-use crate::probe::{LONG, N, ends_with, first_item, greedy, refused, reply, same, start};
+use crate::context::{Context, Verdict, ensure, fail, skip};
+use crate::probe::{
+    GROWTH, LONG, N, ends_with, first_item, greedy, read, refused, reply, same, start,
+};
 
 fn close(model: &dyn TextModel) -> Verdict {
     model.close().or_else(|e| fail(format!("close: {e}")))
@@ -26,6 +28,29 @@ pub(crate) fn reload(context: &Context) -> Verdict {
     let third = context.own_model()?;
     let anew = reply(third.as_ref(), &context.prompt(), &greedy(N))?;
     same("the reply of the model loaded after closing", &anew, &first)
+}
+
+/// Models loaded one after another.
+const LOADS: usize = 6;
+
+pub(crate) fn dropped_models(context: &Context) -> Verdict {
+    let mut memory = Vec::new();
+    for _ in 0..LOADS {
+        let model = context.own_model()?;
+        let (_, metrics) = read(start(model.as_ref(), &context.prompt(), &greedy(2))?)?;
+        memory.push(metrics.active_memory_bytes);
+    }
+    if memory.iter().all(|bytes| *bytes == 0) {
+        return skip("the backend does not tell how much memory is in use");
+    }
+    // Other work in the process moves the figure both ways; a leak moves it up each time, by a model.
+    let grows = memory.windows(2).all(|w| w[0] < w[1]);
+    let growth = memory[LOADS - 1].saturating_sub(memory[0]);
+    ensure!(
+        !(grows && growth > GROWTH),
+        "memory in use grows with each model that was loaded and dropped: {memory:?} bytes"
+    );
+    Ok(())
 }
 
 pub(crate) fn twice(context: &Context) -> Verdict {

@@ -1,9 +1,31 @@
-//! What `generate` must refuse.
+//! What `generate` must refuse, and options that others must refuse too.
 
-use inference::{ErrorKind, GenerateOptions, Prompt};
+use std::time::{Duration, Instant};
+
+use inference::{CancelToken, ErrorKind, GenerateOptions, Prompt};
 
 use crate::context::{Context, Verdict, fail};
 use crate::probe::{N, first_item, greedy, read, refused, reply, usable};
+
+/// Options under which no request may do its work, what ends it, and what is wrong with them.
+pub(super) fn interrupted(n: usize) -> [(&'static str, ErrorKind, GenerateOptions); 2] {
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    let now = Instant::now();
+    let past = now.checked_sub(Duration::from_millis(1)).unwrap_or(now);
+    [
+        (
+            "cancelled",
+            ErrorKind::Cancelled,
+            greedy(n).with_cancel(cancel),
+        ),
+        (
+            "out of time",
+            ErrorKind::DeadlineExceeded,
+            greedy(n).with_deadline(past),
+        ),
+    ]
+}
 
 const INVALID: &[ErrorKind] = &[ErrorKind::InvalidOption];
 

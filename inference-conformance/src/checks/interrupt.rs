@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use inference::{CancelToken, ErrorKind, GenerateOptions, TokenStream};
 
+use super::errors::interrupted;
 use crate::context::{Context, Verdict, ensure, fail};
-use crate::probe::{LONG, N, ends_with, greedy, read, reply, same, start, usable};
+use crate::probe::{GROWTH, LONG, N, ends_with, greedy, read, reply, same, start, usable};
 
 /// A request that must end before its first token, at the call or in the stream.
 fn stillborn(context: &Context, options: &GenerateOptions, kind: ErrorKind) -> Verdict {
@@ -49,23 +50,13 @@ fn stillborn(context: &Context, options: &GenerateOptions, kind: ErrorKind) -> V
 }
 
 pub(crate) fn cancel_before(context: &Context) -> Verdict {
-    let cancel = CancelToken::new();
-    cancel.cancel();
-    stillborn(
-        context,
-        &greedy(LONG).with_cancel(cancel),
-        ErrorKind::Cancelled,
-    )
+    let [(_, kind, options), _] = interrupted(LONG);
+    stillborn(context, &options, kind)
 }
 
 pub(crate) fn deadline_past(context: &Context) -> Verdict {
-    let now = Instant::now();
-    let past = now.checked_sub(Duration::from_millis(1)).unwrap_or(now);
-    stillborn(
-        context,
-        &greedy(LONG).with_deadline(past),
-        ErrorKind::DeadlineExceeded,
-    )
+    let [_, (_, kind, options)] = interrupted(LONG);
+    stillborn(context, &options, kind)
 }
 
 /// Reads a first token, if one comes before the request is stopped.
@@ -113,9 +104,6 @@ pub(crate) fn deadline_during(context: &Context) -> Verdict {
     drop(stream);
     usable(model.as_ref(), &context.prompt(), &before)
 }
-
-/// Growth of memory that is too much to be noise.
-const GROWTH: u64 = 1 << 20;
 
 pub(crate) fn drop_stream(context: &Context) -> Verdict {
     let model = context.model()?;

@@ -110,6 +110,38 @@ pub(crate) fn adapter(context: &Context) -> Verdict {
     Ok(())
 }
 
+/// Looks at what lies at the path. A model of another kind has no capability of its own.
+pub(crate) fn formats(context: &Context) -> Verdict {
+    context.model()?;
+    let is = |path: &Path, extension: &str| path.extension().is_some_and(|e| e == extension);
+    let holds = |extension: &str| {
+        if context.path.is_file() {
+            return is(&context.path, extension);
+        }
+        let entries = std::fs::read_dir(&context.path).into_iter().flatten();
+        entries.flatten().any(|e| is(&e.path(), extension))
+    };
+    let declared = context.capabilities;
+    let found = [
+        ("safetensors", declared.safetensors, holds("safetensors")),
+        ("gguf", declared.gguf, holds("gguf")),
+    ];
+    let there = || found.iter().filter(|(_, _, there)| *there);
+    if there().next().is_none() {
+        return skip("the model is neither of safetensors nor a GGUF file");
+    }
+    // In a directory with both, one of them is the model.
+    ensure!(
+        there().any(|(_, declared, _)| *declared),
+        "a model of {} loads, but that is not declared",
+        there()
+            .map(|(name, ..)| *name)
+            .collect::<Vec<_>>()
+            .join(" and ")
+    );
+    Ok(())
+}
+
 pub(crate) fn context_len(context: &Context) -> Verdict {
     let prompt = context.prompt();
     let load = |n: usize| {

@@ -2,9 +2,9 @@
 
 use inference::{BatchResult, ErrorKind, FinishReason, Message, Prompt};
 
-use super::errors::bad_options;
+use super::errors::{bad_options, interrupted};
 use crate::context::{Context, Stop, Verdict, ensure, fail, skip};
-use crate::probe::{N, Reply, greedy, read, refused, reply, same, usable};
+use crate::probe::{LONG, N, Reply, greedy, read, refused, reply, same, usable};
 
 fn conversation() -> Vec<Message> {
     vec![
@@ -150,5 +150,38 @@ pub(crate) fn batch_errors(context: &Context) -> Verdict {
         "the result of a bad prompt has the error {error:?} and ended with {:?}",
         results[1].finish_reason
     );
+    usable(model.as_ref(), &good, &before)
+}
+
+pub(crate) fn batch_interrupted(context: &Context) -> Verdict {
+    let model = context.model()?;
+    let good = context.prompt();
+    let before = reply(model.as_ref(), &good, &greedy(N))?;
+    let prompts = context.all_prompts();
+    for (what, kind, options) in interrupted(LONG) {
+        let results = match model.batch_generate(&prompts, &options) {
+            Ok(results) => results,
+            Err(e) => {
+                let what = format!("batch_generate, {what},");
+                refused::<()>(&what, Err(e), &[kind])?;
+                continue;
+            }
+        };
+        ensure!(
+            results.len() == prompts.len(),
+            "{} prompts gave {} results",
+            prompts.len(),
+            results.len()
+        );
+        for (i, result) in results.iter().enumerate() {
+            let error = result.error.as_ref().map(inference::Error::kind);
+            ensure!(
+                error == Some(kind),
+                "reply {i} of a batch that is {what} has {} tokens and the error {error:?}, \
+                 expected one of kind {kind}",
+                result.tokens.len()
+            );
+        }
+    }
     usable(model.as_ref(), &good, &before)
 }

@@ -13,3 +13,4 @@ pub(crate) mod sampling;
 pub(crate) mod stop;
 pub(crate) mod threads;
 pub(crate) mod tokens;
+pub(crate) mod training;

@@ -8,11 +8,12 @@ mod model;
 mod stream;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use inference::{Backend, Capabilities, Error, ErrorKind, LoadOptions, Result, TextModel};
 
-use model::{Model, State};
+use model::{ADAPTER_FILE, Model, State};
 
 /// The promise that is broken, by the check that must notice, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,7 @@ pub enum Fault {
     NoisePanics,
     BadLoadOptionsPass,
     AdapterIgnored,
+    FormatNotDeclared,
     ContextIgnored,
     WholeReplyFirst,
     OtherText,
@@ -42,6 +44,7 @@ pub enum Fault {
     HeldBackLost,
     SeedMovesGreedy,
     TopKIgnored,
+    PenaltyIgnored,
     SeedIgnored,
     SeedsAllOne,
     UnseededIsSeeded,
@@ -63,8 +66,10 @@ pub enum Fault {
     ClassifyLogitsShort,
     ClassifyLogitsAlways,
     ClassifyNothingFails,
+    ClassifyNotCancelled,
     BatchOutOfOrder,
     BatchFailsWhole,
+    BatchOutlivesDeadline,
     DecodesAnything,
     IdsReversed,
     LogitsShapeSwapped,
@@ -72,11 +77,13 @@ pub enum Fault {
     TokenLogitsMissing,
     ConversationLost,
     LoraRankZero,
+    AdapterNotReadBack,
     AttentionTooShort,
     MixesRequests,
     BoundToThread,
     OneStreamAThread,
     CloseClosesAll,
+    ModelsStay,
     CloseTwiceFails,
     ClosedIsEngine,
     CloseEndsSilently,
@@ -88,10 +95,27 @@ pub fn tales() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/plugin/models/tales")
 }
 
+/// The same, with a file that makes it look like a model of the format that the mock declares.
+pub fn tales_of_a_format() -> PathBuf {
+    static DIR: LazyLock<PathBuf> = LazyLock::new(|| {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("conformance-tales");
+        std::fs::create_dir_all(&dir).unwrap();
+        // Written aside and moved, since test binaries may run at once.
+        let aside = dir.join(format!("{}.part", std::process::id()));
+        std::fs::copy(tales().join("corpus.txt"), &aside).unwrap();
+        std::fs::rename(&aside, dir.join("corpus.txt")).unwrap();
+        std::fs::write(dir.join("model.safetensors"), "").unwrap();
+        dir
+    });
+    DIR.clone()
+}
+
 /// The wrapper around `echo`.
 pub struct Mock {
     fault: Fault,
     loaded: Mutex<Vec<Weak<State>>>,
+    /// Bytes that its models are said to hold.
+    held: Arc<AtomicU64>,
 }
 
 impl Mock {
@@ -99,6 +123,7 @@ impl Mock {
         Arc::new(Self {
             fault,
             loaded: Mutex::default(),
+            held: Arc::default(),
         })
     }
 }
@@ -127,9 +152,13 @@ impl Backend for Mock {
         let mut c = echo_backend::Echo
             .capabilities()
             .with_training()
-            .with_attention_inspection();
-        if self.fault == Fault::UndeclaredWorks {
-            c.classify = false;
+            .with_attention_inspection()
+            .with_adapters()
+            .with_safetensors();
+        match self.fault {
+            Fault::UndeclaredWorks => c.classify = false,
+            Fault::FormatNotDeclared => (c.safetensors, c.gguf) = (false, true),
+            _ => {}
         }
         c
     }
@@ -156,8 +185,22 @@ impl Backend for Mock {
             Fault::ContextIgnored if options.validate().is_ok() => options.context_len = None,
             _ => {}
         }
+        if options.validate().is_ok()
+            && let Some(adapter) = options.adapter_path.take()
+        {
+            if !adapter.join(ADAPTER_FILE).is_file() {
+                let missing = Error::new(ErrorKind::ModelNotFound, "there is no adapter here");
+                return Err(missing.with_path(adapter));
+            }
+            if self.fault == Fault::AdapterNotReadBack {
+                return Err(Error::new(
+                    ErrorKind::InvalidModel,
+                    "the adapter has no end",
+                ));
+            }
+        }
         let inner = echo_backend::Echo.load_model(&path, &options)?;
-        let model = Model::new(inner, self.fault);
+        let model = Model::new(inner, self.fault, &self.held);
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if self.fault == Fault::CloseClosesAll {
             model.state.others.lock().unwrap().clone_from(&loaded);

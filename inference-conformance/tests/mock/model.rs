@@ -19,6 +19,8 @@ use super::stream::{ORDINARY, Source};
 pub struct State {
     /// Streams that are there.
     pub streams: AtomicUsize,
+    /// Bytes that all models of the backend are said to hold.
+    pub held: Arc<AtomicU64>,
     /// Bytes that dropped streams are said to have left.
     pub leaked: AtomicU64,
     /// The model's handle is gone.
@@ -33,6 +35,12 @@ pub struct State {
     requests: AtomicU64,
 }
 
+/// What an adapter of the mock consists of.
+pub const ADAPTER_FILE: &str = "adapter.txt";
+
+/// Bytes that a model is said to hold.
+const MODEL_BYTES: u64 = 1 << 20;
+
 pub struct Model {
     inner: Box<dyn TextModel>,
     fault: Fault,
@@ -44,11 +52,16 @@ fn error<T>(kind: ErrorKind, message: &str) -> Result<T> {
 }
 
 impl Model {
-    pub fn new(inner: Box<dyn TextModel>, fault: Fault) -> Self {
+    pub fn new(inner: Box<dyn TextModel>, fault: Fault, held: &Arc<AtomicU64>) -> Self {
+        held.fetch_add(MODEL_BYTES, Ordering::SeqCst);
+        let state = State {
+            held: Arc::clone(held),
+            ..State::default()
+        };
         Self {
             inner,
             fault,
-            state: Arc::default(),
+            state: Arc::new(state),
         }
     }
 
@@ -71,6 +84,7 @@ impl Model {
                 o.temperature = 1.5;
             }
             Fault::TopKIgnored => o.top_k = 0,
+            Fault::PenaltyIgnored if o.repeat_penalty > 1.0 => o.repeat_penalty = 1.0,
             Fault::SeedIgnored if o.max_tokens <= ORDINARY => {
                 o.seed = o
                     .seed
@@ -112,6 +126,9 @@ impl Model {
 impl Drop for Model {
     fn drop(&mut self) {
         self.state.dropped.store(true, Ordering::SeqCst);
+        if self.fault != Fault::ModelsStay {
+            self.state.held.fetch_sub(MODEL_BYTES, Ordering::SeqCst);
+        }
     }
 }
 
@@ -156,7 +173,11 @@ impl TextModel for Model {
             return error(ErrorKind::InvalidOption, "no prompts");
         }
         let asked = return_logits || self.fault == Fault::ClassifyLogitsAlways;
-        let answer = self.inner.classify(prompts, options, asked);
+        let mut bent = options.clone();
+        if self.fault == Fault::ClassifyNotCancelled {
+            bent.cancel = None;
+        }
+        let answer = self.inner.classify(prompts, &bent, asked);
         let mut results = match answer {
             Err(e) if self.fault == Fault::ClosedIsEngine && e.kind() == ErrorKind::Closed => {
                 return error(ErrorKind::Engine, "null pointer");
@@ -183,8 +204,12 @@ impl TextModel for Model {
         options.validate()?;
         self.inner.batch_generate(&[], options)?; // refuses when closed
         let mut results = Vec::new();
+        let mut bent = options.clone();
+        if self.fault == Fault::BatchOutlivesDeadline && bent.deadline.take().is_some() {
+            bent.max_tokens = ORDINARY; // it ends some time
+        }
         for prompt in prompts {
-            let mut stream = match self.generate(prompt, options) {
+            let mut stream = match self.generate(prompt, &bent) {
                 Ok(stream) => stream,
                 Err(e) if self.fault == Fault::BatchFailsWhole => return Err(e),
                 Err(e) => {
@@ -301,6 +326,7 @@ impl Adapter for Weights {
 
     fn save(&self, path: &Path) -> Result<()> {
         std::fs::create_dir(path)
+            .and_then(|()| std::fs::write(path.join(ADAPTER_FILE), "a b"))
             .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(path))
     }
 }

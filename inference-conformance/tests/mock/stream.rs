@@ -164,12 +164,14 @@ impl TokenSource for Source {
             Fault::DecodeTakesTooLong => m.decode_time += Duration::from_secs(3600),
             Fault::CountsOneMore => m.generated_tokens += 1,
             Fault::FiguresGoDown => m.generated_tokens = 20usize.saturating_sub(self.given),
-            Fault::DropLeaks => {
-                m.active_memory_bytes = self.state.leaked.load(Ordering::SeqCst);
-                m.peak_memory_bytes = m.active_memory_bytes;
-            }
             _ => {}
         }
+        m.active_memory_bytes = self.state.held.load(Ordering::SeqCst)
+            + match self.fault {
+                Fault::DropLeaks => self.state.leaked.load(Ordering::SeqCst),
+                _ => 0,
+            };
+        m.peak_memory_bytes = m.active_memory_bytes;
         m
     }
 }
