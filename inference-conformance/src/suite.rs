@@ -35,7 +35,7 @@ pub struct Suite {
 
 impl Suite {
     /// All checks on `backend` with the model at `path`, which should be a small one: the suite
-    /// loads it a few times and asks for some two thousand tokens.
+    /// loads it about 25 times and asks for some five thousand tokens.
     pub fn new(backend: Arc<dyn Backend>, path: impl Into<PathBuf>) -> Self {
         Self {
             backend,
