@@ -14,7 +14,8 @@ const WORKSPACE: &str = "tests/registration";
 
 /// Cargo's profile and the directory it builds into.
 const DEV: (&str, &str) = ("dev", "debug");
-const LTO: [(&str, &str); 2] = [("lto-thin", "lto-thin"), ("lto-fat", "lto-fat")];
+const THIN: (&str, &str) = ("lto-thin", "lto-thin");
+const FAT: (&str, &str) = ("lto-fat", "lto-fat");
 
 /// Builds the workspace; where its programs and libraries are.
 fn built((profile, dir): (&str, &str)) -> PathBuf {
@@ -75,7 +76,7 @@ fn a_dependency_that_nothing_refers_to_is_not_linked() {
 
 #[test]
 fn link_time_optimization_changes_nothing_in_programs() {
-    for profile in LTO {
+    for profile in [THIN, FAT] {
         let dir = built(profile);
         assert_eq!(lines(&dir.join("program"), &[]), ["linked"], "{profile:?}");
         assert_eq!(lines(&dir.join("forgetful"), &[]), [""; 0], "{profile:?}");
@@ -83,37 +84,44 @@ fn link_time_optimization_changes_nothing_in_programs() {
 }
 
 #[test]
-fn a_static_library_keeps_registrations_only_as_a_whole_or_with_lto() {
-    let dir = built(DEV);
-    // A linker takes from an archive what is referred to by name, which no registration is. A call
-    // of `register` works all the same.
-    let plain = c_program(&dir, "static", false);
-    assert_eq!(lines(&plain, &[]), ["[]", "[called]"]);
-    let whole = c_program(&dir, "static", true);
-    assert_eq!(lines(&whole, &[]), ["[linked]", "[called linked]"]);
-    for profile in LTO {
-        let plain = c_program(&built(profile), "static", false);
+fn a_static_library_keeps_registrations_only_as_a_whole() {
+    // A linker takes from an archive the object files in which there is something that is referred to
+    // by name, which no registration is. A call of `register` works all the same.
+    for profile in [DEV, THIN] {
+        let dir = built(profile);
+        let plain = c_program(&dir, "static", false);
+        assert_eq!(lines(&plain, &[]), ["[]", "[called]"], "{profile:?}");
+        let whole = c_program(&dir, "static", true);
         let expected = ["[linked]", "[called linked]"];
-        assert_eq!(lines(&plain, &[]), expected, "{profile:?}");
+        assert_eq!(lines(&whole, &[]), expected, "{profile:?}");
     }
 }
 
 #[test]
+fn a_static_library_with_fat_lto_keeps_registrations() {
+    // All Rust code in it is one object file.
+    let dir = built(FAT);
+    let plain = c_program(&dir, "static", false);
+    assert_eq!(lines(&plain, &[]), ["[linked]", "[called linked]"]);
+}
+
+#[test]
 fn a_cdylib_has_its_registrations_and_a_registry_of_its_own() {
-    let dir = built(DEV);
     // What is linked into the library does not come to the program that opens it, and what the
     // program registers by a call does not come to the library.
-    let plain = c_program(&dir, "opens", false);
-    assert_eq!(
-        lines(&plain, &[&dynamic(&dir)]),
-        ["[]", "[called]", "[linked]", "[called]"]
-    );
-    for profile in LTO {
+    for profile in [DEV, THIN] {
         let dir = built(profile);
+        let program = c_program(&dir, "opens", false);
         assert_eq!(
-            lines(&c_program(&dir, "opens", false), &[&dynamic(&dir)]),
-            ["[linked]", "[called linked]", "[linked]", "[called linked]"],
+            lines(&program, &[&dynamic(&dir)]),
+            ["[]", "[called]", "[linked]", "[called]"],
             "{profile:?}"
         );
     }
+    let dir = built(FAT);
+    let program = c_program(&dir, "opens", false);
+    assert_eq!(
+        lines(&program, &[&dynamic(&dir)]),
+        ["[linked]", "[called linked]", "[linked]", "[called linked]"]
+    );
 }

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 
 /// Where the programs that `cargo` builds are put: `target(shared)/debug/<name>`.
 ///
@@ -19,15 +20,28 @@ pub fn target(shared: &str) -> PathBuf {
 pub fn cargo(workspace: &str, shared: &str) -> Command {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let dir = root.join(workspace);
-    // Begins with our versions, which are all on this machine already: without a network, and
-    // without another build of the same crate in another version.
-    std::fs::copy(root.join("Cargo.lock"), dir.join("Cargo.lock")).unwrap();
+    lock_versions(root, &dir);
     let mut command = clean(Command::new(env!("CARGO")));
     command
         .current_dir(dir)
         .env("CARGO_TARGET_DIR", target(shared))
         .env("CARGO_NET_OFFLINE", "true");
     command
+}
+
+/// Begins with our versions, which are all on this machine already: without a network, and without
+/// another build of the same crate in another version. Cargo leaves out what the workspace does not need.
+fn lock_versions(root: &Path, dir: &Path) {
+    static DONE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if done.iter().any(|d| d == dir) {
+        return;
+    }
+    // Moved into place: a Cargo that runs beside must not read half of it.
+    let aside = dir.join(format!("Cargo.lock.{}", std::process::id()));
+    std::fs::copy(root.join("Cargo.lock"), &aside).unwrap();
+    std::fs::rename(&aside, dir.join("Cargo.lock")).unwrap();
+    done.push(dir.to_owned());
 }
 
 /// Without what Cargo set for this test, its library path included: a stranger does not have it.

@@ -15,5 +15,5 @@ pub extern "C" fn print_backends() {
 /// Registers `called`; whether that worked. The second time it does not.
 #[unsafe(no_mangle)]
 pub extern "C" fn register_called() -> bool {
-    inference::register(Arc::new(plugin::Named("called"))).is_ok()
+    inference::register(Arc::new(named::Named("called"))).is_ok()
 }

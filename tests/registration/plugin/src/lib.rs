@@ -1,32 +1,6 @@
-//! A crate that contributes the backend `linked` by being linked, and offers another, `called`, to be
-//! registered by a call. Neither loads a model.
+//! A crate that contributes the backend `linked` by being linked, and has nothing else that could be
+//! referred to.
 
 #![forbid(unsafe_code)]
 
-pub mod registration;
-
-use std::path::Path;
-
-use inference::{Backend, Capabilities, Error, ErrorKind, LoadOptions, Result, TextModel};
-
-/// A backend of this name.
-#[derive(Debug)]
-pub struct Named(pub &'static str);
-
-impl Backend for Named {
-    fn name(&self) -> &str {
-        self.0
-    }
-    fn available(&self) -> bool {
-        true
-    }
-    fn device(&self) -> String {
-        String::from("none")
-    }
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::new()
-    }
-    fn load_model(&self, _: &Path, _: &LoadOptions) -> Result<Box<dyn TextModel>> {
-        Err(Error::new(ErrorKind::Unsupported, "there are no models of it"))
-    }
-}
+mod registration;
