@@ -78,8 +78,6 @@ fn the_strangers_backend_passes_its_own_tests_and_the_conformance_suite() {
     command.args(["test", "--quiet", "-p", "echo-backend"]);
     command.args(["--", "--nocapture"]);
     let out = dependant::stdout(&mut command);
-    assert!(
-        out.contains("0 failed, 2 skipped: `echo` conforms"),
-        "{out}"
-    );
+    let verdict = out.lines().find(|l| l.ends_with(": `echo` conforms"));
+    assert!(verdict.is_some_and(|l| l.contains(" 0 failed,")), "{out}");
 }
