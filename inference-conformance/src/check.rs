@@ -7,8 +7,8 @@ use inference::{Capabilities, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
 use crate::checks::{
-    classify, close, errors, generate, interrupt, load, many, meta, sampling, stop, threads,
-    tokens, training,
+    classify, close, errors, generate, grammars, interrupt, load, many, meta, sampling, steering,
+    stop, threads, tokens, training,
 };
 use crate::context::{Context, Verdict};
 
@@ -135,7 +135,37 @@ checks! {
         Need::Always, sampling::filters;
     RepeatPenalty "repeat_penalty"
         "a repeat penalty changes a reply that repeats itself"
-        Need::WherePossible, sampling::repeat_penalty;
+        Need::WherePossible, steering::repeat_penalty;
+    PresencePenalty "presence_penalty"
+        "under a huge presence penalty no token comes twice"
+        Need::WherePossible, steering::presence_penalty;
+    FrequencyPenalty "frequency_penalty"
+        "under a huge frequency penalty no token comes twice"
+        Need::WherePossible, steering::frequency_penalty;
+    LogitBias "logit_bias"
+        "a token with a huge bias always comes, one with a huge negative bias never"
+        Need::WherePossible, steering::logit_bias;
+    BannedTokens "banned_tokens"
+        "banned tokens do not come"
+        Need::WherePossible, steering::banned_tokens;
+    ForcedTokens "forced_tokens"
+        "a reply begins with its forced tokens, which count"
+        Need::WherePossible, steering::forced_tokens;
+    MinTokens "min_tokens"
+        "before min_tokens neither the end of text nor a stop token ends a reply"
+        Need::WherePossible, steering::min_tokens;
+    Xtc "xtc"
+        "XTC at probability 1 leaves out the most probable token, at temperature 0 nothing"
+        Need::WherePossible, steering::xtc;
+    Processors "processors"
+        "a logits processor decides what comes, sees the reply so far, and ends it by an error"
+        Need::WherePossible, steering::processors;
+    Logprobs "logprobs"
+        "tokens carry log-probabilities of the model's own distribution when asked, and only then"
+        capability!(logprobs), steering::logprobs;
+    Grammars "grammars"
+        "a reply with a grammar matches it as a whole; a broken one is refused as invalid"
+        capability!(grammars), grammars::grammars;
     Seeds "seeds"
         "the same seed gives the same sampled reply"
         capability!(seeds), sampling::seeds;

@@ -17,11 +17,12 @@ pub(crate) type Verdict = Result<(), Stop>;
 
 /// Fails the check unless the condition holds.
 macro_rules! ensure {
-    ($condition:expr, $($message:tt)+) => {
-        if !$condition {
+    ($condition:expr, $($message:tt)+) => {{
+        let holds: bool = $condition;
+        if !holds {
             return Err($crate::context::Stop::Failed(format!($($message)+)));
         }
-    };
+    }};
 }
 pub(crate) use ensure;
 

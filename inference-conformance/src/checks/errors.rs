@@ -46,6 +46,18 @@ pub(super) fn bad_options() -> Vec<(&'static str, GenerateOptions)> {
         ("min_p 2", with().with_min_p(2.0)),
         ("repeat_penalty 0", with().with_repeat_penalty(0.0)),
         ("repeat_penalty NaN", with().with_repeat_penalty(f32::NAN)),
+        (
+            "presence_penalty infinite",
+            with().with_presence_penalty(f32::INFINITY),
+        ),
+        (
+            "frequency_penalty NaN",
+            with().with_frequency_penalty(f32::NAN),
+        ),
+        ("xtc_probability 2", with().with_xtc_probability(2.0)),
+        ("xtc_threshold 0.9", with().with_xtc_threshold(0.9)),
+        ("a logit bias NaN", with().with_logit_bias([(0, f32::NAN)])),
+        ("min_tokens above max_tokens", with().with_min_tokens(5)),
         ("an empty stop string", with().with_stop([String::new()])),
     ]
 }

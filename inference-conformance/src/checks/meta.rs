@@ -1,6 +1,6 @@
 //! What the backend and the model say about themselves.
 
-use inference::{ErrorKind, Message, Prompt};
+use inference::{ErrorKind, Grammar, Message, Prompt};
 
 use crate::context::{Context, Verdict, ensure, fail};
 use crate::probe::{first_item, greedy, refused};
@@ -96,6 +96,24 @@ pub(crate) fn undeclared(context: &Context) -> Verdict {
     if !declared.classify {
         let classified = model.classify(&prompts, &greedy(1), false);
         refused("classify, which is not declared,", classified, kind)?;
+    }
+    if !declared.logprobs {
+        let stream = model.generate(&prompts[0], &greedy(1).with_logprobs(1));
+        refused(
+            "logprobs, which are not declared,",
+            first_item(stream),
+            kind,
+        )?;
+    }
+    if !declared.grammars {
+        let options = greedy(1).with_ignore_eos(false);
+        let options = options.with_grammar(Grammar::Regex("yes|no".into()));
+        let stream = model.generate(&prompts[0], &options);
+        refused(
+            "a grammar, which is not declared,",
+            first_item(stream),
+            kind,
+        )?;
     }
     if !declared.batch_generate {
         let batch = model.batch_generate(&prompts, &greedy(1));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::context::{Context, Verdict, ensure, fail, skip};
+use crate::context::{Context, Verdict, ensure, skip};
 use crate::probe::{N, greedy, reply, reply_if_supported, same, sampled};
 
 pub(crate) fn greedy_replies(context: &Context) -> Verdict {
@@ -40,34 +40,6 @@ pub(crate) fn filters(context: &Context) -> Verdict {
         return skip("the backend supports none of top_k, top_p and min_p");
     }
     Ok(())
-}
-
-/// Strong enough that a token which was seen is hardly ever the greatest.
-const PENALTY: f32 = 1e4;
-
-pub(crate) fn repeat_penalty(context: &Context) -> Verdict {
-    let model = context.model()?;
-    let mut seen = false;
-    for prompt in context.all_prompts() {
-        let free = reply(model.as_ref(), &prompt, &greedy(2 * N))?;
-        let different: BTreeSet<u32> = free.ids.iter().copied().collect();
-        if different.len() == free.ids.len() {
-            continue;
-        }
-        seen = true;
-        let options = greedy(2 * N).with_repeat_penalty(PENALTY);
-        match reply_if_supported(model.as_ref(), &prompt, &options)? {
-            None => return skip("the backend says that it has no repeat penalty"),
-            Some(bound) if bound.ids != free.ids => return Ok(()),
-            Some(_) => {}
-        }
-    }
-    if !seen {
-        return skip("no reply repeats a token; give other prompts");
-    }
-    fail(format!(
-        "replies that repeat themselves are the same with the repeat penalty {PENALTY}"
-    ))
 }
 
 pub(crate) fn seeds(context: &Context) -> Verdict {

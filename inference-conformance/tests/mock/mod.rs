@@ -4,6 +4,7 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+mod grammar;
 mod model;
 mod stream;
 
@@ -45,6 +46,22 @@ pub enum Fault {
     SeedMovesGreedy,
     TopKIgnored,
     PenaltyIgnored,
+    PresenceIgnored,
+    FrequencyIgnored,
+    BiasIgnored,
+    BannedComes,
+    ForcedNotCounted,
+    MinTokensIgnored,
+    XtcIgnored,
+    ProcessorNotCalled,
+    ProcessorErrorLost,
+    LogprobsAlways,
+    LogprobsUnsorted,
+    LogprobsOfTemperature,
+    GrammarIgnored,
+    GrammarCutShort,
+    BrokenGrammarPasses,
+    UndeclaredGrammar,
     SeedIgnored,
     SeedsAllOne,
     UnseededIsSeeded,
@@ -154,9 +171,11 @@ impl Backend for Mock {
             .with_training()
             .with_attention_inspection()
             .with_adapters()
-            .with_safetensors();
+            .with_safetensors()
+            .with_grammars();
         match self.fault {
             Fault::UndeclaredWorks => c.classify = false,
+            Fault::UndeclaredGrammar => c.grammars = false,
             Fault::FormatNotDeclared => (c.safetensors, c.gguf) = (false, true),
             _ => {}
         }

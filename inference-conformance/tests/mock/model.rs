@@ -12,6 +12,7 @@ use inference::{
 };
 
 use super::Fault;
+use super::grammar;
 use super::stream::{ORDINARY, Source};
 
 /// What a model and its streams know of each other.
@@ -37,6 +38,9 @@ pub struct State {
 
 /// What an adapter of the mock consists of.
 pub const ADAPTER_FILE: &str = "adapter.txt";
+
+/// The first prompt of the suite, in the mock's tokens.
+const FIRST: [u8; 24] = *b"The capital of France is";
 
 /// Bytes that a model is said to hold.
 const MODEL_BYTES: u64 = 1 << 20;
@@ -85,6 +89,15 @@ impl Model {
             }
             Fault::TopKIgnored => o.top_k = 0,
             Fault::PenaltyIgnored if o.repeat_penalty > 1.0 => o.repeat_penalty = 1.0,
+            Fault::PresenceIgnored if o.validate().is_ok() => o.presence_penalty = 0.0,
+            Fault::FrequencyIgnored if o.validate().is_ok() => o.frequency_penalty = 0.0,
+            Fault::BiasIgnored if o.validate().is_ok() => o.logit_bias.clear(),
+            Fault::BannedComes => o.banned_tokens.clear(),
+            Fault::ForcedNotCounted => o.max_tokens += o.forced_tokens.len(),
+            Fault::MinTokensIgnored if o.validate().is_ok() => o.min_tokens = 0,
+            Fault::XtcIgnored if o.validate().is_ok() => o.xtc_probability = 0.0,
+            Fault::ProcessorNotCalled => o.logits_processors.clear(),
+            Fault::LogprobsAlways => o.logprobs = o.logprobs.or(Some(1)),
             Fault::SeedIgnored if o.max_tokens <= ORDINARY => {
                 o.seed = o
                     .seed
@@ -96,6 +109,11 @@ impl Model {
             Fault::DeadlineGivesToken | Fault::DeadlineIgnored => o.deadline = None,
             Fault::NanIsGreedy if o.temperature.is_nan() => o.temperature = 0.0,
             _ => {}
+        }
+        if let Some(grammar) = o.grammar.take()
+            && self.fault != Fault::GrammarIgnored
+        {
+            o.logits_processors.push(grammar::follow(&grammar));
         }
         o
     }
@@ -138,6 +156,10 @@ impl TextModel for Model {
         let thread = std::thread::current().id();
         match self.fault {
             Fault::EmptyTextPanics if *prompt == Prompt::from("") => panic!("no last token"),
+            Fault::BrokenGrammarPasses => {}
+            _ if options.grammar.as_ref().is_some_and(grammar::is_broken) => {
+                return error(ErrorKind::InvalidOption, "the expression has no end");
+            }
             Fault::OneStreamAThread if self.state.threads.lock().unwrap().contains(&thread) => {
                 return error(ErrorKind::Engine, "one request a thread");
             }
@@ -155,7 +177,7 @@ impl TextModel for Model {
         let mut bent = self.bent(options);
         match self.fault {
             Fault::NanIsGreedy => bent = options.clone(),
-            Fault::ChatIgnoresMaxTokens => bent.max_tokens = 16,
+            Fault::ChatIgnoresMaxTokens if bent.validate().is_ok() => bent.max_tokens = 16,
             Fault::ChatTakesNan if bent.temperature.is_nan() => bent.temperature = 0.0,
             _ => {}
         }
@@ -302,7 +324,10 @@ impl TokenModel for Model {
         let mut output = self.tokens().logits(prompt, all)?;
         match self.fault {
             Fault::LogitsShapeSwapped => output.shape.reverse(),
-            Fault::LogitsNegated => output.logits.iter_mut().for_each(|l| *l = -*l),
+            // The first prompt is the one that log-probabilities are compared with.
+            Fault::LogitsNegated if !output.tokens.iter().eq(&FIRST.map(u32::from)) => {
+                output.logits.iter_mut().for_each(|l| *l = -*l);
+            }
             _ => {}
         }
         Ok(output)

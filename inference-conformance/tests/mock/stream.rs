@@ -83,7 +83,9 @@ impl Source {
                 }
             }
             Fault::GivesUpEarly
-                if self.given == 40 && (41..=100).contains(&self.options.max_tokens) =>
+                if self.given == 40
+                    && self.options.min_tokens == 0
+                    && (41..=100).contains(&self.options.max_tokens) =>
             {
                 return None;
             }
@@ -124,6 +126,30 @@ impl Source {
                 token.text = token.text.to_uppercase();
                 Some(Ok(token))
             }
+            (Fault::ProcessorErrorLost, Some(Err(e)))
+                if !self.options.logits_processors.is_empty()
+                    && e.message().contains("had enough") =>
+            {
+                None
+            }
+            (Fault::GrammarCutShort, Some(Ok(_)))
+                if self.options.grammar.is_some() && self.given == 2 =>
+            {
+                None
+            }
+            (Fault::LogprobsUnsorted, Some(Ok(mut token))) => {
+                if let Some(l) = &mut token.logprobs {
+                    l.top.reverse();
+                }
+                Some(Ok(token))
+            }
+            (Fault::LogprobsOfTemperature, Some(Ok(mut token))) => {
+                if let Some(l) = &mut token.logprobs {
+                    l.logprob *= 0.9;
+                    l.top.iter_mut().for_each(|t| t.logprob *= 0.9);
+                }
+                Some(Ok(token))
+            }
             (Fault::TokenLogitsMissing, Some(Ok(mut token))) => {
                 token.logits = None;
                 Some(Ok(token))
@@ -150,7 +176,7 @@ impl TokenSource for Source {
     fn finish_reason(&self) -> Option<FinishReason> {
         match self.fault {
             Fault::EndKnownTooEarly => self.inner.finish_reason().or(Some(FinishReason::Length)),
-            Fault::GivesUpEarly if self.ended => {
+            Fault::GivesUpEarly | Fault::GrammarCutShort if self.ended => {
                 self.inner.finish_reason().or(Some(FinishReason::Stop))
             }
             _ if self.ahead.is_empty() => self.inner.finish_reason(),

@@ -52,6 +52,7 @@ impl Backend for Echo {
             .with_batch_generate()
             .with_logits()
             .with_seeds()
+            .with_logprobs()
     }
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {

@@ -11,10 +11,36 @@ use inference::{
 
 use crate::counts::{Counts, END, VOCAB};
 use crate::request::Request;
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, logprobs};
 
 fn invalid<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidOption, message))
+}
+
+/// What the token spells on its own.
+pub fn spell(id: u32) -> String {
+    match u8::try_from(id) {
+        Ok(byte) if byte.is_ascii() => char::from(byte).into(),
+        Ok(_) => '\u{fffd}'.into(),
+        Err(_) => String::new(),
+    }
+}
+
+/// Refuses what this backend does not have, and tokens that it does not know.
+fn check(options: &GenerateOptions) -> Result<()> {
+    options.validate()?;
+    if options.grammar.is_some() {
+        let message = "backend `echo` has no grammars; leave grammar out";
+        return Err(Error::new(ErrorKind::Unsupported, message));
+    }
+    let ids = options.logit_bias.keys();
+    let mut ids = ids
+        .chain(&options.banned_tokens)
+        .chain(&options.forced_tokens);
+    match ids.find(|id| **id as usize >= VOCAB) {
+        Some(id) => invalid(format!("token {id} is outside the vocabulary of {VOCAB}")),
+        None => Ok(()),
+    }
 }
 
 /// What the requests of a model share.
@@ -92,7 +118,7 @@ impl EchoModel {
     }
 
     fn request(&self, prompt: &Prompt, options: &GenerateOptions) -> Result<Request> {
-        options.validate()?;
+        check(options)?;
         self.0.check_open()?;
         let ids = self.0.prompt(prompt)?;
         Ok(Request::new(Arc::clone(&self.0), ids, options.clone()))
@@ -114,15 +140,18 @@ impl TextModel for EchoModel {
         options: &GenerateOptions,
         return_logits: bool,
     ) -> Result<Vec<ClassifyResult>> {
-        options.validate()?;
+        check(options)?;
         self.0.check_open()?;
         let mut results = Vec::new();
         for prompt in prompts {
             options.check_interrupt()?;
             let ids = self.0.prompt(prompt)?;
             let logits = self.0.counts.logits(&ids);
-            let id = Sampler::new(options).take(&logits, &ids, options);
-            let token = Token::new(id, self.decode(&[id])?);
+            let id = Sampler::new(options, ids.len(), END).take(&logits, &ids)?;
+            let mut token = Token::new(id, self.decode(&[id])?);
+            if let Some(n) = options.logprobs {
+                token = token.with_logprobs(logprobs(&logits, id, n, spell));
+            }
             results.push(ClassifyResult::new(token, return_logits.then_some(logits)));
         }
         Ok(results)
@@ -133,7 +162,7 @@ impl TextModel for EchoModel {
         prompts: &[Prompt],
         options: &GenerateOptions,
     ) -> Result<Vec<BatchResult>> {
-        options.validate()?;
+        check(options)?;
         self.0.check_open()?;
         let one = |prompt| {
             let mut request = match self.request(prompt, options) {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use inference::{FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenSource};
 
 use crate::counts::END;
-use crate::model::Shared;
-use crate::sampler::Sampler;
+use crate::model::{Shared, spell};
+use crate::sampler::{Sampler, logprobs};
 
 /// A running request. Dropping it ends it.
 pub struct Request {
@@ -38,7 +38,7 @@ impl Request {
     pub fn new(shared: Arc<Shared>, prompt: Vec<u32>, options: GenerateOptions) -> Self {
         let room = shared.room_after(prompt.len());
         Self {
-            sampler: Sampler::new(&options),
+            sampler: Sampler::new(&options, prompt.len(), END),
             left: options.max_tokens.min(room),
             shared,
             options,
@@ -73,7 +73,7 @@ impl Request {
         }
         self.left -= 1;
         let logits = self.shared.counts.logits(&self.ids);
-        let id = self.sampler.take(&logits, &self.ids, &self.options);
+        let id = self.sampler.take(&logits, &self.ids)?;
         self.last = self.started.elapsed();
         self.first.get_or_insert(self.last);
         self.ids.push(id);
@@ -84,6 +84,9 @@ impl Request {
             return Ok(());
         }
         let mut token = Token::new(id, "");
+        if let Some(n) = self.options.logprobs {
+            token = token.with_logprobs(logprobs(&logits, id, n, spell));
+        }
         if self.options.logits {
             token = token.with_logits(logits);
         }
