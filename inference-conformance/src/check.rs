@@ -98,7 +98,7 @@ checks! {
         "the format of the model that loads is one that is declared"
         Need::WherePossible, load::formats;
     ContextLen "context_len"
-        "context_len bounds prompt and reply together"
+        "beyond context_len a reply goes on, and below it nothing changes"
         Need::WherePossible, load::context_len;
     Streaming "streaming"
         "tokens are handed out as they are generated, not when the reply is complete"

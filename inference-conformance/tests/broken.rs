@@ -24,7 +24,7 @@ const FAULTS: &[(Fault, Check)] = &[
     (Fault::BadLoadOptionsPass, Check::LoadOptions),
     (Fault::AdapterIgnored, Check::LoadAdapter),
     (Fault::FormatNotDeclared, Check::Formats),
-    (Fault::ContextIgnored, Check::ContextLen),
+    (Fault::ContextEndsReply, Check::ContextLen),
     (Fault::WholeReplyFirst, Check::Streaming),
     (Fault::OtherText, Check::StreamText),
     (Fault::EndKnownTooEarly, Check::StreamEnd),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use inference::{ErrorKind, FinishReason};
 
 use crate::context::{Context, Stop, Verdict, ensure, fail, skip};
-use crate::probe::{N, first_item, greedy, refused, reply};
+use crate::probe::{N, greedy, refused, reply};
 
 pub(crate) fn load(context: &Context) -> Verdict {
     match context.backend.load_model(&context.path, &context.load) {
@@ -142,42 +142,32 @@ pub(crate) fn formats(context: &Context) -> Verdict {
     Ok(())
 }
 
+/// A bound on what is remembered, which a long prompt or reply passes.
 pub(crate) fn context_len(context: &Context) -> Verdict {
     let prompt = context.prompt();
-    let load = |n: usize| {
+    let free = reply(context.model()?.as_ref(), &prompt, &greedy(2 * N))?;
+    // The first is more than the suite's prompts and replies need; by the second they are long.
+    for (n, changes_nothing) in [(4096, true), (N, false)] {
         let options = context.load.clone().with_context_len(n);
-        context.backend.load_model(&context.path, &options)
-    };
-    let prompt_tokens = match context.model()?.as_token_model() {
-        Some(tokens) => match tokens.encode(&context.prompts[0], true) {
-            Ok(ids) => ids.len(),
-            Err(e) => return fail(format!("encode: {e}")),
-        },
-        None => return skip("the model does not show its tokens"),
-    };
-    let room = N / 2;
-    let model = match load(prompt_tokens + room) {
-        Ok(model) => model,
-        Err(e) if e.kind() == ErrorKind::Unsupported => return skip(e.to_string()),
-        Err(e) => return fail(format!("context_len {}: {e}", prompt_tokens + room)),
-    };
-    let got = reply(model.as_ref(), &prompt, &greedy(4 * N))?;
-    // One more than there is room for is fine: nothing is computed from the last token.
-    ensure!(
-        (room..=room + 1).contains(&got.ids.len()) && got.finish == Some(FinishReason::Length),
-        "with room for {room} tokens after the prompt the reply has {} and ended with {:?}",
-        got.ids.len(),
-        got.finish
-    );
-    if prompt_tokens > 1 {
-        match load(prompt_tokens - 1) {
-            Ok(model) => {
-                let answer = first_item(model.generate(&prompt, &greedy(1)));
-                let what = "a prompt longer than the context";
-                refused(what, answer, &[ErrorKind::InvalidOption])?;
-            }
-            Err(e) => return fail(format!("context_len {}: {e}", prompt_tokens - 1)),
-        }
+        let model = match context.backend.load_model(&context.path, &options) {
+            Ok(model) => model,
+            Err(e) if e.kind() == ErrorKind::Unsupported => return skip(e.to_string()),
+            Err(e) => return fail(format!("context_len {n}: {e}")),
+        };
+        let got = reply(model.as_ref(), &prompt, &greedy(2 * N))?;
+        ensure!(
+            got.ids.len() == 2 * N && got.finish == Some(FinishReason::Length),
+            "with context_len {n} the reply has {} tokens of {} and ended with {:?}",
+            got.ids.len(),
+            2 * N,
+            got.finish
+        );
+        ensure!(
+            got.ids == free.ids || !changes_nothing,
+            "with context_len {n} the reply is {:?}, without {:?}",
+            got.ids,
+            free.ids
+        );
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ pub enum Fault {
     BadLoadOptionsPass,
     AdapterIgnored,
     FormatNotDeclared,
-    ContextIgnored,
+    ContextEndsReply,
     WholeReplyFirst,
     OtherText,
     EndKnownTooEarly,
@@ -201,7 +201,6 @@ impl Backend for Mock {
                 options = LoadOptions::new();
             }
             Fault::AdapterIgnored if options.validate().is_ok() => options.adapter_path = None,
-            Fault::ContextIgnored if options.validate().is_ok() => options.context_len = None,
             _ => {}
         }
         if options.validate().is_ok()
@@ -219,7 +218,8 @@ impl Backend for Mock {
             }
         }
         let inner = echo_backend::Echo.load_model(&path, &options)?;
-        let model = Model::new(inner, self.fault, &self.held);
+        let bounded = options.context_len;
+        let model = Model::new(inner, self.fault, &self.held, bounded);
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if self.fault == Fault::CloseClosesAll {
             model.state.others.lock().unwrap().clone_from(&loaded);

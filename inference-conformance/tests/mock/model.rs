@@ -48,6 +48,7 @@ const MODEL_BYTES: u64 = 1 << 20;
 pub struct Model {
     inner: Box<dyn TextModel>,
     fault: Fault,
+    context_len: Option<usize>,
     pub state: Arc<State>,
 }
 
@@ -56,7 +57,12 @@ fn error<T>(kind: ErrorKind, message: &str) -> Result<T> {
 }
 
 impl Model {
-    pub fn new(inner: Box<dyn TextModel>, fault: Fault, held: &Arc<AtomicU64>) -> Self {
+    pub fn new(
+        inner: Box<dyn TextModel>,
+        fault: Fault,
+        held: &Arc<AtomicU64>,
+        context_len: Option<usize>,
+    ) -> Self {
         held.fetch_add(MODEL_BYTES, Ordering::SeqCst);
         let state = State {
             held: Arc::clone(held),
@@ -65,6 +71,7 @@ impl Model {
         Self {
             inner,
             fault,
+            context_len,
             state: Arc::new(state),
         }
     }
@@ -89,6 +96,9 @@ impl Model {
             }
             Fault::TopKIgnored => o.top_k = 0,
             Fault::PenaltyIgnored if o.repeat_penalty > 1.0 => o.repeat_penalty = 1.0,
+            Fault::ContextEndsReply => {
+                o.max_tokens = o.max_tokens.min(self.context_len.unwrap_or(usize::MAX));
+            }
             Fault::PresenceIgnored if o.validate().is_ok() => o.presence_penalty = 0.0,
             Fault::FrequencyIgnored if o.validate().is_ok() => o.frequency_penalty = 0.0,
             Fault::BiasIgnored if o.validate().is_ok() => o.logit_bias.clear(),

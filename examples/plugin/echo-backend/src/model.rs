@@ -64,12 +64,6 @@ impl Shared {
         Ok(())
     }
 
-    /// How many tokens a reply may have after a prompt of so many.
-    pub fn room_after(&self, prompt: usize) -> usize {
-        self.context_len
-            .map_or(usize::MAX, |n| n.saturating_sub(prompt))
-    }
-
     /// Keeps the figures of the request that ended last.
     pub fn publish(&self, metrics: GenerateMetrics) {
         *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = metrics;
@@ -92,12 +86,6 @@ impl Shared {
         }
         if let Some(id) = ids.iter().find(|id| **id as usize >= VOCAB) {
             return invalid(format!("token {id} is outside the vocabulary of {VOCAB}"));
-        }
-        if let Some(n) = self.context_len.filter(|n| ids.len() > *n) {
-            return invalid(format!(
-                "the prompt has {} tokens, context_len is {n}",
-                ids.len()
-            ));
         }
         Ok(ids)
     }

@@ -19,7 +19,7 @@ pub struct Request {
     /// Prompt and reply.
     ids: Vec<u32>,
     prompt_tokens: usize,
-    /// Tokens that may yet be produced, and whether the context bounds them.
+    /// Tokens that may yet be produced.
     left: usize,
     /// Tokens whose text is not settled.
     waiting: VecDeque<Token>,
@@ -36,10 +36,9 @@ pub struct Request {
 impl Request {
     /// A request for what follows `prompt`, which was checked.
     pub fn new(shared: Arc<Shared>, prompt: Vec<u32>, options: GenerateOptions) -> Self {
-        let room = shared.room_after(prompt.len());
         Self {
             sampler: Sampler::new(&options, prompt.len(), END),
-            left: options.max_tokens.min(room),
+            left: options.max_tokens,
             shared,
             options,
             prompt_tokens: prompt.len(),
