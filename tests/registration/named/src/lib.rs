@@ -24,6 +24,9 @@ impl Backend for Named {
         Capabilities::new()
     }
     fn load_model(&self, _: &Path, _: &LoadOptions) -> Result<Box<dyn TextModel>> {
-        Err(Error::new(ErrorKind::Unsupported, "there are no models of it"))
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "there are no models of it",
+        ))
     }
 }
