@@ -272,9 +272,13 @@ impl TextModel for MlxModel {
         options: &GenerateOptions,
         return_logits: bool,
     ) -> Result<Vec<ClassifyResult>> {
+        // Before they are changed: what the caller asked for must make sense.
+        options.validate()?;
+        self.engine.check_open()?;
         let options = options
             .clone()
             .with_max_tokens(1)
+            .with_min_tokens(0)
             .with_stop(Vec::new())
             .with_stop_tokens(Vec::new())
             .with_ignore_eos(true)

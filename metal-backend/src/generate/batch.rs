@@ -218,7 +218,13 @@ impl BatchSession for Batch {
     fn step(&mut self) -> Result<VecDeque<BatchEvent>> {
         let mut events = VecDeque::new();
         self.rows.retain_mut(|member| match member.request.check() {
-            Ok(()) => true,
+            Ok(()) => {
+                // Nothing is computed for a request that asked for no tokens.
+                if member.request.finish_reason().is_some() {
+                    member.lane = None;
+                }
+                true
+            }
             Err(error) => {
                 let row = member.id;
                 events.push_back(BatchEvent::Failed { row, error });

@@ -1,0 +1,97 @@
+//! The model's knowledge: how often each token followed the two before it. Tokens are the 256 bytes
+//! and one that ends a text.
+
+use std::collections::HashMap;
+
+/// Tokens there are.
+pub const VOCAB: usize = 257;
+/// The token that ends a text; in training, each paragraph.
+pub const END: u32 = 256;
+
+/// How often each token followed something.
+type Followers = HashMap<u32, u32>;
+
+/// Counts of one, two and three tokens in a row.
+#[derive(Debug)]
+pub struct Counts {
+    single: Followers,
+    after_one: HashMap<u32, Followers>,
+    after_two: HashMap<(u32, u32), Followers>,
+}
+
+/// Weights of what is mixed: anything at all, and what followed no token, one, and two.
+const MIX: [f32; 4] = [0.02, 0.08, 0.3, 0.6];
+
+impl Counts {
+    /// Counts a text.
+    pub fn of(corpus: &str) -> Self {
+        let mut counts = Self {
+            single: HashMap::new(),
+            after_one: HashMap::new(),
+            after_two: HashMap::new(),
+        };
+        for paragraph in corpus
+            .split("\n\n")
+            .map(str::trim)
+            .filter(|p| !p.is_empty())
+        {
+            let ids: Vec<u32> = paragraph.bytes().map(u32::from).chain([END]).collect();
+            for (i, &id) in ids.iter().enumerate() {
+                *counts.single.entry(id).or_default() += 1;
+                if i >= 1 {
+                    let followers = counts.after_one.entry(ids[i - 1]).or_default();
+                    *followers.entry(id).or_default() += 1;
+                }
+                if i >= 2 {
+                    let followers = counts
+                        .after_two
+                        .entry((ids[i - 2], ids[i - 1]))
+                        .or_default();
+                    *followers.entry(id).or_default() += 1;
+                }
+            }
+        }
+        counts
+    }
+
+    /// The logarithms of the probabilities of what follows `ids`, one per token.
+    pub fn logits(&self, ids: &[u32]) -> Vec<f32> {
+        let mut p = vec![MIX[0] / VOCAB as f32; VOCAB];
+        let one = ids.last().and_then(|a| self.after_one.get(a));
+        let two = match ids {
+            [.., a, b] => self.after_two.get(&(*a, *b)),
+            _ => None,
+        };
+        for (followers, weight) in [(Some(&self.single), MIX[1]), (one, MIX[2]), (two, MIX[3])] {
+            let Some(followers) = followers else { continue };
+            let total: u32 = followers.values().sum();
+            for (id, n) in followers {
+                p[*id as usize] += weight * *n as f32 / total as f32;
+            }
+        }
+        p.into_iter().map(f32::ln).collect()
+    }
+
+    /// Numbers counted.
+    pub fn len(&self) -> usize {
+        self.single.len()
+            + self.after_one.values().map(HashMap::len).sum::<usize>()
+            + self.after_two.values().map(HashMap::len).sum::<usize>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_followed_before_is_the_most_probable() {
+        let counts = Counts::of("abc\n\nabd\n\nabd");
+        let logits = counts.logits(&[97, 98]);
+        let best = (0..VOCAB).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+        assert_eq!(best, Some(100));
+        assert!(logits.iter().all(|l| l.is_finite()));
+        // a, b, c, d, end; ab, bc, bd, c-end, d-end; abc, abd, bc-end, bd-end
+        assert_eq!(counts.len(), 14);
+    }
+}

@@ -1,0 +1,53 @@
+//! Replies that must look like something.
+
+use inference::{ErrorKind, FinishReason, Grammar};
+
+use crate::context::{Context, Verdict, ensure};
+use crate::probe::{N, first_item, greedy, refused, reply, usable};
+
+const STOP: Option<FinishReason> = Some(FinishReason::Stop);
+
+pub(crate) fn grammars(context: &Context) -> Verdict {
+    let model = context.model()?;
+    let prompt = context.prompt();
+    let before = reply(model.as_ref(), &prompt, &greedy(N))?;
+    let colors = serde_json::json!({"enum": ["red", "green"]});
+    for (grammar, allowed) in [
+        (Grammar::Regex("yes|no".into()), ["yes", "no"]),
+        (Grammar::JsonSchema(colors), ["\"red\"", "\"green\""]),
+    ] {
+        let options = greedy(4 * N)
+            .with_ignore_eos(false)
+            .with_grammar(grammar.clone());
+        for options in [
+            options.clone(),
+            options.clone().with_temperature(1.5).with_seed(3),
+        ] {
+            let got = reply(model.as_ref(), &prompt, &options)?;
+            ensure!(
+                allowed.contains(&got.text().trim()) && got.finish == STOP,
+                "with the grammar {grammar:?} the reply is {:?} and ended with {:?}",
+                got.text(),
+                got.finish
+            );
+        }
+        // What is cut is the beginning of what is allowed.
+        let cut = reply(model.as_ref(), &prompt, &options.with_max_tokens(1))?;
+        ensure!(
+            allowed.iter().any(|a| a.starts_with(cut.text().trim())),
+            "with the grammar {grammar:?} and max_tokens 1 the reply is {:?}",
+            cut.text()
+        );
+    }
+    // At the latest when the request starts.
+    let broken = greedy(N)
+        .with_ignore_eos(false)
+        .with_grammar(Grammar::Regex("(".into()));
+    let answer = first_item(model.generate(&prompt, &broken));
+    refused(
+        "a broken regular expression",
+        answer,
+        &[ErrorKind::InvalidOption],
+    )?;
+    usable(model.as_ref(), &prompt, &before)
+}

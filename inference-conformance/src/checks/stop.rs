@@ -1,0 +1,177 @@
+//! What ends a reply before `max_tokens`.
+
+use inference::FinishReason;
+
+use crate::context::{Context, Verdict, ensure, fail, skip};
+use crate::probe::{N, Reply, greedy, reply, sampled};
+
+const STOP: Option<FinishReason> = Some(FinishReason::Stop);
+
+/// Looks for a reply that ends by itself, greedy first, then drawn wildly.
+pub(crate) fn eos(context: &Context) -> Verdict {
+    let model = context.model()?;
+    let n = 8 * N;
+    let mut tried = 0;
+    let mut attempts = Vec::new();
+    for prompt in context.all_prompts() {
+        attempts.push((prompt.clone(), greedy(n)));
+    }
+    for seed in 1..=4 {
+        attempts.push((
+            context.prompt(),
+            sampled(n, Some(seed)).with_temperature(4.0),
+        ));
+    }
+    for (prompt, on) in attempts {
+        let ended = reply(model.as_ref(), &prompt, &on.clone().with_ignore_eos(false))?;
+        tried += ended.ids.len();
+        if ended.finish != STOP {
+            ensure!(
+                ended.finish == Some(FinishReason::Length) && ended.ids.len() == n,
+                "a reply of {} tokens out of {n} ended with {:?}",
+                ended.ids.len(),
+                ended.finish
+            );
+            continue;
+        }
+        ensure!(
+            ended.ids.len() < n,
+            "a reply of all {n} tokens ended with stop, expected length"
+        );
+        let Some(tokens) = model.as_token_model() else {
+            return Ok(());
+        };
+        let ends = tokens.eos_tokens();
+        if let Some(id) = ended.ids.iter().find(|id| ends.contains(id)) {
+            return fail(format!("the end-of-text token {id} is part of the reply"));
+        }
+        let full = reply(model.as_ref(), &prompt, &on)?;
+        // Without a seed of its own, a draw is comparable only when seeds are kept.
+        if on.seed.is_none() || context.capabilities.seeds {
+            let next = full.ids.get(ended.ids.len());
+            ensure!(
+                full.ids.starts_with(&ended.ids) && next.is_some_and(|id| ends.contains(id)),
+                "the reply ended with stop after {:?}; with ignore_eos it is {:?}, where no \
+                 end-of-text token ({ends:?}) follows",
+                ended.ids,
+                full.ids
+            );
+        }
+        return Ok(());
+    }
+    skip(format!("no end-of-text token came in {tried} tokens"))
+}
+
+/// The greedy reply to the first prompt whose reply `usable` accepts.
+fn find(
+    context: &Context,
+    usable: impl Fn(&Reply) -> bool,
+) -> Result<Option<(inference::Prompt, Reply)>, crate::context::Stop> {
+    let model = context.model()?;
+    for prompt in context.all_prompts() {
+        let whole = reply(model.as_ref(), &prompt, &greedy(2 * N))?;
+        if usable(&whole) {
+            return Ok(Some((prompt, whole)));
+        }
+    }
+    Ok(None)
+}
+
+/// The last token that stands nowhere before.
+fn last_new(ids: &[u32]) -> Option<usize> {
+    (0..ids.len()).rev().find(|&i| !ids[..i].contains(&ids[i]))
+}
+
+pub(crate) fn tokens(context: &Context) -> Verdict {
+    let varied = |r: &Reply| last_new(&r.ids).is_some_and(|i| i > 0);
+    let Some((prompt, whole)) = find(context, varied)? else {
+        return skip("each reply repeats one token; give other prompts");
+    };
+    let model = context.model()?;
+    let at = last_new(&whole.ids).unwrap_or_default();
+    let stop = whole.ids[at];
+    let options = greedy(2 * N).with_stop_tokens([stop]);
+    let got = reply(model.as_ref(), &prompt, &options)?;
+    ensure!(
+        got.ids == whole.ids[..at] && got.finish == STOP,
+        "with the stop token {stop} the reply is {:?} and ended with {:?}, expected {:?} and stop",
+        got.ids,
+        got.finish,
+        &whole.ids[..at]
+    );
+    // The first token, too, and beside others.
+    let options = greedy(2 * N).with_stop_tokens([stop, whole.ids[0]]);
+    let got = reply(model.as_ref(), &prompt, &options)?;
+    ensure!(
+        got.ids.is_empty() && got.finish == STOP,
+        "with the first token as stop token the reply is {:?} and ended with {:?}",
+        got.ids,
+        got.finish
+    );
+    Ok(())
+}
+
+/// A string that begins with the end of one token and ends with the beginning of the next.
+fn across(r: &Reply) -> Option<String> {
+    let texts: Vec<&str> = r
+        .texts
+        .iter()
+        .map(String::as_str)
+        .filter(|t| !t.is_empty())
+        .collect();
+    // The later, the more text must come through before it.
+    texts.windows(2).rev().find_map(|pair| {
+        let (end, begin) = (pair[0].chars().next_back()?, pair[1].chars().next()?);
+        let stop = String::from_iter([end, begin]);
+        // What stands for a cut-off character is not in the text that the model goes on to write.
+        let usable = !stop.contains('\u{fffd}') && r.text().find(&stop)? > 0;
+        usable.then_some(stop)
+    })
+}
+
+pub(crate) fn strings(context: &Context) -> Verdict {
+    let Some((prompt, whole)) = find(context, |r| across(r).is_some())? else {
+        return skip("no reply has text in two tokens; give other prompts");
+    };
+    let model = context.model()?;
+    let text = whole.text();
+    let stop = across(&whole).unwrap_or_default();
+    let expected = &text[..text.find(&stop).unwrap_or_default()];
+    for stops in [
+        vec![stop.clone()],
+        vec![String::from("\u{1}never\u{2}"), stop.clone()],
+    ] {
+        let options = greedy(2 * N).with_stop(stops.clone());
+        let got = reply(model.as_ref(), &prompt, &options)?;
+        ensure!(
+            got.text() == expected && got.finish == STOP,
+            "with the stop strings {stops:?} the text is {:?} and ended with {:?}, expected \
+             {expected:?} and stop",
+            got.text(),
+            got.finish
+        );
+    }
+    Ok(())
+}
+
+pub(crate) fn held_back(context: &Context) -> Verdict {
+    let last = |r: &Reply| r.text().chars().next_back();
+    let Some((prompt, whole)) = find(context, |r| last(r).is_some())? else {
+        return skip("no reply has any text; give other prompts");
+    };
+    let model = context.model()?;
+    // The end of the text could be the beginning of this string.
+    let never = format!("{}\u{1}never\u{2}", last(&whole).unwrap_or_default());
+    let options = greedy(2 * N).with_stop([never.clone()]);
+    let got = reply(model.as_ref(), &prompt, &options)?;
+    ensure!(
+        got.text() == whole.text() && got.finish == whole.finish,
+        "with the stop string {never:?}, which does not come, the text is {:?} ({:?}), without it \
+         {:?} ({:?})",
+        got.text(),
+        got.finish,
+        whole.text(),
+        whole.finish
+    );
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! What a check is given: the backend, a model that is loaded once, prompts. And how it answers.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use inference::{Backend, Capabilities, LoadOptions, Prompt, TextModel};
+
+/// Why a check did not pass.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    Failed(String),
+    Skipped(String),
+}
+
+pub(crate) type Verdict = Result<(), Stop>;
+
+/// Fails the check unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {{
+        let holds: bool = $condition;
+        if !holds {
+            return Err($crate::context::Stop::Failed(format!($($message)+)));
+        }
+    }};
+}
+pub(crate) use ensure;
+
+pub(crate) fn fail<T>(reason: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Failed(reason.into()))
+}
+
+pub(crate) fn skip<T>(reason: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Skipped(reason.into()))
+}
+
+pub(crate) struct Context {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) path: PathBuf,
+    pub(crate) load: LoadOptions,
+    /// At least two, different.
+    pub(crate) prompts: Vec<String>,
+    pub(crate) timeout: Duration,
+    /// Shared by the checks that leave it as it was.
+    shared: Mutex<Option<Arc<dyn TextModel>>>,
+}
+
+impl Context {
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        capabilities: Capabilities,
+        path: PathBuf,
+        load: LoadOptions,
+        prompts: Vec<String>,
+        timeout: Duration,
+    ) -> Self {
+        Self {
+            backend,
+            capabilities,
+            path,
+            load,
+            prompts,
+            timeout,
+            shared: Mutex::new(None),
+        }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Option<Arc<dyn TextModel>>> {
+        // The lock is not held while a backend works; nothing can poison it half way.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The shared model. That it loads is the business of the check `load`, so others only skip.
+    pub(crate) fn model(&self) -> Result<Arc<dyn TextModel>, Stop> {
+        if let Some(model) = self.shared().as_ref() {
+            return Ok(Arc::clone(model));
+        }
+        let model = self.own_model()?;
+        *self.shared() = Some(Arc::clone(&model));
+        Ok(model)
+    }
+
+    /// A model of the check's own, which it may close or change.
+    pub(crate) fn own_model(&self) -> Result<Arc<dyn TextModel>, Stop> {
+        match self.backend.load_model(&self.path, &self.load) {
+            Ok(model) => Ok(Arc::from(model)),
+            Err(e) => skip(format!("the model cannot be loaded: {e}")),
+        }
+    }
+
+    /// The next checks load the model anew: after a panic or a hang it is not to be trusted.
+    pub(crate) fn forget_model(&self) {
+        let model = self.shared().take();
+        // The drop runs the backend's code, which may be what hangs.
+        std::thread::spawn(move || drop(model));
+    }
+
+    /// The first prompt.
+    pub(crate) fn prompt(&self) -> Prompt {
+        Prompt::from(&self.prompts[0])
+    }
+
+    /// All prompts.
+    pub(crate) fn all_prompts(&self) -> Vec<Prompt> {
+        self.prompts.iter().map(Prompt::from).collect()
+    }
+}

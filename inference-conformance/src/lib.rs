@@ -1,0 +1,56 @@
+//! Checks whether a backend keeps the promises of the contract (`inference-api`).
+//!
+//! A backend's author runs the suite in a test, on a small model of the backend's:
+//!
+//! ```no_run
+//! use inference_conformance::{Check, Suite};
+//!
+//! # fn main() -> inference::Result<()> {
+//! // use my_backend as _;
+//! let report = Suite::registered("mine", "tests/fixtures/tiny")?
+//!     .require(Check::Interleaved) // more than the contract asks for
+//!     .run();
+//! println!("{report}");
+//! report.assert_passed();
+//! # Ok(()) }
+//! ```
+//!
+//! - Each [`Check`] has a name, a description and an [`Outcome`]. [`Check::ALL`] is all of them.
+//! - What is checked follows from [`inference::Capabilities`]: checks of a declared capability are
+//!   required, those of one that is not declared are skipped, and that a call without its capability
+//!   answers `Unsupported` is a check of its own. **A required check that is skipped fails the
+//!   report**, such as chat on a model without a template: give the suite a model that has one.
+//! - A panic in the backend is caught and fails the check; so does a check that does not end within
+//!   [`Suite::with_timeout`]. The suite then goes on with a freshly loaded model.
+//! - Every refusal must be an [`inference::Error`] of the kind that the contract names, and a request
+//!   that was refused, cancelled or dropped must leave a model that answers as before.
+//!
+//! `Send` and `Sync` are promised by the traits themselves, and that a stream is fused by
+//! [`inference::TokenStream`]; the checks use both (they run in threads and read past the end).
+//!
+//! This crate runs no model of its own, knows no backend, and measures no speed.
+
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod check;
+mod checks;
+mod context;
+mod probe;
+mod report;
+mod suite;
+
+pub use check::Check;
+pub use report::{CheckResult, Outcome, Report};
+pub use suite::Suite;
+
+/// Compile-time: what crosses threads here may.
+const _: () = {
+    const fn crosses<T: Send + Sync + ?Sized>() {}
+    const fn moves<T: Send>() {}
+    crosses::<dyn inference::Backend>();
+    crosses::<dyn inference::TextModel>();
+    moves::<inference::TokenStream>();
+    crosses::<Suite>();
+    crosses::<Report>();
+};

@@ -1,0 +1,406 @@
+//! A model of the mock: the honest one, and what the fault does to its calls.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::ThreadId;
+
+use inference::{
+    Adapter, AttentionInspector, AttentionSnapshot, BatchResult, ClassifyResult, Error, ErrorKind,
+    GenerateMetrics, GenerateOptions, LogitsOutput, LoraConfig, Message, ModelInfo, Prompt, Result,
+    TextModel, TokenModel, TokenStream, TrainableModel,
+};
+
+use super::Fault;
+use super::grammar;
+use super::stream::{ORDINARY, Source};
+
+/// What a model and its streams know of each other.
+#[derive(Default)]
+pub struct State {
+    /// Streams that are there.
+    pub streams: AtomicUsize,
+    /// Bytes that all models of the backend are said to hold.
+    pub held: Arc<AtomicU64>,
+    /// Bytes that dropped streams are said to have left.
+    pub leaked: AtomicU64,
+    /// The model's handle is gone.
+    pub dropped: AtomicBool,
+    /// Closed by another model.
+    pub closed: AtomicBool,
+    closings: AtomicUsize,
+    /// Models that close with this one.
+    pub others: Mutex<Vec<Weak<State>>>,
+    /// Threads that have a stream.
+    pub threads: Mutex<Vec<ThreadId>>,
+    requests: AtomicU64,
+}
+
+/// What an adapter of the mock consists of.
+pub const ADAPTER_FILE: &str = "adapter.txt";
+
+/// The first prompt of the suite, in the mock's tokens.
+const FIRST: [u8; 24] = *b"The capital of France is";
+
+/// Bytes that a model is said to hold.
+const MODEL_BYTES: u64 = 1 << 20;
+
+pub struct Model {
+    inner: Box<dyn TextModel>,
+    fault: Fault,
+    context_len: Option<usize>,
+    pub state: Arc<State>,
+}
+
+fn error<T>(kind: ErrorKind, message: &str) -> Result<T> {
+    Err(Error::new(kind, message))
+}
+
+impl Model {
+    pub fn new(
+        inner: Box<dyn TextModel>,
+        fault: Fault,
+        held: &Arc<AtomicU64>,
+        context_len: Option<usize>,
+    ) -> Self {
+        held.fetch_add(MODEL_BYTES, Ordering::SeqCst);
+        let state = State {
+            held: Arc::clone(held),
+            ..State::default()
+        };
+        Self {
+            inner,
+            fault,
+            context_len,
+            state: Arc::new(state),
+        }
+    }
+
+    fn tokens(&self) -> &dyn TokenModel {
+        self.inner.as_token_model().unwrap()
+    }
+
+    fn wrap(&self, inner: TokenStream, options: &GenerateOptions) -> TokenStream {
+        TokenStream::new(Source::new(inner, options, self.fault, &self.state))
+    }
+
+    /// What the wrapped model is asked in place of `o`.
+    fn bent(&self, o: &GenerateOptions) -> GenerateOptions {
+        let mut o = o.clone();
+        match self.fault {
+            Fault::ZeroTokensIsOne => o.max_tokens = o.max_tokens.max(1),
+            Fault::StopTokensIgnored => o.stop_tokens.clear(),
+            Fault::StopStringsIgnored if !o.stop.iter().any(String::is_empty) => o.stop.clear(),
+            Fault::SeedMovesGreedy if o.temperature == 0.0 && o.seed.is_some() => {
+                o.temperature = 1.5;
+            }
+            Fault::TopKIgnored => o.top_k = 0,
+            Fault::PenaltyIgnored if o.repeat_penalty > 1.0 => o.repeat_penalty = 1.0,
+            Fault::ContextEndsReply => {
+                o.max_tokens = o.max_tokens.min(self.context_len.unwrap_or(usize::MAX));
+            }
+            Fault::PresenceIgnored if o.validate().is_ok() => o.presence_penalty = 0.0,
+            Fault::FrequencyIgnored if o.validate().is_ok() => o.frequency_penalty = 0.0,
+            Fault::BiasIgnored if o.validate().is_ok() => o.logit_bias.clear(),
+            Fault::BannedComes => o.banned_tokens.clear(),
+            Fault::ForcedNotCounted => o.max_tokens += o.forced_tokens.len(),
+            Fault::MinTokensIgnored if o.validate().is_ok() => o.min_tokens = 0,
+            Fault::XtcIgnored if o.validate().is_ok() => o.xtc_probability = 0.0,
+            Fault::ProcessorNotCalled => o.logits_processors.clear(),
+            Fault::LogprobsAlways => o.logprobs = o.logprobs.or(Some(1)),
+            Fault::SeedIgnored if o.max_tokens <= ORDINARY => {
+                o.seed = o
+                    .seed
+                    .map(|s| s ^ self.state.requests.fetch_add(1, Ordering::SeqCst));
+            }
+            Fault::SeedsAllOne => o.seed = o.seed.map(|_| 1),
+            Fault::UnseededIsSeeded => o.seed = o.seed.or(Some(1)),
+            Fault::CancelledGivesToken | Fault::CancelIgnored => o.cancel = None,
+            Fault::DeadlineGivesToken | Fault::DeadlineIgnored => o.deadline = None,
+            Fault::NanIsGreedy if o.temperature.is_nan() => o.temperature = 0.0,
+            _ => {}
+        }
+        if let Some(grammar) = o.grammar.take()
+            && self.fault != Fault::GrammarIgnored
+        {
+            o.logits_processors.push(grammar::follow(&grammar));
+        }
+        o
+    }
+
+    fn bent_prompt(&self, prompt: &Prompt) -> Prompt {
+        match (self.fault, prompt) {
+            (Fault::ForeignIdsPass, Prompt::Tokens(ids)) => {
+                ids.iter().map(|id| id % 257).collect::<Vec<_>>().into()
+            }
+            (Fault::IdsReversed, Prompt::Tokens(ids)) if ids.len() > 2 => {
+                ids.iter().rev().copied().collect::<Vec<_>>().into()
+            }
+            (Fault::MixesRequests, _) if self.state.streams.load(Ordering::SeqCst) > 0 => {
+                Prompt::from("Water is")
+            }
+            _ => prompt.clone(),
+        }
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.state.closed.load(Ordering::SeqCst) {
+            return error(ErrorKind::Closed, "closed with another model");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        self.state.dropped.store(true, Ordering::SeqCst);
+        if self.fault != Fault::ModelsStay {
+            self.state.held.fetch_sub(MODEL_BYTES, Ordering::SeqCst);
+        }
+    }
+}
+
+impl TextModel for Model {
+    fn generate(&self, prompt: &Prompt, options: &GenerateOptions) -> Result<TokenStream> {
+        self.check_open()?;
+        let thread = std::thread::current().id();
+        match self.fault {
+            Fault::EmptyTextPanics if *prompt == Prompt::from("") => panic!("no last token"),
+            Fault::BrokenGrammarPasses => {}
+            _ if options.grammar.as_ref().is_some_and(grammar::is_broken) => {
+                return error(ErrorKind::InvalidOption, "the expression has no end");
+            }
+            Fault::OneStreamAThread if self.state.threads.lock().unwrap().contains(&thread) => {
+                return error(ErrorKind::Engine, "one request a thread");
+            }
+            _ => {}
+        }
+        let inner = self
+            .inner
+            .generate(&self.bent_prompt(prompt), &self.bent(options))?;
+        self.state.threads.lock().unwrap().push(thread);
+        Ok(self.wrap(inner, options))
+    }
+
+    fn chat(&self, messages: &[Message], options: &GenerateOptions) -> Result<TokenStream> {
+        self.check_open()?;
+        let mut bent = self.bent(options);
+        match self.fault {
+            Fault::NanIsGreedy => bent = options.clone(),
+            Fault::ChatIgnoresMaxTokens if bent.validate().is_ok() => bent.max_tokens = 16,
+            Fault::ChatTakesNan if bent.temperature.is_nan() => bent.temperature = 0.0,
+            _ => {}
+        }
+        Ok(self.wrap(self.inner.chat(messages, &bent)?, options))
+    }
+
+    fn classify(
+        &self,
+        prompts: &[Prompt],
+        options: &GenerateOptions,
+        return_logits: bool,
+    ) -> Result<Vec<ClassifyResult>> {
+        self.check_open()?;
+        if self.fault == Fault::ClassifyNothingFails && prompts.is_empty() {
+            return error(ErrorKind::InvalidOption, "no prompts");
+        }
+        let asked = return_logits || self.fault == Fault::ClassifyLogitsAlways;
+        let mut bent = options.clone();
+        if self.fault == Fault::ClassifyNotCancelled {
+            bent.cancel = None;
+        }
+        let answer = self.inner.classify(prompts, &bent, asked);
+        let mut results = match answer {
+            Err(e) if self.fault == Fault::ClosedIsEngine && e.kind() == ErrorKind::Closed => {
+                return error(ErrorKind::Engine, "null pointer");
+            }
+            answer => answer?,
+        };
+        match self.fault {
+            Fault::ClassifyOutOfOrder => results.reverse(),
+            Fault::ClassifyLogitsShort => {
+                for logits in results.iter_mut().filter_map(|r| r.logits.as_mut()) {
+                    logits.pop();
+                }
+            }
+            _ => {}
+        }
+        Ok(results)
+    }
+
+    fn batch_generate(
+        &self,
+        prompts: &[Prompt],
+        options: &GenerateOptions,
+    ) -> Result<Vec<BatchResult>> {
+        options.validate()?;
+        self.inner.batch_generate(&[], options)?; // refuses when closed
+        let mut results = Vec::new();
+        let mut bent = options.clone();
+        if self.fault == Fault::BatchOutlivesDeadline && bent.deadline.take().is_some() {
+            bent.max_tokens = ORDINARY; // it ends some time
+        }
+        for prompt in prompts {
+            let mut stream = match self.generate(prompt, &bent) {
+                Ok(stream) => stream,
+                Err(e) if self.fault == Fault::BatchFailsWhole => return Err(e),
+                Err(e) => {
+                    results.push(BatchResult::failed(Vec::new(), e));
+                    continue;
+                }
+            };
+            let tokens = stream.by_ref().collect::<Result<Vec<_>>>()?;
+            results.push(BatchResult::new(tokens, stream.finish_reason()));
+        }
+        if self.fault == Fault::BatchOutOfOrder {
+            results.reverse();
+        }
+        Ok(results)
+    }
+
+    fn model_type(&self) -> &str {
+        match self.fault {
+            Fault::TypeIsNotArchitecture => "other",
+            _ => self.inner.model_type(),
+        }
+    }
+
+    fn info(&self) -> ModelInfo {
+        self.inner.info()
+    }
+
+    fn metrics(&self) -> GenerateMetrics {
+        let mut m = self.inner.metrics();
+        match self.fault {
+            Fault::ModelFiguresMissing => return GenerateMetrics::default(),
+            Fault::CountsOneMore => m.generated_tokens += 1,
+            Fault::FiguresGoDown => m.generated_tokens = 20usize.saturating_sub(m.generated_tokens),
+            _ => {}
+        }
+        m
+    }
+
+    fn close(&self) -> Result<()> {
+        for other in self
+            .state
+            .others
+            .lock()
+            .unwrap()
+            .iter()
+            .filter_map(Weak::upgrade)
+        {
+            other.closed.store(true, Ordering::SeqCst);
+        }
+        let before = self.state.closings.fetch_add(1, Ordering::SeqCst);
+        if self.fault == Fault::CloseTwiceFails && before > 0 {
+            return error(ErrorKind::Engine, "double free");
+        }
+        self.inner.close()
+    }
+
+    fn as_trainable(&self) -> Option<&dyn TrainableModel> {
+        (self.fault != Fault::TraitDeclaredInVain).then_some(self)
+    }
+
+    fn as_attention_inspector(&self) -> Option<&dyn AttentionInspector> {
+        Some(self)
+    }
+
+    fn as_token_model(&self) -> Option<&dyn TokenModel> {
+        Some(self)
+    }
+}
+
+impl TokenModel for Model {
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        self.tokens().encode(text, add_special)
+    }
+
+    fn decode(&self, ids: &[u32]) -> Result<String> {
+        match self.fault {
+            Fault::DecodesAnything => Ok(self.tokens().decode(ids).unwrap_or_default()),
+            _ => self.tokens().decode(ids),
+        }
+    }
+
+    fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        match self.fault {
+            Fault::ConversationLost => Ok(String::from("! ")),
+            _ => self.tokens().render_chat(messages, add_generation_prompt),
+        }
+    }
+
+    fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
+        let mut output = self.tokens().logits(prompt, all)?;
+        match self.fault {
+            Fault::LogitsShapeSwapped => output.shape.reverse(),
+            // The first prompt is the one that log-probabilities are compared with.
+            Fault::LogitsNegated if !output.tokens.iter().eq(&FIRST.map(u32::from)) => {
+                output.logits.iter_mut().for_each(|l| *l = -*l);
+            }
+            _ => {}
+        }
+        Ok(output)
+    }
+
+    fn eos_tokens(&self) -> Vec<u32> {
+        self.tokens().eos_tokens()
+    }
+}
+
+struct Weights;
+
+impl Adapter for Weights {
+    fn parameter_names(&self) -> Vec<String> {
+        vec![String::from("a"), String::from("b")]
+    }
+
+    fn num_parameters(&self) -> usize {
+        2
+    }
+
+    fn save(&self, path: &Path) -> Result<()> {
+        std::fs::create_dir(path)
+            .and_then(|()| std::fs::write(path.join(ADAPTER_FILE), "a b"))
+            .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(path))
+    }
+}
+
+impl TrainableModel for Model {
+    fn apply_lora(&self, config: &LoraConfig) -> Result<Box<dyn Adapter>> {
+        if self.fault != Fault::LoraRankZero {
+            config.validate()?;
+        }
+        if !config.targets.iter().any(|t| t == "q_proj") {
+            return error(ErrorKind::InvalidOption, "the targets match nothing");
+        }
+        Ok(Box::new(Weights))
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.tokens().encode(text, false)
+    }
+
+    fn decode(&self, ids: &[u32]) -> Result<String> {
+        self.tokens().decode(ids)
+    }
+
+    fn num_layers(&self) -> usize {
+        1
+    }
+}
+
+impl AttentionInspector for Model {
+    fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot> {
+        let ids = self.tokens().logits(prompt, false)?.tokens;
+        let mut s = AttentionSnapshot::default();
+        (s.num_layers, s.num_heads, s.num_kv_heads, s.head_dim) = (1, 2, 1, 1);
+        s.seq_len = ids.len();
+        let mut keys: Vec<f32> = ids.iter().map(|id| *id as f32).collect();
+        if self.fault == Fault::AttentionTooShort {
+            keys.pop();
+        }
+        s.keys = vec![vec![keys]];
+        Ok(s)
+    }
+}

@@ -1,0 +1,94 @@
+//! The conformance suite on this workspace's backends. What the suite checks and how it fails is
+//! tested in `inference-conformance` itself.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use echo_backend as _; // linked for their registrations
+use inference_conformance::{Check, Report, Suite};
+use metal_backend as _;
+
+/// A path below `tests/fixtures`.
+fn fixture(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
+
+/// The whole suite on a linked backend. Another backend is one more line: its crate above, and a test
+/// that names it and a model that it loads.
+fn conforms(backend: &str, model: &str, more: &[Check]) -> Report {
+    // One at a time: a check looks at the memory that the whole process has in use.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut suite = Suite::registered(backend, fixture(model)).unwrap();
+    for &check in more {
+        suite = suite.require(check);
+    }
+    // An engine without log-probabilities is one from before the options of this list.
+    if backend == "cpu" && !inference::backend(backend).unwrap().capabilities().logprobs {
+        for check in STEERING.into_iter().chain([Check::Undeclared]) {
+            suite = suite.skip(check, "the engine does not have these options yet");
+        }
+    } else {
+        for check in STEERING {
+            suite = suite.require(check);
+        }
+    }
+    let report = suite.run();
+    println!("{report}");
+    report
+}
+
+/// What a backend here keeps beyond what its capabilities ask for.
+const MORE: [Check; 5] = [
+    Check::ContextLen,
+    Check::Eos,
+    Check::Interleaved,
+    Check::RenderChat,
+    Check::RepeatPenalty,
+];
+
+/// What the engine keeps besides.
+const ENGINE: [Check; 7] = [
+    Check::ContextLen,
+    Check::DroppedModels,
+    Check::Eos,
+    Check::Formats,
+    Check::Interleaved,
+    Check::RenderChat,
+    Check::RepeatPenalty,
+];
+
+#[test]
+fn cpu_conforms_on_a_directory() {
+    conforms("cpu", "tiny/llama", &ENGINE).assert_passed();
+}
+
+#[test]
+fn cpu_conforms_on_a_quantized_model() {
+    conforms("cpu", "tiny/qwen3-q8", &ENGINE).assert_passed();
+}
+
+#[test]
+fn cpu_conforms_on_a_gguf_file() {
+    conforms("cpu", "tiny/llama-gguf/model.gguf", &ENGINE).assert_passed();
+}
+
+/// Options that change which tokens are drawn.
+const STEERING: [Check; 8] = [
+    Check::BannedTokens,
+    Check::ForcedTokens,
+    Check::FrequencyPenalty,
+    Check::LogitBias,
+    Check::MinTokens,
+    Check::PresencePenalty,
+    Check::Processors,
+    Check::Xtc,
+];
+
+/// A stranger's backend without a network in it (`examples/plugin/`).
+#[test]
+fn echo_conforms() {
+    conforms("echo", "../../examples/plugin/models/tales", &MORE).assert_passed();
+}
