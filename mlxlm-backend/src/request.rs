@@ -206,26 +206,24 @@ impl Replies {
     /// # Errors
     /// What is wrong with the prompt, or what ended the request.
     pub fn accepted(&mut self) -> Result<()> {
+        // Cancellation and deadlines come out of the stream, as they do from any other backend.
+        let interrupt =
+            |e: &Error| matches!(e.kind(), ErrorKind::Cancelled | ErrorKind::DeadlineExceeded);
         loop {
-            let interrupted = self.request.check();
+            let now = self.request.check();
             let mail = self.request.mail();
-            match &mail.end {
-                Some(Err(e)) => {
-                    let e = e.clone();
-                    drop(mail);
-                    return Err(self.fail(e));
-                }
-                Some(Ok(_)) => return Ok(()),
+            let end = match &mail.end {
+                Some(end) => end.clone().map(|_| ()),
                 None if mail.accepted => return Ok(()),
-                None => {}
-            }
+                None => now,
+            };
+            let ended = mail.end.is_some();
             drop(mail);
-            if let Err(e) = interrupted {
-                // As with any other stream: the first thing that comes out of it.
-                return match e.kind() {
-                    ErrorKind::Closed => Err(self.fail(e)),
-                    _ => Ok(()),
-                };
+            match end {
+                Err(e) if interrupt(&e) => return Ok(()),
+                Err(e) => return Err(self.fail(e)),
+                Ok(()) if ended => return Ok(()),
+                Ok(()) => {}
             }
             if self.request.core.is_behind_others(&self.request) {
                 return Ok(());
