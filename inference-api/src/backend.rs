@@ -42,6 +42,10 @@ pub struct Capabilities {
     pub safetensors: bool,
     /// The same seed gives the same reply.
     pub seeds: bool,
+    /// [`GenerateOptions::logprobs`] is honored.
+    pub logprobs: bool,
+    /// [`GenerateOptions::grammar`] is honored.
+    pub grammars: bool,
 }
 
 macro_rules! capabilities {
@@ -80,6 +84,8 @@ capabilities! {
     with_gguf => gguf,
     with_safetensors => safetensors,
     with_seeds => seeds,
+    with_logprobs => logprobs,
+    with_grammars => grammars,
 }
 
 impl Capabilities {
@@ -98,6 +104,8 @@ impl Capabilities {
             gguf: false,
             safetensors: false,
             seeds: false,
+            logprobs: false,
+            grammars: false,
         }
     }
 }

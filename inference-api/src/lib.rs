@@ -174,6 +174,7 @@ mod message;
 mod metrics;
 mod options;
 mod registry;
+mod sampling;
 mod token;
 mod token_model;
 mod train;
@@ -191,8 +192,10 @@ pub use registry::{
     BackendRegistration, PREFERENCE, availability, backend, backends, default_backend, duplicates,
     load_model, register,
 };
+pub use sampling::{Grammar, LogitBias, LogitsProcessor, LogitsProcessorFactory};
 pub use token::{
-    BatchResult, ClassifyResult, FinishReason, Output, Token, TokenSource, TokenStream,
+    BatchResult, ClassifyResult, FinishReason, Output, Token, TokenLogprobs, TokenSource,
+    TokenStream, TopLogprob,
 };
 pub use token_model::{LogitsOutput, TokenModel};
 pub use train::{Adapter, LoraConfig, TrainableModel};

@@ -1,6 +1,7 @@
 //! How to load a model and how to generate: plain structs with defaults, chained setters and one
 //! validation.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Instant;
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sampling::{Grammar, LogitsProcessorFactory};
 
 /// Chained setters: `with_x(value)`.
 macro_rules! setters {
@@ -153,7 +155,15 @@ impl LoadOptions {
     }
 }
 
+/// The most alternatives that [`GenerateOptions::logprobs`] may ask for.
+const MAX_LOGPROBS: usize = 1024;
+
 /// How to generate.
+///
+/// What changes logits applies in this order: repetition, presence and frequency penalties, logit
+/// bias, logits processors, banned tokens, `min_tokens`, grammar. What chooses among tokens follows:
+/// top-p, min-p, XTC, top-k, temperature, draw. At temperature 0 the greatest logit is taken and
+/// nothing is filtered.
 #[non_exhaustive]
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -173,6 +183,29 @@ pub struct GenerateOptions {
     pub repeat_penalty: f32,
     /// How many tokens back the penalty looks; 0 is all.
     pub repeat_window: usize,
+    /// Taken off the logits of tokens that the reply holds already; 0 is off.
+    pub presence_penalty: f32,
+    /// Taken off a token's logit for each time that the reply holds it; 0 is off.
+    pub frequency_penalty: f32,
+    /// How often to leave out the most probable tokens (XTC); 0 is never, 1 at each token.
+    pub xtc_probability: f32,
+    /// XTC leaves out all tokens at least this probable, but the least probable of them.
+    pub xtc_threshold: f32,
+    /// Added to the logits of single tokens.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// Tokens that are never drawn.
+    pub banned_tokens: Vec<u32>,
+    /// Tokens that the reply begins with, whatever the model holds of them. They count as generated.
+    pub forced_tokens: Vec<u32>,
+    /// The reply has at least so many tokens: before them, no token is drawn that would end it.
+    pub min_tokens: usize,
+    /// What the reply must look like.
+    pub grammar: Option<Grammar>,
+    /// Return with each token its log-probability and those of so many most probable tokens.
+    pub logprobs: Option<usize>,
+    /// What changes the logits, in this order.
+    #[serde(skip)]
+    pub logits_processors: Vec<LogitsProcessorFactory>,
     /// Tokens that end the reply, besides the model's own.
     pub stop_tokens: Vec<u32>,
     /// Strings that end the reply; they are not part of it.
@@ -201,6 +234,17 @@ impl Default for GenerateOptions {
             min_p: 0.0,
             repeat_penalty: 1.0,
             repeat_window: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            logit_bias: BTreeMap::new(),
+            banned_tokens: Vec::new(),
+            forced_tokens: Vec::new(),
+            min_tokens: 0,
+            grammar: None,
+            logprobs: None,
+            logits_processors: Vec::new(),
             stop_tokens: Vec::new(),
             stop: Vec::new(),
             ignore_eos: false,
@@ -234,6 +278,28 @@ impl GenerateOptions {
         with_repeat_penalty(repeat_penalty: f32);
         /// Sets how many tokens back the penalty looks; 0 is all.
         with_repeat_window(repeat_window: usize);
+        /// Sets what is taken off the logits of tokens that the reply holds already; 0 is off.
+        with_presence_penalty(presence_penalty: f32);
+        /// Sets what is taken off a token's logit each time that the reply holds it; 0 is off.
+        with_frequency_penalty(frequency_penalty: f32);
+        /// Sets how often the most probable tokens are left out; 0 is never.
+        with_xtc_probability(xtc_probability: f32);
+        /// Sets the probability from which tokens count as most probable for XTC.
+        with_xtc_threshold(xtc_threshold: f32);
+        /// Sets what is added to the logits of single tokens.
+        with_logit_bias(logit_bias: impl Into<BTreeMap<u32, f32>>);
+        /// Sets tokens that are never drawn.
+        with_banned_tokens(banned_tokens: impl Into<Vec<u32>>);
+        /// Sets tokens that the reply begins with.
+        with_forced_tokens(forced_tokens: impl Into<Vec<u32>>);
+        /// Sets how many tokens the reply has at least.
+        with_min_tokens(min_tokens: usize);
+        /// Sets what the reply must look like.
+        with_grammar(grammar: impl Into<Option<Grammar>>);
+        /// Sets how many alternatives come with each token's log-probability; `None` is off.
+        with_logprobs(logprobs: impl Into<Option<usize>>);
+        /// Sets what changes the logits.
+        with_logits_processors(logits_processors: impl Into<Vec<LogitsProcessorFactory>>);
         /// Sets tokens that end the reply.
         with_stop_tokens(stop_tokens: impl Into<Vec<u32>>);
         /// Sets strings that end the reply.
@@ -281,6 +347,51 @@ impl GenerateOptions {
             return invalid(format!(
                 "repeat_penalty is {repeat_penalty}; it must be a positive number, 1 is off"
             ));
+        }
+        for (name, value) in [
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ] {
+            if !value.is_finite() {
+                return invalid(format!("{name} is {value}; it must be a number, 0 is off"));
+            }
+        }
+        if !(0.0..=1.0).contains(&self.xtc_probability) {
+            return invalid(format!(
+                "xtc_probability is {}; it must lie between 0 (off) and 1",
+                self.xtc_probability
+            ));
+        }
+        if !(0.0..=0.5).contains(&self.xtc_threshold) {
+            return invalid(format!(
+                "xtc_threshold is {}; it must lie between 0 and 0.5, above which no two tokens are",
+                self.xtc_threshold
+            ));
+        }
+        if let Some((id, bias)) = self.logit_bias.iter().find(|(_, b)| !b.is_finite()) {
+            return invalid(format!(
+                "logit_bias of token {id} is {bias}; it must be a number (banned_tokens forbids one)"
+            ));
+        }
+        if self.min_tokens > self.max_tokens {
+            return invalid(format!(
+                "min_tokens is {}; it must be at most max_tokens, {}",
+                self.min_tokens, self.max_tokens
+            ));
+        }
+        if let Some(n) = self.logprobs.filter(|&n| n > MAX_LOGPROBS) {
+            return invalid(format!(
+                "logprobs is {n}; at most {MAX_LOGPROBS} alternatives come with a token"
+            ));
+        }
+        if let Some(grammar) = &self.grammar {
+            if self.ignore_eos {
+                return invalid(String::from(
+                    "ignore_eos is set together with a grammar, whose end is the end-of-text token; \
+                     set one of them",
+                ));
+            }
+            grammar.validate().map_err(|e| e.context("grammar"))?;
         }
         if let Some(i) = self.stop.iter().position(String::is_empty) {
             return invalid(format!(
@@ -348,6 +459,22 @@ mod tests {
         for p in [0.0, -1.0, f32::NAN, f32::INFINITY] {
             bad(o().with_repeat_penalty(p), "repeat_penalty");
         }
+        for p in [f32::NAN, f32::INFINITY] {
+            bad(o().with_presence_penalty(p), "presence_penalty");
+            bad(o().with_frequency_penalty(-p), "frequency_penalty");
+            bad(o().with_logit_bias([(3, p)]), "logit_bias of token 3");
+        }
+        for p in [-0.1, 1.1, f32::NAN] {
+            bad(o().with_xtc_probability(p), "xtc_probability");
+        }
+        for p in [-0.1, 0.6, f32::NAN] {
+            bad(o().with_xtc_threshold(p), "xtc_threshold");
+        }
+        bad(o().with_max_tokens(3).with_min_tokens(4), "min_tokens");
+        bad(o().with_logprobs(1025), "logprobs");
+        let any = || crate::Grammar::json_object();
+        bad(o().with_ignore_eos(true).with_grammar(any()), "ignore_eos");
+        o().with_grammar(any()).validate().unwrap();
         bad(
             o().with_stop(vec![String::from("x"), String::new()]),
             "stop[1] ",
@@ -421,7 +548,9 @@ mod tests {
             top_p in 0.01f32..1.0, seed in any::<Option<u64>>(), stop in prop::collection::vec(".+", 0..3),
         ) {
             let o = GenerateOptions::new().with_max_tokens(max_tokens).with_temperature(temperature)
-                .with_top_k(top_k).with_top_p(top_p).with_seed(seed).with_stop(stop);
+                .with_top_k(top_k).with_top_p(top_p).with_seed(seed).with_stop(stop)
+                .with_logit_bias([(7, top_p), (70_000, -top_p)]).with_banned_tokens([1, 2])
+                .with_logprobs(top_k % 9).with_grammar(crate::Grammar::Regex("[ab]+".into()));
             o.validate().unwrap();
             let json = serde_json::to_string(&o).unwrap();
             let back: GenerateOptions = serde_json::from_str(&json).unwrap();

@@ -21,6 +21,50 @@ pub struct Token {
     pub text: String,
     /// The logits it was drawn from, one per token of the vocabulary, where asked for.
     pub logits: Option<Arc<[f32]>>,
+    /// How probable the model held it and the alternatives, where asked for.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Natural logarithms of probabilities under the model's own distribution: before penalties,
+/// biases, grammars, filters and temperature.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprobs {
+    /// That of the token drawn.
+    pub logprob: f32,
+    /// The most probable tokens, the first the most probable.
+    pub top: Vec<TopLogprob>,
+}
+
+/// One of the most probable tokens.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TopLogprob {
+    /// Its number in the vocabulary.
+    pub id: u32,
+    /// What it alone spells; U+FFFD stands for parts of a character.
+    pub text: String,
+    /// The natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+impl TokenLogprobs {
+    /// What a token had, and the most probable ones.
+    #[must_use]
+    pub fn new(logprob: f32, top: Vec<TopLogprob>) -> Self {
+        Self { logprob, top }
+    }
+}
+
+impl TopLogprob {
+    /// One alternative.
+    pub fn new(id: u32, text: impl Into<String>, logprob: f32) -> Self {
+        Self {
+            id,
+            text: text.into(),
+            logprob,
+        }
+    }
 }
 
 impl Token {
@@ -30,7 +74,15 @@ impl Token {
             id,
             text: text.into(),
             logits: None,
+            logprobs: None,
         }
+    }
+
+    /// Adds how probable it was.
+    #[must_use]
+    pub fn with_logprobs(mut self, logprobs: TokenLogprobs) -> Self {
+        self.logprobs = Some(logprobs);
+        self
     }
 
     /// Adds the logits it was drawn from.

@@ -23,6 +23,10 @@ pub enum ErrorKind {
     OutOfMemory,
     /// The device, or this build of MLX, does not have what was asked for.
     Unsupported,
+    /// A file could not be read or written; the message holds the path and the system's reason.
+    Io,
+    /// A file is not what its format says it must be: truncated, malformed or inconsistent.
+    Format,
 }
 
 /// A failed operation: what class, which operation, why, and the shapes it was given.

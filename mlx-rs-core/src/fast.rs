@@ -57,13 +57,13 @@ pub enum RopeBase<'a> {
     Freqs(&'a Array),
 }
 
-/// Rotary position embedding (Su et al. 2021) of `x` `[.., L, D]`, positions `offset..offset + L`,
+/// Rotary position embedding (Su et al. 2021) of `x` `[B, .., L, D]`, positions `offset..offset + L`,
 /// on the first `dims` elements. `traditional` rotates neighbors (0,1), (2,3), ..; otherwise
 /// element `i` with element `i + dims / 2`. Positions are multiplied by `scale`.
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] when `x` has fewer than two axes; [`ErrorKind::Value`] when `dims` is odd or
-/// not within the last axis.
+/// [`ErrorKind::Shape`] when `x` has fewer than three axes or the frequencies do not fit;
+/// [`ErrorKind::Value`] when `dims` is odd or not within the last axis.
 pub fn rope(
     x: &Array,
     dims: i32,
@@ -72,55 +72,15 @@ pub fn rope(
     scale: f32,
     offset: i32,
 ) -> Result<Array> {
-    let shape = x.shape();
-    if shape.len() < 3 {
-        return Err(
-            Error::new(ErrorKind::Shape, "rope", "needs axes [.., heads, L, D]").with_inputs(&[x]),
-        );
-    }
-    let head_dim = shape[shape.len() - 1];
-    if dims <= 0 || dims % 2 != 0 || dims > head_dim {
-        return Err(Error::new(
-            ErrorKind::Value,
-            "rope",
-            format!(
-                "{dims} rotary dimensions must be even and within the {head_dim} of the last axis"
-            ),
-        ));
-    }
-    if i64::from(offset) + i64::from(shape[shape.len() - 2]) > i64::from(i32::MAX) || offset < 0 {
+    let (theta, freqs) = check_rope(x, dims, base)?;
+    let length = x.shape()[x.ndim() - 2];
+    if i64::from(offset) + i64::from(length) > i64::from(i32::MAX) || offset < 0 {
         return Err(Error::new(
             ErrorKind::Value,
             "rope",
             format!("positions from {offset} on cannot be counted"),
         ));
     }
-    let (theta, freqs) = match base {
-        RopeBase::Theta(value) => (
-            sys::mlx_optional_float {
-                value,
-                has_value: true,
-            },
-            None,
-        ),
-        RopeBase::Freqs(freqs) => {
-            if freqs.shape() != [dims / 2] {
-                return Err(Error::new(
-                    ErrorKind::Shape,
-                    "rope",
-                    format!("frequencies must have shape [{}]", dims / 2),
-                )
-                .with_inputs(&[x, freqs]));
-            }
-            (
-                sys::mlx_optional_float {
-                    value: 0.0,
-                    has_value: false,
-                },
-                Some(freqs),
-            )
-        }
-    };
     call::array("rope", |out, s| {
         // SAFETY: all handles are live, dims and positions are in range; null stands for no array.
         unsafe {
@@ -138,6 +98,106 @@ pub fn rope(
         }
     })
     .map_err(|e| e.with_inputs(&[x]))
+}
+
+/// [`rope`] with positions that start at `offset`, an integer array of one value, or of one for each
+/// of the `B` sequences of `x`: what a batch of prompts of different lengths needs.
+///
+/// # Errors
+/// As [`rope`]; [`ErrorKind::Shape`] or [`ErrorKind::Dtype`] for offsets that do not fit.
+pub fn rope_at(
+    x: &Array,
+    dims: i32,
+    traditional: bool,
+    base: RopeBase<'_>,
+    scale: f32,
+    offset: &Array,
+) -> Result<Array> {
+    let (theta, freqs) = check_rope(x, dims, base)?;
+    if !offset.dtype().is_integer() {
+        return Err(Error::new(
+            ErrorKind::Dtype,
+            "rope",
+            format!("offsets must be integers, not {}", offset.dtype()),
+        ));
+    }
+    if offset.ndim() > 1 || (offset.size() != 1 && offset.size() as i64 != i64::from(x.shape()[0]))
+    {
+        return Err(Error::new(
+            ErrorKind::Shape,
+            "rope",
+            "give one offset, or one for each sequence of the batch",
+        )
+        .with_inputs(&[x, offset]));
+    }
+    call::array("rope", |out, s| {
+        // SAFETY: all handles are live; dims are in range and the offsets fit; null stands for no
+        // array. Positions are only multiplied, never used as an address.
+        unsafe {
+            sys::mlx_fast_rope_dynamic(
+                out,
+                x.raw(),
+                dims,
+                traditional,
+                theta,
+                scale,
+                offset.raw(),
+                Array::raw_or_null(freqs),
+                s,
+            )
+        }
+    })
+    .map_err(|e| e.with_inputs(&[x, offset]))
+}
+
+/// Checks what both forms of [`rope`] share and takes the base apart.
+fn check_rope<'a>(
+    x: &Array,
+    dims: i32,
+    base: RopeBase<'a>,
+) -> Result<(sys::mlx_optional_float, Option<&'a Array>)> {
+    let shape = x.shape();
+    if shape.len() < 3 {
+        return Err(
+            Error::new(ErrorKind::Shape, "rope", "needs axes [.., heads, L, D]").with_inputs(&[x]),
+        );
+    }
+    let head_dim = shape[shape.len() - 1];
+    if dims <= 0 || dims % 2 != 0 || dims > head_dim {
+        return Err(Error::new(
+            ErrorKind::Value,
+            "rope",
+            format!(
+                "{dims} rotary dimensions must be even and within the {head_dim} of the last axis"
+            ),
+        ));
+    }
+    match base {
+        RopeBase::Theta(value) => Ok((
+            sys::mlx_optional_float {
+                value,
+                has_value: true,
+            },
+            None,
+        )),
+        RopeBase::Freqs(freqs) => {
+            if freqs.shape() != [dims / 2] {
+                return Err(Error::new(
+                    ErrorKind::Shape,
+                    "rope",
+                    format!("frequencies must have shape [{}]", dims / 2),
+                )
+                .with_inputs(&[x, freqs]));
+            }
+            Ok((
+                sys::mlx_optional_float {
+                    value: 0.0,
+                    has_value: false,
+                },
+                Some(freqs),
+            ))
+        }
+    }
 }
 
 /// Which keys a query may look at.
@@ -173,10 +233,44 @@ pub fn scaled_dot_product_attention(
     scale: f32,
     mask: Mask<'_>,
 ) -> Result<Array> {
+    scaled_dot_product_attention_with_sinks(queries, keys, values, scale, mask, None)
+}
+
+/// [`scaled_dot_product_attention`] with `sinks`: one score per query head, `[H]`, that takes part in
+/// each softmax of that head without a value of its own (Xiao et al. 2023).
+///
+/// # Errors
+/// [`ErrorKind::Shape`] without heads or when the sinks are not one per query head; else MLX's message
+/// when shapes, types or the mask do not fit.
+pub fn scaled_dot_product_attention_with_sinks(
+    queries: &Array,
+    keys: &Array,
+    values: &Array,
+    scale: f32,
+    mask: Mask<'_>,
+    sinks: Option<&Array>,
+) -> Result<Array> {
     let array = match mask {
         Mask::Array(a) => Some(a),
         Mask::None | Mask::Causal => None,
     };
+    let bad = |why: &str| {
+        Err(
+            Error::new(ErrorKind::Shape, "scaled_dot_product_attention", why)
+                .with_inputs(&[queries, keys, values]),
+        )
+    };
+    let (q, k, v) = (queries.shape(), keys.shape(), values.shape());
+    if q.len() != 4 || k.len() != 4 || v.len() != 4 {
+        return bad("queries, keys and values need axes [B, H, L, D]");
+    }
+    // MLX divides by the number of key heads, and compares lengths of keys and values nowhere.
+    if k[1] == 0 || k[2] != v[2] {
+        return bad("keys and values need at least one head and the same length");
+    }
+    if sinks.is_some_and(|s| s.shape() != [q[1]]) {
+        return bad("give one sink for each query head");
+    }
     call::array("scaled_dot_product_attention", |out, s| {
         // SAFETY: all handles are live; the mode is a static string; null stands for no array.
         unsafe {
@@ -188,7 +282,7 @@ pub fn scaled_dot_product_attention(
                 scale,
                 mask.name().as_ptr(),
                 Array::raw_or_null(array),
-                Array::raw_or_null(None),
+                Array::raw_or_null(sinks),
                 s,
             )
         }

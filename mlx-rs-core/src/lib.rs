@@ -35,28 +35,36 @@
 //! Sizes against slices, index ranges of gathers, strides of views, integer division by zero, and
 //! allocations against [`memory::budget`]: MLX itself reads foreign memory or aborts there.
 
+#[macro_use]
+mod macros;
+
 mod array;
 mod call;
 mod device;
 mod dtype;
 mod error;
+mod operators;
 mod ops;
 mod stream;
 
 pub mod cpu;
 pub mod fast;
+pub mod indexing;
 pub mod memory;
 pub mod random;
 mod transforms;
 
-pub use array::{Array, Data};
+pub use array::{Array, Data, Iter, Nested};
 pub use device::{Device, DeviceKind, cuda_is_available, metal_is_available};
 pub use dtype::{Dtype, Element, FloatElement};
 pub use error::{Error, ErrorKind, Result};
 pub use half::{bf16, f16};
 pub use num_complex::Complex32;
+pub use operators::Operand;
 pub use ops::{
-    All, Axes, QuantMode, Quantized, arange, concatenate, full, ones, stack, where_, zeros,
+    All, Axes, Conv, GridIndexing, IndexArg, MatrixIndices, Pad, QuantMode, Quantized, ScatterMode,
+    arange, broadcast_arrays, concatenate, concatenate_flat, depends, einsum, eye, full, identity,
+    linspace, meshgrid, ones, stack, tri, where_, zeros,
 };
 pub use stream::Stream;
 pub use transforms::{async_eval, eval, synchronize};

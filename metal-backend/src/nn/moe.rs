@@ -45,8 +45,8 @@ impl ExpertLinear {
     /// `x` `[.., 1, in]` by the experts `ids` `[..]` (after broadcasting): `[.., 1, out]`.
     fn forward(&self, x: &Array, ids: &Array, sorted: bool) -> Result<Array> {
         let y = match &self.kind {
-            Kind::Dense { transposed } => x.gather_mm(transposed, ids, sorted)?,
-            Kind::Quantized(q) => q.gather_matmul_transposed(x, ids, sorted)?,
+            Kind::Dense { transposed } => x.gather_mm(transposed, None, ids, sorted)?,
+            Kind::Quantized(q) => q.gather_matmul(x, None, ids, true, sorted)?,
         };
         match &self.bias {
             Some(bias) => y.add(&bias.take_clamped(ids, 0)?.expand_dims(-2)?),

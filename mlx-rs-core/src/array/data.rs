@@ -24,6 +24,20 @@ impl<T: Element> Deref for Data<'_, T> {
     }
 }
 
+impl<'d, T: Element> IntoIterator for &'d Data<'_, T> {
+    type Item = &'d T;
+    type IntoIter = std::slice::Iter<'d, T>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.values.iter()
+    }
+}
+
+impl<T: Element> AsRef<[T]> for Data<'_, T> {
+    fn as_ref(&self) -> &[T] {
+        self.values
+    }
+}
+
 impl Array {
     fn expect_dtype<T: Element>(&self, op: &'static str) -> Result<()> {
         if self.dtype() == T::DTYPE {
@@ -51,10 +65,84 @@ impl Array {
 
     /// Evaluates the array and borrows its values in row-major order; a view is copied first.
     ///
+    /// ```
+    /// # fn main() -> mlx_rs_core::Result<()> {
+    /// let a = mlx_rs_core::array!([[1, 2], [3, 4]])?.transpose()?;
+    /// let sum: i32 = a.data::<i32>()?.iter().sum();
+    /// assert_eq!((sum, &a.data::<i32>()?[..]), (10, &[1, 3, 2, 4][..]));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
-    /// [`ErrorKind::Dtype`] when `T` is not the array's type; MLX's message when evaluation fails.
+    /// [`ErrorKind::Dtype`] when `T` is not the array's type; [`ErrorKind::Value`] for a boolean
+    /// array whose bytes are not all 0 or 1; MLX's message when evaluation fails.
     pub fn data<T: Element>(&self) -> Result<Data<'_, T>> {
         self.expect_dtype::<T>("data")?;
+        let (owner, pointer, n) = self.row_major("data")?;
+        if n == 0 {
+            return Ok(Data {
+                _owner: None,
+                values: &[],
+            });
+        }
+        if T::DTYPE == Dtype::Bool {
+            // SAFETY: `n` bytes lie there (an element of bool is one byte), see below for how long.
+            let bytes = unsafe { std::slice::from_raw_parts(pointer, n) };
+            if let Some(at) = bytes.iter().position(|&b| b > 1) {
+                return Err(Error::new(
+                    ErrorKind::Value,
+                    "data",
+                    format!(
+                        "byte {at} of this boolean array is {}, neither 0 nor 1; compare with zero \
+                         (not_equal) to make booleans of other values",
+                        bytes[at]
+                    ),
+                ));
+            }
+        }
+        // SAFETY: `n` elements of `T` lie there row-major, aligned as MLX's allocator and its
+        // item-wise offsets guarantee; every bit pattern is a `T` (for bool checked above). They are
+        // not written while a handle exists, since MLX reuses a buffer only when nobody else holds
+        // it; the handle is `self` (borrowed for 'a) or `_owner`, which lives beside the slice.
+        let values = unsafe { std::slice::from_raw_parts(pointer.cast::<T>(), n) };
+        Ok(Data {
+            _owner: owner,
+            values,
+        })
+    }
+
+    /// Evaluates the array and borrows its values as bytes of this machine's order, row-major.
+    ///
+    /// ```
+    /// # fn main() -> mlx_rs_core::Result<()> {
+    /// let a = mlx_rs_core::array!([1, 256]; u16)?;
+    /// let expected: Vec<u8> = [1u16, 256].iter().flat_map(|v| v.to_ne_bytes()).collect();
+    /// assert_eq!(&a.bytes()?[..], expected);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// MLX's message when evaluation fails.
+    pub fn bytes(&self) -> Result<Data<'_, u8>> {
+        let (owner, pointer, n) = self.row_major("bytes")?;
+        if n == 0 {
+            return Ok(Data {
+                _owner: None,
+                values: &[],
+            });
+        }
+        // SAFETY: `n` elements of `dtype().size()` bytes lie there row-major; any byte is a `u8`. As
+        // in `data`, they live and stay unwritten as long as the handle that is kept.
+        let values = unsafe { std::slice::from_raw_parts(pointer, n * self.dtype().size()) };
+        Ok(Data {
+            _owner: owner,
+            values,
+        })
+    }
+
+    /// Evaluates, makes row-contiguous, and gives the array that owns the values when it is a copy,
+    /// where they start (not null unless there are none), and how many elements there are.
+    fn row_major(&self, op: &'static str) -> Result<(Option<Array>, *const u8, usize)> {
         let _guard = call::lock();
         self.eval()?;
         let owner = if self.is_row_contiguous()? {
@@ -67,10 +155,7 @@ impl Array {
         let source = owner.as_ref().unwrap_or(self);
         let n = source.size();
         if n == 0 {
-            return Ok(Data {
-                _owner: None,
-                values: &[],
-            });
+            return Ok((None, std::ptr::null(), 0));
         }
         // SAFETY: the handle is live and evaluated; the accessor only returns its data pointer,
         // whatever the type.
@@ -78,19 +163,11 @@ impl Array {
         if pointer.is_null() {
             return Err(Error::new(
                 ErrorKind::Mlx,
-                "data",
+                op,
                 "MLX has no data for an evaluated array",
             ));
         }
-        // SAFETY: `n` elements of `T` lie there row-major (checked above), aligned as MLX's allocator
-        // and its item-wise offsets guarantee. They are not written while a handle exists, since MLX
-        // reuses a buffer only when nobody else holds it; the handle is `self` (borrowed for 'a) or
-        // `_owner`, which lives in the returned value beside the slice.
-        let values = unsafe { std::slice::from_raw_parts(pointer.cast::<T>(), n) };
-        Ok(Data {
-            _owner: owner,
-            values,
-        })
+        Ok((owner, pointer, n))
     }
 
     /// Evaluates the array and copies its values in row-major order.

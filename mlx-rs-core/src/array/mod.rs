@@ -1,12 +1,18 @@
-//! The array handle: ownership, shape and type. Creation is in `create.rs`, reading in `data.rs`,
-//! everything computed in `ops/`.
+//! The array handle: ownership, shape and type. Creation is in `create.rs`, `managed.rs` and
+//! `convert.rs`, reading in `data.rs`, `display.rs` and `iter.rs`, everything computed in `ops/`.
 
+mod convert;
 mod create;
 mod data;
+mod display;
+mod iter;
+mod managed;
+#[cfg(feature = "ndarray")]
+mod ndarray;
 
+pub use convert::Nested;
 pub use data::Data;
-
-use std::fmt;
+pub use iter::Iter;
 
 use mlx_sys as sys;
 
@@ -151,26 +157,5 @@ impl Clone for Array {
 impl Drop for Array {
     fn drop(&mut self) {
         call::free(self.raw);
-    }
-}
-
-impl fmt::Debug for Array {
-    /// Shape and type only: printing must not evaluate.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Array({:?}, {})", self.shape(), self.dtype())
-    }
-}
-
-impl fmt::Display for Array {
-    /// The values as MLX prints them; evaluates the array.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = call::string("display", |out| {
-            // SAFETY: `out` is a writable string handle, the array handle is live.
-            unsafe { sys::mlx_array_tostring(out, self.raw) }
-        });
-        match text {
-            Ok(text) => f.write_str(&text),
-            Err(e) => write!(f, "{self:?} <{e}>"),
-        }
     }
 }

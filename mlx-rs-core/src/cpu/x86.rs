@@ -190,11 +190,14 @@ unsafe fn dense_rows<const M: usize, const A: usize>(
         let whole = k / (8 * A) * (8 * A);
         let mut at = 0;
         while at < whole {
-            for a in 0..A {
-                let w = _mm256_loadu_ps(row.as_ptr().add(at + 8 * a));
-                for m in 0..M {
-                    let x = _mm256_loadu_ps(x[m].as_ptr().add(at + 8 * a));
-                    sums[m][a] = _mm256_fmadd_ps(w, x, sums[m][a]);
+            let mut w = [_mm256_setzero_ps(); A];
+            for (a, w) in w.iter_mut().enumerate() {
+                *w = _mm256_loadu_ps(row.as_ptr().add(at + 8 * a));
+            }
+            for (sums, x) in sums.iter_mut().zip(x) {
+                for (a, (sum, w)) in sums.iter_mut().zip(w).enumerate() {
+                    let x = _mm256_loadu_ps(x.as_ptr().add(at + 8 * a));
+                    *sum = _mm256_fmadd_ps(w, x, *sum);
                 }
             }
             at += 8 * A;

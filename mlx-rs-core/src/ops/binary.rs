@@ -1,4 +1,16 @@
-//! Element-wise functions of two arrays, comparisons and selection.
+//! Element-wise functions of two arrays, comparisons and selection. Shapes broadcast as in NumPy and
+//! types promote as in MLX.
+//!
+//! ```
+//! use mlx_rs_core::{Array, where_};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let a = Array::vector(&[7i32, -7])?;
+//! let b = Array::scalar(2i32)?;
+//! assert_eq!(a.remainder(&b)?.to_vec::<i32>()?, [1, 1]);
+//! let positive = where_(&a.greater(&Array::scalar(0)?)?, &a, &b)?;
+//! assert_eq!(positive.to_vec::<i32>()?, [7, 2]);
+//! # Ok(()) }
+//! ```
 
 use super::binary_ops;
 use crate::array::Array;
@@ -7,6 +19,20 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
 binary_ops! {
+    /// The angle of the point `(other, self)`, in radians.
+    arctan2 = mlx_arctan2;
+    /// Bitwise and, of integers or booleans.
+    bitwise_and = mlx_bitwise_and;
+    /// Bitwise or, of integers or booleans.
+    bitwise_or = mlx_bitwise_or;
+    /// Bitwise exclusive or, of integers or booleans.
+    bitwise_xor = mlx_bitwise_xor;
+    /// Bits moved up by `other`, which must be below the number of bits of the type; beyond it the
+    /// value is unspecified.
+    left_shift = mlx_left_shift;
+    /// Bits moved down by `other`, which must be below the number of bits of the type; beyond it the
+    /// value is unspecified.
+    right_shift = mlx_right_shift;
     /// Sum.
     add = mlx_add;
     /// Difference.
@@ -40,83 +66,117 @@ binary_ops! {
 }
 
 impl Array {
-    /// Quotient rounded down. For integers the divisor is evaluated and checked first, since the
-    /// processor traps on zero.
+    /// Quotient: of floats rounded down, of integers rounded towards zero as MLX does. An integer
+    /// divided by zero is 0, as in NumPy; the processor would trap.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] for an integer divisor that is zero, or -1 for signed integers.
+    /// MLX's message when the shapes do not broadcast or the types do not fit.
     pub fn floor_divide(&self, other: &Array) -> Result<Array> {
-        self.check_divisor("floor_divide", other)?;
+        if self.floats(other) {
+            return self.floor_divide_raw(other);
+        }
+        let Divisor { safe, minus, zero } = Divisor::of(self, other)?;
+        let quotient = self.floor_divide_raw(&safe)?;
+        let quotient = match minus {
+            Some(minus) => where_(&minus, &quotient.negative()?, &quotient)?,
+            None => quotient,
+        };
+        quotient.zero_where(&zero)
+    }
+
+    /// Remainder with the sign of the divisor. Of an integer divided by zero it is 0, as in NumPy.
+    ///
+    /// # Errors
+    /// MLX's message when the shapes do not broadcast or the types do not fit.
+    pub fn remainder(&self, other: &Array) -> Result<Array> {
+        if self.floats(other) {
+            return self.remainder_raw(other);
+        }
+        // Divided by one instead of minus one, nothing remains either.
+        let divisor = Divisor::of(self, other)?;
+        self.remainder_raw(&divisor.safe)?.zero_where(&divisor.zero)
+    }
+
+    /// [`Array::floor_divide`] and [`Array::remainder`] at once.
+    ///
+    /// # Errors
+    /// MLX's message when the shapes do not broadcast or the types do not fit.
+    pub fn divmod(&self, other: &Array) -> Result<(Array, Array)> {
+        if !self.floats(other) {
+            return Ok((self.floor_divide(other)?, self.remainder(other)?));
+        }
+        let parts = call::arrays("divmod", |out, s| {
+            // SAFETY: all handles are live; floats never trap.
+            unsafe { mlx_sys::mlx_divmod(out, self.raw(), other.raw(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self, other]))?;
+        let mut parts = parts.into_iter();
+        match (parts.next(), parts.next()) {
+            (Some(q), Some(r)) => Ok((q, r)),
+            _ => Err(Error::new(
+                ErrorKind::Mlx,
+                "divmod",
+                "MLX returned too few arrays",
+            )),
+        }
+    }
+
+    fn floor_divide_raw(&self, other: &Array) -> Result<Array> {
         call::array("floor_divide", |out, s| {
-            // SAFETY: all handles are live; no integer divisor can trap (checked).
+            // SAFETY: all handles are live; no integer divisor can trap, which the callers ensure.
             unsafe { mlx_sys::mlx_floor_divide(out, self.raw(), other.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// Remainder with the sign of the divisor; integers are checked as in [`Array::floor_divide`].
-    ///
-    /// # Errors
-    /// [`ErrorKind::Value`] for an integer divisor that is zero, or -1 for signed integers.
-    pub fn remainder(&self, other: &Array) -> Result<Array> {
-        self.check_divisor("remainder", other)?;
+    fn remainder_raw(&self, other: &Array) -> Result<Array> {
         call::array("remainder", |out, s| {
-            // SAFETY: all handles are live; no integer divisor can trap (checked).
+            // SAFETY: all handles are live; no integer divisor can trap, which the callers ensure.
             unsafe { mlx_sys::mlx_remainder(out, self.raw(), other.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// `self` to the power `other`. Integer exponents are evaluated and checked first: MLX loops
-    /// forever on negative ones.
+    /// Whether the operation of both runs on floats (or is refused as complex).
+    fn floats(&self, other: &Array) -> bool {
+        let inexact = |d: Dtype| d.is_float() || d == Dtype::Complex64;
+        inexact(self.dtype()) || inexact(other.dtype())
+            // A signed and a 64-bit unsigned integer promote to a float.
+            || (self.dtype() == Dtype::Uint64) && other.dtype().is_signed_integer()
+            || (other.dtype() == Dtype::Uint64) && self.dtype().is_signed_integer()
+    }
+
+    fn zero_where(&self, zero: &Array) -> Result<Array> {
+        where_(zero, &Array::scalar(false)?.astype(self.dtype())?, self)
+    }
+
+    /// `self` to the power `other`. A negative exponent of integers gives the power rounded towards
+    /// zero (0, but for the bases 1 and -1; 0 also for base 0), where MLX would never return.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] for a negative exponent of an integer power.
+    /// MLX's message when the shapes do not broadcast or the types do not fit.
     pub fn power(&self, other: &Array) -> Result<Array> {
-        let integers = !self.dtype().is_float()
-            && other.dtype().is_signed_integer()
-            && self.dtype() != Dtype::Complex64;
-        if integers
-            && other.size() > 0
-            && other
-                .less(&Array::scalar(0i32)?)?
-                .any(super::All, false)?
-                .item()?
-        {
-            return Err(Error::new(
-                ErrorKind::Value,
-                "power",
-                "an integer power has no negative exponents; convert the base to a float type",
-            ));
+        let endless = !self.floats(other) && other.dtype().is_signed_integer();
+        if !endless {
+            return self.power_raw(other);
         }
+        let negative = other.less(&Array::scalar(false)?.astype(other.dtype())?)?;
+        let one = Array::scalar(true)?.astype(other.dtype())?;
+        // Only the parity matters where the base is 1 or -1.
+        let exponent = where_(&negative, &other.bitwise_and(&one)?, other)?;
+        let power = self.power_raw(&exponent)?;
+        let unit = self
+            .square()?
+            .equal(&Array::scalar(true)?.astype(self.dtype())?)?;
+        power.zero_where(&negative.logical_and(&unit.logical_not()?)?)
+    }
+
+    fn power_raw(&self, other: &Array) -> Result<Array> {
         call::array("power", |out, s| {
-            // SAFETY: all handles are live for the length of the call.
+            // SAFETY: all handles are live; no integer exponent is negative, which the caller ensures.
             unsafe { mlx_sys::mlx_power(out, self.raw(), other.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self, other]))
-    }
-
-    fn check_divisor(&self, op: &'static str, divisor: &Array) -> Result<()> {
-        if self.dtype().is_float() || divisor.dtype().is_float() || divisor.size() == 0 {
-            return Ok(());
-        }
-        let wide = divisor.astype(Dtype::Int64)?;
-        let zero = wide.equal(&Array::scalar(0i64)?)?;
-        // i32::MIN / -1 overflows, which traps like a division by zero.
-        let overflow = wide.equal(&Array::scalar(-1i64)?)?;
-        let bad = zero
-            .logical_or(&overflow)?
-            .any(super::All, false)?
-            .item::<bool>()?;
-        if !bad {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Value,
-            op,
-            "the integer divisor holds 0 or -1, on which the processor traps; convert to a float type, \
-             or negate instead of dividing by -1",
-        ))
     }
 
     /// Whether both arrays have the same shape and values.
@@ -142,6 +202,18 @@ impl Array {
         })
         .map_err(|e| e.with_inputs(&[self, other]))?
         .item()
+    }
+
+    /// Where the values agree within `atol + rtol * |other|`; NaN agrees with NaN when `equal_nan`.
+    ///
+    /// # Errors
+    /// MLX's message when the shapes do not broadcast.
+    pub fn is_close(&self, other: &Array, rtol: f64, atol: f64, equal_nan: bool) -> Result<Array> {
+        call::array("is_close", |out, s| {
+            // SAFETY: all handles are live for the length of the call.
+            unsafe { mlx_sys::mlx_isclose(out, self.raw(), other.raw(), rtol, atol, equal_nan, s) }
+        })
+        .map_err(|e| e.with_inputs(&[self, other]))
     }
 
     /// The values limited to `[min, max]`; either end may be open.
@@ -181,4 +253,36 @@ pub fn where_(condition: &Array, yes: &Array, no: &Array) -> Result<Array> {
         unsafe { mlx_sys::mlx_where(out, condition.raw(), yes.raw(), no.raw(), s) }
     })
     .map_err(|e| e.with_inputs(&[condition, yes, no]))
+}
+
+/// An integer divisor made harmless: where it is 0 or -1 it becomes 1.
+struct Divisor {
+    safe: Array,
+    /// Where it was -1, for signed types: the least integer divided by it overflows, which traps.
+    minus: Option<Array>,
+    zero: Array,
+}
+
+impl Divisor {
+    /// The divisor `by` of `a`, in the type that both promote to.
+    fn of(a: &Array, by: &Array) -> Result<Self> {
+        let wide = by.add(&Array::scalar(false)?.astype(a.dtype())?)?;
+        let constant = |v: i32| Array::scalar(v)?.astype(wide.dtype());
+        let (none, one) = (constant(0)?, constant(1)?);
+        let zero = wide.equal(&none)?;
+        let safe = where_(&zero, &one, &wide)?;
+        if !wide.dtype().is_signed_integer() {
+            return Ok(Self {
+                safe,
+                minus: None,
+                zero,
+            });
+        }
+        let minus = wide.equal(&constant(-1)?)?;
+        Ok(Self {
+            safe: where_(&minus, &one, &safe)?,
+            minus: Some(minus),
+            zero,
+        })
+    }
 }

@@ -1,4 +1,13 @@
 //! Arrays made by the device: constants and ranges.
+//!
+//! ```
+//! use mlx_rs_core::{Dtype, arange, eye, linspace};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! assert_eq!(arange(0.0, 3.0, 1.0, Dtype::Int32)?.to_vec::<i32>()?, [0, 1, 2]);
+//! assert_eq!(linspace(0.0, 1.0, 3, Dtype::Float32)?.to_vec::<f32>()?, [0.0, 0.5, 1.0]);
+//! assert_eq!(eye(2, 2, 1, Dtype::Float32)?.to_vec::<f32>()?, [0.0, 1.0, 0.0, 0.0]);
+//! # Ok(()) }
+//! ```
 
 use crate::array::Array;
 use crate::call;
@@ -102,6 +111,103 @@ pub fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<Array> {
         // SAFETY: plain numbers; the stream is live.
         unsafe { mlx_sys::mlx_arange(out, start, stop, step, dtype.raw(), s) }
     })
+}
+
+/// `count` values from `start` to `stop`, both included, evenly apart.
+///
+/// # Errors
+/// [`ErrorKind::Value`] for a negative count; [`ErrorKind::OutOfMemory`] when there would be too many.
+pub fn linspace(start: f64, stop: f64, count: i32, dtype: Dtype) -> Result<Array> {
+    if count < 0 {
+        return Err(Error::new(
+            ErrorKind::Value,
+            "linspace",
+            format!("a count of {count} is negative"),
+        ));
+    }
+    check_shape("linspace", &[count], dtype)?;
+    call::array("linspace", |out, s| {
+        // SAFETY: plain numbers; the stream is live.
+        unsafe { mlx_sys::mlx_linspace(out, start, stop, count, dtype.raw(), s) }
+    })
+}
+
+/// Ones on the `k`-th diagonal (above the main one when positive) of a `rows x columns` matrix, zeros
+/// elsewhere.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
+pub fn eye(rows: i32, columns: i32, k: i32, dtype: Dtype) -> Result<Array> {
+    check_shape("eye", &[rows, columns], dtype)?;
+    if rows == 0 || columns == 0 {
+        return zeros(&[rows, columns], dtype);
+    }
+    // Beyond the corners every diagonal is empty; MLX negates it.
+    let k = k.clamp(-rows, columns);
+    call::array("eye", |out, s| {
+        // SAFETY: plain numbers within the matrix; the stream is live.
+        unsafe { mlx_sys::mlx_eye(out, rows, columns, k, dtype.raw(), s) }
+    })
+}
+
+/// The identity matrix of `n` rows.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
+pub fn identity(n: i32, dtype: Dtype) -> Result<Array> {
+    check_shape("identity", &[n, n], dtype)?;
+    if n == 0 {
+        return zeros(&[0, 0], dtype);
+    }
+    call::array("identity", |out, s| {
+        // SAFETY: plain numbers; the stream is live.
+        unsafe { mlx_sys::mlx_identity(out, n, dtype.raw(), s) }
+    })
+}
+
+/// Ones on and below the `k`-th diagonal of a `rows x columns` matrix, zeros elsewhere.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
+pub fn tri(rows: i32, columns: i32, k: i32, dtype: Dtype) -> Result<Array> {
+    check_shape("tri", &[rows, columns], dtype)?;
+    let k = k.clamp(-rows, columns);
+    call::array("tri", |out, s| {
+        // SAFETY: plain numbers whose sums fit an i32; the stream is live.
+        unsafe { mlx_sys::mlx_tri(out, rows, columns, k, dtype.raw(), s) }
+    })
+}
+
+impl Array {
+    /// An array of zeros with the shape and type of this one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfMemory`] when it would not fit the budget.
+    pub fn zeros_like(&self) -> Result<Array> {
+        call::array("zeros_like", |out, s| {
+            // SAFETY: all handles are live.
+            unsafe { mlx_sys::mlx_zeros_like(out, self.raw(), s) }
+        })
+    }
+
+    /// An array of ones with the shape and type of this one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfMemory`] when it would not fit the budget.
+    pub fn ones_like(&self) -> Result<Array> {
+        call::array("ones_like", |out, s| {
+            // SAFETY: all handles are live.
+            unsafe { mlx_sys::mlx_ones_like(out, self.raw(), s) }
+        })
+    }
+
+    /// An array of the shape of this one, filled with `value` (which broadcasts to it) as `dtype`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when `value` does not broadcast to the shape.
+    pub fn full_like(&self, value: &Array, dtype: Dtype) -> Result<Array> {
+        full(self.shape(), value, dtype)
+    }
 }
 
 #[cfg(test)]

@@ -71,6 +71,13 @@ impl Array {
             .unzip())
     }
 
+    /// Strides longer than their axes take one element, like one as long as the axis. MLX adds them
+    /// to lengths, which must not overflow.
+    fn short_strides(&self, strides: &[i32]) -> Vec<i32> {
+        let short = |(&stride, &length): (&i32, &i32)| stride.clamp(-length.max(1), length.max(1));
+        strides.iter().zip(self.shape()).map(short).collect()
+    }
+
     /// Elements `start` to `stop` of each axis in steps of `strides`; bounds count from the end when
     /// negative and are cut to the array, as in Python.
     ///
@@ -79,6 +86,7 @@ impl Array {
     /// stride.
     pub fn slice(&self, start: &[i32], stop: &[i32], strides: &[i32]) -> Result<Array> {
         let (start, stop) = self.slice_args("slice", start, stop, strides)?;
+        let strides = self.short_strides(strides);
         call::array("slice", |out, s| {
             // SAFETY: the three lists have one entry per axis and lie within it.
             unsafe {
@@ -123,6 +131,7 @@ impl Array {
         strides: &[i32],
     ) -> Result<Array> {
         let (start, stop) = self.slice_args("slice_update", start, stop, strides)?;
+        let strides = self.short_strides(strides);
         call::array("slice_update", |out, s| {
             // SAFETY: the three lists have one entry per axis and lie within it.
             unsafe {
@@ -167,7 +176,7 @@ impl Array {
     }
 
     /// Evaluates integer indices and checks them against an axis of `length`.
-    fn check_indices(op: &'static str, indices: &Array, length: i32) -> Result<()> {
+    pub(crate) fn check_indices(op: &'static str, indices: &Array, length: i32) -> Result<()> {
         Self::index_dtype(op, indices)?;
         if indices.size() == 0 {
             return Ok(());
@@ -190,7 +199,7 @@ impl Array {
         Ok(())
     }
 
-    fn index_dtype(op: &'static str, indices: &Array) -> Result<()> {
+    pub(crate) fn index_dtype(op: &'static str, indices: &Array) -> Result<()> {
         if indices.dtype().is_integer() {
             return Ok(());
         }
@@ -203,7 +212,7 @@ impl Array {
 
     /// `indices` with everything below 0 raised to 0 and above the last element lowered to it,
     /// inside the graph: no evaluation, and no way to reach outside.
-    pub(super) fn clamp_indices(op: &'static str, indices: &Array, length: i32) -> Result<Array> {
+    pub(crate) fn clamp_indices(op: &'static str, indices: &Array, length: i32) -> Result<Array> {
         Self::index_dtype(op, indices)?;
         if length == 0 {
             return Err(Error::new(
@@ -222,6 +231,72 @@ impl Array {
                 .minimum(&Array::scalar(i64::from(length - 1))?)?
                 .maximum(&Array::scalar(0i64)?),
         }
+    }
+
+    /// `indices` in `0..=last` of an axis of `length`, inside the graph: negative ones count from the
+    /// end, and what is still outside goes to the nearest place inside.
+    pub(crate) fn clamp_from_end(
+        op: &'static str,
+        indices: &Array,
+        length: i32,
+        last: i32,
+    ) -> Result<Array> {
+        Self::index_dtype(op, indices)?;
+        match indices.dtype() {
+            Dtype::Uint8 | Dtype::Uint16 | Dtype::Uint32 => indices
+                .astype(Dtype::Uint32)?
+                .minimum(&Array::scalar(last as u32)?), // `last` is not negative
+            Dtype::Uint64 => indices
+                .minimum(&Array::scalar(u64::from(last as u32))?)?
+                .astype(Dtype::Uint32),
+            Dtype::Int64 => Self::wrap_and_clamp(
+                indices,
+                &Array::scalar(i64::from(length))?,
+                &Array::scalar(0i64)?,
+                &Array::scalar(i64::from(last))?,
+            )?
+            .astype(Dtype::Int32),
+            _ => Self::wrap_and_clamp(
+                &indices.astype(Dtype::Int32)?,
+                &Array::scalar(length)?,
+                &Array::scalar(0i32)?,
+                &Array::scalar(last)?,
+            ),
+        }
+    }
+
+    fn wrap_and_clamp(i: &Array, length: &Array, zero: &Array, last: &Array) -> Result<Array> {
+        let wrapped = super::where_(&i.less(zero)?, &i.add(length)?, i)?;
+        wrapped.maximum(zero)?.minimum(last)
+    }
+
+    /// `axes` counted from the front; each must exist and be named once.
+    pub(crate) fn distinct_axes(&self, op: &'static str, axes: &[i32]) -> Result<Vec<i32>> {
+        let mut out = Vec::with_capacity(axes.len());
+        for &axis in axes {
+            let resolved = self.axis(op, axis)? as i32; // an axis number is at most i32::MAX
+            if out.contains(&resolved) {
+                return Err(Error::new(
+                    ErrorKind::Index,
+                    op,
+                    format!("axis {axis} is named twice in {axes:?}"),
+                ));
+            }
+            out.push(resolved);
+        }
+        Ok(out)
+    }
+
+    /// The number of elements as one axis can count them; functions that flatten need it.
+    pub(crate) fn count(&self, op: &'static str) -> Result<i32> {
+        i32::try_from(self.size()).map_err(|_| {
+            Error::new(
+                ErrorKind::Shape,
+                op,
+                format!("{} elements are more than one axis can count", self.size()),
+            )
+            .with_inputs(&[self])
+        })
     }
 
     fn take_raw(&self, op: &'static str, indices: &Array, axis: i32) -> Result<Array> {
@@ -244,6 +319,20 @@ impl Array {
         let length = self.shape()[self.axis("take", axis)?];
         Self::check_indices("take", indices, length)?;
         self.take_raw("take", indices, axis)
+    }
+
+    /// The elements of the flattened array at `indices`, checked as in [`Array::take`].
+    ///
+    /// # Errors
+    /// As [`Array::take`]; [`ErrorKind::Shape`] for more elements than one axis can count.
+    pub fn take_flat(&self, indices: &Array) -> Result<Array> {
+        let length = self.count("take")?;
+        Self::check_indices("take", indices, length)?;
+        call::array("take", |out, s| {
+            // SAFETY: all handles are live; every index lies inside the flattened array.
+            unsafe { mlx_sys::mlx_take(out, self.raw(), indices.raw(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self, indices]))
     }
 
     /// The elements of `axis` at indices known on the host, checked there.

@@ -1,9 +1,20 @@
-//! Products of matrices and triangular parts.
+//! Products of matrices, diagonals and triangular parts.
+//!
+//! ```
+//! use mlx_rs_core::Array;
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let a = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+//! assert_eq!(a.matmul(&a)?.to_vec::<f32>()?, [7.0, 10.0, 15.0, 22.0]);
+//! assert_eq!(a.diag(0)?.to_vec::<f32>()?, [1.0, 4.0]);
+//! assert_eq!(a.tril(0)?.to_vec::<f32>()?, [1.0, 0.0, 3.0, 4.0]);
+//! # Ok(()) }
+//! ```
 
 use super::binary_ops;
 use crate::array::Array;
 use crate::call;
-use crate::error::Result;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
 
 binary_ops! {
     /// Matrix product over the last two axes, broadcast over the others: `[.., m, k] x [.., k, n] ->
@@ -11,8 +22,6 @@ binary_ops! {
     matmul = mlx_matmul;
     /// Sum of products over the last axes of both.
     inner = mlx_inner;
-    /// All products of the flattened arrays: `[m] x [n] -> [m, n]`.
-    outer = mlx_outer;
 }
 
 impl Array {
@@ -33,6 +42,7 @@ impl Array {
     /// # Errors
     /// MLX's message for fewer than two axes.
     pub fn tril(&self, k: i32) -> Result<Array> {
+        let k = self.short_diagonal(k);
         call::array("tril", |out, s| {
             // SAFETY: all handles are live for the length of the call.
             unsafe { mlx_sys::mlx_tril(out, self.raw(), k, s) }
@@ -45,10 +55,115 @@ impl Array {
     /// # Errors
     /// MLX's message for fewer than two axes.
     pub fn triu(&self, k: i32) -> Result<Array> {
+        let k = self.short_diagonal(k);
         call::array("triu", |out, s| {
             // SAFETY: all handles are live for the length of the call.
             unsafe { mlx_sys::mlx_triu(out, self.raw(), k, s) }
         })
         .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// A diagonal at most one beyond the corners, where nothing or everything is cut: MLX adds it to
+    /// lengths.
+    fn short_diagonal(&self, k: i32) -> i32 {
+        let mut lengths = self.shape().iter().rev();
+        let columns = lengths.next().copied().unwrap_or(0);
+        let rows = lengths.next().copied().unwrap_or(0);
+        k.clamp(-rows.max(1), columns.max(1))
+    }
+
+    /// All products of the flattened arrays: `[m] x [n] -> [m, n]`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] for more elements than an axis can count.
+    pub fn outer(&self, other: &Array) -> Result<Array> {
+        self.count("outer")?;
+        other.count("outer")?;
+        call::array("outer", |out, s| {
+            // SAFETY: all handles are live; the elements of each can be counted.
+            unsafe { mlx_sys::mlx_outer(out, self.raw(), other.raw(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self, other]))
+    }
+
+    /// The `offset`-th diagonal of `axis1` and `axis2`, as the last axis of the result.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] for axes that do not exist or are the same; [`ErrorKind::Shape`] for an empty
+    /// array.
+    pub fn diagonal(&self, offset: i32, axis1: i32, axis2: i32) -> Result<Array> {
+        let op = "diagonal";
+        let (axes, offset) = self.check_diagonal(op, offset, axis1, axis2)?;
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; the axes exist and the offset lies within them.
+            unsafe { mlx_sys::mlx_diagonal(out, self.raw(), offset, axes[0], axes[1], s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    fn check_diagonal(
+        &self,
+        op: &'static str,
+        offset: i32,
+        axis1: i32,
+        axis2: i32,
+    ) -> Result<(Vec<i32>, i32)> {
+        let axes = self.distinct_axes(op, &[axis1, axis2])?;
+        if self.size() == 0 {
+            return Err(
+                Error::new(ErrorKind::Shape, op, "an empty array has no diagonal")
+                    .with_inputs(&[self]),
+            );
+        }
+        let length = |i: usize| self.shape()[axes[i] as usize]; // resolved above
+        let offset = offset.clamp(-length(0), length(1));
+        Ok((axes, offset))
+    }
+
+    /// The sum of the `offset`-th diagonal of `axis1` and `axis2`, as `dtype`.
+    ///
+    /// # Errors
+    /// As [`Array::diagonal`].
+    pub fn trace(&self, offset: i32, axis1: i32, axis2: i32, dtype: Dtype) -> Result<Array> {
+        let op = "trace";
+        let (axes, offset) = self.check_diagonal(op, offset, axis1, axis2)?;
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; the axes exist and the offset lies within them.
+            unsafe { mlx_sys::mlx_trace(out, self.raw(), offset, axes[0], axes[1], dtype.raw(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// Of a vector, the matrix with it on the `k`-th diagonal; of a matrix, its `k`-th diagonal.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] for other arrays, or a matrix that cannot be counted.
+    pub fn diag(&self, k: i32) -> Result<Array> {
+        let op = "diag";
+        match self.shape() {
+            [n] => {
+                let side = k.checked_abs().and_then(|k| n.checked_add(k));
+                let Some(side) = side else {
+                    return Err(Error::new(
+                        ErrorKind::Shape,
+                        op,
+                        format!("a matrix with a {k}-th diagonal cannot be counted"),
+                    )
+                    .with_inputs(&[self]));
+                };
+                if *n == 0 {
+                    return super::zeros(&[side, side], self.dtype());
+                }
+                call::array(op, |out, s| {
+                    // SAFETY: all handles are live; the sides of the matrix can be counted.
+                    unsafe { mlx_sys::mlx_diag(out, self.raw(), k, s) }
+                })
+                .map_err(|e| e.with_inputs(&[self]))
+            }
+            [_, _] => self.diagonal(k, 0, 1),
+            _ => Err(
+                Error::new(ErrorKind::Shape, op, "needs a vector or a matrix").with_inputs(&[self]),
+            ),
+        }
     }
 }

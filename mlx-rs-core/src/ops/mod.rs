@@ -1,21 +1,29 @@
 //! Operations on arrays, grouped as MLX's documentation groups them. All are lazy and run on the
 //! calling thread's current stream.
 
+mod arrange;
 mod binary;
+mod conv;
 mod create;
-mod gather;
+mod einsum_path;
 mod index;
 mod matrix;
+mod products;
 mod quantized;
 mod reduce;
+mod scatter;
 mod shape;
 mod sort;
 mod unary;
 
+pub use arrange::{GridIndexing, Pad, broadcast_arrays, concatenate_flat, depends, meshgrid};
 pub use binary::where_;
-pub use create::{arange, full, ones, zeros};
+pub use conv::Conv;
+pub use create::{arange, eye, full, identity, linspace, ones, tri, zeros};
+pub use products::{IndexArg, MatrixIndices, einsum};
 pub use quantized::{QuantMode, Quantized};
 pub use reduce::{All, Axes};
+pub use scatter::ScatterMode;
 pub use shape::{concatenate, stack};
 
 /// Declares methods that map one array to one array.

@@ -1,10 +1,21 @@
 //! Quantized weights: packed integers with a scale, and a bias in affine mode, per group of
 //! consecutive elements of the last axis.
+//!
+//! ```
+//! use mlx_rs_core::{Dtype, QuantMode, Quantized, ones};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let w = ones(&[8, 64], Dtype::Float32)?;
+//! let q = Quantized::quantize(&w, 32, 4, QuantMode::Affine)?;
+//! let y = q.matmul_transposed(&ones(&[1, 64], Dtype::Float32)?)?;
+//! assert_eq!(y.to_vec::<f32>()?, [64.0; 8]);
+//! # Ok(()) }
+//! ```
 
 use std::ffi::CStr;
 
 use mlx_sys as sys;
 
+use super::IndexArg;
 use crate::array::Array;
 use crate::call;
 use crate::dtype::Dtype;
@@ -134,7 +145,12 @@ impl Quantized {
             .last()
             .map(|&words| i64::from(words) * 32 / i64::from(self.bits));
         let groups = s.last().map(|&g| i64::from(g) * i64::from(self.group_size));
-        if w.len() < 2 || w.len() != s.len() || w[..w.len() - 1] != s[..s.len() - 1] || k != groups
+        if w.len() < 2
+            || w.len() != s.len()
+            || w[..w.len() - 1] != s[..s.len() - 1]
+            || k != groups
+            // MLX counts bits in an i32.
+            || w.last().is_some_and(|&words| words > i32::MAX / 32)
         {
             return bad(
                 ErrorKind::Shape,
@@ -202,7 +218,28 @@ impl Quantized {
     /// # Errors
     /// When the parts do not fit each other or `x`.
     pub fn matmul_transposed(&self, x: &Array) -> Result<Array> {
+        self.matmul_as(x, true)
+    }
+
+    /// `x` times the matrix: `[.., m, n] x [n, k] -> [.., m, k]`.
+    ///
+    /// # Errors
+    /// When the parts do not fit each other or `x`.
+    pub fn matmul(&self, x: &Array) -> Result<Array> {
+        self.matmul_as(x, false)
+    }
+
+    fn matmul_as(&self, x: &Array, transpose: bool) -> Result<Array> {
         self.validate("quantized_matmul")?;
+        // MLX broadcasts batches only when both have one.
+        if x.ndim() < 1 || (self.weight.ndim() > 2 && x.ndim() <= 2) {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                "quantized_matmul",
+                "a batch of matrices needs a batch of inputs: give x as many axes",
+            )
+            .with_inputs(&[x, &self.weight]));
+        }
         call::array("quantized_matmul", |out, s| {
             // SAFETY: all handles are live and checked to fit; the mode is a static string.
             unsafe {
@@ -212,7 +249,107 @@ impl Quantized {
                     self.weight.raw(),
                     self.scales.raw(),
                     Array::raw_or_null(self.biases.as_ref()),
-                    true,
+                    transpose,
+                    some_int(self.group_size),
+                    some_int(self.bits),
+                    self.mode.name().as_ptr(),
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
+    }
+
+    /// Products with chosen matrices, as a mixture of experts needs them: `x` `[.., m, k]` at `lhs`
+    /// times the matrix `[.., n, k]` at `rhs`, transposed unless `transpose` is false. Indices count
+    /// the matrices of the flattened batch and broadcast against each other:
+    /// `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] for an `x` of fewer than two axes or an empty batch; [`ErrorKind::Dtype`]
+    /// for indices that are not integers; when the parts do not fit each other or `x`.
+    pub fn gather_matmul<'a>(
+        &self,
+        x: &Array,
+        lhs: impl Into<IndexArg<'a>>,
+        rhs: impl Into<IndexArg<'a>>,
+        transpose: bool,
+        sorted: bool,
+    ) -> Result<Array> {
+        let op = "gather_qmm";
+        self.validate(op)?;
+        if x.ndim() < 2 {
+            return Err(
+                Error::new(ErrorKind::Shape, op, "x needs at least two axes").with_inputs(&[x]),
+            );
+        }
+        let lhs = lhs.into().resolve(op, x)?;
+        let rhs = rhs.into().resolve(op, &self.weight)?;
+        if lhs.is_none() && rhs.is_none() {
+            return self.matmul_as(x, transpose);
+        }
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live and checked to fit; every index lies inside its batch; the
+            // mode is a static string; null stands for no array.
+            unsafe {
+                sys::mlx_gather_qmm(
+                    out,
+                    x.raw(),
+                    self.weight.raw(),
+                    self.scales.raw(),
+                    Array::raw_or_null(self.biases.as_ref()),
+                    Array::raw_or_null(lhs.as_ref()),
+                    Array::raw_or_null(rhs.as_ref()),
+                    transpose,
+                    some_int(self.group_size),
+                    some_int(self.bits),
+                    self.mode.name().as_ptr(),
+                    sorted,
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
+    }
+
+    /// `x` times the transposed matrix with `x` quantized to the same mode first, so that the product
+    /// runs on narrow floats: `[m, k] x [n, k]^T -> [m, n]`, modes [`QuantMode::Nvfp4`] and
+    /// [`QuantMode::Mxfp8`], on a CUDA device that has such products.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] without CUDA; [`ErrorKind::Shape`] when either has more than two
+    /// axes; [`ErrorKind::Value`] for other modes; when the parts do not fit each other or `x`.
+    pub fn matmul_quantized(&self, x: &Array) -> Result<Array> {
+        let op = "qqmm";
+        self.validate(op)?;
+        if !matches!(self.mode, QuantMode::Nvfp4 | QuantMode::Mxfp8) {
+            return Err(Error::new(
+                ErrorKind::Value,
+                op,
+                "both sides can be quantized as nvfp4 and mxfp8 only",
+            ));
+        }
+        if x.ndim() != 2 || self.weight.ndim() != 2 {
+            return Err(
+                Error::new(ErrorKind::Shape, op, "both sides must have two axes")
+                    .with_inputs(&[x, &self.weight]),
+            );
+        }
+        if !crate::cuda_is_available() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                op,
+                "needs a CUDA device; use matmul_transposed elsewhere",
+            ));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live and checked to fit; the mode is a static string.
+            unsafe {
+                sys::mlx_qqmm(
+                    out,
+                    x.raw(),
+                    self.weight.raw(),
+                    self.scales.raw(),
                     some_int(self.group_size),
                     some_int(self.bits),
                     self.mode.name().as_ptr(),

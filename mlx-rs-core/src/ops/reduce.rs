@@ -1,8 +1,18 @@
-//! Reductions over axes, cumulative sums and softmax.
+//! Reductions over axes, running ones, and softmax.
+//!
+//! ```
+//! use mlx_rs_core::{All, Array};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let a = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+//! assert_eq!(a.sum(All, false)?.item::<f32>()?, 10.0);
+//! assert_eq!(a.mean(0, false)?.to_vec::<f32>()?, [2.0, 3.0]);
+//! assert_eq!(a.max(&[0, 1], true)?.shape(), [1, 1]);
+//! # Ok(()) }
+//! ```
 
 use crate::array::Array;
 use crate::call;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 
 /// Which axes a reduction covers: one (`-1`), several (`&[0, 1]`), or [`All`].
 #[derive(Debug, Clone, Copy)]
@@ -104,18 +114,6 @@ reductions! {
 }
 
 impl Array {
-    /// The variance with `ddof` degrees of freedom taken off the count.
-    ///
-    /// # Errors
-    /// [`crate::ErrorKind::Index`] when there is no such axis.
-    pub fn var(&self, axis: i32, keepdims: bool, ddof: i32) -> Result<Array> {
-        self.axis("var", axis)?;
-        call::array("var", |out, s| {
-            // SAFETY: all handles are live; the axis exists.
-            unsafe { mlx_sys::mlx_var_axis(out, self.raw(), axis, keepdims, ddof, s) }
-        })
-    }
-
     /// The index of the greatest value along `axis` (the first of equals), as `uint32`.
     ///
     /// # Errors
@@ -142,28 +140,249 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// Running sums along `axis`, from the end when `reverse`, without the value itself unless
-    /// `inclusive`.
+    /// [`Array::argmax`] of the flattened array.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Index`] when there is no such axis.
-    pub fn cumsum(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
-        self.axis("cumsum", axis)?;
-        call::array("cumsum", |out, s| {
-            // SAFETY: all handles are live; the axis exists.
-            unsafe { mlx_sys::mlx_cumsum(out, self.raw(), axis, reverse, inclusive, s) }
+    /// [`crate::ErrorKind::Shape`] for more elements than can be counted; MLX's message for none.
+    pub fn argmax_flat(&self, keepdims: bool) -> Result<Array> {
+        self.count("argmax")?;
+        let keepdims = keepdims && self.ndim() > 0;
+        call::array("argmax", |out, s| {
+            // SAFETY: all handles are live; the elements can be counted.
+            unsafe { mlx_sys::mlx_argmax(out, self.raw(), keepdims, s) }
         })
+        .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// `exp(x) / sum(exp(x))` along `axis`, stable; `precise` accumulates in float32.
+    /// [`Array::argmin`] of the flattened array.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Shape`] for more elements than can be counted; MLX's message for none.
+    pub fn argmin_flat(&self, keepdims: bool) -> Result<Array> {
+        self.count("argmin")?;
+        let keepdims = keepdims && self.ndim() > 0;
+        call::array("argmin", |out, s| {
+            // SAFETY: all handles are live; the elements can be counted.
+            unsafe { mlx_sys::mlx_argmin(out, self.raw(), keepdims, s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// `exp(x) / sum(exp(x))` over `axes`, stable; `precise` accumulates in float32.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis.
-    pub fn softmax(&self, axis: i32, precise: bool) -> Result<Array> {
-        self.axis("softmax", axis)?;
-        call::array("softmax", |out, s| {
+    pub fn softmax<'a>(&self, axes: impl Into<Axes<'a>>, precise: bool) -> Result<Array> {
+        let op = "softmax";
+        match axes.into() {
+            Axes::All => call::array(op, |out, s| {
+                // SAFETY: all handles are live.
+                unsafe { mlx_sys::mlx_softmax(out, self.raw(), precise, s) }
+            }),
+            Axes::One(axis) => {
+                self.axis(op, axis)?;
+                call::array(op, |out, s| {
+                    // SAFETY: all handles are live; the axis exists.
+                    unsafe { mlx_sys::mlx_softmax_axis(out, self.raw(), axis, precise, s) }
+                })
+            }
+            Axes::Many(axes) => {
+                let axes = self.distinct_axes(op, axes)?;
+                call::array(op, |out, s| {
+                    // SAFETY: pointer and length describe the axes, which exist.
+                    unsafe {
+                        mlx_sys::mlx_softmax_axes(
+                            out,
+                            self.raw(),
+                            axes.as_ptr(),
+                            axes.len(),
+                            precise,
+                            s,
+                        )
+                    }
+                })
+            }
+        }
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// The middle value over `axes`; of an even number the mean of both middle ones.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Index`] when there is no such axis; [`crate::ErrorKind::Shape`] when there is
+    /// nothing to take the median of.
+    pub fn median<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
+        let op = "median";
+        self.count(op)?;
+        let axes: Vec<i32> = match axes.into() {
+            Axes::All => (0..self.ndim()).map(|i| i as i32).collect(),
+            Axes::One(axis) => self.distinct_axes(op, &[axis])?,
+            Axes::Many(axes) => self.distinct_axes(op, axes)?,
+        };
+        if axes.iter().any(|&i| self.shape()[i as usize] == 0) {
+            return Err(
+                Error::new(ErrorKind::Shape, op, "an empty axis has no median")
+                    .with_inputs(&[self]),
+            );
+        }
+        if axes.is_empty() {
+            // Each value is its own median; MLX would look for an axis to flatten.
+            return self.mean(&[] as &[i32], keepdims);
+        }
+        call::array(op, |out, s| {
+            // SAFETY: pointer and length describe the axes, which exist and are not empty.
+            unsafe { mlx_sys::mlx_median(out, self.raw(), axes.as_ptr(), axes.len(), keepdims, s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// The number of elements along `axes` as a scalar of `dtype`, or one divided by it when
+    /// `inverted`. In a graph compiled without shapes it is computed when it runs.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Index`] when there is no such axis; [`crate::ErrorKind::Value`] when nothing
+    /// would be inverted.
+    pub fn number_of_elements(
+        &self,
+        axes: &[i32],
+        inverted: bool,
+        dtype: crate::Dtype,
+    ) -> Result<Array> {
+        let op = "number_of_elements";
+        let axes = self.distinct_axes(op, axes)?;
+        if inverted && (!dtype.is_float() || axes.iter().any(|&i| self.shape()[i as usize] == 0)) {
+            return Err(Error::new(
+                ErrorKind::Value,
+                op,
+                "one divided by the number needs a float type and something to count",
+            )
+            .with_inputs(&[self]));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: pointer and length describe the axes, which exist.
+            unsafe {
+                mlx_sys::mlx_number_of_elements(
+                    out,
+                    self.raw(),
+                    axes.as_ptr(),
+                    axes.len(),
+                    inverted,
+                    dtype.raw(),
+                    s,
+                )
+            }
+        })
+    }
+}
+
+macro_rules! spreads {
+    ($($(#[$doc:meta])* $name:ident = $all:ident, $one:ident, $many:ident;)*) => {
+        impl Array {
+            $(
+                $(#[$doc])*
+                /// Over `axes`, kept with length one when `keepdims`, with `ddof` degrees of freedom
+                /// taken off the count.
+                ///
+                /// # Errors
+                /// [`crate::ErrorKind::Index`] when there is no such axis.
+                pub fn $name<'a>(
+                    &self,
+                    axes: impl Into<Axes<'a>>,
+                    keepdims: bool,
+                    ddof: i32,
+                ) -> Result<Array> {
+                    let op = stringify!($name);
+                    match axes.into() {
+                        Axes::All => call::array(op, |out, s| {
+                            // SAFETY: all handles are live.
+                            unsafe { mlx_sys::$all(out, self.raw(), keepdims, ddof, s) }
+                        }),
+                        Axes::One(axis) => {
+                            self.axis(op, axis)?;
+                            call::array(op, |out, s| {
+                                // SAFETY: all handles are live; the axis exists.
+                                unsafe { mlx_sys::$one(out, self.raw(), axis, keepdims, ddof, s) }
+                            })
+                        }
+                        Axes::Many(axes) => {
+                            let axes = self.distinct_axes(op, axes)?;
+                            call::array(op, |out, s| {
+                                // SAFETY: pointer and length describe the axes, which exist.
+                                unsafe {
+                                    mlx_sys::$many(
+                                        out,
+                                        self.raw(),
+                                        axes.as_ptr(),
+                                        axes.len(),
+                                        keepdims,
+                                        ddof,
+                                        s,
+                                    )
+                                }
+                            })
+                        }
+                    }
+                    .map_err(|e| e.with_inputs(&[self]))
+                }
+            )*
+        }
+    };
+}
+
+spreads! {
+    /// The variance.
+    var = mlx_var, mlx_var_axis, mlx_var_axes;
+    /// The standard deviation.
+    std = mlx_std, mlx_std_axis, mlx_std_axes;
+}
+
+macro_rules! scans {
+    ($($(#[$doc:meta])* $name:ident = $c:ident;)*) => {
+        impl Array {
+            $(
+                $(#[$doc])*
+                /// Along `axis`, from the end when `reverse`, without the value itself unless
+                /// `inclusive`.
+                ///
+                /// # Errors
+                /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the data
+                /// type does not fit.
+                pub fn $name(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
+                    self.axis(stringify!($name), axis)?;
+                    call::array(stringify!($name), |out, s| {
+                        // SAFETY: all handles are live; the axis exists.
+                        unsafe { mlx_sys::$c(out, self.raw(), axis, reverse, inclusive, s) }
+                    })
+                    .map_err(|e| e.with_inputs(&[self]))
+                }
+            )*
+        }
+    };
+}
+
+scans! {
+    /// Running sums.
+    cumsum = mlx_cumsum;
+    /// Running products.
+    cumprod = mlx_cumprod;
+    /// The greatest value so far.
+    cummax = mlx_cummax;
+    /// The least value so far.
+    cummin = mlx_cummin;
+}
+
+impl Array {
+    /// Running `log(sum(exp(x)))`, stable, along `axis`, from the end when `reverse`, without the value
+    /// itself unless `inclusive`.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the data type does
+    /// not fit.
+    pub fn logcumsumexp(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
+        self.axis("logcumsumexp", axis)?;
+        call::array("logcumsumexp", |out, s| {
             // SAFETY: all handles are live; the axis exists.
-            unsafe { mlx_sys::mlx_softmax_axis(out, self.raw(), axis, precise, s) }
+            unsafe { mlx_sys::mlx_logcumsumexp(out, self.raw(), axis, reverse, inclusive, s) }
         })
         .map_err(|e| e.with_inputs(&[self]))
     }

@@ -22,6 +22,14 @@ impl Array {
     /// # Errors
     /// MLX's message when the sizes differ.
     pub fn reshape(&self, shape: &[i32]) -> Result<Array> {
+        if shape.iter().any(|&d| d < -1) {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                "reshape",
+                format!("shape {shape:?} has a negative dimension other than one -1"),
+            )
+            .with_inputs(&[self]));
+        }
         call::array("reshape", |out, s| {
             // SAFETY: pointer and length describe the slice; all handles are live.
             unsafe { mlx_sys::mlx_reshape(out, self.raw(), shape.as_ptr(), shape.len(), s) }
@@ -85,8 +93,29 @@ impl Array {
     /// Axes `start` to `end`, both included, joined into one.
     ///
     /// # Errors
-    /// MLX's message when there are no such axes.
+    /// [`ErrorKind::Shape`] when the joined axis cannot be counted; MLX's message when there are no
+    /// such axes.
     pub fn flatten(&self, start: i32, end: i32) -> Result<Array> {
+        if self.count("flatten").is_err() {
+            // Rare enough to look closer: the product of the joined axes is what must fit.
+            let at = |axis: i32| {
+                let n = self.ndim() as i64;
+                let axis = i64::from(axis) + if axis < 0 { n } else { 0 };
+                axis.clamp(0, n) as usize
+            };
+            let joined = at(start)..(at(end) + 1).min(self.ndim()).max(at(start));
+            let product = self.shape()[joined]
+                .iter()
+                .try_fold(1i32, |p, &d| p.checked_mul(d));
+            if product.is_none() {
+                return Err(Error::new(
+                    ErrorKind::Shape,
+                    "flatten",
+                    "the joined axis would be too long to be counted",
+                )
+                .with_inputs(&[self]));
+            }
+        }
         call::array("flatten", |out, s| {
             // SAFETY: all handles are live; MLX checks the axes.
             unsafe { mlx_sys::mlx_flatten(out, self.raw(), start, end, s) }
@@ -220,6 +249,10 @@ impl Array {
                 format!("cannot repeat an axis of length {length} {repeats} times"),
             ));
         }
+        if repeats == 0 {
+            // MLX would forget the other axes.
+            return self.slice_axis(axis, 0, 0);
+        }
         call::array("repeat", |out, s| {
             // SAFETY: all handles are live; axis and count are valid.
             unsafe { mlx_sys::mlx_repeat_axis(out, self.raw(), repeats, axis, s) }
@@ -239,7 +272,21 @@ pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
             "give at least one array",
         ));
     };
-    first.axis("concatenate", axis)?;
+    let at = first.axis("concatenate", axis)?;
+    // MLX adds the lengths in an i32.
+    let length: i64 = arrays
+        .iter()
+        .filter_map(|a| a.shape().get(at))
+        .map(|&d| i64::from(d))
+        .sum();
+    if length > i64::from(i32::MAX) {
+        return Err(Error::new(
+            ErrorKind::Shape,
+            "concatenate",
+            format!("an axis of {length} elements is too long to be counted"),
+        )
+        .with_inputs(arrays));
+    }
     let vec = ArrayVec::new("concatenate", arrays.iter().copied())?;
     call::array("concatenate", |out, s| {
         // SAFETY: the vector and the stream are live.

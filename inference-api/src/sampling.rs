@@ -1,0 +1,247 @@
+//! What constrains or changes the choice of tokens beyond plain numbers: grammars, and logits
+//! processors written in Rust. How tokens are drawn is each backend's own; the numbers are in
+//! [`GenerateOptions`](crate::GenerateOptions).
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// What a reply must look like. Only tokens that lead to such a reply are drawn.
+///
+/// A reply that ends with [`FinishReason::Stop`](crate::FinishReason::Stop) by the model's
+/// end-of-text token matches as a whole. One that is cut (by `max_tokens`, a stop string, a stop
+/// token, a deadline or a cancellation) is the beginning of one that matches.
+///
+/// In JSON: `{"json_schema": {"type": "object"}}`, `{"regex": "yes|no"}` or `{"lark": "start: ..."}`.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Grammar {
+    /// A JSON value that this schema allows. `{}` (or `true`) allows every JSON value.
+    JsonSchema(serde_json::Value),
+    /// A text that this regular expression matches from beginning to end, in the syntax of Rust's
+    /// `regex` crate.
+    Regex(String),
+    /// A text of this context-free grammar, in Lark's syntax, that begins at the rule `start`.
+    Lark(String),
+}
+
+impl Grammar {
+    /// Any JSON object.
+    #[must_use]
+    pub fn json_object() -> Self {
+        Grammar::JsonSchema(serde_json::json!({"type": "object"}))
+    }
+
+    /// The schema in `text`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] when it is no JSON.
+    pub fn from_json_schema(text: &str) -> Result<Self> {
+        text.parse()
+            .map(Grammar::JsonSchema)
+            .map_err(|e| invalid(format!("the JSON schema is no JSON: {e}")))
+    }
+
+    /// `json_schema`, `regex` or `lark`.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Grammar::JsonSchema(_) => "json_schema",
+            Grammar::Regex(_) => "regex",
+            Grammar::Lark(_) => "lark",
+        }
+    }
+
+    /// Checks what can be checked without a vocabulary. The engine checks the rest when a request
+    /// starts.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] saying what is wrong.
+    pub fn validate(&self) -> Result<()> {
+        match self {
+            Grammar::JsonSchema(value) if !value.is_object() && !value.is_boolean() => {
+                Err(invalid(format!(
+                    "the JSON schema is {value}; it must be an object, or true for any JSON"
+                )))
+            }
+            Grammar::JsonSchema(serde_json::Value::Bool(false)) => Err(invalid(
+                "the JSON schema is false, which allows nothing; use true for any JSON".into(),
+            )),
+            Grammar::Lark(text) if text.trim().is_empty() => Err(invalid(
+                "the Lark grammar is empty; it must have a rule `start`".into(),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidOption, message)
+}
+
+/// Changes logits before a token is drawn from them: what no option offers.
+///
+/// The engine copies the logits of such a request to the host at every step, and waits for each
+/// token before it starts on the next; everything else in [`GenerateOptions`](crate::GenerateOptions)
+/// stays on the device. Use it for what cannot be said otherwise.
+pub trait LogitsProcessor: Send {
+    /// Changes `logits`, one per token of the vocabulary, in place; minus infinity forbids a token.
+    /// `prompt` and `reply` are the ids so far. It sees the logits after penalties and biases; banned
+    /// tokens and the grammar come after it, so that it cannot allow what they forbid.
+    ///
+    /// # Errors
+    /// Any error ends the reply with it.
+    fn process(&mut self, prompt: &[u32], reply: &[u32], logits: &mut [f32]) -> Result<()>;
+}
+
+impl<F> LogitsProcessor for F
+where
+    F: FnMut(&[u32], &[u32], &mut [f32]) -> Result<()> + Send,
+{
+    fn process(&mut self, prompt: &[u32], reply: &[u32], logits: &mut [f32]) -> Result<()> {
+        self(prompt, reply, logits)
+    }
+}
+
+/// Makes a [`LogitsProcessor`] for each reply, so that one set of options can serve many requests
+/// at once and a processor may keep state.
+#[derive(Clone)]
+pub struct LogitsProcessorFactory(Arc<dyn Fn() -> Box<dyn LogitsProcessor> + Send + Sync>);
+
+impl LogitsProcessorFactory {
+    /// Calls `make` at the start of each reply.
+    pub fn new<P, F>(make: F) -> Self
+    where
+        P: LogitsProcessor + 'static,
+        F: Fn() -> P + Send + Sync + 'static,
+    {
+        Self(Arc::new(move || Box::new(make())))
+    }
+
+    /// A processor for one reply.
+    #[must_use]
+    pub fn make(&self) -> Box<dyn LogitsProcessor> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for LogitsProcessorFactory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LogitsProcessorFactory")
+    }
+}
+
+/// One entry of a logit bias as programs write it: `15=-2.5` or `15:-2.5`, llama.cpp's `15-1`,
+/// `15+1` included.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LogitBias {
+    /// The token.
+    pub id: u32,
+    /// What is added to its logit.
+    pub bias: f32,
+}
+
+impl FromStr for LogitBias {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = || {
+            invalid(format!(
+                "logit bias `{text}` is not ID=BIAS, such as 15043=1.5 or 15043=-2"
+            ))
+        };
+        let at = text.find(['=', ':', '+', '-']).ok_or_else(bad)?;
+        let (id, rest) = text.split_at(at);
+        let value = rest.strip_prefix(['=', ':']).unwrap_or(rest);
+        let bias: f32 = value.trim().parse().map_err(|_| bad())?;
+        let id = id.trim().parse().map_err(|_| bad())?;
+        if !bias.is_finite() {
+            return Err(bad());
+        }
+        Ok(Self { id, bias })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grammars_are_tagged_json() {
+        for (grammar, json) in [
+            (
+                Grammar::json_object(),
+                r#"{"json_schema":{"type":"object"}}"#,
+            ),
+            (Grammar::Regex("a|b".into()), r#"{"regex":"a|b"}"#),
+            (
+                Grammar::Lark("start: \"a\"".into()),
+                r#"{"lark":"start: \"a\""}"#,
+            ),
+        ] {
+            assert_eq!(serde_json::to_string(&grammar).unwrap(), json);
+            assert_eq!(serde_json::from_str::<Grammar>(json).unwrap(), grammar);
+            assert!(json.contains(grammar.kind()));
+            grammar.validate().unwrap();
+        }
+        assert!(serde_json::from_str::<Grammar>(r#"{"gbnf":"x"}"#).is_err());
+    }
+
+    #[test]
+    fn what_is_no_schema_is_refused() {
+        for text in ["[1]", "3", "\"object\"", "null", "false"] {
+            let grammar = Grammar::from_json_schema(text).unwrap();
+            let e = grammar.validate().unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::InvalidOption, "{text}");
+        }
+        let e = Grammar::from_json_schema("{").unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidOption);
+        assert!(Grammar::Lark(" \n".into()).validate().is_err());
+        Grammar::from_json_schema("true")
+            .unwrap()
+            .validate()
+            .unwrap();
+    }
+
+    #[test]
+    fn biases_are_read_in_every_spelling() {
+        for (text, id, bias) in [
+            ("15=2.5", 15, 2.5),
+            ("15:-2.5", 15, -2.5),
+            ("15+1", 15, 1.0),
+            ("15-1e1", 15, -10.0),
+            (" 7 = 3 ", 7, 3.0),
+        ] {
+            assert_eq!(text.parse::<LogitBias>().unwrap(), LogitBias { id, bias });
+        }
+        for text in [
+            "", "15", "=1", "a=1", "15=", "15=x", "15=inf", "15=nan", "-1=2",
+        ] {
+            assert!(text.parse::<LogitBias>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn each_reply_gets_its_own_processor() {
+        let factory = LogitsProcessorFactory::new(|| {
+            let mut calls = 0.0;
+            move |_: &[u32], _: &[u32], logits: &mut [f32]| {
+                calls += 1.0;
+                logits[0] = calls;
+                Ok(())
+            }
+        });
+        let (mut a, mut b) = (factory.make(), factory.clone().make());
+        let mut logits = [0.0; 2];
+        a.process(&[], &[], &mut logits).unwrap();
+        a.process(&[], &[], &mut logits).unwrap();
+        assert_eq!(logits[0], 2.0);
+        b.process(&[], &[], &mut logits).unwrap();
+        assert_eq!(logits[0], 1.0);
+    }
+}

@@ -1,0 +1,160 @@
+//! Arrays that take over a Rust vector. MLX uses its memory where the device can (else it copies)
+//! and says when it is done; the vector is freed exactly once, in whatever thread that happens.
+
+use super::Array;
+use crate::dtype::Element;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory;
+
+impl Array {
+    /// An array of `shape` that takes over `values` (row-major): no copy where the device can use
+    /// the host's memory as it lies, one copy elsewhere.
+    ///
+    /// ```
+    /// # fn main() -> mlx_rs_core::Result<()> {
+    /// let a = mlx_rs_core::Array::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+    /// assert_eq!(a.shape(), [2, 2]);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when a dimension is negative or the shape does not hold exactly
+    /// `values.len()` elements. The vector is dropped then.
+    pub fn from_vec<T: Element>(values: Vec<T>, shape: &[i32]) -> Result<Self> {
+        if memory::checked_bytes(shape, 1) != Some(values.len() as u64) {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                "from_vec",
+                format!(
+                    "shape {shape:?} does not hold exactly the {} values given",
+                    values.len()
+                ),
+            ));
+        }
+        if values.is_empty() {
+            return Self::from_slice(&values, shape);
+        }
+        take_over(values, shape)
+    }
+}
+
+/// mlx-c 0.4 has no constructor that takes memory over.
+#[cfg(not(mlx_c_0_5))]
+fn take_over<T: Element>(values: Vec<T>, shape: &[i32]) -> Result<Array> {
+    Array::from_slice(&values, shape)
+}
+
+#[cfg(mlx_c_0_5)]
+use owned::take_over;
+
+#[cfg(mlx_c_0_5)]
+mod owned {
+    use std::ffi::c_void;
+    use std::mem::ManuallyDrop;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+
+    use mlx_sys as sys;
+
+    use crate::array::Array;
+    use crate::call;
+    use crate::dtype::Element;
+    use crate::error::{Error, ErrorKind, Result};
+
+    /// A vector taken apart: MLX may write to its elements, so no reference to them is kept.
+    struct Payload<T: Element> {
+        start: *mut T,
+        length: usize,
+        capacity: usize,
+    }
+
+    // SAFETY: this owns plain values, which any thread may free; nothing else is done with it.
+    unsafe impl<T: Element> Send for Payload<T> {}
+    // SAFETY: a shared payload gives no access to the elements.
+    unsafe impl<T: Element> Sync for Payload<T> {}
+
+    impl<T: Element> Payload<T> {
+        fn new(values: Vec<T>) -> Self {
+            let mut values = ManuallyDrop::new(values);
+            Self {
+                start: values.as_mut_ptr(),
+                length: values.len(),
+                capacity: values.capacity(),
+            }
+        }
+    }
+
+    impl<T: Element> Drop for Payload<T> {
+        fn drop(&mut self) {
+            // SAFETY: the three parts are those of the vector in `new`, which is freed here alone.
+            drop(unsafe { Vec::from_raw_parts(self.start, self.length, self.capacity) });
+            #[cfg(test)]
+            tests::FREED.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+
+    /// Called by MLX, once, when the memory is no longer used; in any thread.
+    extern "C" fn release<T: Element>(payload: *mut c_void) {
+        // Freeing plain values does not panic; if it did, nothing may cross into C.
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            // SAFETY: `payload` is the count that `take_over` gave to MLX, given back once.
+            drop(unsafe { Arc::from_raw(payload.cast::<Payload<T>>()) });
+        }));
+    }
+
+    pub(super) fn take_over<T: Element>(values: Vec<T>, shape: &[i32]) -> Result<Array> {
+        let op = "from_vec";
+        let ndim = i32::try_from(shape.len())
+            .map_err(|_| Error::new(ErrorKind::Shape, op, "more axes than MLX can count"))?;
+        // Two counts, ours and MLX's: after a failure ours tells whether MLX gave back its own.
+        let ours = Arc::new(Payload::new(values));
+        let theirs = Arc::into_raw(Arc::clone(&ours));
+        call::adopt(op, |out| {
+            // SAFETY: the shape has `ndim` entries whose product is the vector's length, so MLX stays
+            // inside the elements; `T` is the Rust type of the dtype. The elements live until
+            // `release` gives MLX's count back, and nobody in Rust refers to them.
+            let raw = unsafe {
+                sys::mlx_array_new_data_managed_payload(
+                    ours.start.cast(),
+                    shape.as_ptr(),
+                    ndim,
+                    T::DTYPE.raw(),
+                    theirs.cast_mut().cast(),
+                    Some(release::<T>),
+                )
+            };
+            // SAFETY: `out` is writable; ownership of the new handle moves into it.
+            unsafe { *out = raw };
+            if raw.ctx.is_null() && Arc::strong_count(&ours) == 2 {
+                // SAFETY: MLX failed before it took the memory over, and has forgotten the count.
+                drop(unsafe { Arc::from_raw(theirs) });
+            }
+            i32::from(raw.ctx.is_null())
+        })
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+        use std::sync::atomic::{AtomicUsize, Ordering};
+
+        /// Vectors freed; one test counts them.
+        pub(super) static FREED: AtomicUsize = AtomicUsize::new(0);
+
+        #[test]
+        fn a_vector_is_freed_exactly_once() {
+            // Under the lock no test beside this one drops an array.
+            let _guard = call::lock();
+            let before = FREED.load(Ordering::SeqCst);
+            let array = take_over(vec![1.5f32; 1000], &[10, 100]).unwrap();
+            let twin = array.clone();
+            let sum = array.sum(crate::All, false).unwrap();
+            drop(array);
+            assert_eq!(sum.item::<f32>().unwrap(), 1500.0);
+            assert_eq!(twin.data::<f32>().unwrap()[999], 1.5);
+            drop((twin, sum));
+            crate::synchronize().unwrap();
+            assert_eq!(FREED.load(Ordering::SeqCst), before + 1);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Feature `ndarray`: arrays of the `ndarray` crate, both ways. Values are copied except where an
+//! owned array already lies row-major, and where [`Data::view`] borrows.
+
+use ::ndarray::{ArrayBase, ArrayD, ArrayViewD, Data as Storage, Dimension, IxDyn};
+
+use super::{Array, Data};
+use crate::dtype::Element;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory;
+
+fn dims(op: &'static str, shape: &[usize]) -> Result<Vec<i32>> {
+    shape
+        .iter()
+        .map(|&d| i32::try_from(d))
+        .collect::<Result<_, _>>()
+        .map_err(|_| {
+            Error::new(
+                ErrorKind::Shape,
+                op,
+                format!("shape {shape:?} has an axis longer than MLX can count"),
+            )
+        })
+}
+
+fn mismatch(op: &'static str, e: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Shape, op, e.to_string())
+}
+
+/// The shape as ndarray wants it; MLX's dimensions are never negative.
+fn wide(array: &Array) -> Vec<usize> {
+    array.shape().iter().map(|&d| d as usize).collect()
+}
+
+impl Array {
+    /// An array with a row-major copy of an `ndarray` array or view, whatever its strides.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] for an axis longer than `i32::MAX`.
+    pub fn from_ndarray<T, S, D>(array: &ArrayBase<S, D>) -> Result<Self>
+    where
+        T: Element,
+        S: Storage<Elem = T>,
+        D: Dimension,
+    {
+        let shape = dims("from_ndarray", array.shape())?;
+        match array.as_slice() {
+            Some(values) => Self::from_slice(values, &shape),
+            // The iterator runs in logical, that is row-major, order.
+            None => Self::from_vec(array.iter().copied().collect(), &shape),
+        }
+    }
+
+    /// Evaluates this array and copies it into an `ndarray` array of any number of axes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Dtype`] when `T` is not the array's type; MLX's message when evaluation fails.
+    pub fn to_ndarray<T: Element>(&self) -> Result<ArrayD<T>> {
+        ArrayD::from_shape_vec(IxDyn(&wide(self)), self.to_vec::<T>()?)
+            .map_err(|e| mismatch("to_ndarray", e))
+    }
+}
+
+impl<T: Element> Data<'_, T> {
+    /// These values as an `ndarray` view of `shape`, without a copy.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when a dimension is negative or the shape does not hold exactly these
+    /// values.
+    pub fn view(&self, shape: &[i32]) -> Result<ArrayViewD<'_, T>> {
+        let wide = shape
+            .iter()
+            .map(|&d| usize::try_from(d))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|e| mismatch("view", e))?;
+        // `from_shape` would take a part of the values as well.
+        if memory::checked_bytes(shape, 1) != Some(self.len() as u64) {
+            let message = format!(
+                "shape {shape:?} does not hold exactly {} values",
+                self.len()
+            );
+            return Err(mismatch("view", message));
+        }
+        ArrayViewD::from_shape(IxDyn(&wide), self).map_err(|e| mismatch("view", e))
+    }
+}
+
+impl<T: Element, D: Dimension> TryFrom<::ndarray::Array<T, D>> for Array {
+    type Error = Error;
+    /// Takes the values over when they lie row-major and nothing else is behind them, else copies.
+    fn try_from(array: ::ndarray::Array<T, D>) -> Result<Self> {
+        if !array.is_standard_layout() {
+            return Self::from_ndarray(&array);
+        }
+        let shape = dims("from_ndarray", array.shape())?;
+        let n = array.len();
+        match array.into_raw_vec_and_offset() {
+            (values, None | Some(0)) if values.len() == n => Self::from_vec(values, &shape),
+            (values, offset) => {
+                let start = offset.unwrap_or(0);
+                // The elements of an owned array lie in its vector from the offset on.
+                let part = values.get(start..start + n).unwrap_or_default();
+                Self::from_slice(part, &shape)
+            }
+        }
+    }
+}
+
+impl<T: Element, D: Dimension> TryFrom<&Array> for ::ndarray::Array<T, D> {
+    type Error = Error;
+    /// As [`Array::to_ndarray`], with a number of axes that `D` must have.
+    fn try_from(array: &Array) -> Result<Self> {
+        array
+            .to_ndarray::<T>()?
+            .into_dimensionality()
+            .map_err(|e| mismatch("to_ndarray", e).with_inputs(&[array]))
+    }
+}

@@ -1,0 +1,252 @@
+//! Indexing as NumPy defines it: ranges with steps, ellipsis, new axes, integers, integer arrays and
+//! boolean masks, to read ([`Array::get`]) and to write ([`Array::set`], [`Array::at_idx`]).
+//!
+//! An index is written with [`idx!`](crate::idx!), whose table has the Python forms.
+//!
+//! ```
+//! use mlx_rs_core::{array, idx};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let mut a = array!([[1, 2, 3], [4, 5, 6]])?;
+//! assert_eq!(a.get(idx![.., ..; 2])?.to_vec::<i32>()?, [1, 3, 4, 6]);
+//! assert_eq!(a.get(idx![[1, 0], 2])?.to_vec::<i32>()?, [6, 3]);
+//! a.set(idx![&a.greater(&array!(4)?)?], 0)?; // a[a > 4] = 0
+//! assert_eq!(a.to_vec::<i32>()?, [1, 2, 3, 4, 0, 0]);
+//! let b = a.at_idx(idx![[0, 0], 0]).add(10)?; // an index that comes twice counts twice
+//! assert_eq!(b.get(idx![0, 0])?.item::<i32>()?, 21);
+//! # Ok(()) }
+//! ```
+//!
+//! # What costs what
+//!
+//! Ranges, integers, ellipsis and new axes are views: lazy, nothing is copied to read. **Integer
+//! arrays are evaluated and every index is checked on the host**, because MLX reads foreign memory
+//! for an index out of range; a list of Rust integers is checked without the device, and
+//! [`clamped`] indices stay lazy: they are limited to the axis inside the graph. **A mask that is
+//! read is evaluated**, since the shape of the result is the number of its true values; assigning a
+//! value that does not depend on that number stays lazy. Inside `compile` and `vmap`, where nothing
+//! can be evaluated, use ranges, [`clamped`] indices and such assignments.
+//!
+//! Where NumPy wraps or raises, so does this, with the one difference that an index out of range is
+//! an error even when the result has no elements. Where one position is assigned several times, the
+//! last value wins on the CPU; on a GPU it is one of them.
+
+mod assign;
+mod plan;
+mod raw;
+
+use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
+
+use crate::array::Array;
+use crate::operators::Held;
+
+pub use assign::At;
+
+/// One entry of an index; made by `From` (as [`idx!`](crate::idx!) does) from
+///
+/// - integers, negative ones counted from the end;
+/// - ranges of integers: `..` for the whole axis, bounds cut to the array as in Python;
+/// - [`NewAxis`] and [`Ellipsis`];
+/// - arrays and lists of integers; boolean arrays and lists, whose shape must be that of the axes they
+///   stand for; [`clamped`] arrays;
+/// - `true` and `false`, masks without axes.
+#[derive(Debug)]
+pub struct Index<'a>(Entry<'a>);
+
+#[derive(Debug)]
+enum Entry<'a> {
+    At(i64),
+    Slice(Span),
+    Ellipsis,
+    NewAxis,
+    Array(Held<'a>),
+    Clamped(Held<'a>),
+    List(Vec<i64>),
+    Bools(Vec<bool>),
+    Bool(bool),
+}
+
+/// An axis of length one that the array does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewAxis;
+
+/// As many whole axes as are left over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ellipsis;
+
+/// Where a span ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Open,
+    Before(i64),
+    With(i64),
+}
+
+/// A range with a step, as [`Index::stepped`] takes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    start: Option<i64>,
+    end: End,
+    step: i64,
+}
+
+impl<'a> Index<'a> {
+    /// The elements of `range` in steps of `step`; a negative step goes backwards from the start,
+    /// which is then the last element unless given. `..; -1` reverses an axis.
+    pub fn stepped(range: impl Into<Span>, step: i64) -> Self {
+        let span = range.into();
+        Self(Entry::Slice(Span { step, ..span }))
+    }
+}
+
+/// Indices that are limited to the axis inside the graph instead of being evaluated and checked:
+/// below zero becomes 0, beyond the end the last element. For use where indices are known to be in
+/// range, or where nothing may be evaluated.
+///
+/// ```
+/// use mlx_rs_core::{array, idx, indexing::clamped};
+/// # fn main() -> mlx_rs_core::Result<()> {
+/// let a = array!([10, 20, 30])?;
+/// assert_eq!(a.get(idx![clamped(&array!([-5, 1, 7])?)])?.to_vec::<i32>()?, [10, 20, 30]);
+/// # Ok(()) }
+/// ```
+#[must_use]
+pub fn clamped(indices: &Array) -> Index<'_> {
+    Index(Entry::Clamped(Held::Borrowed(indices)))
+}
+
+impl<'a> From<&'a Array> for Index<'a> {
+    fn from(array: &'a Array) -> Self {
+        Self(Entry::Array(Held::Borrowed(array)))
+    }
+}
+
+impl From<Array> for Index<'_> {
+    fn from(array: Array) -> Self {
+        Self(Entry::Array(Held::Owned(array)))
+    }
+}
+
+impl From<NewAxis> for Index<'_> {
+    fn from(_: NewAxis) -> Self {
+        Self(Entry::NewAxis)
+    }
+}
+
+impl From<Ellipsis> for Index<'_> {
+    fn from(_: Ellipsis) -> Self {
+        Self(Entry::Ellipsis)
+    }
+}
+
+impl From<Span> for Index<'_> {
+    fn from(span: Span) -> Self {
+        Self(Entry::Slice(span))
+    }
+}
+
+impl From<RangeFull> for Span {
+    fn from(_: RangeFull) -> Self {
+        Self {
+            start: None,
+            end: End::Open,
+            step: 1,
+        }
+    }
+}
+
+impl From<RangeFull> for Index<'_> {
+    fn from(range: RangeFull) -> Self {
+        Span::from(range).into()
+    }
+}
+
+impl From<bool> for Index<'_> {
+    fn from(value: bool) -> Self {
+        Self(Entry::Bool(value))
+    }
+}
+
+impl From<Vec<bool>> for Index<'_> {
+    fn from(mask: Vec<bool>) -> Self {
+        Self(Entry::Bools(mask))
+    }
+}
+
+impl From<&[bool]> for Index<'_> {
+    fn from(mask: &[bool]) -> Self {
+        Self(Entry::Bools(mask.to_vec()))
+    }
+}
+
+impl<const N: usize> From<[bool; N]> for Index<'_> {
+    fn from(mask: [bool; N]) -> Self {
+        Self(Entry::Bools(mask.to_vec()))
+    }
+}
+
+macro_rules! from_ranges {
+    ($t:ty, $($range:ty: |$r:ident| $start:expr, $end:expr;)*) => {
+        $(
+            impl From<$range> for Span {
+                fn from($r: $range) -> Self {
+                    Self { start: $start, end: $end, step: 1 }
+                }
+            }
+            impl From<$range> for Index<'_> {
+                fn from(range: $range) -> Self {
+                    Span::from(range).into()
+                }
+            }
+        )*
+    };
+}
+
+macro_rules! from_integers {
+    ($($t:ty),*) => {
+        $(
+            impl From<$t> for Index<'_> {
+                fn from(at: $t) -> Self {
+                    Self(Entry::At(wide(at)))
+                }
+            }
+            impl From<Vec<$t>> for Index<'_> {
+                fn from(list: Vec<$t>) -> Self {
+                    Self(Entry::List(list.into_iter().map(wide).collect()))
+                }
+            }
+            impl From<&Vec<$t>> for Index<'_> {
+                fn from(list: &Vec<$t>) -> Self {
+                    list.as_slice().into()
+                }
+            }
+            impl From<&[$t]> for Index<'_> {
+                fn from(list: &[$t]) -> Self {
+                    Self(Entry::List(list.iter().copied().map(wide).collect()))
+                }
+            }
+            impl<const N: usize> From<[$t; N]> for Index<'_> {
+                fn from(list: [$t; N]) -> Self {
+                    list.as_slice().into()
+                }
+            }
+            impl<const N: usize> From<&[$t; N]> for Index<'_> {
+                fn from(list: &[$t; N]) -> Self {
+                    list.as_slice().into()
+                }
+            }
+            from_ranges! { $t,
+                Range<$t>: |r| Some(wide(r.start)), End::Before(wide(r.end));
+                RangeFrom<$t>: |r| Some(wide(r.start)), End::Open;
+                RangeTo<$t>: |r| None, End::Before(wide(r.end));
+                RangeInclusive<$t>: |r| Some(wide(*r.start())), End::With(wide(*r.end()));
+                RangeToInclusive<$t>: |r| None, End::With(wide(r.end));
+            }
+        )*
+    };
+}
+from_integers!(i32, i64, isize, u32, u64, usize);
+
+/// What does not fit is out of range of any axis, as is the greatest number.
+fn wide<T: TryInto<i64>>(value: T) -> i64 {
+    value.try_into().unwrap_or(i64::MAX)
+}

@@ -1,0 +1,145 @@
+//! The C calls of indexing. Callers pass what a `Plan` checked: axes that exist, bounds inside their
+//! axis, indices in range.
+
+use crate::array::Array;
+use crate::call::{self, ArrayVec};
+use crate::error::Result;
+
+/// How scattered values combine with those that are there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scatter {
+    Set,
+    Add,
+    Multiply,
+    Maximum,
+    Minimum,
+}
+
+pub(super) fn slice(a: &Array, start: &[i32], stop: &[i32], stride: &[i32]) -> Result<Array> {
+    debug_assert!([start.len(), stop.len(), stride.len()] == [a.ndim(); 3]);
+    call::array("slice", |out, s| {
+        // SAFETY: the three lists have one entry per axis and lie within it; handles are live.
+        unsafe {
+            mlx_sys::mlx_slice(
+                out,
+                a.raw(),
+                start.as_ptr(),
+                start.len(),
+                stop.as_ptr(),
+                stop.len(),
+                stride.as_ptr(),
+                stride.len(),
+                s,
+            )
+        }
+    })
+}
+
+pub(super) fn slice_update(
+    a: &Array,
+    update: &Array,
+    start: &[i32],
+    stop: &[i32],
+    stride: &[i32],
+) -> Result<Array> {
+    debug_assert!([start.len(), stop.len(), stride.len()] == [a.ndim(); 3]);
+    call::array("slice_update", |out, s| {
+        // SAFETY: the three lists have one entry per axis and lie within it; handles are live.
+        unsafe {
+            mlx_sys::mlx_slice_update(
+                out,
+                a.raw(),
+                update.raw(),
+                start.as_ptr(),
+                start.len(),
+                stop.as_ptr(),
+                stop.len(),
+                stride.as_ptr(),
+                stride.len(),
+                s,
+            )
+        }
+    })
+}
+
+/// The axes named, all of length one, dropped.
+pub(super) fn squeeze(a: &Array, axes: &[i32]) -> Result<Array> {
+    if axes.is_empty() {
+        return Ok(a.clone());
+    }
+    call::array("squeeze", |out, s| {
+        // SAFETY: pointer and length describe the list; the handle is live; MLX checks the axes.
+        unsafe { mlx_sys::mlx_squeeze_axes(out, a.raw(), axes.as_ptr(), axes.len(), s) }
+    })
+}
+
+/// Axes of length one inserted at these positions of the result.
+pub(super) fn expand(a: &Array, axes: &[i32]) -> Result<Array> {
+    if axes.is_empty() {
+        return Ok(a.clone());
+    }
+    call::array("expand_dims", |out, s| {
+        // SAFETY: pointer and length describe the list; the handle is live; MLX checks the axes.
+        unsafe { mlx_sys::mlx_expand_dims_axes(out, a.raw(), axes.as_ptr(), axes.len(), s) }
+    })
+}
+
+/// For each index, one element of each indexed axis and all of the others: the shape of the indices
+/// followed by the array's, in which indexed axes have length one.
+pub(super) fn gather(a: &Array, gathered: &[(i32, Array)]) -> Result<Array> {
+    let axes: Vec<i32> = gathered.iter().map(|g| g.0).collect();
+    let mut sizes = a.shape().to_vec();
+    for &axis in &axes {
+        sizes[axis as usize] = 1;
+    }
+    let indices = ArrayVec::new("gather", gathered.iter().map(|g| &g.1))?;
+    call::array("gather", |out, s| {
+        // SAFETY: one axis per index array, all different; sizes inside the array; every index is in
+        // range of its axis; all handles are live.
+        unsafe {
+            mlx_sys::mlx_gather(
+                out,
+                a.raw(),
+                indices.raw(),
+                axes.as_ptr(),
+                axes.len(),
+                sizes.as_ptr(),
+                sizes.len(),
+                s,
+            )
+        }
+    })
+}
+
+/// The reverse of [`gather`]: `updates` has the shape it would give.
+pub(super) fn scatter(
+    a: &Array,
+    gathered: &[(i32, Array)],
+    updates: &Array,
+    how: Scatter,
+) -> Result<Array> {
+    let axes: Vec<i32> = gathered.iter().map(|g| g.0).collect();
+    let indices = ArrayVec::new("scatter", gathered.iter().map(|g| &g.1))?;
+    let f = match how {
+        Scatter::Set => mlx_sys::mlx_scatter,
+        Scatter::Add => mlx_sys::mlx_scatter_add,
+        Scatter::Multiply => mlx_sys::mlx_scatter_prod,
+        Scatter::Maximum => mlx_sys::mlx_scatter_max,
+        Scatter::Minimum => mlx_sys::mlx_scatter_min,
+    };
+    call::array("scatter", |out, s| {
+        // SAFETY: one axis per index array, all different; every index is in range of its axis;
+        // `updates` has the shape of a gather, which MLX checks again; all handles are live.
+        unsafe {
+            f(
+                out,
+                a.raw(),
+                indices.raw(),
+                updates.raw(),
+                axes.as_ptr(),
+                axes.len(),
+                s,
+            )
+        }
+    })
+}

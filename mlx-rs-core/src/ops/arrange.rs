@@ -1,0 +1,484 @@
+//! Rearranging: repetition, rolling, padding, grids and moving axes. Plain views and joins are in
+//! `shape.rs`.
+//!
+//! ```
+//! use mlx_rs_core::{Array, Pad};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let a = Array::vector(&[1i32, 2, 3])?;
+//! assert_eq!(a.roll(1, 0)?.to_vec::<i32>()?, [3, 1, 2]);
+//! assert_eq!(a.pad(&[0], &[1], &[2], Pad::Edge)?.to_vec::<i32>()?, [1, 1, 2, 3, 3, 3]);
+//! assert_eq!(a.tile(&[2])?.shape(), [6]);
+//! # Ok(()) }
+//! ```
+
+use std::ffi::CStr;
+
+use mlx_sys as sys;
+
+use super::Axes;
+use crate::array::{Array, axis_of};
+use crate::call::{self, ArrayVec};
+use crate::error::{Error, ErrorKind, Result};
+
+impl Array {
+    /// The whole array `reps[i]` times along axis `i`; missing counts at the front are one, missing
+    /// axes too.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Value`] for a negative count or an axis too long to be counted.
+    pub fn tile(&self, reps: &[i32]) -> Result<Array> {
+        let op = "tile";
+        let axes = self.ndim().max(reps.len());
+        let at = |list: &[i32], i: usize| (i + list.len()).checked_sub(axes).map_or(1, |i| list[i]);
+        let countable = (0..axes).all(|i| {
+            let r = at(reps, i);
+            r >= 0 && r.checked_mul(at(self.shape(), i)).is_some()
+        });
+        if !countable {
+            return Err(Error::new(
+                ErrorKind::Value,
+                op,
+                format!("counts {reps:?} are negative or make an axis too long"),
+            )
+            .with_inputs(&[self]));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: pointer and length describe the slice; every axis of the result can be counted.
+            unsafe { sys::mlx_tile(out, self.raw(), reps.as_ptr(), reps.len(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// Values moved by `shift` places towards the end, the last ones coming back at the front: along
+    /// one axis, several axes alike, or [`super::All`] of the flattened array.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] for axes that do not exist or are named twice.
+    pub fn roll<'a>(&self, shift: i32, axes: impl Into<Axes<'a>>) -> Result<Array> {
+        let op = "roll";
+        match axes.into() {
+            Axes::All => {
+                let n = self.count(op)?;
+                let shift = [short_shift(shift, n)];
+                call::array(op, |out, s| {
+                    // SAFETY: pointer and length describe the one shift, which is within the array.
+                    unsafe { sys::mlx_roll(out, self.raw(), shift.as_ptr(), 1, s) }
+                })
+            }
+            Axes::One(axis) => {
+                let length = self.shape()[self.axis(op, axis)?];
+                let shift = [short_shift(shift, length)];
+                call::array(op, |out, s| {
+                    // SAFETY: pointer and length describe the one shift; the axis exists.
+                    unsafe { sys::mlx_roll_axis(out, self.raw(), shift.as_ptr(), 1, axis, s) }
+                })
+            }
+            Axes::Many(axes) => self.roll_axes(&vec![shift; axes.len()], axes),
+        }
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// [`Array::roll`] with a shift for each of several axes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when there is not one shift per axis; [`ErrorKind::Index`] for axes that do
+    /// not exist or are named twice.
+    pub fn roll_axes(&self, shifts: &[i32], axes: &[i32]) -> Result<Array> {
+        let op = "roll";
+        let axes = self.distinct_axes(op, axes)?;
+        if shifts.len() != axes.len() {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!("{} shifts for {} axes", shifts.len(), axes.len()),
+            ));
+        }
+        let shifts: Vec<i32> = shifts
+            .iter()
+            .zip(&axes)
+            .map(|(&shift, &axis)| short_shift(shift, self.shape()[axis as usize]))
+            .collect();
+        call::array(op, |out, s| {
+            // SAFETY: pointers and lengths describe the slices; the axes exist.
+            unsafe {
+                sys::mlx_roll_axes(
+                    out,
+                    self.raw(),
+                    shifts.as_ptr(),
+                    shifts.len(),
+                    axes.as_ptr(),
+                    axes.len(),
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// Each element of the flattened array `repeats` times in a row.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Value`] for a negative count or more elements than one axis can count.
+    pub fn repeat_flat(&self, repeats: i32) -> Result<Array> {
+        let op = "repeat";
+        let n = self.count(op)?;
+        if repeats < 0 || repeats.checked_mul(n).is_none() {
+            return Err(Error::new(
+                ErrorKind::Value,
+                op,
+                format!("cannot repeat {n} elements {repeats} times"),
+            ));
+        }
+        if repeats == 0 {
+            return super::zeros(&[0], self.dtype());
+        }
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; the elements of the result can be counted.
+            unsafe { sys::mlx_repeat(out, self.raw(), repeats, s) }
+        })
+    }
+
+    /// With `low` and `high` more places before and behind each of `axes`, filled as `mode` says.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`] when the
+    /// lists differ in length or an axis is empty and has no edge; [`ErrorKind::Value`] for negative
+    /// padding or an axis too long to be counted; MLX's message for a value that is no scalar.
+    pub fn pad(&self, axes: &[i32], low: &[i32], high: &[i32], mode: Pad<'_>) -> Result<Array> {
+        let op = "pad";
+        let axes = self.distinct_axes(op, axes)?;
+        if low.len() != axes.len() || high.len() != axes.len() {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!(
+                    "give one low and one high padding for each of {} axes, not {} and {}",
+                    axes.len(),
+                    low.len(),
+                    high.len()
+                ),
+            ));
+        }
+        let fits = axes.iter().enumerate().all(|(i, &axis)| {
+            let total = i64::from(self.shape()[axis as usize]) // resolved above
+                + i64::from(low[i])
+                + i64::from(high[i]);
+            low[i] >= 0 && high[i] >= 0 && total <= i64::from(i32::MAX)
+        });
+        if !fits {
+            return Err(Error::new(
+                ErrorKind::Value,
+                op,
+                format!("padding {low:?} and {high:?} is negative or makes an axis too long"),
+            )
+            .with_inputs(&[self]));
+        }
+        let (value, name) = self.pad_value(op, mode)?;
+        // MLX pads edges by the position in these lists, so they must name every axis in order.
+        let n = self.ndim();
+        let mut full = (vec![0; n], vec![0; n]);
+        for (i, &axis) in axes.iter().enumerate() {
+            full.0[axis as usize] = low[i];
+            full.1[axis as usize] = high[i];
+        }
+        let all: Vec<i32> = (0..n).map(|i| i as i32).collect();
+        call::array(op, |out, s| {
+            // SAFETY: pointers and lengths describe lists of one entry per axis; every axis of the
+            // result can be counted; the mode is a static string.
+            unsafe {
+                sys::mlx_pad(
+                    out,
+                    self.raw(),
+                    all.as_ptr(),
+                    all.len(),
+                    full.0.as_ptr(),
+                    n,
+                    full.1.as_ptr(),
+                    n,
+                    value.raw(),
+                    name.as_ptr(),
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// [`Array::pad`] by the same `width` on all sides.
+    ///
+    /// # Errors
+    /// As [`Array::pad`].
+    pub fn pad_symmetric(&self, width: i32, mode: Pad<'_>) -> Result<Array> {
+        let op = "pad";
+        let fits = width >= 0
+            && self
+                .shape()
+                .iter()
+                .all(|&d| i64::from(d) + 2 * i64::from(width) <= i64::from(i32::MAX));
+        if !fits {
+            return Err(Error::new(
+                ErrorKind::Value,
+                op,
+                format!("a padding of {width} is negative or makes an axis too long"),
+            )
+            .with_inputs(&[self]));
+        }
+        let (value, name) = self.pad_value(op, mode)?;
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; every axis of the result can be counted; the mode is a
+            // static string.
+            unsafe { sys::mlx_pad_symmetric(out, self.raw(), width, value.raw(), name.as_ptr(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    fn pad_value(&self, op: &'static str, mode: Pad<'_>) -> Result<(Array, &'static CStr)> {
+        match mode {
+            Pad::Zero => Ok((Array::scalar(false)?.astype(self.dtype())?, c"constant")),
+            Pad::Value(value) if value.size() == 1 => Ok((value.reshape(&[])?, c"constant")),
+            Pad::Value(value) => Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                "the value to pad with must be a single one",
+            )
+            .with_inputs(&[self, value])),
+            Pad::Edge if self.size() > 0 => {
+                Ok((Array::scalar(false)?.astype(self.dtype())?, c"edge"))
+            }
+            Pad::Edge => Err(
+                Error::new(ErrorKind::Shape, op, "an empty array has no edge").with_inputs(&[self]),
+            ),
+        }
+    }
+
+    /// Axis `from` moved to position `to` of the result, the others in order.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when there is no such axis.
+    pub fn move_axis(&self, from: i32, to: i32) -> Result<Array> {
+        self.axis("move_axis", from)?;
+        self.axis("move_axis", to)?;
+        call::array("move_axis", |out, s| {
+            // SAFETY: all handles are live; both axes exist.
+            unsafe { sys::mlx_moveaxis(out, self.raw(), from, to, s) }
+        })
+    }
+
+    /// Axis `axis` cut into axes of `shape`, of which one may be -1, to be inferred.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when the lengths do not
+    /// multiply to its.
+    pub fn unflatten(&self, axis: i32, shape: &[i32]) -> Result<Array> {
+        let op = "unflatten";
+        let length = i64::from(self.shape()[self.axis(op, axis)?]);
+        let known = shape.iter().filter(|&&d| d != -1).try_fold(1i64, |p, &d| {
+            p.checked_mul(i64::from(d)).filter(|p| *p >= 0)
+        });
+        let inferred = shape.iter().filter(|&&d| d == -1).count();
+        let fits = match (known, inferred) {
+            (Some(p), 0) => p == length && !shape.is_empty(),
+            (Some(p), 1) => p > 0 && length % p == 0,
+            _ => false,
+        };
+        if !fits || shape.iter().any(|&d| d < -1) {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!("an axis of length {length} cannot become axes {shape:?}"),
+            )
+            .with_inputs(&[self]));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: pointer and length describe the shape, which multiplies to the axis.
+            unsafe { sys::mlx_unflatten(out, self.raw(), axis, shape.as_ptr(), shape.len(), s) }
+        })
+    }
+
+    /// With new axes of length one at `axes` of the result.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when a position is beyond the end or named twice.
+    pub fn expand_dims_axes(&self, axes: &[i32]) -> Result<Array> {
+        let op = "expand_dims";
+        let total = self.ndim() + axes.len();
+        let mut seen = vec![false; total];
+        for &axis in axes {
+            let at = axis_of(op, axis, total)?;
+            if std::mem::replace(&mut seen[at], true) {
+                return Err(Error::new(
+                    ErrorKind::Index,
+                    op,
+                    format!("axis {axis} is named twice in {axes:?}"),
+                ));
+            }
+        }
+        call::array(op, |out, s| {
+            // SAFETY: pointer and length describe the axes, which exist in the result.
+            unsafe { sys::mlx_expand_dims_axes(out, self.raw(), axes.as_ptr(), axes.len(), s) }
+        })
+    }
+
+    /// Without `axes`, which must have length one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] for axes that do not exist or are named twice; MLX's message when one is
+    /// longer.
+    pub fn squeeze_axes(&self, axes: &[i32]) -> Result<Array> {
+        let axes = self.distinct_axes("squeeze", axes)?;
+        call::array("squeeze", |out, s| {
+            // SAFETY: pointer and length describe the axes, which exist.
+            unsafe { sys::mlx_squeeze_axes(out, self.raw(), axes.as_ptr(), axes.len(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// Cut along `axis` before each of `positions`, which ascend; `[2, 5]` gives three parts.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] without the axis, or for positions that do not ascend inside it.
+    pub fn split_at(&self, positions: &[i32], axis: i32) -> Result<Vec<Array>> {
+        let op = "split_at";
+        let length = self.shape()[self.axis(op, axis)?];
+        let inside = positions.iter().all(|p| (0..=length).contains(p))
+            && positions.windows(2).all(|w| w[0] <= w[1]);
+        if !inside {
+            return Err(Error::new(
+                ErrorKind::Index,
+                op,
+                format!("positions {positions:?} do not ascend inside an axis of length {length}"),
+            ));
+        }
+        call::arrays(op, |out, s| {
+            // SAFETY: pointer and length describe the positions, which ascend inside the axis.
+            unsafe {
+                sys::mlx_split_sections(
+                    out,
+                    self.raw(),
+                    positions.as_ptr(),
+                    positions.len(),
+                    axis,
+                    s,
+                )
+            }
+        })
+    }
+}
+
+/// What [`Array::pad`] fills new places with.
+#[derive(Debug, Clone, Copy)]
+pub enum Pad<'a> {
+    /// Zero.
+    Zero,
+    /// A single value, converted to the type of the array.
+    Value(&'a Array),
+    /// The nearest value of the array.
+    Edge,
+}
+
+/// The flattened arrays one after another.
+///
+/// # Errors
+/// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for more elements than one axis can count.
+pub fn concatenate_flat(arrays: &[&Array]) -> Result<Array> {
+    let op = "concatenate";
+    let total: usize = arrays.iter().map(|a| a.size()).sum();
+    if arrays.is_empty() || i32::try_from(total).is_err() {
+        return Err(Error::new(
+            if arrays.is_empty() {
+                ErrorKind::Value
+            } else {
+                ErrorKind::Shape
+            },
+            op,
+            format!(
+                "{} arrays of {total} elements cannot be joined",
+                arrays.len()
+            ),
+        ));
+    }
+    let vec = ArrayVec::new(op, arrays.iter().copied())?;
+    call::array(op, |out, s| {
+        // SAFETY: the vector and the stream are live; the elements can be counted.
+        unsafe { sys::mlx_concatenate(out, vec.raw(), s) }
+    })
+}
+
+/// All `arrays` broadcast to the shape they have in common.
+///
+/// # Errors
+/// MLX's message when the shapes do not broadcast.
+pub fn broadcast_arrays(arrays: &[&Array]) -> Result<Vec<Array>> {
+    let vec = ArrayVec::new("broadcast_arrays", arrays.iter().copied())?;
+    call::arrays("broadcast_arrays", |out, s| {
+        // SAFETY: the vector and the stream are live.
+        unsafe { sys::mlx_broadcast_arrays(out, vec.raw(), s) }
+    })
+    .map_err(|e| e.with_inputs(arrays))
+}
+
+/// Coordinate grids of one-axis arrays: array `i` varies along axis `i` of every result (`Ij`), or the
+/// first two exchanged (`Xy`). `sparse` leaves the other axes at length one.
+///
+/// # Errors
+/// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for arrays of more than one axis.
+pub fn meshgrid(arrays: &[&Array], sparse: bool, indexing: GridIndexing) -> Result<Vec<Array>> {
+    let op = "meshgrid";
+    if arrays.is_empty() {
+        return Err(Error::new(ErrorKind::Value, op, "give at least one array"));
+    }
+    if arrays.iter().any(|a| a.ndim() > 1 || a.size() == 0) {
+        return Err(Error::new(
+            ErrorKind::Shape,
+            op,
+            "coordinates are arrays of one axis that are not empty",
+        )
+        .with_inputs(arrays));
+    }
+    let vec = ArrayVec::new(op, arrays.iter().copied())?;
+    let name = match indexing {
+        GridIndexing::Xy => c"xy",
+        GridIndexing::Ij => c"ij",
+    };
+    call::arrays(op, |out, s| {
+        // SAFETY: the vector and the stream are live; the name is a static string.
+        unsafe { sys::mlx_meshgrid(out, vec.raw(), sparse, name.as_ptr(), s) }
+    })
+    .map_err(|e| e.with_inputs(arrays))
+}
+
+/// How [`meshgrid`] orders its axes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum GridIndexing {
+    /// Cartesian: the first array varies along the second axis.
+    #[default]
+    Xy,
+    /// Matrix: array `i` varies along axis `i`.
+    Ij,
+}
+
+/// The `inputs`, to be computed only after all `dependencies` are.
+///
+/// # Errors
+/// [`ErrorKind::Value`] without inputs.
+pub fn depends(inputs: &[&Array], dependencies: &[&Array]) -> Result<Vec<Array>> {
+    let op = "depends";
+    if inputs.is_empty() {
+        return Err(Error::new(ErrorKind::Value, op, "give at least one input"));
+    }
+    let vec = ArrayVec::new(op, inputs.iter().copied())?;
+    let after = ArrayVec::new(op, dependencies.iter().copied())?;
+    call::arrays(op, |out, _| {
+        // SAFETY: both vectors are live; there is at least one input.
+        unsafe { sys::mlx_depends(out, vec.raw(), after.raw()) }
+    })
+}
+
+/// The same roll with a shift below the length: MLX negates and adds shifts, which must not overflow.
+fn short_shift(shift: i32, length: i32) -> i32 {
+    if length == 0 {
+        0
+    } else {
+        shift.rem_euclid(length)
+    }
+}

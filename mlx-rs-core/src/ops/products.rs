@@ -1,0 +1,390 @@
+//! Products beyond the plain matrix product: gathered, masked and segmented ones, tensor
+//! contractions and Einstein sums.
+//!
+//! ```
+//! use mlx_rs_core::{Array, einsum};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let a = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+//! let trace = einsum("ii->", &[&a])?;
+//! assert_eq!(trace.item::<f32>()?, 5.0);
+//! let product = einsum("ij,jk->ik", &[&a, &a])?;
+//! assert_eq!(product.to_vec::<f32>()?, a.matmul(&a)?.to_vec::<f32>()?);
+//! # Ok(()) }
+//! ```
+
+use mlx_sys as sys;
+
+use super::einsum_path;
+use crate::array::Array;
+use crate::call::{self, ArrayVec};
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Which matrix of a batch each product takes: an index array, or the batch in order.
+///
+/// Made from `Option<&Array>`; indices out of range are clamped inside the graph, which costs a
+/// small operation each time. Where the same indices serve several products, clamp them once with
+/// [`MatrixIndices::new`] and pass `&MatrixIndices`.
+#[derive(Debug, Clone, Copy)]
+pub enum IndexArg<'a> {
+    /// The matrices of the batch in order.
+    InOrder,
+    /// To be clamped to the batch at hand.
+    Clamp(&'a Array),
+    /// Clamped before.
+    Ready(&'a MatrixIndices),
+}
+
+impl<'a> From<Option<&'a Array>> for IndexArg<'a> {
+    fn from(indices: Option<&'a Array>) -> Self {
+        indices.map_or(IndexArg::InOrder, IndexArg::Clamp)
+    }
+}
+impl<'a> From<&'a Array> for IndexArg<'a> {
+    fn from(indices: &'a Array) -> Self {
+        IndexArg::Clamp(indices)
+    }
+}
+impl<'a> From<&'a MatrixIndices> for IndexArg<'a> {
+    fn from(indices: &'a MatrixIndices) -> Self {
+        IndexArg::Ready(indices)
+    }
+}
+
+/// Indices into a batch of matrices, known to lie inside it.
+#[derive(Debug, Clone)]
+pub struct MatrixIndices {
+    array: Array,
+    count: i32,
+}
+
+impl MatrixIndices {
+    /// `indices` (integers) with those outside `0..count` moved to the nearest inside, lazily.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when there is nothing to index; [`ErrorKind::Dtype`] for indices that are
+    /// not integers.
+    pub fn new(indices: &Array, count: i32) -> Result<Self> {
+        if count <= 0 {
+            return Err(Error::new(
+                ErrorKind::Index,
+                "matrix_indices",
+                "there are no matrices to choose from",
+            ));
+        }
+        Ok(Self {
+            array: Array::clamp_indices("matrix_indices", indices, count)?.astype(Dtype::Uint32)?,
+            count,
+        })
+    }
+
+    /// The indices.
+    #[must_use]
+    pub fn array(&self) -> &Array {
+        &self.array
+    }
+}
+
+impl IndexArg<'_> {
+    /// The indices, inside the batch of `matrices` (whose last two axes are one matrix).
+    pub(crate) fn resolve(self, op: &'static str, matrices: &Array) -> Result<Option<Array>> {
+        let shape = matrices.shape();
+        let batch = &shape[..shape.len().saturating_sub(2)];
+        let count = batch
+            .iter()
+            .try_fold(1i32, |n, &d| n.checked_mul(d))
+            .filter(|&n| n > 0)
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Shape,
+                    op,
+                    "the batch is empty or has more matrices than can be counted",
+                )
+                .with_inputs(&[matrices])
+            })?;
+        match self {
+            IndexArg::InOrder => Ok(None),
+            IndexArg::Clamp(indices) => Ok(Some(
+                Array::clamp_indices(op, indices, count)?.astype(Dtype::Uint32)?,
+            )),
+            IndexArg::Ready(ready) if ready.count <= count => Ok(Some(ready.array.clone())),
+            IndexArg::Ready(ready) => Err(Error::new(
+                ErrorKind::Index,
+                op,
+                format!(
+                    "indices made for {} matrices cannot be used on {count}",
+                    ready.count
+                ),
+            )
+            .with_inputs(&[matrices])),
+        }
+    }
+}
+
+impl Array {
+    fn matrices(&self, op: &'static str) -> Result<()> {
+        if self.ndim() >= 2 {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Shape, op, "needs at least two axes").with_inputs(&[self]))
+    }
+
+    /// Matrix products of chosen matrices: `self` `[.., m, k]` at `lhs` times `other` `[.., k, n]` at
+    /// `rhs`. Indices count the matrices of the flattened batch and broadcast against each other:
+    /// `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster; do
+    /// not say so of others, or the result is unspecified.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] for fewer than two axes or an empty batch; [`ErrorKind::Dtype`] for
+    /// indices that are not integers; MLX's message when the shapes or types do not fit.
+    pub fn gather_mm<'a>(
+        &self,
+        other: &Array,
+        lhs: impl Into<IndexArg<'a>>,
+        rhs: impl Into<IndexArg<'a>>,
+        sorted: bool,
+    ) -> Result<Array> {
+        let op = "gather_mm";
+        self.matrices(op)?;
+        other.matrices(op)?;
+        let lhs = lhs.into().resolve(op, self)?;
+        let rhs = rhs.into().resolve(op, other)?;
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; every index lies inside its batch; null stands for the
+            // batch in order.
+            unsafe {
+                sys::mlx_gather_mm(
+                    out,
+                    self.raw(),
+                    other.raw(),
+                    Array::raw_or_null(lhs.as_ref()),
+                    Array::raw_or_null(rhs.as_ref()),
+                    sorted,
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self, other]))
+    }
+
+    /// Matrix product `[.., m, k] x [.., k, n]` that leaves out tiles of `block_size` (32 or 64):
+    /// masks, boolean or factors, have one entry per tile of the output, of `self` and of `other`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] for fewer than two axes; [`ErrorKind::Value`] for another block size;
+    /// MLX's message when shapes, masks or types do not fit.
+    pub fn block_masked_mm(
+        &self,
+        other: &Array,
+        block_size: i32,
+        mask_out: Option<&Array>,
+        mask_lhs: Option<&Array>,
+        mask_rhs: Option<&Array>,
+    ) -> Result<Array> {
+        let op = "block_masked_mm";
+        self.matrices(op)?;
+        other.matrices(op)?;
+        if block_size != 32 && block_size != 64 {
+            return Err(Error::new(
+                ErrorKind::Value,
+                op,
+                format!("blocks are of 32 or 64, not {block_size}"),
+            ));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; null stands for no mask.
+            unsafe {
+                sys::mlx_block_masked_mm(
+                    out,
+                    self.raw(),
+                    other.raw(),
+                    block_size,
+                    Array::raw_or_null(mask_out),
+                    Array::raw_or_null(mask_lhs),
+                    Array::raw_or_null(mask_rhs),
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self, other]))
+    }
+
+    /// One product for each segment `[start, end)` of the inner axis: `[m, k] x [k, n]` with
+    /// `segments` `[.., 2]` gives `[.., m, n]`. Ends are cut to the axis, inside the graph.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when the matrices do not have two axes of fitting lengths or the segments
+    /// are no pairs; [`ErrorKind::Dtype`] for segments that are not integers.
+    pub fn segmented_mm(&self, other: &Array, segments: &Array) -> Result<Array> {
+        let op = "segmented_mm";
+        let (a, b, s) = (self.shape(), other.shape(), segments.shape());
+        if a.len() != 2 || b.len() != 2 || a[1] != b[0] || s.last() != Some(&2) {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                "needs [m, k] x [k, n] and segments [.., 2]",
+            )
+            .with_inputs(&[self, other, segments]));
+        }
+        Self::index_dtype(op, segments)?;
+        let k = a[1];
+        let limit = Self::clamp_from_end(op, segments, 0, k)?.astype(Dtype::Int32)?;
+        let start = limit.slice_axis(-1, 0, 1)?;
+        let end = limit.slice_axis(-1, 1, 2)?.maximum(&start)?;
+        let safe = super::concatenate(&[&start, &end], -1)?;
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; 0 <= start <= end <= k for every segment.
+            unsafe { sys::mlx_segmented_mm(out, self.raw(), other.raw(), safe.raw(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self, other, segments]))
+    }
+
+    /// Sum of products over the last `axes` axes of `self` and the first of `other`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] when either has fewer axes; MLX's message when their lengths differ.
+    pub fn tensordot(&self, other: &Array, axes: i32) -> Result<Array> {
+        let op = "tensordot";
+        let most = self.ndim().min(other.ndim());
+        let n = usize::try_from(axes)
+            .ok()
+            .filter(|&n| n <= most)
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Index,
+                    op,
+                    format!("{axes} axes to sum over, where both have at least {most}"),
+                )
+                .with_inputs(&[self, other])
+            })?;
+        let own: Vec<i32> = (self.ndim() - n..self.ndim()).map(|i| i as i32).collect();
+        let others: Vec<i32> = (0..n).map(|i| i as i32).collect();
+        self.tensordot_axes(other, &own, &others)
+    }
+
+    /// Sum of products over `axes` of `self`, paired with `other_axes` of `other`; what remains of
+    /// both follows in order.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`] when
+    /// they cannot be paired.
+    pub fn tensordot_axes(&self, other: &Array, axes: &[i32], other_axes: &[i32]) -> Result<Array> {
+        let op = "tensordot";
+        let own = self.distinct_axes(op, axes)?;
+        let others = other.distinct_axes(op, other_axes)?;
+        self.count(op)?;
+        other.count(op)?;
+        let paired = own.len() == others.len()
+            && own
+                .iter()
+                .zip(&others)
+                .all(|(&i, &j)| self.shape()[i as usize] == other.shape()[j as usize]);
+        if !paired {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!("axes {axes:?} and {other_axes:?} do not pair up in length"),
+            )
+            .with_inputs(&[self, other]));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: pointers and lengths describe the slices; the axes exist.
+            unsafe {
+                sys::mlx_tensordot(
+                    out,
+                    self.raw(),
+                    other.raw(),
+                    own.as_ptr(),
+                    own.len(),
+                    others.as_ptr(),
+                    others.len(),
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self, other]))
+    }
+
+    /// The Kronecker product: every value of `self` times all of `other`, as blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] for empty arrays, or when an axis of the result cannot be counted.
+    pub fn kron(&self, other: &Array) -> Result<Array> {
+        let op = "kron";
+        let (a, b) = (self.shape(), other.shape());
+        let axes = a.len().max(b.len());
+        let at =
+            |shape: &[i32], i: usize| (i + shape.len()).checked_sub(axes).map_or(1, |i| shape[i]);
+        let countable = (0..axes).all(|i| at(a, i).checked_mul(at(b, i)).is_some_and(|d| d > 0));
+        if !countable {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                "an axis of the result would be empty or too long",
+            )
+            .with_inputs(&[self, other]));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; the axes of the result can be counted.
+            unsafe { sys::mlx_kron(out, self.raw(), other.raw(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self, other]))
+    }
+
+    /// The product of the last axis with the Hadamard matrix of its length, times `scale`
+    /// (`1 / sqrt(n)` unless given, which keeps lengths). The length is `m * 2^k` with `m` 1, 12, 20
+    /// or 28.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] for an empty array or another length.
+    pub fn hadamard_transform(&self, scale: Option<f32>) -> Result<Array> {
+        let op = "hadamard_transform";
+        let n = self.shape().last().copied().unwrap_or(1);
+        let odd = if n > 0 { n >> n.trailing_zeros() } else { 0 };
+        let twos = if n > 0 { n.trailing_zeros() } else { 0 };
+        let possible = self.size() > 0 && (odd == 1 || (matches!(odd, 3 | 5 | 7) && twos >= 2));
+        if !possible {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!("no Hadamard matrix of {n}: lengths are m * 2^k with m 1, 12, 20 or 28"),
+            )
+            .with_inputs(&[self]));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; the length is one that MLX has.
+            unsafe {
+                sys::mlx_hadamard_transform(
+                    out,
+                    self.raw(),
+                    sys::mlx_optional_float {
+                        value: scale.unwrap_or(0.0),
+                        has_value: scale.is_some(),
+                    },
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+}
+
+/// The Einstein sum of `operands` after `subscripts`, such as `"bij,bjk->bik"`: a letter names an
+/// axis, `...` the axes not named; letters that the result does not name are summed over. Without
+/// `->` the result has the letters that occur once, in alphabetical order.
+///
+/// # Errors
+/// [`ErrorKind::Value`] for subscripts that cannot be read; [`ErrorKind::Shape`] when they do not fit
+/// the operands or axes of one letter differ in length (1 broadcasts).
+pub fn einsum(subscripts: &str, operands: &[&Array]) -> Result<Array> {
+    let op = "einsum";
+    let shapes: Vec<&[i32]> = operands.iter().map(|a| a.shape()).collect();
+    let plain = einsum_path::explicit(subscripts, &shapes).map_err(|e| e.with_inputs(operands))?;
+    let vec = ArrayVec::new(op, operands.iter().copied())?;
+    call::array(op, |out, s| {
+        // SAFETY: the string is NUL-terminated, made of letters, commas and one arrow, and fits the
+        // operands; the vector is live.
+        unsafe { sys::mlx_einsum(out, plain.as_ptr(), vec.raw(), s) }
+    })
+    .map_err(|e| e.with_inputs(operands))
+}

@@ -1,0 +1,377 @@
+//! The primitives under indexing: gathers and scatters with several index arrays, updates along
+//! one axis, and slices whose start is an array. What Python's `a[...]` means is not decided here
+//! (that is `indexing/`), only that no index can reach outside.
+//!
+//! MLX reads and writes wherever an index points. Here every index is brought into range inside
+//! the graph: negative ones count from the end, and what is still outside is moved to the nearest
+//! place inside. Nothing is evaluated. [`Array::take`] is the checked form for callers who would
+//! rather have an error.
+
+use crate::array::Array;
+use crate::call::{self, ArrayVec};
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How a scatter combines an update with what is already there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum ScatterMode {
+    /// The update takes its place; of several updates to one place, any one wins.
+    #[default]
+    Replace,
+    /// The sum.
+    Add,
+    /// The product.
+    Prod,
+    /// The greater one.
+    Max,
+    /// The lesser one.
+    Min,
+}
+
+/// Checks that there is one index array for each of `axes`, which exist and are all different.
+/// Returns them counted from the front.
+fn index_axes(op: &'static str, a: &Array, indices: &[&Array], axes: &[i32]) -> Result<Vec<i32>> {
+    if indices.len() != axes.len() {
+        return Err(Error::new(
+            ErrorKind::Shape,
+            op,
+            format!(
+                "give one index array for each axis, not {} for {}",
+                indices.len(),
+                axes.len()
+            ),
+        ));
+    }
+    a.distinct_axes(op, axes)
+}
+
+impl Array {
+    /// For every position of the `indices` (integers, broadcast against each other), the block of
+    /// `slice_sizes` that starts where they point; index array `i` belongs to axis `axes[i]`, other
+    /// axes start at 0. The result has the shape of the broadcast indices followed by `slice_sizes`.
+    /// Indices are brought into range as [the module](self) says, so that the whole block fits.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when there is not one index array per axis and one size per axis of the
+    /// array, or a size is not within its axis; [`ErrorKind::Index`] for axes that do not exist, are
+    /// named twice, or are empty; [`ErrorKind::Dtype`] for indices that are not integers.
+    pub fn gather(&self, indices: &[&Array], axes: &[i32], slice_sizes: &[i32]) -> Result<Array> {
+        let op = "gather";
+        let axes = index_axes(op, self, indices, axes)?;
+        let fits = slice_sizes.len() == self.ndim()
+            && slice_sizes
+                .iter()
+                .zip(self.shape())
+                .all(|(&size, &length)| (0..=length).contains(&size));
+        if !fits {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!("slice sizes {slice_sizes:?} must lie within the axes of the array"),
+            )
+            .with_inputs(&[self]));
+        }
+        let safe = self.bring_into_range(op, indices, &axes, slice_sizes)?;
+        let vec = ArrayVec::new(op, &safe)?;
+        call::array(op, |out, s| {
+            // SAFETY: pointers and lengths describe live slices of one entry per index or axis; the
+            // indices are clamped so that every block lies inside the array.
+            unsafe {
+                mlx_sys::mlx_gather(
+                    out,
+                    self.raw(),
+                    vec.raw(),
+                    axes.as_ptr(),
+                    axes.len(),
+                    slice_sizes.as_ptr(),
+                    slice_sizes.len(),
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// [`Array::gather`] with one index array on one axis.
+    ///
+    /// # Errors
+    /// As [`Array::gather`].
+    pub fn gather_axis(&self, indices: &Array, axis: i32, slice_sizes: &[i32]) -> Result<Array> {
+        self.gather(&[indices], &[axis], slice_sizes)
+    }
+
+    /// A copy in which blocks are combined with `updates`, at the places where the `indices` point.
+    /// `updates` has the shape of the broadcast indices followed by one block size per axis of this
+    /// array, and is converted to its type. Indices are brought into range as [the module](self)
+    /// says.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when the numbers of indices and axes differ, or the updates do not fit;
+    /// [`ErrorKind::Index`] for axes that do not exist, are named twice, or are empty;
+    /// [`ErrorKind::Dtype`] for indices that are not integers; MLX's message for types the device
+    /// cannot scatter (64-bit ones on a GPU).
+    pub fn scatter(
+        &self,
+        indices: &[&Array],
+        updates: &Array,
+        axes: &[i32],
+        mode: ScatterMode,
+    ) -> Result<Array> {
+        let op = "scatter";
+        let axes = index_axes(op, self, indices, axes)?;
+        let n = self.ndim();
+        let block = updates
+            .ndim()
+            .checked_sub(n)
+            .map(|lead| updates.shape()[lead..].to_vec());
+        let block = match block {
+            Some(b) if b.iter().zip(self.shape()).all(|(b, d)| b <= d) => b,
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::Shape,
+                    op,
+                    "updates need the shape of the indices followed by block sizes within the axes",
+                )
+                .with_inputs(&[self, updates]));
+            }
+        };
+        if updates.size() == 0 {
+            return Ok(self.clone());
+        }
+        let safe = self.bring_into_range(op, indices, &axes, &block)?;
+        let vec = ArrayVec::new(op, &safe)?;
+        call::array(op, |out, s| {
+            let (a, i, u) = (self.raw(), vec.raw(), updates.raw());
+            let (at, n) = (axes.as_ptr(), axes.len());
+            // SAFETY: pointer and length describe the axes, which exist; the indices are clamped so
+            // that every block of the updates lies inside the array.
+            unsafe {
+                match mode {
+                    ScatterMode::Replace => mlx_sys::mlx_scatter(out, a, i, u, at, n, s),
+                    ScatterMode::Add => mlx_sys::mlx_scatter_add(out, a, i, u, at, n, s),
+                    ScatterMode::Prod => mlx_sys::mlx_scatter_prod(out, a, i, u, at, n, s),
+                    ScatterMode::Max => mlx_sys::mlx_scatter_max(out, a, i, u, at, n, s),
+                    ScatterMode::Min => mlx_sys::mlx_scatter_min(out, a, i, u, at, n, s),
+                }
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self, updates]))
+    }
+
+    /// [`Array::scatter`] with one index array on one axis.
+    ///
+    /// # Errors
+    /// As [`Array::scatter`].
+    pub fn scatter_axis(
+        &self,
+        indices: &Array,
+        updates: &Array,
+        axis: i32,
+        mode: ScatterMode,
+    ) -> Result<Array> {
+        self.scatter(&[indices], updates, &[axis], mode)
+    }
+
+    /// As [`Array::put_along_axis`], with the values added to what is there; places named several
+    /// times add up.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Index`] for an empty or missing axis; MLX's message when the shapes differ.
+    pub fn scatter_add_axis(&self, indices: &Array, values: &Array, axis: i32) -> Result<Array> {
+        let op = "scatter_add_axis";
+        let length = self.shape()[self.axis(op, axis)?];
+        let indices = Self::clamp_indices(op, indices, length)?;
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; the axis exists, indices are clamped to it, and the
+            // shapes agree but for it.
+            unsafe {
+                mlx_sys::mlx_scatter_add_axis(out, self.raw(), indices.raw(), values.raw(), axis, s)
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self, &indices, values]))
+    }
+
+    /// The block of `sizes` (one per axis) that starts at `start`, an integer array with one value
+    /// for each of `axes`; other axes start at 0. The start is moved so that the block fits.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when sizes or starts do not fit; [`ErrorKind::Index`] for axes that do
+    /// not exist or are named twice; [`ErrorKind::Dtype`] for a start that is not integers.
+    pub fn slice_at(&self, start: &Array, axes: &[i32], sizes: &[i32]) -> Result<Array> {
+        let op = "slice_at";
+        let axes = self.distinct_axes(op, axes)?;
+        let fits = sizes.len() == self.ndim()
+            && sizes
+                .iter()
+                .zip(self.shape())
+                .all(|(size, length)| (0..=*length).contains(size));
+        if !fits {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!("sizes {sizes:?} must lie within the axes of the array"),
+            )
+            .with_inputs(&[self]));
+        }
+        let start = self.clamp_start(op, start, &axes, sizes)?;
+        call::array(op, |out, s| {
+            // SAFETY: pointers and lengths describe the slices; the start is clamped so that the
+            // block lies inside the array.
+            unsafe {
+                mlx_sys::mlx_slice_dynamic(
+                    out,
+                    self.raw(),
+                    start.raw(),
+                    axes.as_ptr(),
+                    axes.len(),
+                    sizes.as_ptr(),
+                    sizes.len(),
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self, &start]))
+    }
+
+    /// A copy in which the block at `start` (as in [`Array::slice_at`]) is replaced by `update`,
+    /// which has as many axes as this array. The start is moved so that the update fits.
+    ///
+    /// # Errors
+    /// As [`Array::slice_at`].
+    pub fn slice_update_at(&self, update: &Array, start: &Array, axes: &[i32]) -> Result<Array> {
+        let op = "slice_update_at";
+        let axes = self.distinct_axes(op, axes)?;
+        let fits = update.ndim() == self.ndim()
+            && update.shape().iter().zip(self.shape()).all(|(u, d)| u <= d);
+        if !fits {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                "the update must have as many axes as the array and lie within each",
+            )
+            .with_inputs(&[self, update]));
+        }
+        if update.size() == 0 {
+            return Ok(self.clone());
+        }
+        let start = self.clamp_start(op, start, &axes, update.shape())?;
+        call::array(op, |out, s| {
+            // SAFETY: pointer and length describe the axes; the start is clamped so that the update
+            // lies inside the array.
+            unsafe {
+                mlx_sys::mlx_slice_update_dynamic(
+                    out,
+                    self.raw(),
+                    update.raw(),
+                    start.raw(),
+                    axes.as_ptr(),
+                    axes.len(),
+                    s,
+                )
+            }
+        })
+        .map_err(|e| e.with_inputs(&[self, update, &start]))
+    }
+
+    /// A copy in which the elements where `mask` is true are replaced, in row-major order, by the
+    /// rows of `values` one after another. `mask` has the shape of the leading axes of this array;
+    /// `values` has the shape `[n, trailing axes ..]`, or broadcasts to the trailing axes and is used
+    /// for every place. When there are more places than values, the last value is repeated.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Dtype`] for a mask that is not boolean; [`ErrorKind::Shape`] when it is not the
+    /// beginning of this array's shape, or the values do not fit.
+    pub fn masked_scatter(&self, mask: &Array, values: &Array) -> Result<Array> {
+        let op = "masked_scatter";
+        if mask.dtype() != Dtype::Bool {
+            return Err(Error::new(
+                ErrorKind::Dtype,
+                op,
+                format!("the mask must be boolean, not {}", mask.dtype()),
+            ));
+        }
+        let lead = mask.ndim();
+        if lead > self.ndim() || mask.shape() != &self.shape()[..lead] {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                "the mask must have the shape of the leading axes of the array",
+            )
+            .with_inputs(&[self, mask]));
+        }
+        let trailing = &self.shape()[lead..];
+        if self.size() == 0 {
+            return Ok(self.clone());
+        }
+        let values = values.astype(self.dtype())?;
+        let mut mask_shape = mask.shape().to_vec();
+        mask_shape.resize(self.ndim(), 1);
+        let wide_mask = mask.reshape(&mask_shape)?;
+        let chosen = if values.ndim() <= trailing.len() {
+            values
+        } else {
+            let mut row_shape = vec![values.shape()[0]];
+            row_shape.extend_from_slice(trailing);
+            let rows = values.broadcast_to(&row_shape)?;
+            // MLX's own kernel reads past the values when the mask has more places than they have
+            // rows. This is the same function from parts that cannot: the running count of places
+            // numbers the rows, clamped.
+            let count = mask.count("masked_scatter")?;
+            let number = mask
+                .reshape(&[count])?
+                .astype(Dtype::Int32)?
+                .cumsum(0, false, true)?
+                .subtract(&Array::scalar(1i32)?)?;
+            rows.take_clamped(&number, 0)?.reshape(self.shape())?
+        };
+        super::where_(&wide_mask, &chosen, self)?.broadcast_to(self.shape())
+    }
+
+    /// `indices` brought into `0..=length - block` of their axes, negative ones from the end.
+    fn bring_into_range(
+        &self,
+        op: &'static str,
+        indices: &[&Array],
+        axes: &[i32],
+        block: &[i32],
+    ) -> Result<Vec<Array>> {
+        indices
+            .iter()
+            .zip(axes)
+            .map(|(index, &axis)| {
+                let length = self.shape()[axis as usize]; // resolved by `distinct_axes`
+                Self::clamp_from_end(op, index, length, length - block[axis as usize])
+            })
+            .collect()
+    }
+
+    /// `start` with each value in `0..=length - size` of its axis.
+    fn clamp_start(
+        &self,
+        op: &'static str,
+        start: &Array,
+        axes: &[i32],
+        sizes: &[i32],
+    ) -> Result<Array> {
+        if start.ndim() > 1 || start.size() != axes.len() {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!("give one start for each of the {} axes", axes.len()),
+            )
+            .with_inputs(&[self, start]));
+        }
+        Self::index_dtype(op, start)?;
+        let lasts: Vec<i64> = axes
+            .iter()
+            .map(|&axis| i64::from(self.shape()[axis as usize] - sizes[axis as usize]))
+            .collect();
+        let n = [axes.len() as i32]; // at most the number of axes of an array
+        start
+            .reshape(&n)?
+            .astype(Dtype::Int64)?
+            .maximum(&Array::scalar(0i64)?)?
+            .minimum(&Array::from_slice(&lasts, &n)?)?
+            .astype(Dtype::Int32)
+    }
+}
