@@ -113,6 +113,7 @@ impl Backend for MlxLmBackend {
             .with_adapters()
             .with_safetensors()
             .with_seeds()
+            .with_logprobs()
     }
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {

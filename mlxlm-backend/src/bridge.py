@@ -154,10 +154,10 @@ class Text:
         return self._fresh()[0]
 
 
-def decode(tokenizer, ids):
+def decode(tokenizer, ids, special=False):
     if not ids:
         return ""
-    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
 
 
 def check_files(path):
@@ -364,6 +364,10 @@ class Model:
         for i in ids:
             if not 0 <= i < self.vocab:
                 raise Refused("invalid_option", f"token {i} is outside the vocabulary of {self.vocab} tokens")
+        named = [*request.get("logit_bias", ()), *request.get("forced_tokens", ())]
+        for i in map(int, named):
+            if i >= self.vocab:
+                raise Refused("invalid_option", f"token {i} is outside the vocabulary of {self.vocab} tokens")
         limit = request.get("context_len")
         if limit is not None and len(ids) > limit:
             raise Refused(
@@ -384,16 +388,15 @@ class Model:
         wire.send(id=name, started=True, prompt_tokens=len(ids))
         mx.random.seed(request["seed"] if request.get("seed") is not None else int.from_bytes(os.urandom(8), "little"))
         mx.reset_peak_memory()
-        logits, processors = [], []
-        if request.get("logits"):
-            # First of all, so that they are the model's own; a copy, since penalties write in place.
+        kept = []
+        processors = changes(mx, ids, request, self.eos, self.vocab)
+        if request["logits"] or request["logprobs"] is not None:
+            # First of all, so that they are the model's own; a copy, since some processors write in place.
             def keep(_, row):
-                logits.append(row + 0)
+                kept.append(row + 0)
                 return row
 
-            processors.append(keep)
-        if request["repeat_penalty"] != 1.0:
-            processors.append(penalty(mx, ids, request["repeat_penalty"], request["repeat_window"]))
+            processors.insert(0, keep)
 
         def progress(done, _):
             wire.check(name)
@@ -418,7 +421,7 @@ class Model:
                 for token, _ in steps:
                     wire.check(name)
                     token = int(token)
-                    extra = {"logits": packed(mx, logits.pop(0))} if request.get("logits") else {}
+                    extra = self._seen(request, token, kept.pop(0)) if kept else {}
                     if token in stops:
                         reason = "stop"
                         break
@@ -440,6 +443,21 @@ class Model:
             peak_memory=int(mx.get_peak_memory()),
             active_memory=int(mx.get_active_memory()),
         )
+
+    def _seen(self, request, token, row):
+        """What is told about the logits that a token was drawn from."""
+        mx, seen = self.mx, {}
+        if request["logits"]:
+            seen["logits"] = packed(mx, row)
+        if request["logprobs"] is not None:
+            row = row.reshape(-1).astype(mx.float32)
+            logprobs = row - mx.logsumexp(row)
+            count = min(request["logprobs"], row.size)
+            best = mx.argsort(-logprobs)[:count].tolist() if count else []
+            values = mx.take(logprobs, mx.array([token, *best])).tolist()
+            seen["logprob"] = packed(mx, mx.array(values))
+            seen["top"] = [[int(i), decode(self.tokenizer, [int(i)], special=True)] for i in best]
+        return seen
 
     def logits(self, wire, request):
         from mlx_lm.models.cache import make_prompt_cache
@@ -473,13 +491,12 @@ def packed(mx, row):
 
 
 def sampler(mx, request, vocab):
-    """Top-p, min-p, top-k, temperature and a draw, in that order; the likeliest token always stays."""
+    """Top-p, min-p, XTC, top-k, temperature and a draw, in that order; before XTC the likeliest token always stays."""
     from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
     temperature, top_p, min_p, top_k = (request[key] for key in ("temperature", "top_p", "min_p", "top_k"))
-    # Below this, 1 / temperature is no float32, and the draw is the greatest anyway.
-    if temperature < 1e-30:
-        return lambda logprobs: mx.argmax(logprobs, axis=-1)
+    chance, threshold = request["xtc_probability"], request["xtc_threshold"]
+    forced = list(request["forced_tokens"])
 
     def sample(logprobs):
         best = mx.argmax(logprobs, axis=-1, keepdims=True)
@@ -488,13 +505,68 @@ def sampler(mx, request, vocab):
             kept = apply_top_p(kept, top_p)
         if min_p > 0:
             kept = apply_min_p(kept, min_p)
-        if 0 < top_k < vocab:
-            kept = apply_top_k(kept, top_k)
         top = mx.take_along_axis(logprobs, best, axis=-1)
         kept = mx.put_along_axis(kept, best, top, axis=-1)
+        if chance > 0:
+            # Exclude Top Choices: of all tokens that reach the threshold only the least probable stays.
+            probs = mx.softmax(kept, axis=-1)
+            least = mx.where(probs >= threshold, probs, mx.inf).min(axis=-1, keepdims=True)
+            without = mx.where(probs > least, -mx.inf, kept)
+            kept = mx.where(mx.random.uniform() < chance, without, kept)
+        if 0 < top_k < vocab:
+            kept = apply_top_k(kept, top_k)
+        top = kept.max(axis=-1, keepdims=True)
         return mx.random.categorical((kept - top) * (1 / temperature))
 
-    return sample
+    # Below this, 1 / temperature is no float32, and the draw is the greatest anyway.
+    draw = (lambda logprobs: mx.argmax(logprobs, axis=-1)) if temperature < 1e-30 else sample
+
+    def choose(logprobs):
+        return mx.array([forced.pop(0)]) if forced else draw(logprobs)
+
+    return choose
+
+
+def changes(mx, prompt, request, eos, vocab):
+    """What changes logits, in the contract's order."""
+    made = []
+    if request["repeat_penalty"] != 1.0:
+        made.append(penalty(mx, prompt, request["repeat_penalty"], request["repeat_window"]))
+    presence, frequency = request["presence_penalty"], request["frequency_penalty"]
+    if presence or frequency:
+
+        def discourage(tokens, logits):
+            # `tokens` starts with the prompt's last one; the reply follows.
+            if tokens.size < 2:
+                return logits
+            counts = mx.zeros(logits.shape[-1]).at[tokens[1:]].add(1.0)
+            off = presence * (counts > 0) + frequency * counts
+            return logits - off.astype(logits.dtype)
+
+        made.append(discourage)
+    if request["logit_bias"]:
+        places = mx.array([int(i) for i in request["logit_bias"]])
+        amounts = mx.array([float(x) for x in request["logit_bias"].values()])
+        made.append(lambda _, logits: logits.at[..., places].add(amounts.astype(logits.dtype)))
+
+    def forbid(ids, until=None):
+        places = mx.array(sorted(ids))
+
+        def apply(tokens, logits):
+            if until is not None and tokens.size - 1 >= until:
+                return logits
+            return mx.put_along_axis(logits, places[None], mx.array(-mx.inf, logits.dtype), axis=-1)
+
+        made.append(apply)
+
+    banned = {i for i in request["banned_tokens"] if i < vocab}
+    if banned:
+        forbid(banned)
+    ends = set(request["stop_tokens"]) | (set() if request["ignore_eos"] else eos)
+    ends = {i for i in ends if i < vocab}
+    if request["min_tokens"] and ends:
+        forbid(ends, request["min_tokens"])
+    return made
 
 
 def penalty(mx, prompt, factor, window):

@@ -6,7 +6,7 @@ use inference::{
     BatchResult, ClassifyResult, Error, ErrorKind, GenerateMetrics, GenerateOptions, LogitsOutput,
     Message, ModelInfo, Prompt, Result, TextModel, TokenModel, TokenStream,
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::protocol::Reply;
 use crate::request::{Replies, Request};
@@ -38,22 +38,9 @@ impl MlxLmModel {
     /// Puts a request into the queue. `message` holds what is continued.
     fn start(&self, mut message: Value, options: &GenerateOptions) -> Result<TokenStream> {
         options.validate()?;
-        let asked = json!({
-            "context_len": self.context_len,
-            "max_tokens": options.max_tokens,
-            "temperature": options.temperature,
-            "top_k": options.top_k,
-            "top_p": options.top_p,
-            "min_p": options.min_p,
-            "repeat_penalty": options.repeat_penalty,
-            "repeat_window": options.repeat_window,
-            "stop_tokens": options.stop_tokens,
-            "ignore_eos": options.ignore_eos,
-            "seed": options.seed,
-            "logits": options.logits,
-        });
-        if let (Value::Object(message), Value::Object(asked)) = (&mut message, asked) {
-            message.extend(asked);
+        if let Value::Object(message) = &mut message {
+            message.insert(String::from("context_len"), self.context_len.into());
+            message.extend(asked(options)?);
         }
         let core = Arc::clone(self.handle.core());
         let request = Arc::new(Request::new(core, message, options.clone()));
@@ -63,6 +50,55 @@ impl MlxLmModel {
         replies.accepted()?;
         Ok(TokenStream::new(replies))
     }
+}
+
+/// The options that the bridge honors.
+const HONORED: [&str; 20] = [
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "repeat_window",
+    "presence_penalty",
+    "frequency_penalty",
+    "xtc_probability",
+    "xtc_threshold",
+    "logit_bias",
+    "banned_tokens",
+    "forced_tokens",
+    "min_tokens",
+    "logprobs",
+    "stop_tokens",
+    "ignore_eos",
+    "seed",
+    "logits",
+];
+
+/// Options as the bridge gets them. What neither it nor this crate knows is refused, unless it is as it is by default;
+/// so an option that the contract gains later is never silently ignored.
+fn asked(options: &GenerateOptions) -> Result<Map<String, Value>> {
+    let fields = |options: &GenerateOptions| match serde_json::to_value(options) {
+        Ok(Value::Object(fields)) => Ok(fields),
+        other => Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!("the options cannot be sent to Python: {other:?}"),
+        )),
+    };
+    let (mut asked, usual) = (fields(options)?, fields(&GenerateOptions::default())?);
+    if !options.logits_processors.is_empty() {
+        return native("logits_processors");
+    }
+    // Stop strings are found on this side.
+    asked.remove("stop");
+    for (name, value) in &asked {
+        if !HONORED.contains(&name.as_str()) && usual.get(name) != Some(value) {
+            return native(&format!("the option {name}"));
+        }
+    }
+    asked.retain(|name, _| HONORED.contains(&name.as_str()));
+    Ok(asked)
 }
 
 /// A prompt as a part of a message.

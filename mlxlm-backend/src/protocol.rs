@@ -37,6 +37,10 @@ pub struct Reply {
     pub pending: bool,
     /// The logits it was drawn from, as [`floats`] reads them.
     pub logits: Option<String>,
+    /// The log-probabilities of the token and then of those in `top`, likewise.
+    pub logprob: Option<String>,
+    /// The most probable tokens: their ids, and what each alone spells.
+    pub top: Vec<(u32, String)>,
     /// Logits of one position, likewise.
     pub row: Option<String>,
     /// The request is done.

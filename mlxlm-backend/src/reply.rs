@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use inference::{Error, ErrorKind, FinishReason, Result, Token};
+use inference::{Error, ErrorKind, FinishReason, Result, Token, TokenLogprobs, TopLogprob};
 use serde_json::{Value, json};
 
 use crate::process::Process;
@@ -16,8 +16,8 @@ use crate::worker::{Core, Rows};
 /// How many tokens are computed ahead of a slow caller, while nobody else waits.
 const AHEAD: usize = 16;
 
-/// A token whose text is not final: its id and the logits it was drawn from.
-type Drawn = (u32, Option<Vec<f32>>);
+/// A token whose text is not final: its id, the logits it was drawn from, and how probable it was.
+type Drawn = (u32, Option<Vec<f32>>, Option<TokenLogprobs>);
 
 /// How a reply ended over there.
 enum Over {
@@ -183,32 +183,56 @@ impl<'a> Reader<'a> {
                 "the Python process sent a message that is no part of a reply",
             )));
         };
-        let logits = match reply.logits.as_deref().map(floats).transpose() {
-            Ok(logits) => logits,
+        let numbers = reply.logits.as_deref().map(floats).transpose();
+        let seen = numbers.and_then(|logits| Ok((logits, probable(reply.logprob, reply.top)?)));
+        let (logits, logprobs) = match seen {
+            Ok(seen) => seen,
             Err(reason) => {
-                return Some(Over::Lost(
-                    process.fault(&format!("the Python process sent bad logits: {reason}")),
-                ));
+                let what = format!("the Python process sent bad logits: {reason}");
+                return Some(Over::Lost(process.fault(&what)));
             }
         };
         self.request.produced();
-        let released = self.text.push((token, logits), &text, reply.pending);
+        let released = self
+            .text
+            .push((token, logits, logprobs), &text, reply.pending);
         self.deliver(released)
             .then_some(Over::Stopped(Ok(FinishReason::Stop)))
     }
 
     /// Hands over what is final; says whether a stop string was found.
     fn deliver(&self, released: Released<Drawn>) -> bool {
-        let tokens = released.ready.into_iter().map(|((id, logits), text)| {
-            let token = Token::new(id, text);
-            match logits {
-                Some(logits) => token.with_logits(logits),
-                None => token,
-            }
+        let tokens = released.ready.into_iter().map(|(drawn, text)| {
+            let (id, logits, logprobs) = drawn;
+            let mut token = Token::new(id, text);
+            token.logits = logits.map(Into::into);
+            token.logprobs = logprobs;
+            token
         });
         self.request.deliver(tokens);
         released.stopped
     }
+}
+
+/// How probable a token was: the first of `values`, and those in `top`, in their order.
+fn probable(
+    values: Option<String>,
+    top: Vec<(u32, String)>,
+) -> Result<Option<TokenLogprobs>, String> {
+    let Some(values) = values else {
+        return Ok(None);
+    };
+    let values = floats(&values)?;
+    let Some((own, rest)) = values.split_first().filter(|(_, r)| r.len() == top.len()) else {
+        return Err(format!(
+            "{} log-probabilities for {} tokens",
+            values.len(),
+            top.len()
+        ));
+    };
+    let top = top.into_iter().zip(rest);
+    let top = top.map(|((id, text), &logprob)| TopLogprob::new(id, text, logprob));
+    Ok(Some(TokenLogprobs::new(*own, top.collect())))
 }
 
 /// Asks for logits of a prompt's positions.
