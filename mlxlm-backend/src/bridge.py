@@ -14,6 +14,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 
 PROTOCOL = 1
 PREFILL_STEP = 512
@@ -65,7 +66,7 @@ class Wire:
                     self.requests.put(message)
         finally:
             # The parent closed its end or is gone: nobody is left to work for.
-            leave()
+            left_alone()
 
     def check(self, request):
         with self._lock:
@@ -79,17 +80,27 @@ class Wire:
 
 
 def leave():
-    """Ends the process without a word, and takes the script away if the parent can no longer do so."""
+    """Ends the process without a word."""
+    os._exit(0)
+
+
+def left_alone():
+    """Ends the process when its input ended: takes the script away too, if the parent is dead and cannot."""
     script = os.path.abspath(__file__)
     room = os.path.dirname(script)
+    # A dying parent closes its files a moment before it is gone; one that lives ends this process itself.
+    until = time.monotonic() + 1
+    while os.getppid() == PARENT and time.monotonic() < until:
+        time.sleep(0.005)
     # Only what the crate extracted, into a directory made for it.
     if os.getppid() != PARENT and os.path.basename(room).startswith("mlxlm-bridge-"):
-        try:
-            os.unlink(script)
-            os.rmdir(room)
-        except OSError:
-            pass
-    os._exit(0)
+        # Either thread may come here, and whichever comes first does it.
+        for remove, path in ((os.unlink, script), (os.rmdir, room)):
+            try:
+                remove(path)
+            except OSError:
+                pass
+    leave()
 
 
 def device_name(mx):
@@ -243,7 +254,7 @@ class Model:
         floats = [a.dtype for a in weights if mx.issubdtype(a.dtype, mx.floating)]
         self.compute = str(max(set(floats), key=floats.count)).split(".")[-1] if floats else None
         self.weight_bytes = sum(array.nbytes for array in weights)
-        self.vocab = self._fact("vocab_size") or len(self.tokenizer)
+        self.vocab = self._fact("vocab_size") or len(self.tokenizer.get_vocab())
         # Where config and tokenizer name different ones, either ends a reply.
         known = {*self.tokenizer.eos_token_ids, self.tokenizer.eos_token_id}
         self.eos = {int(i) for i in known if i is not None}
@@ -288,9 +299,8 @@ class Model:
         return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=add_special)]
 
     def decode(self, ids):
-        known = len(self.tokenizer)
         for i in ids:
-            if i >= known:
+            if self.tokenizer.convert_ids_to_tokens(i) is None:
                 raise Refused("invalid_option", f"token {i} is not in the tokenizer's vocabulary")
         return decode(self.tokenizer, ids)
 
@@ -656,7 +666,7 @@ def main():
             mx.disable_compile()
         serve(wire)
     except BrokenPipeError:
-        leave()
+        left_alone()
 
 
 PARENT = os.getppid()
