@@ -320,6 +320,43 @@ fn what_changes_logits_changes_the_reply() {
 }
 
 #[test]
+fn an_adapter_is_applied() {
+    // LoRA of rank 1 on one layer's queries, as mlx_lm writes it: y += scale * (x a) b.
+    let dir = tempfile::tempdir().unwrap();
+    let config = r#"{"fine_tune_type": "lora", "num_layers": 1,
+        "lora_parameters": {"rank": 1, "scale": 2.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]}}"#;
+    std::fs::write(dir.path().join("adapter_config.json"), config).unwrap();
+    let write = |b: f32| {
+        let bytes = |value: f32| value.to_le_bytes().repeat(32);
+        let (a, b) = (bytes(0.5), bytes(b));
+        let view = |data, shape| {
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape, data).unwrap()
+        };
+        let name = |part: &str| format!("model.layers.2.self_attn.q_proj.{part}");
+        let tensors = [
+            (name("lora_a"), view(&a, vec![32, 1])),
+            (name("lora_b"), view(&b, vec![1, 32])),
+        ];
+        let file = dir.path().join("adapters.safetensors");
+        safetensors::serialize_to_file(tensors, None, &file).unwrap();
+    };
+    let logits = |options: &LoadOptions| {
+        let model = backend().load_model(&tiny("llama"), options).unwrap();
+        let tokens = model.as_token_model().unwrap();
+        tokens.logits(&prompt(), false).unwrap().logits
+    };
+    let plain = logits(&LoadOptions::new());
+    let adapted = LoadOptions::new().with_adapter_path(dir.path());
+    write(0.0);
+    assert!(max_difference(&logits(&adapted), &plain) < 1e-5);
+    write(3.0);
+    assert!(max_difference(&logits(&adapted), &plain) > 1e-2);
+    std::fs::remove_file(dir.path().join("adapters.safetensors")).unwrap();
+    let error = backend().load_model(&tiny("llama"), &adapted);
+    assert!(error.is_err());
+}
+
+#[test]
 fn logits_and_logprobs_are_the_model_s_own() {
     let model = theirs(&tiny("llama"));
     let options = greedy(5)
@@ -429,7 +466,7 @@ fn damaged_and_hostile_models_are_refused() {
     let code = format!("open({:?}, 'w')", mark.to_str().unwrap());
     std::fs::write(dir.path().join("code.py"), code).unwrap();
     edit(dir.path(), "config.json", |c| {
-        c["model_file"] = "code.py".into()
+        c["model_file"] = "code.py".into();
     });
     let error = refused(dir.path());
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -447,13 +484,13 @@ fn damaged_and_hostile_models_are_refused() {
 
     let dir = copy("llama");
     edit(dir.path(), "config.json", |c| {
-        c["model_type"] = "abacus".into()
+        c["model_type"] = "abacus".into();
     });
     let error = refused(dir.path());
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     assert!(error.to_string().contains("abacus"), "{error}");
     edit(dir.path(), "config.json", |c| {
-        c["model_type"] = "llama".into()
+        c["model_type"] = "llama".into();
     });
     edit(dir.path(), "config.json", |c| c["hidden_size"] = 64.into());
     assert_eq!(refused(dir.path()).kind(), ErrorKind::InvalidModel);
