@@ -69,6 +69,7 @@ impl MlxLmBackend {
         let python = interpreter.to_string_lossy();
         let reply = session::probe(&self.settings).map_err(|e| e.to_string())?;
         if let Some(why) = reply.error {
+            let why = one_line(&why);
             return Err(format!(
                 "`{python}` cannot import mlx_lm ({why}); install it with `{python} -m pip install mlx-lm`, or set \
                  {PYTHON_VARIABLE} to an interpreter that has it"
@@ -149,6 +150,19 @@ impl Backend for MlxLmBackend {
     }
 }
 
+/// What Python says, as a part of a line: it may be long, and of many lines.
+fn one_line(text: &str) -> String {
+    let words: Vec<&str> = text
+        .split(|c: char| c.is_control() || c.is_whitespace())
+        .filter(|word| !word.is_empty())
+        .collect();
+    let line = words.join(" ");
+    match line.char_indices().nth(300) {
+        Some((at, _)) => format!("{} ...", &line[..at]),
+        None => line,
+    }
+}
+
 /// Refuses what is no directory with a model, before a process is started.
 fn check_path(path: &Path) -> Result<()> {
     if path.is_file() {
@@ -200,5 +214,30 @@ fn at_model(error: Error, path: &Path) -> Error {
     match error.kind() {
         ErrorKind::UnavailableBackend => error,
         _ => error.with_path(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_python_says_becomes_a_part_of_a_line() {
+        assert_eq!(
+            one_line("ImportError: no\n  lib\u{1b}[31m\r\n"),
+            "ImportError: no lib [31m"
+        );
+        let long = one_line(&"é".repeat(1000));
+        assert_eq!(long.chars().count(), 304);
+        assert!(long.ends_with("é ..."));
+    }
+
+    #[test]
+    fn it_is_registered_by_being_linked() {
+        let names: Vec<String> = inference::backends()
+            .iter()
+            .map(|b| b.name().to_owned())
+            .collect();
+        assert_eq!(names, ["mlx_lm"]);
     }
 }
