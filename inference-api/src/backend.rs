@@ -4,12 +4,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::batch::BatchSession;
 use crate::error::Result;
 use crate::info::ModelInfo;
-use crate::inspect::AttentionInspector;
+use crate::inspect::{AttentionInspector, EmbeddingModel};
 use crate::message::{Message, Prompt};
 use crate::metrics::GenerateMetrics;
 use crate::options::{GenerateOptions, LoadOptions};
+use crate::prompt_cache::PromptCacheModel;
 use crate::token::{BatchResult, ClassifyResult, TokenStream};
 use crate::token_model::TokenModel;
 use crate::train::TrainableModel;
@@ -197,6 +199,28 @@ pub trait TextModel: Send + Sync {
 
     /// The model as one whose attention can be looked at, where it is.
     fn as_attention_inspector(&self) -> Option<&dyn AttentionInspector> {
+        None
+    }
+
+    /// A session in which many requests run together.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Unsupported`] where there is none, [`crate::ErrorKind::Closed`] after
+    /// [`TextModel::close`].
+    fn batch_session(&self) -> Result<Box<dyn BatchSession>> {
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend has no batch sessions; use batch_generate",
+        ))
+    }
+
+    /// The model as one that makes vectors of texts, where it is.
+    fn as_embedding_model(&self) -> Option<&dyn EmbeddingModel> {
+        None
+    }
+
+    /// The model as one that keeps computed prompts in files, where it is.
+    fn as_prompt_cache(&self) -> Option<&dyn PromptCacheModel> {
         None
     }
 

@@ -1,4 +1,4 @@
-//! Models whose attention can be looked at.
+//! Looking inside a model: attention and hidden states; and using the hidden states: embeddings.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,16 +18,33 @@ pub struct AttentionSnapshot {
     pub num_layers: usize,
     /// Query heads.
     pub num_heads: usize,
-    /// Key heads; fewer than query heads when groups share one.
+    /// Key heads; fewer than query heads when groups share one. A model may have layers with another
+    /// number: the lists say how many each has.
     pub num_kv_heads: usize,
     /// Positions.
     pub seq_len: usize,
-    /// Elements per head.
+    /// Elements per head. A model may have layers with another size: the vectors' lengths say.
     pub head_dim: usize,
-    /// `[layer][kv_head]`, each `seq_len * head_dim` row-major.
+    /// `[layer][kv_head]`, each `seq_len * head_dim` row-major. A layer without keys of its own has those
+    /// that it looks at.
     pub keys: Vec<Vec<Vec<f32>>>,
     /// `[layer][head]`, each `seq_len * head_dim` row-major.
     pub queries: Option<Vec<Vec<Vec<f32>>>>,
+}
+
+/// The output of every block at some positions of a prompt.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HiddenStates {
+    /// The prompt's ids.
+    pub tokens: Vec<u32>,
+    /// The positions, as asked for.
+    pub positions: Vec<usize>,
+    /// Elements of a hidden state.
+    pub hidden_size: usize,
+    /// `[block]`, each `positions * hidden_size` row-major.
+    pub blocks: Vec<Vec<f32>>,
 }
 
 /// A model that shows its attention.
@@ -37,4 +54,55 @@ pub trait AttentionInspector: TextModel {
     /// # Errors
     /// As [`TextModel::generate`].
     fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot>;
+
+    /// Runs the prompt once and returns the output of every block at `positions`.
+    ///
+    /// # Errors
+    /// As [`TextModel::generate`], [`crate::ErrorKind::InvalidOption`] for positions beyond the prompt, and
+    /// [`crate::ErrorKind::Unsupported`] where the backend does not have it.
+    fn hidden_states(&self, prompt: &Prompt, positions: &[usize]) -> Result<HiddenStates> {
+        let _ = (prompt, positions);
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not show hidden states",
+        ))
+    }
+}
+
+/// How the hidden states of a text become one vector.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pooling {
+    /// Their mean.
+    #[default]
+    Mean,
+    /// That of the last token.
+    Last,
+}
+
+impl std::str::FromStr for Pooling {
+    type Err = crate::error::Error;
+
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "mean" => Ok(Pooling::Mean),
+            "last" => Ok(Pooling::Last),
+            _ => Err(crate::error::Error::new(
+                crate::error::ErrorKind::InvalidOption,
+                format!("pooling `{s}` is not one of mean, last"),
+            )),
+        }
+    }
+}
+
+/// A model that makes vectors of texts.
+pub trait EmbeddingModel: TextModel {
+    /// One vector of `hidden_size` elements for each prompt, in their order: the last hidden states (after
+    /// the final norm), pooled, and scaled to length one when `normalize`.
+    ///
+    /// # Errors
+    /// As [`TextModel::generate`], for any of the prompts.
+    fn embed(&self, prompts: &[Prompt], pooling: Pooling, normalize: bool)
+    -> Result<Vec<Vec<f32>>>;
 }

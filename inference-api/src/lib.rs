@@ -165,6 +165,7 @@
 #![deny(missing_docs)]
 
 mod backend;
+mod batch;
 mod cancel;
 mod discover;
 mod error;
@@ -173,6 +174,7 @@ mod inspect;
 mod message;
 mod metrics;
 mod options;
+mod prompt_cache;
 mod registry;
 mod sampling;
 mod token;
@@ -180,14 +182,16 @@ mod token_model;
 mod train;
 
 pub use backend::{Backend, Capabilities, TextModel};
+pub use batch::{BatchEvent, BatchSession, RowId};
 pub use cancel::CancelToken;
 pub use discover::{Discover, DiscoveredModel, ModelFormat, Quantization, discover};
 pub use error::{Error, ErrorKind, Result};
 pub use info::ModelInfo;
-pub use inspect::{AttentionInspector, AttentionSnapshot};
+pub use inspect::{AttentionInspector, AttentionSnapshot, EmbeddingModel, HiddenStates, Pooling};
 pub use message::{Message, Prompt};
 pub use metrics::GenerateMetrics;
-pub use options::{ComputeType, GenerateOptions, LoadOptions};
+pub use options::{ComputeType, GenerateOptions, LoadOptions, Progress};
+pub use prompt_cache::PromptCacheModel;
 pub use registry::{
     BackendRegistration, PREFERENCE, availability, backend, backends, default_backend, duplicates,
     load_model, register,

@@ -12,8 +12,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct GenerateMetrics {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Tokens of the prompt that earlier requests had computed.
+    pub cached_tokens: usize,
     /// Tokens produced.
     pub generated_tokens: usize,
+    /// Tokens guessed, by a draft model or by looking up.
+    pub draft_tokens: usize,
+    /// Those of them that were right.
+    pub accepted_draft_tokens: usize,
     /// From the start to the first token.
     pub prefill_time: Duration,
     /// From the first token to the last.
@@ -38,10 +44,22 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 }
 
 impl GenerateMetrics {
-    /// Prompt tokens per second of prefill; 0 when unknown.
+    /// Prompt tokens computed per second of prefill; 0 when unknown.
     #[must_use]
     pub fn prefill_tokens_per_second(&self) -> f64 {
-        rate(self.prompt_tokens, self.prefill_time)
+        rate(
+            self.prompt_tokens.saturating_sub(self.cached_tokens),
+            self.prefill_time,
+        )
+    }
+
+    /// The part of the guessed tokens that was right; 0 when none was guessed.
+    #[must_use]
+    pub fn draft_acceptance(&self) -> f64 {
+        if self.draft_tokens == 0 {
+            return 0.0;
+        }
+        self.accepted_draft_tokens as f64 / self.draft_tokens as f64
     }
 
     /// Tokens per second after the first (which the prefill paid for); 0 when unknown.
@@ -53,9 +71,12 @@ impl GenerateMetrics {
 
 impl Serialize for GenerateMetrics {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut s = serializer.serialize_struct("GenerateMetrics", 10)?;
+        let mut s = serializer.serialize_struct("GenerateMetrics", 13)?;
         s.serialize_field("prompt_tokens", &self.prompt_tokens)?;
+        s.serialize_field("cached_tokens", &self.cached_tokens)?;
         s.serialize_field("generated_tokens", &self.generated_tokens)?;
+        s.serialize_field("draft_tokens", &self.draft_tokens)?;
+        s.serialize_field("accepted_draft_tokens", &self.accepted_draft_tokens)?;
         s.serialize_field("prefill_time", &self.prefill_time.as_secs_f64())?;
         s.serialize_field("decode_time", &self.decode_time.as_secs_f64())?;
         s.serialize_field("total_time", &self.total_time.as_secs_f64())?;
@@ -82,7 +103,10 @@ impl<'de> Deserialize<'de> for GenerateMetrics {
         #[serde(default, deny_unknown_fields)]
         struct Figures {
             prompt_tokens: usize,
+            cached_tokens: usize,
             generated_tokens: usize,
+            draft_tokens: usize,
+            accepted_draft_tokens: usize,
             prefill_time: f64,
             decode_time: f64,
             total_time: f64,
@@ -101,7 +125,10 @@ impl<'de> Deserialize<'de> for GenerateMetrics {
         };
         Ok(Self {
             prompt_tokens: f.prompt_tokens,
+            cached_tokens: f.cached_tokens,
             generated_tokens: f.generated_tokens,
+            draft_tokens: f.draft_tokens,
+            accepted_draft_tokens: f.accepted_draft_tokens,
             prefill_time: time("prefill_time", f.prefill_time)?,
             decode_time: time("decode_time", f.decode_time)?,
             total_time: time("total_time", f.total_time)?,
@@ -127,8 +154,11 @@ mod tests {
             (0.0, 0.0)
         );
         let m = GenerateMetrics {
-            prompt_tokens: 10,
+            prompt_tokens: 14,
+            cached_tokens: 4,
             generated_tokens: 5,
+            draft_tokens: 8,
+            accepted_draft_tokens: 2,
             prefill_time: Duration::from_millis(500),
             decode_time: Duration::from_secs(2),
             ..zero
@@ -137,6 +167,7 @@ mod tests {
         assert_eq!(json["prefill_tokens_per_second"], 20.0);
         assert_eq!(json["decode_tokens_per_second"], 2.0);
         assert_eq!(json["prefill_time"], 0.5);
+        assert_eq!(m.draft_acceptance(), 0.25);
         assert_eq!(serde_json::from_value::<GenerateMetrics>(json).unwrap(), m);
         for bad in [
             r#"{"prefill_time": -1}"#,
@@ -152,11 +183,14 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn figures_survive_json(tokens: (u32, u32), nanos: [u32; 4], bytes: (u64, u64)) {
+        fn figures_survive_json(tokens: (u32, u32, u32), nanos: [u32; 4], bytes: (u64, u64)) {
             let time = |n: u32| Duration::from_nanos(u64::from(n) * 1000 + 1);
             let m = GenerateMetrics {
                 prompt_tokens: tokens.0 as usize,
+                cached_tokens: tokens.2 as usize,
                 generated_tokens: tokens.1 as usize,
+                draft_tokens: tokens.2 as usize,
+                accepted_draft_tokens: tokens.1 as usize,
                 prefill_time: time(nanos[0]),
                 decode_time: time(nanos[1]),
                 total_time: time(nanos[2]),

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -77,21 +78,50 @@ impl FromStr for ComputeType {
 
 /// How to load a model.
 #[non_exhaustive]
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoadOptions {
     /// The backend's name; `None` lets the registry choose.
     pub backend: Option<String>,
-    /// The bound on prompt and reply together, in tokens; `None` leaves it to the model.
+    /// How many positions each layer remembers; `None` remembers all. A longer prompt or reply goes on,
+    /// and the oldest positions (but the first few) are forgotten.
     pub context_len: Option<usize>,
     /// Layers to put on the GPU; `None` or -1 means all. A backend with one device ignores it.
     pub gpu_layers: Option<i32>,
-    /// Requests to prepare for at a time.
+    /// Requests to prepare for at a time: what so many of the last ones computed is remembered, for
+    /// prompts that begin alike. `None` is one.
     pub parallel_slots: Option<usize>,
     /// A directory with a trained adapter to apply.
     pub adapter_path: Option<PathBuf>,
+    /// Bits of each number in the key/value cache, such as 8 or 4; `None` keeps the type of the
+    /// computation. Layers that look back a bounded way are not packed.
+    pub kv_bits: Option<u32>,
+    /// Numbers of the cache that share a scale: 32, 64 or 128.
+    pub kv_group_size: u32,
+    /// The cache is packed once it holds more than so many positions.
+    pub quantized_kv_start: usize,
+    /// A smaller model with the same vocabulary that guesses tokens, which the model then checks
+    /// several at a time.
+    pub draft_model: Option<PathBuf>,
     /// The type to compute in; `None` lets the backend choose for its device.
     pub dtype: Option<ComputeType>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            backend: None,
+            context_len: None,
+            gpu_layers: None,
+            parallel_slots: None,
+            adapter_path: None,
+            kv_bits: None,
+            kv_group_size: 64,
+            quantized_kv_start: 0,
+            draft_model: None,
+            dtype: None,
+        }
+    }
 }
 
 impl LoadOptions {
@@ -102,7 +132,7 @@ impl LoadOptions {
     }
 
     setters! {
-        /// Sets the bound on prompt and reply together, in tokens.
+        /// Sets how many positions each layer remembers.
         with_context_len(context_len: impl Into<Option<usize>>);
         /// Sets the layers to put on the GPU.
         with_gpu_layers(gpu_layers: impl Into<Option<i32>>);
@@ -110,6 +140,14 @@ impl LoadOptions {
         with_parallel_slots(parallel_slots: impl Into<Option<usize>>);
         /// Sets the type to compute in.
         with_dtype(dtype: impl Into<Option<ComputeType>>);
+        /// Sets the bits of each number in the cache.
+        with_kv_bits(kv_bits: impl Into<Option<u32>>);
+        /// Sets how many numbers of the cache share a scale.
+        with_kv_group_size(kv_group_size: u32);
+        /// Sets how many positions the cache holds before it is packed.
+        with_quantized_kv_start(quantized_kv_start: usize);
+        /// Sets the model that guesses.
+        with_draft_model(draft_model: impl Into<Option<PathBuf>>);
     }
 
     /// Sets the backend's name.
@@ -146,6 +184,23 @@ impl LoadOptions {
                 "adapter_path is empty; it must name a directory, or be left out",
             ));
         }
+        if let Some(bits) = self.kv_bits
+            && !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8)
+        {
+            return invalid(format!("kv_bits is {bits}; it must be 2, 3, 4, 5, 6 or 8"));
+        }
+        if !matches!(self.kv_group_size, 32 | 64 | 128) {
+            return invalid(format!(
+                "kv_group_size is {}; it must be 32, 64 or 128",
+                self.kv_group_size
+            ));
+        }
+        if self.kv_bits.is_some() && self.context_len.is_some() {
+            return invalid(String::from(
+                "kv_bits and context_len do not go together: a bounded cache is not packed; leave one \
+                 of them out",
+            ));
+        }
         match self.gpu_layers {
             Some(n) if n < -1 => {
                 invalid(format!("gpu_layers is {n}; it must be -1 (all), 0 or more"))
@@ -157,6 +212,34 @@ impl LoadOptions {
 
 /// The most alternatives that [`GenerateOptions::logprobs`] may ask for.
 const MAX_LOGPROBS: usize = 1024;
+
+/// The most tokens guessed at a time.
+const MAX_DRAFT: usize = 64;
+
+/// Is told of a prompt's progress: positions done, and of how many. It is called on the thread that
+/// generates and should return soon.
+#[derive(Clone)]
+pub struct Progress(Arc<ProgressFn>);
+
+type ProgressFn = dyn Fn(usize, usize) + Send + Sync;
+
+impl Progress {
+    /// Calls `f(done, total)`.
+    pub fn new(f: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(f))
+    }
+
+    /// Says that `done` of `total` positions are done.
+    pub fn report(&self, done: usize, total: usize) {
+        (self.0)(done, total);
+    }
+}
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Progress")
+    }
+}
 
 /// How to generate.
 ///
@@ -216,6 +299,19 @@ pub struct GenerateOptions {
     pub seed: Option<u64>,
     /// Return the logits with each token.
     pub logits: bool,
+    /// Positions of the prompt in one forward pass; the request can be cancelled between them.
+    pub prefill_step_size: usize,
+    /// Reuse what earlier requests computed of the prompt's beginning, and remember this one.
+    pub cache_prompt: bool,
+    /// Tokens to guess at a time, where the model was loaded with a draft model or `prompt_lookup` is
+    /// set; 0 guesses none. The reply is the same.
+    pub num_draft_tokens: usize,
+    /// Without a draft model: guess what followed the last so many tokens where they stood before; 0 is
+    /// off.
+    pub prompt_lookup: usize,
+    /// Told of the prompt's progress.
+    #[serde(skip)]
+    pub progress: Option<Progress>,
     /// Stops the request from another thread.
     #[serde(skip)]
     pub cancel: Option<CancelToken>,
@@ -250,6 +346,11 @@ impl Default for GenerateOptions {
             ignore_eos: false,
             seed: None,
             logits: false,
+            prefill_step_size: 512,
+            cache_prompt: true,
+            num_draft_tokens: 3,
+            prompt_lookup: 0,
+            progress: None,
             cancel: None,
             deadline: None,
         }
@@ -310,6 +411,16 @@ impl GenerateOptions {
         with_seed(seed: impl Into<Option<u64>>);
         /// Sets whether logits come with each token.
         with_logits(logits: bool);
+        /// Sets how many positions of the prompt go into one forward pass.
+        with_prefill_step_size(prefill_step_size: usize);
+        /// Sets whether earlier requests are reused and this one is remembered.
+        with_cache_prompt(cache_prompt: bool);
+        /// Sets how many tokens are guessed at a time.
+        with_num_draft_tokens(num_draft_tokens: usize);
+        /// Sets how many tokens are looked up in what stands before.
+        with_prompt_lookup(prompt_lookup: usize);
+        /// Sets who is told of the prompt's progress.
+        with_progress(progress: impl Into<Option<Progress>>);
         /// Sets the flag that stops the request.
         with_cancel(cancel: impl Into<Option<CancelToken>>);
         /// Sets the time that stops the request.
@@ -392,6 +503,17 @@ impl GenerateOptions {
                 ));
             }
             grammar.validate().map_err(|e| e.context("grammar"))?;
+        }
+        if self.prefill_step_size == 0 {
+            return invalid(String::from(
+                "prefill_step_size is 0; it must be at least 1",
+            ));
+        }
+        if self.num_draft_tokens > MAX_DRAFT {
+            return invalid(format!(
+                "num_draft_tokens is {}; it must be at most {MAX_DRAFT}",
+                self.num_draft_tokens
+            ));
         }
         if let Some(i) = self.stop.iter().position(String::is_empty) {
             return invalid(format!(

@@ -50,11 +50,37 @@ pub trait TokenModel: TextModel {
     /// When the template refuses the messages.
     fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String>;
 
+    /// The ids of a conversation, as [`TextModel::chat`] would run it.
+    ///
+    /// # Errors
+    /// When the template refuses the messages, and [`crate::ErrorKind::Unsupported`] where the backend does
+    /// not have it.
+    fn encode_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Vec<u32>> {
+        let _ = (messages, add_generation_prompt);
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not give the ids of a conversation",
+        ))
+    }
+
     /// The logits after the prompt's last token, or after each of its tokens when `all`.
     ///
     /// # Errors
     /// As [`TextModel::generate`].
     fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput>;
+
+    /// The natural logarithm of the probability of each token of the prompt but the first, given those
+    /// before it.
+    ///
+    /// # Errors
+    /// As [`TextModel::generate`], and [`crate::ErrorKind::Unsupported`] where the backend does not have it.
+    fn token_logprobs(&self, prompt: &Prompt) -> Result<Vec<f32>> {
+        let _ = prompt;
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not give the probabilities of a prompt's tokens",
+        ))
+    }
 
     /// Tokens that end a reply.
     fn eos_tokens(&self) -> Vec<u32>;

@@ -8,8 +8,10 @@ use inference::{
 use mlx_rs_core::{Device, Dtype, Stream, cuda_is_available, memory, metal_is_available};
 
 use crate::arch;
+use crate::cache::{CacheOptions, Packing};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::checkpoint::gguf::GgufTensor;
+use crate::checkpoint::identity::identity;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::weights::Weights;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, config, gguf_config, gguf_quant, locate};
@@ -89,6 +91,7 @@ impl Backend for MlxBackend {
             .with_classify()
             .with_batch_generate()
             .with_logits()
+            .with_attention_inspection()
             .with_gguf()
             .with_safetensors()
             .with_seeds()
@@ -110,12 +113,31 @@ impl Backend for MlxBackend {
             tracing::warn!("gpu_layers is ignored: MLX runs the whole model on its device");
         }
         let stream = Stream::default_of(self.0.device()).map_err(engine("device"))?;
-        let model = stream.scope(|| load(path, options, self.0))?;
+        let mut model = stream.scope(|| load(path, options, self.0))?;
+        if let Some(draft) = &options.draft_model {
+            let draft = stream
+                .scope(|| load(draft, options, self.0))
+                .map_err(|e| e.context("draft_model"))?;
+            if !alike(&draft.text, &model.text)? {
+                return Err(Error::new(
+                    ErrorKind::InvalidOption,
+                    "draft_model has another tokenizer than the model; they must be of one family",
+                ));
+            }
+            model.draft = Some(draft.decoder);
+        }
         Ok(Box::new(MlxModel::new(Engine::new(Parts {
             stream,
             ..model
         }))))
     }
+}
+
+/// Whether two models cut text into the same tokens.
+fn alike(a: &TextPipeline, b: &TextPipeline) -> Result<bool> {
+    const SAMPLE: &str =
+        "The quick brown fox (aged 13) isn't lazy;\n\tGr\u{f6}\u{df}e, \u{6771}\u{4eac}!";
+    Ok(a.tokenizer().encode(SAMPLE, false)? == b.tokenizer().encode(SAMPLE, false)?)
 }
 
 /// The type to compute in: what was asked for, else float32 on a CPU (half types are emulated
@@ -239,13 +261,56 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
     info.has_chat_template = text.template().is_some();
 
     let stream = Stream::default_of(place.device()).map_err(engine("device"))?;
+    let head_dim = info.head_dim;
+    let identity = identity(path)?;
     Ok(Parts {
         decoder,
         text,
         stream,
         info,
         eos,
-        context_len: options.context_len,
+        caches: cache_options(options, head_dim)?,
+        slots: options.parallel_slots.unwrap_or(1),
+        draft: None,
+        identity,
+    })
+}
+
+/// Which caches the options ask for.
+fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOptions> {
+    let int = |name: &str, n: usize| {
+        i32::try_from(n).map_err(|_| {
+            let message = format!("{name} is {n}; it must be at most {}", i32::MAX);
+            Error::new(ErrorKind::InvalidOption, message)
+        })
+    };
+    let packing = match options.kv_bits {
+        None => None,
+        Some(bits) => {
+            let group = options.kv_group_size;
+            if !head_dim.is_multiple_of(group as usize) {
+                return Err(Error::new(
+                    ErrorKind::InvalidOption,
+                    format!(
+                        "kv_group_size is {group}, which does not divide this model's heads of \
+                         {head_dim} elements"
+                    ),
+                ));
+            }
+            Some(Packing {
+                bits: int("kv_bits", bits as usize)?,
+                group_size: int("kv_group_size", group as usize)?,
+                start: int("quantized_kv_start", options.quantized_kv_start)?,
+            })
+        }
+    };
+    Ok(CacheOptions {
+        bound: options
+            .context_len
+            .map(|n| int("context_len", n))
+            .transpose()?,
+        packing,
+        trimmable: false,
     })
 }
 

@@ -25,6 +25,7 @@ pub mod cache;
 pub mod checkpoint;
 mod error;
 mod generate;
+mod inspect;
 mod model;
 pub mod nn;
 pub mod sample;

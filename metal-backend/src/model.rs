@@ -1,20 +1,27 @@
 //! A loaded model: the engine that requests share, and its face to the contract.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
-    BatchResult, ClassifyResult, Error, ErrorKind, GenerateMetrics, GenerateOptions, LogitsOutput,
-    Message, ModelInfo, Prompt, Result, TextModel, TokenModel, TokenStream,
+    AttentionInspector, BatchEvent, BatchResult, BatchSession, ClassifyResult, EmbeddingModel,
+    Error, ErrorKind, GenerateMetrics, GenerateOptions, LogitsOutput, Message, ModelInfo, Prompt,
+    PromptCacheModel, Result, TextModel, Token, TokenModel, TokenStream,
 };
 use mlx_rs_core::{Stream, concatenate, eval};
 
 use crate::arch::Decoder;
+use crate::cache::{self, CacheOptions};
 use crate::error::engine as engine_error;
-use crate::generate::Generation;
-use crate::generate::prefill::{self, PREFILL_STEP};
+use crate::generate::prefill::{forward, forward_prompt};
+use crate::generate::{Batch, Generation, Prefixes};
 use crate::nn::attention::Positions;
 use crate::text::{Detokenizer, TextPipeline};
+
+/// Requests of one call that run at the same time.
+const TOGETHER: usize = 32;
 
 /// What all requests of one model share.
 pub struct Engine {
@@ -25,7 +32,11 @@ pub struct Engine {
     stream: Stream,
     info: ModelInfo,
     eos: Vec<u32>,
-    context_len: Option<usize>,
+    caches: CacheOptions,
+    prefixes: Prefixes,
+    /// Guesses tokens; taken away by `close`.
+    draft: Mutex<Option<Arc<dyn Decoder>>>,
+    identity: String,
     metrics: Mutex<GenerateMetrics>,
 }
 
@@ -41,8 +52,14 @@ pub struct Parts {
     pub info: ModelInfo,
     /// Tokens that end a reply.
     pub eos: Vec<u32>,
-    /// The bound the caller set on prompt and reply together, in tokens.
-    pub context_len: Option<usize>,
+    /// Which caches requests get.
+    pub caches: CacheOptions,
+    /// How many finished requests are remembered.
+    pub slots: usize,
+    /// A smaller model that guesses tokens.
+    pub draft: Option<Box<dyn Decoder>>,
+    /// Tells this model from others.
+    pub identity: String,
 }
 
 /// A mutex of plain data is usable even after a panic elsewhere.
@@ -60,7 +77,10 @@ impl Engine {
             stream: parts.stream,
             info: parts.info,
             eos: parts.eos,
-            context_len: parts.context_len,
+            caches: parts.caches,
+            prefixes: Prefixes::new(parts.slots),
+            draft: Mutex::new(parts.draft.map(Arc::from)),
+            identity: parts.identity,
             metrics: Mutex::new(GenerateMetrics::default()),
         }
     }
@@ -89,15 +109,29 @@ impl Engine {
             .ok_or_else(|| Error::new(ErrorKind::Closed, "the model was closed; load it again"))
     }
 
+    /// What the model is.
+    pub fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
     /// Tokens that end a reply.
     pub fn eos_tokens(&self) -> &[u32] {
         &self.eos
     }
 
-    /// How many positions a request may take.
-    pub fn context_limit(&self) -> usize {
-        // Positions are counted in 32 bits by MLX; the configured context is advice, not a limit.
-        self.context_len.unwrap_or(i32::MAX as usize - 1)
+    /// Which caches requests get.
+    pub fn cache_options(&self) -> &CacheOptions {
+        &self.caches
+    }
+
+    /// What finished requests have computed.
+    pub fn prefixes(&self) -> &Prefixes {
+        &self.prefixes
+    }
+
+    /// The model that guesses, where there is one.
+    pub fn draft(&self) -> Option<Arc<dyn Decoder>> {
+        locked(&self.draft).clone()
     }
 
     /// Remembers the figures of the request that ended last.
@@ -122,18 +156,15 @@ impl Engine {
                 self.info.vocab_size
             ));
         }
-        let limit = self.context_limit();
-        if ids.len() > limit {
-            return bad(format!(
-                "the prompt has {} tokens, more than the context of {limit}; shorten it or raise \
-                 context_len",
-                ids.len()
-            ));
+        // Positions are counted in 32 bits by MLX; the configured context is advice, not a limit.
+        if i32::try_from(ids.len()).is_err() {
+            return bad(format!("the prompt has {} tokens; shorten it", ids.len()));
         }
         Ok(())
     }
 
-    fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+    /// The ids of a prompt.
+    pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
         match prompt {
             Prompt::Text(text) => self.text.encode_prompt(text),
             Prompt::Tokens(ids) => Ok(ids.clone()),
@@ -158,29 +189,69 @@ impl MlxModel {
         }
     }
 
+    /// What its requests share.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     fn start(&self, ids: Vec<u32>, options: &GenerateOptions) -> Result<Generation> {
         Generation::new(Arc::clone(&self.engine), ids, options.clone())
     }
 
-    fn classify_one(
-        &self,
-        prompt: &Prompt,
-        options: &GenerateOptions,
-        return_logits: bool,
-    ) -> Result<ClassifyResult> {
-        let options = options
-            .clone()
-            .with_max_tokens(1)
-            .with_stop(Vec::new())
-            .with_stop_tokens(Vec::new())
-            .with_ignore_eos(true)
-            .with_logits(return_logits);
-        let mut stream = self.start(self.engine.encode_prompt(prompt)?, &options)?;
-        let mut token = stream
-            .next()
-            .unwrap_or_else(|| Err(Error::new(ErrorKind::Engine, "the model gave no token")))?;
-        let logits = token.logits.take().map(|l| l.to_vec());
-        Ok(ClassifyResult::new(token, logits))
+    /// Runs requests together, at most [`TOGETHER`] at a time, and returns what came of each.
+    fn run_batch(&self, prompts: &[Prompt], options: &GenerateOptions) -> Result<Vec<BatchResult>> {
+        options.validate()?;
+        let mut batch = Batch::new(Arc::clone(&self.engine));
+        let mut results: Vec<Option<BatchResult>> = vec![None; prompts.len()];
+        let mut tokens: Vec<Vec<Token>> = vec![Vec::new(); prompts.len()];
+        // Which prompt a row is.
+        let mut places = BTreeMap::new();
+        let mut encoded: Vec<(usize, Result<Vec<u32>>)> = prompts
+            .iter()
+            .map(|prompt| self.engine.encode_prompt(prompt))
+            .enumerate()
+            .collect();
+        // Like lengths go together; results are put back in their places.
+        encoded.sort_by_key(|(_, ids)| ids.as_ref().map_or(0, Vec::len));
+        let mut waiting = encoded.into_iter();
+        loop {
+            while batch.len() < TOGETHER
+                && let Some((i, ids)) = waiting.next()
+            {
+                match ids.and_then(|ids| batch.add_ids(ids, options)) {
+                    Ok(row) => {
+                        places.insert(row, i);
+                    }
+                    Err(e) if e.kind() == ErrorKind::Closed => return Err(e),
+                    Err(e) => results[i] = Some(BatchResult::failed(Vec::new(), e)),
+                }
+            }
+            if batch.is_empty() {
+                break;
+            }
+            for event in batch.step()? {
+                let Some(&i) = places.get(&event.row()) else {
+                    continue;
+                };
+                match event {
+                    BatchEvent::Token { token, .. } => tokens[i].push(token),
+                    BatchEvent::Done { reason, .. } => {
+                        let tokens = std::mem::take(&mut tokens[i]);
+                        results[i] = Some(BatchResult::new(tokens, Some(reason)));
+                    }
+                    BatchEvent::Failed { error, .. } => {
+                        let tokens = std::mem::take(&mut tokens[i]);
+                        results[i] = Some(BatchResult::failed(tokens, error));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let lost = || Error::new(ErrorKind::Engine, "the request was lost");
+        Ok(results
+            .into_iter()
+            .map(|r| r.unwrap_or_else(|| BatchResult::failed(Vec::new(), lost())))
+            .collect())
     }
 }
 
@@ -195,48 +266,61 @@ impl TextModel for MlxModel {
         Ok(TokenStream::new(self.start(ids, options)?))
     }
 
-    /// One prompt after another; the results are what a padded batch would give.
     fn classify(
         &self,
         prompts: &[Prompt],
         options: &GenerateOptions,
         return_logits: bool,
     ) -> Result<Vec<ClassifyResult>> {
-        prompts
-            .iter()
-            .map(|p| self.classify_one(p, options, return_logits))
+        let options = options
+            .clone()
+            .with_max_tokens(1)
+            .with_stop(Vec::new())
+            .with_stop_tokens(Vec::new())
+            .with_ignore_eos(true)
+            .with_cache_prompt(false)
+            .with_logits(return_logits);
+        self.run_batch(prompts, &options)?
+            .into_iter()
+            .map(|result| {
+                if let Some(error) = result.error {
+                    return Err(error);
+                }
+                let mut token = result
+                    .tokens
+                    .into_iter()
+                    .next()
+                    .ok_or_else(|| Error::new(ErrorKind::Engine, "the model gave no token"))?;
+                let logits = token.logits.take().map(|l| l.to_vec());
+                Ok(ClassifyResult::new(token, logits))
+            })
             .collect()
     }
 
-    /// One prompt after another. A prompt that fails does not stop the others.
     fn batch_generate(
         &self,
         prompts: &[Prompt],
         options: &GenerateOptions,
     ) -> Result<Vec<BatchResult>> {
-        options.validate()?;
         self.engine.check_open()?;
-        Ok(prompts
-            .iter()
-            .map(|prompt| {
-                let started = self
-                    .engine
-                    .encode_prompt(prompt)
-                    .and_then(|ids| self.start(ids, options));
-                let mut stream = match started {
-                    Ok(stream) => stream,
-                    Err(e) => return BatchResult::failed(Vec::new(), e),
-                };
-                let mut tokens = Vec::new();
-                for token in stream.by_ref() {
-                    match token {
-                        Ok(token) => tokens.push(token),
-                        Err(e) => return BatchResult::failed(tokens, e),
-                    }
-                }
-                BatchResult::new(tokens, inference::TokenSource::finish_reason(&stream))
-            })
-            .collect())
+        self.run_batch(prompts, options)
+    }
+
+    fn batch_session(&self) -> Result<Box<dyn BatchSession>> {
+        self.engine.check_open()?;
+        Ok(Box::new(Batch::new(Arc::clone(&self.engine))))
+    }
+
+    fn as_attention_inspector(&self) -> Option<&dyn AttentionInspector> {
+        Some(self)
+    }
+
+    fn as_embedding_model(&self) -> Option<&dyn EmbeddingModel> {
+        Some(self)
+    }
+
+    fn as_prompt_cache(&self) -> Option<&dyn PromptCacheModel> {
+        Some(self)
     }
 
     fn model_type(&self) -> &str {
@@ -254,11 +338,46 @@ impl TextModel for MlxModel {
     fn close(&self) -> Result<()> {
         self.engine.closed.store(true, Ordering::Release);
         locked(&self.engine.decoder).take();
+        locked(&self.engine.draft).take();
+        self.engine.prefixes.close();
         mlx_rs_core::memory::clear_cache().map_err(engine_error("close"))
     }
 
     fn as_token_model(&self) -> Option<&dyn TokenModel> {
         Some(self)
+    }
+}
+
+impl PromptCacheModel for MlxModel {
+    fn save_prompt_cache(&self, prompt: &Prompt, path: &Path) -> Result<usize> {
+        let engine = &self.engine;
+        let ids = engine.encode_prompt(prompt)?;
+        engine.check_prompt(&ids)?;
+        let decoder = engine.decoder()?;
+        engine.scope(|| {
+            let mut caches = decoder.new_caches(engine.cache_options());
+            let step = GenerateOptions::default().prefill_step_size;
+            forward_prompt(decoder.as_ref(), &ids, &mut caches, step, &mut |_| {
+                engine.check_open()
+            })?;
+            cache::settle(&caches).map_err(engine_error("prefill"))?;
+            cache::file::save(path, &engine.identity, &ids, &caches)?;
+            let n = ids.len();
+            engine.prefixes.put(ids, caches);
+            Ok(n)
+        })
+    }
+
+    fn load_prompt_cache(&self, path: &Path) -> Result<Vec<u32>> {
+        let engine = &self.engine;
+        let decoder = engine.decoder()?;
+        engine.scope(|| {
+            let mut caches = decoder.new_caches(engine.cache_options());
+            let tokens = cache::file::load(path, &engine.identity, &mut caches)?;
+            engine.check_prompt(&tokens)?;
+            engine.prefixes.put(tokens.clone(), caches);
+            Ok(tokens)
+        })
     }
 }
 
@@ -284,28 +403,35 @@ impl TokenModel for MlxModel {
             .render_chat(messages, add_generation_prompt)
     }
 
+    fn encode_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Vec<u32>> {
+        self.engine
+            .text
+            .encode_chat(messages, add_generation_prompt)
+    }
+
     fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
         let engine = &self.engine;
         let ids = engine.encode_prompt(prompt)?;
         engine.check_prompt(&ids)?;
         let decoder = engine.decoder()?;
         let logits = engine.scope(|| {
-            let mut caches = decoder.new_caches();
+            let mut caches = decoder.new_caches(engine.cache_options());
             let mut parts = Vec::new();
+            let step = GenerateOptions::default().prefill_step_size;
             if all {
-                for step in ids.chunks(PREFILL_STEP) {
-                    let part = prefill::ids(step)
-                        .and_then(|ids| decoder.forward(&ids, &mut caches, Positions::All))
+                for tokens in ids.chunks(step) {
+                    engine.check_open()?;
+                    let part = forward(decoder.as_ref(), tokens, &mut caches, Positions::All)
                         .and_then(|part| eval([&part]).map(|()| part))
                         .map_err(engine_error("logits"))?;
                     parts.push(part);
                 }
             } else {
-                parts.push(prefill::forward_prompt(
+                parts.push(forward_prompt(
                     decoder.as_ref(),
                     &ids,
                     &mut caches,
-                    Positions::Last,
+                    step,
                     &mut |_| engine.check_open(),
                 )?);
             }
@@ -315,6 +441,12 @@ impl TokenModel for MlxModel {
         })?;
         let shape = vec![if all { ids.len() } else { 1 }, engine.info.vocab_size];
         Ok(LogitsOutput::new(ids, shape, logits))
+    }
+
+    fn token_logprobs(&self, prompt: &Prompt) -> Result<Vec<f32>> {
+        let ids = self.engine.encode_prompt(prompt)?;
+        self.engine.check_prompt(&ids)?;
+        crate::inspect::token_logprobs(&self.engine, &ids)
     }
 
     fn eos_tokens(&self) -> Vec<u32> {

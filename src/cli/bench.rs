@@ -158,6 +158,8 @@ fn generate(
     bar: &TokenBar,
 ) -> Result<inference::GenerateMetrics, Failure> {
     let mut options = GenerateOptions::default();
+    // Every run computes its prompt.
+    options.cache_prompt = false;
     options.max_tokens = tokens;
     options.ignore_eos = true;
     let mut stream = model.generate(prompt, &options)?;
@@ -251,7 +253,7 @@ mod tests {
             generate_tokens,
             repeat,
             warmup: 1,
-            load: LoadArgs::default(),
+            load: LoadArgs::none(),
         }
     }
 

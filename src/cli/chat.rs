@@ -8,6 +8,7 @@ use inference::{
 };
 
 use super::console::{Console, bytes};
+use super::engine::EngineArgs;
 use super::failure::{Failure, chain};
 use super::interrupt::cancel_on_interrupt;
 use super::lines::{Edited, Line, Lines, Plain};
@@ -41,12 +42,15 @@ pub struct Args {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    let options = args.sampling.options()?;
+    let mut options = args.sampling.options()?;
+    args.engine.apply(&mut options)?;
     let loaded = load(&args.model, &args.load, console)?;
     let mut session = Session {
         model: loaded.model.as_ref(),

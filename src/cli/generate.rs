@@ -4,6 +4,7 @@ use inference::{CancelToken, GenerateOptions, Message, Prompt, TextModel, TokenS
 use serde_json::json;
 
 use super::console::Console;
+use super::engine::EngineArgs;
 use super::failure::Failure;
 use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, ModelArgs, load};
@@ -35,8 +36,13 @@ pub struct Args {
     /// Print one JSON object at the end instead of the text as it comes
     #[arg(long)]
     json: bool,
+    /// Go on from what `mlx cache-prompt` kept in this file: its text, then the prompt as it is
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["system", "tokens"])]
+    prompt_cache_file: Option<std::path::PathBuf>,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -50,7 +56,8 @@ enum Request {
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     // Everything that can be wrong without a model is checked before one is loaded.
-    let options = args.sampling.options()?;
+    let mut options = args.sampling.options()?;
+    args.engine.apply(&mut options)?;
     let request = args.request(console)?;
     let loaded = load(&args.model, &args.load, console)?;
     args.answer(loaded.model.as_ref(), request, options, console)
@@ -108,6 +115,15 @@ impl Args {
             Request::Tokens(ids) => return Ok(model.generate(&Prompt::Tokens(ids), options)?),
             Request::Text(text) => text,
         };
+        if let Some(path) = &self.prompt_cache_file {
+            let (kept, tokens) = model
+                .as_prompt_cache()
+                .zip(model.as_token_model())
+                .ok_or_else(|| Failure::failed("this backend keeps no prompts in files"))?;
+            let mut ids = kept.load_prompt_cache(path)?;
+            ids.extend(tokens.encode(&text, false)?);
+            return Ok(model.generate(&Prompt::Tokens(ids), options)?);
+        }
         if self.raw {
             return Ok(model.generate(&Prompt::Text(text), options)?);
         }

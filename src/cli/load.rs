@@ -20,14 +20,26 @@ pub struct ModelArgs {
 }
 
 /// How to load it.
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct LoadArgs {
     /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
-    /// Room for this many tokens of prompt and reply together
+    /// Positions that each layer remembers; beyond, the oldest are forgotten
     #[arg(long, short = 'c', visible_alias = "max-kv-size", value_name = "N", value_parser = at_least_one)]
     pub ctx_size: Option<usize>,
+    /// Pack the key/value cache to this many bits a number: 2, 3, 4, 5, 6 or 8
+    #[arg(long, value_name = "BITS", conflicts_with = "ctx_size")]
+    pub kv_bits: Option<u32>,
+    /// Numbers of the packed cache that share a scale: 32, 64 or 128
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_bits")]
+    pub kv_group_size: u32,
+    /// Pack the cache once it holds more than this many positions
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "kv_bits")]
+    pub quantized_kv_start: usize,
+    /// A smaller model with the same vocabulary that guesses tokens: the reply is the same, sooner
+    #[arg(long, value_name = "MODEL")]
+    pub draft_model: Option<String>,
     /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
     #[arg(long, value_name = "TYPE", value_parser = compute_type)]
     pub dtype: Option<ComputeType>,
@@ -60,11 +72,29 @@ fn compute_type(text: &str) -> Result<ComputeType, String> {
 }
 
 impl LoadArgs {
+    /// As if no flag was given.
+    #[cfg(test)]
+    pub fn none() -> Self {
+        let defaults = LoadOptions::default();
+        Self {
+            backend: None,
+            ctx_size: None,
+            kv_bits: None,
+            kv_group_size: defaults.kv_group_size,
+            quantized_kv_start: defaults.quantized_kv_start,
+            draft_model: None,
+            dtype: None,
+        }
+    }
+
     fn options(&self, backend: &str) -> LoadOptions {
         let mut options = LoadOptions::default();
         options.backend = Some(backend.to_owned());
         options.context_len = self.ctx_size;
         options.dtype = self.dtype;
+        options.kv_bits = self.kv_bits;
+        options.kv_group_size = self.kv_group_size;
+        options.quantized_kv_start = self.quantized_kv_start;
         options
     }
 }
@@ -101,7 +131,13 @@ pub fn load_with(
     args: &LoadArgs,
     console: &mut Console<'_>,
 ) -> Result<Loaded, Failure> {
-    let options = args.options(backend.name());
+    let mut options = args.options(backend.name());
+    options
+        .validate()
+        .map_err(|e| Failure::usage(e.to_string()))?;
+    if let Some(draft) = &args.draft_model {
+        options.draft_model = Some(find_model(Some(draft), console)?);
+    }
     tracing::info!(path = %path.display(), backend = backend.name(), "loading");
     let spinner = Spinner::start("loading the model", console);
     let started = Instant::now();

@@ -5,9 +5,14 @@
 //! standard error. No model code is here: it all goes through the `inference` contract.
 
 mod backends;
+mod batch;
 mod bench;
+mod cache_prompt;
 mod chat;
+mod classify;
 mod console;
+mod embed;
+mod engine;
 mod failure;
 mod generate;
 mod inspect;
@@ -18,9 +23,11 @@ mod logits;
 #[cfg(test)]
 mod mock;
 mod models;
+mod perplexity;
 mod progress;
 mod prompt;
 mod pull;
+mod records;
 mod reply;
 mod sampling;
 mod settings;
@@ -58,7 +65,12 @@ struct Cli {
 enum Command {
     Generate(generate::Args),
     Chat(chat::Args),
+    Batch(batch::Args),
+    Classify(classify::Args),
+    Embed(embed::Args),
+    CachePrompt(cache_prompt::Args),
     Logits(logits::Args),
+    Perplexity(perplexity::Args),
     Backends(backends::Args),
     Models(models::Args),
     #[command(visible_alias = "show")]
@@ -88,7 +100,12 @@ pub fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Generate(args) => generate::run(args, &mut console),
         Command::Chat(args) => chat::run(args, &mut console),
+        Command::Batch(args) => batch::run(args, &mut console),
+        Command::Classify(args) => classify::run(args, &mut console),
+        Command::Embed(args) => embed::run(args, &mut console),
+        Command::CachePrompt(args) => cache_prompt::run(args, &mut console),
         Command::Logits(args) => logits::run(args, &mut console),
+        Command::Perplexity(args) => perplexity::run(args, &mut console),
         Command::Backends(args) => backends::run(args, &mut console),
         Command::Models(args) => models::run(args, &mut console),
         Command::Inspect(args) => inspect::run(args, &mut console),

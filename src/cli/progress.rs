@@ -9,7 +9,8 @@ use rust_mlx::hub::{Progress, Stage};
 use super::console::{Console, bytes};
 
 const BYTES_BAR: &str = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}, {eta} left";
-const COUNT_BAR: &str = "{msg} [{bar:30}] {pos}/{len} tokens, {eta} left";
+const TOKEN_BAR: &str = "{msg} [{bar:30}] {pos}/{len} tokens, {eta} left";
+const COUNT_BAR: &str = "{msg} [{bar:30}] {pos}/{len}, {eta} left";
 /// How often a plain line is written while a download goes on.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
@@ -137,7 +138,7 @@ pub struct TokenBar(ProgressBar);
 impl TokenBar {
     /// A bar of `total` tokens.
     pub fn start(message: &'static str, total: u64, console: &Console<'_>) -> Self {
-        let bar = bar(total, COUNT_BAR, message.to_owned());
+        let bar = bar(total, TOKEN_BAR, message.to_owned());
         if console.quiet || !console.err_is_terminal {
             bar.set_draw_target(ProgressDrawTarget::hidden());
         }
@@ -151,6 +152,31 @@ impl TokenBar {
 }
 
 impl Drop for TokenBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// A bar that counts; hidden where standard error is no terminal or quiet.
+pub struct CountBar(ProgressBar);
+
+impl CountBar {
+    /// A bar of `total` things.
+    pub fn start(message: &'static str, total: u64, console: &Console<'_>) -> Self {
+        let bar = bar(total, COUNT_BAR, message.to_owned());
+        if console.quiet || !console.err_is_terminal {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        CountBar(bar)
+    }
+
+    /// `n` more are done.
+    pub fn advance(&self, n: u64) {
+        self.0.inc(n);
+    }
+}
+
+impl Drop for CountBar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

@@ -77,6 +77,13 @@ pub fn statistics(metrics: &GenerateMetrics, finish_reason: Option<FinishReason>
         metrics.total_time.as_secs_f64(),
         bytes(metrics.peak_memory_bytes),
     );
+    if metrics.cached_tokens > 0 {
+        line.push_str(&format!(" | reused: {} tokens", metrics.cached_tokens));
+    }
+    if metrics.draft_tokens > 0 {
+        let share = 100.0 * metrics.draft_acceptance();
+        line.push_str(&format!(" | guessed right: {share:.0} %"));
+    }
     if let Some(reason) = finish_reason {
         line.push_str(" | ended by: ");
         line.push_str(reason.as_str());

@@ -6,17 +6,17 @@
 use inference::Result;
 use mlx_rs_core::Array;
 
-use super::Decoder;
 use super::build::{AttentionParts, Builder, int, invalid};
 use super::gemma2::cap;
 use super::moe::{ExpertsAt, counts, experts};
 use super::stack::Head;
-use crate::cache::{Caches, ChunkedCache};
+use super::{Decoder, Watch};
+use crate::cache::{CacheOptions, Caches, Row, Seen, lengths};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::checkpoint::weights::Weights;
 use crate::error::engine;
-use crate::nn::attention::{Positions, Seen};
+use crate::nn::attention::Positions;
 use crate::nn::moe::{Gate, Router, Weighing, weigh};
 use crate::nn::{Activation, Attention, Embedding, Experts, GatedMlp, HeadNorms, Linear, Norm};
 
@@ -98,14 +98,17 @@ impl Block {
     fn forward(
         &self,
         x: &Array,
-        seen: &Seen,
+        seen: &[Seen],
         normed: &Array,
         own: Option<&Array>,
-        positions: Positions,
+        (lengths, positions): (&[i32], Positions),
+        watch: &mut dyn FnMut(&Array) -> mlx_rs_core::Result<()>,
     ) -> mlx_rs_core::Result<Array> {
-        let attended = self.attention.look(normed, seen, positions)?;
+        let attended = self
+            .attention
+            .look(normed, seen, lengths, positions, watch)?;
         let x = positions
-            .of(x)?
+            .of(x, lengths)?
             .add(&self.attention_out.forward(&attended)?)?;
         let mut y = self.mlp.forward(&self.mlp_in.forward(&x)?)?;
         if let Some(mixture) = &self.mixture {
@@ -114,7 +117,7 @@ impl Block {
         let mut x = x.add(&self.mlp_out.forward(&y)?)?;
         if let (Some(input), Some(own)) = (&self.input, own) {
             let gate = Activation::GeluTanh.apply(&input.gate.forward(&x)?)?;
-            let gated = gate.multiply(&positions.of(own)?)?;
+            let gated = gate.multiply(&positions.of(own, lengths)?)?;
             x = x.add(&input.norm.forward(&input.projection.forward(&gated)?)?)?;
         }
         match &self.scalar {
@@ -146,9 +149,11 @@ impl Decoder for Gemma4 {
     fn forward(
         &self,
         ids: &Array,
-        caches: &mut Caches,
+        rows: &mut [Row<'_>],
         positions: Positions,
+        watch: &mut Watch<'_>,
     ) -> mlx_rs_core::Result<Array> {
+        let lengths = lengths(rows);
         let mut x = self
             .embedding
             .forward(ids)?
@@ -159,12 +164,12 @@ impl Decoder for Gemma4 {
             .map(|i| i.forward(ids, &x))
             .transpose()?;
         let last = self.blocks.len().saturating_sub(1);
-        let mut seen: Vec<Seen> = Vec::with_capacity(caches.len());
+        let mut seen: Vec<Vec<Seen>> = Vec::with_capacity(self.blocks.len());
         for (i, block) in self.blocks.iter().enumerate() {
             let keep = if i == last { positions } else { Positions::All };
             let normed = block.attention_in.forward(&x)?;
-            if let Some(cache) = caches.get_mut(i) {
-                seen.push(block.attention.remember(&normed, cache.as_mut())?);
+            if block.attention.k_proj.is_some() {
+                seen.push(block.attention.remember(&normed, rows, i)?);
             }
             let own = inputs
                 .as_ref()
@@ -173,17 +178,28 @@ impl Decoder for Gemma4 {
                     all.slice_axis(2, at, at + 1)?.squeeze_axis(2)
                 })
                 .transpose()?;
-            x = block.forward(&x, &seen[self.source[i]], &normed, own.as_ref(), keep)?;
+            let source = &seen[self.source[i]];
+            let saw = &mut |q: &Array| watch.saw_queries(i, q);
+            x = block.forward(&x, source, &normed, own.as_ref(), (&lengths, keep), saw)?;
+            watch.saw_block(i, &x)?;
         }
-        self.head.forward(&self.norm.forward(&x)?, &self.embedding)
+        let x = self.norm.forward(&x)?;
+        if watch.wants_hidden() {
+            return Ok(x);
+        }
+        self.head.forward(&x, &self.embedding)
     }
 
-    fn new_caches(&self) -> Caches {
+    fn keys_of(&self, layer: usize) -> usize {
+        self.source.get(layer).copied().unwrap_or(layer)
+    }
+
+    fn new_caches(&self, options: &CacheOptions) -> Caches {
         // Layers that look at the keys of others have no cache.
         self.blocks
             .iter()
             .filter(|b| b.attention.k_proj.is_some())
-            .map(|_| Box::new(ChunkedCache::new()) as _)
+            .map(|b| options.cache(b.attention.window))
             .collect()
     }
 }

@@ -29,27 +29,95 @@ mod starcoder2;
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
 
-use crate::cache::Caches;
+use crate::cache::{CacheOptions, Caches, Row};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::weights::Weights;
 use crate::nn::attention::Positions;
 
 /// A decoder-only language model.
 pub trait Decoder: Send + Sync + std::fmt::Debug {
-    /// Token ids `[B, L]` to logits `[B, L, vocab]`, or `[B, 1, vocab]` for [`Positions::Last`].
-    /// Keys and values of all positions are added to `caches`.
+    /// Token ids `[1, T]` of `rows`, packed one after another, to logits `[1, T, vocab]`, or `[1, rows,
+    /// vocab]` for [`Positions::Last`]. Keys and values of all positions are added to the rows' caches.
     ///
     /// # Errors
     /// When shapes do not fit or memory runs out.
     fn forward(
         &self,
         ids: &Array,
-        caches: &mut Caches,
+        rows: &mut [Row<'_>],
         positions: Positions,
+        watch: &mut Watch<'_>,
     ) -> mlx_rs_core::Result<Array>;
 
-    /// Empty caches, one a layer.
-    fn new_caches(&self) -> Caches;
+    /// Empty caches for one row, one a layer that has keys.
+    fn new_caches(&self, options: &CacheOptions) -> Caches;
+
+    /// Which of the caches has the keys that `layer` looks at.
+    fn keys_of(&self, layer: usize) -> usize {
+        layer
+    }
+}
+
+/// Sees a layer's number and an array.
+type Watcher<'a> = dyn FnMut(usize, &Array) -> mlx_rs_core::Result<()> + 'a;
+
+/// What looks on while a decoder runs, and whether logits are wanted at all.
+#[derive(Default)]
+pub struct Watch<'a> {
+    blocks: Option<&'a mut Watcher<'a>>,
+    queries: Option<&'a mut Watcher<'a>>,
+    hidden: bool,
+}
+
+impl<'a> Watch<'a> {
+    /// Nobody looks on.
+    pub fn nothing() -> Self {
+        Self::default()
+    }
+
+    /// `f` sees the output of each block, `[1, T or rows, hidden]`.
+    pub fn blocks(f: &'a mut Watcher<'a>) -> Self {
+        Self {
+            blocks: Some(f),
+            ..Self::default()
+        }
+    }
+
+    /// `f` sees the queries of each layer with their positions applied, `[1, H, L, D]`, row by row.
+    pub fn queries(f: &'a mut Watcher<'a>) -> Self {
+        Self {
+            queries: Some(f),
+            ..Self::default()
+        }
+    }
+
+    /// The decoder returns the last hidden state, after its norm, instead of logits.
+    #[must_use]
+    pub fn instead_of_logits(mut self) -> Self {
+        self.hidden = true;
+        self
+    }
+
+    /// Called after block `i`.
+    pub fn saw_block(&mut self, i: usize, x: &Array) -> mlx_rs_core::Result<()> {
+        match &mut self.blocks {
+            Some(f) => f(i, x),
+            None => Ok(()),
+        }
+    }
+
+    /// Called with the queries of layer `i`.
+    pub fn saw_queries(&mut self, i: usize, q: &Array) -> mlx_rs_core::Result<()> {
+        match &mut self.queries {
+            Some(f) => f(i, q),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the hidden state is what is wanted.
+    fn wants_hidden(&self) -> bool {
+        self.hidden
+    }
 }
 
 /// Builds a decoder from its configuration and weights.

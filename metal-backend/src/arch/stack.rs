@@ -2,10 +2,10 @@
 //! feed-forward with residuals around them, a norm, and a head. Where the norms stand and what is
 //! scaled are fields; what has another flow (Gemma 4) is a decoder of its own.
 
-use mlx_rs_core::{Array, Dtype, Result, arange};
+use mlx_rs_core::{Array, Result};
 
-use super::Decoder;
-use crate::cache::{Caches, ChunkedCache, KvCache};
+use super::{Decoder, Watch};
+use crate::cache::{CacheOptions, Caches, Row, lengths, offset};
 use crate::nn::attention::Positions;
 use crate::nn::norm::through;
 use crate::nn::{Attention, Embedding, FeedForward, Linear, Norm};
@@ -32,14 +32,24 @@ pub struct Block {
 }
 
 impl Block {
-    /// `[B, L, hidden] -> [B, L or 1, hidden]`.
-    fn forward(&self, x: &Array, cache: &mut dyn KvCache, positions: Positions) -> Result<Array> {
+    /// `[1, T, hidden] -> [1, T or rows, hidden]`.
+    fn forward(
+        &self,
+        x: &Array,
+        rows: &mut [Row<'_>],
+        layer: usize,
+        positions: Positions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Array> {
+        let lengths = lengths(rows);
         let normed = through(self.attention_in.as_ref(), x)?;
-        let attended = self.attention.forward(&normed, cache, positions)?;
+        let attended = self
+            .attention
+            .forward(&normed, rows, layer, positions, watch)?;
         let attended = through(self.attention_out.as_ref(), &attended)?;
-        let x = self.add(&positions.of(x)?, &attended)?;
+        let x = self.add(&positions.of(x, &lengths)?, &attended)?;
         let input = if self.parallel {
-            positions.of(&normed)?
+            positions.of(&normed, &lengths)?
         } else {
             through(self.mlp_in.as_ref(), &x)?
         };
@@ -104,30 +114,42 @@ pub struct Stack {
 }
 
 impl Decoder for Stack {
-    fn forward(&self, ids: &Array, caches: &mut Caches, positions: Positions) -> Result<Array> {
-        let mut x = self.embedding.forward(ids)?; // [B, L] -> [B, L, hidden]
+    fn forward(
+        &self,
+        ids: &Array,
+        rows: &mut [Row<'_>],
+        positions: Positions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Array> {
+        let mut x = self.embedding.forward(ids)?; // [1, T] -> [1, T, hidden]
         if let Some(scale) = &self.embedding_scale {
             x = x.multiply(scale)?;
         }
         if let Some(table) = &self.positions {
-            let start = f64::from(caches.first().map_or(0, |c| c.offset()));
-            let length = f64::from(ids.dim(1)?);
-            let places = arange(start, start + length, 1.0, Dtype::Int32)?;
-            x = x.add(&table.forward(&places)?)?;
+            let places: Vec<i32> = rows
+                .iter()
+                .flat_map(|row| (offset(row.caches)..).take(row.length.unsigned_abs() as usize))
+                .collect();
+            x = x.add(&table.forward(&Array::vector(&places)?)?)?;
         }
         let last = self.blocks.len().saturating_sub(1);
-        for (i, (block, cache)) in self.blocks.iter().zip(caches.iter_mut()).enumerate() {
+        for (i, block) in self.blocks.iter().enumerate() {
             // Only the last block may drop positions: the others feed the keys of the next.
             let keep = if i == last { positions } else { Positions::All };
-            x = block.forward(&x, cache.as_mut(), keep)?;
+            x = block.forward(&x, rows, i, keep, watch)?;
+            watch.saw_block(i, &x)?;
         }
-        self.head.forward(&self.norm.forward(&x)?, &self.embedding)
+        let x = self.norm.forward(&x)?;
+        if watch.wants_hidden() {
+            return Ok(x);
+        }
+        self.head.forward(&x, &self.embedding)
     }
 
-    fn new_caches(&self) -> Caches {
+    fn new_caches(&self, options: &CacheOptions) -> Caches {
         self.blocks
             .iter()
-            .map(|_| Box::new(ChunkedCache::new()) as _)
+            .map(|block| options.cache(block.attention.window))
             .collect()
     }
 }

@@ -3,17 +3,17 @@
 
 use mlx_rs_core::{Array, Result, concatenate, zeros};
 
-use super::KvCache;
+use super::{KvCache, Order, Seen, Snapshot, Stored};
 
 /// Positions added at a time.
-const CHUNK: i32 = 256;
+pub(super) const CHUNK: i32 = 256;
 
 /// Keys and values of all positions so far.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct ChunkedCache {
     /// `[B, Hkv, capacity, D]` each; positions from `offset` on are not valid.
-    buffers: Option<(Array, Array)>,
-    offset: i32,
+    pub(super) buffers: Option<(Array, Array)>,
+    pub(super) offset: i32,
 }
 
 impl ChunkedCache {
@@ -22,38 +22,86 @@ impl ChunkedCache {
         Self::default()
     }
 
-    /// A buffer with room for `needed` positions that keeps the first `offset` of `old`.
-    fn grow(old: Option<&Array>, new: &Array, offset: i32, needed: i32) -> Result<Array> {
-        let shape = new.shape();
-        let capacity = (needed + CHUNK - 1) / CHUNK * CHUNK;
-        let room = [shape[0], shape[1], capacity - offset, shape[3]];
-        let room = zeros(&room, new.dtype())?;
-        match old {
-            Some(old) if offset > 0 => concatenate(&[&old.slice_axis(2, 0, offset)?, &room], 2),
-            _ => Ok(room),
-        }
+    /// What is valid: `[B, Hkv, offset, D]` each.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn valid(&self) -> Result<Option<(Array, Array)>> {
+        self.buffers
+            .as_ref()
+            .map(|(k, v)| {
+                Ok((
+                    k.slice_axis(2, 0, self.offset)?,
+                    v.slice_axis(2, 0, self.offset)?,
+                ))
+            })
+            .transpose()
     }
-}
 
-impl KvCache for ChunkedCache {
-    fn update(&mut self, keys: &Array, values: &Array) -> Result<(Array, Array)> {
+    /// Writes at the end, with room for at most `limit` positions.
+    pub(super) fn append(&mut self, keys: &Array, values: &Array, limit: i32) -> Result<()> {
         let end = self.offset + keys.dim(2)?;
         let (k, v) = match self.buffers.take() {
             Some((k, v)) if k.dim(2)? >= end => (k, v),
             old => {
                 let (k, v) = (old.as_ref().map(|b| &b.0), old.as_ref().map(|b| &b.1));
                 (
-                    Self::grow(k, keys, self.offset, end)?,
-                    Self::grow(v, values, self.offset, end)?,
+                    grow(k, keys, self.offset, end, limit)?,
+                    grow(v, values, self.offset, end, limit)?,
                 )
             }
         };
         let k = k.update_axis(keys, 2, self.offset)?;
         let v = v.update_axis(values, 2, self.offset)?;
-        let valid = (k.slice_axis(2, 0, end)?, v.slice_axis(2, 0, end)?);
         self.buffers = Some((k, v));
         self.offset = end;
-        Ok(valid)
+        Ok(())
+    }
+}
+
+/// A buffer with room for `needed` positions, in whole chunks up to `limit`, that keeps the first
+/// `offset` of `old`. `new` gives shape and type.
+pub(super) fn grow(
+    old: Option<&Array>,
+    new: &Array,
+    offset: i32,
+    needed: i32,
+    limit: i32,
+) -> Result<Array> {
+    let mut shape = new.shape().to_vec();
+    let capacity = needed
+        .checked_add(CHUNK - 1)
+        .map_or(needed, |n| n / CHUNK * CHUNK)
+        .min(limit)
+        .max(needed);
+    if let Some(length) = shape.get_mut(2) {
+        *length = capacity - offset;
+    }
+    let room = zeros(&shape, new.dtype())?;
+    match old {
+        Some(old) if offset > 0 => concatenate(&[&old.slice_axis(2, 0, offset)?, &room], 2),
+        _ => Ok(room),
+    }
+}
+
+impl KvCache for ChunkedCache {
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen> {
+        let offset = self.offset;
+        self.append(keys, values, i32::MAX)?;
+        let Some((keys, values)) = self.valid()? else {
+            return Err(mlx_rs_core::Error::new(
+                mlx_rs_core::ErrorKind::Mlx,
+                "cache",
+                "nothing was stored",
+            ));
+        };
+        Ok(Seen {
+            keys: Stored::Plain(keys),
+            values: Stored::Plain(values),
+            offset,
+            order: Order::Run { kept: 0, start: 0 },
+            window: None,
+        })
     }
 
     fn offset(&self) -> i32 {
@@ -64,9 +112,66 @@ impl KvCache for ChunkedCache {
         self.buffers.iter().flat_map(|(k, v)| [k, v]).collect()
     }
 
+    fn can_trim(&self, _: i32) -> bool {
+        true
+    }
+
     fn trim(&mut self, n: i32) {
         self.offset = (self.offset - n.max(0)).max(0);
     }
+
+    fn copy(&self) -> Box<dyn KvCache> {
+        Box::new(self.clone())
+    }
+
+    fn snapshot(&self) -> Result<Snapshot> {
+        let arrays = match self.valid()? {
+            Some((k, v)) if self.offset > 0 => [("keys".into(), k), ("values".into(), v)].into(),
+            _ => Default::default(),
+        };
+        Ok(Snapshot {
+            kind: "chunked".into(),
+            offset: self.offset,
+            arrays,
+        })
+    }
+
+    fn restore(&mut self, snapshot: Snapshot) -> Result<(), String> {
+        let buffers = plain_parts(&snapshot, "chunked", snapshot.offset)?;
+        self.buffers = buffers;
+        self.offset = snapshot.offset;
+        Ok(())
+    }
+}
+
+/// Keys and values of a snapshot of `kind`, `positions` of them.
+pub(super) fn plain_parts(
+    snapshot: &Snapshot,
+    kind: &str,
+    positions: i32,
+) -> Result<Option<(Array, Array)>, String> {
+    if snapshot.kind != kind {
+        return Err(format!(
+            "it holds a cache of kind `{}`, where `{kind}` is needed",
+            snapshot.kind
+        ));
+    }
+    if snapshot.offset == 0 {
+        return Ok(None);
+    }
+    let part = |name: &str| {
+        let array = snapshot
+            .arrays
+            .get(name)
+            .ok_or_else(|| format!("it has no {name}"))?;
+        match array.shape() {
+            [1, _, n, _] if *n == positions => Ok(array.clone()),
+            shape => Err(format!(
+                "its {name} have shape {shape:?} for {positions} positions"
+            )),
+        }
+    };
+    Ok(Some((part("keys")?, part("values")?)))
 }
 
 #[cfg(test)]
@@ -80,38 +185,40 @@ mod tests {
         Array::from_slice(&values, &[1, 1, n, 2]).unwrap()
     }
 
+    fn plain(stored: &Stored) -> Vec<f32> {
+        match stored {
+            Stored::Plain(a) => a.to_vec().unwrap(),
+            Stored::Quantized(_) => panic!("not plain"),
+        }
+    }
+
     #[test]
     fn grows_across_chunks_and_keeps_every_position() {
         let mut cache = ChunkedCache::new();
         let mut at = 0;
         for n in [3, 1, 1, 250, 1, 1, 300, 1] {
-            let (k, v) = cache.update(&part(at, n), &part(at + 1000, n)).unwrap();
+            let seen = cache.update(&part(at, n), &part(at + 1000, n)).unwrap();
+            assert_eq!(seen.offset, at);
             at += n;
-            assert_eq!(k.shape(), [1, 1, at, 2]);
-            assert_eq!(
-                k.to_vec::<f32>().unwrap(),
-                part(0, at).to_vec::<f32>().unwrap()
-            );
-            assert_eq!(
-                v.to_vec::<f32>().unwrap(),
-                part(1000, at).to_vec::<f32>().unwrap()
-            );
+            assert_eq!(seen.keys.positions().unwrap(), at);
+            assert_eq!(plain(&seen.keys), part(0, at).to_vec::<f32>().unwrap());
+            assert_eq!(plain(&seen.values), part(1000, at).to_vec::<f32>().unwrap());
         }
         assert_eq!(cache.offset(), at);
         assert_eq!(cache.state()[0].dim(2).unwrap() % CHUNK, 0);
     }
 
     #[test]
-    fn trimmed_positions_are_written_again() {
+    fn trimmed_positions_are_written_again_and_copies_go_their_own_way() {
         let mut cache = ChunkedCache::new();
         cache.update(&part(0, 10), &part(0, 10)).unwrap();
         cache.trim(4);
         assert_eq!(cache.offset(), 6);
-        let (k, _) = cache.update(&part(6, 2), &part(6, 2)).unwrap();
-        assert_eq!(
-            k.to_vec::<f32>().unwrap(),
-            part(0, 8).to_vec::<f32>().unwrap()
-        );
+        let mut other = cache.copy();
+        other.update(&part(50, 3), &part(50, 3)).unwrap();
+        let seen = cache.update(&part(6, 2), &part(6, 2)).unwrap();
+        assert_eq!(plain(&seen.keys), part(0, 8).to_vec::<f32>().unwrap());
+        assert_eq!((cache.offset(), other.offset()), (8, 9));
         cache.trim(100);
         assert_eq!(cache.offset(), 0);
     }

@@ -1,29 +1,239 @@
 //! Key/value caches: what attention remembers of earlier positions. State is passed into a forward
 //! pass; layers own none.
+//!
+//! Three kinds: [`ChunkedCache`] grows without bound, [`RotatingCache`] holds the last positions (and
+//! a few of the first), [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer
+//! gets. `file.rs` keeps them on disk.
 
 mod chunked;
+pub mod file;
+mod quantized;
+mod rotating;
 
 pub use chunked::ChunkedCache;
+pub use quantized::QuantizedCache;
+pub use rotating::RotatingCache;
 
-use mlx_rs_core::{Array, Result};
+use std::collections::BTreeMap;
 
-/// The memory of one attention layer.
+use mlx_rs_core::{Array, Quantized, Result, eval};
+
+/// Keys or values as attention reads them, `[B, Hkv, n, D]`.
+#[derive(Debug, Clone)]
+pub enum Stored {
+    /// Plain numbers.
+    Plain(Array),
+    /// Packed.
+    Quantized(Quantized),
+}
+
+impl Stored {
+    /// The number of positions.
+    ///
+    /// # Errors
+    /// When there are fewer than three axes.
+    pub fn positions(&self) -> Result<i32> {
+        match self {
+            Stored::Plain(a) => a.dim(2),
+            Stored::Quantized(q) => q.weight.dim(2),
+        }
+    }
+
+    /// Positions `from..to`.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub fn range(&self, from: i32, to: i32) -> Result<Self> {
+        Ok(match self {
+            Stored::Plain(a) => Stored::Plain(a.slice_axis(2, from, to)?),
+            Stored::Quantized(q) => Stored::Quantized(map(q, |a| a.slice_axis(2, from, to))?),
+        })
+    }
+
+    /// As plain numbers of `like`'s type.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn plain(&self, like: &Array) -> Result<Array> {
+        match self {
+            Stored::Plain(a) => Ok(a.clone()),
+            Stored::Quantized(q) => q.dequantize(like.dtype()),
+        }
+    }
+}
+
+/// The same on each part of a quantized array.
+pub(crate) fn map(q: &Quantized, f: impl Fn(&Array) -> Result<Array>) -> Result<Quantized> {
+    Ok(Quantized {
+        weight: f(&q.weight)?,
+        scales: f(&q.scales)?,
+        biases: q.biases.as_ref().map(f).transpose()?,
+        ..*q
+    })
+}
+
+/// Where the keys stand that a cache returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// The first `kept` at `0..kept`, the others from `start` on, one after another.
+    Run {
+        /// Keys of the beginning.
+        kept: i32,
+        /// Position of the key after them.
+        start: i32,
+    },
+    /// Anyhow, and the one query there is may look at all of them.
+    Any,
+}
+
+/// Keys and values that the queries of one row look at.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// `[B, Hkv, n, D]`.
+    pub keys: Stored,
+    /// `[B, Hkv, n, D]`.
+    pub values: Stored,
+    /// Position of the first query.
+    pub offset: i32,
+    /// Where the keys stand.
+    pub order: Order,
+    /// The cache remembers so many positions back, besides those kept; `None` for all.
+    pub window: Option<i32>,
+}
+
+/// The memory of one attention layer for one row (`B` is 1 everywhere but in tests).
 pub trait KvCache: std::fmt::Debug + Send {
-    /// Adds keys and values `[B, Hkv, L, D]` and returns all valid ones `[B, Hkv, offset + L, D]`.
+    /// Adds keys and values `[B, Hkv, L, D]` and returns what their queries may look at.
     ///
     /// # Errors
     /// When shapes do not fit what is stored, or memory runs out.
-    fn update(&mut self, keys: &Array, values: &Array) -> Result<(Array, Array)>;
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen>;
 
-    /// Positions stored, which is the position of the next token.
+    /// Positions seen so far, which is the position of the next token.
     fn offset(&self) -> i32;
 
     /// The arrays that hold the state, to be evaluated with each step so that no graph is retained.
     fn state(&self) -> Vec<&Array>;
 
-    /// Forgets the last `n` positions (all, when fewer are stored).
+    /// Whether the last `n` positions can be forgotten exactly.
+    fn can_trim(&self, n: i32) -> bool;
+
+    /// Forgets the last `n` positions (all, when fewer are stored), where [`KvCache::can_trim`].
     fn trim(&mut self, n: i32);
+
+    /// A copy that goes on by itself; memory is shared until one of them writes.
+    fn copy(&self) -> Box<dyn KvCache>;
+
+    /// What it holds, for a file.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn snapshot(&self) -> Result<Snapshot>;
+
+    /// Takes over what an empty cache of the same kind wrote.
+    ///
+    /// # Errors
+    /// What does not fit, in words.
+    fn restore(&mut self, snapshot: Snapshot) -> std::result::Result<(), String>;
+}
+
+/// The content of a cache: its kind with settings, how far it is, and its arrays by name.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// Such as `rotating:1024:4`; must be equal to be restored.
+    pub kind: String,
+    /// Positions seen.
+    pub offset: i32,
+    /// Empty before the first position.
+    pub arrays: BTreeMap<String, Array>,
 }
 
 /// One cache a layer.
 pub type Caches = Vec<Box<dyn KvCache>>;
+
+/// One of the sequences that go through a model together. Their tokens are packed one after another,
+/// `[1, T]` with `T` the sum of the lengths, so that no position is padding; attention keeps them
+/// apart.
+#[derive(Debug)]
+pub struct Row<'a> {
+    /// Its tokens in this step.
+    pub length: i32,
+    /// Its caches.
+    pub caches: &'a mut Caches,
+}
+
+/// The rows' lengths.
+pub fn lengths(rows: &[Row<'_>]) -> Vec<i32> {
+    rows.iter().map(|row| row.length).collect()
+}
+
+/// Which caches a model gets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CacheOptions {
+    /// Positions that every layer remembers at most.
+    pub bound: Option<i32>,
+    /// How to pack layers without a window.
+    pub packing: Option<Packing>,
+    /// Everything must be trimmable at any length: sliding layers keep all, and only look back less.
+    pub trimmable: bool,
+}
+
+/// How keys and values are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packing {
+    /// Bits a number.
+    pub bits: i32,
+    /// Numbers that share a scale; divides the head size.
+    pub group_size: i32,
+    /// From this position on; before, plain.
+    pub start: i32,
+}
+
+/// Positions of the beginning that a bounded cache keeps: attention leans on them, and without them
+/// models lose the thread (Xiao et al. 2023). None where the bound is so small that little is left.
+const KEPT: i32 = 4;
+
+impl CacheOptions {
+    /// An empty cache for a layer that looks back `window` positions.
+    pub fn cache(&self, window: Option<i32>) -> Box<dyn KvCache> {
+        match (window, self.bound, self.packing) {
+            (Some(window), bound, _) if !self.trimmable => {
+                let size = bound.map_or(window, |bound| bound.min(window));
+                Box::new(RotatingCache::new(size, 0))
+            }
+            (_, Some(bound), _) if !self.trimmable => {
+                let kept = if bound >= 4 * KEPT { KEPT } else { 0 };
+                Box::new(RotatingCache::new(bound, kept))
+            }
+            (None, _, Some(packing)) => Box::new(QuantizedCache::new(packing)),
+            _ => Box::new(ChunkedCache::new()),
+        }
+    }
+}
+
+/// Evaluates what the caches hold.
+///
+/// # Errors
+/// When the computation fails.
+pub fn settle(caches: &Caches) -> Result<()> {
+    eval(caches.iter().flat_map(|c| c.state()))
+}
+
+/// The position of the next token.
+pub fn offset(caches: &Caches) -> i32 {
+    caches.first().map_or(0, |c| c.offset())
+}
+
+/// Forgets the last `n` positions in every layer, or in none.
+pub fn trim(caches: &mut Caches, n: i32) -> bool {
+    let possible = caches.iter().all(|c| c.can_trim(n));
+    if possible {
+        caches.iter_mut().for_each(|c| c.trim(n));
+    }
+    possible
+}
+
+/// Copies that go on by themselves.
+pub fn copy(caches: &Caches) -> Caches {
+    caches.iter().map(|c| c.copy()).collect()
+}

@@ -13,6 +13,7 @@ pub mod files;
 pub mod gguf;
 pub mod gguf_config;
 pub mod gguf_quant;
+pub mod identity;
 pub mod safetensors;
 pub mod weights;
 

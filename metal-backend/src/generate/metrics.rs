@@ -13,7 +13,10 @@ pub struct Clock {
     last: Duration,
     end: Option<Duration>,
     prompt_tokens: usize,
+    cached: usize,
     produced: usize,
+    /// Guessed, and right.
+    drafted: (usize, usize),
     peak: u64,
     active: u64,
 }
@@ -29,7 +32,9 @@ impl Clock {
             last: Duration::ZERO,
             end: None,
             prompt_tokens,
+            cached: 0,
             produced: 0,
+            drafted: (0, 0),
             peak: 0,
             active: 0,
         }
@@ -40,6 +45,17 @@ impl Clock {
         let now = self.start.elapsed();
         self.first.get_or_insert(now);
         self.last = now;
+    }
+
+    /// So many tokens of the prompt need not be computed.
+    pub fn cached(&mut self, n: usize) {
+        self.cached = n;
+    }
+
+    /// So many tokens were guessed, and so many of them were right.
+    pub fn drafted(&mut self, guessed: usize, right: usize) {
+        self.drafted.0 += guessed;
+        self.drafted.1 += right;
     }
 
     /// So many tokens have been produced.
@@ -66,7 +82,9 @@ impl Clock {
         let first = self.first.unwrap_or(total);
         let mut m = GenerateMetrics::default();
         m.prompt_tokens = self.prompt_tokens;
+        m.cached_tokens = self.cached;
         m.generated_tokens = self.produced;
+        (m.draft_tokens, m.accepted_draft_tokens) = self.drafted;
         m.prefill_time = first;
         m.time_to_first_token = first;
         m.decode_time = self.last.saturating_sub(first);

@@ -1,205 +1,125 @@
 //! The journey of one request: prefill, then one token a step, as an iterator. What a step computes
 //! is in `arch/` and `sample/`; how text comes out of ids is in `text/`.
+//!
+//! [`Request`] is what was asked for and what came of it, [`Lane`] is where it is computed;
+//! [`Generation`] drives one, [`Batch`] many in one forward pass, and `speculative.rs` several tokens
+//! of one.
 
+mod batch;
+mod lane;
 mod metrics;
 pub mod prefill;
+mod prefix;
+mod request;
+mod speculative;
 
+pub use batch::Batch;
+pub use lane::Lane;
 pub use metrics::Clock;
+pub use prefix::Prefixes;
+pub use request::Request;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use inference::{
-    ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenSource,
-};
-use mlx_rs_core::{Array, async_eval, memory};
+use inference::{FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenSource};
+use mlx_rs_core::{Array, memory};
 
-use crate::arch::Decoder;
-use crate::cache::Caches;
 use crate::error::engine as engine_error;
 use crate::model::Engine;
-use crate::nn::attention::Positions;
-use crate::sample::Sampler;
-use crate::text::{Detokenizer, Released};
+use speculative::Drafting;
 
 /// Steps between returns of unused memory to the system.
 const CLEAR_EVERY: usize = 256;
 
 /// One running request. Dropping it cancels: whatever was computed ahead is thrown away.
 pub struct Generation {
-    engine: Arc<Engine>,
+    request: Request,
     /// `Some` while running; given up at the end so that a closed model can free its weights.
     running: Option<Running>,
-    options: GenerateOptions,
-    prompt: Vec<u32>,
-    text: Detokenizer,
-    ready: VecDeque<Token>,
-    /// Logits of tokens whose text is still held back, oldest first.
-    logits: VecDeque<Arc<[f32]>>,
-    produced: usize,
-    limit: usize,
-    finish: Option<FinishReason>,
-    clock: Clock,
+    steps: usize,
 }
 
-struct Running {
-    decoder: Arc<dyn Decoder>,
-    caches: Caches,
-    sampler: Sampler,
-    /// The token being computed, `uint32 [1]`, and its logits `[1, vocab]`; `None` before prefill.
-    next: Option<(Array, Array)>,
+enum Running {
+    /// One token a step.
+    Plain(Lane),
+    /// Several, guessed first.
+    Drafting(Box<Drafting>),
+}
+
+/// The id and, where asked for, the logits on the host.
+fn read(
+    token: &Array,
+    logits: &Array,
+    options: &GenerateOptions,
+) -> Result<(u32, Option<Arc<[f32]>>)> {
+    let id: u32 = token.item().map_err(engine_error("decode"))?;
+    let logits = if options.logits {
+        Some(logits.to_f32_vec().map_err(engine_error("logits"))?.into())
+    } else {
+        None
+    };
+    Ok((id, logits))
 }
 
 impl Generation {
     /// A request on `engine` for the prompt's ids, which are checked here.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for an empty prompt, ids outside the vocabulary or a prompt
-    /// that leaves no room in the context; [`ErrorKind::Closed`] after the model was closed.
+    /// As [`Request::new`] and [`Lane::new`].
     pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: GenerateOptions) -> Result<Self> {
-        let clock = Clock::start(prompt.len());
-        options.validate()?;
-        engine.check_prompt(&prompt)?;
-        let decoder = engine.decoder()?;
-        // The last token generated need not fit: nothing is computed from it.
-        let room = engine
-            .context_limit()
-            .saturating_sub(prompt.len())
-            .saturating_add(1);
-        let sampler = engine
-            .scope(|| Sampler::new(&options, &prompt))
-            .map_err(engine_error("sampler"))?;
-        let text = engine.detokenizer(&options.stop);
+        let mut request = Request::new(Arc::clone(&engine), prompt, options)?;
+        let running = engine.scope(|| match Drafting::wanted(&request)? {
+            Some(guesser) => Drafting::new(&mut request, guesser)
+                .map(|drafting| Running::Drafting(Box::new(drafting))),
+            None => Lane::new(&mut request).map(Running::Plain),
+        })?;
         Ok(Self {
-            running: Some(Running {
-                caches: decoder.new_caches(),
-                decoder,
-                sampler,
-                next: None,
-            }),
-            limit: options.max_tokens.min(room),
-            engine,
-            options,
-            prompt,
-            text,
-            ready: VecDeque::new(),
-            logits: VecDeque::new(),
-            produced: 0,
-            finish: None,
-            clock,
+            request,
+            running: Some(running),
+            steps: 0,
         })
-    }
-
-    /// Ends the request: gives up its memory and publishes its figures.
-    fn end(&mut self, reason: FinishReason) {
-        if self.finish.is_none() {
-            self.finish = Some(reason);
-            self.running = None;
-            self.clock.stop();
-            self.engine.publish(self.metrics());
-        }
     }
 
     /// One step: at least one ready token, or the end.
     fn advance(&mut self) -> Result<()> {
-        if let Err(e) = self.options.check_interrupt() {
-            let reason = match e.kind() {
-                ErrorKind::DeadlineExceeded => FinishReason::Deadline,
-                _ => FinishReason::Cancelled,
-            };
-            self.end(reason);
-            return Err(e);
+        self.request.check()?;
+        if !self.request.is_over() {
+            let engine = Arc::clone(self.request.engine());
+            engine.scope(|| self.step())?;
         }
-        self.engine.check_open()?;
-        if self.limit == 0 {
-            self.end(FinishReason::Length);
-            return Ok(());
-        }
-        let engine_handle = Arc::clone(&self.engine);
-        engine_handle.scope(|| self.step())
-    }
-
-    fn step(&mut self) -> Result<()> {
-        let Some(running) = self.running.as_mut() else {
-            return Ok(());
-        };
-        let (token, logits) = match running.next.take() {
-            Some(pending) => pending,
-            None => running.prefill(&self.prompt, &self.options)?,
-        };
-        // Start on the next token before this one is read, so that the device never waits.
-        if self.produced + 1 < self.limit {
-            running.next = Some(running.decode(&token).map_err(engine_error("decode"))?);
-        }
-        let id: u32 = token.item().map_err(engine_error("decode"))?;
-        self.clock.token();
-        if self.options.logits {
-            self.logits
-                .push_back(logits.to_f32_vec().map_err(engine_error("logits"))?.into());
-        }
-        if (self.produced + 1).is_multiple_of(CLEAR_EVERY) {
-            memory::clear_cache().map_err(engine_error("decode"))?;
-        }
-
-        let eos = !self.options.ignore_eos && self.engine.eos_tokens().contains(&id);
-        if eos || self.options.stop_tokens.contains(&id) {
-            self.flush(FinishReason::Stop);
-            return Ok(());
-        }
-        self.produced += 1;
-        self.clock.produced(self.produced);
-        let released = self.text.push(id);
-        let stopped = released.stopped.is_some();
-        self.queue(released);
-        if stopped {
-            self.end(FinishReason::Stop);
-        } else if self.produced >= self.limit {
-            self.flush(FinishReason::Length);
+        if self.request.is_over() {
+            // Everything went well, or there would be an error.
+            match self.running.take() {
+                Some(Running::Plain(lane)) => lane.keep(&self.request),
+                Some(Running::Drafting(_)) | None => {}
+            }
         }
         Ok(())
     }
 
-    /// Emits what the text decoder still holds back, and ends.
-    fn flush(&mut self, reason: FinishReason) {
-        let rest = self.text.finish();
-        self.queue(rest);
-        self.end(reason);
-    }
-
-    fn queue(&mut self, released: Released) {
-        for (id, text) in released.ready {
-            let mut token = Token::new(id, text);
-            if let Some(logits) = self.logits.pop_front() {
-                token = token.with_logits(logits);
+    fn step(&mut self) -> Result<()> {
+        let request = &mut self.request;
+        match self.running.as_mut() {
+            None => return Ok(()),
+            Some(Running::Drafting(drafting)) => drafting.step(request)?,
+            Some(Running::Plain(lane)) => {
+                let (token, logits) = match lane.next.take() {
+                    Some(pending) => pending,
+                    None => lane.prefill(request)?,
+                };
+                // Start on the next token before this one is read, so that the device never waits.
+                if request.room() > 1 {
+                    lane.next = Some(lane.decode(&token).map_err(engine_error("decode"))?);
+                }
+                let (id, logits) = read(&token, &logits, request.options())?;
+                request.accept(id, logits);
             }
-            self.ready.push_back(token);
         }
-    }
-}
-
-impl Running {
-    /// Queues the step that follows `token` and returns its token and logits, not yet computed.
-    fn decode(&mut self, token: &Array) -> mlx_rs_core::Result<(Array, Array)> {
-        let ids = token.reshape(&[1, 1])?;
-        let logits = self
-            .decoder
-            .forward(&ids, &mut self.caches, Positions::Last)?;
-        self.draw(&logits)
-    }
-
-    /// Samples from logits `[1, 1, vocab]` and starts the computation. Caches are evaluated with
-    /// it, so that no step keeps the graph of the steps before.
-    fn draw(&mut self, logits: &Array) -> mlx_rs_core::Result<(Array, Array)> {
-        let logits = logits.squeeze_axis(1)?; // [1, 1, V] -> [1, V]
-        let token = self.sampler.sample(&logits)?;
-        let state = self.caches.iter().flat_map(|c| c.state());
-        async_eval(
-            [&token, &logits]
-                .into_iter()
-                .chain(self.sampler.state())
-                .chain(state),
-        )?;
-        Ok((token, logits))
+        self.steps += 1;
+        if self.steps.is_multiple_of(CLEAR_EVERY) {
+            memory::clear_cache().map_err(engine_error("decode"))?;
+        }
+        Ok(())
     }
 }
 
@@ -208,14 +128,15 @@ impl Iterator for Generation {
 
     fn next(&mut self) -> Option<Result<Token>> {
         loop {
-            if let Some(token) = self.ready.pop_front() {
+            if let Some(token) = self.request.pop() {
                 return Some(Ok(token));
             }
-            if self.finish.is_some() {
+            if self.request.is_over() {
                 return None;
             }
             if let Err(e) = self.advance() {
-                self.end(FinishReason::Error);
+                self.running = None;
+                self.request.fail(&e);
                 return Some(Err(e));
             }
         }
@@ -224,21 +145,17 @@ impl Iterator for Generation {
 
 impl TokenSource for Generation {
     fn finish_reason(&self) -> Option<FinishReason> {
-        // The reason holds once everything produced has been handed out.
-        if self.ready.is_empty() {
-            self.finish
-        } else {
-            None
-        }
+        self.request.finish_reason()
     }
 
     fn metrics(&self) -> GenerateMetrics {
-        self.clock.metrics()
+        self.request.metrics()
     }
 }
 
 impl Drop for Generation {
     fn drop(&mut self) {
-        self.end(FinishReason::Cancelled);
+        self.running = None;
+        self.request.end(FinishReason::Cancelled);
     }
 }

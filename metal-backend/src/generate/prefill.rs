@@ -1,66 +1,101 @@
 //! Prefill: the prompt goes through the model in steps, so that memory stays bounded and a request
 //! can be cancelled between them.
 
-use inference::{GenerateOptions, Result};
-use mlx_rs_core::{Array, eval, memory};
+use inference::Result;
+use mlx_rs_core::{Array, memory};
 
-use super::Running;
-use crate::arch::Decoder;
-use crate::cache::Caches;
+use super::lane::{Lane, Pending};
+use super::request::Request;
+use crate::arch::{Decoder, Watch};
+use crate::cache::{self, Caches, Row};
 use crate::error::engine;
 use crate::nn::attention::Positions;
 
-/// Positions in one forward pass.
-pub const PREFILL_STEP: usize = 512;
-
-impl Running {
-    /// Runs the prompt and queues the first token: its id and logits, not yet computed.
-    pub(super) fn prefill(
-        &mut self,
-        prompt: &[u32],
-        options: &GenerateOptions,
-    ) -> Result<(Array, Array)> {
+impl Lane {
+    /// Runs what is left of the prompt and queues the first token.
+    ///
+    /// # Errors
+    /// When memory runs out, or the request may not go on.
+    pub fn prefill(&mut self, request: &Request) -> Result<Pending> {
+        let options = request.options();
+        let prompt = request.prompt();
+        let total = prompt.len();
+        let from = self.fed.min(total.saturating_sub(1));
+        if let Some(progress) = &options.progress {
+            progress.report(from, total);
+        }
         let logits = forward_prompt(
             self.decoder.as_ref(),
-            prompt,
+            &prompt[from..],
             &mut self.caches,
-            Positions::Last,
-            &mut |_| options.check_interrupt(),
+            options.prefill_step_size,
+            &mut |done| {
+                if let Some(progress) = &options.progress {
+                    progress.report(from + done, total);
+                }
+                options.check_interrupt()
+            },
         )?;
-        self.draw(&logits).map_err(engine("prefill"))
+        self.fed = total;
+        let first = self.draw(&logits).map_err(engine("prefill"))?;
+        if let Some(progress) = &options.progress {
+            progress.report(total, total);
+        }
+        Ok(first)
     }
 }
 
-/// Runs `prompt` through the model in steps and returns the logits of the last step: of its last
-/// position `[1, 1, vocab]`, or of all its positions. `between` is asked before each further step
-/// with the number of positions done.
+/// Runs `prompt` through the model in steps of at most `step` tokens and returns the logits of its
+/// last position `[1, 1, vocab]`, not yet computed. `between` is asked before each further step with
+/// the number of positions done.
+///
+/// # Errors
+/// When memory runs out, or `between` says so.
 pub fn forward_prompt(
     decoder: &dyn Decoder,
     prompt: &[u32],
     caches: &mut Caches,
-    positions: Positions,
+    step: usize,
     between: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<Array> {
     let mut done = 0;
     let mut rest = prompt;
-    while rest.len() > PREFILL_STEP {
-        let (step, more) = rest.split_at(PREFILL_STEP);
+    while rest.len() > step.max(1) {
+        let (now, later) = rest.split_at(step.max(1));
         // The logits stay uncomputed: only keys and values are asked for.
-        ids(step)
-            .and_then(|ids| decoder.forward(&ids, caches, Positions::Last))
-            .and_then(|_| eval(caches.iter().flat_map(|c| c.state())))
+        forward(decoder, now, caches, Positions::Last)
+            .and_then(|_| cache::settle(caches))
             .and_then(|()| memory::clear_cache())
             .map_err(engine("prefill"))?;
-        done += step.len();
+        done += now.len();
         between(done)?;
-        rest = more;
+        rest = later;
     }
-    ids(rest)
-        .and_then(|ids| decoder.forward(&ids, caches, positions))
-        .map_err(engine("prefill"))
+    forward(decoder, rest, caches, Positions::Last).map_err(engine("prefill"))
+}
+
+/// One forward pass of one row, not yet computed.
+///
+/// # Errors
+/// When shapes do not fit or memory runs out.
+pub fn forward(
+    decoder: &dyn Decoder,
+    tokens: &[u32],
+    caches: &mut Caches,
+    positions: Positions,
+) -> mlx_rs_core::Result<Array> {
+    let ids = ids(tokens)?;
+    let mut rows = [Row {
+        length: ids.dim(1)?,
+        caches,
+    }];
+    decoder.forward(&ids, &mut rows, positions, &mut Watch::nothing())
 }
 
 /// Ids as `[1, n]`.
+///
+/// # Errors
+/// When memory runs out.
 pub fn ids(tokens: &[u32]) -> mlx_rs_core::Result<Array> {
     Array::vector(tokens)?.expand_dims(0)
 }

@@ -1,11 +1,12 @@
 //! Grouped-query self-attention with a cache (Vaswani et al. 2017, Ainslie et al. 2023). What tells
 //! families apart (biases, norms, windows, caps, sinks, rotation or none) are fields, not copies.
 
-use mlx_rs_core::{Array, Dtype, Result, concatenate, fast, where_};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, fast, where_};
 
 use super::norm::through;
 use super::{Linear, Norm, Rope};
-use crate::cache::KvCache;
+use crate::arch::Watch;
+use crate::cache::{Order, Row, Seen, Stored, lengths, map};
 
 /// One attention layer.
 #[derive(Debug)]
@@ -52,107 +53,152 @@ pub struct HeadNorms {
     pub across_heads: bool,
 }
 
-/// Which positions of a prefill the caller needs the outputs of.
+/// Which positions of a step the caller needs the outputs of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Positions {
     /// Every one.
     All,
-    /// Only the last; keys and values of all are stored nevertheless.
+    /// Only the last of each row; keys and values of all are stored nevertheless.
     Last,
 }
 
 impl Positions {
-    /// The positions of `x` `[B, L, ..]` that are asked for.
+    /// The positions of `x` `[1, T, ..]` that are asked for; its rows have these lengths.
     ///
     /// # Errors
-    /// When `x` has fewer than two axes.
-    pub fn of(self, x: &Array) -> Result<Array> {
-        let length = x.dim(1)?;
+    /// When `x` is shorter than its rows.
+    pub fn of(self, x: &Array, lengths: &[i32]) -> Result<Array> {
+        if self == Positions::All || lengths.iter().all(|&n| n == 1) {
+            return Ok(x.clone());
+        }
+        if let [length] = lengths {
+            return x.slice_axis(1, length - 1, *length);
+        }
+        let ends: Vec<u32> = lengths
+            .iter()
+            .scan(0i32, |end, &n| {
+                *end += n;
+                Some(end.unsigned_abs().saturating_sub(1))
+            })
+            .collect();
+        x.take_ids(&ends, 1)
+    }
+
+    /// How many positions of each row are left.
+    fn left(self, length: i32) -> i32 {
         match self {
-            Positions::Last if length > 1 => x.slice_axis(1, length - 1, length),
-            _ => Ok(x.clone()),
+            Positions::All => length,
+            Positions::Last => length.min(1),
         }
     }
 }
 
-/// Keys and values that queries look at, and where the queries stand.
-#[derive(Debug, Clone)]
-pub struct Seen {
-    /// `[B, Hkv, total, D]`.
-    pub keys: Array,
-    /// `[B, Hkv, total, D]`.
-    pub values: Array,
-    /// Positions before those of this call.
-    pub offset: i32,
-}
-
 impl Attention {
-    /// `x` `[B, L, hidden]` to `[B, L or 1, hidden]`; keys and values of `x` are added to `cache`.
+    /// `x` `[1, T, hidden]` to `[1, T or rows, hidden]`: the rows of `x`, packed one after another,
+    /// look at their own keys and values, to which those of `x` are added. `layer` chooses among the
+    /// caches of a row.
     ///
     /// # Errors
-    /// When shapes do not fit or the cache is full.
+    /// When shapes do not fit or a cache is full.
     pub fn forward(
         &self,
         x: &Array,
-        cache: &mut dyn KvCache,
+        rows: &mut [Row<'_>],
+        layer: usize,
         positions: Positions,
+        watch: &mut Watch<'_>,
     ) -> Result<Array> {
-        let seen = self.remember(x, cache)?;
-        self.look(x, &seen, positions)
+        let seen = self.remember(x, rows, layer)?;
+        let saw = &mut |q: &Array| watch.saw_queries(layer, q);
+        self.look(x, &seen, &lengths(rows), positions, saw)
     }
 
-    /// Adds keys and values of `x` to `cache`, and returns all there are.
+    /// Adds keys and values of `x` to the caches, and returns all that each row has.
     ///
     /// # Errors
     /// When shapes do not fit, or this layer has no keys of its own.
-    pub fn remember(&self, x: &Array, cache: &mut dyn KvCache) -> Result<Seen> {
-        let offset = cache.offset();
-        let total = offset + x.dim(1)?;
+    pub fn remember(&self, x: &Array, rows: &mut [Row<'_>], layer: usize) -> Result<Vec<Seen>> {
+        let fault = |message: &str| Error::new(ErrorKind::Value, "attention", message);
         let Some(k_proj) = &self.k_proj else {
-            return Err(mlx_rs_core::Error::new(
-                mlx_rs_core::ErrorKind::Value,
-                "attention",
+            return Err(fault(
                 "a layer without keys of its own needs those of another",
             ));
         };
         let n = self.n_kv_heads;
         let projected = k_proj.forward(x)?;
         let keys = self.heads(&projected, n, self.norms.k.as_ref())?;
-        let keys = self.rotate(&keys, offset, total)?;
         let values = match &self.v_proj {
             Some(v_proj) => v_proj.forward(x)?,
             None => projected,
         };
         let values = self.heads(&values, n, self.norms.v.as_ref())?;
-        let (keys, values) = cache.update(&keys, &values)?;
-        Ok(Seen {
-            keys,
-            values,
-            offset,
-        })
+        let whole = rows.len() == 1;
+        let mut from = 0;
+        rows.iter_mut()
+            .map(|row| {
+                let to = from + row.length;
+                let (k, v) = if whole {
+                    (keys.clone(), values.clone())
+                } else {
+                    (
+                        keys.slice_axis(2, from, to)?,
+                        values.slice_axis(2, from, to)?,
+                    )
+                };
+                from = to;
+                let cache = row
+                    .caches
+                    .get_mut(layer)
+                    .ok_or_else(|| fault("a row has too few caches"))?;
+                let offset = cache.offset();
+                let k = self.rotate(&k, offset, offset + row.length)?;
+                cache.update(&k, &v)
+            })
+            .collect()
     }
 
-    /// What the queries of `x` `[B, L, hidden]` find in `seen`: `[B, L or 1, hidden]`.
+    /// What the queries of `x` `[1, T, hidden]`, rows of `lengths`, find in what each has seen:
+    /// `[1, T or rows, hidden]`. `saw` is shown each row's queries, `[1, H, L, D]`.
     ///
     /// # Errors
     /// When shapes do not fit.
-    pub fn look(&self, x: &Array, seen: &Seen, positions: Positions) -> Result<Array> {
-        let (batch, length) = (x.dim(0)?, x.dim(1)?);
-        let total = seen.offset + length;
-        let q_input = positions.of(x)?;
-        let q_length = q_input.dim(1)?;
-        let q_offset = total - q_length;
-        let queries = self.q_proj.forward(&q_input)?;
+    pub fn look(
+        &self,
+        x: &Array,
+        seen: &[Seen],
+        lengths: &[i32],
+        positions: Positions,
+        saw: &mut dyn FnMut(&Array) -> Result<()>,
+    ) -> Result<Array> {
+        let queries = self.q_proj.forward(&positions.of(x, lengths)?)?;
         let queries = self.heads(&queries, self.n_heads, self.norms.q.as_ref())?;
-        let queries = self.rotate(&queries, q_offset, total)?;
-
-        let out = self.attend(&queries, &seen.keys, &seen.values, q_offset, q_length)?;
-        // [B, H, L, D] -> [B, L, H*D]
-        let out = out.transpose_axes(&[0, 2, 1, 3])?.reshape(&[
-            batch,
-            q_length,
-            self.n_heads * self.head_dim,
-        ])?;
+        let width = self.n_heads * self.head_dim;
+        let mut from = 0;
+        let found = lengths
+            .iter()
+            .zip(seen)
+            .map(|(&length, seen)| {
+                let left = positions.left(length);
+                let to = from + left;
+                let q = if lengths.len() == 1 {
+                    queries.clone()
+                } else {
+                    queries.slice_axis(2, from, to)?
+                };
+                from = to;
+                let total = seen.offset + length;
+                let q = self.rotate(&q, total - left, total)?;
+                saw(&q)?;
+                // [1, H, L, D] -> [1, L, H*D]
+                self.attend(&q, seen, total - left, left)?
+                    .transpose_axes(&[0, 2, 1, 3])?
+                    .reshape(&[1, left, width])
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let out = match found.as_slice() {
+            [one] => one.clone(),
+            several => concatenate(&several.iter().collect::<Vec<_>>(), 1)?,
+        };
         self.o_proj.forward(&out)
     }
 
@@ -175,51 +221,43 @@ impl Attention {
         heads.transpose_axes(&[0, 2, 1, 3])
     }
 
-    fn attend(
-        &self,
-        queries: &Array,
-        keys: &Array,
-        values: &Array,
-        offset: i32,
-        length: i32,
-    ) -> Result<Array> {
-        let total = keys.dim(2)?;
-        let (keys, values, mask) = match self.window {
-            Some(window) if total > window && length == 1 => {
-                // One query: what it may see is the tail.
-                let tail = |a: &Array| a.slice_axis(2, total - window, total);
-                (tail(keys)?, tail(values)?, Sight::Everything)
+    /// `queries` `[1, H, length, D]` at positions from `offset` on.
+    fn attend(&self, queries: &Array, seen: &Seen, offset: i32, length: i32) -> Result<Array> {
+        let (keys, values, mask) = sight(self.window, seen, offset, length)?;
+        let in_steps = self.softcap.is_some() || self.sinks.is_some();
+        match (&keys, &values) {
+            (Stored::Plain(keys), Stored::Plain(values)) if !in_steps => {
+                let mask = match &mask {
+                    Sight::Everything => fast::Mask::None,
+                    Sight::Past => fast::Mask::Causal,
+                    Sight::Mask(mask) => fast::Mask::Array(mask),
+                };
+                fast::scaled_dot_product_attention(queries, keys, values, self.scale, mask)
             }
-            Some(window) if total > window => (
-                keys.clone(),
-                values.clone(),
-                Sight::Mask(window_mask(offset, length, total, window)?),
-            ),
-            _ if length == 1 => (keys.clone(), values.clone(), Sight::Everything),
-            _ => (keys.clone(), values.clone(), Sight::Past),
-        };
-        if self.softcap.is_some() || self.sinks.is_some() {
-            let mask = match mask {
-                Sight::Everything => None,
-                Sight::Past => Some(window_mask(offset, length, total, i32::MAX)?),
-                Sight::Mask(mask) => Some(mask),
-            };
-            return self.attend_in_steps(queries, &keys, &values, mask.as_ref());
+            _ => {
+                let mask = match mask {
+                    Sight::Everything => None,
+                    Sight::Past => Some(visible(
+                        seen.order,
+                        offset,
+                        length,
+                        keys.positions()?,
+                        None,
+                    )?),
+                    Sight::Mask(mask) => Some(mask),
+                };
+                self.attend_in_steps(queries, &keys, &values, mask.as_ref())
+            }
         }
-        let mask = match &mask {
-            Sight::Everything => fast::Mask::None,
-            Sight::Past => fast::Mask::Causal,
-            Sight::Mask(mask) => fast::Mask::Array(mask),
-        };
-        fast::scaled_dot_product_attention(queries, &keys, &values, self.scale, mask)
     }
 
-    /// The same with a cap on the scores or with sinks, which MLX's fused kernel does not have.
+    /// The same with a cap on the scores, with sinks or with packed keys, which MLX's fused kernel does
+    /// not have.
     fn attend_in_steps(
         &self,
         queries: &Array,
-        keys: &Array,
-        values: &Array,
+        keys: &Stored,
+        values: &Stored,
         mask: Option<&Array>,
     ) -> Result<Array> {
         let (batch, length) = (queries.dim(0)?, queries.dim(2)?);
@@ -233,7 +271,12 @@ impl Attention {
             length,
             self.head_dim,
         ])?;
-        let mut scores = queries.matmul(&keys.expand_dims(2)?.swap_axes(-1, -2)?)?;
+        let mut scores = match keys {
+            Stored::Plain(keys) => queries.matmul(&keys.expand_dims(2)?.swap_axes(-1, -2)?)?,
+            Stored::Quantized(keys) => {
+                map(keys, |a| a.expand_dims(2))?.matmul_transposed(&queries)?
+            }
+        };
         if let Some(cap) = self.softcap {
             let cap = scalar(cap)?;
             scores = scores.divide(&cap)?.tanh()?.multiply(&cap)?;
@@ -259,12 +302,11 @@ impl Attention {
                     .slice_axis(-1, 0, total)?
             }
         };
-        shares.matmul(&values.expand_dims(2)?)?.reshape(&[
-            batch,
-            self.n_heads,
-            length,
-            self.head_dim,
-        ])
+        let found = match values {
+            Stored::Plain(values) => shares.matmul(&values.expand_dims(2)?)?,
+            Stored::Quantized(values) => map(values, |a| a.expand_dims(2))?.matmul(&shares)?,
+        };
+        found.reshape(&[batch, self.n_heads, length, self.head_dim])
     }
 }
 
@@ -276,8 +318,48 @@ enum Sight {
     Mask(Array),
 }
 
-/// Boolean `[length, total]`: query at position `p` sees keys in `(p - window, p]`.
-fn window_mask(offset: i32, length: i32, total: i32, window: i32) -> Result<Array> {
+/// What `length` queries from position `offset` on may look at, for a layer that looks back `window`
+/// positions: the keys and values that matter, and which of them.
+fn sight(
+    window: Option<i32>,
+    seen: &Seen,
+    offset: i32,
+    length: i32,
+) -> Result<(Stored, Stored, Sight)> {
+    let both = || (seen.keys.clone(), seen.values.clone());
+    let total = seen.keys.positions()?;
+    let window = match (window, seen.window) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    };
+    let (kept, everything) = match seen.order {
+        Order::Any => (0, true),
+        Order::Run { kept, .. } => (kept, window.is_none_or(|w| total - kept <= w)),
+    };
+    let mask = match window {
+        // The farthest key is near enough for the last query, and so for all.
+        _ if everything && length == 1 => Sight::Everything,
+        _ if everything => Sight::Past,
+        Some(window) if length == 1 && kept == 0 => {
+            // One query: what it may see is the tail.
+            let tail = |s: &Stored| s.range(total - window, total);
+            return Ok((tail(&seen.keys)?, tail(&seen.values)?, Sight::Everything));
+        }
+        window => Sight::Mask(visible(seen.order, offset, length, total, window)?),
+    };
+    let (keys, values) = both();
+    Ok((keys, values, mask))
+}
+
+/// Boolean `[length, total]`: a query at position `p` sees the keys that are kept, and those in
+/// `(p - window, p]`.
+fn visible(
+    order: Order,
+    offset: i32,
+    length: i32,
+    total: i32,
+    window: Option<i32>,
+) -> Result<Array> {
     let range = |start: i32, n: i32| {
         mlx_rs_core::arange(
             f64::from(start),
@@ -286,13 +368,24 @@ fn window_mask(offset: i32, length: i32, total: i32, window: i32) -> Result<Arra
             Dtype::Int32,
         )
     };
+    let (kept, start) = match order {
+        Order::Run { kept, start } => (kept, start),
+        Order::Any => (0, 0),
+    };
     let queries = range(offset, length)?.expand_dims(1)?;
-    let keys = range(0, total)?.expand_dims(0)?;
+    let keys = match kept {
+        0 => range(start, total)?,
+        _ => concatenate(&[&range(0, kept)?, &range(start, total - kept)?], 0)?,
+    };
+    let keys = keys.expand_dims(0)?;
     let causal = keys.less_equal(&queries)?;
-    if window >= total {
+    let Some(window) = window else {
         return Ok(causal);
+    };
+    let mut near = keys.add(&Array::scalar(window)?)?.greater(&queries)?;
+    if kept > 0 {
+        near = near.logical_or(&keys.less(&Array::scalar(kept)?)?)?;
     }
-    let near = keys.add(&Array::scalar(window)?)?.greater(&queries)?;
     causal.logical_and(&near)
 }
 
@@ -301,15 +394,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_window_mask_is_causal_and_near() {
-        let mask = window_mask(2, 3, 5, 2).unwrap().to_vec::<bool>().unwrap();
+    fn masks_are_causal_and_near_and_keep_what_is_kept() {
+        let mask = |order, offset, length, total, window| {
+            visible(order, offset, length, total, window)
+                .unwrap()
+                .to_vec::<bool>()
+                .unwrap()
+        };
+        let run = |kept, start| Order::Run { kept, start };
         let expected = [
             [false, true, true, false, false],
             [false, false, true, true, false],
             [false, false, false, true, true],
         ];
-        assert_eq!(mask, expected.concat());
-        let mask = window_mask(0, 2, 2, i32::MAX).unwrap();
-        assert_eq!(mask.to_vec::<bool>().unwrap(), [true, false, true, true]);
+        assert_eq!(mask(run(0, 0), 2, 3, 5, Some(2)), expected.concat());
+        assert_eq!(mask(run(0, 0), 0, 2, 2, None), [true, false, true, true]);
+        // Keys at 0, 7, 8, 9; queries at 8 and 9 that see two back.
+        let expected = [[true, true, true, false], [true, false, true, true]];
+        assert_eq!(mask(run(1, 7), 8, 2, 4, Some(2)), expected.concat());
+    }
+
+    #[test]
+    fn the_last_of_each_row_is_taken() {
+        let x = Array::from_slice(&[0.0f32, 1.0, 2.0, 3.0, 4.0, 5.0], &[1, 6, 1]).unwrap();
+        let last = |lengths: &[i32]| {
+            let x = Positions::Last.of(&x, lengths).unwrap();
+            x.to_vec::<f32>().unwrap()
+        };
+        assert_eq!(last(&[6]), [5.0]);
+        assert_eq!(last(&[1, 3, 2]), [0.0, 3.0, 5.0]);
+        assert_eq!(last(&[1; 6]).len(), 6);
+        assert_eq!(Positions::All.of(&x, &[4, 2]).unwrap().size(), 6);
     }
 }

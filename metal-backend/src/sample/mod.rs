@@ -12,7 +12,7 @@ use mlx_rs_core::random::{Key, categorical};
 use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
 /// The composed chain of one request, with its random state.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Sampler {
     temperature: f32,
     top_k: usize,
@@ -57,6 +57,11 @@ impl Sampler {
             sampler.history = Some(Array::vector(tail)?.expand_dims(0)?);
         }
         Ok(sampler)
+    }
+
+    /// Whether a token must be known before the next can be drawn.
+    pub fn waits(_: &GenerateOptions) -> bool {
+        false
     }
 
     fn penalizes(&self) -> bool {

@@ -11,6 +11,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 /// Turns of a spinning worker before it sleeps; some 20 to 50 microseconds.
 const SPINS: u32 = 4_000;
 
+/// Turns between two offers of the core to others; about a microsecond.
+const YIELD_EVERY: u32 = 64;
+
 /// The most threads that are asked for.
 const MAX_THREADS: usize = 64;
 
@@ -112,8 +115,9 @@ impl Pool {
         take_parts(shared, job);
         // Nobody enters from here on; those inside finish their parts.
         *lock(&shared.job) = None;
+        let mut spins = 0u32;
         while shared.inside.load(Ordering::Acquire) > 0 {
-            std::hint::spin_loop();
+            pause(&mut spins);
         }
         assert!(
             !shared.failed.load(Ordering::Relaxed),
@@ -145,14 +149,24 @@ fn take_parts(shared: &Shared, job: Job) {
     }
 }
 
+/// Waits a moment, as turn `spins` of a loop. Now and then the core goes to whoever needs it: where there
+/// are more threads than cores, the one that is waited for may be among them.
+fn pause(spins: &mut u32) {
+    *spins = spins.wrapping_add(1);
+    if spins.is_multiple_of(YIELD_EVERY) {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
+
 /// The life of a worker.
 fn work(shared: &Shared) {
     let mut seen = 0;
     loop {
         let mut spins = 0;
         while shared.generation.load(Ordering::Acquire) == seen && spins < SPINS {
-            spins += 1;
-            std::hint::spin_loop();
+            pause(&mut spins);
         }
         let job = {
             let mut slot = lock(&shared.job);

@@ -90,6 +90,16 @@ impl SafetensorsCheckpoint {
         Ok(checkpoint)
     }
 
+    /// The tensors of one file.
+    ///
+    /// # Errors
+    /// When it is missing, truncated or malformed.
+    pub fn open_file(path: &Path) -> Result<Self> {
+        let mut checkpoint = Self::default();
+        checkpoint.add(path)?;
+        Ok(checkpoint)
+    }
+
     fn add(&mut self, path: &Path) -> Result<()> {
         let file = Arc::new(CheckedFile::open(path)?);
         let found = header::read(&file)?;

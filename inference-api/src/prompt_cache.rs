@@ -1,0 +1,24 @@
+//! What a model has computed of a prompt, kept in a file.
+
+use std::path::Path;
+
+use crate::backend::TextModel;
+use crate::error::Result;
+use crate::message::Prompt;
+
+/// A model that keeps what it has computed of a prompt.
+pub trait PromptCacheModel: TextModel {
+    /// Runs a prompt and writes what was computed to the file `path`, with its tokens and the model's
+    /// identity. Returns the number of tokens. The file is replaced as a whole or not at all.
+    ///
+    /// # Errors
+    /// As [`TextModel::generate`], and [`crate::ErrorKind::Io`] when the file cannot be written.
+    fn save_prompt_cache(&self, prompt: &Prompt, path: &Path) -> Result<usize>;
+
+    /// Reads what [`PromptCacheModel::save_prompt_cache`] wrote, so that the next prompt that begins with
+    /// the tokens returned is not computed from the start.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidModel`] for a damaged file or one of another model.
+    fn load_prompt_cache(&self, path: &Path) -> Result<Vec<u32>>;
+}

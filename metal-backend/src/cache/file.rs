@@ -1,0 +1,262 @@
+//! Computed prompts in files: safetensors with the caches' arrays, and beside them the tokens they hold
+//! and which model they belong to. Written as a whole or not at all.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use half::{bf16, f16};
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::{Array, Dtype};
+use safetensors::tensor::{Dtype as FileDtype, TensorView};
+use serde::{Deserialize, Serialize};
+
+use super::{Caches, Snapshot};
+use crate::checkpoint::files::invalid;
+use crate::checkpoint::safetensors::SafetensorsCheckpoint;
+use crate::error::engine;
+
+/// The tensor that says what the file is.
+const ABOUT: &str = "about";
+/// What [`About::format`] must be.
+const FORMAT: &str = "rust-mlx prompt cache 1";
+
+/// What a file is about, as JSON.
+#[derive(Debug, Serialize, Deserialize)]
+struct About {
+    format: String,
+    /// Of the model.
+    identity: String,
+    tokens: Vec<u32>,
+    layers: Vec<Layer>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Layer {
+    kind: String,
+    offset: i32,
+}
+
+/// Writes `caches`, which hold `tokens`, computed by the model `identity`.
+///
+/// # Errors
+/// When the caches cannot be read or the file cannot be written.
+pub fn save(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Result<()> {
+    let mut layers = Vec::new();
+    let mut tensors: Vec<(String, FileDtype, Vec<usize>, Vec<u8>)> = Vec::new();
+    for (i, cache) in caches.iter().enumerate() {
+        let snapshot = cache.snapshot().map_err(engine("prompt cache"))?;
+        for (name, array) in &snapshot.arrays {
+            let shape = array
+                .shape()
+                .iter()
+                .map(|&d| d.unsigned_abs() as usize)
+                .collect();
+            let (dtype, bytes) = bytes(array)?;
+            tensors.push((format!("layers.{i}.{name}"), dtype, shape, bytes));
+        }
+        layers.push(Layer {
+            kind: snapshot.kind,
+            offset: snapshot.offset,
+        });
+    }
+    let about = About {
+        format: FORMAT.to_owned(),
+        identity: identity.to_owned(),
+        tokens: tokens.to_vec(),
+        layers,
+    };
+    let about = serde_json::to_vec(&about)
+        .map_err(|e| Error::new(ErrorKind::Engine, format!("prompt cache: {e}")))?;
+    tensors.push((ABOUT.to_owned(), FileDtype::U8, vec![about.len()], about));
+    let views = tensors
+        .iter()
+        .map(|(name, dtype, shape, bytes)| {
+            TensorView::new(*dtype, shape.clone(), bytes)
+                .map(|view| (name.as_str(), view))
+                .map_err(|e| Error::new(ErrorKind::Engine, format!("prompt cache, {name}: {e}")))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let fault = |e: std::io::Error| {
+        Error::new(ErrorKind::Io, format!("cannot write: {e}"))
+            .with_path(path)
+            .with_source(e)
+    };
+    let dir = match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    let temporary = tempfile::Builder::new()
+        .prefix(".prompt-cache-")
+        .tempfile_in(dir)
+        .map_err(fault)?;
+    safetensors::serialize_to_file(views, None, temporary.path()).map_err(|e| {
+        Error::new(ErrorKind::Io, format!("cannot write: {e}"))
+            .with_path(path)
+            .with_source(e)
+    })?;
+    temporary.as_file().sync_all().map_err(fault)?;
+    temporary.persist(path).map_err(|e| fault(e.error))?;
+    Ok(())
+}
+
+/// Reads a file of the model `identity` into the empty `caches`, and returns the tokens they hold.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] for a damaged file, one of another model, or one with other caches.
+pub fn load(path: &Path, identity: &str, caches: &mut Caches) -> Result<Vec<u32>> {
+    let file = SafetensorsCheckpoint::open_file(path)?;
+    let fault = |message: String| invalid(path, message);
+    let info = file
+        .info(ABOUT)
+        .ok_or_else(|| fault(format!("not a prompt cache: it has no tensor `{ABOUT}`")))?;
+    let about: About = serde_json::from_slice(&file.read::<u8>(info)?)
+        .map_err(|e| fault(format!("not a prompt cache: {e}")))?;
+    if about.format != FORMAT {
+        return Err(fault(format!(
+            "it is of format `{}`; `{FORMAT}` is needed",
+            about.format
+        )));
+    }
+    if about.identity != identity {
+        return Err(fault(
+            "it was computed by another model; make it again with this one".to_owned(),
+        ));
+    }
+    if about.layers.len() != caches.len() {
+        return Err(fault(format!(
+            "it has {} layers, the model {}",
+            about.layers.len(),
+            caches.len()
+        )));
+    }
+    let n = i32::try_from(about.tokens.len()).unwrap_or(-1);
+    for (i, (layer, cache)) in about.layers.into_iter().zip(caches.iter_mut()).enumerate() {
+        if layer.offset != n {
+            return Err(fault(format!(
+                "layer {i} holds {} positions for {n} tokens",
+                layer.offset
+            )));
+        }
+        let prefix = format!("layers.{i}.");
+        let mut arrays = BTreeMap::new();
+        for name in file.names() {
+            if let (Some(part), Some(info)) = (name.strip_prefix(&prefix), file.info(name)) {
+                arrays.insert(part.to_owned(), array(&file, info)?);
+            }
+        }
+        let snapshot = Snapshot {
+            kind: layer.kind,
+            offset: layer.offset,
+            arrays,
+        };
+        cache
+            .restore(snapshot)
+            .map_err(|message| fault(format!("layer {i}: {message}")))?;
+    }
+    Ok(about.tokens)
+}
+
+/// An array's elements, row-major.
+fn bytes(array: &Array) -> Result<(FileDtype, Vec<u8>)> {
+    fn raw<T: mlx_rs_core::Element + bytemuck::Pod>(array: &Array) -> Result<Vec<u8>> {
+        let data = array.data::<T>().map_err(engine("prompt cache"))?;
+        Ok(bytemuck::cast_slice(&data).to_vec())
+    }
+    match array.dtype() {
+        Dtype::Float32 => Ok((FileDtype::F32, raw::<f32>(array)?)),
+        Dtype::Float16 => Ok((FileDtype::F16, raw::<f16>(array)?)),
+        Dtype::Bfloat16 => Ok((FileDtype::BF16, raw::<bf16>(array)?)),
+        Dtype::Uint32 => Ok((FileDtype::U32, raw::<u32>(array)?)),
+        other => Err(Error::new(
+            ErrorKind::Engine,
+            format!("a cache holds {other}, which prompt caches do not store"),
+        )),
+    }
+}
+
+/// A tensor as an array.
+fn array(
+    file: &SafetensorsCheckpoint,
+    info: &crate::checkpoint::safetensors::TensorInfo,
+) -> Result<Array> {
+    let path = file.file_of(info);
+    let shape = info
+        .shape
+        .iter()
+        .map(|&d| i32::try_from(d))
+        .collect::<std::result::Result<Vec<_>, _>>()
+        .map_err(|_| invalid(path, format!("a tensor has shape {:?}", info.shape)))?;
+    match info.dtype {
+        FileDtype::F32 => Array::from_slice(&file.read::<f32>(info)?, &shape),
+        FileDtype::F16 => Array::from_slice(&file.read::<f16>(info)?, &shape),
+        FileDtype::BF16 => Array::from_slice(&file.read::<bf16>(info)?, &shape),
+        FileDtype::U32 => Array::from_slice(&file.read::<u32>(info)?, &shape),
+        other => {
+            return Err(invalid(
+                path,
+                format!("a tensor has type {other}, which prompt caches do not have"),
+            ));
+        }
+    }
+    .map_err(engine("prompt cache"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::{CacheOptions, Packing};
+    use mlx_rs_core::zeros;
+
+    fn filled(options: CacheOptions) -> Caches {
+        (0..2)
+            .map(|_| {
+                let mut cache = options.cache(None);
+                let part = zeros(&[1, 2, 5, 32], Dtype::Float32).unwrap();
+                cache.update(&part, &part).unwrap();
+                cache
+            })
+            .collect()
+    }
+
+    fn empty(options: CacheOptions) -> Caches {
+        (0..2).map(|_| options.cache(None)).collect()
+    }
+
+    #[test]
+    fn every_kind_survives_and_others_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cache.safetensors");
+        let plain = CacheOptions::default();
+        let mut bounded = plain;
+        bounded.bound = Some(32);
+        let mut packed = plain;
+        packed.packing = Some(Packing {
+            bits: 4,
+            group_size: 32,
+            start: 2,
+        });
+        let tokens = [5, 6, 7, 8, 9];
+        for options in [plain, bounded, packed] {
+            save(&path, "me", &tokens, &filled(options)).unwrap();
+            let mut caches = empty(options);
+            assert_eq!(load(&path, "me", &mut caches).unwrap(), tokens);
+            assert_eq!(crate::cache::offset(&caches), 5);
+            let error = load(&path, "you", &mut empty(options)).unwrap_err();
+            assert!(error.to_string().contains("another model"), "{error}");
+            for other in [plain, bounded, packed] {
+                if other != options {
+                    assert!(load(&path, "me", &mut empty(other)).is_err());
+                }
+            }
+            let mut more = empty(options);
+            more.push(options.cache(None));
+            assert!(load(&path, "me", &mut more).is_err());
+        }
+        let whole = std::fs::read(&path).unwrap();
+        for cut in [0, 7, 20, whole.len() - 1] {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            assert!(load(&path, "me", &mut empty(packed)).is_err(), "{cut}");
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

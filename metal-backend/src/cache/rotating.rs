@@ -1,0 +1,290 @@
+//! The bounded cache: the last positions, and a few of the first. Until it is full it grows like the
+//! unbounded one; from then on a step overwrites the oldest position, in a circle.
+//!
+//! A query at position `p` sees the `kept` first positions and those after `p - (size - kept)`,
+//! however the prompt was cut into steps.
+
+use mlx_rs_core::{Array, Result, concatenate};
+
+use super::chunked::{ChunkedCache, plain_parts};
+use super::{KvCache, Order, Seen, Snapshot, Stored};
+
+/// Keys and values of at most `size` positions.
+#[derive(Debug, Clone)]
+pub struct RotatingCache {
+    /// Ordered until full. Then position `p` beyond the kept ones is in slot
+    /// `kept + (p - kept) % (size - kept)`; `inner.offset` is not used any more.
+    inner: ChunkedCache,
+    size: i32,
+    kept: i32,
+    offset: i32,
+}
+
+impl RotatingCache {
+    /// An empty cache of `size` positions, of which the first `kept` stay; at least one circulates.
+    pub fn new(size: i32, kept: i32) -> Self {
+        let size = size.max(1);
+        Self {
+            inner: ChunkedCache::new(),
+            size,
+            kept: kept.clamp(0, size - 1),
+            offset: 0,
+        }
+    }
+
+    /// Positions that circulate.
+    fn ring(&self) -> i32 {
+        self.size - self.kept
+    }
+
+    /// The slot of position `p`, once full.
+    fn slot(&self, p: i32) -> i32 {
+        self.kept + (p - self.kept).rem_euclid(self.ring())
+    }
+
+    /// All stored positions in their order, the kept ones apart: `([kept], [rest])`.
+    fn ordered(&self, buffer: &Array) -> Result<(Array, Array)> {
+        let kept = buffer.slice_axis(2, 0, self.kept.min(self.offset))?;
+        if self.offset <= self.size {
+            let rest = buffer.slice_axis(2, self.kept.min(self.offset), self.offset)?;
+            return Ok((kept, rest));
+        }
+        let oldest = self.slot(self.offset);
+        if oldest == self.kept {
+            return Ok((kept, buffer.slice_axis(2, oldest, self.size)?));
+        }
+        let (older, newer) = (
+            buffer.slice_axis(2, oldest, self.size)?,
+            buffer.slice_axis(2, self.kept, oldest)?,
+        );
+        Ok((kept, concatenate(&[&older, &newer], 2)?))
+    }
+
+    /// Adds several positions at once to a part: what their queries see, and what is stored.
+    fn extend(&self, old: Option<&Array>, new: &Array, end: i32) -> Result<(Array, Array)> {
+        let ring = self.ring();
+        let all = match old {
+            None => {
+                let kept = new.slice_axis(2, 0, self.kept)?;
+                (kept, new.slice_axis(2, self.kept, end)?)
+            }
+            Some(old) => {
+                let (kept, rest) = self.ordered(old)?;
+                // Of what is older, the first query sees one position less than circulate.
+                let n = rest.dim(2)?;
+                let rest = rest.slice_axis(2, (n - (ring - 1)).max(0), n)?;
+                let missing = (self.kept - self.offset).max(0).min(new.dim(2)?);
+                if missing > 0 {
+                    let more = new.slice_axis(2, 0, missing)?;
+                    let others = new.slice_axis(2, missing, new.dim(2)?)?;
+                    (concatenate(&[&kept, &more], 2)?, others)
+                } else {
+                    (kept, concatenate(&[&rest, new], 2)?)
+                }
+            }
+        };
+        let (kept, rest) = all;
+        let seen = concatenate(&[&kept, &rest], 2)?;
+        let n = rest.dim(2)?;
+        let tail = rest.slice_axis(2, n - ring, n)?;
+        // The oldest of the tail is position `end - ring`.
+        let first = self.slot(end - ring) - self.kept;
+        let stored = concatenate(
+            &[
+                &kept,
+                &tail.slice_axis(2, ring - first, ring)?,
+                &tail.slice_axis(2, 0, ring - first)?,
+            ],
+            2,
+        )?;
+        Ok((seen, stored))
+    }
+
+    fn seen(&self, keys: Array, values: Array, order: Order) -> Seen {
+        Seen {
+            keys: Stored::Plain(keys),
+            values: Stored::Plain(values),
+            offset: self.offset,
+            order,
+            window: Some(self.ring()),
+        }
+    }
+
+    fn kind(&self) -> String {
+        format!("rotating:{}:{}", self.size, self.kept)
+    }
+}
+
+impl KvCache for RotatingCache {
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen> {
+        let length = keys.dim(2)?;
+        let end = self.offset + length;
+        if end <= self.size {
+            self.inner.offset = self.offset;
+            self.inner.append(keys, values, self.size)?;
+            let (k, v) = self
+                .inner
+                .valid()?
+                .unwrap_or((keys.clone(), values.clone()));
+            let seen = self.seen(k, v, Order::Run { kept: 0, start: 0 });
+            self.offset = end;
+            return Ok(seen);
+        }
+        if length == 1
+            && let Some((k, v)) = self.inner.buffers.take()
+        {
+            // Full: the buffers have exactly `size` positions.
+            let slot = self.slot(self.offset);
+            let k = k.update_axis(keys, 2, slot)?;
+            let v = v.update_axis(values, 2, slot)?;
+            let seen = self.seen(k.clone(), v.clone(), Order::Any);
+            self.inner.buffers = Some((k, v));
+            self.offset = end;
+            return Ok(seen);
+        }
+        let old = self.inner.buffers.take();
+        let (k, stored_k) = self.extend(old.as_ref().map(|b| &b.0), keys, end)?;
+        let (v, stored_v) = self.extend(old.as_ref().map(|b| &b.1), values, end)?;
+        self.inner.buffers = Some((stored_k, stored_v));
+        let rest = k.dim(2)? - self.kept;
+        let order = Order::Run {
+            kept: self.kept,
+            start: end - rest,
+        };
+        let seen = self.seen(k, v, order);
+        self.offset = end;
+        Ok(seen)
+    }
+
+    fn offset(&self) -> i32 {
+        self.offset
+    }
+
+    fn state(&self) -> Vec<&Array> {
+        self.inner.state()
+    }
+
+    fn can_trim(&self, n: i32) -> bool {
+        n <= 0 || self.offset <= self.size
+    }
+
+    fn trim(&mut self, n: i32) {
+        if self.can_trim(n) {
+            self.offset = (self.offset - n.max(0)).max(0);
+        }
+    }
+
+    fn copy(&self) -> Box<dyn KvCache> {
+        Box::new(self.clone())
+    }
+
+    fn snapshot(&self) -> Result<Snapshot> {
+        let mut arrays = std::collections::BTreeMap::new();
+        if let (Some((k, v)), true) = (&self.inner.buffers, self.offset > 0) {
+            let valid = self.offset.min(self.size);
+            arrays.insert("keys".into(), k.slice_axis(2, 0, valid)?);
+            arrays.insert("values".into(), v.slice_axis(2, 0, valid)?);
+        }
+        Ok(Snapshot {
+            kind: self.kind(),
+            offset: self.offset,
+            arrays,
+        })
+    }
+
+    fn restore(&mut self, snapshot: Snapshot) -> Result<(), String> {
+        let valid = snapshot.offset.min(self.size);
+        self.inner.buffers = plain_parts(&snapshot, &self.kind(), valid)?;
+        self.offset = snapshot.offset;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(from: i32, n: i32) -> Array {
+        let values: Vec<f32> = (from..from + n).map(|i| i as f32).collect();
+        Array::from_slice(&values, &[1, 1, n, 1]).unwrap()
+    }
+
+    fn positions(seen: &Seen) -> Vec<i32> {
+        match &seen.keys {
+            Stored::Plain(a) => a
+                .to_vec::<f32>()
+                .unwrap()
+                .iter()
+                .map(|v| *v as i32)
+                .collect(),
+            Stored::Quantized(_) => panic!("not plain"),
+        }
+    }
+
+    /// What the definition says the last query of a step sees.
+    fn expected(p: i32, size: i32, kept: i32) -> Vec<i32> {
+        (0..=p)
+            .filter(|&k| k < kept || k > p - (size - kept))
+            .collect()
+    }
+
+    #[test]
+    fn any_way_of_cutting_sees_the_same_positions() {
+        for (size, kept) in [(8, 0), (8, 3), (5, 4), (1, 0), (300, 4)] {
+            for steps in [
+                vec![1; 40],
+                vec![3, 1, 1, 7, 1, 1, 1, 20, 1, 1, 2, 1],
+                vec![37, 1, 1, 1, 9, 1],
+                vec![2, 6, 1, 8, 8, 1, 1],
+                vec![299, 1, 1, 1, 320, 1, 1],
+            ] {
+                let mut cache = RotatingCache::new(size, kept);
+                let mut at = 0;
+                for n in steps {
+                    let seen = cache.update(&part(at, n), &part(at, n)).unwrap();
+                    assert_eq!(seen.offset, at);
+                    at += n;
+                    let mut got = positions(&seen);
+                    match seen.order {
+                        Order::Any => assert_eq!(n, 1),
+                        Order::Run { kept, start } => {
+                            let stand = (0..kept).chain(start..).take(got.len());
+                            assert_eq!(got, stand.collect::<Vec<_>>(), "{size} {kept} {at}");
+                        }
+                    }
+                    // Of those, the last query sees what the definition says.
+                    let window = seen.window.unwrap();
+                    let kept_here = kept.min(at);
+                    got.retain(|&k| k < kept_here || k > at - 1 - window);
+                    got.sort_unstable();
+                    assert_eq!(got, expected(at - 1, size, kept), "{size} {kept} {at}");
+                    // And the first one misses nothing.
+                    let first = expected(at - n, size, kept);
+                    let all = positions(&seen);
+                    assert!(first.iter().all(|k| all.contains(k)), "{size} {kept} {at}");
+                    let held = cache.state()[0].dim(2).unwrap();
+                    assert!(held <= size, "{held} > {size}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn trims_only_what_it_can_and_survives_a_file() {
+        let mut cache = RotatingCache::new(8, 2);
+        cache.update(&part(0, 8), &part(0, 8)).unwrap();
+        assert!(cache.can_trim(3));
+        cache.trim(3);
+        cache.update(&part(5, 6), &part(5, 6)).unwrap();
+        assert!(!cache.can_trim(1) && cache.can_trim(0));
+        let snapshot = cache.snapshot().unwrap();
+        let mut other = RotatingCache::new(8, 2);
+        other.restore(snapshot.clone()).unwrap();
+        let (a, b) = (
+            cache.update(&part(11, 1), &part(11, 1)).unwrap(),
+            other.update(&part(11, 1), &part(11, 1)).unwrap(),
+        );
+        assert_eq!(positions(&a), positions(&b));
+        assert!(RotatingCache::new(9, 2).restore(snapshot).is_err());
+    }
+}

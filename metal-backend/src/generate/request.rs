@@ -1,0 +1,184 @@
+//! What one request is, apart from the computation: its prompt, its options, the text that comes of
+//! its tokens, when it ends and what it took.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use inference::{ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token};
+
+use super::Clock;
+use crate::model::Engine;
+use crate::text::{Detokenizer, Released};
+
+/// One request.
+pub struct Request {
+    engine: Arc<Engine>,
+    options: GenerateOptions,
+    prompt: Vec<u32>,
+    text: Detokenizer,
+    ready: VecDeque<Token>,
+    /// Logits of tokens whose text is still held back, oldest first.
+    logits: VecDeque<Arc<[f32]>>,
+    /// All tokens drawn, the one that ended the reply included.
+    drawn: Vec<u32>,
+    produced: usize,
+    finish: Option<FinishReason>,
+    clock: Clock,
+}
+
+impl Request {
+    /// A request for the prompt's ids, which are checked here.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] for bad options, an empty prompt or ids outside the vocabulary.
+    pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: GenerateOptions) -> Result<Self> {
+        let clock = Clock::start(prompt.len());
+        options.validate()?;
+        engine.check_prompt(&prompt)?;
+        Ok(Self {
+            text: engine.detokenizer(&options.stop),
+            engine,
+            options,
+            prompt,
+            ready: VecDeque::new(),
+            logits: VecDeque::new(),
+            drawn: Vec::new(),
+            produced: 0,
+            finish: None,
+            clock,
+        })
+    }
+
+    /// The model it runs on.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// What was asked for.
+    pub fn options(&self) -> &GenerateOptions {
+        &self.options
+    }
+
+    /// The prompt's ids.
+    pub fn prompt(&self) -> &[u32] {
+        &self.prompt
+    }
+
+    /// Prompt and drawn tokens, of which a cache holds the first so many.
+    pub fn tokens(&self) -> Vec<u32> {
+        [self.prompt.as_slice(), &self.drawn].concat()
+    }
+
+    /// Tokens that may still come.
+    pub fn room(&self) -> usize {
+        self.options.max_tokens.saturating_sub(self.produced)
+    }
+
+    /// Whether it ended.
+    pub fn is_over(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    /// Asks whether to go on: not after cancellation, the deadline or the closing of the model, which
+    /// end the request. A request for no tokens ends without an error.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub fn check(&mut self) -> Result<()> {
+        let may = self
+            .options
+            .check_interrupt()
+            .and_then(|()| self.engine.check_open());
+        if let Err(e) = may {
+            self.fail(&e);
+            return Err(e);
+        }
+        if self.options.max_tokens == 0 {
+            self.end(FinishReason::Length);
+        }
+        Ok(())
+    }
+
+    /// Ends the request with an error.
+    pub fn fail(&mut self, error: &inference::Error) {
+        self.end(match error.kind() {
+            ErrorKind::DeadlineExceeded => FinishReason::Deadline,
+            ErrorKind::Cancelled => FinishReason::Cancelled,
+            _ => FinishReason::Error,
+        });
+    }
+
+    /// Ends the request and publishes its figures.
+    pub fn end(&mut self, reason: FinishReason) {
+        if self.finish.is_none() {
+            self.finish = Some(reason);
+            self.clock.stop();
+            self.engine.publish(self.metrics());
+        }
+    }
+
+    /// Takes the next token; ends the request where it is the last.
+    pub fn accept(&mut self, id: u32, logits: Option<Arc<[f32]>>) {
+        self.clock.token();
+        self.drawn.push(id);
+        if let Some(logits) = logits {
+            self.logits.push_back(logits);
+        }
+        let eos = !self.options.ignore_eos && self.engine.eos_tokens().contains(&id);
+        if eos || self.options.stop_tokens.contains(&id) {
+            self.flush(FinishReason::Stop);
+            return;
+        }
+        self.produced += 1;
+        self.clock.produced(self.produced);
+        let released = self.text.push(id);
+        let stopped = released.stopped.is_some();
+        self.queue(released);
+        if stopped {
+            self.end(FinishReason::Stop);
+        } else if self.room() == 0 {
+            self.flush(FinishReason::Length);
+        }
+    }
+
+    /// The next token whose text is known.
+    pub fn pop(&mut self) -> Option<Token> {
+        self.ready.pop_front()
+    }
+
+    /// Why it ended, once everything produced has been handed out.
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        if self.ready.is_empty() {
+            self.finish
+        } else {
+            None
+        }
+    }
+
+    /// The clock, for figures that others count.
+    pub fn clock(&mut self) -> &mut Clock {
+        &mut self.clock
+    }
+
+    /// The figures so far.
+    pub fn metrics(&self) -> GenerateMetrics {
+        self.clock.metrics()
+    }
+
+    /// Emits what the text decoder still holds back, and ends.
+    fn flush(&mut self, reason: FinishReason) {
+        let rest = self.text.finish();
+        self.queue(rest);
+        self.end(reason);
+    }
+
+    fn queue(&mut self, released: Released) {
+        for (id, text) in released.ready {
+            let mut token = Token::new(id, text);
+            if let Some(logits) = self.logits.pop_front() {
+                token = token.with_logits(logits);
+            }
+            self.ready.push_back(token);
+        }
+    }
+}

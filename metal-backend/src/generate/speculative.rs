@@ -1,0 +1,257 @@
+//! Several tokens a step: some are guessed cheaply, and one forward pass of the model checks all of
+//! them (Leviathan et al. 2023, Chen et al. 2023). What the model itself would have drawn is kept, the
+//! first wrong guess and all after it are forgotten; so the reply is the plain one, token for token.
+
+use std::sync::Arc;
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::{Array, eval};
+
+use super::lane::Lane;
+use super::prefill::{forward, forward_prompt};
+use super::{Request, read};
+use crate::arch::Decoder;
+use crate::cache::{self, CacheOptions, Caches};
+use crate::error::engine;
+use crate::nn::attention::Positions;
+use crate::sample::Sampler;
+
+/// Who guesses.
+pub enum Guesser {
+    /// A smaller model with the same vocabulary.
+    Model(Arc<dyn Decoder>),
+    /// What followed the last so many tokens where they stood before (Saxena 2023).
+    Lookup(usize),
+}
+
+/// One request whose tokens are guessed first.
+pub struct Drafting {
+    lane: Lane,
+    guesser: Guesser,
+    /// Of the guessing model.
+    caches: Caches,
+    /// Everything so far, prompt and reply.
+    tokens: Vec<u32>,
+}
+
+/// Caches that can be cut back to any length, as wrong guesses need.
+const TRIMMABLE: CacheOptions = CacheOptions {
+    bound: None,
+    packing: None,
+    trimmable: true,
+};
+
+impl Drafting {
+    /// Who guesses for `request`; `None` where nobody shall, or where each token changes what the next
+    /// may be.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with bounded caches.
+    pub fn wanted(request: &Request) -> Result<Option<Guesser>> {
+        let options = request.options();
+        if options.num_draft_tokens == 0 || Sampler::waits(options) {
+            return Ok(None);
+        }
+        let guesser = match (request.engine().draft(), options.prompt_lookup) {
+            (Some(draft), _) => Guesser::Model(draft),
+            (None, 0) => return Ok(None),
+            (None, n) => Guesser::Lookup(n),
+        };
+        if request.engine().cache_options().bound.is_some() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "guessed tokens need caches that can be cut back, which bounded ones cannot; load \
+                 the model without context_len, or ask for num_draft_tokens 0",
+            ));
+        }
+        Ok(Some(guesser))
+    }
+
+    /// A lane for `request`, and one for who guesses.
+    ///
+    /// # Errors
+    /// As [`Lane::new`].
+    pub fn new(request: &mut Request, guesser: Guesser) -> Result<Self> {
+        let decoder = request.engine().decoder()?;
+        let sampler =
+            Sampler::new(request.options(), request.prompt()).map_err(engine("sampler"))?;
+        let mut options = *request.engine().cache_options();
+        options.trimmable = true;
+        let caches = match &guesser {
+            Guesser::Model(draft) => draft.new_caches(&TRIMMABLE),
+            Guesser::Lookup(_) => Vec::new(),
+        };
+        Ok(Self {
+            lane: Lane {
+                caches: decoder.new_caches(&options),
+                decoder,
+                sampler,
+                next: None,
+                fed: 0,
+            },
+            guesser,
+            caches,
+            tokens: request.prompt().to_vec(),
+        })
+    }
+
+    /// One step: at least one token.
+    ///
+    /// # Errors
+    /// When memory runs out, or the request may not go on.
+    pub fn step(&mut self, request: &mut Request) -> Result<()> {
+        if self.lane.fed < request.prompt().len() {
+            let (token, logits) = self.lane.prefill(request)?;
+            self.take(request, &token, &logits)?;
+            return Ok(());
+        }
+        let most = request
+            .options()
+            .num_draft_tokens
+            .min(request.room().saturating_sub(1));
+        let guesses = self.guess(most, request)?;
+        let Some(last) = self.tokens.last().copied() else {
+            return Err(Error::new(
+                ErrorKind::Engine,
+                "there is no token to go on from",
+            ));
+        };
+        let fault = engine("decode");
+        let fed = [&[last], guesses.as_slice()].concat();
+        let lane = &mut self.lane;
+        let logits = forward(
+            lane.decoder.as_ref(),
+            &fed,
+            &mut lane.caches,
+            Positions::All,
+        )
+        .map_err(&fault)?;
+        // Draw at every place, as if all guesses before it were right. What follows a wrong one is
+        // thrown away, with the state of the sampler.
+        let mut drawn = Vec::with_capacity(fed.len());
+        for at in 0..i32::try_from(fed.len()).unwrap_or(i32::MAX) {
+            let logits = logits
+                .slice_axis(1, at, at + 1)
+                .and_then(|l| l.squeeze_axis(1))
+                .map_err(&fault)?;
+            let token = lane.sampler.sample(&logits).map_err(&fault)?;
+            drawn.push((token, logits, lane.sampler.clone()));
+        }
+        eval(
+            drawn
+                .iter()
+                .flat_map(|(token, logits, sampler)| {
+                    [token, logits].into_iter().chain(sampler.state())
+                })
+                .chain(lane.caches.iter().flat_map(|c| c.state())),
+        )
+        .map_err(&fault)?;
+
+        let mut right = 0;
+        for (i, (token, logits, sampler)) in drawn.into_iter().enumerate() {
+            self.lane.sampler = sampler;
+            let id = self.take(request, &token, &logits)?;
+            if request.is_over() || guesses.get(i) != Some(&id) {
+                break;
+            }
+            right += 1;
+        }
+        request.clock().drafted(guesses.len(), right);
+        let wrong = i32::try_from(guesses.len() - right).unwrap_or(i32::MAX);
+        if !cache::trim(&mut self.lane.caches, wrong) {
+            return Err(Error::new(ErrorKind::Engine, "a cache cannot be cut back"));
+        }
+        // The guessing model has seen its own guesses, up to the last but one.
+        let known = i32::try_from(self.tokens.len()).unwrap_or(i32::MAX) - 1;
+        let surplus = cache::offset(&self.caches) - known;
+        if surplus > 0 {
+            cache::trim(&mut self.caches, surplus);
+        }
+        Ok(())
+    }
+
+    /// Hands a token to the request.
+    fn take(&mut self, request: &mut Request, token: &Array, logits: &Array) -> Result<u32> {
+        let (id, logits) = read(token, logits, request.options())?;
+        request.accept(id, logits);
+        self.tokens.push(id);
+        Ok(id)
+    }
+
+    /// At most `most` guesses.
+    fn guess(&mut self, most: usize, request: &Request) -> Result<Vec<u32>> {
+        if most == 0 {
+            return Ok(Vec::new());
+        }
+        match &self.guesser {
+            Guesser::Lookup(n) => Ok(look_up(&self.tokens, *n, most)),
+            Guesser::Model(draft) => {
+                let fault = engine("draft");
+                let from = cache::offset(&self.caches).unsigned_abs() as usize;
+                let mut logits = forward_prompt(
+                    draft.as_ref(),
+                    &self.tokens[from..],
+                    &mut self.caches,
+                    request.options().prefill_step_size,
+                    &mut |_| request.options().check_interrupt(),
+                )?;
+                let mut guesses: Vec<Array> = Vec::with_capacity(most);
+                loop {
+                    let token = logits
+                        .reshape(&[1, -1])
+                        .and_then(|l| l.argmax(-1, false))
+                        .map_err(&fault)?;
+                    guesses.push(token);
+                    let (Some(token), true) = (guesses.last(), guesses.len() < most) else {
+                        break;
+                    };
+                    let ids = token.reshape(&[1, 1]).map_err(&fault)?;
+                    let mut rows = [cache::Row {
+                        length: 1,
+                        caches: &mut self.caches,
+                    }];
+                    let watch = &mut crate::arch::Watch::nothing();
+                    logits = draft
+                        .forward(&ids, &mut rows, Positions::Last, watch)
+                        .map_err(&fault)?;
+                }
+                let state = self.caches.iter().flat_map(|c| c.state());
+                eval(guesses.iter().chain(state)).map_err(&fault)?;
+                guesses
+                    .iter()
+                    .map(|token| token.item::<u32>().map_err(&fault))
+                    .collect()
+            }
+        }
+    }
+}
+
+/// What followed the last `n` tokens (or fewer, down to one) where they stood last, at most `most`.
+fn look_up(tokens: &[u32], n: usize, most: usize) -> Vec<u32> {
+    for n in (1..=n.min(tokens.len().saturating_sub(1))).rev() {
+        let end = tokens.len() - n;
+        let key = &tokens[end..];
+        let found = (0..end).rev().find(|&at| &tokens[at..at + n] == key);
+        if let Some(at) = found {
+            return tokens[at + n..].iter().copied().take(most).collect();
+        }
+    }
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::look_up;
+
+    #[test]
+    fn the_longest_and_latest_match_is_continued() {
+        assert_eq!(look_up(&[1, 2, 3, 9, 2, 3, 4, 2, 3], 3, 2), [4, 2]);
+        assert_eq!(
+            look_up(&[1, 2, 3, 9, 5, 2, 3, 4, 1, 2, 3], 3, 5),
+            [9, 5, 2, 3, 4]
+        );
+        assert_eq!(look_up(&[7, 7, 7], 2, 4), [7]);
+        assert!(look_up(&[1, 2, 3], 3, 4).is_empty());
+        assert!(look_up(&[1], 3, 4).is_empty() && look_up(&[], 1, 1).is_empty());
+    }
+}

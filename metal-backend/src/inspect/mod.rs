@@ -1,0 +1,353 @@
+//! What looks inside a model: attention, hidden states, embeddings, and the probabilities of a text.
+
+use std::collections::BTreeMap;
+
+use inference::{
+    AttentionInspector, AttentionSnapshot, EmbeddingModel, Error, ErrorKind, GenerateOptions,
+    HiddenStates, Pooling, Prompt, Result,
+};
+use mlx_rs_core::{Array, Dtype, concatenate, eval};
+
+use crate::arch::{Decoder, Watch};
+use crate::cache::{CacheOptions, Caches, Row};
+use crate::error::engine as engine_error;
+use crate::generate::prefill::ids;
+use crate::model::{Engine, MlxModel};
+use crate::nn::attention::Positions;
+
+/// Every position is kept, unpacked: what is looked at must not depend on how memory is saved.
+const WHOLE: CacheOptions = CacheOptions {
+    bound: None,
+    packing: None,
+    trimmable: true,
+};
+
+/// Positions in one forward pass.
+fn step() -> usize {
+    GenerateOptions::default().prefill_step_size
+}
+
+/// One step's forward pass, watched.
+type Forward<'a> = dyn FnMut(Watch<'_>) -> mlx_rs_core::Result<Array> + 'a;
+
+/// Runs a prompt in steps; `f` is given the tokens of each, and what runs them.
+fn run(
+    engine: &Engine,
+    decoder: &dyn Decoder,
+    tokens: &[u32],
+    caches: &mut Caches,
+    f: &mut dyn FnMut(&[u32], &mut Forward<'_>) -> Result<()>,
+) -> Result<()> {
+    for part in tokens.chunks(step()) {
+        engine.check_open()?;
+        f(part, &mut |mut watch| {
+            let ids = ids(part)?;
+            let mut rows = [Row {
+                length: ids.dim(1)?,
+                caches,
+            }];
+            decoder.forward(&ids, &mut rows, Positions::All, &mut watch)
+        })?;
+    }
+    Ok(())
+}
+
+/// `[1, H, L, D]` as one vector a head.
+fn heads(array: &Array) -> mlx_rs_core::Result<Vec<Vec<f32>>> {
+    let n = array.dim(1)?;
+    (0..n)
+        .map(|h| array.slice_axis(1, h, h + 1)?.to_f32_vec())
+        .collect()
+}
+
+impl AttentionInspector for MlxModel {
+    fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot> {
+        let engine = self.engine();
+        let tokens = engine.encode_prompt(prompt)?;
+        engine.check_prompt(&tokens)?;
+        let decoder = engine.decoder()?;
+        let info = engine.info();
+        engine.scope(|| {
+            let mut caches = decoder.new_caches(&WHOLE);
+            let mut queries: BTreeMap<usize, Vec<Array>> = BTreeMap::new();
+            run(
+                engine,
+                decoder.as_ref(),
+                &tokens,
+                &mut caches,
+                &mut |_, forward| {
+                    let mut seen = Vec::new();
+                    let mut saw = |layer: usize, q: &Array| {
+                        seen.push((layer, q.clone()));
+                        Ok(())
+                    };
+                    let out = forward(Watch::queries(&mut saw).instead_of_logits())
+                        .map_err(engine_error("inspect"))?;
+                    eval(seen.iter().map(|(_, q)| q).chain([&out]))
+                        .map_err(engine_error("inspect"))?;
+                    for (layer, q) in seen {
+                        queries.entry(layer).or_default().push(q);
+                    }
+                    Ok(())
+                },
+            )?;
+            let fault = engine_error("inspect");
+            let queries = queries
+                .values()
+                .map(|parts| heads(&concatenate(&parts.iter().collect::<Vec<_>>(), 2)?))
+                .collect::<mlx_rs_core::Result<Vec<_>>>()
+                .map_err(&fault)?;
+            let own = caches
+                .iter()
+                .map(|cache| match cache.snapshot()?.arrays.get("keys") {
+                    Some(keys) => heads(keys),
+                    None => Ok(Vec::new()),
+                })
+                .collect::<mlx_rs_core::Result<Vec<_>>>()
+                .map_err(&fault)?;
+            let keys = (0..info.num_layers)
+                .filter_map(|layer| own.get(decoder.keys_of(layer)).cloned())
+                .collect();
+            let mut snapshot = AttentionSnapshot::default();
+            snapshot.architecture = info.architecture.clone();
+            snapshot.num_layers = info.num_layers;
+            snapshot.num_heads = info.num_heads;
+            snapshot.num_kv_heads = info.num_kv_heads;
+            snapshot.seq_len = tokens.len();
+            snapshot.head_dim = info.head_dim;
+            snapshot.keys = keys;
+            snapshot.queries = Some(queries);
+            Ok(snapshot)
+        })
+    }
+
+    fn hidden_states(&self, prompt: &Prompt, positions: &[usize]) -> Result<HiddenStates> {
+        let engine = self.engine();
+        let tokens = engine.encode_prompt(prompt)?;
+        engine.check_prompt(&tokens)?;
+        if let Some(p) = positions.iter().find(|&&p| p >= tokens.len()) {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!(
+                    "position {p} is beyond the prompt of {} tokens",
+                    tokens.len()
+                ),
+            ));
+        }
+        let decoder = engine.decoder()?;
+        let info = engine.info();
+        engine.scope(|| {
+            let mut caches = decoder.new_caches(&WHOLE);
+            // Of each position asked for, by block.
+            let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
+            let mut before = 0;
+            run(
+                engine,
+                decoder.as_ref(),
+                &tokens,
+                &mut caches,
+                &mut |part, forward| {
+                    let here: Vec<usize> = (before..before + part.len())
+                        .filter(|p| positions.contains(p))
+                        .collect();
+                    let local: Vec<u32> = here
+                        .iter()
+                        .map(|p| u32::try_from(p - before).unwrap_or(u32::MAX))
+                        .collect();
+                    let mut outputs = Vec::new();
+                    let mut saw = |_: usize, x: &Array| {
+                        if !local.is_empty() {
+                            outputs.push(x.take_ids(&local, 1)?.astype(Dtype::Float32)?);
+                        }
+                        Ok(())
+                    };
+                    let out = forward(Watch::blocks(&mut saw).instead_of_logits())
+                        .map_err(engine_error("inspect"))?;
+                    eval(outputs.iter().chain([&out])).map_err(engine_error("inspect"))?;
+                    for output in outputs {
+                        let values = output.to_vec::<f32>().map_err(engine_error("inspect"))?;
+                        for (p, state) in here.iter().zip(values.chunks_exact(info.hidden_size)) {
+                            found.entry(*p).or_default().push(state.to_vec());
+                        }
+                    }
+                    before += part.len();
+                    Ok(())
+                },
+            )?;
+            let mut states = HiddenStates::default();
+            states.positions = positions.to_vec();
+            states.hidden_size = info.hidden_size;
+            if !positions.is_empty() {
+                states.blocks = (0..info.num_layers)
+                    .map(|block| {
+                        let at = |p: &usize| found.get(p).and_then(|all| all.get(block));
+                        positions.iter().filter_map(at).flatten().copied().collect()
+                    })
+                    .collect();
+            }
+            states.tokens = tokens;
+            Ok(states)
+        })
+    }
+}
+
+impl EmbeddingModel for MlxModel {
+    fn embed(
+        &self,
+        prompts: &[Prompt],
+        pooling: Pooling,
+        normalize: bool,
+    ) -> Result<Vec<Vec<f32>>> {
+        let engine = self.engine();
+        let mut encoded = Vec::with_capacity(prompts.len());
+        for (i, prompt) in prompts.iter().enumerate() {
+            let tokens = engine.encode_prompt(prompt)?;
+            engine
+                .check_prompt(&tokens)
+                .map_err(|e| e.context(format!("prompt {i}")))?;
+            encoded.push((i, tokens));
+        }
+        let decoder = engine.decoder()?;
+        // Like lengths go together; the vectors are put back in their places.
+        encoded.sort_by_key(|(_, tokens)| tokens.len());
+        let mut vectors = vec![Vec::new(); prompts.len()];
+        engine.scope(|| {
+            let mut rest = encoded.as_slice();
+            while !rest.is_empty() {
+                engine.check_open()?;
+                let mut total = 0;
+                let n = rest
+                    .iter()
+                    .take_while(|(_, tokens)| {
+                        total += tokens.len();
+                        total <= step()
+                    })
+                    .count()
+                    .max(1);
+                let (now, later) = rest.split_at(n);
+                let pooled = pooled(engine, decoder.as_ref(), now, pooling, normalize)?;
+                for ((i, _), vector) in now.iter().zip(pooled) {
+                    vectors[*i] = vector;
+                }
+                rest = later;
+            }
+            Ok(vectors)
+        })
+    }
+}
+
+/// The vectors of a few prompts: several short ones in one pass, or a long one in steps.
+fn pooled(
+    engine: &Engine,
+    decoder: &dyn Decoder,
+    prompts: &[(usize, Vec<u32>)],
+    pooling: Pooling,
+    normalize: bool,
+) -> Result<Vec<Vec<f32>>> {
+    let fault = engine_error("embed");
+    let states = if let [(_, tokens)] = prompts {
+        let mut caches = decoder.new_caches(engine.cache_options());
+        let mut parts = Vec::new();
+        run(engine, decoder, tokens, &mut caches, &mut |_, forward| {
+            let part = forward(Watch::nothing().instead_of_logits())
+                .and_then(|part| eval([&part]).map(|()| part))
+                .map_err(engine_error("embed"))?;
+            parts.push(part);
+            Ok(())
+        })?;
+        concatenate(&parts.iter().collect::<Vec<_>>(), 1).map_err(&fault)?
+    } else {
+        let all: Vec<u32> = prompts
+            .iter()
+            .flat_map(|(_, t)| t.iter().copied())
+            .collect();
+        let mut caches: Vec<Caches> = prompts
+            .iter()
+            .map(|_| decoder.new_caches(engine.cache_options()))
+            .collect();
+        let mut rows: Vec<Row<'_>> = caches
+            .iter_mut()
+            .zip(prompts)
+            .map(|(caches, (_, tokens))| Row {
+                length: i32::try_from(tokens.len()).unwrap_or(i32::MAX),
+                caches,
+            })
+            .collect();
+        let mut watch = Watch::nothing().instead_of_logits();
+        ids(&all)
+            .and_then(|ids| decoder.forward(&ids, &mut rows, Positions::All, &mut watch))
+            .map_err(&fault)?
+    };
+    let mut from = 0;
+    let mut vectors = Vec::with_capacity(prompts.len());
+    for (_, tokens) in prompts {
+        let to = from + i32::try_from(tokens.len()).unwrap_or(i32::MAX);
+        let vector = || -> mlx_rs_core::Result<Array> {
+            let own = match pooling {
+                Pooling::Last => states.slice_axis(1, to - 1, to)?,
+                _ => states.slice_axis(1, from, to)?,
+            };
+            // [1, L, hidden] -> [hidden]
+            let mean = own
+                .astype(Dtype::Float32)?
+                .mean(1, false)?
+                .squeeze_axis(0)?;
+            if !normalize {
+                return Ok(mean);
+            }
+            let length = mean.square()?.sum(0, true)?.sqrt()?;
+            mean.divide(&length.maximum(&Array::scalar(1e-12f32)?)?)
+        };
+        vectors.push(vector().map_err(&fault)?);
+        from = to;
+    }
+    eval(&vectors).map_err(&fault)?;
+    vectors
+        .iter()
+        .map(|v| v.to_vec::<f32>().map_err(&fault))
+        .collect()
+}
+
+/// The log-probability of each token but the first.
+///
+/// # Errors
+/// When memory runs out, or the model is closed.
+pub fn token_logprobs(engine: &Engine, tokens: &[u32]) -> Result<Vec<f32>> {
+    let decoder = engine.decoder()?;
+    engine.scope(|| {
+        let fault = engine_error("logprobs");
+        let mut caches = decoder.new_caches(engine.cache_options());
+        let mut found = Vec::with_capacity(tokens.len());
+        let mut before = 0;
+        run(
+            engine,
+            decoder.as_ref(),
+            tokens,
+            &mut caches,
+            &mut |part, forward| {
+                let next = &tokens[before + 1..(before + 1 + part.len()).min(tokens.len())];
+                before += part.len();
+                let logits = forward(Watch::nothing()).map_err(&fault)?;
+                let score = || -> mlx_rs_core::Result<Vec<f32>> {
+                    let n = i32::try_from(next.len()).unwrap_or(i32::MAX);
+                    // [1, L, V] -> [n, V], whose next tokens are known
+                    let logits = logits
+                        .slice_axis(1, 0, n)?
+                        .squeeze_axis(0)?
+                        .astype(Dtype::Float32)?;
+                    let ids = Array::vector(next)?.expand_dims(1)?;
+                    let chosen = logits.take_along_axis(&ids, -1)?;
+                    let total = logits.logsumexp(-1, true)?;
+                    chosen.subtract(&total)?.to_vec()
+                };
+                if next.is_empty() {
+                    eval([&logits]).map_err(&fault)?;
+                } else {
+                    found.extend(score().map_err(&fault)?);
+                }
+                Ok(())
+            },
+        )?;
+        Ok(found)
+    })
+}

@@ -1,0 +1,45 @@
+//! `mlx cache-prompt`: computes a prompt once and keeps it in a file.
+
+use std::path::PathBuf;
+
+use inference::Prompt;
+use serde_json::json;
+
+use super::console::Console;
+use super::failure::Failure;
+use super::load::{LoadArgs, ModelArgs, load};
+use super::prompt::read_text;
+
+/// Compute a prompt once and keep it in a file, for `mlx generate --prompt-cache-file`
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The prompt, without chat template; `-` reads it from standard input
+    #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: String,
+    /// The file, replaced if it is there
+    #[arg(long, value_name = "FILE")]
+    prompt_cache_file: PathBuf,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    let text = read_text(&args.prompt, console)?;
+    let loaded = load(&args.model, &args.load, console)?;
+    let model = loaded
+        .model
+        .as_prompt_cache()
+        .ok_or_else(|| Failure::failed("this backend keeps no prompts in files"))?;
+    let tokens = model.save_prompt_cache(&Prompt::Text(text), &args.prompt_cache_file)?;
+    let bytes = std::fs::metadata(&args.prompt_cache_file)
+        .map_err(|e| Failure::failed(format!("{}: {e}", args.prompt_cache_file.display())))?
+        .len();
+    console.json(&json!({
+        "file": args.prompt_cache_file.to_string_lossy(),
+        "tokens": tokens,
+        "bytes": bytes,
+    }))
+}

@@ -1,0 +1,33 @@
+//! The flags that say how the engine goes about it. They change what a reply takes, not what it says.
+
+use inference::GenerateOptions;
+
+use super::failure::Failure;
+use super::load::at_least_one;
+
+/// How the engine goes about it.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Positions of the prompt in one forward pass
+    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
+    pub prefill_step_size: usize,
+    /// Tokens guessed at a time, with --draft-model or --prompt-lookup
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub num_draft_tokens: usize,
+    /// Guess what followed the last N tokens where they stood before; 0 is off
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub prompt_lookup: usize,
+}
+
+impl EngineArgs {
+    /// Puts them into `options`, and checks them.
+    pub fn apply(&self, options: &mut GenerateOptions) -> Result<(), Failure> {
+        options.prefill_step_size = self.prefill_step_size;
+        options.num_draft_tokens = self.num_draft_tokens;
+        options.prompt_lookup = self.prompt_lookup;
+        options
+            .validate()
+            .map_err(|e| Failure::usage(e.to_string()))
+    }
+}

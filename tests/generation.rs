@@ -1,0 +1,521 @@
+//! Generating at full depth, on tiny checkpoints: batches equal to solo runs, caches of every kind,
+//! prefixes that are reused, guessed tokens.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use common::{fixture, greedy, tiny};
+use inference::{
+    BatchEvent, CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Prompt, RowId,
+    TextModel,
+};
+
+/// Architectures with a flow of their own, and quantized ones.
+const FAMILIES: [&str; 24] = [
+    "cohere2",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma4-small",
+    "gemma4-large",
+    "glm4",
+    "gpt2",
+    "gpt-oss",
+    "granite",
+    "llama",
+    "llama-q4",
+    "mistral-window",
+    "mixtral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen2-moe",
+    "qwen3",
+    "qwen3-moe",
+    "qwen3-moe-mixed",
+    "smollm3",
+    "starcoder2",
+    "llama-rope3",
+];
+
+fn ids(from: u32, n: u32) -> Prompt {
+    Prompt::Tokens(
+        (0..n)
+            .map(|i| 5 + (from * 31 + i * 7 + i * i % 11) % 90)
+            .collect(),
+    )
+}
+
+fn reply(model: &dyn TextModel, prompt: &Prompt, options: &GenerateOptions) -> Vec<u32> {
+    let stream = model.generate(prompt, options).unwrap();
+    stream.collect_output().unwrap().tokens
+}
+
+fn path_of(name: &str) -> std::path::PathBuf {
+    fixture("tiny").join(name)
+}
+
+fn tiny_with(name: &str, options: &LoadOptions) -> Box<dyn TextModel> {
+    inference::load_model(path_of(name), &options.clone().with_backend("cpu"))
+        .unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// Nothing is reused, so that runs can be compared.
+fn fresh(n: usize) -> GenerateOptions {
+    greedy(n).with_cache_prompt(false)
+}
+
+#[test]
+fn a_batch_gives_what_each_gets_alone_in_every_architecture() {
+    let prompts: Vec<Prompt> = [3, 40, 1, 17, 9].iter().map(|&n| ids(n, n)).collect();
+    for name in FAMILIES {
+        let model = tiny(name);
+        let solo: Vec<_> = prompts
+            .iter()
+            .map(|p| reply(model.as_ref(), p, &fresh(10)))
+            .collect();
+        // A small step cuts the prompts, so that rows in prefill and in decode meet.
+        for step in [512, 16] {
+            if name == "phi3" && step == 16 {
+                // LongRoPE turns by what there is in a pass, as the reference does: cutting a prompt
+                // that is longer than the trained context changes it.
+                continue;
+            }
+            let options = fresh(10).with_prefill_step_size(step);
+            let together = model.batch_generate(&prompts, &options).unwrap();
+            for ((result, solo), prompt) in together.iter().zip(&solo).zip(&prompts) {
+                assert!(result.error.is_none(), "{name}: {:?}", result.error);
+                let got: Vec<u32> = result.tokens.iter().map(|t| t.id).collect();
+                assert_eq!(&got, solo, "{name}, step {step}, {prompt:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sixty_four_schedules_of_coming_and_going_equal_solo_runs() {
+    let mut state = 12345u64;
+    let mut random = |n: u64| {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (state >> 33) % n
+    };
+    for name in ["qwen3", "gemma3"] {
+        let model = tiny(name);
+        let solo: Vec<Vec<u32>> = (0..8)
+            .map(|i| reply(model.as_ref(), &ids(i, 4 + 5 * i), &fresh(12)))
+            .collect();
+        for schedule in 0..32 {
+            let mut session = model.batch_session().unwrap();
+            let mut rows: BTreeMap<RowId, (usize, Vec<u32>)> = BTreeMap::new();
+            let (mut added, mut ended) = (0, 0);
+            while ended < 8 {
+                while added < 8 && (session.is_empty() || random(3) == 0) {
+                    let i = random(8) as u32;
+                    let options = fresh(12).with_prefill_step_size(1 + random(20) as usize);
+                    let row = session.add(&ids(i, 4 + 5 * i), &options).unwrap();
+                    rows.insert(row, (i as usize, Vec::new()));
+                    added += 1;
+                }
+                for event in session.step().unwrap() {
+                    let (i, got) = rows.get_mut(&event.row()).unwrap();
+                    match event {
+                        BatchEvent::Token { token, .. } => got.push(token.id),
+                        BatchEvent::Done { reason, .. } => {
+                            assert_eq!(got, &solo[*i], "{name}, schedule {schedule}");
+                            assert!(matches!(reason, FinishReason::Length | FinishReason::Stop));
+                            ended += 1;
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+                if random(6) == 0
+                    && let Some((&row, (i, got))) = rows.iter().next()
+                    && session.remove(row)
+                {
+                    assert_eq!(got[..], solo[*i][..got.len()]);
+                    assert!(!session.remove(row));
+                    ended += 1;
+                }
+                if random(2) == 0
+                    && let Some((&row, _)) = rows.iter().next_back()
+                    && rows.len() > 8
+                {
+                    session.remove(row);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_bad_row_does_not_touch_the_others() {
+    let model = tiny("llama");
+    let good = ids(1, 8);
+    let bad = Prompt::Tokens(vec![1, 4_000_000]);
+    let results = model
+        .batch_generate(&[good.clone(), bad, Prompt::Tokens(Vec::new())], &fresh(6))
+        .unwrap();
+    let expected = reply(model.as_ref(), &good, &fresh(6));
+    let got: Vec<u32> = results[0].tokens.iter().map(|t| t.id).collect();
+    assert_eq!(got, expected);
+    for failed in &results[1..] {
+        assert_eq!(
+            failed.error.as_ref().unwrap().kind(),
+            ErrorKind::InvalidOption
+        );
+    }
+    let mut session = model.batch_session().unwrap();
+    let cancel = CancelToken::new();
+    let (a, b) = (
+        session.add(&good, &fresh(6)).unwrap(),
+        session
+            .add(&good, &fresh(6).with_cancel(cancel.clone()))
+            .unwrap(),
+    );
+    session.step().unwrap();
+    cancel.cancel();
+    let events = session.step().unwrap();
+    assert!(events.iter().any(|e| matches!(
+        e,
+        BatchEvent::Failed { row, error } if *row == b && error.kind() == ErrorKind::Cancelled
+    )));
+    assert!(
+        events
+            .iter()
+            .any(|e| matches!(e, BatchEvent::Token { row, .. } if *row == a))
+    );
+    model.close().unwrap();
+    let events = session.step().unwrap();
+    assert!(
+        matches!(events.front(), Some(BatchEvent::Failed { error, .. })
+        if error.kind() == ErrorKind::Closed)
+    );
+    assert!(session.is_empty());
+}
+
+#[test]
+fn the_same_seed_draws_the_same_in_a_batch_and_alone() {
+    let model = tiny("qwen2");
+    let options = fresh(12).with_temperature(1.0).with_top_p(0.9).with_seed(7);
+    let prompts: Vec<Prompt> = (1..5).map(|i| ids(i, 6 * i)).collect();
+    let solo: Vec<_> = prompts
+        .iter()
+        .map(|p| reply(model.as_ref(), p, &options))
+        .collect();
+    let together = model.batch_generate(&prompts, &options).unwrap();
+    for (result, solo) in together.iter().zip(&solo) {
+        let got: Vec<u32> = result.tokens.iter().map(|t| t.id).collect();
+        assert_eq!(&got, solo);
+    }
+}
+
+#[test]
+fn classification_of_many_equals_one_by_one() {
+    let model = tiny("gemma2");
+    let prompts: Vec<Prompt> = (0..16).map(|i| ids(i, 1 + (i * 5) % 23)).collect();
+    let all = model.classify(&prompts, &fresh(1), true).unwrap();
+    for (prompt, result) in prompts.iter().zip(&all) {
+        let one = model
+            .classify(std::slice::from_ref(prompt), &fresh(1), true)
+            .unwrap();
+        assert_eq!(result.token.id, one[0].token.id);
+        let (a, b) = (
+            result.logits.as_ref().unwrap(),
+            one[0].logits.as_ref().unwrap(),
+        );
+        assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4));
+    }
+    let bad = [prompts[0].clone(), Prompt::Tokens(vec![u32::MAX])];
+    assert!(model.classify(&bad, &fresh(1), false).is_err());
+}
+
+#[test]
+fn a_prompt_that_begins_alike_is_not_computed_again() {
+    for name in ["llama", "gemma3", "mistral-window"] {
+        let model = tiny(name);
+        let Prompt::Tokens(first) = ids(2, 12) else {
+            unreachable!()
+        };
+        let output = model
+            .generate(
+                &Prompt::Tokens(first.clone()),
+                &greedy(5).with_ignore_eos(true),
+            )
+            .unwrap()
+            .collect_output()
+            .unwrap();
+        assert_eq!(output.metrics.cached_tokens, 0);
+        // The next turn: prompt, reply, and more.
+        let mut second = first.clone();
+        second.extend(&output.tokens);
+        second.extend([20, 21, 22]);
+        let expected = reply(model.as_ref(), &Prompt::Tokens(second.clone()), &fresh(8));
+        let output = model
+            .generate(&Prompt::Tokens(second.clone()), &greedy(8))
+            .unwrap()
+            .collect_output()
+            .unwrap();
+        assert_eq!(output.tokens, expected, "{name}");
+        // The last token of a reply is never fed.
+        assert_eq!(output.metrics.cached_tokens, 16, "{name}");
+        // Another ending: cut back to what is common.
+        let mut third = second[..9].to_vec();
+        third.push(30);
+        let expected = reply(model.as_ref(), &Prompt::Tokens(third.clone()), &fresh(8));
+        let output = model
+            .generate(&Prompt::Tokens(third), &greedy(8))
+            .unwrap()
+            .collect_output()
+            .unwrap();
+        assert_eq!(output.tokens, expected, "{name}");
+        if name == "llama" {
+            assert_eq!(output.metrics.cached_tokens, 9);
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_request_leaves_nothing_behind() {
+    let model = tiny("llama");
+    let prompt = ids(3, 20);
+    let expected = reply(model.as_ref(), &prompt, &greedy(10));
+    let cancel = CancelToken::new();
+    let mut stream = model
+        .generate(&prompt, &greedy(10).with_cancel(cancel.clone()))
+        .unwrap();
+    stream.next().unwrap().unwrap();
+    cancel.cancel();
+    assert!(stream.any(|t| t.is_err()));
+    drop(stream);
+    let output = model
+        .generate(&prompt, &greedy(10))
+        .unwrap()
+        .collect_output()
+        .unwrap();
+    assert_eq!(output.metrics.cached_tokens, 0);
+    assert_eq!(output.tokens, expected);
+}
+
+#[test]
+fn a_bounded_context_goes_on_however_the_prompt_is_cut() {
+    for name in ["llama", "gemma3", "gpt-oss", "qwen3-moe"] {
+        for bound in [1, 8, 24] {
+            let options = LoadOptions::new().with_context_len(bound);
+            let model = tiny_with(name, &options);
+            let prompt = ids(5, 60);
+            let whole = reply(model.as_ref(), &prompt, &fresh(40).with_ignore_eos(true));
+            assert_eq!(whole.len(), 40);
+            for step in [1, 7, 30] {
+                let options = fresh(40).with_ignore_eos(true).with_prefill_step_size(step);
+                let got = reply(model.as_ref(), &prompt, &options);
+                assert_eq!(got, whole, "{name}, bound {bound}, step {step}");
+            }
+        }
+        // What fits is exact.
+        let roomy = tiny_with(name, &LoadOptions::new().with_context_len(100));
+        let prompt = ids(6, 20);
+        assert_eq!(
+            reply(roomy.as_ref(), &prompt, &fresh(30)),
+            reply(tiny(name).as_ref(), &prompt, &fresh(30)),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_bound_is_a_sliding_window_on_every_layer() {
+    // A bound below 16 keeps nothing of the beginning.
+    let with_window = |window: serde_json::Value| {
+        let dir = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(path_of("mistral-window")).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+        }
+        let config = dir.path().join("config.json");
+        let text = std::fs::read_to_string(&config).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        json["sliding_window"] = window;
+        std::fs::write(&config, json.to_string()).unwrap();
+        dir
+    };
+    let (none, eight) = (with_window(serde_json::Value::Null), with_window(8.into()));
+    let load = |dir: &tempfile::TempDir, options: &LoadOptions| {
+        inference::load_model(dir.path(), &options.clone().with_backend("cpu")).unwrap()
+    };
+    let bounded = load(&none, &LoadOptions::new().with_context_len(8));
+    let windowed = load(&eight, &LoadOptions::new());
+    let free = load(&none, &LoadOptions::new());
+    let prompt = ids(4, 50);
+    assert_eq!(
+        reply(bounded.as_ref(), &prompt, &fresh(60)),
+        reply(windowed.as_ref(), &prompt, &fresh(60)),
+    );
+    assert_ne!(
+        reply(bounded.as_ref(), &prompt, &fresh(60)),
+        reply(free.as_ref(), &prompt, &fresh(60)),
+    );
+}
+
+#[test]
+fn a_packed_cache_is_near_the_plain_one() {
+    let exact = tiny("llama");
+    let prompt = ids(8, 70);
+    let logits = |model: &dyn TextModel| {
+        let tokens = model.as_token_model().unwrap();
+        tokens.logits(&prompt, true).unwrap().logits
+    };
+    let plain = logits(exact.as_ref());
+    let distance = |options: &LoadOptions| {
+        let model = tiny_with("llama", options);
+        reply(model.as_ref(), &prompt, &fresh(20));
+        let packed = logits(model.as_ref());
+        let total: f32 = packed.iter().zip(&plain).map(|(a, b)| (a - b).abs()).sum();
+        total / plain.len() as f32
+    };
+    let head = exact.info().head_dim;
+    let group = [128, 64, 32].into_iter().find(|g| head % g == 0);
+    let Some(group) = group else {
+        // Heads that no group divides are refused, by name.
+        let options = LoadOptions::new().with_kv_bits(8).with_backend("cpu");
+        let error = inference::load_model(path_of("llama"), &options)
+            .err()
+            .unwrap();
+        assert!(error.to_string().contains("kv_group_size"), "{error}");
+        return;
+    };
+    let options = LoadOptions::new()
+        .with_kv_bits(8)
+        .with_kv_group_size(group as u32);
+    let eight = distance(&options);
+    let four = distance(&options.clone().with_kv_bits(4));
+    let never = distance(&options.with_quantized_kv_start(1000));
+    assert!(
+        never == 0.0 && eight < 0.02 && eight < four && four < 0.5,
+        "{never} {eight} {four}"
+    );
+}
+
+#[test]
+fn guessed_tokens_change_nothing_but_the_number_of_steps() {
+    for name in ["llama", "gemma3", "mixtral-q4"] {
+        let plain = tiny(name);
+        let drafted = tiny_with(name, &LoadOptions::new().with_draft_model(path_of(name)));
+        for (prompt, sampled) in [(ids(1, 30), false), (ids(2, 3), true), (ids(3, 1), false)] {
+            let mut options = fresh(40).with_ignore_eos(true);
+            if sampled {
+                options = options
+                    .with_temperature(0.8)
+                    .with_seed(3)
+                    .with_repeat_penalty(1.1);
+            }
+            let expected = reply(plain.as_ref(), &prompt, &options);
+            for n in [1, 3, 8] {
+                let options = options.clone().with_num_draft_tokens(n);
+                let output = drafted
+                    .generate(&prompt, &options)
+                    .unwrap()
+                    .collect_output()
+                    .unwrap();
+                assert_eq!(output.tokens, expected, "{name}, {n} guessed");
+                let m = &output.metrics;
+                assert!(m.draft_tokens > 0);
+                if !sampled {
+                    // The model guesses as it decides.
+                    assert!(
+                        m.draft_acceptance() > 0.9,
+                        "{name}: {}",
+                        m.draft_acceptance()
+                    );
+                }
+                let options = options.with_prompt_lookup(3);
+                let output = plain
+                    .generate(&prompt, &options)
+                    .unwrap()
+                    .collect_output()
+                    .unwrap();
+                assert_eq!(output.tokens, expected, "{name}, {n} looked up");
+            }
+        }
+    }
+    let bounded = tiny_with("llama", &LoadOptions::new().with_context_len(16));
+    let error = bounded
+        .generate(&ids(1, 4), &fresh(4).with_prompt_lookup(2))
+        .err()
+        .unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let other = LoadOptions::new()
+        .with_backend("cpu")
+        .with_draft_model(Path::new("nowhere").to_path_buf());
+    assert!(inference::load_model(path_of("llama"), &other).is_err());
+}
+
+#[test]
+fn a_prompt_cache_on_disk_belongs_to_its_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("prompt.safetensors");
+    let Prompt::Tokens(start) = ids(9, 30) else {
+        unreachable!()
+    };
+    let mut whole = start.clone();
+    whole.extend([33, 34]);
+    let whole = Prompt::Tokens(whole);
+    for name in ["llama", "gemma3"] {
+        let writer = tiny(name);
+        let kept = writer.as_prompt_cache().unwrap();
+        let n = kept
+            .save_prompt_cache(&Prompt::Tokens(start.clone()), &path)
+            .unwrap();
+        assert_eq!(n, start.len());
+        let expected = reply(writer.as_ref(), &whole, &fresh(10));
+        let reader = tiny(name);
+        let tokens = reader
+            .as_prompt_cache()
+            .unwrap()
+            .load_prompt_cache(&path)
+            .unwrap();
+        assert_eq!(tokens, start);
+        let output = reader
+            .generate(&whole, &greedy(10))
+            .unwrap()
+            .collect_output()
+            .unwrap();
+        assert_eq!(output.metrics.cached_tokens, start.len());
+        assert_eq!(output.tokens, expected, "{name}");
+        let other = tiny("qwen3");
+        let error = other
+            .as_prompt_cache()
+            .unwrap()
+            .load_prompt_cache(&path)
+            .unwrap_err();
+        assert!(error.to_string().contains("another model"), "{error}");
+    }
+}
+
+#[test]
+fn progress_is_told_and_a_step_is_where_cancelling_takes_effect() {
+    use std::sync::{Arc, Mutex};
+    let model = tiny("llama");
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let cancel = CancelToken::new();
+    let progress = {
+        let (seen, cancel) = (Arc::clone(&seen), cancel.clone());
+        inference::Progress::new(move |done, total| {
+            seen.lock().unwrap().push((done, total));
+            if done >= 20 {
+                cancel.cancel();
+            }
+        })
+    };
+    let options = fresh(4)
+        .with_prefill_step_size(10)
+        .with_cancel(cancel)
+        .with_progress(progress);
+    let mut stream = model.generate(&ids(1, 45), &options).unwrap();
+    let error = stream.next().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert_eq!(*seen.lock().unwrap(), [(0, 45), (10, 45), (20, 45)]);
+}

@@ -1,0 +1,177 @@
+//! Looking inside: attention, hidden states, embeddings, probabilities of a text.
+
+mod common;
+
+use common::tiny;
+use inference::{ErrorKind, Pooling, Prompt};
+
+fn ids(n: u32) -> Prompt {
+    Prompt::Tokens((0..n).map(|i| 5 + (i * 7 + i * i % 11) % 90).collect())
+}
+
+fn near(a: &[f32], b: &[f32], tolerance: f32) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= tolerance)
+}
+
+#[test]
+fn attention_has_every_layer_head_and_position_and_does_not_look_ahead() {
+    for name in ["llama", "qwen3", "gemma3", "mistral-window", "gemma4-small"] {
+        let model = tiny(name);
+        let inspector = model.as_attention_inspector().unwrap();
+        let info = model.info();
+        let long = inspector.inspect_attention(&ids(40)).unwrap();
+        let short = inspector.inspect_attention(&ids(25)).unwrap();
+        assert_eq!((long.seq_len, short.seq_len), (40, 25));
+        assert_eq!(
+            (long.num_layers, long.keys.len()),
+            (info.num_layers, info.num_layers)
+        );
+        let queries = (
+            long.queries.as_ref().unwrap(),
+            short.queries.as_ref().unwrap(),
+        );
+        for layer in 0..info.num_layers {
+            let (keys, before) = (&long.keys[layer], &short.keys[layer]);
+            let (q, q_before) = (&queries.0[layer], &queries.1[layer]);
+            assert_eq!(q.len(), info.num_heads, "{name}");
+            assert!(info.num_heads.is_multiple_of(keys.len()), "{name}");
+            let width = keys[0].len() / 40;
+            for (a, b) in keys.iter().chain(q).zip(before.iter().chain(q_before)) {
+                assert_eq!((a.len(), b.len()), (40 * width, 25 * width), "{name}");
+                assert!(near(&a[..b.len()], b, 1e-4), "{name}, layer {layer}");
+                assert!(a.iter().any(|v| *v != 0.0));
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_turn_with_their_position() {
+    // The same token everywhere: before rotation all keys of the first layer are equal.
+    let model = tiny("llama");
+    let prompt = Prompt::Tokens(vec![42; 12]);
+    let seen = model
+        .as_attention_inspector()
+        .unwrap()
+        .inspect_attention(&prompt)
+        .unwrap();
+    let head = &seen.keys[0][0];
+    let (d, at) = (seen.head_dim, |p: usize| {
+        &head[p * seen.head_dim..(p + 1) * seen.head_dim]
+    });
+    assert!(!near(at(0), at(5), 1e-3));
+    // Rotation keeps the length of each pair of halves.
+    for p in 1..12 {
+        for i in 0..d / 2 {
+            let length = |v: &[f32]| v[i].hypot(v[i + d / 2]);
+            assert!((length(at(0)) - length(at(p))).abs() < 1e-4);
+        }
+    }
+}
+
+#[test]
+fn hidden_states_are_those_of_the_positions_asked_for() {
+    let model = tiny("gemma2");
+    let inspector = model.as_attention_inspector().unwrap();
+    let info = model.info();
+    let some = inspector.hidden_states(&ids(30), &[29, 0, 7]).unwrap();
+    assert_eq!(some.positions, [29, 0, 7]);
+    assert_eq!(some.blocks.len(), info.num_layers);
+    let prefix = inspector.hidden_states(&ids(8), &[7]).unwrap();
+    for (block, one) in some.blocks.iter().zip(&prefix.blocks) {
+        assert_eq!(block.len(), 3 * info.hidden_size);
+        assert!(near(&block[2 * info.hidden_size..], one, 1e-3));
+    }
+    let error = inspector.hidden_states(&ids(8), &[8]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidOption);
+}
+
+#[test]
+fn embeddings_do_not_depend_on_who_else_is_there() {
+    for name in ["qwen3", "gemma3"] {
+        let model = tiny(name);
+        let embedder = model.as_embedding_model().unwrap();
+        let prompts: Vec<Prompt> = [20, 3, 600, 1].map(ids).to_vec();
+        for pooling in [Pooling::Mean, Pooling::Last] {
+            let all = embedder.embed(&prompts, pooling, true).unwrap();
+            for (prompt, vector) in prompts.iter().zip(&all) {
+                assert_eq!(vector.len(), model.info().hidden_size);
+                let length: f32 = vector.iter().map(|v| v * v).sum();
+                assert!((length - 1.0).abs() < 1e-4, "{length}");
+                let one = embedder
+                    .embed(std::slice::from_ref(prompt), pooling, true)
+                    .unwrap();
+                assert!(near(&one[0], vector, 1e-4), "{name}");
+            }
+            let raw = embedder.embed(&prompts[..1], pooling, false).unwrap();
+            let length = raw[0].iter().map(|v| v * v).sum::<f32>().sqrt();
+            let scaled: Vec<f32> = raw[0].iter().map(|v| v / length).collect();
+            assert!(near(&scaled, &all[0], 1e-5));
+        }
+        let (mean, last) = (
+            embedder.embed(&prompts[3..], Pooling::Mean, false).unwrap(),
+            embedder.embed(&prompts[3..], Pooling::Last, false).unwrap(),
+        );
+        assert_eq!(mean, last, "one token has one state");
+        assert!(
+            embedder
+                .embed(&[Prompt::Tokens(Vec::new())], Pooling::Mean, false)
+                .is_err()
+        );
+    }
+}
+
+#[test]
+fn probabilities_of_a_text_are_those_of_its_logits() {
+    let model = tiny("llama");
+    let tokens = model.as_token_model().unwrap();
+    let prompt = ids(700);
+    let Prompt::Tokens(list) = &prompt else {
+        unreachable!()
+    };
+    let scores = tokens.token_logprobs(&prompt).unwrap();
+    assert_eq!(scores.len(), list.len() - 1);
+    let logits = tokens.logits(&prompt, true).unwrap();
+    let vocab = logits.shape[1];
+    for (i, score) in scores.iter().enumerate() {
+        let row: Vec<f64> = logits.logits[i * vocab..(i + 1) * vocab]
+            .iter()
+            .map(|v| f64::from(*v))
+            .collect();
+        let total = row.iter().map(|v| v.exp()).sum::<f64>().ln();
+        let expected = row[list[i + 1] as usize] - total;
+        assert!((f64::from(*score) - expected).abs() < 1e-4, "{i}");
+    }
+    assert!(
+        tokens
+            .token_logprobs(&Prompt::Tokens(vec![5]))
+            .unwrap()
+            .is_empty()
+    );
+}
+
+#[test]
+fn a_closed_model_shows_nothing() {
+    let model = tiny("llama");
+    model.close().unwrap();
+    let closed = |kind: ErrorKind| assert_eq!(kind, ErrorKind::Closed);
+    let inspector = model.as_attention_inspector().unwrap();
+    closed(inspector.inspect_attention(&ids(3)).unwrap_err().kind());
+    closed(inspector.hidden_states(&ids(3), &[0]).unwrap_err().kind());
+    let embedder = model.as_embedding_model().unwrap();
+    closed(
+        embedder
+            .embed(&[ids(3)], Pooling::Mean, false)
+            .unwrap_err()
+            .kind(),
+    );
+    closed(
+        model
+            .as_token_model()
+            .unwrap()
+            .token_logprobs(&ids(3))
+            .unwrap_err()
+            .kind(),
+    );
+    closed(model.batch_session().err().unwrap().kind());
+}
