@@ -219,14 +219,31 @@ fn options_do_what_they_do_on_cpu() {
             Some(FinishReason::Stop)
         )
     );
-    // Room for prompt and reply together.
-    let narrow = LoadOptions::new().with_context_len(6);
-    let short = backend().load_model(&tiny("llama"), &narrow).unwrap();
-    assert_eq!(tokens(short.as_ref(), &greedy(16)), plain[..3]);
-    let long = Prompt::Tokens(vec![1; 7]);
-    let error = short.generate(&long, &greedy(1)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidOption);
-    assert!(error.to_string().contains("context"), "{error}");
+    // Each layer remembers so many positions, the first four among them.
+    let narrow = LoadOptions::new().with_context_len(16);
+    let run = |backend: &dyn Backend| {
+        let model = backend.load_model(&tiny("llama"), &narrow).unwrap();
+        tokens(model.as_ref(), &greedy(24))
+    };
+    let cpu = inference::backend("cpu").unwrap();
+    let (a, b) = (run(cpu.as_ref()), run(&backend()));
+    assert_eq!(a, b);
+    assert_eq!(a[..12], tokens(theirs.as_ref(), &greedy(24))[..12]);
+    assert_ne!(a, tokens(theirs.as_ref(), &greedy(24)));
+    // What only makes a reply faster changes nothing; what is not there is refused.
+    let faster = greedy(16)
+        .with_cache_prompt(false)
+        .with_prompt_lookup(3)
+        .with_prefill_step_size(2);
+    assert_eq!(tokens(theirs.as_ref(), &faster), plain);
+    let refused = |options: LoadOptions| {
+        let loaded = backend().load_model(&tiny("llama"), &options);
+        loaded.map(|_| ()).unwrap_err().kind()
+    };
+    let packed = LoadOptions::new().with_kv_bits(8);
+    assert_eq!(refused(packed), ErrorKind::InvalidOption);
+    let draft = LoadOptions::new().with_draft_model(tiny("llama"));
+    assert_eq!(refused(draft), ErrorKind::Unsupported);
 }
 
 #[test]

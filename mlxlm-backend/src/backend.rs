@@ -11,6 +11,7 @@ use inference::{
 use serde_json::json;
 
 use crate::model::MlxLmModel;
+use crate::options;
 use crate::session::{self, Session};
 use crate::settings::{PYTHON_VARIABLE, Settings};
 
@@ -135,8 +136,16 @@ impl Backend for MlxLmBackend {
         if options.gpu_layers.is_some_and(|n| n > 0) {
             tracing::warn!("gpu_layers is ignored: MLX runs the whole model on its device");
         }
+        if options.draft_model.is_some() {
+            return options::native("draft_model");
+        }
+        refuse_unknown(options)?;
         let load = json!({
             "op": "load",
+            "context_len": options.context_len,
+            "kv_bits": options.kv_bits,
+            "kv_group_size": options.kv_group_size,
+            "quantized_kv_start": options.quantized_kv_start,
             "path": path,
             "adapter": adapter,
             "dtype": options.dtype.map(ComputeType::as_str),
@@ -145,8 +154,30 @@ impl Backend for MlxLmBackend {
         let on_cpu = options.gpu_layers == Some(0);
         let (session, loaded) = Session::open(self.settings.clone(), load, on_cpu)
             .map_err(|e| at_model(e, path.as_ref()))?;
-        let model = MlxLmModel::new(session, &loaded, options.context_len)?;
+        let model = MlxLmModel::new(session, &loaded)?;
         Ok(Box::new(model))
+    }
+}
+
+/// The options that are honored, or that say nothing to this backend.
+const KNOWN: [&str; 10] = [
+    "backend",
+    "context_len",
+    "gpu_layers",
+    "parallel_slots",
+    "adapter_path",
+    "kv_bits",
+    "kv_group_size",
+    "quantized_kv_start",
+    "draft_model",
+    "dtype",
+];
+
+/// Refuses an option that the contract gained and this crate does not know, unless it is as it is by default.
+fn refuse_unknown(options: &LoadOptions) -> Result<()> {
+    match options::first_unknown(options, &LoadOptions::default(), &KNOWN)? {
+        Some(name) => options::native(&format!("the option {name}")),
+        None => Ok(()),
     }
 }
 

@@ -250,6 +250,16 @@ class Model:
                 kind = "out_of_memory"
             raise Refused(kind, f"mlx-lm cannot load the model: {text}") from error
         self.mx = mx
+        self.context_len = request.get("context_len")
+        self.kv_bits, self.kv_group_size = request.get("kv_bits"), request.get("kv_group_size") or 64
+        self.quantized_kv_start = request.get("quantized_kv_start") or 0
+        heads, hidden = self._fact("num_attention_heads", "n_head"), self._fact("hidden_size", "n_embd")
+        self.head_dim = self._fact("head_dim") or (hidden // heads if heads else 0)
+        if self.kv_bits and self.head_dim % self.kv_group_size:
+            raise Refused(
+                "invalid_option",
+                f"kv_group_size is {self.kv_group_size}, which does not divide this model's heads of {self.head_dim} elements",
+            )
         weights = [array for _, array in tree_flatten(self.model.parameters())]
         floats = [a.dtype for a in weights if mx.issubdtype(a.dtype, mx.floating)]
         self.compute = str(max(set(floats), key=floats.count)).split(".")[-1] if floats else None
@@ -274,16 +284,16 @@ class Model:
             parameters = int(get_total_parameters(self.model))
         except Exception:  # a layer it does not know
             parameters = 0
-        heads, hidden = self._fact("num_attention_heads", "n_head"), self._fact("hidden_size", "n_embd")
+        heads = self._fact("num_attention_heads", "n_head")
         quantization = self.config.get("quantization") or {}
         return {
             "model_type": str(self.config.get("model_type", "")),
             "vocab_size": self.vocab,
             "layers": self._fact("num_hidden_layers", "n_layer"),
-            "hidden_size": hidden,
+            "hidden_size": self._fact("hidden_size", "n_embd"),
             "heads": heads,
             "kv_heads": self._fact("num_key_value_heads") or heads,
-            "head_dim": self._fact("head_dim") or (hidden // heads if heads else 0),
+            "head_dim": self.head_dim,
             "context_length": self._fact("max_position_embeddings", "n_positions") or None,
             "quantization_bits": quantization.get("bits"),
             "quantization_group": quantization.get("group_size"),
@@ -294,6 +304,12 @@ class Model:
             "has_chat_template": bool(self.tokenizer.has_chat_template),
             "eos": sorted(self.eos),
         }
+
+    def new_cache(self):
+        """Keys and values of one request; bounded if asked for, the first few positions stay (mlx-lm: 4)."""
+        from mlx_lm.models.cache import make_prompt_cache
+
+        return make_prompt_cache(self.model, max_kv_size=self.context_len)
 
     def encode(self, text, add_special):
         return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=add_special)]
@@ -378,12 +394,6 @@ class Model:
         for i in map(int, named):
             if i >= self.vocab:
                 raise Refused("invalid_option", f"token {i} is outside the vocabulary of {self.vocab} tokens")
-        limit = request.get("context_len")
-        if limit is not None and len(ids) > limit:
-            raise Refused(
-                "invalid_option",
-                f"the prompt has {len(ids)} tokens, more than the context of {limit}; shorten it or raise context_len",
-            )
         return ids
 
     def generate(self, wire, request):
@@ -392,9 +402,6 @@ class Model:
         mx, name = self.mx, request["id"]
         ids = self.prompt_ids(request)
         most = request["max_tokens"]
-        if request.get("context_len") is not None:
-            # The last token generated need not fit: nothing is computed from it.
-            most = min(most, request["context_len"] - len(ids) + 1)
         wire.send(id=name, started=True, prompt_tokens=len(ids))
         mx.random.seed(request["seed"] if request.get("seed") is not None else int.from_bytes(os.urandom(8), "little"))
         mx.reset_peak_memory()
@@ -425,7 +432,11 @@ class Model:
                     max_tokens=most,
                     sampler=sampler(mx, request, self.vocab),
                     logits_processors=processors,
-                    prefill_step_size=PREFILL_STEP,
+                    prompt_cache=self.new_cache(),
+                    prefill_step_size=request["prefill_step_size"],
+                    kv_bits=self.kv_bits,
+                    kv_group_size=self.kv_group_size,
+                    quantized_kv_start=self.quantized_kv_start,
                     prompt_progress_callback=progress,
                 )
                 for token, _ in steps:
@@ -470,12 +481,10 @@ class Model:
         return seen
 
     def logits(self, wire, request):
-        from mlx_lm.models.cache import make_prompt_cache
-
         mx, name = self.mx, request["id"]
         ids = self.prompt_ids(request)
         wire.send(id=name, started=True, prompt_tokens=len(ids), tokens=ids)
-        cache = make_prompt_cache(self.model)
+        cache = self.new_cache()
         for start in range(0, len(ids), PREFILL_STEP):
             wire.check(name)
             part = ids[start : start + PREFILL_STEP]
@@ -637,7 +646,8 @@ def serve(wire):
             import traceback
 
             traceback.print_exc()
-            wire.send(id=name, error=described(error), kind="engine")
+            kind = "unsupported" if isinstance(error, NotImplementedError) else "engine"
+            wire.send(id=name, error=described(error), kind=kind)
         finally:
             wire.forget(name or 0)
 

@@ -29,6 +29,7 @@
 
 mod backend;
 mod model;
+mod options;
 mod pipes;
 mod process;
 mod protocol;

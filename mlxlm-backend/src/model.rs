@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use inference::{
-    BatchResult, ClassifyResult, Error, ErrorKind, GenerateMetrics, GenerateOptions, LogitsOutput,
-    Message, ModelInfo, Prompt, Result, TextModel, TokenModel, TokenStream,
+    BatchResult, BatchSession, ClassifyResult, Error, ErrorKind, GenerateMetrics, GenerateOptions,
+    LogitsOutput, Message, ModelInfo, Prompt, Result, TextModel, TokenModel, TokenStream,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+use crate::options::{asked, native};
 use crate::protocol::Reply;
 use crate::request::{Replies, Request};
 use crate::session::Session;
@@ -18,7 +19,6 @@ pub struct MlxLmModel {
     handle: Arc<Handle>,
     info: ModelInfo,
     eos: Vec<u32>,
-    context_len: Option<usize>,
 }
 
 impl MlxLmModel {
@@ -26,12 +26,11 @@ impl MlxLmModel {
     ///
     /// # Errors
     /// When there can be no thread for it.
-    pub fn new(session: Session, loaded: &Reply, context_len: Option<usize>) -> Result<Self> {
+    pub fn new(session: Session, loaded: &Reply) -> Result<Self> {
         Ok(Self {
             info: loaded.model(),
             eos: loaded.eos.clone(),
             handle: Arc::new(Handle::new(session)?),
-            context_len,
         })
     }
 
@@ -39,7 +38,6 @@ impl MlxLmModel {
     fn start(&self, mut message: Value, options: &GenerateOptions) -> Result<TokenStream> {
         options.validate()?;
         if let Value::Object(message) = &mut message {
-            message.insert(String::from("context_len"), self.context_len.into());
             message.extend(asked(options)?);
         }
         let core = Arc::clone(self.handle.core());
@@ -52,55 +50,6 @@ impl MlxLmModel {
     }
 }
 
-/// The options that the bridge honors.
-const HONORED: [&str; 20] = [
-    "max_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "repeat_window",
-    "presence_penalty",
-    "frequency_penalty",
-    "xtc_probability",
-    "xtc_threshold",
-    "logit_bias",
-    "banned_tokens",
-    "forced_tokens",
-    "min_tokens",
-    "logprobs",
-    "stop_tokens",
-    "ignore_eos",
-    "seed",
-    "logits",
-];
-
-/// Options as the bridge gets them. What neither it nor this crate knows is refused, unless it is as it is by default;
-/// so an option that the contract gains later is never silently ignored.
-fn asked(options: &GenerateOptions) -> Result<Map<String, Value>> {
-    let fields = |options: &GenerateOptions| match serde_json::to_value(options) {
-        Ok(Value::Object(fields)) => Ok(fields),
-        other => Err(Error::new(
-            ErrorKind::InvalidOption,
-            format!("the options cannot be sent to Python: {other:?}"),
-        )),
-    };
-    let (mut asked, usual) = (fields(options)?, fields(&GenerateOptions::default())?);
-    if !options.logits_processors.is_empty() {
-        return native("logits_processors");
-    }
-    // Stop strings are found on this side.
-    asked.remove("stop");
-    for (name, value) in &asked {
-        if !HONORED.contains(&name.as_str()) && usual.get(name) != Some(value) {
-            return native(&format!("the option {name}"));
-        }
-    }
-    asked.retain(|name, _| HONORED.contains(&name.as_str()));
-    Ok(asked)
-}
-
 /// A prompt as a part of a message.
 fn prompt_message(op: &str, prompt: &Prompt) -> Result<Value> {
     match prompt {
@@ -111,16 +60,6 @@ fn prompt_message(op: &str, prompt: &Prompt) -> Result<Value> {
             "this kind of prompt is not supported",
         )),
     }
-}
-
-fn native<T>(what: &str) -> Result<T> {
-    Err(Error::new(
-        ErrorKind::Unsupported,
-        format!(
-            "backend `mlx_lm` does not have {what}; load the model with the native backend instead: `metal`, `cuda` or \
-             `cpu`"
-        ),
-    ))
 }
 
 impl TextModel for MlxLmModel {
@@ -138,6 +77,10 @@ impl TextModel for MlxLmModel {
 
     fn batch_generate(&self, _: &[Prompt], _: &GenerateOptions) -> Result<Vec<BatchResult>> {
         native("batch_generate")
+    }
+
+    fn batch_session(&self) -> Result<Box<dyn BatchSession>> {
+        native("batch sessions")
     }
 
     fn model_type(&self) -> &str {
@@ -198,7 +141,6 @@ impl TokenModel for MlxLmModel {
     fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
         let mut message = prompt_message("logits", prompt)?;
         message["all"] = all.into();
-        message["context_len"] = self.context_len.into();
         let rows = self.handle.rows(message)?;
         let expected = if all { rows.tokens.len() } else { 1 };
         if rows.count != expected || rows.count == 0 || rows.values.len() % rows.count != 0 {

@@ -28,7 +28,7 @@ pub struct Reply {
     /// Its length in tokens.
     pub prompt_tokens: usize,
     /// So many of them were processed.
-    pub progress: Option<u64>,
+    pub progress: Option<usize>,
     /// The text of a new token.
     pub token: Option<String>,
     /// Its id.

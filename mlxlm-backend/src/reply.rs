@@ -163,8 +163,9 @@ impl<'a> Reader<'a> {
             self.request.accepted(reply.prompt_tokens);
             return None;
         }
-        if reply.progress.is_some() {
-            return None;
+        if let Some(done) = reply.progress {
+            let told = self.request.progressed(done);
+            return told.err().map(|e| Over::Stopped(Err(e)));
         }
         if reply.done {
             let Some(reason) = reply.finish_reason else {

@@ -2,6 +2,7 @@
 //! the clock. How tokens come to be is in `reply.rs`.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -133,6 +134,23 @@ impl Request {
         self.changed.notify_all();
     }
 
+    /// So many tokens of the prompt are done.
+    ///
+    /// # Errors
+    /// When the caller's function panics, which is not to end the thread of the model.
+    pub fn progressed(&self, done: usize) -> Result<()> {
+        let Some(progress) = &self.options.progress else {
+            return Ok(());
+        };
+        let total = self.mail().clock.prompt_tokens;
+        catch_unwind(AssertUnwindSafe(|| progress.report(done.min(total), total))).map_err(|_| {
+            Error::new(
+                ErrorKind::Engine,
+                "the function that is told of the prompt's progress panicked",
+            )
+        })
+    }
+
     /// Whether it is over, for whatever reason.
     pub fn has_ended(&self) -> bool {
         self.mail().end.is_some()
@@ -213,8 +231,9 @@ impl Replies {
             let now = self.request.check();
             let mail = self.request.mail();
             let end = match &mail.end {
+                // What went wrong later comes after the tokens before it.
+                _ if mail.accepted => return Ok(()),
                 Some(end) => end.clone().map(|_| ()),
-                None if mail.accepted => return Ok(()),
                 None => now,
             };
             let ended = mail.end.is_some();

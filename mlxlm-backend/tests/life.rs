@@ -6,11 +6,13 @@ mod common;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{Mock, ask, collect, exists, kill, pid, text, until};
 use inference::{
-    Backend, CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Message, Prompt,
+    Backend, CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Message, Progress,
+    Prompt,
 };
 
 fn options() -> GenerateOptions {
@@ -238,12 +240,30 @@ fn logits_come_with_their_tokens_and_chats_are_answered() {
 }
 
 #[test]
+fn progress_is_told_and_may_panic() {
+    let mock = Mock::good();
+    let model = mock.load();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let note = Arc::clone(&told);
+    let progress = Progress::new(move |done, total| note.lock().unwrap().push((done, total)));
+    let asked = options().with_progress(progress);
+    let stream = model.generate(&"fine".into(), &asked).unwrap();
+    assert_eq!(stream.count(), 3);
+    assert_eq!(*told.lock().unwrap(), [(3, 3)]);
+    let asked = options().with_progress(Progress::new(|_, _| panic!("a test of ours")));
+    let (_, error) = collect(model.generate(&"fine".into(), &asked));
+    assert!(error.unwrap().to_string().contains("panicked"));
+    assert_eq!(collect(ask(model.as_ref(), "fine")).0.len(), 3);
+}
+
+#[test]
 fn what_it_cannot_do_points_to_the_native_backends() {
     let mock = Mock::good();
     let model = mock.load();
     let errors = [
         model.classify(&["a".into()], &options(), false).map(|_| ()),
         model.batch_generate(&["a".into()], &options()).map(|_| ()),
+        model.batch_session().map(|_| ()),
     ];
     for error in errors {
         let error = error.unwrap_err();
