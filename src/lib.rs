@@ -1,7 +1,7 @@
 //! The facade: one crate to depend on for running language models on MLX from Rust.
 //!
 //! It re-exports the contract ([`inference`]), the array library (`mlx`) and the engine
-//! (`metal_backend`), and adds [`hub`], which finds models by name and fetches the first one.
+//! (`metal_backend`, and `mlxlm_backend` for Python's mlx-lm), and adds [`hub`], which finds models by name and fetches the first one.
 //! It holds no engine code of its own: naming the engine here is what links its backends into a
 //! program, so that [`inference::backends`] finds them.
 //!
@@ -18,8 +18,8 @@
 //! # }
 //! ```
 //!
-//! Without the default feature `mlx-backend` nothing of MLX is built or linked; programs then see
-//! the backends that they register themselves.
+//! Without the default feature `mlx-backend` nothing of MLX is built or linked, and without `mlxlm` there is no backend
+//! `mlx_lm`; programs then see the backends that they register themselves.
 #![forbid(unsafe_code)]
 
 pub mod hub;
@@ -30,6 +30,10 @@ pub use inference;
 /// The MLX engine behind the contract: backends `metal`, `cuda` and `cpu`.
 #[cfg(feature = "mlx-backend")]
 pub use metal_backend;
+
+/// Python's mlx-lm as a subprocess behind the contract: backend `mlx_lm`.
+#[cfg(feature = "mlxlm")]
+pub use mlxlm_backend;
 
 /// MLX's arrays and operations, safe to use from Rust; see the crate `mlx-rs-core`.
 #[cfg(feature = "mlx-backend")]

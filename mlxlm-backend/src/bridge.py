@@ -1,0 +1,683 @@
+"""The far side of the backend `mlx_lm`: Python mlx-lm behind JSON Lines on standard input and output.
+
+Run by the crate mlxlm-backend, never by hand: `bridge.py probe` says whether mlx_lm can be imported;
+`bridge.py serve [cpu]` answers requests, one JSON object a line, until `quit` or the end of its input.
+
+One thread reads requests, so that a cancellation is seen while another request runs and the death of the
+parent (the end of the input) ends this process at once. The main thread does the work and is the only one
+that writes. Whatever else prints goes to standard error: the two ends of the protocol are private copies.
+"""
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+
+PROTOCOL = 1
+PREFILL_STEP = 512
+
+
+class Refused(Exception):
+    """What cannot be done, and its kind in the contract's words."""
+
+    def __init__(self, kind, message):
+        super().__init__(message)
+        self.kind = kind
+
+
+class Cancelled(Exception):
+    """The running request was cancelled."""
+
+
+class Wire:
+    """The protocol's ends, taken away from everything else in this process."""
+
+    def __init__(self):
+        self._in = os.fdopen(os.dup(0), "rb")
+        self._out = os.fdopen(os.dup(1), "wb")
+        # The copies are closed in children; prints of libraries become standard error.
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.dup2(2, 1)
+        self.requests = queue.Queue()
+        self._cancelled = set()
+        self._lock = threading.Lock()
+
+    def send(self, **message):
+        # ASCII with escapes: no byte of a message can be taken for a line end or be bad UTF-8.
+        self._out.write(json.dumps(message).encode("ascii") + b"\n")
+        self._out.flush()
+
+    def listen(self):
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self):
+        try:
+            for line in self._in:
+                message = json.loads(line)
+                if message.get("op") == "cancel":
+                    with self._lock:
+                        self._cancelled.add(message["id"])
+                else:
+                    self.requests.put(message)
+        finally:
+            # The parent closed its end or is gone: nobody is left to work for.
+            left_alone()
+
+    def check(self, request):
+        with self._lock:
+            if request in self._cancelled:
+                raise Cancelled
+
+    def forget(self, request):
+        # Ids only grow: cancellations that came too late go as well.
+        with self._lock:
+            self._cancelled = {r for r in self._cancelled if r > request}
+
+
+def leave():
+    """Ends the process without a word."""
+    os._exit(0)
+
+
+def left_alone():
+    """Ends the process when its input ended: takes the script away too, if the parent is dead and cannot."""
+    script = os.path.abspath(__file__)
+    room = os.path.dirname(script)
+    # A dying parent closes its files a moment before it is gone; one that lives ends this process itself.
+    until = time.monotonic() + 1
+    while os.getppid() == PARENT and time.monotonic() < until:
+        time.sleep(0.005)
+    # Only what the crate extracted, into a directory made for it.
+    if os.getppid() != PARENT and os.path.basename(room).startswith("mlxlm-bridge-"):
+        # Either thread may come here, and whichever comes first does it.
+        for remove, path in ((os.unlink, script), (os.rmdir, room)):
+            try:
+                remove(path)
+            except OSError:
+                pass
+    leave()
+
+
+def device_name(mx):
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def versions():
+    """Imports mlx_lm and says what it is."""
+    import mlx.core as mx
+    import mlx_lm
+    from mlx_lm.generate import generate_step  # noqa: F401
+    from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p  # noqa: F401
+
+    return {
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+        "mlx_lm": mlx_lm.__version__,
+        "mlx": getattr(mx, "__version__", "unknown"),
+        "device": device_name(mx),
+    }
+
+
+def described(error):
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class Text:
+    """Text of a growing sequence of ids; put together it is the decoding of all of them.
+
+    Of each step only the ids since the last two releases are decoded.
+    """
+
+    # An incomplete character has at most three tokens before it is complete; this many are no character.
+    PATIENCE = 16
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self._ids = []
+        self._start = self._read = 0
+
+    def _fresh(self):
+        old = decode(self._tokenizer, self._ids[self._start : self._read])
+        new = decode(self._tokenizer, self._ids[self._start :])
+        return new[len(old) :], new.endswith("\ufffd")
+
+    def push(self, token):
+        """(text, whether more of it is pending)"""
+        self._ids.append(token)
+        text, broken = self._fresh()
+        if broken and len(self._ids) - self._read < self.PATIENCE:
+            return "", True
+        if text:
+            self._start, self._read = self._read, len(self._ids)
+            del self._ids[: self._start]
+            self._read -= self._start
+            self._start = 0
+        return text, False
+
+    def rest(self):
+        return self._fresh()[0]
+
+
+def decode(tokenizer, ids, special=False):
+    if not ids:
+        return ""
+    return tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+
+
+def check_files(path):
+    """Refuses, before mlx-lm sees them, files that would run code, are cut short or cannot fit into memory."""
+    try:
+        with open(os.path.join(path, "config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise Refused("invalid_model", f"config.json cannot be read: {described(error)}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise Refused("invalid_model", "config.json has no model_type")
+    if config.get("model_file") is not None:
+        # mlx-lm would run that file.
+        raise Refused("unsupported", "config.json names code of its own (model_file), which is never run")
+    total = 0
+    # The files that mlx-lm reads.
+    weights = [e for e in os.scandir(path) if e.name.startswith("model") and e.name.endswith(".safetensors")]
+    for entry in weights:
+        try:
+            size = os.stat(entry.path).st_size
+            check_safetensors(entry.path, size)
+        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+            raise Refused("invalid_model", f"{entry.name} is damaged: {described(error)}") from error
+        total += size
+    if not weights:
+        raise Refused("invalid_model", "there is no model*.safetensors")
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return
+    if total > memory:
+        raise Refused("out_of_memory", f"the weights need about {total} bytes, more than the {memory} bytes of memory")
+
+
+def check_safetensors(path, size):
+    """What MLX's reader takes on trust: that the file is as long as its header says (huggingface/safetensors, format)."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(size - 8, 100_000_000):
+            raise ValueError("the header is longer than the file")
+        header = json.loads(file.read(length))
+    spans = sorted(tuple(entry["data_offsets"]) for name, entry in header.items() if name != "__metadata__")
+    at = 0
+    for start, end in spans:
+        if start != at or end < start:
+            raise ValueError("the tensors overlap or leave a gap")
+        at = end
+    if 8 + length + at != size:
+        raise ValueError(f"it is {size} bytes long, but its header describes {8 + length + at}")
+
+
+class Model:
+    """A loaded model and what can be asked of it."""
+
+    def __init__(self, request):
+        import mlx.core as mx
+        from mlx.utils import tree_flatten
+        from mlx_lm.utils import load
+
+        path = request["path"]
+        check_files(path)
+        try:
+            self.model, self.tokenizer, self.config = load(
+                path,
+                # No code of the model's directory is ever run.
+                tokenizer_config={"trust_remote_code": False},
+                adapter_path=request.get("adapter"),
+                return_config=True,
+            )
+            if request.get("dtype"):
+                self.model.set_dtype(getattr(mx, request["dtype"]))
+            mx.eval(self.model.parameters())
+        except (MemoryError, Refused):
+            raise
+        except Exception as error:
+            text = described(error)
+            kind = "unsupported" if "not supported" in text else "invalid_model"
+            if "malloc" in text or "allocate" in text:
+                kind = "out_of_memory"
+            raise Refused(kind, f"mlx-lm cannot load the model: {text}") from error
+        self.mx = mx
+        self.context_len = request.get("context_len")
+        self.kv_bits, self.kv_group_size = request.get("kv_bits"), request.get("kv_group_size") or 64
+        self.quantized_kv_start = request.get("quantized_kv_start") or 0
+        heads, hidden = self._fact("num_attention_heads", "n_head"), self._fact("hidden_size", "n_embd")
+        self.head_dim = self._fact("head_dim") or (hidden // heads if heads else 0)
+        if self.kv_bits and self.head_dim % self.kv_group_size:
+            raise Refused(
+                "invalid_option",
+                f"kv_group_size is {self.kv_group_size}, which does not divide this model's heads of {self.head_dim} elements",
+            )
+        weights = [array for _, array in tree_flatten(self.model.parameters())]
+        floats = [a.dtype for a in weights if mx.issubdtype(a.dtype, mx.floating)]
+        self.compute = str(max(set(floats), key=floats.count)).split(".")[-1] if floats else None
+        self.weight_bytes = sum(array.nbytes for array in weights)
+        self.vocab = self._fact("vocab_size") or len(self.tokenizer.get_vocab())
+        # Where config and tokenizer name different ones, either ends a reply.
+        known = {*self.tokenizer.eos_token_ids, self.tokenizer.eos_token_id}
+        self.eos = {int(i) for i in known if i is not None}
+
+    def _fact(self, *names):
+        for table in (self.config, self.config.get("text_config") or {}):
+            for name in names:
+                value = table.get(name)
+                if isinstance(value, int) and not isinstance(value, bool):
+                    return value
+        return 0
+
+    def info(self):
+        from mlx_lm.utils import get_total_parameters
+
+        try:
+            parameters = int(get_total_parameters(self.model))
+        except Exception:  # a layer it does not know
+            parameters = 0
+        heads = self._fact("num_attention_heads", "n_head")
+        quantization = self.config.get("quantization") or {}
+        return {
+            "model_type": str(self.config.get("model_type", "")),
+            "vocab_size": self.vocab,
+            "layers": self._fact("num_hidden_layers", "n_layer"),
+            "hidden_size": self._fact("hidden_size", "n_embd"),
+            "heads": heads,
+            "kv_heads": self._fact("num_key_value_heads") or heads,
+            "head_dim": self.head_dim,
+            "context_length": self._fact("max_position_embeddings", "n_positions") or None,
+            "quantization_bits": quantization.get("bits"),
+            "quantization_group": quantization.get("group_size"),
+            "parameters": parameters,
+            "weight_bytes": self.weight_bytes,
+            "compute": self.compute,
+            "device": device_name(self.mx),
+            "has_chat_template": bool(self.tokenizer.has_chat_template),
+            "eos": sorted(self.eos),
+        }
+
+    def new_cache(self):
+        """Keys and values of one request; bounded if asked for, the first few positions stay (mlx-lm: 4)."""
+        from mlx_lm.models.cache import make_prompt_cache
+
+        return make_prompt_cache(self.model, max_kv_size=self.context_len)
+
+    def encode(self, text, add_special):
+        return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=add_special)]
+
+    def decode(self, ids):
+        for i in ids:
+            if self.tokenizer.convert_ids_to_tokens(i) is None:
+                raise Refused("invalid_option", f"token {i} is not in the tokenizer's vocabulary")
+        return decode(self.tokenizer, ids)
+
+    def render(self, messages, generation_prompt):
+        if not self.tokenizer.has_chat_template:
+            raise Refused("unsupported", "the model has no chat template; use a raw prompt")
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=generation_prompt
+            )
+        except Exception as error:
+            raise Refused(
+                "invalid_option", f"the model's chat template refuses the messages: {described(error)}"
+            ) from error
+
+    def encode_chat(self, messages):
+        """Ids of a conversation. What messages say never becomes control tokens."""
+        special = [t for t in self.tokenizer.all_special_tokens if t]
+        special += [str(t) for t in self.tokenizer.added_tokens_decoder.values() if t.special]
+        special = sorted(set(special), key=len, reverse=True)
+        spelled, hidden = [], []
+        for message in messages:
+            if any(token in message["role"] for token in special):
+                raise Refused("invalid_option", "the role of a message holds a control token")
+            content = message["content"]
+            for token in special:
+                while token in content:
+                    mark = "x" + os.urandom(16).hex() + "x"
+                    content = content.replace(token, mark, 1)
+                    spelled.append((mark, token))
+            hidden.append({"role": message["role"], "content": content})
+        text = self.render(hidden, True)
+        if not spelled:
+            return self.encode(text, False)
+        # Markup as the template wrote it; what a message spelled, as ordinary text.
+        pieces = [(text, False)]
+        for mark, token in spelled:
+            cut = []
+            for piece, plain in pieces:
+                parts = piece.split(mark)
+                for n, part in enumerate(parts):
+                    if n:
+                        cut.append((token, True))
+                    cut.append((part, plain))
+            pieces = cut
+        ids = []
+        for piece, plain in pieces:
+            if not piece:
+                continue
+            if plain:
+                part = self.tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=True)
+                forbidden = {self.tokenizer.convert_tokens_to_ids(token) for token in special}
+                if forbidden & set(part):
+                    raise Refused("invalid_option", f"a message spells the control token {piece!r}")
+                ids += [int(i) for i in part]
+            else:
+                ids += self.encode(piece, False)
+        return ids
+
+    def prompt_ids(self, request):
+        if "messages" in request:
+            ids = self.encode_chat(request["messages"])
+        elif "tokens" in request:
+            ids = request["tokens"]
+        else:
+            text, bos = request["prompt"], self.tokenizer.bos_token
+            # A text that brings its own begin token does not get another one.
+            ids = self.encode(text, not (bos and text.startswith(bos)))
+        if not ids:
+            raise Refused("invalid_option", "the prompt is empty; give at least one token")
+        for i in ids:
+            if not 0 <= i < self.vocab:
+                raise Refused("invalid_option", f"token {i} is outside the vocabulary of {self.vocab} tokens")
+        named = [*request.get("logit_bias", ()), *request.get("forced_tokens", ())]
+        for i in map(int, named):
+            if i >= self.vocab:
+                raise Refused("invalid_option", f"token {i} is outside the vocabulary of {self.vocab} tokens")
+        return ids
+
+    def generate(self, wire, request):
+        from mlx_lm.generate import generate_step
+
+        mx, name = self.mx, request["id"]
+        ids = self.prompt_ids(request)
+        most = request["max_tokens"]
+        wire.send(id=name, started=True, prompt_tokens=len(ids))
+        mx.random.seed(request["seed"] if request.get("seed") is not None else int.from_bytes(os.urandom(8), "little"))
+        mx.reset_peak_memory()
+        kept = []
+        processors = changes(mx, ids, request, self.eos, self.vocab)
+        if request["logits"] or request["logprobs"] is not None:
+            # First of all, so that they are the model's own; a copy, since some processors write in place.
+            def keep(_, row):
+                kept.append(row + 0)
+                return row
+
+            processors.insert(0, keep)
+
+        def progress(done, _):
+            wire.check(name)
+            wire.send(id=name, progress=int(done))
+
+        stops = set(request["stop_tokens"])
+        if not request["ignore_eos"]:
+            stops |= self.eos
+        text, produced, reason = Text(self.tokenizer), 0, "length"
+        steps = None
+        try:
+            if most > 0:
+                steps = generate_step(
+                    mx.array(ids),
+                    self.model,
+                    max_tokens=most,
+                    sampler=sampler(mx, request, self.vocab),
+                    logits_processors=processors,
+                    prompt_cache=self.new_cache(),
+                    prefill_step_size=request["prefill_step_size"],
+                    kv_bits=self.kv_bits,
+                    kv_group_size=self.kv_group_size,
+                    quantized_kv_start=self.quantized_kv_start,
+                    prompt_progress_callback=progress,
+                )
+                for token, _ in steps:
+                    wire.check(name)
+                    token = int(token)
+                    extra = self._seen(request, token, kept.pop(0)) if kept else {}
+                    if token in stops:
+                        reason = "stop"
+                        break
+                    produced += 1
+                    piece, pending = text.push(token)
+                    wire.send(id=name, token=piece, token_id=token, pending=pending, **extra)
+                    if produced >= most:
+                        break
+        except Cancelled:
+            reason = "cancelled"
+        finally:
+            if steps is not None:
+                steps.close()
+        wire.send(
+            id=name,
+            done=True,
+            finish_reason=reason,
+            text=text.rest(),
+            peak_memory=int(mx.get_peak_memory()),
+            active_memory=int(mx.get_active_memory()),
+        )
+
+    def _seen(self, request, token, row):
+        """What is told about the logits that a token was drawn from."""
+        mx, seen = self.mx, {}
+        if request["logits"]:
+            seen["logits"] = packed(mx, row)
+        if request["logprobs"] is not None:
+            row = row.reshape(-1).astype(mx.float32)
+            logprobs = row - mx.logsumexp(row)
+            count = min(request["logprobs"], row.size)
+            best = mx.argsort(-logprobs)[:count].tolist() if count else []
+            values = mx.take(logprobs, mx.array([token, *best])).tolist()
+            seen["logprob"] = packed(mx, mx.array(values))
+            seen["top"] = [[int(i), decode(self.tokenizer, [int(i)], special=True)] for i in best]
+        return seen
+
+    def logits(self, wire, request):
+        mx, name = self.mx, request["id"]
+        ids = self.prompt_ids(request)
+        wire.send(id=name, started=True, prompt_tokens=len(ids), tokens=ids)
+        cache = self.new_cache()
+        for start in range(0, len(ids), PREFILL_STEP):
+            wire.check(name)
+            part = ids[start : start + PREFILL_STEP]
+            rows = self.model(mx.array([part]), cache=cache)[0]
+            last = start + len(part) == len(ids)
+            mx.eval([c.state for c in cache])
+            if request["all"]:
+                for n in range(len(part)):
+                    wire.send(id=name, row=packed(mx, rows[n]))
+            elif last:
+                wire.send(id=name, row=packed(mx, rows[-1]))
+        wire.send(id=name, done=True, finish_reason="length")
+
+
+def packed(mx, row):
+    """float32, little-endian, in base64."""
+    import base64
+
+    row = row.reshape(-1).astype(mx.float32)
+    mx.eval(row)
+    data = memoryview(row).cast("B").tobytes()
+    return base64.b64encode(data).decode("ascii")
+
+
+def sampler(mx, request, vocab):
+    """Top-p, min-p, XTC, top-k, temperature and a draw, in that order; before XTC the likeliest token always stays."""
+    from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+
+    temperature, top_p, min_p, top_k = (request[key] for key in ("temperature", "top_p", "min_p", "top_k"))
+    chance, threshold = request["xtc_probability"], request["xtc_threshold"]
+    forced = list(request["forced_tokens"])
+
+    def sample(logprobs):
+        best = mx.argmax(logprobs, axis=-1, keepdims=True)
+        kept = logprobs
+        if 0 < top_p < 1:
+            kept = apply_top_p(kept, top_p)
+        if min_p > 0:
+            kept = apply_min_p(kept, min_p)
+        top = mx.take_along_axis(logprobs, best, axis=-1)
+        kept = mx.put_along_axis(kept, best, top, axis=-1)
+        if chance > 0:
+            # Exclude Top Choices: of all tokens that reach the threshold only the least probable stays.
+            probs = mx.softmax(kept, axis=-1)
+            least = mx.where(probs >= threshold, probs, mx.inf).min(axis=-1, keepdims=True)
+            without = mx.where(probs > least, -mx.inf, kept)
+            kept = mx.where(mx.random.uniform() < chance, without, kept)
+        if 0 < top_k < vocab:
+            kept = apply_top_k(kept, top_k)
+        top = kept.max(axis=-1, keepdims=True)
+        return mx.random.categorical((kept - top) * (1 / temperature))
+
+    # Below this, 1 / temperature is no float32, and the draw is the greatest anyway.
+    draw = (lambda logprobs: mx.argmax(logprobs, axis=-1)) if temperature < 1e-30 else sample
+
+    def choose(logprobs):
+        return mx.array([forced.pop(0)]) if forced else draw(logprobs)
+
+    return choose
+
+
+def changes(mx, prompt, request, eos, vocab):
+    """What changes logits, in the contract's order."""
+    made = []
+    if request["repeat_penalty"] != 1.0:
+        made.append(penalty(mx, prompt, request["repeat_penalty"], request["repeat_window"]))
+    presence, frequency = request["presence_penalty"], request["frequency_penalty"]
+    if presence or frequency:
+
+        def discourage(tokens, logits):
+            # `tokens` starts with the prompt's last one; the reply follows.
+            if tokens.size < 2:
+                return logits
+            counts = mx.zeros(logits.shape[-1]).at[tokens[1:]].add(1.0)
+            off = presence * (counts > 0) + frequency * counts
+            return logits - off.astype(logits.dtype)
+
+        made.append(discourage)
+    if request["logit_bias"]:
+        places = mx.array([int(i) for i in request["logit_bias"]])
+        amounts = mx.array([float(x) for x in request["logit_bias"].values()])
+        made.append(lambda _, logits: logits.at[..., places].add(amounts.astype(logits.dtype)))
+
+    def forbid(ids, until=None):
+        places = mx.array(sorted(ids))
+
+        def apply(tokens, logits):
+            if until is not None and tokens.size - 1 >= until:
+                return logits
+            return mx.put_along_axis(logits, places[None], mx.array(-mx.inf, logits.dtype), axis=-1)
+
+        made.append(apply)
+
+    banned = {i for i in request["banned_tokens"] if i < vocab}
+    if banned:
+        forbid(banned)
+    ends = set(request["stop_tokens"]) | (set() if request["ignore_eos"] else eos)
+    ends = {i for i in ends if i < vocab}
+    if request["min_tokens"] and ends:
+        forbid(ends, request["min_tokens"])
+    return made
+
+
+def penalty(mx, prompt, factor, window):
+    """The repetition penalty of CTRL (Keskar et al. 2019) over prompt and reply; a token counts once.
+
+    mlx-lm's own sees of the prompt only its last token.
+    """
+
+    def apply(tokens, logits):
+        # `tokens` starts with the prompt's last one.
+        seen = mx.concatenate([mx.array(prompt[:-1], dtype=tokens.dtype), tokens]) if len(prompt) > 1 else tokens
+        if window:
+            seen = seen[-window:]
+        seen = seen[None]
+        chosen = mx.take_along_axis(logits, seen, axis=-1)
+        chosen = mx.where(chosen < 0, chosen * factor, chosen / factor)
+        return mx.put_along_axis(logits, seen, chosen, axis=-1)
+
+    return apply
+
+
+def serve(wire):
+    wire.send(ready=True, protocol=PROTOCOL, **versions())
+    model = None
+    while True:
+        request = wire.requests.get()
+        name, op = request.get("id"), request.get("op")
+        if op == "quit":
+            leave()
+        try:
+            if op == "load":
+                model = Model(request)
+                wire.send(id=name, ok=True, **model.info())
+            elif model is None:
+                raise Refused("engine", f"{op} before a model was loaded")
+            elif op in ("generate", "chat"):
+                model.generate(wire, request)
+            elif op == "logits":
+                model.logits(wire, request)
+            elif op == "info":
+                wire.send(id=name, ok=True, **model.info())
+            elif op == "encode":
+                wire.send(id=name, ok=True, tokens=model.encode(request["text"], request["add_special"]))
+            elif op == "decode":
+                wire.send(id=name, ok=True, text=model.decode(request["tokens"]))
+            elif op == "render":
+                text = model.render(request["messages"], request["add_generation_prompt"])
+                wire.send(id=name, ok=True, text=text)
+            else:
+                raise Refused("engine", f"the bridge knows no {op!r}")
+        except Cancelled:
+            wire.send(id=name, done=True, finish_reason="cancelled", text="")
+        except Refused as error:
+            wire.send(id=name, error=str(error), kind=error.kind)
+        except MemoryError as error:
+            wire.send(id=name, error=described(error), kind="out_of_memory")
+        except Exception as error:  # the process stays of use
+            import traceback
+
+            traceback.print_exc()
+            kind = "unsupported" if isinstance(error, NotImplementedError) else "engine"
+            wire.send(id=name, error=described(error), kind=kind)
+        finally:
+            wire.forget(name or 0)
+
+
+def main():
+    # Ctrl-C is for the parent, which cancels what it wants cancelled.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import faulthandler
+
+    faulthandler.enable()
+    wire = Wire()
+    if sys.argv[1:2] == ["probe"]:
+        try:
+            wire.send(ok=True, **versions())
+        except Exception as error:
+            wire.send(error=described(error), kind="unavailable")
+        return
+    wire.listen()
+    try:
+        import mlx.core as mx
+
+        if sys.argv[2:3] == ["cpu"]:
+            mx.set_default_device(mx.cpu)  # before mlx_lm makes its stream
+        if mx.default_device().type == mx.DeviceType.cpu:
+            # On a CPU, compiling means a C++ compiler run and its output loaded: not for us to start.
+            mx.disable_compile()
+        serve(wire)
+    except BrokenPipeError:
+        left_alone()
+
+
+PARENT = os.getppid()
+main()

@@ -1,0 +1,332 @@
+//! One streaming request, between the thread that fills it and the caller who empties it: tokens that wait, the end, and
+//! the clock. How tokens come to be is in `reply.rs`.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use inference::{
+    Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenSource,
+};
+use serde_json::Value;
+
+use crate::session::POLL;
+use crate::worker::{Core, Handle};
+
+/// A request and what came of it so far.
+#[derive(Debug)]
+pub struct Request {
+    /// What the other side is asked, without its number.
+    pub message: Value,
+    /// How.
+    pub options: GenerateOptions,
+    core: Arc<Core>,
+    mail: Mutex<Mail>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Mail {
+    ready: VecDeque<Token>,
+    /// How it ended; what is in `ready` comes before that.
+    end: Option<Result<FinishReason>>,
+    /// The prompt is in order.
+    accepted: bool,
+    /// The caller wants no more.
+    abandoned: bool,
+    clock: Clock,
+}
+
+/// When what happened.
+#[derive(Debug)]
+struct Clock {
+    asked: Instant,
+    /// When its turn came.
+    started: Option<Instant>,
+    first: Option<Instant>,
+    last: Option<Instant>,
+    ended: Option<Instant>,
+    prompt_tokens: usize,
+    produced: usize,
+    peak: u64,
+    active: u64,
+}
+
+impl Clock {
+    fn metrics(&self) -> GenerateMetrics {
+        let end = self.ended.unwrap_or_else(Instant::now);
+        let first = self.first.unwrap_or(end);
+        let since = |from: Instant| first.saturating_duration_since(from);
+        let mut m = GenerateMetrics::default();
+        m.prompt_tokens = self.prompt_tokens;
+        m.generated_tokens = self.produced;
+        m.prefill_time = self.started.map(since).unwrap_or_default();
+        m.time_to_first_token = since(self.asked);
+        m.decode_time = self
+            .last
+            .map(|last| last.saturating_duration_since(first))
+            .unwrap_or_default();
+        m.total_time = end.saturating_duration_since(self.asked);
+        m.peak_memory_bytes = self.peak;
+        m.active_memory_bytes = self.active;
+        m
+    }
+}
+
+impl Request {
+    /// A request that has not begun.
+    pub fn new(core: Arc<Core>, message: Value, options: GenerateOptions) -> Self {
+        Self {
+            message,
+            options,
+            core,
+            mail: Mutex::new(Mail {
+                ready: VecDeque::new(),
+                end: None,
+                accepted: false,
+                abandoned: false,
+                clock: Clock {
+                    asked: Instant::now(),
+                    started: None,
+                    first: None,
+                    last: None,
+                    ended: None,
+                    prompt_tokens: 0,
+                    produced: 0,
+                    peak: 0,
+                    active: 0,
+                },
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn mail(&self) -> MutexGuard<'_, Mail> {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the request should end now: cancelled, late, or of a model that was closed.
+    ///
+    /// # Errors
+    /// Why.
+    pub fn check(&self) -> Result<()> {
+        self.options.check_interrupt()?;
+        self.core.check_open()
+    }
+
+    /// Whether the caller has gone.
+    pub fn is_abandoned(&self) -> bool {
+        self.mail().abandoned
+    }
+
+    /// Its turn has come.
+    pub fn begin(&self) {
+        self.mail().clock.started = Some(Instant::now());
+    }
+
+    /// The prompt was accepted.
+    pub fn accepted(&self, prompt_tokens: usize) {
+        let mut mail = self.mail();
+        mail.accepted = true;
+        mail.clock.prompt_tokens = prompt_tokens;
+        drop(mail);
+        self.changed.notify_all();
+    }
+
+    /// So many tokens of the prompt are done.
+    ///
+    /// # Errors
+    /// When the caller's function panics, which is not to end the thread of the model.
+    pub fn progressed(&self, done: usize) -> Result<()> {
+        let Some(progress) = &self.options.progress else {
+            return Ok(());
+        };
+        let total = self.mail().clock.prompt_tokens;
+        catch_unwind(AssertUnwindSafe(|| progress.report(done.min(total), total))).map_err(|_| {
+            Error::new(
+                ErrorKind::Engine,
+                "the function that is told of the prompt's progress panicked",
+            )
+        })
+    }
+
+    /// Whether it is over, for whatever reason.
+    pub fn has_ended(&self) -> bool {
+        self.mail().end.is_some()
+    }
+
+    /// A token was computed.
+    pub fn produced(&self) {
+        let clock = &mut self.mail().clock;
+        let now = Instant::now();
+        clock.first.get_or_insert(now);
+        clock.last = Some(now);
+        clock.produced += 1;
+    }
+
+    /// The memory it took, in bytes.
+    pub fn took(&self, peak: u64, active: u64) {
+        let clock = &mut self.mail().clock;
+        (clock.peak, clock.active) = (peak, active);
+    }
+
+    /// Hands tokens to the caller.
+    pub fn deliver(&self, tokens: impl IntoIterator<Item = Token>) {
+        self.mail().ready.extend(tokens);
+        self.changed.notify_all();
+    }
+
+    /// Waits a moment if `ahead` tokens wait for the caller; says whether they still do.
+    pub fn is_ahead(&self, ahead: usize) -> bool {
+        let mail = self.mail();
+        let behind = |mail: &mut Mail| mail.ready.len() >= ahead && !mail.abandoned;
+        let waited = self.changed.wait_timeout_while(mail, POLL, behind);
+        let (mut mail, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        behind(&mut mail)
+    }
+
+    /// Ends the request, unless it has ended.
+    pub fn end(&self, how: Result<FinishReason>) {
+        let mut mail = self.mail();
+        if mail.end.is_none() {
+            mail.end = Some(how);
+            mail.clock.ended = Some(Instant::now());
+            // Before the caller can see the end: then the model's figures are this request's.
+            self.core.publish(mail.clock.metrics());
+        }
+        drop(mail);
+        self.changed.notify_all();
+    }
+}
+
+/// The caller's side of a [`Request`]. Dropping it cancels.
+pub struct Replies {
+    request: Arc<Request>,
+    finish: Option<FinishReason>,
+    /// Keeps the process as long as somebody may still want something of it.
+    _handle: Arc<Handle>,
+}
+
+impl Replies {
+    /// The stream of `request`.
+    pub fn new(request: Arc<Request>, handle: Arc<Handle>) -> Self {
+        Self {
+            request,
+            finish: None,
+            _handle: handle,
+        }
+    }
+
+    /// Waits until the prompt was accepted, so that what is wrong with it shows at once. A request that has to wait for
+    /// others' replies is not waited for: its stream will say so.
+    ///
+    /// # Errors
+    /// What is wrong with the prompt, or what ended the request.
+    pub fn accepted(&mut self) -> Result<()> {
+        // Cancellation and deadlines come out of the stream, as they do from any other backend.
+        let interrupt =
+            |e: &Error| matches!(e.kind(), ErrorKind::Cancelled | ErrorKind::DeadlineExceeded);
+        loop {
+            let now = self.request.check();
+            let mail = self.request.mail();
+            let end = match &mail.end {
+                // What went wrong later comes after the tokens before it.
+                _ if mail.accepted => return Ok(()),
+                Some(end) => end.clone().map(|_| ()),
+                None => now,
+            };
+            let ended = mail.end.is_some();
+            drop(mail);
+            match end {
+                Err(e) if interrupt(&e) => return Ok(()),
+                Err(e) => return Err(self.fail(e)),
+                Ok(()) if ended => return Ok(()),
+                Ok(()) => {}
+            }
+            if self.request.core.is_behind_others(&self.request) {
+                return Ok(());
+            }
+            let waiting = |mail: &mut Mail| mail.end.is_none() && !mail.accepted;
+            let mail = self.request.mail();
+            drop(self.request.changed.wait_timeout_while(mail, POLL, waiting));
+        }
+    }
+
+    fn fail(&mut self, error: Error) -> Error {
+        let reason = FinishReason::of_error(&error);
+        self.finish = Some(reason);
+        self.abandon(Err(error.clone()));
+        error
+    }
+
+    fn abandon(&self, how: Result<FinishReason>) {
+        self.request.mail().abandoned = true;
+        self.request.end(how);
+    }
+}
+
+impl Iterator for Replies {
+    type Item = Result<Token>;
+
+    fn next(&mut self) -> Option<Result<Token>> {
+        if self.finish.is_some() {
+            return None;
+        }
+        loop {
+            // What was computed ahead is not given to somebody who cancelled.
+            let interrupted = self.request.check();
+            let mut mail = self.request.mail();
+            if let Some(Ok(reason)) = &mail.end
+                && mail.ready.is_empty()
+            {
+                self.finish = Some(*reason);
+                return None;
+            }
+            if let Err(e) = interrupted {
+                drop(mail);
+                return Some(Err(self.fail(e)));
+            }
+            if let Some(token) = mail.ready.pop_front() {
+                drop(mail);
+                self.request.changed.notify_all();
+                return Some(Ok(token));
+            }
+            if let Some(Err(e)) = &mail.end {
+                let e = e.clone();
+                drop(mail);
+                return Some(Err(self.fail(e)));
+            }
+            let patience = match self.request.options.deadline {
+                Some(deadline) => POLL.min(deadline.saturating_duration_since(Instant::now())),
+                None => POLL,
+            };
+            // A deadline that is this near is looked at again at once.
+            let patience = patience.max(Duration::from_millis(1));
+            drop(self.request.changed.wait_timeout(mail, patience));
+        }
+    }
+}
+
+impl TokenSource for Replies {
+    fn finish_reason(&self) -> Option<FinishReason> {
+        self.finish.or_else(|| {
+            // It is over as soon as everything was handed out, asked for or not.
+            let mail = self.request.mail();
+            match &mail.end {
+                Some(Ok(reason)) if mail.ready.is_empty() => Some(*reason),
+                _ => None,
+            }
+        })
+    }
+
+    fn metrics(&self) -> GenerateMetrics {
+        self.request.mail().clock.metrics()
+    }
+}
+
+impl Drop for Replies {
+    fn drop(&mut self) {
+        self.abandon(Ok(FinishReason::Cancelled));
+    }
+}

@@ -1,0 +1,106 @@
+//! Which Python to run, which script, and how long to wait for it. Plain values; nothing is started here.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The variable that names the Python interpreter.
+pub const PYTHON_VARIABLE: &str = "MLXLM_PYTHON";
+
+/// How the Python side is run. The defaults are what the registered backend uses.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The interpreter; `None` means the variable `MLXLM_PYTHON`, else `python3`.
+    pub python: Option<PathBuf>,
+    /// A bridge script to run in place of our own, which is in this library: for tests.
+    pub script: Option<PathBuf>,
+    /// How long Python may take to start and to import mlx-lm.
+    pub start_timeout: Duration,
+    /// How long loading a model may take.
+    pub load_timeout: Duration,
+    /// How long a running request may be silent. Between two words lies at most one step: 512 tokens of the prompt,
+    /// or one of the reply.
+    pub silence_timeout: Duration,
+    /// How long a cancelled request may take to end before the process is killed.
+    pub cancel_grace: Duration,
+    /// How long a process that was told to quit may take before it is killed.
+    pub quit_grace: Duration,
+    /// The longest line the bridge may send, in bytes.
+    pub max_line: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            python: None,
+            script: None,
+            start_timeout: Duration::from_secs(120),
+            load_timeout: Duration::from_secs(1800),
+            silence_timeout: Duration::from_secs(600),
+            cancel_grace: Duration::from_secs(15),
+            quit_grace: Duration::from_secs(2),
+            max_line: 16 << 20,
+        }
+    }
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $with:ident($field:ident: $ty:ty);)*) => {
+        $(
+            $(#[$doc])*
+            #[must_use]
+            pub fn $with(mut self, value: $ty) -> Self {
+                self.$field = value;
+                self
+            }
+        )*
+    };
+}
+
+impl Settings {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Sets how long the start may take.
+        with_start_timeout(start_timeout: Duration);
+        /// Sets how long loading may take.
+        with_load_timeout(load_timeout: Duration);
+        /// Sets how long a request may be silent.
+        with_silence_timeout(silence_timeout: Duration);
+        /// Sets how long a cancelled request may take to end.
+        with_cancel_grace(cancel_grace: Duration);
+        /// Sets how long quitting may take.
+        with_quit_grace(quit_grace: Duration);
+        /// Sets the longest line, in bytes.
+        with_max_line(max_line: usize);
+    }
+
+    /// Sets the interpreter.
+    #[must_use]
+    pub fn with_python(mut self, python: impl Into<PathBuf>) -> Self {
+        self.python = Some(python.into());
+        self
+    }
+
+    /// Sets the bridge script.
+    #[must_use]
+    pub fn with_script(mut self, script: impl Into<PathBuf>) -> Self {
+        self.script = Some(script.into());
+        self
+    }
+
+    /// The interpreter to run now.
+    pub(crate) fn interpreter(&self) -> OsString {
+        match &self.python {
+            Some(python) => python.clone().into_os_string(),
+            None => std::env::var_os(PYTHON_VARIABLE)
+                .filter(|value| !value.is_empty())
+                .unwrap_or_else(|| OsString::from("python3")),
+        }
+    }
+}

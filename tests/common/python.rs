@@ -1,0 +1,76 @@
+//! A Python with mlx-lm for tests: installed once below the build directory, from the pins of `tools/golden`.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+
+use sha2::{Digest, Sha256};
+
+/// Names an interpreter that has the pins, which is then used instead.
+pub const VARIABLE: &str = "MLXLM_TEST_PYTHON";
+
+static PYTHON: LazyLock<PathBuf> = LazyLock::new(|| match std::env::var_os(VARIABLE) {
+    Some(python) if !python.is_empty() => python.into(),
+    _ => install(),
+});
+
+/// The interpreter. The first call in a fresh build directory takes a minute and needs what building needed: pip and a
+/// package index.
+pub fn with_mlx_lm() -> &'static Path {
+    &PYTHON
+}
+
+/// A directory of the build for what tests prepare and keep.
+pub fn kept() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("mlx-lm")
+}
+
+/// Runs a script of `tools` in that Python.
+pub fn run_tool(script: &str, args: &[&Path]) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tools")
+        .join(script);
+    let mut command = Command::new(with_mlx_lm());
+    command.arg(&script).args(args);
+    run(&mut command);
+}
+
+/// Holds a lock file as long as it lives, so that test programs at the same time do not disturb each other.
+pub fn locked(name: &str) -> File {
+    std::fs::create_dir_all(kept()).unwrap();
+    let file = File::create(kept().join(name)).unwrap();
+    file.lock().unwrap();
+    file
+}
+
+fn install() -> PathBuf {
+    let pins = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/golden/requirements.txt");
+    let wanted = Sha256::digest(std::fs::read(&pins).unwrap());
+    let wanted: String = wanted.iter().map(|byte| format!("{byte:02x}")).collect();
+    let _lock = locked("venv.lock");
+    let room = kept().join("venv");
+    let (python, stamp) = (room.join("bin/python"), room.join("requirements.sha256"));
+    if std::fs::read_to_string(&stamp).is_ok_and(|is| is == wanted) {
+        return python;
+    }
+    run(Command::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(&room));
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--requirement"]);
+    run(pip.arg(&pins));
+    std::fs::write(&stamp, wanted).unwrap();
+    python
+}
+
+fn run(command: &mut Command) {
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    assert!(
+        output.status.success(),
+        "{command:?}:\n{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
