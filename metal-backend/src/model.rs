@@ -5,15 +5,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
     BatchResult, ClassifyResult, Error, ErrorKind, GenerateMetrics, GenerateOptions, LogitsOutput,
-    Message, ModelInfo, Prompt, Result, TextModel, TokenModel, TokenStream,
+    Message, ModelInfo, Prompt, Result, TextModel, TokenLogprobs, TokenModel, TokenStream,
+    TopLogprob,
 };
-use mlx_rs_core::{Stream, concatenate, eval};
+use mlx_rs_core::{DeviceKind, Stream, concatenate, eval};
 
 use crate::arch::Decoder;
 use crate::error::engine as engine_error;
 use crate::generate::Generation;
 use crate::generate::prefill::{self, PREFILL_STEP};
 use crate::nn::attention::Positions;
+use crate::sample::{Compiler, Context, Sampler};
 use crate::text::{Detokenizer, TextPipeline};
 
 /// What all requests of one model share.
@@ -27,6 +29,7 @@ pub struct Engine {
     eos: Vec<u32>,
     context_len: Option<usize>,
     metrics: Mutex<GenerateMetrics>,
+    grammars: Compiler,
 }
 
 /// What [`Engine::new`] puts together.
@@ -53,7 +56,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Engine {
     /// Puts an engine together.
     pub fn new(parts: Parts) -> Self {
+        let tokenizer = Arc::clone(parts.text.tokenizer());
         Self {
+            grammars: Compiler::new(tokenizer, &parts.eos, parts.info.vocab_size),
             decoder: Mutex::new(Some(Arc::from(parts.decoder))),
             closed: AtomicBool::new(false),
             text: parts.text,
@@ -108,6 +113,37 @@ impl Engine {
     /// A decoder of one request's ids to text.
     pub fn detokenizer(&self, stop: &[String]) -> Detokenizer {
         self.text.detokenizer(stop)
+    }
+
+    /// The sampling that a request's options describe.
+    pub fn sampler(&self, options: &GenerateOptions, prompt: &[u32]) -> Result<Sampler> {
+        let newline = if options.xtc_probability > 0.0 {
+            self.text.tokenizer().encode_plain("\n")?
+        } else {
+            Vec::new()
+        };
+        let context = Context {
+            vocabulary: self.info.vocab_size,
+            eos: &self.eos,
+            newline: &newline,
+            grammars: Some(&self.grammars),
+            on_cpu: self.stream.device().kind() == DeviceKind::Cpu,
+        };
+        self.scope(|| Sampler::new(options, prompt, &context))
+    }
+
+    /// Log-probabilities of one token as the contract has them.
+    pub fn logprobs(&self, chosen: f32, top: Vec<(u32, f32)>) -> TokenLogprobs {
+        let tokenizer = self.text.tokenizer();
+        let spelled = |id| {
+            let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let top = top
+            .into_iter()
+            .map(|(id, logprob)| TopLogprob::new(id, spelled(id), logprob))
+            .collect();
+        TokenLogprobs::new(chosen, top)
     }
 
     /// Refuses prompts that cannot be run.
@@ -171,6 +207,7 @@ impl MlxModel {
         let options = options
             .clone()
             .with_max_tokens(1)
+            .with_min_tokens(0)
             .with_stop(Vec::new())
             .with_stop_tokens(Vec::new())
             .with_ignore_eos(true)

@@ -10,7 +10,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use inference::{
-    ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenSource,
+    ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenLogprobs,
+    TokenSource,
 };
 use mlx_rs_core::{Array, async_eval, memory};
 
@@ -19,7 +20,7 @@ use crate::cache::Caches;
 use crate::error::engine as engine_error;
 use crate::model::Engine;
 use crate::nn::attention::Positions;
-use crate::sample::Sampler;
+use crate::sample::{self, Drawn, Sampler};
 use crate::text::{Detokenizer, Released};
 
 /// Steps between returns of unused memory to the system.
@@ -36,6 +37,8 @@ pub struct Generation {
     ready: VecDeque<Token>,
     /// Logits of tokens whose text is still held back, oldest first.
     logits: VecDeque<Arc<[f32]>>,
+    /// The same for log-probabilities.
+    logprobs: VecDeque<TokenLogprobs>,
     produced: usize,
     limit: usize,
     finish: Option<FinishReason>,
@@ -46,8 +49,8 @@ struct Running {
     decoder: Arc<dyn Decoder>,
     caches: Caches,
     sampler: Sampler,
-    /// The token being computed, `uint32 [1]`, and its logits `[1, vocab]`; `None` before prefill.
-    next: Option<(Array, Array)>,
+    /// The token being computed and its logits `[1, vocab]`; `None` before prefill.
+    next: Option<(Drawn, Array)>,
 }
 
 impl Generation {
@@ -66,9 +69,7 @@ impl Generation {
             .context_limit()
             .saturating_sub(prompt.len())
             .saturating_add(1);
-        let sampler = engine
-            .scope(|| Sampler::new(&options, &prompt))
-            .map_err(engine_error("sampler"))?;
+        let sampler = engine.sampler(&options, &prompt)?;
         let text = engine.detokenizer(&options.stop);
         Ok(Self {
             running: Some(Running {
@@ -84,6 +85,7 @@ impl Generation {
             text,
             ready: VecDeque::new(),
             logits: VecDeque::new(),
+            logprobs: VecDeque::new(),
             produced: 0,
             finish: None,
             clock,
@@ -123,19 +125,23 @@ impl Generation {
         let Some(running) = self.running.as_mut() else {
             return Ok(());
         };
-        let (token, logits) = match running.next.take() {
+        let (drawn, logits) = match running.next.take() {
             Some(pending) => pending,
             None => running.prefill(&self.prompt, &self.options)?,
         };
         // Start on the next token before this one is read, so that the device never waits.
         if self.produced + 1 < self.limit {
-            running.next = Some(running.decode(&token).map_err(engine_error("decode"))?);
+            running.next = Some(running.decode(&drawn.tokens)?);
         }
-        let id: u32 = token.item().map_err(engine_error("decode"))?;
+        let id: u32 = drawn.tokens.item().map_err(engine_error("decode"))?;
         self.clock.token();
         if self.options.logits {
             self.logits
                 .push_back(logits.to_f32_vec().map_err(engine_error("logits"))?.into());
+        }
+        if let (Some(logprobs), Some(n)) = (&drawn.logprobs, self.options.logprobs) {
+            let (chosen, top) = logprobs.row(0, n).map_err(engine_error("logprobs"))?;
+            self.logprobs.push_back(self.engine.logprobs(chosen, top));
         }
         if (self.produced + 1).is_multiple_of(CLEAR_EVERY) {
             memory::clear_cache().map_err(engine_error("decode"))?;
@@ -172,6 +178,9 @@ impl Generation {
             if let Some(logits) = self.logits.pop_front() {
                 token = token.with_logits(logits);
             }
+            if let Some(logprobs) = self.logprobs.pop_front() {
+                token = token.with_logprobs(logprobs);
+            }
             self.ready.push_back(token);
         }
     }
@@ -179,27 +188,32 @@ impl Generation {
 
 impl Running {
     /// Queues the step that follows `token` and returns its token and logits, not yet computed.
-    fn decode(&mut self, token: &Array) -> mlx_rs_core::Result<(Array, Array)> {
-        let ids = token.reshape(&[1, 1])?;
-        let logits = self
-            .decoder
-            .forward(&ids, &mut self.caches, Positions::Last)?;
+    fn decode(&mut self, token: &Array) -> Result<(Drawn, Array)> {
+        let logits = token
+            .reshape(&[1, 1])
+            .and_then(|ids| {
+                self.decoder
+                    .forward(&ids, &mut self.caches, Positions::Last)
+            })
+            .map_err(engine_error("decode"))?;
         self.draw(&logits)
     }
 
     /// Samples from logits `[1, 1, vocab]` and starts the computation. Caches are evaluated with
     /// it, so that no step keeps the graph of the steps before.
-    fn draw(&mut self, logits: &Array) -> mlx_rs_core::Result<(Array, Array)> {
-        let logits = logits.squeeze_axis(1)?; // [1, 1, V] -> [1, V]
-        let token = self.sampler.sample(&logits)?;
+    fn draw(&mut self, logits: &Array) -> Result<(Drawn, Array)> {
+        let logits = logits.squeeze_axis(1).map_err(engine_error("sampling"))?; // [1, 1, V] -> [1, V]
+        let drawn = sample::sample(&mut [&mut self.sampler], &logits)?;
         let state = self.caches.iter().flat_map(|c| c.state());
         async_eval(
-            [&token, &logits]
-                .into_iter()
+            drawn
+                .arrays()
+                .chain([&logits])
                 .chain(self.sampler.state())
                 .chain(state),
-        )?;
-        Ok((token, logits))
+        )
+        .map_err(engine_error("sampling"))?;
+        Ok((drawn, logits))
     }
 }
 

@@ -9,6 +9,7 @@ use crate::arch::Decoder;
 use crate::cache::Caches;
 use crate::error::engine;
 use crate::nn::attention::Positions;
+use crate::sample::Drawn;
 
 /// Positions in one forward pass.
 pub const PREFILL_STEP: usize = 512;
@@ -19,7 +20,7 @@ impl Running {
         &mut self,
         prompt: &[u32],
         options: &GenerateOptions,
-    ) -> Result<(Array, Array)> {
+    ) -> Result<(Drawn, Array)> {
         let logits = forward_prompt(
             self.decoder.as_ref(),
             prompt,
@@ -27,7 +28,7 @@ impl Running {
             Positions::Last,
             &mut |_| options.check_interrupt(),
         )?;
-        self.draw(&logits).map_err(engine("prefill"))
+        self.draw(&logits)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Kernels of our own for CPUs: products with quantized and dense matrices, which MLX computes on
-//! one core and without the processor's vector units. They enter the graph as an operation (the shim
+//! one core and without the processor's vector units, and the nucleus of a distribution, for which
+//! MLX sorts whole rows. They enter the graph as an operation (the shim
 //! of `mlx-sys`), so laziness, streams and memory stay MLX's.
 //!
 //! They have no gradient: differentiating one is MLX's error. `MLX_CPU_KERNELS=off` turns them off.
@@ -7,11 +8,13 @@
 mod host_op;
 mod kernel;
 mod matrix;
+mod nucleus;
 mod pool;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use matrix::{DenseMatrix, QuantizedMatrix};
+pub use nucleus::top_p;
 
 use std::sync::OnceLock;
 

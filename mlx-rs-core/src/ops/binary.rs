@@ -37,6 +37,8 @@ binary_ops! {
     logical_and = mlx_logical_and;
     /// Logical or.
     logical_or = mlx_logical_or;
+    /// The bits that both integers have.
+    bitwise_and = mlx_bitwise_and;
 }
 
 impl Array {
