@@ -104,7 +104,8 @@ fn cut(row: &[f32], p: f32, out: &mut [f32]) {
             inside.push((x, i));
         }
     }
-    inside.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    // Adding zero makes -0 the 0 that it equals.
+    inside.sort_unstable_by(|a, b| (a.0 + 0.0).total_cmp(&(b.0 + 0.0)).then(a.1.cmp(&b.1)));
     let last = if border == BINS - 1 { 1 } else { 0 };
     let n = inside.len();
     for &(x, i) in inside.iter().take(n.saturating_sub(last)) {
