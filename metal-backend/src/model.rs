@@ -18,6 +18,9 @@ use crate::nn::attention::Positions;
 use crate::sample::{Compiler, Context, Sampler};
 use crate::text::{Detokenizer, TextPipeline};
 
+/// The log-probability of what cannot be, as OpenAI has it: JSON has no infinity.
+const IMPOSSIBLE: f32 = -9999.0;
+
 /// What all requests of one model share.
 pub struct Engine {
     /// Taken away by `close`, which frees the weights once no request runs.
@@ -141,9 +144,9 @@ impl Engine {
         };
         let top = top
             .into_iter()
-            .map(|(id, logprob)| TopLogprob::new(id, spelled(id), logprob))
+            .map(|(id, logprob)| TopLogprob::new(id, spelled(id), logprob.max(IMPOSSIBLE)))
             .collect();
-        TokenLogprobs::new(chosen, top)
+        TokenLogprobs::new(chosen.max(IMPOSSIBLE), top)
     }
 
     /// Refuses prompts that cannot be run.

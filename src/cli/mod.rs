@@ -10,6 +10,7 @@ mod chat;
 mod console;
 mod failure;
 mod generate;
+mod grammar;
 mod inspect;
 mod interrupt;
 mod lines;
