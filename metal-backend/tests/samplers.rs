@@ -101,20 +101,24 @@ fn outputs(case: &Value, x: &Array) -> Vec<mlx_rs_core::Result<Array>> {
         }
         "logprobs" => {
             let n = x.dim(1).unwrap();
-            let all = (0..n as u32).map(|id| {
-                let token = Array::vector(&[id]).unwrap();
-                Logprobs::new(x, &token, 0).unwrap().row(0, 0).unwrap().0
+            let by_kernel = [false, true].map(|on_cpu| {
+                let all = (0..n as u32).map(|id| {
+                    let token = Array::vector(&[id]).unwrap();
+                    let l = Logprobs::new(x, &token, 0, on_cpu).unwrap();
+                    l.row(0, 0).unwrap().0
+                });
+                let by_token: Vec<f32> = all.collect();
+                let token = Array::vector(&[0u32]).unwrap();
+                let l = Logprobs::new(x, &token, n as usize, on_cpu).unwrap();
+                let mut by_rank = vec![f32::NAN; n as usize];
+                let (_, top) = l.row(0, n as usize).unwrap();
+                assert!(top.is_sorted_by(|a, b| a.1 >= b.1), "{top:?}");
+                for (id, value) in top {
+                    by_rank[id as usize] = value;
+                }
+                [row(&by_token), row(&by_rank)].map(Ok)
             });
-            let by_token: Vec<f32> = all.collect();
-            let token = Array::vector(&[0u32]).unwrap();
-            let l = Logprobs::new(x, &token, n as usize).unwrap();
-            let mut by_rank = vec![f32::NAN; n as usize];
-            let (_, top) = l.row(0, n as usize).unwrap();
-            assert!(top.is_sorted_by(|a, b| a.1 >= b.1), "{top:?}");
-            for (id, value) in top {
-                by_rank[id as usize] = value;
-            }
-            vec![Ok(row(&by_token)), Ok(row(&by_rank))]
+            by_kernel.into_iter().flatten().collect()
         }
         other => panic!("no stage {other}"),
     }

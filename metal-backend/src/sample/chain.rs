@@ -5,13 +5,14 @@
 //! taken. Where a row has a top-k, the stages run on its `k` candidates only: top-p and min-p keep a
 //! beginning of the descending order, and so do they of the candidates, once probabilities are
 //! divided by the sum over the whole vocabulary. The draw is Gumbel's: the greatest of logits plus
-//! noise has the distribution of the softmax.
+//! noise has the distribution of the softmax. On the CPU, kernels of our own take the place of MLX's
+//! sorting and of the noise: the same distribution, other tokens for a seed.
 
 use mlx_rs_core::random::gumbel;
 use mlx_rs_core::{Array, Dtype, Result, concatenate, cpu, where_};
 
 use super::filters::{
-    column, greatest, min_p, minus_infinity, shift, temperature, top_k, top_p, xtc,
+    column, greatest, inverse, min_p, minus_infinity, shift, temperature, top_k, top_p, xtc,
 };
 use super::random::Seed;
 
@@ -73,12 +74,13 @@ impl Choice {
     }
 }
 
-/// Chooses a token for each row of `logits` `[B, V]`: `uint32 [B]`. `on_cpu` says that the current
-/// stream is on the CPU, where top-p has a kernel of its own.
+/// Chooses a token for each row of float32 `logits` `[B, V]`: `uint32 [B]`. `on_cpu` says that the
+/// current stream is on the CPU, where there are kernels.
 ///
 /// # Errors
 /// When shapes do not fit.
 pub(super) fn choose(logits: &Array, choices: &[Choice], on_cpu: bool) -> Result<Array> {
+    let on_cpu = on_cpu && cpu::enabled();
     let mut groups: Vec<(Shape, Vec<u32>)> = Vec::new();
     for (row, choice) in choices.iter().enumerate() {
         let shape = choice.shape();
@@ -138,20 +140,19 @@ fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice], on_cpu: bool
                 on_cpu,
                 draws: &draws,
             };
-            let logits = shift(logits)?;
             let vocabulary = logits.dim(-1)?;
             let candidates = i32::try_from(*top_k)
                 .ok()
                 .filter(|&k| k > 0 && k < vocabulary && *top_k <= MOST_CANDIDATES);
             match (candidates, xtc) {
-                (Some(k), None) => stages.among_candidates(&logits, k),
-                (_, spared) => stages.among_all(&logits, *top_k, spared.as_deref()),
+                (Some(k), None) => stages.among_candidates(logits, k),
+                (_, spared) => stages.among_all(logits, *top_k, spared.as_deref()),
             }
         }
     }
 }
 
-/// The stages for rows that are filtered alike; logits have their greatest at 0.
+/// The stages for rows that are filtered alike.
 struct Stages<'a> {
     top_p: bool,
     min_p: bool,
@@ -165,10 +166,15 @@ impl Stages<'_> {
     }
 
     fn among_all(&self, logits: &Array, k: usize, spared: Option<&[u32]>) -> Result<Array> {
-        let mut x = logits.clone();
+        // The kernels see to infinities themselves.
+        let mut x = if self.on_cpu {
+            logits.clone()
+        } else {
+            shift(logits)?
+        };
         if self.top_p {
             let p = self.all(|d| d.top_p);
-            x = if self.on_cpu && cpu::enabled() {
+            x = if self.on_cpu {
                 cpu::top_p(&x, &p)?
             } else {
                 top_p(&x, &p)?
@@ -187,9 +193,17 @@ impl Stages<'_> {
     }
 
     fn among_candidates(&self, logits: &Array, k: i32) -> Result<Array> {
-        let (mut x, ids) = greatest(logits, k)?; // [g, k] each, ascending
+        // [g, k] each, ascending and with the greatest at 0; the sum over the vocabulary, [g, 1].
+        let (mut x, ids, log_total) = if self.on_cpu {
+            let best = cpu::greatest(logits, k.unsigned_abs() as usize)?;
+            (best.values, best.indices, best.log_total)
+        } else {
+            let shifted = shift(logits)?;
+            let (values, ids) = greatest(&shifted, k)?;
+            (values, ids, shifted.logsumexp(-1, true)?)
+        };
         if self.top_p {
-            let probabilities = x.subtract(&logits.logsumexp(-1, true)?)?.exp()?;
+            let probabilities = x.subtract(&log_total)?.exp()?;
             let before = probabilities.cumsum(-1, true, false)?; // of the more probable ones
             let keep = before.less(&column(&self.all(|d| d.top_p))?)?;
             x = where_(&keep, &x, &minus_infinity()?)?;
@@ -203,6 +217,11 @@ impl Stages<'_> {
 
     /// The index drawn from each row of `[g, n]`: `uint32 [g]`.
     fn draw(&self, logits: &Array) -> Result<Array> {
+        if self.on_cpu {
+            let scale = self.all(|d| inverse(d.temperature));
+            let uniform: Vec<f64> = self.draws.iter().map(|d| d.seed.uniform(d.step)).collect();
+            return cpu::draw(logits, &scale, &uniform);
+        }
         let n = logits.dim(-1)?;
         let noise = self
             .draws

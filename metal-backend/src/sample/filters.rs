@@ -110,8 +110,13 @@ pub fn top_k(logits: &Array, k: usize) -> Result<Array> {
 /// # Errors
 /// When shapes do not fit.
 pub fn temperature(logits: &Array, t: &[f32]) -> Result<Array> {
-    let inverse: Vec<f32> = t.iter().map(|t| (1.0 / t).min(f32::MAX)).collect();
-    logits.multiply(&column(&inverse)?)
+    let inverses: Vec<f32> = t.iter().copied().map(inverse).collect();
+    logits.multiply(&column(&inverses)?)
+}
+
+/// `1 / t`, finite.
+pub(super) fn inverse(t: f32) -> f32 {
+    (1.0 / t).min(f32::MAX)
 }
 
 /// The `k` greatest logits of each row in ascending order, and the ids they belong to: `[B, k]` each.

@@ -482,7 +482,7 @@ fn draw(
         row.remember(&tokens.slice_axis(0, i, i + 1)?)?;
     }
     let logprobs = match rows.iter().filter_map(|r| r.logprobs).max() {
-        Some(n) => Some(Logprobs::new(logits, &tokens, n)?),
+        Some(n) => Some(Logprobs::new(logits, &tokens, n, on_cpu)?),
         None => None,
     };
     Ok(Drawn { tokens, logprobs })

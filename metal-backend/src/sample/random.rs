@@ -24,6 +24,11 @@ impl Seed {
         (self.word(step, 1) >> 40) as f32 / (1u64 << 24) as f32
     }
 
+    /// A number in `[0, 1)` to draw by: of 53 bits.
+    pub(super) fn uniform(self, step: u64) -> f64 {
+        (self.word(step, 0) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
     fn word(self, step: u64, use_: u64) -> u64 {
         scramble(self.0.wrapping_add(step.wrapping_mul(2)).wrapping_add(use_))
     }

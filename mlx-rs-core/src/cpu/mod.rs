@@ -1,6 +1,6 @@
 //! Kernels of our own for CPUs: products with quantized and dense matrices, which MLX computes on
-//! one core and without the processor's vector units, and the nucleus of a distribution, for which
-//! MLX sorts whole rows. They enter the graph as an operation (the shim
+//! one core and without the processor's vector units, and choices from long rows (the greatest, a
+//! nucleus, a draw), for which MLX sorts and exponentiates all of them. They enter the graph as an operation (the shim
 //! of `mlx-sys`), so laziness, streams and memory stay MLX's.
 //!
 //! They have no gradient: differentiating one is MLX's error. `MLX_CPU_KERNELS=off` turns them off.
@@ -10,11 +10,13 @@ mod kernel;
 mod matrix;
 mod nucleus;
 mod pool;
+mod select;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use matrix::{DenseMatrix, QuantizedMatrix};
 pub use nucleus::top_p;
+pub use select::{Greatest, draw, greatest};
 
 use std::sync::OnceLock;
 

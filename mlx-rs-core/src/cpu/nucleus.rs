@@ -2,6 +2,7 @@
 //! bins by value find where the cut falls, and only the bin of the cut is sorted.
 
 use super::host_op::{self, Input, Work};
+use super::select::{depth, greatest_of};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -59,11 +60,6 @@ impl Work for Nucleus {
     }
 }
 
-/// How far `x` lies below the greatest: 0 or less. Infinities that are the greatest are level.
-fn depth(x: f32, max: f32) -> f32 {
-    if x == max { 0.0 } else { x - max }
-}
-
 /// The bin of a logit that lies `below` (0 or less) the greatest one; bin 0 weighs nothing.
 fn bin(below: f32) -> usize {
     let at = (below + DEPTH) * (BINS as f32 / DEPTH);
@@ -72,7 +68,7 @@ fn bin(below: f32) -> usize {
 }
 
 fn cut(row: &[f32], p: f32, out: &mut [f32]) {
-    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let max = greatest_of(row);
     out.copy_from_slice(row);
     if max == f32::NEG_INFINITY {
         return; // nothing is possible
