@@ -26,7 +26,7 @@ pub struct Token {
 }
 
 /// Natural logarithms of probabilities under the model's own distribution: before penalties,
-/// biases, grammars, filters and temperature.
+/// biases, grammars, filters and temperature. None is below -9999, which stands for the impossible.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {

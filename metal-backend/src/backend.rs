@@ -105,6 +105,8 @@ impl Backend for MlxBackend {
             .with_gguf()
             .with_safetensors()
             .with_seeds()
+            .with_logprobs()
+            .with_grammars()
     }
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {

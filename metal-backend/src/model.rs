@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use inference::{
     AttentionInspector, BatchEvent, BatchResult, BatchSession, ClassifyResult, EmbeddingModel,
     Error, ErrorKind, GenerateMetrics, GenerateOptions, LogitsOutput, Message, ModelInfo, Prompt,
-    PromptCacheModel, Result, TextModel, Token, TokenModel, TokenStream,
+    PromptCacheModel, Result, TextModel, Token, TokenLogprobs, TokenModel, TokenStream, TopLogprob,
 };
-use mlx_rs_core::{Stream, concatenate, eval};
+use mlx_rs_core::{DeviceKind, Stream, concatenate, eval};
 
 use crate::arch::Decoder;
 use crate::cache::{self, CacheOptions};
@@ -18,10 +18,14 @@ use crate::error::engine as engine_error;
 use crate::generate::prefill::{forward, forward_prompt};
 use crate::generate::{Batch, Generation, Prefixes};
 use crate::nn::attention::Positions;
+use crate::sample::{Compiler, Context, Sampler};
 use crate::text::{Detokenizer, TextPipeline};
 
 /// Requests of one call that run at the same time.
 const TOGETHER: usize = 32;
+
+/// The log-probability of what cannot be, as OpenAI has it: JSON has no infinity.
+const IMPOSSIBLE: f32 = -9999.0;
 
 /// What all requests of one model share.
 pub struct Engine {
@@ -38,6 +42,7 @@ pub struct Engine {
     draft: Mutex<Option<Arc<dyn Decoder>>>,
     identity: String,
     metrics: Mutex<GenerateMetrics>,
+    grammars: Compiler,
 }
 
 /// What [`Engine::new`] puts together.
@@ -70,7 +75,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Engine {
     /// Puts an engine together.
     pub fn new(parts: Parts) -> Self {
+        let tokenizer = Arc::clone(parts.text.tokenizer());
         Self {
+            grammars: Compiler::new(tokenizer, &parts.eos, parts.info.vocab_size),
             decoder: Mutex::new(Some(Arc::from(parts.decoder))),
             closed: AtomicBool::new(false),
             text: parts.text,
@@ -142,6 +149,37 @@ impl Engine {
     /// A decoder of one request's ids to text.
     pub fn detokenizer(&self, stop: &[String]) -> Detokenizer {
         self.text.detokenizer(stop)
+    }
+
+    /// The sampling that a request's options describe.
+    pub fn sampler(&self, options: &GenerateOptions, prompt: &[u32]) -> Result<Sampler> {
+        let newline = if options.xtc_probability > 0.0 {
+            self.text.tokenizer().encode_plain("\n")?
+        } else {
+            Vec::new()
+        };
+        let context = Context {
+            vocabulary: self.info.vocab_size,
+            eos: &self.eos,
+            newline: &newline,
+            grammars: Some(&self.grammars),
+            on_cpu: self.stream.device().kind() == DeviceKind::Cpu,
+        };
+        self.scope(|| Sampler::new(options, prompt, &context))
+    }
+
+    /// Log-probabilities of one token as the contract has them.
+    pub fn logprobs(&self, chosen: f32, top: Vec<(u32, f32)>) -> TokenLogprobs {
+        let tokenizer = self.text.tokenizer();
+        let spelled = |id| {
+            let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let top = top
+            .into_iter()
+            .map(|(id, logprob)| TopLogprob::new(id, spelled(id), logprob.max(IMPOSSIBLE)))
+            .collect();
+        TokenLogprobs::new(chosen.max(IMPOSSIBLE), top)
     }
 
     /// Refuses prompts that cannot be run.

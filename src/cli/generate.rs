@@ -39,6 +39,9 @@ pub struct Args {
     /// Go on from what `mlx cache-prompt` kept in this file: its text, then the prompt as it is
     #[arg(long, value_name = "FILE", conflicts_with_all = ["system", "tokens"])]
     prompt_cache_file: Option<std::path::PathBuf>,
+    /// With `--json`, the log-probability of each token and of the N most likely ones
+    #[arg(long, value_name = "N", requires = "json")]
+    logprobs: Option<usize>,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -56,7 +59,7 @@ enum Request {
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     // Everything that can be wrong without a model is checked before one is loaded.
-    let mut options = args.sampling.options()?;
+    let mut options = args.options()?;
     args.engine.apply(&mut options)?;
     let request = args.request(console)?;
     let loaded = load(&args.model, &args.load, console)?;
@@ -64,6 +67,14 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 }
 
 impl Args {
+    fn options(&self) -> Result<GenerateOptions, Failure> {
+        let options = self.sampling.options()?.with_logprobs(self.logprobs);
+        options
+            .validate()
+            .map_err(|e| Failure::usage(e.to_string()))?;
+        Ok(options)
+    }
+
     fn request(&self, console: &mut Console<'_>) -> Result<Request, Failure> {
         match (&self.prompt, &self.tokens) {
             (Some(prompt), None) => Ok(Request::Text(read_text(prompt, console)?)),
@@ -91,14 +102,18 @@ impl Args {
         drop(guard);
         if reply.error.is_none() || reply.was_interrupted() {
             if self.json {
-                console.json(&json!({
+                let mut object = json!({
                     "text": reply.text,
                     "tokens": reply.tokens,
                     "prompt_tokens": reply.metrics.prompt_tokens,
                     "generated_tokens": reply.metrics.generated_tokens,
                     "finish_reason": reply.finish_reason,
                     "metrics": reply.metrics,
-                }))?;
+                });
+                if self.logprobs.is_some() {
+                    object["logprobs"] = json!(reply.logprobs);
+                }
+                console.json(&object)?;
             }
             console.note(&statistics(&reply.metrics, reply.finish_reason));
         }
@@ -175,7 +190,7 @@ mod tests {
 
     fn answer(model: &Mock, args: &[&str], streams: &mut Streams) -> Result<(), Failure> {
         let args = parse(args).unwrap();
-        let options = args.sampling.options()?;
+        let options = args.options()?;
         let mut console = streams.console();
         let request = args.request(&mut console)?;
         args.answer(model, request, options, &mut console)
@@ -264,6 +279,34 @@ mod tests {
         assert_eq!(value["generated_tokens"], 2);
         assert_eq!(value["finish_reason"], "stop");
         assert!(value["metrics"]["total_time"].is_number(), "{value}");
+    }
+
+    #[test]
+    fn logprobs_are_part_of_the_object_and_of_nothing_else() {
+        assert!(parse(&["-p", "x", "--logprobs", "2"]).is_err());
+        let model = Mock::instruct(&["Par", "is"]);
+        let mut streams = Streams::new("");
+        answer(
+            &model,
+            &["-p", "x", "--json", "--logprobs", "2"],
+            &mut streams,
+        )
+        .unwrap();
+        let value: serde_json::Value = serde_json::from_str(&streams.out()).unwrap();
+        assert_eq!(
+            value["logprobs"],
+            json!([
+                {"logprob": -0.5, "top": []},
+                {"logprob": -0.5, "top": []},
+            ])
+        );
+        let failure = answer(
+            &model,
+            &["-p", "x", "--json", "--logprobs", "9999"],
+            &mut streams,
+        )
+        .unwrap_err();
+        assert_eq!(failure.exit_code(), 2);
     }
 
     #[test]

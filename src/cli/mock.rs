@@ -7,7 +7,7 @@ use std::time::Duration;
 use inference::{
     Backend, BatchResult, Capabilities, ClassifyResult, Error, ErrorKind, FinishReason,
     GenerateMetrics, GenerateOptions, LoadOptions, LogitsOutput, Message, ModelInfo, Prompt,
-    Result, TextModel, Token, TokenModel, TokenSource, TokenStream,
+    Result, TextModel, Token, TokenLogprobs, TokenModel, TokenSource, TokenStream,
 };
 
 use super::console::Console;
@@ -111,6 +111,7 @@ impl Mock {
             pieces: pieces.collect::<Vec<_>>().into_iter(),
             fail: self.fail,
             given: 0,
+            logprobs: options.logprobs.is_some(),
             finish: None,
         })
     }
@@ -120,6 +121,7 @@ struct Source {
     pieces: std::vec::IntoIter<String>,
     fail: Option<(usize, ErrorKind)>,
     given: usize,
+    logprobs: bool,
     finish: Option<FinishReason>,
 }
 
@@ -140,7 +142,10 @@ impl Iterator for Source {
             self.finish.get_or_insert(FinishReason::Stop);
             return None;
         };
-        let token = Token::new(self.given as u32, text);
+        let mut token = Token::new(self.given as u32, text);
+        if self.logprobs {
+            token = token.with_logprobs(TokenLogprobs::new(-0.5, Vec::new()));
+        }
         self.given += 1;
         Some(Ok(token))
     }

@@ -19,6 +19,7 @@ mod embed;
 mod engine;
 mod failure;
 mod generate;
+mod grammar;
 mod inspect;
 mod interrupt;
 mod lines;

@@ -1,6 +1,6 @@
 //! One reply: its tokens shown as they come, and what is said about it afterwards.
 
-use inference::{Error, ErrorKind, FinishReason, GenerateMetrics, TokenStream};
+use inference::{Error, ErrorKind, FinishReason, GenerateMetrics, TokenLogprobs, TokenStream};
 
 use super::console::{Console, bytes};
 use super::failure::Failure;
@@ -11,6 +11,8 @@ pub struct Reply {
     pub text: String,
     /// All token ids so far.
     pub tokens: Vec<u32>,
+    /// Log-probabilities of the tokens, where asked for.
+    pub logprobs: Vec<TokenLogprobs>,
     /// Why it ended.
     pub finish_reason: Option<FinishReason>,
     /// What it took.
@@ -30,10 +32,12 @@ impl Reply {
         console: &mut Console<'_>,
     ) -> Result<Self, Failure> {
         let (mut text, mut tokens, mut error) = (String::new(), Vec::new(), None);
+        let mut logprobs = Vec::new();
         for token in stream.by_ref() {
             match token {
                 Ok(token) => {
                     tokens.push(token.id);
+                    logprobs.extend(token.logprobs);
                     text.push_str(&token.text);
                     if show {
                         console.text(&token.text)?;
@@ -54,6 +58,7 @@ impl Reply {
             metrics: stream.metrics(),
             text,
             tokens,
+            logprobs,
             error,
         })
     }

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use clap::builder::NonEmptyStringValueParser;
-use inference::GenerateOptions;
+use inference::{GenerateOptions, LogitBias};
 
 use super::failure::Failure;
+use super::grammar::GrammarArgs;
 
 /// How tokens are chosen and when to stop. Greedy unless told otherwise.
 #[derive(Debug, Clone, clap::Args)]
@@ -57,6 +58,58 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub repeat_penalty: f32,
+    /// How many tokens back that looks, prompt included; 0 is all
+    #[arg(
+        long,
+        visible_alias = "repetition-context-size",
+        value_name = "N",
+        default_value_t = 64
+    )]
+    pub repeat_last_n: usize,
+    /// Take this off the logits of tokens that the reply holds already
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub presence_penalty: f32,
+    /// Take this off a token's logit for each time that the reply holds it
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub frequency_penalty: f32,
+    /// How often the most likely tokens are left out (XTC): 0 never, 1 at each token
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub xtc_probability: f32,
+    /// XTC leaves out all tokens at least this likely but the least likely of them
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.1,
+        allow_negative_numbers = true
+    )]
+    pub xtc_threshold: f32,
+    /// Add BIAS to the logit of token ID: `15043=1.5`; may be given several times
+    #[arg(long, value_name = "ID=BIAS")]
+    pub logit_bias: Vec<LogitBias>,
+    /// Never choose these tokens: `1,2,3`
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub banned_tokens: Vec<u32>,
+    /// Begin the reply with these tokens: `1,2,3`
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub forced_tokens: Vec<u32>,
+    /// Do not choose tokens that end the reply before it has this many
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub min_tokens: usize,
     /// Seed of the random choices; the same seed gives the same reply
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
@@ -69,6 +122,8 @@ pub struct SamplingArgs {
     /// Stop this many seconds after generation begins
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds)]
     pub deadline: Option<Duration>,
+    #[command(flatten)]
+    pub grammar: GrammarArgs,
 }
 
 impl SamplingArgs {
@@ -81,6 +136,16 @@ impl SamplingArgs {
         options.top_k = self.top_k;
         options.min_p = self.min_p;
         options.repeat_penalty = self.repeat_penalty;
+        options.repeat_window = self.repeat_last_n;
+        options.presence_penalty = self.presence_penalty;
+        options.frequency_penalty = self.frequency_penalty;
+        options.xtc_probability = self.xtc_probability;
+        options.xtc_threshold = self.xtc_threshold;
+        options.logit_bias = self.logit_bias.iter().map(|b| (b.id, b.bias)).collect();
+        options.banned_tokens = self.banned_tokens.clone();
+        options.forced_tokens = self.forced_tokens.clone();
+        options.min_tokens = self.min_tokens;
+        options.grammar = self.grammar.grammar()?;
         options.seed = self.seed;
         options.stop = self.stop.clone();
         options.ignore_eos = self.ignore_eos;
@@ -146,6 +211,37 @@ mod tests {
         ])
         .unwrap();
         assert_eq!((o.top_p, o.top_k, o.min_p, o.seed), (0.9, 40, 0.1, Some(3)));
+        for name in ["--repeat-last-n", "--repetition-context-size"] {
+            assert_eq!(options(&[name, "5"]).unwrap().repeat_window, 5);
+        }
+        let o = options(&[
+            "--presence-penalty",
+            "-0.5",
+            "--frequency-penalty",
+            "0.25",
+            "--xtc-probability",
+            "0.5",
+            "--xtc-threshold",
+            "0.2",
+            "--min-tokens",
+            "4",
+            "--logit-bias",
+            "5=-1.5",
+            "--logit-bias",
+            "6+2",
+            "--banned-tokens",
+            "1,2",
+            "--forced-tokens",
+            "3",
+            "--regex",
+            "a+",
+        ])
+        .unwrap();
+        assert_eq!((o.presence_penalty, o.frequency_penalty), (-0.5, 0.25));
+        assert_eq!((o.xtc_probability, o.xtc_threshold), (0.5, 0.2));
+        assert_eq!(o.logit_bias, [(5, -1.5), (6, 2.0)].into());
+        assert_eq!((o.banned_tokens, o.forced_tokens), (vec![1, 2], vec![3]));
+        assert_eq!((o.min_tokens, o.grammar.is_some()), (4, true));
         let o = options(&["--stop", "a", "--stop", "-b", "--ignore-eos"]).unwrap();
         assert_eq!(
             (o.stop, o.ignore_eos),
@@ -167,6 +263,16 @@ mod tests {
             ["--top-k", "-1"],
             ["--repeat-penalty", "0"],
             ["--repeat-penalty", "-2"],
+            ["--presence-penalty", "nan"],
+            ["--frequency-penalty", "inf"],
+            ["--xtc-probability", "1.5"],
+            ["--xtc-threshold", "0.6"],
+            ["--logit-bias", "5"],
+            ["--logit-bias", "5=inf"],
+            ["--banned-tokens", "1,,2"],
+            ["--forced-tokens", "-1"],
+            ["--min-tokens", "257"],
+            ["--json-schema", "nonsense"],
             ["--seed", "-1"],
             ["--max-tokens", "-5"],
             ["--max-tokens", "1e3"],

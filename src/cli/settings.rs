@@ -5,7 +5,8 @@ use std::str::FromStr;
 use inference::GenerateOptions;
 
 /// The names of the parameters, for messages.
-pub const NAMES: &str = "temperature, top_p, top_k, min_p, repeat_penalty, max_tokens, seed, stop";
+pub const NAMES: &str = "temperature, top_p, top_k, min_p, repeat_penalty, repeat_last_n, presence_penalty, \
+    frequency_penalty, xtc_probability, xtc_threshold, max_tokens, min_tokens, seed, stop";
 
 /// Sets the parameter `name` to `value`, or says why not and changes nothing.
 pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(), String> {
@@ -17,6 +18,12 @@ pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(),
         "top_k" => changed.top_k = parse(name, value)?,
         "min_p" => changed.min_p = parse(name, value)?,
         "repeat_penalty" | "repetition_penalty" => changed.repeat_penalty = parse(name, value)?,
+        "repeat_last_n" => changed.repeat_window = parse(name, value)?,
+        "presence_penalty" => changed.presence_penalty = parse(name, value)?,
+        "frequency_penalty" => changed.frequency_penalty = parse(name, value)?,
+        "xtc_probability" => changed.xtc_probability = parse(name, value)?,
+        "xtc_threshold" => changed.xtc_threshold = parse(name, value)?,
+        "min_tokens" => changed.min_tokens = parse(name, value)?,
         "max_tokens" | "num_predict" | "n_predict" => changed.max_tokens = parse(name, value)?,
         "seed" if value == "random" => changed.seed = None,
         "seed" => changed.seed = Some(parse(name, value)?),
@@ -35,13 +42,21 @@ pub fn list(options: &GenerateOptions) -> String {
         .seed
         .map_or("random".into(), |seed| seed.to_string());
     format!(
-        "temperature {}\ntop_p {}\ntop_k {}\nmin_p {}\nrepeat_penalty {}\nmax_tokens {}\nseed {seed}\nstop {:?}",
+        "temperature {}\ntop_p {}\ntop_k {}\nmin_p {}\nrepeat_penalty {}\nrepeat_last_n {}\n\
+         presence_penalty {}\nfrequency_penalty {}\nxtc_probability {}\nxtc_threshold {}\nmax_tokens {}\n\
+         min_tokens {}\nseed {seed}\nstop {:?}",
         options.temperature,
         options.top_p,
         options.top_k,
         options.min_p,
         options.repeat_penalty,
+        options.repeat_window,
+        options.presence_penalty,
+        options.frequency_penalty,
+        options.xtc_probability,
+        options.xtc_threshold,
         options.max_tokens,
+        options.min_tokens,
         options.stop,
     )
 }
@@ -68,13 +83,21 @@ mod tests {
             ("top-k", "40"),
             ("MIN_P", "0.1"),
             ("repetition_penalty", "1.5"),
+            ("repeat_last_n", "32"),
+            ("presence_penalty", "0.5"),
+            ("frequency_penalty", "-0.5"),
+            ("xtc_probability", "0.25"),
+            ("xtc_threshold", "0.2"),
+            ("min_tokens", "2"),
             ("num_predict", "9"),
             ("seed", "3"),
             ("stop", "END"),
         ] {
             set(&mut o, name, value).unwrap();
         }
-        let text = "temperature 0.5\ntop_p 0.9\ntop_k 40\nmin_p 0.1\nrepeat_penalty 1.5\nmax_tokens 9\nseed 3\nstop [\"END\"]";
+        let text = "temperature 0.5\ntop_p 0.9\ntop_k 40\nmin_p 0.1\nrepeat_penalty 1.5\nrepeat_last_n 32\n\
+             presence_penalty 0.5\nfrequency_penalty -0.5\nxtc_probability 0.25\nxtc_threshold 0.2\n\
+             max_tokens 9\nmin_tokens 2\nseed 3\nstop [\"END\"]";
         assert_eq!(list(&o), text);
         set(&mut o, "seed", "random").unwrap();
         set(&mut o, "stop", "none").unwrap();

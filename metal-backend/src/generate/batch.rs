@@ -7,10 +7,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use inference::{BatchEvent, BatchSession, GenerateOptions, Prompt, Result, RowId};
+use inference::{BatchEvent, BatchSession, Error, GenerateOptions, Prompt, Result, RowId};
 use mlx_rs_core::{Array, async_eval, concatenate, eval, memory};
 
-use super::lane::{Lane, Pending};
+use super::lane::{Lane, Pending, draw_rows};
 use super::prefill::ids;
 use super::{CLEAR_EVERY, Request, read};
 use crate::arch::Watch;
@@ -18,6 +18,7 @@ use crate::cache::Row;
 use crate::error::engine as engine_error;
 use crate::model::Engine;
 use crate::nn::attention::Positions;
+use crate::sample::Sampler;
 
 /// Requests that run together.
 pub struct Batch {
@@ -32,6 +33,8 @@ struct Member {
     request: Request,
     /// `None` once the request is over.
     lane: Option<Lane>,
+    /// What went wrong with it alone, to be told after the step.
+    error: Option<Error>,
 }
 
 impl Batch {
@@ -58,6 +61,7 @@ impl Batch {
             id,
             request,
             lane: Some(lane),
+            error: None,
         });
         Ok(id)
     }
@@ -115,6 +119,7 @@ impl Batch {
         });
         drop(rows);
         let logits = step.map_err(engine_error("prefill"))?;
+        let mut ready = Vec::new();
         for (row, (member, _)) in chosen.iter_mut().enumerate() {
             let total = member.request.prompt().len();
             let Some(lane) = member.lane.as_mut() else {
@@ -124,9 +129,10 @@ impl Batch {
                 progress.report(lane.fed, total);
             }
             if lane.fed == total {
-                lane.next = Some(sample(lane, &logits, row).map_err(engine_error("prefill"))?);
+                ready.push((row, &mut **member));
             }
         }
+        draw(ready, &logits)?;
         let lanes = chosen.iter().filter_map(|(m, _)| m.lane.as_ref());
         eval(lanes.flat_map(|lane| pending(lane).chain(state(lane))))
             .and_then(|()| memory::clear_cache())
@@ -150,7 +156,7 @@ impl Batch {
                 && let Some(lane) = member.lane.as_mut()
             {
                 decoder.get_or_insert_with(|| Arc::clone(&lane.decoder));
-                fed.push(&pending.0);
+                fed.push(&pending.token);
                 places.push(i);
                 rows.push(Row {
                     length: 1,
@@ -166,17 +172,21 @@ impl Batch {
                 })
                 .map_err(&fault)?;
             drop(rows);
-            for (row, &i) in places.iter().enumerate() {
-                if let Some(lane) = running[i].0.lane.as_mut() {
-                    lane.next = Some(sample(lane, &logits, row).map_err(&fault)?);
-                }
-            }
+            let ready = running
+                .iter_mut()
+                .enumerate()
+                .filter_map(|(i, (member, _))| {
+                    let row = places.binary_search(&i).ok()?;
+                    Some((row, &mut **member))
+                })
+                .collect();
+            draw(ready, &logits)?;
             let lanes = places.iter().filter_map(|&i| running[i].0.lane.as_ref());
             async_eval(lanes.flat_map(|lane| pending(lane).chain(state(lane)))).map_err(&fault)?;
         }
-        for (member, (token, logits)) in running {
-            let (id, logits) = read(&token, &logits, member.request.options())?;
-            member.request.accept(id, logits);
+        for (member, pending) in running {
+            let read = read(&pending, &member.request)?;
+            member.request.accept(read);
         }
         Ok(())
     }
@@ -248,6 +258,12 @@ impl BatchSession for Batch {
             while let Some(token) = member.request.pop() {
                 events.push_back(BatchEvent::Token { row, token });
             }
+            if let Some(error) = member.error.take() {
+                member.lane = None;
+                member.request.fail(&error);
+                events.push_back(BatchEvent::Failed { row, error });
+                return false;
+            }
             let Some(reason) = member.request.finish_reason() else {
                 return true;
             };
@@ -265,18 +281,57 @@ impl BatchSession for Batch {
     }
 }
 
-/// The token on its way and its logits.
+/// The token on its way, to be computed.
 fn pending(lane: &Lane) -> impl Iterator<Item = &Array> {
-    lane.next.iter().flat_map(|(token, logits)| [token, logits])
+    lane.next.iter().flat_map(Pending::arrays)
 }
 
-/// The next token of a row from logits `[1, rows, vocab]`, not yet computed.
-fn sample(lane: &mut Lane, logits: &Array, row: usize) -> mlx_rs_core::Result<Pending> {
-    let row = i32::try_from(row).unwrap_or(i32::MAX);
-    // [1, rows, V] -> [1, V]
-    let logits = logits.slice_axis(1, row, row + 1)?.squeeze_axis(1)?;
-    let token = lane.sampler.sample(&logits)?;
-    Ok((token, logits))
+/// Draws the next token of members from their rows of `logits` `[1, rows, vocab]`, not yet computed. A
+/// member whose grammar or logits processor fails keeps the error; the others are not affected.
+fn draw(members: Vec<(usize, &mut Member)>, logits: &Array) -> Result<()> {
+    let fault = engine_error("sampling");
+    let rows_of = |rows: &[u32]| {
+        let all = logits.squeeze_axis(0)?; // [1, rows, V] -> [rows, V]
+        match rows {
+            rows if rows.len() as i64 == i64::from(all.dim(0)?) => Ok(all),
+            [row] => {
+                let row = i32::try_from(*row).unwrap_or(i32::MAX);
+                all.slice_axis(0, row, row + 1)
+            }
+            rows => all.take_ids(rows, 0),
+        }
+    };
+    let place = |row: usize| u32::try_from(row).unwrap_or(u32::MAX);
+    let (alone, together): (Vec<_>, Vec<_>) = members
+        .into_iter()
+        .partition(|(_, m)| Sampler::waits(m.request.options()));
+    for (row, member) in alone {
+        let own = rows_of(&[place(row)]).map_err(&fault)?;
+        let Some(lane) = member.lane.as_mut() else {
+            continue;
+        };
+        match draw_rows(&mut [&mut lane.sampler], &own) {
+            Ok(mut drawn) => lane.next = drawn.pop(),
+            Err(error) => member.error = Some(error),
+        }
+    }
+    let rows: Vec<u32> = together.iter().map(|(row, _)| place(*row)).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let own = rows_of(&rows).map_err(&fault)?;
+    let mut lanes: Vec<&mut Lane> = together
+        .into_iter()
+        .filter_map(|(_, member)| member.lane.as_mut())
+        .collect();
+    let drawn = {
+        let mut samplers: Vec<&mut Sampler> = lanes.iter_mut().map(|l| &mut l.sampler).collect();
+        draw_rows(&mut samplers, &own)?
+    };
+    for (lane, pending) in lanes.into_iter().zip(drawn) {
+        lane.next = Some(pending);
+    }
+    Ok(())
 }
 
 /// What must be computed with a step, so that no graph is kept.

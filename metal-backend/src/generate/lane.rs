@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use inference::Result;
+use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, async_eval};
 
 use super::request::Request;
@@ -10,10 +10,52 @@ use crate::arch::{Decoder, Watch};
 use crate::cache::{self, Caches, Row};
 use crate::error::engine;
 use crate::nn::attention::Positions;
-use crate::sample::Sampler;
+use crate::sample::{Logprobs, Sampler, sample};
 
-/// A token on its way: its id, `uint32 [1]`, and the logits it is drawn from, `[1, vocab]`.
-pub type Pending = (Array, Array);
+/// A token on its way.
+#[derive(Clone)]
+pub struct Pending {
+    /// Its id, `uint32 [1]`.
+    pub token: Array,
+    /// The logits it is drawn from, `[1, vocab]`.
+    pub logits: Array,
+    /// Log-probabilities of a step, and which row of them is this one's.
+    pub logprobs: Option<(Arc<Logprobs>, i32)>,
+}
+
+impl Pending {
+    /// The arrays to evaluate.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let logprobs = self.logprobs.iter().flat_map(|(l, _)| l.arrays());
+        [&self.token, &self.logits].into_iter().chain(logprobs)
+    }
+}
+
+/// Draws a token for each row of `logits` `[B, vocab]` by the sampler of that row.
+///
+/// # Errors
+/// What a grammar or a logits processor says, or when memory runs out.
+pub fn draw_rows(samplers: &mut [&mut Sampler], logits: &Array) -> Result<Vec<Pending>> {
+    let drawn = sample(samplers, logits)?;
+    let logprobs = drawn.logprobs.map(Arc::new);
+    (0i32..)
+        .zip(samplers.iter())
+        .map(|(row, sampler)| {
+            let own = |a: &Array| match samplers.len() {
+                1 => Ok(a.clone()),
+                _ => a.slice_axis(0, row, row + 1).map_err(engine("sampling")),
+            };
+            Ok(Pending {
+                token: own(&drawn.tokens)?,
+                logits: own(logits)?,
+                logprobs: logprobs
+                    .as_ref()
+                    .filter(|_| sampler.logprobs().is_some())
+                    .map(|l| (Arc::clone(l), row)),
+            })
+        })
+        .collect()
+}
 
 /// Where a request is computed.
 pub struct Lane {
@@ -37,8 +79,7 @@ impl Lane {
     pub fn new(request: &mut Request) -> Result<Self> {
         let model = Arc::clone(request.engine());
         let decoder = model.decoder()?;
-        let sampler =
-            Sampler::new(request.options(), request.prompt()).map_err(engine("sampler"))?;
+        let sampler = model.sampler(request.options(), request.prompt())?;
         let reused = if request.options().cache_prompt {
             model.prefixes().take(request.prompt())
         } else {
@@ -61,16 +102,20 @@ impl Lane {
     /// Queues the step that follows `token` and returns its token and logits, not yet computed.
     ///
     /// # Errors
-    /// When memory runs out.
-    pub fn decode(&mut self, token: &Array) -> mlx_rs_core::Result<Pending> {
-        let ids = token.reshape(&[1, 1])?;
-        let mut rows = [Row {
-            length: 1,
-            caches: &mut self.caches,
-        }];
-        let logits =
-            self.decoder
-                .forward(&ids, &mut rows, Positions::Last, &mut Watch::nothing())?;
+    /// As [`Self::draw`].
+    pub fn decode(&mut self, token: &Array) -> Result<Pending> {
+        let logits = token
+            .reshape(&[1, 1])
+            .and_then(|ids| {
+                let mut rows = [Row {
+                    length: 1,
+                    caches: &mut self.caches,
+                }];
+                let watch = &mut Watch::nothing();
+                self.decoder
+                    .forward(&ids, &mut rows, Positions::Last, watch)
+            })
+            .map_err(engine("decode"))?;
         self.draw(&logits)
     }
 
@@ -78,17 +123,20 @@ impl Lane {
     /// it, so that no step keeps the graph of the steps before.
     ///
     /// # Errors
-    /// When memory runs out.
-    pub fn draw(&mut self, logits: &Array) -> mlx_rs_core::Result<Pending> {
-        let logits = logits.squeeze_axis(1)?; // [1, 1, V] -> [1, V]
-        let token = self.sampler.sample(&logits)?;
+    /// What a grammar or a logits processor says, or when memory runs out.
+    pub fn draw(&mut self, logits: &Array) -> Result<Pending> {
+        let logits = logits.squeeze_axis(1).map_err(engine("sampling"))?; // [1, 1, V] -> [1, V]
+        let pending = draw_rows(&mut [&mut self.sampler], &logits)?
+            .pop()
+            .ok_or_else(|| Error::new(ErrorKind::Engine, "no token was drawn"))?;
         async_eval(
-            [&token, &logits]
-                .into_iter()
+            pending
+                .arrays()
                 .chain(self.sampler.state())
                 .chain(self.caches.iter().flat_map(|c| c.state())),
-        )?;
-        Ok((token, logits))
+        )
+        .map_err(engine("sampling"))?;
+        Ok(pending)
     }
 
     /// Gives the caches to the engine, for a later prompt that begins as this request did.

@@ -14,15 +14,17 @@ mod request;
 mod speculative;
 
 pub use batch::Batch;
-pub use lane::Lane;
+pub use lane::{Lane, Pending};
 pub use metrics::Clock;
 pub use prefix::Prefixes;
 pub use request::Request;
 
 use std::sync::Arc;
 
-use inference::{FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenSource};
-use mlx_rs_core::{Array, memory};
+use inference::{
+    FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenLogprobs, TokenSource,
+};
+use mlx_rs_core::memory;
 
 use crate::error::engine as engine_error;
 use crate::model::Engine;
@@ -41,24 +43,43 @@ pub struct Generation {
 
 enum Running {
     /// One token a step.
-    Plain(Lane),
+    Plain(Box<Lane>),
     /// Several, guessed first.
     Drafting(Box<Drafting>),
 }
 
-/// The id and, where asked for, the logits on the host.
-fn read(
-    token: &Array,
-    logits: &Array,
-    options: &GenerateOptions,
-) -> Result<(u32, Option<Arc<[f32]>>)> {
-    let id: u32 = token.item().map_err(engine_error("decode"))?;
+/// What is read back of a token.
+pub struct Read {
+    /// The token.
+    pub id: u32,
+    /// Where asked for.
+    pub logits: Option<Arc<[f32]>>,
+    /// Where asked for.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Waits for a token.
+fn read(pending: &Pending, request: &Request) -> Result<Read> {
+    let options = request.options();
+    let id: u32 = pending.token.item().map_err(engine_error("decode"))?;
     let logits = if options.logits {
-        Some(logits.to_f32_vec().map_err(engine_error("logits"))?.into())
+        let values = pending.logits.to_f32_vec();
+        Some(values.map_err(engine_error("logits"))?.into())
     } else {
         None
     };
-    Ok((id, logits))
+    let logprobs = match (&pending.logprobs, options.logprobs) {
+        (Some((logprobs, row)), Some(n)) => {
+            let (chosen, top) = logprobs.row(*row, n).map_err(engine_error("logprobs"))?;
+            Some(request.engine().logprobs(chosen, top))
+        }
+        _ => None,
+    };
+    Ok(Read {
+        id,
+        logits,
+        logprobs,
+    })
 }
 
 impl Generation {
@@ -71,7 +92,7 @@ impl Generation {
         let running = engine.scope(|| match Drafting::wanted(&request)? {
             Some(guesser) => Drafting::new(&mut request, guesser)
                 .map(|drafting| Running::Drafting(Box::new(drafting))),
-            None => Lane::new(&mut request).map(Running::Plain),
+            None => Lane::new(&mut request).map(|lane| Running::Plain(Box::new(lane))),
         })?;
         Ok(Self {
             request,
@@ -103,16 +124,16 @@ impl Generation {
             None => return Ok(()),
             Some(Running::Drafting(drafting)) => drafting.step(request)?,
             Some(Running::Plain(lane)) => {
-                let (token, logits) = match lane.next.take() {
+                let pending = match lane.next.take() {
                     Some(pending) => pending,
                     None => lane.prefill(request)?,
                 };
                 // Start on the next token before this one is read, so that the device never waits.
                 if request.room() > 1 {
-                    lane.next = Some(lane.decode(&token).map_err(engine_error("decode"))?);
+                    lane.next = Some(lane.decode(&pending.token)?);
                 }
-                let (id, logits) = read(&token, &logits, request.options())?;
-                request.accept(id, logits);
+                let read = read(&pending, request)?;
+                request.accept(read);
             }
         }
         self.steps += 1;

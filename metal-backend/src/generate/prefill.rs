@@ -37,7 +37,7 @@ impl Lane {
             },
         )?;
         self.fed = total;
-        let first = self.draw(&logits).map_err(engine("prefill"))?;
+        let first = self.draw(&logits)?;
         if let Some(progress) = &options.progress {
             progress.report(total, total);
         }

@@ -4,9 +4,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use inference::{ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token};
+use inference::{
+    ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenLogprobs,
+};
 
-use super::Clock;
+use super::{Clock, Read};
 use crate::model::Engine;
 use crate::text::{Detokenizer, Released};
 
@@ -19,6 +21,8 @@ pub struct Request {
     ready: VecDeque<Token>,
     /// Logits of tokens whose text is still held back, oldest first.
     logits: VecDeque<Arc<[f32]>>,
+    /// Their log-probabilities.
+    logprobs: VecDeque<TokenLogprobs>,
     /// All tokens drawn, the one that ended the reply included.
     drawn: Vec<u32>,
     produced: usize,
@@ -42,6 +46,7 @@ impl Request {
             prompt,
             ready: VecDeque::new(),
             logits: VecDeque::new(),
+            logprobs: VecDeque::new(),
             drawn: Vec::new(),
             produced: 0,
             finish: None,
@@ -118,11 +123,19 @@ impl Request {
     }
 
     /// Takes the next token; ends the request where it is the last.
-    pub fn accept(&mut self, id: u32, logits: Option<Arc<[f32]>>) {
+    pub fn accept(&mut self, read: Read) {
+        let Read {
+            id,
+            logits,
+            logprobs,
+        } = read;
         self.clock.token();
         self.drawn.push(id);
         if let Some(logits) = logits {
             self.logits.push_back(logits);
+        }
+        if let Some(logprobs) = logprobs {
+            self.logprobs.push_back(logprobs);
         }
         let eos = !self.options.ignore_eos && self.engine.eos_tokens().contains(&id);
         if eos || self.options.stop_tokens.contains(&id) {
@@ -177,6 +190,9 @@ impl Request {
             let mut token = Token::new(id, text);
             if let Some(logits) = self.logits.pop_front() {
                 token = token.with_logits(logits);
+            }
+            if let Some(logprobs) = self.logprobs.pop_front() {
+                token = token.with_logprobs(logprobs);
             }
             self.ready.push_back(token);
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, eval};
 
-use super::lane::Lane;
+use super::lane::{Lane, Pending, draw_rows};
 use super::prefill::{forward, forward_prompt};
 use super::{Request, read};
 use crate::arch::Decoder;
@@ -73,8 +73,9 @@ impl Drafting {
     /// As [`Lane::new`].
     pub fn new(request: &mut Request, guesser: Guesser) -> Result<Self> {
         let decoder = request.engine().decoder()?;
-        let sampler =
-            Sampler::new(request.options(), request.prompt()).map_err(engine("sampler"))?;
+        let sampler = request
+            .engine()
+            .sampler(request.options(), request.prompt())?;
         let mut options = *request.engine().cache_options();
         options.trimmable = true;
         let caches = match &guesser {
@@ -101,8 +102,8 @@ impl Drafting {
     /// When memory runs out, or the request may not go on.
     pub fn step(&mut self, request: &mut Request) -> Result<()> {
         if self.lane.fed < request.prompt().len() {
-            let (token, logits) = self.lane.prefill(request)?;
-            self.take(request, &token, &logits)?;
+            let first = self.lane.prefill(request)?;
+            self.take(request, &first)?;
             return Ok(());
         }
         let most = request
@@ -134,23 +135,23 @@ impl Drafting {
                 .slice_axis(1, at, at + 1)
                 .and_then(|l| l.squeeze_axis(1))
                 .map_err(&fault)?;
-            let token = lane.sampler.sample(&logits).map_err(&fault)?;
-            drawn.push((token, logits, lane.sampler.clone()));
+            let pending = draw_rows(&mut [&mut lane.sampler], &logits)?
+                .pop()
+                .ok_or_else(|| Error::new(ErrorKind::Engine, "no token was drawn"))?;
+            drawn.push((pending, lane.sampler.memory()));
         }
         eval(
             drawn
                 .iter()
-                .flat_map(|(token, logits, sampler)| {
-                    [token, logits].into_iter().chain(sampler.state())
-                })
+                .flat_map(|(pending, memory)| pending.arrays().chain(memory.arrays()))
                 .chain(lane.caches.iter().flat_map(|c| c.state())),
         )
         .map_err(&fault)?;
 
         let mut right = 0;
-        for (i, (token, logits, sampler)) in drawn.into_iter().enumerate() {
-            self.lane.sampler = sampler;
-            let id = self.take(request, &token, &logits)?;
+        for (i, (pending, memory)) in drawn.into_iter().enumerate() {
+            self.lane.sampler.remind(memory);
+            let id = self.take(request, &pending)?;
             if request.is_over() || guesses.get(i) != Some(&id) {
                 break;
             }
@@ -171,9 +172,10 @@ impl Drafting {
     }
 
     /// Hands a token to the request.
-    fn take(&mut self, request: &mut Request, token: &Array, logits: &Array) -> Result<u32> {
-        let (id, logits) = read(token, logits, request.options())?;
-        request.accept(id, logits);
+    fn take(&mut self, request: &mut Request, pending: &Pending) -> Result<u32> {
+        let read = read(pending, request)?;
+        let id = read.id;
+        request.accept(read);
         self.tokens.push(id);
         Ok(id)
     }

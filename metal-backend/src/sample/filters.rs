@@ -1,39 +1,44 @@
-//! The stages of the sampling chain as plain functions from logits to logits `[1, vocab]`.
-//! A token that is filtered out gets minus infinity.
+//! The stages that choose among tokens, as plain functions from logits `[B, V]` to logits `[B, V]`:
+//! a token that is filtered out gets minus infinity. Parameters come one a row, or one for all rows.
+//!
+//! All of it stays in MLX's graph. What changes logits rather than choosing is in `penalties`; the
+//! order of the stages, and the draw, are in `chain`.
 
-use mlx_rs_core::{Array, Result, concatenate, where_};
+use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
 
-fn minus_infinity() -> Result<Array> {
+/// A parameter of each row as `[B, 1]` (one for all rows as `[1, 1]`).
+pub(super) fn column(values: &[f32]) -> Result<Array> {
+    Array::vector(values)?.expand_dims(1)
+}
+
+pub(super) fn minus_infinity() -> Result<Array> {
     Array::scalar(f32::NEG_INFINITY)
 }
 
-/// Lowers the logits of the tokens in `history` `[1, n]`: positive ones are divided by `penalty`,
-/// negative ones multiplied (Keskar et al. 2019, CTRL). A token counts once however often it stands.
+/// Logits with the greatest of each row at 0: the same distribution, in a range where sums of
+/// exponentials neither overflow nor lose what matters. Infinite logits become equal and certain;
+/// a row of nothing but minus infinity stays one.
 ///
 /// # Errors
 /// When shapes do not fit.
-pub fn repeat_penalty(logits: &Array, history: &Array, penalty: f32) -> Result<Array> {
-    let seen = logits.take_along_axis(history, -1)?;
-    let by = Array::scalar(penalty)?;
-    let lowered = where_(
-        &seen.less(&Array::scalar(0.0f32)?)?,
-        &seen.multiply(&by)?,
-        &seen.divide(&by)?,
-    )?;
-    // Equal ids carry equal values, so writing them twice is harmless.
-    logits.put_along_axis(history, &lowered, -1)
+pub fn shift(logits: &Array) -> Result<Array> {
+    let finite = logits.minimum(&Array::scalar(f32::MAX)?)?;
+    let greatest = finite.max(-1, true)?.maximum(&Array::scalar(f32::MIN)?)?;
+    finite.subtract(&greatest)
 }
 
-/// Keeps the smallest set of most probable tokens whose probability exceeds `p` (Holtzman et al.
-/// 2020), and always the most probable one.
+/// Keeps the smallest set of most probable tokens whose probability reaches `p` (Holtzman et al.
+/// 2020), and always the most probable one. Of equal tokens at the border, those with the greater
+/// ids stay.
 ///
 /// # Errors
 /// When shapes do not fit.
-pub fn top_p(logits: &Array, p: f32) -> Result<Array> {
-    let order = logits.argsort(-1)?; // ascending
+pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
+    let order = logits.argsort(-1)?; // ascending, stable
     let sorted = logits.take_along_axis(&order, -1)?;
-    let cumulative = sorted.softmax(-1, true)?.cumsum(-1, false, true)?;
-    let keep = cumulative.greater(&Array::scalar(1.0 - p)?)?;
+    let cumulative = shift(&sorted)?.softmax(-1, true)?.cumsum(-1, false, true)?;
+    let spare: Vec<f32> = p.iter().map(|&p| (1.0 - f64::from(p)) as f32).collect();
+    let keep = cumulative.greater(&column(&spare)?)?;
     let kept = where_(&keep, &sorted, &minus_infinity()?)?;
     // Rounding may leave even the last sum below 1 - p.
     let n = logits.dim(-1)?;
@@ -51,23 +56,85 @@ pub fn top_p(logits: &Array, p: f32) -> Result<Array> {
 ///
 /// # Errors
 /// When shapes do not fit.
-pub fn min_p(logits: &Array, p: f32) -> Result<Array> {
-    let least = logits.max(-1, true)?.add(&Array::scalar(p.ln())?)?;
+pub fn min_p(logits: &Array, p: &[f32]) -> Result<Array> {
+    let share: Vec<f32> = p.iter().map(|p| p.ln()).collect();
+    let least = logits.max(-1, true)?.add(&column(&share)?)?;
     where_(&logits.less(&least)?, &minus_infinity()?, logits)
 }
 
-/// Keeps the `k` greatest logits; `k` of the vocabulary or more keeps all.
+/// Leaves out all tokens with a probability above `threshold` but the least probable of them
+/// (exclude top choices). Where fewer than two are above it, nothing changes, and tokens in `spared`
+/// always stay. Equal tokens stay or go together. Whether it happens at all is the caller's draw.
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn xtc(logits: &Array, threshold: &[f32], spared: &[u32]) -> Result<Array> {
+    let probabilities = shift(logits)?.softmax(-1, true)?;
+    let above = probabilities.greater(&column(threshold)?)?;
+    let least = where_(&above, &probabilities, &Array::scalar(f32::INFINITY)?)?.min(-1, true)?;
+    let out = where_(&probabilities.greater(&least)?, &minus_infinity()?, logits)?;
+    let vocabulary = logits.dim(-1)?;
+    let spared: Vec<u32> = spared
+        .iter()
+        .copied()
+        .filter(|&id| i64::from(id) < i64::from(vocabulary))
+        .collect();
+    if spared.is_empty() {
+        return Ok(out);
+    }
+    let rows = logits.dim(0)?;
+    let ids = Array::vector(&spared)?
+        .expand_dims(0)?
+        .broadcast_to(&[rows, spared.len() as i32])?;
+    out.put_along_axis(&ids, &logits.take_along_axis(&ids, -1)?, -1)
+}
+
+/// Keeps the `k` greatest logits; `k` of the vocabulary or more keeps all, and so does 0. Exactly
+/// `k` stay, also among equals.
 ///
 /// # Errors
 /// When shapes do not fit.
 pub fn top_k(logits: &Array, k: usize) -> Result<Array> {
     let n = logits.dim(-1)?;
-    let Some(drop) = i32::try_from(k).ok().map(|k| n - k).filter(|&d| d > 0) else {
+    let drop = i32::try_from(k).ok().map(|k| n - k).filter(|&d| d > 0);
+    let Some(drop) = drop.filter(|_| k > 0) else {
         return Ok(logits.clone());
     };
-    // Ranks 0..drop are the least: exactly k survive, also among equals.
     let least = logits.argpartition(drop - 1, -1)?.slice_axis(-1, 0, drop)?;
     logits.put_along_axis(&least, &minus_infinity()?, -1)
+}
+
+/// Divides by the temperature, which must be above 0. The smallest ones act like the smallest for
+/// which `1 / t` is finite.
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn temperature(logits: &Array, t: &[f32]) -> Result<Array> {
+    let inverses: Vec<f32> = t.iter().copied().map(inverse).collect();
+    logits.multiply(&column(&inverses)?)
+}
+
+/// `1 / t`, finite.
+pub(super) fn inverse(t: f32) -> f32 {
+    (1.0 / t).min(f32::MAX)
+}
+
+/// The `k` greatest logits of each row in ascending order, and the ids they belong to: `[B, k]` each.
+///
+/// # Errors
+/// When shapes do not fit.
+pub(super) fn greatest(logits: &Array, k: i32) -> Result<(Array, Array)> {
+    let n = logits.dim(-1)?;
+    let ids = logits
+        .argpartition(n - k, -1)?
+        .slice_axis(-1, n - k, n)?
+        .astype(Dtype::Uint32)?;
+    let values = logits.take_along_axis(&ids, -1)?;
+    let order = values.argsort(-1)?;
+    Ok((
+        values.take_along_axis(&order, -1)?,
+        ids.take_along_axis(&order, -1)?,
+    ))
 }
 
 #[cfg(test)]
@@ -94,6 +161,7 @@ mod tests {
         };
         assert_eq!(kept(&[1.0, 1.0, 1.0, 1.0], 2), 2);
         assert_eq!(kept(&[1.0, 2.0], 5), 2);
+        assert_eq!(kept(&[1.0, 2.0], 0), 2);
         assert_eq!(
             values(top_k(&row(&[1.0, 5.0, 3.0, 2.0]), 1)),
             [NO, 5.0, NO, NO]
@@ -106,7 +174,7 @@ mod tests {
         // Probabilities 0.5, 0.3, 0.15, 0.05.
         let logits: Vec<f32> = [0.15f32, 0.5, 0.05, 0.3].iter().map(|p| p.ln()).collect();
         let kept = |p| {
-            values(top_p(&row(&logits), p))
+            values(top_p(&row(&logits), &[p]))
                 .iter()
                 .map(|x| x.is_finite())
                 .collect::<Vec<_>>()
@@ -117,14 +185,30 @@ mod tests {
         assert_eq!(kept(0.999), [true, true, true, true]);
         // However small p is, one token stays.
         assert_eq!(kept(1e-12), [false, true, false, false]);
-        assert_eq!(values(top_p(&row(&[NO, 2.0, NO]), 0.5)), [NO, 2.0, NO]);
+        assert_eq!(values(top_p(&row(&[NO, 2.0, NO]), &[0.5])), [NO, 2.0, NO]);
+    }
+
+    #[test]
+    fn rows_have_their_own_parameters() {
+        let logits: Vec<f32> = [0.6f32, 0.3, 0.1].iter().map(|p| p.ln()).collect();
+        let rows = Array::from_slice(&[logits.clone(), logits].concat(), &[2, 3]).unwrap();
+        let count = |a: Result<Array>| {
+            let kept = |r: &[f32]| r.iter().filter(|x| x.is_finite()).count();
+            let v = values(a);
+            (kept(&v[..3]), kept(&v[3..]))
+        };
+        assert_eq!(count(top_p(&rows, &[0.5, 0.95])), (1, 3));
+        assert_eq!(count(min_p(&rows, &[0.4, 0.6])), (2, 1));
+        assert_eq!(count(xtc(&rows, &[0.05, 0.2], &[])), (1, 2));
+        let t = values(temperature(&rows, &[0.5, 2.0]));
+        assert!((t[0] - 0.6f32.ln() * 2.0).abs() < 1e-6 && (t[3] - 0.6f32.ln() / 2.0).abs() < 1e-6);
     }
 
     #[test]
     fn min_p_is_relative_to_the_best() {
         let logits: Vec<f32> = [0.6f32, 0.3, 0.1].iter().map(|p| p.ln()).collect();
         let kept = |p| {
-            values(min_p(&row(&logits), p))
+            values(min_p(&row(&logits), &[p]))
                 .iter()
                 .filter(|x| x.is_finite())
                 .count()
@@ -133,9 +217,30 @@ mod tests {
     }
 
     #[test]
-    fn the_penalty_follows_the_sign_and_counts_once() {
-        let history = Array::from_slice(&[1u32, 0, 1], &[1, 3]).unwrap();
-        let out = values(repeat_penalty(&row(&[-1.0, 2.0, 3.0]), &history, 2.0));
-        assert_eq!(out, [-2.0, 1.0, 3.0]);
+    fn xtc_leaves_the_least_of_the_top_choices() {
+        let logits: Vec<f32> = [0.4f32, 0.3, 0.2, 0.1].iter().map(|p| p.ln()).collect();
+        let kept = |threshold, spared: &[u32]| {
+            values(xtc(&row(&logits), &[threshold], spared))
+                .iter()
+                .map(|x| x.is_finite())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(kept(0.15, &[]), [false, false, true, true]);
+        assert_eq!(kept(0.15, &[0, 99]), [true, false, true, true]);
+        // With one or none above the threshold nothing is left out.
+        assert_eq!(kept(0.35, &[]), [true; 4]);
+        assert_eq!(kept(0.5, &[]), [true; 4]);
+    }
+
+    #[test]
+    fn shifting_tames_infinities() {
+        assert_eq!(
+            values(shift(&row(&[f32::INFINITY, 1.0, NO, f32::INFINITY]))),
+            [0.0, f32::MIN, NO, 0.0]
+        );
+        assert_eq!(values(shift(&row(&[NO, NO]))), [NO, NO]);
+        assert_eq!(values(shift(&row(&[3.0, 1.0, NO]))), [0.0, -2.0, NO]);
+        let cold = temperature(&shift(&row(&[3.0, 1.0, NO])).unwrap(), &[1e-40]);
+        assert_eq!(values(cold)[0], 0.0);
     }
 }

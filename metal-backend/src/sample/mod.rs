@@ -1,109 +1,382 @@
-//! From logits to a token, all on the device: nothing here reads a value back to the host.
+//! From logits to tokens, on the device: nothing here reads logits back to the host, whatever the
+//! size of the vocabulary. The exceptions are what cannot be otherwise: a request with logits
+//! processors in Rust copies its own row, and one with a grammar reads back its previous token and
+//! sends a bit per token of the vocabulary.
 //!
-//! The chain is penalties, then top-p, min-p, top-k, temperature and a categorical draw, in that
-//! order; at temperature 0 it collapses to the penalties and the greatest logit.
+//! Each request has a [`Sampler`]; [`sample`] takes any number of them, one for each row of a
+//! batch, which may join and leave between steps. A row's token depends on its own logits, options
+//! and step alone, so a request gets the same reply alone and in a batch.
+//!
+//! What changes logits is in `penalties`, in this order: repetition, presence and frequency, bias,
+//! logits processors, banned tokens, minimal length, grammar. What chooses is in `filters`, and
+//! `chain` composes it: top-p, min-p, XTC, top-k, temperature, draw.
 
+mod chain;
 mod filters;
+mod grammar;
+mod logprobs;
+mod penalties;
+mod random;
 
-pub use filters::{min_p, repeat_penalty, top_k, top_p};
+pub use filters::{min_p, shift, temperature, top_k, top_p, xtc};
+pub use grammar::{Compiler, Matcher};
+pub use logprobs::Logprobs;
+pub use penalties::{add_bias, allow, count, count_penalty, forbid, repeat_penalty};
 
-use inference::GenerateOptions;
-use mlx_rs_core::random::{Key, categorical};
-use mlx_rs_core::{Array, Dtype, Result, concatenate};
+use std::sync::Arc;
 
-/// The composed chain of one request, with its random state.
-#[derive(Debug, Clone)]
+use inference::{Error, ErrorKind, GenerateOptions, LogitsProcessor, Result};
+use mlx_rs_core::{Array, Dtype, async_eval, concatenate, zeros};
+
+use crate::error::engine;
+use chain::{Choice, Draw};
+use random::Seed;
+
+/// What a sampler needs to know of the model.
+#[derive(Debug, Clone, Copy)]
+pub struct Context<'a> {
+    /// Number of logits.
+    pub vocabulary: usize,
+    /// Tokens that end a reply.
+    pub eos: &'a [u32],
+    /// Tokens of a new line, which XTC leaves alone, as it does with `eos`.
+    pub newline: &'a [u32],
+    /// Compiles the grammar that the options may have; without it a grammar is an error.
+    pub grammars: Option<&'a Compiler>,
+    /// Whether sampling runs on the CPU.
+    pub on_cpu: bool,
+}
+
+/// The sampling of one request, with its state.
 pub struct Sampler {
     temperature: f32,
     top_k: usize,
     top_p: f32,
     min_p: f32,
+    xtc: Option<(f32, f32)>,
+    spared: Arc<[u32]>,
+    seed: Seed,
+    /// Tokens drawn so far.
+    step: u64,
+    forced: Vec<u32>,
     repeat_penalty: f32,
-    /// Tokens the penalty looks back on; 0 means all.
+    /// Tokens the repetition penalty looks back on; 0 means all.
     window: usize,
     /// Recent token ids on the device, `[1, n]`; `None` while empty or not needed.
     history: Option<Array>,
-    key: Option<Key>,
+    presence: f32,
+    frequency: f32,
+    /// How often each token is in the reply, float32 `[1, V]`; `None` where not needed.
+    counts: Option<Array>,
+    /// Ids and biases, `[1, n]` each.
+    bias: Option<(Array, Array)>,
+    banned: Vec<u32>,
+    min_tokens: u64,
+    /// Tokens that end the reply.
+    enders: Vec<u32>,
+    /// The same on the device: banned ones, and banned ones with enders, `[1, n]`.
+    never: Option<Array>,
+    never_yet: Option<Array>,
+    logprobs: Option<usize>,
+    host: Option<Host>,
+    on_cpu: bool,
+}
+
+/// What a sampler remembers; see [`Sampler::memory`].
+#[derive(Debug, Clone)]
+pub struct Memory {
+    step: u64,
+    history: Option<Array>,
+    counts: Option<Array>,
+}
+
+impl Memory {
+    /// The arrays to evaluate.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        self.history.iter().chain(&self.counts)
+    }
+}
+
+/// The part of a request that must know each token on the host before the next is drawn.
+struct Host {
+    processors: Vec<Box<dyn LogitsProcessor>>,
+    grammar: Option<Matcher>,
+    prompt: Vec<u32>,
+    reply: Vec<u32>,
+    /// The last token, not read yet.
+    pending: Option<Array>,
+}
+
+/// What one step gave.
+#[derive(Debug)]
+pub struct Drawn {
+    /// A token a row, `uint32 [B]`, not computed yet.
+    pub tokens: Array,
+    /// Log-probabilities, where a row asked for them.
+    pub logprobs: Option<Logprobs>,
+}
+
+impl Drawn {
+    /// The arrays to evaluate.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        std::iter::once(&self.tokens).chain(self.logprobs.iter().flat_map(Logprobs::arrays))
+    }
+}
+
+/// Ids as `[1, n]`; `None` for none.
+fn ids(values: &[u32]) -> mlx_rs_core::Result<Option<Array>> {
+    if values.is_empty() {
+        return Ok(None);
+    }
+    Array::vector(values)?.expand_dims(0).map(Some)
 }
 
 impl Sampler {
-    /// The chain that `options` describe; `prompt` starts the penalty's history. Without a seed the
-    /// draw is seeded from the system's entropy.
+    /// The sampling that `options` describe; `prompt` starts the history of the repetition penalty.
+    /// Without a seed the draws differ from call to call.
     ///
     /// # Errors
-    /// When MLX cannot allocate the random state.
-    pub fn new(options: &GenerateOptions, prompt: &[u32]) -> Result<Self> {
-        let greedy = options.temperature == 0.0;
-        let key = if greedy {
-            None
-        } else {
-            Some(Key::new(options.seed.unwrap_or_else(entropy))?)
+    /// [`ErrorKind::InvalidOption`] for options out of range, tokens outside the vocabulary, bans
+    /// that leave nothing, or a bad grammar; [`ErrorKind::Unsupported`] for a grammar where there is
+    /// no compiler.
+    pub fn new(options: &GenerateOptions, prompt: &[u32], context: &Context<'_>) -> Result<Self> {
+        options.validate()?;
+        check_ids(options, context.vocabulary)?;
+        let grammar = match (&options.grammar, context.grammars) {
+            (None, _) => None,
+            (Some(grammar), Some(compiler)) => Some(compiler.compile(grammar)?),
+            (Some(_), None) => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "this model has no tokenizer to follow a grammar with",
+                ));
+            }
         };
+        let processors: Vec<_> = options
+            .logits_processors
+            .iter()
+            .map(inference::LogitsProcessorFactory::make)
+            .collect();
+        let host = (grammar.is_some() || !processors.is_empty()).then(|| Host {
+            processors,
+            grammar,
+            prompt: prompt.to_vec(),
+            reply: Vec::new(),
+            pending: None,
+        });
         let mut sampler = Self {
             temperature: options.temperature,
             top_k: options.top_k,
             top_p: options.top_p,
             min_p: options.min_p,
+            xtc: (options.xtc_probability > 0.0)
+                .then_some((options.xtc_probability, options.xtc_threshold)),
+            spared: context.eos.iter().chain(context.newline).copied().collect(),
+            seed: Seed::new(options.seed),
+            step: 0,
+            forced: options.forced_tokens.clone(),
             repeat_penalty: options.repeat_penalty,
             window: options.repeat_window,
             history: None,
-            key,
+            presence: options.presence_penalty,
+            frequency: options.frequency_penalty,
+            counts: None,
+            bias: None,
+            banned: options.banned_tokens.clone(),
+            min_tokens: options.min_tokens as u64,
+            enders: context
+                .eos
+                .iter()
+                .chain(&options.stop_tokens)
+                .copied()
+                .filter(|&id| (id as usize) < context.vocabulary)
+                .collect(),
+            never: None,
+            never_yet: None,
+            logprobs: options.logprobs,
+            host,
+            on_cpu: context.on_cpu,
         };
-        if sampler.penalizes() && !prompt.is_empty() {
-            let tail = match sampler.window {
-                0 => prompt,
-                n => &prompt[prompt.len().saturating_sub(n)..],
-            };
-            sampler.history = Some(Array::vector(tail)?.expand_dims(0)?);
-        }
+        sampler
+            .prepare(options, prompt, context.vocabulary)
+            .map_err(engine("sampler"))?;
         Ok(sampler)
     }
 
+    /// Puts on the device what stays there.
+    fn prepare(
+        &mut self,
+        options: &GenerateOptions,
+        prompt: &[u32],
+        vocabulary: usize,
+    ) -> mlx_rs_core::Result<()> {
+        if self.repeat_penalty != 1.0 {
+            let tail = match self.window {
+                0 => prompt,
+                n => &prompt[prompt.len().saturating_sub(n)..],
+            };
+            self.history = ids(tail)?;
+        }
+        if self.presence != 0.0 || self.frequency != 0.0 {
+            let n = i32::try_from(vocabulary).unwrap_or(i32::MAX);
+            self.counts = Some(zeros(&[1, n], Dtype::Float32)?);
+        }
+        let (tokens, biases): (Vec<u32>, Vec<f32>) = options.logit_bias.iter().unzip();
+        if let Some(tokens) = ids(&tokens)? {
+            self.bias = Some((tokens, Array::vector(&biases)?.expand_dims(0)?));
+        }
+        self.never = ids(&self.banned)?;
+        if self.min_tokens > 0 {
+            self.never_yet = ids(&[self.banned.as_slice(), &self.enders].concat())?;
+        }
+        Ok(())
+    }
+
+    /// How many alternatives come with each token's log-probability; `None` if none was asked for.
+    #[must_use]
+    pub fn logprobs(&self) -> Option<usize> {
+        self.logprobs
+    }
+
+    /// The arrays that carry state to the next step, to be evaluated with it.
+    pub fn state(&self) -> impl Iterator<Item = &Array> {
+        self.history.iter().chain(&self.counts)
+    }
+
     /// Whether a token must be known before the next can be drawn.
-    pub fn waits(_: &GenerateOptions) -> bool {
-        false
+    #[must_use]
+    pub fn waits(options: &GenerateOptions) -> bool {
+        options.grammar.is_some() || !options.logits_processors.is_empty()
     }
 
-    fn penalizes(&self) -> bool {
-        self.repeat_penalty != 1.0
-    }
-
-    /// Draws one token (`uint32 [1]`) from logits `[1, vocab]` and remembers it.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
-    pub fn sample(&mut self, logits: &Array) -> Result<Array> {
-        let mut logits = logits.astype(Dtype::Float32)?;
-        if let Some(history) = &self.history {
-            logits = repeat_penalty(&logits, history, self.repeat_penalty)?;
+    /// What it remembers of the tokens drawn so far, to go back to. A sampler that waits for each token
+    /// ([`Self::waits`]) remembers more, and cannot go back.
+    #[must_use]
+    pub fn memory(&self) -> Memory {
+        Memory {
+            step: self.step,
+            history: self.history.clone(),
+            counts: self.counts.clone(),
         }
-        let token = match &self.key {
-            None => logits.argmax(-1, false)?,
-            Some(key) => {
-                if self.top_p > 0.0 && self.top_p < 1.0 {
-                    logits = top_p(&logits, self.top_p)?;
-                }
-                if self.min_p > 0.0 {
-                    logits = min_p(&logits, self.min_p)?;
-                }
-                if self.top_k > 0 {
-                    logits = top_k(&logits, self.top_k)?;
-                }
-                logits = logits.multiply(&Array::scalar(1.0 / self.temperature)?)?;
-                let (next, draw) = key.split()?;
-                let token = categorical(&logits, -1, &draw)?;
-                self.key = Some(next);
-                token
-            }
+    }
+
+    /// Goes back to what it remembered then.
+    pub fn remind(&mut self, memory: Memory) {
+        self.step = memory.step;
+        self.history = memory.history;
+        self.counts = memory.counts;
+    }
+
+    /// The token that must come now.
+    fn forced(&self) -> Option<u32> {
+        let step = usize::try_from(self.step).ok()?;
+        self.forced.get(step).copied()
+    }
+
+    /// What may not be drawn now.
+    fn forbidden(&self) -> Option<&Array> {
+        if self.step < self.min_tokens {
+            self.never_yet.as_ref()
+        } else {
+            self.never.as_ref()
+        }
+    }
+
+    fn changes_logits(&self) -> bool {
+        self.forced().is_none()
+            && (self.history.is_some()
+                || self.counts.is_some()
+                || self.bias.is_some()
+                || self.host.is_some()
+                || self.forbidden().is_some())
+    }
+
+    /// The logits `[1, V]` to choose from, in float32.
+    fn changed(&mut self, logits: &Array) -> Result<Array> {
+        let mut x = self.penalized(logits).map_err(engine("sampling"))?;
+        let too_early = self.step < self.min_tokens;
+        let forbidden = self.forbidden().cloned();
+        let Some(host) = self.host.as_mut() else {
+            return match forbidden {
+                Some(tokens) => forbid(&x, &tokens).map_err(engine("sampling")),
+                None => Ok(x),
+            };
         };
-        if self.penalizes() {
-            self.remember(&token)?;
+        if !host.processors.is_empty() {
+            x = host.process(&x)?;
         }
-        Ok(token)
+        let Some(mut words) = host.allowed()? else {
+            return match forbidden {
+                Some(tokens) => forbid(&x, &tokens).map_err(engine("sampling")),
+                None => Ok(x),
+            };
+        };
+        clear(&mut words, &self.banned);
+        if too_early {
+            // The grammar goes before: where it wants the end, the end comes.
+            let mut longer = words.clone();
+            clear(&mut longer, &self.enders);
+            if longer.iter().any(|&w| w != 0) {
+                words = longer;
+            }
+        }
+        if words.iter().all(|&w| w == 0) {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                "the grammar needs a token that banned_tokens forbids; ban fewer tokens",
+            ));
+        }
+        allow(&x, &words).map_err(engine("sampling"))
     }
 
-    /// Adds a token `[1]` to the history and drops what falls out of the window.
-    fn remember(&mut self, token: &Array) -> Result<()> {
+    fn penalized(&self, logits: &Array) -> mlx_rs_core::Result<Array> {
+        let mut x = logits.clone();
+        if let Some(history) = &self.history {
+            x = repeat_penalty(&x, history, self.repeat_penalty)?;
+        }
+        if let Some(counts) = &self.counts {
+            x = count_penalty(&x, counts, self.presence, self.frequency)?;
+        }
+        if let Some((ids, bias)) = &self.bias {
+            x = add_bias(&x, ids, bias)?;
+        }
+        Ok(x)
+    }
+
+    fn choice(&self) -> Choice {
+        if let Some(id) = self.forced() {
+            return Choice::Forced(id);
+        }
+        if self.temperature == 0.0 {
+            return Choice::Greedy;
+        }
+        let xtc = self
+            .xtc
+            .filter(|(probability, _)| self.seed.coin(self.step) < *probability);
+        Choice::Draw(Draw {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            xtc: xtc.map(|(_, threshold)| threshold),
+            spared: self.spared.clone(),
+            seed: self.seed,
+            step: self.step,
+        })
+    }
+
+    /// Takes the drawn token `[1]` into the state.
+    fn remember(&mut self, token: &Array) -> mlx_rs_core::Result<()> {
+        self.step += 1;
+        if let Some(host) = &mut self.host {
+            host.pending = Some(token.clone());
+        }
+        if let Some(counts) = &self.counts {
+            self.counts = Some(count(counts, token)?);
+        }
+        if self.repeat_penalty == 1.0 {
+            return Ok(());
+        }
         let token = token.reshape(&[1, 1])?;
         self.history = Some(match &self.history {
             None => token,
@@ -120,88 +393,160 @@ impl Sampler {
         });
         Ok(())
     }
+}
 
-    /// The arrays that carry state to the next step, to be evaluated with it.
-    pub fn state(&self) -> impl Iterator<Item = &Array> {
-        self.history.iter().chain(self.key.iter().map(Key::array))
+impl std::fmt::Debug for Sampler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sampler")
+            .field("temperature", &self.temperature)
+            .field("top_k", &self.top_k)
+            .field("top_p", &self.top_p)
+            .field("min_p", &self.min_p)
+            .field("step", &self.step)
+            .finish_non_exhaustive()
     }
 }
 
-/// A seed that differs from call to call: the randomly keyed hasher of the standard library.
-fn entropy() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new()
-        .build_hasher()
-        .finish()
+impl Host {
+    /// Reads the last token, waiting for it where it is still being computed.
+    fn catch_up(&mut self) -> Result<()> {
+        let Some(token) = self.pending.take() else {
+            return Ok(());
+        };
+        let id: u32 = token.item().map_err(engine("sampling"))?;
+        self.reply.push(id);
+        match &mut self.grammar {
+            Some(grammar) => grammar.accept(id),
+            None => Ok(()),
+        }
+    }
+
+    fn process(&mut self, logits: &Array) -> Result<Array> {
+        let mut values = logits.to_vec::<f32>().map_err(engine("sampling"))?;
+        for processor in &mut self.processors {
+            processor
+                .process(&self.prompt, &self.reply, &mut values)
+                .map_err(|e| e.context("logits processor"))?;
+        }
+        if values.iter().all(|&v| v == f32::NEG_INFINITY || v.is_nan()) {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                "the logits processors leave no token to draw; leave at least one above minus infinity",
+            ));
+        }
+        Array::from_slice(&values, logits.shape()).map_err(engine("sampling"))
+    }
+
+    fn allowed(&mut self) -> Result<Option<Vec<u32>>> {
+        match &mut self.grammar {
+            Some(grammar) => grammar.allowed(),
+            None => Ok(None),
+        }
+    }
+}
+
+fn clear(words: &mut [u32], tokens: &[u32]) {
+    for &id in tokens {
+        if let Some(word) = words.get_mut(id as usize / 32) {
+            *word &= !(1 << (id % 32));
+        }
+    }
+}
+
+/// Refuses tokens that the vocabulary does not have.
+fn check_ids(options: &GenerateOptions, vocabulary: usize) -> Result<()> {
+    let invalid = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
+    let bias: Vec<u32> = options.logit_bias.keys().copied().collect();
+    for (name, ids) in [
+        ("logit_bias", &bias),
+        ("banned_tokens", &options.banned_tokens),
+        ("forced_tokens", &options.forced_tokens),
+    ] {
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
+            return invalid(format!(
+                "{name} names token {id}, outside the vocabulary of {vocabulary} tokens"
+            ));
+        }
+    }
+    let mut banned = options.banned_tokens.clone();
+    banned.sort_unstable();
+    banned.dedup();
+    if banned.len() >= vocabulary {
+        return invalid(String::from(
+            "banned_tokens holds the whole vocabulary; leave at least one token",
+        ));
+    }
+    Ok(())
+}
+
+/// Draws a token for each row of `logits` `[B, V]` (any float type) by the sampler of that row, and
+/// remembers it there. The work is queued, not waited for; but where a row has a grammar or logits
+/// processors its previous token is.
+///
+/// # Errors
+/// [`ErrorKind::Engine`] when shapes do not fit; what a grammar or a logits processor says. After an
+/// error the samplers are of no use.
+pub fn sample(rows: &mut [&mut Sampler], logits: &Array) -> Result<Drawn> {
+    let shape = logits.shape();
+    let fits = shape.len() == 2 && usize::try_from(shape[0]) == Ok(rows.len()) && !rows.is_empty();
+    if !fits {
+        return Err(Error::new(
+            ErrorKind::Engine,
+            format!("logits {shape:?} are not [{}, vocabulary]", rows.len()),
+        ));
+    }
+    let logits = logits.astype(Dtype::Float32).map_err(engine("sampling"))?;
+    if rows.iter().any(|r| r.host.is_some()) {
+        // The device goes on with the logits while the host thinks about the last token.
+        async_eval([&logits]).map_err(engine("sampling"))?;
+        for host in rows.iter_mut().filter_map(|r| r.host.as_mut()) {
+            host.catch_up()?;
+        }
+    }
+    let changed = changed(rows, &logits)?;
+    let choices: Vec<Choice> = rows.iter().map(|r| r.choice()).collect();
+    let on_cpu = rows.iter().all(|r| r.on_cpu);
+    draw(rows, &logits, &changed, &choices, on_cpu).map_err(engine("sampling"))
+}
+
+fn draw(
+    rows: &mut [&mut Sampler],
+    logits: &Array,
+    changed: &Array,
+    choices: &[Choice],
+    on_cpu: bool,
+) -> mlx_rs_core::Result<Drawn> {
+    let tokens = chain::choose(changed, choices, on_cpu)?;
+    for (i, row) in (0i32..).zip(rows.iter_mut()) {
+        row.remember(&tokens.slice_axis(0, i, i + 1)?)?;
+    }
+    let logprobs = match rows.iter().filter_map(|r| r.logprobs).max() {
+        Some(n) => Some(Logprobs::new(logits, &tokens, n, on_cpu)?),
+        None => None,
+    };
+    Ok(Drawn { tokens, logprobs })
+}
+
+/// The logits that each row chooses from.
+fn changed(rows: &mut [&mut Sampler], logits: &Array) -> Result<Array> {
+    if !rows.iter().any(|r| r.changes_logits()) {
+        return Ok(logits.clone());
+    }
+    if let [row] = rows {
+        return row.changed(logits);
+    }
+    let mut parts = Vec::with_capacity(rows.len());
+    for (i, row) in (0i32..).zip(rows.iter_mut()) {
+        let part = logits.slice_axis(0, i, i + 1).map_err(engine("sampling"))?;
+        parts.push(if row.changes_logits() {
+            row.changed(&part)?
+        } else {
+            part
+        });
+    }
+    concatenate(&parts.iter().collect::<Vec<_>>(), 0).map_err(engine("sampling"))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn options() -> GenerateOptions {
-        GenerateOptions::default()
-    }
-
-    fn logits(values: &[f32]) -> Array {
-        Array::from_slice(values, &[1, values.len() as i32]).unwrap()
-    }
-
-    fn draw(sampler: &mut Sampler, values: &[f32]) -> u32 {
-        sampler
-            .sample(&logits(values))
-            .unwrap()
-            .to_vec::<u32>()
-            .unwrap()[0]
-    }
-
-    #[test]
-    fn greedy_takes_the_greatest_and_the_first_of_equals() {
-        let mut s = Sampler::new(&options(), &[]).unwrap();
-        assert_eq!(draw(&mut s, &[0.0, 3.0, 1.0]), 1);
-        assert_eq!(draw(&mut s, &[2.0, 0.0, 2.0]), 0);
-    }
-
-    #[test]
-    fn the_same_seed_draws_the_same_tokens() {
-        let values: Vec<f32> = (0..50).map(|i| (i % 7) as f32 * 0.3).collect();
-        let run = |seed| {
-            let o = options().with_temperature(1.0).with_seed(seed);
-            let mut s = Sampler::new(&o, &[]).unwrap();
-            (0..20).map(|_| draw(&mut s, &values)).collect::<Vec<_>>()
-        };
-        assert_eq!(run(7), run(7));
-        assert_ne!(run(7), run(8));
-    }
-
-    #[test]
-    fn draws_follow_the_distribution() {
-        // Probabilities 0.1, 0.2, 0.7 over 3,000 draws: five standard deviations is under 130.
-        let values = [0.1f32.ln(), 0.2f32.ln(), 0.7f32.ln()];
-        let o = options().with_temperature(1.0).with_seed(1);
-        let mut s = Sampler::new(&o, &[]).unwrap();
-        let mut counts = [0i32; 3];
-        for _ in 0..3000 {
-            counts[draw(&mut s, &values) as usize] += 1;
-        }
-        for (count, expected) in counts.iter().zip([300, 600, 2100]) {
-            assert!((count - expected).abs() < 130, "{counts:?}");
-        }
-    }
-
-    #[test]
-    fn the_penalty_forgets_what_left_its_window() {
-        let o = options().with_repeat_penalty(100.0).with_repeat_window(2);
-        let mut s = Sampler::new(&o, &[]).unwrap();
-        let values = [4.0, 3.0, 2.0, 1.0];
-        let drawn: Vec<u32> = (0..6).map(|_| draw(&mut s, &values)).collect();
-        assert_eq!(drawn, [0, 1, 2, 0, 1, 2]);
-    }
-
-    #[test]
-    fn the_prompt_counts_as_history() {
-        let o = options().with_repeat_penalty(100.0);
-        let mut s = Sampler::new(&o, &[0]).unwrap();
-        assert_eq!(draw(&mut s, &[4.0, 3.0]), 1);
-    }
-}
+#[path = "sampler_tests.rs"]
+mod tests;

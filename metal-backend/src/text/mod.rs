@@ -23,7 +23,7 @@ mod tokenizer_files;
 mod tokenizer_gguf;
 
 #[cfg(test)]
-mod test_support;
+pub(crate) mod test_support;
 
 pub use chat_template::{ChatOptions, ChatTemplate};
 pub use detokenizer::{Detokenizer, Released};

@@ -108,7 +108,7 @@ impl DecodeRule {
 
     /// The bytes of one token. `added` tokens stand for themselves in a byte-level vocabulary;
     /// `first` says that no token came before.
-    fn bytes(&self, token: &str, added: bool, first: bool) -> Vec<u8> {
+    pub(crate) fn bytes(&self, token: &str, added: bool, first: bool) -> Vec<u8> {
         match self {
             Self::ByteLevel if added => token.as_bytes().to_vec(),
             Self::ByteLevel => token

@@ -262,6 +262,14 @@ impl Tokenizer {
             .or_else(|| self.facts.hidden.get(&id).cloned())
     }
 
+    /// The bytes that the token `id` adds to a text, in the middle of it; part of a character may be
+    /// all it has. `None` for ids outside the vocabulary.
+    #[must_use]
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let token = self.token_text(id)?;
+        Some(self.rule.bytes(&token, self.is_added(id), false))
+    }
+
     /// The id of a token, spelled as in the vocabulary.
     #[must_use]
     pub fn id_of(&self, token: &str) -> Option<u32> {

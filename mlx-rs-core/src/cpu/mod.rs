@@ -1,5 +1,6 @@
 //! Kernels of our own for CPUs: products with quantized and dense matrices, which MLX computes on
-//! one core and without the processor's vector units. They enter the graph as an operation (the shim
+//! one core and without the processor's vector units, and choices from long rows (the greatest, a
+//! nucleus, a draw), for which MLX sorts and exponentiates all of them. They enter the graph as an operation (the shim
 //! of `mlx-sys`), so laziness, streams and memory stay MLX's.
 //!
 //! Their derivatives with respect to what is multiplied (and a dense matrix), and batches of it under
@@ -10,15 +11,19 @@ mod attention;
 mod host_op;
 mod kernel;
 mod matrix;
+mod nucleus;
 mod pool;
 mod project;
+mod select;
 mod share;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use attention::{HeadNorm, Heads, Lane, Rotation};
 pub use matrix::{DenseMatrix, Matrix, QuantizedMatrix};
+pub use nucleus::top_p;
 pub use project::{Gate, Projection, Then};
+pub use select::{Greatest, draw, greatest};
 
 use std::sync::OnceLock;
 

@@ -1,0 +1,239 @@
+//! From the logits of a batch to a token a row: rows that are filtered alike go through the stages
+//! together, each with its own parameters and its own random key.
+//!
+//! The order is top-p, min-p, XTC, top-k, temperature, draw; at temperature 0 the greatest logit is
+//! taken. Where a row has a top-k, the stages run on its `k` candidates only: top-p and min-p keep a
+//! beginning of the descending order, and so do they of the candidates, once probabilities are
+//! divided by the sum over the whole vocabulary. The draw is Gumbel's: the greatest of logits plus
+//! noise has the distribution of the softmax. On the CPU, kernels of our own take the place of MLX's
+//! sorting and of the noise: the same distribution, other tokens for a seed.
+
+use mlx_rs_core::random::gumbel;
+use mlx_rs_core::{Array, Dtype, Result, concatenate, cpu, where_};
+
+use super::filters::{
+    column, greatest, inverse, min_p, minus_infinity, shift, temperature, top_k, top_p, xtc,
+};
+use super::random::Seed;
+
+/// More candidates than this are filtered in place: sorting them apart gains nothing.
+const MOST_CANDIDATES: usize = 1024;
+
+/// What one row wants done at one step.
+#[derive(Debug, Clone)]
+pub(super) enum Choice {
+    /// This token, whatever the logits.
+    Forced(u32),
+    /// The greatest logit.
+    Greedy,
+    /// A draw.
+    Draw(Draw),
+}
+
+/// The parameters of one row's draw.
+#[derive(Debug, Clone)]
+pub(super) struct Draw {
+    pub temperature: f32,
+    pub top_k: usize,
+    pub top_p: f32,
+    pub min_p: f32,
+    /// The threshold, where XTC takes place at this step.
+    pub xtc: Option<f32>,
+    /// Tokens that XTC leaves alone.
+    pub spared: std::sync::Arc<[u32]>,
+    pub seed: Seed,
+    pub step: u64,
+}
+
+/// What rows must have in common to go through the stages together.
+#[derive(Debug, Clone, PartialEq)]
+enum Shape {
+    Forced,
+    Greedy,
+    Draw {
+        top_k: usize,
+        top_p: bool,
+        min_p: bool,
+        /// The tokens left alone, where XTC takes place.
+        xtc: Option<std::sync::Arc<[u32]>>,
+    },
+}
+
+impl Choice {
+    fn shape(&self) -> Shape {
+        match self {
+            Choice::Forced(_) => Shape::Forced,
+            Choice::Greedy => Shape::Greedy,
+            Choice::Draw(d) => Shape::Draw {
+                top_k: d.top_k,
+                top_p: d.top_p < 1.0,
+                min_p: d.min_p > 0.0,
+                xtc: d.xtc.map(|_| d.spared.clone()),
+            },
+        }
+    }
+}
+
+/// Chooses a token for each row of float32 `logits` `[B, V]`: `uint32 [B]`. `on_cpu` says that the
+/// current stream is on the CPU, where there are kernels.
+///
+/// # Errors
+/// When shapes do not fit.
+pub(super) fn choose(logits: &Array, choices: &[Choice], on_cpu: bool) -> Result<Array> {
+    let on_cpu = on_cpu && cpu::enabled();
+    let mut groups: Vec<(Shape, Vec<u32>)> = Vec::new();
+    for (row, choice) in choices.iter().enumerate() {
+        let shape = choice.shape();
+        match groups.iter_mut().find(|(s, _)| *s == shape) {
+            Some((_, rows)) => rows.push(row as u32),
+            None => groups.push((shape, vec![row as u32])),
+        }
+    }
+    if let [(shape, _)] = groups.as_slice() {
+        let all: Vec<&Choice> = choices.iter().collect();
+        return choose_alike(logits, shape, &all, on_cpu);
+    }
+    let mut tokens = Vec::with_capacity(groups.len());
+    let mut place = vec![0u32; choices.len()];
+    let mut next = 0;
+    for (shape, rows) in &groups {
+        let alike: Vec<&Choice> = rows.iter().map(|&r| &choices[r as usize]).collect();
+        let part = logits.take_ids(rows, 0)?;
+        tokens.push(choose_alike(&part, shape, &alike, on_cpu)?);
+        for &row in rows {
+            place[row as usize] = next;
+            next += 1;
+        }
+    }
+    concatenate(&tokens.iter().collect::<Vec<_>>(), 0)?.take_ids(&place, 0)
+}
+
+fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice], on_cpu: bool) -> Result<Array> {
+    match shape {
+        Shape::Forced => {
+            let ids: Vec<u32> = choices
+                .iter()
+                .map(|c| match c {
+                    Choice::Forced(id) => *id,
+                    _ => 0,
+                })
+                .collect();
+            Array::vector(&ids)
+        }
+        Shape::Greedy => logits.argmax(-1, false),
+        Shape::Draw {
+            top_k,
+            top_p,
+            min_p,
+            xtc,
+        } => {
+            let draws: Vec<&Draw> = choices
+                .iter()
+                .filter_map(|c| match c {
+                    Choice::Draw(d) => Some(d),
+                    _ => None,
+                })
+                .collect();
+            let stages = Stages {
+                top_p: *top_p,
+                min_p: *min_p,
+                on_cpu,
+                draws: &draws,
+            };
+            let vocabulary = logits.dim(-1)?;
+            let candidates = i32::try_from(*top_k)
+                .ok()
+                .filter(|&k| k > 0 && k < vocabulary && *top_k <= MOST_CANDIDATES);
+            match (candidates, xtc) {
+                (Some(k), None) => stages.among_candidates(logits, k),
+                (_, spared) => stages.among_all(logits, *top_k, spared.as_deref()),
+            }
+        }
+    }
+}
+
+/// The stages for rows that are filtered alike.
+struct Stages<'a> {
+    top_p: bool,
+    min_p: bool,
+    on_cpu: bool,
+    draws: &'a [&'a Draw],
+}
+
+impl Stages<'_> {
+    fn all(&self, parameter: impl Fn(&Draw) -> f32) -> Vec<f32> {
+        self.draws.iter().map(|d| parameter(d)).collect()
+    }
+
+    fn among_all(&self, logits: &Array, k: usize, spared: Option<&[u32]>) -> Result<Array> {
+        // The kernels see to infinities themselves.
+        let mut x = if self.on_cpu {
+            logits.clone()
+        } else {
+            shift(logits)?
+        };
+        if self.top_p {
+            let p = self.all(|d| d.top_p);
+            x = if self.on_cpu {
+                cpu::top_p(&x, &p)?
+            } else {
+                top_p(&x, &p)?
+            };
+        }
+        if self.min_p {
+            x = min_p(&x, &self.all(|d| d.min_p))?;
+        }
+        if let Some(spared) = spared {
+            x = xtc(&x, &self.all(|d| d.xtc.unwrap_or(1.0)), spared)?;
+        }
+        if k > 0 {
+            x = top_k(&x, k)?;
+        }
+        self.draw(&x)
+    }
+
+    fn among_candidates(&self, logits: &Array, k: i32) -> Result<Array> {
+        // [g, k] each, ascending and with the greatest at 0; the sum over the vocabulary, [g, 1].
+        let (mut x, ids, log_total) = if self.on_cpu {
+            let best = cpu::greatest(logits, k.unsigned_abs() as usize)?;
+            (best.values, best.indices, best.log_total)
+        } else {
+            let shifted = shift(logits)?;
+            let (values, ids) = greatest(&shifted, k)?;
+            (values, ids, shifted.logsumexp(-1, true)?)
+        };
+        if self.top_p {
+            let probabilities = x.subtract(&log_total)?.exp()?;
+            let before = probabilities.cumsum(-1, true, false)?; // of the more probable ones
+            let keep = before.less(&column(&self.all(|d| d.top_p))?)?;
+            x = where_(&keep, &x, &minus_infinity()?)?;
+        }
+        if self.min_p {
+            x = min_p(&x, &self.all(|d| d.min_p))?;
+        }
+        let place = self.draw(&x)?.expand_dims(-1)?;
+        ids.take_along_axis(&place, -1)?.squeeze_axis(-1)
+    }
+
+    /// The index drawn from each row of `[g, n]`: `uint32 [g]`.
+    fn draw(&self, logits: &Array) -> Result<Array> {
+        if self.on_cpu {
+            let scale = self.all(|d| inverse(d.temperature));
+            let uniform: Vec<f64> = self.draws.iter().map(|d| d.seed.uniform(d.step)).collect();
+            return cpu::draw(logits, &scale, &uniform);
+        }
+        let n = logits.dim(-1)?;
+        let noise = self
+            .draws
+            .iter()
+            .map(|d| gumbel(&[1, n], Dtype::Float32, &d.seed.key(d.step)?))
+            .collect::<Result<Vec<_>>>()?;
+        let noise = match noise.as_slice() {
+            [one] => one.clone(),
+            more => concatenate(&more.iter().collect::<Vec<_>>(), 0)?,
+        };
+        temperature(logits, &self.all(|d| d.temperature))?
+            .add(&noise)?
+            .argmax(-1, false)
+    }
+}

@@ -1,0 +1,261 @@
+//! Grammars over a model's vocabulary, through the `llguidance` crate: which tokens may come next.
+//!
+//! The vocabulary becomes a trie of bytes once for each model; a grammar is compiled once for each
+//! request. Here is no array: `penalties::allow` applies the bits, the sampler drives the matcher.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+use inference::{Error, ErrorKind, Grammar, Result};
+use llguidance::ParserFactory;
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use serde_json::{Map, Value, json};
+
+use crate::text::Tokenizer;
+
+/// The longest token, in bytes, that takes part: the trie's nodes cannot climb further.
+const LONGEST_TOKEN: usize = 1000;
+
+/// Ids that the trie can tell apart.
+const MOST_TOKENS: usize = 0xFF_FFFF;
+
+/// Between the parts of JSON: a space, or a new line with up to so much indentation. A model that
+/// loves white space must not be able to go on with it forever.
+const JSON_SPACE: &str = r"( |\n[ \t]{0,40})";
+
+/// Compiles grammars for one model.
+pub struct Compiler {
+    tokenizer: Arc<Tokenizer>,
+    /// Tokens that end a reply.
+    eos: Arc<[u32]>,
+    /// Logits of the model.
+    vocabulary: usize,
+    /// Made when first needed: it takes a while, and most requests have no grammar.
+    factory: OnceLock<Result<ParserFactory>>,
+}
+
+impl Compiler {
+    /// A compiler for the vocabulary of `tokenizer`, of whose ids the model knows the first
+    /// `vocabulary`. `eos` are the tokens that end a reply.
+    #[must_use]
+    pub fn new(tokenizer: Arc<Tokenizer>, eos: &[u32], vocabulary: usize) -> Self {
+        Self {
+            tokenizer,
+            eos: eos.into(),
+            vocabulary,
+            factory: OnceLock::new(),
+        }
+    }
+
+    /// A matcher at the beginning of a reply.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] for a grammar that cannot be read, uses what is not supported, is
+    /// too complex or allows nothing; [`ErrorKind::Unsupported`] for a vocabulary that cannot be used.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
+        grammar.validate()?;
+        let factory = self
+            .factory
+            .get_or_init(|| self.factory())
+            .as_ref()
+            .map_err(Clone::clone)?;
+        let source = match grammar {
+            Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(with_space(schema)),
+            Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+            other => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!("grammars of kind {} are not supported", other.kind()),
+                ));
+            }
+        };
+        let refused = |message: String| {
+            Error::new(
+                ErrorKind::InvalidOption,
+                format!(
+                    "the {} cannot be used: {}",
+                    describe(grammar),
+                    message.trim()
+                ),
+            )
+        };
+        let inner = guarded(|| llguidance::Matcher::new(factory.create_parser(source)))
+            .map_err(|e| refused(e.message().to_owned()))?;
+        if let Some(message) = inner.get_error() {
+            return Err(refused(message));
+        }
+        let mut matcher = Matcher {
+            inner,
+            eos: Arc::clone(&self.eos),
+            ended: false,
+        };
+        let allowed = matcher
+            .allowed()
+            .map_err(|e| refused(e.message().to_owned()))?;
+        if allowed.iter().flatten().all(|&word| word == 0) {
+            return Err(refused(String::from(
+                "no token of this model's vocabulary begins a text that it allows",
+            )));
+        }
+        Ok(matcher)
+    }
+
+    fn factory(&self) -> Result<ParserFactory> {
+        let unusable = |why: String| {
+            Error::new(
+                ErrorKind::Unsupported,
+                format!("grammars do not work with this model's vocabulary: {why}"),
+            )
+        };
+        let size = self.vocabulary.min(MOST_TOKENS);
+        let known = |id: &&u32| (**id as usize) < size;
+        let eos: Vec<u32> = self.eos.iter().filter(known).copied().collect();
+        let Some(&main) = eos.first() else {
+            return Err(unusable(String::from("it has no end-of-text token")));
+        };
+        let words: Vec<Vec<u8>> = (0..size as u32)
+            .map(|id| self.word(id, eos.contains(&id)))
+            .collect();
+        let info = TokRxInfo::new(size as u32, main);
+        let factory = guarded(|| {
+            let trie = TokTrie::from(&info, &words).with_eos_tokens(&eos);
+            let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            ParserFactory::new_simple(&env)
+        })
+        .map_err(|e| unusable(e.message().to_owned()))?;
+        let mut factory = factory.map_err(|e| unusable(e.to_string()))?;
+        factory.quiet();
+        factory.limits_mut().verbose_errors = false;
+        Ok(factory)
+    }
+
+    /// The bytes of a token as the trie wants them: control tokens behind a byte that no text has,
+    /// nothing for tokens that must never be drawn.
+    fn word(&self, id: u32, ends: bool) -> Vec<u8> {
+        let marker = TokTrie::SPECIAL_TOKEN_MARKER;
+        let tokenizer = &self.tokenizer;
+        if ends || tokenizer.is_special(id) || tokenizer.is_control(id) {
+            let Some(name) = tokenizer.token_text(id) else {
+                return Vec::new();
+            };
+            return [&[marker], name.as_bytes()].concat();
+        }
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+        if bytes.contains(&marker) || bytes.len() > LONGEST_TOKEN {
+            return Vec::new();
+        }
+        bytes
+    }
+}
+
+impl std::fmt::Debug for Compiler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Compiler")
+            .field("vocabulary", &self.vocabulary)
+            .field("eos", &self.eos)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Which tokens may come next in one reply.
+pub struct Matcher {
+    inner: llguidance::Matcher,
+    eos: Arc<[u32]>,
+    ended: bool,
+}
+
+impl Matcher {
+    /// Takes the token that was drawn. Nothing counts after one that ends the reply.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] when the grammar does not allow it.
+    pub fn accept(&mut self, id: u32) -> Result<()> {
+        if self.ended {
+            return Ok(());
+        }
+        if self.eos.contains(&id) {
+            self.ended = true;
+            return Ok(());
+        }
+        self.inner.consume_token(id).map_err(|e| {
+            Error::new(
+                ErrorKind::InvalidOption,
+                format!("token {id} does not fit the grammar: {e}"),
+            )
+        })
+    }
+
+    /// The tokens that may come next: token `i` is bit `i % 32` of word `i / 32`, and words that are
+    /// missing are zero. `None` after the end, when it does not matter. Where the reply is complete
+    /// and cannot go on, the end-of-text tokens are all there is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] when the grammar turns out to be too complex.
+    pub fn allowed(&mut self) -> Result<Option<Vec<u32>>> {
+        if self.ended {
+            return Ok(None);
+        }
+        let mask = self.inner.compute_mask_or_eos().map_err(|e| {
+            Error::new(
+                ErrorKind::InvalidOption,
+                format!("the grammar cannot be followed any further: {e}"),
+            )
+        })?;
+        Ok(Some(mask.as_slice().to_vec()))
+    }
+
+    /// Whether the reply may end here.
+    pub fn may_end(&mut self) -> bool {
+        self.ended || self.inner.is_stopped() || self.inner.is_accepting().unwrap_or(false)
+    }
+}
+
+impl std::fmt::Debug for Matcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Matcher")
+            .field("ended", &self.ended)
+            .field("stop_reason", &self.inner.stop_reason())
+            .finish_non_exhaustive()
+    }
+}
+
+fn describe(grammar: &Grammar) -> &'static str {
+    match grammar {
+        Grammar::JsonSchema(_) => "JSON schema",
+        Grammar::Regex(_) => "regular expression",
+        _ => "Lark grammar",
+    }
+}
+
+/// The schema with bounded white space, unless it says itself what it wants (`x-guidance`).
+fn with_space(schema: &Value) -> Value {
+    let mut object = match schema {
+        Value::Object(object) => object.clone(),
+        _ => Map::new(), // `true`; all else was refused
+    };
+    if !object.contains_key("x-guidance") {
+        object.insert(
+            String::from("x-guidance"),
+            json!({"whitespace_pattern": JSON_SPACE}),
+        );
+    }
+    Value::Object(object)
+}
+
+/// Runs code of that crate on input that is not ours: a panic becomes an error.
+fn guarded<T>(run: impl FnOnce() -> T) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let why = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("it contradicts itself");
+        Error::new(ErrorKind::InvalidOption, why)
+    })
+}
+
+#[cfg(test)]
+#[path = "grammar_tests.rs"]
+mod tests;

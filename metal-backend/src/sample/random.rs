@@ -1,0 +1,78 @@
+//! The random numbers of a request: each step's key is a function of the seed and the step alone, so
+//! that nothing needs to be kept, and what else runs in a batch changes nothing.
+
+use mlx_rs_core::Result;
+use mlx_rs_core::random::Key;
+
+/// The seed of one request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seed(u64);
+
+impl Seed {
+    /// `seed`, or one that differs from call to call.
+    pub(super) fn new(seed: Option<u64>) -> Self {
+        Self(scramble(seed.unwrap_or_else(entropy)))
+    }
+
+    /// The key of a step's draw.
+    pub(super) fn key(self, step: u64) -> Result<Key> {
+        Key::new(self.word(step, 0))
+    }
+
+    /// A number in `[0, 1)`, independent of the key.
+    pub(super) fn coin(self, step: u64) -> f32 {
+        (self.word(step, 1) >> 40) as f32 / (1u64 << 24) as f32
+    }
+
+    /// A number in `[0, 1)` to draw by: of 53 bits.
+    pub(super) fn uniform(self, step: u64) -> f64 {
+        (self.word(step, 0) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn word(self, step: u64, use_: u64) -> u64 {
+        scramble(self.0.wrapping_add(step.wrapping_mul(2)).wrapping_add(use_))
+    }
+}
+
+/// A permutation of 64-bit words without visible structure (the output function of `SplitMix64`,
+/// Steele et al. 2014).
+fn scramble(word: u64) -> u64 {
+    let mut z = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// The randomly keyed hasher of the standard library is seeded by the system.
+fn entropy() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new()
+        .build_hasher()
+        .finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_repeat_for_a_seed_and_differ_otherwise() {
+        let words = |seed| {
+            let seed = Seed::new(Some(seed));
+            (0..100)
+                .flat_map(|step| [seed.word(step, 0), seed.word(step, 1)])
+                .collect::<std::collections::HashSet<_>>()
+        };
+        assert_eq!(words(1), words(1));
+        assert_eq!(words(1).len(), 200);
+        assert!(words(1).is_disjoint(&words(2)));
+    }
+
+    #[test]
+    fn the_coin_is_fair() {
+        let seed = Seed::new(Some(7));
+        let heads = (0..10_000).filter(|&s| seed.coin(s) < 0.3).count();
+        // Five standard deviations of 10,000 draws at 0.3 are 229.
+        assert!((2771..3229).contains(&heads), "{heads}");
+    }
+}

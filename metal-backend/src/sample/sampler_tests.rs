@@ -1,0 +1,350 @@
+//! The sampler's own tests: what a request draws, alone and in a batch.
+
+use super::*;
+use inference::LogitsProcessorFactory;
+
+const NO: f32 = f32::NEG_INFINITY;
+
+fn options() -> GenerateOptions {
+    GenerateOptions::default()
+}
+
+fn context(vocabulary: usize) -> Context<'static> {
+    Context {
+        vocabulary,
+        eos: &[],
+        newline: &[],
+        grammars: None,
+        on_cpu: false,
+    }
+}
+
+fn sampler(options: &GenerateOptions, prompt: &[u32], vocabulary: usize) -> Sampler {
+    Sampler::new(options, prompt, &context(vocabulary)).unwrap()
+}
+
+fn logits(values: &[f32]) -> Array {
+    Array::from_slice(values, &[1, values.len() as i32]).unwrap()
+}
+
+fn draw(sampler: &mut Sampler, values: &[f32]) -> u32 {
+    let drawn = sample(&mut [sampler], &logits(values)).unwrap();
+    drawn.tokens.to_vec::<u32>().unwrap()[0]
+}
+
+fn draws(sampler: &mut Sampler, values: &[f32], n: usize) -> Vec<u32> {
+    (0..n).map(|_| draw(sampler, values)).collect()
+}
+
+#[test]
+fn greedy_takes_the_greatest_and_the_first_of_equals() {
+    let mut s = sampler(&options(), &[], 3);
+    assert_eq!(draw(&mut s, &[0.0, 3.0, 1.0]), 1);
+    assert_eq!(draw(&mut s, &[2.0, 0.0, 2.0]), 0);
+}
+
+#[test]
+fn the_same_seed_draws_the_same_tokens() {
+    let values: Vec<f32> = (0..50).map(|i| (i % 7) as f32 * 0.3).collect();
+    let run = |seed| {
+        let o = options().with_temperature(1.0).with_seed(seed);
+        draws(&mut sampler(&o, &[], 50), &values, 20)
+    };
+    assert_eq!(run(Some(7)), run(Some(7)));
+    assert_ne!(run(Some(7)), run(Some(8)));
+    assert_ne!(run(None), run(None));
+}
+
+#[test]
+fn draws_follow_the_distribution_that_the_filters_leave() {
+    // Probabilities 0.05, 0.15, 0.2, 0.6.
+    let p = [0.05f32, 0.15, 0.2, 0.6];
+    let values = p.map(f32::ln);
+    let o = || options().with_temperature(1.0).with_seed(1);
+    let share = |kept: [f32; 4]| {
+        let sum: f32 = kept.iter().sum();
+        kept.map(|k| k / sum)
+    };
+    let warm = p.map(f32::sqrt);
+    for (o, expected) in [
+        (o(), p),
+        (o().with_top_k(2), share([0.0, 0.0, 0.2, 0.6])),
+        (o().with_top_k(4), p),
+        (o().with_top_p(0.9), share([0.0, 0.15, 0.2, 0.6])),
+        (
+            o().with_top_p(0.9).with_top_k(3),
+            share([0.0, 0.15, 0.2, 0.6]),
+        ),
+        (
+            o().with_top_p(0.7).with_top_k(3),
+            share([0.0, 0.0, 0.2, 0.6]),
+        ),
+        (o().with_min_p(0.3), share([0.0, 0.0, 0.2, 0.6])),
+        (
+            o().with_min_p(0.3).with_top_k(3),
+            share([0.0, 0.0, 0.2, 0.6]),
+        ),
+        (o().with_temperature(2.0), share(warm)),
+        (
+            o().with_xtc_probability(1.0).with_xtc_threshold(0.1),
+            share([0.05, 0.15, 0.0, 0.0]),
+        ),
+        (
+            o().with_xtc_probability(1.0)
+                .with_xtc_threshold(0.1)
+                .with_top_k(1),
+            [0.0, 1.0, 0.0, 0.0],
+        ),
+    ] {
+        for on_cpu in [false, true] {
+            let n = 1500usize;
+            // Many rows at once: each with its own seed.
+            let c = Context {
+                on_cpu,
+                ..context(4)
+            };
+            let mut samplers: Vec<Sampler> = (0..n)
+                .map(|i| Sampler::new(&o.clone().with_seed(i as u64), &[], &c).unwrap())
+                .collect();
+            let mut rows: Vec<&mut Sampler> = samplers.iter_mut().collect();
+            let x = logits(&values).broadcast_to(&[n as i32, 4]).unwrap();
+            let cpu = mlx_rs_core::Stream::default_of(mlx_rs_core::Device::cpu()).unwrap();
+            let tokens = cpu.scope(|| sample(&mut rows, &x)).unwrap().tokens;
+            let mut counts = [0.0f32; 4];
+            for t in tokens.to_vec::<u32>().unwrap() {
+                counts[t as usize] += 1.0;
+            }
+            for (count, p) in counts.iter().zip(expected) {
+                let mean = n as f32 * p;
+                let deviation = (n as f32 * p * (1.0 - p)).sqrt();
+                assert!(
+                    (count - mean).abs() <= 5.0 * deviation,
+                    "{counts:?} for {expected:?}, {o:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn xtc_happens_as_often_as_asked_and_spares_ends_of_lines() {
+    let values = [0.1f32, 0.3, 0.6].map(f32::ln);
+    let o = options()
+        .with_temperature(1e-3)
+        .with_xtc_probability(0.25)
+        .with_seed(3);
+    let left_out = |newline: &'static [u32]| {
+        let c = Context {
+            newline,
+            ..context(3)
+        };
+        let mut s = Sampler::new(&o, &[], &c).unwrap();
+        let drawn = draws(&mut s, &values, 400);
+        drawn.iter().filter(|&&t| t != 2).count()
+    };
+    // Five standard deviations of 400 draws at 0.25 are 43.
+    let n = left_out(&[]);
+    assert!((57..143).contains(&n), "{n}");
+    assert_eq!(left_out(&[2]), 0);
+}
+
+#[test]
+fn the_penalty_forgets_what_left_its_window() {
+    let o = options().with_repeat_penalty(100.0).with_repeat_window(2);
+    let mut s = sampler(&o, &[], 4);
+    assert_eq!(draws(&mut s, &[4.0, 3.0, 2.0, 1.0], 6), [0, 1, 2, 0, 1, 2]);
+}
+
+#[test]
+fn the_prompt_counts_for_repetition_and_not_for_presence() {
+    let o = options().with_repeat_penalty(100.0);
+    assert_eq!(draw(&mut sampler(&o, &[0], 2), &[4.0, 3.0]), 1);
+    let o = options().with_presence_penalty(1.5);
+    let mut s = sampler(&o, &[0], 3);
+    assert_eq!(draws(&mut s, &[4.0, 3.0, 0.0], 4), [0, 1, 0, 0]);
+    let o = options().with_frequency_penalty(0.4);
+    let mut s = sampler(&o, &[], 2);
+    assert_eq!(draws(&mut s, &[4.0, 3.0], 5), [0, 0, 0, 1, 0]);
+}
+
+#[test]
+fn biases_bans_and_forced_tokens() {
+    let values = [4.0, 3.0, 2.0, 1.0];
+    let o = options().with_logit_bias([(3, 10.0), (0, -1.0)]);
+    assert_eq!(draw(&mut sampler(&o, &[], 4), &values), 3);
+    let o = options().with_banned_tokens([0, 2]);
+    assert_eq!(draws(&mut sampler(&o, &[], 4), &values, 2), [1, 1]);
+    let o = o.with_forced_tokens([2, 3]).with_logprobs(0);
+    assert_eq!(draws(&mut sampler(&o, &[], 4), &values, 3), [2, 3, 1]);
+    for bad in [
+        options().with_banned_tokens([4]),
+        options().with_forced_tokens([9]),
+        options().with_logit_bias([(4, 1.0)]),
+        options().with_banned_tokens([0, 1, 2, 3, 3]),
+    ] {
+        let e = Sampler::new(&bad, &[], &context(4)).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidOption);
+    }
+}
+
+#[test]
+fn a_reply_does_not_end_before_its_minimal_length() {
+    let c = Context {
+        eos: &[0],
+        ..context(3)
+    };
+    let o = options().with_min_tokens(2).with_stop_tokens([1]);
+    let mut s = Sampler::new(&o, &[], &c).unwrap();
+    assert_eq!(draws(&mut s, &[4.0, 3.0, 1.0], 3), [2, 2, 0]);
+}
+
+#[test]
+fn processors_see_prompt_and_reply_and_have_the_last_word_but_bans() {
+    let never_twice = LogitsProcessorFactory::new(|| {
+        |prompt: &[u32], reply: &[u32], logits: &mut [f32]| {
+            assert_eq!(prompt, [7, 7]);
+            for &id in reply {
+                logits[id as usize] = NO;
+            }
+            logits[2] = 100.0;
+            Ok(())
+        }
+    });
+    let o = options()
+        .with_logits_processors([never_twice])
+        .with_banned_tokens([2]);
+    let mut s = sampler(&o, &[7, 7], 8);
+    let values = [5.0, 4.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0];
+    assert_eq!(draws(&mut s, &values, 3), [0, 1, 3]);
+
+    let nothing = LogitsProcessorFactory::new(|| {
+        |_: &[u32], _: &[u32], logits: &mut [f32]| {
+            logits.fill(NO);
+            Ok(())
+        }
+    });
+    let o = options().with_logits_processors([nothing]);
+    let e = sample(&mut [&mut sampler(&o, &[], 2)], &logits(&[1.0, 2.0])).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidOption);
+}
+
+#[test]
+fn logits_that_leave_one_token_give_it() {
+    let only = [NO, NO, -3.0, NO];
+    for o in [
+        options(),
+        options().with_temperature(1.0),
+        options().with_temperature(1e-38).with_top_p(0.1),
+        options()
+            .with_temperature(50.0)
+            .with_min_p(0.5)
+            .with_top_k(3),
+        options()
+            .with_temperature(1.0)
+            .with_xtc_probability(1.0)
+            .with_xtc_threshold(0.0),
+        options()
+            .with_temperature(1.0)
+            .with_top_k(4)
+            .with_top_p(0.5),
+        options()
+            .with_temperature(1.0)
+            .with_repeat_penalty(2.0)
+            .with_frequency_penalty(5.0),
+    ] {
+        assert_eq!(
+            draws(&mut sampler(&o, &[], 4), &only, 3),
+            [2, 2, 2],
+            "{o:?}"
+        );
+        // Certain by being infinite.
+        let certain = [1.0, 0.0, f32::INFINITY, NO];
+        assert_eq!(draw(&mut sampler(&o, &[], 4), &certain), 2, "{o:?}");
+    }
+}
+
+#[test]
+fn a_row_draws_the_same_alone_and_in_any_batch() {
+    let vocabulary = 300usize;
+    let base = || options().with_seed(11);
+    let all = [
+        base(),
+        base().with_temperature(0.8),
+        base().with_temperature(1.2).with_seed(5),
+        base().with_temperature(0.8).with_top_p(0.9),
+        base()
+            .with_temperature(1.1)
+            .with_top_p(0.7)
+            .with_min_p(0.01),
+        base().with_temperature(0.9).with_top_k(20).with_top_p(0.95),
+        base().with_temperature(0.9).with_top_k(20).with_top_p(0.8),
+        base().with_temperature(1.0).with_xtc_probability(0.5),
+        base()
+            .with_temperature(1.0)
+            .with_repeat_penalty(1.3)
+            .with_presence_penalty(0.5)
+            .with_frequency_penalty(0.3),
+        base().with_forced_tokens([3, 4]).with_temperature(1.0),
+        base()
+            .with_logit_bias([(5, 4.0)])
+            .with_banned_tokens([6, 7])
+            .with_temperature(1.0),
+        base()
+            .with_temperature(1.0)
+            .with_logits_processors([LogitsProcessorFactory::new(|| {
+                |_: &[u32], reply: &[u32], logits: &mut [f32]| {
+                    logits[reply.len()] += 2.0;
+                    Ok(())
+                }
+            })]),
+    ];
+    let at = |row: usize, step: usize| -> Vec<f32> {
+        (0..vocabulary)
+            .map(|v| (((v * 37 + row * 11 + step * 101) % 97) as f32).sin() * 4.0)
+            .collect()
+    };
+    let steps = 6;
+    let alone: Vec<Vec<u32>> = all
+        .iter()
+        .enumerate()
+        .map(|(row, o)| {
+            let mut s = sampler(o, &[1, 2, 3], vocabulary);
+            (0..steps)
+                .map(|step| draw(&mut s, &at(row, step)))
+                .collect()
+        })
+        .collect();
+    // Rows join at different steps and leave when they are done.
+    let mut samplers: Vec<Sampler> = all
+        .iter()
+        .map(|o| sampler(o, &[1, 2, 3], vocabulary))
+        .collect();
+    let mut got = vec![Vec::new(); all.len()];
+    for time in 0..steps + 4 {
+        let mut present = Vec::new();
+        let mut rows = Vec::new();
+        let mut values = Vec::new();
+        for (row, s) in samplers.iter_mut().enumerate() {
+            let start = row % 5;
+            if (start..start + steps).contains(&time) {
+                values.extend(at(row, time - start));
+                present.push(row);
+                rows.push(s);
+            }
+        }
+        let x = Array::from_slice(&values, &[rows.len() as i32, vocabulary as i32]).unwrap();
+        let tokens = sample(&mut rows, &x).unwrap().tokens;
+        for (row, token) in present.iter().zip(tokens.to_vec::<u32>().unwrap()) {
+            got[*row].push(token);
+        }
+    }
+    assert_eq!(got, alone);
+}
+
+#[test]
+fn logits_of_another_shape_are_refused() {
+    let mut s = sampler(&options(), &[], 2);
+    let x = Array::from_slice(&[1.0f32; 4], &[2, 2]).unwrap();
+    assert!(sample(&mut [&mut s], &x).is_err());
+    assert!(sample(&mut [], &x).is_err());
+}

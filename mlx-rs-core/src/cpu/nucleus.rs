@@ -1,0 +1,211 @@
+//! The nucleus of a distribution (top-p) without sorting the vocabulary: sums of exponentials in
+//! bins by value find where the cut falls, and only the bin of the cut is sorted.
+
+use super::host_op::{self, Input, Meaning, Work};
+use super::select::{depth, greatest_of};
+use crate::array::Array;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Logits this far below the greatest weigh nothing: together less than what float32 can tell p from 1.
+const DEPTH: f32 = 40.0;
+
+const BINS: usize = 1024;
+
+/// `logits` `[.., n]` in which only the smallest set of the most probable whose probability reaches
+/// `p` is left, and everything else minus infinity: one `p` a row. Of equal logits at the border the
+/// ones behind stay. The most probable stays whatever `p` is. On the CPU, float32.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] when `logits` is of another type, empty, or `p` has another number of rows;
+/// MLX's message when the current stream is not on the CPU.
+pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
+    let n = logits
+        .shape()
+        .last()
+        .map_or(0, |&n| n.unsigned_abs() as usize);
+    let rows = logits.size().checked_div(n).unwrap_or(0);
+    if logits.dtype() != Dtype::Float32 || rows == 0 || rows != p.len() {
+        return Err(Error::new(
+            ErrorKind::Shape,
+            "cpu::top_p",
+            format!("needs float32 [{}, n] for {} values of p", p.len(), p.len()),
+        )
+        .with_inputs(&[logits]));
+    }
+    let work = Nucleus { n, p: p.to_vec() };
+    let logits = logits.contiguous()?;
+    host_op::add(
+        "cpu::top_p",
+        Meaning::Opaque,
+        work,
+        &[&logits],
+        logits.shape(),
+    )
+}
+
+struct Nucleus {
+    /// Elements of a row.
+    n: usize,
+    /// Of each row.
+    p: Vec<f32>,
+}
+
+impl Work for Nucleus {
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        // SAFETY: `top_p` passes one array, of float32.
+        let logits: &[f32] = unsafe { inputs[0].as_slice() };
+        let rows = logits.chunks_exact(self.n);
+        for ((row, out), &p) in rows.zip(output.chunks_exact_mut(self.n)).zip(&self.p) {
+            cut(row, p, out);
+        }
+    }
+
+    fn outputs(&self) -> usize {
+        self.n * self.p.len()
+    }
+}
+
+/// The bin of a logit that lies `below` (0 or less) the greatest one; bin 0 weighs nothing.
+fn bin(below: f32) -> usize {
+    let at = (below + DEPTH) * (BINS as f32 / DEPTH);
+    // A conversion from float saturates: what is far below, and what is no number, falls into bin 0.
+    (at as usize).min(BINS - 1)
+}
+
+fn cut(row: &[f32], p: f32, out: &mut [f32]) {
+    let max = greatest_of(row);
+    out.copy_from_slice(row);
+    if max == f32::NEG_INFINITY {
+        return; // nothing is possible
+    }
+    let mut weights = [0.0f64; BINS];
+    for &x in row {
+        let below = depth(x, max);
+        if below > -DEPTH {
+            weights[bin(below)] += f64::from(below.exp());
+        }
+    }
+    let total: f64 = weights.iter().sum();
+    // What may go: the least probable, as long as their sum stays within this.
+    let spare = (1.0 - f64::from(p)) * total;
+    let mut gone = 0.0;
+    let mut border = 0;
+    while border < BINS - 1 && gone + weights[border] <= spare {
+        gone += weights[border];
+        border += 1;
+    }
+    // Everything below the border's bin goes, everything above stays; inside it, one by one.
+    let mut inside: Vec<(f32, usize)> = Vec::new();
+    for (i, (&x, o)) in row.iter().zip(out.iter_mut()).enumerate() {
+        let below = depth(x, max);
+        let at = bin(below);
+        if at < border {
+            *o = f32::NEG_INFINITY;
+        } else if at == border {
+            inside.push((x, i));
+        }
+    }
+    // Adding zero makes -0 the 0 that it equals.
+    inside.sort_unstable_by(|a, b| (a.0 + 0.0).total_cmp(&(b.0 + 0.0)).then(a.1.cmp(&b.1)));
+    let last = if border == BINS - 1 { 1 } else { 0 };
+    let n = inside.len();
+    for &(x, i) in inside.iter().take(n.saturating_sub(last)) {
+        let below = depth(x, max);
+        if below > -DEPTH {
+            gone += f64::from(below.exp());
+        }
+        if gone > spare {
+            break;
+        }
+        out[i] = f32::NEG_INFINITY;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, Stream};
+
+    const NO: f32 = f32::NEG_INFINITY;
+
+    /// What the definition says, by sorting everything.
+    fn reference(row: &[f32], p: f32) -> Vec<f32> {
+        let mut order: Vec<usize> = (0..row.len()).collect();
+        order.sort_by(|&a, &b| row[a].total_cmp(&row[b]));
+        let max = f64::from(row[order[row.len() - 1]]);
+        let weight = |i: usize| (f64::from(row[i]) - max).exp();
+        let total: f64 = (0..row.len()).map(weight).sum();
+        let mut out = row.to_vec();
+        let mut sum = 0.0;
+        for &i in &order[..row.len() - 1] {
+            sum += weight(i);
+            if sum <= (1.0 - f64::from(p)) * total {
+                out[i] = NO;
+            }
+        }
+        out
+    }
+
+    fn kept(rows: &[Vec<f32>], p: &[f32]) -> Vec<Vec<f32>> {
+        let n = rows[0].len();
+        let x = Array::from_slice(&rows.concat(), &[rows.len() as i32, n as i32]).unwrap();
+        let y = Stream::default_of(Device::cpu())
+            .unwrap()
+            .scope(|| top_p(&x, p)?.to_vec::<f32>())
+            .unwrap();
+        y.chunks(n).map(<[f32]>::to_vec).collect()
+    }
+
+    #[test]
+    fn the_nucleus_is_that_of_a_full_sort() {
+        let mut state = 1u32;
+        let mut next = move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32
+        };
+        for spread in [0.01, 1.0, 6.0, 30.0, 300.0] {
+            for p in [0.05, 0.31, 0.5, 0.9, 0.95, 0.999] {
+                let rows: Vec<Vec<f32>> = (0..3)
+                    .map(|_| (0..2000).map(|_| (next() - 0.5) * spread).collect())
+                    .collect();
+                let got = kept(&rows, &[p; 3]);
+                for (row, got) in rows.iter().zip(&got) {
+                    assert_eq!(got, &reference(row, p), "spread {spread}, p {p}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_ends() {
+        // Ties at the border: exactly as many as needed, the ones behind.
+        assert_eq!(kept(&[vec![1.0; 4]], &[0.5])[0], [NO, NO, 1.0, 1.0]);
+        assert_eq!(kept(&[vec![1.0; 4]], &[1e-9])[0], [NO, NO, NO, 1.0]);
+        assert_eq!(kept(&[vec![1.0; 4]], &[1.0])[0], [1.0; 4]);
+        assert_eq!(kept(&[vec![NO, 2.0, NO]], &[0.9])[0], [NO, 2.0, NO]);
+        assert_eq!(kept(&[vec![NO, NO]], &[0.9])[0], [NO, NO]);
+        // What is infinite is certain.
+        let inf = f32::INFINITY;
+        assert_eq!(
+            kept(&[vec![inf, 1e38, inf, NO]], &[0.9])[0],
+            [inf, NO, inf, NO]
+        );
+        // Each row has its own p.
+        let rows = [vec![0.0, 0.0, 0.0, 9.0], vec![0.0, 0.0, 0.0, 0.0]];
+        assert_eq!(
+            kept(&rows, &[0.5, 0.75]),
+            [vec![NO, NO, NO, 9.0], vec![NO, 0.0, 0.0, 0.0]]
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error() {
+        let x = Array::from_slice(&[1.0f32, 2.0], &[1, 2]).unwrap();
+        assert_eq!(top_p(&x, &[0.5, 0.5]).unwrap_err().kind(), ErrorKind::Shape);
+        let x = Array::from_slice(&[1i32, 2], &[1, 2]).unwrap();
+        assert_eq!(top_p(&x, &[0.5]).unwrap_err().kind(), ErrorKind::Shape);
+        let x = Array::from_slice(&[0.0f32; 0], &[1, 0]).unwrap();
+        assert!(top_p(&x, &[]).is_err());
+    }
+}
