@@ -34,7 +34,7 @@ fn the_program_lists_every_linked_backend_and_runs_the_one_that_a_flag_names() {
     assert!(echo[2].contains("streaming,chat"), "{list}");
     let cpu = listed(&list, "cpu").unwrap_or_else(|| panic!("{list}"));
     assert_eq!(cpu[1], "available", "{list}");
-    for gpu in ["cuda", "metal"] {
+    for gpu in ["cuda", "metal", "mlx_lm"] {
         // Linked everywhere, available or with a reason.
         let gpu = listed(&list, gpu).unwrap_or_else(|| panic!("{list}"));
         assert!(gpu.len() == 3 && !gpu[2].is_empty(), "{list}");

@@ -126,7 +126,8 @@ impl KvCache for RotatingCache {
                 .inner
                 .valid()?
                 .unwrap_or((keys.clone(), values.clone()));
-            let seen = self.seen(k, v, Order::Run { kept: 0, start: 0 });
+            let kept = self.kept.min(end);
+            let seen = self.seen(k, v, Order::Run { kept, start: kept });
             self.offset = end;
             return Ok(seen);
         }
@@ -254,8 +255,13 @@ mod tests {
                     }
                     // Of those, the last query sees what the definition says.
                     let window = seen.window.unwrap();
-                    let kept_here = kept.min(at);
-                    got.retain(|&k| k < kept_here || k > at - 1 - window);
+                    if let Order::Run { kept, .. } = seen.order {
+                        let mut place = 0;
+                        got.retain(|&k| {
+                            place += 1;
+                            place <= kept || k > at - 1 - window
+                        });
+                    }
                     got.sort_unstable();
                     assert_eq!(got, expected(at - 1, size, kept), "{size} {kept} {at}");
                     // And the first one misses nothing.

@@ -9,6 +9,7 @@ use inference::{GenerateOptions, LoadOptions, Prompt};
 // refers to: one line a backend.
 use echo_backend as _;
 use metal_backend as _;
+use mlxlm_backend as _;
 
 fn run(args: impl Iterator<Item = String>) -> Result<(), String> {
     let mut backend = None;
