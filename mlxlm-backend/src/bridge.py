@@ -306,10 +306,15 @@ class Model:
         }
 
     def new_cache(self):
-        """Keys and values of one request; bounded if asked for, the first few positions stay (mlx-lm: 4)."""
-        from mlx_lm.models.cache import make_prompt_cache
+        """Keys and values of one request; if bounded, the first few positions stay where there is room for more."""
+        from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
-        return make_prompt_cache(self.model, max_kv_size=self.context_len)
+        caches, bound = make_prompt_cache(self.model), self.context_len
+        if bound is None:
+            return caches
+        # mlx-lm's own max_kv_size does nothing for families that make their caches themselves, such as llama.
+        keep = 4 if bound >= 8 else 0
+        return [RotatingKVCache(max_size=bound, keep=keep) if type(c) is KVCache else c for c in caches]
 
     def encode(self, text, add_special):
         return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=add_special)]
