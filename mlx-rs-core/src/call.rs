@@ -102,6 +102,18 @@ pub(crate) fn status(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> 
     if rc == 0 { Ok(()) } else { Err(take_error(op)) }
 }
 
+/// Runs a call that computes. When it fails, MLX has already started what came before, and frees
+/// what that is still writing to as soon as the arrays are dropped: so everything started is waited
+/// for first.
+pub(crate) fn evaluation(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> {
+    let _guard = lock();
+    let result = status(op, f);
+    if result.is_err() {
+        stream::wait_for_all();
+    }
+    result
+}
+
 /// Runs an operation that yields one array on the current stream.
 pub(crate) fn array(
     op: &'static str,

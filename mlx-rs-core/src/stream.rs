@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mlx_sys as sys;
+use parking_lot::Mutex;
 
 use crate::call;
 use crate::device::{Device, DeviceKind};
@@ -52,9 +53,28 @@ impl Stream {
     /// # Errors
     /// When this build of MLX cannot use the device.
     pub fn new(device: Device) -> Result<Self> {
-        Self::make(device, |dev| {
+        let stream = Self::make(device, |dev| {
             // SAFETY: `dev` is a live device handle.
             unsafe { sys::mlx_stream_new_device(dev) }
+        })?;
+        let kept = stream.copy()?;
+        MADE.lock().push(kept);
+        Ok(stream)
+    }
+
+    /// Another handle to the same stream.
+    fn copy(&self) -> Result<Self> {
+        let _guard = call::lock();
+        let ctx = call::handle("stream", || {
+            // SAFETY: creates an empty handle, filled by the next call.
+            let mut raw = unsafe { sys::mlx_stream_new() };
+            // SAFETY: both handles are live; MLX copies what the second stands for.
+            unsafe { sys::mlx_stream_set(&raw mut raw, self.raw) };
+            raw.ctx
+        })?;
+        Ok(Self {
+            raw: sys::mlx_stream { ctx },
+            device: self.device,
         })
     }
 
@@ -281,6 +301,23 @@ pub(crate) fn default_for(device: Device) -> Result<&'static Stream> {
     // Two threads may both make a handle; one is kept, and either names the same stream.
     let stream = Stream::default_of(device)?;
     Ok(slot.get_or_init(|| stream))
+}
+
+/// Every stream made here, for as long as MLX keeps it: to the end of the process.
+static MADE: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
+
+/// Waits until nothing that was started is still running, on any stream.
+pub(crate) fn wait_for_all() {
+    let _guard = call::lock();
+    for stream in MADE.lock().iter() {
+        // What failed has been told; this is only about what has not.
+        let _ = stream.synchronize();
+    }
+    for device in [Device::cpu(), Device::gpu()] {
+        if device.is_available() {
+            let _ = default_for(device).map(Stream::synchronize);
+        }
+    }
 }
 
 /// The raw handle operations run on. Call with the lock held.

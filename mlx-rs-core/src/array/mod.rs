@@ -156,7 +156,7 @@ impl Array {
     /// MLX's own message when an operation of its graph fails.
     pub fn eval(&self) -> Result<()> {
         // SAFETY: the handle is live.
-        call::status("eval", || unsafe { sys::mlx_array_eval(self.raw) })
+        call::evaluation("eval", || unsafe { sys::mlx_array_eval(self.raw) })
     }
 }
 

@@ -92,6 +92,15 @@ impl Quantized {
     /// last axis does not divide into groups.
     pub fn quantize(weight: &Array, group_size: i32, bits: i32, mode: QuantMode) -> Result<Self> {
         check_format("quantize", group_size, bits, mode)?;
+        single_or_half("quantize", weight.dtype())?;
+        if weight.ndim() < 2 || weight.size() == 0 {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                "quantize",
+                "needs a matrix that is not empty",
+            )
+            .with_inputs(&[weight]));
+        }
         let parts = call::arrays("quantize", |out, s| {
             // SAFETY: all handles are live; the mode is a static NUL-terminated string.
             unsafe {
@@ -138,6 +147,17 @@ impl Quantized {
             return bad(
                 ErrorKind::Dtype,
                 format!("packed weights must be uint32, not {}", self.weight.dtype()),
+            );
+        }
+        let scales = self.scales.dtype();
+        let fits = match self.mode {
+            QuantMode::Affine => single_or_half(op, scales).is_ok(),
+            _ => scales == Dtype::Uint8,
+        };
+        if !fits {
+            return bad(
+                ErrorKind::Dtype,
+                format!("scales of {scales} do not fit this mode"),
             );
         }
         let (w, s) = (self.weight.shape(), self.scales.shape());
@@ -192,6 +212,7 @@ impl Quantized {
     /// When the parts do not fit each other.
     pub fn dequantize(&self, dtype: Dtype) -> Result<Array> {
         self.validate("dequantize")?;
+        single_or_half("dequantize", dtype)?;
         call::array("dequantize", |out, s| {
             // SAFETY: all handles are live and checked to fit; the mode is a static string.
             unsafe {
@@ -231,6 +252,7 @@ impl Quantized {
 
     fn matmul_as(&self, x: &Array, transpose: bool) -> Result<Array> {
         self.validate("quantized_matmul")?;
+        single_or_half("quantized_matmul", x.dtype())?;
         // MLX broadcasts batches only when both have one.
         if x.ndim() < 1 || (self.weight.ndim() > 2 && x.ndim() <= 2) {
             return Err(Error::new(
@@ -278,6 +300,7 @@ impl Quantized {
     ) -> Result<Array> {
         let op = "gather_qmm";
         self.validate(op)?;
+        single_or_half(op, x.dtype())?;
         if x.ndim() < 2 {
             return Err(
                 Error::new(ErrorKind::Shape, op, "x needs at least two axes").with_inputs(&[x]),
@@ -382,6 +405,18 @@ impl Quantized {
     pub fn nbytes(&self) -> usize {
         self.weight.nbytes() + self.scales.nbytes() + self.biases.as_ref().map_or(0, Array::nbytes)
     }
+}
+
+/// MLX's quantized kernels are for these types; for others it ends the process when it computes.
+fn single_or_half(op: &'static str, dtype: Dtype) -> Result<()> {
+    if dtype.is_float() && dtype != Dtype::Float64 {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Dtype,
+        op,
+        format!("takes float32, float16 or bfloat16, not {dtype}"),
+    ))
 }
 
 fn check_format(op: &'static str, group_size: i32, bits: i32, mode: QuantMode) -> Result<()> {

@@ -349,6 +349,7 @@ macro_rules! scans {
                         // SAFETY: all handles are live; the axis exists.
                         unsafe { mlx_sys::$c(out, self.raw(), axis, reverse, inclusive, s) }
                     })
+                    .and_then(Array::unless_empty)
                     .map_err(|e| e.with_inputs(&[self]))
                 }
             )*
@@ -368,6 +369,14 @@ scans! {
 }
 
 impl Array {
+    /// This result, not computed when it is empty: MLX divides by the length.
+    fn unless_empty(self) -> Result<Array> {
+        if self.size() > 0 {
+            return Ok(self);
+        }
+        super::zeros(self.shape(), self.dtype())
+    }
+
     /// Running `log(sum(exp(x)))`, stable, along `axis`, from the end when `reverse`, without the value
     /// itself unless `inclusive`.
     ///
@@ -380,6 +389,7 @@ impl Array {
             // SAFETY: all handles are live; the axis exists.
             unsafe { mlx_sys::mlx_logcumsumexp(out, self.raw(), axis, reverse, inclusive, s) }
         })
+        .and_then(Array::unless_empty)
         .map_err(|e| e.with_inputs(&[self]))
     }
 }

@@ -223,7 +223,8 @@ impl Array {
     /// [`ErrorKind::Shape`] when the length is not divisible; [`ErrorKind::Index`] without the axis.
     pub fn split(&self, parts: i32, axis: i32) -> Result<Vec<Array>> {
         let length = self.shape()[self.axis("split", axis)?];
-        if parts <= 0 || length % parts != 0 {
+        // Of an empty axis any number of parts is possible, up to the memory for as many handles.
+        if parts <= 0 || length % parts != 0 || parts > length.max(1 << 16) {
             return Err(Error::new(
                 ErrorKind::Shape,
                 "split",

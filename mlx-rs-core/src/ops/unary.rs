@@ -38,8 +38,6 @@ unary_ops! {
     cosh = mlx_cosh;
     /// Radians to degrees.
     degrees = mlx_degrees;
-    /// The inverse of the error function.
-    erfinv = mlx_erfinv;
     /// The imaginary part; zero for real values.
     imag = mlx_imag;
     /// Whether the value is infinite.
@@ -74,8 +72,6 @@ unary_ops! {
     ceil = mlx_ceil;
     /// Cosine, in radians.
     cos = mlx_cos;
-    /// Gauss error function.
-    erf = mlx_erf;
     /// Exponential.
     exp = mlx_exp;
     /// `exp(x) - 1`, exact near zero.
@@ -112,6 +108,41 @@ unary_ops! {
     tanh = mlx_tanh;
     /// The same values with no gradient flowing through.
     stop_gradient = mlx_stop_gradient;
+}
+
+/// Functions that MLX has for real types only; for complex ones it ends the process when it computes.
+macro_rules! real_ops {
+    ($($(#[$doc:meta])* $name:ident = $c:ident;)*) => {
+        impl Array {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Errors
+                /// [`ErrorKind::Dtype`] for complex types.
+                pub fn $name(&self) -> Result<Array> {
+                    if self.dtype() == Dtype::Complex64 {
+                        return Err(Error::new(
+                            ErrorKind::Dtype,
+                            stringify!($name),
+                            "is a function of real types only",
+                        ));
+                    }
+                    call::array(stringify!($name), |out, s| {
+                        // SAFETY: all handles are live; the type is a real one.
+                        unsafe { mlx_sys::$c(out, self.raw(), s) }
+                    })
+                    .map_err(|e| e.with_inputs(&[self]))
+                }
+            )*
+        }
+    };
+}
+
+real_ops! {
+    /// Gauss error function.
+    erf = mlx_erf;
+    /// The inverse of the error function.
+    erfinv = mlx_erfinv;
 }
 
 impl Array {

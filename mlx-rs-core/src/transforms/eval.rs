@@ -26,7 +26,7 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::lock();
     let vec = ArrayVec::new("eval", arrays)?;
     // SAFETY: the vector handle is live for the length of the call.
-    let result = call::status("eval", || unsafe { sys::mlx_eval(vec.raw()) });
+    let result = call::evaluation("eval", || unsafe { sys::mlx_eval(vec.raw()) });
     closure::drain();
     result
 }
@@ -49,7 +49,7 @@ pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()>
     let _guard = call::lock();
     let vec = ArrayVec::new("async_eval", arrays)?;
     // SAFETY: the vector handle is live for the length of the call; MLX keeps its own references.
-    call::status("async_eval", || unsafe { sys::mlx_async_eval(vec.raw()) })
+    call::evaluation("async_eval", || unsafe { sys::mlx_async_eval(vec.raw()) })
 }
 
 /// Waits until all work on the default device's default stream is done. Mirrors `mx.synchronize`.
