@@ -161,6 +161,9 @@ def main() -> None:
             put("template", name.replace(" ", "-"), source.encode())
     for first in range(0, len(expressions), 12):
         put("template", f"expressions-{first // 12}", "\n".join(expressions[first : first + 12]).encode())
+    # Found by fuzzing: the template engine panicked.
+    put("template", "backwards-through-nothing",
+        b"{% for m in messages[9:][::-1] %}{{ m }}{% endfor %}{{ ''[::-1] }}{{ ()[::-1] }}\n")
     gguf_files()
     safetensors_files()
 

@@ -4,6 +4,7 @@
 //! `template_env` and `template_guard`): it is a program by a stranger. Encoding the text safely is `pipeline`'s.
 
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use inference::{Error, ErrorKind, Message, Result};
@@ -104,7 +105,7 @@ impl ChatTemplate {
         }
         let mut env = environment(limits).map_err(|e| explain(&e).context(context()))?;
         let guarded = guard(&source, limits).map_err(|e| e.context(context()))?;
-        env.add_template_owned(NAME, guarded)
+        shielded(|| env.add_template_owned(NAME, guarded))
             .map_err(|e| explain(&e).context(context()))?;
         Ok(Self {
             env,
@@ -213,9 +214,12 @@ impl ChatTemplate {
             bytes: Vec::new(),
             most: self.text_bytes,
         };
-        template
-            .render_captured_to(Serde(names), &mut out)
-            .map_err(|e| failed(&e))?;
+        shielded(|| {
+            template
+                .render_captured_to(Serde(names), &mut out)
+                .map(drop)
+        })
+        .map_err(|e| failed(&e))?;
         String::from_utf8(out.bytes).map_err(|e| {
             Error::new(
                 ErrorKind::InvalidModel,
@@ -224,6 +228,19 @@ impl ChatTemplate {
             .with_source(e)
         })
     }
+}
+
+/// Runs the template engine: a panic of its own (it has one for empty lists read backwards) is an error
+/// of the template.
+fn shielded<T>(
+    run: impl FnOnce() -> std::result::Result<T, minijinja::Error>,
+) -> std::result::Result<T, minijinja::Error> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+        Err(minijinja::Error::new(
+            minijinja::ErrorKind::InvalidOperation,
+            "the template engine fails here; a list or text that is read backwards must not be empty",
+        ))
+    })
 }
 
 /// Checks what every conversation must have.

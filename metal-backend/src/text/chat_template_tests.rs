@@ -309,6 +309,26 @@ fn templates_that_never_end_or_grow_without_end_are_stopped() {
 }
 
 #[test]
+fn a_panic_of_the_engine_is_an_error() {
+    // Found by fuzzing: it reads the last of nothing.
+    for source in [
+        "{{ ''[::-1] }}",
+        "{{ [][::-1] }}",
+        "{{ ()[::-1] }}",
+        "{{ messages[9:][::-1] | list }}",
+        "{% for m in messages[1:][::-1] %}{% endfor %}",
+    ] {
+        match render(source, &[("user", "hi")]) {
+            Ok(text) => assert!(
+                ["", "[]", "()"].contains(&text.as_str()),
+                "{source}: {text}"
+            ),
+            Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidModel, "{source}: {e}"),
+        }
+    }
+}
+
+#[test]
 fn long_conversations_are_within_the_bounds() {
     let template = ChatTemplate::for_family("qwen2", |_| true).unwrap();
     let long: Vec<Message> = (0..4000)
