@@ -49,7 +49,8 @@ impl Array {
     /// For every position of the `indices` (integers, broadcast against each other), the block of
     /// `slice_sizes` that starts where they point; index array `i` belongs to axis `axes[i]`, other
     /// axes start at 0. The result has the shape of the broadcast indices followed by `slice_sizes`.
-    /// Indices are brought into range as [the module](self) says, so that the whole block fits.
+    /// Negative indices count from the end, and what is still outside is moved to the nearest place
+    /// where the whole block fits.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when there is not one index array per axis and one size per axis of the
@@ -102,8 +103,8 @@ impl Array {
 
     /// A copy in which blocks are combined with `updates`, at the places where the `indices` point.
     /// `updates` has the shape of the broadcast indices followed by one block size per axis of this
-    /// array, and is converted to its type. Indices are brought into range as [the module](self)
-    /// says.
+    /// array, and is converted to its type. Negative indices count from the end, and what is still
+    /// outside is moved to the nearest place where the whole block fits.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the numbers of indices and axes differ, or the updates do not fit;
