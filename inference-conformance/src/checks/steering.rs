@@ -200,7 +200,7 @@ pub(crate) fn xtc(context: &Context) -> Verdict {
     // XTC leaves tokens alone that end a reply. Where one of them is the most probable, it is banned.
     let enders = model
         .as_token_model()
-        .map(|tokens| tokens.eos_tokens())
+        .map(inference::TokenModel::eos_tokens)
         .unwrap_or_default();
     let mut banned = Vec::new();
     if free.ids.first().is_some_and(|id| enders.contains(id)) {
