@@ -1,9 +1,16 @@
-//! Every public function says how it is used and how it fails: this reads the sources and fails on one
-//! without an example, and on one that returns a `Result` without a section `# Errors`. Whether the
-//! examples are right is what `cargo test --doc` says.
+//! Every public function says how it is used and how it fails, and every operation is held against numpy
+//! and against hostile arguments: this reads the sources and the tests, and fails on one without an
+//! example, on one that returns a `Result` without a section `# Errors`, and on an operation that no
+//! test of its kind names. Whether examples and tests are right is for them to say.
 
+#[path = "support/sources.rs"]
+mod sources;
+
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use sources::{Function, all, functions};
 
 /// Files whose functions need no example of their own, and why.
 const WITHOUT_EXAMPLES: [(&str, &str); 2] = [
@@ -16,137 +23,6 @@ const WITHOUT_EXAMPLES: [(&str, &str); 2] = [
         "hidden: `array!` is its face",
     ),
 ];
-
-/// One public function, or one row of a table that a macro makes functions from.
-struct Function {
-    place: String,
-    name: String,
-    docs: String,
-    /// What follows its name up to the body.
-    signature: String,
-    /// The example of the type that it is a method of.
-    of_type: String,
-    /// Made by a macro, which documents how it fails.
-    row: bool,
-}
-
-fn sources(dir: &Path, into: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, into);
-        } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("tests.rs") {
-            into.push(path);
-        }
-    }
-}
-
-/// The name after `prefix`, if the line begins with it.
-fn name_after(line: &str, prefixes: &[&str]) -> Option<String> {
-    let rest = prefixes.iter().find_map(|p| line.strip_prefix(p))?;
-    let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$'));
-    Some(rest[..end.unwrap_or(rest.len())].to_owned())
-}
-
-/// The type that `impl<..> Name<..> {` or `impl Trait for Name {` is of.
-fn implemented(line: &str) -> Option<String> {
-    let mut rest = line.strip_prefix("impl")?;
-    if rest.starts_with('<') {
-        let mut depth = 0;
-        let end = rest.char_indices().find_map(|(i, c)| {
-            depth += match c {
-                '<' => 1,
-                '>' if !rest[..i].ends_with('-') => -1,
-                _ => 0,
-            };
-            (depth == 0).then_some(i)
-        })?;
-        rest = &rest[end + 1..];
-    }
-    let rest = rest.rsplit(" for ").next()?.trim_start();
-    name_after(rest, &[""]).filter(|n| !n.is_empty())
-}
-
-/// The names of a macro's row: `one, two = mlx_one, ...` or `set = Set;`.
-fn row(line: &str) -> Vec<String> {
-    let word = |w: &str| {
-        !w.is_empty()
-            && w.chars()
-                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
-    };
-    match line.split_once(" = ") {
-        Some((names, value))
-            if value.ends_with(';')
-                && (value.starts_with("mlx_")
-                    || value
-                        .trim_end_matches(';')
-                        .chars()
-                        .all(char::is_alphanumeric)
-                        && value.starts_with(char::is_uppercase))
-                && names.split(", ").all(word) =>
-        {
-            names.split(", ").map(str::to_owned).collect()
-        }
-        _ => Vec::new(),
-    }
-}
-
-fn functions(place: &str, text: &str) -> Vec<Function> {
-    let mut found = Vec::new();
-    let mut types: Vec<(String, String)> = Vec::new();
-    let (mut docs, mut of, mut inside_attribute) = (String::new(), String::new(), false);
-    let lines: Vec<&str> = text.lines().collect();
-    for (at, line) in lines.iter().enumerate() {
-        let trimmed = line.trim();
-        if trimmed == "#[cfg(test)]" && lines.get(at + 1).is_some_and(|l| l.starts_with("mod ")) {
-            break;
-        }
-        if inside_attribute {
-            inside_attribute = trimmed != ")]";
-            continue;
-        }
-        if let Some(doc) = trimmed.strip_prefix("///") {
-            docs.push_str(doc);
-            docs.push('\n');
-            continue;
-        }
-        if trimmed.starts_with('#') || trimmed.starts_with("$(#[") || trimmed == "example:" {
-            inside_attribute = trimmed.ends_with('(');
-            docs.push_str(trimmed);
-            docs.push('\n');
-            continue;
-        }
-        if let Some(name) = name_after(trimmed, &["pub struct ", "pub enum ", "pub trait "]) {
-            types.push((name, std::mem::take(&mut docs)));
-        } else if let Some(name) = implemented(trimmed) {
-            of = types
-                .iter()
-                .find(|t| t.0 == name)
-                .map_or(String::new(), |t| t.1.clone());
-        }
-        let made = name_after(trimmed, &["pub fn ", "pub unsafe fn ", "pub const fn "]);
-        let rows = row(trimmed);
-        if made.is_some() || !rows.is_empty() {
-            let mut body = false;
-            let signature = lines[at..]
-                .iter()
-                .take_while(|l| !std::mem::replace(&mut body, l.contains('{')));
-            let signature: Vec<&str> = signature.copied().collect();
-            for name in made.iter().chain(&rows) {
-                found.push(Function {
-                    place: place.to_owned(),
-                    name: name.clone(),
-                    docs: docs.clone(),
-                    signature: signature.join(" "),
-                    of_type: of.clone(),
-                    row: made.is_none(),
-                });
-            }
-        }
-        docs.clear();
-    }
-    found
-}
 
 impl Function {
     /// Whether an example of its own, or of its type, shows it. A macro's pattern has that of its rows.
@@ -168,28 +44,22 @@ impl Function {
 
 #[test]
 fn every_public_function_has_an_example_and_says_how_it_fails() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = Vec::new();
-    sources(&root.join("src"), &mut files);
     let (mut faults, mut count, mut used) = (Vec::new(), 0, [false; WITHOUT_EXAMPLES.len()]);
-    for file in &files {
-        let place = file.strip_prefix(root).unwrap().display().to_string();
-        for f in functions(&place, &fs::read_to_string(file).unwrap()) {
-            count += 1;
-            if !f.says_how_it_fails() {
-                faults.push(format!("{}: {} has no section `# Errors`", f.place, f.name));
-            }
-            if f.shown() {
-                continue;
-            }
-            let name = format!("{}: {}", f.place, f.name);
-            match WITHOUT_EXAMPLES
-                .iter()
-                .position(|(p, _)| name.starts_with(p))
-            {
-                Some(allowed) => used[allowed] = true,
-                None => faults.push(format!("{name} has no example")),
-            }
+    for f in all() {
+        count += 1;
+        if !f.says_how_it_fails() {
+            faults.push(format!("{}: {} has no section `# Errors`", f.place, f.name));
+        }
+        if f.shown() {
+            continue;
+        }
+        let name = format!("{}: {}", f.place, f.name);
+        match WITHOUT_EXAMPLES
+            .iter()
+            .position(|(p, _)| name.starts_with(p))
+        {
+            Some(allowed) => used[allowed] = true,
+            None => faults.push(format!("{name} has no example")),
         }
     }
     for ((place, _), used) in WITHOUT_EXAMPLES.iter().zip(used) {
@@ -237,4 +107,126 @@ made! {
     assert_eq!(shown, [true, false, false, false, true]);
     let told: Vec<bool> = all.iter().map(Function::says_how_it_fails).collect();
     assert_eq!(told, [true, false, true, true, true]);
+}
+
+/// Where the operations are.
+const OPERATIONS: [&str; 6] = [
+    "src/ops/",
+    "src/fast.rs",
+    "src/fft.rs",
+    "src/linalg",
+    "src/random",
+    "src/indexing/",
+];
+
+/// Operations that no numpy golden names, and what shows their numbers instead.
+const WITHOUT_GOLDEN: [(&[&str], &str); 5] = [
+    (
+        &["eigh", "eig", "eigvals", "svd", "qr"],
+        "tests/linalg.rs: signs and order are free, so products are compared",
+    ),
+    (
+        &[
+            "normal",
+            "gumbel",
+            "normal_with",
+            "laplace",
+            "truncated_normal",
+            "multivariate_normal",
+            "randint",
+            "bernoulli",
+            "categorical",
+            "categorical_samples",
+            "categorical_shaped",
+            "permutation",
+            "permutation_of",
+            "split_into",
+            "next_key",
+        ],
+        "tests/random.rs: numbers of MLX's own generator, and their distributions",
+    ),
+    (
+        &[
+            "quantize",
+            "validate",
+            "gather_matmul",
+            "take_rows",
+            "nbytes",
+            "from_name",
+        ],
+        "tests/soundness_gather.rs: against loops over their parts",
+    ),
+    (
+        &["matmul_quantized"],
+        "needs CUDA; its refusals are in tests/edges.rs",
+    ),
+    (
+        &["scaled_dot_product_attention"],
+        "the golden calls it as what it is, the one with sinks, without any",
+    ),
+];
+
+/// Operations without arguments that could be hostile.
+const HARMLESS: [&str; 3] = ["array", "nbytes", "from_name"];
+
+fn words(files: &[&str]) -> BTreeSet<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let mut words = BTreeSet::new();
+    for file in files {
+        let text = fs::read_to_string(root.join(file)).unwrap();
+        let code = text.lines().filter(|l| !l.trim_start().starts_with("//"));
+        for line in code {
+            let parts = line.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+            words.extend(parts.filter(|w| !w.is_empty()).map(str::to_owned));
+        }
+    }
+    words
+}
+
+/// The operations that none of `files` names.
+fn unnamed(files: &[&str]) -> Vec<String> {
+    let known = words(files);
+    let mut missing: Vec<String> = all()
+        .into_iter()
+        .filter(|f| OPERATIONS.iter().any(|o| f.place.starts_with(o)) && !f.name.starts_with('$'))
+        .map(|f| f.name)
+        .filter(|name| !known.contains(name))
+        .collect();
+    missing.sort();
+    missing.dedup();
+    missing
+}
+
+#[test]
+fn every_operation_is_held_against_numpy() {
+    let files = ["ops_numpy/calls.rs", "ops_numpy/aliases.rs", "indexing.rs"];
+    let mut missing = unnamed(&files);
+    for name in WITHOUT_GOLDEN.iter().flat_map(|(names, _)| names.iter()) {
+        let before = missing.len();
+        missing.retain(|m| m != name);
+        assert!(
+            missing.len() < before,
+            "{name} is excused, but needs no excuse"
+        );
+    }
+    assert!(missing.is_empty(), "no golden test names {missing:?}");
+}
+
+#[test]
+fn every_operation_meets_hostile_arguments() {
+    let mut missing = unnamed(&[
+        "edges.rs",
+        "hazards.rs",
+        "indexing.rs",
+        "linalg.rs",
+        "properties.rs",
+        "random.rs",
+        "soundness_gather.rs",
+        "soundness_ops.rs",
+    ]);
+    missing.retain(|m| !HARMLESS.contains(&m.as_str()));
+    assert!(
+        missing.is_empty(),
+        "no test of hostile arguments names {missing:?}"
+    );
 }
