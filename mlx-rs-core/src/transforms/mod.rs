@@ -13,7 +13,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Which transform does what, and where this differs from Python, is in `docs/transforms.md`.
+//! The [guide](crate::guide::transforms) has a chapter on them. Which transform does what, and where this
+//! differs from Python, is in `docs/transforms.md`.
 //!
 //! # Errors and panics
 //!
