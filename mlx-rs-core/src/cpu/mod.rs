@@ -5,17 +5,23 @@
 //!
 //! Their derivatives with respect to what is multiplied (and a dense matrix), and batches of it under
 //! `vmap`, are computed by MLX's own operations; a gradient with respect to a quantized matrix or its
-//! scales is an error, and so is one of a fused operation. `MLX_CPU_KERNELS=off` turns the kernels off.
+//! scales is an error, and so is one of a fused operation. `MLX_CPU_KERNELS=off` turns the kernels off,
+//! `MLX_CPU_KERNELS=portable` keeps them from the processor's wider vectors.
 
 mod attention;
 mod host_op;
 mod kernel;
+mod many;
 mod matrix;
 mod nucleus;
 mod pool;
 mod project;
 mod select;
 mod share;
+mod sweep;
+#[cfg(test)]
+mod tests;
+mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -37,6 +43,12 @@ pub fn enabled() -> bool {
             "off" | "0" | "false" | "no"
         )
     })
+}
+
+/// Whether `MLX_CPU_KERNELS` is `portable`: the kernels are used, without the processor's vector instructions
+/// beyond what every processor of its kind has. For tests and comparisons.
+fn portable_wanted() -> bool {
+    std::env::var("MLX_CPU_KERNELS").is_ok_and(|v| v.eq_ignore_ascii_case("portable"))
 }
 
 /// Cores that the kernels use: `MLX_NUM_THREADS`, or as many as the process may use.
