@@ -1,31 +1,17 @@
 //! Attention over a cache as one operation: norms and rotation of queries and keys, scores, softmax and the
 //! weighted sum, for rows of any length, straight from the packed projection and the caches.
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::ops::Range;
-use std::rc::Rc;
-use std::sync::Arc;
 
 use super::host_op::{self, Input, Meaning, Work};
 use super::kernel::{self, Isa};
+use super::rotation::{Rotation, rotate, turns};
 use super::share::{Output, share};
 use super::sweep::{self, Sweep};
 use super::tile::LANES;
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
-
-/// Rotary positions (Su et al. 2021).
-#[derive(Debug, Clone)]
-pub struct Rotation {
-    /// Radians a position, for each pair; the first `2 * pairs` elements of a head rotate.
-    pub radians: Arc<[f32]>,
-    /// Neighbors make a pair, rather than elements of both halves.
-    pub traditional: bool,
-    /// Factor on what rotates.
-    pub amplitude: f32,
-}
 
 /// A norm by the root of the mean square over each head.
 #[derive(Debug, Clone)]
@@ -225,61 +211,6 @@ fn positions(rows: &[(i32, i32)]) -> Vec<i32> {
     rows.iter()
         .flat_map(|&(length, offset)| offset..offset + length)
         .collect()
-}
-
-/// Sine and cosine of each pair at each position.
-type Turns = Rc<[(f32, f32)]>;
-
-/// Tables of turns that are remembered: those of local and global layers, for all positions and the last.
-const TABLES: usize = 4;
-
-thread_local! {
-    /// All layers of a pass need the same ones.
-    static KNOWN: RefCell<VecDeque<(Arc<[f32]>, Vec<i32>, Turns)>> = const { RefCell::new(VecDeque::new()) };
-}
-
-/// Sine and cosine of each pair at each position.
-fn turns(rotation: &Rotation, positions: &[i32]) -> Turns {
-    KNOWN.with_borrow_mut(|known| {
-        let same = |(radians, at, _): &&(Arc<[f32]>, Vec<i32>, Turns)| {
-            at == positions && *radians == rotation.radians
-        };
-        if let Some((_, _, turns)) = known.iter().find(same) {
-            return Rc::clone(turns);
-        }
-        let turns: Turns = positions
-            .iter()
-            .flat_map(|&p| {
-                rotation
-                    .radians
-                    .iter()
-                    .map(move |r| (p as f32 * r).sin_cos())
-            })
-            .collect();
-        known.truncate(TABLES - 1);
-        let own = (
-            Arc::clone(&rotation.radians),
-            positions.to_vec(),
-            Rc::clone(&turns),
-        );
-        known.push_front(own);
-        turns
-    })
-}
-
-/// Rotates a head in place, by the turns of its position.
-fn rotate(rotation: &Rotation, turns: &[(f32, f32)], head: &mut [f32]) {
-    let pairs = turns.len();
-    for (i, (sin, cos)) in turns.iter().enumerate() {
-        let (a, b) = if rotation.traditional {
-            (2 * i, 2 * i + 1)
-        } else {
-            (i, i + pairs)
-        };
-        let (x, y) = (head[a] * rotation.amplitude, head[b] * rotation.amplitude);
-        head[a] = x * cos - y * sin;
-        head[b] = x * sin + y * cos;
-    }
 }
 
 /// Divides a head by the root of its mean square, in place.

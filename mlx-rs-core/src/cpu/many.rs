@@ -149,7 +149,7 @@ impl Many<'_> {
         let work = (last - first) * n * k;
         let run = |i: usize| {
             SCRATCH.with_borrow_mut(|scratch| {
-                self.block((first, last), panels, blocks[i], scratch, out)
+                self.block((first, last), panels, blocks[i], scratch, out);
             });
         };
         if work < WORTH_SHARING {

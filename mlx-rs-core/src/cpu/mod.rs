@@ -16,6 +16,7 @@ mod matrix;
 mod nucleus;
 mod pool;
 mod project;
+mod rotation;
 mod select;
 mod share;
 mod sweep;
@@ -25,10 +26,11 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use attention::{HeadNorm, Heads, Lane, Rotation};
+pub use attention::{HeadNorm, Heads, Lane};
 pub use matrix::{DenseMatrix, Matrix, QuantizedMatrix};
 pub use nucleus::top_p;
 pub use project::{Gate, Projection, Then};
+pub use rotation::Rotation;
 pub use select::{Greatest, draw, greatest};
 
 use std::sync::OnceLock;

@@ -149,9 +149,9 @@ unsafe fn tile_portable<const M: usize>(depth: usize, left: Left, right: Right, 
 /// `LANES` rows of `k` elements one beside another, `[k, LANES]`. Row `r` is `row(r)`, with a factor on each
 /// element; rows that are not there are zeros. With `paired`, the even elements of a chunk come before the
 /// odd ones, as in [`super::kernel::unpack`] of 4 bits.
-pub(super) fn pack<'a>(
+pub(super) fn pack(
     isa: Isa,
-    rows: &[(&'a [f32], f32)],
+    rows: &[(&[f32], f32)],
     weight: Option<&[f32]>,
     paired: bool,
     panel: &mut [f32],
@@ -227,7 +227,7 @@ pub(super) fn exp(x: f32) -> f32 {
     p = p * r + 8.333_452e-3;
     p = p * r + 4.166_579_6e-2;
     p = p * r + 1.666_666_5e-1;
-    p = p * r + 5.000_000_1e-1;
+    p = p * r + 0.5;
     let value = p * (r * r) + r + 1.0;
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
     // Not by the bounded value, which is a number always.
