@@ -42,6 +42,11 @@ impl Isa {
         Self::Portable
     }
 
+    /// Whether this is what every processor has.
+    pub(super) fn is_portable(self) -> bool {
+        self == Self::Portable
+    }
+
     pub(super) fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]

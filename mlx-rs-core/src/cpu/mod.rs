@@ -62,3 +62,26 @@ pub fn threads() -> usize {
 pub fn instruction_set() -> &'static str {
     kernel::Isa::detect().name()
 }
+
+/// What runs products on this processor, for people: the instruction set, why it is not a wider one where
+/// the kernels fall back, and the threads.
+pub fn status() -> String {
+    let threads = match threads() {
+        1 => String::from("1 thread"),
+        n => format!("{n} threads"),
+    };
+    if !enabled() {
+        return String::from("kernels off by MLX_CPU_KERNELS: MLX's own products");
+    }
+    let isa = kernel::Isa::detect();
+    let why = if !isa.is_portable() {
+        ""
+    } else if portable_wanted() {
+        " as MLX_CPU_KERNELS says"
+    } else if cfg!(target_arch = "x86_64") {
+        " for lack of AVX2 and FMA"
+    } else {
+        ""
+    };
+    format!("kernels: {}{why}, {threads}", isa.name())
+}

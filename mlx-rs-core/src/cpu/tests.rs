@@ -61,14 +61,29 @@ fn product(x: &[f32], w: &[f32], k: usize) -> Vec<f64> {
         .collect()
 }
 
+/// Dense, and each format of quantized matrices that so many inputs allow: bits and group.
+fn packings(k: usize) -> Vec<Option<(i32, i32)>> {
+    let formats = [4, 8]
+        .into_iter()
+        .flat_map(|bits| [32, 64, 128].map(|group| (bits, group)));
+    let fitting = formats.filter(|(_, group)| k.is_multiple_of(*group as usize));
+    std::iter::once(None).chain(fitting.map(Some)).collect()
+}
+
 /// All ways that a product with so many rows can go.
 #[test]
 fn products_of_many_rows_equal_the_definition() {
-    for (rows, n, k) in [(16, 8, 32), (17, 50, 96), (40, 130, 288), (530, 24, 64)] {
+    for (rows, n, k) in [
+        (16, 8, 32),
+        (17, 50, 96),
+        (40, 130, 288),
+        (530, 24, 64),
+        (18, 30, 384),
+    ] {
         let (x, residual) = (noise(rows * k, 1), noise(rows * n, 2));
         let (norm, bias) = (noise(k, 3), noise(n, 4));
         let shape = [1, rows as i32, k as i32];
-        for packing in [None, Some((4, 32)), Some((8, 32))] {
+        for packing in packings(k) {
             on_cpu(|| {
                 let plain =
                     [noise(n * k, 5), noise(n * k, 6)].map(|w| array(&w, &[n as i32, k as i32]));
