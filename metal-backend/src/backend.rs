@@ -90,7 +90,10 @@ impl Backend for MlxBackend {
         match self.0 {
             Place::Metal => format!("Apple GPU through Metal (MLX {version})"),
             Place::Cuda => format!("NVIDIA GPU through CUDA (MLX {version})"),
-            Place::Cpu => format!("host processor (MLX {version})"),
+            Place::Cpu => format!(
+                "host processor (MLX {version}; {})",
+                mlx_rs_core::cpu::status()
+            ),
         }
     }
 
