@@ -8,6 +8,7 @@ use std::time::Instant;
 use inference::{BatchEvent, GenerateOptions, Prompt, TextModel};
 use serde_json::{Value, json};
 
+use super::bench_many::{self, Size};
 use super::console::{Console, bytes};
 use super::failure::Failure;
 use super::load::{LoadArgs, ModelArgs, at_least_one, load};
@@ -33,6 +34,10 @@ pub struct Args {
     /// Also decode N requests together, each with a prompt of 16 tokens; reports all their tokens per second
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     batch: Option<usize>,
+    /// Measure N requests together against one after another, classification of twice as many prompts
+    /// likewise, and what sampling adds to a token, too
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    together: Option<usize>,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -56,6 +61,9 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         "generated_tokens": args.generate_tokens,
         "load_seconds": loaded.load_seconds,
     });
+    if let Some(requests) = args.together {
+        object["together"] = args.many(model, requests, console)?;
+    }
     // From the start of loading to the first token of the very first run.
     let first = loaded.load_seconds + measured.first_token_seconds;
     if let (Value::Object(object), Value::Object(more)) = (&mut object, measured.json(first)) {
@@ -68,6 +76,35 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         }
     }
     console.json(&object)
+}
+
+impl Args {
+    fn many(
+        &self,
+        model: &dyn TextModel,
+        requests: usize,
+        console: &mut Console<'_>,
+    ) -> Result<Value, Failure> {
+        if self.generate_tokens < 2 {
+            return Err(Failure::usage(
+                "--together needs --generate-tokens of 2 or more: the first belongs to the prefill",
+            ));
+        }
+        let size = Size {
+            requests,
+            tokens: self.generate_tokens,
+            repeat: self.repeat,
+        };
+        let bar = TokenBar::start("measuring together", size.work(), console);
+        bench_many::run(model, &size, &eos_tokens(model), &bar)
+    }
+}
+
+fn eos_tokens(model: &dyn TextModel) -> Vec<u32> {
+    model
+        .as_token_model()
+        .map(inference::TokenModel::eos_tokens)
+        .unwrap_or_default()
 }
 
 /// One measured run.
@@ -111,10 +148,7 @@ fn measure(
             "--prompt-tokens and --generate-tokens are {needed} tokens together, and the model's context holds {room}"
         )));
     }
-    let eos = model
-        .as_token_model()
-        .map(inference::TokenModel::eos_tokens)
-        .unwrap_or_default();
+    let eos = eos_tokens(model);
     let prompt = Prompt::Tokens(prompt_ids(args.prompt_tokens, info.vocab_size, &eos)?);
     let mut measured = Measured {
         first_token_seconds: 0.0,
@@ -247,7 +281,7 @@ fn stream_prompt_len(prompt: &Prompt) -> u64 {
 
 /// `n` ids below `vocab`, the same every time, without the end-of-text ones. The generator is
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
-fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Failure> {
+pub fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Failure> {
     let usable = u32::try_from(vocab).unwrap_or(u32::MAX);
     if !(0..usable).any(|id| !avoid.contains(&id)) {
         return Err(Failure::failed(format!(
@@ -274,7 +308,7 @@ fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Failure
 }
 
 /// The middle value, or the mean of the two middle ones; 0 for none.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -312,6 +346,7 @@ mod tests {
             repeat,
             warmup: 1,
             batch: None,
+            together: None,
             load: LoadArgs::none(),
         }
     }
