@@ -1,16 +1,18 @@
 //! Key/value caches: what attention remembers of earlier positions. State is passed into a forward
 //! pass; layers own none.
 //!
-//! Three kinds: [`ChunkedCache`] grows without bound, [`RotatingCache`] holds the last positions (and
+//! [`PassingCache`] remembers nothing, for training. Three kinds that do: [`ChunkedCache`] grows without bound, [`RotatingCache`] holds the last positions (and
 //! a few of the first), [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer
 //! gets. `file.rs` keeps them on disk.
 
 mod chunked;
 pub mod file;
+mod passing;
 mod quantized;
 mod rotating;
 
 pub use chunked::ChunkedCache;
+pub use passing::PassingCache;
 pub use quantized::QuantizedCache;
 pub use rotating::RotatingCache;
 

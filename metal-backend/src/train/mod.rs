@@ -1,0 +1,31 @@
+//! Fine-tuning: adapters on frozen models, their gradients, losses, optimizers and the training step. Which
+//! texts are trained on, in which order, and what is reported is for the caller.
+//!
+//! A [`Trainer`] holds a loaded model with an adapter. Its trainable numbers have the names that the
+//! checkpoint would give them, such as `model.layers.3.self_attn.q_proj.lora_a`, and are kept sorted by
+//! name. Each [`Trainer::step`] takes a batch of token sequences, and the model answers with what it has
+//! learned so far, through the same engine.
+//!
+//! - `lora.rs`: which layers are adapted, and what an adapter starts with;
+//! - `adapter.rs`: adapters as files, in the layout of Python mlx-lm and others;
+//! - `fuse.rs`: an adapter made part of its model;
+//! - `loss.rs`, `optim.rs`, `schedule.rs`: formulas, each with its source;
+//! - `step.rs`: a step, from sequences to changed numbers.
+
+mod adapter;
+mod fuse;
+mod lora;
+pub mod loss;
+pub mod optim;
+pub mod schedule;
+mod step;
+
+pub use adapter::{CONFIG_FILE, WEIGHTS_FILE};
+pub use fuse::fuse;
+pub use lora::{AdapterKind, LoraAdapter};
+pub use optim::{Optimizer, OptimizerConfig};
+pub use schedule::Schedule;
+pub use step::{Evaluation, Preference, Sequence, StepReport, Trainer, Tuning};
+
+/// Named arrays, sorted by name.
+pub type Params = std::collections::BTreeMap<String, mlx_rs_core::Array>;
