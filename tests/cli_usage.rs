@@ -6,9 +6,24 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-const SUBCOMMANDS: [&str; 12] = [
-    "generate", "chat", "logits", "backends", "arch", "models", "inspect", "convert", "pull", "ls",
-    "rm", "bench",
+const SUBCOMMANDS: [&str; 17] = [
+    "generate",
+    "chat",
+    "batch",
+    "classify",
+    "embed",
+    "cache-prompt",
+    "perplexity",
+    "logits",
+    "backends",
+    "arch",
+    "models",
+    "inspect",
+    "convert",
+    "pull",
+    "ls",
+    "rm",
+    "bench",
 ];
 
 /// The program with an empty cache of its own, never fetching anything.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::tiny;
+use common::{fixture, floats, max_difference, tiny};
 use inference::{ErrorKind, Pooling, Prompt};
 
 fn ids(n: u32) -> Prompt {
@@ -148,6 +148,58 @@ fn probabilities_of_a_text_are_those_of_its_logits() {
             .unwrap()
             .is_empty()
     );
+}
+
+fn reference(file: &str) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(fixture(file)).unwrap()).unwrap()
+}
+
+#[test]
+fn perplexity_is_that_of_mlx_lm() {
+    let golden = reference("perplexity.json");
+    let cases = golden["tiny"].as_array().unwrap();
+    assert!(cases.len() >= 4);
+    for case in cases {
+        let name = case["model"].as_str().unwrap();
+        let model = tiny(name);
+        let tokens = model.as_token_model().unwrap();
+        let ids = common::ids(&case["tokens"]);
+        let length = usize::try_from(case["sequence_length"].as_u64().unwrap()).unwrap();
+        assert!(ids.len() >= 2 * length && ids.len().is_multiple_of(length));
+        let mut scores = Vec::new();
+        for piece in ids.chunks(length) {
+            let prompt = Prompt::Tokens(piece.to_vec());
+            scores.extend(tokens.token_logprobs(&prompt).unwrap());
+        }
+        let mean = scores.iter().map(|s| -f64::from(*s)).sum::<f64>() / scores.len() as f64;
+        let expected = case["perplexity"].as_f64().unwrap();
+        let difference = (mean.exp() - expected).abs();
+        // Random models have perplexities of hundreds, of which float32 gives six digits.
+        assert!(
+            difference < 1e-5 * expected,
+            "{name}: {} is not {expected}",
+            mean.exp()
+        );
+    }
+}
+
+#[test]
+fn embeddings_are_means_of_transformers_last_hidden_states() {
+    let golden = reference("embeddings.json");
+    let mut seen = std::collections::BTreeSet::new();
+    for case in golden["cases"].as_array().unwrap() {
+        let name = case["model"].as_str().unwrap();
+        seen.insert(name);
+        let model = tiny(name);
+        let embedder = model.as_embedding_model().unwrap();
+        let prompt = [Prompt::Tokens(common::ids(&case["tokens"]))];
+        for (pooling, key) in [(Pooling::Mean, "mean"), (Pooling::Last, "last")] {
+            let ours = embedder.embed(&prompt, pooling, false).unwrap();
+            let difference = max_difference(&ours[0], &floats(&case[key]));
+            assert!(difference < 2e-4, "{name}, {key}: {difference}");
+        }
+    }
+    assert!(seen.len() >= 3, "{seen:?}");
 }
 
 #[test]

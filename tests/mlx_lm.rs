@@ -11,6 +11,7 @@ mod python;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{fixture, golden, greedy, ids, load, max_difference};
@@ -18,6 +19,7 @@ use inference::{
     Backend, CancelToken, ComputeType, ErrorKind, FinishReason, GenerateOptions, LoadOptions,
     Message, Prompt, TextModel,
 };
+use inference_conformance::{Check, Suite};
 use rust_mlx::mlxlm_backend::{MlxLmBackend, Settings};
 use serde_json::Value;
 
@@ -58,6 +60,15 @@ fn edit(dir: &Path, file: &str, change: impl FnOnce(&mut Value)) {
     let mut value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     change(&mut value);
     std::fs::write(path, value.to_string()).unwrap();
+}
+
+#[test]
+fn it_keeps_the_contract() {
+    let report = Suite::new(Arc::new(backend()), tiny("llama"))
+        .require(Check::Eos)
+        .run();
+    println!("{report}");
+    report.assert_passed();
 }
 
 #[test]

@@ -218,7 +218,14 @@ impl Engine {
     /// The sampling that a request's options describe.
     pub fn sampler(&self, options: &GenerateOptions, prompt: &[u32]) -> Result<Sampler> {
         let newline = if options.xtc_probability > 0.0 {
-            self.text.tokenizer().encode_plain("\n")?
+            let tokenizer = self.text.tokenizer();
+            let mut ids = tokenizer.encode_plain("\n")?;
+            // A vocabulary without a new line gives the token for what is unknown.
+            ids.retain(|&id| {
+                let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+                bytes.contains(&b'\n')
+            });
+            ids
         } else {
             Vec::new()
         };

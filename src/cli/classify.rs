@@ -93,8 +93,12 @@ impl Args {
 
 fn log_sum_exp(logits: &[f32]) -> f64 {
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = logits.iter().map(|v| f64::from(v - greatest).exp()).sum();
-    total.ln() + f64::from(greatest)
+    let greatest = f64::from(greatest);
+    let total: f64 = logits
+        .iter()
+        .map(|&v| (f64::from(v) - greatest).exp())
+        .sum();
+    total.ln() + greatest
 }
 
 /// The most likely label, and how likely each is among them.

@@ -12,10 +12,10 @@ use super::prompt::{TokenList, read_text, read_tokens};
 use super::reply::{Reply, statistics};
 use super::sampling::SamplingArgs;
 
-/// Generate a reply to a prompt
 /// What an instruct model is told unless the caller says otherwise.
 const DEFAULT_SYSTEM: &str = "You are a helpful assistant.";
 
+/// Generate a reply to a prompt
 #[derive(Debug, Clone, clap::Args)]
 #[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "tokens"])))]
 pub struct Args {

@@ -74,8 +74,9 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if !mean.is_finite() {
         return Err(Failure::failed("the model's probabilities are no numbers"));
     }
-    let variance = (squares / count.max(1) as f64 - mean * mean).max(0.0);
-    let error = (variance / count.max(1) as f64).sqrt();
+    // The variance of a sample, with n - 1, as mlx-lm has it: sum of squares less n times the mean's.
+    let spread = (squares - count as f64 * mean * mean).max(0.0);
+    let error = (spread / count.saturating_sub(1).max(1) as f64 / count.max(1) as f64).sqrt();
     console.json(&json!({
         "perplexity": mean.exp(),
         "standard_error": mean.exp() * error,

@@ -195,11 +195,25 @@ pub(crate) fn min_tokens(context: &Context) -> Verdict {
 }
 
 pub(crate) fn xtc(context: &Context) -> Verdict {
-    let (prompt, free) = plain(context)?;
+    let (prompt, mut free) = plain(context)?;
     let model = context.model()?;
+    // XTC leaves tokens alone that end a reply. Where one of them is the most probable, it is banned.
+    let enders = model
+        .as_token_model()
+        .map(inference::TokenModel::eos_tokens)
+        .unwrap_or_default();
+    let mut banned = Vec::new();
+    if free.ids.first().is_some_and(|id| enders.contains(id)) {
+        banned = enders;
+        let options = greedy(N).with_banned_tokens(banned.clone());
+        free = bound(context, "XTC with banned tokens", &prompt, &options)?;
+    }
     for seed in 1..=4 {
         // So cold that without XTC only the greedy token comes; XTC looks at the temperature 1.
-        let cold = greedy(1).with_temperature(0.001).with_seed(seed);
+        let cold = greedy(1)
+            .with_temperature(0.001)
+            .with_seed(seed)
+            .with_banned_tokens(banned.clone());
         let usual = reply(model.as_ref(), &prompt, &cold)?;
         if usual.ids[..] != free.ids[..1] {
             return skip("two tokens are about as probable; give other prompts");
@@ -213,7 +227,10 @@ pub(crate) fn xtc(context: &Context) -> Verdict {
             got.ids
         );
     }
-    let options = greedy(N).with_xtc_probability(1.0).with_xtc_threshold(1e-6);
+    let options = greedy(N)
+        .with_xtc_probability(1.0)
+        .with_xtc_threshold(1e-6)
+        .with_banned_tokens(banned);
     let got = bound(context, "XTC", &prompt, &options)?;
     ensure!(
         got.ids == free.ids,

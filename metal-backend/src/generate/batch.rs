@@ -90,7 +90,10 @@ impl Batch {
         let mut tokens = Vec::new();
         let mut chosen: Vec<(&mut Member, usize)> = Vec::new();
         for member in waiting {
-            let n = left(member).min(budget - tokens.len().min(budget));
+            // As many as still fit, and as the request itself wants at a time.
+            let n = left(member)
+                .min(member.request.options().prefill_step_size)
+                .min(budget - tokens.len().min(budget));
             if n == 0 {
                 break;
             }

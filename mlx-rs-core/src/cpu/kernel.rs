@@ -162,22 +162,48 @@ pub(super) fn prepare_with(isa: Isa, x: &[f32], bits: u32, group: usize, to: Pre
     }
 }
 
-/// `row . x` for each `x`; at most [`MAX_ROWS`] of them, as many as `out` has elements.
-pub(super) fn quantized(
+/// Products of consecutive rows of a matrix, with `groups` groups each, with at most [`MAX_ROWS`] rows of
+/// inputs: `out` is `[inputs, rows of the matrix]`.
+pub(super) fn block(
     isa: Isa,
-    row: QuantizedRow<'_>,
+    matrix: QuantizedRow<'_>,
+    groups: usize,
     bits: u32,
     x: &[InputRow<'_>],
     out: &mut [f32],
 ) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
+    let columns = out.len() / x.len().max(1);
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx2 && bits == 4 {
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 => unsafe { super::x86::quantized(row, bits, x, out) },
-        Isa::Portable => {
-            for (out, x) in out.iter_mut().zip(x) {
-                *out = portable_quantized(row, bits, *x);
+        return unsafe { super::x86::block_4(matrix, groups, x, out) };
+    }
+    let bytes = matrix.packed.len() / columns.max(1);
+    let rows = matrix
+        .packed
+        .chunks_exact(bytes)
+        .zip(matrix.scales.chunks_exact(groups))
+        .zip(matrix.biases.chunks_exact(groups));
+    for (column, ((packed, scales), biases)) in rows.enumerate() {
+        let row = QuantizedRow {
+            packed,
+            scales,
+            biases,
+        };
+        let mut sums = [0.0; MAX_ROWS];
+        let sums = &mut sums[..x.len()];
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx2 => unsafe { super::x86::row_8(row, x, sums) },
+            Isa::Portable => {
+                for (sum, x) in sums.iter_mut().zip(x) {
+                    *sum = portable_quantized(row, bits, *x);
+                }
             }
+        }
+        for (i, sum) in sums.iter().enumerate() {
+            out[i * columns + column] = *sum;
         }
     }
 }
@@ -213,6 +239,59 @@ pub(super) fn add_scaled(isa: Isa, y: &mut [f32], a: f32, x: &[f32]) {
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 => unsafe { super::x86::add_scaled(y, a, x) },
         Isa::Portable => y.iter_mut().zip(x).for_each(|(y, x)| *y += a * x),
+    }
+}
+
+/// A row of a matrix as floats. With 4 bits the even elements of a chunk come before the odd ones.
+pub(super) fn unpack(isa: Isa, row: QuantizedRow<'_>, bits: u32, out: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        Isa::Avx2 => unsafe { super::x86::unpack(row, bits, out) },
+        Isa::Portable => unpack_with(row, bits, out),
+    }
+}
+
+/// [`unpack`] for whatever instructions it is compiled for.
+#[inline(always)]
+pub(super) fn unpack_with(row: QuantizedRow<'_>, bits: u32, out: &mut [f32]) {
+    let groups = row.scales.len().max(1);
+    let (width, bytes) = (out.len() / groups, row.packed.len() / groups);
+    let parts = out
+        .chunks_exact_mut(width)
+        .zip(row.packed.chunks_exact(bytes))
+        .zip(row.scales.iter().zip(row.biases));
+    for ((out, packed), (&scale, &bias)) in parts {
+        if bits == 4 {
+            let chunks = packed.as_chunks::<{ CHUNK / 2 }>().0;
+            for (out, q) in out.as_chunks_mut::<CHUNK>().0.iter_mut().zip(chunks) {
+                let (even, odd) = out.split_at_mut(CHUNK / 2);
+                for i in 0..CHUNK / 2 {
+                    even[i] = f32::from(q[i] & 15) * scale + bias;
+                    odd[i] = f32::from(q[i] >> 4) * scale + bias;
+                }
+            }
+        } else {
+            for (out, q) in out.iter_mut().zip(packed) {
+                *out = f32::from(*q) * scale + bias;
+            }
+        }
+    }
+}
+
+/// Puts the elements of rows into the order that [`unpack`] gives.
+pub(super) fn reorder(x: &[f32], out: &mut Vec<f32>) {
+    out.resize(x.len(), 0.0);
+    for (from, to) in x
+        .as_chunks::<CHUNK>()
+        .0
+        .iter()
+        .zip(out.as_chunks_mut::<CHUNK>().0)
+    {
+        for i in 0..CHUNK / 2 {
+            to[i] = from[2 * i];
+            to[CHUNK / 2 + i] = from[2 * i + 1];
+        }
     }
 }
 
@@ -344,7 +423,7 @@ mod tests {
                                 })
                                 .collect();
                             let mut out = vec![0.0; m];
-                            quantized(isa, row, bits, &inputs, &mut out);
+                            block(isa, row, groups, bits, &inputs, &mut out);
                             for (x, got) in rows.iter().zip(&out) {
                                 let exact: f64 = x
                                     .iter()

@@ -6,13 +6,21 @@ use std::cell::RefCell;
 use super::host_op::{self, Input, Meaning, Work};
 use super::kernel::{self, InputRow, Isa, MAX_ROWS, Prepared, QuantizedRow};
 use super::matrix::{Matrix, Size};
-use super::share::{Output, share};
+use super::pool;
+use super::share::{Output, WORTH_SHARING, share};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Rows of a matrix that stay in the cache while all rows of inputs pass by.
-const BLOCK: usize = 16;
+const BLOCK: usize = 32;
+
+/// Rows of inputs from which it pays to unpack the matrix, block by block, and to multiply as floats.
+const MANY: usize = 16;
+
+/// The most rows of a matrix in such a block, and the least that are worth a thread of their own.
+const WIDE: usize = 256;
+const NARROW: usize = 32;
 
 /// The most matrices in one operation.
 const MAX_PARTS: usize = 4;
@@ -224,6 +232,32 @@ struct Form {
     sums: Vec<f32>,
 }
 
+impl<'a> Data<'a> {
+    /// Rows `from..to` of a quantized matrix, with the number of groups in each, and the bits.
+    fn rows(self, from: usize, to: usize) -> Option<(QuantizedRow<'a>, usize, u32)> {
+        match self {
+            Data::Quantized {
+                packed,
+                scales,
+                biases,
+                bits,
+                bytes,
+                groups,
+                ..
+            } => Some((
+                QuantizedRow {
+                    packed: &packed[from * bytes..to * bytes],
+                    scales: &scales[from * groups..to * groups],
+                    biases: &biases[from * groups..to * groups],
+                },
+                groups,
+                bits,
+            )),
+            Data::Dense(_) => None,
+        }
+    }
+}
+
 /// Kept from one operation to the next, since every token needs them hundreds of times.
 #[derive(Default)]
 struct Scratch {
@@ -276,6 +310,7 @@ impl Work for Product {
                 }
                 None => x,
             };
+            let many = self.rows >= MANY;
             let mut used = 0;
             let mut data: Vec<(Data<'_>, Option<&[f32]>)> = Vec::with_capacity(self.parts.len());
             for part in &self.parts {
@@ -294,7 +329,11 @@ impl Work for Product {
                             }
                             let form = &mut forms[used];
                             form.packing = (bits, group);
-                            form.fill(self.isa, x, self.k);
+                            if !many {
+                                form.fill(self.isa, x, self.k);
+                            } else if bits == 4 {
+                                kernel::reorder(x, &mut form.values);
+                            }
                             used += 1;
                             used - 1
                         });
@@ -313,11 +352,20 @@ impl Work for Product {
                 data.push((own, bias));
             }
             let residual = self.adds.then(&mut next);
+            let out = Output::new(output);
+            if many {
+                let blocks = Blocks {
+                    product: self,
+                    x,
+                    forms: &forms[..used],
+                    data: &data,
+                };
+                return blocks.run(residual, &out);
+            }
             let rows = Rows {
                 dense: x.chunks_exact(self.k).collect(),
                 forms: forms[..used].iter().map(|form| form.rows(self.k)).collect(),
             };
-            let out = Output::new(output);
             match self.gate {
                 Some(gate) => self.gated(gate, &data, &rows, &out),
                 None => self.plain(&data, residual, &rows, &out),
@@ -373,40 +421,43 @@ impl Form {
 }
 
 impl Product {
-    /// The products of the inputs from `from` on with row `column` of a matrix, as many as `out` has.
-    fn column(
+    /// The products of the inputs from `from` on with rows `columns.0..columns.1` of a matrix, and its
+    /// biases: `out` is `[inputs, columns]`.
+    fn block(
         &self,
         (data, bias): (Data<'_>, Option<&[f32]>),
-        column: usize,
+        columns: (usize, usize),
         rows: &Rows<'_>,
         from: usize,
         out: &mut [f32],
     ) {
-        let to = from + out.len();
+        let width = columns.1 - columns.0;
+        let to = from + out.len() / width;
         match data {
-            Data::Quantized {
-                packed,
-                scales,
-                biases,
-                bits,
-                bytes,
-                groups,
-                form,
-            } => {
-                let row = QuantizedRow {
-                    packed: &packed[column * bytes..(column + 1) * bytes],
-                    scales: &scales[column * groups..(column + 1) * groups],
-                    biases: &biases[column * groups..(column + 1) * groups],
-                };
-                kernel::quantized(self.isa, row, bits, &rows.forms[form][from..to], out);
+            Data::Quantized { form, .. } => {
+                if let Some((matrix, groups, bits)) = data.rows(columns.0, columns.1) {
+                    let x = &rows.forms[form][from..to];
+                    kernel::block(self.isa, matrix, groups, bits, x, out);
+                }
             }
             Data::Dense(weight) => {
-                let row = &weight[column * self.k..(column + 1) * self.k];
-                kernel::dense(self.isa, row, &rows.dense[from..to], out);
+                let matrix = weight[columns.0 * self.k..columns.1 * self.k].chunks_exact(self.k);
+                for (column, row) in matrix.enumerate() {
+                    let mut sums = [0.0; MAX_ROWS];
+                    let sums = &mut sums[..to - from];
+                    kernel::dense(self.isa, row, &rows.dense[from..to], sums);
+                    for (i, sum) in sums.iter().enumerate() {
+                        out[i * width + column] = *sum;
+                    }
+                }
             }
         }
         if let Some(bias) = bias {
-            out.iter_mut().for_each(|v| *v += bias[column]);
+            for row in out.chunks_exact_mut(width) {
+                row.iter_mut()
+                    .zip(&bias[columns.0..columns.1])
+                    .for_each(|(v, b)| *v += b);
+            }
         }
     }
 
@@ -417,32 +468,36 @@ impl Product {
         rows: &Rows<'_>,
         out: &Output,
     ) {
-        // Where each matrix ends in the output.
-        let mut end = 0;
-        let ends: Vec<usize> = self
-            .parts
-            .iter()
-            .map(|p| {
-                end += p.size.n;
-                end
-            })
-            .collect();
         share(self.n, self.rows * self.n * self.k, &|first, last| {
-            for block in (first..last).step_by(BLOCK) {
-                for from in (0..self.rows).step_by(MAX_ROWS) {
-                    for at in block..(block + BLOCK).min(last) {
-                        let part = ends.partition_point(|&end| end <= at);
-                        let start = if part == 0 { 0 } else { ends[part - 1] };
-                        let mut sums = [0.0; MAX_ROWS];
-                        let sums = &mut sums[..MAX_ROWS.min(self.rows - from)];
-                        self.column(data[part], at - start, rows, from, sums);
-                        for (i, sum) in sums.iter().enumerate() {
+            let mut start = 0;
+            for (part, own) in self.parts.iter().zip(data) {
+                let end = start + part.size.n;
+                let (mut at, stop) = (first.max(start), last.min(end));
+                while at < stop {
+                    let next = (at + BLOCK).min(stop);
+                    for from in (0..self.rows).step_by(MAX_ROWS) {
+                        let n = MAX_ROWS.min(self.rows - from);
+                        let mut sums = [0.0; BLOCK * MAX_ROWS];
+                        let sums = &mut sums[..n * (next - at)];
+                        self.block(*own, (at - start, next - start), rows, from, sums);
+                        for (i, sums) in sums.chunks_exact(next - at).enumerate() {
                             let place = (from + i) * self.n + at;
-                            let before = residual.map_or(0.0, |r| r[place]);
-                            out.write(place, before + sum);
+                            // SAFETY: these columns of this row belong to this part alone.
+                            let to = unsafe { out.part(place, sums.len()) };
+                            match residual {
+                                Some(residual) => {
+                                    let before = &residual[place..place + sums.len()];
+                                    for ((to, a), b) in to.iter_mut().zip(before).zip(sums) {
+                                        *to = a + b;
+                                    }
+                                }
+                                None => to.copy_from_slice(sums),
+                            }
                         }
                     }
+                    at = next;
                 }
+                start = end;
             }
         });
     }
@@ -458,20 +513,188 @@ impl Product {
             return;
         };
         share(self.n, 2 * self.rows * self.n * self.k, &|begin, last| {
-            for block in (begin..last).step_by(BLOCK) {
+            for at in (begin..last).step_by(BLOCK) {
+                let columns = (at, (at + BLOCK).min(last));
+                let width = columns.1 - at;
                 for from in (0..self.rows).step_by(MAX_ROWS) {
-                    for at in block..(block + BLOCK).min(last) {
-                        let n = MAX_ROWS.min(self.rows - from);
-                        let (mut gates, mut ups) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
-                        self.column(*first, at, rows, from, &mut gates[..n]);
-                        self.column(*second, at, rows, from, &mut ups[..n]);
-                        for i in 0..n {
-                            let value = gate.apply(gates[i]) * ups[i];
-                            out.write((from + i) * self.n + at, value);
+                    let n = MAX_ROWS.min(self.rows - from);
+                    let mut gates = [0.0; BLOCK * MAX_ROWS];
+                    let mut ups = [0.0; BLOCK * MAX_ROWS];
+                    let (gates, ups) = (&mut gates[..n * width], &mut ups[..n * width]);
+                    self.block(*first, columns, rows, from, gates);
+                    self.block(*second, columns, rows, from, ups);
+                    let values = gates.chunks_exact(width).zip(ups.chunks_exact(width));
+                    for (i, (gates, ups)) in values.enumerate() {
+                        // SAFETY: these columns of this row belong to this part alone.
+                        let to = unsafe { out.part((from + i) * self.n + at, width) };
+                        for ((to, g), u) in to.iter_mut().zip(gates).zip(ups) {
+                            *to = gate.apply(*g) * u;
                         }
                     }
                 }
             }
         });
+    }
+}
+
+/// A product with many rows of inputs.
+struct Blocks<'a> {
+    product: &'a Product,
+    x: &'a [f32],
+    forms: &'a [Form],
+    data: &'a [(Data<'a>, Option<&'a [f32]>)],
+}
+
+thread_local! {
+    /// An unpacked block, and what comes of a gate's two halves.
+    static BLOCKS: RefCell<[Vec<f32>; 3]> = const { RefCell::new([Vec::new(), Vec::new(), Vec::new()]) };
+}
+
+impl Blocks<'_> {
+    fn run(&self, residual: Option<&[f32]>, out: &Output) {
+        let Product { n, rows, k, .. } = *self.product;
+        let width = pool::pool().width();
+        let block = n.div_ceil(width).next_multiple_of(8).clamp(NARROW, WIDE);
+        let block = if rows * n * k < WORTH_SHARING {
+            n
+        } else {
+            block
+        };
+        pool::pool().run(n.div_ceil(block), &|i| {
+            let (from, to) = (i * block, ((i + 1) * block).min(n));
+            BLOCKS.with_borrow_mut(|[weights, gates, ups]| match self.product.gate {
+                Some(gate) => self.gated(gate, (from, to), out, weights, gates, ups),
+                None => self.plain((from, to), residual, out, weights),
+            });
+        });
+    }
+
+    /// The products with rows `from..to` of matrix `part`, added to `c`, whose rows are `stride` apart.
+    ///
+    /// # Safety
+    /// `c` must be the first of `to - from` elements in each of as many rows as there are inputs, which
+    /// nobody else uses.
+    unsafe fn multiply(
+        &self,
+        part: usize,
+        (from, to): (usize, usize),
+        weights: &mut Vec<f32>,
+        (c, stride): (*mut f32, usize),
+    ) {
+        let Product { rows, k, isa, .. } = *self.product;
+        let columns = to - from;
+        let (x, w): (&[f32], &[f32]) = match self.data[part].0 {
+            Data::Dense(weight) => (self.x, &weight[from * k..to * k]),
+            own @ Data::Quantized { form, bits, .. } => {
+                weights.resize(columns * k, 0.0);
+                for (column, out) in (from..to).zip(weights.chunks_exact_mut(k)) {
+                    if let Some((row, _, bits)) = own.rows(column, column + 1) {
+                        kernel::unpack(isa, row, bits, out);
+                    }
+                }
+                let x = match bits {
+                    4 => self.forms[form].values.as_slice(),
+                    _ => self.x,
+                };
+                (x, weights)
+            }
+        };
+        assert!(x.len() >= rows * k && w.len() >= columns * k);
+        // SAFETY: `x` has `rows` rows of `k`, `w` has `columns` of them (read as its transpose), both
+        // asserted; `c` is the caller's promise.
+        unsafe {
+            matrixmultiply::sgemm(
+                rows,
+                k,
+                columns,
+                1.0,
+                x.as_ptr(),
+                k as isize,
+                1,
+                w.as_ptr(),
+                1,
+                k as isize,
+                1.0,
+                c,
+                stride as isize,
+                1,
+            );
+        }
+    }
+
+    fn plain(
+        &self,
+        (from, to): (usize, usize),
+        residual: Option<&[f32]>,
+        out: &Output,
+        weights: &mut Vec<f32>,
+    ) {
+        let Product { n, rows, .. } = *self.product;
+        let mut start = 0;
+        for (part, own) in self.product.parts.iter().enumerate() {
+            let end = start + own.size.n;
+            let (first, last) = (from.max(start), to.min(end));
+            if first < last {
+                let bias = self.data[part].1.map(|b| &b[first - start..last - start]);
+                for row in 0..rows {
+                    let at = row * n + first;
+                    // SAFETY: these columns belong to this block alone.
+                    let place = unsafe { out.part(at, last - first) };
+                    match (bias, residual) {
+                        (None, None) => place.fill(0.0),
+                        (Some(bias), None) => place.copy_from_slice(bias),
+                        (bias, Some(residual)) => {
+                            place.copy_from_slice(&residual[at..at + (last - first)]);
+                            if let Some(bias) = bias {
+                                place.iter_mut().zip(bias).for_each(|(p, b)| *p += b);
+                            }
+                        }
+                    }
+                }
+                // SAFETY: the columns `first..last` of each of the output's rows, of this block alone.
+                unsafe {
+                    let c = out.address(first, (rows - 1) * n + last - first);
+                    self.multiply(part, (first - start, last - start), weights, (c, n));
+                }
+            }
+            start = end;
+        }
+    }
+
+    fn gated(
+        &self,
+        gate: Gate,
+        (from, to): (usize, usize),
+        out: &Output,
+        weights: &mut Vec<f32>,
+        gates: &mut Vec<f32>,
+        ups: &mut Vec<f32>,
+    ) {
+        let Product { n, rows, .. } = *self.product;
+        let columns = to - from;
+        for (part, values) in [&mut *gates, &mut *ups].into_iter().enumerate() {
+            values.clear();
+            match self.data[part].1 {
+                Some(bias) => {
+                    for _ in 0..rows {
+                        values.extend_from_slice(&bias[from..to]);
+                    }
+                }
+                None => values.resize(rows * columns, 0.0),
+            }
+            // SAFETY: `rows` rows of `columns`, of this thread alone.
+            unsafe {
+                let c = values.as_mut_ptr();
+                self.multiply(part, (from, to), weights, (c, columns));
+            }
+        }
+        for row in 0..rows {
+            let own = row * columns..(row + 1) * columns;
+            // SAFETY: these columns belong to this block alone.
+            let place = unsafe { out.part(row * n + from, columns) };
+            for ((place, g), u) in place.iter_mut().zip(&gates[own.clone()]).zip(&ups[own]) {
+                *place = gate.apply(*g) * u;
+            }
+        }
     }
 }

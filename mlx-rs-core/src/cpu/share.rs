@@ -3,7 +3,7 @@
 use super::pool;
 
 /// Work smaller than this (multiplications) is not worth a second thread.
-const WORTH_SHARING: usize = 1 << 15;
+pub(super) const WORTH_SHARING: usize = 1 << 15;
 
 /// Parts that each thread gets, so that a late one does not keep the others waiting.
 const PARTS_PER_THREAD: usize = 4;
@@ -39,11 +39,10 @@ impl Output {
         }
     }
 
-    /// Writes one element. Each element must be written by one part only.
-    pub(super) fn write(&self, at: usize, value: f32) {
-        assert!(at < self.len);
-        // SAFETY: within the output, and no other part writes here.
-        unsafe { self.data.add(at).write(value) };
+    /// The address of element `from`, with at least `n` elements from there on.
+    pub(super) fn address(&self, from: usize, n: usize) -> *mut f32 {
+        assert!(from <= self.len && n <= self.len - from);
+        self.data.wrapping_add(from)
     }
 
     /// The elements `from..from + n`, for one part alone.

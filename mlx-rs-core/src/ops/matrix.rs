@@ -98,6 +98,7 @@ impl Array {
             // SAFETY: all handles are live; the axes exist and the offset lies within them.
             unsafe { mlx_sys::mlx_diagonal(out, self.raw(), offset, axes[0], axes[1], s) }
         })
+        .and_then(Array::unless_empty)
         .map_err(|e| e.with_inputs(&[self]))
     }
 
@@ -127,6 +128,12 @@ impl Array {
     pub fn trace(&self, offset: i32, axis1: i32, axis2: i32, dtype: Dtype) -> Result<Array> {
         let op = "trace";
         let (axes, offset) = self.check_diagonal(op, offset, axis1, axis2)?;
+        let diagonal = self.diagonal(offset, axes[0], axes[1])?;
+        if diagonal.size() == 0 {
+            // Nothing to add up, which MLX does not come to an end with.
+            let lead = &diagonal.shape()[..diagonal.ndim() - 1];
+            return super::zeros(lead, dtype);
+        }
         call::array(op, |out, s| {
             // SAFETY: all handles are live; the axes exist and the offset lies within them.
             unsafe { mlx_sys::mlx_trace(out, self.raw(), offset, axes[0], axes[1], dtype.raw(), s) }

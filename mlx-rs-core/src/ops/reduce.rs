@@ -63,16 +63,17 @@ macro_rules! reductions {
                 /// type does not fit or nothing is left to reduce.
                 pub fn $name<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
                     let op = stringify!($name);
+                    let this = self.laid_out_if_empty()?;
                     match axes.into() {
                         Axes::All => call::array(op, |out, s| {
                             // SAFETY: all handles are live for the length of the call.
-                            unsafe { mlx_sys::$all(out, self.raw(), keepdims, s) }
+                            unsafe { mlx_sys::$all(out, this.raw(), keepdims, s) }
                         }),
                         Axes::One(axis) => {
                             self.axis(op, axis)?;
                             call::array(op, |out, s| {
                                 // SAFETY: all handles are live; the axis exists.
-                                unsafe { mlx_sys::$one(out, self.raw(), axis, keepdims, s) }
+                                unsafe { mlx_sys::$one(out, this.raw(), axis, keepdims, s) }
                             })
                         }
                         Axes::Many(axes) => {
@@ -82,7 +83,7 @@ macro_rules! reductions {
                             call::array(op, |out, s| {
                                 // SAFETY: pointer and length describe the slice; the axes exist.
                                 unsafe {
-                                    mlx_sys::$many(out, self.raw(), axes.as_ptr(), axes.len(), keepdims, s)
+                                    mlx_sys::$many(out, this.raw(), axes.as_ptr(), axes.len(), keepdims, s)
                                 }
                             })
                         }
@@ -288,16 +289,17 @@ macro_rules! spreads {
                     ddof: i32,
                 ) -> Result<Array> {
                     let op = stringify!($name);
+                    let this = self.laid_out_if_empty()?;
                     match axes.into() {
                         Axes::All => call::array(op, |out, s| {
                             // SAFETY: all handles are live.
-                            unsafe { mlx_sys::$all(out, self.raw(), keepdims, ddof, s) }
+                            unsafe { mlx_sys::$all(out, this.raw(), keepdims, ddof, s) }
                         }),
                         Axes::One(axis) => {
                             self.axis(op, axis)?;
                             call::array(op, |out, s| {
                                 // SAFETY: all handles are live; the axis exists.
-                                unsafe { mlx_sys::$one(out, self.raw(), axis, keepdims, ddof, s) }
+                                unsafe { mlx_sys::$one(out, this.raw(), axis, keepdims, ddof, s) }
                             })
                         }
                         Axes::Many(axes) => {
@@ -307,7 +309,7 @@ macro_rules! spreads {
                                 unsafe {
                                     mlx_sys::$many(
                                         out,
-                                        self.raw(),
+                                        this.raw(),
                                         axes.as_ptr(),
                                         axes.len(),
                                         keepdims,
@@ -369,8 +371,18 @@ scans! {
 }
 
 impl Array {
+    /// This array, or a plain one when it is empty: MLX does not come to an end with reductions of empty
+    /// views.
+    fn laid_out_if_empty(&self) -> Result<std::borrow::Cow<'_, Array>> {
+        Ok(if self.size() == 0 {
+            std::borrow::Cow::Owned(super::zeros(self.shape(), self.dtype())?)
+        } else {
+            std::borrow::Cow::Borrowed(self)
+        })
+    }
+
     /// This result, not computed when it is empty: MLX divides by the length.
-    fn unless_empty(self) -> Result<Array> {
+    pub(super) fn unless_empty(self) -> Result<Array> {
         if self.size() > 0 {
             return Ok(self);
         }

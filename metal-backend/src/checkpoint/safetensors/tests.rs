@@ -92,8 +92,14 @@ fn every_truncation_is_an_error() {
 fn every_mutation_is_an_error_or_a_consistent_file() {
     let whole = file(&[("a", 3), ("b", 5)]);
     let header = whole.len() - 32;
+    // What JSON gives a meaning to, and some of the rest: every case is a file.
+    let meaningful = *b"\"{}[],:0123456789-+.eE\\ntfu \n\x7f\xff";
+    let bytes: std::collections::BTreeSet<u8> = meaningful
+        .into_iter()
+        .chain((0..=255).step_by(13))
+        .collect();
     for at in 0..header {
-        for byte in 0..=255 {
+        for &byte in &bytes {
             let mut bytes = whole.clone();
             bytes[at] = byte;
             if let Ok(c) = one(&bytes) {

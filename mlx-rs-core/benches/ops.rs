@@ -1,0 +1,348 @@
+//! What single operations take, at the shapes that decoders use: products, softmax, element-wise
+//! work, norms, rotation, attention, linear layers, choices among 32,000 logits. Not what a call costs
+//! beside the work (`cost.rs`), nor whole sampling chains (`metal-backend`'s `sampling`).
+//!
+//! `cargo bench -p mlx-rs-core --bench ops` runs on the best device here; `-- NAME` only what contains
+//! NAME. Cases that take long on a CPU are left out unless `-- --include-ignored` is given. Cases named
+//! `kernel` are this crate's own and run on the CPU only; `mlx` beside them is the same by MLX.
+//! Each sample builds one operation and evaluates it.
+
+use divan::counter::{BytesCount, ItemsCount};
+use divan::{Bencher, black_box};
+use mlx_rs_core::fast::{self, Mask, RopeBase};
+use mlx_rs_core::random::{self, Key};
+use mlx_rs_core::{Array, Device, Dtype, QuantMode, Quantized, Result, Stream, cpu};
+
+/// Seconds for which one case runs at most, unless a single sample takes longer.
+const SECONDS: f64 = 0.4;
+
+fn main() {
+    println!(
+        "kernels: {}, {}, {} threads; MLX on: {}",
+        if cpu::enabled() { "on" } else { "off" },
+        cpu::instruction_set(),
+        cpu::threads(),
+        stream().device()
+    );
+    divan::main();
+}
+
+fn stream() -> Stream {
+    let device = if Device::gpu().is_available() {
+        Device::gpu()
+    } else {
+        Device::cpu()
+    };
+    Stream::default_of(device).unwrap()
+}
+
+fn processor() -> Stream {
+    Stream::default_of(Device::cpu()).unwrap()
+}
+
+/// Computed random numbers of mean 0 and deviation 1.
+fn noise(shape: &[i32], seed: u64) -> Array {
+    let key = Key::new(seed).unwrap();
+    let x = random::normal(0.0, 1.0, shape, Dtype::Float32, &key).unwrap();
+    x.eval().unwrap();
+    x
+}
+
+/// Times building and evaluating what `f` makes.
+fn evaluated(bencher: Bencher<'_, '_>, f: impl Fn() -> Result<Array>) {
+    bencher.bench_local(|| {
+        let y = f().unwrap();
+        y.eval().unwrap();
+        black_box(y)
+    });
+}
+
+mod matmul {
+    use super::*;
+
+    fn run(bencher: Bencher<'_, '_>, n: i32) {
+        stream().scope(|| {
+            let (a, b) = (noise(&[n, n], 1), noise(&[n, n], 2));
+            // Multiply-adds: half the floating-point operations.
+            let bencher = bencher.counter(ItemsCount::new(u64::from(n.unsigned_abs()).pow(3)));
+            evaluated(bencher, || a.matmul(&b));
+        });
+    }
+
+    #[divan::bench(args = [128, 256, 512], max_time = SECONDS)]
+    fn square(bencher: Bencher<'_, '_>, n: i32) {
+        run(bencher, n);
+    }
+
+    // A sample of the largest takes a good part of a minute with a plain BLAS.
+    #[divan::bench(args = [1024, 2048, 4096], sample_count = 3, sample_size = 1, max_time = SECONDS, ignore)]
+    fn square_large(bencher: Bencher<'_, '_>, n: i32) {
+        run(bencher, n);
+    }
+}
+
+#[divan::bench(args = [1024, 4096, 16_384, 131_072], max_time = SECONDS)]
+fn softmax(bencher: Bencher<'_, '_>, n: i32) {
+    stream().scope(|| {
+        let x = noise(&[1, n], 1);
+        let bencher = bencher.counter(ItemsCount::new(n.unsigned_abs()));
+        evaluated(bencher, || x.softmax(-1, true));
+    });
+}
+
+mod elementwise {
+    use super::*;
+
+    const N: i32 = 1 << 20;
+
+    fn run(bencher: Bencher<'_, '_>, f: fn(&Array, &Array) -> Result<Array>) {
+        stream().scope(|| {
+            let (a, b) = (noise(&[N], 1), noise(&[N], 2));
+            evaluated(bencher.counter(ItemsCount::new(N.unsigned_abs())), || {
+                f(&a, &b)
+            });
+        });
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn add_1m(bencher: Bencher<'_, '_>) {
+        run(bencher, Array::add);
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn multiply_1m(bencher: Bencher<'_, '_>) {
+        run(bencher, Array::multiply);
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn exp_1m(bencher: Bencher<'_, '_>) {
+        run(bencher, |a, _| a.exp());
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn silu_times_1m(bencher: Bencher<'_, '_>) {
+        run(bencher, |a, b| a.multiply(&a.sigmoid()?)?.multiply(b));
+    }
+}
+
+/// Positions at once: a decode step, a batch of 8, a prefill.
+const POSITIONS: [i32; 3] = [1, 8, 512];
+/// Elements of a position, as in the first model.
+const HIDDEN: i32 = 576;
+
+#[divan::bench(args = POSITIONS, max_time = SECONDS)]
+fn rms_norm(bencher: Bencher<'_, '_>, positions: i32) {
+    stream().scope(|| {
+        let (x, weight) = (noise(&[1, positions, HIDDEN], 1), noise(&[HIDDEN], 2));
+        evaluated(bencher, || fast::rms_norm(&x, Some(&weight), 1e-5));
+    });
+}
+
+#[divan::bench(args = POSITIONS, max_time = SECONDS)]
+fn rope(bencher: Bencher<'_, '_>, positions: i32) {
+    stream().scope(|| {
+        let x = noise(&[1, 9, positions, 64], 1);
+        let base = RopeBase::Theta(1e5);
+        evaluated(bencher, || fast::rope(&x, 64, false, base, 1.0, 100));
+    });
+}
+
+mod attention {
+    use super::*;
+
+    /// 9 query heads on 3 key heads of 64, as in the first model; `queries` behind or in 512 keys.
+    #[divan::bench(args = [1, 32, 512], max_time = SECONDS)]
+    fn mlx(bencher: Bencher<'_, '_>, queries: i32) {
+        stream().scope(|| {
+            let q = noise(&[1, 9, queries, 64], 1);
+            let (k, v) = (noise(&[1, 3, 512, 64], 2), noise(&[1, 3, 512, 64], 3));
+            let mask = if queries == 1 {
+                Mask::None
+            } else {
+                Mask::Causal
+            };
+            evaluated(bencher, || {
+                fast::scaled_dot_product_attention(&q, &k, &v, 0.125, mask)
+            });
+        });
+    }
+
+    /// The same by our kernel.
+    #[divan::bench(args = [1, 32, 512], max_time = SECONDS)]
+    fn kernel(bencher: Bencher<'_, '_>, queries: i32) {
+        let heads = cpu::Heads {
+            n_heads: 9,
+            n_kv_heads: 3,
+            head_dim: 64,
+            scale: 0.125,
+            softcap: None,
+            q_norm: None,
+            k_norm: None,
+            rotation: None,
+            sinks: None,
+        };
+        processor().scope(|| {
+            let packed = noise(&[1, queries, 15 * 64], 1);
+            let lanes = [cpu::Lane {
+                length: queries,
+                offset: 512 - queries,
+                keys: noise(&[1, 3, 512, 64], 2),
+                values: noise(&[1, 3, 512, 64], 3),
+                order: Some((0, 0)),
+                window: None,
+            }];
+            evaluated(bencher, || heads.attend(&packed, &lanes, false));
+        });
+    }
+}
+
+/// `[out, in]` of the first model's gate, and one larger than the caches of most processors.
+const MATRICES: [(i32, i32); 2] = [(1536, 576), (8192, 4096)];
+
+/// Sizes of a product: rows of the input, outputs, inputs.
+type Product = (i32, i32, i32);
+
+const PRODUCTS: [Product; 4] = [
+    (1, MATRICES[0].0, MATRICES[0].1),
+    (8, MATRICES[0].0, MATRICES[0].1),
+    (1, MATRICES[1].0, MATRICES[1].1),
+    (8, MATRICES[1].0, MATRICES[1].1),
+];
+/// A prefill; by MLX on a CPU it takes seconds.
+const PREFILLS: [Product; 1] = [(512, MATRICES[0].0, MATRICES[0].1)];
+
+mod linear {
+    use super::*;
+
+    /// A matrix of so many bits, 32 for float32, and the packed form where there is one.
+    fn weight(bits: i32, (_, n, k): Product) -> (Array, Option<Quantized>) {
+        let w = noise(&[n, k], 1);
+        let packed = (bits < 32).then(|| Quantized::quantize(&w, 32, bits, QuantMode::Affine));
+        (w, packed.map(|p| p.unwrap()))
+    }
+
+    fn mlx(bencher: Bencher<'_, '_>, bits: i32, product: Product) {
+        stream().scope(|| {
+            let (w, packed) = weight(bits, product);
+            let x = noise(&[1, product.0, product.2], 2);
+            match packed {
+                Some(q) => {
+                    mlx_rs_core::eval(q_arrays(&q)).unwrap();
+                    let bencher = bencher.counter(BytesCount::new(q.nbytes()));
+                    evaluated(bencher, || q.matmul_transposed(&x));
+                }
+                None => {
+                    let transposed = w.swap_axes(0, 1).unwrap();
+                    let bencher = bencher.counter(BytesCount::new(w.nbytes()));
+                    evaluated(bencher, || x.matmul(&transposed));
+                }
+            }
+        });
+    }
+
+    fn q_arrays(q: &Quantized) -> Vec<&Array> {
+        let mut all = vec![&q.weight, &q.scales];
+        all.extend(&q.biases);
+        all
+    }
+
+    fn kernel(bencher: Bencher<'_, '_>, bits: i32, product: Product) {
+        processor().scope(|| {
+            let (w, packed) = weight(bits, product);
+            let x = noise(&[1, product.0, product.2], 2);
+            let bytes = packed.as_ref().map_or(w.nbytes(), Quantized::nbytes);
+            let matrix = match packed {
+                Some(q) => cpu::QuantizedMatrix::new(&q)
+                    .unwrap()
+                    .map(cpu::Matrix::Quantized),
+                None => cpu::DenseMatrix::new(&w).unwrap().map(cpu::Matrix::Dense),
+            };
+            // Not with MLX_CPU_KERNELS=off: then there is nothing to measure.
+            if let Some(matrix) = matrix {
+                evaluated(bencher.counter(BytesCount::new(bytes)), || {
+                    matrix.product(&x)
+                });
+            }
+        });
+    }
+
+    macro_rules! cases {
+        ($($module:ident: $bits:literal),*) => { $(
+            mod $module {
+                use super::*;
+
+                #[divan::bench(args = PRODUCTS, max_time = SECONDS)]
+                fn mlx(bencher: Bencher<'_, '_>, product: Product) {
+                    super::mlx(bencher, $bits, product);
+                }
+
+                #[divan::bench(args = PRODUCTS, max_time = SECONDS)]
+                fn kernel(bencher: Bencher<'_, '_>, product: Product) {
+                    super::kernel(bencher, $bits, product);
+                }
+
+                #[divan::bench(args = PREFILLS, max_time = SECONDS, ignore)]
+                fn mlx_prefill(bencher: Bencher<'_, '_>, product: Product) {
+                    super::mlx(bencher, $bits, product);
+                }
+
+                #[divan::bench(args = PREFILLS, max_time = SECONDS)]
+                fn kernel_prefill(bencher: Bencher<'_, '_>, product: Product) {
+                    super::kernel(bencher, $bits, product);
+                }
+            }
+        )* };
+    }
+
+    cases!(bits_4: 4, bits_8: 8, float32: 32);
+}
+
+mod sample_32k {
+    use super::*;
+
+    const VOCABULARY: i32 = 32_000;
+
+    /// On a device, with logits `[1, 32000]`.
+    fn run(bencher: Bencher<'_, '_>, stream: &Stream, f: impl Fn(&Array) -> Result<Array>) {
+        stream.scope(|| {
+            let logits = noise(&[1, VOCABULARY], 1);
+            evaluated(bencher, || f(&logits));
+        });
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn greedy_mlx(bencher: Bencher<'_, '_>) {
+        run(bencher, &stream(), |x| x.argmax(-1, false));
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn greatest_kernel(bencher: Bencher<'_, '_>) {
+        run(bencher, &processor(), |x| Ok(cpu::greatest(x, 1)?.indices));
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn top_40_kernel(bencher: Bencher<'_, '_>) {
+        run(bencher, &processor(), |x| Ok(cpu::greatest(x, 40)?.indices));
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn sort_mlx(bencher: Bencher<'_, '_>) {
+        run(bencher, &stream(), |x| x.argsort(-1));
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn draw_mlx(bencher: Bencher<'_, '_>) {
+        let key = Key::new(7).unwrap();
+        run(bencher, &stream(), |x| random::categorical(x, -1, &key));
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn draw_kernel(bencher: Bencher<'_, '_>) {
+        run(bencher, &processor(), |x| cpu::draw(x, &[1.25], &[0.5]));
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn top_p_kernel(bencher: Bencher<'_, '_>) {
+        run(bencher, &processor(), |x| cpu::top_p(x, &[0.9]));
+    }
+}
