@@ -1,5 +1,5 @@
-//! Fine-tuning: adapters on frozen models, their gradients, losses, optimizers and the training step. Which
-//! texts are trained on, in which order, and what is reported is for the caller.
+//! Fine-tuning: adapters on frozen models, their gradients, losses, optimizers and the training step. What
+//! is reported, and where a run's files go, is for the caller.
 //!
 //! A [`Trainer`] holds a loaded model with an adapter. Its trainable numbers have the names that the
 //! checkpoint would give them, such as `model.layers.3.self_attn.q_proj.lora_a`, and are kept sorted by
@@ -10,9 +10,13 @@
 //! - `adapter.rs`: adapters as files, in the layout of Python mlx-lm and others;
 //! - `fuse.rs`: an adapter made part of its model;
 //! - `loss.rs`, `optim.rs`, `schedule.rs`: formulas, each with its source;
+//! - [`dataset`]: JSONL files to token ids, loss masks and batches;
+//! - [`config`]: the options of a run, from a YAML or TOML file;
 //! - `step.rs`: a step, from sequences to changed numbers.
 
 mod adapter;
+pub mod config;
+pub mod dataset;
 mod fuse;
 mod lora;
 pub mod loss;
