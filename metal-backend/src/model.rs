@@ -1,6 +1,6 @@
 //! A loaded model: the engine that requests share, and its face to the contract.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ use crate::nn::adapter::Site;
 use crate::nn::attention::Positions;
 use crate::sample::{Compiler, Context, Sampler};
 use crate::text::{Detokenizer, TextPipeline};
-use crate::train::{AdapterKind, LoraAdapter};
+use crate::train::{AdapterKind, LoraAdapter, key};
 
 /// Requests of one call that run at the same time.
 const TOGETHER: usize = 32;
@@ -153,6 +153,17 @@ impl Engine {
     /// The model that guesses, where there is one.
     pub fn draft(&self) -> Option<Arc<dyn Decoder>> {
         locked(&self.draft).clone()
+    }
+
+    /// Tokenizer and chat template.
+    pub fn text(&self) -> &TextPipeline {
+        &self.text
+    }
+
+    /// What the layers inside of blocks that adapters can stand at are called, such as `self_attn.q_proj`.
+    pub fn layer_names(&self) -> BTreeSet<String> {
+        let inside = self.sites.iter().filter(|site| site.block().is_some());
+        inside.map(|site| key(site.name()).to_owned()).collect()
     }
 
     /// The adapter on the model, if any.

@@ -40,6 +40,9 @@ pub struct LoadArgs {
     /// A smaller model with the same vocabulary that guesses tokens: the reply is the same, sooner
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<String>,
+    /// A trained adapter to put on the model: the directory with its adapters.safetensors
+    #[arg(long, value_name = "DIR")]
+    pub adapter_path: Option<PathBuf>,
     /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
     #[arg(long, value_name = "TYPE", value_parser = compute_type)]
     pub dtype: Option<ComputeType>,
@@ -83,6 +86,7 @@ impl LoadArgs {
             kv_group_size: defaults.kv_group_size,
             quantized_kv_start: defaults.quantized_kv_start,
             draft_model: None,
+            adapter_path: None,
             dtype: None,
         }
     }
@@ -95,7 +99,17 @@ impl LoadArgs {
         options.kv_bits = self.kv_bits;
         options.kv_group_size = self.kv_group_size;
         options.quantized_kv_start = self.quantized_kv_start;
+        options.adapter_path.clone_from(&self.adapter_path);
         options
+    }
+
+    /// The options for a backend, checked.
+    pub fn checked(&self, backend: &str) -> Result<LoadOptions, Failure> {
+        let options = self.options(backend);
+        options
+            .validate()
+            .map_err(|e| Failure::usage(e.to_string()))?;
+        Ok(options)
     }
 }
 
@@ -131,10 +145,7 @@ pub fn load_with(
     args: &LoadArgs,
     console: &mut Console<'_>,
 ) -> Result<Loaded, Failure> {
-    let mut options = args.options(backend.name());
-    options
-        .validate()
-        .map_err(|e| Failure::usage(e.to_string()))?;
+    let mut options = args.checked(backend.name())?;
     if let Some(draft) = &args.draft_model {
         options.draft_model = Some(find_model(Some(draft), console)?);
     }

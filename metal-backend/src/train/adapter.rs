@@ -44,7 +44,7 @@ impl Naming {
 }
 
 /// What is after the number of the block in a name, as mlx-lm's `keys` have it.
-fn key(name: &str) -> &str {
+pub(crate) fn key(name: &str) -> &str {
     let mut rest = name;
     while let Some((part, after)) = rest.split_once('.') {
         if part.parse::<usize>().is_ok() {
