@@ -303,7 +303,7 @@ impl Trainer {
         beta: f32,
         smoothing: f32,
     ) -> Result<StepReport> {
-        if !(beta.is_finite() && beta > 0.0) || !(0.0..0.5).contains(&smoothing) {
+        if !(beta.is_finite() && beta > 0.0 && (0.0..0.5).contains(&smoothing)) {
             return Err(Error::new(
                 ErrorKind::InvalidOption,
                 format!(
@@ -435,7 +435,7 @@ impl Trainer {
             updated: false,
         };
         let gathered = self.tuning.accumulation as u64;
-        if (self.batches + 1) % gathered != 0 {
+        if !(self.batches + 1).is_multiple_of(gathered) {
             self.batches += 1;
             self.gathered = Some(grads);
             return Ok(report);
