@@ -1,12 +1,14 @@
 //! Key/value caches: what attention remembers of earlier positions. State is passed into a forward
 //! pass; layers own none.
 //!
-//! Four kinds: [`ChunkedCache`] grows without bound, [`RotatingCache`] holds the last positions (and
-//! a few of the first), [`WindowedCache`] the same and can be cut back, [`QuantizedCache`] grows and is
-//! packed. [`CacheOptions`] says which a layer gets. `file.rs` keeps them on disk.
+//! [`PassingCache`] remembers nothing, for training. Four kinds that do: [`ChunkedCache`] grows without
+//! bound, [`RotatingCache`] holds the last positions (and a few of the first), [`WindowedCache`] the same
+//! and can be cut back, [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer gets.
+//! `file.rs` keeps them on disk.
 
 mod chunked;
 pub mod file;
+mod passing;
 mod quantized;
 mod rotating;
 #[cfg(test)]
@@ -14,6 +16,7 @@ mod test_support;
 mod windowed;
 
 pub use chunked::ChunkedCache;
+pub use passing::PassingCache;
 pub use quantized::QuantizedCache;
 pub use rotating::RotatingCache;
 pub use windowed::WindowedCache;
