@@ -1,14 +1,15 @@
 //! A loaded model: the engine that requests share, and its face to the contract.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
-    AttentionInspector, BatchEvent, BatchResult, BatchSession, ClassifyResult, EmbeddingModel,
-    Error, ErrorKind, GenerateMetrics, GenerateOptions, LogitsOutput, Message, ModelInfo, Prompt,
-    PromptCacheModel, Result, TextModel, Token, TokenLogprobs, TokenModel, TokenStream, TopLogprob,
+    Adapter, AttentionInspector, BatchEvent, BatchResult, BatchSession, ClassifyResult,
+    EmbeddingModel, Error, ErrorKind, GenerateMetrics, GenerateOptions, LogitsOutput, LoraConfig,
+    Message, ModelInfo, Prompt, PromptCacheModel, Result, TextModel, Token, TokenLogprobs,
+    TokenModel, TokenStream, TopLogprob, TrainableModel,
 };
 use mlx_rs_core::{DeviceKind, Stream, concatenate, eval};
 
@@ -17,9 +18,11 @@ use crate::cache::{self, CacheOptions};
 use crate::error::engine as engine_error;
 use crate::generate::prefill::{forward, forward_prompt};
 use crate::generate::{Batch, Generation, Prefixes};
+use crate::nn::adapter::Site;
 use crate::nn::attention::Positions;
 use crate::sample::{Compiler, Context, Sampler};
 use crate::text::{Detokenizer, TextPipeline};
+use crate::train::{AdapterKind, LoraAdapter, key};
 
 /// Requests of one call that run at the same time.
 const TOGETHER: usize = 32;
@@ -38,9 +41,17 @@ pub struct Engine {
     eos: Vec<u32>,
     caches: CacheOptions,
     prefixes: Prefixes,
+    /// The same for the model that guesses.
+    draft_prefixes: Prefixes,
     /// Guesses tokens; taken away by `close`.
     draft: Mutex<Option<Arc<dyn Decoder>>>,
     identity: String,
+    /// Where adapters can stand.
+    sites: Vec<Arc<Site>>,
+    /// The adapter there is.
+    adapter: Mutex<Option<LoraAdapter>>,
+    /// How often the adapter changed; numbers of another one are not to be mixed with this one's.
+    adaptations: AtomicU64,
     metrics: Mutex<GenerateMetrics>,
     grammars: Compiler,
 }
@@ -65,6 +76,8 @@ pub struct Parts {
     pub draft: Option<Box<dyn Decoder>>,
     /// Tells this model from others.
     pub identity: String,
+    /// Where adapters can stand.
+    pub sites: Vec<Arc<Site>>,
 }
 
 /// A mutex of plain data is usable even after a panic elsewhere.
@@ -86,8 +99,12 @@ impl Engine {
             eos: parts.eos,
             caches: parts.caches,
             prefixes: Prefixes::new(parts.slots),
+            draft_prefixes: Prefixes::new(parts.slots),
             draft: Mutex::new(parts.draft.map(Arc::from)),
             identity: parts.identity,
+            sites: parts.sites,
+            adapter: Mutex::new(None),
+            adaptations: AtomicU64::new(0),
             metrics: Mutex::new(GenerateMetrics::default()),
         }
     }
@@ -136,9 +153,75 @@ impl Engine {
         &self.prefixes
     }
 
+    /// What the model that guesses has computed in finished requests.
+    pub fn draft_prefixes(&self) -> &Prefixes {
+        &self.draft_prefixes
+    }
+
     /// The model that guesses, where there is one.
     pub fn draft(&self) -> Option<Arc<dyn Decoder>> {
         locked(&self.draft).clone()
+    }
+
+    /// Tokenizer and chat template.
+    pub fn text(&self) -> &TextPipeline {
+        &self.text
+    }
+
+    /// What the layers inside of blocks that adapters can stand at are called, such as `self_attn.q_proj`.
+    pub fn layer_names(&self) -> BTreeSet<String> {
+        let inside = self.sites.iter().filter(|site| site.block().is_some());
+        inside.map(|site| key(site.name()).to_owned()).collect()
+    }
+
+    /// The adapter on the model, if any.
+    pub fn adapter(&self) -> Option<LoraAdapter> {
+        locked(&self.adapter).clone()
+    }
+
+    /// Puts a fresh adapter on the model, in place of another.
+    pub fn apply_lora(
+        &self,
+        config: &LoraConfig,
+        kind: AdapterKind,
+        seed: u64,
+    ) -> Result<LoraAdapter> {
+        self.check_open()?;
+        let mut held = locked(&self.adapter);
+        let architecture = &self.info.architecture;
+        let adapter =
+            self.scope(|| LoraAdapter::fresh(&self.sites, config, kind, seed, architecture))?;
+        *held = Some(adapter.clone());
+        drop(held);
+        self.adapter_changed();
+        Ok(adapter)
+    }
+
+    /// Puts the adapter of a directory on the model, in place of another.
+    pub fn load_adapter(&self, dir: &Path) -> Result<LoraAdapter> {
+        self.check_open()?;
+        let mut held = locked(&self.adapter);
+        let architecture = &self.info.architecture;
+        let adapter = self.scope(|| LoraAdapter::load(&self.sites, dir, architecture))?;
+        *held = Some(adapter.clone());
+        drop(held);
+        self.adapter_changed();
+        Ok(adapter)
+    }
+
+    /// Forgets what was computed with the numbers before.
+    pub fn adapter_changed(&self) {
+        self.adaptations.fetch_add(1, Ordering::AcqRel);
+        self.prefixes.clear();
+    }
+
+    /// Tells what this model computes from what others do, for files. Adapters in memory have no name, so
+    /// that files of one are only for this process.
+    fn identity(&self) -> String {
+        match self.adaptations.load(Ordering::Acquire) {
+            0 => self.identity.clone(),
+            n => format!("{}+{}.{n}", self.identity, std::process::id()),
+        }
     }
 
     /// Remembers the figures of the request that ended last.
@@ -388,12 +471,39 @@ impl TextModel for MlxModel {
         self.engine.closed.store(true, Ordering::Release);
         locked(&self.engine.decoder).take();
         locked(&self.engine.draft).take();
+        if let Some(adapter) = locked(&self.engine.adapter).take() {
+            adapter.remove();
+        }
         self.engine.prefixes.close();
+        self.engine.draft_prefixes.close();
         mlx_rs_core::memory::clear_cache().map_err(engine_error("close"))
     }
 
     fn as_token_model(&self) -> Option<&dyn TokenModel> {
         Some(self)
+    }
+
+    fn as_trainable(&self) -> Option<&dyn TrainableModel> {
+        Some(self)
+    }
+}
+
+impl TrainableModel for MlxModel {
+    fn apply_lora(&self, config: &LoraConfig) -> Result<Box<dyn Adapter>> {
+        let adapter = self.engine.apply_lora(config, AdapterKind::Lora, 0)?;
+        Ok(Box::new(adapter))
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        TokenModel::encode(self, text, true)
+    }
+
+    fn decode(&self, ids: &[u32]) -> Result<String> {
+        TokenModel::decode(self, ids)
+    }
+
+    fn num_layers(&self) -> usize {
+        self.engine.info.num_layers
     }
 }
 
@@ -410,7 +520,7 @@ impl PromptCacheModel for MlxModel {
                 engine.check_open()
             })?;
             cache::settle(&caches).map_err(engine_error("prefill"))?;
-            cache::file::save(path, &engine.identity, &ids, &caches)?;
+            cache::file::save(path, &engine.identity(), &ids, &caches)?;
             let n = ids.len();
             engine.prefixes.put(ids, caches);
             Ok(n)
@@ -422,7 +532,7 @@ impl PromptCacheModel for MlxModel {
         let decoder = engine.decoder()?;
         engine.scope(|| {
             let mut caches = decoder.new_caches(engine.cache_options());
-            let tokens = cache::file::load(path, &engine.identity, &mut caches)?;
+            let tokens = cache::file::load(path, &engine.identity(), &mut caches)?;
             engine.check_prompt(&tokens)?;
             engine.prefixes.put(tokens.clone(), caches);
             Ok(tokens)

@@ -1,6 +1,8 @@
 //! What loading an architecture needs again and again: sizes checked once, and layers fetched by
 //! name under the shapes that they must have.
 
+use std::sync::Arc;
+
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
 
@@ -8,6 +10,7 @@ use super::stack::{Block, Head};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::weights::Weights;
 use crate::error::engine;
+use crate::nn::adapter::Place;
 use crate::nn::{
     Activation, Attention, Embedding, FeedForward, GatedMlp, HeadNorms, Linear, Norm, Rope,
     activation,
@@ -284,6 +287,7 @@ impl<'a> Builder<'a> {
         } else {
             None
         };
+        let site = self.weights.site(prefix, &weight);
         let mut from = 0;
         outputs
             .iter()
@@ -295,8 +299,9 @@ impl<'a> Builder<'a> {
                     .map(|b| b.slice_axis(0, from, to))
                     .transpose()
                     .map_err(engine("weights"))?;
+                let place = Place::new(Arc::clone(&site), Some((from, to)));
                 from = to;
-                self.weights.layer(part, bias)
+                Ok(self.weights.layer(part, bias)?.at(place))
             })
             .collect()
     }
@@ -442,9 +447,9 @@ impl<'a> Builder<'a> {
     pub fn blocks(
         &mut self,
         mut one: impl FnMut(&mut Self, usize, &str) -> Result<Block>,
-    ) -> Result<Vec<Block>> {
+    ) -> Result<Vec<Arc<Block>>> {
         (0..self.config.num_hidden_layers)
-            .map(|i| one(self, i, &format!("model.layers.{i}")))
+            .map(|i| one(self, i, &format!("model.layers.{i}")).map(Arc::new))
             .collect()
     }
 

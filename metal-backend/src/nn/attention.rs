@@ -3,6 +3,7 @@
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, cpu, fast, where_};
 
+use super::adapter;
 use super::linear::project;
 use super::norm::through;
 use super::{Linear, Norm, Rope};
@@ -125,6 +126,9 @@ impl Attention {
 
     /// The layer as our kernels take it, where they have all of it.
     fn kernel(&self) -> Option<cpu::Heads> {
+        if adapter::differentiated() {
+            return None;
+        }
         let norm = |norm: &Option<Norm>| match norm {
             None => Some(None),
             Some(Norm::Rms {
@@ -545,6 +549,10 @@ fn visible(
     }
     causal.logical_and(&near)
 }
+
+#[cfg(test)]
+#[path = "attention_tests.rs"]
+mod cache_tests;
 
 #[cfg(test)]
 mod tests {

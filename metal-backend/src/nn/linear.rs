@@ -2,6 +2,7 @@
 
 use mlx_rs_core::{Array, Quantized, Result, cpu};
 
+use super::adapter::{self, Place};
 use super::norm::{Norm, through};
 use super::parallel::ParallelMatrix;
 
@@ -57,6 +58,8 @@ impl Weight {
 pub struct Linear {
     kind: Kind,
     bias: Option<Array>,
+    /// Where adapters stand; `None` for a layer that none can be put at.
+    place: Option<Place>,
 }
 
 #[derive(Debug, Clone)]
@@ -88,7 +91,18 @@ impl Linear {
             },
             (None, Weight::Quantized(q)) => Kind::Quantized(ParallelMatrix::new(q, on_cpu)?),
         };
-        Ok(Self { kind, bias })
+        Ok(Self {
+            kind,
+            bias,
+            place: None,
+        })
+    }
+
+    /// The same layer at a place that can be adapted.
+    #[must_use]
+    pub fn at(mut self, place: Place) -> Self {
+        self.place = Some(place);
+        self
     }
 
     /// `[.., in] -> [.., out]`.
@@ -96,6 +110,14 @@ impl Linear {
     /// # Errors
     /// When `x` does not end in the input dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
+        if let Some(place) = self.place.as_ref().filter(|p| p.is_adapted())
+            && let Some(y) = place.forward(x, || self.product(x))?
+        {
+            return match &self.bias {
+                Some(b) => y.add(b),
+                None => Ok(y),
+            };
+        }
         match (&self.kind, &self.bias) {
             (Kind::Dense { transposed }, None) => x.matmul(transposed),
             (Kind::Dense { transposed }, Some(b)) => b.addmm(x, transposed, 1.0, 1.0),
@@ -103,6 +125,15 @@ impl Linear {
             (Kind::Kernel(w), Some(b)) => w.product(x)?.add(b),
             (Kind::Quantized(q), None) => q.product(x),
             (Kind::Quantized(q), Some(b)) => q.product(x)?.add(b),
+        }
+    }
+
+    /// `x W^T`.
+    fn product(&self, x: &Array) -> Result<Array> {
+        match &self.kind {
+            Kind::Dense { transposed } => x.matmul(transposed),
+            Kind::Kernel(w) => w.product(x),
+            Kind::Quantized(q) => q.product(x),
         }
     }
 
@@ -129,7 +160,8 @@ impl Linear {
 }
 
 /// Several layers on one input through a norm, in one operation of our kernels; `None` where they do not
-/// have all of it. Outputs stand one after another in the last axis, unless `then` makes one of two.
+/// have all of it, where the result must have
+/// derivatives and where an adapter changes a layer. Outputs stand one after another in the last axis, unless `then` makes one of two.
 ///
 /// # Errors
 /// When `x` does not end in the input dimension.
@@ -139,6 +171,10 @@ pub fn project(
     then: cpu::Then<'_>,
     x: &Array,
 ) -> Result<Option<Array>> {
+    let is_adapted = |layer: &&Linear| layer.place.as_ref().is_some_and(Place::is_adapted);
+    if adapter::differentiated() || layers.iter().any(is_adapted) {
+        return Ok(None);
+    }
     let norm = match norm {
         None => None,
         Some(Norm::Rms {

@@ -9,6 +9,7 @@ mod pieces;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use inference::{Error, Result};
 use mlx_rs_core::{Array, Dtype};
@@ -18,6 +19,7 @@ use super::gguf::Gguf;
 use super::gguf_config::GgufNames;
 use super::safetensors::{SafetensorsCheckpoint, TensorInfo, wrong_tensor};
 use crate::error::engine;
+use crate::nn::adapter::{Place, Site};
 use crate::nn::{Embedding, Linear, Weight};
 use names::StoredNames;
 
@@ -43,6 +45,8 @@ pub struct Weights {
     quantization: BTreeMap<(u32, u32), u64>,
     parameters: u64,
     bytes: u64,
+    /// Where adapters can stand.
+    sites: Vec<Arc<Site>>,
 }
 
 impl Weights {
@@ -90,6 +94,7 @@ impl Weights {
             quantization: BTreeMap::new(),
             parameters: 0,
             bytes: 0,
+            sites: Vec::new(),
         }
     }
 
@@ -273,7 +278,20 @@ impl Weights {
         } else {
             None
         };
-        self.layer(weight, bias)
+        let site = self.site(prefix, &weight);
+        Ok(self.layer(weight, bias)?.at(Place::new(site, None)))
+    }
+
+    /// The place of a weight that was fetched below a name.
+    pub fn site(&mut self, prefix: &str, weight: &Weight) -> Arc<Site> {
+        let site = Site::new(prefix, weight.clone());
+        self.sites.push(Arc::clone(&site));
+        site
+    }
+
+    /// The places of all layers that were fetched so far.
+    pub fn sites(&self) -> &[Arc<Site>] {
+        &self.sites
     }
 
     /// A linear layer from parts that were fetched before.
