@@ -117,20 +117,15 @@ impl Heads {
     pub fn keys(&self, packed: &Array, rows: &[(i32, i32)]) -> Result<Array> {
         let total: i32 = rows.iter().map(|(length, _)| *length).sum();
         self.check(packed, total)?;
-        let packed = packed.contiguous()?;
-        let mut inputs = vec![&packed];
-        let norm = match &self.k_norm {
-            Some(norm) => Some((norm.weight.contiguous()?, norm.eps)),
-            None => None,
-        };
-        inputs.extend(norm.iter().map(|(weight, _)| weight));
+        let mut inputs = vec![packed];
+        inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
         let work = Keys {
             n: count(self.n_kv_heads),
             d: count(self.head_dim),
             width: count(self.width()),
             first: count(self.n_heads * self.head_dim),
             positions: positions(rows),
-            eps: norm.as_ref().map(|(_, eps)| *eps),
+            eps: self.k_norm.as_ref().map(|norm| norm.eps),
             rotation: self.rotation.clone(),
             isa: Isa::detect(),
         };
@@ -149,13 +144,14 @@ impl Heads {
         let mut queries = Vec::new();
         let mut at = 0;
         let mut plans = Vec::with_capacity(lanes.len());
-        let mut inputs = vec![packed.contiguous()?];
+        let mut inputs = vec![packed];
         if let Some(norm) = &self.q_norm {
-            inputs.push(norm.weight.contiguous()?);
+            inputs.push(&norm.weight);
         }
         if let Some(sinks) = &self.sinks {
-            inputs.push(sinks.contiguous()?);
+            inputs.push(sinks);
         }
+        let first = inputs.len();
         for (i, lane) in lanes.iter().enumerate() {
             let n = lane.keys.dim(2)?;
             let shape = [1, self.n_kv_heads, n, self.head_dim];
@@ -182,8 +178,8 @@ impl Heads {
                 order: lane.order.map(|(kept, start)| (count(kept), start)),
                 window: lane.window,
             });
-            inputs.push(lane.keys.clone());
-            inputs.push(lane.values.clone());
+            inputs.push(&lane.keys);
+            inputs.push(&lane.values);
         }
         let n = i32::try_from(queries.len()).unwrap_or(i32::MAX);
         let shape = [1, n, self.n_heads * self.head_dim];
@@ -201,8 +197,7 @@ impl Heads {
             plans,
             isa: Isa::detect(),
         };
-        let inputs: Vec<&Array> = inputs.iter().collect();
-        host_op::add_strided("cpu::attention", work, &inputs, &shape)
+        host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
     }
 }
 

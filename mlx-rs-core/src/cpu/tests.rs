@@ -377,3 +377,61 @@ fn rows_of_a_batch_do_not_see_each_other() {
         });
     });
 }
+
+/// Inputs may lie in memory as they like: transposed, reversed, broadcast, cut out of others.
+#[test]
+fn inputs_of_any_layout() {
+    on_cpu(|| {
+        let (n, k) = (5i32, 64i32);
+        let w = DenseMatrix::new(&array(&noise((n * k) as usize, 1), &[n, k])).unwrap();
+        let w = w.expect("kernels are on");
+        let x = array(&noise(20 * k as usize, 2), &[k, 20]);
+        let row = array(&noise(k as usize, 3), &[1, k]);
+        let views = [
+            x.transpose_axes(&[1, 0]).unwrap(),
+            x.transpose_axes(&[1, 0])
+                .unwrap()
+                .slice_axis(0, 3, 6)
+                .unwrap(),
+            row.broadcast_to(&[3, k]).unwrap(),
+            x.transpose_axes(&[1, 0])
+                .unwrap()
+                .slice(&[19, 0], &[-21, k], &[-1, 1])
+                .unwrap(),
+        ];
+        for view in views {
+            let copy = view.contiguous().unwrap();
+            let (got, wanted) = (w.product(&view).unwrap(), w.product(&copy).unwrap());
+            assert_eq!(host(&got), host(&wanted), "{:?}", view.shape());
+        }
+        let heads = Heads {
+            n_heads: 2,
+            n_kv_heads: 1,
+            head_dim: 16,
+            scale: 1.0,
+            softcap: None,
+            q_norm: None,
+            k_norm: None,
+            rotation: None,
+            sinks: None,
+        };
+        let wide = array(&noise(6 * 80, 4), &[1, 6, 80]);
+        let packed = wide.slice_axis(2, 3, 67).unwrap();
+        // Keys whose elements of a head are no neighbors.
+        let keys = array(&noise(16 * 6, 5), &[1, 1, 16, 6])
+            .swap_axes(2, 3)
+            .unwrap();
+        let lane = |keys: &Array| Lane {
+            length: 6,
+            offset: 0,
+            keys: keys.clone(),
+            values: keys.clone(),
+            order: Some((0, 0)),
+            window: None,
+        };
+        let got = heads.attend(&packed, &[lane(&keys)], false).unwrap();
+        let copies = (packed.contiguous().unwrap(), keys.contiguous().unwrap());
+        let wanted = heads.attend(&copies.0, &[lane(&copies.1)], false).unwrap();
+        assert_eq!(host(&got), host(&wanted));
+    });
+}
