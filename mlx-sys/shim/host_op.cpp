@@ -2,6 +2,7 @@
 #include "host_op.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -31,12 +32,14 @@ class HostOp : public mx::UnaryPrimitive {
       rust_mlx_meaning meaning,
       rust_mlx_run run,
       std::shared_ptr<void> payload,
-      size_t first_strided)
+      size_t first_strided,
+      bool in_place)
       : mx::UnaryPrimitive(stream),
         meaning_(meaning),
         run_(run),
         payload_(std::move(payload)),
-        first_strided_(first_strided) {}
+        first_strided_(first_strided),
+        in_place_(in_place) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& output) override {
     std::vector<rust_mlx_view> views;
@@ -58,17 +61,29 @@ class HostOp : public mx::UnaryPrimitive {
       views.push_back(
           {in.data<void>(), in.size(), in.ndim(), layout.shape.data(), layout.strides.data()});
     }
-    output.set_data(mx::allocator::malloc(output.nbytes()));
+    // In place of the first input where nobody else needs it; else in a copy of it.
+    bool taken = in_place_ && inputs.at(0).is_donatable() && inputs[0].flags().row_contiguous &&
+        inputs[0].data_size() == inputs[0].size();
+    if (taken) {
+      output.copy_shared_buffer(inputs[0]);
+    } else {
+      output.set_data(mx::allocator::malloc(output.nbytes()));
+    }
+    size_t copied = in_place_ && !taken ? output.nbytes() : 0;
     // The memory of inputs and output stays alive until the stream has done this: MLX holds it.
     auto work = [run = run_,
                  payload = payload_,
                  layouts = std::move(layouts),
                  views = std::move(views),
                  scattered,
+                 copied,
                  out = output.data<void>()]() mutable {
       std::vector<std::vector<char>> copies;
       if (scattered) {
         copies = gather(*layouts, views);
+      }
+      if (copied != 0) {
+        std::memcpy(out, views[0].data, copied);
       }
       run(payload.get(), views.data(), views.size(), out);
     };
@@ -242,6 +257,7 @@ class HostOp : public mx::UnaryPrimitive {
   rust_mlx_run run_;
   std::shared_ptr<void> payload_;
   size_t first_strided_;
+  bool in_place_;
 };
 
 const mx::array& get(const mlx_array& a) {
@@ -286,9 +302,13 @@ extern "C" int rust_mlx_host_op(
     void* payload,
     void (*drop)(void*),
     size_t first_strided,
+    bool in_place,
     mlx_stream stream) {
   try {
     std::shared_ptr<void> owned(payload, drop);
+    if (in_place && num_inputs == 0) {
+      throw std::runtime_error("[HostOp] nothing to write into");
+    }
     std::vector<mx::array> arrays;
     arrays.reserve(num_inputs);
     for (size_t i = 0; i < num_inputs; i++) {
@@ -302,7 +322,7 @@ extern "C" int rust_mlx_host_op(
         mx::array(
             mx::Shape(shape, shape + ndim),
             dtype_of(dtype),
-            std::make_shared<HostOp>(s, meaning, run, std::move(owned), first_strided),
+            std::make_shared<HostOp>(s, meaning, run, std::move(owned), first_strided, in_place),
             std::move(arrays)));
     return 0;
   } catch (std::exception& e) {

@@ -52,7 +52,8 @@ typedef struct rust_mlx_meaning_ {
 // Adds the operation to the graph of `stream`, which must be on the CPU. The output has `shape` and
 // `dtype`. The work sees copies of inputs that are not row-contiguous when the graph is evaluated; from number
 // `first_strided` on, only of those whose last axis has other than neighbors, or that have a negative stride.
-// `payload` is freed with `drop` once nobody needs it, also when this fails. Returns 0 and sets `res`, or 1 with the
+// With `in_place` the output, of the first input's shape and type, begins as that input, in its memory where nobody
+// else needs it; the work must not read that input. `payload` is freed with `drop` once nobody needs it, also when this fails. Returns 0 and sets `res`, or 1 with the
 // message given to mlx-c's error handler.
 int rust_mlx_host_op(
     mlx_array* res,
@@ -66,6 +67,7 @@ int rust_mlx_host_op(
     void* payload,
     void (*drop)(void*),
     size_t first_strided,
+    bool in_place,
     mlx_stream stream);
 
 #ifdef __cplusplus

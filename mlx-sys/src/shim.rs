@@ -61,6 +61,7 @@ unsafe extern "C" {
         payload: *mut c_void,
         drop: unsafe extern "C" fn(*mut c_void),
         first_strided: usize,
+        in_place: bool,
         stream: mlx_stream,
     ) -> c_int;
 }

@@ -120,7 +120,7 @@ pub(super) fn add_strided<W: Work>(
     first: usize,
     shape: &[i32],
 ) -> Result<Array> {
-    add_with(op, Meaning::Opaque, work, inputs, shape, first)
+    add_with(op, Meaning::Opaque, work, inputs, shape, (first, false))
 }
 
 /// The operation's output: float32 of `shape`. The work sees row-contiguous inputs: those that are not when they
@@ -135,7 +135,21 @@ pub(super) fn add<W: Work>(
     inputs: &[&Array],
     shape: &[i32],
 ) -> Result<Array> {
-    add_with(op, meaning, work, inputs, shape, usize::MAX)
+    add_with(op, meaning, work, inputs, shape, (usize::MAX, false))
+}
+
+/// As [`add`], with an output that begins as the first input: in its memory, where nobody else needs that. The work
+/// writes only what changes, and must not read its first input.
+///
+/// # Errors
+/// As [`add`].
+pub(super) fn add_in_place<W: Work>(
+    op: &'static str,
+    work: W,
+    inputs: &[&Array],
+    shape: &[i32],
+) -> Result<Array> {
+    add_with(op, Meaning::Opaque, work, inputs, shape, (usize::MAX, true))
 }
 
 fn add_with<W: Work>(
@@ -144,7 +158,7 @@ fn add_with<W: Work>(
     work: W,
     inputs: &[&Array],
     shape: &[i32],
-    first_strided: usize,
+    (first_strided, in_place): (usize, bool),
 ) -> Result<Array> {
     let raw: Vec<_> = inputs.iter().map(|a| a.raw()).collect();
     let payload = Box::into_raw(Box::new(work));
@@ -164,6 +178,7 @@ fn add_with<W: Work>(
                 payload.cast(),
                 free::<W>,
                 first_strided,
+                in_place,
                 s,
             )
         }
@@ -193,7 +208,8 @@ unsafe extern "C" fn run<W: Work>(
         })
         .collect();
     // SAFETY: the shim has allocated the output, of the shape that `add` was given, and nobody else
-    // has it yet. Its elements are written before anything reads them; f32 has no invalid values.
+    // has it yet, or nobody else needs it; work in place does not read the input that it may be. Its
+    // elements are written before anything reads them; f32 has no invalid values.
     let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), work.outputs()) };
     // A panic must not cross into C++. What it leaves is not a number, which nobody takes for one.
     if catch_unwind(AssertUnwindSafe(|| work.run(&views, output))).is_err() {
