@@ -61,7 +61,8 @@ unsafe extern "C" {
         run: rust_mlx_run,
         payload: *mut c_void,
         drop: unsafe extern "C" fn(*mut c_void),
-        strided: bool,
+        first_strided: usize,
+        in_place: bool,
         stream: mlx_stream,
     ) -> c_int;
 

@@ -56,11 +56,24 @@ pub struct Lane {
     pub keys: Array,
     /// Float32 `[1, Hkv, n, D]`.
     pub values: Array,
+    /// So many of the `n` positions count, from the first on.
+    pub filled: i32,
     /// The first `kept` keys stand at `0..kept`, the others from `start` on; `None`: anyhow, and every
     /// query sees all.
     pub order: Option<(i32, i32)>,
     /// A query sees the kept keys and the last so many others.
     pub window: Option<i32>,
+}
+
+/// Neighboring tokens of one row in a packed projection.
+#[derive(Debug, Clone, Copy)]
+pub struct Tokens {
+    /// The first one's place in the projection.
+    pub first: i32,
+    /// How many.
+    pub length: i32,
+    /// The first one's position, and place in the cache.
+    pub offset: i32,
 }
 
 fn fault(message: impl Into<String>) -> Error {
@@ -117,25 +130,88 @@ impl Heads {
     pub fn keys(&self, packed: &Array, rows: &[(i32, i32)]) -> Result<Array> {
         let total: i32 = rows.iter().map(|(length, _)| *length).sum();
         self.check(packed, total)?;
-        let packed = packed.contiguous()?;
-        let mut inputs = vec![&packed];
-        let norm = match &self.k_norm {
-            Some(norm) => Some((norm.weight.contiguous()?, norm.eps)),
-            None => None,
-        };
-        inputs.extend(norm.iter().map(|(weight, _)| weight));
-        let work = Keys {
+        let mut inputs = vec![packed];
+        inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
+        let work = Keys(Store {
             n: count(self.n_kv_heads),
+            room: count(total),
             d: count(self.head_dim),
             width: count(self.width()),
             first: count(self.n_heads * self.head_dim),
+            from: 0,
+            slot: 0,
             positions: positions(rows),
-            eps: norm.as_ref().map(|(_, eps)| *eps),
+            eps: self.k_norm.as_ref().map(|norm| norm.eps),
             rotation: self.rotation.clone(),
             isa: Isa::detect(),
-        };
+        });
         let shape = [1, self.n_kv_heads, total, self.head_dim];
         host_op::add("cpu::keys", Meaning::Opaque, work, &inputs, &shape)
+    }
+
+    /// `cache` `[1, Hkv, n, D]` with the keys, with norm and rotation, of some tokens of a packed projection
+    /// at their positions. The cache's memory is used where nobody else needs it.
+    ///
+    /// # Errors
+    /// As [`Self::keys`], also when tokens or positions are not there.
+    pub fn store_keys(&self, cache: &Array, packed: &Array, tokens: Tokens) -> Result<Array> {
+        let mut inputs = vec![cache, packed];
+        inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
+        let first = self.n_heads * self.head_dim;
+        let work = self.store(cache, packed, tokens, first)?;
+        let work = Store {
+            eps: self.k_norm.as_ref().map(|norm| norm.eps),
+            rotation: self.rotation.clone(),
+            ..work
+        };
+        host_op::add_in_place("cpu::store_keys", work, &inputs, cache.shape())
+    }
+
+    /// As [`Self::store_keys`], with values as they are.
+    ///
+    /// # Errors
+    /// As [`Self::store_keys`].
+    pub fn store_values(&self, cache: &Array, packed: &Array, tokens: Tokens) -> Result<Array> {
+        let first = (self.n_heads + self.n_kv_heads) * self.head_dim;
+        let work = self.store(cache, packed, tokens, first)?;
+        host_op::add_in_place("cpu::store_values", work, &[cache, packed], cache.shape())
+    }
+
+    /// Work that stores what begins at element `first` of a packed row.
+    fn store(&self, cache: &Array, packed: &Array, tokens: Tokens, first: i32) -> Result<Store> {
+        self.check(packed, packed.dim(1)?)?;
+        let &[1, n, room, d] = cache.shape() else {
+            return Err(fault("a cache needs four axes").with_inputs(&[cache]));
+        };
+        if n != self.n_kv_heads || d != self.head_dim || cache.dtype() != Dtype::Float32 {
+            let wanted = format!(
+                "needs float32 [1, {}, n, {}]",
+                self.n_kv_heads, self.head_dim
+            );
+            return Err(fault(wanted).with_inputs(&[cache]));
+        }
+        let Tokens {
+            first: from,
+            length,
+            offset,
+        } = tokens;
+        let within = |from: i32, most: i32| from >= 0 && from <= most - length;
+        if length < 1 || length > room || !within(from, packed.dim(1)?) || !within(offset, room) {
+            return Err(fault("tokens that are not there, or no room for them"));
+        }
+        Ok(Store {
+            n: count(n),
+            room: count(room),
+            d: count(d),
+            width: count(self.width()),
+            first: count(first),
+            from: count(from),
+            slot: count(offset),
+            positions: positions(&[(length, offset)]),
+            eps: None,
+            rotation: None,
+            isa: Isa::detect(),
+        })
     }
 
     /// What the queries of a packed projection find in the keys and values of their rows, after those of
@@ -149,13 +225,14 @@ impl Heads {
         let mut queries = Vec::new();
         let mut at = 0;
         let mut plans = Vec::with_capacity(lanes.len());
-        let mut inputs = vec![packed.contiguous()?];
+        let mut inputs = vec![packed];
         if let Some(norm) = &self.q_norm {
-            inputs.push(norm.weight.contiguous()?);
+            inputs.push(&norm.weight);
         }
         if let Some(sinks) = &self.sinks {
-            inputs.push(sinks.contiguous()?);
+            inputs.push(sinks);
         }
+        let first = inputs.len();
         for (i, lane) in lanes.iter().enumerate() {
             let n = lane.keys.dim(2)?;
             let shape = [1, self.n_kv_heads, n, self.head_dim];
@@ -165,7 +242,8 @@ impl Heads {
                 }
             }
             let kept = lane.order.map_or(0, |(kept, _)| kept);
-            if lane.length < 1 || lane.offset < 0 || kept < 0 || kept > n {
+            let filled = lane.filled;
+            if lane.length < 1 || lane.offset < 0 || kept < 0 || kept > filled || filled > n {
                 return Err(fault("a row has impossible positions"));
             }
             let skipped = if last { lane.length - 1 } else { 0 };
@@ -178,12 +256,12 @@ impl Heads {
             }
             at += lane.length;
             plans.push(Plan {
-                n: count(n),
+                n: count(filled),
                 order: lane.order.map(|(kept, start)| (count(kept), start)),
                 window: lane.window,
             });
-            inputs.push(lane.keys.clone());
-            inputs.push(lane.values.clone());
+            inputs.push(&lane.keys);
+            inputs.push(&lane.values);
         }
         let n = i32::try_from(queries.len()).unwrap_or(i32::MAX);
         let shape = [1, n, self.n_heads * self.head_dim];
@@ -201,8 +279,7 @@ impl Heads {
             plans,
             isa: Isa::detect(),
         };
-        let inputs: Vec<&Array> = inputs.iter().collect();
-        host_op::add_strided("cpu::attention", work, &inputs, &shape)
+        host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
     }
 }
 
@@ -222,57 +299,79 @@ fn normalize(isa: Isa, weight: &[f32], eps: f32, head: &mut [f32]) {
     }
 }
 
-struct Keys {
+/// Heads out of packed rows, to `[n, room, d]` from `slot` on.
+struct Store {
     n: usize,
+    room: usize,
     d: usize,
     width: usize,
-    /// Of the first key in a packed row.
+    /// Of the first head in a packed row.
     first: usize,
+    /// The first packed row.
+    from: usize,
+    slot: usize,
     positions: Vec<i32>,
     eps: Option<f32>,
     rotation: Option<Rotation>,
     isa: Isa,
 }
 
-impl Work for Keys {
-    fn outputs(&self) -> usize {
-        self.n * self.positions.len() * self.d
-    }
-
-    fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        let mut inputs = inputs.iter();
-        let mut next = || match inputs.next() {
-            // SAFETY: `Heads::keys` gave arrays of float32.
-            Some(i) => unsafe { i.as_slice::<f32>() },
-            None => &[],
-        };
-        let packed = next();
-        let norm = self.eps.map(|eps| (next(), eps));
+impl Store {
+    fn write(&self, packed: &[f32], norm: Option<&[f32]>, output: &mut [f32]) {
         let out = Output::new(output);
         let total = self.positions.len();
-        let rotation = self
+        let turns = self
             .rotation
             .as_ref()
             .map(|r| (r, turns(r, &self.positions)));
         // Not the counted pointer, which stays on this thread.
-        let rotation = rotation.as_ref().map(|(r, turns)| (*r, &**turns));
+        let rotation = turns.as_ref().map(|(r, turns)| (*r, &**turns));
         share(total, total * self.n * self.d * 32, &|from, to| {
             for t in from..to {
                 for h in 0..self.n {
-                    let start = t * self.width + self.first + h * self.d;
+                    let start = (self.from + t) * self.width + self.first + h * self.d;
+                    let place = (h * self.room + self.slot + t) * self.d;
                     // SAFETY: each token and head has a place of its own.
-                    let head = unsafe { out.part((h * total + t) * self.d, self.d) };
+                    let head = unsafe { out.part(place, self.d) };
                     head.copy_from_slice(&packed[start..start + self.d]);
-                    if let Some((weight, eps)) = norm {
+                    if let (Some(weight), Some(eps)) = (norm, self.eps) {
                         normalize(self.isa, weight, eps, head);
                     }
-                    if let Some((rotation, turns)) = &rotation {
+                    if let Some((rotation, turns)) = rotation {
                         let pairs = rotation.radians.len();
                         rotate(rotation, &turns[t * pairs..(t + 1) * pairs], head);
                     }
                 }
             }
         });
+    }
+}
+
+impl Work for Store {
+    fn outputs(&self) -> usize {
+        self.n * self.room * self.d
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        // The first one is what the output begins as.
+        // SAFETY: `Heads::store` checked that these are of float32.
+        let slice = |i: usize| inputs.get(i).map(|i| unsafe { i.as_slice::<f32>() });
+        self.write(slice(1).unwrap_or_default(), slice(2), output);
+    }
+}
+
+/// Keys alone, without a cache.
+struct Keys(Store);
+
+impl Work for Keys {
+    fn outputs(&self) -> usize {
+        self.0.outputs()
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        // SAFETY: `Heads::keys` gave arrays of float32.
+        let slice = |i: usize| inputs.get(i).map(|i| unsafe { i.as_slice::<f32>() });
+        self.0.write(slice(0).unwrap_or_default(), slice(1), output);
     }
 }
 

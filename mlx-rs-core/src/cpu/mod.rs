@@ -26,7 +26,7 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use attention::{HeadNorm, Heads, Lane};
+pub use attention::{HeadNorm, Heads, Lane, Tokens};
 pub use matrix::{DenseMatrix, Matrix, QuantizedMatrix};
 pub use nucleus::top_p;
 pub use project::{Gate, Projection, Then};

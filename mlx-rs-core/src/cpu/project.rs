@@ -97,23 +97,23 @@ impl Projection<'_> {
         }
         let vector =
             |a: &Array, n: usize| a.dtype() == Dtype::Float32 && a.ndim() == 1 && a.size() == n;
-        let mut inputs: Vec<Array> = vec![x.contiguous()?];
+        let mut inputs = vec![x];
         if let Some((weight, _)) = self.norm {
             if !vector(weight, k) {
                 return Err(fault(format!("the norm needs a float32 weight [{k}]")));
             }
-            inputs.push(weight.contiguous()?);
+            inputs.push(weight);
         }
         let mut parts = Vec::with_capacity(self.parts.len());
         let mut n = 0;
         for (matrix, bias) in self.parts {
             let size = matrix.size();
-            inputs.extend(matrix.arrays().into_iter().cloned());
+            inputs.extend(matrix.arrays());
             if let Some(bias) = bias {
                 if !vector(bias, size.n) {
                     return Err(fault(format!("a bias must be float32 [{}]", size.n)));
                 }
-                inputs.push(bias.contiguous()?);
+                inputs.push(bias);
             }
             parts.push(Part {
                 kind: match matrix {
@@ -145,7 +145,7 @@ impl Projection<'_> {
             if residual.shape() != shape || residual.dtype() != Dtype::Float32 {
                 return Err(fault(format!("what is added must be float32 {shape:?}")));
             }
-            inputs.push(residual.contiguous()?);
+            inputs.push(residual);
         }
         let work = Product {
             parts,
@@ -171,7 +171,6 @@ impl Projection<'_> {
             },
             _ => Meaning::Opaque,
         };
-        let inputs: Vec<&Array> = inputs.iter().collect();
         host_op::add(op, meaning, work, &inputs, &shape)
     }
 }

@@ -268,6 +268,7 @@ fn many_queries_find_what_the_definition_says() {
                 offset: before as i32,
                 keys: array(&keys, &lane_shape),
                 values: array(&values, &lane_shape),
+                filled: n as i32,
                 order,
                 window,
             };
@@ -343,6 +344,7 @@ fn rows_of_a_batch_do_not_see_each_other() {
                     offset: 2,
                     keys: values(10 + i as u32),
                     values: values(20 + i as u32),
+                    filled: length as i32 + 2,
                     order: Some((0, 0)),
                     window: None,
                 }
@@ -375,5 +377,143 @@ fn rows_of_a_batch_do_not_see_each_other() {
                 at += lengths[i];
             }
         });
+    });
+}
+
+/// Inputs may lie in memory as they like: transposed, reversed, broadcast, cut out of others.
+#[test]
+fn inputs_of_any_layout() {
+    on_cpu(|| {
+        let (n, k) = (5i32, 64i32);
+        let w = DenseMatrix::new(&array(&noise((n * k) as usize, 1), &[n, k])).unwrap();
+        let w = w.expect("kernels are on");
+        let x = array(&noise(20 * k as usize, 2), &[k, 20]);
+        let row = array(&noise(k as usize, 3), &[1, k]);
+        let views = [
+            x.transpose_axes(&[1, 0]).unwrap(),
+            x.transpose_axes(&[1, 0])
+                .unwrap()
+                .slice_axis(0, 3, 6)
+                .unwrap(),
+            row.broadcast_to(&[3, k]).unwrap(),
+            x.transpose_axes(&[1, 0])
+                .unwrap()
+                .slice(&[19, 0], &[-21, k], &[-1, 1])
+                .unwrap(),
+        ];
+        for view in views {
+            let copy = view.contiguous().unwrap();
+            let (got, wanted) = (w.product(&view).unwrap(), w.product(&copy).unwrap());
+            assert_eq!(host(&got), host(&wanted), "{:?}", view.shape());
+        }
+        let heads = Heads {
+            n_heads: 2,
+            n_kv_heads: 1,
+            head_dim: 16,
+            scale: 1.0,
+            softcap: None,
+            q_norm: None,
+            k_norm: None,
+            rotation: None,
+            sinks: None,
+        };
+        let wide = array(&noise(6 * 80, 4), &[1, 6, 80]);
+        let packed = wide.slice_axis(2, 3, 67).unwrap();
+        // Keys whose elements of a head are no neighbors.
+        let keys = array(&noise(16 * 6, 5), &[1, 1, 16, 6])
+            .swap_axes(2, 3)
+            .unwrap();
+        let lane = |keys: &Array| Lane {
+            length: 6,
+            offset: 0,
+            keys: keys.clone(),
+            values: keys.clone(),
+            filled: 6,
+            order: Some((0, 0)),
+            window: None,
+        };
+        let got = heads.attend(&packed, &[lane(&keys)], false).unwrap();
+        let copies = (packed.contiguous().unwrap(), keys.contiguous().unwrap());
+        let wanted = heads.attend(&copies.0, &[lane(&copies.1)], false).unwrap();
+        assert_eq!(host(&got), host(&wanted));
+    });
+}
+
+/// Storing in place is storing, and what others still have stays as it was.
+#[test]
+fn stored_keys_and_values_stand_where_they_belong() {
+    let (n, d, room) = (2usize, 16usize, 10usize);
+    let heads = Heads {
+        n_heads: 4,
+        n_kv_heads: n as i32,
+        head_dim: d as i32,
+        scale: 1.0,
+        softcap: None,
+        q_norm: None,
+        k_norm: None,
+        rotation: Some(Rotation {
+            radians: (0..d / 2).map(|i| 0.8f32.powi(i as i32)).collect(),
+            traditional: true,
+            amplitude: 1.0,
+        }),
+        sinks: None,
+    };
+    let width = (4 + 2 * n) * d;
+    on_cpu(|| {
+        let packed = noise(5 * width, 1);
+        let packed = array(&packed, &[1, 5, width as i32]);
+        let before = noise(n * room * d, 2);
+        let shape = [1, n as i32, room as i32, d as i32];
+        let cache = array(&before, &shape);
+        let tokens = Tokens {
+            first: 1,
+            length: 3,
+            offset: 6,
+        };
+        let keys = host(&heads.keys(&packed, &[(1, 5), (3, 6), (1, 0)]).unwrap());
+        let shared = heads.store_keys(&cache, &packed, tokens).unwrap();
+        let values = heads.store_values(&cache, &packed, tokens).unwrap();
+        // Of an array that nobody else has.
+        let own = heads
+            .store_keys(&cache.add(&cache).unwrap(), &packed, tokens)
+            .unwrap();
+        let (shared, values, own, row) = (host(&shared), host(&values), host(&own), host(&packed));
+        assert_eq!(host(&cache), before);
+        for h in 0..n {
+            for at in 0..room {
+                let place = (h * room + at) * d..(h * room + at + 1) * d;
+                let wanted: Vec<f32> = if (6..9).contains(&at) {
+                    keys[(h * 5 + at - 5) * d..][..d].to_vec()
+                } else {
+                    before[place.clone()].to_vec()
+                };
+                assert_eq!(shared[place.clone()], wanted, "{h} {at}");
+                if (6..9).contains(&at) {
+                    assert_eq!(own[place.clone()], wanted);
+                    let start = (at - 5) * width + (4 + n + h) * d;
+                    assert_eq!(values[place], row[start..start + d]);
+                } else {
+                    assert_eq!(values[place.clone()], wanted);
+                    let twice: Vec<f32> = wanted.iter().map(|v| v + v).collect();
+                    assert_eq!(own[place], twice);
+                }
+            }
+        }
+        for (first, length, offset) in [
+            (3, 3, 0),
+            (-1, 1, 0),
+            (0, 3, 8),
+            (0, 0, 0),
+            (0, 11, 0),
+            (0, 1, -1),
+        ] {
+            let tokens = Tokens {
+                first,
+                length,
+                offset,
+            };
+            assert!(heads.store_keys(&cache, &packed, tokens).is_err());
+            assert!(heads.store_values(&cache, &packed, tokens).is_err());
+        }
     });
 }
