@@ -25,7 +25,7 @@ pub mod schedule;
 mod step;
 
 pub use adapter::{CONFIG_FILE, WEIGHTS_FILE};
-pub use fuse::fuse;
+pub use fuse::{fuse, fuse_dequantized};
 pub use lora::{AdapterKind, LoraAdapter};
 pub use optim::{Optimizer, OptimizerConfig};
 pub use schedule::Schedule;
