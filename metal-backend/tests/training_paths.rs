@@ -8,7 +8,7 @@ use std::path::Path;
 
 use inference::{ErrorKind, GenerateOptions, LoraConfig, Prompt};
 use metal_backend::train::{self, AdapterKind, OptimizerConfig, Params, Sequence, Trainer, Tuning};
-use mlx_rs_core::Array;
+use mlx_rs_core::{Array, Dtype};
 use training_common::{
     at_rate, batch, check_slopes, cpu, distance, disturb, fixtures, fresh, length, load, logits,
     read, tiny,
@@ -33,6 +33,20 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
             (name, targets)
         })
         .collect()
+}
+
+/// Whether a checkpoint is stored in half a float, to which what is written into it is rounded.
+fn is_rounded(name: &str) -> bool {
+    let dir = std::fs::read_dir(tiny(name)).unwrap();
+    let mut files = dir.map(|entry| entry.unwrap().path());
+    files.any(|file| {
+        let stored = file.extension().is_some_and(|e| e == "safetensors");
+        stored && {
+            let loaded = mlx_rs_core::io::load_safetensors(&file).unwrap();
+            let mut arrays = loaded.arrays.values();
+            arrays.any(|a| matches!(a.dtype(), Dtype::Bfloat16 | Dtype::Float16))
+        }
+    })
 }
 
 fn rank(rank: usize) -> LoraConfig {
@@ -215,8 +229,7 @@ fn whole_weights_learn_are_saved_loaded_removed_and_fused() {
         let changed = train::fuse(&tiny(name), &saved, &fused).unwrap();
         assert!(changed >= params.len(), "{name}: {changed}");
         let fused = inference::load_model(&fused, &cpu()).unwrap();
-        // Those of bfloat16 round.
-        let allowed = if name == "gemma2" { 0.05 } else { 2e-3 };
+        let allowed = if is_rounded(name) { 0.1 } else { 2e-3 };
         let error = distance(&trained, &logits(fused.as_ref()));
         assert!(error < allowed, "{name}: {error}");
     }
@@ -257,21 +270,19 @@ fn fused_equals_adapted_in_every_layout() {
             let apart = logits(trainer.model());
             let plain = inference::load_model(tiny(name), &cpu()).unwrap();
             let apart_from_plain = distance(&apart, &logits(plain.as_ref()));
-            assert!(apart_from_plain > 1e-2, "{name}");
+            assert!(apart_from_plain > 0.2, "{name}: {apart_from_plain}");
             let (packed, dense) = (dir.path().join("packed"), dir.path().join("dense"));
             train::fuse(&tiny(name), &adapter, &packed).unwrap();
             train::fuse_dequantized(&tiny(name), &adapter, &dense).unwrap();
             let open = |path: &Path| logits(inference::load_model(path, &cpu()).unwrap().as_ref());
-            assert!(
-                distance(&apart, &open(&dense)) < 5e-3,
-                "{name}: {}",
-                distance(&apart, &open(&dense))
-            );
-            // Packing again rounds.
+            let rounding = if is_rounded(name) { 0.1 } else { 5e-3 };
+            let error = distance(&apart, &open(&dense));
+            assert!(error < rounding, "{name}: {error}, of {apart_from_plain}");
+            // Packing again rounds more.
             let allowed = if name.ends_with("q4") {
                 0.5 * apart_from_plain
             } else {
-                5e-3
+                rounding
             };
             let error = distance(&apart, &open(&packed));
             assert!(error < allowed, "{name}: {error}, of {apart_from_plain}");
