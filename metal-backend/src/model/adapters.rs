@@ -1,15 +1,25 @@
 //! Adapters of a loaded model: put on, exchanged and taken off while it answers. What they are is in
 //! `train/`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use inference::{Adapter, LoraConfig, Result, TokenModel, TrainableModel};
 
 use super::{Engine, MlxModel, locked};
-use crate::train::{AdapterKind, LoraAdapter};
+use crate::train::{AdapterKind, LoraAdapter, key};
 
 impl Engine {
+    /// What the matrices inside of blocks are called, such as `self_attn.q_proj`.
+    pub fn layer_names(&self) -> BTreeSet<String> {
+        let sites = locked(&self.sites);
+        let inside = sites
+            .iter()
+            .filter(|site| site.is_matrix() && site.block().is_some());
+        inside.map(|site| key(site.name()).to_owned()).collect()
+    }
+
     /// The adapter on the model, if any.
     pub fn adapter(&self) -> Option<LoraAdapter> {
         locked(&self.adapter).clone()

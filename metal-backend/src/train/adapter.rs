@@ -56,15 +56,23 @@ impl Naming {
     /// What mlx-lm's `keys` call a layer: what is after the number of the block, or all of it for one that
     /// is in none.
     fn key(&self, name: &str) -> String {
-        let mut rest = name;
-        while let Some((part, after)) = rest.split_once('.') {
-            if part.parse::<usize>().is_ok() {
-                return after.to_owned();
-            }
-            rest = after;
+        match key(name) {
+            inside if inside.len() < name.len() => inside.to_owned(),
+            whole => self.theirs(whole),
         }
-        self.theirs(name)
     }
+}
+
+/// What is after the number of the block in a name; all of it for one that is in none.
+pub(crate) fn key(name: &str) -> &str {
+    let mut rest = name;
+    while let Some((part, after)) = rest.split_once('.') {
+        if part.parse::<usize>().is_ok() {
+            return after;
+        }
+        rest = after;
+    }
+    name
 }
 
 /// mlx-lm has A as `[in, rank]` and B as `[rank, out]`, but those of experts as we do, and those of tables

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use inference::{Error, ErrorKind, Result};
+use inference::{ComputeType, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use super::dataset::{BatchOptions, DataOptions, FieldNames, Order};
@@ -87,7 +87,7 @@ pub struct LrSchedule {
 pub struct TrainConfig {
     /// The model: a directory, a file or a name.
     pub model: Option<String>,
-    /// Whether to train.
+    /// Whether to train: for mlx-lm, which asks for it. [`super::Run`] trains without it too.
     pub train: bool,
     /// Whether to measure on `test.jsonl` (after training).
     pub test: bool,
@@ -149,6 +149,10 @@ pub struct TrainConfig {
     pub keep_order: bool,
     /// Ours: whether to go on without lines that cannot be used.
     pub skip_bad_lines: bool,
+    /// Ours: the backend: metal, cuda or cpu; the best available if absent.
+    pub backend: Option<String>,
+    /// Ours: the type to compute in; the backend's choice if absent.
+    pub dtype: Option<ComputeType>,
     /// Ours: the global norm beyond which gradients are scaled down.
     pub max_grad_norm: Option<f64>,
 }
@@ -201,6 +205,8 @@ impl Default for TrainConfig {
             pack: false,
             keep_order: false,
             skip_bad_lines: false,
+            backend: None,
+            dtype: None,
             max_grad_norm: None,
         }
     }

@@ -24,6 +24,13 @@ pub enum Decay {
         /// In so many steps.
         steps: u64,
     },
+    /// Times `factor` after each `every` steps.
+    Steps {
+        /// What it is multiplied by.
+        factor: f32,
+        /// After so many steps.
+        every: u64,
+    },
 }
 
 /// A learning rate for each step.
@@ -72,6 +79,13 @@ impl Schedule {
     pub fn validate(&self) -> Result<()> {
         let end = match self.decay {
             Decay::Constant => 0.0,
+            Decay::Steps { factor, every } => {
+                if every == 0 {
+                    let message = "the schedule's steps are 0; they must be at least 1";
+                    return Err(Error::new(ErrorKind::InvalidOption, message));
+                }
+                factor
+            }
             Decay::Linear { end, steps } | Decay::Cosine { end, steps } => {
                 if steps == 0 {
                     let message = "the schedule's steps are 0; they must be at least 1";
@@ -82,7 +96,7 @@ impl Schedule {
         };
         for (name, value) in [
             ("learning rate", self.rate),
-            ("end of the schedule", end),
+            ("end or factor of the schedule", end),
             ("start of the warm-up", self.warmup_init),
         ] {
             if !value.is_finite() || value < 0.0 {
@@ -112,6 +126,10 @@ impl Schedule {
         match self.decay {
             Decay::Constant => self.rate,
             Decay::Linear { end, steps } => straight(self.rate, end, step, steps.max(1)),
+            Decay::Steps { factor, every } => {
+                let times = i32::try_from(step / every.max(1)).unwrap_or(i32::MAX);
+                (f64::from(self.rate) * f64::from(factor).powi(times)) as f32
+            }
             Decay::Cosine { end, steps } => {
                 let share = step.min(steps) as f64 / steps.max(1) as f64;
                 let left = 0.5 * (1.0 + (std::f64::consts::PI * share).cos());

@@ -15,7 +15,7 @@ use super::{Params, Schedule};
 use crate::arch::{Decoder, Watch};
 use crate::cache::{CacheOptions, Caches, KvCache, PassingCache, Row};
 use crate::error::engine;
-use crate::model::MlxModel;
+use crate::model::{Engine, MlxModel};
 use crate::nn::adapter::{Scope, within};
 use crate::nn::attention::Positions;
 
@@ -141,6 +141,16 @@ impl Trainer {
         kind: AdapterKind,
         tuning: Tuning,
     ) -> Result<Self> {
+        Self::of(crate::backend::open(path, options)?, lora, kind, tuning)
+    }
+
+    /// Trains the adapter that stands on a loaded model, or else a fresh one.
+    pub(super) fn of(
+        model: MlxModel,
+        lora: &LoraConfig,
+        kind: AdapterKind,
+        tuning: Tuning,
+    ) -> Result<Self> {
         tuning.schedule.validate()?;
         let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
         if tuning.accumulation == 0 {
@@ -152,14 +162,8 @@ impl Trainer {
         {
             return bad(String::from("clip must be a number above 0"));
         }
-        let model = crate::backend::open(path, options)?;
         let engine = model.engine();
-        let adapter = if options.adapter_path.is_some() {
-            engine.adapter()
-        } else {
-            None
-        };
-        let adapter = match adapter {
+        let adapter = match engine.adapter() {
             Some(adapter) => adapter,
             None => engine.apply_lora(lora, kind, tuning.seed)?,
         };
@@ -186,6 +190,17 @@ impl Trainer {
     #[must_use]
     pub fn model(&self) -> &dyn TextModel {
         &self.model
+    }
+
+    /// How it is trained.
+    #[must_use]
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// What the model's requests share.
+    pub(super) fn engine(&self) -> &Engine {
+        self.model.engine()
     }
 
     /// What is trained.
@@ -259,7 +274,7 @@ impl Trainer {
     /// [`ErrorKind::InvalidOption`] for sequences that cannot be learned from; [`ErrorKind::Engine`] when
     /// the loss is not a number. Nothing has changed then.
     pub fn step(&mut self, batch: &[Sequence]) -> Result<StepReport> {
-        self.check(batch.iter())?;
+        check(self.model.engine(), batch.iter())?;
         let tokens = batch.iter().map(Sequence::learned).sum();
         let decoder = self.model.engine().decoder()?;
         let scope = self.scope_of_batch();
@@ -297,7 +312,7 @@ impl Trainer {
             ));
         }
         let both = || batch.iter().flat_map(|p| [&p.chosen, &p.rejected]);
-        self.check(both())?;
+        check(self.model.engine(), both())?;
         let tokens = both().map(Sequence::learned).sum();
         let held = self.model.engine();
         let decoder = held.decoder()?;
@@ -343,7 +358,7 @@ impl Trainer {
     /// # Errors
     /// As [`Self::step`].
     pub fn gradients(&self, batch: &[Sequence]) -> Result<(f32, Params)> {
-        self.check(batch.iter())?;
+        check(self.model.engine(), batch.iter())?;
         let held = self.model.engine();
         let decoder = held.decoder()?;
         let scope = self.scope_of_batch();
@@ -369,25 +384,7 @@ impl Trainer {
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for sequences that nothing can be learned from.
     pub fn evaluate(&self, batch: &[Sequence]) -> Result<Evaluation> {
-        self.check(batch.iter())?;
-        let held = self.model.engine();
-        let decoder = held.decoder()?;
-        held.scope(|| -> mlx_rs_core::Result<_> {
-            let packed = Packed::new(batch.iter())?;
-            let logits = packed.logits(decoder.as_ref())?;
-            let losses = cross_entropy_each(&logits, &packed.targets)?.multiply(&packed.mask)?;
-            let best = logits.argmax(-1, false)?;
-            let right = best.equal(&packed.targets.astype(best.dtype())?)?;
-            let right = right.astype(losses.dtype())?.multiply(&packed.mask)?;
-            let (losses, right) = (losses.sum(All, false)?, right.sum(All, false)?);
-            eval([&losses, &right])?;
-            Ok(Evaluation {
-                loss: f64::from(losses.item::<f32>()?),
-                tokens: batch.iter().map(Sequence::learned).sum(),
-                correct: right.item::<f32>()?.round() as usize,
-            })
-        })
-        .map_err(engine("evaluate"))
+        evaluate_on(self.model.engine(), batch)
     }
 
     /// The trainable numbers, of which there must be some.
@@ -413,28 +410,6 @@ impl Trainer {
             checkpoint: self.tuning.checkpoint,
             without_adapters: false,
         }
-    }
-
-    fn check<'a>(&self, batch: impl Iterator<Item = &'a Sequence>) -> Result<()> {
-        let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
-        let mut any = false;
-        for (i, sequence) in batch.enumerate() {
-            any = true;
-            self.model.engine().check_prompt(&sequence.ids)?;
-            if sequence.learned() == 0 {
-                return bad(format!(
-                    "sequence {i} has {} tokens, of which {} are given; nothing is left to learn",
-                    sequence.ids.len(),
-                    sequence.from.max(1)
-                ));
-            }
-        }
-        if any {
-            return Ok(());
-        }
-        bad(String::from(
-            "the batch is empty; give at least one sequence",
-        ))
     }
 
     fn step_by(
@@ -499,6 +474,51 @@ impl Trainer {
         report.updated = true;
         Ok(report)
     }
+}
+
+/// How wrong a model is on sequences.
+pub(super) fn evaluate_on(held: &Engine, batch: &[Sequence]) -> Result<Evaluation> {
+    check(held, batch.iter())?;
+    let decoder = held.decoder()?;
+    held.scope(|| -> mlx_rs_core::Result<_> {
+        let packed = Packed::new(batch.iter())?;
+        let logits = packed.logits(decoder.as_ref())?;
+        let losses = cross_entropy_each(&logits, &packed.targets)?.multiply(&packed.mask)?;
+        let best = logits.argmax(-1, false)?;
+        let right = best.equal(&packed.targets.astype(best.dtype())?)?;
+        let right = right.astype(losses.dtype())?.multiply(&packed.mask)?;
+        let (losses, right) = (losses.sum(All, false)?, right.sum(All, false)?);
+        eval([&losses, &right])?;
+        Ok(Evaluation {
+            loss: f64::from(losses.item::<f32>()?),
+            tokens: batch.iter().map(Sequence::learned).sum(),
+            correct: right.item::<f32>()?.round() as usize,
+        })
+    })
+    .map_err(engine("evaluate"))
+}
+
+/// Refuses sequences that cannot be run, or learned from.
+fn check<'a>(held: &Engine, batch: impl Iterator<Item = &'a Sequence>) -> Result<()> {
+    let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
+    let mut any = false;
+    for (i, sequence) in batch.enumerate() {
+        any = true;
+        held.check_prompt(&sequence.ids)?;
+        if sequence.learned() == 0 {
+            return bad(format!(
+                "sequence {i} has {} tokens, of which {} are given; nothing is left to learn",
+                sequence.ids.len(),
+                sequence.from.max(1)
+            ));
+        }
+    }
+    if any {
+        return Ok(());
+    }
+    bad(String::from(
+        "the batch is empty; give at least one sequence",
+    ))
 }
 
 /// Sequences packed one after another, each without its last token, and what should follow each position.
