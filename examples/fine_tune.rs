@@ -18,10 +18,7 @@ fn main() -> Result<()> {
     };
     let config = TrainConfig {
         data: Some("examples/data/pirate".into()),
-        adapter_path: arguments
-            .next()
-            .unwrap_or_else(|| "adapters".into())
-            .into(),
+        adapter_path: arguments.next().unwrap_or_else(|| "adapters".into()).into(),
         mask_prompt: true,
         iters: 60,
         learning_rate: 2e-4,

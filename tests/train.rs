@@ -173,11 +173,12 @@ fn what_was_learned_is_said() {
             "--iters",
             "60",
             "--learning-rate",
-            "2e-2",
-            "--num-layers",
-            "-1",
+            "1e-2",
             "--max-grad-norm",
             "1",
+            // The random head of a tiny model can hardly say anything for sure.
+            "--keys",
+            "mlp.up_proj,lm_head",
             "--lr-schedule",
             "linear",
             "--test",
@@ -249,7 +250,7 @@ fn what_was_learned_is_said() {
         "--json",
     ];
     let made = json(&mlx("fuse", &args));
-    assert_eq!(made["fused_layers"], 21);
+    assert_eq!(made["fused_layers"], 4);
     let output = mlx("fuse", &args);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("there already"));
