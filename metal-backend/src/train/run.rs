@@ -425,7 +425,7 @@ impl Run {
             interrupted,
             train_loss,
             base: validations().find(|score| score.step == 0),
-            validation: validations().last(),
+            validation: validations().next_back(),
             test,
             trained_tokens: self.place.tokens,
             trainable_parameters: self.trainer.adapter().num_parameters(),
