@@ -114,7 +114,7 @@ impl Run {
     ) -> Result<Self> {
         plan::check(&config)?;
         let tuning = plan::tuning(&config)?;
-        let kind = plan::kind(&config)?;
+        let kind = plan::kind(&config);
         let data = config
             .data
             .as_deref()
