@@ -85,6 +85,31 @@ fn logits_and_greedy_tokens_equal_the_reference() {
 }
 
 #[test]
+fn perplexity_is_that_of_mlx_lm() {
+    let text = std::fs::read_to_string(common::fixture("perplexity.json")).unwrap();
+    let golden: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let golden = &golden["first_model"];
+    let tokens = MODEL.as_token_model().unwrap();
+    let expected = ids(&golden["tokens"]);
+    let text = tokens.decode(&expected).unwrap();
+    assert_eq!(tokens.encode(&text, true).unwrap(), expected);
+    let length = golden["sequence_length"].to_string();
+    let output = mlx(&[
+        "perplexity",
+        "--prompt",
+        &text,
+        "--sequence-length",
+        &length,
+    ]);
+    let ours: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    for name in ["perplexity", "standard_error"] {
+        let (ours, expected) = (&ours[name], &golden[name]);
+        let difference = (ours.as_f64().unwrap() - expected.as_f64().unwrap()).abs();
+        assert!(difference < 1e-3, "{name}: {ours} is not {expected}");
+    }
+}
+
+#[test]
 fn the_tokenizer_agrees_on_every_golden_text() {
     text_golden::assert_golden(MODEL.as_token_model().unwrap());
 }

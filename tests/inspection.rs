@@ -3,7 +3,7 @@
 mod common;
 
 use common::{fixture, floats, max_difference, tiny};
-use inference::{ErrorKind, Pooling, Prompt};
+use inference::{ErrorKind, LoadOptions, Pooling, Prompt};
 
 fn ids(n: u32) -> Prompt {
     Prompt::Tokens((0..n).map(|i| 5 + (i * 7 + i * i % 11) % 90).collect())
@@ -67,6 +67,70 @@ fn keys_turn_with_their_position() {
             assert!((length(at(0)) - length(at(p))).abs() < 1e-4);
         }
     }
+}
+
+#[test]
+fn keys_are_those_in_the_caches_of_mlx_lm() {
+    // Grouped heads, sliding layers whose windows the prompt goes beyond, packed weights.
+    let golden = reference("keys.json");
+    let tokens = common::ids(&golden["tokens"]);
+    let positions = common::ids(&golden["positions"]);
+    let (mut grouped, mut sliding) = (0, 0);
+    for case in golden["cases"].as_array().unwrap() {
+        let name = case["model"].as_str().unwrap();
+        let step = usize::try_from(case["step"].as_u64().unwrap()).unwrap();
+        // However memory is saved, every position is there, in full precision.
+        let packed = LoadOptions::new().with_kv_bits(4).with_kv_group_size(32);
+        for options in [
+            LoadOptions::new(),
+            LoadOptions::new().with_context_len(8),
+            packed,
+        ] {
+            let options = options.with_backend("cpu");
+            let path = fixture("tiny").join(name);
+            let model = match inference::load_model(path, &options) {
+                Ok(model) => model,
+                // Heads of most tiny models cannot be packed.
+                Err(e) if e.to_string().contains("kv_group_size") => continue,
+                Err(e) => panic!("{name}: {e}"),
+            };
+            let inspector = model.as_attention_inspector().unwrap();
+            let prompt = Prompt::Tokens(tokens.clone());
+            let seen = inspector.inspect_attention(&prompt).unwrap();
+            let layers = case["keys"].as_array().unwrap();
+            assert_eq!(
+                (seen.keys.len(), seen.seq_len),
+                (layers.len(), tokens.len())
+            );
+            for (keys, expected) in seen.keys.iter().zip(layers) {
+                let expected = expected.as_array().unwrap();
+                assert_eq!(keys.len(), expected.len(), "{name}");
+                assert_eq!(keys.len(), seen.num_kv_heads, "{name}");
+                for (head, expected) in keys.iter().zip(expected) {
+                    assert_eq!(head.len(), tokens.len() * seen.head_dim, "{name}");
+                    let picked: Vec<f32> = positions
+                        .iter()
+                        .flat_map(|&p| {
+                            let at = p as usize * seen.head_dim;
+                            head[at..at + seen.head_dim].iter().step_by(step).copied()
+                        })
+                        .collect();
+                    let expected = floats(expected);
+                    let difference = max_difference(&picked, &expected);
+                    // mlx-lm rounds Gemma 3's factor on embeddings to bfloat16.
+                    let tolerance = if name == "gemma3-text" { 5e-4 } else { 1e-5 };
+                    let size = expected.iter().fold(1f32, |size, v| size.max(v.abs()));
+                    assert!(
+                        difference < tolerance * size,
+                        "{name}, {options:?}: {difference} of {size}"
+                    );
+                }
+            }
+            grouped += usize::from(seen.num_kv_heads < seen.num_heads);
+            sliding += usize::from(name == "gemma3-text");
+        }
+    }
+    assert!(grouped >= 6 && sliding == 2, "{grouped} {sliding}");
 }
 
 #[test]

@@ -98,7 +98,7 @@ pub struct LoadOptions {
     pub kv_bits: Option<u32>,
     /// Numbers of the cache that share a scale: 32, 64 or 128.
     pub kv_group_size: u32,
-    /// The cache is packed once it holds more than so many positions.
+    /// The cache is packed once it holds more than so many positions; 0 packs from the first on.
     pub quantized_kv_start: usize,
     /// A smaller model with the same vocabulary that guesses tokens, which the model then checks
     /// several at a time.
@@ -197,8 +197,8 @@ impl LoadOptions {
         }
         if self.kv_bits.is_some() && self.context_len.is_some() {
             return invalid(String::from(
-                "kv_bits and context_len do not go together: a bounded cache is not packed; leave one \
-                 of them out",
+                "kv_bits and context_len do not go together: a bounded cache is not packed (nor is it by \
+                 mlx-lm); leave one of them out",
             ));
         }
         match self.gpu_layers {

@@ -90,7 +90,10 @@ impl Backend for MlxBackend {
         match self.0 {
             Place::Metal => format!("Apple GPU through Metal (MLX {version})"),
             Place::Cuda => format!("NVIDIA GPU through CUDA (MLX {version})"),
-            Place::Cpu => format!("host processor (MLX {version})"),
+            Place::Cpu => format!(
+                "host processor (MLX {version}; {})",
+                mlx_rs_core::cpu::status()
+            ),
         }
     }
 
@@ -129,8 +132,10 @@ impl MlxBackend {
         let stream = Stream::default_of(self.0.device()).map_err(engine("device"))?;
         let mut model = stream.scope(|| load(path, options, self.0))?;
         if let Some(draft) = &options.draft_model {
+            // Its cache is not packed: it is small, and so are its heads.
+            let own = options.clone().with_kv_bits(None);
             let draft = stream
-                .scope(|| load(draft, options, self.0))
+                .scope(|| load(draft, &own, self.0))
                 .map_err(|e| e.context("draft_model"))?;
             if !alike(&draft.text, &model.text)? {
                 return Err(Error::new(
@@ -342,7 +347,7 @@ fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOptions>
             .map(|n| int("context_len", n))
             .transpose()?,
         packing,
-        trimmable: false,
+        trimmable: None,
     })
 }
 

@@ -43,6 +43,8 @@ pub struct Engine {
     eos: Vec<u32>,
     caches: CacheOptions,
     prefixes: Prefixes,
+    /// The same for the model that guesses.
+    draft_prefixes: Prefixes,
     /// Guesses tokens; taken away by `close`.
     draft: Mutex<Option<Arc<dyn Decoder>>>,
     identity: String,
@@ -99,6 +101,7 @@ impl Engine {
             eos: parts.eos,
             caches: parts.caches,
             prefixes: Prefixes::new(parts.slots),
+            draft_prefixes: Prefixes::new(parts.slots),
             draft: Mutex::new(parts.draft.map(Arc::from)),
             identity: parts.identity,
             sites: Mutex::new(parts.sites),
@@ -150,6 +153,11 @@ impl Engine {
     /// What finished requests have computed.
     pub fn prefixes(&self) -> &Prefixes {
         &self.prefixes
+    }
+
+    /// What the model that guesses has computed in finished requests.
+    pub fn draft_prefixes(&self) -> &Prefixes {
+        &self.draft_prefixes
     }
 
     /// The model that guesses, where there is one.
@@ -423,6 +431,7 @@ impl TextModel for MlxModel {
         }
         locked(&self.engine.sites).clear();
         self.engine.prefixes.close();
+        self.engine.draft_prefixes.close();
         mlx_rs_core::memory::clear_cache().map_err(engine_error("close"))
     }
 

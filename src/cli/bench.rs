@@ -3,9 +3,12 @@
 //! The prompt is made of pseudo-random ids, the same on every run and machine; sampling is greedy
 //! and does not stop early, so that every run does the same work.
 
-use inference::{GenerateOptions, Prompt, TextModel};
+use std::time::Instant;
+
+use inference::{BatchEvent, GenerateOptions, Prompt, TextModel};
 use serde_json::{Value, json};
 
+use super::bench_many::{self, Size};
 use super::console::{Console, bytes};
 use super::failure::Failure;
 use super::load::{LoadArgs, ModelArgs, at_least_one, load};
@@ -28,12 +31,22 @@ pub struct Args {
     /// Runs before them that are not measured
     #[arg(long, value_name = "N", default_value_t = 1)]
     warmup: usize,
+    /// Also decode N requests together, each with a prompt of 16 tokens; reports all their tokens per second
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    batch: Option<usize>,
+    /// Measure N requests together against one after another, classification of twice as many prompts
+    /// likewise, and what sampling adds to a token, too
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    together: Option<usize>,
     #[command(flatten)]
     load: LoadArgs,
 }
 
 /// Tokens to generate in a warm-up run: enough to have run every kernel.
 const WARMUP_TOKENS: usize = 8;
+
+/// Tokens of each prompt of a batch.
+const BATCH_PROMPT: usize = 16;
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
@@ -48,12 +61,50 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         "generated_tokens": args.generate_tokens,
         "load_seconds": loaded.load_seconds,
     });
+    if let Some(requests) = args.together {
+        object["together"] = args.many(model, requests, console)?;
+    }
     // From the start of loading to the first token of the very first run.
     let first = loaded.load_seconds + measured.first_token_seconds;
     if let (Value::Object(object), Value::Object(more)) = (&mut object, measured.json(first)) {
         object.extend(more);
+        if let Some(rows) = args.batch {
+            let rate = together(args, rows, model)?;
+            console.note(&format!("{rows} requests together: {rate:.1} tok/s"));
+            object.insert("batch_rows".into(), json!(rows));
+            object.insert("batch_tokens_per_second".into(), json!(rate));
+        }
     }
     console.json(&object)
+}
+
+impl Args {
+    fn many(
+        &self,
+        model: &dyn TextModel,
+        requests: usize,
+        console: &mut Console<'_>,
+    ) -> Result<Value, Failure> {
+        if self.generate_tokens < 2 {
+            return Err(Failure::usage(
+                "--together needs --generate-tokens of 2 or more: the first belongs to the prefill",
+            ));
+        }
+        let size = Size {
+            requests,
+            tokens: self.generate_tokens,
+            repeat: self.repeat,
+        };
+        let bar = TokenBar::start("measuring together", size.work(), console);
+        bench_many::run(model, &size, &eos_tokens(model), &bar)
+    }
+}
+
+fn eos_tokens(model: &dyn TextModel) -> Vec<u32> {
+    model
+        .as_token_model()
+        .map(inference::TokenModel::eos_tokens)
+        .unwrap_or_default()
 }
 
 /// One measured run.
@@ -97,10 +148,7 @@ fn measure(
             "--prompt-tokens and --generate-tokens are {needed} tokens together, and the model's context holds {room}"
         )));
     }
-    let eos = model
-        .as_token_model()
-        .map(inference::TokenModel::eos_tokens)
-        .unwrap_or_default();
+    let eos = eos_tokens(model);
     let prompt = Prompt::Tokens(prompt_ids(args.prompt_tokens, info.vocab_size, &eos)?);
     let mut measured = Measured {
         first_token_seconds: 0.0,
@@ -150,6 +198,50 @@ fn measure(
     Ok(measured)
 }
 
+/// Tokens per second of all of `rows` requests that decode together, from the step that gives the last
+/// of them its first token to the end.
+fn together(args: &Args, rows: usize, model: &dyn TextModel) -> Result<f64, Failure> {
+    let info = model.info();
+    let eos = model
+        .as_token_model()
+        .map(inference::TokenModel::eos_tokens)
+        .unwrap_or_default();
+    let ids = prompt_ids(rows.saturating_mul(BATCH_PROMPT), info.vocab_size, &eos)?;
+    let mut options = GenerateOptions::default();
+    options.cache_prompt = false;
+    options.max_tokens = args.generate_tokens.max(2);
+    options.ignore_eos = true;
+    let mut session = model.batch_session()?;
+    let mut waiting = std::collections::HashSet::new();
+    for prompt in ids.chunks(BATCH_PROMPT) {
+        waiting.insert(session.add(&Prompt::Tokens(prompt.to_vec()), &options)?);
+    }
+    let (mut began, mut counted) = (None, 0usize);
+    while !session.is_empty() {
+        let all_run = waiting.is_empty();
+        for event in session.step()? {
+            match event {
+                BatchEvent::Token { row, .. } => {
+                    waiting.remove(&row);
+                    counted += usize::from(all_run);
+                }
+                BatchEvent::Failed { error, .. } => return Err(error.into()),
+                _ => {}
+            }
+        }
+        if waiting.is_empty() && began.is_none() {
+            began = Some(Instant::now());
+        }
+    }
+    let seconds = began.map_or(0.0, |began| began.elapsed().as_secs_f64());
+    if counted == 0 || seconds <= 0.0 {
+        return Err(Failure::failed(format!(
+            "no step had all {rows} requests in it; generate more tokens or take a smaller --batch"
+        )));
+    }
+    Ok(counted as f64 / seconds)
+}
+
 /// One run of exactly `tokens` tokens.
 fn generate(
     model: &dyn TextModel,
@@ -189,7 +281,7 @@ fn stream_prompt_len(prompt: &Prompt) -> u64 {
 
 /// `n` ids below `vocab`, the same every time, without the end-of-text ones. The generator is
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
-fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Failure> {
+pub fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Failure> {
     let usable = u32::try_from(vocab).unwrap_or(u32::MAX);
     if !(0..usable).any(|id| !avoid.contains(&id)) {
         return Err(Failure::failed(format!(
@@ -216,7 +308,7 @@ fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Failure
 }
 
 /// The middle value, or the mean of the two middle ones; 0 for none.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -253,6 +345,8 @@ mod tests {
             generate_tokens,
             repeat,
             warmup: 1,
+            batch: None,
+            together: None,
             load: LoadArgs::none(),
         }
     }

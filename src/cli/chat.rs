@@ -8,11 +8,11 @@ use inference::{
 };
 
 use super::console::{Console, bytes};
-use super::engine::EngineArgs;
+use super::engine::{DraftArgs, EngineArgs};
 use super::failure::{Failure, chain};
 use super::interrupt::cancel_on_interrupt;
 use super::lines::{Edited, Line, Lines, Plain};
-use super::load::{LoadArgs, ModelArgs, load};
+use super::load::{LoadArgs, ModelArgs, load_drafted};
 use super::reply::{Reply, statistics};
 use super::sampling::SamplingArgs;
 use super::settings;
@@ -44,6 +44,8 @@ pub struct Args {
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
+    draft: DraftArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -51,7 +53,9 @@ pub struct Args {
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut options = args.sampling.options()?;
     args.engine.apply(&mut options)?;
-    let loaded = load(&args.model, &args.load, console)?;
+    args.draft.apply(&mut options)?;
+    let draft = args.draft.draft_model.as_deref();
+    let loaded = load_drafted(&args.model, &args.load, draft, console)?;
     let mut session = Session {
         model: loaded.model.as_ref(),
         sampling: &args.sampling,

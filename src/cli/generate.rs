@@ -4,10 +4,10 @@ use inference::{CancelToken, GenerateOptions, Message, Prompt, TextModel, TokenS
 use serde_json::json;
 
 use super::console::Console;
-use super::engine::EngineArgs;
+use super::engine::{DraftArgs, EngineArgs};
 use super::failure::Failure;
 use super::interrupt::cancel_on_interrupt;
-use super::load::{LoadArgs, ModelArgs, load};
+use super::load::{LoadArgs, ModelArgs, load_drafted};
 use super::prompt::{TokenList, read_text, read_tokens};
 use super::reply::{Reply, statistics};
 use super::sampling::SamplingArgs;
@@ -47,6 +47,8 @@ pub struct Args {
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
+    draft: DraftArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -61,8 +63,10 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     // Everything that can be wrong without a model is checked before one is loaded.
     let mut options = args.options()?;
     args.engine.apply(&mut options)?;
+    args.draft.apply(&mut options)?;
     let request = args.request(console)?;
-    let loaded = load(&args.model, &args.load, console)?;
+    let draft = args.draft.draft_model.as_deref();
+    let loaded = load_drafted(&args.model, &args.load, draft, console)?;
     args.answer(loaded.model.as_ref(), request, options, console)
 }
 

@@ -47,7 +47,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             console.warn("warning: there is not enough free memory, so it is not loaded; what follows is from its files");
             None
         }
-        Some(backend) => Some(load_with(backend, &path, &args.load, console)?),
+        Some(backend) => Some(load_with(backend, &path, &args.load, None, console)?),
         None => None,
     };
     let files = match (files, &loaded) {

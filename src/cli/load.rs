@@ -19,6 +19,10 @@ pub struct ModelArgs {
     pub model: Option<String>,
 }
 
+/// Where packing begins unless the caller says otherwise, as mlx-lm's command line has it: short contexts
+/// take little memory and stay exact.
+const QUANTIZED_KV_START: usize = 5000;
+
 /// How to load it.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LoadArgs {
@@ -34,12 +38,9 @@ pub struct LoadArgs {
     /// Numbers of the packed cache that share a scale: 32, 64 or 128
     #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_bits")]
     pub kv_group_size: u32,
-    /// Pack the cache once it holds more than this many positions
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "kv_bits")]
+    /// Pack the cache once it holds more than this many positions; 0 packs from the first on
+    #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
     pub quantized_kv_start: usize,
-    /// A smaller model with the same vocabulary that guesses tokens: the reply is the same, sooner
-    #[arg(long, value_name = "MODEL")]
-    pub draft_model: Option<String>,
     /// A trained adapter to put on the model: the directory with its adapters.safetensors
     #[arg(long, value_name = "DIR")]
     pub adapter_path: Option<PathBuf>,
@@ -85,7 +86,6 @@ impl LoadArgs {
             kv_bits: None,
             kv_group_size: defaults.kv_group_size,
             quantized_kv_start: defaults.quantized_kv_start,
-            draft_model: None,
             adapter_path: None,
             dtype: None,
         }
@@ -138,15 +138,16 @@ pub fn find_model(model: Option<&str>, console: &mut Console<'_>) -> Result<Path
     Ok(rust_mlx::hub::resolve(model, &mut progress)?)
 }
 
-/// Loads the model at `path` with `backend`.
+/// Loads the model at `path` with `backend`, and `draft`, which guesses its tokens.
 pub fn load_with(
     backend: Arc<dyn Backend>,
     path: &Path,
     args: &LoadArgs,
+    draft: Option<&str>,
     console: &mut Console<'_>,
 ) -> Result<Loaded, Failure> {
     let mut options = args.checked(backend.name())?;
-    if let Some(draft) = &args.draft_model {
+    if let Some(draft) = draft {
         options.draft_model = Some(find_model(Some(draft), console)?);
     }
     tracing::info!(path = %path.display(), backend = backend.name(), "loading");
@@ -171,9 +172,19 @@ pub fn load(
     args: &LoadArgs,
     console: &mut Console<'_>,
 ) -> Result<Loaded, Failure> {
+    load_drafted(model, args, None, console)
+}
+
+/// [`load`] with a model that guesses tokens, where one is named.
+pub fn load_drafted(
+    model: &ModelArgs,
+    args: &LoadArgs,
+    draft: Option<&str>,
+    console: &mut Console<'_>,
+) -> Result<Loaded, Failure> {
     let backend = choose_backend(args.backend.as_deref())?;
     let path = find_model(model.model.as_deref(), console)?;
-    load_with(backend, &path, args, console)
+    load_with(backend, &path, args, draft, console)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod arch;
 mod backends;
 mod batch;
 mod bench;
+mod bench_many;
 mod cache_prompt;
 mod chat;
 mod classify;

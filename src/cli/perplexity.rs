@@ -23,8 +23,8 @@ pub struct Args {
     /// The text; `-` reads it from standard input
     #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// Tokens that are foreseen from each other; the text is cut into pieces of this length, of which the
-    /// first token is given
+    /// The text is cut into pieces of this many tokens, of which the first is given; what is left over at
+    /// its end is not counted, unless it is all there is
     #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_two)]
     sequence_length: usize,
     #[command(flatten)]
@@ -58,9 +58,15 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             "the text has fewer than two tokens: there is nothing to foresee",
         ));
     }
-    let bar = TokenBar::start("reading", ids.len() as u64, console);
+    // Of whole pieces only, as mlx-lm: tokens that are foreseen from little would count as the others.
+    let whole = ids.len() / args.sequence_length * args.sequence_length;
+    let (counted, rest) = match whole {
+        0 => (ids.as_slice(), 0),
+        n => (&ids[..n], ids.len() - n),
+    };
+    let bar = TokenBar::start("reading", counted.len() as u64, console);
     let (mut total, mut count, mut squares) = (0.0f64, 0usize, 0.0f64);
-    for piece in ids.chunks(args.sequence_length) {
+    for piece in counted.chunks(args.sequence_length) {
         for logprob in model.token_logprobs(&Prompt::Tokens(piece.to_vec()))? {
             let nll = -f64::from(logprob);
             total += nll;
@@ -82,5 +88,6 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         "standard_error": mean.exp() * error,
         "mean_negative_log_probability": mean,
         "tokens": count,
+        "skipped_tokens": rest,
     }))
 }

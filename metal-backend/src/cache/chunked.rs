@@ -124,13 +124,17 @@ impl KvCache for ChunkedCache {
         Box::new(self.clone())
     }
 
+    fn kind(&self) -> String {
+        "chunked".into()
+    }
+
     fn snapshot(&self) -> Result<Snapshot> {
         let arrays = match self.valid()? {
             Some((k, v)) if self.offset > 0 => [("keys".into(), k), ("values".into(), v)].into(),
             _ => Default::default(),
         };
         Ok(Snapshot {
-            kind: "chunked".into(),
+            kind: self.kind(),
             offset: self.offset,
             arrays,
         })

@@ -1,20 +1,25 @@
 //! Key/value caches: what attention remembers of earlier positions. State is passed into a forward
 //! pass; layers own none.
 //!
-//! [`PassingCache`] remembers nothing, for training. Three kinds that do: [`ChunkedCache`] grows without bound, [`RotatingCache`] holds the last positions (and
-//! a few of the first), [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer
-//! gets. `file.rs` keeps them on disk.
+//! [`PassingCache`] remembers nothing, for training. Four kinds that do: [`ChunkedCache`] grows without
+//! bound, [`RotatingCache`] holds the last positions (and a few of the first), [`WindowedCache`] the same
+//! and can be cut back, [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer gets.
+//! `file.rs` keeps them on disk.
 
 mod chunked;
 pub mod file;
 mod passing;
 mod quantized;
 mod rotating;
+#[cfg(test)]
+mod test_support;
+mod windowed;
 
 pub use chunked::ChunkedCache;
 pub use passing::PassingCache;
 pub use quantized::QuantizedCache;
 pub use rotating::RotatingCache;
+pub use windowed::WindowedCache;
 
 use std::collections::BTreeMap;
 
@@ -126,6 +131,9 @@ pub trait KvCache: std::fmt::Debug + Send {
     /// A copy that goes on by itself; memory is shared until one of them writes.
     fn copy(&self) -> Box<dyn KvCache>;
 
+    /// What it is, with its settings: caches of one kind can stand for each other.
+    fn kind(&self) -> String;
+
     /// What it holds, for a file.
     ///
     /// # Errors
@@ -142,7 +150,7 @@ pub trait KvCache: std::fmt::Debug + Send {
 /// The content of a cache: its kind with settings, how far it is, and its arrays by name.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Such as `rotating:1024:4`; must be equal to be restored.
+    /// As [`KvCache::kind`] has it, such as `rotating:1024:4`; must be equal to be restored.
     pub kind: String,
     /// Positions seen.
     pub offset: i32,
@@ -176,8 +184,9 @@ pub struct CacheOptions {
     pub bound: Option<i32>,
     /// How to pack layers without a window.
     pub packing: Option<Packing>,
-    /// Everything must be trimmable at any length: sliding layers keep all, and only look back less.
-    pub trimmable: bool,
+    /// So many of the last positions must be trimmable at any time, in every layer: those that look back
+    /// less keep as many more. [`CacheOptions::ALL`] for layers that never forget.
+    pub trimmable: Option<i32>,
 }
 
 /// How keys and values are packed.
@@ -196,19 +205,26 @@ pub struct Packing {
 const KEPT: i32 = 4;
 
 impl CacheOptions {
+    /// For [`CacheOptions::trimmable`]: everything is kept.
+    pub const ALL: i32 = i32::MAX;
+
     /// An empty cache for a layer that looks back `window` positions.
     pub fn cache(&self, window: Option<i32>) -> Box<dyn KvCache> {
-        match (window, self.bound, self.packing) {
-            (Some(window), bound, _) if !self.trimmable => {
-                let size = bound.map_or(window, |bound| bound.min(window));
-                Box::new(RotatingCache::new(size, 0))
+        let (size, kept) = match (window, self.bound) {
+            (Some(window), bound) => (bound.map_or(window, |bound| bound.min(window)), 0),
+            (None, Some(bound)) if bound >= 4 * KEPT => (bound, KEPT),
+            (None, Some(bound)) => (bound, 0),
+            (None, None) => {
+                return match self.packing {
+                    Some(packing) => Box::new(QuantizedCache::new(packing)),
+                    None => Box::new(ChunkedCache::new()),
+                };
             }
-            (_, Some(bound), _) if !self.trimmable => {
-                let kept = if bound >= 4 * KEPT { KEPT } else { 0 };
-                Box::new(RotatingCache::new(bound, kept))
-            }
-            (None, _, Some(packing)) => Box::new(QuantizedCache::new(packing)),
-            _ => Box::new(ChunkedCache::new()),
+        };
+        match self.trimmable {
+            None => Box::new(RotatingCache::new(size, kept)),
+            Some(Self::ALL) => Box::new(ChunkedCache::new()),
+            Some(spare) => Box::new(WindowedCache::new(size, kept, spare)),
         }
     }
 }
@@ -233,6 +249,11 @@ pub fn trim(caches: &mut Caches, n: i32) -> bool {
         caches.iter_mut().for_each(|c| c.trim(n));
     }
     possible
+}
+
+/// Whether these can stand where `others` would: the same kinds, layer by layer.
+pub fn alike(caches: &Caches, others: &Caches) -> bool {
+    caches.len() == others.len() && caches.iter().zip(others).all(|(a, b)| a.kind() == b.kind())
 }
 
 /// Copies that go on by themselves.

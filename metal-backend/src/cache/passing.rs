@@ -40,9 +40,13 @@ impl KvCache for PassingCache {
         Box::new(*self)
     }
 
+    fn kind(&self) -> String {
+        String::from("passing")
+    }
+
     fn snapshot(&self) -> Result<Snapshot> {
         Ok(Snapshot {
-            kind: String::from("passing"),
+            kind: self.kind(),
             offset: 0,
             arrays: BTreeMap::new(),
         })

@@ -47,15 +47,6 @@ impl QuantizedCache {
         Quantized::quantize(a, group, self.packing.bits, QuantMode::Affine)
     }
 
-    fn kind(&self) -> String {
-        let Packing {
-            bits,
-            group_size,
-            start,
-        } = self.packing;
-        format!("quantized:{bits}:{group_size}:{start}")
-    }
-
     /// Adds `new` at `offset`, growing where there is no room.
     fn append(old: &Quantized, new: &Quantized, offset: i32, end: i32) -> Result<Quantized> {
         let join = |old: &Array, new: &Array| -> Result<Array> {
@@ -168,6 +159,15 @@ impl KvCache for QuantizedCache {
 
     fn copy(&self) -> Box<dyn KvCache> {
         Box::new(self.clone())
+    }
+
+    fn kind(&self) -> String {
+        let Packing {
+            bits,
+            group_size,
+            start,
+        } = self.packing;
+        format!("quantized:{bits}:{group_size}:{start}")
     }
 
     fn snapshot(&self) -> Result<Snapshot> {

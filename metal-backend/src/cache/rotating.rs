@@ -109,10 +109,6 @@ impl RotatingCache {
             window: Some(self.ring()),
         }
     }
-
-    fn kind(&self) -> String {
-        format!("rotating:{}:{}", self.size, self.kept)
-    }
 }
 
 impl KvCache for RotatingCache {
@@ -179,6 +175,10 @@ impl KvCache for RotatingCache {
         Box::new(self.clone())
     }
 
+    fn kind(&self) -> String {
+        format!("rotating:{}:{}", self.size, self.kept)
+    }
+
     fn snapshot(&self) -> Result<Snapshot> {
         let mut arrays = std::collections::BTreeMap::new();
         if let (Some((k, v)), true) = (&self.inner.buffers, self.offset > 0) {
@@ -203,24 +203,8 @@ impl KvCache for RotatingCache {
 
 #[cfg(test)]
 mod tests {
+    use super::super::test_support::{part, positions};
     use super::*;
-
-    fn part(from: i32, n: i32) -> Array {
-        let values: Vec<f32> = (from..from + n).map(|i| i as f32).collect();
-        Array::from_slice(&values, &[1, 1, n, 1]).unwrap()
-    }
-
-    fn positions(seen: &Seen) -> Vec<i32> {
-        match &seen.keys {
-            Stored::Plain(a) => a
-                .to_vec::<f32>()
-                .unwrap()
-                .iter()
-                .map(|v| *v as i32)
-                .collect(),
-            Stored::Quantized(_) => panic!("not plain"),
-        }
-    }
 
     /// What the definition says the last query of a step sees.
     fn expected(p: i32, size: i32, kept: i32) -> Vec<i32> {

@@ -54,7 +54,8 @@ impl Batch {
     /// As [`super::Generation::new`].
     pub fn add_ids(&mut self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<RowId> {
         let mut request = Request::new(Arc::clone(&self.engine), prompt, options.clone())?;
-        let lane = self.engine.scope(|| Lane::new(&mut request))?;
+        let caches = self.engine.cache_options();
+        let lane = self.engine.scope(|| Lane::new(&mut request, caches))?;
         let id = RowId::new(self.next_id);
         self.next_id += 1;
         self.rows.push(Member {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, async_eval};
 
+use super::prefix::Prefixes;
 use super::request::Request;
 use crate::arch::{Decoder, Watch};
-use crate::cache::{self, Caches, Row};
+use crate::cache::{self, CacheOptions, Caches, Row};
 use crate::error::engine;
 use crate::nn::attention::Positions;
 use crate::sample::{Logprobs, Sampler, sample};
@@ -72,23 +73,16 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// A lane for `request`, with the longest prefix of its prompt that the engine remembers.
+    /// A lane for `request`, with the longest prefix of its prompt that the engine remembers in caches
+    /// that `options` describe.
     ///
     /// # Errors
     /// When the model is closed, or the sampler cannot be made.
-    pub fn new(request: &mut Request) -> Result<Self> {
+    pub fn new(request: &mut Request, options: &CacheOptions) -> Result<Self> {
         let model = Arc::clone(request.engine());
         let decoder = model.decoder()?;
         let sampler = model.sampler(request.options(), request.prompt())?;
-        let reused = if request.options().cache_prompt {
-            model.prefixes().take(request.prompt())
-        } else {
-            None
-        };
-        let (caches, fed) = match reused {
-            Some(found) => found,
-            None => (decoder.new_caches(model.cache_options()), 0),
-        };
+        let (caches, fed) = prepared(decoder.as_ref(), options, model.prefixes(), request);
         request.clock().cached(fed);
         Ok(Self {
             decoder,
@@ -147,4 +141,21 @@ impl Lane {
             request.engine().prefixes().put(tokens, self.caches);
         }
     }
+}
+
+/// Caches for `request`, and how much of its prompt they hold already: those of `prefixes` where they
+/// may be used, else empty ones.
+pub fn prepared(
+    decoder: &dyn Decoder,
+    options: &CacheOptions,
+    prefixes: &Prefixes,
+    request: &Request,
+) -> (Caches, usize) {
+    let empty = decoder.new_caches(options);
+    let reused = if request.options().cache_prompt {
+        prefixes.take(request.prompt(), &empty)
+    } else {
+        None
+    };
+    reused.unwrap_or((empty, 0))
 }

@@ -1,9 +1,34 @@
 //! The clock of one request: when it started, when the first token came, what memory it took.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use inference::GenerateMetrics;
 use mlx_rs_core::memory;
+
+/// Requests whose clocks run: MLX counts the memory of the process, not of each.
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+
+/// One of [`RUNNING`].
+#[derive(Debug)]
+struct Measuring;
+
+impl Measuring {
+    /// Begins a new measurement of peak memory, unless another request is being measured, which would
+    /// lose what it took so far.
+    fn start() -> Self {
+        if RUNNING.fetch_add(1, Ordering::AcqRel) == 0 {
+            let _ = memory::reset_peak();
+        }
+        Self
+    }
+}
+
+impl Drop for Measuring {
+    fn drop(&mut self) {
+        RUNNING.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// Measures one request.
 #[derive(Debug)]
@@ -19,14 +44,15 @@ pub struct Clock {
     drafted: (usize, usize),
     peak: u64,
     active: u64,
+    measuring: Option<Measuring>,
 }
 
 impl Clock {
-    /// Starts the clock, and a new measurement of peak memory.
+    /// Starts the clock, and a new measurement of peak memory where no other request runs: those side by
+    /// side share the figure, which is of all of them.
     pub fn start(prompt_tokens: usize) -> Self {
-        // The figure is of the process: requests side by side share it.
-        let _ = memory::reset_peak();
         Self {
+            measuring: Some(Measuring::start()),
             start: Instant::now(),
             first: None,
             last: Duration::ZERO,
@@ -67,13 +93,11 @@ impl Clock {
     pub fn stop(&mut self) {
         if self.end.is_none() {
             self.end = Some(self.start.elapsed());
-            self.read_memory();
+            self.active = memory::active().unwrap_or(0) as u64;
+            // What was there before and never grew counts too: MLX sets the peak to 0 at a reset.
+            self.peak = (memory::peak().unwrap_or(0) as u64).max(self.active);
+            self.measuring = None;
         }
-    }
-
-    fn read_memory(&mut self) {
-        self.peak = memory::peak().unwrap_or(0) as u64;
-        self.active = memory::active().unwrap_or(0) as u64;
     }
 
     /// The figures so far.

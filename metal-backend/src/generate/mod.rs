@@ -89,10 +89,11 @@ impl Generation {
     /// As [`Request::new`] and [`Lane::new`].
     pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: GenerateOptions) -> Result<Self> {
         let mut request = Request::new(Arc::clone(&engine), prompt, options)?;
-        let running = engine.scope(|| match Drafting::wanted(&request)? {
+        let running = engine.scope(|| match Drafting::wanted(&request) {
             Some(guesser) => Drafting::new(&mut request, guesser)
                 .map(|drafting| Running::Drafting(Box::new(drafting))),
-            None => Lane::new(&mut request).map(|lane| Running::Plain(Box::new(lane))),
+            None => Lane::new(&mut request, engine.cache_options())
+                .map(|lane| Running::Plain(Box::new(lane))),
         })?;
         Ok(Self {
             request,
@@ -112,7 +113,8 @@ impl Generation {
             // Everything went well, or there would be an error.
             match self.running.take() {
                 Some(Running::Plain(lane)) => lane.keep(&self.request),
-                Some(Running::Drafting(_)) | None => {}
+                Some(Running::Drafting(drafting)) => drafting.keep(&self.request),
+                None => {}
             }
         }
         Ok(())

@@ -44,16 +44,17 @@ impl Prefixes {
         }
     }
 
-    /// The caches that hold most of `prompt`'s beginning, cut to it, and how much they hold. They are
-    /// taken out: who takes them gives them back, longer, or loses them with a request that fails.
+    /// The caches of the kinds of `like` that hold most of `prompt`'s beginning, cut to it, and how much
+    /// they hold. They are taken out: who takes them gives them back, longer, or loses them with a request that fails.
     /// At least one token is left to compute, from which the first logits come.
-    pub fn take(&self, prompt: &[u32]) -> Option<(Caches, usize)> {
+    pub fn take(&self, prompt: &[u32], like: &Caches) -> Option<(Caches, usize)> {
         let mut guard = self.entries();
         let entries = guard.as_mut()?;
         let usable = |entry: &Entry| -> usize {
             let n = common(&entry.tokens, prompt).min(prompt.len().saturating_sub(1));
             let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
-            if entry.caches.iter().all(|c| c.can_trim(surplus)) {
+            let possible = || entry.caches.iter().all(|c| c.can_trim(surplus));
+            if n > 0 && cache::alike(&entry.caches, like) && possible() {
                 n
             } else {
                 0
@@ -102,6 +103,9 @@ mod tests {
 
     fn filled(n: i32) -> Caches {
         let mut cache = CacheOptions::default().cache(None);
+        if n == 0 {
+            return vec![cache];
+        }
         let part = zeros(&[1, 1, n, 2], mlx_rs_core::Dtype::Float32).unwrap();
         cache.update(&part, &part).unwrap();
         vec![cache]
@@ -112,12 +116,12 @@ mod tests {
         let prefixes = Prefixes::new(2);
         prefixes.put(vec![1, 2, 3], filled(3));
         prefixes.put(vec![1, 9], filled(2));
-        assert!(prefixes.take(&[7, 1]).is_none());
-        let (caches, n) = prefixes.take(&[1, 2, 3]).unwrap();
+        assert!(prefixes.take(&[7, 1], &filled(0)).is_none());
+        let (caches, n) = prefixes.take(&[1, 2, 3], &filled(0)).unwrap();
         assert_eq!((n, cache::offset(&caches)), (2, 2));
-        let (_, n) = prefixes.take(&[1, 2, 3]).unwrap();
+        let (_, n) = prefixes.take(&[1, 2, 3], &filled(0)).unwrap();
         assert_eq!(n, 1, "the other one");
-        assert!(prefixes.take(&[1, 2, 3]).is_none());
+        assert!(prefixes.take(&[1, 2, 3], &filled(0)).is_none());
     }
 
     #[test]
@@ -126,16 +130,20 @@ mod tests {
         prefixes.put(vec![1], filled(1));
         prefixes.put(vec![1, 2], filled(2));
         prefixes.put(vec![3], filled(1));
-        assert_eq!(prefixes.take(&[1, 2, 5]).unwrap().1, 2, "still there");
+        assert_eq!(
+            prefixes.take(&[1, 2, 5], &filled(0)).unwrap().1,
+            2,
+            "still there"
+        );
         prefixes.put(vec![4], filled(1));
         prefixes.put(vec![5], filled(1));
-        assert!(prefixes.take(&[3, 3]).is_none(), "gone");
+        assert!(prefixes.take(&[3, 3], &filled(0)).is_none(), "gone");
         // Caches that do not hold what is said of them are not kept.
         prefixes.put(vec![6, 7], filled(1));
-        assert!(prefixes.take(&[6, 7, 8]).is_none());
+        assert!(prefixes.take(&[6, 7, 8], &filled(0)).is_none());
         prefixes.close();
         prefixes.put(vec![1], filled(1));
-        assert!(prefixes.take(&[1, 1]).is_none());
+        assert!(prefixes.take(&[1, 1], &filled(0)).is_none());
     }
 
     #[test]
@@ -146,8 +154,11 @@ mod tests {
         cache.update(&part, &part).unwrap();
         let tokens = vec![1, 2, 3, 4, 5, 6];
         prefixes.put(tokens.clone(), vec![Box::new(cache)]);
-        assert!(prefixes.take(&[1, 2, 3, 9]).is_none());
+        let like: Caches = vec![Box::new(RotatingCache::new(4, 0))];
+        assert!(prefixes.take(&[1, 2, 3, 9], &like).is_none());
         let longer = [tokens, vec![7]].concat();
-        assert_eq!(prefixes.take(&longer).unwrap().1, 6);
+        // Caches of another kind do not stand for each other.
+        assert!(prefixes.take(&longer, &filled(0)).is_none());
+        assert_eq!(prefixes.take(&longer, &like).unwrap().1, 6);
     }
 }

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, eval};
 
-use super::lane::{Lane, Pending, draw_rows};
+use super::lane::{Lane, Pending, draw_rows, prepared};
 use super::prefill::{forward, forward_prompt};
 use super::{Request, read};
 use crate::arch::Decoder;
 use crate::cache::{self, CacheOptions, Caches};
 use crate::error::engine;
+use crate::model::Engine;
 use crate::nn::attention::Positions;
 use crate::sample::Sampler;
 
@@ -34,66 +35,66 @@ pub struct Drafting {
     tokens: Vec<u32>,
 }
 
-/// Caches that can be cut back to any length, as wrong guesses need.
-const TRIMMABLE: CacheOptions = CacheOptions {
-    bound: None,
-    packing: None,
-    trimmable: true,
-};
+/// Positions that caches can be cut back at any time: as many as `num_draft_tokens` may be.
+const WRONG: i32 = 64;
+
+/// As the engine's caches are, but such that wrong guesses can be taken away.
+fn trimmable(engine: &Engine) -> CacheOptions {
+    CacheOptions {
+        trimmable: Some(WRONG),
+        ..*engine.cache_options()
+    }
+}
 
 impl Drafting {
     /// Who guesses for `request`; `None` where nobody shall, or where each token changes what the next
     /// may be.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`] with bounded caches.
-    pub fn wanted(request: &Request) -> Result<Option<Guesser>> {
+    pub fn wanted(request: &Request) -> Option<Guesser> {
         let options = request.options();
         if options.num_draft_tokens == 0 || Sampler::waits(options) {
-            return Ok(None);
+            return None;
         }
-        let guesser = match (request.engine().draft(), options.prompt_lookup) {
-            (Some(draft), _) => Guesser::Model(draft),
-            (None, 0) => return Ok(None),
-            (None, n) => Guesser::Lookup(n),
-        };
-        if request.engine().cache_options().bound.is_some() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "guessed tokens need caches that can be cut back, which bounded ones cannot; load \
-                 the model without context_len, or ask for num_draft_tokens 0",
-            ));
+        match (request.engine().draft(), options.prompt_lookup) {
+            (Some(draft), _) => Some(Guesser::Model(draft)),
+            (None, 0) => None,
+            (None, n) => Some(Guesser::Lookup(n)),
         }
-        Ok(Some(guesser))
     }
 
-    /// A lane for `request`, and one for who guesses.
+    /// A lane for `request`, and one for who guesses, each with what is remembered of the prompt.
     ///
     /// # Errors
     /// As [`Lane::new`].
     pub fn new(request: &mut Request, guesser: Guesser) -> Result<Self> {
-        let decoder = request.engine().decoder()?;
-        let sampler = request
-            .engine()
-            .sampler(request.options(), request.prompt())?;
-        let mut options = *request.engine().cache_options();
-        options.trimmable = true;
+        let engine = Arc::clone(request.engine());
+        let options = trimmable(&engine);
         let caches = match &guesser {
-            Guesser::Model(draft) => draft.new_caches(&TRIMMABLE),
+            Guesser::Model(draft) => {
+                // Small models have small heads, which groups may not divide.
+                let options = CacheOptions {
+                    packing: None,
+                    ..options
+                };
+                prepared(draft.as_ref(), &options, engine.draft_prefixes(), request).0
+            }
             Guesser::Lookup(_) => Vec::new(),
         };
         Ok(Self {
-            lane: Lane {
-                caches: decoder.new_caches(&options),
-                decoder,
-                sampler,
-                next: None,
-                fed: 0,
-            },
+            lane: Lane::new(request, &options)?,
             guesser,
             caches,
             tokens: request.prompt().to_vec(),
         })
+    }
+
+    /// Gives the caches to the engine, for a later prompt that begins as this request did.
+    pub fn keep(self, request: &Request) {
+        if let (Guesser::Model(_), true) = (&self.guesser, request.options().cache_prompt) {
+            let mut tokens = self.tokens;
+            tokens.truncate(cache::offset(&self.caches).unsigned_abs() as usize);
+            request.engine().draft_prefixes().put(tokens, self.caches);
+        }
+        self.lane.keep(request);
     }
 
     /// One step: at least one token.

@@ -19,7 +19,7 @@ use crate::nn::attention::Positions;
 const WHOLE: CacheOptions = CacheOptions {
     bound: None,
     packing: None,
-    trimmable: true,
+    trimmable: Some(CacheOptions::ALL),
 };
 
 /// Positions in one forward pass.

@@ -549,6 +549,10 @@ fn visible(
 }
 
 #[cfg(test)]
+#[path = "attention_tests.rs"]
+mod cache_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

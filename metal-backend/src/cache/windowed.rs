@@ -1,0 +1,210 @@
+//! The bounded cache that can be cut back: the last positions (and a few of the first) as in
+//! `rotating.rs`, and some more, so that wrong guesses can be taken away again (`generate/speculative.rs`).
+//!
+//! A query sees what it sees in the circle, by `window`; what is older and not dropped yet is masked.
+//! Positions stand in their order. Room for a chunk more than is needed makes most steps write in place.
+
+use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
+
+use super::chunked::{CHUNK, ChunkedCache, plain_parts};
+use super::{KvCache, Order, Seen, Snapshot, Stored};
+
+/// Keys and values of the positions that a query may see, and of `spare` older ones.
+#[derive(Debug, Clone)]
+pub struct WindowedCache {
+    /// The first `kept` positions, then those from `kept + dropped` on.
+    inner: ChunkedCache,
+    /// Positions between these that are forgotten.
+    dropped: i32,
+    size: i32,
+    kept: i32,
+    spare: i32,
+}
+
+impl WindowedCache {
+    /// An empty cache that sees as a circle of `size` positions with the first `kept` of them fixed, and
+    /// of which the last `spare` positions can be forgotten at any time.
+    pub fn new(size: i32, kept: i32, spare: i32) -> Self {
+        let size = size.max(1);
+        Self {
+            inner: ChunkedCache::new(),
+            dropped: 0,
+            size,
+            kept: kept.clamp(0, size - 1),
+            spare: spare.max(0),
+        }
+    }
+
+    /// Positions that a query sees besides the kept ones, itself included.
+    fn ring(&self) -> i32 {
+        self.size - self.kept
+    }
+
+    /// Forgets what no query can see any more, even after `spare` positions are taken back.
+    fn compact(&mut self) -> Result<()> {
+        let Some((k, v)) = self.inner.valid()? else {
+            return Ok(());
+        };
+        let held = self.inner.offset;
+        let needed = (self.ring() - 1).saturating_add(self.spare);
+        let surplus = (held - self.kept).saturating_sub(needed);
+        if surplus <= 0 {
+            return Ok(());
+        }
+        let rest = |a: &Array| {
+            let kept = a.slice_axis(2, 0, self.kept)?;
+            concatenate(&[&kept, &a.slice_axis(2, self.kept + surplus, held)?], 2)
+        };
+        self.inner.buffers = Some((rest(&k)?, rest(&v)?));
+        self.inner.offset = held - surplus;
+        self.dropped += surplus;
+        Ok(())
+    }
+}
+
+impl KvCache for WindowedCache {
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen> {
+        let offset = self.offset();
+        let most = self.size.saturating_add(self.spare).saturating_add(CHUNK);
+        if self.inner.offset.saturating_add(keys.dim(2)?) > most {
+            self.compact()?;
+        }
+        self.inner.append(keys, values, i32::MAX)?;
+        let Some((k, v)) = self.inner.valid()? else {
+            return Err(Error::new(ErrorKind::Mlx, "cache", "nothing was stored"));
+        };
+        let kept = self.kept.min(self.inner.offset);
+        Ok(Seen {
+            keys: Stored::Plain(k),
+            values: Stored::Plain(v),
+            offset,
+            order: Order::Run {
+                kept,
+                start: kept + self.dropped,
+            },
+            window: Some(self.ring()),
+        })
+    }
+
+    fn offset(&self) -> i32 {
+        self.inner.offset + self.dropped
+    }
+
+    fn state(&self) -> Vec<&Array> {
+        self.inner.state()
+    }
+
+    fn can_trim(&self, n: i32) -> bool {
+        // The next query sees `ring - 1` positions before its own: the first of them must be there.
+        let left = self.offset() - n.max(0);
+        self.dropped == 0 || self.kept + self.dropped <= left - (self.ring() - 1)
+    }
+
+    fn trim(&mut self, n: i32) {
+        if self.can_trim(n) {
+            self.inner.trim(n);
+        }
+    }
+
+    fn copy(&self) -> Box<dyn KvCache> {
+        Box::new(self.clone())
+    }
+
+    fn kind(&self) -> String {
+        format!("windowed:{}:{}:{}", self.size, self.kept, self.spare)
+    }
+
+    fn snapshot(&self) -> Result<Snapshot> {
+        let mut snapshot = self.inner.snapshot()?;
+        snapshot.kind = self.kind();
+        snapshot.offset = self.offset();
+        Ok(snapshot)
+    }
+
+    fn restore(&mut self, snapshot: Snapshot) -> Result<(), String> {
+        let held = match snapshot.arrays.get("keys").map(Array::shape) {
+            Some([_, _, n, _]) => (*n).min(snapshot.offset),
+            _ => snapshot.offset,
+        };
+        let dropped = snapshot.offset - held;
+        let least = self.kept.saturating_add(self.ring() - 1);
+        if dropped > 0 && held < least {
+            return Err(format!(
+                "it holds {held} positions, and {least} are looked at"
+            ));
+        }
+        self.inner.buffers = plain_parts(&snapshot, &self.kind(), held)?;
+        self.inner.offset = held;
+        self.dropped = dropped;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::RotatingCache;
+    use super::super::test_support::{part, positions, visible};
+    use super::*;
+
+    #[test]
+    fn every_query_sees_what_it_sees_in_a_circle_however_often_it_is_cut_back() {
+        for (size, kept) in [(8, 0), (8, 3), (5, 4), (1, 0), (300, 4)] {
+            let spare = 6;
+            let mut cache = WindowedCache::new(size, kept, spare);
+            let mut at = 0;
+            for round in 0..220 {
+                let n = 1 + round * 5 % 7;
+                let seen = cache.update(&part(at, n), &part(at, n)).unwrap();
+                assert_eq!(seen.offset, at);
+                at += n;
+                for query in at - n..at {
+                    assert_eq!(
+                        visible(&seen, query),
+                        (0..=query)
+                            .filter(|&k| k < kept || k > query - (size - kept))
+                            .collect::<Vec<_>>(),
+                        "{size} {kept} {query}"
+                    );
+                }
+                let wrong = (round * 3 % (n + 1)).min(spare);
+                assert!(cache.can_trim(wrong), "{size} {kept} {at} {wrong}");
+                cache.trim(wrong);
+                at -= wrong;
+                assert_eq!(cache.offset(), at);
+                let held = cache.state()[0].dim(2).unwrap();
+                assert!(held <= size + spare + 2 * CHUNK, "{held}");
+            }
+            assert!(
+                size > 100 || !cache.can_trim(at - size / 2),
+                "{size} {kept}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_long_part_drops_what_nobody_sees_and_a_file_holds_the_rest() {
+        let mut cache = WindowedCache::new(10, 2, 4);
+        let seen = cache.update(&part(0, 700), &part(0, 700)).unwrap();
+        assert_eq!(positions(&seen).len(), 700);
+        cache.update(&part(700, 1), &part(700, 1)).unwrap();
+        assert_eq!(cache.inner.offset, 2 + 7 + 4 + 1);
+        assert!(cache.can_trim(4) && !cache.can_trim(100));
+        let snapshot = cache.snapshot().unwrap();
+        let mut other = WindowedCache::new(10, 2, 4);
+        other.restore(snapshot.clone()).unwrap();
+        let mut circle = RotatingCache::new(10, 2);
+        circle.update(&part(0, 701), &part(0, 701)).unwrap();
+        let next = part(701, 1);
+        let seen = [
+            cache.update(&next, &next).unwrap(),
+            other.update(&next, &next).unwrap(),
+            circle.update(&next, &next).unwrap(),
+        ];
+        let mut expected = positions(&seen[2]);
+        expected.sort_unstable();
+        for seen in &seen[..2] {
+            assert_eq!(visible(seen, 701), expected);
+        }
+        assert!(WindowedCache::new(10, 2, 5).restore(snapshot).is_err());
+    }
+}

@@ -1,0 +1,214 @@
+//! Attention over every kind of cache against its definition: loops in float64 over all keys and values
+//! there ever were, far beyond what the bounded caches hold, with and without our kernels.
+
+use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream};
+
+use super::*;
+use crate::arch::Watch;
+use crate::cache::{Caches, KvCache, Packing, QuantizedCache, RotatingCache, WindowedCache};
+use crate::nn::linear::Weight;
+
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+
+/// Pseudo-random numbers in `-1..1`.
+fn numbers(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Takes `n` of `of` elements, from `from` on.
+fn selection(from: usize, n: usize, of: usize, on_cpu: bool) -> Linear {
+    let mut weight = vec![0f32; n * of];
+    for i in 0..n {
+        weight[i * of + from + i] = 1.0;
+    }
+    let weight = Array::from_slice(&weight, &[n as i32, of as i32]).unwrap();
+    Linear::new(Weight::Dense(weight), None, on_cpu).unwrap()
+}
+
+/// A layer whose input is queries, keys and values, one after another, and whose output what was found.
+fn layer(d: usize, on_cpu: bool) -> Attention {
+    let (q, kv) = (HEADS * d, KV_HEADS * d);
+    let all = q + 2 * kv;
+    Attention {
+        q_proj: selection(0, q, all, on_cpu),
+        k_proj: Some(selection(q, kv, all, on_cpu)),
+        v_proj: Some(selection(q + kv, kv, all, on_cpu)),
+        o_proj: selection(0, q, q, on_cpu),
+        norms: HeadNorms::default(),
+        rope: None,
+        n_heads: HEADS as i32,
+        n_kv_heads: KV_HEADS as i32,
+        head_dim: d as i32,
+        scale: 1.0 / (d as f32).sqrt(),
+        window: None,
+        softcap: None,
+        sinks: None,
+    }
+}
+
+/// What the query of `rows[at]` finds among the keys that `sees` allows: `[H * D]`.
+fn found(rows: &[Vec<f32>], at: usize, d: usize, sees: &dyn Fn(usize) -> bool) -> Vec<f64> {
+    let (q, kv) = (HEADS * d, KV_HEADS * d);
+    let seen: Vec<usize> = (0..=at).filter(|&k| sees(k)).collect();
+    let mut out = Vec::with_capacity(q);
+    for head in 0..HEADS {
+        let own = head / (HEADS / KV_HEADS) * d;
+        let query = &rows[at][head * d..(head + 1) * d];
+        let scores: Vec<f64> = seen
+            .iter()
+            .map(|&k| {
+                let key = &rows[k][q + own..q + own + d];
+                let dot: f64 = query.iter().zip(key).map(|(a, b)| f64::from(a * b)).sum();
+                (dot / (d as f64).sqrt()).exp()
+            })
+            .collect();
+        let total: f64 = scores.iter().sum();
+        for e in 0..d {
+            let value = |k: usize| f64::from(rows[k][q + kv + own + e]);
+            let sum: f64 = seen.iter().zip(&scores).map(|(&k, s)| s * value(k)).sum();
+            out.push(sum / total);
+        }
+    }
+    out
+}
+
+/// The greatest difference between a layer over `cache` and [`found`] over `rows`, when `inputs` come in
+/// steps of the lengths that `steps` repeats.
+fn distance(
+    (inputs, rows): (&[Vec<f32>], &[Vec<f32>]),
+    d: usize,
+    cache: Box<dyn KvCache>,
+    steps: &[usize],
+    sees: &dyn Fn(usize, usize) -> bool,
+    on_cpu: bool,
+) -> f64 {
+    let layer = layer(d, on_cpu);
+    let mut caches: Caches = vec![cache];
+    let (mut at, mut worst) = (0, 0f64);
+    for &n in steps.iter().cycle() {
+        if at >= inputs.len() {
+            break;
+        }
+        let n = n.min(inputs.len() - at);
+        let x = inputs[at..at + n].concat();
+        let x = Array::from_slice(&x, &[1, n as i32, inputs[0].len() as i32]).unwrap();
+        let mut step = [Row {
+            length: n as i32,
+            caches: &mut caches,
+        }];
+        let watch = &mut Watch::nothing();
+        let out = layer.forward((&x, None, false), &mut step, 0, Positions::All, watch);
+        let out = out.unwrap().to_vec::<f32>().unwrap();
+        for (query, out) in (at..at + n).zip(out.chunks_exact(HEADS * d)) {
+            let expected = found(rows, query, d, &|k| sees(query, k));
+            for (a, b) in out.iter().zip(&expected) {
+                worst = worst.max((f64::from(*a) - b).abs());
+            }
+        }
+        at += n;
+    }
+    worst
+}
+
+fn inputs(n: usize, d: usize) -> Vec<Vec<f32>> {
+    let width = (HEADS + 2 * KV_HEADS) * d;
+    // Queries are long, so that attention is not flat.
+    let mut rows: Vec<Vec<f32>> = (0..n).map(|i| numbers(width, i as u64 + 1)).collect();
+    for row in &mut rows {
+        row[..HEADS * d].iter_mut().for_each(|q| *q *= 3.0);
+    }
+    rows
+}
+
+#[test]
+fn bounded_caches_find_what_full_precision_finds_after_many_rounds() {
+    let d = 16;
+    let rows = inputs(130, d);
+    let cpu = Stream::default_of(Device::cpu()).unwrap();
+    cpu.scope(|| {
+        // Sixteen, ten and five rounds.
+        for (size, kept) in [(8, 0), (16, 4), (24, 0), (7, 6)] {
+            let sees = |query: usize, k: usize| k < kept || k + (size - kept) > query;
+            let (size, kept) = (size as i32, kept as i32);
+            for steps in [&[1][..], &[40, 1, 1, 1], &[5, 1, 9], &[3]] {
+                let kinds: [Box<dyn KvCache>; 2] = [
+                    Box::new(RotatingCache::new(size, kept)),
+                    Box::new(WindowedCache::new(size, kept, 3)),
+                ];
+                for cache in kinds {
+                    for on_cpu in [false, true] {
+                        let what = format!("{} {steps:?} {on_cpu}", cache.kind());
+                        let off = distance((&rows, &rows), d, cache.copy(), steps, &sees, on_cpu);
+                        assert!(off < 2e-5, "{what}: {off}");
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
+    let all = |_: usize, _: usize| true;
+    let cpu = Stream::default_of(Device::cpu()).unwrap();
+    cpu.scope(|| {
+        for group in [32, 64, 128] {
+            let d = group as usize;
+            // Beyond the first chunk of 256 positions, so that packed parts grow.
+            let rows = inputs(if d == 32 { 300 } else { 60 }, d);
+            let mut before = f64::INFINITY;
+            for bits in [2, 3, 4, 5, 6, 8] {
+                let packing = |start| Packing {
+                    bits,
+                    group_size: group,
+                    start,
+                };
+                let what = format!("{bits} bits, groups of {group}");
+                // Keys and values as they are once packed; queries as they were.
+                let mut packed = rows.clone();
+                for row in &mut packed {
+                    let own = &mut row[HEADS * d..];
+                    let array = Array::from_slice(own, &[2 * KV_HEADS as i32, group]).unwrap();
+                    let q = Quantized::quantize(&array, group, bits, QuantMode::Affine).unwrap();
+                    let values = q
+                        .dequantize(array.dtype())
+                        .unwrap()
+                        .to_vec::<f32>()
+                        .unwrap();
+                    // A step is the range of a group, 2 at most, over the number of steps; rounding takes
+                    // half of one, and MLX moves the range so that an end of it is exact.
+                    let step = 2.0 / (f32::from(1u16 << bits) - 1.0);
+                    for (a, b) in own.iter().zip(&values) {
+                        assert!((a - b).abs() <= step, "{what}: {a} became {b}");
+                    }
+                    own.copy_from_slice(&values);
+                }
+                for steps in [&[37, 1, 1, 2][..], &[250, 1]] {
+                    let cache = || Box::new(QuantizedCache::new(packing(0)));
+                    let off = distance((&rows, &packed), d, cache(), steps, &all, true);
+                    assert!(off < 5e-5, "{what}: {off}");
+                }
+                // Further from what went in, the fewer the bits.
+                let cache = Box::new(QuantizedCache::new(packing(0)));
+                let lost = distance((&rows, &rows), d, cache, &[1], &all, true);
+                assert!(
+                    lost < before * 1.1 && lost < 4.0 / f64::from(1u16 << bits),
+                    "{what}: {lost}"
+                );
+                before = lost;
+                // Nothing is lost before the start.
+                let cache = Box::new(QuantizedCache::new(packing(1000)));
+                let off = distance((&rows, &rows), d, cache, &[29, 1], &all, true);
+                assert!(off < 2e-5, "{what}: {off}");
+            }
+        }
+    });
+}

@@ -1,0 +1,222 @@
+//! `mlx bench --together N`: what running requests together gains over one after another, and what
+//! sampling adds to a token. The single request is `bench.rs`.
+//!
+//! Both ways of a pair run in turn, so that what else the machine does meets both; medians are reported.
+
+use std::time::Instant;
+
+use inference::{GenerateOptions, Prompt, TextModel};
+use serde_json::{Value, json};
+
+use super::bench::{median, prompt_ids};
+use super::failure::Failure;
+use super::progress::TokenBar;
+
+/// Tokens of a prompt whose reply is measured.
+const PROMPT: usize = 32;
+/// Tokens of a prompt that is classified.
+const SHORT: usize = 16;
+
+/// How much to measure.
+pub struct Size {
+    /// Requests at a time; twice as many are classified.
+    pub requests: usize,
+    /// Tokens of each reply.
+    pub tokens: usize,
+    /// Measured rounds.
+    pub repeat: usize,
+}
+
+impl Size {
+    /// Tokens that go through the model, for a progress bar.
+    pub fn work(&self) -> u64 {
+        let pair = PROMPT.saturating_add(self.tokens).saturating_mul(2);
+        let batch = pair.saturating_mul(self.requests);
+        let classify = self.requests.saturating_mul(4 * SHORT);
+        let round = batch.saturating_add(classify).saturating_add(pair);
+        round.saturating_mul(self.repeat.saturating_add(1)) as u64
+    }
+}
+
+/// Everything that a sampling chain can do on the device.
+fn chain() -> GenerateOptions {
+    GenerateOptions::default()
+        .with_temperature(0.8)
+        .with_seed(1)
+        .with_top_p(0.95)
+        .with_min_p(0.02)
+        .with_top_k(40)
+        .with_xtc_probability(0.5)
+        .with_repeat_penalty(1.1)
+        .with_presence_penalty(0.2)
+        .with_frequency_penalty(0.2)
+        .with_logit_bias([(5, 1.0), (6, -1.0)])
+}
+
+fn exactly(options: &GenerateOptions, tokens: usize) -> GenerateOptions {
+    options
+        .clone()
+        .with_max_tokens(tokens)
+        .with_ignore_eos(true)
+        .with_num_draft_tokens(0)
+        .with_cache_prompt(false)
+}
+
+/// Two ways of the same work, in seconds.
+#[derive(Default)]
+struct Pair {
+    one: Vec<f64>,
+    other: Vec<f64>,
+}
+
+impl Pair {
+    fn medians(&self) -> (f64, f64) {
+        let of = |values: &[f64]| median(values.iter().copied());
+        (of(&self.one), of(&self.other))
+    }
+}
+
+fn seconds(f: &mut dyn FnMut() -> Result<(), Failure>) -> Result<f64, Failure> {
+    let start = Instant::now();
+    f()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Measures both ways, in turning order; the first round warms up.
+fn measure(
+    repeat: usize,
+    one: &mut dyn FnMut() -> Result<f64, Failure>,
+    other: &mut dyn FnMut() -> Result<f64, Failure>,
+) -> Result<Pair, Failure> {
+    let mut pair = Pair::default();
+    for round in 0..=repeat {
+        let (a, b) = if round % 2 == 0 {
+            let a = one()?;
+            (a, other()?)
+        } else {
+            let b = other()?;
+            (one()?, b)
+        };
+        if round > 0 {
+            pair.one.push(a);
+            pair.other.push(b);
+        }
+    }
+    Ok(pair)
+}
+
+/// Measures all of it.
+pub fn run(
+    model: &dyn TextModel,
+    size: &Size,
+    eos: &[u32],
+    bar: &TokenBar,
+) -> Result<Value, Failure> {
+    let vocab = model.info().vocab_size;
+    let n = size.requests;
+    let ids = prompt_ids(n.saturating_mul(PROMPT), vocab, eos)?;
+    let prompts: Vec<Prompt> = ids
+        .chunks(PROMPT)
+        .map(|part| Prompt::Tokens(part.to_vec()))
+        .collect();
+    let greedy = exactly(&GenerateOptions::default(), size.tokens);
+    let each = (PROMPT + size.tokens) as u64;
+
+    // One after another through `generate`, which has the single request's own path.
+    let reply = |prompt: &Prompt, options: &GenerateOptions| -> Result<f64, Failure> {
+        let mut stream = model.generate(prompt, options)?;
+        let mut count = 0;
+        for token in stream.by_ref() {
+            token?;
+            count += 1;
+        }
+        whole(count, size.tokens)?;
+        bar.advance(each);
+        // The first token belongs to the prefill.
+        Ok(stream.metrics().decode_time.as_secs_f64() / (count - 1).max(1) as f64)
+    };
+    let batch = measure(
+        size.repeat,
+        &mut || {
+            seconds(&mut || {
+                prompts
+                    .iter()
+                    .try_for_each(|p| reply(p, &greedy).map(|_| ()))
+            })
+        },
+        &mut || {
+            seconds(&mut || {
+                for result in model.batch_generate(&prompts, &greedy)? {
+                    if let Some(error) = result.error {
+                        return Err(error.into());
+                    }
+                    whole(result.tokens.len(), size.tokens)?;
+                    bar.advance(each);
+                }
+                Ok(())
+            })
+        },
+    )?;
+
+    let ids = prompt_ids(n.saturating_mul(2 * SHORT), vocab, eos)?;
+    let short: Vec<Prompt> = ids
+        .chunks(SHORT)
+        .map(|part| Prompt::Tokens(part.to_vec()))
+        .collect();
+    let options = GenerateOptions::default();
+    let asked = |prompts: &[Prompt]| -> Result<(), Failure> {
+        let results = model.classify(prompts, &options, false)?;
+        whole(results.len(), prompts.len())?;
+        bar.advance((prompts.len() * SHORT) as u64);
+        Ok(())
+    };
+    let classify = measure(
+        size.repeat,
+        &mut || seconds(&mut || short.chunks(1).try_for_each(asked)),
+        &mut || seconds(&mut || asked(&short)),
+    )?;
+
+    let sampled = exactly(&chain(), size.tokens);
+    let sampling = measure(
+        size.repeat,
+        &mut || reply(&prompts[0], &greedy),
+        &mut || reply(&prompts[0], &sampled),
+    )?;
+
+    let tokens = (n * size.tokens) as f64;
+    let (sequential, together) = batch.medians();
+    let (one_by_one, at_once) = classify.medians();
+    let (greedy_token, sampled_token) = sampling.medians();
+    Ok(json!({
+        "requests": n,
+        "prompt_tokens": PROMPT,
+        "generated_tokens": size.tokens,
+        "rounds": size.repeat,
+        "batch": {
+            "sequential_tokens_per_second": tokens / sequential,
+            "together_tokens_per_second": tokens / together,
+            "speedup": sequential / together,
+        },
+        "classify": {
+            "prompts": short.len(),
+            "prompt_tokens": SHORT,
+            "sequential_seconds": one_by_one,
+            "together_seconds": at_once,
+            "speedup": one_by_one / at_once,
+        },
+        "sampling": {
+            "greedy_seconds_per_token": greedy_token,
+            "chain_seconds_per_token": sampled_token,
+            "overhead": sampled_token / greedy_token - 1.0,
+        },
+    }))
+}
+
+fn whole(count: usize, wanted: usize) -> Result<(), Failure> {
+    if count == wanted {
+        return Ok(());
+    }
+    Err(Failure::failed(format!(
+        "the model gave {count} instead of {wanted}; the numbers would mean nothing"
+    )))
+}
