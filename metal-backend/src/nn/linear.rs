@@ -147,8 +147,8 @@ impl Linear {
         match (&self.kind, &self.bias) {
             (Kind::Dense { transposed }, None) => x.matmul(transposed),
             (Kind::Dense { transposed }, Some(b)) => b.addmm(x, transposed, 1.0, 1.0),
-            (Kind::Kernel(w), None) => w.product(x),
-            (Kind::Kernel(w), Some(b)) => w.product(x)?.add(b),
+            (Kind::Kernel(_), None) => self.product(x),
+            (Kind::Kernel(_), Some(b)) => self.product(x)?.add(b),
             (Kind::Quantized(q), None) => q.product(x),
             (Kind::Quantized(q), Some(b)) => q.product(x)?.add(b),
         }
@@ -158,6 +158,7 @@ impl Linear {
     fn product(&self, x: &Array) -> Result<Array> {
         match &self.kind {
             Kind::Dense { transposed } => x.matmul(transposed),
+            Kind::Kernel(w) if adapter::differentiated() => w.product_for_gradients(x),
             Kind::Kernel(w) => w.product(x),
             Kind::Quantized(q) => q.product(x),
         }
