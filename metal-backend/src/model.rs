@@ -1,15 +1,17 @@
 //! A loaded model: the engine that requests share, and its face to the contract.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod adapters;
+
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
-    Adapter, AttentionInspector, BatchEvent, BatchResult, BatchSession, ClassifyResult,
-    EmbeddingModel, Error, ErrorKind, GenerateMetrics, GenerateOptions, LogitsOutput, LoraConfig,
-    Message, ModelInfo, Prompt, PromptCacheModel, Result, TextModel, Token, TokenLogprobs,
-    TokenModel, TokenStream, TopLogprob, TrainableModel,
+    AttentionInspector, BatchEvent, BatchResult, BatchSession, ClassifyResult, EmbeddingModel,
+    Error, ErrorKind, GenerateMetrics, GenerateOptions, LogitsOutput, Message, ModelInfo, Prompt,
+    PromptCacheModel, Result, TextModel, Token, TokenLogprobs, TokenModel, TokenStream, TopLogprob,
+    TrainableModel,
 };
 use mlx_rs_core::{DeviceKind, Stream, concatenate, eval};
 
@@ -22,7 +24,7 @@ use crate::nn::adapter::Site;
 use crate::nn::attention::Positions;
 use crate::sample::{Compiler, Context, Sampler};
 use crate::text::{Detokenizer, TextPipeline};
-use crate::train::{AdapterKind, LoraAdapter, key};
+use crate::train::LoraAdapter;
 
 /// Requests of one call that run at the same time.
 const TOGETHER: usize = 32;
@@ -46,8 +48,8 @@ pub struct Engine {
     /// Guesses tokens; taken away by `close`.
     draft: Mutex<Option<Arc<dyn Decoder>>>,
     identity: String,
-    /// Where adapters can stand.
-    sites: Vec<Arc<Site>>,
+    /// Where adapters can stand; taken away by `close`, as they hold the weights.
+    sites: Mutex<Vec<Arc<Site>>>,
     /// The adapter there is.
     adapter: Mutex<Option<LoraAdapter>>,
     /// How often the adapter changed; numbers of another one are not to be mixed with this one's.
@@ -102,7 +104,7 @@ impl Engine {
             draft_prefixes: Prefixes::new(parts.slots),
             draft: Mutex::new(parts.draft.map(Arc::from)),
             identity: parts.identity,
-            sites: parts.sites,
+            sites: Mutex::new(parts.sites),
             adapter: Mutex::new(None),
             adaptations: AtomicU64::new(0),
             metrics: Mutex::new(GenerateMetrics::default()),
@@ -166,53 +168,6 @@ impl Engine {
     /// Tokenizer and chat template.
     pub fn text(&self) -> &TextPipeline {
         &self.text
-    }
-
-    /// What the layers inside of blocks that adapters can stand at are called, such as `self_attn.q_proj`.
-    pub fn layer_names(&self) -> BTreeSet<String> {
-        let inside = self.sites.iter().filter(|site| site.block().is_some());
-        inside.map(|site| key(site.name()).to_owned()).collect()
-    }
-
-    /// The adapter on the model, if any.
-    pub fn adapter(&self) -> Option<LoraAdapter> {
-        locked(&self.adapter).clone()
-    }
-
-    /// Puts a fresh adapter on the model, in place of another.
-    pub fn apply_lora(
-        &self,
-        config: &LoraConfig,
-        kind: AdapterKind,
-        seed: u64,
-    ) -> Result<LoraAdapter> {
-        self.check_open()?;
-        let mut held = locked(&self.adapter);
-        let architecture = &self.info.architecture;
-        let adapter =
-            self.scope(|| LoraAdapter::fresh(&self.sites, config, kind, seed, architecture))?;
-        *held = Some(adapter.clone());
-        drop(held);
-        self.adapter_changed();
-        Ok(adapter)
-    }
-
-    /// Puts the adapter of a directory on the model, in place of another.
-    pub fn load_adapter(&self, dir: &Path) -> Result<LoraAdapter> {
-        self.check_open()?;
-        let mut held = locked(&self.adapter);
-        let architecture = &self.info.architecture;
-        let adapter = self.scope(|| LoraAdapter::load(&self.sites, dir, architecture))?;
-        *held = Some(adapter.clone());
-        drop(held);
-        self.adapter_changed();
-        Ok(adapter)
-    }
-
-    /// Forgets what was computed with the numbers before.
-    pub fn adapter_changed(&self) {
-        self.adaptations.fetch_add(1, Ordering::AcqRel);
-        self.prefixes.clear();
     }
 
     /// Tells what this model computes from what others do, for files. Adapters in memory have no name, so
@@ -474,6 +429,7 @@ impl TextModel for MlxModel {
         if let Some(adapter) = locked(&self.engine.adapter).take() {
             adapter.remove();
         }
+        locked(&self.engine.sites).clear();
         self.engine.prefixes.close();
         self.engine.draft_prefixes.close();
         mlx_rs_core::memory::clear_cache().map_err(engine_error("close"))
@@ -485,25 +441,6 @@ impl TextModel for MlxModel {
 
     fn as_trainable(&self) -> Option<&dyn TrainableModel> {
         Some(self)
-    }
-}
-
-impl TrainableModel for MlxModel {
-    fn apply_lora(&self, config: &LoraConfig) -> Result<Box<dyn Adapter>> {
-        let adapter = self.engine.apply_lora(config, AdapterKind::Lora, 0)?;
-        Ok(Box::new(adapter))
-    }
-
-    fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        TokenModel::encode(self, text, true)
-    }
-
-    fn decode(&self, ids: &[u32]) -> Result<String> {
-        TokenModel::decode(self, ids)
-    }
-
-    fn num_layers(&self) -> usize {
-        self.engine.info.num_layers
     }
 }
 

@@ -1,7 +1,9 @@
 //! Training against Python mlx-lm: the same adapter and batches give the same logits, gradients and losses.
 //! The numbers are made by `tools/golden/training.py`.
 
-use std::path::{Path, PathBuf};
+mod training_common;
+
+use std::path::Path;
 
 use inference::{ErrorKind, GenerateOptions, LoadOptions, LoraConfig, TokenModel};
 use metal_backend::train::{
@@ -10,29 +12,9 @@ use metal_backend::train::{
 };
 use mlx_rs_core::{Array, io};
 use serde_json::Value;
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
-}
-
-fn read(path: &Path) -> Value {
-    let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    serde_json::from_str(&text).unwrap()
-}
-
-fn floats(value: &Value) -> Vec<f32> {
-    let numbers = value.as_array().unwrap().iter();
-    numbers.map(|v| v.as_f64().unwrap() as f32).collect()
-}
-
-fn sequences(batch: &Value) -> Vec<Sequence> {
-    let one = |v: &Value| {
-        let ids = v["ids"].as_array().unwrap().iter();
-        let ids = ids.map(|id| id.as_u64().unwrap() as u32).collect();
-        Sequence::new(ids).with_prompt(v["from"].as_u64().unwrap() as usize)
-    };
-    batch.as_array().unwrap().iter().map(one).collect()
-}
+use training_common::{
+    at_rate, batch, check_slopes, cpu, disturb, fixtures, floats, fresh, read, sequences, tiny,
+};
 
 /// mlx-lm's optimizer in these tests.
 fn like_mlx_lm(rate: f32) -> Tuning {
@@ -47,31 +29,6 @@ fn like_mlx_lm(rate: f32) -> Tuning {
         schedule: Schedule::constant(rate),
         ..Tuning::default()
     }
-}
-
-fn cpu() -> LoadOptions {
-    LoadOptions::new().with_backend("cpu")
-}
-
-fn tiny(name: &str) -> PathBuf {
-    fixtures().join("tiny").join(name)
-}
-
-fn fresh(name: &str, config: &LoraConfig, tuning: Tuning) -> Trainer {
-    Trainer::load(&tiny(name), &cpu(), config, AdapterKind::Lora, tuning).unwrap()
-}
-
-/// Some sentences of the tiny vocabulary.
-fn batch(n: usize) -> Vec<Sequence> {
-    (0..n as u32)
-        .map(|i| {
-            Sequence::new(
-                (0..9 + i)
-                    .map(|j| 3 + (i * 37 + j * j * 11) % 290)
-                    .collect(),
-            )
-        })
-        .collect()
 }
 
 fn against_mlx_lm(name: &str) {
@@ -95,7 +52,8 @@ fn against_mlx_lm(name: &str) {
         let prompt = first[0].ids.clone().into();
         let logits = TokenModel::logits(model, &prompt, false).unwrap();
         for (got, expected) in logits.logits.iter().zip(floats(&golden["logits"])) {
-            assert!((got - expected).abs() < 2e-4, "{name}: {got} {expected}");
+            // mlx-lm rounds Gemma's factor on embeddings to bfloat16.
+            assert!((got - expected).abs() < 1e-3, "{name}: {got} {expected}");
         }
 
         let (_, gradients) = trainer.gradients(&first).unwrap();
@@ -103,9 +61,10 @@ fn against_mlx_lm(name: &str) {
         assert_eq!(gradients.len(), expected.arrays.len());
         for (part, expected) in &expected.arrays {
             let got = &gradients[part];
-            // mlx-lm has A and B the other way around, but for experts.
+            // mlx-lm has A and B the other way around, but for experts and tables.
+            let turned = part.contains("lora_") && !part.contains("embed_tokens");
             let got = match got.shape().len() {
-                2 => got.swap_axes(0, 1).unwrap(),
+                2 if turned => got.swap_axes(0, 1).unwrap(),
                 _ => got.clone(),
             };
             assert_eq!(got.shape(), expected.shape(), "{name} {part}");
@@ -152,6 +111,15 @@ fn experts_learn_as_in_mlx_lm() {
 #[test]
 fn adapters_on_quantized_weights_learn_as_in_mlx_lm() {
     against_mlx_lm("qwen3-q4");
+    against_mlx_lm("llama-q4-1");
+    against_mlx_lm("gemma3-q4-4");
+    against_mlx_lm("mixtral-q4-4");
+}
+
+#[test]
+fn tables_and_whole_weights_learn_as_in_mlx_lm() {
+    against_mlx_lm("llama-tied-table");
+    against_mlx_lm("llama-full");
 }
 
 #[test]
@@ -297,54 +265,14 @@ fn gradients_are_those_of_finite_differences() {
             "phi3" => config.targets = vec!["qkv_proj".into(), "gate_up_proj".into()],
             "gpt2" => config.targets = vec!["c_attn".into(), "c_fc".into()],
             "gemma2" | "cohere2" => config.targets.truncate(5),
-            "gpt-oss" => config.targets.truncate(4),
+            // A step further down may make a later router choose other experts.
+            "gpt-oss" => config = config.with_num_layers(1).with_targets(["q_proj", "o_proj"]),
+            "qwen3-moe" => config = config.with_num_layers(1).with_targets(["q_proj", "v_proj"]),
             _ => {}
         }
-        let mut trainer = fresh(name, &config, Tuning::default());
-        let (steps, state) = (0, Params::new());
-        // B away from zero, where A has no gradient.
-        let mut params = trainer.params();
-        for (i, (part, value)) in params.iter_mut().enumerate() {
-            if part.ends_with("lora_b") {
-                let n = value.size() as i32;
-                let noise: Vec<f32> = (0..n)
-                    .map(|j| ((j * 7 + i as i32) % 13 - 6) as f32 * 0.01)
-                    .collect();
-                *value = Array::from_slice(&noise, value.shape()).unwrap();
-            }
-        }
-        trainer.restore(&params, state, steps, 0).unwrap();
-        let batch = batch(2);
-        let (_, gradients) = trainer.gradients(&batch).unwrap();
-        for (part, gradient) in &gradients {
-            // Along the gradient itself the slope is its length.
-            let length = gradient
-                .square()
-                .unwrap()
-                .sum(mlx_rs_core::All, false)
-                .unwrap();
-            let length = length.sqrt().unwrap().item::<f32>().unwrap();
-            assert!(length > 0.0, "{name} {part} has no gradient");
-            let mut loss = |step: f32| {
-                let along = Array::scalar(step / length).unwrap();
-                let moved = params[part]
-                    .add(&gradient.multiply(&along).unwrap())
-                    .unwrap();
-                let mut all = params.clone();
-                all.insert(part.clone(), moved);
-                trainer.restore(&all, Params::new(), 0, 0).unwrap();
-                let found = trainer.evaluate(&batch).unwrap();
-                found.loss / found.tokens as f64
-            };
-            let step = 2e-2f32;
-            let slope = (loss(step) - loss(-step)) / f64::from(2.0 * step);
-            let error = (slope - f64::from(length)).abs();
-            assert!(
-                error < 2e-3 + 0.02 * f64::from(length),
-                "{name} {part}: {slope} {length}"
-            );
-        }
-        trainer.restore(&params, Params::new(), 0, 0).unwrap();
+        let mut trainer = fresh(name, &config, at_rate(1e-3));
+        disturb(&mut trainer);
+        check_slopes(&mut trainer, name, |_| true);
     }
 }
 
@@ -402,7 +330,12 @@ fn a_fresh_adapter_changes_nothing_and_a_trained_one_comes_back_from_its_files()
             .unwrap();
         assert!(near(&again.logits, &trained));
 
-        trainer.adapter().remove();
+        trainer
+            .model()
+            .as_trainable()
+            .unwrap()
+            .remove_adapter()
+            .unwrap();
         assert!(near(&logits(&trainer), &before.logits));
         assert_eq!(
             trainer.save(&path).unwrap_err().kind(),
@@ -536,7 +469,8 @@ fn a_fused_model_computes_what_the_adapted_one_does() {
     for (adapter, checkpoint, tolerance) in [
         ("llama-1", "llama", 1e-4),
         ("llama-dora", "llama", 1e-4),
-        ("qwen3-moe-4", "qwen3-moe", 1e-4),
+        // Rounded to bfloat16.
+        ("qwen3-moe-4", "qwen3-moe", 0.05),
         // Packed again, which rounds.
         ("qwen3-q4", "qwen3-q4", 1.0),
     ] {

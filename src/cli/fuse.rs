@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use metal_backend::convert::{ConvertOptions, convert};
-use metal_backend::train::fuse;
+use metal_backend::train::{fuse, fuse_dequantized};
 use serde_json::json;
 
 use super::console::Console;
@@ -41,10 +41,10 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if args.json {
         return console.json(&json!({
             "path": args.output,
-            "fused_layers": changed,
+            "fused_tensors": changed,
         }));
     }
-    console.note(&format!("{changed} layers fused"));
+    console.note(&format!("{changed} tensors changed"));
     console.line(&args.output.to_string_lossy())
 }
 
@@ -52,7 +52,9 @@ fn make(args: &Args, model: &Path) -> Result<usize, Failure> {
     if !args.dequantize {
         return Ok(fuse(model, &args.adapter_path, &args.output)?);
     }
-    // Dense first: a sum that is packed again would lose what is finer than a bit of the packing.
+    if model.is_dir() {
+        return Ok(fuse_dequantized(model, &args.adapter_path, &args.output)?);
+    }
     let parent = args.output.parent().filter(|p| !p.as_os_str().is_empty());
     let work = tempfile::Builder::new()
         .prefix(".fuse-")

@@ -438,7 +438,6 @@ mod tests {
             (&["--rank", "0"], "rank is 0"),
             (&["--num-layers", "-2"], "num_layers is -2"),
             (&["--learning-rate", "nan"], "learning_rate"),
-            (&["--fine-tune-type", "full"], "full"),
             (&["--keys", ""], "keys"),
             (&["--dropout", "1"], "dropout"),
         ] {

@@ -11,38 +11,54 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, random};
+use mlx_rs_core::{Array, Dtype, Result, random};
 
 use super::Weight;
 
-/// A matrix, or a stack of matrices of experts, that can be adapted.
+/// What a site holds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum SiteKind {
+    /// The matrix of a linear layer, or a stack of those of experts.
+    Matrix,
+    /// The table of an embedding.
+    Table,
+    /// The weight of a norm, which computes with it plus a number (1 for Gemma's).
+    Norm {
+        /// That number; the model's own weight has it in it.
+        plus: f32,
+    },
+    /// A bias, of a layer or of a norm.
+    Bias,
+}
+
+/// A matrix, or a stack of matrices of experts, that can be adapted, or a vector that can be trained.
 #[derive(Debug)]
 pub struct Site {
     name: String,
+    kind: SiteKind,
     weight: Weight,
     active: AtomicBool,
     delta: RwLock<Option<Arc<Delta>>>,
 }
 
-/// How an adapter changes a matrix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeltaKind {
-    /// `x W^T + scale * (x A^T) B^T` (Hu et al. 2021).
-    Lora,
-    /// The same, with each row of the sum brought to a learned length (Liu et al. 2024).
-    Dora,
+/// What stands at one site.
+#[derive(Debug, Clone)]
+pub enum Delta {
+    /// Something is added to the weight.
+    LowRank(LowRank),
+    /// Other numbers in place of the weight's, as a checkpoint would have them.
+    Whole(Array),
 }
 
-/// An adapter at one site. For experts A and B have one more axis in front.
+/// A product of two narrow matrices that is added to a matrix: `x W^T + scale * (x A^T) B^T` (Hu et al.
+/// 2021). For experts A and B have one more axis in front.
 #[derive(Debug, Clone)]
-pub struct Delta {
-    /// What it computes.
-    pub kind: DeltaKind,
+pub struct LowRank {
     /// A, `[rank, in]`.
     pub a: Array,
     /// B, `[out, rank]`.
     pub b: Array,
-    /// Lengths of rows `[out]`, for DoRA.
+    /// Lengths `[out]` that the rows of the sum are brought to (DoRA, Liu et al. 2024); `None` for LoRA.
     pub m: Option<Array>,
     /// Factor on what A and B compute.
     pub scale: f32,
@@ -50,12 +66,14 @@ pub struct Delta {
     pub dropout: f32,
 }
 
-impl Delta {
-    /// Its trainable numbers with the ends of their names.
-    pub fn parts(&self) -> impl Iterator<Item = (&'static str, &Array)> {
+impl LowRank {
+    /// Its trainable numbers with the ends of their names at a site of `kind`. Those of a table are called
+    /// the other way around, as mlx-lm has it: there `lora_a` has a row for each token.
+    pub fn parts(&self, kind: SiteKind) -> impl Iterator<Item = (&'static str, &Array)> {
+        let (a, b) = ends(kind);
         [
-            ("lora_a", Some(&self.a)),
-            ("lora_b", Some(&self.b)),
+            (a, Some(&self.a)),
+            (b, Some(&self.b)),
             ("m", self.m.as_ref()),
         ]
         .into_iter()
@@ -63,13 +81,22 @@ impl Delta {
     }
 }
 
+/// What A and B are called at a site.
+pub fn ends(kind: SiteKind) -> (&'static str, &'static str) {
+    match kind {
+        SiteKind::Table => ("lora_b", "lora_a"),
+        _ => ("lora_a", "lora_b"),
+    }
+}
+
 impl Site {
-    /// The place of a weight `[out, in]`, or `[experts, out, in]`, that the checkpoint calls
-    /// `name.weight`. Memory is shared with the layer.
+    /// The place of a weight, `[out, in]`, `[experts, out, in]` or a vector, that the checkpoint calls
+    /// `name.weight`, or `name.bias` for a bias. Memory is shared with the layer.
     #[must_use]
-    pub fn new(name: &str, weight: Weight) -> Arc<Self> {
+    pub fn new(name: &str, kind: SiteKind, weight: Weight) -> Arc<Self> {
         Arc::new(Self {
             name: name.to_owned(),
+            kind,
             weight,
             active: AtomicBool::new(false),
             delta: RwLock::new(None),
@@ -81,9 +108,72 @@ impl Site {
         &self.name
     }
 
+    /// What it holds.
+    pub fn kind(&self) -> SiteKind {
+        self.kind
+    }
+
+    /// Whether something of low rank can be added to it.
+    pub fn is_matrix(&self) -> bool {
+        matches!(self.kind, SiteKind::Matrix | SiteKind::Table)
+    }
+
     /// The frozen weight.
     pub fn weight(&self) -> &Weight {
         &self.weight
+    }
+
+    /// What the checkpoint calls its weight: the end of the name.
+    pub fn end(&self) -> &'static str {
+        match self.kind {
+            SiteKind::Bias => "bias",
+            _ => "weight",
+        }
+    }
+
+    /// The weight as a checkpoint has it, in plain numbers of `dtype`.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn stored_weight(&self, dtype: Dtype) -> Result<Array> {
+        let dense = self.dense(dtype)?;
+        match self.kind {
+            SiteKind::Norm { plus } if plus != 0.0 => dense.subtract(&like(&dense, plus)?),
+            _ => Ok(dense),
+        }
+    }
+
+    /// Its trainable numbers as they stand, with the ends of their names.
+    pub fn parts(&self) -> Vec<(&'static str, Array)> {
+        match self.stored().as_deref() {
+            None => Vec::new(),
+            Some(Delta::Whole(w)) => vec![(self.end(), w.clone())],
+            Some(Delta::LowRank(low)) => low
+                .parts(self.kind)
+                .map(|(end, part)| (end, part.clone()))
+                .collect(),
+        }
+    }
+
+    /// Replaces those of its trainable numbers that `other` has, by the ends of their names.
+    pub fn set_parts(&self, other: impl Fn(&str) -> Option<Array>) {
+        let Some(stored) = self.stored() else { return };
+        self.set(Some(self.with_parts(&stored, other)));
+    }
+
+    /// A delta with those of its numbers replaced that `other` has.
+    fn with_parts(&self, delta: &Delta, other: impl Fn(&str) -> Option<Array>) -> Delta {
+        match delta {
+            Delta::Whole(w) => Delta::Whole(other(self.end()).unwrap_or_else(|| w.clone())),
+            Delta::LowRank(low) => {
+                let mut low = low.clone();
+                let (a, b) = ends(self.kind);
+                low.a = other(a).unwrap_or(low.a);
+                low.b = other(b).unwrap_or(low.b);
+                low.m = low.m.map(|m| other("m").unwrap_or(m));
+                Delta::LowRank(low)
+            }
+        }
     }
 
     /// `[out, in]`, or `[experts, out, in]`.
@@ -133,31 +223,43 @@ impl Site {
     }
 
     /// The adapter with the numbers of the scope that is entered, if any.
-    fn current(&self) -> Result<Option<Delta>> {
-        let Some(stored) = self.stored() else {
+    fn current(&self) -> Option<Delta> {
+        let stored = self.stored()?;
+        let scope = scope();
+        if scope.as_ref().is_some_and(|s| s.without_adapters) {
+            return None;
+        }
+        let param = |end: &str| scope.as_ref()?.param(&self.name, end).cloned();
+        let mut delta = self.with_parts(&stored, param);
+        if let Delta::LowRank(low) = &mut delta
+            && scope.as_ref().is_none_or(|s| s.dropout_seed.is_none())
+        {
+            low.dropout = 0.0;
+        }
+        Some(delta)
+    }
+
+    /// What a layer computes with instead of the vector that it has, in its type; `None` where nothing
+    /// stands here.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn vector(&self, dtype: Dtype) -> Result<Option<Array>> {
+        if !self.is_adapted() {
             return Ok(None);
-        };
-        let mut delta = (*stored).clone();
-        let Some(scope) = scope() else {
-            delta.dropout = 0.0;
-            return Ok(Some(delta));
-        };
-        if scope.without_adapters {
-            return Ok(None);
         }
-        if let Some(a) = scope.param(&self.name, "lora_a") {
-            delta.a = a.clone();
+        match (self.current(), self.kind) {
+            (Some(Delta::Whole(w)), SiteKind::Norm { plus }) if plus != 0.0 => {
+                w.add(&like(&w, plus)?)?.astype(dtype).map(Some)
+            }
+            (Some(Delta::Whole(w)), _) => w.astype(dtype).map(Some),
+            _ => Ok(None),
         }
-        if let Some(b) = scope.param(&self.name, "lora_b") {
-            delta.b = b.clone();
-        }
-        if let Some(m) = scope.param(&self.name, "m") {
-            delta.m = Some(m.clone());
-        }
-        if scope.dropout_seed.is_none() {
-            delta.dropout = 0.0;
-        }
-        Ok(Some(delta))
+    }
+
+    /// Whether there is an adapter.
+    pub fn is_adapted(&self) -> bool {
+        self.active.load(Ordering::Acquire)
     }
 
     /// `x` with some of its numbers dropped, the others scaled up to the same mean.
@@ -203,7 +305,25 @@ impl Place {
 
     /// Whether there is an adapter.
     pub fn is_adapted(&self) -> bool {
-        self.site.active.load(Ordering::Acquire)
+        self.site.is_adapted()
+    }
+
+    /// What the layer computes with instead of the vector that it has, in its type; `None` where nothing
+    /// stands here.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn vector(&self, dtype: Dtype) -> Result<Option<Array>> {
+        let whole = self.site.vector(dtype)?;
+        whole.map(|w| self.cut(&w)).transpose()
+    }
+
+    /// The rows of the layer.
+    fn cut(&self, a: &Array) -> Result<Array> {
+        match self.rows {
+            Some((from, to)) => a.slice_axis(0, from, to),
+            None => Ok(a.clone()),
+        }
     }
 
     /// What the layer computes of `x` `[.., in]`, where an adapter changes it; `plain` computes `x W^T`
@@ -216,35 +336,58 @@ impl Place {
         x: &Array,
         plain: impl FnOnce() -> Result<Array>,
     ) -> Result<Option<Array>> {
-        let Some(delta) = self.site.current()? else {
-            return Ok(None);
+        let low = match self.site.current() {
+            None => return Ok(None),
+            Some(Delta::Whole(w)) => {
+                let w = self.cut(&w)?.astype(x.dtype())?;
+                return x.matmul(&w.swap_axes(0, 1)?).map(Some);
+            }
+            Some(Delta::LowRank(low)) => low,
         };
-        let cut = |a: &Array| match self.rows {
-            Some((from, to)) => a.slice_axis(0, from, to),
-            None => Ok(a.clone()),
-        };
-        let b = cut(&delta.b)?;
-        let dropped = self.site.dropped(x, delta.dropout)?;
+        let b = self.cut(&low.b)?;
+        let dropped = self.site.dropped(x, low.dropout)?;
         let z = dropped
-            .matmul(&delta.a.swap_axes(-1, -2)?)?
+            .matmul(&low.a.swap_axes(-1, -2)?)?
             .matmul(&b.swap_axes(-1, -2)?)?;
-        let z = z.multiply(&like(&z, delta.scale)?)?.astype(x.dtype())?;
+        let z = z.multiply(&like(&z, low.scale)?)?.astype(x.dtype())?;
         let sum = plain()?.add(&z)?;
-        if delta.kind == DeltaKind::Lora {
+        let Some(m) = &low.m else {
             return Ok(Some(sum));
-        }
-        let m = delta.m.as_ref().ok_or_else(|| {
-            Error::new(
-                ErrorKind::Value,
-                "dora",
-                "the adapter has no row lengths `m`",
-            )
-        })?;
-        let weight = cut(&self.site.dense(Dtype::Float32)?)?;
-        let lengths = adapted(&weight, &delta.a, &b, delta.scale).and_then(|w| lengths(&w))?;
+        };
+        let weight = self.cut(&self.site.dense(Dtype::Float32)?)?;
+        let lengths = adapted(&weight, &low.a, &b, low.scale).and_then(|w| lengths(&w))?;
         // As the paper has it, the lengths count as constant (section 4.3).
-        let factor = cut(m)?.divide(&lengths.stop_gradient()?)?;
+        let factor = self.cut(m)?.divide(&lengths.stop_gradient()?)?;
         sum.multiply(&factor.astype(x.dtype())?).map(Some)
+    }
+
+    /// The same for a table: rows `ids` `[..]`, `[.., hidden]`, where `plain` are those of the table
+    /// itself.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn rows(
+        &self,
+        ids: &Array,
+        plain: impl FnOnce() -> Result<Array>,
+        dtype: Dtype,
+    ) -> Result<Option<Array>> {
+        let low = match self.site.current() {
+            None => return Ok(None),
+            Some(Delta::Whole(w)) => return w.take_clamped(ids, 0)?.astype(dtype).map(Some),
+            Some(Delta::LowRank(low)) => low,
+        };
+        let plain = plain()?;
+        let z = low.b.take_clamped(ids, 0)?.matmul(&low.a)?;
+        let z = z.multiply(&like(&z, low.scale)?)?.astype(dtype)?;
+        let sum = plain.add(&self.site.dropped(&z, low.dropout)?)?;
+        let Some(m) = &low.m else {
+            return Ok(Some(sum));
+        };
+        let long = lengths(&plain.add(&z)?.astype(Dtype::Float32)?)?.stop_gradient()?;
+        let factor = m.take_clamped(ids, 0)?.divide(&long)?;
+        sum.multiply(&factor.expand_dims(-1)?.astype(dtype)?)
+            .map(Some)
     }
 
     /// The same for experts: `x` `[.., 1, in]` by the experts `ids`.
@@ -258,15 +401,20 @@ impl Place {
         sorted: bool,
         plain: impl FnOnce() -> Result<Array>,
     ) -> Result<Option<Array>> {
-        let Some(delta) = self.site.current()? else {
-            return Ok(None);
+        let low = match self.site.current() {
+            None => return Ok(None),
+            Some(Delta::Whole(w)) => {
+                let w = w.astype(x.dtype())?.swap_axes(-1, -2)?;
+                return x.gather_mm(&w, None, ids, sorted).map(Some);
+            }
+            Some(Delta::LowRank(low)) => low,
         };
         let z = self
             .site
-            .dropped(x, delta.dropout)?
-            .gather_mm(&delta.a.swap_axes(-1, -2)?, None, ids, sorted)?
-            .gather_mm(&delta.b.swap_axes(-1, -2)?, None, ids, sorted)?;
-        let z = z.multiply(&like(&z, delta.scale)?)?.astype(x.dtype())?;
+            .dropped(x, low.dropout)?
+            .gather_mm(&low.a.swap_axes(-1, -2)?, None, ids, sorted)?
+            .gather_mm(&low.b.swap_axes(-1, -2)?, None, ids, sorted)?;
+        let z = z.multiply(&like(&z, low.scale)?)?.astype(x.dtype())?;
         plain()?.add(&z).map(Some)
     }
 }

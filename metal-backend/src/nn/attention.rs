@@ -131,14 +131,12 @@ impl Attention {
         }
         let norm = |norm: &Option<Norm>| match norm {
             None => Some(None),
-            Some(Norm::Rms {
-                weight: Some(weight),
-                eps,
-            }) => Some(Some(cpu::HeadNorm {
-                weight: weight.clone(),
-                eps: *eps,
-            })),
-            Some(_) => None,
+            Some(norm) => norm.rms().map(|(weight, eps)| {
+                Some(cpu::HeadNorm {
+                    weight: weight.clone(),
+                    eps,
+                })
+            }),
         };
         if self.norms.v.is_some() || (self.norms.across_heads && self.norms.q.is_some()) {
             return None;

@@ -60,6 +60,8 @@ pub struct Linear {
     bias: Option<Array>,
     /// Where adapters stand; `None` for a layer that none can be put at.
     place: Option<Place>,
+    /// Where other numbers than the bias's stand.
+    bias_place: Option<Place>,
 }
 
 #[derive(Debug, Clone)]
@@ -95,6 +97,7 @@ impl Linear {
             kind,
             bias,
             place: None,
+            bias_place: None,
         })
     }
 
@@ -105,15 +108,38 @@ impl Linear {
         self
     }
 
+    /// The same layer with its bias at a place where it can be trained.
+    #[must_use]
+    pub fn with_bias_at(mut self, place: Option<Place>) -> Self {
+        self.bias_place = place;
+        self
+    }
+
+    /// Whether something else than the layer's own numbers stands at one of its places.
+    fn is_adapted(&self) -> bool {
+        let places = [&self.place, &self.bias_place];
+        places.into_iter().flatten().any(Place::is_adapted)
+    }
+
     /// `[.., in] -> [.., out]`.
     ///
     /// # Errors
     /// When `x` does not end in the input dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        if let Some(place) = self.place.as_ref().filter(|p| p.is_adapted())
-            && let Some(y) = place.forward(x, || self.product(x))?
-        {
-            return match &self.bias {
+        if self.is_adapted() {
+            let adapted = match &self.place {
+                Some(place) => place.forward(x, || self.product(x))?,
+                None => None,
+            };
+            let y = match adapted {
+                Some(y) => y,
+                None => self.product(x)?,
+            };
+            let own = match &self.bias_place {
+                Some(place) => place.vector(y.dtype())?,
+                None => None,
+            };
+            return match own.as_ref().or(self.bias.as_ref()) {
                 Some(b) => y.add(b),
                 None => Ok(y),
             };
@@ -121,8 +147,8 @@ impl Linear {
         match (&self.kind, &self.bias) {
             (Kind::Dense { transposed }, None) => x.matmul(transposed),
             (Kind::Dense { transposed }, Some(b)) => b.addmm(x, transposed, 1.0, 1.0),
-            (Kind::Kernel(w), None) => w.product(x),
-            (Kind::Kernel(w), Some(b)) => w.product(x)?.add(b),
+            (Kind::Kernel(_), None) => self.product(x),
+            (Kind::Kernel(_), Some(b)) => self.product(x)?.add(b),
             (Kind::Quantized(q), None) => q.product(x),
             (Kind::Quantized(q), Some(b)) => q.product(x)?.add(b),
         }
@@ -132,6 +158,7 @@ impl Linear {
     fn product(&self, x: &Array) -> Result<Array> {
         match &self.kind {
             Kind::Dense { transposed } => x.matmul(transposed),
+            Kind::Kernel(w) if adapter::differentiated() => w.product_for_gradients(x),
             Kind::Kernel(w) => w.product(x),
             Kind::Quantized(q) => q.product(x),
         }
@@ -171,17 +198,15 @@ pub fn project(
     then: cpu::Then<'_>,
     x: &Array,
 ) -> Result<Option<Array>> {
-    let is_adapted = |layer: &&Linear| layer.place.as_ref().is_some_and(Place::is_adapted);
-    if adapter::differentiated() || layers.iter().any(is_adapted) {
+    if adapter::differentiated() || layers.iter().any(|layer| layer.is_adapted()) {
         return Ok(None);
     }
     let norm = match norm {
         None => None,
-        Some(Norm::Rms {
-            weight: Some(weight),
-            eps,
-        }) => Some((weight, *eps)),
-        Some(_) => return Ok(None),
+        Some(norm) => match norm.rms() {
+            Some(parts) => Some(parts),
+            None => return Ok(None),
+        },
     };
     let mut parts = Vec::with_capacity(layers.len());
     for layer in layers {

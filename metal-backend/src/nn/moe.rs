@@ -4,7 +4,7 @@
 use mlx_rs_core::{Array, Quantized, Result};
 
 use super::activation::Activation;
-use super::adapter::Place;
+use super::adapter::{self, Place};
 use super::linear::{Linear, Weight};
 use super::mlp::GatedMlp;
 
@@ -192,6 +192,12 @@ impl Router {
         let ids = scores
             .argpartition(first, -1)?
             .slice_axis(-1, first, experts)?;
+        // A choice has no slope, and MLX must not look for one.
+        let ids = if adapter::differentiated() {
+            ids.stop_gradient()?
+        } else {
+            ids
+        };
         let chosen = scores.take_along_axis(&ids, -1)?;
         let weights = match self.weighing {
             Weighing::Share => chosen,

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::lora::{self, AdapterKind, LoraAdapter};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::error::engine;
-use crate::nn::adapter::{Delta, Site};
+use crate::nn::adapter::{Delta, LowRank, Site, SiteKind, ends};
 
 /// The trained numbers.
 pub const WEIGHTS_FILE: &str = "adapters.safetensors";
@@ -28,22 +28,42 @@ const PEFT_WEIGHTS_FILE: &str = "adapter_model.safetensors";
 pub struct Naming {
     /// In front of every name.
     prefix: &'static str,
+    /// In front of names of a checkpoint that mlx-lm does not have.
+    dropped: &'static str,
 }
 
 impl Naming {
     /// For an architecture.
     pub fn of(architecture: &str) -> Self {
-        Self {
-            prefix: match architecture {
-                // Models of images and text hold the latter in a part of its own.
-                "gemma3" | "gemma4" => "language_model.",
-                _ => "",
-            },
+        let (prefix, dropped) = match architecture {
+            // Models of images and text hold the latter in a part of its own.
+            "gemma3" | "gemma4" => ("language_model.", ""),
+            "gpt2" => ("model.", "transformer."),
+            _ => ("", ""),
+        };
+        Self { prefix, dropped }
+    }
+
+    /// What mlx-lm calls a layer.
+    fn theirs(&self, name: &str) -> String {
+        let name = name.strip_prefix(self.dropped).unwrap_or(name);
+        match name.strip_prefix(self.prefix) {
+            Some(rest) if !rest.is_empty() => name.to_owned(),
+            _ => format!("{}{name}", self.prefix),
+        }
+    }
+
+    /// What mlx-lm's `keys` call a layer: what is after the number of the block, or all of it for one that
+    /// is in none.
+    fn key(&self, name: &str) -> String {
+        match key(name) {
+            inside if inside.len() < name.len() => inside.to_owned(),
+            whole => self.theirs(whole),
         }
     }
 }
 
-/// What is after the number of the block in a name, as mlx-lm's `keys` have it.
+/// What is after the number of the block in a name; all of it for one that is in none.
 pub(crate) fn key(name: &str) -> &str {
     let mut rest = name;
     while let Some((part, after)) = rest.split_once('.') {
@@ -55,9 +75,10 @@ pub(crate) fn key(name: &str) -> &str {
     name
 }
 
-/// mlx-lm has A as `[in, rank]` and B as `[rank, out]`, but those of experts as we do.
-fn turned(part: &Array) -> mlx_rs_core::Result<Array> {
-    if part.shape().len() == 2 {
+/// mlx-lm has A as `[in, rank]` and B as `[rank, out]`, but those of experts as we do, and those of tables
+/// with their names exchanged, which turns them, too.
+fn turned(part: &Array, kind: SiteKind) -> mlx_rs_core::Result<Array> {
+    if part.shape().len() == 2 && kind == SiteKind::Matrix {
         part.swap_axes(0, 1)
     } else {
         Ok(part.clone())
@@ -77,38 +98,45 @@ pub fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
         .iter()
         .filter_map(|site| Some((site, site.stored()?)))
         .collect();
-    let Some((_, first)) = sites.first() else {
+    if sites.is_empty() {
         return Err(Error::new(
             ErrorKind::InvalidOption,
             "the adapter was taken off the model; there is nothing to save",
         ));
-    };
-    let rank = first.a.shape().iter().rev().nth(1).copied().unwrap_or(0);
-    let mut keys: Vec<&str> = sites.iter().map(|(site, _)| key(site.name())).collect();
-    keys.sort_unstable();
-    keys.dedup();
+    }
     let blocks: Vec<usize> = sites.iter().filter_map(|(site, _)| site.block()).collect();
     let from = blocks.iter().min().copied().unwrap_or(0);
     let num_layers = adapter.blocks.saturating_sub(from).max(1);
-    let config = json!({
-        "fine_tune_type": adapter.kind,
-        "num_layers": num_layers,
-        "lora_parameters": {
-            "rank": rank,
-            "scale": first.scale,
-            "dropout": first.dropout,
-            "alpha": first.scale * rank as f32,
-            "keys": keys,
-        },
+    let mut config = json!({ "fine_tune_type": adapter.kind, "num_layers": num_layers });
+    let low = sites.iter().find_map(|(_, delta)| match delta.as_ref() {
+        Delta::LowRank(low) => Some(low),
+        Delta::Whole(_) => None,
     });
+    if let Some(low) = low {
+        let rank = low.a.shape().iter().rev().nth(1).copied().unwrap_or(0);
+        let mut keys: Vec<String> = sites
+            .iter()
+            .map(|(site, _)| adapter.naming.key(site.name()))
+            .collect();
+        keys.sort_unstable();
+        keys.dedup();
+        config["lora_parameters"] = json!({
+            "rank": rank,
+            "scale": low.scale,
+            "dropout": low.dropout,
+            "alpha": low.scale * rank as f32,
+            "keys": keys,
+        });
+    }
     let mut arrays = BTreeMap::new();
     for (site, delta) in &sites {
-        for (end, part) in delta.parts() {
-            let part = turned(part).map_err(engine("save"))?;
-            arrays.insert(
-                format!("{}{}.{end}", adapter.naming.prefix, site.name()),
-                part,
-            );
+        for (end, part) in site.parts() {
+            let part = match delta.as_ref() {
+                Delta::LowRank(_) => turned(&part, site.kind()).map_err(engine("save"))?,
+                Delta::Whole(_) => part,
+            };
+            let name = adapter.naming.theirs(site.name());
+            arrays.insert(format!("{name}.{end}"), part);
         }
     }
     fs::create_dir_all(dir).map_err(|e| io_error(dir, &e))?;
@@ -154,10 +182,11 @@ fn settings(dir: &Path) -> Result<Settings> {
         _ if config.get("use_dora").and_then(Value::as_bool) == Some(true) => AdapterKind::Dora,
         None | Some("lora") => AdapterKind::Lora,
         Some("dora") => AdapterKind::Dora,
+        Some("full") => AdapterKind::Full,
         Some(other) => {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("fine_tune_type `{other}` is not an adapter; lora and dora are"),
+                format!("there is no fine_tune_type `{other}`; there are lora, dora and full"),
             )
             .with_path(path));
         }
@@ -192,6 +221,7 @@ fn settings(dir: &Path) -> Result<Settings> {
                 ));
             }
         },
+        (None, None) if kind == AdapterKind::Full => 1.0,
         (None, None) => {
             return Err(invalid(
                 &path,
@@ -223,8 +253,9 @@ fn settings(dir: &Path) -> Result<Settings> {
 }
 
 /// The parts of a name in a file: the layer's name, and which of its parts.
-fn parsed(name: &str) -> Option<(&str, &'static str)> {
-    const ENDS: [(&str, &str); 10] = [
+fn parsed(name: &str, kind: AdapterKind) -> Option<(&str, &'static str)> {
+    const WHOLE: [(&str, &str); 2] = [(".weight", "weight"), (".bias", "bias")];
+    const LOW_RANK: [(&str, &str); 12] = [
         (".lora_a", "lora_a"),
         (".lora_b", "lora_b"),
         (".m", "m"),
@@ -232,11 +263,17 @@ fn parsed(name: &str) -> Option<(&str, &'static str)> {
         (".lora_B.weight", "lora_b"),
         (".lora_A.default.weight", "lora_a"),
         (".lora_B.default.weight", "lora_b"),
+        (".lora_embedding_A", "lora_a"),
+        (".lora_embedding_B", "lora_b"),
         (".lora_magnitude_vector", "m"),
         (".lora_magnitude_vector.weight", "m"),
         (".lora_magnitude_vector.default.weight", "m"),
     ];
-    let (stem, part) = ENDS
+    let ends: &[(&str, &str)] = match kind {
+        AdapterKind::Full => &WHOLE,
+        AdapterKind::Lora | AdapterKind::Dora => &LOW_RANK,
+    };
+    let (stem, part) = ends
         .iter()
         .find_map(|(end, part)| Some((name.strip_suffix(end)?, *part)))?;
     Some((stem, part))
@@ -263,12 +300,14 @@ impl Stored {
         let loaded = io::load_safetensors(&file).map_err(|e| invalid(&file, e.to_string()))?;
         let mut layers: BTreeMap<String, BTreeMap<&'static str, Array>> = BTreeMap::new();
         for (name, array) in loaded.arrays {
-            let Some((stem, part)) = parsed(&name) else {
+            let Some((stem, part)) = parsed(&name, settings.kind) else {
+                let ends = match settings.kind {
+                    AdapterKind::Full => "weight or bias",
+                    AdapterKind::Lora | AdapterKind::Dora => "lora_a, lora_b or m",
+                };
                 return Err(invalid(
                     &file,
-                    format!(
-                        "`{name}` is not a part of an adapter; those end in lora_a, lora_b or m"
-                    ),
+                    format!("`{name}` is not a part of what was trained; those end in {ends}"),
                 ));
             };
             let parts = layers.entry(stem.to_owned()).or_default();
@@ -299,22 +338,71 @@ impl Stored {
         self.layers.keys().map(String::as_str)
     }
 
-    /// What is to be added to the layer of a name, whose matrix is of `shape`.
+    /// Whether it holds other numbers for the model's own, rather than what is added to them.
+    pub(super) fn is_whole(&self) -> bool {
+        self.kind == AdapterKind::Full
+    }
+
+    /// The parts of a layer, by the ends of their names.
+    pub(super) fn ends(&self, name: &str) -> impl Iterator<Item = &'static str> {
+        self.layers
+            .get(name)
+            .into_iter()
+            .flat_map(|parts| parts.keys().copied())
+    }
+
+    /// How many experts a layer has, if it is a stack of them.
+    pub(super) fn experts(&self, name: &str) -> Option<i32> {
+        let mut parts = self.layers.get(name)?.values();
+        parts.find_map(|part| match part.shape() {
+            [experts, _, _] => Some(*experts),
+            _ => None,
+        })
+    }
+
+    /// One part of a layer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when it is missing.
+    fn part(&self, name: &str, end: &str) -> Result<Array> {
+        let found = self.layers.get(name).and_then(|parts| parts.get(end));
+        found
+            .cloned()
+            .ok_or_else(|| self.bad(format!("`{name}.{end}` is missing")))
+    }
+
+    /// The numbers in place of a weight or a bias (`end`) of `shape`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when they are missing or do not fit.
+    pub(super) fn whole(&self, name: &str, end: &str, shape: &[i32]) -> Result<Array> {
+        let part = self.part(name, end)?;
+        if part.shape() != shape {
+            return Err(self.bad(format!(
+                "`{name}.{end}` is {:?}; the model's is {shape:?}",
+                part.shape()
+            )));
+        }
+        part.eval().map_err(engine("adapter"))?;
+        Ok(part)
+    }
+
+    /// What is to be added to the weight of a layer, of `shape`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when a part is missing or does not fit.
-    pub(super) fn delta(&self, name: &str, shape: &[i32]) -> Result<Delta> {
-        let part = |end: &str| {
-            let found = self.layers.get(name).and_then(|parts| parts.get(end));
-            found
-                .cloned()
-                .ok_or_else(|| self.bad(format!("`{name}.{end}` is missing")))
-        };
-        let (a, b) = fitted(shape, part("lora_a")?, part("lora_b")?, self.rows_first)
-            .map_err(|what| self.bad(format!("the adapter of `{name}` does not fit: {what}")))?;
+    pub(super) fn low_rank(&self, name: &str, kind: SiteKind, shape: &[i32]) -> Result<LowRank> {
+        let (a, b) = ends(kind);
+        let (a, b) = fitted(
+            shape,
+            self.part(name, a)?,
+            self.part(name, b)?,
+            self.rows_first,
+        )
+        .map_err(|what| self.bad(format!("the adapter of `{name}` does not fit: {what}")))?;
         let m = match self.kind {
-            AdapterKind::Lora => None,
-            AdapterKind::Dora => Some(part("m")?),
+            AdapterKind::Dora => Some(self.part(name, "m")?),
+            _ => None,
         };
         if let Some(m) = &m
             && (m.shape().len() != 1 || m.shape().first() != b.shape().first())
@@ -323,8 +411,7 @@ impl Stored {
             return Err(self.bad(format!("`{name}.m` is {found:?}; there are {rows:?} rows")));
         }
         eval([&a, &b].into_iter().chain(&m)).map_err(engine("adapter"))?;
-        Ok(Delta {
-            kind: self.kind.into(),
+        Ok(LowRank {
             a,
             b,
             m,
@@ -336,6 +423,8 @@ impl Stored {
 
 /// Whether two names are of one layer: others put something in front of the names of a checkpoint.
 pub(super) fn same_layer(a: &str, b: &str) -> bool {
+    // GPT-2's own checkpoints put this where mlx-lm puts `model.`.
+    let [a, b] = [a, b].map(|name| name.strip_prefix("transformer.").unwrap_or(name));
     let ends = |long: &str, short: &str| {
         long.strip_suffix(short)
             .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
@@ -351,16 +440,26 @@ pub(super) fn same_layer(a: &str, b: &str) -> bool {
 pub fn load(all: &[Arc<Site>], dir: &Path, naming: Naming) -> Result<LoraAdapter> {
     let stored = Stored::read(dir)?;
     let mut deltas = Vec::with_capacity(stored.layers.len());
+    let missing = |name: &str| {
+        stored.bad(format!(
+            "`{name}` is trained, which this model does not have"
+        ))
+    };
     for name in stored.names() {
-        let site = all
-            .iter()
-            .find(|site| same_layer(name, site.name()))
-            .ok_or_else(|| {
-                stored.bad(format!(
-                    "`{name}` is adapted, which this model does not have"
-                ))
-            })?;
-        deltas.push((Arc::clone(site), stored.delta(name, &site.shape())?));
+        let mut own = all.iter().filter(|site| same_layer(name, site.name()));
+        if !stored.is_whole() {
+            let site = own.find(|s| s.is_matrix()).ok_or_else(|| missing(name))?;
+            let low = stored.low_rank(name, site.kind(), &site.shape())?;
+            deltas.push((Arc::clone(site), Delta::LowRank(low)));
+            continue;
+        }
+        let own: Vec<_> = own.collect();
+        for end in stored.ends(name) {
+            let site = own.iter().find(|site| site.end() == end);
+            let site = site.ok_or_else(|| missing(&format!("{name}.{end}")))?;
+            let whole = stored.whole(name, end, &site.shape())?;
+            deltas.push((Arc::clone(site), Delta::Whole(whole)));
+        }
     }
     lora::remove(all);
     for (site, delta) in deltas {

@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Params, adapter};
 use crate::error::engine;
-use crate::nn::adapter::{Delta, DeltaKind, Site, lengths};
+use crate::nn::Weight;
+use crate::nn::adapter::{Delta, LowRank, Site, lengths};
 
-/// Kinds of adapters.
+/// What is trained.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdapterKind {
@@ -21,15 +22,9 @@ pub enum AdapterKind {
     Lora,
     /// The same with a learned length of each row (Liu et al. 2024). Not for experts.
     Dora,
-}
-
-impl From<AdapterKind> for DeltaKind {
-    fn from(kind: AdapterKind) -> Self {
-        match kind {
-            AdapterKind::Lora => Self::Lora,
-            AdapterKind::Dora => Self::Dora,
-        }
-    }
+    /// Other numbers for every matrix, norm and bias of the blocks themselves, which must not be
+    /// quantized. Rank, scale, dropout and targets do not matter then.
+    Full,
 }
 
 /// The adapter of a model, wherever it stands in it. A clone is another handle to the same.
@@ -69,55 +64,18 @@ impl LoraAdapter {
                 ));
             }
         };
-        let rank = i32::try_from(config.rank).map_err(|_| {
-            let message = format!("rank is {}; it must be at most {}", config.rank, i32::MAX);
-            Error::new(ErrorKind::InvalidOption, message)
-        })?;
-        let chosen = chosen(all, config)?;
-        let mut keys = random::Key::new(seed).map_err(engine("adapter"))?;
-        let mut deltas = Vec::with_capacity(chosen.len());
-        for site in &chosen {
-            let shape = site.shape();
-            let [leading @ .., out, inputs] = shape.as_slice() else {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!("`{}` is not a matrix", site.name()),
-                ));
-            };
-            if kind == AdapterKind::Dora && !leading.is_empty() {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!(
-                        "`{}` is a stack of experts, which DoRA does not have; use LoRA, or other targets",
-                        site.name()
-                    ),
-                ));
+        let (chosen, deltas) = match kind {
+            AdapterKind::Full => {
+                let chosen = in_blocks(all, config)?;
+                let deltas = whole(&chosen, dtype)?;
+                (chosen, deltas)
             }
-            let make = || -> mlx_rs_core::Result<_> {
-                let shaped = |end: [i32; 2]| [leading, &end[..]].concat();
-                let (next, key) = keys.split()?;
-                let deviation = (2.0 / (*inputs).max(1) as f32).sqrt();
-                let a = random::normal(0.0, deviation, &shaped([rank, *inputs]), dtype, &key)?;
-                let b = zeros(&shaped([*out, rank]), dtype)?;
-                let m = match kind {
-                    AdapterKind::Lora => None,
-                    AdapterKind::Dora => Some(lengths(&site.dense(Dtype::Float32)?)?),
-                };
-                eval([&a, &b].into_iter().chain(&m))?;
-                let delta = Delta {
-                    kind: kind.into(),
-                    a,
-                    b,
-                    m,
-                    scale: config.scale(),
-                    dropout: config.dropout,
-                };
-                Ok((delta, next))
-            };
-            let (delta, next) = make().map_err(engine("adapter"))?;
-            keys = next;
-            deltas.push(delta);
-        }
+            AdapterKind::Lora | AdapterKind::Dora => {
+                let chosen = chosen(all, config)?;
+                let deltas = low_rank(&chosen, config, kind, dtype, seed)?;
+                (chosen, deltas)
+            }
+        };
         remove(all);
         for (site, delta) in chosen.iter().zip(deltas) {
             site.set(Some(delta));
@@ -159,33 +117,22 @@ impl LoraAdapter {
     pub fn params(&self) -> Params {
         let mut params = Params::new();
         for site in &self.sites {
-            let Some(delta) = site.stored() else { continue };
-            for (end, part) in delta.parts() {
-                params.insert(format!("{}.{end}", site.name()), part.clone());
+            for (end, part) in site.parts() {
+                params.insert(format!("{}.{end}", site.name()), part);
             }
         }
         params
     }
 
     /// Replaces its numbers by others of the same names; those that are not among them stay.
-    pub fn set_params(&self, params: &Params) {
+    pub(crate) fn set_params(&self, params: &Params) {
         for site in &self.sites {
-            let Some(delta) = site.stored() else { continue };
-            let mut delta = (*delta).clone();
-            let part = |end: &str| params.get(&format!("{}.{end}", site.name())).cloned();
-            if let Some(a) = part("lora_a") {
-                delta.a = a;
-            }
-            if let Some(b) = part("lora_b") {
-                delta.b = b;
-            }
-            delta.m = part("m").or(delta.m);
-            site.set(Some(delta));
+            site.set_parts(|end| params.get(&format!("{}.{end}", site.name())).cloned());
         }
     }
 
     /// Takes it off the model, which then computes what its base does.
-    pub fn remove(&self) {
+    pub(crate) fn remove(&self) {
         remove(&self.sites);
     }
 }
@@ -203,20 +150,122 @@ pub(crate) fn remove(sites: &[Arc<Site>]) {
     }
 }
 
-/// The layers that a configuration names, in order of their names.
-fn chosen(all: &[Arc<Site>], config: &LoraConfig) -> Result<Vec<Arc<Site>>> {
-    let first = config
+/// The first block that is trained.
+fn first_block(all: &[Arc<Site>], config: &LoraConfig) -> usize {
+    config
         .num_layers
-        .map_or(0, |n| blocks(all).saturating_sub(n));
+        .map_or(0, |n| blocks(all).saturating_sub(n))
+}
+
+/// Everything in the last blocks, in order of the names.
+fn in_blocks(all: &[Arc<Site>], config: &LoraConfig) -> Result<Vec<Arc<Site>>> {
+    let first = first_block(all, config);
+    let mut chosen: Vec<Arc<Site>> = all
+        .iter()
+        .filter(|site| site.block().is_some_and(|block| block >= first))
+        .cloned()
+        .collect();
+    chosen.sort_by_key(|site| (site.name().to_owned(), site.end()));
+    let packed = chosen
+        .iter()
+        .find(|site| matches!(site.weight(), Weight::Quantized(_)));
+    if let Some(site) = packed {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "`{}` is quantized, so that it cannot be trained itself; use LoRA or DoRA, or convert the \
+                 model to plain numbers first",
+                site.name()
+            ),
+        ));
+    }
+    Ok(chosen)
+}
+
+/// The numbers that the sites have, to be changed.
+fn whole(sites: &[Arc<Site>], dtype: Dtype) -> Result<Vec<Delta>> {
+    let copied = |site: &Arc<Site>| {
+        let weight = site.stored_weight(dtype)?;
+        weight.eval()?;
+        Ok(Delta::Whole(weight))
+    };
+    let all: mlx_rs_core::Result<_> = sites.iter().map(copied).collect();
+    all.map_err(engine("adapter"))
+}
+
+/// A and B for each of the sites.
+fn low_rank(
+    sites: &[Arc<Site>],
+    config: &LoraConfig,
+    kind: AdapterKind,
+    dtype: Dtype,
+    seed: u64,
+) -> Result<Vec<Delta>> {
+    let rank = i32::try_from(config.rank).map_err(|_| {
+        let message = format!("rank is {}; it must be at most {}", config.rank, i32::MAX);
+        Error::new(ErrorKind::InvalidOption, message)
+    })?;
+    let mut keys = random::Key::new(seed).map_err(engine("adapter"))?;
+    let mut deltas = Vec::with_capacity(sites.len());
+    for site in sites {
+        let shape = site.shape();
+        let [leading @ .., out, inputs] = shape.as_slice() else {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("`{}` is not a matrix", site.name()),
+            ));
+        };
+        if kind == AdapterKind::Dora && !leading.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "`{}` is a stack of experts, which DoRA does not have; use LoRA, or other targets",
+                    site.name()
+                ),
+            ));
+        }
+        let make = || -> mlx_rs_core::Result<_> {
+            let shaped = |end: [i32; 2]| [leading, &end[..]].concat();
+            let (next, key) = keys.split()?;
+            let deviation = (2.0 / (*inputs).max(1) as f32).sqrt();
+            let a = random::normal(0.0, deviation, &shaped([rank, *inputs]), dtype, &key)?;
+            let b = zeros(&shaped([*out, rank]), dtype)?;
+            let m = match kind {
+                AdapterKind::Dora => Some(lengths(&site.dense(Dtype::Float32)?)?),
+                _ => None,
+            };
+            eval([&a, &b].into_iter().chain(&m))?;
+            let (scale, dropout) = (config.scale(), config.dropout);
+            Ok((
+                LowRank {
+                    a,
+                    b,
+                    m,
+                    scale,
+                    dropout,
+                },
+                next,
+            ))
+        };
+        let (delta, next) = make().map_err(engine("adapter"))?;
+        keys = next;
+        deltas.push(Delta::LowRank(delta));
+    }
+    Ok(deltas)
+}
+
+/// The matrices that a configuration names, in order of their names.
+fn chosen(all: &[Arc<Site>], config: &LoraConfig) -> Result<Vec<Arc<Site>>> {
+    let first = first_block(all, config);
+    let matrices = || all.iter().filter(|site| site.is_matrix());
     let named = |site: &Site, target: &str| {
         site.name()
             .strip_suffix(target)
             .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     };
     for target in &config.targets {
-        if !all.iter().any(|site| named(site, target)) {
-            let ends: BTreeSet<&str> = all
-                .iter()
+        if !matrices().any(|site| named(site, target)) {
+            let ends: BTreeSet<&str> = matrices()
                 .filter_map(|site| site.name().rsplit('.').next())
                 .collect();
             let ends: Vec<&str> = ends.into_iter().collect();
@@ -229,8 +278,7 @@ fn chosen(all: &[Arc<Site>], config: &LoraConfig) -> Result<Vec<Arc<Site>>> {
             ));
         }
     }
-    let mut chosen: Vec<Arc<Site>> = all
-        .iter()
+    let mut chosen: Vec<Arc<Site>> = matrices()
         .filter(|site| config.targets.iter().any(|target| named(site, target)))
         .filter(|site| site.block().is_none_or(|block| block >= first))
         .cloned()

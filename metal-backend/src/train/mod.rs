@@ -33,7 +33,7 @@ mod step;
 
 pub(crate) use adapter::key;
 pub use adapter::{CONFIG_FILE, WEIGHTS_FILE};
-pub use fuse::fuse;
+pub use fuse::{fuse, fuse_dequantized};
 pub use lora::{AdapterKind, LoraAdapter};
 pub use optim::{Optimizer, OptimizerConfig};
 pub use run::{Event, Run, Summary};

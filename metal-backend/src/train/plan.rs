@@ -16,27 +16,20 @@ fn bad(message: impl Into<String>) -> Error {
 /// Checks all that can be checked without a model.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] or [`ErrorKind::Unsupported`], naming the field.
+/// [`ErrorKind::InvalidOption`] naming the field.
 pub fn check(config: &TrainConfig) -> Result<()> {
     config.validate()?;
-    kind(config)?;
     tuning(config)?;
     lora(config, &BTreeSet::from([String::from("any")])).map(drop)
 }
 
-/// Which kind of adapter is trained.
-///
-/// # Errors
-/// [`ErrorKind::Unsupported`] for full fine-tuning.
-pub fn kind(config: &TrainConfig) -> Result<AdapterKind> {
+/// What is trained.
+#[must_use]
+pub fn kind(config: &TrainConfig) -> AdapterKind {
     match config.fine_tune_type {
-        FineTuneType::Lora => Ok(AdapterKind::Lora),
-        FineTuneType::Dora => Ok(AdapterKind::Dora),
-        FineTuneType::Full => Err(Error::new(
-            ErrorKind::Unsupported,
-            "fine_tune_type full is not supported: the weights stay as they are; use lora or dora, with a high \
-             rank where much is to change",
-        )),
+        FineTuneType::Lora => AdapterKind::Lora,
+        FineTuneType::Dora => AdapterKind::Dora,
+        FineTuneType::Full => AdapterKind::Full,
     }
 }
 
@@ -368,7 +361,5 @@ mod tests {
         let made = lora(&TrainConfig::from_yaml(yaml).unwrap(), &all).unwrap();
         assert_eq!(made.targets, ["self_attn.q_proj"]);
         assert_eq!((made.num_layers, made.scale()), (Some(16), 2.0));
-        let full = TrainConfig::from_yaml("fine_tune_type: full").unwrap();
-        assert_eq!(kind(&full).unwrap_err().kind(), ErrorKind::Unsupported);
     }
 }

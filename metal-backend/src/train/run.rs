@@ -114,7 +114,7 @@ impl Run {
     ) -> Result<Self> {
         plan::check(&config)?;
         let tuning = plan::tuning(&config)?;
-        let kind = plan::kind(&config)?;
+        let kind = plan::kind(&config);
         let data = config
             .data
             .as_deref()
@@ -278,13 +278,13 @@ impl Run {
         );
         let mut batches = Batches::new(examples, self.config.batch_options())?;
         batches.skip_batches(self.place.drawn);
-        if self.place.step == 0 {
+        if self.place.validation_due {
             self.validate(journal, cancel, on_event)?;
         }
         let (mut since, mut due) = (Since::default(), false);
         while self.place.step < iters {
             // Gathered gradients are in no file, so that a run can only stop between updates.
-            let between = self.place.step % accumulation == 0;
+            let between = self.place.step.is_multiple_of(accumulation);
             if cancel.is_cancelled() && between {
                 self.save(journal, on_event)?;
                 return Ok(false);
@@ -308,17 +308,20 @@ impl Run {
                 memory: memory::active().unwrap_or(0) as u64,
             });
             let last = step == iters;
-            if last || step % self.config.steps_per_report == 0 {
+            if last || step.is_multiple_of(self.config.steps_per_report) {
                 let told = self.report(&report, &since);
                 on_event(&Event::Train(&told));
                 journal.add(Entry::Train(told))?;
                 (since, self.place.window) = (Since::default(), state::Window::default());
             }
-            if last || step % self.config.steps_per_eval == 0 {
-                self.validate(journal, cancel, on_event)?;
+            if last || step.is_multiple_of(self.config.steps_per_eval) {
+                // Where the run cannot stop, its model of now is gone once it can: cancelling waits.
+                let going_on = CancelToken::new();
+                let between = step.is_multiple_of(accumulation);
+                self.validate(journal, if between { cancel } else { &going_on }, on_event)?;
             }
-            due |= step % self.config.save_every == 0;
-            if last || (due && step % accumulation == 0) {
+            due |= step.is_multiple_of(self.config.save_every);
+            if last || (due && step.is_multiple_of(accumulation)) {
                 self.save(journal, on_event)?;
                 due = false;
             }
@@ -371,11 +374,12 @@ impl Run {
     }
 
     fn validate(
-        &self,
+        &mut self,
         journal: &mut Journal,
         cancel: &CancelToken,
         on_event: &mut dyn FnMut(&Event<'_>),
     ) -> Result<()> {
+        self.place.validation_due = !self.valid.is_empty();
         if self.valid.is_empty() {
             return Ok(());
         }
@@ -383,6 +387,7 @@ impl Run {
         if let Some(score) = self.judge(&self.valid, &portions, cancel, on_event)? {
             on_event(&Event::Validation(&score));
             journal.add(Entry::Validation(score))?;
+            self.place.validation_due = false;
         }
         Ok(())
     }
@@ -420,7 +425,7 @@ impl Run {
             interrupted,
             train_loss,
             base: validations().find(|score| score.step == 0),
-            validation: validations().last(),
+            validation: validations().next_back(),
             test,
             trained_tokens: self.place.tokens,
             trainable_parameters: self.trainer.adapter().num_parameters(),

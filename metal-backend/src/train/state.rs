@@ -51,6 +51,8 @@ pub struct Place {
     pub seconds: f64,
     /// Since the last report.
     pub window: Window,
+    /// Whether a validation after the last step was cancelled and is still to be made.
+    pub validation_due: bool,
     /// What must be the same for the run to go on as if it had not been interrupted.
     pub settings: Value,
 }
@@ -67,6 +69,7 @@ impl Place {
             tokens: 0,
             seconds: 0.0,
             window: Window::default(),
+            validation_due: true,
             settings,
         }
     }

@@ -362,7 +362,7 @@ impl Trainer {
         let held = self.model.engine();
         let decoder = held.decoder()?;
         let scope = self.scope_of_batch();
-        let params = self.params();
+        let params = self.trainable()?;
         held.scope(|| -> mlx_rs_core::Result<_> {
             let packed = Packed::new(batch.iter())?;
             let (loss, (), grads) = value_and_grad_tree(&params, |params| {
@@ -387,6 +387,18 @@ impl Trainer {
         evaluate_on(self.model.engine(), batch)
     }
 
+    /// The trainable numbers, of which there must be some.
+    fn trainable(&self) -> Result<Params> {
+        let params = self.adapter.params();
+        if params.is_empty() {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                "the adapter was taken off the model; there is nothing to train",
+            ));
+        }
+        Ok(params)
+    }
+
     fn scope_of_batch(&self) -> Scope {
         Scope {
             params: Params::new(),
@@ -406,7 +418,7 @@ impl Trainer {
         loss: impl FnOnce(&Params) -> mlx_rs_core::Result<Array>,
     ) -> Result<StepReport> {
         let held = self.model.engine();
-        let params = self.adapter.params();
+        let params = self.trainable()?;
         let rate = self.tuning.schedule.at(self.optimizer.steps());
         let (value, mut grads) = held
             .scope(|| -> mlx_rs_core::Result<_> {

@@ -4,11 +4,12 @@
 //! of `mlx-sys`), so laziness, streams and memory stay MLX's.
 //!
 //! Their derivatives with respect to what is multiplied (and a dense matrix), and batches of it under
-//! `vmap`, are computed by MLX's own operations; a gradient with respect to a quantized matrix or its
+//! `vmap`, are computed by MLX's own operations, unless [`Matrix::product_for_gradients`] is asked for; a gradient with respect to a quantized matrix or its
 //! scales is an error, and so is one of a fused operation. `MLX_CPU_KERNELS=off` turns the kernels off,
 //! `MLX_CPU_KERNELS=portable` keeps them from the processor's wider vectors.
 
 mod attention;
+mod back;
 mod host_op;
 mod kernel;
 mod many;
