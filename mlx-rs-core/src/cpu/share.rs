@@ -39,6 +39,12 @@ impl Output {
         }
     }
 
+    /// The address of element `from`, with at least `n` elements from there on.
+    pub(super) fn address(&self, from: usize, n: usize) -> *mut f32 {
+        assert!(from <= self.len && n <= self.len - from);
+        self.data.wrapping_add(from)
+    }
+
     /// The elements `from..from + n`, for one part alone.
     ///
     /// # Safety
