@@ -9,6 +9,7 @@ use super::pool;
 use super::project::{Data, Gate, Product};
 use super::share::{Output, WORTH_SHARING, share};
 use super::tile::{self, LANES, Left, Right};
+use super::turn::{self, Scaled};
 
 /// Rows of inputs from which this pays.
 pub(super) const MANY: usize = 16;
@@ -116,7 +117,7 @@ impl Many<'_> {
             share(count, (last - first) * k * 4, &|from, to| {
                 for i in from..to {
                     let begin = first + i * LANES;
-                    let mut rows: [(&[f32], f32); LANES] = [(&[], 0.0); LANES];
+                    let mut rows: [Scaled<'_>; LANES] = [(&[], 0.0); LANES];
                     let n = LANES.min(last - begin);
                     for (row, own) in (begin..).zip(&mut rows[..n]) {
                         let x = &self.x[row * k..(row + 1) * k];
@@ -125,7 +126,7 @@ impl Many<'_> {
                     let weight = self.norm.map(|(weight, _)| weight);
                     // SAFETY: each panel is written by one part alone.
                     let panel = unsafe { all.part(i * LANES * k, LANES * k) };
-                    tile::pack(isa, &rows[..n], weight, paired, panel);
+                    turn::pack(isa, &rows[..n], weight, paired, panel);
                 }
             });
         }
@@ -168,9 +169,7 @@ impl Many<'_> {
         Scratch { weights, sums }: &mut Scratch,
         out: &Output,
     ) {
-        let Product {
-            k, n, isa, gate, ..
-        } = *self.product;
+        let Product { k, isa, gate, .. } = *self.product;
         let columns = block.to - block.from;
         let parts = block.part..block.part + 1 + usize::from(gate.is_some());
         weights.resize(parts.len() * columns * k, 0.0);
@@ -219,23 +218,42 @@ impl Many<'_> {
                 gate_all(isa, gate, gates, ups);
             }
             let begin = first + panel * LANES;
-            for lane in 0..LANES.min(last - begin) {
-                let at = (begin + lane) * n + block.start + block.from;
-                // SAFETY: these columns belong to this block alone.
-                let place = unsafe { out.part(at, columns) };
-                let sums = sums.as_chunks::<LANES>().0;
-                match self.residual {
-                    Some(residual) => {
-                        let before = &residual[at..at + columns];
-                        for ((place, sums), before) in place.iter_mut().zip(sums).zip(before) {
-                            *place = sums[lane] + before;
-                        }
-                    }
-                    None => {
-                        for (place, sums) in place.iter_mut().zip(sums) {
-                            *place = sums[lane];
-                        }
-                    }
+            self.write(
+                &sums[..columns * LANES],
+                (begin, LANES.min(last - begin)),
+                block,
+                out,
+            );
+        }
+    }
+
+    /// Writes a tile `[columns, LANES]` to rows of the output from `begin` on.
+    fn write(&self, sums: &[f32], (begin, count): (usize, usize), block: Block, out: &Output) {
+        let Product { n, isa, .. } = *self.product;
+        let columns = block.to - block.from;
+        let start = |lane: usize| (begin + lane) * n + block.start + block.from;
+        for lane in (0..count).step_by(8) {
+            let rows = 8.min(count - lane);
+            let mut done = 0;
+            if rows == 8 {
+                let at = start(lane);
+                let reach = 7 * n + columns;
+                let before = self.residual.map(|r| r[at..at + reach].as_ptr());
+                // SAFETY: these columns of these rows belong to this block alone, and are there: both
+                // reaches are checked.
+                done = unsafe {
+                    let to = out.address(at, reach);
+                    turn::rows(isa, sums, lane, (to, n), before)
+                };
+            }
+            let sums = sums.as_chunks::<LANES>().0;
+            for lane in lane..lane + rows {
+                let at = start(lane);
+                // SAFETY: as above.
+                let place = unsafe { out.part(at + done, columns - done) };
+                let before = self.residual.map(|r| &r[at + done..at + columns]);
+                for (i, (place, sums)) in place.iter_mut().zip(&sums[done..]).enumerate() {
+                    *place = sums[lane] + before.map_or(0.0, |before| before[i]);
                 }
             }
         }

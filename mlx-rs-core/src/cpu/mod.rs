@@ -20,19 +20,22 @@ mod project;
 mod rotation;
 mod select;
 mod share;
+mod store;
 mod sweep;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod turn;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use attention::{HeadNorm, Heads, Lane, Tokens};
+pub use attention::{HeadNorm, Heads, Lane};
 pub use matrix::{DenseMatrix, Matrix, QuantizedMatrix};
 pub use nucleus::top_p;
 pub use project::{Gate, Projection, Then};
 pub use rotation::Rotation;
 pub use select::{Greatest, draw, greatest};
+pub use store::Tokens;
 
 use std::sync::OnceLock;
 

@@ -1,7 +1,7 @@
 //! Register tiles: a few rows of one matrix with sixteen columns of another, the core of products with many
-//! rows and of attention over many queries. And what such work needs around it: panels, exponentials.
+//! rows and of attention over many queries; and exponentials in vectors.
 
-use super::kernel::{CHUNK, Isa};
+use super::kernel::Isa;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
     _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps,
@@ -141,67 +141,6 @@ unsafe fn tile_portable<const M: usize>(depth: usize, left: Left, right: Right, 
             // SAFETY: as above.
             unsafe {
                 *to = if product.adds { *to + sum } else { *sum };
-            }
-        }
-    }
-}
-
-/// `LANES` rows of `k` elements one beside another, `[k, LANES]`. Row `r` is `row(r)`, with a factor on each
-/// element; rows that are not there are zeros. With `paired`, the even elements of a chunk come before the
-/// odd ones, as in [`super::kernel::unpack`] of 4 bits.
-pub(super) fn pack(
-    isa: Isa,
-    rows: &[(&[f32], f32)],
-    weight: Option<&[f32]>,
-    paired: bool,
-    panel: &mut [f32],
-) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-        Isa::Avx2 => unsafe { pack_avx2(rows, weight, paired, panel) },
-        Isa::Portable => pack_with(rows, weight, paired, panel),
-    }
-}
-
-/// # Safety
-/// The processor must have avx2 and fma.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn pack_avx2(
-    rows: &[(&[f32], f32)],
-    weight: Option<&[f32]>,
-    paired: bool,
-    panel: &mut [f32],
-) {
-    pack_with(rows, weight, paired, panel);
-}
-
-#[inline(always)]
-fn pack_with(rows: &[(&[f32], f32)], weight: Option<&[f32]>, paired: bool, panel: &mut [f32]) {
-    let panel = panel.as_chunks_mut::<LANES>().0;
-    if rows.len() < LANES {
-        panel.iter_mut().for_each(|lanes| lanes.fill(0.0));
-    }
-    let half = CHUNK / 2;
-    for (lane, (row, factor)) in rows.iter().enumerate() {
-        let place = |i: usize| {
-            if paired {
-                i / CHUNK * CHUNK + i % 2 * half + i % CHUNK / 2
-            } else {
-                i
-            }
-        };
-        match weight {
-            Some(weight) => {
-                for (i, (x, w)) in row.iter().zip(weight).enumerate() {
-                    panel[place(i)][lane] = x * factor * w;
-                }
-            }
-            None => {
-                for (i, x) in row.iter().enumerate() {
-                    panel[place(i)][lane] = *x;
-                }
             }
         }
     }
