@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-const SUBCOMMANDS: [&str; 17] = [
+const SUBCOMMANDS: [&str; 20] = [
     "generate",
     "chat",
     "batch",
@@ -15,6 +15,9 @@ const SUBCOMMANDS: [&str; 17] = [
     "cache-prompt",
     "perplexity",
     "logits",
+    "train",
+    "evaluate",
+    "fuse",
     "backends",
     "arch",
     "models",
@@ -120,6 +123,7 @@ fn aliases_are_the_same_commands() {
         ("benchmark", "bench"),
         ("list", "ls"),
         ("architectures", "arch"),
+        ("lora", "train"),
     ] {
         let (alias, name) = (output(&[alias, "--help"]), output(&[name, "--help"]));
         assert_eq!(alias.status.code(), Some(0));

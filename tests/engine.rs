@@ -294,14 +294,13 @@ fn user_text_never_becomes_a_control_token() {
 }
 
 #[test]
-fn what_the_engine_cannot_do_is_said() {
+fn an_adapter_that_is_not_there_is_said() {
     let adapter = LoadOptions::new()
         .with_backend("cpu")
-        .with_adapter_path("adapters");
+        .with_adapter_path("no-adapters");
     let e = inference::load_model(common::fixture("tiny/llama"), &adapter)
         .err()
         .unwrap();
-    assert_eq!(e.kind(), ErrorKind::Unsupported);
-    let model = tiny("llama");
-    assert!(model.as_trainable().is_none());
+    assert_eq!(e.kind(), ErrorKind::InvalidModel);
+    assert!(e.to_string().contains("adapter_config.json"), "{e}");
 }

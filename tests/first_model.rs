@@ -4,6 +4,8 @@
 mod common;
 #[path = "../metal-backend/tests/text_first_model.rs"]
 mod text_golden;
+#[path = "first_model/training.rs"]
+mod training;
 
 use std::io::Write;
 use std::path::PathBuf;

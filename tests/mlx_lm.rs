@@ -4,6 +4,8 @@
 //! Python packages are installed on the first run, pinned, into an environment of their own: see `common/python.rs`.
 #![cfg(all(unix, feature = "mlxlm"))]
 
+#[path = "mlx_lm/adapters.rs"]
+mod adapters;
 mod common;
 #[path = "common/python.rs"]
 mod python;

@@ -148,6 +148,31 @@ pub trait TrainableModel: TextModel {
     /// [`ErrorKind::InvalidOption`] for a bad configuration or targets that match nothing.
     fn apply_lora(&self, config: &LoraConfig) -> Result<Box<dyn Adapter>>;
 
+    /// Applies the adapter of a directory, in place of the one there is; requests that run take it with
+    /// their next step.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when it does not fit the model, which stays as it is then;
+    /// [`ErrorKind::Unsupported`] where adapters cannot be exchanged.
+    fn load_adapter(&self, path: &Path) -> Result<Box<dyn Adapter>> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "this backend does not exchange adapters; load the model again with adapter_path",
+        )
+        .with_path(path))
+    }
+
+    /// Takes the adapter off, so that the base answers; nothing happens where there is none.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where adapters cannot be exchanged.
+    fn remove_adapter(&self) -> Result<()> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "this backend does not exchange adapters; load the model again without one",
+        ))
+    }
+
     /// Text to ids.
     ///
     /// # Errors

@@ -90,7 +90,10 @@ impl Backend for MlxBackend {
         match self.0 {
             Place::Metal => format!("Apple GPU through Metal (MLX {version})"),
             Place::Cuda => format!("NVIDIA GPU through CUDA (MLX {version})"),
-            Place::Cpu => format!("host processor (MLX {version})"),
+            Place::Cpu => format!(
+                "host processor (MLX {version}; {})",
+                mlx_rs_core::cpu::status()
+            ),
         }
     }
 
@@ -107,19 +110,21 @@ impl Backend for MlxBackend {
             .with_seeds()
             .with_logprobs()
             .with_grammars()
+            .with_training()
+            .with_adapters()
     }
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
+        Ok(Box::new(self.open(path, options)?))
+    }
+}
+
+impl MlxBackend {
+    fn open(&self, path: &Path, options: &LoadOptions) -> Result<MlxModel> {
         options.validate()?;
         if !self.available() {
             let reason = self.unavailable_reason().unwrap_or_default();
             return Err(Error::new(ErrorKind::UnavailableBackend, reason));
-        }
-        if options.adapter_path.is_some() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "adapters cannot be applied yet; fuse the adapter into the model first",
-            ));
         }
         if options.gpu_layers.is_some_and(|n| n >= 0) && self.0 != Place::Cpu {
             tracing::warn!("gpu_layers is ignored: MLX runs the whole model on its device");
@@ -140,11 +145,28 @@ impl Backend for MlxBackend {
             }
             model.draft = Some(draft.decoder);
         }
-        Ok(Box::new(MlxModel::new(Engine::new(Parts {
-            stream,
-            ..model
-        }))))
+        let engine = Engine::new(Parts { stream, ..model });
+        if let Some(adapter) = &options.adapter_path {
+            engine.load_adapter(adapter)?;
+        }
+        Ok(MlxModel::new(engine))
     }
+}
+
+/// Loads a model as what it is, by the backend that the options name or the first there is.
+pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<MlxModel> {
+    let all = [Place::Metal, Place::Cuda, Place::Cpu].map(MlxBackend);
+    let chosen = match options.backend.as_deref() {
+        Some(name) => all.into_iter().find(|b| b.name() == name),
+        None => all.into_iter().find(Backend::available),
+    };
+    let Some(backend) = chosen else {
+        return Err(Error::new(
+            ErrorKind::UnknownBackend,
+            "this backend cannot train; metal, cuda and cpu can",
+        ));
+    };
+    backend.open(path, options)
 }
 
 /// Whether two models cut text into the same tokens.
@@ -287,6 +309,7 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
         slots: options.parallel_slots.unwrap_or(1),
         draft: None,
         identity,
+        sites: weights.sites().to_vec(),
     })
 }
 

@@ -32,5 +32,6 @@ pub mod nn;
 pub mod sample;
 pub mod survey;
 pub mod text;
+pub mod train;
 
 pub use backend::{architectures, gguf_architectures};

@@ -1,14 +1,17 @@
 //! A loaded model: the engine that requests share, and its face to the contract.
 
+mod adapters;
+
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
     AttentionInspector, BatchEvent, BatchResult, BatchSession, ClassifyResult, EmbeddingModel,
     Error, ErrorKind, GenerateMetrics, GenerateOptions, LogitsOutput, Message, ModelInfo, Prompt,
     PromptCacheModel, Result, TextModel, Token, TokenLogprobs, TokenModel, TokenStream, TopLogprob,
+    TrainableModel,
 };
 use mlx_rs_core::{DeviceKind, Stream, concatenate, eval};
 
@@ -17,9 +20,11 @@ use crate::cache::{self, CacheOptions};
 use crate::error::engine as engine_error;
 use crate::generate::prefill::{forward, forward_prompt};
 use crate::generate::{Batch, Generation, Prefixes};
+use crate::nn::adapter::Site;
 use crate::nn::attention::Positions;
 use crate::sample::{Compiler, Context, Sampler};
 use crate::text::{Detokenizer, TextPipeline};
+use crate::train::LoraAdapter;
 
 /// Requests of one call that run at the same time.
 const TOGETHER: usize = 32;
@@ -43,6 +48,12 @@ pub struct Engine {
     /// Guesses tokens; taken away by `close`.
     draft: Mutex<Option<Arc<dyn Decoder>>>,
     identity: String,
+    /// Where adapters can stand; taken away by `close`, as they hold the weights.
+    sites: Mutex<Vec<Arc<Site>>>,
+    /// The adapter there is.
+    adapter: Mutex<Option<LoraAdapter>>,
+    /// How often the adapter changed; numbers of another one are not to be mixed with this one's.
+    adaptations: AtomicU64,
     metrics: Mutex<GenerateMetrics>,
     grammars: Compiler,
 }
@@ -67,6 +78,8 @@ pub struct Parts {
     pub draft: Option<Box<dyn Decoder>>,
     /// Tells this model from others.
     pub identity: String,
+    /// Where adapters can stand.
+    pub sites: Vec<Arc<Site>>,
 }
 
 /// A mutex of plain data is usable even after a panic elsewhere.
@@ -91,6 +104,9 @@ impl Engine {
             draft_prefixes: Prefixes::new(parts.slots),
             draft: Mutex::new(parts.draft.map(Arc::from)),
             identity: parts.identity,
+            sites: Mutex::new(parts.sites),
+            adapter: Mutex::new(None),
+            adaptations: AtomicU64::new(0),
             metrics: Mutex::new(GenerateMetrics::default()),
         }
     }
@@ -147,6 +163,20 @@ impl Engine {
     /// The model that guesses, where there is one.
     pub fn draft(&self) -> Option<Arc<dyn Decoder>> {
         locked(&self.draft).clone()
+    }
+
+    /// Tokenizer and chat template.
+    pub fn text(&self) -> &TextPipeline {
+        &self.text
+    }
+
+    /// Tells what this model computes from what others do, for files. Adapters in memory have no name, so
+    /// that files of one are only for this process.
+    fn identity(&self) -> String {
+        match self.adaptations.load(Ordering::Acquire) {
+            0 => self.identity.clone(),
+            n => format!("{}+{}.{n}", self.identity, std::process::id()),
+        }
     }
 
     /// Remembers the figures of the request that ended last.
@@ -396,12 +426,20 @@ impl TextModel for MlxModel {
         self.engine.closed.store(true, Ordering::Release);
         locked(&self.engine.decoder).take();
         locked(&self.engine.draft).take();
+        if let Some(adapter) = locked(&self.engine.adapter).take() {
+            adapter.remove();
+        }
+        locked(&self.engine.sites).clear();
         self.engine.prefixes.close();
         self.engine.draft_prefixes.close();
         mlx_rs_core::memory::clear_cache().map_err(engine_error("close"))
     }
 
     fn as_token_model(&self) -> Option<&dyn TokenModel> {
+        Some(self)
+    }
+
+    fn as_trainable(&self) -> Option<&dyn TrainableModel> {
         Some(self)
     }
 }
@@ -419,7 +457,7 @@ impl PromptCacheModel for MlxModel {
                 engine.check_open()
             })?;
             cache::settle(&caches).map_err(engine_error("prefill"))?;
-            cache::file::save(path, &engine.identity, &ids, &caches)?;
+            cache::file::save(path, &engine.identity(), &ids, &caches)?;
             let n = ids.len();
             engine.prefixes.put(ids, caches);
             Ok(n)
@@ -431,7 +469,7 @@ impl PromptCacheModel for MlxModel {
         let decoder = engine.decoder()?;
         engine.scope(|| {
             let mut caches = decoder.new_caches(engine.cache_options());
-            let tokens = cache::file::load(path, &engine.identity, &mut caches)?;
+            let tokens = cache::file::load(path, &engine.identity(), &mut caches)?;
             engine.check_prompt(&tokens)?;
             engine.prefixes.put(tokens.clone(), caches);
             Ok(tokens)

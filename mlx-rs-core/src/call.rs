@@ -2,7 +2,7 @@
 //! call, and turns mlx-c's mixed error channels (status, null handle, message slot) into `Result`.
 //! What the calls mean is the business of the other modules.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
@@ -19,14 +19,24 @@ use crate::{memory, stream};
 /// guard is alone with it. Reentrant, because a Rust callback inside an MLX call may call MLX.
 static MLX: ReentrantMutex<()> = ReentrantMutex::new(());
 
-/// Array handles alive now: a leak shows here even when the bytes look flat.
+/// Array handles alive now: a leak shows here even when the bytes look flat. Written with the lock held
+/// only, so a load and a store do, without the locked instruction of an atomic sum.
 static LIVE: AtomicI64 = AtomicI64::new(0);
+
+/// Changes the count. Call with the lock held.
+fn count_live(by: i64) {
+    LIVE.store(LIVE.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+}
 
 static HANDLER: Once = Once::new();
 
 thread_local! {
     /// mlx-c reports in the thread that made the call, so the slot is per thread.
     static MESSAGE: RefCell<Option<String>> = const { RefCell::new(None) };
+
+    /// Whether there may be something in the slot: what each call looks at, since this needs no
+    /// destructor and so no registration.
+    static REPORTED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Called by mlx-c with the text of a failure. A panic must not cross into C, so it is caught.
@@ -44,6 +54,7 @@ extern "C" fn on_error(message: *const c_char, _data: *mut c_void) {
         let _ = MESSAGE.try_with(|slot| {
             if let Ok(mut slot) = slot.try_borrow_mut() {
                 *slot = Some(text);
+                REPORTED.set(true);
             }
         });
     }));
@@ -64,17 +75,23 @@ pub(crate) fn is_locked_here() -> bool {
     MLX.is_owned_by_current_thread()
 }
 
+#[inline]
 fn clear() {
-    MESSAGE.with(|slot| {
-        slot.borrow_mut().take();
-    });
+    if REPORTED.get() {
+        take_message();
+    }
+}
+
+#[cold]
+fn take_message() -> Option<String> {
+    REPORTED.set(false);
+    MESSAGE.with(|slot| slot.borrow_mut().take())
 }
 
 /// The message of the failure just seen, without the source location mlx-c appends.
+#[cold]
 fn take_error(op: &'static str) -> Error {
-    let text = MESSAGE
-        .with(|slot| slot.borrow_mut().take())
-        .unwrap_or_else(|| String::from("MLX failed without a message"));
+    let text = take_message().unwrap_or_else(|| String::from("MLX failed without a message"));
     Error::new(ErrorKind::Mlx, op, strip_location(&text))
 }
 
@@ -185,7 +202,7 @@ impl OutArray {
                 "MLX reported success but returned no array",
             ));
         }
-        LIVE.fetch_add(1, Ordering::Relaxed);
+        count_live(1);
         Ok(Array::from_owned(raw))
     }
 }
@@ -202,7 +219,7 @@ impl Drop for OutArray {
 /// Frees an array handle. Freeing walks the graph, so it takes the lock like any other call.
 pub(crate) fn free(raw: sys::mlx_array) {
     let _guard = lock();
-    LIVE.fetch_sub(1, Ordering::Relaxed);
+    count_live(-1);
     // SAFETY: `raw` is the sole owner of its handle and is not used again.
     unsafe { sys::mlx_array_free(raw) };
 }

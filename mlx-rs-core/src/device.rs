@@ -117,6 +117,12 @@ impl Device {
 
     /// How many devices of this kind there are.
     ///
+    /// ```
+    /// use mlx_rs_core::Device;
+    /// assert_eq!(Device::cpu().count()?, 1);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When MLX cannot say.
     pub fn count(self) -> Result<i32> {
@@ -210,6 +216,14 @@ impl Device {
 
     /// What MLX knows about the device, such as `device_name`, `architecture` and `memory_size` (bytes);
     /// the names differ between devices.
+    ///
+    /// ```
+    /// use mlx_rs_core::Device;
+    /// for (name, value) in Device::cpu().info()? {
+    ///     println!("{name}: {value:?}");
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] when there is no such device.

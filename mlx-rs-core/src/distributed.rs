@@ -44,6 +44,13 @@ unsafe impl Send for Group {}
 unsafe impl Sync for Group {}
 
 /// Whether this build of MLX can reach other processes at all.
+///
+/// ```
+/// use mlx_rs_core::distributed;
+/// // Alone in a process, a program runs the same with and without.
+/// println!("can reach other processes: {}", distributed::is_available());
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 #[must_use]
 pub fn is_available() -> bool {
     let _guard = call::lock();
@@ -53,6 +60,13 @@ pub fn is_available() -> bool {
 
 /// The group of all processes that were started together; a group of this one alone when there are no
 /// others, unless `strict`. The first success is kept and given to later calls.
+///
+/// ```
+/// use mlx_rs_core::distributed;
+/// let group = distributed::init(false)?;
+/// assert!(group.rank() < group.size());
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// MLX's message when the others cannot be reached, or there are none and the call is `strict`.
@@ -96,6 +110,12 @@ impl Group {
     }
 
     /// The number of this process in the group, from 0.
+    ///
+    /// ```
+    /// use mlx_rs_core::distributed;
+    /// assert!(distributed::init(false)?.rank() >= 0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn rank(&self) -> i32 {
         let _guard = call::lock();
@@ -104,6 +124,12 @@ impl Group {
     }
 
     /// How many processes the group has.
+    ///
+    /// ```
+    /// use mlx_rs_core::distributed;
+    /// assert!(distributed::init(false)?.size() >= 1);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn size(&self) -> i32 {
         let _guard = call::lock();
@@ -113,6 +139,16 @@ impl Group {
 
     /// The part of this group that gives the same `color`, in the order of their `key`s; a negative
     /// `key` keeps the order of this group.
+    ///
+    /// ```
+    /// use mlx_rs_core::distributed;
+    /// let group = distributed::init(false)?;
+    /// match group.split(group.rank() % 2, -1) {
+    ///     Ok(half) => assert!(half.size() <= group.size()),
+    ///     Err(e) => println!("{e}"), // a group of one, or of a kind that cannot be split
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for a group of one; MLX's message when the kind of group cannot be
@@ -134,14 +170,43 @@ impl Group {
 
     together! {
         /// The sum of every member's array, to all of them.
+        ///
+        /// ```
+        /// use mlx_rs_core::{array, distributed};
+        /// let group = distributed::init(false)?;
+        /// let sum = group.all_sum(&array!([1.0, 2.0])?)?;
+        /// assert_eq!(sum.at::<f32>(&[0])?, group.size() as f32);
+        /// # Ok::<(), mlx_rs_core::Error>(())
+        /// ```
         all_sum = mlx_distributed_all_sum;
         /// The greatest of every member's values, to all of them.
+        ///
+        /// ```
+        /// use mlx_rs_core::{array, distributed};
+        /// let group = distributed::init(false)?;
+        /// assert_eq!(group.all_max(&array!([group.rank()])?)?.item::<i32>()?, group.size() - 1);
+        /// # Ok::<(), mlx_rs_core::Error>(())
+        /// ```
         all_max = mlx_distributed_all_max;
         /// The least of every member's values, to all of them.
+        ///
+        /// ```
+        /// use mlx_rs_core::{array, distributed};
+        /// let group = distributed::init(false)?;
+        /// assert_eq!(group.all_min(&array!([group.rank()])?)?.item::<i32>()?, 0);
+        /// # Ok::<(), mlx_rs_core::Error>(())
+        /// ```
         all_min = mlx_distributed_all_min;
     }
 
     /// Every member's array, one after another along the first axis, to all of them.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, distributed};
+    /// let group = distributed::init(false)?;
+    /// assert_eq!(group.all_gather(&array!([7, 8])?)?.shape(), [2 * group.size()]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the axis would be too long to be counted.
@@ -164,6 +229,15 @@ impl Group {
     }
 
     /// The sum of every member's array, of which each gets its part of the first axis.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, distributed};
+    /// let group = distributed::init(false)?;
+    /// if group.size() == 1 {
+    ///     assert_eq!(group.sum_scatter(&array!([7, 8])?)?.to_vec::<i32>()?, [7, 8]);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the first axis does not divide by the number of members; MLX's message
@@ -208,6 +282,16 @@ impl Group {
     /// Sends `a` to member `to` when the result, which is `a`, is computed. A ring reaches the members
     /// before and after only, and MLX ends the process for others.
     ///
+    /// ```
+    /// use mlx_rs_core::{ErrorKind, array, distributed, eval};
+    /// let group = distributed::init(false)?;
+    /// if group.size() == 2 && group.rank() == 0 {
+    ///     eval([&group.send(&array!([1, 2])?, 1)?])?;
+    /// }
+    /// assert_eq!(group.send(&array!([1])?, group.size()).unwrap_err().kind(), ErrorKind::Index);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such other member.
     pub fn send(&self, a: &Array, to: i32) -> Result<Array> {
@@ -221,6 +305,16 @@ impl Group {
     }
 
     /// What member `from` sends, which must have this shape and type. See [`Group::send`] for rings.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, ErrorKind, distributed};
+    /// let group = distributed::init(false)?;
+    /// if group.size() == 2 && group.rank() == 1 {
+    ///     assert_eq!(group.recv(&[2], Dtype::Int32, 0)?.to_vec::<i32>()?, [1, 2]);
+    /// }
+    /// assert_eq!(group.recv(&[2], Dtype::Int32, -1).unwrap_err().kind(), ErrorKind::Index);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such other member; [`ErrorKind::Shape`] for a shape that is
@@ -252,6 +346,16 @@ impl Group {
     }
 
     /// [`Group::recv`] with the shape and type of `like`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{ErrorKind, array, distributed};
+    /// let (group, like) = (distributed::init(false)?, array!([0, 0])?);
+    /// if group.size() == 2 && group.rank() == 1 {
+    ///     assert_eq!(group.recv_like(&like, 0)?.shape(), [2]);
+    /// }
+    /// assert_eq!(group.recv_like(&like, -1).unwrap_err().kind(), ErrorKind::Index);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Group::recv`].

@@ -11,6 +11,14 @@ use crate::error::{Error, ErrorKind, Result};
 /// Root-mean-square normalization over the last axis, times `weight` (Zhang and Sennrich 2019):
 /// `x / sqrt(mean(x^2) + eps) * weight`.
 ///
+/// ```
+/// use mlx_rs_core::{array, fast};
+/// let y = fast::rms_norm(&array!([[3.0, 4.0]])?, Some(&array!([1.0, 2.0])?), 0.0)?;
+/// let rms = 12.5f32.sqrt();
+/// assert!(y.all_close(&array!([[3.0 / rms, 8.0 / rms]])?, 1e-5, 1e-6)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// MLX's message when the weight does not have the length of the last axis.
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
@@ -23,6 +31,13 @@ pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
 
 /// Normalization to zero mean and unit variance over the last axis, times `weight` plus `bias`
 /// (Ba et al. 2016).
+///
+/// ```
+/// use mlx_rs_core::{array, fast};
+/// let y = fast::layer_norm(&array!([[1.0, 3.0]])?, None, Some(&array!([10.0, 10.0])?), 0.0)?;
+/// assert!(y.all_close(&array!([[9.0, 11.0]])?, 1e-5, 1e-6)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// MLX's message when weight or bias do not have the length of the last axis.
@@ -60,6 +75,15 @@ pub enum RopeBase<'a> {
 /// Rotary position embedding (Su et al. 2021) of `x` `[B, .., L, D]`, positions `offset..offset + L`,
 /// on the first `dims` elements. `traditional` rotates neighbors (0,1), (2,3), ..; otherwise
 /// element `i` with element `i + dims / 2`. Positions are multiplied by `scale`.
+///
+/// ```
+/// use mlx_rs_core::{array, fast};
+/// let x = array!([1.0, 0.0])?.reshape(&[1, 1, 1, 2])?; // [B, heads, L, D]
+/// let y = fast::rope(&x, 2, false, fast::RopeBase::Theta(10_000.0), 1.0, 3)?;
+/// // Position 3 turns the first pair by 3 radians.
+/// assert!(y.flatten(0, -1)?.all_close(&array!([3.0f32.cos(), 3.0f32.sin()])?, 1e-4, 1e-5)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] when `x` has fewer than three axes or the frequencies do not fit;
@@ -102,6 +126,17 @@ pub fn rope(
 
 /// [`rope`] with positions that start at `offset`, an integer array of one value, or of one for each
 /// of the `B` sequences of `x`: what a batch of prompts of different lengths needs.
+///
+/// ```
+/// use mlx_rs_core::{Dtype, array, fast, idx, ones};
+/// let x = ones(&[2, 1, 1, 4], Dtype::Float32)?; // two sequences at different positions
+/// let base = fast::RopeBase::Theta(10_000.0);
+/// let y = fast::rope_at(&x, 4, false, base, 1.0, &array!([0, 7])?)?;
+/// let alone = fast::rope(&x, 4, false, base, 1.0, 7)?;
+/// assert!(y.get(idx![0])?.all_close(&x.get(idx![0])?, 1e-5, 1e-6)?);
+/// assert!(y.get(idx![1])?.all_close(&alone.get(idx![1])?, 1e-5, 1e-6)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`rope`]; [`ErrorKind::Shape`] or [`ErrorKind::Dtype`] for offsets that do not fit.
@@ -224,6 +259,19 @@ impl Mask<'_> {
 /// `softmax(scale * q k^T + mask) v` (Vaswani et al. 2017) for `q` `[B, H, Lq, D]` and `k`, `v`
 /// `[B, Hkv, Lk, D]`; `H` is a multiple of `Hkv` and groups of query heads share a key head.
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, arange, array, fast, idx, ones};
+/// let q = ones(&[1, 2, 3, 4], Dtype::Float32)?; // [B, H, L, D]
+/// let v = arange(0.0, 12.0, 1.0, Dtype::Float32)?.reshape(&[1, 1, 3, 4])?;
+/// let k = ones(&[1, 1, 3, 4], Dtype::Float32)?; // one head of keys for two of queries
+/// let y = fast::scaled_dot_product_attention(&q, &k, &v, 0.5, fast::Mask::Causal)?;
+/// assert_eq!(y.shape(), [1, 2, 3, 4]);
+/// // The first query sees the first key alone, the second two of equal weight.
+/// assert!(y.get(idx![0, 0, 0])?.all_close(&array!([0.0, 1.0, 2.0, 3.0])?, 1e-5, 1e-6)?);
+/// assert!(y.get(idx![0, 0, 1])?.all_close(&array!([2.0, 3.0, 4.0, 5.0])?, 1e-5, 1e-6)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// MLX's message when shapes, types or the mask do not fit.
 pub fn scaled_dot_product_attention(
@@ -238,6 +286,17 @@ pub fn scaled_dot_product_attention(
 
 /// [`scaled_dot_product_attention`] with `sinks`: one score per query head, `[H]`, that takes part in
 /// each softmax of that head without a value of its own (Xiao et al. 2023).
+///
+/// ```
+/// use mlx_rs_core::{Dtype, array, fast, ones};
+/// let one = ones(&[1, 1, 1, 4], Dtype::Float32)?;
+/// let score = array!([4.0])?; // the same as that of the one key: each gets half
+/// let y = fast::scaled_dot_product_attention_with_sinks(
+///     &one, &one, &one, 1.0, fast::Mask::None, Some(&score),
+/// )?;
+/// assert!(y.all_close(&array!(0.5)?, 1e-5, 1e-6)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] without heads or when the sinks are not one per query head; else MLX's message

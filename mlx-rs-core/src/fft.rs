@@ -80,10 +80,18 @@ fn plan(
 }
 
 macro_rules! transforms {
-    ($($(#[$doc:meta])* $one:ident, $two:ident, $many:ident = $c1:ident, $c2:ident, $cn:ident, $kind:ident;)*) => {
+    (
+        $($(#[$doc:meta])*
+        example: $(#[$ex1:meta])*
+        example: $(#[$ex2:meta])*
+        example: $(#[$exn:meta])*
+        $one:ident, $two:ident, $many:ident = $c1:ident, $c2:ident, $cn:ident, $kind:ident;)*
+    ) => {
         $(
             $(#[$doc])*
             /// Along `axis`, which is first cut or filled with zeros to `n` (its length unless given).
+            ///
+            $(#[$ex1])*
             ///
             /// # Errors
             /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Value`] for a length that
@@ -101,6 +109,8 @@ macro_rules! transforms {
 
             $(#[$doc])*
             /// Over two axes, `[-2, -1]` in most uses.
+            ///
+            $(#[$ex2])*
             ///
             /// # Errors
             #[doc = concat!("As [`", stringify!($many), "`].")]
@@ -120,6 +130,8 @@ macro_rules! transforms {
             $(#[$doc])*
             /// Over `axes`, each first cut or filled with zeros to its entry of `n` (its length unless
             /// given).
+            ///
+            $(#[$exn])*
             ///
             /// # Errors
             /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`]
@@ -148,13 +160,103 @@ macro_rules! transforms {
 
 transforms! {
     /// Fourier transform, `complex64`.
+    example:
+    /// ```
+    /// use mlx_rs_core::{array, fft};
+    /// let x = array!([1.0, 1.0, 1.0, 1.0])?;
+    /// assert_eq!(fft::fft(&x, None, -1)?.abs()?.to_vec::<f32>()?, [4.0, 0.0, 0.0, 0.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    example:
+    /// ```
+    /// use mlx_rs_core::{Dtype, fft, ones};
+    /// let y = fft::fft2(&ones(&[2, 2], Dtype::Float32)?, None, [-2, -1])?;
+    /// assert_eq!(y.abs()?.to_vec::<f32>()?, [4.0, 0.0, 0.0, 0.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    example:
+    /// ```
+    /// use mlx_rs_core::{All, Dtype, fft, ones};
+    /// let y = fft::fftn(&ones(&[2, 2, 2], Dtype::Float32)?, None, All)?;
+    /// assert_eq!(y.abs()?.at::<f32>(&[0, 0, 0])?, 8.0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     fft, fft2, fftn = mlx_fft_fft, mlx_fft_fft2, mlx_fft_fftn, Complex;
     /// Inverse Fourier transform, `complex64`, divided by the length.
+    example:
+    /// ```
+    /// use mlx_rs_core::{array, fft};
+    /// let x = array!([1.0, 2.0, 3.0])?;
+    /// let back = fft::ifft(&fft::fft(&x, None, -1)?, None, -1)?;
+    /// assert!(back.real()?.all_close(&x, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    example:
+    /// ```
+    /// use mlx_rs_core::{array, fft};
+    /// let x = array!([[1.0, 2.0], [3.0, 4.0]])?;
+    /// let back = fft::ifft2(&fft::fft2(&x, None, [0, 1])?, None, [0, 1])?;
+    /// assert!(back.real()?.all_close(&x, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    example:
+    /// ```
+    /// use mlx_rs_core::{All, array, fft};
+    /// let x = array!([[1.0, 2.0], [3.0, 4.0]])?;
+    /// let back = fft::ifftn(&fft::fftn(&x, None, All)?, None, All)?;
+    /// assert!(back.real()?.all_close(&x, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ifft, ifft2, ifftn = mlx_fft_ifft, mlx_fft_ifft2, mlx_fft_ifftn, Complex;
     /// Fourier transform of real values: the last axis keeps `n / 2 + 1` frequencies.
+    example:
+    /// ```
+    /// use mlx_rs_core::{array, fft};
+    /// let x = array!([1.0, 0.0, 0.0, 0.0, 0.0])?;
+    /// assert_eq!(fft::rfft(&x, None, -1)?.shape(), [3]);
+    /// assert_eq!(fft::rfft(&x, Some(8), -1)?.shape(), [5]); // filled with zeros to 8
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    example:
+    /// ```
+    /// use mlx_rs_core::{Dtype, fft, ones};
+    /// let y = fft::rfft2(&ones(&[4, 6], Dtype::Float32)?, None, [-2, -1])?;
+    /// assert_eq!((y.shape(), y.dtype()), (&[4, 4][..], Dtype::Complex64));
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    example:
+    /// ```
+    /// use mlx_rs_core::{Dtype, fft, ones};
+    /// let y = fft::rfftn(&ones(&[2, 4, 6], Dtype::Float32)?, None, &[1, 2])?;
+    /// assert_eq!(y.shape(), [2, 4, 4]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     rfft, rfft2, rfftn = mlx_fft_rfft, mlx_fft_rfft2, mlx_fft_rfftn, FromReal;
     /// Inverse of the transform of real values, `float32`; `n` counts the real values of the last axis,
     /// `2 * (length - 1)` unless given.
+    example:
+    /// ```
+    /// use mlx_rs_core::{array, fft};
+    /// let x = array!([1.0, 2.0, 3.0, 4.0])?;
+    /// assert!(fft::irfft(&fft::rfft(&x, None, -1)?, None, -1)?.all_close(&x, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    example:
+    /// ```
+    /// use mlx_rs_core::{array, fft};
+    /// let x = array!([[1.0, 2.0], [3.0, 4.0]])?;
+    /// let back = fft::irfft2(&fft::rfft2(&x, None, [0, 1])?, None, [0, 1])?;
+    /// assert!(back.all_close(&x, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    example:
+    /// ```
+    /// use mlx_rs_core::{array, fft};
+    /// let x = array!([[1.0, 2.0, 3.0]])?;
+    /// let back = fft::irfftn(&fft::rfftn(&x, None, &[1])?, Some(&[3]), &[1])?; // odd: say how long
+    /// assert!(back.all_close(&x, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     irfft, irfft2, irfftn = mlx_fft_irfft, mlx_fft_irfft2, mlx_fft_irfftn, ToReal;
 }
 
@@ -183,7 +285,19 @@ macro_rules! shifts {
 
 shifts! {
     /// The zero frequency moved to the middle of `axes`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, fft};
+    /// assert_eq!(fft::fftshift(&array!([0, 1, 2, -2, -1])?, 0)?.to_vec::<i32>()?, [-2, -1, 0, 1, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     fftshift = mlx_fft_fftshift;
     /// The inverse of [`fftshift`].
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, fft};
+    /// assert_eq!(fft::ifftshift(&array!([-2, -1, 0, 1, 2])?, 0)?.to_vec::<i32>()?, [0, 1, 2, -2, -1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ifftshift = mlx_fft_ifftshift;
 }

@@ -4,7 +4,7 @@
 //! C call goes through one door ([`mod@crate`]-private `call`), every failure is a [`Result`] with
 //! MLX's own message, and every array is freed when its [`Array`] is dropped.
 //!
-//! The [`guide`] follows the chapters of MLX's own: arrays, lazy evaluation, indexing, streams, memory.
+//! The [`guide`] follows the chapters of MLX's own: arrays, lazy evaluation, indexing, transforms, streams, memory.
 //!
 //! # Lazy evaluation
 //!

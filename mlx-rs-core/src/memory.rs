@@ -48,25 +48,31 @@ pub fn set_budget(bytes: u64) -> u64 {
 }
 
 /// Refuses a result that cannot fit. Shapes multiply checked: an overflow is as bad as a giant.
+#[inline]
 pub(crate) fn check(op: &'static str, array: &Array) -> Result<()> {
     let budget = budget();
     match checked_bytes(array.shape(), array.dtype().size()) {
         Some(bytes) if bytes <= budget => Ok(()),
-        bytes => Err(Error::new(
-            ErrorKind::OutOfMemory,
-            op,
-            format!(
-                "a result of shape {:?} ({}) needs {}, more than the budget of {budget} bytes; \
-                 use smaller shapes or raise the budget with memory::set_budget",
-                array.shape(),
-                array.dtype(),
-                bytes.map_or_else(
-                    || String::from("more bytes than can be counted"),
-                    |b| format!("{b} bytes")
-                ),
-            ),
-        )),
+        bytes => Err(too_large(op, array, bytes, budget)),
     }
+}
+
+#[cold]
+fn too_large(op: &'static str, array: &Array, bytes: Option<u64>, budget: u64) -> Error {
+    Error::new(
+        ErrorKind::OutOfMemory,
+        op,
+        format!(
+            "a result of shape {:?} ({}) needs {}, more than the budget of {budget} bytes; \
+             use smaller shapes or raise the budget with memory::set_budget",
+            array.shape(),
+            array.dtype(),
+            bytes.map_or_else(
+                || String::from("more bytes than can be counted"),
+                |b| format!("{b} bytes")
+            ),
+        ),
+    )
 }
 
 /// Bytes of an array, or `None` on overflow or a negative dimension.

@@ -22,6 +22,16 @@ pub struct Capture {
 /// Starts writing the work on the GPU to `path`, a new `.gputrace` file. The process must have been
 /// started with `MTL_CAPTURE_ENABLED=1`.
 ///
+/// ```
+/// use mlx_rs_core::{ErrorKind, metal};
+/// match metal::start_capture("trace.txt") {
+///     Err(e) if metal::is_available() => assert_eq!(e.kind(), ErrorKind::Value), // not .gputrace
+///     Err(e) => assert_eq!(e.kind(), ErrorKind::Unsupported),
+///     Ok(_) => unreachable!(),
+/// }
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Unsupported`] without Metal; [`ErrorKind::Value`] for a path that is not a new
 /// `.gputrace` file; MLX's message when Metal cannot capture.
@@ -53,6 +63,14 @@ pub fn start_capture(path: impl AsRef<Path>) -> Result<Capture> {
 
 impl Capture {
     /// Ends the capture.
+    ///
+    /// ```no_run
+    /// use mlx_rs_core::{array, eval, metal};
+    /// let capture = metal::start_capture("trace.gputrace")?;
+    /// eval([&array!([1.0])?.exp()?])?;
+    /// capture.stop()?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When Metal cannot write it.

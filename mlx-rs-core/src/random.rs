@@ -35,6 +35,14 @@ pub struct Key(Array);
 impl Key {
     /// The key of a seed.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, random};
+    /// let draw = |seed| random::uniform(0.0, 1.0, &[4], Dtype::Float32, &random::Key::new(seed)?);
+    /// assert!(draw(7)?.array_equal(&draw(7)?)?);
+    /// assert!(!draw(7)?.array_equal(&draw(8)?)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When MLX cannot allocate it.
     pub fn new(seed: u64) -> Result<Self> {
@@ -47,6 +55,13 @@ impl Key {
 
     /// Two independent keys.
     ///
+    /// ```
+    /// use mlx_rs_core::random;
+    /// let (a, b) = random::Key::new(7)?.split()?;
+    /// assert!(!a.array().array_equal(b.array())?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When MLX cannot allocate them.
     pub fn split(&self) -> Result<(Self, Self)> {
@@ -58,6 +73,12 @@ impl Key {
     }
 
     /// `count` independent keys.
+    ///
+    /// ```
+    /// use mlx_rs_core::random;
+    /// assert_eq!(random::Key::new(7)?.split_into(3)?.len(), 3);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Value`] for a negative count.
@@ -85,6 +106,12 @@ impl Key {
     }
 
     /// The two words, for evaluation together with other arrays.
+    ///
+    /// ```
+    /// use mlx_rs_core::random;
+    /// assert_eq!(random::Key::new(7)?.array().to_vec::<u32>()?, [0, 7]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn array(&self) -> &Array {
         &self.0
@@ -101,6 +128,13 @@ pub struct Keys {
 impl Keys {
     /// The sequence of a seed.
     ///
+    /// ```
+    /// use mlx_rs_core::random;
+    /// let (mut a, mut b) = (random::Keys::new(7)?, random::Keys::new(7)?);
+    /// assert!(a.next_key()?.array().array_equal(b.next_key()?.array())?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When MLX cannot allocate it.
     pub fn new(seed: u64) -> Result<Self> {
@@ -108,6 +142,14 @@ impl Keys {
     }
 
     /// The next key. Evaluated at once, so that a long sequence does not grow a graph.
+    ///
+    /// ```
+    /// use mlx_rs_core::random;
+    /// let mut keys = random::Keys::new(7)?;
+    /// let (first, second) = (keys.next_key()?, keys.next_key()?);
+    /// assert!(!first.array().array_equal(second.array())?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When MLX cannot allocate it.
@@ -143,6 +185,13 @@ fn float_only(op: &'static str, dtype: Dtype) -> Result<()> {
 
 /// Uniform numbers in `[low, high)`.
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, random};
+/// let x = random::uniform(-1.0, 1.0, &[100], Dtype::Float32, &random::Key::new(0)?)?;
+/// assert!(x.to_vec::<f32>()?.iter().all(|v| (-1.0..1.0).contains(v)));
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// For an impossible shape, or a type that is not `float16`, `bfloat16` or `float32`.
 pub fn uniform(low: f32, high: f32, shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
@@ -151,6 +200,14 @@ pub fn uniform(low: f32, high: f32, shape: &[i32], dtype: Dtype, key: &Key) -> R
 }
 
 /// [`uniform`] between arrays that broadcast to `shape`.
+///
+/// ```
+/// use mlx_rs_core::{Dtype, array, random};
+/// let (low, high) = (array!([0.0, 10.0])?, array!([1.0, 11.0])?);
+/// let x = random::uniform_between(&low, &high, &[2], Dtype::Float32, &random::Key::new(0)?)?;
+/// assert_eq!(x.floor()?.to_vec::<f32>()?, [0.0, 10.0]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`uniform`]; MLX's message when the limits do not broadcast to the shape.
@@ -182,6 +239,13 @@ pub fn uniform_between(
 
 /// Normal numbers of the given mean and standard deviation.
 ///
+/// ```
+/// use mlx_rs_core::{All, Dtype, random};
+/// let x = random::normal(5.0, 0.1, &[1000], Dtype::Float32, &random::Key::new(0)?)?;
+/// assert!((x.mean(All, false)?.item::<f32>()? - 5.0).abs() < 0.05);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// For an impossible shape, or a type that is not a float.
 pub fn normal(mean: f32, std: f32, shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
@@ -206,6 +270,13 @@ pub fn normal(mean: f32, std: f32, shape: &[i32], dtype: Dtype, key: &Key) -> Re
 
 /// Standard Gumbel numbers, `-log(-log(u))`.
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, random};
+/// let x = random::gumbel(&[2, 3], Dtype::Float32, &random::Key::new(0)?)?;
+/// assert_eq!(x.shape(), [2, 3]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// For an impossible shape, or a type that is not a float.
 pub fn gumbel(shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
@@ -228,6 +299,14 @@ pub fn gumbel(shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
 
 /// Normal numbers whose mean and standard deviation are arrays (or one of both) that broadcast to
 /// `shape`; 0 and 1 unless given.
+///
+/// ```
+/// use mlx_rs_core::{Dtype, array, random};
+/// let mean = array!([0.0, 100.0])?;
+/// let x = random::normal_with(Some(&mean), None, &[2], Dtype::Float32, &random::Key::new(0)?)?;
+/// assert!(x.at::<f32>(&[1])? > x.at::<f32>(&[0])?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// For an impossible shape, or a type that is neither a float nor complex; MLX's message when the
@@ -271,6 +350,13 @@ pub fn normal_with(
 
 /// Laplace numbers of the given location and scale: density `exp(-|x - location| / scale) / (2 scale)`.
 ///
+/// ```
+/// use mlx_rs_core::{All, Dtype, random};
+/// let x = random::laplace(5.0, 0.1, &[1000], Dtype::Float32, &random::Key::new(0)?)?;
+/// assert!((x.mean(All, false)?.item::<f32>()? - 5.0).abs() < 0.05);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// For an impossible shape, or a type that is not a float.
 pub fn laplace(location: f32, scale: f32, shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
@@ -294,6 +380,14 @@ pub fn laplace(location: f32, scale: f32, shape: &[i32], dtype: Dtype, key: &Key
 }
 
 /// Standard normal numbers within `[lower, upper]`, arrays that broadcast to `shape`.
+///
+/// ```
+/// use mlx_rs_core::{Dtype, array, random};
+/// let (low, high) = (array!(-0.5)?, array!(0.5)?);
+/// let x = random::truncated_normal(&low, &high, &[50], Dtype::Float32, &random::Key::new(0)?)?;
+/// assert!(x.to_vec::<f32>()?.iter().all(|v| v.abs() <= 0.5));
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// For an impossible shape, or a type that is not a float; MLX's message when the limits do not
@@ -328,6 +422,14 @@ pub fn truncated_normal(
 /// Jointly normal vectors, `float32` `[shape .., n]`, of `mean` `[.., n]` and covariance `[.., n, n]`,
 /// whose leading axes broadcast to `shape`. Computed on the CPU; NaN where the covariance is not
 /// finite.
+///
+/// ```
+/// use mlx_rs_core::{array, random};
+/// let (mean, covariance) = (array!([0.0, 50.0])?, array!([[1.0, 0.5], [0.5, 1.0]])?);
+/// let x = random::multivariate_normal(&mean, &covariance, &[3], &random::Key::new(0)?)?;
+/// assert_eq!(x.shape(), [3, 2]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// For an impossible shape, or when mean and covariance do not fit each other; [`ErrorKind::Dtype`] for

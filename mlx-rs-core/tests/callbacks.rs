@@ -8,7 +8,7 @@ use mlx_rs_core::transforms::{
     CustomFunction, FunctionExporter, Kwargs, checkpoint, compile, export_function,
     export_function_kwargs, grad, jvp, value_and_grad, value_and_grad_tree, vjp, vmap,
 };
-use mlx_rs_core::{Array, Error, ErrorKind, Result, eval};
+use mlx_rs_core::{Array, Device, Error, ErrorKind, Result, Stream, eval, io};
 
 /// An error of a program, with something in it that no text could carry.
 #[derive(Debug)]
@@ -255,4 +255,110 @@ fn a_panic_in_a_value_dropped_by_c_does_not_abort() {
     };
     drop(y);
     eval([&one()]).unwrap();
+}
+
+/// A reader or writer of the user's that panics, or fails, after so many bytes.
+struct Broken {
+    left: usize,
+    bytes: std::io::Cursor<Vec<u8>>,
+    panics: bool,
+}
+
+impl Broken {
+    fn new(left: usize, bytes: &[u8], panics: bool) -> Self {
+        let bytes = std::io::Cursor::new(bytes.to_vec());
+        Self {
+            left,
+            bytes,
+            panics,
+        }
+    }
+
+    /// How many of `n` bytes are still to be had.
+    fn some(&mut self, n: usize) -> std::io::Result<usize> {
+        if self.left == 0 && self.panics {
+            std::panic::panic_any(CODE);
+        }
+        if self.left == 0 {
+            return Err(std::io::Error::other("code %n%s"));
+        }
+        let n = n.min(self.left);
+        self.left -= n;
+        Ok(n)
+    }
+}
+
+impl std::io::Read for Broken {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let n = self.some(into.len())?;
+        self.bytes.read(&mut into[..n])
+    }
+}
+
+impl std::io::Write for Broken {
+    fn write(&mut self, from: &[u8]) -> std::io::Result<usize> {
+        self.some(from.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn readers_and_writers() {
+    let mut good = Vec::new();
+    io::write_npy(&mut good, &batch()).unwrap();
+    for left in 0..good.len() {
+        let payload = catch_unwind(AssertUnwindSafe(|| {
+            io::read_npy(Broken::new(left, &good, true)).map(drop)
+        }));
+        assert_eq!(payload.unwrap_err().downcast_ref(), Some(&CODE), "{left}");
+        let e = io::read_npy(Broken::new(left, &good, false)).unwrap_err();
+        assert!(e.message().contains("code %n%s"), "{left}: {e}");
+
+        let payload = catch_unwind(AssertUnwindSafe(|| {
+            io::write_npy(Broken::new(left, &[], true), &batch())
+        }));
+        assert_eq!(payload.unwrap_err().downcast_ref(), Some(&CODE), "{left}");
+        let e = io::write_npy(Broken::new(left, &[], false), &batch()).unwrap_err();
+        assert!(e.message().contains("code %n%s"), "{left}: {e}");
+    }
+    // The lock is free and nothing is lost: another thread can work, and so can this one.
+    let sum = std::thread::spawn(|| batch().sum(0, false).unwrap().item::<f32>().unwrap());
+    assert_eq!(sum.join().unwrap(), 3.0);
+    let back = io::read_npy(&good[..]).unwrap();
+    assert!(back.array_equal(&batch()).unwrap());
+}
+
+#[test]
+fn scopes_of_streams_and_devices() {
+    let stream = Stream::new(Device::cpu()).unwrap();
+    all_fates("stream", |fate| stream.scope(|| meet(fate, &[one()])));
+    all_fates("device", |fate| {
+        Device::cpu().scope(|| meet(fate, &[one()]))
+    });
+    assert_ne!(Stream::current().unwrap(), stream);
+}
+
+#[test]
+fn compiled_functions_on_eight_threads() {
+    std::thread::scope(|scope| {
+        for t in 0..8 {
+            scope.spawn(move || {
+                for round in 0..10 {
+                    let fate = [Fate::Panic, Fate::Fail, Fate::Refuse][(t + round) % 3];
+                    let run = catch_unwind(AssertUnwindSafe(|| {
+                        let f = compile(move |x: &[Array]| meet::<Vec<Array>>(fate, x));
+                        let inner = grad(|x: &[Array]| f.call(x), &[0])(&[one()]);
+                        inner.and_then(|_| vmap(|x: &[Array]| meet(fate, x), 0, 0)(&[batch()]))
+                    }));
+                    assert_eq!(run.is_err(), fate == Fate::Panic);
+                    assert!(run.map_or(true, |r| r.is_err()));
+                    let square = |x: &[Array]| -> Result<_> { Ok(vec![x[0].square()?]) };
+                    let g = grad(square, &[0])(&[one()]).unwrap();
+                    assert_eq!(g[0].item::<f32>().unwrap(), 2.0);
+                }
+            });
+        }
+    });
 }

@@ -1,6 +1,8 @@
 // See host_op.h. The primitive keeps the caller's payload; copies of the graph share it.
 #include "host_op.h"
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -30,12 +32,14 @@ class HostOp : public mx::UnaryPrimitive {
       rust_mlx_meaning meaning,
       rust_mlx_run run,
       std::shared_ptr<void> payload,
-      bool strided)
+      size_t first_strided,
+      bool in_place)
       : mx::UnaryPrimitive(stream),
         meaning_(meaning),
         run_(run),
         payload_(std::move(payload)),
-        strided_(strided) {}
+        first_strided_(first_strided),
+        in_place_(in_place) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& output) override {
     std::vector<rust_mlx_view> views;
@@ -43,23 +47,44 @@ class HostOp : public mx::UnaryPrimitive {
     // Shapes and strides of the inputs, copied: the work may outlive the handles.
     auto layouts = std::make_shared<std::vector<Layout>>();
     layouts->reserve(inputs.size());
-    for (const auto& in : inputs) {
-      if (!in.flags().row_contiguous && !(strided_ && walkable(in))) {
-        throw std::runtime_error("[HostOp] an input is not row-contiguous");
-      }
+    bool scattered = false;
+    for (size_t i = 0; i < inputs.size(); i++) {
+      const auto& in = inputs[i];
+      bool as_is = in.flags().row_contiguous || (i >= first_strided_ && walkable(in));
+      scattered |= !as_is;
       layouts->push_back(
-          {{in.shape().begin(), in.shape().end()}, {in.strides().begin(), in.strides().end()}});
+          {{in.shape().begin(), in.shape().end()},
+           {in.strides().begin(), in.strides().end()},
+           in.itemsize(),
+           as_is});
       const auto& layout = layouts->back();
       views.push_back(
           {in.data<void>(), in.size(), in.ndim(), layout.shape.data(), layout.strides.data()});
     }
-    output.set_data(mx::allocator::malloc(output.nbytes()));
+    // In place of the first input where nobody else needs it; else in a copy of it.
+    bool taken = in_place_ && inputs.at(0).is_donatable() && inputs[0].flags().row_contiguous &&
+        inputs[0].data_size() == inputs[0].size();
+    if (taken) {
+      output.copy_shared_buffer(inputs[0]);
+    } else {
+      output.set_data(mx::allocator::malloc(output.nbytes()));
+    }
+    size_t copied = in_place_ && !taken ? output.nbytes() : 0;
     // The memory of inputs and output stays alive until the stream has done this: MLX holds it.
     auto work = [run = run_,
                  payload = payload_,
                  layouts = std::move(layouts),
                  views = std::move(views),
-                 out = output.data<void>()]() {
+                 scattered,
+                 copied,
+                 out = output.data<void>()]() mutable {
+      std::vector<std::vector<char>> copies;
+      if (scattered) {
+        copies = gather(*layouts, views);
+      }
+      if (copied != 0) {
+        std::memcpy(out, views[0].data, copied);
+      }
       run(payload.get(), views.data(), views.size(), out);
     };
 #ifdef RUST_MLX_HAS_ENCODER
@@ -141,7 +166,48 @@ class HostOp : public mx::UnaryPrimitive {
   struct Layout {
     std::vector<int> shape;
     std::vector<int64_t> strides;
+    size_t itemsize;
+    // Whether the work can read it where it is.
+    bool as_is;
   };
+
+  // Row-contiguous copies of the inputs that the work cannot read where they are, which then take their
+  // places among the views.
+  static std::vector<std::vector<char>> gather(
+      std::vector<Layout>& layouts,
+      std::vector<rust_mlx_view>& views) {
+    std::vector<std::vector<char>> copies;
+    for (size_t i = 0; i < views.size(); i++) {
+      auto& layout = layouts[i];
+      auto& view = views[i];
+      if (layout.as_is) {
+        continue;
+      }
+      std::vector<char> copy(view.size * layout.itemsize);
+      std::vector<int> index(view.ndim, 0);
+      int64_t at = 0;
+      for (size_t n = 0; n < view.size; n++) {
+        const char* from = static_cast<const char*>(view.data) + at * int64_t(layout.itemsize);
+        std::copy(from, from + layout.itemsize, copy.data() + n * layout.itemsize);
+        for (size_t axis = view.ndim; axis-- > 0;) {
+          at += layout.strides[axis];
+          if (++index[axis] < layout.shape[axis]) {
+            break;
+          }
+          at -= layout.strides[axis] * index[axis];
+          index[axis] = 0;
+        }
+      }
+      int64_t stride = 1;
+      for (size_t axis = view.ndim; axis-- > 0;) {
+        layout.strides[axis] = stride;
+        stride *= layout.shape[axis];
+      }
+      view.data = copy.data();
+      copies.push_back(std::move(copy));
+    }
+    return copies;
+  }
 
   // Whether rows of neighbors can be found by adding strides.
   static bool walkable(const mx::array& in) {
@@ -190,7 +256,8 @@ class HostOp : public mx::UnaryPrimitive {
   rust_mlx_meaning meaning_;
   rust_mlx_run run_;
   std::shared_ptr<void> payload_;
-  bool strided_;
+  size_t first_strided_;
+  bool in_place_;
 };
 
 const mx::array& get(const mlx_array& a) {
@@ -234,10 +301,14 @@ extern "C" int rust_mlx_host_op(
     rust_mlx_run run,
     void* payload,
     void (*drop)(void*),
-    bool strided,
+    size_t first_strided,
+    bool in_place,
     mlx_stream stream) {
   try {
     std::shared_ptr<void> owned(payload, drop);
+    if (in_place && num_inputs == 0) {
+      throw std::runtime_error("[HostOp] nothing to write into");
+    }
     std::vector<mx::array> arrays;
     arrays.reserve(num_inputs);
     for (size_t i = 0; i < num_inputs; i++) {
@@ -251,7 +322,7 @@ extern "C" int rust_mlx_host_op(
         mx::array(
             mx::Shape(shape, shape + ndim),
             dtype_of(dtype),
-            std::make_shared<HostOp>(s, meaning, run, std::move(owned), strided),
+            std::make_shared<HostOp>(s, meaning, run, std::move(owned), first_strided, in_place),
             std::move(arrays)));
     return 0;
   } catch (std::exception& e) {

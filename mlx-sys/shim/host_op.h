@@ -12,7 +12,8 @@
 extern "C" {
 #endif
 
-// An input while the work runs: row-contiguous elements, unless strided ones were asked for.
+// An input while the work runs: row-contiguous elements (copied where they are not), unless strided ones were asked
+// for.
 typedef struct rust_mlx_view_ {
   const void* data;
   // Elements.
@@ -49,9 +50,10 @@ typedef struct rust_mlx_meaning_ {
 } rust_mlx_meaning;
 
 // Adds the operation to the graph of `stream`, which must be on the CPU. The output has `shape` and
-// `dtype`; inputs that are not row-contiguous are an error when the graph is evaluated, or with `strided`
-// those whose last axis has other than neighbors, or that have a negative stride. `payload` is
-// freed with `drop` once nobody needs it, also when this fails. Returns 0 and sets `res`, or 1 with the
+// `dtype`. The work sees copies of inputs that are not row-contiguous when the graph is evaluated; from number
+// `first_strided` on, only of those whose last axis has other than neighbors, or that have a negative stride.
+// With `in_place` the output, of the first input's shape and type, begins as that input, in its memory where nobody
+// else needs it; the work must not read that input. `payload` is freed with `drop` once nobody needs it, also when this fails. Returns 0 and sets `res`, or 1 with the
 // message given to mlx-c's error handler.
 int rust_mlx_host_op(
     mlx_array* res,
@@ -64,7 +66,8 @@ int rust_mlx_host_op(
     rust_mlx_run run,
     void* payload,
     void (*drop)(void*),
-    bool strided,
+    size_t first_strided,
+    bool in_place,
     mlx_stream stream);
 
 #ifdef __cplusplus

@@ -1,8 +1,9 @@
-//! Declarations of `shim/host_op.h`, by hand: it is ours, small, and the same for every mlx-c.
+//! Declarations of `shim/host_op.h` and `shim/stalled.h`, by hand: they are ours, small, and the same for
+//! every mlx-c.
 
 use std::ffi::{c_int, c_void};
 
-use crate::{mlx_array, mlx_dtype, mlx_stream};
+use crate::{mlx_array, mlx_dtype, mlx_stream, mlx_vector_array};
 
 /// An input while the work runs: row-contiguous elements, unless strided ones were asked for.
 #[repr(C)]
@@ -60,7 +61,12 @@ unsafe extern "C" {
         run: rust_mlx_run,
         payload: *mut c_void,
         drop: unsafe extern "C" fn(*mut c_void),
-        strided: bool,
+        first_strided: usize,
+        in_place: bool,
         stream: mlx_stream,
     ) -> c_int;
+
+    /// Ends the waiting of what leads to `arrays` for an asynchronous evaluation that failed; see the
+    /// header.
+    pub fn rust_mlx_release_stalled(arrays: mlx_vector_array) -> c_int;
 }

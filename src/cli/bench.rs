@@ -3,7 +3,9 @@
 //! The prompt is made of pseudo-random ids, the same on every run and machine; sampling is greedy
 //! and does not stop early, so that every run does the same work.
 
-use inference::{GenerateOptions, Prompt, TextModel};
+use std::time::Instant;
+
+use inference::{BatchEvent, GenerateOptions, Prompt, TextModel};
 use serde_json::{Value, json};
 
 use super::bench_many::{self, Size};
@@ -29,6 +31,9 @@ pub struct Args {
     /// Runs before them that are not measured
     #[arg(long, value_name = "N", default_value_t = 1)]
     warmup: usize,
+    /// Also decode N requests together, each with a prompt of 16 tokens; reports all their tokens per second
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    batch: Option<usize>,
     /// Measure N requests together against one after another, classification of twice as many prompts
     /// likewise, and what sampling adds to a token, too
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -39,6 +44,9 @@ pub struct Args {
 
 /// Tokens to generate in a warm-up run: enough to have run every kernel.
 const WARMUP_TOKENS: usize = 8;
+
+/// Tokens of each prompt of a batch.
+const BATCH_PROMPT: usize = 16;
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
@@ -60,6 +68,12 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let first = loaded.load_seconds + measured.first_token_seconds;
     if let (Value::Object(object), Value::Object(more)) = (&mut object, measured.json(first)) {
         object.extend(more);
+        if let Some(rows) = args.batch {
+            let rate = together(args, rows, model)?;
+            console.note(&format!("{rows} requests together: {rate:.1} tok/s"));
+            object.insert("batch_rows".into(), json!(rows));
+            object.insert("batch_tokens_per_second".into(), json!(rate));
+        }
     }
     console.json(&object)
 }
@@ -184,6 +198,50 @@ fn measure(
     Ok(measured)
 }
 
+/// Tokens per second of all of `rows` requests that decode together, from the step that gives the last
+/// of them its first token to the end.
+fn together(args: &Args, rows: usize, model: &dyn TextModel) -> Result<f64, Failure> {
+    let info = model.info();
+    let eos = model
+        .as_token_model()
+        .map(inference::TokenModel::eos_tokens)
+        .unwrap_or_default();
+    let ids = prompt_ids(rows.saturating_mul(BATCH_PROMPT), info.vocab_size, &eos)?;
+    let mut options = GenerateOptions::default();
+    options.cache_prompt = false;
+    options.max_tokens = args.generate_tokens.max(2);
+    options.ignore_eos = true;
+    let mut session = model.batch_session()?;
+    let mut waiting = std::collections::HashSet::new();
+    for prompt in ids.chunks(BATCH_PROMPT) {
+        waiting.insert(session.add(&Prompt::Tokens(prompt.to_vec()), &options)?);
+    }
+    let (mut began, mut counted) = (None, 0usize);
+    while !session.is_empty() {
+        let all_run = waiting.is_empty();
+        for event in session.step()? {
+            match event {
+                BatchEvent::Token { row, .. } => {
+                    waiting.remove(&row);
+                    counted += usize::from(all_run);
+                }
+                BatchEvent::Failed { error, .. } => return Err(error.into()),
+                _ => {}
+            }
+        }
+        if waiting.is_empty() && began.is_none() {
+            began = Some(Instant::now());
+        }
+    }
+    let seconds = began.map_or(0.0, |began| began.elapsed().as_secs_f64());
+    if counted == 0 || seconds <= 0.0 {
+        return Err(Failure::failed(format!(
+            "no step had all {rows} requests in it; generate more tokens or take a smaller --batch"
+        )));
+    }
+    Ok(counted as f64 / seconds)
+}
+
 /// One run of exactly `tokens` tokens.
 fn generate(
     model: &dyn TextModel,
@@ -287,6 +345,7 @@ mod tests {
             generate_tokens,
             repeat,
             warmup: 1,
+            batch: None,
             together: None,
             load: LoadArgs::none(),
         }

@@ -9,6 +9,8 @@ pub enum Failure {
     Usage(String),
     /// The reader of our output went away, which is its right: exit 0.
     PipeClosed,
+    /// Ctrl-C, after which all was saved: exit 130.
+    Interrupted(String),
     /// Anything else: exit 1.
     Failed(anyhow::Error),
 }
@@ -29,6 +31,7 @@ impl Failure {
         match self {
             Failure::Usage(_) => 2,
             Failure::PipeClosed => 0,
+            Failure::Interrupted(_) => 130,
             Failure::Failed(_) => 1,
         }
     }
@@ -40,6 +43,7 @@ impl Failure {
                 Some(format!("{message}\n\nFor more information, try '--help'."))
             }
             Failure::PipeClosed => None,
+            Failure::Interrupted(message) => Some(message.clone()),
             Failure::Failed(error) => Some(chain(error.as_ref())),
         }
     }

@@ -41,6 +41,9 @@ pub struct LoadArgs {
     /// Pack the cache once it holds more than this many positions; 0 packs from the first on
     #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
     pub quantized_kv_start: usize,
+    /// A trained adapter to put on the model: the directory with its adapters.safetensors
+    #[arg(long, value_name = "DIR")]
+    pub adapter_path: Option<PathBuf>,
     /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
     #[arg(long, value_name = "TYPE", value_parser = compute_type)]
     pub dtype: Option<ComputeType>,
@@ -83,6 +86,7 @@ impl LoadArgs {
             kv_bits: None,
             kv_group_size: defaults.kv_group_size,
             quantized_kv_start: defaults.quantized_kv_start,
+            adapter_path: None,
             dtype: None,
         }
     }
@@ -95,7 +99,17 @@ impl LoadArgs {
         options.kv_bits = self.kv_bits;
         options.kv_group_size = self.kv_group_size;
         options.quantized_kv_start = self.quantized_kv_start;
+        options.adapter_path.clone_from(&self.adapter_path);
         options
+    }
+
+    /// The options for a backend, checked.
+    pub fn checked(&self, backend: &str) -> Result<LoadOptions, Failure> {
+        let options = self.options(backend);
+        options
+            .validate()
+            .map_err(|e| Failure::usage(e.to_string()))?;
+        Ok(options)
     }
 }
 
@@ -132,10 +146,7 @@ pub fn load_with(
     draft: Option<&str>,
     console: &mut Console<'_>,
 ) -> Result<Loaded, Failure> {
-    let mut options = args.options(backend.name());
-    options
-        .validate()
-        .map_err(|e| Failure::usage(e.to_string()))?;
+    let mut options = args.checked(backend.name())?;
     if let Some(draft) = draft {
         options.draft_model = Some(find_model(Some(draft), console)?);
     }

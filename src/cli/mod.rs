@@ -18,7 +18,11 @@ mod console;
 mod convert;
 mod embed;
 mod engine;
+#[cfg(feature = "mlx-backend")]
+mod evaluate;
 mod failure;
+#[cfg(feature = "mlx-backend")]
+mod fuse;
 mod generate;
 mod grammar;
 mod inspect;
@@ -39,6 +43,12 @@ mod remove;
 mod reply;
 mod sampling;
 mod settings;
+#[cfg(feature = "mlx-backend")]
+mod train;
+#[cfg(feature = "mlx-backend")]
+mod train_flags;
+#[cfg(feature = "mlx-backend")]
+mod train_show;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -49,7 +59,8 @@ use console::Console;
 use failure::Failure;
 
 const AFTER_HELP: &str = "\
-Exit codes: 0 done, or the reader of our output went away; 2 the command line is wrong; 1 anything else.
+Exit codes: 0 done, or the reader of our output went away; 2 the command line is wrong; 130
+`train` was interrupted and saved, or a second Ctrl-C ended the program; 1 anything else.
 
 Environment: MLX_BACKEND (as --backend), MLX_CACHE_DIR (where known models are kept), MLX_OFFLINE=1
 (never fetch), MLX_PYTHON (the Python whose pip fetches), MLXLM_PYTHON (the Python of the backend mlx_lm),
@@ -80,6 +91,13 @@ enum Command {
     CachePrompt(cache_prompt::Args),
     Logits(logits::Args),
     Perplexity(perplexity::Args),
+    #[cfg(feature = "mlx-backend")]
+    #[command(visible_alias = "lora")]
+    Train(Box<train::Args>),
+    #[cfg(feature = "mlx-backend")]
+    Evaluate(evaluate::Args),
+    #[cfg(feature = "mlx-backend")]
+    Fuse(fuse::Args),
     Backends(backends::Args),
     #[cfg(feature = "mlx-backend")]
     #[command(visible_alias = "architectures")]
@@ -123,6 +141,12 @@ pub fn main() -> ExitCode {
         Command::CachePrompt(args) => cache_prompt::run(args, &mut console),
         Command::Logits(args) => logits::run(args, &mut console),
         Command::Perplexity(args) => perplexity::run(args, &mut console),
+        #[cfg(feature = "mlx-backend")]
+        Command::Train(args) => train::run(args, &mut console),
+        #[cfg(feature = "mlx-backend")]
+        Command::Evaluate(args) => evaluate::run(args, &mut console),
+        #[cfg(feature = "mlx-backend")]
+        Command::Fuse(args) => fuse::run(args, &mut console),
         Command::Backends(args) => backends::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
         Command::Arch(args) => arch::run(args, &mut console),

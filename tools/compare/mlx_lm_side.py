@@ -1,6 +1,6 @@
 """mlx-lm's side of the benchmark: its own load and generate_step, greedy, default settings, on the CPU.
 
-Runs in the pinned environment. `bench` prints one JSON object; `tokens` prints ids as JSON; `start` prints the text of
+Runs in the pinned environment. `bench` and `batch` print one JSON object; `tokens` prints ids as JSON; `start` prints the text of
 the first token as soon as it is there; `encode` prints the ids of a text.
 """
 
@@ -17,17 +17,19 @@ from typing import Any
 import mlx.core as mx
 
 WARMUP_TOKENS = 8  # as `mlx bench` does
+BATCH_PROMPT = 16  # likewise
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["bench", "tokens", "start", "encode"])
+    parser.add_argument("action", choices=["bench", "batch", "tokens", "start", "encode"])
     parser.add_argument("--model", required=True)
     parser.add_argument("--device", choices=["cpu", "default"], default="cpu")
     parser.add_argument("--tokens", help="ids, comma-separated; `-` reads them from standard input")
     parser.add_argument("--text", help="for encode")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--warmup", type=int, default=1, help="runs of 8 tokens that are not measured")
+    parser.add_argument("--rows", type=int, default=8, help="for batch")
     return parser.parse_args()
 
 
@@ -39,6 +41,24 @@ def peak_rss_bytes() -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+def together(model: Any, ids: list[int], rows: int, count: int) -> float:
+    """Tokens per second of all rows that decode together, after the first of each."""
+    from mlx_lm.generate import BatchGenerator
+
+    generator = BatchGenerator(model, max_tokens=count)
+    uids = set(generator.insert([ids[row * BATCH_PROMPT : (row + 1) * BATCH_PROMPT] for row in range(rows)], count))
+    seen: set[int] = set()
+    began, counted = None, 0
+    while responses := generator.next():
+        if began is not None:
+            counted += len(responses)
+        seen |= {response.uid for response in responses}
+        if began is None and seen == uids:
+            began = time.perf_counter()
+    assert began is not None, "no step had all rows"
+    return counted / (time.perf_counter() - began)
 
 
 def main() -> None:
@@ -74,6 +94,8 @@ def main() -> None:
     if args.action == "start":
         token, _ = next(generate_step(ids, model, max_tokens=1))
         print(tokenizer.decode([int(token)]), flush=True)
+    elif args.action == "batch":
+        print(json.dumps({"batch_tokens_per_second": together(model, ids.tolist(), args.rows, args.max_tokens)}))
     elif args.action == "tokens":
         print(json.dumps(run(args.max_tokens)[0]))
     else:

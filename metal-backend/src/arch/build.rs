@@ -1,6 +1,8 @@
 //! What loading an architecture needs again and again: sizes checked once, and layers fetched by
 //! name under the shapes that they must have.
 
+use std::sync::Arc;
+
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
 
@@ -8,8 +10,9 @@ use super::stack::{Block, Head};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::weights::Weights;
 use crate::error::engine;
+use crate::nn::adapter::{Place, SiteKind};
 use crate::nn::{
-    Activation, Attention, Embedding, FeedForward, GatedMlp, HeadNorms, Linear, Norm, Rope,
+    Activation, Attention, Embedding, FeedForward, GatedMlp, HeadNorms, Linear, Norm, Rope, Weight,
     activation,
 };
 
@@ -152,35 +155,41 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// When a tensor is missing or of another shape.
     pub fn norm(&mut self, prefix: &str, dim: i32) -> Result<Norm> {
-        let weight = self.weights.vector(&format!("{prefix}.weight"), dim)?;
+        let mut weight = self.weights.vector(&format!("{prefix}.weight"), dim)?;
         let eps = self.dims.eps;
-        Ok(match self.norms {
-            NormKind::Rms => Norm::Rms {
-                weight: Some(weight),
-                eps,
-            },
-            // Converters to GGUF have added the one already.
-            NormKind::RmsPlusOne if self.weights.is_gguf() => Norm::Rms {
-                weight: Some(weight),
-                eps,
-            },
-            NormKind::RmsPlusOne => Norm::Rms {
-                weight: Some(
-                    Array::scalar(1.0f32)
-                        .and_then(|one| one.astype(weight.dtype()))
-                        .and_then(|one| weight.add(&one))
-                        .and_then(|w| w.eval().map(|()| w))
-                        .map_err(engine("weights"))?,
-                ),
-                eps,
-            },
-            NormKind::Layer { bias } => Norm::Layer {
-                weight,
-                bias: bias
-                    .then(|| self.weights.vector(&format!("{prefix}.bias"), dim))
-                    .transpose()?,
-                eps,
-            },
+        // Converters to GGUF have added the one already.
+        let plus = match self.norms {
+            NormKind::RmsPlusOne if !self.weights.is_gguf() => 1.0,
+            _ => 0.0,
+        };
+        if plus != 0.0 {
+            weight = Array::scalar(plus)
+                .and_then(|one| one.astype(weight.dtype()))
+                .and_then(|one| weight.add(&one))
+                .and_then(|w| w.eval().map(|()| w))
+                .map_err(engine("weights"))?;
+        }
+        let bias = match self.norms {
+            NormKind::Layer { bias: true } => {
+                Some(self.weights.vector(&format!("{prefix}.bias"), dim)?)
+            }
+            _ => None,
+        };
+        let kind = SiteKind::Norm { plus };
+        let site = self
+            .weights
+            .site(prefix, kind, &Weight::Dense(weight.clone()));
+        let bias_site = self.weights.bias_site(prefix, bias.as_ref());
+        Ok(Norm::Placed {
+            norm: Box::new(match self.norms {
+                NormKind::Rms | NormKind::RmsPlusOne => Norm::Rms {
+                    weight: Some(weight),
+                    eps,
+                },
+                NormKind::Layer { .. } => Norm::Layer { weight, bias, eps },
+            }),
+            weight: site,
+            bias: bias_site,
         })
     }
 
@@ -284,6 +293,8 @@ impl<'a> Builder<'a> {
         } else {
             None
         };
+        let site = self.weights.site(prefix, SiteKind::Matrix, &weight);
+        let bias_site = self.weights.bias_site(prefix, bias.as_ref());
         let mut from = 0;
         outputs
             .iter()
@@ -295,8 +306,11 @@ impl<'a> Builder<'a> {
                     .map(|b| b.slice_axis(0, from, to))
                     .transpose()
                     .map_err(engine("weights"))?;
+                let at = |site: &Arc<_>| Place::new(Arc::clone(site), Some((from, to)));
+                let layer = self.weights.layer(part, bias)?.at(at(&site));
+                let layer = layer.with_bias_at(bias_site.as_ref().map(at));
                 from = to;
-                self.weights.layer(part, bias)
+                Ok(layer)
             })
             .collect()
     }
@@ -442,9 +456,9 @@ impl<'a> Builder<'a> {
     pub fn blocks(
         &mut self,
         mut one: impl FnMut(&mut Self, usize, &str) -> Result<Block>,
-    ) -> Result<Vec<Block>> {
+    ) -> Result<Vec<Arc<Block>>> {
         (0..self.config.num_hidden_layers)
-            .map(|i| one(self, i, &format!("model.layers.{i}")))
+            .map(|i| one(self, i, &format!("model.layers.{i}")).map(Arc::new))
             .collect()
     }
 

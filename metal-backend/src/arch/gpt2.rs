@@ -2,6 +2,8 @@
 //! positions, layer norms, biases, and projections in one matrix. Its own checkpoints store
 //! matrices as `[in, out]`; those that MLX wrote (names below `model.`) and GGUF store `[out, in]`.
 
+use std::sync::Arc;
+
 use inference::Result;
 
 use super::Decoder;
@@ -10,6 +12,7 @@ use super::stack::{Block, Head, Stack};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::weights::Weights;
 use crate::error::engine;
+use crate::nn::adapter::{Place, SiteKind};
 use crate::nn::{Activation, Attention, FeedForward, HeadNorms, Linear, Mlp, Weight};
 
 /// Where the names start and how matrices are stored.
@@ -46,17 +49,21 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             let at = |name: &str| at(&format!("h.{i}.{name}"));
             let qkv = matrix(&mut b, &layout, &at("attn.c_attn"), hidden, 3 * hidden)?;
             let bias = b.weights.vector(&at("attn.c_attn.bias"), 3 * hidden)?;
+            let site = b.weights.site(&at("attn.c_attn"), SiteKind::Matrix, &qkv);
+            let bias_site = b.weights.bias_site(&at("attn.c_attn"), Some(&bias));
             let part = |n: i32| -> Result<Linear> {
                 let (from, to) = (n * hidden, (n + 1) * hidden);
                 let weight = qkv.rows(from, to).map_err(engine("weights"))?;
                 let bias = bias.slice_axis(0, from, to).map_err(engine("weights"))?;
-                b.weights.layer(weight, Some(bias))
+                let at = |site: &Arc<_>| Place::new(Arc::clone(site), Some((from, to)));
+                let layer = b.weights.layer(weight, Some(bias))?.at(at(&site));
+                Ok(layer.with_bias_at(bias_site.as_ref().map(at)))
             };
             let (q_proj, k_proj, v_proj) = (part(0)?, part(1)?, part(2)?);
             // The causal mask that old checkpoints carry.
             b.weights.ignore(&at("attn.bias"));
             b.weights.ignore(&at("attn.masked_bias"));
-            Ok(Block {
+            Ok(Arc::new(Block {
                 attention_in: Some(b.hidden_norm(&at("ln_1"))?),
                 attention: Attention {
                     q_proj,
@@ -83,7 +90,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 mlp_out: None,
                 residual: None,
                 parallel: false,
-            })
+            }))
         })
         .collect::<Result<Vec<_>>>()?;
     let embedding = b.embedding(&at("wte"))?;
@@ -134,5 +141,8 @@ fn linear(
 ) -> Result<Linear> {
     let weight = matrix(b, layout, prefix, inputs, outputs)?;
     let bias = b.weights.vector(&format!("{prefix}.bias"), outputs)?;
-    b.weights.layer(weight, Some(bias))
+    let place = Place::new(b.weights.site(prefix, SiteKind::Matrix, &weight), None);
+    let bias_site = b.weights.bias_site(prefix, Some(&bias));
+    let layer = b.weights.layer(weight, Some(bias))?.at(place);
+    Ok(layer.with_bias_at(bias_site.map(|site| Place::new(site, None))))
 }

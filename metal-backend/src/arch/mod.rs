@@ -52,6 +52,11 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// Empty caches for one row, one a layer that has keys.
     fn new_caches(&self, options: &CacheOptions) -> Caches;
 
+    /// Whether blocks are computed again in a backward pass where the scope asks for it.
+    fn checkpoints(&self) -> bool {
+        false
+    }
+
     /// Which of the caches has the keys that `layer` looks at.
     fn keys_of(&self, layer: usize) -> usize {
         layer

@@ -2,10 +2,15 @@
 //! feed-forward with residuals around them, a norm, and a head. Where the norms stand and what is
 //! scaled are fields; what has another flow (Gemma 4) is a decoder of its own.
 
-use mlx_rs_core::{Array, Result};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mlx_rs_core::transforms::checkpoint_tree;
+use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
 use super::{Decoder, Watch};
-use crate::cache::{CacheOptions, Caches, Row, lengths, offset};
+use crate::cache::{CacheOptions, Caches, KvCache, PassingCache, Row, lengths, offset};
+use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
 use crate::nn::norm::through;
 use crate::nn::{Attention, Embedding, FeedForward, Linear, Norm};
@@ -68,6 +73,53 @@ impl Block {
         self.add(&attended, &through(self.mlp_out.as_ref(), &y)?)
     }
 
+    /// The same without caches, computed again in the backward pass instead of being kept.
+    fn forward_again(
+        self: &Arc<Self>,
+        x: &Array,
+        lengths: &[i32],
+        layer: usize,
+        positions: Positions,
+        scope: &Scope,
+    ) -> Result<Array> {
+        let (block, lengths) = (Arc::clone(self), lengths.to_vec());
+        let frozen = Scope {
+            params: BTreeMap::new(),
+            ..scope.clone()
+        };
+        let again = checkpoint_tree(move |params: &BTreeMap<String, Array>, x: &[Array]| {
+            let [x] = x else {
+                return Err(Error::new(
+                    ErrorKind::Value,
+                    "block",
+                    "one input is expected",
+                ));
+            };
+            let scope = Scope {
+                params: params.clone(),
+                ..frozen.clone()
+            };
+            let mut caches: Vec<Caches> = lengths
+                .iter()
+                .map(|_| {
+                    let one = || Box::new(PassingCache) as Box<dyn KvCache>;
+                    (0..=layer).map(|_| one()).collect()
+                })
+                .collect();
+            let mut rows: Vec<Row<'_>> = lengths
+                .iter()
+                .zip(&mut caches)
+                .map(|(&length, caches)| Row { length, caches })
+                .collect();
+            let nobody = &mut Watch::nothing();
+            let run = || block.forward(x, &mut rows, layer, positions, nobody);
+            Ok(vec![adapter::within(Arc::new(scope), run)?])
+        });
+        again(&scope.of_block(layer), std::slice::from_ref(x))?
+            .pop()
+            .ok_or_else(|| Error::new(ErrorKind::Value, "block", "there is no output"))
+    }
+
     fn add(&self, x: &Array, y: &Array) -> Result<Array> {
         match &self.residual {
             Some(factor) => x.add(&y.multiply(factor)?),
@@ -117,7 +169,7 @@ pub struct Stack {
     /// Learned positions, added to them (GPT-2).
     pub positions: Option<Embedding>,
     /// The blocks, first to last.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<Arc<Block>>,
     /// After them.
     pub norm: Norm,
     /// To logits.
@@ -147,7 +199,10 @@ impl Decoder for Stack {
         for (i, block) in self.blocks.iter().enumerate() {
             // Only the last block may drop positions: the others feed the keys of the next.
             let keep = if i == last { positions } else { Positions::All };
-            x = block.forward(&x, rows, i, keep, watch)?;
+            x = match adapter::scope().filter(|scope| scope.checkpoint) {
+                Some(scope) => block.forward_again(&x, &lengths(rows), i, keep, &scope)?,
+                None => block.forward(&x, rows, i, keep, watch)?,
+            };
             watch.saw_block(i, &x)?;
         }
         let x = self.norm.forward(&x)?;
@@ -155,6 +210,10 @@ impl Decoder for Stack {
             return Ok(x);
         }
         self.head.forward(&x, &self.embedding)
+    }
+
+    fn checkpoints(&self) -> bool {
+        true
     }
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {

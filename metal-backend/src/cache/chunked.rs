@@ -1,7 +1,8 @@
 //! The unbounded cache. It grows in chunks of 256 positions, so that most steps write in place
 //! instead of copying everything.
 
-use mlx_rs_core::{Array, Result, concatenate, zeros};
+use mlx_rs_core::cpu::{Heads, Tokens};
+use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
 
 use super::{KvCache, Order, Seen, Snapshot, Stored};
 
@@ -38,19 +39,30 @@ impl ChunkedCache {
             .transpose()
     }
 
+    /// Takes the buffers out, with room for `end` positions; `like` is the shape of new keys and values, and
+    /// their type.
+    fn room(
+        &mut self,
+        end: i32,
+        limit: i32,
+        (keys, values, dtype): (&[i32], &[i32], Dtype),
+    ) -> Result<(Array, Array)> {
+        match self.buffers.take() {
+            Some((k, v)) if k.dim(2)? >= end => Ok((k, v)),
+            old => {
+                let (k, v) = (old.as_ref().map(|b| &b.0), old.as_ref().map(|b| &b.1));
+                Ok((
+                    grow(k, (keys, dtype), self.offset, end, limit)?,
+                    grow(v, (values, dtype), self.offset, end, limit)?,
+                ))
+            }
+        }
+    }
+
     /// Writes at the end, with room for at most `limit` positions.
     pub(super) fn append(&mut self, keys: &Array, values: &Array, limit: i32) -> Result<()> {
         let end = self.offset + keys.dim(2)?;
-        let (k, v) = match self.buffers.take() {
-            Some((k, v)) if k.dim(2)? >= end => (k, v),
-            old => {
-                let (k, v) = (old.as_ref().map(|b| &b.0), old.as_ref().map(|b| &b.1));
-                (
-                    grow(k, keys, self.offset, end, limit)?,
-                    grow(v, values, self.offset, end, limit)?,
-                )
-            }
-        };
+        let (k, v) = self.room(end, limit, (keys.shape(), values.shape(), keys.dtype()))?;
         let k = k.update_axis(keys, 2, self.offset)?;
         let v = v.update_axis(values, 2, self.offset)?;
         self.buffers = Some((k, v));
@@ -60,15 +72,15 @@ impl ChunkedCache {
 }
 
 /// A buffer with room for `needed` positions, in whole chunks up to `limit`, that keeps the first
-/// `offset` of `old`. `new` gives shape and type.
+/// `offset` of `old`. Shape and type are those of what is new.
 pub(super) fn grow(
     old: Option<&Array>,
-    new: &Array,
+    (shape, dtype): (&[i32], Dtype),
     offset: i32,
     needed: i32,
     limit: i32,
 ) -> Result<Array> {
-    let mut shape = new.shape().to_vec();
+    let mut shape = shape.to_vec();
     let capacity = needed
         .checked_add(CHUNK - 1)
         .map_or(needed, |n| n / CHUNK * CHUNK)
@@ -77,7 +89,7 @@ pub(super) fn grow(
     if let Some(length) = shape.get_mut(2) {
         *length = capacity - offset;
     }
-    let room = zeros(&shape, new.dtype())?;
+    let room = zeros(&shape, dtype)?;
     match old {
         Some(old) if offset > 0 => concatenate(&[&old.slice_axis(2, 0, offset)?, &room], 2),
         _ => Ok(room),
@@ -102,6 +114,34 @@ impl KvCache for ChunkedCache {
             order: Order::Run { kept: 0, start: 0 },
             window: None,
         })
+    }
+
+    fn stores(&self) -> bool {
+        let plain = |a: &Array| a.dtype() == Dtype::Float32;
+        self.buffers
+            .as_ref()
+            .is_none_or(|(k, v)| plain(k) && plain(v))
+    }
+
+    fn store(
+        &mut self,
+        heads: &Heads,
+        packed: &Array,
+        (first, length): (i32, i32),
+    ) -> Result<(Array, Array)> {
+        let end = self.offset.saturating_add(length);
+        let shape = [1, heads.n_kv_heads, length, heads.head_dim];
+        let (k, v) = self.room(end, i32::MAX, (&shape, &shape, Dtype::Float32))?;
+        let tokens = Tokens {
+            first,
+            length,
+            offset: self.offset,
+        };
+        let k = heads.store_keys(&k, packed, tokens)?;
+        let v = heads.store_values(&v, packed, tokens)?;
+        self.buffers = Some((k.clone(), v.clone()));
+        self.offset = end;
+        Ok((k, v))
     }
 
     fn offset(&self) -> i32 {

@@ -1,12 +1,14 @@
 //! Key/value caches: what attention remembers of earlier positions. State is passed into a forward
 //! pass; layers own none.
 //!
-//! Four kinds: [`ChunkedCache`] grows without bound, [`RotatingCache`] holds the last positions (and
-//! a few of the first), [`WindowedCache`] the same and can be cut back, [`QuantizedCache`] grows and is
-//! packed. [`CacheOptions`] says which a layer gets. `file.rs` keeps them on disk.
+//! [`PassingCache`] remembers nothing, for training. Four kinds that do: [`ChunkedCache`] grows without
+//! bound, [`RotatingCache`] holds the last positions (and a few of the first), [`WindowedCache`] the same
+//! and can be cut back, [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer gets.
+//! `file.rs` keeps them on disk.
 
 mod chunked;
 pub mod file;
+mod passing;
 mod quantized;
 mod rotating;
 #[cfg(test)]
@@ -14,13 +16,14 @@ mod test_support;
 mod windowed;
 
 pub use chunked::ChunkedCache;
+pub use passing::PassingCache;
 pub use quantized::QuantizedCache;
 pub use rotating::RotatingCache;
 pub use windowed::WindowedCache;
 
 use std::collections::BTreeMap;
 
-use mlx_rs_core::{Array, Quantized, Result, eval};
+use mlx_rs_core::{Array, Quantized, Result, cpu, eval};
 
 /// Keys or values as attention reads them, `[B, Hkv, n, D]`.
 #[derive(Debug, Clone)]
@@ -112,6 +115,29 @@ pub trait KvCache: std::fmt::Debug + Send {
     /// # Errors
     /// When shapes do not fit what is stored, or memory runs out.
     fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen>;
+
+    /// Whether [`KvCache::store`] works.
+    fn stores(&self) -> bool {
+        false
+    }
+
+    /// Adds keys and values of `length` tokens, from number `first` on, of a packed projection, by our kernels.
+    /// Returns keys and values with room behind those that count, `[1, Hkv, n, D]`.
+    ///
+    /// # Errors
+    /// When shapes do not fit what is stored, memory runs out, or not [`KvCache::stores`].
+    fn store(
+        &mut self,
+        _heads: &cpu::Heads,
+        _packed: &Array,
+        (_first, _length): (i32, i32),
+    ) -> Result<(Array, Array)> {
+        Err(mlx_rs_core::Error::new(
+            mlx_rs_core::ErrorKind::Value,
+            "cache",
+            "this kind of cache takes keys and values one by one",
+        ))
+    }
 
     /// Positions seen so far, which is the position of the next token.
     fn offset(&self) -> i32;

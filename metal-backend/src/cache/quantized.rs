@@ -53,7 +53,7 @@ impl QuantizedCache {
             let buffer = if old.dim(2)? >= end {
                 old.clone()
             } else {
-                grow(Some(old), new, offset, end, i32::MAX)?
+                grow(Some(old), (new.shape(), new.dtype()), offset, end, i32::MAX)?
             };
             buffer.update_axis(new, 2, offset)
         };

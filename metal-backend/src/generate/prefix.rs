@@ -37,6 +37,13 @@ impl Prefixes {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Forgets everything, because the model changed.
+    pub fn clear(&self) {
+        if let Some(entries) = self.entries().as_mut() {
+            entries.clear();
+        }
+    }
+
     /// The caches of the kinds of `like` that hold most of `prompt`'s beginning, cut to it, and how much
     /// they hold. They are taken out: who takes them gives them back, longer, or loses them with a request that fails.
     /// At least one token is left to compute, from which the first logits come.

@@ -3,6 +3,7 @@
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, cpu, fast, where_};
 
+use super::adapter;
 use super::linear::project;
 use super::norm::through;
 use super::{Linear, Norm, Rope};
@@ -125,16 +126,17 @@ impl Attention {
 
     /// The layer as our kernels take it, where they have all of it.
     fn kernel(&self) -> Option<cpu::Heads> {
+        if adapter::differentiated() {
+            return None;
+        }
         let norm = |norm: &Option<Norm>| match norm {
             None => Some(None),
-            Some(Norm::Rms {
-                weight: Some(weight),
-                eps,
-            }) => Some(Some(cpu::HeadNorm {
-                weight: weight.clone(),
-                eps: *eps,
-            })),
-            Some(_) => None,
+            Some(norm) => norm.rms().map(|(weight, eps)| {
+                Some(cpu::HeadNorm {
+                    weight: weight.clone(),
+                    eps,
+                })
+            }),
         };
         if self.norms.v.is_some() || (self.norms.across_heads && self.norms.q.is_some()) {
             return None;
@@ -179,6 +181,10 @@ impl Attention {
                 (row.length, cache.map_or(0, |cache| cache.offset()))
             })
             .collect();
+        let last = positions == Positions::Last;
+        if let Some(lanes) = self.stored(heads, &packed, rows, &places, layer)? {
+            return heads.attend(&packed, &lanes, last).map(Some);
+        }
         let keys = heads.keys(&packed, &places)?; // [1, Hkv, T, D]
         let (n, d) = (self.n_kv_heads, self.head_dim);
         let first = (self.n_heads + n) * d;
@@ -198,6 +204,7 @@ impl Attention {
                         offset,
                         keys: keys.clone(),
                         values: values.clone(),
+                        filled: keys.dim(2).unwrap_or(0),
                         order: match seen.order {
                             Order::Run { kept, start } => Some((kept, start)),
                             Order::Any => None,
@@ -209,7 +216,6 @@ impl Attention {
             )
             .collect();
         if let Some(lanes) = lanes {
-            let last = positions == Positions::Last;
             return heads.attend(&packed, &lanes, last).map(Some);
         }
         // Packed caches are for MLX.
@@ -220,6 +226,40 @@ impl Attention {
         let queries = self.heads(&queries, self.n_heads, self.norms.q.as_ref())?;
         self.find_from(&queries, &seen, &lengths, positions, &mut |_| Ok(()))
             .map(Some)
+    }
+
+    /// Keys and values written straight into the caches, where all of them take that.
+    fn stored(
+        &self,
+        heads: &cpu::Heads,
+        packed: &Array,
+        rows: &mut [Row<'_>],
+        places: &[(i32, i32)],
+        layer: usize,
+    ) -> Result<Option<Vec<cpu::Lane>>> {
+        let stores = |row: &Row<'_>| row.caches.get(layer).is_some_and(|cache| cache.stores());
+        if !rows.iter().all(stores) {
+            return Ok(None);
+        }
+        let mut first = 0;
+        let mut lanes = Vec::with_capacity(rows.len());
+        for (row, &(length, offset)) in rows.iter_mut().zip(places) {
+            let Some(cache) = row.caches.get_mut(layer) else {
+                return Ok(None);
+            };
+            let (keys, values) = cache.store(heads, packed, (first, length))?;
+            lanes.push(cpu::Lane {
+                length,
+                offset,
+                keys,
+                values,
+                filled: offset + length,
+                order: Some((0, 0)),
+                window: self.window,
+            });
+            first += length;
+        }
+        Ok(Some(lanes))
     }
 
     /// Adds keys and values of `x` to the caches, and returns all that each row has.

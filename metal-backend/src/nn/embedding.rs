@@ -2,6 +2,7 @@
 
 use mlx_rs_core::{Array, Dtype, Result};
 
+use super::adapter::Place;
 use super::linear::{Linear, Weight};
 
 /// A table `[vocab, hidden]`.
@@ -11,6 +12,8 @@ pub struct Embedding {
     /// The same table as an output; it shares the memory.
     output: Linear,
     dtype: Dtype,
+    /// Where adapters stand.
+    place: Option<Place>,
 }
 
 impl Embedding {
@@ -23,7 +26,16 @@ impl Embedding {
             output: Linear::new(weight.clone(), None, on_cpu)?,
             weight,
             dtype,
+            place: None,
         })
+    }
+
+    /// The same table at a place that can be adapted, as the output that it may be, too.
+    #[must_use]
+    pub fn at(mut self, place: Place) -> Self {
+        self.output = self.output.at(place.clone());
+        self.place = Some(place);
+        self
     }
 
     /// Ids `[B, L]` to vectors `[B, L, hidden]`. An id beyond the table takes the last row: the
@@ -32,9 +44,17 @@ impl Embedding {
     /// # Errors
     /// When the ids are not integers.
     pub fn forward(&self, ids: &Array) -> Result<Array> {
-        match &self.weight {
+        let plain = || match &self.weight {
             Weight::Dense(w) => w.take_clamped(ids, 0)?.astype(self.dtype),
             Weight::Quantized(q) => q.take_rows(ids)?.dequantize(self.dtype),
+        };
+        let adapted = match self.place.as_ref().filter(|p| p.is_adapted()) {
+            Some(place) => place.rows(ids, plain, self.dtype)?,
+            None => None,
+        };
+        match adapted {
+            Some(rows) => Ok(rows),
+            None => plain(),
         }
     }
 

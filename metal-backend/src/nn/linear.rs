@@ -2,6 +2,7 @@
 
 use mlx_rs_core::{Array, Quantized, Result, cpu};
 
+use super::adapter::{self, Place};
 use super::norm::{Norm, through};
 use super::parallel::ParallelMatrix;
 
@@ -57,6 +58,10 @@ impl Weight {
 pub struct Linear {
     kind: Kind,
     bias: Option<Array>,
+    /// Where adapters stand; `None` for a layer that none can be put at.
+    place: Option<Place>,
+    /// Where other numbers than the bias's stand.
+    bias_place: Option<Place>,
 }
 
 #[derive(Debug, Clone)]
@@ -88,7 +93,32 @@ impl Linear {
             },
             (None, Weight::Quantized(q)) => Kind::Quantized(ParallelMatrix::new(q, on_cpu)?),
         };
-        Ok(Self { kind, bias })
+        Ok(Self {
+            kind,
+            bias,
+            place: None,
+            bias_place: None,
+        })
+    }
+
+    /// The same layer at a place that can be adapted.
+    #[must_use]
+    pub fn at(mut self, place: Place) -> Self {
+        self.place = Some(place);
+        self
+    }
+
+    /// The same layer with its bias at a place where it can be trained.
+    #[must_use]
+    pub fn with_bias_at(mut self, place: Option<Place>) -> Self {
+        self.bias_place = place;
+        self
+    }
+
+    /// Whether something else than the layer's own numbers stands at one of its places.
+    fn is_adapted(&self) -> bool {
+        let places = [&self.place, &self.bias_place];
+        places.into_iter().flatten().any(Place::is_adapted)
     }
 
     /// `[.., in] -> [.., out]`.
@@ -96,13 +126,41 @@ impl Linear {
     /// # Errors
     /// When `x` does not end in the input dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
+        if self.is_adapted() {
+            let adapted = match &self.place {
+                Some(place) => place.forward(x, || self.product(x))?,
+                None => None,
+            };
+            let y = match adapted {
+                Some(y) => y,
+                None => self.product(x)?,
+            };
+            let own = match &self.bias_place {
+                Some(place) => place.vector(y.dtype())?,
+                None => None,
+            };
+            return match own.as_ref().or(self.bias.as_ref()) {
+                Some(b) => y.add(b),
+                None => Ok(y),
+            };
+        }
         match (&self.kind, &self.bias) {
             (Kind::Dense { transposed }, None) => x.matmul(transposed),
             (Kind::Dense { transposed }, Some(b)) => b.addmm(x, transposed, 1.0, 1.0),
-            (Kind::Kernel(w), None) => w.product(x),
-            (Kind::Kernel(w), Some(b)) => w.product(x)?.add(b),
+            (Kind::Kernel(_), None) => self.product(x),
+            (Kind::Kernel(_), Some(b)) => self.product(x)?.add(b),
             (Kind::Quantized(q), None) => q.product(x),
             (Kind::Quantized(q), Some(b)) => q.product(x)?.add(b),
+        }
+    }
+
+    /// `x W^T`.
+    fn product(&self, x: &Array) -> Result<Array> {
+        match &self.kind {
+            Kind::Dense { transposed } => x.matmul(transposed),
+            Kind::Kernel(w) if adapter::differentiated() => w.product_for_gradients(x),
+            Kind::Kernel(w) => w.product(x),
+            Kind::Quantized(q) => q.product(x),
         }
     }
 
@@ -129,7 +187,8 @@ impl Linear {
 }
 
 /// Several layers on one input through a norm, in one operation of our kernels; `None` where they do not
-/// have all of it. Outputs stand one after another in the last axis, unless `then` makes one of two.
+/// have all of it, where the result must have
+/// derivatives and where an adapter changes a layer. Outputs stand one after another in the last axis, unless `then` makes one of two.
 ///
 /// # Errors
 /// When `x` does not end in the input dimension.
@@ -139,13 +198,15 @@ pub fn project(
     then: cpu::Then<'_>,
     x: &Array,
 ) -> Result<Option<Array>> {
+    if adapter::differentiated() || layers.iter().any(|layer| layer.is_adapted()) {
+        return Ok(None);
+    }
     let norm = match norm {
         None => None,
-        Some(Norm::Rms {
-            weight: Some(weight),
-            eps,
-        }) => Some((weight, *eps)),
-        Some(_) => return Ok(None),
+        Some(norm) => match norm.rms() {
+            Some(parts) => Some(parts),
+            None => return Ok(None),
+        },
     };
     let mut parts = Vec::with_capacity(layers.len());
     for layer in layers {

@@ -2,6 +2,7 @@
 //! `checkpoint/`) and keep no state between calls (that is `cache/`).
 
 pub mod activation;
+pub mod adapter;
 pub mod attention;
 pub mod embedding;
 pub mod linear;

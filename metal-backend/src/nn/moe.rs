@@ -4,6 +4,7 @@
 use mlx_rs_core::{Array, Quantized, Result};
 
 use super::activation::Activation;
+use super::adapter::{self, Place};
 use super::linear::{Linear, Weight};
 use super::mlp::GatedMlp;
 
@@ -16,6 +17,8 @@ pub struct ExpertLinear {
     kind: Kind,
     /// `[experts, out]`.
     bias: Option<Array>,
+    /// Where adapters stand.
+    place: Option<Place>,
 }
 
 #[derive(Debug, Clone)]
@@ -39,14 +42,33 @@ impl ExpertLinear {
             },
             Weight::Quantized(q) => Kind::Quantized(q),
         };
-        Ok(Self { kind, bias })
+        Ok(Self {
+            kind,
+            bias,
+            place: None,
+        })
+    }
+
+    /// The same layer at a place that can be adapted.
+    #[must_use]
+    pub fn at(mut self, place: Place) -> Self {
+        self.place = Some(place);
+        self
     }
 
     /// `x` `[.., 1, in]` by the experts `ids` `[..]` (after broadcasting): `[.., 1, out]`.
     fn forward(&self, x: &Array, ids: &Array, sorted: bool) -> Result<Array> {
-        let y = match &self.kind {
-            Kind::Dense { transposed } => x.gather_mm(transposed, None, ids, sorted)?,
-            Kind::Quantized(q) => q.gather_matmul(x, None, ids, true, sorted)?,
+        let plain = || match &self.kind {
+            Kind::Dense { transposed } => x.gather_mm(transposed, None, ids, sorted),
+            Kind::Quantized(q) => q.gather_matmul(x, None, ids, true, sorted),
+        };
+        let adapted = match self.place.as_ref().filter(|p| p.is_adapted()) {
+            Some(place) => place.forward_experts(x, ids, sorted, plain)?,
+            None => None,
+        };
+        let y = match adapted {
+            Some(y) => y,
+            None => plain()?,
         };
         match &self.bias {
             Some(bias) => y.add(&bias.take_clamped(ids, 0)?.expand_dims(-2)?),
@@ -170,6 +192,12 @@ impl Router {
         let ids = scores
             .argpartition(first, -1)?
             .slice_axis(-1, first, experts)?;
+        // A choice has no slope, and MLX must not look for one.
+        let ids = if adapter::differentiated() {
+            ids.stop_gradient()?
+        } else {
+            ids
+        };
         let chosen = scores.take_along_axis(&ids, -1)?;
         let weights = match self.weighing {
             Weighing::Share => chosen,

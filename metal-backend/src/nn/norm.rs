@@ -1,6 +1,10 @@
 //! Normalization layers.
 
+use std::sync::Arc;
+
 use mlx_rs_core::{Array, Result, fast};
+
+use super::adapter::Site;
 
 /// Normalization over the last axis.
 #[derive(Debug, Clone)]
@@ -21,9 +25,30 @@ pub enum Norm {
         /// Added under the root.
         eps: f32,
     },
+    /// One of the others, at places where its numbers can be trained.
+    Placed {
+        /// As it was loaded.
+        norm: Box<Norm>,
+        /// Where its weight stands.
+        weight: Arc<Site>,
+        /// Where its bias stands.
+        bias: Option<Arc<Site>>,
+    },
 }
 
 impl Norm {
+    /// Weight and epsilon of a norm by the mean square, unless other numbers stand in its place.
+    pub fn rms(&self) -> Option<(&Array, f32)> {
+        match self {
+            Norm::Rms {
+                weight: Some(weight),
+                eps,
+            } => Some((weight, *eps)),
+            Norm::Placed { norm, weight, .. } if !weight.is_adapted() => norm.rms(),
+            _ => None,
+        }
+    }
+
     /// `[.., dim] -> [.., dim]`.
     ///
     /// # Errors
@@ -33,6 +58,27 @@ impl Norm {
             Norm::Rms { weight, eps } => fast::rms_norm(x, weight.as_ref(), *eps),
             Norm::Layer { weight, bias, eps } => {
                 fast::layer_norm(x, Some(weight), bias.as_ref(), *eps)
+            }
+            Norm::Placed { norm, weight, bias } => {
+                let vector = |site: &Arc<Site>| site.vector(x.dtype());
+                let bias = bias.as_ref().map(vector).transpose()?.flatten();
+                match (vector(weight)?, norm.as_ref()) {
+                    (Some(own), Norm::Rms { eps, .. }) => fast::rms_norm(x, Some(&own), *eps),
+                    (
+                        own,
+                        Norm::Layer {
+                            weight,
+                            bias: b,
+                            eps,
+                        },
+                    ) => fast::layer_norm(
+                        x,
+                        own.as_ref().or(Some(weight)),
+                        bias.as_ref().or(b.as_ref()),
+                        *eps,
+                    ),
+                    (_, plain) => plain.forward(x),
+                }
             }
         }
     }

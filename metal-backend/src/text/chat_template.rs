@@ -178,7 +178,23 @@ impl ChatTemplate {
         bos: &str,
         eos: &str,
     ) -> Result<String> {
-        validate(messages, self.text_bytes)?;
+        let values = messages
+            .iter()
+            .map(|m| json!({"role": m.role, "content": m.content}))
+            .collect();
+        self.render_values(values, options, bos, eos)
+    }
+
+    /// [`ChatTemplate::render`] for messages with more than a role and a content, such as `tool_calls`: objects
+    /// as the template is to see them.
+    pub(crate) fn render_values(
+        &self,
+        messages: Vec<Json>,
+        options: &ChatOptions,
+        bos: &str,
+        eos: &str,
+    ) -> Result<String> {
+        validate(&messages, self.text_bytes)?;
         let mut names: Map<String, Json> = Map::new();
         // As in Hugging Face's call without them.
         names.insert("tools".into(), Json::Null);
@@ -190,13 +206,7 @@ impl ChatTemplate {
                 .filter(|(k, _)| !k.starts_with("__"))
                 .map(|(k, v)| (k.clone(), v.clone())),
         );
-        names.insert(
-            "messages".into(),
-            messages
-                .iter()
-                .map(|m| json!({"role": m.role, "content": m.content}))
-                .collect(),
-        );
+        names.insert("messages".into(), Json::Array(messages));
         names.insert(
             "add_generation_prompt".into(),
             options.add_generation_prompt.into(),
@@ -244,25 +254,38 @@ fn shielded<T>(
 }
 
 /// Checks what every conversation must have.
-fn validate(messages: &[Message], most: usize) -> Result<()> {
+fn validate(messages: &[Json], most: usize) -> Result<()> {
     let bad = |what: String| Err(Error::new(ErrorKind::InvalidOption, what));
     if messages.is_empty() {
         return bad("the conversation has no messages; give at least one from the user".to_owned());
     }
-    if let Some(n) = messages.iter().position(|m| m.role.trim().is_empty()) {
+    if let Some(n) = messages
+        .iter()
+        .position(|m| m["role"].as_str().unwrap_or_default().trim().is_empty())
+    {
         return bad(format!(
             "message {n} has no role; use system, user or assistant"
         ));
     }
-    let bytes = messages.iter().fold(0usize, |sum, m| {
-        sum.saturating_add(m.content.len() + m.role.len())
-    });
+    let bytes = messages
+        .iter()
+        .fold(0usize, |sum, m| sum.saturating_add(text_bytes(m)));
     if bytes > most {
         return bad(format!(
             "the conversation has {bytes} bytes; at most {most} are rendered at once"
         ));
     }
     Ok(())
+}
+
+/// The bytes of all texts in a value, names of fields not counted.
+fn text_bytes(value: &Json) -> usize {
+    match value {
+        Json::String(text) => text.len(),
+        Json::Array(many) => many.iter().map(text_bytes).sum(),
+        Json::Object(fields) => fields.values().map(text_bytes).sum(),
+        _ => 0,
+    }
 }
 
 /// One template out of the forms a configuration may hold.

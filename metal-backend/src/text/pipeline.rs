@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use inference::{Error, ErrorKind, Message, Result};
+use serde_json::{Value as Json, json};
 
 use super::chat_template::{ChatOptions, ChatTemplate};
 use super::detokenizer::Detokenizer;
@@ -125,6 +126,23 @@ impl TextPipeline {
         messages: &[Message],
         options: &ChatOptions,
     ) -> Result<Vec<u32>> {
+        let values = messages
+            .iter()
+            .map(|m| json!({"role": m.role, "content": m.content}))
+            .collect();
+        self.encode_values_with(values, options)
+    }
+
+    /// [`TextPipeline::encode_chat_with`] for messages with more than a role and a content, such as `tool_calls`:
+    /// objects as the template is to see them. No text in them becomes a control token.
+    ///
+    /// # Errors
+    /// As [`TextPipeline::encode_chat`]; `InvalidOption` for a field's name that spells a control token.
+    pub(crate) fn encode_values_with(
+        &self,
+        mut messages: Vec<Json>,
+        options: &ChatOptions,
+    ) -> Result<Vec<u32>> {
         let template = self.require_template()?;
         let controls: Vec<String> = self
             .tokenizer
@@ -132,7 +150,8 @@ impl TextPipeline {
             .filter(|t| !t.is_empty())
             .collect();
         for (n, message) in messages.iter().enumerate() {
-            if let Some(token) = controls.iter().find(|t| message.role.contains(t.as_str())) {
+            let role = message["role"].as_str().unwrap_or_default();
+            if let Some(token) = controls.iter().find(|t| role.contains(t.as_str())) {
                 return Err(Error::new(
                     ErrorKind::InvalidOption,
                     format!(
@@ -140,26 +159,38 @@ impl TextPipeline {
                     ),
                 ));
             }
+            if let Some(name) = names_of(message)
+                .into_iter()
+                .find(|name| controls.iter().any(|t| name.contains(t.as_str())))
+            {
+                return Err(Error::new(
+                    ErrorKind::InvalidOption,
+                    format!("message {n} has a field {name:?}, which spells a control token"),
+                ));
+            }
         }
-        let spans = messages
-            .iter()
-            .map(|m| self.suspicious(&m.content, &controls))
-            .collect::<Result<Vec<_>>>()?;
+        let mut suspicious = false;
+        for message in &mut messages {
+            for_texts(message, &mut |text| {
+                suspicious |= !self.suspicious(text, &controls)?.is_empty();
+                Ok(())
+            })?;
+        }
         let [bos, eos] = self.edges();
-        if spans.iter().all(Vec::is_empty) {
-            let text = template.render(messages, options, &bos, &eos)?;
+        if !suspicious {
+            let text = template.render_values(messages, options, &bos, &eos)?;
             return self.tokenizer.encode(&text, false);
         }
-        let mask = Mask::new(messages, options, template.source())?;
+        let mask = Mask::new(&messages, options, template.source())?;
         let mut hidden = Vec::new();
-        let masked: Vec<Message> = messages
-            .iter()
-            .zip(&spans)
-            .map(|(m, spans)| {
-                Message::new(m.role.clone(), mask.hide(&m.content, spans, &mut hidden))
-            })
-            .collect();
-        let text = template.render(&masked, options, &bos, &eos)?;
+        for message in &mut messages {
+            for_texts(message, &mut |text| {
+                let spans = self.suspicious(text, &controls)?;
+                *text = mask.hide(text, &spans, &mut hidden);
+                Ok(())
+            })?;
+        }
+        let text = template.render_values(messages, options, &bos, &eos)?;
         // All control tokens that are still there are the template's own.
         let mut ids = Vec::new();
         let mut at = 0;
@@ -239,6 +270,37 @@ impl TextPipeline {
     }
 }
 
+/// Visits every text of a message but its role.
+fn for_texts(message: &mut Json, visit: &mut dyn FnMut(&mut String) -> Result<()>) -> Result<()> {
+    fn walk(value: &mut Json, visit: &mut dyn FnMut(&mut String) -> Result<()>) -> Result<()> {
+        match value {
+            Json::String(text) => visit(text),
+            Json::Array(many) => many.iter_mut().try_for_each(|v| walk(v, visit)),
+            Json::Object(fields) => fields.values_mut().try_for_each(|v| walk(v, visit)),
+            _ => Ok(()),
+        }
+    }
+    let Json::Object(fields) = message else {
+        return Ok(());
+    };
+    fields
+        .iter_mut()
+        .filter(|(name, _)| name.as_str() != "role")
+        .try_for_each(|(_, value)| walk(value, visit))
+}
+
+/// The names of all fields of a message, inner ones too.
+fn names_of(value: &Json) -> Vec<&str> {
+    match value {
+        Json::Array(many) => many.iter().flat_map(names_of).collect(),
+        Json::Object(fields) => fields
+            .iter()
+            .flat_map(|(name, value)| std::iter::once(name.as_str()).chain(names_of(value)))
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
 /// The longest end of `left` with which `right` begins, short of all of `right` and of all of `left` being
 /// inside `right` whole: a piece that is missing its other half.
 fn overlap(left: &str, right: &str) -> Option<usize> {
@@ -255,11 +317,11 @@ struct Mask {
 }
 
 impl Mask {
-    fn new(messages: &[Message], options: &ChatOptions, template: &str) -> Result<Self> {
+    fn new(messages: &[Json], options: &ChatOptions, template: &str) -> Result<Self> {
+        let said = serde_json::to_string(messages).unwrap_or_default();
         let extra = serde_json::to_string(&options.extra).unwrap_or_default();
-        let used: std::collections::HashSet<char> = messages
-            .iter()
-            .flat_map(|m| m.content.chars().chain(m.role.chars()))
+        let used: std::collections::HashSet<char> = said
+            .chars()
             .chain(extra.chars())
             .chain(template.chars())
             .filter(|c| ('\u{E000}'..='\u{F8FF}').contains(c))

@@ -155,6 +155,8 @@ impl Array {
     /// # Errors
     /// MLX's own message when an operation of its graph fails.
     pub fn eval(&self) -> Result<()> {
+        let _guard = call::lock();
+        crate::transforms::before_waiting([self])?;
         // SAFETY: the handle is live.
         call::evaluation("eval", || unsafe { sys::mlx_array_eval(self.raw) })
     }

@@ -1,25 +1,17 @@
 //! Attention over a cache as one operation: norms and rotation of queries and keys, scores, softmax and the
 //! weighted sum, for rows of any length, straight from the packed projection and the caches.
 
-use std::sync::Arc;
+use std::ops::Range;
 
 use super::host_op::{self, Input, Meaning, Work};
 use super::kernel::{self, Isa};
+use super::rotation::{Rotation, rotate, turns};
 use super::share::{Output, share};
+use super::sweep::{self, Sweep};
+use super::tile::LANES;
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
-
-/// Rotary positions (Su et al. 2021).
-#[derive(Debug, Clone)]
-pub struct Rotation {
-    /// Radians a position, for each pair; the first `2 * pairs` elements of a head rotate.
-    pub radians: Arc<[f32]>,
-    /// Neighbors make a pair, rather than elements of both halves.
-    pub traditional: bool,
-    /// Factor on what rotates.
-    pub amplitude: f32,
-}
 
 /// A norm by the root of the mean square over each head.
 #[derive(Debug, Clone)]
@@ -64,11 +56,24 @@ pub struct Lane {
     pub keys: Array,
     /// Float32 `[1, Hkv, n, D]`.
     pub values: Array,
+    /// So many of the `n` positions count, from the first on.
+    pub filled: i32,
     /// The first `kept` keys stand at `0..kept`, the others from `start` on; `None`: anyhow, and every
     /// query sees all.
     pub order: Option<(i32, i32)>,
     /// A query sees the kept keys and the last so many others.
     pub window: Option<i32>,
+}
+
+/// Neighboring tokens of one row in a packed projection.
+#[derive(Debug, Clone, Copy)]
+pub struct Tokens {
+    /// The first one's place in the projection.
+    pub first: i32,
+    /// How many.
+    pub length: i32,
+    /// The first one's position, and place in the cache.
+    pub offset: i32,
 }
 
 fn fault(message: impl Into<String>) -> Error {
@@ -125,25 +130,88 @@ impl Heads {
     pub fn keys(&self, packed: &Array, rows: &[(i32, i32)]) -> Result<Array> {
         let total: i32 = rows.iter().map(|(length, _)| *length).sum();
         self.check(packed, total)?;
-        let packed = packed.contiguous()?;
-        let mut inputs = vec![&packed];
-        let norm = match &self.k_norm {
-            Some(norm) => Some((norm.weight.contiguous()?, norm.eps)),
-            None => None,
-        };
-        inputs.extend(norm.iter().map(|(weight, _)| weight));
-        let work = Keys {
+        let mut inputs = vec![packed];
+        inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
+        let work = Keys(Store {
             n: count(self.n_kv_heads),
+            room: count(total),
             d: count(self.head_dim),
             width: count(self.width()),
             first: count(self.n_heads * self.head_dim),
+            from: 0,
+            slot: 0,
             positions: positions(rows),
-            eps: norm.as_ref().map(|(_, eps)| *eps),
+            eps: self.k_norm.as_ref().map(|norm| norm.eps),
             rotation: self.rotation.clone(),
             isa: Isa::detect(),
-        };
+        });
         let shape = [1, self.n_kv_heads, total, self.head_dim];
         host_op::add("cpu::keys", Meaning::Opaque, work, &inputs, &shape)
+    }
+
+    /// `cache` `[1, Hkv, n, D]` with the keys, with norm and rotation, of some tokens of a packed projection
+    /// at their positions. The cache's memory is used where nobody else needs it.
+    ///
+    /// # Errors
+    /// As [`Self::keys`], also when tokens or positions are not there.
+    pub fn store_keys(&self, cache: &Array, packed: &Array, tokens: Tokens) -> Result<Array> {
+        let mut inputs = vec![cache, packed];
+        inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
+        let first = self.n_heads * self.head_dim;
+        let work = self.store(cache, packed, tokens, first)?;
+        let work = Store {
+            eps: self.k_norm.as_ref().map(|norm| norm.eps),
+            rotation: self.rotation.clone(),
+            ..work
+        };
+        host_op::add_in_place("cpu::store_keys", work, &inputs, cache.shape())
+    }
+
+    /// As [`Self::store_keys`], with values as they are.
+    ///
+    /// # Errors
+    /// As [`Self::store_keys`].
+    pub fn store_values(&self, cache: &Array, packed: &Array, tokens: Tokens) -> Result<Array> {
+        let first = (self.n_heads + self.n_kv_heads) * self.head_dim;
+        let work = self.store(cache, packed, tokens, first)?;
+        host_op::add_in_place("cpu::store_values", work, &[cache, packed], cache.shape())
+    }
+
+    /// Work that stores what begins at element `first` of a packed row.
+    fn store(&self, cache: &Array, packed: &Array, tokens: Tokens, first: i32) -> Result<Store> {
+        self.check(packed, packed.dim(1)?)?;
+        let &[1, n, room, d] = cache.shape() else {
+            return Err(fault("a cache needs four axes").with_inputs(&[cache]));
+        };
+        if n != self.n_kv_heads || d != self.head_dim || cache.dtype() != Dtype::Float32 {
+            let wanted = format!(
+                "needs float32 [1, {}, n, {}]",
+                self.n_kv_heads, self.head_dim
+            );
+            return Err(fault(wanted).with_inputs(&[cache]));
+        }
+        let Tokens {
+            first: from,
+            length,
+            offset,
+        } = tokens;
+        let within = |from: i32, most: i32| from >= 0 && from <= most - length;
+        if length < 1 || length > room || !within(from, packed.dim(1)?) || !within(offset, room) {
+            return Err(fault("tokens that are not there, or no room for them"));
+        }
+        Ok(Store {
+            n: count(n),
+            room: count(room),
+            d: count(d),
+            width: count(self.width()),
+            first: count(first),
+            from: count(from),
+            slot: count(offset),
+            positions: positions(&[(length, offset)]),
+            eps: None,
+            rotation: None,
+            isa: Isa::detect(),
+        })
     }
 
     /// What the queries of a packed projection find in the keys and values of their rows, after those of
@@ -157,13 +225,14 @@ impl Heads {
         let mut queries = Vec::new();
         let mut at = 0;
         let mut plans = Vec::with_capacity(lanes.len());
-        let mut inputs = vec![packed.contiguous()?];
+        let mut inputs = vec![packed];
         if let Some(norm) = &self.q_norm {
-            inputs.push(norm.weight.contiguous()?);
+            inputs.push(&norm.weight);
         }
         if let Some(sinks) = &self.sinks {
-            inputs.push(sinks.contiguous()?);
+            inputs.push(sinks);
         }
+        let first = inputs.len();
         for (i, lane) in lanes.iter().enumerate() {
             let n = lane.keys.dim(2)?;
             let shape = [1, self.n_kv_heads, n, self.head_dim];
@@ -173,7 +242,8 @@ impl Heads {
                 }
             }
             let kept = lane.order.map_or(0, |(kept, _)| kept);
-            if lane.length < 1 || lane.offset < 0 || kept < 0 || kept > n {
+            let filled = lane.filled;
+            if lane.length < 1 || lane.offset < 0 || kept < 0 || kept > filled || filled > n {
                 return Err(fault("a row has impossible positions"));
             }
             let skipped = if last { lane.length - 1 } else { 0 };
@@ -186,12 +256,12 @@ impl Heads {
             }
             at += lane.length;
             plans.push(Plan {
-                n: count(n),
+                n: count(filled),
                 order: lane.order.map(|(kept, start)| (count(kept), start)),
                 window: lane.window,
             });
-            inputs.push(lane.keys.clone());
-            inputs.push(lane.values.clone());
+            inputs.push(&lane.keys);
+            inputs.push(&lane.values);
         }
         let n = i32::try_from(queries.len()).unwrap_or(i32::MAX);
         let shape = [1, n, self.n_heads * self.head_dim];
@@ -209,8 +279,7 @@ impl Heads {
             plans,
             isa: Isa::detect(),
         };
-        let inputs: Vec<&Array> = inputs.iter().collect();
-        host_op::add_strided("cpu::attention", work, &inputs, &shape)
+        host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
     }
 }
 
@@ -219,33 +288,6 @@ fn positions(rows: &[(i32, i32)]) -> Vec<i32> {
     rows.iter()
         .flat_map(|&(length, offset)| offset..offset + length)
         .collect()
-}
-
-/// Sine and cosine of each pair at each position.
-fn turns(rotation: &Rotation, positions: impl Iterator<Item = i32>) -> Vec<(f32, f32)> {
-    positions
-        .flat_map(|p| {
-            rotation
-                .radians
-                .iter()
-                .map(move |r| (p as f32 * r).sin_cos())
-        })
-        .collect()
-}
-
-/// Rotates a head in place, by the turns of its position.
-fn rotate(rotation: &Rotation, turns: &[(f32, f32)], head: &mut [f32]) {
-    let pairs = turns.len();
-    for (i, (sin, cos)) in turns.iter().enumerate() {
-        let (a, b) = if rotation.traditional {
-            (2 * i, 2 * i + 1)
-        } else {
-            (i, i + pairs)
-        };
-        let (x, y) = (head[a] * rotation.amplitude, head[b] * rotation.amplitude);
-        head[a] = x * cos - y * sin;
-        head[b] = x * sin + y * cos;
-    }
 }
 
 /// Divides a head by the root of its mean square, in place.
@@ -257,55 +299,79 @@ fn normalize(isa: Isa, weight: &[f32], eps: f32, head: &mut [f32]) {
     }
 }
 
-struct Keys {
+/// Heads out of packed rows, to `[n, room, d]` from `slot` on.
+struct Store {
     n: usize,
+    room: usize,
     d: usize,
     width: usize,
-    /// Of the first key in a packed row.
+    /// Of the first head in a packed row.
     first: usize,
+    /// The first packed row.
+    from: usize,
+    slot: usize,
     positions: Vec<i32>,
     eps: Option<f32>,
     rotation: Option<Rotation>,
     isa: Isa,
 }
 
-impl Work for Keys {
-    fn outputs(&self) -> usize {
-        self.n * self.positions.len() * self.d
-    }
-
-    fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        let mut inputs = inputs.iter();
-        let mut next = || match inputs.next() {
-            // SAFETY: `Heads::keys` gave arrays of float32.
-            Some(i) => unsafe { i.as_slice::<f32>() },
-            None => &[],
-        };
-        let packed = next();
-        let norm = self.eps.map(|eps| (next(), eps));
+impl Store {
+    fn write(&self, packed: &[f32], norm: Option<&[f32]>, output: &mut [f32]) {
         let out = Output::new(output);
         let total = self.positions.len();
-        let rotation = self
+        let turns = self
             .rotation
             .as_ref()
-            .map(|r| (r, turns(r, self.positions.iter().copied())));
+            .map(|r| (r, turns(r, &self.positions)));
+        // Not the counted pointer, which stays on this thread.
+        let rotation = turns.as_ref().map(|(r, turns)| (*r, &**turns));
         share(total, total * self.n * self.d * 32, &|from, to| {
             for t in from..to {
                 for h in 0..self.n {
-                    let start = t * self.width + self.first + h * self.d;
+                    let start = (self.from + t) * self.width + self.first + h * self.d;
+                    let place = (h * self.room + self.slot + t) * self.d;
                     // SAFETY: each token and head has a place of its own.
-                    let head = unsafe { out.part((h * total + t) * self.d, self.d) };
+                    let head = unsafe { out.part(place, self.d) };
                     head.copy_from_slice(&packed[start..start + self.d]);
-                    if let Some((weight, eps)) = norm {
+                    if let (Some(weight), Some(eps)) = (norm, self.eps) {
                         normalize(self.isa, weight, eps, head);
                     }
-                    if let Some((rotation, turns)) = &rotation {
+                    if let Some((rotation, turns)) = rotation {
                         let pairs = rotation.radians.len();
                         rotate(rotation, &turns[t * pairs..(t + 1) * pairs], head);
                     }
                 }
             }
         });
+    }
+}
+
+impl Work for Store {
+    fn outputs(&self) -> usize {
+        self.n * self.room * self.d
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        // The first one is what the output begins as.
+        // SAFETY: `Heads::store` checked that these are of float32.
+        let slice = |i: usize| inputs.get(i).map(|i| unsafe { i.as_slice::<f32>() });
+        self.write(slice(1).unwrap_or_default(), slice(2), output);
+    }
+}
+
+/// Keys alone, without a cache.
+struct Keys(Store);
+
+impl Work for Keys {
+    fn outputs(&self) -> usize {
+        self.0.outputs()
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        // SAFETY: `Heads::keys` gave arrays of float32.
+        let slice = |i: usize| inputs.get(i).map(|i| unsafe { i.as_slice::<f32>() });
+        self.0.write(slice(0).unwrap_or_default(), slice(1), output);
     }
 }
 
@@ -327,7 +393,7 @@ struct Plan {
 
 impl Plan {
     /// The keys that a query sees: the first so many, and a range.
-    fn seen(&self, position: i32) -> (usize, std::ops::Range<usize>) {
+    fn seen(&self, position: i32) -> (usize, Range<usize>) {
         let Some((kept, start)) = self.order else {
             return (0, 0..self.n);
         };
@@ -343,33 +409,41 @@ impl Plan {
     }
 }
 
-struct Attend {
+pub(super) struct Attend {
     heads: usize,
     repeats: usize,
-    d: usize,
+    pub d: usize,
     width: usize,
     scale: f32,
-    softcap: Option<f32>,
+    pub softcap: Option<f32>,
     eps: Option<f32>,
     sinks: bool,
     rotation: Option<Rotation>,
     queries: Vec<Query>,
     plans: Vec<Plan>,
-    isa: Isa,
+    pub isa: Isa,
 }
 
-/// Rows of keys or values of one head.
+/// Keys or values of a row of a batch.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+pub(super) struct Rows<'a> {
     data: &'a [f32],
+    /// Elements from one head to the next.
     head: usize,
-    position: usize,
+    /// Elements from one position to the next.
+    pub position: usize,
 }
 
 impl<'a> Rows<'a> {
     fn at(&self, h: usize, i: usize, d: usize) -> &'a [f32] {
         let start = h * self.head + i * self.position;
         &self.data[start..start + d]
+    }
+
+    /// Everything from the first element of position `from` to the last before position `to`.
+    pub(super) fn reach(&self, h: usize, from: usize, to: usize, d: usize) -> &'a [f32] {
+        let start = h * self.head + from * self.position;
+        &self.data[start..start + (to - from - 1) * self.position + d]
     }
 }
 
@@ -400,12 +474,22 @@ impl Work for Attend {
                 }
             })
             .collect();
-        let rotation = self
-            .rotation
-            .as_ref()
-            .map(|r| (r, turns(r, self.queries.iter().map(|q| q.position))));
-        let out = Output::new(output);
-        let units = self.queries.len() * self.heads;
+        let rotation = self.rotation.as_ref().map(|r| {
+            let positions: Vec<i32> = self.queries.iter().map(|q| q.position).collect();
+            (r, turns(r, &positions))
+        });
+        let rotation = rotation.as_ref().map(|(r, turns)| (*r, &**turns));
+        let task = Task {
+            attend: self,
+            packed,
+            norm,
+            rotation,
+            rest: &rest,
+            sinks,
+            out: Output::new(output),
+        };
+        let panels = self.panels();
+        let units = panels.len() * self.heads;
         let work: usize = self
             .queries
             .iter()
@@ -415,42 +499,133 @@ impl Work for Attend {
             })
             .sum();
         share(units, 2 * work * self.heads * self.d, &|from, to| {
-            let mut query = vec![0.0f32; self.d];
-            let mut scores: Vec<f32> = Vec::new();
+            let (mut query, mut scores) = (vec![0.0f32; self.d], Vec::new());
             for unit in from..to {
-                let (q, h) = (&self.queries[unit / self.heads], unit % self.heads);
-                let start = q.row * self.width + h * self.d;
-                query.copy_from_slice(&packed[start..start + self.d]);
-                if let Some((weight, eps)) = norm {
-                    normalize(self.isa, weight, eps, &mut query);
+                // The longest first, so that none of them is left over for one thread.
+                let (panel, h) = (panels.len() - 1 - unit / self.heads, unit % self.heads);
+                let panel = panels[panel].clone();
+                if panel.len() >= sweep::MANY && sweep::fits(self.d) {
+                    task.sweep(panel, h);
+                } else {
+                    for q in panel {
+                        task.single(q, h, &mut query, &mut scores);
+                    }
                 }
-                if let Some((rotation, turns)) = &rotation {
-                    let (pairs, i) = (rotation.radians.len(), unit / self.heads);
-                    rotate(rotation, &turns[i * pairs..(i + 1) * pairs], &mut query);
-                }
-                query.iter_mut().for_each(|v| *v *= self.scale);
-                let (keys, values) = (rest[2 * q.lane], rest[2 * q.lane + 1]);
-                let (kept, range) = self.plans[q.lane].seen(q.position);
-                let group = h / self.repeats;
-                let seen = || (0..kept).chain(range.clone());
-                scores.clear();
-                scores.extend(
-                    seen().map(|i| kernel::inner(self.isa, &query, keys.at(group, i, self.d))),
-                );
-                if let Some(cap) = self.softcap {
-                    scores.iter_mut().for_each(|s| *s = (*s / cap).tanh() * cap);
-                }
-                let sink = sinks.map(|s| s[h]);
-                let total = softmax(&mut scores, sink);
-                // SAFETY: each query and head has a place of its own.
-                let found = unsafe { out.part(unit * self.d, self.d) };
-                found.fill(0.0);
-                for (i, share) in seen().zip(&scores) {
-                    kernel::add_scaled(self.isa, found, *share, values.at(group, i, self.d));
-                }
-                found.iter_mut().for_each(|v| *v /= total);
             }
         });
+    }
+}
+
+impl Attend {
+    /// The queries in runs of one row, of as many as a sweep takes.
+    fn panels(&self) -> Vec<Range<usize>> {
+        let mut panels = Vec::new();
+        let mut from = 0;
+        while from < self.queries.len() {
+            let lane = self.queries[from].lane;
+            let most = (from + LANES).min(self.queries.len());
+            let to = (from..most)
+                .find(|&i| self.queries[i].lane != lane)
+                .unwrap_or(most);
+            panels.push(from..to);
+            from = to;
+        }
+        panels
+    }
+}
+
+/// What all units of an operation read, and where they write.
+struct Task<'a> {
+    attend: &'a Attend,
+    packed: &'a [f32],
+    norm: Option<(&'a [f32], f32)>,
+    rotation: Option<(&'a Rotation, &'a [(f32, f32)])>,
+    /// Keys and values of each row.
+    rest: &'a [Rows<'a>],
+    sinks: Option<&'a [f32]>,
+    out: Output,
+}
+
+impl Task<'_> {
+    /// Head `h` of query `q`, through norm and rotation, scaled.
+    fn query(&self, q: usize, h: usize, query: &mut [f32]) {
+        let Attend {
+            d,
+            width,
+            isa,
+            scale,
+            ..
+        } = *self.attend;
+        let start = self.attend.queries[q].row * width + h * d;
+        query.copy_from_slice(&self.packed[start..start + d]);
+        if let Some((weight, eps)) = self.norm {
+            normalize(isa, weight, eps, query);
+        }
+        if let Some((rotation, turns)) = self.rotation {
+            let pairs = rotation.radians.len();
+            rotate(rotation, &turns[q * pairs..(q + 1) * pairs], query);
+        }
+        query.iter_mut().for_each(|v| *v *= scale);
+    }
+
+    /// Where head `h` of query `q` goes.
+    ///
+    /// # Safety
+    /// Nobody else may use it.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "each query and head has a place of its own"
+    )]
+    unsafe fn place(&self, q: usize, h: usize) -> &mut [f32] {
+        let Attend { d, heads, .. } = *self.attend;
+        // SAFETY: the caller's promise.
+        unsafe { self.out.part((q * heads + h) * d, d) }
+    }
+
+    fn sweep(&self, panel: Range<usize>, h: usize) {
+        let queries = &self.attend.queries[panel.clone()];
+        let lane = queries[0].lane;
+        let plan = &self.attend.plans[lane];
+        let seen: Vec<_> = queries.iter().map(|q| plan.seen(q.position)).collect();
+        let sweep = Sweep {
+            attend: self.attend,
+            keys: self.rest[2 * lane],
+            values: self.rest[2 * lane + 1],
+            group: h / self.attend.repeats,
+            sink: self.sinks.map(|s| s[h]),
+            seen: &seen,
+        };
+        sweep.run(
+            |i, query| self.query(panel.start + i, h, query),
+            |i, found| {
+                // SAFETY: this head of this query is this unit's alone.
+                unsafe { self.place(panel.start + i, h) }.copy_from_slice(found);
+            },
+        );
+    }
+
+    /// One query, key by key.
+    fn single(&self, q: usize, h: usize, query: &mut [f32], scores: &mut Vec<f32>) {
+        let Attend { d, isa, .. } = *self.attend;
+        self.query(q, h, query);
+        let Query { lane, position, .. } = self.attend.queries[q];
+        let (keys, values) = (self.rest[2 * lane], self.rest[2 * lane + 1]);
+        let (kept, range) = self.attend.plans[lane].seen(position);
+        let group = h / self.attend.repeats;
+        let seen = || (0..kept).chain(range.clone());
+        scores.clear();
+        scores.extend(seen().map(|i| kernel::inner(isa, query, keys.at(group, i, d))));
+        if let Some(cap) = self.attend.softcap {
+            scores.iter_mut().for_each(|s| *s = (*s / cap).tanh() * cap);
+        }
+        let total = softmax(scores, self.sinks.map(|s| s[h]));
+        // SAFETY: this head of this query is this unit's alone.
+        let found = unsafe { self.place(q, h) };
+        found.fill(0.0);
+        for (i, share) in seen().zip(&*scores) {
+            kernel::add_scaled(isa, found, *share, values.at(group, i, d));
+        }
+        found.iter_mut().for_each(|v| *v /= total);
     }
 }
 

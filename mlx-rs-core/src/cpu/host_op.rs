@@ -90,7 +90,7 @@ impl Input {
     /// All elements from the first to the last that an index reaches.
     ///
     /// # Safety
-    /// The array given to [`add_strided`] in this place must be of type `T`.
+    /// The array given to [`add_strided`] in this place, among those that may be strided, must be of type `T`.
     pub(super) unsafe fn as_reach<T>(&self) -> &[T] {
         if self.size == 0 {
             return &[];
@@ -108,8 +108,8 @@ impl Input {
     }
 }
 
-/// As [`add`], for work that looks at strides: inputs may lie in memory as they like, but for the last axis,
-/// whose elements must be neighbors.
+/// As [`add`], for work that looks at strides: inputs from number `first` on may lie in memory as they like, but
+/// for the last axis, whose elements must be neighbors.
 ///
 /// # Errors
 /// As [`add`].
@@ -117,12 +117,14 @@ pub(super) fn add_strided<W: Work>(
     op: &'static str,
     work: W,
     inputs: &[&Array],
+    first: usize,
     shape: &[i32],
 ) -> Result<Array> {
-    add_with(op, Meaning::Opaque, work, inputs, shape, true)
+    add_with(op, Meaning::Opaque, work, inputs, shape, (first, false))
 }
 
-/// The operation's output: float32 of `shape`. Inputs must be row-contiguous when they are computed.
+/// The operation's output: float32 of `shape`. The work sees row-contiguous inputs: those that are not when they
+/// are computed are copied.
 ///
 /// # Errors
 /// MLX's message when the current stream is not on the CPU.
@@ -133,7 +135,21 @@ pub(super) fn add<W: Work>(
     inputs: &[&Array],
     shape: &[i32],
 ) -> Result<Array> {
-    add_with(op, meaning, work, inputs, shape, false)
+    add_with(op, meaning, work, inputs, shape, (usize::MAX, false))
+}
+
+/// As [`add`], with an output that begins as the first input: in its memory, where nobody else needs that. The work
+/// writes only what changes, and must not read its first input.
+///
+/// # Errors
+/// As [`add`].
+pub(super) fn add_in_place<W: Work>(
+    op: &'static str,
+    work: W,
+    inputs: &[&Array],
+    shape: &[i32],
+) -> Result<Array> {
+    add_with(op, Meaning::Opaque, work, inputs, shape, (usize::MAX, true))
 }
 
 fn add_with<W: Work>(
@@ -142,7 +158,7 @@ fn add_with<W: Work>(
     work: W,
     inputs: &[&Array],
     shape: &[i32],
-    strided: bool,
+    (first_strided, in_place): (usize, bool),
 ) -> Result<Array> {
     let raw: Vec<_> = inputs.iter().map(|a| a.raw()).collect();
     let payload = Box::into_raw(Box::new(work));
@@ -161,7 +177,8 @@ fn add_with<W: Work>(
                 run::<W>,
                 payload.cast(),
                 free::<W>,
-                strided,
+                first_strided,
+                in_place,
                 s,
             )
         }
@@ -191,7 +208,8 @@ unsafe extern "C" fn run<W: Work>(
         })
         .collect();
     // SAFETY: the shim has allocated the output, of the shape that `add` was given, and nobody else
-    // has it yet. Its elements are written before anything reads them; f32 has no invalid values.
+    // has it yet, or nobody else needs it; work in place does not read the input that it may be. Its
+    // elements are written before anything reads them; f32 has no invalid values.
     let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), work.outputs()) };
     // A panic must not cross into C++. What it leaves is not a number, which nobody takes for one.
     if catch_unwind(AssertUnwindSafe(|| work.run(&views, output))).is_err() {

@@ -1,6 +1,8 @@
 //! Products of rows: one row of a matrix with up to eight rows of inputs at once, for each instruction
 //! set. Sums are float32.
 
+use std::sync::OnceLock;
+
 /// Elements that are unpacked at a time; every group size is a multiple.
 pub(super) const CHUNK: usize = 32;
 
@@ -16,13 +18,33 @@ pub(super) enum Isa {
 }
 
 impl Isa {
-    /// The best one of this processor.
+    /// The best one of this processor, or the portable one where it is asked for.
     pub(super) fn detect() -> Self {
+        static FOUND: OnceLock<Isa> = OnceLock::new();
+        #[cfg(test)]
+        if let Some(isa) = tests::FORCED.get() {
+            return isa;
+        }
+        *FOUND.get_or_init(|| {
+            if super::portable_wanted() {
+                Self::Portable
+            } else {
+                Self::best()
+            }
+        })
+    }
+
+    fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             return Self::Avx2;
         }
         Self::Portable
+    }
+
+    /// Whether this is what every processor has.
+    pub(super) fn is_portable(self) -> bool {
+        self == Self::Portable
     }
 
     pub(super) fn name(self) -> &'static str {
@@ -279,22 +301,6 @@ pub(super) fn unpack_with(row: QuantizedRow<'_>, bits: u32, out: &mut [f32]) {
     }
 }
 
-/// Puts the elements of rows into the order that [`unpack`] gives.
-pub(super) fn reorder(x: &[f32], out: &mut Vec<f32>) {
-    out.resize(x.len(), 0.0);
-    for (from, to) in x
-        .as_chunks::<CHUNK>()
-        .0
-        .iter()
-        .zip(out.as_chunks_mut::<CHUNK>().0)
-    {
-        for i in 0..CHUNK / 2 {
-            to[i] = from[2 * i];
-            to[CHUNK / 2 + i] = from[2 * i + 1];
-        }
-    }
-}
-
 fn portable_quantized(row: QuantizedRow<'_>, bits: u32, x: InputRow<'_>) -> f32 {
     let groups = row.scales.len().max(1);
     let width = x.values.len() / groups;
@@ -347,10 +353,26 @@ fn portable_dense(row: &[f32], x: &[f32]) -> f32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
-    fn noise(n: usize, seed: u32) -> Vec<f32> {
+    thread_local! {
+        /// The instruction set of operations that this thread builds.
+        pub static FORCED: Cell<Option<Isa>> = const { Cell::new(None) };
+    }
+
+    /// Runs `f` with each instruction set that is here.
+    pub fn with_each(f: impl Fn(Isa)) {
+        for isa in isas() {
+            FORCED.set(Some(isa));
+            f(isa);
+        }
+        FORCED.set(None);
+    }
+
+    pub fn noise(n: usize, seed: u32) -> Vec<f32> {
         let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
         (0..n)
             .map(|_| {
@@ -362,8 +384,8 @@ mod tests {
 
     fn isas() -> Vec<Isa> {
         let mut all = vec![Isa::Portable];
-        if Isa::detect() != Isa::Portable {
-            all.push(Isa::detect());
+        if Isa::best() != Isa::Portable {
+            all.push(Isa::best());
         }
         all
     }

@@ -4,25 +4,34 @@
 //! of `mlx-sys`), so laziness, streams and memory stay MLX's.
 //!
 //! Their derivatives with respect to what is multiplied (and a dense matrix), and batches of it under
-//! `vmap`, are computed by MLX's own operations; a gradient with respect to a quantized matrix or its
-//! scales is an error, and so is one of a fused operation. `MLX_CPU_KERNELS=off` turns the kernels off.
+//! `vmap`, are computed by MLX's own operations, unless [`Matrix::product_for_gradients`] is asked for; a gradient with respect to a quantized matrix or its
+//! scales is an error, and so is one of a fused operation. `MLX_CPU_KERNELS=off` turns the kernels off,
+//! `MLX_CPU_KERNELS=portable` keeps them from the processor's wider vectors.
 
 mod attention;
+mod back;
 mod host_op;
 mod kernel;
+mod many;
 mod matrix;
 mod nucleus;
 mod pool;
 mod project;
+mod rotation;
 mod select;
 mod share;
+mod sweep;
+#[cfg(test)]
+mod tests;
+mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use attention::{HeadNorm, Heads, Lane, Rotation};
+pub use attention::{HeadNorm, Heads, Lane, Tokens};
 pub use matrix::{DenseMatrix, Matrix, QuantizedMatrix};
 pub use nucleus::top_p;
 pub use project::{Gate, Projection, Then};
+pub use rotation::Rotation;
 pub use select::{Greatest, draw, greatest};
 
 use std::sync::OnceLock;
@@ -39,6 +48,12 @@ pub fn enabled() -> bool {
     })
 }
 
+/// Whether `MLX_CPU_KERNELS` is `portable`: the kernels are used, without the processor's vector instructions
+/// beyond what every processor of its kind has. For tests and comparisons.
+fn portable_wanted() -> bool {
+    std::env::var("MLX_CPU_KERNELS").is_ok_and(|v| v.eq_ignore_ascii_case("portable"))
+}
+
 /// Cores that the kernels use: `MLX_NUM_THREADS`, or as many as the process may use.
 pub fn threads() -> usize {
     pool::threads()
@@ -47,4 +62,27 @@ pub fn threads() -> usize {
 /// The instruction set that the kernels use here, such as `avx2` or `portable`.
 pub fn instruction_set() -> &'static str {
     kernel::Isa::detect().name()
+}
+
+/// What runs products on this processor, for people: the instruction set, why it is not a wider one where
+/// the kernels fall back, and the threads.
+pub fn status() -> String {
+    let threads = match threads() {
+        1 => String::from("1 thread"),
+        n => format!("{n} threads"),
+    };
+    if !enabled() {
+        return String::from("kernels off by MLX_CPU_KERNELS: MLX's own products");
+    }
+    let isa = kernel::Isa::detect();
+    let why = if !isa.is_portable() {
+        ""
+    } else if portable_wanted() {
+        " as MLX_CPU_KERNELS says"
+    } else if cfg!(target_arch = "x86_64") {
+        " for lack of AVX2 and FMA"
+    } else {
+        ""
+    };
+    format!("kernels: {}{why}, {threads}", isa.name())
 }

@@ -34,12 +34,11 @@ pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
         .with_inputs(&[logits]));
     }
     let work = Nucleus { n, p: p.to_vec() };
-    let logits = logits.contiguous()?;
     host_op::add(
         "cpu::top_p",
         Meaning::Opaque,
         work,
-        &[&logits],
+        &[logits],
         logits.shape(),
     )
 }

@@ -5,22 +5,16 @@ use std::cell::RefCell;
 
 use super::host_op::{self, Input, Meaning, Work};
 use super::kernel::{self, InputRow, Isa, MAX_ROWS, Prepared, QuantizedRow};
+use super::many::{MANY, Many, gate_all};
 use super::matrix::{Matrix, Size};
-use super::pool;
-use super::share::{Output, WORTH_SHARING, share};
+use super::share::{Output, share};
+use super::tile;
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Rows of a matrix that stay in the cache while all rows of inputs pass by.
 const BLOCK: usize = 32;
-
-/// Rows of inputs from which it pays to unpack the matrix, block by block, and to multiply as floats.
-const MANY: usize = 16;
-
-/// The most rows of a matrix in such a block, and the least that are worth a thread of their own.
-const WIDE: usize = 256;
-const NARROW: usize = 32;
 
 /// The most matrices in one operation.
 const MAX_PARTS: usize = 4;
@@ -37,10 +31,14 @@ pub enum Gate {
 }
 
 impl Gate {
-    fn apply(self, x: f32) -> f32 {
+    #[inline(always)]
+    pub(super) fn apply(self, x: f32) -> f32 {
         match self {
-            Gate::Silu => x / (1.0 + (-x).exp()),
-            Gate::GeluTanh => 0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044_715 * x * x * x)).tanh()),
+            Gate::Silu => x / (1.0 + tile::exp(-x)),
+            Gate::GeluTanh => {
+                let inner = 0.797_884_6 * (x + 0.044_715 * x * x * x);
+                0.5 * x * (1.0 + tile::tanh(inner))
+            }
             // Not `max`, which would lose what is no number.
             Gate::Relu if x < 0.0 => 0.0,
             Gate::Relu => x,
@@ -99,23 +97,23 @@ impl Projection<'_> {
         }
         let vector =
             |a: &Array, n: usize| a.dtype() == Dtype::Float32 && a.ndim() == 1 && a.size() == n;
-        let mut inputs: Vec<Array> = vec![x.contiguous()?];
+        let mut inputs = vec![x];
         if let Some((weight, _)) = self.norm {
             if !vector(weight, k) {
                 return Err(fault(format!("the norm needs a float32 weight [{k}]")));
             }
-            inputs.push(weight.contiguous()?);
+            inputs.push(weight);
         }
         let mut parts = Vec::with_capacity(self.parts.len());
         let mut n = 0;
         for (matrix, bias) in self.parts {
             let size = matrix.size();
-            inputs.extend(matrix.arrays().into_iter().cloned());
+            inputs.extend(matrix.arrays());
             if let Some(bias) = bias {
                 if !vector(bias, size.n) {
                     return Err(fault(format!("a bias must be float32 [{}]", size.n)));
                 }
-                inputs.push(bias.contiguous()?);
+                inputs.push(bias);
             }
             parts.push(Part {
                 kind: match matrix {
@@ -147,7 +145,7 @@ impl Projection<'_> {
             if residual.shape() != shape || residual.dtype() != Dtype::Float32 {
                 return Err(fault(format!("what is added must be float32 {shape:?}")));
             }
-            inputs.push(residual.contiguous()?);
+            inputs.push(residual);
         }
         let work = Product {
             parts,
@@ -173,40 +171,39 @@ impl Projection<'_> {
             },
             _ => Meaning::Opaque,
         };
-        let inputs: Vec<&Array> = inputs.iter().collect();
         host_op::add(op, meaning, work, &inputs, &shape)
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Quantized { bits: u32, group: usize },
     Dense,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Part {
+pub(super) struct Part {
     kind: Kind,
-    size: Size,
+    pub size: Size,
     bias: bool,
 }
 
-struct Product {
-    parts: Vec<Part>,
+pub(super) struct Product {
+    pub parts: Vec<Part>,
     /// Of the input.
-    rows: usize,
-    k: usize,
+    pub rows: usize,
+    pub k: usize,
     /// Of the output.
-    n: usize,
+    pub n: usize,
     eps: Option<f32>,
-    gate: Option<Gate>,
+    pub gate: Option<Gate>,
     adds: bool,
-    isa: Isa,
+    pub isa: Isa,
 }
 
 /// A matrix as it lies in memory.
 #[derive(Clone, Copy)]
-enum Data<'a> {
+pub(super) enum Data<'a> {
     Quantized {
         packed: &'a [u8],
         scales: &'a [f32],
@@ -233,8 +230,13 @@ struct Form {
 }
 
 impl<'a> Data<'a> {
+    /// Whether it is multiplied with inputs whose even elements come before the odd ones.
+    pub(super) fn paired(self) -> bool {
+        matches!(self, Data::Quantized { bits: 4, .. })
+    }
+
     /// Rows `from..to` of a quantized matrix, with the number of groups in each, and the bits.
-    fn rows(self, from: usize, to: usize) -> Option<(QuantizedRow<'a>, usize, u32)> {
+    pub(super) fn rows(self, from: usize, to: usize) -> Option<(QuantizedRow<'a>, usize, u32)> {
         match self {
             Data::Quantized {
                 packed,
@@ -301,6 +303,44 @@ impl Work for Product {
         };
         let x = next();
         let norm = self.eps.map(|eps| (next(), eps));
+        let mut packings: Vec<(u32, usize)> = Vec::with_capacity(MAX_PARTS);
+        let mut data: Vec<(Data<'_>, Option<&[f32]>)> = Vec::with_capacity(self.parts.len());
+        for part in &self.parts {
+            let own = match part.kind {
+                Kind::Dense => Data::Dense(next()),
+                Kind::Quantized { bits, group } => {
+                    let packing = (bits, group);
+                    let known = packings.iter().position(|p| *p == packing);
+                    Data::Quantized {
+                        // The packed numbers are 32-bit words, as large as floats.
+                        packed: bytemuck::cast_slice(next()),
+                        scales: next(),
+                        biases: next(),
+                        bits,
+                        bytes: self.k * bits as usize / 8,
+                        groups: self.k / group,
+                        form: known.unwrap_or_else(|| {
+                            packings.push(packing);
+                            packings.len() - 1
+                        }),
+                    }
+                }
+            };
+            let bias = part.bias.then(&mut next);
+            data.push((own, bias));
+        }
+        let residual = self.adds.then(&mut next);
+        let out = Output::new(output);
+        if self.rows >= MANY {
+            let many = Many {
+                product: self,
+                x,
+                norm,
+                data: &data,
+                residual,
+            };
+            return many.run(&out);
+        }
         SCRATCH.with_borrow_mut(|scratch| {
             let Scratch { normed, forms } = scratch;
             let x = match norm {
@@ -310,61 +350,17 @@ impl Work for Product {
                 }
                 None => x,
             };
-            let many = self.rows >= MANY;
-            let mut used = 0;
-            let mut data: Vec<(Data<'_>, Option<&[f32]>)> = Vec::with_capacity(self.parts.len());
-            for part in &self.parts {
-                let own = match part.kind {
-                    Kind::Dense => Data::Dense(next()),
-                    Kind::Quantized { bits, group } => {
-                        // The packed numbers are 32-bit words, as large as floats.
-                        let packed: &[u8] = bytemuck::cast_slice(next());
-                        let (scales, biases) = (next(), next());
-                        let known = forms[..used]
-                            .iter()
-                            .position(|f| f.packing == (bits, group));
-                        let form = known.unwrap_or_else(|| {
-                            if forms.len() == used {
-                                forms.push(Form::default());
-                            }
-                            let form = &mut forms[used];
-                            form.packing = (bits, group);
-                            if !many {
-                                form.fill(self.isa, x, self.k);
-                            } else if bits == 4 {
-                                kernel::reorder(x, &mut form.values);
-                            }
-                            used += 1;
-                            used - 1
-                        });
-                        Data::Quantized {
-                            packed,
-                            scales,
-                            biases,
-                            bits,
-                            bytes: self.k * bits as usize / 8,
-                            groups: self.k / group,
-                            form,
-                        }
-                    }
-                };
-                let bias = part.bias.then(&mut next);
-                data.push((own, bias));
+            while forms.len() < packings.len() {
+                forms.push(Form::default());
             }
-            let residual = self.adds.then(&mut next);
-            let out = Output::new(output);
-            if many {
-                let blocks = Blocks {
-                    product: self,
-                    x,
-                    forms: &forms[..used],
-                    data: &data,
-                };
-                return blocks.run(residual, &out);
+            let forms = &mut forms[..packings.len()];
+            for (form, packing) in forms.iter_mut().zip(packings) {
+                form.packing = packing;
+                form.fill(self.isa, x, self.k);
             }
             let rows = Rows {
                 dense: x.chunks_exact(self.k).collect(),
-                forms: forms[..used].iter().map(|form| form.rows(self.k)).collect(),
+                forms: forms.iter().map(|form| form.rows(self.k)).collect(),
             };
             match self.gate {
                 Some(gate) => self.gated(gate, &data, &rows, &out),
@@ -527,174 +523,11 @@ impl Product {
                     for (i, (gates, ups)) in values.enumerate() {
                         // SAFETY: these columns of this row belong to this part alone.
                         let to = unsafe { out.part((from + i) * self.n + at, width) };
-                        for ((to, g), u) in to.iter_mut().zip(gates).zip(ups) {
-                            *to = gate.apply(*g) * u;
-                        }
+                        to.copy_from_slice(gates);
+                        gate_all(self.isa, gate, to, ups);
                     }
                 }
             }
         });
-    }
-}
-
-/// A product with many rows of inputs.
-struct Blocks<'a> {
-    product: &'a Product,
-    x: &'a [f32],
-    forms: &'a [Form],
-    data: &'a [(Data<'a>, Option<&'a [f32]>)],
-}
-
-thread_local! {
-    /// An unpacked block, and what comes of a gate's two halves.
-    static BLOCKS: RefCell<[Vec<f32>; 3]> = const { RefCell::new([Vec::new(), Vec::new(), Vec::new()]) };
-}
-
-impl Blocks<'_> {
-    fn run(&self, residual: Option<&[f32]>, out: &Output) {
-        let Product { n, rows, k, .. } = *self.product;
-        let width = pool::pool().width();
-        let block = n.div_ceil(width).next_multiple_of(8).clamp(NARROW, WIDE);
-        let block = if rows * n * k < WORTH_SHARING {
-            n
-        } else {
-            block
-        };
-        pool::pool().run(n.div_ceil(block), &|i| {
-            let (from, to) = (i * block, ((i + 1) * block).min(n));
-            BLOCKS.with_borrow_mut(|[weights, gates, ups]| match self.product.gate {
-                Some(gate) => self.gated(gate, (from, to), out, weights, gates, ups),
-                None => self.plain((from, to), residual, out, weights),
-            });
-        });
-    }
-
-    /// The products with rows `from..to` of matrix `part`, added to `c`, whose rows are `stride` apart.
-    ///
-    /// # Safety
-    /// `c` must be the first of `to - from` elements in each of as many rows as there are inputs, which
-    /// nobody else uses.
-    unsafe fn multiply(
-        &self,
-        part: usize,
-        (from, to): (usize, usize),
-        weights: &mut Vec<f32>,
-        (c, stride): (*mut f32, usize),
-    ) {
-        let Product { rows, k, isa, .. } = *self.product;
-        let columns = to - from;
-        let (x, w): (&[f32], &[f32]) = match self.data[part].0 {
-            Data::Dense(weight) => (self.x, &weight[from * k..to * k]),
-            own @ Data::Quantized { form, bits, .. } => {
-                weights.resize(columns * k, 0.0);
-                for (column, out) in (from..to).zip(weights.chunks_exact_mut(k)) {
-                    if let Some((row, _, bits)) = own.rows(column, column + 1) {
-                        kernel::unpack(isa, row, bits, out);
-                    }
-                }
-                let x = match bits {
-                    4 => self.forms[form].values.as_slice(),
-                    _ => self.x,
-                };
-                (x, weights)
-            }
-        };
-        assert!(x.len() >= rows * k && w.len() >= columns * k);
-        // SAFETY: `x` has `rows` rows of `k`, `w` has `columns` of them (read as its transpose), both
-        // asserted; `c` is the caller's promise.
-        unsafe {
-            matrixmultiply::sgemm(
-                rows,
-                k,
-                columns,
-                1.0,
-                x.as_ptr(),
-                k as isize,
-                1,
-                w.as_ptr(),
-                1,
-                k as isize,
-                1.0,
-                c,
-                stride as isize,
-                1,
-            );
-        }
-    }
-
-    fn plain(
-        &self,
-        (from, to): (usize, usize),
-        residual: Option<&[f32]>,
-        out: &Output,
-        weights: &mut Vec<f32>,
-    ) {
-        let Product { n, rows, .. } = *self.product;
-        let mut start = 0;
-        for (part, own) in self.product.parts.iter().enumerate() {
-            let end = start + own.size.n;
-            let (first, last) = (from.max(start), to.min(end));
-            if first < last {
-                let bias = self.data[part].1.map(|b| &b[first - start..last - start]);
-                for row in 0..rows {
-                    let at = row * n + first;
-                    // SAFETY: these columns belong to this block alone.
-                    let place = unsafe { out.part(at, last - first) };
-                    match (bias, residual) {
-                        (None, None) => place.fill(0.0),
-                        (Some(bias), None) => place.copy_from_slice(bias),
-                        (bias, Some(residual)) => {
-                            place.copy_from_slice(&residual[at..at + (last - first)]);
-                            if let Some(bias) = bias {
-                                place.iter_mut().zip(bias).for_each(|(p, b)| *p += b);
-                            }
-                        }
-                    }
-                }
-                // SAFETY: the columns `first..last` of each of the output's rows, of this block alone.
-                unsafe {
-                    let c = out.address(first, (rows - 1) * n + last - first);
-                    self.multiply(part, (first - start, last - start), weights, (c, n));
-                }
-            }
-            start = end;
-        }
-    }
-
-    fn gated(
-        &self,
-        gate: Gate,
-        (from, to): (usize, usize),
-        out: &Output,
-        weights: &mut Vec<f32>,
-        gates: &mut Vec<f32>,
-        ups: &mut Vec<f32>,
-    ) {
-        let Product { n, rows, .. } = *self.product;
-        let columns = to - from;
-        for (part, values) in [&mut *gates, &mut *ups].into_iter().enumerate() {
-            values.clear();
-            match self.data[part].1 {
-                Some(bias) => {
-                    for _ in 0..rows {
-                        values.extend_from_slice(&bias[from..to]);
-                    }
-                }
-                None => values.resize(rows * columns, 0.0),
-            }
-            // SAFETY: `rows` rows of `columns`, of this thread alone.
-            unsafe {
-                let c = values.as_mut_ptr();
-                self.multiply(part, (from, to), weights, (c, columns));
-            }
-        }
-        for row in 0..rows {
-            let own = row * columns..(row + 1) * columns;
-            // SAFETY: these columns belong to this block alone.
-            let place = unsafe { out.part(row * n + from, columns) };
-            for ((place, g), u) in place.iter_mut().zip(&gates[own.clone()]).zip(&ups[own]) {
-                *place = gate.apply(*g) * u;
-            }
-        }
     }
 }

@@ -70,13 +70,12 @@ pub fn greatest(logits: &Array, k: usize) -> Result<Greatest> {
         )
         .with_inputs(&[logits]));
     }
-    let logits = logits.contiguous()?;
     let (rows_i, k_i) = (rows as i32, k as i32); // both were dimensions, or are below one
     let out = host_op::add(
         OP,
         Meaning::Opaque,
         Select { rows, n, k },
-        &[&logits],
+        &[logits],
         &[rows_i, 2 * k_i + 1],
     )?;
     Ok(Greatest {
@@ -182,8 +181,7 @@ pub fn draw(logits: &Array, scale: &[f32], uniform: &[f64]) -> Result<Array> {
         scale: scale.to_vec(),
         uniform: uniform.to_vec(),
     };
-    let logits = logits.contiguous()?;
-    host_op::add(OP, Meaning::Opaque, work, &[&logits], &[rows as i32])?.astype(Dtype::Uint32)
+    host_op::add(OP, Meaning::Opaque, work, &[logits], &[rows as i32])?.astype(Dtype::Uint32)
 }
 
 struct Draw {

@@ -6,6 +6,8 @@
 //! | Quick Start Guide, Conversion to NumPy and Other Frameworks | [`arrays`] |
 //! | Lazy Evaluation | [`lazy_evaluation`] |
 //! | Indexing Arrays | [`indexing`], and [`crate::indexing`] for reference |
+//! | Function Transforms, Compilation, Exporting Functions | [`transforms`], and [`crate::transforms`] for reference |
+//! | Custom Metal Kernels, Custom CUDA Kernels | [`crate::kernel`] |
 //! | Saving and Loading Arrays | [`crate::io`] |
 //! | Unified Memory, Using Streams | [`streams`] |
 //! | Memory Management | [`memory`], and [`crate::memory`] for reference |
@@ -21,6 +23,9 @@ pub mod lazy_evaluation {}
 
 #[doc = include_str!("indexing.md")]
 pub mod indexing {}
+
+#[doc = include_str!("transforms.md")]
+pub mod transforms {}
 
 #[doc = include_str!("streams.md")]
 pub mod streams {}

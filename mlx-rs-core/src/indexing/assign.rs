@@ -313,18 +313,61 @@ macro_rules! updates {
 
 updates! {
     /// The array with the part replaced by `value`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, idx};
+    /// assert_eq!(array!([1, 2, 3])?.at_idx(idx![1..]).set(0)?.to_vec::<i32>()?, [1, 0, 0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     set = Set;
     /// The array with `value` added to the part.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, idx};
+    /// // Every index counts, also when it is there twice.
+    /// assert_eq!(array!([1, 2, 3])?.at_idx(idx![[0, 0, 2]]).add(10)?.to_vec::<i32>()?, [21, 2, 13]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     add = Add;
     /// The array with `value` subtracted from the part.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, idx};
+    /// assert_eq!(array!([1, 2, 3])?.at_idx(idx![-1]).subtract(1)?.to_vec::<i32>()?, [1, 2, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     subtract = Subtract;
     /// The array with the part multiplied by `value`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, idx};
+    /// assert_eq!(array!([1, 2, 3])?.at_idx(idx![..2]).multiply(5)?.to_vec::<i32>()?, [5, 10, 3]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     multiply = Multiply;
     /// The array, of floats, with the part divided by `value`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, idx};
+    /// assert_eq!(array!([1.0, 2.0])?.at_idx(idx![0]).divide(4.0)?.to_vec::<f32>()?, [0.25, 2.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     divide = Divide;
     /// The array with the part raised to at least `value`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, idx};
+    /// assert_eq!(array!([1, 2, 3])?.at_idx(idx![..]).maximum(2)?.to_vec::<i32>()?, [2, 2, 3]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     maximum = Maximum;
     /// The array with the part lowered to at most `value`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{array, idx};
+    /// assert_eq!(array!([1, 2, 3])?.at_idx(idx![..]).minimum(2)?.to_vec::<i32>()?, [1, 2, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     minimum = Minimum;
 }
 

@@ -23,8 +23,11 @@ const OP: &str = "cuda_kernel";
 ///     "my_exp",
 ///     &["x"],
 ///     &["y"],
-///     "auto i = cg::this_grid().thread_rank(); if (i < N) { y[i] = expf(x[i]); }",
-/// )?;
+///     "auto i = cg::this_grid().thread_rank(); if (i < N) { y[i] = helper(x[i]); }",
+/// )?
+/// .header("__device__ float helper(float v) { return expf(v); }")?
+/// .ensure_row_contiguous(true) // and no shared memory: what they are unless said otherwise
+/// .shared_memory(0)?;
 /// let x = Array::vector(&[0.0f32, 1.0])?;
 /// let launch = Launch::new()
 ///     .input(&x)

@@ -23,8 +23,11 @@ const OP: &str = "metal_kernel";
 ///     "my_exp",
 ///     &["x"],
 ///     &["y"],
-///     "uint i = thread_position_in_grid.x; y[i] = metal::exp(x[i]);",
-/// )?;
+///     "uint i = thread_position_in_grid.x; y[i] = helper(x[i]);",
+/// )?
+/// .header("inline float helper(float v) { return metal::exp(v); }")?
+/// .ensure_row_contiguous(true) // and no atomics: what they are unless said otherwise
+/// .atomic_outputs(false);
 /// let x = Array::vector(&[0.0f32, 1.0])?;
 /// let launch = Launch::new().input(&x).output(&[2], Dtype::Float32).grid(2, 1, 1);
 /// // SAFETY: one thread for each element, which it reads and writes alone.

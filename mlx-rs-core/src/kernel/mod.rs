@@ -62,7 +62,9 @@ impl From<bool> for TemplateArg {
 ///     .output(x.shape(), x.dtype())
 ///     .grid(x.size() as u32, 1, 1)
 ///     .thread_group(256, 1, 1)
-///     .template("T", x.dtype());
+///     .template("T", x.dtype())
+///     .init_value(0.0)
+///     .verbose(false);
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]

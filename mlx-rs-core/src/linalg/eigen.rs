@@ -67,6 +67,15 @@ impl Triangle {
 /// Eigenvalues `[.., n]`, ascending, and eigenvectors `[.., n, n]` in the columns, of matrices that are
 /// symmetric (or Hermitian, `complex64`), of which one triangle is read.
 ///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let a = array!([[2.0, 1.0], [1.0, 2.0]])?;
+/// let (values, vectors) = linalg::eigh(&a, linalg::Triangle::Lower)?;
+/// assert!(values.all_close(&array!([1.0, 3.0])?, 1e-5, 1e-5)?);
+/// assert!(a.matmul(&vectors)?.all_close(&vectors.multiply(&values)?, 1e-4, 1e-5)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
 pub fn eigh(a: &Array, triangle: Triangle) -> Result<(Array, Array)> {
@@ -94,6 +103,14 @@ pub fn eigh(a: &Array, triangle: Triangle) -> Result<(Array, Array)> {
 
 /// The eigenvalues of [`eigh`] alone.
 ///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let a = array!([[2.0, 1.0], [1.0, 2.0]])?;
+/// let values = linalg::eigvalsh(&a, linalg::Triangle::Upper)?;
+/// assert!(values.all_close(&array!([1.0, 3.0])?, 1e-5, 1e-5)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`eigh`].
 pub fn eigvalsh(a: &Array, triangle: Triangle) -> Result<Array> {
@@ -113,6 +130,14 @@ pub fn eigvalsh(a: &Array, triangle: Triangle) -> Result<Array> {
 /// Eigenvalues `[.., n]` and eigenvectors `[.., n, n]` in the columns, both `complex64`, in no
 /// particular order.
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, array, linalg};
+/// let (values, vectors) = linalg::eig(&array!([[0.0, -1.0], [1.0, 0.0]])?)?; // a rotation
+/// assert!(values.abs()?.all_close(&array!([1.0, 1.0])?, 1e-5, 1e-5)?);
+/// assert_eq!((vectors.shape(), vectors.dtype()), (&[2, 2][..], Dtype::Complex64));
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
 pub fn eig(a: &Array) -> Result<(Array, Array)> {
@@ -130,6 +155,13 @@ pub fn eig(a: &Array) -> Result<(Array, Array)> {
 }
 
 /// The eigenvalues of [`eig`] alone.
+///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let values = linalg::eigvals(&array!([[1.0, 5.0], [0.0, 2.0]])?)?;
+/// assert!(values.real()?.sort(0)?.all_close(&array!([1.0, 2.0])?, 1e-5, 1e-5)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`eig`].
@@ -150,6 +182,15 @@ pub fn eigvals(a: &Array) -> Result<Array> {
 /// The singular value decomposition `a = u * diag(s) * vt` of `[.., m, n]`: `u` `[.., m, m]`, `s`
 /// `[.., min(m, n)]` descending, `vt` `[.., n, n]`.
 ///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let a = array!([[3.0, 0.0], [0.0, -4.0]])?;
+/// let (u, s, vt) = linalg::svd(&a)?;
+/// assert!(s.all_close(&array!([4.0, 3.0])?, 1e-5, 1e-5)?);
+/// assert!(u.multiply(&s)?.matmul(&vt)?.all_close(&a, 1e-4, 1e-5)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.
 pub fn svd(a: &Array) -> Result<(Array, Array, Array)> {
@@ -164,6 +205,13 @@ pub fn svd(a: &Array) -> Result<(Array, Array, Array)> {
 }
 
 /// The singular values of [`svd`] alone.
+///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let s = linalg::singular_values(&array!([[3.0, 0.0, 0.0], [0.0, -4.0, 0.0]])?)?;
+/// assert!(s.all_close(&array!([4.0, 3.0])?, 1e-5, 1e-5)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`svd`].
@@ -192,6 +240,13 @@ fn svd_parts(op: &'static str, a: &Array, vectors: bool) -> Result<(Sound, Vec<A
 
 /// The Moore-Penrose inverse `[.., n, m]` of `[.., m, n]`, from the singular value decomposition;
 /// singular values below `max(m, n)` times the precision of the greatest one count as zero.
+///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let a = array!([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])?;
+/// assert!(linalg::pinv(&a)?.matmul(&a)?.all_close(&array!([[1.0, 0.0], [0.0, 1.0]])?, 1e-5, 1e-5)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.

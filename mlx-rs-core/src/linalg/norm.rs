@@ -27,6 +27,14 @@ pub enum Norm {
 /// The norm over `axes`: one axis of vectors, two axes of matrices. Of all axes, [`Norm::L2`] is that
 /// of the flattened array. Reduced axes are kept with length one when `keepdims`.
 ///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let a = array!([[3.0, 4.0], [6.0, 8.0]])?;
+/// assert_eq!(linalg::norm(&a, linalg::Norm::L2, -1, false)?.to_vec::<f32>()?, [5.0, 10.0]);
+/// assert_eq!(linalg::norm(&a, linalg::Norm::P(1.0), -1, false)?.to_vec::<f32>()?, [7.0, 14.0]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`] for another
 /// number of axes; [`ErrorKind::Value`] for a norm that matrices do not have; [`ErrorKind::Dtype`] for
@@ -138,6 +146,13 @@ fn spectral(a: &Array, axes: &[i32], keepdims: bool, greatest: bool) -> Result<A
 
 /// The cross product of vectors of two or three values along `axis`, `a x b`; a missing third value is
 /// zero, and when both miss it the result is its only value that is not, without the axis.
+///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let (x, y) = (array!([1.0, 0.0, 0.0])?, array!([0.0, 1.0, 0.0])?);
+/// assert_eq!(linalg::cross(&x, &y, -1)?.to_vec::<f32>()?, [0.0, 0.0, 1.0]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when it has another length or

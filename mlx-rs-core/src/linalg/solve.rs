@@ -17,6 +17,14 @@ use crate::ops::where_;
 /// triangle is read, or the upper `u` with `u^T * u = a`. NaN for a matrix that is not positive
 /// definite.
 ///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let a = array!([[4.0, 2.0], [2.0, 5.0]])?;
+/// let l = linalg::cholesky(&a, false)?;
+/// assert!(l.all_close(&array!([[2.0, 0.0], [1.0, 2.0]])?, 1e-5, 1e-5)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
 pub fn cholesky(a: &Array, upper: bool) -> Result<Array> {
@@ -43,6 +51,14 @@ pub fn cholesky(a: &Array, upper: bool) -> Result<Array> {
 /// The inverse of a matrix given by its [`cholesky`] factor. NaN where the factor has a zero on the
 /// diagonal.
 ///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let a = array!([[4.0, 2.0], [2.0, 5.0]])?;
+/// let inverse = linalg::cholesky_inv(&linalg::cholesky(&a, false)?, false)?;
+/// assert!(a.matmul(&inverse)?.all_close(&array!([[1.0, 0.0], [0.0, 1.0]])?, 1e-4, 1e-5)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
 pub fn cholesky_inv(factor: &Array, upper: bool) -> Result<Array> {
@@ -61,6 +77,13 @@ pub fn cholesky_inv(factor: &Array, upper: bool) -> Result<Array> {
 }
 
 /// The inverse of triangular matrices; the other triangle is not read. NaN for a zero on the diagonal.
+///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let l = array!([[2.0, 0.0], [1.0, 4.0]])?;
+/// assert!(linalg::tri_inv(&l, false)?.all_close(&array!([[0.5, 0.0], [-0.125, 0.25]])?, 1e-5, 1e-6)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
@@ -82,6 +105,15 @@ pub fn tri_inv(a: &Array, upper: bool) -> Result<Array> {
 
 /// The QR factorization of `[.., m, n]`: `q` `[.., m, k]` with orthonormal columns and `r` `[.., k, n]`
 /// upper triangular, `k = min(m, n)`.
+///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let a = array!([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])?;
+/// let (q, r) = linalg::qr(&a)?;
+/// assert_eq!((q.shape(), r.shape()), (&[3, 2][..], &[2, 2][..]));
+/// assert!(q.matmul(&r)?.all_close(&a, 1e-4, 1e-5)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.
@@ -149,6 +181,16 @@ impl Factored {
 /// The inverse of square matrices. NaN for a matrix that is singular to the precision of its type.
 /// Derivatives are right to the second order.
 ///
+/// ```
+/// use mlx_rs_core::{All, array, linalg};
+/// let inverse = linalg::inv(&array!([[2.0, 0.0], [0.0, 4.0]])?)?;
+/// assert!(inverse.all_close(&array!([[0.5, 0.0], [0.0, 0.25]])?, 1e-5, 1e-6)?);
+/// // Singular: not a number, rather than the end of the process.
+/// let singular = linalg::inv(&array!([[1.0, 2.0], [2.0, 4.0]])?)?;
+/// assert!(singular.is_nan()?.all(All, false)?.item::<bool>()?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
 pub fn inv(a: &Array) -> Result<Array> {
@@ -177,6 +219,13 @@ fn right_side(op: &'static str, a: &Array, b: &Array) -> Result<(Array, bool)> {
 /// The solution `x` of `a * x = b`, with `a` `[.., n, n]` and `b` `[n]` or `[.., n, k]`. NaN for a
 /// matrix that is singular to the precision of its type. Derivatives are right to the second order.
 ///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let x = linalg::solve(&array!([[2.0, 1.0], [1.0, 3.0]])?, &array!([5.0, 10.0])?)?;
+/// assert!(x.all_close(&array!([1.0, 3.0])?, 1e-4, 1e-5)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Shape`] when the sides do not fit; [`ErrorKind::Dtype`] for other types.
 pub fn solve(a: &Array, b: &Array) -> Result<Array> {
@@ -190,6 +239,14 @@ pub fn solve(a: &Array, b: &Array) -> Result<Array> {
 }
 
 /// [`solve`] for triangular `a`, whose other triangle is not read. NaN for a zero on the diagonal.
+///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let l = array!([[2.0, 0.0], [1.0, 4.0]])?;
+/// let x = linalg::solve_triangular(&l, &array!([2.0, 9.0])?, false)?;
+/// assert!(x.all_close(&array!([1.0, 2.0])?, 1e-5, 1e-6)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`solve`].
@@ -215,6 +272,14 @@ pub fn solve_triangular(a: &Array, b: &Array, upper: bool) -> Result<Array> {
 /// triangular, `u` `[.., k, n]` upper triangular, `k = min(m, n)`, and `a[i] = (l * u)[rows[i]]` for each
 /// row; `rows` is `uint32` `[.., m]`. A singular matrix has zeros on the diagonal of `u`. **Evaluates
 /// the matrices**, and has no gradient.
+///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let a = array!([[1.0, 2.0], [3.0, 4.0]])?;
+/// let (rows, l, u) = linalg::lu(&a)?;
+/// assert!(l.matmul(&u)?.take(&rows, 0)?.all_close(&a, 1e-5, 1e-6)?);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.
@@ -247,6 +312,14 @@ pub fn lu(a: &Array) -> Result<(Array, Array, Array)> {
 /// The LU factorization as LAPACK packs it: `l` without its unit diagonal below, `u` on and above the
 /// diagonal, in one array like `a`, and for each step the row it was exchanged with, `uint32`
 /// `[.., min(m, n)]`. **Evaluates the matrices**, and has no gradient.
+///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let (packed, pivots) = linalg::lu_factor(&array!([[1.0, 2.0], [3.0, 4.0]])?)?;
+/// assert_eq!(pivots.to_vec::<u32>()?, [1, 1]); // the first row was exchanged with the second
+/// assert_eq!(packed.at::<f32>(&[0, 0])?, 3.0);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.

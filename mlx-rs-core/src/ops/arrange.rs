@@ -24,6 +24,12 @@ impl Array {
     /// The whole array `reps[i]` times along axis `i`; missing counts at the front are one, missing
     /// axes too.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1, 2]])?.tile(&[2, 2])?.to_vec::<i32>()?, [1, 2, 1, 2, 1, 2, 1, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Value`] for a negative count or an axis too long to be counted.
     pub fn tile(&self, reps: &[i32]) -> Result<Array> {
@@ -52,6 +58,13 @@ impl Array {
     /// Values moved by `shift` places towards the end, the last ones coming back at the front: along
     /// one axis, several axes alike, or [`super::All`] of the flattened array.
     ///
+    /// ```
+    /// use mlx_rs_core::{All, array};
+    /// assert_eq!(array!([1, 2, 3])?.roll(1, 0)?.to_vec::<i32>()?, [3, 1, 2]);
+    /// assert_eq!(array!([[1, 2], [3, 4]])?.roll(-1, All)?.to_vec::<i32>()?, [2, 3, 4, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are named twice.
     pub fn roll<'a>(&self, shift: i32, axes: impl Into<Axes<'a>>) -> Result<Array> {
@@ -79,6 +92,13 @@ impl Array {
     }
 
     /// [`Array::roll`] with a shift for each of several axes.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[1, 2], [3, 4]])?;
+    /// assert_eq!(a.roll_axes(&[1, 1], &[0, 1])?.to_vec::<i32>()?, [4, 3, 2, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when there is not one shift per axis; [`ErrorKind::Index`] for axes that do
@@ -117,6 +137,12 @@ impl Array {
 
     /// Each element of the flattened array `repeats` times in a row.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1], [2]])?.repeat_flat(2)?.to_vec::<i32>()?, [1, 1, 2, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Value`] for a negative count or more elements than one axis can count.
     pub fn repeat_flat(&self, repeats: i32) -> Result<Array> {
@@ -139,6 +165,14 @@ impl Array {
     }
 
     /// With `low` and `high` more places before and behind each of `axes`, filled as `mode` says.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Pad, array};
+    /// let a = array!([1, 2])?;
+    /// assert_eq!(a.pad(&[0], &[1], &[2], Pad::Zero)?.to_vec::<i32>()?, [0, 1, 2, 0, 0]);
+    /// assert_eq!(a.pad(&[0], &[1], &[2], Pad::Edge)?.to_vec::<i32>()?, [1, 1, 2, 2, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`] when the
@@ -206,6 +240,13 @@ impl Array {
 
     /// [`Array::pad`] by the same `width` on all sides.
     ///
+    /// ```
+    /// use mlx_rs_core::{Pad, array};
+    /// let a = array!([1, 2])?.pad_symmetric(1, Pad::Value(&array!(9)?))?;
+    /// assert_eq!(a.to_vec::<i32>()?, [9, 1, 2, 9]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Array::pad`].
     pub fn pad_symmetric(&self, width: i32, mode: Pad<'_>) -> Result<Array> {
@@ -253,6 +294,12 @@ impl Array {
 
     /// Axis `from` moved to position `to` of the result, the others in order.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, zeros};
+    /// assert_eq!(zeros(&[2, 3, 4], Dtype::Float32)?.move_axis(0, -1)?.shape(), [3, 4, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
     pub fn move_axis(&self, from: i32, to: i32) -> Result<Array> {
@@ -265,6 +312,12 @@ impl Array {
     }
 
     /// Axis `axis` cut into axes of `shape`, of which one may be -1, to be inferred.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, zeros};
+    /// assert_eq!(zeros(&[2, 12], Dtype::Float32)?.unflatten(1, &[3, -1])?.shape(), [2, 3, 4]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when the lengths do not
@@ -297,6 +350,12 @@ impl Array {
 
     /// With new axes of length one at `axes` of the result.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2])?.expand_dims_axes(&[0, 2])?.shape(), [1, 2, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when a position is beyond the end or named twice.
     pub fn expand_dims_axes(&self, axes: &[i32]) -> Result<Array> {
@@ -321,6 +380,12 @@ impl Array {
 
     /// Without `axes`, which must have length one.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[[1], [2]]])?.squeeze_axes(&[0, 2])?.shape(), [2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are named twice; MLX's message when one is
     /// longer.
@@ -334,6 +399,13 @@ impl Array {
     }
 
     /// Cut along `axis` before each of `positions`, which ascend; `[2, 5]` gives three parts.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, array};
+    /// let parts = array!([1, 2, 3, 4])?.split_at(&[1, 3], 0)?;
+    /// assert_eq!(parts.iter().map(Array::size).collect::<Vec<_>>(), [1, 2, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] without the axis, or for positions that do not ascend inside it.
@@ -378,6 +450,13 @@ pub enum Pad<'a> {
 
 /// The flattened arrays one after another.
 ///
+/// ```
+/// use mlx_rs_core::{array, concatenate_flat};
+/// let (a, b) = (array!([[1], [2]])?, array!([3])?);
+/// assert_eq!(concatenate_flat(&[&a, &b])?.to_vec::<i32>()?, [1, 2, 3]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for more elements than one axis can count.
 pub fn concatenate_flat(arrays: &[&Array]) -> Result<Array> {
@@ -406,6 +485,13 @@ pub fn concatenate_flat(arrays: &[&Array]) -> Result<Array> {
 
 /// All `arrays` broadcast to the shape they have in common.
 ///
+/// ```
+/// use mlx_rs_core::{array, broadcast_arrays};
+/// let both = broadcast_arrays(&[&array!([[1], [2]])?, &array!([3, 4])?])?;
+/// assert_eq!((both[0].shape(), both[1].shape()), (&[2, 2][..], &[2, 2][..]));
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// MLX's message when the shapes do not broadcast.
 pub fn broadcast_arrays(arrays: &[&Array]) -> Result<Vec<Array>> {
@@ -419,6 +505,15 @@ pub fn broadcast_arrays(arrays: &[&Array]) -> Result<Vec<Array>> {
 
 /// Coordinate grids of one-axis arrays: array `i` varies along axis `i` of every result (`Ij`), or the
 /// first two exchanged (`Xy`). `sparse` leaves the other axes at length one.
+///
+/// ```
+/// use mlx_rs_core::{GridIndexing, array, meshgrid};
+/// let (x, y) = (array!([1, 2, 3])?, array!([10, 20])?);
+/// let grids = meshgrid(&[&x, &y], false, GridIndexing::Xy)?;
+/// assert_eq!(grids[0].to_vec::<i32>()?, [1, 2, 3, 1, 2, 3]); // [2, 3]
+/// assert_eq!(grids[1].to_vec::<i32>()?, [10, 10, 10, 20, 20, 20]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for arrays of more than one axis.
@@ -458,6 +553,14 @@ pub enum GridIndexing {
 }
 
 /// The `inputs`, to be computed only after all `dependencies` are.
+///
+/// ```
+/// use mlx_rs_core::{array, depends};
+/// let (first, second) = (array!([1.0])?.exp()?, array!([2.0])?);
+/// let second = depends(&[&second], &[&first])?;
+/// assert_eq!(second[0].to_vec::<f32>()?, [2.0]); // `first` was computed before
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Value`] without inputs.

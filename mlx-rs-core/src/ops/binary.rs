@@ -20,54 +20,192 @@ use crate::error::{Error, ErrorKind, Result};
 
 binary_ops! {
     /// The angle of the point `(other, self)`, in radians.
+    ///
+    /// ```
+    /// use std::f32::consts::PI;
+    /// use mlx_rs_core::array;
+    /// assert!(array!([1.0])?.arctan2(&array!([0.0])?)?.all_close(&array!([PI / 2.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     arctan2 = mlx_arctan2;
     /// Bitwise and, of integers or booleans.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([6])?.bitwise_and(&array!([3])?)?.to_vec::<i32>()?, [2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     bitwise_and = mlx_bitwise_and;
     /// Bitwise or, of integers or booleans.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([6])?.bitwise_or(&array!([3])?)?.to_vec::<i32>()?, [7]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     bitwise_or = mlx_bitwise_or;
     /// Bitwise exclusive or, of integers or booleans.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([6])?.bitwise_xor(&array!([3])?)?.to_vec::<i32>()?, [5]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     bitwise_xor = mlx_bitwise_xor;
     /// Bits moved up by `other`, which must be below the number of bits of the type; beyond it the
     /// value is unspecified.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 3])?.left_shift(&array!(2)?)?.to_vec::<i32>()?, [4, 12]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     left_shift = mlx_left_shift;
     /// Bits moved down by `other`, which must be below the number of bits of the type; beyond it the
     /// value is unspecified.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([4, 13])?.right_shift(&array!(2)?)?.to_vec::<i32>()?, [1, 3]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     right_shift = mlx_right_shift;
     /// Sum.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let (column, row) = (array!([[10.0], [20.0]])?, array!([1.0, 2.0])?);
+    /// assert_eq!(column.add(&row)?.to_vec::<f32>()?, [11.0, 12.0, 21.0, 22.0]); // [2, 1] + [2] -> [2, 2]
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     add = mlx_add;
     /// Difference.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([5, 7])?.subtract(&array!([2, 9])?)?.to_vec::<i32>()?, [3, -2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     subtract = mlx_subtract;
     /// Product.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([2, 3])?.multiply(&array!(4)?)?.to_vec::<i32>()?, [8, 12]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     multiply = mlx_multiply;
     /// Quotient; integers are divided as floats.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 3])?.divide(&array!(2)?)?.to_vec::<f32>()?, [0.5, 1.5]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     divide = mlx_divide;
     /// The greater of both values.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 5])?.maximum(&array!([3, 2])?)?.to_vec::<i32>()?, [3, 5]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     maximum = mlx_maximum;
     /// The lesser of both values.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 5])?.minimum(&array!([3, 2])?)?.to_vec::<i32>()?, [1, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     minimum = mlx_minimum;
     /// `log(exp(a) + exp(b))`, stable.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let y = array!([0.0, 1000.0])?.logaddexp(&array!([0.0, 0.0])?)?;
+    /// assert!(y.all_close(&array!([2.0f32.ln(), 1000.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     logaddexp = mlx_logaddexp;
     /// Whether the values are equal.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2])?.equal(&array!([1, 3])?)?.to_vec::<bool>()?, [true, false]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     equal = mlx_equal;
     /// Whether the values differ.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2])?.not_equal(&array!([1, 3])?)?.to_vec::<bool>()?, [false, true]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     not_equal = mlx_not_equal;
     /// `a > b`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2, 3])?.greater(&array!(2)?)?.to_vec::<bool>()?, [false, false, true]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     greater = mlx_greater;
     /// `a >= b`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2, 3])?.greater_equal(&array!(2)?)?.to_vec::<bool>()?, [false, true, true]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     greater_equal = mlx_greater_equal;
     /// `a < b`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2, 3])?.less(&array!(2)?)?.to_vec::<bool>()?, [true, false, false]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     less = mlx_less;
     /// `a <= b`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2, 3])?.less_equal(&array!(2)?)?.to_vec::<bool>()?, [true, true, false]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     less_equal = mlx_less_equal;
     /// Logical and.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let (a, b) = (array!([true, true, false])?, array!([true, false, false])?);
+    /// assert_eq!(a.logical_and(&b)?.to_vec::<bool>()?, [true, false, false]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     logical_and = mlx_logical_and;
     /// Logical or.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let (a, b) = (array!([true, true, false])?, array!([true, false, false])?);
+    /// assert_eq!(a.logical_or(&b)?.to_vec::<bool>()?, [true, true, false]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     logical_or = mlx_logical_or;
 }
 
 impl Array {
     /// Quotient: of floats rounded down, of integers rounded towards zero as MLX does. An integer
     /// divided by zero is 0, as in NumPy; the processor would trap.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([7.5, -7.5])?.floor_divide(&array!(2.0)?)?.to_vec::<f32>()?, [3.0, -4.0]);
+    /// assert_eq!(array!([7, 7])?.floor_divide(&array!([2, 0])?)?.to_vec::<i32>()?, [3, 0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast or the types do not fit.
@@ -86,6 +224,12 @@ impl Array {
 
     /// Remainder with the sign of the divisor. Of an integer divided by zero it is 0, as in NumPy.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([7, -7])?.remainder(&array!(2)?)?.to_vec::<i32>()?, [1, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast or the types do not fit.
     pub fn remainder(&self, other: &Array) -> Result<Array> {
@@ -98,6 +242,14 @@ impl Array {
     }
 
     /// [`Array::floor_divide`] and [`Array::remainder`] at once.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let (quotient, remainder) = array!([7, 9])?.divmod(&array!(2)?)?;
+    /// assert_eq!(quotient.to_vec::<i32>()?, [3, 4]);
+    /// assert_eq!(remainder.to_vec::<i32>()?, [1, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast or the types do not fit.
@@ -155,6 +307,12 @@ impl Array {
     /// `self` to the power `other`. A negative exponent of integers gives the power rounded towards
     /// zero (0, but for the bases 1 and -1; 0 also for base 0), where MLX would never return.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([2, 3])?.power(&array!(3)?)?.to_vec::<i32>()?, [8, 27]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast or the types do not fit.
     pub fn power(&self, other: &Array) -> Result<Array> {
@@ -183,6 +341,13 @@ impl Array {
 
     /// Whether both arrays have the same shape and values.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([1, 2])?.array_equal(&array!([1, 2])?)?);
+    /// assert!(!array!([1, 2])?.array_equal(&array!([[1, 2]])?)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// MLX's message when evaluation fails.
     pub fn array_equal(&self, other: &Array) -> Result<bool> {
@@ -194,6 +359,14 @@ impl Array {
     }
 
     /// Whether all values agree within `atol + rtol * |other|`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let (a, b) = (array!([1.0, 2.0])?, array!([1.0, 2.001])?);
+    /// assert!(a.all_close(&b, 1e-2, 0.0)?);
+    /// assert!(!a.all_close(&b, 1e-5, 0.0)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast.
@@ -208,6 +381,13 @@ impl Array {
 
     /// Where the values agree within `atol + rtol * |other|`; NaN agrees with NaN when `equal_nan`.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let (a, b) = (array!([1.0, 2.0, f32::NAN])?, array!([1.0, 2.1, f32::NAN])?);
+    /// assert_eq!(a.is_close(&b, 1e-5, 0.0, true)?.to_vec::<bool>()?, [true, false, true]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast.
     pub fn is_close(&self, other: &Array, rtol: f64, atol: f64, equal_nan: bool) -> Result<Array> {
@@ -219,6 +399,14 @@ impl Array {
     }
 
     /// The values limited to `[min, max]`; either end may be open.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let x = array!([-1, 5, 12])?;
+    /// assert_eq!(x.clip(Some(&array!(0)?), Some(&array!(10)?))?.to_vec::<i32>()?, [0, 5, 10]);
+    /// assert_eq!(x.clip(None, Some(&array!(10)?))?.to_vec::<i32>()?, [-1, 5, 10]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Value`] when both ends are open; MLX's message when shapes do not broadcast.
@@ -246,6 +434,14 @@ impl Array {
 }
 
 /// Where `condition` holds the value of `yes`, else of `no`; all three broadcast.
+///
+/// ```
+/// use mlx_rs_core::{array, where_};
+/// let x = array!([-1.0, 2.0])?;
+/// let relu = where_(&x.greater(&array!(0.0)?)?, &x, &array!(0.0)?)?;
+/// assert_eq!(relu.to_vec::<f32>()?, [0.0, 2.0]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// MLX's message when the shapes do not broadcast.

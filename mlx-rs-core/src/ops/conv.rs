@@ -187,6 +187,15 @@ impl Array {
     /// Convolution (the cross-correlation of machine learning, unless `conv.flip`) of `[N, spatial ..,
     /// C_in]` with `weight` `[C_out, spatial .., C_in / groups]`, giving `[N, spatial .., C_out]`.
     ///
+    /// ```
+    /// use mlx_rs_core::{Conv, array};
+    /// let x = array!([1.0, 2.0, 3.0, 4.0])?.reshape(&[1, 4, 1])?;
+    /// let w = array!([1.0, 1.0])?.reshape(&[1, 2, 1])?;
+    /// let same = Conv { padding: vec![1], ..Conv::default() };
+    /// assert_eq!(x.conv(&w, &same)?.to_vec::<f32>()?, [1.0, 3.0, 5.0, 7.0, 4.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Shape`] when arrays, lists or groups do not fit each other; [`ErrorKind::Value`] for
     /// strides and dilations below one or negative padding; [`ErrorKind::OutOfMemory`] beyond the
@@ -201,6 +210,15 @@ impl Array {
     /// each input over the kernel. `[N, spatial .., C_in]` with `weight` `[C_out, spatial .., C_in /
     /// groups]` gives axes of `(n - 1) * stride - 2 * padding + dilation * (k - 1) + 1 +
     /// output_padding`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Conv, array};
+    /// let x = array!([1.0, 2.0])?.reshape(&[1, 2, 1])?;
+    /// let w = array!([1.0, 10.0])?.reshape(&[1, 2, 1])?;
+    /// let twice = Conv { stride: vec![2], ..Conv::default() };
+    /// assert_eq!(x.conv_transpose(&w, &twice)?.to_vec::<f32>()?, [1.0, 10.0, 2.0, 20.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Array::conv`].

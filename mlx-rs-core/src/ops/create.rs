@@ -39,6 +39,12 @@ fn check_shape(op: &'static str, shape: &[i32], dtype: Dtype) -> Result<()> {
 
 /// An array of zeros.
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, zeros};
+/// assert_eq!(zeros(&[2, 2], Dtype::Float32)?.to_vec::<f32>()?, [0.0; 4]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
 pub fn zeros(shape: &[i32], dtype: Dtype) -> Result<Array> {
@@ -51,6 +57,12 @@ pub fn zeros(shape: &[i32], dtype: Dtype) -> Result<Array> {
 
 /// An array of ones.
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, ones};
+/// assert_eq!(ones(&[3], Dtype::Int32)?.to_vec::<i32>()?, [1, 1, 1]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
 pub fn ones(shape: &[i32], dtype: Dtype) -> Result<Array> {
@@ -62,6 +74,12 @@ pub fn ones(shape: &[i32], dtype: Dtype) -> Result<Array> {
 }
 
 /// An array filled with `value`, converted to `dtype`; `value` may be an array that broadcasts.
+///
+/// ```
+/// use mlx_rs_core::{Dtype, array, full};
+/// assert_eq!(full(&[2, 2], &array!(7)?, Dtype::Float32)?.to_vec::<f32>()?, [7.0; 4]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
@@ -83,6 +101,12 @@ pub fn full(shape: &[i32], value: &Array, dtype: Dtype) -> Result<Array> {
 }
 
 /// The values `start, start + step, ...` below `stop`.
+///
+/// ```
+/// use mlx_rs_core::{Dtype, arange};
+/// assert_eq!(arange(0.0, 6.0, 2.0, Dtype::Int32)?.to_vec::<i32>()?, [0, 2, 4]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Value`] for a zero or non-finite step or bounds that are not finite;
@@ -115,6 +139,12 @@ pub fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<Array> {
 
 /// `count` values from `start` to `stop`, both included, evenly apart.
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, linspace};
+/// assert_eq!(linspace(0.0, 1.0, 5, Dtype::Float32)?.to_vec::<f32>()?, [0.0, 0.25, 0.5, 0.75, 1.0]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Value`] for a negative count; [`ErrorKind::OutOfMemory`] when there would be too many.
 pub fn linspace(start: f64, stop: f64, count: i32, dtype: Dtype) -> Result<Array> {
@@ -135,6 +165,12 @@ pub fn linspace(start: f64, stop: f64, count: i32, dtype: Dtype) -> Result<Array
 /// Ones on the `k`-th diagonal (above the main one when positive) of a `rows x columns` matrix, zeros
 /// elsewhere.
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, eye};
+/// assert_eq!(eye(2, 3, 1, Dtype::Int32)?.to_vec::<i32>()?, [0, 1, 0, 0, 0, 1]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
 pub fn eye(rows: i32, columns: i32, k: i32, dtype: Dtype) -> Result<Array> {
@@ -152,6 +188,12 @@ pub fn eye(rows: i32, columns: i32, k: i32, dtype: Dtype) -> Result<Array> {
 
 /// The identity matrix of `n` rows.
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, identity};
+/// assert_eq!(identity(2, Dtype::Int32)?.to_vec::<i32>()?, [1, 0, 0, 1]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
 pub fn identity(n: i32, dtype: Dtype) -> Result<Array> {
@@ -167,6 +209,12 @@ pub fn identity(n: i32, dtype: Dtype) -> Result<Array> {
 
 /// Ones on and below the `k`-th diagonal of a `rows x columns` matrix, zeros elsewhere.
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, tri};
+/// assert_eq!(tri(2, 3, 0, Dtype::Int32)?.to_vec::<i32>()?, [1, 0, 0, 1, 1, 0]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
 pub fn tri(rows: i32, columns: i32, k: i32, dtype: Dtype) -> Result<Array> {
@@ -181,6 +229,12 @@ pub fn tri(rows: i32, columns: i32, k: i32, dtype: Dtype) -> Result<Array> {
 impl Array {
     /// An array of zeros with the shape and type of this one.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2])?.zeros_like()?.to_vec::<i32>()?, [0, 0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`] when it would not fit the budget.
     pub fn zeros_like(&self) -> Result<Array> {
@@ -192,6 +246,12 @@ impl Array {
 
     /// An array of ones with the shape and type of this one.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1.5, 2.5])?.ones_like()?.to_vec::<f32>()?, [1.0, 1.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`] when it would not fit the budget.
     pub fn ones_like(&self) -> Result<Array> {
@@ -202,6 +262,13 @@ impl Array {
     }
 
     /// An array of the shape of this one, filled with `value` (which broadcasts to it) as `dtype`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array};
+    /// let a = array!([[1, 2], [3, 4]])?;
+    /// assert_eq!(a.full_like(&array!(0.5)?, Dtype::Float32)?.to_vec::<f32>()?, [0.5; 4]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when `value` does not broadcast to the shape.

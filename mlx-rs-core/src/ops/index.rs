@@ -81,6 +81,14 @@ impl Array {
     /// Elements `start` to `stop` of each axis in steps of `strides`; bounds count from the end when
     /// negative and are cut to the array, as in Python.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(a.slice(&[0, -2], &[2, 3], &[1, 1])?.to_vec::<i32>()?, [2, 3, 5, 6]);
+    /// assert_eq!(a.slice(&[1, 0], &[2, 3], &[1, 2])?.to_vec::<i32>()?, [4, 6]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Shape`] when there is not one bound per axis; [`ErrorKind::Value`] for a zero
     /// stride.
@@ -107,6 +115,13 @@ impl Array {
 
     /// Elements `start` to `stop` of one axis.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(a.slice_axis(-1, 1, 3)?.to_vec::<i32>()?, [2, 3, 5, 6]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
     pub fn slice_axis(&self, axis: i32, start: i32, stop: i32) -> Result<Array> {
@@ -120,6 +135,13 @@ impl Array {
 
     /// This array with the part named by the bounds (as in [`Array::slice`]) replaced by `update`,
     /// which broadcasts to it. MLX reuses the memory when nobody else holds this array.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([1, 2, 3, 4])?;
+    /// assert_eq!(a.slice_update(&array!([7, 8])?, &[1], &[3], &[1])?.to_vec::<i32>()?, [1, 7, 8, 4]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Array::slice`]; MLX's message when the update does not fit.
@@ -153,6 +175,13 @@ impl Array {
     }
 
     /// [`Array::slice_update`] on elements `start..start + length of update` of one axis.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array, zeros};
+    /// let a = zeros(&[2, 3], Dtype::Int32)?;
+    /// assert_eq!(a.update_axis(&array!([[5], [6]])?, 1, 2)?.to_vec::<i32>()?, [0, 0, 5, 0, 0, 6]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when the part does not lie inside the axis.
@@ -321,6 +350,14 @@ impl Array {
     /// place of the axis. **Evaluates the indices** to check them; [`Array::take_ids`] and
     /// [`Array::take_clamped`] do not.
     ///
+    /// ```
+    /// use mlx_rs_core::{ErrorKind, array};
+    /// let a = array!([[1, 2], [3, 4], [5, 6]])?;
+    /// assert_eq!(a.take(&array!([-1, 0])?, 0)?.to_vec::<i32>()?, [5, 6, 1, 2]);
+    /// assert_eq!(a.take(&array!([3])?, 0).unwrap_err().kind(), ErrorKind::Index);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when an index or the axis is out of range; [`ErrorKind::Dtype`] for
     /// indices that are not integers.
@@ -331,6 +368,12 @@ impl Array {
     }
 
     /// The elements of the flattened array at `indices`, checked as in [`Array::take`].
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1, 2], [3, 4]])?.take_flat(&array!([3, 0])?)?.to_vec::<i32>()?, [4, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Array::take`]; [`ErrorKind::Shape`] for more elements than one axis can count.
@@ -345,6 +388,13 @@ impl Array {
     }
 
     /// The elements of `axis` at indices known on the host, checked there.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[1, 2], [3, 4], [5, 6]])?;
+    /// assert_eq!(a.take_ids(&[2, 0], 0)?.to_vec::<i32>()?, [5, 6, 1, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when an index or the axis is out of range.
@@ -363,6 +413,13 @@ impl Array {
     /// The elements of `axis` at `indices`, those out of range replaced by the nearest in range.
     /// Stays lazy, which is what a decoder needs for a token it has not read back yet.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([10, 20, 30])?;
+    /// assert_eq!(a.take_clamped(&array!([1, 99])?, 0)?.to_vec::<i32>()?, [20, 30]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] for an empty or missing axis; [`ErrorKind::Dtype`] for indices that are
     /// not integers.
@@ -374,6 +431,13 @@ impl Array {
 
     /// For each position, the element of `axis` that `indices` names there; shapes agree but for
     /// that axis. Indices out of range are clamped, lazily, as in [`Array::take_clamped`].
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[10, 20], [30, 40]])?;
+    /// assert_eq!(a.take_along_axis(&array!([[1], [0]])?, 1)?.to_vec::<i32>()?, [20, 30]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for an empty or missing axis; MLX's message when the shapes differ.
@@ -390,6 +454,14 @@ impl Array {
     /// A copy in which the element of `axis` that `indices` names at each position is replaced by
     /// `values` (which broadcast to `indices`). Indices out of range are clamped, lazily.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[10, 20], [30, 40]])?;
+    /// let b = a.put_along_axis(&array!([[1], [0]])?, &array!(0)?, 1)?;
+    /// assert_eq!(b.to_vec::<i32>()?, [10, 0, 0, 40]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] for an empty or missing axis; MLX's message when the shapes differ.
     pub fn put_along_axis(&self, indices: &Array, values: &Array, axis: i32) -> Result<Array> {
@@ -405,6 +477,12 @@ impl Array {
     }
 
     /// One element by its position, as a host value. Evaluates the array.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1, 2], [3, 4]])?.at::<i32>(&[1, 0])?, 3);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when the position is not inside; [`ErrorKind::Dtype`] for another type.

@@ -19,13 +19,33 @@ use crate::error::{Error, ErrorKind, Result};
 binary_ops! {
     /// Matrix product over the last two axes, broadcast over the others: `[.., m, k] x [.., k, n] ->
     /// [.., m, n]`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[1.0, 2.0], [3.0, 4.0]])?;
+    /// assert_eq!(a.matmul(&array!([[1.0], [10.0]])?)?.to_vec::<f32>()?, [21.0, 43.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     matmul = mlx_matmul;
     /// Sum of products over the last axes of both.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1.0, 2.0])?.inner(&array!([3.0, 4.0])?)?.item::<f32>()?, 11.0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     inner = mlx_inner;
 }
 
 impl Array {
     /// `beta * self + alpha * (a x b)`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let (c, a, b) = (array!([[1.0]])?, array!([[2.0, 3.0]])?, array!([[4.0], [5.0]])?);
+    /// assert_eq!(c.addmm(&a, &b, 2.0, 10.0)?.item::<f32>()?, 56.0); // 10 * 1 + 2 * 23
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// MLX's message when the shapes do not fit.
@@ -39,6 +59,12 @@ impl Array {
 
     /// The values on and below the `k`-th diagonal of the last two axes, zeros elsewhere.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1, 2], [3, 4]])?.tril(0)?.to_vec::<i32>()?, [1, 0, 3, 4]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// MLX's message for fewer than two axes.
     pub fn tril(&self, k: i32) -> Result<Array> {
@@ -51,6 +77,12 @@ impl Array {
     }
 
     /// The values on and above the `k`-th diagonal of the last two axes, zeros elsewhere.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1, 2], [3, 4]])?.triu(1)?.to_vec::<i32>()?, [0, 2, 0, 0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// MLX's message for fewer than two axes.
@@ -74,6 +106,12 @@ impl Array {
 
     /// All products of the flattened arrays: `[m] x [n] -> [m, n]`.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2])?.outer(&array!([10, 20])?)?.to_vec::<i32>()?, [10, 20, 20, 40]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Shape`] for more elements than an axis can count.
     pub fn outer(&self, other: &Array) -> Result<Array> {
@@ -87,6 +125,14 @@ impl Array {
     }
 
     /// The `offset`-th diagonal of `axis1` and `axis2`, as the last axis of the result.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(a.diagonal(0, 0, 1)?.to_vec::<i32>()?, [1, 5]);
+    /// assert_eq!(a.diagonal(1, 0, 1)?.to_vec::<i32>()?, [2, 6]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are the same; [`ErrorKind::Shape`] for an empty
@@ -123,6 +169,12 @@ impl Array {
 
     /// The sum of the `offset`-th diagonal of `axis1` and `axis2`, as `dtype`.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array};
+    /// assert_eq!(array!([[1, 2], [3, 4]])?.trace(0, 0, 1, Dtype::Int32)?.item::<i32>()?, 5);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Array::diagonal`].
     pub fn trace(&self, offset: i32, axis1: i32, axis2: i32, dtype: Dtype) -> Result<Array> {
@@ -144,6 +196,13 @@ impl Array {
     }
 
     /// Of a vector, the matrix with it on the `k`-th diagonal; of a matrix, its `k`-th diagonal.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2])?.diag(0)?.to_vec::<i32>()?, [1, 0, 0, 2]);
+    /// assert_eq!(array!([[1, 2], [3, 4]])?.diag(0)?.to_vec::<i32>()?, [1, 4]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for other arrays, or a matrix that cannot be counted.

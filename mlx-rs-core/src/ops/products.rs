@@ -61,6 +61,13 @@ pub struct MatrixIndices {
 impl MatrixIndices {
     /// `indices` (integers) with those outside `0..count` moved to the nearest inside, lazily.
     ///
+    /// ```
+    /// use mlx_rs_core::{MatrixIndices, array};
+    /// let experts = MatrixIndices::new(&array!([1, 7, -2])?, 4)?;
+    /// assert_eq!(experts.array().to_vec::<u32>()?, [1, 3, 0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is nothing to index; [`ErrorKind::Dtype`] for indices that are
     /// not integers.
@@ -79,6 +86,12 @@ impl MatrixIndices {
     }
 
     /// The indices.
+    ///
+    /// ```
+    /// use mlx_rs_core::{MatrixIndices, array};
+    /// assert_eq!(MatrixIndices::new(&array!([0, 1])?, 2)?.array().shape(), [2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn array(&self) -> &Array {
         &self.array
@@ -134,6 +147,14 @@ impl Array {
     /// `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster; do
     /// not say so of others, or the result is unspecified.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let (a, b) = (array!([[[1.0]], [[10.0]]])?, array!([[[2.0]], [[3.0]]])?); // [2, 1, 1]
+    /// let product = a.gather_mm(&b, &array!([1, 0])?, &array!([0, 0])?, false)?;
+    /// assert_eq!(product.to_vec::<f32>()?, [20.0, 2.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Shape`] for fewer than two axes or an empty batch; [`ErrorKind::Dtype`] for
     /// indices that are not integers; MLX's message when the shapes or types do not fit.
@@ -169,6 +190,15 @@ impl Array {
 
     /// Matrix product `[.., m, k] x [.., k, n]` that leaves out tiles of `block_size` (32 or 64):
     /// masks, boolean or factors, have one entry per tile of the output, of `self` and of `other`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array, ones};
+    /// let (a, b) = (ones(&[32, 64], Dtype::Float32)?, ones(&[64, 32], Dtype::Float32)?);
+    /// let half = array!([[true, false]])?; // the second tile of `a` is left out
+    /// let product = a.block_masked_mm(&b, 32, None, Some(&half), None)?;
+    /// assert_eq!(product.at::<f32>(&[0, 0])?, 32.0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for fewer than two axes; [`ErrorKind::Value`] for another block size;
@@ -212,6 +242,14 @@ impl Array {
     /// One product for each segment `[start, end)` of the inner axis: `[m, k] x [k, n]` with
     /// `segments` `[.., 2]` gives `[.., m, n]`. Ends are cut to the axis, inside the graph.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array, ones};
+    /// let (a, b) = (array!([[1.0, 2.0, 3.0, 4.0]])?, ones(&[4, 1], Dtype::Float32)?);
+    /// let sums = a.segmented_mm(&b, &array!([[0, 2], [2, 4]])?)?;
+    /// assert_eq!(sums.to_vec::<f32>()?, [3.0, 7.0]); // [2, 1, 1]
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the matrices do not have two axes of fitting lengths or the segments
     /// are no pairs; [`ErrorKind::Dtype`] for segments that are not integers.
@@ -241,6 +279,14 @@ impl Array {
 
     /// Sum of products over the last `axes` axes of `self` and the first of `other`.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, ones};
+    /// let (a, b) = (ones(&[2, 3, 4], Dtype::Float32)?, ones(&[3, 4, 5], Dtype::Float32)?);
+    /// let c = a.tensordot(&b, 2)?;
+    /// assert_eq!((c.shape(), c.at::<f32>(&[0, 0])?), (&[2, 5][..], 12.0));
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when either has fewer axes; MLX's message when their lengths differ.
     pub fn tensordot(&self, other: &Array, axes: i32) -> Result<Array> {
@@ -264,6 +310,13 @@ impl Array {
 
     /// Sum of products over `axes` of `self`, paired with `other_axes` of `other`; what remains of
     /// both follows in order.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let (a, b) = (array!([[1.0, 2.0]])?, array!([[3.0, 4.0]])?);
+    /// assert_eq!(a.tensordot_axes(&b, &[1], &[1])?.to_vec::<f32>()?, [11.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`] when
@@ -307,6 +360,13 @@ impl Array {
 
     /// The Kronecker product: every value of `self` times all of `other`, as blocks.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[1, 10]])?.kron(&array!([[1], [2]])?)?;
+    /// assert_eq!((a.shape(), a.to_vec::<i32>()?), (&[2, 2][..], vec![1, 10, 2, 20]));
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Shape`] for empty arrays, or when an axis of the result cannot be counted.
     pub fn kron(&self, other: &Array) -> Result<Array> {
@@ -334,6 +394,12 @@ impl Array {
     /// The product of the last axis with the Hadamard matrix of its length, times `scale`
     /// (`1 / sqrt(n)` unless given, which keeps lengths). The length is `m * 2^k` with `m` 1, 12, 20
     /// or 28.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1.0, 3.0])?.hadamard_transform(Some(1.0))?.to_vec::<f32>()?, [4.0, -2.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for an empty array or another length.
@@ -372,6 +438,14 @@ impl Array {
 /// The Einstein sum of `operands` after `subscripts`, such as `"bij,bjk->bik"`: a letter names an
 /// axis, `...` the axes not named; letters that the result does not name are summed over. Without
 /// `->` the result has the letters that occur once, in alphabetical order.
+///
+/// ```
+/// use mlx_rs_core::{array, einsum};
+/// let (a, b) = (array!([[1.0, 2.0]])?, array!([[3.0], [4.0]])?);
+/// assert_eq!(einsum("ij,jk->ik", &[&a, &b])?.to_vec::<f32>()?, [11.0]);
+/// assert_eq!(einsum("ij->ji", &[&a])?.shape(), [2, 1]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Value`] for subscripts that cannot be read; [`ErrorKind::Shape`] when they do not fit

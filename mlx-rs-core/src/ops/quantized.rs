@@ -47,6 +47,13 @@ impl QuantMode {
     }
 
     /// The mode that MLX calls `name`, as checkpoints write it.
+    ///
+    /// ```
+    /// use mlx_rs_core::QuantMode;
+    /// assert_eq!(QuantMode::from_name("mxfp4"), Some(QuantMode::Mxfp4));
+    /// assert_eq!(QuantMode::from_name("int3"), None);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [
@@ -86,6 +93,14 @@ pub(super) fn some_int(value: i32) -> sys::mlx_optional_int {
 
 impl Quantized {
     /// Quantizes a matrix `[.., n, k]`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, ones};
+    /// let q = Quantized::quantize(&ones(&[8, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// assert_eq!(q.weight.shape(), [8, 8]); // eight numbers a word
+    /// assert_eq!(q.scales.shape(), [8, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Value`] for bits or groups that the mode does not have; MLX's message when the
@@ -134,6 +149,15 @@ impl Quantized {
     }
 
     /// Checks that the parts belong together. Every use of them does so first.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, ErrorKind, QuantMode, Quantized, ones};
+    /// let mut q = Quantized::quantize(&ones(&[8, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// q.validate("load")?;
+    /// q.bits = 8;
+    /// assert_eq!(q.validate("load").unwrap_err().kind(), ErrorKind::Shape);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`], [`ErrorKind::Dtype`] or [`ErrorKind::Value`] with the part that does
@@ -208,6 +232,14 @@ impl Quantized {
 
     /// The numbers as `dtype`: `[.., n, k]`.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, ones};
+    /// let w = ones(&[8, 64], Dtype::Float32)?;
+    /// let q = Quantized::quantize(&w, 32, 4, QuantMode::Affine)?;
+    /// assert!(q.dequantize(Dtype::Float32)?.all_close(&w, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When the parts do not fit each other.
     pub fn dequantize(&self, dtype: Dtype) -> Result<Array> {
@@ -236,6 +268,14 @@ impl Quantized {
 
     /// `x` times the transposed matrix: `[.., m, k] x [n, k]^T -> [.., m, n]`.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, ones};
+    /// let q = Quantized::quantize(&ones(&[8, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// let y = q.matmul_transposed(&ones(&[1, 64], Dtype::Float32)?)?;
+    /// assert_eq!(y.to_vec::<f32>()?, [64.0; 8]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When the parts do not fit each other or `x`.
     pub fn matmul_transposed(&self, x: &Array) -> Result<Array> {
@@ -243,6 +283,14 @@ impl Quantized {
     }
 
     /// `x` times the matrix: `[.., m, n] x [n, k] -> [.., m, k]`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, ones};
+    /// let q = Quantized::quantize(&ones(&[8, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// let y = q.matmul(&ones(&[1, 8], Dtype::Float32)?)?;
+    /// assert_eq!(y.to_vec::<f32>()?, [8.0; 64]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When the parts do not fit each other or `x`.
@@ -286,6 +334,19 @@ impl Quantized {
     /// times the matrix `[.., n, k]` at `rhs`, transposed unless `transpose` is false. Indices count
     /// the matrices of the flattened batch and broadcast against each other:
     /// `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, array, concatenate, ones, zeros};
+    /// // Of two experts the second.
+    /// let experts = concatenate(
+    ///     &[&zeros(&[1, 8, 64], Dtype::Float32)?, &ones(&[1, 8, 64], Dtype::Float32)?],
+    ///     0,
+    /// )?;
+    /// let q = Quantized::quantize(&experts, 32, 4, QuantMode::Affine)?;
+    /// let y = q.gather_matmul(&ones(&[1, 64], Dtype::Float32)?, None, &array!([1])?, true, false)?;
+    /// assert_eq!((y.shape(), y.to_vec::<f32>()?), (&[1, 1, 8][..], vec![64.0; 8]));
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for an `x` of fewer than two axes or an empty batch; [`ErrorKind::Dtype`]
@@ -339,6 +400,16 @@ impl Quantized {
     /// runs on narrow floats: `[m, k] x [n, k]^T -> [m, n]`, modes [`QuantMode::Nvfp4`] and
     /// [`QuantMode::Mxfp8`], on a CUDA device that has such products.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, ErrorKind, QuantMode, Quantized, ones};
+    /// let q = Quantized::quantize(&ones(&[32, 64], Dtype::Float32)?, 16, 4, QuantMode::Nvfp4)?;
+    /// match q.matmul_quantized(&ones(&[32, 64], Dtype::Float32)?) {
+    ///     Ok(y) => assert_eq!(y.shape(), [32, 32]),
+    ///     Err(e) => assert_eq!(e.kind(), ErrorKind::Unsupported), // without CUDA
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] without CUDA; [`ErrorKind::Shape`] when either has more than two
     /// axes; [`ErrorKind::Value`] for other modes; when the parts do not fit each other or `x`.
@@ -385,6 +456,14 @@ impl Quantized {
 
     /// Rows of the matrix by index, still quantized; indices out of range are clamped, lazily.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, array, ones};
+    /// let q = Quantized::quantize(&ones(&[8, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// let rows = q.take_rows(&array!([3, 5])?)?;
+    /// assert_eq!(rows.dequantize(Dtype::Float32)?.shape(), [2, 64]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Array::take_clamped`].
     pub fn take_rows(&self, indices: &Array) -> Result<Self> {
@@ -401,6 +480,13 @@ impl Quantized {
     }
 
     /// Bytes of all parts.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, ones};
+    /// let q = Quantized::quantize(&ones(&[8, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// assert_eq!(q.nbytes(), 256 + 64 + 64); // numbers, scales, biases
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn nbytes(&self) -> usize {
         self.weight.nbytes() + self.scales.nbytes() + self.biases.as_ref().map_or(0, Array::nbytes)

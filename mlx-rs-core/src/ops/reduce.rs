@@ -51,12 +51,14 @@ impl<'a, const N: usize> From<&'a [i32; N]> for Axes<'a> {
 }
 
 macro_rules! reductions {
-    ($($(#[$doc:meta])* $name:ident = $all:ident, $one:ident, $many:ident;)*) => {
+    ($($(#[$doc:meta])* example: $(#[$example:meta])* $name:ident = $all:ident, $one:ident, $many:ident;)*) => {
         impl Array {
             $(
                 $(#[$doc])*
                 ///
                 /// Reduced axes are dropped, or kept with length one when `keepdims`.
+                ///
+                $(#[$example])*
                 ///
                 /// # Errors
                 /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the
@@ -97,25 +99,85 @@ macro_rules! reductions {
 
 reductions! {
     /// Whether every value is true.
+    example:
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[true, true], [true, false]])?;
+    /// assert_eq!(a.all(1, false)?.to_vec::<bool>()?, [true, false]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     all = mlx_all, mlx_all_axis, mlx_all_axes;
     /// Whether some value is true.
+    example:
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[true, false], [false, false]])?;
+    /// assert_eq!(a.any(1, false)?.to_vec::<bool>()?, [true, false]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     any = mlx_any, mlx_any_axis, mlx_any_axes;
     /// The sum.
+    example:
+    /// ```
+    /// use mlx_rs_core::{All, array};
+    /// let a = array!([[1, 2], [3, 4]])?;
+    /// assert_eq!(a.sum(All, false)?.item::<i32>()?, 10);
+    /// assert_eq!(a.sum(0, false)?.to_vec::<i32>()?, [4, 6]);
+    /// assert_eq!(a.sum(&[0, 1], true)?.shape(), [1, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     sum = mlx_sum, mlx_sum_axis, mlx_sum_axes;
     /// The product.
+    example:
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1, 2], [3, 4]])?.prod(-1, false)?.to_vec::<i32>()?, [2, 12]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     prod = mlx_prod, mlx_prod_axis, mlx_prod_axes;
     /// The arithmetic mean.
+    example:
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1.0, 2.0], [3.0, 4.0]])?.mean(0, false)?.to_vec::<f32>()?, [2.0, 3.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     mean = mlx_mean, mlx_mean_axis, mlx_mean_axes;
     /// The greatest value.
+    example:
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1, 5], [3, 4]])?.max(0, false)?.to_vec::<i32>()?, [3, 5]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     max = mlx_max, mlx_max_axis, mlx_max_axes;
     /// The least value.
+    example:
+    /// ```
+    /// use mlx_rs_core::{All, array};
+    /// assert_eq!(array!([[1, 5], [3, 4]])?.min(All, false)?.item::<i32>()?, 1);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     min = mlx_min, mlx_min_axis, mlx_min_axes;
     /// `log(sum(exp(x)))`, stable.
+    example:
+    /// ```
+    /// use mlx_rs_core::{All, array};
+    /// let y = array!([1000.0, 1000.0])?.logsumexp(All, false)?; // `exp` alone would overflow
+    /// assert!(y.all_close(&array!(1000.0 + 2.0f32.ln())?, 1e-5, 0.0)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     logsumexp = mlx_logsumexp, mlx_logsumexp_axis, mlx_logsumexp_axes;
 }
 
 impl Array {
     /// The index of the greatest value along `axis` (the first of equals), as `uint32`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1, 5], [4, 3]])?.argmax(-1, false)?.to_vec::<u32>()?, [1, 0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when it is empty.
@@ -130,6 +192,12 @@ impl Array {
 
     /// The index of the least value along `axis` (the first of equals), as `uint32`.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1, 5], [4, 3]])?.argmin(-1, false)?.to_vec::<u32>()?, [0, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when it is empty.
     pub fn argmin(&self, axis: i32, keepdims: bool) -> Result<Array> {
@@ -142,6 +210,12 @@ impl Array {
     }
 
     /// [`Array::argmax`] of the flattened array.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1, 2], [4, 3]])?.argmax_flat(false)?.item::<u32>()?, 2);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`crate::ErrorKind::Shape`] for more elements than can be counted; MLX's message for none.
@@ -157,6 +231,12 @@ impl Array {
 
     /// [`Array::argmin`] of the flattened array.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[2, 5], [4, 1]])?.argmin_flat(false)?.item::<u32>()?, 3);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`crate::ErrorKind::Shape`] for more elements than can be counted; MLX's message for none.
     pub fn argmin_flat(&self, keepdims: bool) -> Result<Array> {
@@ -170,6 +250,13 @@ impl Array {
     }
 
     /// `exp(x) / sum(exp(x))` over `axes`, stable; `precise` accumulates in float32.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let p = array!([[0.0, 0.0], [0.0, 1e4]])?.softmax(-1, true)?;
+    /// assert_eq!(p.to_vec::<f32>()?, [0.5, 0.5, 0.0, 1.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis.
@@ -209,6 +296,13 @@ impl Array {
 
     /// The middle value over `axes`; of an even number the mean of both middle ones.
     ///
+    /// ```
+    /// use mlx_rs_core::{All, array};
+    /// assert_eq!(array!([3.0, 1.0, 2.0])?.median(All, false)?.item::<f32>()?, 2.0);
+    /// assert_eq!(array!([4.0, 1.0])?.median(0, false)?.item::<f32>()?, 2.5);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; [`crate::ErrorKind::Shape`] when there is
     /// nothing to take the median of.
@@ -235,6 +329,14 @@ impl Array {
 
     /// The number of elements along `axes` as a scalar of `dtype`, or one divided by it when
     /// `inverted`. In a graph compiled without shapes it is computed when it runs.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, zeros};
+    /// let a = zeros(&[2, 3, 4], Dtype::Float32)?;
+    /// assert_eq!(a.number_of_elements(&[0, 2], false, Dtype::Int32)?.item::<i32>()?, 8);
+    /// assert_eq!(a.number_of_elements(&[0, 2], true, Dtype::Float32)?.item::<f32>()?, 0.125);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; [`crate::ErrorKind::Value`] when nothing
@@ -273,12 +375,14 @@ impl Array {
 }
 
 macro_rules! spreads {
-    ($($(#[$doc:meta])* $name:ident = $all:ident, $one:ident, $many:ident;)*) => {
+    ($($(#[$doc:meta])* example: $(#[$example:meta])* $name:ident = $all:ident, $one:ident, $many:ident;)*) => {
         impl Array {
             $(
                 $(#[$doc])*
                 /// Over `axes`, kept with length one when `keepdims`, with `ddof` degrees of freedom
                 /// taken off the count.
+                ///
+                $(#[$example])*
                 ///
                 /// # Errors
                 /// [`crate::ErrorKind::Index`] when there is no such axis.
@@ -329,18 +433,34 @@ macro_rules! spreads {
 
 spreads! {
     /// The variance.
+    example:
+    /// ```
+    /// use mlx_rs_core::{All, array};
+    /// let a = array!([1.0, 3.0])?;
+    /// assert_eq!(a.var(All, false, 0)?.item::<f32>()?, 1.0);
+    /// assert_eq!(a.var(All, false, 1)?.item::<f32>()?, 2.0); // of a sample
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     var = mlx_var, mlx_var_axis, mlx_var_axes;
     /// The standard deviation.
+    example:
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1.0, 3.0], [2.0, 8.0]])?.std(-1, false, 0)?.to_vec::<f32>()?, [1.0, 3.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     std = mlx_std, mlx_std_axis, mlx_std_axes;
 }
 
 macro_rules! scans {
-    ($($(#[$doc:meta])* $name:ident = $c:ident;)*) => {
+    ($($(#[$doc:meta])* example: $(#[$example:meta])* $name:ident = $c:ident;)*) => {
         impl Array {
             $(
                 $(#[$doc])*
                 /// Along `axis`, from the end when `reverse`, without the value itself unless
                 /// `inclusive`.
+                ///
+                $(#[$example])*
                 ///
                 /// # Errors
                 /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the data
@@ -361,12 +481,39 @@ macro_rules! scans {
 
 scans! {
     /// Running sums.
+    example:
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([1, 2, 3])?;
+    /// assert_eq!(a.cumsum(0, false, true)?.to_vec::<i32>()?, [1, 3, 6]);
+    /// assert_eq!(a.cumsum(0, false, false)?.to_vec::<i32>()?, [0, 1, 3]);
+    /// assert_eq!(a.cumsum(0, true, true)?.to_vec::<i32>()?, [6, 5, 3]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     cumsum = mlx_cumsum;
     /// Running products.
+    example:
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([2, 3, 4])?.cumprod(0, false, true)?.to_vec::<i32>()?, [2, 6, 24]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     cumprod = mlx_cumprod;
     /// The greatest value so far.
+    example:
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 3, 2])?.cummax(0, false, true)?.to_vec::<i32>()?, [1, 3, 3]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     cummax = mlx_cummax;
     /// The least value so far.
+    example:
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([3, 1, 2])?.cummin(0, false, true)?.to_vec::<i32>()?, [3, 1, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     cummin = mlx_cummin;
 }
 
@@ -391,6 +538,13 @@ impl Array {
 
     /// Running `log(sum(exp(x)))`, stable, along `axis`, from the end when `reverse`, without the value
     /// itself unless `inclusive`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let y = array!([0.0, 0.0])?.logcumsumexp(0, false, true)?;
+    /// assert!(y.all_close(&array!([0.0, 2.0f32.ln()])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the data type does

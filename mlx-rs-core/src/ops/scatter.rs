@@ -52,6 +52,15 @@ impl Array {
     /// Negative indices count from the end, and what is still outside is moved to the nearest place
     /// where the whole block fits.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[1, 2], [3, 4], [5, 6]])?;
+    /// let rows = a.gather(&[&array!([2, 0])?], &[0], &[1, 2])?;
+    /// assert_eq!(rows.shape(), [2, 1, 2]);
+    /// assert_eq!(rows.to_vec::<i32>()?, [5, 6, 1, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Shape`] when there is not one index array per axis and one size per axis of the
     /// array, or a size is not within its axis; [`ErrorKind::Index`] for axes that do not exist, are
@@ -95,6 +104,13 @@ impl Array {
 
     /// [`Array::gather`] with one index array on one axis.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([10, 20, 30])?;
+    /// assert_eq!(a.gather_axis(&array!([-1, 1])?, 0, &[1])?.to_vec::<i32>()?, [30, 20]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Array::gather`].
     pub fn gather_axis(&self, indices: &Array, axis: i32, slice_sizes: &[i32]) -> Result<Array> {
@@ -105,6 +121,14 @@ impl Array {
     /// `updates` has the shape of the broadcast indices followed by one block size per axis of this
     /// array, and is converted to its type. Negative indices count from the end, and what is still
     /// outside is moved to the nearest place where the whole block fits.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, ScatterMode, array, zeros};
+    /// let (a, at) = (zeros(&[4], Dtype::Int32)?, array!([1, 3])?);
+    /// let updates = array!([[5], [6]])?; // [indices, one block each]
+    /// assert_eq!(a.scatter(&[&at], &updates, &[0], ScatterMode::Replace)?.to_vec::<i32>()?, [0, 5, 0, 6]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the numbers of indices and axes differ, or the updates do not fit;
@@ -161,6 +185,14 @@ impl Array {
 
     /// [`Array::scatter`] with one index array on one axis.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, ScatterMode, array, ones};
+    /// let (a, at) = (ones(&[3], Dtype::Int32)?, array!([1, 1])?);
+    /// let sum = a.scatter_axis(&at, &array!([[5], [6]])?, 0, ScatterMode::Add)?;
+    /// assert_eq!(sum.to_vec::<i32>()?, [1, 12, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Array::scatter`].
     pub fn scatter_axis(
@@ -175,6 +207,13 @@ impl Array {
 
     /// As [`Array::put_along_axis`], with the values added to what is there; places named several
     /// times add up.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array, zeros};
+    /// let a = zeros(&[3], Dtype::Int32)?;
+    /// assert_eq!(a.scatter_add_axis(&array!([1, 1])?, &array!([5, 6])?, 0)?.to_vec::<i32>()?, [0, 11, 0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for an empty or missing axis; MLX's message when the shapes differ.
@@ -194,6 +233,13 @@ impl Array {
 
     /// The block of `sizes` (one per axis) that starts at `start`, an integer array with one value
     /// for each of `axes`; other axes start at 0. The start is moved so that the block fits.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([10, 20, 30, 40])?;
+    /// assert_eq!(a.slice_at(&array!([1])?, &[0], &[2])?.to_vec::<i32>()?, [20, 30]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when sizes or starts do not fit; [`ErrorKind::Index`] for axes that do
@@ -237,6 +283,13 @@ impl Array {
     /// A copy in which the block at `start` (as in [`Array::slice_at`]) is replaced by `update`,
     /// which has as many axes as this array. The start is moved so that the update fits.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array, zeros};
+    /// let a = zeros(&[4], Dtype::Int32)?;
+    /// assert_eq!(a.slice_update_at(&array!([5, 6])?, &array!([2])?, &[0])?.to_vec::<i32>()?, [0, 0, 5, 6]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Array::slice_at`].
     pub fn slice_update_at(&self, update: &Array, start: &Array, axes: &[i32]) -> Result<Array> {
@@ -278,6 +331,13 @@ impl Array {
     /// rows of `values` one after another. `mask` has the shape of the leading axes of this array;
     /// `values` has the shape `[n, trailing axes ..]`, or broadcasts to the trailing axes and is used
     /// for every place. When there are more places than values, the last value is repeated.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let (a, mask) = (array!([1, 2, 3])?, array!([true, false, true])?);
+    /// assert_eq!(a.masked_scatter(&mask, &array!([7, 8])?)?.to_vec::<i32>()?, [7, 2, 8]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Dtype`] for a mask that is not boolean; [`ErrorKind::Shape`] when it is not the

@@ -9,15 +9,40 @@ use crate::memory;
 
 unary_ops! {
     /// The axes in reverse order.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(a.transpose()?.to_vec::<i32>()?, [1, 4, 2, 5, 3, 6]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     transpose = mlx_transpose;
     /// Without the axes of length one.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[[1], [2]]])?.squeeze()?.shape(), [2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     squeeze = mlx_squeeze;
     /// A copy that shares no memory.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2])?.copy()?.to_vec::<i32>()?, [1, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     copy = mlx_copy;
 }
 
 impl Array {
     /// The same values in another shape of equal size; one dimension may be -1, to be inferred.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2, 3, 4])?.reshape(&[2, -1])?.shape(), [2, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// MLX's message when the sizes differ.
@@ -39,6 +64,12 @@ impl Array {
 
     /// The axes in the order given.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, zeros};
+    /// assert_eq!(zeros(&[2, 3, 4], Dtype::Float32)?.transpose_axes(&[2, 0, 1])?.shape(), [4, 2, 3]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis; MLX's message when one is named twice.
     pub fn transpose_axes(&self, axes: &[i32]) -> Result<Array> {
@@ -54,6 +85,12 @@ impl Array {
 
     /// Two axes exchanged.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, zeros};
+    /// assert_eq!(zeros(&[2, 3, 4], Dtype::Float32)?.swap_axes(0, -1)?.shape(), [4, 3, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
     pub fn swap_axes(&self, a: i32, b: i32) -> Result<Array> {
@@ -67,6 +104,13 @@ impl Array {
 
     /// With a new axis of length one at `axis` of the result.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let a = array!([1, 2])?;
+    /// assert_eq!((a.expand_dims(0)?.shape(), a.expand_dims(-1)?.shape()), (&[1, 2][..], &[2, 1][..]));
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when the position is beyond the end.
     pub fn expand_dims(&self, axis: i32) -> Result<Array> {
@@ -78,6 +122,12 @@ impl Array {
     }
 
     /// Without axis `axis`, which must have length one.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[[1], [2]]])?.squeeze_axis(0)?.shape(), [2, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis; MLX's message when it is longer.
@@ -91,6 +141,14 @@ impl Array {
     }
 
     /// Axes `start` to `end`, both included, joined into one.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, zeros};
+    /// let a = zeros(&[2, 3, 4], Dtype::Float32)?;
+    /// assert_eq!(a.flatten(0, 1)?.shape(), [6, 4]);
+    /// assert_eq!(a.flatten(0, -1)?.shape(), [24]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the joined axis cannot be counted; MLX's message when there are no
@@ -125,6 +183,12 @@ impl Array {
 
     /// Repeated along missing or length-one axes up to `shape`, without copying.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2])?.broadcast_to(&[2, 2])?.to_vec::<i32>()?, [1, 2, 1, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast; [`ErrorKind::Shape`] for a shape that
     /// cannot be counted.
@@ -145,6 +209,12 @@ impl Array {
 
     /// The values laid out row-major: the same array when it already is.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1, 2], [3, 4]])?.transpose()?.contiguous()?.to_vec::<i32>()?, [1, 3, 2, 4]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When MLX cannot allocate the copy.
     pub fn contiguous(&self) -> Result<Array> {
@@ -155,6 +225,14 @@ impl Array {
     }
 
     /// A view of the row-major elements with explicit `strides` and `offset`, counted in elements.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// // Windows of three, each one element further.
+    /// let a = array!([1, 2, 3, 4])?;
+    /// assert_eq!(a.as_strided(&[2, 3], &[1, 1], 0)?.to_vec::<i32>()?, [1, 2, 3, 2, 3, 4]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when shape and strides differ in length or a dimension is negative;
@@ -219,6 +297,13 @@ impl Array {
 
     /// Cut into `parts` of equal length along `axis`.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let parts = array!([1, 2, 3, 4])?.split(2, 0)?;
+    /// assert_eq!(parts[1].to_vec::<i32>()?, [3, 4]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the length is not divisible; [`ErrorKind::Index`] without the axis.
     pub fn split(&self, parts: i32, axis: i32) -> Result<Vec<Array>> {
@@ -238,6 +323,12 @@ impl Array {
     }
 
     /// Each element `repeats` times in a row along `axis`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[1], [2]])?.repeat(2, 0)?.to_vec::<i32>()?, [1, 1, 2, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Value`] for a negative count; [`ErrorKind::Index`] without the axis.
@@ -262,6 +353,14 @@ impl Array {
 }
 
 /// The arrays one after another along an existing axis.
+///
+/// ```
+/// use mlx_rs_core::{array, concatenate};
+/// let (a, b) = (array!([[1, 2]])?, array!([[3, 4]])?);
+/// assert_eq!(concatenate(&[&a, &b], 0)?.shape(), [2, 2]);
+/// assert_eq!(concatenate(&[&a, &b], 1)?.to_vec::<i32>()?, [1, 2, 3, 4]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Value`] without arrays; MLX's message when the other axes differ.
@@ -297,6 +396,14 @@ pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
 }
 
 /// The arrays, of equal shape, along a new axis.
+///
+/// ```
+/// use mlx_rs_core::{array, stack};
+/// let (a, b) = (array!([1, 2])?, array!([3, 4])?);
+/// assert_eq!(stack(&[&a, &b], 0)?.shape(), [2, 2]);
+/// assert_eq!(stack(&[&a, &b], -1)?.to_vec::<i32>()?, [1, 3, 2, 4]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Value`] without arrays; MLX's message when the shapes differ.

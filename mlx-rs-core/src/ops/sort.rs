@@ -18,6 +18,12 @@ use crate::error::{Error, ErrorKind, Result};
 impl Array {
     /// Values in ascending order along `axis`.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([3, 1, 2])?.sort(-1)?.to_vec::<i32>()?, [1, 2, 3]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
     pub fn sort(&self, axis: i32) -> Result<Array> {
@@ -32,6 +38,12 @@ impl Array {
     }
 
     /// The indices (`uint32`) that sort `axis` in ascending order.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([3, 1, 2])?.argsort(-1)?.to_vec::<u32>()?, [1, 2, 0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
@@ -61,6 +73,12 @@ impl Array {
     /// Values so arranged that the one at `rank` stands where sorting would put it, lesser ones
     /// before it, greater ones behind.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([5, 1, 3, 4])?.partition(2, 0)?.at::<i32>(&[2])?, 4);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when the axis or the rank does not exist.
     pub fn partition(&self, rank: i32, axis: i32) -> Result<Array> {
@@ -72,6 +90,12 @@ impl Array {
     }
 
     /// The indices (`uint32`) that [`Array::partition`] arranges by.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([5, 1, 3, 4])?.argpartition(2, 0)?.at::<u32>(&[2])?, 3);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when the axis or the rank does not exist.
@@ -85,6 +109,13 @@ impl Array {
 
     /// The `k` greatest values along `axis`, in no particular order.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let two = array!([5, 1, 3, 4])?.topk(2, 0)?.sort(0)?;
+    /// assert_eq!(two.to_vec::<i32>()?, [4, 5]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when the axis does not exist or has fewer values.
     pub fn topk(&self, k: i32, axis: i32) -> Result<Array> {
@@ -96,6 +127,12 @@ impl Array {
     }
 
     /// [`Array::sort`] of the flattened array.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[3, 1], [4, 2]])?.sort_flat()?.to_vec::<i32>()?, [1, 2, 3, 4]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for more elements than one axis can count.
@@ -110,6 +147,12 @@ impl Array {
     }
 
     /// [`Array::argsort`] of the flattened array.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[3, 1], [4, 2]])?.argsort_flat()?.to_vec::<u32>()?, [1, 3, 0, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for more elements than one axis can count.
@@ -137,6 +180,12 @@ impl Array {
 
     /// [`Array::partition`] of the flattened array.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[5, 1], [3, 4]])?.partition_flat(0)?.at::<i32>(&[0])?, 1);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when the rank does not exist.
     pub fn partition_flat(&self, rank: i32) -> Result<Array> {
@@ -149,6 +198,12 @@ impl Array {
 
     /// [`Array::argpartition`] of the flattened array.
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[5, 1], [3, 4]])?.argpartition_flat(0)?.at::<u32>(&[0])?, 1);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Index`] when the rank does not exist.
     pub fn argpartition_flat(&self, rank: i32) -> Result<Array> {
@@ -160,6 +215,12 @@ impl Array {
     }
 
     /// [`Array::topk`] of the flattened array.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([[5, 1], [3, 4]])?.topk_flat(1)?.to_vec::<i32>()?, [5]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there are fewer elements, or `k` is not positive.

@@ -19,94 +19,388 @@ use crate::error::{Error, ErrorKind, Result};
 
 unary_ops! {
     /// Inverse cosine, in radians.
+    ///
+    /// ```
+    /// use std::f32::consts::PI;
+    /// use mlx_rs_core::array;
+    /// let x = array!([0.0, 1.0])?.arccos()?;
+    /// assert!(x.all_close(&array!([PI / 2.0, 0.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     arccos = mlx_arccos;
     /// Inverse hyperbolic cosine.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([1.0f32.cosh()])?.arccosh()?.all_close(&array!([1.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     arccosh = mlx_arccosh;
     /// Inverse sine, in radians.
+    ///
+    /// ```
+    /// use std::f32::consts::PI;
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, 1.0])?.arcsin()?.all_close(&array!([0.0, PI / 2.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     arcsin = mlx_arcsin;
     /// Inverse hyperbolic sine.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([1.0f32.sinh()])?.arcsinh()?.all_close(&array!([1.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     arcsinh = mlx_arcsinh;
     /// Inverse tangent, in radians.
+    ///
+    /// ```
+    /// use std::f32::consts::PI;
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, 1.0])?.arctan()?.all_close(&array!([0.0, PI / 4.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     arctan = mlx_arctan;
     /// Inverse hyperbolic tangent.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([1.0f32.tanh()])?.arctanh()?.all_close(&array!([1.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     arctanh = mlx_arctanh;
     /// Every bit flipped; booleans are negated.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([0, -1, 5])?.bitwise_invert()?.to_vec::<i32>()?, [-1, 0, -6]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     bitwise_invert = mlx_bitwise_invert;
     /// The complex conjugate; real values stay.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Complex32};
+    /// let z = Array::scalar(Complex32::new(1.0, 2.0))?;
+    /// assert_eq!(z.conjugate()?.item::<Complex32>()?, Complex32::new(1.0, -2.0));
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     conjugate = mlx_conjugate;
     /// Hyperbolic cosine.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, 1.0])?.cosh()?.all_close(&array!([1.0, 1.0f32.cosh()])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     cosh = mlx_cosh;
     /// Radians to degrees.
+    ///
+    /// ```
+    /// use std::f32::consts::PI;
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, PI])?.degrees()?.all_close(&array!([0.0, 180.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     degrees = mlx_degrees;
     /// The imaginary part; zero for real values.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Complex32};
+    /// let z = Array::scalar(Complex32::new(1.0, 2.0))?;
+    /// assert_eq!(z.imag()?.item::<f32>()?, 2.0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     imag = mlx_imag;
     /// Whether the value is infinite.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let x = array!([1.0, f32::NEG_INFINITY, f32::NAN])?;
+    /// assert_eq!(x.is_inf()?.to_vec::<bool>()?, [false, true, false]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     is_inf = mlx_isinf;
     /// Whether the value is negative infinity.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let x = array!([f32::INFINITY, f32::NEG_INFINITY])?;
+    /// assert_eq!(x.is_neg_inf()?.to_vec::<bool>()?, [false, true]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     is_neg_inf = mlx_isneginf;
     /// Whether the value is positive infinity.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let x = array!([f32::INFINITY, f32::NEG_INFINITY])?;
+    /// assert_eq!(x.is_pos_inf()?.to_vec::<bool>()?, [true, false]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     is_pos_inf = mlx_isposinf;
     /// Logarithm to base 10.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([1.0, 1000.0])?.log10()?.all_close(&array!([0.0, 3.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     log10 = mlx_log10;
     /// Logarithm to base 2.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([1.0, 8.0])?.log2()?.all_close(&array!([0.0, 3.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     log2 = mlx_log2;
     /// Degrees to radians.
+    ///
+    /// ```
+    /// use std::f32::consts::PI;
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, 180.0])?.radians()?.all_close(&array!([0.0, PI])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     radians = mlx_radians;
     /// The real part.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Complex32};
+    /// let z = Array::scalar(Complex32::new(1.0, 2.0))?;
+    /// assert_eq!(z.real()?.item::<f32>()?, 1.0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     real = mlx_real;
     /// Hyperbolic sine.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, 1.0])?.sinh()?.all_close(&array!([0.0, 1.0f32.sinh()])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     sinh = mlx_sinh;
     /// Tangent, in radians.
+    ///
+    /// ```
+    /// use std::f32::consts::PI;
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, PI / 4.0])?.tan()?.all_close(&array!([0.0, 1.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     tan = mlx_tan;
     /// With at least one axis.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!(1.0)?.at_least_1d()?.shape(), [1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     at_least_1d = mlx_atleast_1d;
     /// With at least two axes, added at the front.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1.0, 2.0])?.at_least_2d()?.shape(), [1, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     at_least_2d = mlx_atleast_2d;
     /// With at least three axes: `[n]` becomes `[1, n, 1]`, `[m, n]` becomes `[m, n, 1]`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1.0, 2.0])?.at_least_3d()?.shape(), [1, 2, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     at_least_3d = mlx_atleast_3d;
     /// The values as 8-bit floats (E4M3) in `uint8`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array};
+    /// let x = array!([1.0, 300.0])?.to_fp8()?;
+    /// assert_eq!(x.dtype(), Dtype::Uint8);
+    /// assert_eq!(x.from_fp8(Dtype::Float32)?.to_vec::<f32>()?, [1.0, 288.0]); // 3 bits of mantissa
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     to_fp8 = mlx_to_fp8;
     /// Absolute value.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([-2, 0, 3])?.abs()?.to_vec::<i32>()?, [2, 0, 3]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     abs = mlx_abs;
     /// Smallest integer not below the value.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1.2, -1.2])?.ceil()?.to_vec::<f32>()?, [2.0, -1.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ceil = mlx_ceil;
     /// Cosine, in radians.
+    ///
+    /// ```
+    /// use std::f32::consts::PI;
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, PI])?.cos()?.all_close(&array!([1.0, -1.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     cos = mlx_cos;
     /// Exponential.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, 1.0])?.exp()?.all_close(&array!([1.0, 1.0f32.exp()])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     exp = mlx_exp;
     /// `exp(x) - 1`, exact near zero.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// // `exp(x) - 1` would be zero here.
+    /// assert!(array!([1e-10])?.expm1()?.all_close(&array!([1e-10])?, 1e-5, 0.0)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     expm1 = mlx_expm1;
     /// Largest integer not above the value.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1.2, -1.2])?.floor()?.to_vec::<f32>()?, [1.0, -2.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     floor = mlx_floor;
     /// Whether the value is neither infinite nor NaN.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let x = array!([1.0, f32::INFINITY, f32::NAN])?;
+    /// assert_eq!(x.is_finite()?.to_vec::<bool>()?, [true, false, false]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     is_finite = mlx_isfinite;
     /// Whether the value is NaN.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let x = array!([1.0, f32::INFINITY, f32::NAN])?;
+    /// assert_eq!(x.is_nan()?.to_vec::<bool>()?, [false, false, true]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     is_nan = mlx_isnan;
     /// Natural logarithm.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([1.0, 10.0])?.log()?.all_close(&array!([0.0, 10.0f32.ln()])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     log = mlx_log;
     /// `log(1 + x)`, exact near zero.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// // `log(1 + x)` would be zero here.
+    /// assert!(array!([1e-10])?.log1p()?.all_close(&array!([1e-10])?, 1e-5, 0.0)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     log1p = mlx_log1p;
     /// Logical negation.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([true, false])?.logical_not()?.to_vec::<bool>()?, [false, true]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     logical_not = mlx_logical_not;
     /// Sign change.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, -2])?.negative()?.to_vec::<i32>()?, [-1, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     negative = mlx_negative;
     /// `1 / x`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([2.0, -4.0])?.reciprocal()?.to_vec::<f32>()?, [0.5, -0.25]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     reciprocal = mlx_reciprocal;
     /// `1 / sqrt(x)`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([4.0, 16.0])?.rsqrt()?.all_close(&array!([0.5, 0.25])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     rsqrt = mlx_rsqrt;
     /// Logistic function `1 / (1 + exp(-x))`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, 100.0])?.sigmoid()?.all_close(&array!([0.5, 1.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     sigmoid = mlx_sigmoid;
     /// -1, 0 or 1 by the sign.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([-7, 0, 7])?.sign()?.to_vec::<i32>()?, [-1, 0, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     sign = mlx_sign;
     /// Sine, in radians.
+    ///
+    /// ```
+    /// use std::f32::consts::PI;
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, PI / 2.0])?.sin()?.all_close(&array!([0.0, 1.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     sin = mlx_sin;
     /// Square root.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([4.0, 9.0])?.sqrt()?.to_vec::<f32>()?, [2.0, 3.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     sqrt = mlx_sqrt;
     /// `x * x`.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([-2, 3])?.square()?.to_vec::<i32>()?, [4, 9]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     square = mlx_square;
     /// Hyperbolic tangent.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, 100.0])?.tanh()?.all_close(&array!([0.0, 1.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     tanh = mlx_tanh;
     /// The same values with no gradient flowing through.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, array};
+    /// use mlx_rs_core::{Result, transforms::grad};
+    /// let f = |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].multiply(&x[0].stop_gradient()?)?]) };
+    /// // The second factor counts as a constant.
+    /// assert_eq!(grad(f, &[0])(&[array!(3.0)?])?[0].item::<f32>()?, 3.0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     stop_gradient = mlx_stop_gradient;
 }
 
@@ -140,13 +434,31 @@ macro_rules! real_ops {
 
 real_ops! {
     /// Gauss error function.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, 1.0])?.erf()?.all_close(&array!([0.0, 0.842_700_8])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     erf = mlx_erf;
     /// The inverse of the error function.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.842_700_8])?.erfinv()?.all_close(&array!([1.0])?, 1e-4, 1e-4)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     erfinv = mlx_erfinv;
 }
 
 impl Array {
     /// The values converted to `dtype`; the same array when it already has that type.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array};
+    /// assert_eq!(array!([1.7, -1.7])?.astype(Dtype::Int32)?.to_vec::<i32>()?, [1, -1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// MLX's message when the device lacks the type.
@@ -160,6 +472,12 @@ impl Array {
 
     /// `x * sigmoid(x)` (Elfwing et al. 2018, also called swish).
     ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert!(array!([0.0, 100.0])?.silu()?.all_close(&array!([0.0, 100.0])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// MLX's message when the data type does not fit.
     pub fn silu(&self) -> Result<Array> {
@@ -167,6 +485,13 @@ impl Array {
     }
 
     /// The nearest value with `decimals` digits after the point; halves go to the even one.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([0.5, 1.5, 2.4])?.round(0)?.to_vec::<f32>()?, [0.0, 2.0, 2.0]);
+    /// assert!(array!([2.345])?.round(1)?.all_close(&array!([2.3])?, 1e-5, 1e-6)?);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// MLX's message when the data type does not fit.
@@ -180,6 +505,13 @@ impl Array {
 
     /// NaN replaced by `nan`, infinities by the values given or else by the greatest and least finite
     /// values of the type. Types without them stay.
+    ///
+    /// ```
+    /// use mlx_rs_core::array;
+    /// let x = array!([f32::NAN, f32::INFINITY, 1.0])?;
+    /// assert_eq!(x.nan_to_num(0.0, Some(9.0), None)?.to_vec::<f32>()?, [0.0, 9.0, 1.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// MLX's message for `float64` and complex types.
@@ -207,6 +539,13 @@ impl Array {
 
     /// 8-bit floats (E4M3) in `uint8` as `dtype`.
     ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array};
+    /// let one = array!([0x38]; u8)?; // 1.0: exponent 7, the bias, and no mantissa
+    /// assert_eq!(one.from_fp8(Dtype::Float32)?.to_vec::<f32>()?, [1.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Dtype`] when this is not `uint8` or `dtype` is no float.
     pub fn from_fp8(&self, dtype: Dtype) -> Result<Array> {
@@ -228,6 +567,13 @@ impl Array {
 
     /// The bytes of the array read as another type; when its size differs the last axis grows or
     /// shrinks.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array};
+    /// assert_eq!(array!([1.0])?.view(Dtype::Uint32)?.to_vec::<u32>()?, [0x3f80_0000]);
+    /// assert_eq!(array!([1.0, 2.0])?.view(Dtype::Uint8)?.shape(), [8]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Dtype`] for a view as `bool`, which not every byte is; [`ErrorKind::Shape`] when

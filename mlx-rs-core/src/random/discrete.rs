@@ -10,6 +10,13 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Random bits: unsigned integers of `width` bytes (1, 2 or 4).
 ///
+/// ```
+/// use mlx_rs_core::{Dtype, random};
+/// let x = random::bits(&[3], 2, &random::Key::new(0)?)?;
+/// assert_eq!((x.shape(), x.dtype()), (&[3][..], Dtype::Uint16));
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// For an impossible shape or another width.
 pub fn bits(shape: &[i32], width: i32, key: &Key) -> Result<Array> {
@@ -35,6 +42,13 @@ const EXACT: i64 = 1 << 24;
 /// which its floats round now and then. It also cuts negative ones towards zero and misses most large
 /// ones, so outside those bounds this takes 32 (or, for wider intervals, 64) random bits by the width
 /// of the interval instead, with a bias of at most its share of 2^32 or 2^64.
+///
+/// ```
+/// use mlx_rs_core::{Dtype, random};
+/// let dice = random::randint(1, 7, &[100], Dtype::Int32, &random::Key::new(0)?)?;
+/// assert!(dice.to_vec::<i32>()?.iter().all(|v| (1..7).contains(v)));
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Value`] for an empty interval, or bounds that `dtype` cannot hold;
@@ -110,6 +124,13 @@ pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> R
 
 /// Booleans of `shape`, true with probability `p`, a float array that broadcasts to it.
 ///
+/// ```
+/// use mlx_rs_core::{array, random};
+/// let x = random::bernoulli(&array!([0.0, 1.0])?, &[2], &random::Key::new(0)?)?;
+/// assert_eq!(x.to_vec::<bool>()?, [false, true]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// For an impossible shape; MLX's message when `p` is no float or does not broadcast.
 pub fn bernoulli(p: &Array, shape: &[i32], key: &Key) -> Result<Array> {
@@ -139,6 +160,13 @@ fn choices(logits: &Array, axis: i32) -> Result<usize> {
 
 /// One index (`uint32`) along `axis`, drawn with probabilities `softmax(logits)`.
 ///
+/// ```
+/// use mlx_rs_core::{array, random};
+/// let logits = array!([[0.0, 1e9], [1e9, 0.0]])?;
+/// assert_eq!(random::categorical(&logits, -1, &random::Key::new(0)?)?.to_vec::<u32>()?, [1, 0]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Index`] when there is no such axis or it is empty.
 pub fn categorical(logits: &Array, axis: i32, key: &Key) -> Result<Array> {
@@ -151,6 +179,13 @@ pub fn categorical(logits: &Array, axis: i32, key: &Key) -> Result<Array> {
 }
 
 /// [`categorical`], `samples` times: a last axis of so many independent draws.
+///
+/// ```
+/// use mlx_rs_core::{array, random};
+/// let x = random::categorical_samples(&array!([[0.0, 1e9]])?, -1, 3, &random::Key::new(0)?)?;
+/// assert_eq!((x.shape(), x.to_vec::<u32>()?), (&[1, 3][..], vec![1, 1, 1]));
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`categorical`]; [`ErrorKind::Shape`] for a negative number or more than the budget.
@@ -177,6 +212,13 @@ pub fn categorical_samples(logits: &Array, axis: i32, samples: i32, key: &Key) -
 
 /// [`categorical`] in a result of `shape`, to which the other axes of `logits` broadcast.
 ///
+/// ```
+/// use mlx_rs_core::{array, random};
+/// let x = random::categorical_shaped(&array!([0.0, 1e9])?, -1, &[2, 2], &random::Key::new(0)?)?;
+/// assert_eq!(x.to_vec::<u32>()?, [1; 4]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`categorical`]; for an impossible shape; MLX's message when the axes do not broadcast to it.
 pub fn categorical_shaped(logits: &Array, axis: i32, shape: &[i32], key: &Key) -> Result<Array> {
@@ -202,6 +244,13 @@ pub fn categorical_shaped(logits: &Array, axis: i32, shape: &[i32], key: &Key) -
 
 /// The elements of `axis` in random order.
 ///
+/// ```
+/// use mlx_rs_core::{array, random};
+/// let x = random::permutation(&array!([[1, 2], [3, 4], [5, 6]])?, 0, &random::Key::new(0)?)?;
+/// assert_eq!(x.sum(1, false)?.sort(0)?.to_vec::<i32>()?, [3, 7, 11]); // whole rows moved
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Index`] when there is no such axis.
 pub fn permutation(a: &Array, axis: i32, key: &Key) -> Result<Array> {
@@ -217,6 +266,13 @@ pub fn permutation(a: &Array, axis: i32, key: &Key) -> Result<Array> {
 }
 
 /// The numbers `0..count` (`uint32`) in random order.
+///
+/// ```
+/// use mlx_rs_core::random;
+/// let x = random::permutation_of(5, &random::Key::new(0)?)?;
+/// assert_eq!(x.sort(0)?.to_vec::<u32>()?, [0, 1, 2, 3, 4]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for a negative count or more than the budget.

@@ -347,6 +347,15 @@ impl<E: ClosureError> Compiled<E> {
 
     /// Calls the function.
     ///
+    /// ```
+    /// use mlx_rs_core::{Array, array};
+    /// use mlx_rs_core::{Result, transforms::compile};
+    /// let f = compile(|x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].square()?]) });
+    /// assert_eq!(f.call(&[array!(3.0)?])?[0].item::<f32>()?, 9.0); // traced
+    /// assert_eq!(f.call(&[array!(4.0)?])?[0].item::<f32>()?, 16.0); // replayed
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// What the function returns; MLX's message when it reads values while it is traced. After an
     /// error nothing is kept of the trace, and the next call traces again.

@@ -58,6 +58,14 @@ type Form = Arc<OnceLock<Vec<Vec<i32>>>>;
 
 impl<E: ClosureError> CustomFunction<E> {
     /// A function without anything of its own yet.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, array};
+    /// use mlx_rs_core::{Result, transforms::CustomFunction};
+    /// let f = CustomFunction::new(|x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].square()?]) });
+    /// assert_eq!(f.call(&[array!(3.0)?])?[0].item::<f32>()?, 9.0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     pub fn new<F>(f: F) -> Self
     where
         F: Fn(&[Array]) -> Result<Vec<Array>, E> + Send + 'static,
@@ -78,6 +86,20 @@ impl<E: ClosureError> CustomFunction<E> {
 
     /// Sets the backward pass: from the arguments, the cotangents of the outputs and the outputs to the
     /// cotangents of the arguments, one for each, with its shape and type.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, array};
+    /// use mlx_rs_core::{Result, transforms::{CustomFunction, grad}};
+    /// let clipped = CustomFunction::new(|x: &[Array]| -> Result<Vec<Array>> { Ok(x.to_vec()) })
+    ///     .with_vjp(|_primals, cotangents, _outputs| {
+    ///         Ok(vec![cotangents[0].clip(Some(&array!(-1.0)?), Some(&array!(1.0)?))?])
+    ///     });
+    /// let loss = |x: &[Array]| -> Result<Vec<Array>> {
+    ///     Ok(vec![clipped.call(x)?[0].multiply(&array!(100.0)?)?])
+    /// };
+    /// assert_eq!(grad(loss, &[0])(&[array!(3.0)?])?[0].item::<f32>()?, 1.0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn with_vjp<G>(mut self, vjp: G) -> Self
     where
@@ -110,6 +132,18 @@ impl<E: ClosureError> CustomFunction<E> {
     /// Sets the forward derivative, which [`jvp`](super::jvp) uses: from the arguments and their tangents
     /// to the tangents of the outputs, one for each, with its shape. It must be linear in the tangents
     /// and compute rather than read them, since it is transposed.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, array};
+    /// use mlx_rs_core::{Result, transforms::{CustomFunction, jvp}};
+    /// let f = CustomFunction::new(|x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].square()?]) })
+    ///     .with_jvp(|primals, tangents| {
+    ///         Ok(vec![tangents[0].multiply(&primals[0])?.multiply(&array!(2.0)?)?])
+    ///     });
+    /// let (_, slopes) = jvp(|x: &[Array]| f.call(x), &[array!(3.0)?], &[array!(1.0)?])?;
+    /// assert_eq!(slopes[0].item::<f32>()?, 6.0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn with_jvp<G>(mut self, jvp: G) -> Self
     where
@@ -123,6 +157,16 @@ impl<E: ClosureError> CustomFunction<E> {
 
     /// Sets the vectorization: from batched arguments and the batch axis of each (`None`: no batch) to
     /// batched outputs and the batch axis of each.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, array};
+    /// use mlx_rs_core::{Result, transforms::{CustomFunction, vmap}};
+    /// let f = CustomFunction::new(|x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].square()?]) })
+    ///     .with_vmap(|x, axes| Ok((vec![x[0].square()?], vec![axes[0]])));
+    /// let squares = vmap(|x: &[Array]| f.call(x), 0, 0)(&[array!([1.0, 2.0])?])?;
+    /// assert_eq!(squares[0].to_vec::<f32>()?, [1.0, 4.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn with_vmap<G>(mut self, vmap: G) -> Self
     where
@@ -136,6 +180,14 @@ impl<E: ClosureError> CustomFunction<E> {
     }
 
     /// Calls the function.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, array};
+    /// use mlx_rs_core::{Result, transforms::CustomFunction};
+    /// let f = CustomFunction::new(|x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].add(&x[1])?]) });
+    /// assert_eq!(f.call(&[array!(1.0)?, array!(2.0)?])?[0].item::<f32>()?, 3.0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// What the function returns; [`ErrorKind::Value`] when it returns no arrays. What is wrong with

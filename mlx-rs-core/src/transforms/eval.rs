@@ -1,5 +1,7 @@
 //! Evaluation of lazy arrays, and [`Array::detach`], the way out of the graph.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use mlx_sys as sys;
 
 use crate::array::Array;
@@ -8,6 +10,30 @@ use crate::closure;
 use crate::device::Device;
 use crate::error::Result;
 use crate::stream::Stream;
+
+/// Whether an asynchronous evaluation has failed in this process: then there may be arrays that wait for
+/// what will not come. Nobody knows them all, so this is never reset, and whatever is evaluated from
+/// then on is looked through first, at the price of waiting for what is still being computed.
+static STALLED: AtomicBool = AtomicBool::new(false);
+
+/// Ends the waiting of every array that leads to `vec`. Call with the lock held.
+fn release(vec: &ArrayVec) -> Result<()> {
+    if !STALLED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    call::status("eval", || {
+        // SAFETY: the vector is live, and of arrays that are.
+        unsafe { sys::rust_mlx_release_stalled(vec.raw()) }
+    })
+}
+
+/// What must come before an array is evaluated or waited for. Call with the lock held.
+pub(crate) fn before_waiting<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
+    if STALLED.load(Ordering::Relaxed) {
+        release(&ArrayVec::new("eval", arrays)?)?;
+    }
+    Ok(())
+}
 
 /// Computes all `arrays` and waits until they are there. Mirrors `mx.eval`.
 ///
@@ -25,6 +51,7 @@ use crate::stream::Stream;
 pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::lock();
     let vec = ArrayVec::new("eval", arrays)?;
+    release(&vec)?;
     // SAFETY: the vector handle is live for the length of the call.
     let result = call::evaluation("eval", || unsafe { sys::mlx_eval(vec.raw()) });
     closure::drain();
@@ -44,12 +71,20 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// MLX's own message when the graph cannot be scheduled.
+/// MLX's own message when an operation cannot be started. What was started before it is computed by
+/// then, and can be read. After such an error each evaluation of the process first waits for those before
+/// that it depends on, so they no longer overlap.
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::lock();
     let vec = ArrayVec::new("async_eval", arrays)?;
+    release(&vec)?;
     // SAFETY: the vector handle is live for the length of the call; MLX keeps its own references.
-    call::evaluation("async_eval", || unsafe { sys::mlx_async_eval(vec.raw()) })
+    let result = call::evaluation("async_eval", || unsafe { sys::mlx_async_eval(vec.raw()) });
+    if result.is_err() {
+        // MLX does not say of what it started that it is there: whoever read it would wait forever.
+        STALLED.store(true, Ordering::Relaxed);
+    }
+    result
 }
 
 /// Waits until all work on the default device's default stream is done. Mirrors `mx.synchronize`.

@@ -337,6 +337,20 @@ impl ImportedFunction {
 
     /// Calls the function with named arguments.
     ///
+    /// ```
+    /// use mlx_rs_core::{Array, array};
+    /// use mlx_rs_core::{Result, transforms::{ImportedFunction, Kwargs, export_function_kwargs}};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let path = dir.path().join("add.mlxfn");
+    /// let named = Kwargs::from([("to".to_string(), array!(2.0)?)]);
+    /// let add = |x: &[Array], named: &Kwargs| -> Result<Vec<Array>> { Ok(vec![x[0].add(&named["to"])?]) };
+    /// export_function_kwargs(&path, add, &[array!(1.0)?], &named, false)?;
+    /// // SAFETY: the file was written just now, by this version of MLX.
+    /// let add = unsafe { ImportedFunction::open(&path)? };
+    /// assert_eq!(add.call_kwargs(&[array!(5.0)?], &named)?[0].item::<f32>()?, 7.0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`ImportedFunction::call`]; [`ErrorKind::Value`] for a name with a NUL in it.
     pub fn call_kwargs(&self, args: &[Array], kwargs: &Kwargs) -> Result<Vec<Array>> {

@@ -13,7 +13,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Which transform does what, and where this differs from Python, is in `docs/transforms.md`.
+//! The [guide](crate::guide::transforms) has a chapter on them. Which transform does what, and where this
+//! differs from Python, is in `docs/transforms.md`.
 //!
 //! # Errors and panics
 //!
@@ -58,6 +59,7 @@ pub use compile::{
     compile_shapeless, disable_compile, enable_compile, set_compile_mode,
 };
 pub use custom::{CustomFunction, custom_jvp, custom_vjp, custom_vmap};
+pub(crate) use eval::before_waiting;
 pub use eval::{async_eval, eval, synchronize};
 pub use export::{
     FunctionExporter, ImportedFunction, Kwargs, export_function, export_function_kwargs,

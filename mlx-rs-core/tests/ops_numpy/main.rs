@@ -2,6 +2,7 @@
 //! by `tools/golden/ops.py`. This reads it, makes the calls (`calls.rs`) and compares types, shapes
 //! and values.
 
+mod aliases;
 mod calls;
 
 use std::collections::BTreeMap;

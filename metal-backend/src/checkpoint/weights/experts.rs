@@ -5,6 +5,7 @@ use mlx_rs_core::{Array, Quantized, eval, stack};
 
 use super::Weights;
 use crate::error::engine;
+use crate::nn::adapter::{Place, SiteKind};
 use crate::nn::{ExpertLinear, Weight};
 
 /// Where one matrix of all experts is found.
@@ -42,7 +43,9 @@ impl Weights {
         } else {
             None
         };
-        ExpertLinear::new(weight, bias).map_err(engine("weights"))
+        let site = self.site(names.stacked, SiteKind::Matrix, &weight);
+        let layer = ExpertLinear::new(weight, bias).map_err(engine("weights"))?;
+        Ok(layer.at(Place::new(site, None)))
     }
 }
 

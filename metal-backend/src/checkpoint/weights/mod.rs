@@ -9,6 +9,7 @@ mod pieces;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use inference::{Error, Result};
 use mlx_rs_core::{Array, Dtype};
@@ -18,6 +19,7 @@ use super::gguf::Gguf;
 use super::gguf_config::GgufNames;
 use super::safetensors::{SafetensorsCheckpoint, TensorInfo, wrong_tensor};
 use crate::error::engine;
+use crate::nn::adapter::{Place, Site, SiteKind};
 use crate::nn::{Embedding, Linear, Weight};
 use names::StoredNames;
 
@@ -43,6 +45,8 @@ pub struct Weights {
     quantization: BTreeMap<(u32, u32), u64>,
     parameters: u64,
     bytes: u64,
+    /// Where adapters can stand.
+    sites: Vec<Arc<Site>>,
 }
 
 impl Weights {
@@ -90,6 +94,7 @@ impl Weights {
             quantization: BTreeMap::new(),
             parameters: 0,
             bytes: 0,
+            sites: Vec::new(),
         }
     }
 
@@ -104,7 +109,10 @@ impl Weights {
     /// `InvalidModel` when a part is missing or of another shape or kind.
     pub fn embedding(&mut self, prefix: &str, vocab: i32, hidden: i32) -> Result<Embedding> {
         let table = self.matrix(prefix, vocab, hidden)?;
-        Embedding::new(table, self.dtype, self.on_cpu).map_err(engine("weights"))
+        let site = self.site(prefix, SiteKind::Table, &table);
+        let embedding =
+            Embedding::new(table, self.dtype, self.on_cpu).map_err(engine("weights"))?;
+        Ok(embedding.at(Place::new(site, None)))
     }
 
     /// The type weights are used in.
@@ -273,7 +281,29 @@ impl Weights {
         } else {
             None
         };
-        self.layer(weight, bias)
+        let place = Place::new(self.site(prefix, SiteKind::Matrix, &weight), None);
+        let bias_place = self.bias_site(prefix, bias.as_ref());
+        let bias_place = bias_place.map(|site| Place::new(site, None));
+        let layer = self.layer(weight, bias)?;
+        Ok(layer.at(place).with_bias_at(bias_place))
+    }
+
+    /// The place of a bias that was fetched below a name, where there is one.
+    pub fn bias_site(&mut self, prefix: &str, bias: Option<&Array>) -> Option<Arc<Site>> {
+        let bias = Weight::Dense(bias?.clone());
+        Some(self.site(prefix, SiteKind::Bias, &bias))
+    }
+
+    /// The place of a weight that was fetched below a name.
+    pub fn site(&mut self, prefix: &str, kind: SiteKind, weight: &Weight) -> Arc<Site> {
+        let site = Site::new(prefix, kind, weight.clone());
+        self.sites.push(Arc::clone(&site));
+        site
+    }
+
+    /// The places of all layers that were fetched so far.
+    pub fn sites(&self) -> &[Arc<Site>] {
+        &self.sites
     }
 
     /// A linear layer from parts that were fetched before.

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Side by side: `mlx` against Python mlx-lm on the same weights in the same precision, in interleaved rounds.
+"""Side by side: `mlx`, Python mlx-lm and llama.cpp on the same weights in the same precision, in interleaved rounds.
 
-Prepares, once, below --work: an environment with the pins of tools/golden/requirements.txt, the first model's GGUF
-(or --model), and a lossless MLX conversion of it for mlx-lm. `mlx` runs the GGUF and the converted directory. Prints a
-Markdown table of medians; exit status 1 if a bar is missed: decode and prefill at least as fast as mlx-lm, start-up to
-the first token and peak memory below it, the same tokens. Needs only Python's standard library and pip.
+Prepares, once, below --work: environments with mlx-lm (the pins of tools/golden/requirements.txt) and with llama-cpp-python
+(a pinned source archive, which pip compiles for this processor: it needs a C++ compiler and some minutes), the first
+model's GGUF (or --model), and a lossless MLX conversion of it for mlx-lm. Each measurement is a process of its own.
+Prints a Markdown table of medians and ratios; exit status 1 if a bar is missed. Needs only Python's standard library, pip
+and, for llama.cpp, the compiler.
 """
 
 from __future__ import annotations
@@ -31,41 +32,55 @@ import first_model_file  # noqa: E402
 REQUIREMENTS = TOOLS / "golden" / "requirements.txt"
 SIDE = TOOLS / "compare" / "mlx_lm_side.py"
 CONVERT = TOOLS / "compare" / "convert_gguf.py"
-REFERENCE = "mlx-lm"
+LLAMA_SIDE = TOOLS / "compare" / "llama_cpp_side.py"
+LLAMA_PINS = TOOLS / "compare" / "requirements-llama.txt"
+LLAMA_PACKAGES = ["numpy==2.4.6", "Jinja2==3.1.6", "diskcache==5.6.3", "typing_extensions==4.16.0"]
+MLX_LM, LLAMA = "mlx-lm", "llama.cpp"
 START_PROMPT = "The capital of France is"
 SAME_TOKENS = 16
+BATCH_PROMPT = 16  # tokens of each prompt of a batch, on all sides
 
 # What is measured: key -> (label, unit, divisor, digits)
 MEASURES = {
     "prefill": ("Prefill", "tok/s", 1.0, 1),
     "decode": ("Decode", "tok/s", 1.0, 2),
+    "batch": ("Batch decode, all rows", "tok/s", 1.0, 1),
     "load": ("Load", "s", 1.0, 3),
     "start": ("Start-up to first token", "s", 1.0, 3),
     "peak_rss": ("Peak resident memory", "MiB", 2.0**20, 0),
 }
-# key -> whether the ratio ours / mlx-lm passes
+# (reference, key) -> (least, greatest) ratio of ours to it that passes
 BARS = {
-    "prefill": ("at least 1.0", lambda ratio: ratio >= 1.0),
-    "decode": ("at least 1.0", lambda ratio: ratio >= 1.0),
-    "start": ("below 1.0", lambda ratio: ratio < 1.0),
-    "peak_rss": ("below 1.0", lambda ratio: ratio < 1.0),
+    (MLX_LM, "prefill"): (1.0, None),
+    (MLX_LM, "decode"): (8.0, None),
+    (MLX_LM, "start"): (None, 1.0),
+    (MLX_LM, "peak_rss"): (None, 1.0),
+    (LLAMA, "prefill"): (2.5, None),
+    (LLAMA, "decode"): (1.5, None),
 }
+BATCH_OVER_DECODE = 4.0
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=Path, default=ROOT / "target" / "release" / "mlx", help="the built `mlx`")
-    parser.add_argument("--work", type=Path, default=ROOT / "target" / "compare-mlx-lm", help="cache of what is prepared")
-    parser.add_argument("--venv", type=Path, help="an environment with the pins; default: made below --work")
+    parser.add_argument("--work", type=Path, default=ROOT / "target" / "compare", help="cache of what is prepared")
+    parser.add_argument("--venv", type=Path, help="an environment with mlx-lm's pins; default: made below --work")
+    parser.add_argument("--llama-venv", type=Path, help="an environment with llama-cpp-python; default: made below --work")
+    parser.add_argument("--without", choices=[MLX_LM, LLAMA], action="append", default=[], help="leave one out")
     parser.add_argument("--model", type=Path, help="a GGUF of Q4_1, Q4_0, Q8_0 and F32; default: the first model")
-    parser.add_argument("--ours", choices=["gguf", "dir", "both", "none"], default="both", help="what `mlx` runs")
+    parser.add_argument("--ours", choices=["gguf", "dir", "both", "none"], default="gguf", help="what `mlx` runs")
     parser.add_argument("--prompt-tokens", type=positive, default=512, metavar="N")
-    parser.add_argument("--generate-tokens", type=positive, default=64, metavar="M")
-    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--generate-tokens", type=positive, default=128, metavar="M")
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--batch", type=positive, default=8, metavar="N", help="requests that decode together")
+    parser.add_argument("--quick", action="store_true", help="one round of small sizes: shows that all works, not how fast it is")
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="runs before the measured one, on both sides")
     parser.add_argument("--backend", default="cpu", help="`mlx`'s backend; any but cpu gives mlx-lm MLX's default device")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured (`-`: instead of the table)")
     args = parser.parse_args()
+    if args.quick:
+        args.rounds, args.prompt_tokens, args.generate_tokens, args.warmup = 1, 32, 8, 0
     if args.generate_tokens < 2:
         parser.error("--generate-tokens must be 2 or more: the first one belongs to the prefill")
     return args
@@ -97,6 +112,25 @@ def environment(args: argparse.Namespace) -> Path:
         venv.create(where, with_pip=True, clear=True)
         command = [str(python), "-m", "pip", "install", "--quiet", "--requirement", str(REQUIREMENTS)]
         subprocess.run(command, check=True, stdout=sys.stderr)
+        stamp.write_text(wanted)
+    return python
+
+
+def llama_environment(args: argparse.Namespace) -> Path:
+    """The Python of an environment that has llama-cpp-python."""
+    if args.llama_venv:
+        return args.llama_venv.resolve() / "bin" / "python"
+    where = args.work / "venv-llama"
+    python, stamp = where / "bin" / "python", where / "pins.txt"
+    wanted = "\n".join([*LLAMA_PACKAGES, LLAMA_PINS.read_text()])
+    if not stamp.exists() or stamp.read_text() != wanted:
+        note(f"compiling llama-cpp-python into {where}; this takes minutes")
+        venv.create(where, with_pip=True, clear=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
+        subprocess.run([*pip, *LLAMA_PACKAGES], check=True, stdout=sys.stderr)
+        hashed = ["--require-hashes", "--no-binary", "llama-cpp-python", "--requirement", str(LLAMA_PINS)]
+        # The processor's own instructions are llama.cpp's default; no BLAS, as its own kernels are the faster ones here.
+        subprocess.run([*pip, *hashed], check=True, stdout=sys.stderr)
         stamp.write_text(wanted)
     return python
 
@@ -176,6 +210,11 @@ class Ours:
         sizes = ["--prompt-tokens", str(self._args.prompt_tokens), "--generate-tokens", str(self._args.generate_tokens)]
         return json.loads(output_of([self._binary, "bench", *self._common, *sizes, "--repeat", "1", *self._warmup]))
 
+    def batch(self) -> float:
+        sizes = ["--prompt-tokens", "1", "--generate-tokens", str(self._args.generate_tokens), "--repeat", "1"]
+        command = [self._binary, "bench", *self._common, *sizes, "--warmup", "0", "--batch", str(self._args.batch)]
+        return json.loads(output_of(command))["batch_tokens_per_second"]
+
     def tokens(self, ids: str) -> list[int]:
         more = ["--raw", "--tokens", ids, "--max-tokens", str(SAME_TOKENS), "--ignore-eos", "--json"]
         return json.loads(output_of([self._binary, "generate", *self._common, *more]))["tokens"]
@@ -185,48 +224,44 @@ class Ours:
         return seconds_to_first_output([self._binary, "generate", *self._common, *more])
 
 
-class MlxLm:
-    """mlx-lm on the converted model."""
+class Other:
+    """mlx-lm on the converted model, or llama.cpp on the GGUF: two scripts that take the same arguments."""
 
-    name = REFERENCE
+    def __init__(self, args: argparse.Namespace, name: str, command: list[str], prompt: str, batch_prompt: str):
+        self.name = name
+        self._args, self._command = args, command
+        self._prompt, self._batch_prompt = prompt, batch_prompt
 
-    def __init__(self, args: argparse.Namespace, python: Path, model: Path):
-        self._args = args
-        self._python = str(python)
-        self._common = ["--model", str(model), "--device", "cpu" if args.backend == "cpu" else "default"]
-        self._prompt = ""
-
-    def _command(self, action: str, *more: str) -> list[str]:
-        return [self._python, str(SIDE), action, *self._common, *more]
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text; also prepares the prompt of the benchmark."""
-        answer = json.loads(output_of(self._command("encode", "--text", text)))
-        ids = prompt_ids(self._args.prompt_tokens, answer["vocab"], answer["eos"])
-        self._prompt = ",".join(map(str, ids))
-        return answer["tokens"]
+    def _of(self, action: str, *more: str) -> list[str]:
+        return [*self._command[:2], action, *self._command[2:], *more]
 
     def bench(self) -> dict[str, Any]:
         sizes = ["--max-tokens", str(self._args.generate_tokens), "--warmup", str(self._args.warmup)]
-        return json.loads(output_of(self._command("bench", "--tokens", "-", *sizes), self._prompt))
+        return json.loads(output_of(self._of("bench", "--tokens", "-", *sizes), self._prompt))
+
+    def batch(self) -> float:
+        sizes = ["--max-tokens", str(max(2, self._args.generate_tokens)), "--rows", str(self._args.batch)]
+        found = json.loads(output_of(self._of("batch", "--tokens", "-", *sizes), self._batch_prompt))
+        return found["batch_tokens_per_second"]
 
     def tokens(self, ids: str) -> list[int]:
-        return json.loads(output_of(self._command("tokens", "--tokens", ids, "--max-tokens", str(SAME_TOKENS))))
+        return json.loads(output_of(self._of("tokens", "--tokens", ids, "--max-tokens", str(SAME_TOKENS))))
 
     def start(self, ids: str) -> float:
-        return seconds_to_first_output(self._command("start", "--tokens", ids))
+        return seconds_to_first_output(self._of("start", "--tokens", ids))
 
 
 # ---- measuring and reporting
 
 
-def figures(args: argparse.Namespace, report: dict[str, Any], start: float) -> dict[str, float]:
+def figures(args: argparse.Namespace, report: dict[str, Any], batch: float, start: float) -> dict[str, float]:
     """One round of one side. Rates come from the same two clocks on both sides, by the same formulas."""
     run = report["runs"][0]
     first, total = run["time_to_first_token_seconds"], run["total_seconds"]
     return {
         "prefill": args.prompt_tokens / first,
         "decode": (args.generate_tokens - 1) / (total - first),
+        "batch": batch,
         "load": report["load_seconds"],
         "start": start,
         "peak_rss": report["peak_rss_bytes"] or report["peak_memory_bytes"],
@@ -239,26 +274,38 @@ def measure(args: argparse.Namespace, sides: list[Any], ids: str) -> dict[str, l
     for number in range(args.rounds):
         turn = number % len(sides)
         for side in sides[turn:] + sides[:turn]:
-            found = figures(args, side.bench(), side.start(ids))
+            found = figures(args, side.bench(), side.batch(), side.start(ids))
             rounds[side.name].append(found)
             shown = ", ".join(f"{key} {found[key] / MEASURES[key][2]:.{MEASURES[key][3]}f}" for key in MEASURES)
             note(f"round {number + 1}, {side.name}: {shown}")
     return rounds
 
 
+def passes(bar: tuple[float | None, float | None], ratio: float) -> bool:
+    least, greatest = bar
+    return (least is None or ratio >= least) and (greatest is None or ratio < greatest)
+
+
+def wanted(bar: tuple[float | None, float | None]) -> str:
+    return f"≥ {bar[0]}" if bar[0] is not None else f"< {bar[1]}"
+
+
 def summarize(rounds: dict[str, list[dict[str, float]]], same: dict[str, int]) -> dict[str, Any]:
-    """Medians, ratios to mlx-lm and the bars missed."""
+    """Medians, ratios of ours to the others and the bars missed."""
     medians = {name: {key: statistics.median(r[key] for r in found) for key in MEASURES} for name, found in rounds.items()}
-    ratios: dict[str, dict[str, float]] = {}
+    others = [name for name in (MLX_LM, LLAMA) if name in medians]
+    ratios: dict[str, dict[str, dict[str, float]]] = {}
     missed: list[str] = []
     for name, figure in medians.items():
-        if name == REFERENCE:
+        if name in others:
             continue
-        ratios[name] = {key: figure[key] / medians[REFERENCE][key] for key in MEASURES}
-        for key, (wanted, passes) in BARS.items():
-            if not passes(ratios[name][key]):
-                missed.append(f"{name}: {MEASURES[key][0].lower()} is {ratios[name][key]:.3f} of mlx-lm's, not {wanted}")
-        if same[name] < SAME_TOKENS:
+        ratios[name] = {other: {key: figure[key] / medians[other][key] for key in MEASURES} for other in others}
+        for (other, key), bar in BARS.items():
+            if other in others and not passes(bar, ratio := ratios[name][other][key]):
+                missed.append(f"{name}: {MEASURES[key][0].lower()} is {ratio:.3f} of {other}'s, wanted {wanted(bar)}")
+        if (ratio := figure["batch"] / figure["decode"]) < BATCH_OVER_DECODE:
+            missed.append(f"{name}: the batch decodes {ratio:.2f} times as fast as one, wanted ≥ {BATCH_OVER_DECODE}")
+        if same.get(name, SAME_TOKENS) < SAME_TOKENS:
             missed.append(f"{name}: only the first {same[name]} of {SAME_TOKENS} greedy tokens are mlx-lm's")
     return {"medians": medians, "ratios": ratios, "missed": missed}
 
@@ -266,20 +313,24 @@ def summarize(rounds: dict[str, list[dict[str, float]]], same: dict[str, int]) -
 def table(args: argparse.Namespace, summary: dict[str, Any], about: dict[str, Any]) -> str:
     """The Markdown report."""
     medians, ratios = summary["medians"], summary["ratios"]
-    header = ["", REFERENCE] + [cell for name in ratios for cell in (name, "ratio")] + ["bar"]
-    lines = [" | ".join(header), " | ".join(["---"] + ["---:"] * (len(header) - 2) + ["---"])]
+    pairs = [(name, other) for name, against in ratios.items() for other in against]
+    header = ["", *medians, *(f"{name} / {other} (bar)" for name, other in pairs)]
+    lines = [" | ".join(header), " | ".join(["---"] + ["---:"] * (len(header) - 1))]
     for key, (label, unit, divisor, digits) in MEASURES.items():
-        cells = [f"{label} ({unit})", f"{medians[REFERENCE][key] / divisor:.{digits}f}"]
-        for name in ratios:
-            cells += [f"{medians[name][key] / divisor:.{digits}f}", f"{ratios[name][key]:.2f}"]
-        lines.append(" | ".join([*cells, BARS[key][0] if key in BARS else ""]))
+        cells = [f"{label} ({unit})", *(f"{found[key] / divisor:.{digits}f}" for found in medians.values())]
+        for name, other in pairs:
+            bar = BARS.get((other, key))
+            cells.append(f"{ratios[name][other][key]:.2f}" + (f" ({wanted(bar)})" if bar else ""))
+        lines.append(" | ".join(cells))
     intro = (
-        f"{about['model']}, prompt {args.prompt_tokens}, generated {args.generate_tokens}, medians of {args.rounds} rounds; "
-        f"{about['cpu']}, {about['cores']} cores, load average {about['load_average_before']} before."
+        f"{about['model']}, prompt {args.prompt_tokens}, generated {args.generate_tokens}, batch {args.batch}, medians of "
+        f"{args.rounds} rounds; {about['cpu']}, {about['cores']} cores, load average {about['load_average_before']} before."
     )
+    if about.get("llama"):
+        intro += f" llama-cpp-python {about['llama']['version']}: {about['llama']['system']}"
     result = "All bars are met." if not summary["missed"] else "Missed:\n" + "\n".join(f"- {m}" for m in summary["missed"])
-    if not ratios:
-        result = "Only mlx-lm was measured."
+    if args.quick:
+        result += "\n\nThis was --quick: the figures show that everything runs, not how fast it is."
     return "\n".join([intro, "", *(f"| {line} |" for line in lines), "", result])
 
 
@@ -303,24 +354,40 @@ def main() -> int:
     source = args.model.resolve() if args.model else first_model_file.fetch(args.work)
     directory = converted(args, python, source)
 
-    reference = MlxLm(args, python, directory)
-    ids = ",".join(map(str, reference.encode(START_PROMPT)))
-    sides: list[Any] = [reference]
+    device = "cpu" if args.backend == "cpu" else "default"
+    with_mlx_lm = [str(python), str(SIDE), "--model", str(directory), "--device", device]
+    encoded = json.loads(output_of([*with_mlx_lm[:2], "encode", *with_mlx_lm[2:], "--text", START_PROMPT]))
+    ids = ",".join(map(str, encoded["tokens"]))
+
+    def prompt(count: int) -> str:
+        return ",".join(map(str, prompt_ids(count, encoded["vocab"], encoded["eos"])))
+
+    prompts = prompt(args.prompt_tokens), prompt(args.batch * BATCH_PROMPT)
+    sides: list[Any] = []
     for kind, model in (("gguf", source), ("dir", directory)):
         if args.ours in (kind, "both"):
             sides.append(Ours(args, f"mlx ({kind})", model))
+    if MLX_LM not in args.without:
+        sides.append(Other(args, MLX_LM, with_mlx_lm, *prompts))
+    llama = None
+    if LLAMA not in args.without:
+        command = [str(llama_environment(args)), str(LLAMA_SIDE)]
+        llama = json.loads(output_of([*command, "version"]))
+        sides.append(Other(args, LLAMA, [*command, "--model", str(source)], *prompts))
 
     # Not measured: the same tokens on all sides; also fills the page cache and mlx-lm's cache of compiled kernels.
-    wanted = reference.tokens(ids)
+    tokens = {side.name: side.tokens(ids) for side in sides}
     same = {}
-    for side in sides:
-        pairs = list(zip(side.tokens(ids), wanted))
-        same[side.name] = next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    for name, found in tokens.items():
+        pairs = list(zip(found, tokens.get(MLX_LM, found)))
+        same[name] = next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
     about = {
         "model": source.name,
         "prompt_tokens": args.prompt_tokens,
         "generated_tokens": args.generate_tokens,
+        "batch_rows": args.batch,
+        "llama": llama,
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "load_average_before": [round(value, 2) for value in os.getloadavg()],

@@ -1,0 +1,105 @@
+//! Adapters of a loaded model: put on, exchanged and taken off while it answers. What they are is in
+//! `train/`.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use inference::{Adapter, LoraConfig, Result, TokenModel, TrainableModel};
+
+use super::{Engine, MlxModel, locked};
+use crate::train::{AdapterKind, LoraAdapter, key};
+
+impl Engine {
+    /// What the matrices inside of blocks are called, such as `self_attn.q_proj`.
+    pub fn layer_names(&self) -> BTreeSet<String> {
+        let sites = locked(&self.sites);
+        let inside = sites
+            .iter()
+            .filter(|site| site.is_matrix() && site.block().is_some());
+        inside.map(|site| key(site.name()).to_owned()).collect()
+    }
+
+    /// The adapter on the model, if any.
+    pub fn adapter(&self) -> Option<LoraAdapter> {
+        locked(&self.adapter).clone()
+    }
+
+    /// Puts a fresh adapter on the model, in place of another.
+    pub fn apply_lora(
+        &self,
+        config: &LoraConfig,
+        kind: AdapterKind,
+        seed: u64,
+    ) -> Result<LoraAdapter> {
+        self.check_open()?;
+        let mut held = locked(&self.adapter);
+        let sites = locked(&self.sites).clone();
+        let architecture = &self.info.architecture;
+        let adapter =
+            self.scope(|| LoraAdapter::fresh(&sites, config, kind, seed, architecture))?;
+        *held = Some(adapter.clone());
+        drop(held);
+        self.adapter_changed();
+        Ok(adapter)
+    }
+
+    /// Puts the adapter of a directory on the model, in place of another.
+    pub fn load_adapter(&self, dir: &Path) -> Result<LoraAdapter> {
+        self.check_open()?;
+        let mut held = locked(&self.adapter);
+        let sites = locked(&self.sites).clone();
+        let architecture = &self.info.architecture;
+        let adapter = self.scope(|| LoraAdapter::load(&sites, dir, architecture))?;
+        *held = Some(adapter.clone());
+        drop(held);
+        self.adapter_changed();
+        Ok(adapter)
+    }
+
+    /// Takes the adapter off the model, if there is one.
+    pub fn remove_adapter(&self) -> Result<()> {
+        self.check_open()?;
+        let mut held = locked(&self.adapter);
+        if let Some(adapter) = held.take() {
+            adapter.remove();
+            drop(held);
+            self.adapter_changed();
+        }
+        Ok(())
+    }
+
+    /// Forgets what was computed with the numbers before.
+    pub fn adapter_changed(&self) {
+        self.adaptations.fetch_add(1, Ordering::AcqRel);
+        self.prefixes.clear();
+    }
+}
+
+impl TrainableModel for MlxModel {
+    fn apply_lora(&self, config: &LoraConfig) -> Result<Box<dyn Adapter>> {
+        let adapter = self.engine.apply_lora(config, AdapterKind::Lora, 0)?;
+        Ok(Box::new(adapter))
+    }
+
+    fn load_adapter(&self, path: &Path) -> Result<Box<dyn Adapter>> {
+        let adapter = self.engine.load_adapter(path)?;
+        Ok(Box::new(adapter))
+    }
+
+    fn remove_adapter(&self) -> Result<()> {
+        self.engine.remove_adapter()
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        TokenModel::encode(self, text, true)
+    }
+
+    fn decode(&self, ids: &[u32]) -> Result<String> {
+        TokenModel::decode(self, ids)
+    }
+
+    fn num_layers(&self) -> usize {
+        self.engine.info.num_layers
+    }
+}

@@ -1,0 +1,498 @@
+//! What training and adapters need of layers: the places of a network that an adapter can stand at, what
+//! one computes there, and the scope in which a forward pass is differentiated. How adapters are made,
+//! stored and trained is in `train/`.
+//!
+//! A layer that was loaded by name knows its [`Site`]. An adapter set at a site is seen by every thread, and
+//! can be exchanged or removed at any time; numbers of a [`Scope`] stand in for its own on one thread only,
+//! so that a model can be trained while it answers.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use mlx_rs_core::{Array, Dtype, Result, random};
+
+use super::Weight;
+
+/// What a site holds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum SiteKind {
+    /// The matrix of a linear layer, or a stack of those of experts.
+    Matrix,
+    /// The table of an embedding.
+    Table,
+    /// The weight of a norm, which computes with it plus a number (1 for Gemma's).
+    Norm {
+        /// That number; the model's own weight has it in it.
+        plus: f32,
+    },
+    /// A bias, of a layer or of a norm.
+    Bias,
+}
+
+/// A matrix, or a stack of matrices of experts, that can be adapted, or a vector that can be trained.
+#[derive(Debug)]
+pub struct Site {
+    name: String,
+    kind: SiteKind,
+    weight: Weight,
+    active: AtomicBool,
+    delta: RwLock<Option<Arc<Delta>>>,
+}
+
+/// What stands at one site.
+#[derive(Debug, Clone)]
+pub enum Delta {
+    /// Something is added to the weight.
+    LowRank(LowRank),
+    /// Other numbers in place of the weight's, as a checkpoint would have them.
+    Whole(Array),
+}
+
+/// A product of two narrow matrices that is added to a matrix: `x W^T + scale * (x A^T) B^T` (Hu et al.
+/// 2021). For experts A and B have one more axis in front.
+#[derive(Debug, Clone)]
+pub struct LowRank {
+    /// A, `[rank, in]`.
+    pub a: Array,
+    /// B, `[out, rank]`.
+    pub b: Array,
+    /// Lengths `[out]` that the rows of the sum are brought to (DoRA, Liu et al. 2024); `None` for LoRA.
+    pub m: Option<Array>,
+    /// Factor on what A and B compute.
+    pub scale: f32,
+    /// Fraction of the inputs of A that is dropped in training.
+    pub dropout: f32,
+}
+
+impl LowRank {
+    /// Its trainable numbers with the ends of their names at a site of `kind`. Those of a table are called
+    /// the other way around, as mlx-lm has it: there `lora_a` has a row for each token.
+    pub fn parts(&self, kind: SiteKind) -> impl Iterator<Item = (&'static str, &Array)> {
+        let (a, b) = ends(kind);
+        [
+            (a, Some(&self.a)),
+            (b, Some(&self.b)),
+            ("m", self.m.as_ref()),
+        ]
+        .into_iter()
+        .filter_map(|(end, part)| Some((end, part?)))
+    }
+}
+
+/// What A and B are called at a site.
+pub fn ends(kind: SiteKind) -> (&'static str, &'static str) {
+    match kind {
+        SiteKind::Table => ("lora_b", "lora_a"),
+        _ => ("lora_a", "lora_b"),
+    }
+}
+
+impl Site {
+    /// The place of a weight, `[out, in]`, `[experts, out, in]` or a vector, that the checkpoint calls
+    /// `name.weight`, or `name.bias` for a bias. Memory is shared with the layer.
+    #[must_use]
+    pub fn new(name: &str, kind: SiteKind, weight: Weight) -> Arc<Self> {
+        Arc::new(Self {
+            name: name.to_owned(),
+            kind,
+            weight,
+            active: AtomicBool::new(false),
+            delta: RwLock::new(None),
+        })
+    }
+
+    /// The name of the layer, such as `model.layers.0.self_attn.q_proj`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it holds.
+    pub fn kind(&self) -> SiteKind {
+        self.kind
+    }
+
+    /// Whether something of low rank can be added to it.
+    pub fn is_matrix(&self) -> bool {
+        matches!(self.kind, SiteKind::Matrix | SiteKind::Table)
+    }
+
+    /// The frozen weight.
+    pub fn weight(&self) -> &Weight {
+        &self.weight
+    }
+
+    /// What the checkpoint calls its weight: the end of the name.
+    pub fn end(&self) -> &'static str {
+        match self.kind {
+            SiteKind::Bias => "bias",
+            _ => "weight",
+        }
+    }
+
+    /// The weight as a checkpoint has it, in plain numbers of `dtype`.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn stored_weight(&self, dtype: Dtype) -> Result<Array> {
+        let dense = self.dense(dtype)?;
+        match self.kind {
+            SiteKind::Norm { plus } if plus != 0.0 => dense.subtract(&like(&dense, plus)?),
+            _ => Ok(dense),
+        }
+    }
+
+    /// Its trainable numbers as they stand, with the ends of their names.
+    pub fn parts(&self) -> Vec<(&'static str, Array)> {
+        match self.stored().as_deref() {
+            None => Vec::new(),
+            Some(Delta::Whole(w)) => vec![(self.end(), w.clone())],
+            Some(Delta::LowRank(low)) => low
+                .parts(self.kind)
+                .map(|(end, part)| (end, part.clone()))
+                .collect(),
+        }
+    }
+
+    /// Replaces those of its trainable numbers that `other` has, by the ends of their names.
+    pub fn set_parts(&self, other: impl Fn(&str) -> Option<Array>) {
+        let Some(stored) = self.stored() else { return };
+        self.set(Some(self.with_parts(&stored, other)));
+    }
+
+    /// A delta with those of its numbers replaced that `other` has.
+    fn with_parts(&self, delta: &Delta, other: impl Fn(&str) -> Option<Array>) -> Delta {
+        match delta {
+            Delta::Whole(w) => Delta::Whole(other(self.end()).unwrap_or_else(|| w.clone())),
+            Delta::LowRank(low) => {
+                let mut low = low.clone();
+                let (a, b) = ends(self.kind);
+                low.a = other(a).unwrap_or(low.a);
+                low.b = other(b).unwrap_or(low.b);
+                low.m = low.m.map(|m| other("m").unwrap_or(m));
+                Delta::LowRank(low)
+            }
+        }
+    }
+
+    /// `[out, in]`, or `[experts, out, in]`.
+    pub fn shape(&self) -> Vec<i32> {
+        match &self.weight {
+            Weight::Dense(w) => w.shape().to_vec(),
+            Weight::Quantized(q) => {
+                let mut shape = q.scales.shape().to_vec();
+                if let Some(last) = shape.last_mut() {
+                    *last = last.saturating_mul(q.group_size);
+                }
+                shape
+            }
+        }
+    }
+
+    /// Which block it is in, by its name.
+    pub fn block(&self) -> Option<usize> {
+        block_of(&self.name)
+    }
+
+    /// Sets, exchanges or removes the adapter; requests that run take the new one with their next step.
+    pub fn set(&self, delta: Option<Delta>) {
+        let mut held = self.delta.write().unwrap_or_else(PoisonError::into_inner);
+        self.active.store(delta.is_some(), Ordering::Release);
+        *held = delta.map(Arc::new);
+    }
+
+    /// The adapter, as it stands.
+    pub fn stored(&self) -> Option<Arc<Delta>> {
+        if !self.active.load(Ordering::Acquire) {
+            return None;
+        }
+        let held = self.delta.read().unwrap_or_else(PoisonError::into_inner);
+        held.clone()
+    }
+
+    /// The weight as plain numbers of `dtype`.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn dense(&self, dtype: Dtype) -> Result<Array> {
+        match &self.weight {
+            Weight::Dense(w) => w.astype(dtype),
+            Weight::Quantized(q) => q.dequantize(dtype),
+        }
+    }
+
+    /// The adapter with the numbers of the scope that is entered, if any.
+    fn current(&self) -> Option<Delta> {
+        let stored = self.stored()?;
+        let scope = scope();
+        if scope.as_ref().is_some_and(|s| s.without_adapters) {
+            return None;
+        }
+        let param = |end: &str| scope.as_ref()?.param(&self.name, end).cloned();
+        let mut delta = self.with_parts(&stored, param);
+        if let Delta::LowRank(low) = &mut delta
+            && scope.as_ref().is_none_or(|s| s.dropout_seed.is_none())
+        {
+            low.dropout = 0.0;
+        }
+        Some(delta)
+    }
+
+    /// What a layer computes with instead of the vector that it has, in its type; `None` where nothing
+    /// stands here.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn vector(&self, dtype: Dtype) -> Result<Option<Array>> {
+        if !self.is_adapted() {
+            return Ok(None);
+        }
+        match (self.current(), self.kind) {
+            (Some(Delta::Whole(w)), SiteKind::Norm { plus }) if plus != 0.0 => {
+                w.add(&like(&w, plus)?)?.astype(dtype).map(Some)
+            }
+            (Some(Delta::Whole(w)), _) => w.astype(dtype).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether there is an adapter.
+    pub fn is_adapted(&self) -> bool {
+        self.active.load(Ordering::Acquire)
+    }
+
+    /// `x` with some of its numbers dropped, the others scaled up to the same mean.
+    fn dropped(&self, x: &Array, fraction: f32) -> Result<Array> {
+        let seed = scope().and_then(|s| s.dropout_seed);
+        let (Some(seed), true) = (seed, fraction > 0.0) else {
+            return Ok(x.clone());
+        };
+        // By name and step, not by order: a block that is computed again drops the same numbers.
+        // Fowler, Noll and Vo's hash: the standard library's may change.
+        let hash = self
+            .name
+            .bytes()
+            .fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            });
+        let key = random::Key::new(hash)?;
+        let keep = random::bernoulli(&Array::scalar(1.0 - fraction)?, x.shape(), &key)?;
+        let kept = keep.astype(x.dtype())?;
+        x.multiply(&kept)?
+            .multiply(&like(x, 1.0 / (1.0 - fraction))?)
+    }
+}
+
+/// A number in the type of `x`.
+fn like(x: &Array, value: f32) -> Result<Array> {
+    Array::scalar(value)?.astype(x.dtype())
+}
+
+/// A layer's place: a site, and which of its rows are the layer's, where several share one matrix.
+#[derive(Debug, Clone)]
+pub struct Place {
+    site: Arc<Site>,
+    rows: Option<(i32, i32)>,
+}
+
+impl Place {
+    /// All of a site, or some rows.
+    #[must_use]
+    pub fn new(site: Arc<Site>, rows: Option<(i32, i32)>) -> Self {
+        Self { site, rows }
+    }
+
+    /// Whether there is an adapter.
+    pub fn is_adapted(&self) -> bool {
+        self.site.is_adapted()
+    }
+
+    /// What the layer computes with instead of the vector that it has, in its type; `None` where nothing
+    /// stands here.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn vector(&self, dtype: Dtype) -> Result<Option<Array>> {
+        let whole = self.site.vector(dtype)?;
+        whole.map(|w| self.cut(&w)).transpose()
+    }
+
+    /// The rows of the layer.
+    fn cut(&self, a: &Array) -> Result<Array> {
+        match self.rows {
+            Some((from, to)) => a.slice_axis(0, from, to),
+            None => Ok(a.clone()),
+        }
+    }
+
+    /// What the layer computes of `x` `[.., in]`, where an adapter changes it; `plain` computes `x W^T`
+    /// without bias.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn forward(
+        &self,
+        x: &Array,
+        plain: impl FnOnce() -> Result<Array>,
+    ) -> Result<Option<Array>> {
+        let low = match self.site.current() {
+            None => return Ok(None),
+            Some(Delta::Whole(w)) => {
+                let w = self.cut(&w)?.astype(x.dtype())?;
+                return x.matmul(&w.swap_axes(0, 1)?).map(Some);
+            }
+            Some(Delta::LowRank(low)) => low,
+        };
+        let b = self.cut(&low.b)?;
+        let dropped = self.site.dropped(x, low.dropout)?;
+        let z = dropped
+            .matmul(&low.a.swap_axes(-1, -2)?)?
+            .matmul(&b.swap_axes(-1, -2)?)?;
+        let z = z.multiply(&like(&z, low.scale)?)?.astype(x.dtype())?;
+        let sum = plain()?.add(&z)?;
+        let Some(m) = &low.m else {
+            return Ok(Some(sum));
+        };
+        let weight = self.cut(&self.site.dense(Dtype::Float32)?)?;
+        let lengths = adapted(&weight, &low.a, &b, low.scale).and_then(|w| lengths(&w))?;
+        // As the paper has it, the lengths count as constant (section 4.3).
+        let factor = self.cut(m)?.divide(&lengths.stop_gradient()?)?;
+        sum.multiply(&factor.astype(x.dtype())?).map(Some)
+    }
+
+    /// The same for a table: rows `ids` `[..]`, `[.., hidden]`, where `plain` are those of the table
+    /// itself.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn rows(
+        &self,
+        ids: &Array,
+        plain: impl FnOnce() -> Result<Array>,
+        dtype: Dtype,
+    ) -> Result<Option<Array>> {
+        let low = match self.site.current() {
+            None => return Ok(None),
+            Some(Delta::Whole(w)) => return w.take_clamped(ids, 0)?.astype(dtype).map(Some),
+            Some(Delta::LowRank(low)) => low,
+        };
+        let plain = plain()?;
+        let z = low.b.take_clamped(ids, 0)?.matmul(&low.a)?;
+        let z = z.multiply(&like(&z, low.scale)?)?.astype(dtype)?;
+        let sum = plain.add(&self.site.dropped(&z, low.dropout)?)?;
+        let Some(m) = &low.m else {
+            return Ok(Some(sum));
+        };
+        let long = lengths(&plain.add(&z)?.astype(Dtype::Float32)?)?.stop_gradient()?;
+        let factor = m.take_clamped(ids, 0)?.divide(&long)?;
+        sum.multiply(&factor.expand_dims(-1)?.astype(dtype)?)
+            .map(Some)
+    }
+
+    /// The same for experts: `x` `[.., 1, in]` by the experts `ids`.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn forward_experts(
+        &self,
+        x: &Array,
+        ids: &Array,
+        sorted: bool,
+        plain: impl FnOnce() -> Result<Array>,
+    ) -> Result<Option<Array>> {
+        let low = match self.site.current() {
+            None => return Ok(None),
+            Some(Delta::Whole(w)) => {
+                let w = w.astype(x.dtype())?.swap_axes(-1, -2)?;
+                return x.gather_mm(&w, None, ids, sorted).map(Some);
+            }
+            Some(Delta::LowRank(low)) => low,
+        };
+        let z = self
+            .site
+            .dropped(x, low.dropout)?
+            .gather_mm(&low.a.swap_axes(-1, -2)?, None, ids, sorted)?
+            .gather_mm(&low.b.swap_axes(-1, -2)?, None, ids, sorted)?;
+        let z = z.multiply(&like(&z, low.scale)?)?.astype(x.dtype())?;
+        plain()?.add(&z).map(Some)
+    }
+}
+
+/// `W + scale * B A`, in the type of `weight`.
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn adapted(weight: &Array, a: &Array, b: &Array, scale: f32) -> Result<Array> {
+    let product = b.matmul(a)?;
+    let product = product.multiply(&like(&product, scale)?)?;
+    weight.add(&product.astype(weight.dtype())?)
+}
+
+/// The Euclidean length of each row.
+///
+/// # Errors
+/// When there are no rows.
+pub fn lengths(weight: &Array) -> Result<Array> {
+    weight.square()?.sum(-1, false)?.sqrt()
+}
+
+/// What stands in for a model's own numbers while a forward pass is differentiated.
+#[derive(Debug, Clone, Default)]
+pub struct Scope {
+    /// Trainable numbers by name.
+    pub params: BTreeMap<String, Array>,
+    /// What dropout is drawn from; `None` for none.
+    pub dropout_seed: Option<u64>,
+    /// Each block is computed again in the backward pass instead of being kept.
+    pub checkpoint: bool,
+    /// The base alone is computed, as a reference.
+    pub without_adapters: bool,
+}
+
+impl Scope {
+    fn param(&self, site: &str, end: &str) -> Option<&Array> {
+        self.params.get(&format!("{site}.{end}"))
+    }
+
+    /// Its numbers that belong to one block.
+    #[must_use]
+    pub fn of_block(&self, block: usize) -> BTreeMap<String, Array> {
+        let mut own = self.params.clone();
+        own.retain(|name, _| block_of(name) == Some(block));
+        own
+    }
+}
+
+/// The block that a name is in: its first number.
+fn block_of(name: &str) -> Option<usize> {
+    name.split('.').find_map(|part| part.parse().ok())
+}
+
+thread_local! {
+    static SCOPE: RefCell<Option<Arc<Scope>>> = const { RefCell::new(None) };
+}
+
+/// The scope this thread is in.
+#[must_use]
+pub fn scope() -> Option<Arc<Scope>> {
+    SCOPE.with_borrow(Clone::clone)
+}
+
+/// Whether results must have derivatives, which our fused kernels do not.
+#[must_use]
+pub fn differentiated() -> bool {
+    SCOPE.with_borrow(Option::is_some)
+}
+
+/// Runs `f` in a scope, and returns to the one before, also when `f` panics.
+pub fn within<R>(scope: Arc<Scope>, f: impl FnOnce() -> R) -> R {
+    struct Back(Option<Arc<Scope>>);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            SCOPE.set(self.0.take());
+        }
+    }
+    let _back = Back(SCOPE.replace(Some(scope)));
+    f()
+}

@@ -1,0 +1,590 @@
+//! The options of a training run, from a YAML or TOML file: the names are those of Python mlx-lm's `lora` config.
+//!
+//! Read, completed with defaults and checked once, here. Flags of a command line are put over it by the program.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use inference::{ComputeType, Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+
+use super::dataset::{BatchOptions, DataOptions, FieldNames, Order};
+
+/// Bytes of a config file at most.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// What is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FineTuneType {
+    /// Low-rank adapters (Hu et al. 2021).
+    #[default]
+    Lora,
+    /// Low-rank adapters with magnitudes (Liu et al. 2024).
+    Dora,
+    /// The weights themselves.
+    Full,
+}
+
+/// How weights follow gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "the names are those of the methods")]
+pub enum OptimizerName {
+    #[default]
+    Adam,
+    AdamW,
+    Muon,
+    Sgd,
+    Adafactor,
+    Lion,
+}
+
+/// The adapters' shape, under mlx-lm's names.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoraParameters {
+    /// Rows of A and columns of B.
+    pub rank: usize,
+    /// Fraction of inputs dropped in training.
+    pub dropout: f32,
+    /// The factor on the adapter's output.
+    pub scale: f32,
+    /// Projections to adapt, such as `self_attn.q_proj`; all linear layers of a block if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys: Option<Vec<String>>,
+}
+
+impl Default for LoraParameters {
+    fn default() -> Self {
+        Self {
+            rank: 8,
+            dropout: 0.0,
+            scale: 20.0,
+            keys: None,
+        }
+    }
+}
+
+/// How the learning rate goes, under mlx-lm's names.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LrSchedule {
+    /// `cosine_decay`, `exponential_decay`, `linear_schedule`, `step_decay` or `constant`.
+    pub name: String,
+    /// Its arguments, in the order of MLX's function of that name: of `cosine_decay` the first rate, steps, last rate.
+    pub arguments: Vec<f64>,
+    /// Steps in which the rate rises to the schedule's first.
+    pub warmup: u64,
+    /// The rate at which the rise begins.
+    pub warmup_init: f64,
+}
+
+/// All options of a run. A field that a file leaves out has its default, which is mlx-lm's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainConfig {
+    /// The model: a directory, a file or a name.
+    pub model: Option<String>,
+    /// Whether to train: for mlx-lm, which asks for it. [`super::Run`] trains without it too.
+    pub train: bool,
+    /// Whether to measure on `test.jsonl` (after training).
+    pub test: bool,
+    /// What is trained.
+    pub fine_tune_type: FineTuneType,
+    /// How weights follow gradients.
+    pub optimizer: OptimizerName,
+    /// Further settings of optimizers, by the optimizer's name, such as `adamw: {weight_decay: 0.01}`.
+    pub optimizer_config: BTreeMap<OptimizerName, BTreeMap<String, Setting>>,
+    /// The directory with `train.jsonl`, `valid.jsonl` and `test.jsonl`.
+    pub data: Option<PathBuf>,
+    /// Decides the order of batches, the first adapters and what dropout drops.
+    pub seed: u32,
+    /// How many of the last blocks are trained; -1 for all.
+    pub num_layers: i64,
+    /// Rows of a batch.
+    pub batch_size: usize,
+    /// Steps.
+    pub iters: u64,
+    /// Batches of a validation; -1 for all.
+    pub val_batches: i64,
+    /// The learning rate, unless `lr_schedule` is given.
+    pub learning_rate: f64,
+    /// Steps from one report to the next.
+    pub steps_per_report: u64,
+    /// Steps from one validation to the next.
+    pub steps_per_eval: u64,
+    /// Adapters to go on from.
+    pub resume_adapter_file: Option<PathBuf>,
+    /// The directory for adapters.
+    pub adapter_path: PathBuf,
+    /// Steps from one save to the next.
+    pub save_every: u64,
+    /// Batches of a test; -1 for all.
+    pub test_batches: i64,
+    /// Ids of a row at most.
+    pub max_seq_length: usize,
+    /// Whether blocks are computed again in the backward pass, to save memory.
+    pub grad_checkpoint: bool,
+    /// Batches whose gradients make one step.
+    pub grad_accumulation_steps: usize,
+    /// How the learning rate goes.
+    pub lr_schedule: Option<LrSchedule>,
+    /// The adapters' shape.
+    pub lora_parameters: LoraParameters,
+    /// Whether the loss leaves out all but the last message, or the completion.
+    pub mask_prompt: bool,
+    /// The field of a line that holds a chat.
+    pub chat_feature: String,
+    /// The field of a line that holds a prompt.
+    pub prompt_feature: String,
+    /// The field of a line that holds a completion.
+    pub completion_feature: String,
+    /// The field of a line that holds a text.
+    pub text_feature: String,
+    /// Ours: whether short examples share rows.
+    pub pack: bool,
+    /// Ours: whether batches are made of neighboring lines, not of lines of like length.
+    pub keep_order: bool,
+    /// Ours: whether to go on without lines that cannot be used.
+    pub skip_bad_lines: bool,
+    /// Ours: the backend: metal, cuda or cpu; the best available if absent.
+    pub backend: Option<String>,
+    /// Ours: the type to compute in; the backend's choice if absent.
+    pub dtype: Option<ComputeType>,
+    /// Ours: the global norm beyond which gradients are scaled down.
+    pub max_grad_norm: Option<f64>,
+}
+
+/// A value in [`TrainConfig::optimizer_config`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Setting {
+    /// On or off.
+    Flag(bool),
+    /// A number.
+    Number(f64),
+    /// Several, such as `betas`.
+    Numbers(Vec<f64>),
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        let names = FieldNames::default();
+        Self {
+            model: None,
+            train: false,
+            test: false,
+            fine_tune_type: FineTuneType::default(),
+            optimizer: OptimizerName::default(),
+            optimizer_config: BTreeMap::new(),
+            data: None,
+            seed: 0,
+            num_layers: 16,
+            batch_size: 4,
+            iters: 1000,
+            val_batches: 25,
+            learning_rate: 1e-5,
+            steps_per_report: 10,
+            steps_per_eval: 200,
+            resume_adapter_file: None,
+            adapter_path: PathBuf::from("adapters"),
+            save_every: 100,
+            test_batches: 500,
+            max_seq_length: 2048,
+            grad_checkpoint: false,
+            grad_accumulation_steps: 1,
+            lr_schedule: None,
+            lora_parameters: LoraParameters::default(),
+            mask_prompt: false,
+            chat_feature: names.chat,
+            prompt_feature: names.prompt,
+            completion_feature: names.completion,
+            text_feature: names.text,
+            pack: false,
+            keep_order: false,
+            skip_bad_lines: false,
+            backend: None,
+            dtype: None,
+            max_grad_norm: None,
+        }
+    }
+}
+
+fn bad(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOption, message)
+}
+
+impl TrainConfig {
+    /// Reads a file, `.yaml` or `.yml` or `.toml`, and checks it.
+    ///
+    /// # Errors
+    /// `Io` if it cannot be read; `InvalidOption` for another kind of file, for a field that is unknown, of the wrong
+    /// type or out of range. All name the file.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let named = |e: Error| e.with_path(path).context("training config");
+        let kind = path
+            .extension()
+            .and_then(|e| e.to_str())
+            .unwrap_or_default();
+        let parse = match kind.to_ascii_lowercase().as_str() {
+            "yaml" | "yml" => Self::from_yaml,
+            "toml" => Self::from_toml,
+            _ => {
+                return Err(named(bad(
+                    "the file's name must end in .yaml, .yml or .toml",
+                )));
+            }
+        };
+        let io = |e: std::io::Error| {
+            named(Error::new(ErrorKind::Io, format!("cannot read the file: {e}")).with_source(e))
+        };
+        // Asked before opening: opening a pipe would wait for its other end.
+        if !path.metadata().map_err(io)?.is_file() {
+            return Err(named(bad("it is not a regular file")));
+        }
+        let mut text = String::new();
+        std::fs::File::open(path)
+            .and_then(|f| f.take(MAX_BYTES + 1).read_to_string(&mut text))
+            .map_err(io)?;
+        if text.len() as u64 > MAX_BYTES {
+            return Err(named(bad(format!(
+                "the file has more than {MAX_BYTES} bytes; a config is small"
+            ))));
+        }
+        parse(&text).map_err(named)
+    }
+
+    /// Reads YAML and checks it.
+    ///
+    /// # Errors
+    /// As [`TrainConfig::read`].
+    pub fn from_yaml(text: &str) -> Result<Self> {
+        if text
+            .lines()
+            .all(|l| l.trim().is_empty() || l.trim_start().starts_with('#'))
+        {
+            return Ok(Self::default());
+        }
+        serde_saphyr::from_str(text)
+            .map_err(|e| bad(helped(&e.to_string())))
+            .and_then(Self::checked)
+    }
+
+    /// Reads TOML and checks it.
+    ///
+    /// # Errors
+    /// As [`TrainConfig::read`].
+    pub fn from_toml(text: &str) -> Result<Self> {
+        toml::from_str(text)
+            .map_err(|e| bad(helped(&e.to_string())))
+            .and_then(Self::checked)
+    }
+
+    fn checked(self) -> Result<Self> {
+        self.validate()?;
+        Ok(self)
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// `InvalidOption` naming the field, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        let at_least_one = [
+            ("batch_size", self.batch_size as u64),
+            ("iters", self.iters),
+            ("steps_per_report", self.steps_per_report),
+            ("steps_per_eval", self.steps_per_eval),
+            ("save_every", self.save_every),
+            (
+                "grad_accumulation_steps",
+                self.grad_accumulation_steps as u64,
+            ),
+            ("lora_parameters.rank", self.lora_parameters.rank as u64),
+        ];
+        if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
+            return Err(bad(format!("{name} is 0; it must be at least 1")));
+        }
+        let counts = [
+            ("num_layers", self.num_layers),
+            ("val_batches", self.val_batches),
+            ("test_batches", self.test_batches),
+        ];
+        if let Some((name, value)) = counts.iter().find(|(_, value)| *value < -1) {
+            return Err(bad(format!(
+                "{name} is {value}; it must be a count, or -1 for all"
+            )));
+        }
+        if self.max_seq_length < 2 {
+            let have = self.max_seq_length;
+            return Err(bad(format!(
+                "max_seq_length is {have}; it must be at least 2"
+            )));
+        }
+        let rates = [
+            Some(("learning_rate", self.learning_rate)),
+            self.max_grad_norm.map(|n| ("max_grad_norm", n)),
+        ];
+        for (name, value) in rates.into_iter().flatten() {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(bad(format!(
+                    "{name} is {value}; it must be a number above 0"
+                )));
+            }
+        }
+        let lora = &self.lora_parameters;
+        if !(0.0..1.0).contains(&lora.dropout) {
+            let have = lora.dropout;
+            return Err(bad(format!(
+                "lora_parameters.dropout is {have}; it must lie in 0 to below 1"
+            )));
+        }
+        if !lora.scale.is_finite() {
+            let have = lora.scale;
+            return Err(bad(format!(
+                "lora_parameters.scale is {have}; it must be a number"
+            )));
+        }
+        if lora
+            .keys
+            .as_ref()
+            .is_some_and(|k| k.is_empty() || k.iter().any(String::is_empty))
+        {
+            return Err(bad(
+                "lora_parameters.keys must name at least one projection, none empty; leave it out for all",
+            ));
+        }
+        if self.pack && self.keep_order {
+            // Packing follows the file already.
+            return Err(bad(
+                "pack keeps the order of lines already; leave keep_order out",
+            ));
+        }
+        self.lr_schedule
+            .as_ref()
+            .map_or(Ok(()), LrSchedule::validate)
+    }
+
+    /// How the data of this run is read.
+    #[must_use]
+    pub fn data_options(&self) -> DataOptions {
+        DataOptions::new()
+            .with_mask_prompt(self.mask_prompt)
+            .with_skip_bad_lines(self.skip_bad_lines)
+            .with_names(FieldNames {
+                chat: self.chat_feature.clone(),
+                prompt: self.prompt_feature.clone(),
+                completion: self.completion_feature.clone(),
+                text: self.text_feature.clone(),
+            })
+    }
+
+    /// How this run makes batches.
+    #[must_use]
+    pub fn batch_options(&self) -> BatchOptions {
+        BatchOptions::new()
+            .with_batch_size(self.batch_size)
+            .with_max_seq_length(self.max_seq_length)
+            .with_seed(self.seed)
+            .with_order(if self.keep_order {
+                Order::AsRead
+            } else {
+                Order::ByLength
+            })
+    }
+}
+
+impl LrSchedule {
+    fn validate(&self) -> Result<()> {
+        // Names of MLX's schedules and how many arguments each may have.
+        let known = [
+            ("cosine_decay", 2..=3),
+            ("exponential_decay", 2..=2),
+            ("linear_schedule", 3..=3),
+            ("step_decay", 3..=3),
+            ("constant", 1..=1),
+        ];
+        let name = &self.name;
+        let Some((_, count)) = known.iter().find(|(known, _)| known == name) else {
+            let names = known.map(|(name, _)| name).join(", ");
+            return Err(bad(format!(
+                "lr_schedule.name is {name:?}; there are {names}"
+            )));
+        };
+        let have = self.arguments.len();
+        if !count.contains(&have) {
+            let (from, to) = (count.start(), count.end());
+            return Err(bad(format!(
+                "lr_schedule.arguments of {name} are {have}; it takes {from} to {to}"
+            )));
+        }
+        if !self.arguments.iter().all(|a| a.is_finite()) || !self.warmup_init.is_finite() {
+            return Err(bad("lr_schedule holds something that is no number"));
+        }
+        Ok(())
+    }
+}
+
+/// A reader's message, and what to write instead of a name that we do not have.
+fn helped(message: &str) -> String {
+    // Readers draw the line of the file below their message; one line is enough here.
+    let message = message.trim().replace('\n', " ");
+    let hint = |name: &str| match name {
+        "config" => Some("a config cannot name another one"),
+        "hf_dataset" => {
+            Some("give `data`, a directory with train.jsonl; data sets are not downloaded")
+        }
+        "report_to" | "project_name" => {
+            Some("reports go to a JSONL log and a plot beside the adapters")
+        }
+        "alpha" => Some("write `scale`, which is alpha / rank"),
+        _ => None,
+    };
+    let Some(name) = message
+        .split_once("unknown field `")
+        .and_then(|(_, rest)| rest.split_once('`'))
+        .map(|(name, _)| name.to_owned())
+    else {
+        return message;
+    };
+    match hint(&name) {
+        Some(hint) => format!("{message}; {hint}"),
+        None => message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mlx_lm_s_example_config_is_read() {
+        let yaml = r#"
+# The fields of mlx-lm's example.
+model: "models/first"
+train: true
+fine_tune_type: lora
+optimizer: adamw
+optimizer_config:
+  adamw:
+    betas: [0.9, 0.98]
+    eps: 1e-6
+    weight_decay: 0.05
+    bias_correction: true
+data: "data"
+seed: 0
+num_layers: -1
+learning_rate: 1e-5
+resume_adapter_file: null
+lr_schedule:
+  name: cosine_decay
+  warmup: 100
+  warmup_init: 1e-7
+  arguments: [1e-5, 1000, 1e-7]
+lora_parameters:
+  keys: ["self_attn.q_proj", "self_attn.v_proj"]
+  rank: 8
+  scale: 20.0
+  dropout: 0.0
+"#;
+        let config = TrainConfig::from_yaml(yaml).unwrap();
+        assert_eq!(config.optimizer, OptimizerName::AdamW);
+        assert_eq!(config.num_layers, -1);
+        assert_eq!(config.learning_rate, 1e-5);
+        let adamw = &config.optimizer_config[&OptimizerName::AdamW];
+        assert_eq!(adamw["eps"], Setting::Number(1e-6));
+        assert_eq!(adamw["betas"], Setting::Numbers(vec![0.9, 0.98]));
+        assert_eq!(adamw["bias_correction"], Setting::Flag(true));
+        assert_eq!(config.lr_schedule.unwrap().warmup, 100);
+        assert_eq!(config.lora_parameters.keys.unwrap().len(), 2);
+    }
+
+    #[test]
+    fn yaml_and_toml_say_the_same() {
+        let yaml = "iters: 7\nmask_prompt: true\nlora_parameters:\n  rank: 4\n";
+        let toml = "iters = 7\nmask_prompt = true\n[lora_parameters]\nrank = 4\n";
+        let config = TrainConfig::from_yaml(yaml).unwrap();
+        assert_eq!(config, TrainConfig::from_toml(toml).unwrap());
+        assert!(config.data_options().mask_prompt);
+        for empty in ["", "# nothing\n"] {
+            assert_eq!(
+                TrainConfig::from_yaml(empty).unwrap(),
+                TrainConfig::default()
+            );
+            assert_eq!(
+                TrainConfig::from_toml(empty).unwrap(),
+                TrainConfig::default()
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_told() {
+        for (yaml, what) in [
+            ("itres: 3", "itres"),
+            ("report_to: wandb", "JSONL log"),
+            ("lora_parameters: {alpha: 16}", "alpha / rank"),
+            ("iters: 0", "iters is 0"),
+            ("iters: many", "iters"),
+            ("num_layers: -2", "-1 for all"),
+            ("learning_rate: -1.0", "learning_rate is -1"),
+            ("learning_rate: .nan", "learning_rate is NaN"),
+            ("max_seq_length: 1", "at least 2"),
+            ("optimizer: adamx", "adamx"),
+            ("lora_parameters: {dropout: 1.0}", "below 1"),
+            ("lora_parameters: {keys: []}", "at least one projection"),
+            ("lr_schedule: {name: cosine}", "cosine_decay"),
+            (
+                "lr_schedule: {name: cosine_decay, arguments: [1.0]}",
+                "it takes 2 to 3",
+            ),
+            ("pack: true\nkeep_order: true", "leave keep_order out"),
+            ("iters: 1\niters: 2", "iters"),
+            ("- a\n- b", ""),
+        ] {
+            let error = TrainConfig::from_yaml(yaml).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidOption);
+            assert!(error.to_string().contains(what), "{yaml}: {error}");
+        }
+        let error = TrainConfig::from_toml("itres = 3").unwrap_err().to_string();
+        assert!(
+            error.contains("itres") && error.contains("iters"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn hostile_yaml_is_an_error() {
+        let mut bomb = String::from("a: &a [x, x, x, x, x, x, x, x, x]\n");
+        for (from, to) in "abcdefghij".chars().zip("bcdefghijk".chars()) {
+            bomb.push_str(&format!(
+                "{to}: &{to} [{}]\n",
+                vec![format!("*{from}"); 9].join(", ")
+            ));
+        }
+        assert!(TrainConfig::from_yaml(&bomb).is_err());
+        let deep = "[".repeat(100_000);
+        assert!(TrainConfig::from_yaml(&deep).is_err());
+        assert!(TrainConfig::from_toml(&format!("iters = {deep}")).is_err());
+    }
+
+    #[test]
+    fn files_are_told_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.yaml");
+        std::fs::write(&path, "iters: 5").unwrap();
+        assert_eq!(TrainConfig::read(&path).unwrap().iters, 5);
+        let path = dir.path().join("run.json");
+        assert!(
+            TrainConfig::read(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("must end in .yaml")
+        );
+        let path = dir.path().join("none.toml");
+        assert_eq!(TrainConfig::read(&path).unwrap_err().kind(), ErrorKind::Io);
+    }
+}

@@ -1,0 +1,394 @@
+//! Data files and directories: bounded reading, every bad line told by file and number.
+//!
+//! What a line means is `formats`'; batches are `batches`'. Nothing is read but regular files on this machine.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use inference::{Error, ErrorKind, Result};
+use serde_json::{Map, Value as Json};
+
+use super::{Example, FieldNames, Format};
+use crate::text::TextPipeline;
+
+/// Upper bounds for what is read: files come from strangers. JSON is read 128 levels deep at most.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataLimits {
+    /// Bytes of one file.
+    pub file_bytes: u64,
+    /// Bytes of one line.
+    pub line_bytes: usize,
+    /// Lines of one file.
+    pub lines: usize,
+    /// Token ids of one file.
+    pub tokens: usize,
+    /// Bad lines after which reading stops.
+    pub bad_lines: usize,
+}
+
+impl Default for DataLimits {
+    fn default() -> Self {
+        Self {
+            file_bytes: 4 << 30,
+            line_bytes: 8 << 20,
+            lines: 10_000_000,
+            tokens: 1 << 30,
+            bad_lines: 1000,
+        }
+    }
+}
+
+/// How data is read.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DataOptions {
+    /// Whether the loss leaves out all but the last message, or the completion.
+    pub mask_prompt: bool,
+    /// Whether to go on without bad lines. They are in [`Dataset::bad_lines`] then; else they are an error.
+    pub skip_bad_lines: bool,
+    /// The names under which lines hold their parts.
+    pub names: FieldNames,
+    /// Upper bounds.
+    pub limits: DataLimits,
+}
+
+impl DataOptions {
+    /// The defaults: nothing masked, bad lines are an error.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets [`DataOptions::mask_prompt`].
+    #[must_use]
+    pub fn with_mask_prompt(mut self, yes: bool) -> Self {
+        self.mask_prompt = yes;
+        self
+    }
+
+    /// Sets [`DataOptions::skip_bad_lines`].
+    #[must_use]
+    pub fn with_skip_bad_lines(mut self, yes: bool) -> Self {
+        self.skip_bad_lines = yes;
+        self
+    }
+
+    /// Sets [`DataOptions::names`].
+    #[must_use]
+    pub fn with_names(mut self, names: FieldNames) -> Self {
+        self.names = names;
+        self
+    }
+
+    /// Sets [`DataOptions::limits`].
+    #[must_use]
+    pub fn with_limits(mut self, limits: DataLimits) -> Self {
+        self.limits = limits;
+        self
+    }
+}
+
+/// A line that could not be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadLine {
+    /// The line's number, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// The examples of one file.
+#[derive(Debug, Clone)]
+pub struct Dataset {
+    /// Where they are from.
+    pub path: PathBuf,
+    /// What its lines hold.
+    pub format: Format,
+    /// The examples, in the file's order.
+    pub examples: Vec<Example>,
+    /// The number of each example's line, from 1.
+    pub lines: Vec<usize>,
+    /// The lines that were left out; always empty without [`DataOptions::skip_bad_lines`].
+    pub bad_lines: Vec<BadLine>,
+    /// Lines with nothing but blanks.
+    pub blank_lines: usize,
+}
+
+impl Dataset {
+    /// Reads one JSONL file.
+    ///
+    /// # Errors
+    /// `Io` if it cannot be read; `InvalidOption` for bad lines, each named by file and number, for a file without
+    /// examples, and beyond a limit.
+    pub fn read(
+        path: impl AsRef<Path>,
+        text_to_ids: &TextPipeline,
+        options: &DataOptions,
+    ) -> Result<Self> {
+        let path = path.as_ref();
+        read(path, text_to_ids, options).map_err(|e| e.with_path(path).context("training data"))
+    }
+
+    /// Token ids of all examples.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.examples.iter().map(Example::len).sum()
+    }
+
+    /// The lines of examples in which a cut at `max_len` ids leaves nothing for the loss to count.
+    #[must_use]
+    pub fn nothing_learned(&self, max_len: usize) -> Vec<usize> {
+        self.examples
+            .iter()
+            .zip(&self.lines)
+            .filter(|(e, _)| e.learned(max_len) == 0)
+            .map(|(_, line)| *line)
+            .collect()
+    }
+}
+
+/// The data of a directory: `train.jsonl`, `valid.jsonl` and `test.jsonl`, each if it is there.
+#[derive(Debug, Clone)]
+pub struct DataDir {
+    /// What is learned.
+    pub train: Option<Dataset>,
+    /// What the run is judged by while it goes on.
+    pub valid: Option<Dataset>,
+    /// What the result is judged by.
+    pub test: Option<Dataset>,
+}
+
+impl DataDir {
+    /// Reads a directory.
+    ///
+    /// # Errors
+    /// As [`Dataset::read`]; `InvalidOption` if it is no directory or holds none of the three files.
+    pub fn read(
+        dir: impl AsRef<Path>,
+        text_to_ids: &TextPipeline,
+        options: &DataOptions,
+    ) -> Result<Self> {
+        let dir = dir.as_ref();
+        let missing = |what: &str| {
+            Error::new(
+                ErrorKind::InvalidOption,
+                format!(
+                    "{what}; training data is a directory with train.jsonl, and valid.jsonl and test.jsonl if wanted"
+                ),
+            )
+            .with_path(dir)
+        };
+        if !dir.is_dir() {
+            return Err(missing("there is no such directory"));
+        }
+        let part = |name: &str| {
+            let path = dir.join(name);
+            // Not `exists`: a dangling link or a file one may not look at is an error, not an absent file.
+            match path.symlink_metadata() {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+                _ => Dataset::read(path, text_to_ids, options).map(Some),
+            }
+        };
+        let found = Self {
+            train: part("train.jsonl")?,
+            valid: part("valid.jsonl")?,
+            test: part("test.jsonl")?,
+        };
+        if found.train.is_none() && found.valid.is_none() && found.test.is_none() {
+            return Err(missing("none of the three files is there"));
+        }
+        Ok(found)
+    }
+}
+
+fn bad(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOption, message)
+}
+
+fn io(doing: &str, e: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("cannot {doing}: {e}")).with_source(e)
+}
+
+fn read(path: &Path, text_to_ids: &TextPipeline, options: &DataOptions) -> Result<Dataset> {
+    let limits = &options.limits;
+    // Asked before opening: opening a pipe would wait for its other end.
+    let facts = path.metadata().map_err(|e| io("open the file", e))?;
+    if !facts.is_file() {
+        return Err(bad("it is not a regular file"));
+    }
+    if facts.len() > limits.file_bytes {
+        let (have, most) = (facts.len(), limits.file_bytes);
+        return Err(bad(format!(
+            "the file has {have} bytes; at most {most} are read: split it"
+        )));
+    }
+    let file = File::open(path).map_err(|e| io("open the file", e))?;
+    let mut reader = BufReader::new(file.take(limits.file_bytes));
+    let mut format = None;
+    let mut examples = Vec::new();
+    let (mut lines, mut bad_lines) = (Vec::new(), Vec::new());
+    let (mut tokens, mut blank_lines, mut number) = (0_usize, 0, 0_usize);
+    let mut bytes = Vec::new();
+    loop {
+        bytes.clear();
+        let most = limits.line_bytes as u64 + 1;
+        let got = (&mut reader)
+            .take(most)
+            .read_until(b'\n', &mut bytes)
+            .map_err(|e| io("read the file", e))?;
+        if got == 0 {
+            break;
+        }
+        number += 1;
+        if number > limits.lines {
+            return Err(bad(format!(
+                "the file has more than {} lines: split it",
+                limits.lines
+            )));
+        }
+        let long = bytes.len() > limits.line_bytes && bytes.last() != Some(&b'\n');
+        let result = if long {
+            skip_line(&mut reader).map_err(|e| io("read the file", e))?;
+            Err(format!(
+                "the line has more than {} bytes",
+                limits.line_bytes
+            ))
+        } else {
+            match parse(&bytes, number == 1) {
+                Ok(None) => {
+                    blank_lines += 1;
+                    continue;
+                }
+                Ok(Some(line)) => {
+                    example(&line, &mut format, text_to_ids, options).map_err(|e| e.to_string())
+                }
+                Err(why) => Err(why),
+            }
+        };
+        match result {
+            Ok(example) => {
+                tokens = tokens.saturating_add(example.len());
+                if tokens > limits.tokens {
+                    return Err(bad(format!(
+                        "up to line {number} there are {tokens} tokens; at most {} are read: split the file",
+                        limits.tokens
+                    )));
+                }
+                examples.push(example);
+                lines.push(number);
+            }
+            Err(why) => bad_lines.push(BadLine { line: number, why }),
+        }
+        if bad_lines.len() >= limits.bad_lines {
+            return Err(report(&bad_lines, true));
+        }
+    }
+    let usable = options.skip_bad_lines && !examples.is_empty();
+    if !bad_lines.is_empty() && !usable {
+        return Err(report(&bad_lines, false));
+    }
+    let Some(format) = format else {
+        return Err(bad("the file holds no examples"));
+    };
+    Ok(Dataset {
+        path: path.to_owned(),
+        format,
+        examples,
+        lines,
+        bad_lines,
+        blank_lines,
+    })
+}
+
+/// The object of a line; `None` for a blank one.
+fn parse(bytes: &[u8], first: bool) -> Result<Option<Map<String, Json>>, String> {
+    let bytes = match bytes.strip_prefix(b"\xEF\xBB\xBF") {
+        Some(rest) if first => rest,
+        _ => bytes,
+    };
+    let text = std::str::from_utf8(bytes)
+        .map_err(|e| format!("the line is not UTF-8 at byte {}", e.valid_up_to() + 1))?;
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    match serde_json::from_str::<Json>(text) {
+        Ok(Json::Object(fields)) => Ok(Some(fields)),
+        Ok(_) => Err(String::from("the line is JSON, but not an object")),
+        // serde's own line number would always be 1.
+        Err(e) => {
+            let full = e.to_string();
+            let what = full.split(" at line ").next().unwrap_or(&full);
+            Err(format!("not JSON: {what}, at column {}", e.column()))
+        }
+    }
+}
+
+/// The first good line decides what all are.
+fn example(
+    line: &Map<String, Json>,
+    format: &mut Option<Format>,
+    text_to_ids: &TextPipeline,
+    options: &DataOptions,
+) -> Result<Example> {
+    let kind = match *format {
+        Some(kind) => kind,
+        None => *format.insert(Format::of(line, &options.names, options.mask_prompt)?),
+    };
+    kind.example(line, &options.names, options.mask_prompt, text_to_ids)
+}
+
+/// Moves behind the next end of line.
+fn skip_line(reader: &mut impl BufRead) -> std::io::Result<()> {
+    loop {
+        let buffer = reader.fill_buf()?;
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        match buffer.iter().position(|b| *b == b'\n') {
+            Some(at) => {
+                reader.consume(at + 1);
+                return Ok(());
+            }
+            None => {
+                let all = buffer.len();
+                reader.consume(all);
+            }
+        }
+    }
+}
+
+/// All bad lines as one error; the first twenty in full.
+fn report(bad_lines: &[BadLine], stopped: bool) -> Error {
+    const SHOWN: usize = 20;
+    let mut text = match bad_lines.len() {
+        1 => String::from("1 bad line: "),
+        n => format!("{n} bad lines: "),
+    };
+    let shown: Vec<String> = bad_lines
+        .iter()
+        .take(SHOWN)
+        .map(|b| format!("line {}: {}", b.line, b.why))
+        .collect();
+    text.push_str(&shown.join("; "));
+    if bad_lines.len() > SHOWN {
+        let more: Vec<String> = bad_lines[SHOWN..]
+            .iter()
+            .take(200)
+            .map(|b| b.line.to_string())
+            .collect();
+        text.push_str(&format!("; and lines {}", more.join(", ")));
+        if bad_lines.len() > SHOWN + 200 {
+            text.push_str(", ...");
+        }
+    }
+    if stopped {
+        text.push_str("; reading stopped there");
+    }
+    bad(text)
+}
+
+#[cfg(test)]
+#[path = "load_tests.rs"]
+mod tests;

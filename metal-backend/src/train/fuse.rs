@@ -1,0 +1,477 @@
+//! An adapter made part of its model: a directory of safetensors in, the same with changed numbers out. One
+//! file of weights is in memory at a time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::{Array, Device, Dtype, QuantMode, Quantized, Stream, io};
+use serde_json::Value;
+
+use super::adapter::{Stored, same_layer};
+use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
+use crate::checkpoint::{ModelFiles, locate};
+use crate::error::engine;
+use crate::nn::adapter::{LowRank, SiteKind, adapted, lengths};
+
+/// Writes the model at `model` with the adapter at `adapter` into the new directory `output`. What is
+/// quantized stays so, in its format; the numbers of a fused model are those of the adapted one up to that.
+/// Returns how many tensors changed.
+///
+/// # Errors
+/// [`ErrorKind::InvalidOption`] when the output is there already, [`ErrorKind::Unsupported`] for a GGUF file,
+/// [`ErrorKind::InvalidModel`] when the adapter does not fit. Nothing is left behind then.
+pub fn fuse(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
+    fuse_as(model, adapter, output, false)
+}
+
+/// As [`fuse`], but every quantized matrix is written as plain numbers of its scales' type, so that nothing is
+/// lost by packing again.
+///
+/// # Errors
+/// As [`fuse`].
+pub fn fuse_dequantized(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
+    fuse_as(model, adapter, output, true)
+}
+
+fn fuse_as(model: &Path, adapter: &Path, output: &Path, dequantize: bool) -> Result<usize> {
+    let ModelFiles::Directory(dir) = locate(model)? else {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "adapters are fused into directories of safetensors; convert the GGUF file first",
+        )
+        .with_path(model));
+    };
+    if fs::symlink_metadata(output).is_ok() {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            "the output is there already; name another directory",
+        )
+        .with_path(output));
+    }
+    let failed =
+        |path: &Path, e: std::io::Error| Error::new(ErrorKind::Io, e.to_string()).with_path(path);
+    let stream = Stream::default_of(Device::cpu()).map_err(engine("fuse"))?;
+    let stored = stream.scope(|| Stored::read(adapter))?;
+    let mut fusion = Fusion {
+        stored,
+        formats: Formats::read(&dir)?,
+        dequantize,
+        done: BTreeSet::new(),
+    };
+    let parent = match output.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let work = tempfile::Builder::new()
+        .prefix(".fuse-")
+        .tempdir_in(parent)
+        .map_err(|e| failed(parent, e))?;
+    let fresh = work.path().join("m");
+    fs::create_dir(&fresh).map_err(|e| failed(&fresh, e))?;
+
+    for entry in fs::read_dir(&dir).map_err(|e| failed(&dir, e))? {
+        let path = entry.map_err(|e| failed(&dir, e))?.path();
+        let Some(name) = path.file_name().filter(|_| path.is_file()) else {
+            continue;
+        };
+        let to = fresh.join(name);
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            stream.scope(|| fusion.file(&path, &to))?;
+        } else if dequantize && (name == "config.json" || name == INDEX) {
+            let text = without_packing(&path, name == INDEX)?;
+            fs::write(&to, text).map_err(|e| failed(&to, e))?;
+        } else {
+            fs::copy(&path, &to).map_err(|e| failed(&to, e))?;
+        }
+    }
+    fusion.check()?;
+    fs::rename(&fresh, output).map_err(|e| failed(output, e))?;
+    Ok(fusion.done.len())
+}
+
+/// Which tensor is in which file.
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A configuration, or an index, of a model whose matrices are no longer packed.
+fn without_packing(path: &Path, is_index: bool) -> Result<String> {
+    let mut value: Value = serde_json::from_str(&read_text(path, MAX_TEXT_FILE)?)
+        .map_err(|e| invalid(path, format!("not a JSON file: {e}")))?;
+    if is_index {
+        if let Some(map) = value.get_mut("weight_map").and_then(Value::as_object_mut) {
+            let packed: Vec<String> = map
+                .keys()
+                .filter_map(|name| name.strip_suffix(".scales").map(str::to_owned))
+                .collect();
+            map.retain(|name, _| {
+                let stem = name
+                    .strip_suffix(".scales")
+                    .or(name.strip_suffix(".biases"));
+                stem.is_none_or(|stem| !packed.iter().any(|one| one == stem))
+            });
+        }
+    } else if let Some(fields) = value.as_object_mut() {
+        fields.remove("quantization");
+        fields.remove("quantization_config");
+    }
+    serde_json::to_string_pretty(&value).map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))
+}
+
+/// What goes into files one after another.
+struct Fusion {
+    stored: Stored,
+    formats: Formats,
+    dequantize: bool,
+    /// Layers that were found, with the parts of them that changed, and which expert's, where they are
+    /// stored one by one.
+    done: BTreeSet<(String, &'static str, Option<i32>)>,
+}
+
+impl Fusion {
+    fn file(&mut self, from: &Path, to: &Path) -> Result<()> {
+        let bad = |e: mlx_rs_core::Error| invalid(from, e.to_string());
+        let loaded = io::load_safetensors(from).map_err(bad)?;
+        let mut arrays = loaded.arrays;
+        let layers: Vec<String> = self.stored.names().map(str::to_owned).collect();
+        for layer in &layers {
+            for end in self.changing(layer) {
+                let own = |name: &&String| {
+                    let stem = name.strip_suffix(end).and_then(|n| n.strip_suffix('.'));
+                    stem.is_some_and(|stem| same_layer(stem, layer))
+                };
+                if let Some(name) = arrays.keys().find(own).cloned() {
+                    self.change(&mut arrays, &name, layer, end, None)?;
+                    self.done.insert((layer.clone(), end, None));
+                    continue;
+                }
+                for (expert, name) in self.singles(&arrays, layer) {
+                    self.change(&mut arrays, &name, layer, end, Some(expert))?;
+                    self.done.insert((layer.clone(), end, Some(expert)));
+                }
+            }
+        }
+        if self.dequantize {
+            let packed: Vec<String> = arrays
+                .keys()
+                .filter_map(|name| name.strip_suffix(".scales").map(str::to_owned))
+                .collect();
+            for stem in packed {
+                let Some(packed) = self.packed(&arrays, &stem)? else {
+                    continue;
+                };
+                let dense = packed
+                    .dequantize(float_of(&packed))
+                    .map_err(engine("fuse"))?;
+                put_dense(&mut arrays, &stem, dense);
+            }
+        }
+        let metadata: Vec<(&str, &str)> = loaded
+            .metadata
+            .iter()
+            .map(|(k, v)| (k.as_str(), v.as_str()))
+            .collect();
+        io::save_safetensors(to, &arrays, &metadata)
+            .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(to))
+    }
+
+    /// The parts of a layer that change.
+    fn changing(&self, layer: &str) -> Vec<&'static str> {
+        if self.stored.is_whole() {
+            self.stored.ends(layer).collect()
+        } else {
+            vec!["weight"]
+        }
+    }
+
+    /// Everything that was trained must have been found.
+    fn check(&self) -> Result<()> {
+        for layer in self.stored.names() {
+            for end in self.changing(layer) {
+                let found = |expert| self.done.contains(&(layer.to_owned(), end, expert));
+                let experts = self.stored.experts(layer);
+                let singly = experts.is_some_and(|n| (0..n).all(|expert| found(Some(expert))));
+                if !singly && !found(None) {
+                    return Err(self.stored.bad(format!(
+                        "`{layer}` is trained, which this model does not store under this name"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Matrices of experts that a file has one by one, where the layer is a stack of them.
+    fn singles(&self, arrays: &BTreeMap<String, Array>, layer: &str) -> Vec<(i32, String)> {
+        let (Some(experts), Some((parent, part))) =
+            (self.stored.experts(layer), layer.rsplit_once('.'))
+        else {
+            return Vec::new();
+        };
+        let parent = parent
+            .trim_end_matches(".switch_mlp")
+            .trim_end_matches(".switch_glu")
+            .trim_end_matches(".experts");
+        // Mixtral's names.
+        let other = match part {
+            "gate_proj" => "w1",
+            "up_proj" => "w3",
+            "down_proj" => "w2",
+            other => other,
+        };
+        (0..experts)
+            .filter_map(|expert| {
+                let own = |name: &&String| {
+                    let stem = name.strip_suffix(".weight");
+                    stem.is_some_and(|stem| {
+                        [part, other].iter().any(|part| {
+                            same_layer(stem, &format!("{parent}.experts.{expert}.{part}"))
+                        })
+                    })
+                };
+                Some((expert, arrays.keys().find(own)?.clone()))
+            })
+            .collect()
+    }
+
+    /// Changes a tensor of a file: the one of an expert, or all of it.
+    fn change(
+        &self,
+        arrays: &mut BTreeMap<String, Array>,
+        name: &str,
+        layer: &str,
+        end: &str,
+        expert: Option<i32>,
+    ) -> Result<()> {
+        if self.stored.is_whole() {
+            self.replace(arrays, name, layer, end, expert)
+        } else {
+            self.add(arrays, name.trim_end_matches(".weight"), layer, expert)
+        }
+    }
+
+    /// The shape of all experts' matrices, from that of one.
+    fn stacked(&self, layer: &str, shape: &[i32], expert: Option<i32>) -> Vec<i32> {
+        let experts = expert.and_then(|_| self.stored.experts(layer));
+        experts.into_iter().chain(shape.iter().copied()).collect()
+    }
+
+    /// Other numbers in place of a tensor's.
+    fn replace(
+        &self,
+        arrays: &mut BTreeMap<String, Array>,
+        name: &str,
+        layer: &str,
+        end: &str,
+        expert: Option<i32>,
+    ) -> Result<()> {
+        let Some(old) = arrays.get(name) else {
+            return Ok(());
+        };
+        if arrays.contains_key(&format!("{}.scales", name.trim_end_matches(".weight"))) {
+            return Err(self.stored.bad(format!(
+                "`{layer}` was trained in plain numbers, but this model has it quantized"
+            )));
+        }
+        let turned = self.formats.is_turned(name);
+        let mut shape = old.shape().to_vec();
+        if turned {
+            shape.reverse();
+        }
+        let shape = self.stacked(layer, &shape, expert);
+        let whole = self.stored.whole(layer, end, &shape)?;
+        let new = one_of(&whole, expert).and_then(|w| {
+            let w = if turned { w.swap_axes(0, 1)? } else { w };
+            w.astype(old.dtype())
+        });
+        arrays.insert(name.to_owned(), new.map_err(engine("fuse"))?);
+        Ok(())
+    }
+
+    /// A matrix of a file, if it is packed.
+    fn packed(&self, arrays: &BTreeMap<String, Array>, stem: &str) -> Result<Option<Quantized>> {
+        let part = |end: &str| arrays.get(&format!("{stem}.{end}")).cloned();
+        let (Some(weight), Some(scales)) = (part("weight"), part("scales")) else {
+            return Ok(None);
+        };
+        let (group_size, bits, mode) = self.formats.of(stem)?;
+        let packed = Quantized {
+            weight,
+            biases: part("biases"),
+            scales,
+            group_size,
+            bits,
+            mode,
+        };
+        packed
+            .validate("fuse")
+            .map_err(|e| self.stored.bad(e.to_string()))?;
+        Ok(Some(packed))
+    }
+
+    /// What is to be added to a matrix of a shape.
+    fn low_rank(
+        &self,
+        stem: &str,
+        layer: &str,
+        shape: &[i32],
+        expert: Option<i32>,
+    ) -> Result<LowRank> {
+        let kind = if TABLES.iter().any(|table| same_layer(stem, table)) {
+            SiteKind::Table
+        } else {
+            SiteKind::Matrix
+        };
+        let shape = self.stacked(layer, shape, expert);
+        let mut low = self.stored.low_rank(layer, kind, &shape)?;
+        low.a = one_of(&low.a, expert).map_err(engine("fuse"))?;
+        low.b = one_of(&low.b, expert).map_err(engine("fuse"))?;
+        Ok(low)
+    }
+
+    /// Adds what was trained to a matrix.
+    fn add(
+        &self,
+        arrays: &mut BTreeMap<String, Array>,
+        stem: &str,
+        layer: &str,
+        expert: Option<i32>,
+    ) -> Result<()> {
+        let name = format!("{stem}.weight");
+        if let Some(packed) = self.packed(arrays, stem)? {
+            let float = float_of(&packed);
+            let dense = packed.dequantize(Dtype::Float32).map_err(engine("fuse"))?;
+            let low = self.low_rank(stem, layer, dense.shape(), expert)?;
+            let dense = sum(&dense, &low)
+                .and_then(|w| w.astype(float))
+                .map_err(engine("fuse"))?;
+            if self.dequantize {
+                put_dense(arrays, stem, dense);
+                return Ok(());
+            }
+            let (group_size, bits, mode) = (packed.group_size, packed.bits, packed.mode);
+            let again =
+                Quantized::quantize(&dense, group_size, bits, mode).map_err(engine("fuse"))?;
+            arrays.insert(name, again.weight);
+            arrays.insert(format!("{stem}.scales"), again.scales);
+            if let Some(biases) = again.biases {
+                arrays.insert(format!("{stem}.biases"), biases);
+            }
+            return Ok(());
+        }
+        let Some(weight) = arrays.get(&name) else {
+            return Ok(());
+        };
+        let turned = self.formats.is_turned(&name);
+        let turn = |a: &Array| {
+            if turned {
+                a.swap_axes(0, 1)
+            } else {
+                Ok(a.clone())
+            }
+        };
+        let dense = turn(weight)
+            .and_then(|w| w.astype(Dtype::Float32))
+            .map_err(engine("fuse"))?;
+        let low = self.low_rank(stem, layer, dense.shape(), expert)?;
+        let new = sum(&dense, &low)
+            .and_then(|w| turn(&w)?.astype(weight.dtype()))
+            .map_err(engine("fuse"))?;
+        arrays.insert(name, new);
+        Ok(())
+    }
+}
+
+/// The part of one expert, or all.
+fn one_of(stack: &Array, expert: Option<i32>) -> mlx_rs_core::Result<Array> {
+    match expert {
+        Some(expert) => stack.slice_axis(0, expert, expert + 1)?.squeeze_axis(0),
+        None => Ok(stack.clone()),
+    }
+}
+
+/// What embeddings are called.
+const TABLES: [&str; 4] = ["embed_tokens", "embed_tokens_per_layer", "wte", "wpe"];
+
+/// The type of what a packed matrix stands for.
+fn float_of(packed: &Quantized) -> Dtype {
+    match packed.scales.dtype() {
+        Dtype::Uint8 => Dtype::Bfloat16,
+        other => other,
+    }
+}
+
+/// A matrix in plain numbers in place of a packed one.
+fn put_dense(arrays: &mut BTreeMap<String, Array>, stem: &str, dense: Array) {
+    arrays.remove(&format!("{stem}.scales"));
+    arrays.remove(&format!("{stem}.biases"));
+    arrays.insert(format!("{stem}.weight"), dense);
+}
+
+/// The adapted matrix.
+fn sum(weight: &Array, low: &LowRank) -> mlx_rs_core::Result<Array> {
+    let float = |a: &Array| a.astype(Dtype::Float32);
+    let sum = adapted(weight, &float(&low.a)?, &float(&low.b)?, low.scale)?;
+    let Some(m) = &low.m else {
+        return Ok(sum);
+    };
+    let factor = float(m)?.divide(&lengths(&sum)?)?;
+    sum.multiply(&factor.expand_dims(-1)?)
+}
+
+/// How matrices are packed, by the model's configuration.
+struct Formats {
+    path: std::path::PathBuf,
+    quantization: Value,
+    /// GPT-2's own checkpoints have matrices as `[in, out]`; those of MLX, below `model.`, do not.
+    turned: bool,
+}
+
+impl Formats {
+    fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join("config.json");
+        let text = read_text(&path, MAX_TEXT_FILE)?;
+        let mut config: Value = serde_json::from_str(&text)
+            .map_err(|e| invalid(&path, format!("not a JSON file: {e}")))?;
+        let quantization = ["quantization", "quantization_config"]
+            .iter()
+            .find_map(|key| config.get_mut(*key).map(Value::take))
+            .unwrap_or(Value::Null);
+        let turned = config.get("model_type").and_then(Value::as_str) == Some("gpt2");
+        Ok(Self {
+            path,
+            quantization,
+            turned,
+        })
+    }
+
+    /// Whether a tensor of a file is the other way around.
+    fn is_turned(&self, name: &str) -> bool {
+        let matrix = ["c_attn.weight", "c_proj.weight", "c_fc.weight"];
+        self.turned && !name.starts_with("model.") && matrix.iter().any(|end| name.ends_with(end))
+    }
+
+    /// Group size, bits and mode of a layer.
+    fn of(&self, stem: &str) -> Result<(i32, i32, QuantMode)> {
+        let own = self.quantization.get(stem).filter(|v| v.is_object());
+        let field = |name: &str| {
+            own.and_then(|own| own.get(name))
+                .or_else(|| self.quantization.get(name))
+        };
+        let number = |name: &str| {
+            field(name)
+                .and_then(Value::as_i64)
+                .and_then(|n| i32::try_from(n).ok())
+                .ok_or_else(|| {
+                    invalid(
+                        &self.path,
+                        format!("the quantization of `{stem}` has no {name}"),
+                    )
+                })
+        };
+        let mode = field("mode").and_then(Value::as_str).unwrap_or("affine");
+        let mode = QuantMode::from_name(mode)
+            .ok_or_else(|| invalid(&self.path, format!("there is no quantization `{mode}`")))?;
+        Ok((number("group_size")?, number("bits")?, mode))
+    }
+}

@@ -1,0 +1,334 @@
+//! What a run tells about itself in files: a JSON line for each report, and a plot of the losses.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use inference::{Error, ErrorKind, Result};
+use plotters::prelude::*;
+use serde::{Deserialize, Serialize};
+
+/// The log, beside the adapter.
+pub const LOG_FILE: &str = "train_log.jsonl";
+/// The plot, beside the adapter.
+pub const PLOT_FILE: &str = "loss.svg";
+/// Bytes of a log that are read back at most.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// One line of the log.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Entry {
+    /// Losses since the last report.
+    Train(TrainReport),
+    /// How the model does on `valid.jsonl`.
+    Validation(Score),
+    /// How it does on `test.jsonl` at the end.
+    Test(Score),
+}
+
+/// Losses since the last report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainReport {
+    /// Batches so far.
+    pub step: u64,
+    /// Mean of the batches' losses, each before its step.
+    pub loss: f64,
+    /// The rate of the last step.
+    pub learning_rate: f32,
+    /// Steps a second.
+    pub steps_per_second: f64,
+    /// Learned tokens a second.
+    pub tokens_per_second: f64,
+    /// Tokens that were learned from so far.
+    pub trained_tokens: u64,
+    /// Most memory of the device that was in use, in bytes.
+    pub peak_memory_bytes: u64,
+    /// Norm of the last step's gradients, where they are clipped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradient_norm: Option<f32>,
+}
+
+/// How wrong the model is on data it does not learn from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    /// Batches learned from before.
+    pub step: u64,
+    /// Mean cross-entropy of the counted tokens, in nats.
+    pub loss: f64,
+    /// `exp(loss)`; absent where that is too large for a number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
+    /// Share of the counted tokens that the model holds for the most likely.
+    pub accuracy: f64,
+    /// Tokens that were counted.
+    pub tokens: u64,
+    /// Seconds it took.
+    pub seconds: f64,
+}
+
+impl Entry {
+    /// Batches learned from before it was written.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        match self {
+            Self::Train(report) => report.step,
+            Self::Validation(score) | Self::Test(score) => score.step,
+        }
+    }
+}
+
+/// The log of a run, in a file and in memory.
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+    entries: Vec<Entry>,
+}
+
+fn failed(path: &Path, doing: &str, e: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("cannot {doing}: {e}"))
+        .with_path(path)
+        .with_source(e)
+}
+
+/// Replaces a file as a whole, or leaves the old one.
+pub(super) fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    let dir = path.parent().filter(|p| !p.as_os_str().is_empty());
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As any new file; the process's umask takes its part.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let write = || {
+        let mut file = builder.tempfile_in(dir.unwrap_or(Path::new(".")))?;
+        file.write_all(content)?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|e| e.error)
+    };
+    write()
+        .map(drop)
+        .map_err(|e| failed(path, "write the file", e))
+}
+
+impl Journal {
+    /// Opens the log in a directory. Of what is there, entries up to `keep` steps stay, none without it; a run
+    /// that goes on writes the later ones again.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn open(dir: &Path, keep: Option<u64>) -> Result<Self> {
+        let path = dir.join(LOG_FILE);
+        let mut entries = Vec::new();
+        if let Some(step) = keep
+            && path.is_file()
+        {
+            let mut text = Vec::new();
+            File::open(&path)
+                .and_then(|f| f.take(MAX_BYTES).read_to_end(&mut text))
+                .map_err(|e| failed(&path, "read the log", e))?;
+            // A line that was cut short by a crash is not one of ours any more.
+            let lines = text.split(|b| *b == b'\n');
+            entries = lines
+                .filter_map(|line| serde_json::from_slice::<Entry>(line).ok())
+                .filter(|entry| entry.step() <= step && !matches!(entry, Entry::Test(_)))
+                .collect();
+        }
+        let mut text = String::new();
+        for entry in &entries {
+            text.push_str(&line(entry)?);
+        }
+        replace(&path, text.as_bytes())?;
+        let file = OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .map_err(|e| failed(&path, "open the log", e))?;
+        Ok(Self {
+            path,
+            file,
+            entries,
+        })
+    }
+
+    /// Writes one line.
+    ///
+    /// # Errors
+    /// When writing fails.
+    pub fn add(&mut self, entry: Entry) -> Result<()> {
+        let line = line(&entry)?;
+        self.file
+            .write_all(line.as_bytes())
+            .map_err(|e| failed(&self.path, "write the log", e))?;
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    /// What was written so far.
+    #[must_use]
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+}
+
+fn line(entry: &Entry) -> Result<String> {
+    let text =
+        serde_json::to_string(entry).map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
+    Ok(text + "\n")
+}
+
+/// Draws the losses of a log as an SVG picture; nothing before there are two steps to connect.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn plot(entries: &[Entry], path: &Path) -> Result<()> {
+    let points = |which: fn(&Entry) -> Option<(u64, f64)>| -> Vec<(f64, f64)> {
+        let found = entries.iter().filter_map(which);
+        found
+            .filter(|(_, loss)| loss.is_finite())
+            .map(|(step, loss)| (step as f64, loss))
+            .collect()
+    };
+    let train = points(|entry| match entry {
+        Entry::Train(report) => Some((report.step, report.loss)),
+        _ => None,
+    });
+    let valid = points(|entry| match entry {
+        Entry::Validation(score) => Some((score.step, score.loss)),
+        _ => None,
+    });
+    let all = || train.iter().chain(&valid);
+    let last = all().map(|p| p.0).fold(0.0, f64::max);
+    let highest = all().map(|p| p.1).fold(0.0, f64::max);
+    if last < 1.0 {
+        return Ok(());
+    }
+    let mut picture = String::new();
+    draw(&mut picture, &train, &valid, last, highest.max(1e-3) * 1.05)
+        .map_err(|e| Error::new(ErrorKind::Engine, format!("plot: {e}")))?;
+    replace(path, picture.as_bytes())
+}
+
+fn draw(
+    picture: &mut String,
+    train: &[(f64, f64)],
+    valid: &[(f64, f64)],
+    last: f64,
+    highest: f64,
+) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let root = SVGBackend::with_string(picture, (800, 480)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .margin(16)
+        .x_label_area_size(40)
+        .y_label_area_size(60)
+        .build_cartesian_2d(0.0..last, 0.0..highest)?;
+    chart
+        .configure_mesh()
+        .x_desc("step")
+        .y_desc("loss (nats per token)")
+        .light_line_style(TRANSPARENT)
+        .draw()?;
+    for (name, points, color) in [("training", train, BLUE), ("validation", valid, RED)] {
+        if points.is_empty() {
+            continue;
+        }
+        chart
+            .draw_series(LineSeries::new(
+                points.iter().copied(),
+                color.stroke_width(2),
+            ))?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], color.stroke_width(2)));
+    }
+    chart
+        .configure_series_labels()
+        .background_style(WHITE)
+        .border_style(BLACK)
+        .draw()?;
+    root.present()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(step: u64, loss: f64) -> Entry {
+        Entry::Train(TrainReport {
+            step,
+            loss,
+            learning_rate: 1e-5,
+            steps_per_second: 2.0,
+            tokens_per_second: 100.0,
+            trained_tokens: step * 50,
+            peak_memory_bytes: 1,
+            gradient_norm: None,
+        })
+    }
+
+    fn score(step: u64, loss: f64) -> Score {
+        Score {
+            step,
+            loss,
+            perplexity: Some(loss.exp()),
+            accuracy: 0.5,
+            tokens: 10,
+            seconds: 0.1,
+        }
+    }
+
+    #[test]
+    fn a_run_that_goes_on_writes_no_line_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(LOG_FILE);
+        let mut journal = Journal::open(dir.path(), None).unwrap();
+        journal.add(Entry::Validation(score(0, 3.0))).unwrap();
+        for step in 1..=4 {
+            journal.add(report(step, 2.0)).unwrap();
+        }
+        journal.add(Entry::Test(score(2, 1.0))).unwrap();
+        drop(journal);
+        // As a crash might leave it.
+        let mut text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().count(), 6);
+        text.push_str("{\"event\": \"train\", \"st");
+        std::fs::write(&path, text).unwrap();
+        let mut journal = Journal::open(dir.path(), Some(2)).unwrap();
+        assert_eq!(journal.entries().len(), 3);
+        journal.add(report(3, 1.0)).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let entries: Vec<Entry> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(entries, journal.entries());
+        let steps: Vec<u64> = entries.iter().map(Entry::step).collect();
+        assert_eq!(steps, [0, 1, 2, 3]);
+        assert!(
+            Journal::open(dir.path(), None)
+                .unwrap()
+                .entries()
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn losses_are_drawn() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(PLOT_FILE);
+        plot(&[], &path).unwrap();
+        plot(&[Entry::Validation(score(0, 3.0))], &path).unwrap();
+        assert!(!path.exists());
+        let mut entries = vec![Entry::Validation(score(0, 3.0))];
+        entries.extend((1..20).map(|n| report(n, 3.0 / n as f64)));
+        entries.push(report(20, f64::NAN));
+        plot(&entries, &path).unwrap();
+        let picture = std::fs::read_to_string(&path).unwrap();
+        assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"));
+        for part in ["training", "validation", "polyline", "step"] {
+            assert!(picture.contains(part), "{part}");
+        }
+        assert!(!picture.contains("NaN"));
+    }
+}

@@ -1,0 +1,229 @@
+//! How good a model is on data: mean loss, perplexity and accuracy over the tokens that count. Nothing is learned.
+
+use std::path::Path;
+use std::time::Instant;
+
+use inference::{CancelToken, Error, ErrorKind, LoadOptions, Result};
+
+use super::dataset::{Batch, BatchOptions, Batches, DataOptions, Dataset, Example, pack};
+use super::journal::Score;
+use super::step::{Evaluation, Sequence, evaluate_on};
+use crate::model::Engine;
+
+/// Which part of the data is judged, and in which portions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Portions {
+    /// Examples at a time.
+    pub batch_size: usize,
+    /// Batches at most, drawn by `seed`; `None` for all.
+    pub batches: Option<usize>,
+    /// Tokens of an example at most; longer ones are cut.
+    pub max_seq_length: usize,
+    /// What batches are drawn by.
+    pub seed: u32,
+}
+
+impl Default for Portions {
+    /// All, four at a time, of at most 2048 tokens.
+    fn default() -> Self {
+        Self {
+            batch_size: 4,
+            batches: None,
+            max_seq_length: 2048,
+            seed: 0,
+        }
+    }
+}
+
+/// What [`evaluate`] found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judgment {
+    /// The numbers.
+    pub score: Score,
+    /// Examples that were judged.
+    pub examples: usize,
+    /// What the user should know of the data, such as examples that were cut.
+    pub notes: Vec<String>,
+}
+
+/// The rows of a batch as the trainer takes them: what was packed is apart again, so that no part sees
+/// another; rows in which nothing is to be learned are left out.
+#[must_use]
+pub fn sequences(batch: &Batch) -> Vec<Sequence> {
+    let rows = batch.tokens.chunks(batch.width.max(1)).zip(&batch.parts);
+    rows.flat_map(|(row, parts)| {
+        parts.iter().filter_map(move |part| {
+            let ids = row.get(part.range.clone())?.to_vec();
+            Some(Sequence::new(ids).with_prompt(part.offset))
+        })
+    })
+    .filter(|sequence| sequence.learned() > 0)
+    .collect()
+}
+
+/// The examples of a data set from which something can be learned once they are cut to `max_len` tokens, and
+/// what is to be said about the others.
+#[must_use]
+pub fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Example>, Vec<String>) {
+    let mut notes = Vec::new();
+    let file = data.path.display();
+    if !data.bad_lines.is_empty() {
+        let first = &data.bad_lines[0];
+        notes.push(format!(
+            "{file}: {} bad lines are left out, the first is line {}: {}",
+            data.bad_lines.len(),
+            first.line,
+            first.why
+        ));
+    }
+    let empty = data.nothing_learned(max_len);
+    if let Some(first) = empty.first() {
+        notes.push(format!(
+            "{file}: {} examples are left out, the first in line {first}: their prompts fill all {max_len} tokens",
+            empty.len()
+        ));
+    }
+    let cut = data.examples.iter().filter(|e| e.len() > max_len).count();
+    if cut > empty.len() {
+        notes.push(format!(
+            "{file}: {} examples are cut to {max_len} tokens",
+            cut - empty.len()
+        ));
+    }
+    let usable = data.examples.iter().filter(|e| e.learned(max_len) > 0);
+    let usable: Vec<Example> = usable.cloned().collect();
+    let usable = if packed {
+        pack(&usable, max_len)
+    } else {
+        usable
+    };
+    (usable, notes)
+}
+
+/// Judges a model on examples; `None` when cancelled. `on_batch` hears how many of how many batches are done.
+pub(super) fn judge(
+    engine: &Engine,
+    examples: &[Example],
+    portions: &Portions,
+    step: u64,
+    cancel: &CancelToken,
+    on_batch: &mut dyn FnMut(u64, u64),
+) -> Result<Option<Score>> {
+    let options = BatchOptions::new()
+        .with_batch_size(portions.batch_size)
+        .with_max_seq_length(portions.max_seq_length)
+        .with_seed(portions.seed)
+        .with_keep_rest(true);
+    let mut stream = Batches::new(examples, options)?;
+    let started = Instant::now();
+    let all = stream.per_epoch();
+    let total = portions.batches.map_or(all, |n| n.min(all));
+    let mut sum = Evaluation::default();
+    for done in 0..total {
+        if cancel.is_cancelled() {
+            return Ok(None);
+        }
+        let batch = sequences(&stream.next_batch());
+        if !batch.is_empty() {
+            let one = evaluate_on(engine, &batch)?;
+            sum.loss += one.loss;
+            sum.tokens += one.tokens;
+            sum.correct += one.correct;
+        }
+        on_batch(done as u64 + 1, total as u64);
+    }
+    let loss = sum.loss / sum.tokens.max(1) as f64;
+    if sum.tokens == 0 || !loss.is_finite() {
+        return Err(Error::new(
+            ErrorKind::Engine,
+            format!("the mean loss of {} tokens is {loss}", sum.tokens),
+        ));
+    }
+    let perplexity = loss.exp();
+    Ok(Some(Score {
+        step,
+        loss,
+        perplexity: perplexity.is_finite().then_some(perplexity),
+        accuracy: sum.correct as f64 / sum.tokens as f64,
+        tokens: sum.tokens as u64,
+        seconds: started.elapsed().as_secs_f64(),
+    }))
+}
+
+/// Loads a model, with the adapter that the options name, and judges it on a JSONL file, or on the
+/// `test.jsonl` of a directory.
+///
+/// # Errors
+/// Those of loading and of reading data; [`ErrorKind::Cancelled`].
+pub fn evaluate(
+    model: &Path,
+    load: &LoadOptions,
+    data: &Path,
+    reading: &DataOptions,
+    portions: &Portions,
+    cancel: &CancelToken,
+    on_batch: &mut dyn FnMut(u64, u64),
+) -> Result<Judgment> {
+    let file = if data.is_dir() {
+        data.join("test.jsonl")
+    } else {
+        data.to_owned()
+    };
+    if !file.exists() {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            "there is no such file; give a JSONL file, or a directory with test.jsonl",
+        )
+        .with_path(file));
+    }
+    let model = crate::backend::open(model, load)?;
+    let engine = model.engine();
+    let data = Dataset::read(&file, engine.text(), reading)?;
+    let (examples, notes) = usable(&data, portions.max_seq_length, false);
+    if examples.is_empty() {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!(
+                "no example has anything to foresee within {} tokens",
+                portions.max_seq_length
+            ),
+        )
+        .with_path(file));
+    }
+    let score = judge(engine, &examples, portions, 0, cancel, on_batch)?
+        .ok_or_else(|| Error::new(ErrorKind::Cancelled, "the evaluation was interrupted"))?;
+    Ok(Judgment {
+        score,
+        examples: examples.len(),
+        notes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_rows_come_apart_and_cut_ones_end() {
+        let examples = [
+            Example::new(vec![1, 2, 3], 0),
+            Example::new(vec![4, 5, 6, 7], 2),
+            Example::new(vec![8; 20], 15),
+        ];
+        let options = |n| {
+            BatchOptions::new()
+                .with_batch_size(n)
+                .with_max_seq_length(10)
+        };
+        let packed = pack(&examples[..2], 10);
+        let mut stream = Batches::new(&packed, options(1)).unwrap();
+        let expected = [
+            Sequence::new(vec![1, 2, 3]),
+            Sequence::new(vec![4, 5, 6, 7]).with_prompt(2),
+        ];
+        assert_eq!(sequences(&stream.next_batch()), expected);
+        // Of the third all that is to be learned is cut off.
+        let mut stream = Batches::new(&examples, options(3)).unwrap();
+        assert_eq!(sequences(&stream.next_batch()), expected);
+    }
+}

@@ -1,0 +1,308 @@
+//! Which layers an adapter is put at, and what it starts with. Files are for `adapter.rs`.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use inference::{Adapter, ComputeType, Error, ErrorKind, LoraConfig, Result};
+use mlx_rs_core::{Dtype, eval, random, zeros};
+use serde::{Deserialize, Serialize};
+
+use super::{Params, adapter};
+use crate::error::engine;
+use crate::nn::Weight;
+use crate::nn::adapter::{Delta, LowRank, Site, lengths};
+
+/// What is trained.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdapterKind {
+    /// `base(x) + scale * (x A^T) B^T` (Hu et al. 2021).
+    #[default]
+    Lora,
+    /// The same with a learned length of each row (Liu et al. 2024). Not for experts.
+    Dora,
+    /// Other numbers for every matrix, norm and bias of the blocks themselves, which must not be
+    /// quantized. Rank, scale, dropout and targets do not matter then.
+    Full,
+}
+
+/// The adapter of a model, wherever it stands in it. A clone is another handle to the same.
+#[derive(Debug, Clone)]
+pub struct LoraAdapter {
+    sites: Vec<Arc<Site>>,
+    pub(super) kind: AdapterKind,
+    pub(super) naming: adapter::Naming,
+    /// Blocks of the model.
+    pub(super) blocks: usize,
+}
+
+impl LoraAdapter {
+    /// Puts a fresh adapter at every layer among `all` that the configuration names, and removes what was
+    /// there before. A is drawn from a normal distribution of deviation `sqrt(2 / in)` (He et al. 2015), B
+    /// is zero, so that the model computes what it did.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] for a bad configuration or targets that match nothing,
+    /// [`ErrorKind::Unsupported`] for DoRA on experts.
+    pub(crate) fn fresh(
+        all: &[Arc<Site>],
+        config: &LoraConfig,
+        kind: AdapterKind,
+        seed: u64,
+        architecture: &str,
+    ) -> Result<Self> {
+        config.validate()?;
+        let dtype = match config.dtype {
+            ComputeType::Float32 => Dtype::Float32,
+            ComputeType::Float16 => Dtype::Float16,
+            ComputeType::BFloat16 => Dtype::Bfloat16,
+            other => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!("adapters cannot be of type {other}"),
+                ));
+            }
+        };
+        let (chosen, deltas) = match kind {
+            AdapterKind::Full => {
+                let chosen = in_blocks(all, config)?;
+                let deltas = whole(&chosen, dtype)?;
+                (chosen, deltas)
+            }
+            AdapterKind::Lora | AdapterKind::Dora => {
+                let chosen = chosen(all, config)?;
+                let deltas = low_rank(&chosen, config, kind, dtype, seed)?;
+                (chosen, deltas)
+            }
+        };
+        remove(all);
+        for (site, delta) in chosen.iter().zip(deltas) {
+            site.set(Some(delta));
+        }
+        Ok(Self {
+            sites: chosen,
+            kind,
+            naming: adapter::Naming::of(architecture),
+            blocks: blocks(all),
+        })
+    }
+
+    /// Puts the adapter of a directory on the model, in place of what was there before.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] naming the file and the number that does not fit this model.
+    pub(crate) fn load(all: &[Arc<Site>], dir: &Path, architecture: &str) -> Result<Self> {
+        adapter::load(all, dir, adapter::Naming::of(architecture))
+    }
+
+    /// The adapter that stands at some of `all`.
+    pub(super) fn standing(all: &[Arc<Site>], kind: AdapterKind, naming: adapter::Naming) -> Self {
+        let sites = all.iter().filter(|s| s.stored().is_some());
+        Self {
+            sites: sites.cloned().collect(),
+            kind,
+            naming,
+            blocks: blocks(all),
+        }
+    }
+
+    /// Where it stands.
+    pub(super) fn sites(&self) -> &[Arc<Site>] {
+        &self.sites
+    }
+
+    /// Its trainable numbers as they stand, by name.
+    #[must_use]
+    pub fn params(&self) -> Params {
+        let mut params = Params::new();
+        for site in &self.sites {
+            for (end, part) in site.parts() {
+                params.insert(format!("{}.{end}", site.name()), part);
+            }
+        }
+        params
+    }
+
+    /// Replaces its numbers by others of the same names; those that are not among them stay.
+    pub(crate) fn set_params(&self, params: &Params) {
+        for site in &self.sites {
+            site.set_parts(|end| params.get(&format!("{}.{end}", site.name())).cloned());
+        }
+    }
+
+    /// Takes it off the model, which then computes what its base does.
+    pub(crate) fn remove(&self) {
+        remove(&self.sites);
+    }
+}
+
+/// How many blocks the model has.
+pub(super) fn blocks(all: &[Arc<Site>]) -> usize {
+    let last = all.iter().filter_map(|site| site.block()).max();
+    last.map_or(0, |n| n + 1)
+}
+
+/// Takes every adapter off.
+pub(crate) fn remove(sites: &[Arc<Site>]) {
+    for site in sites {
+        site.set(None);
+    }
+}
+
+/// The first block that is trained.
+fn first_block(all: &[Arc<Site>], config: &LoraConfig) -> usize {
+    config
+        .num_layers
+        .map_or(0, |n| blocks(all).saturating_sub(n))
+}
+
+/// Everything in the last blocks, in order of the names.
+fn in_blocks(all: &[Arc<Site>], config: &LoraConfig) -> Result<Vec<Arc<Site>>> {
+    let first = first_block(all, config);
+    let mut chosen: Vec<Arc<Site>> = all
+        .iter()
+        .filter(|site| site.block().is_some_and(|block| block >= first))
+        .cloned()
+        .collect();
+    chosen.sort_by_key(|site| (site.name().to_owned(), site.end()));
+    let packed = chosen
+        .iter()
+        .find(|site| matches!(site.weight(), Weight::Quantized(_)));
+    if let Some(site) = packed {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "`{}` is quantized, so that it cannot be trained itself; use LoRA or DoRA, or convert the \
+                 model to plain numbers first",
+                site.name()
+            ),
+        ));
+    }
+    Ok(chosen)
+}
+
+/// The numbers that the sites have, to be changed.
+fn whole(sites: &[Arc<Site>], dtype: Dtype) -> Result<Vec<Delta>> {
+    let copied = |site: &Arc<Site>| {
+        let weight = site.stored_weight(dtype)?;
+        weight.eval()?;
+        Ok(Delta::Whole(weight))
+    };
+    let all: mlx_rs_core::Result<_> = sites.iter().map(copied).collect();
+    all.map_err(engine("adapter"))
+}
+
+/// A and B for each of the sites.
+fn low_rank(
+    sites: &[Arc<Site>],
+    config: &LoraConfig,
+    kind: AdapterKind,
+    dtype: Dtype,
+    seed: u64,
+) -> Result<Vec<Delta>> {
+    let rank = i32::try_from(config.rank).map_err(|_| {
+        let message = format!("rank is {}; it must be at most {}", config.rank, i32::MAX);
+        Error::new(ErrorKind::InvalidOption, message)
+    })?;
+    let mut keys = random::Key::new(seed).map_err(engine("adapter"))?;
+    let mut deltas = Vec::with_capacity(sites.len());
+    for site in sites {
+        let shape = site.shape();
+        let [leading @ .., out, inputs] = shape.as_slice() else {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("`{}` is not a matrix", site.name()),
+            ));
+        };
+        if kind == AdapterKind::Dora && !leading.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "`{}` is a stack of experts, which DoRA does not have; use LoRA, or other targets",
+                    site.name()
+                ),
+            ));
+        }
+        let make = || -> mlx_rs_core::Result<_> {
+            let shaped = |end: [i32; 2]| [leading, &end[..]].concat();
+            let (next, key) = keys.split()?;
+            let deviation = (2.0 / (*inputs).max(1) as f32).sqrt();
+            let a = random::normal(0.0, deviation, &shaped([rank, *inputs]), dtype, &key)?;
+            let b = zeros(&shaped([*out, rank]), dtype)?;
+            let m = match kind {
+                AdapterKind::Dora => Some(lengths(&site.dense(Dtype::Float32)?)?),
+                _ => None,
+            };
+            eval([&a, &b].into_iter().chain(&m))?;
+            let (scale, dropout) = (config.scale(), config.dropout);
+            Ok((
+                LowRank {
+                    a,
+                    b,
+                    m,
+                    scale,
+                    dropout,
+                },
+                next,
+            ))
+        };
+        let (delta, next) = make().map_err(engine("adapter"))?;
+        keys = next;
+        deltas.push(Delta::LowRank(delta));
+    }
+    Ok(deltas)
+}
+
+/// The matrices that a configuration names, in order of their names.
+fn chosen(all: &[Arc<Site>], config: &LoraConfig) -> Result<Vec<Arc<Site>>> {
+    let first = first_block(all, config);
+    let matrices = || all.iter().filter(|site| site.is_matrix());
+    let named = |site: &Site, target: &str| {
+        site.name()
+            .strip_suffix(target)
+            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    };
+    for target in &config.targets {
+        if !matrices().any(|site| named(site, target)) {
+            let ends: BTreeSet<&str> = matrices()
+                .filter_map(|site| site.name().rsplit('.').next())
+                .collect();
+            let ends: Vec<&str> = ends.into_iter().collect();
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!(
+                    "no layer's name ends in target `{target}`; this model has {}",
+                    ends.join(", ")
+                ),
+            ));
+        }
+    }
+    let mut chosen: Vec<Arc<Site>> = matrices()
+        .filter(|site| config.targets.iter().any(|target| named(site, target)))
+        .filter(|site| site.block().is_none_or(|block| block >= first))
+        .cloned()
+        .collect();
+    chosen.sort_by(|a, b| a.name().cmp(b.name()));
+    if chosen.is_empty() {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            "none of the last blocks has a layer that the targets name; raise num_layers",
+        ));
+    }
+    Ok(chosen)
+}
+
+impl Adapter for LoraAdapter {
+    fn parameter_names(&self) -> Vec<String> {
+        self.params().into_keys().collect()
+    }
+
+    fn num_parameters(&self) -> usize {
+        self.params().values().map(mlx_rs_core::Array::size).sum()
+    }
+
+    fn save(&self, path: &Path) -> Result<()> {
+        adapter::save(self, path)
+    }
+}

@@ -1,0 +1,136 @@
+//! Losses. They take logits and say how wrong they are; which positions count is the caller's choice.
+
+use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result};
+
+/// Cross-entropy at each position, in nats: `logsumexp(logits) - logits[target]`, which is stable
+/// where `-log(softmax)` is not. Computed in float32.
+///
+/// `logits` `[.., vocab]`, `targets` `[..]` of token ids below `vocab`; returns `[..]`.
+///
+/// # Errors
+/// When the shapes do not fit each other.
+pub fn cross_entropy_each(logits: &Array, targets: &Array) -> Result<Array> {
+    let leading = logits.shape().split_last().map(|(_, leading)| leading);
+    if leading != Some(targets.shape()) {
+        return Err(Error::new(
+            ErrorKind::Shape,
+            "cross_entropy",
+            format!(
+                "targets {:?} do not fit logits {:?}; they must be the same without the last axis",
+                targets.shape(),
+                logits.shape()
+            ),
+        ));
+    }
+    let logits = logits.astype(Dtype::Float32)?;
+    let chosen = logits
+        .take_along_axis(&targets.expand_dims(-1)?, -1)?
+        .squeeze_axis(-1)?;
+    logits.logsumexp(-1, false)?.subtract(&chosen)
+}
+
+/// The mean of [`cross_entropy_each`], a scalar.
+///
+/// # Errors
+/// As [`cross_entropy_each`].
+pub fn cross_entropy(logits: &Array, targets: &Array) -> Result<Array> {
+    cross_entropy_each(logits, targets)?.mean(All, false)
+}
+
+/// The mean of [`cross_entropy_each`] over the positions that `mask` `[..]` counts (1) and not those that
+/// it leaves out (0); weights between are possible. Zero where it counts none.
+///
+/// # Errors
+/// As [`cross_entropy_each`].
+pub fn masked_cross_entropy(logits: &Array, targets: &Array, mask: &Array) -> Result<Array> {
+    let mask = mask.astype(Dtype::Float32)?;
+    let sum = cross_entropy_each(logits, targets)?
+        .multiply(&mask)?
+        .sum(All, false)?;
+    // A batch without a counted position has nothing to learn from, rather than NaN.
+    let count = mask.sum(All, false)?;
+    let none = count.equal(&count.scalar_like(0.0)?)?;
+    sum.divide(&count.add(&none.astype(Dtype::Float32)?)?)
+}
+
+/// Mean squared error, a scalar.
+///
+/// # Errors
+/// When the shapes do not fit each other.
+pub fn mse(predictions: &Array, targets: &Array) -> Result<Array> {
+    predictions.subtract(targets)?.square()?.mean(All, false)
+}
+
+/// `log(sigmoid(x))` without overflow.
+fn log_sigmoid(x: &Array) -> Result<Array> {
+    let zero = x.scalar_like(0.0)?;
+    zero.subtract(&zero.logaddexp(&x.negative()?)?)
+}
+
+/// Direct preference optimization (Rafailov et al. 2023, equation 7): how far the model prefers `chosen`
+/// over `rejected`, each `[pairs]` of summed log-probabilities, more than the reference does. `smoothing`
+/// is the chance that a label is wrong (the conservative form of the authors' code), 0 for none. A scalar.
+///
+/// # Errors
+/// When the shapes do not fit each other.
+pub fn dpo(
+    (chosen, rejected): (&Array, &Array),
+    (base_chosen, base_rejected): (&Array, &Array),
+    beta: f32,
+    smoothing: f32,
+) -> Result<Array> {
+    let margin = chosen
+        .subtract(rejected)?
+        .subtract(&base_chosen.subtract(base_rejected)?)?;
+    let scaled = margin.multiply(&margin.scalar_like(beta)?)?;
+    let right = log_sigmoid(&scaled)?.multiply(&scaled.scalar_like(smoothing - 1.0)?)?;
+    let wrong = log_sigmoid(&scaled.negative()?)?.multiply(&scaled.scalar_like(smoothing)?)?;
+    right.subtract(&wrong)?.mean(All, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn v(x: &[f32]) -> Array {
+        Array::vector(x).unwrap()
+    }
+
+    fn number(x: &Array) -> f32 {
+        x.item::<f32>().unwrap()
+    }
+
+    #[test]
+    fn cross_entropy_is_stable_and_counts_what_the_mask_says() {
+        let logits = [1000.0f32, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let logits = Array::from_slice(&logits, &[1, 2, 3]).unwrap();
+        let targets = Array::from_slice(&[1u32, 2], &[1, 2]).unwrap();
+        let each = cross_entropy_each(&logits, &targets).unwrap();
+        let each = each.to_vec::<f32>().unwrap();
+        assert!((each[0] - 1000.0).abs() < 1e-3 && (each[1] - 3f32.ln()).abs() < 1e-6);
+        let masked = |mask: &[f32]| {
+            let mask = Array::from_slice(mask, &[1, 2]).unwrap();
+            number(&masked_cross_entropy(&logits, &targets, &mask).unwrap())
+        };
+        assert!((masked(&[0.0, 1.0]) - 3f32.ln()).abs() < 1e-6);
+        assert_eq!(masked(&[0.0, 0.0]), 0.0);
+        let mean = number(&cross_entropy(&logits, &targets).unwrap());
+        assert!((mean - masked(&[1.0, 1.0])).abs() < 1e-3);
+        assert!(cross_entropy(&logits, &targets.flatten(0, -1).unwrap()).is_err());
+    }
+
+    #[test]
+    fn mse_and_preferences() {
+        assert_eq!(number(&mse(&v(&[1.0, 3.0]), &v(&[0.0, 1.0])).unwrap()), 2.5);
+        let loss = |chosen: f32, smoothing| {
+            let zero = v(&[0.0]);
+            number(&dpo((&v(&[chosen]), &zero), (&zero, &zero), 0.5, smoothing).unwrap())
+        };
+        assert!((loss(0.0, 0.0) - 2f32.ln()).abs() < 1e-6);
+        // -ln(sigmoid(1))
+        assert!((loss(2.0, 0.0) - 0.313_261_7).abs() < 1e-6);
+        assert!((loss(-400.0, 0.0) - 200.0).abs() < 1e-3);
+        let mixed = 0.9 * 0.313_261_7 + 0.1 * 1.313_261_7;
+        assert!((loss(2.0, 0.1) - mixed).abs() < 1e-6);
+    }
+}

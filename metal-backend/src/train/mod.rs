@@ -1,0 +1,45 @@
+//! Fine-tuning: adapters on frozen models, their gradients, losses, optimizers, the training step and the run
+//! around it. How a run is shown is for the caller.
+//!
+//! A [`Trainer`] holds a loaded model with an adapter. Its trainable numbers have the names that the
+//! checkpoint would give them, such as `model.layers.3.self_attn.q_proj.lora_a`, and are kept sorted by
+//! name. Each [`Trainer::step`] takes a batch of token sequences, and the model answers with what it has
+//! learned so far, through the same engine.
+//!
+//! - `lora.rs`: which layers are adapted, and what an adapter starts with;
+//! - `adapter.rs`: adapters as files, in the layout of Python mlx-lm and others;
+//! - `fuse.rs`: an adapter made part of its model;
+//! - `loss.rs`, `optim.rs`, `schedule.rs`: formulas, each with its source;
+//! - [`dataset`]: JSONL files to token ids, loss masks and batches;
+//! - [`config`]: the options of a run, from a YAML or TOML file;
+//! - `step.rs`: a step, from sequences to changed numbers;
+//! - [`run`]: a whole run from its options to its files, with `plan.rs`, `state.rs` and [`journal`];
+//! - [`judge`]: how good a model is on data.
+
+mod adapter;
+pub mod config;
+pub mod dataset;
+mod fuse;
+pub mod journal;
+pub mod judge;
+mod lora;
+pub mod loss;
+pub mod optim;
+pub mod plan;
+pub mod run;
+pub mod schedule;
+mod state;
+mod step;
+
+pub(crate) use adapter::key;
+pub use adapter::{CONFIG_FILE, WEIGHTS_FILE};
+pub use fuse::{fuse, fuse_dequantized};
+pub use lora::{AdapterKind, LoraAdapter};
+pub use optim::{Optimizer, OptimizerConfig};
+pub use run::{Event, Run, Summary};
+pub use schedule::Schedule;
+pub use state::STATE_FILE;
+pub use step::{Evaluation, Preference, Sequence, StepReport, Trainer, Tuning};
+
+/// Named arrays, sorted by name.
+pub type Params = std::collections::BTreeMap<String, mlx_rs_core::Array>;

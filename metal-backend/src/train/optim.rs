@@ -1,0 +1,497 @@
+//! Optimizers: from parameters and gradients to new parameters. The formulas are those of MLX's
+//! `mlx.optimizers`, except that moments are float32 whatever the parameters are, so that small steps on
+//! half types are not lost.
+
+use std::collections::BTreeMap;
+
+use inference::{Error as ApiError, ErrorKind as ApiErrorKind};
+use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result, eval};
+use serde::{Deserialize, Serialize};
+
+use super::Params;
+
+/// An optimizer with its numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerConfig {
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019):
+    /// `p (1 - lr wd) - lr m^ / (sqrt(v^) + eps)`.
+    AdamW {
+        /// Decay of the mean.
+        beta1: f32,
+        /// Decay of the mean square.
+        beta2: f32,
+        /// Added to the root.
+        eps: f32,
+        /// Decay of the parameters.
+        weight_decay: f32,
+        /// Whether the means are corrected for having begun at zero. MLX does not by default.
+        bias_correction: bool,
+    },
+    /// Adam (Kingma and Ba 2015).
+    Adam {
+        /// Decay of the mean.
+        beta1: f32,
+        /// Decay of the mean square.
+        beta2: f32,
+        /// Added to the root.
+        eps: f32,
+        /// As for AdamW.
+        bias_correction: bool,
+    },
+    /// Gradient descent with momentum.
+    Sgd {
+        /// Share of the last step that goes on.
+        momentum: f32,
+        /// Added to the gradient, times the parameter.
+        weight_decay: f32,
+        /// The gradient counts `1 - dampening` in the momentum.
+        dampening: f32,
+        /// Looks a step ahead.
+        nesterov: bool,
+    },
+    /// The sign of a mean (Chen et al. 2023).
+    Lion {
+        /// Decay within the step.
+        beta1: f32,
+        /// Decay of the mean.
+        beta2: f32,
+        /// Decay of the parameters.
+        weight_decay: f32,
+    },
+    /// Second moments by rows and columns (Shazeer and Stern 2018).
+    Adafactor {
+        /// Added to squares.
+        eps: f32,
+        /// Least scale of a parameter.
+        eps_scale: f32,
+        /// Steps are at most so large, by their root mean square.
+        clip_threshold: f32,
+        /// The second moment decays by `1 - step^decay_rate`.
+        decay_rate: f32,
+        /// Decay of a mean of steps; `None` for none.
+        beta1: Option<f32>,
+        /// Decay of the parameters.
+        weight_decay: f32,
+        /// Steps scale with the parameter's root mean square.
+        scale_parameter: bool,
+        /// The rate is `min(0.01, 1 / sqrt(step))` instead of the schedule's.
+        relative_step: bool,
+    },
+    /// Orthogonalized momentum (Jordan et al. 2024) for matrices, momentum for the rest.
+    Muon {
+        /// Decay of the mean.
+        momentum: f32,
+        /// Added to the gradient, times the parameter.
+        weight_decay: f32,
+        /// Looks a step ahead.
+        nesterov: bool,
+        /// Iterations of Newton and Schulz.
+        ns_steps: u32,
+    },
+}
+
+impl OptimizerConfig {
+    /// AdamW with beta 0.9 and 0.999, epsilon 1e-8, weight decay 0.01 and bias correction.
+    #[must_use]
+    pub fn adamw() -> Self {
+        Self::AdamW {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+            bias_correction: true,
+        }
+    }
+
+    /// An optimizer by name with its usual numbers: `adamw`, `adam`, `sgd`, `lion`, `adafactor` or `muon`.
+    ///
+    /// # Errors
+    /// [`ApiErrorKind::InvalidOption`] for another name, listing those there are.
+    pub fn from_name(name: &str) -> Result<Self, ApiError> {
+        Ok(match name.to_ascii_lowercase().as_str() {
+            "adamw" => Self::adamw(),
+            "adam" => Self::Adam {
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-8,
+                bias_correction: true,
+            },
+            "sgd" => Self::Sgd {
+                momentum: 0.0,
+                weight_decay: 0.0,
+                dampening: 0.0,
+                nesterov: false,
+            },
+            "lion" => Self::Lion {
+                beta1: 0.9,
+                beta2: 0.99,
+                weight_decay: 0.0,
+            },
+            "adafactor" => Self::Adafactor {
+                eps: 1e-30,
+                eps_scale: 1e-3,
+                clip_threshold: 1.0,
+                decay_rate: -0.8,
+                beta1: None,
+                weight_decay: 0.0,
+                scale_parameter: true,
+                relative_step: false,
+            },
+            "muon" => Self::Muon {
+                momentum: 0.95,
+                weight_decay: 0.01,
+                nesterov: true,
+                ns_steps: 5,
+            },
+            _ => {
+                return Err(ApiError::new(
+                    ApiErrorKind::InvalidOption,
+                    format!(
+                        "there is no optimizer {name:?}; there are adamw, adam, sgd, lion, adafactor and muon"
+                    ),
+                ));
+            }
+        })
+    }
+}
+
+/// An optimizer and what it remembers of each parameter.
+#[derive(Debug, Clone)]
+pub struct Optimizer {
+    config: OptimizerConfig,
+    steps: u64,
+    /// By parameter and part, such as `model.layers.0.self_attn.q_proj.lora_a/m`.
+    state: Params,
+}
+
+impl Optimizer {
+    /// One that has seen nothing.
+    #[must_use]
+    pub fn new(config: OptimizerConfig) -> Self {
+        Self {
+            config,
+            steps: 0,
+            state: Params::new(),
+        }
+    }
+
+    /// Its numbers.
+    #[must_use]
+    pub fn config(&self) -> &OptimizerConfig {
+        &self.config
+    }
+
+    /// Updates made.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// What it remembers, for a file; [`Self::restore`] takes it back.
+    #[must_use]
+    pub fn state(&self) -> &Params {
+        &self.state
+    }
+
+    /// Goes on from what another one of the same kind remembered after `steps` updates.
+    pub fn restore(&mut self, steps: u64, state: Params) {
+        (self.steps, self.state) = (steps, state);
+    }
+
+    /// New parameters, from gradients of the same names, at a learning rate. All is computed on return, so
+    /// that no graph grows from step to step.
+    ///
+    /// # Errors
+    /// When a gradient is missing or of another shape, or memory runs out; nothing has changed then.
+    pub fn update(&mut self, params: &Params, grads: &Params, rate: f32) -> Result<Params> {
+        let step = self.steps + 1;
+        let mut next = Params::new();
+        let mut state = Params::new();
+        for (name, param) in params {
+            let fault = |what: String| Error::new(ErrorKind::Value, "optimizer", what);
+            let grad = grads
+                .get(name)
+                .ok_or_else(|| fault(format!("there is no gradient of `{name}`")))?;
+            if grad.shape() != param.shape() {
+                return Err(fault(format!(
+                    "the gradient of `{name}` is {:?}, the parameter {:?}",
+                    grad.shape(),
+                    param.shape()
+                )));
+            }
+            let mut one = One {
+                name,
+                old: &self.state,
+                new: &mut state,
+                grad: grad.astype(Dtype::Float32)?,
+                param: param.astype(Dtype::Float32)?,
+                step,
+                rate,
+            };
+            let value = one.update(&self.config)?;
+            next.insert(name.clone(), value.astype(param.dtype())?);
+        }
+        eval(next.values().chain(state.values()))?;
+        (self.steps, self.state) = (step, state);
+        Ok(next)
+    }
+}
+
+/// One parameter in one step; all in float32.
+struct One<'a> {
+    name: &'a str,
+    old: &'a Params,
+    new: &'a mut Params,
+    grad: Array,
+    param: Array,
+    step: u64,
+    rate: f32,
+}
+
+/// `x * factor`.
+fn times(x: &Array, factor: f32) -> Result<Array> {
+    x.multiply(&x.scalar_like(factor)?)
+}
+
+/// The root of the mean square.
+fn rms(x: &Array) -> Result<Array> {
+    x.square()?.mean(All, false)?.sqrt()
+}
+
+impl One<'_> {
+    /// What is remembered as `part`, at first zeros of `shape`.
+    fn last(&self, part: &str, shape: &[i32]) -> Result<Array> {
+        match self.old.get(&format!("{}/{part}", self.name)) {
+            Some(a) if a.shape() == shape => Ok(a.clone()),
+            Some(a) => Err(Error::new(
+                ErrorKind::Value,
+                "optimizer",
+                format!(
+                    "the state `{part}` of `{}` is {:?}; {shape:?} is needed",
+                    self.name,
+                    a.shape()
+                ),
+            )),
+            None => mlx_rs_core::zeros(shape, Dtype::Float32),
+        }
+    }
+
+    fn keep(&mut self, part: &str, value: &Array) {
+        self.new
+            .insert(format!("{}/{part}", self.name), value.clone());
+    }
+
+    /// `decay * last + (1 - decay) * value`, remembered.
+    fn mean(&mut self, part: &str, value: &Array, decay: f32) -> Result<Array> {
+        let last = self.last(part, value.shape())?;
+        let next = times(&last, decay)?.add(&times(value, 1.0 - decay)?)?;
+        self.keep(part, &next);
+        Ok(next)
+    }
+
+    fn update(&mut self, config: &OptimizerConfig) -> Result<Array> {
+        match *config {
+            OptimizerConfig::AdamW {
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+                bias_correction,
+            } => {
+                self.param = times(&self.param, 1.0 - self.rate * weight_decay)?;
+                self.adam((beta1, beta2), eps, bias_correction)
+            }
+            OptimizerConfig::Adam {
+                beta1,
+                beta2,
+                eps,
+                bias_correction,
+            } => self.adam((beta1, beta2), eps, bias_correction),
+            OptimizerConfig::Sgd {
+                momentum,
+                weight_decay,
+                dampening,
+                nesterov,
+            } => self.sgd(momentum, weight_decay, dampening, nesterov),
+            OptimizerConfig::Lion {
+                beta1,
+                beta2,
+                weight_decay,
+            } => self.lion((beta1, beta2), weight_decay),
+            OptimizerConfig::Adafactor { .. } => self.adafactor(config),
+            OptimizerConfig::Muon {
+                momentum,
+                weight_decay,
+                nesterov,
+                ns_steps,
+            } => self.muon(momentum, weight_decay, nesterov, ns_steps),
+        }
+    }
+
+    fn adam(&mut self, betas: (f32, f32), eps: f32, corrected: bool) -> Result<Array> {
+        let grad = self.grad.clone();
+        let m = self.mean("m", &grad, betas.0)?;
+        let v = self.mean("v", &grad.square()?, betas.1)?;
+        let (mut rate, mut root) = (self.rate, v.sqrt()?);
+        if corrected {
+            // In double precision: 1 - 0.999 has few digits in single.
+            let seen = |beta: f32| 1.0 - f64::from(beta).powf(self.step as f64);
+            rate = (f64::from(rate) / seen(betas.0)) as f32;
+            root = times(&root, (1.0 / seen(betas.1).sqrt()) as f32)?;
+        }
+        let step = times(&m, rate)?.divide(&root.add(&root.scalar_like(eps)?)?)?;
+        self.param.subtract(&step)
+    }
+
+    fn sgd(&mut self, momentum: f32, decay: f32, dampening: f32, nesterov: bool) -> Result<Array> {
+        let mut grad = self.grad.clone();
+        if decay != 0.0 {
+            grad = grad.add(&times(&self.param, decay)?)?;
+        }
+        let step = if momentum > 0.0 {
+            let last = self.last("v", grad.shape())?;
+            let v = times(&last, momentum)?.add(&times(&grad, 1.0 - dampening)?)?;
+            self.keep("v", &v);
+            if nesterov {
+                grad.add(&times(&v, momentum)?)?
+            } else {
+                v
+            }
+        } else {
+            grad
+        };
+        self.param.subtract(&times(&step, self.rate)?)
+    }
+
+    fn lion(&mut self, betas: (f32, f32), decay: f32) -> Result<Array> {
+        let grad = self.grad.clone();
+        let last = self.last("m", grad.shape())?;
+        let direction = times(&last, betas.0)?
+            .add(&times(&grad, 1.0 - betas.0)?)?
+            .sign()?;
+        self.mean("m", &grad, betas.1)?;
+        times(&self.param, 1.0 - self.rate * decay)?.subtract(&times(&direction, self.rate)?)
+    }
+
+    fn adafactor(&mut self, config: &OptimizerConfig) -> Result<Array> {
+        let OptimizerConfig::Adafactor {
+            eps,
+            eps_scale,
+            clip_threshold,
+            decay_rate,
+            beta1,
+            weight_decay,
+            scale_parameter,
+            relative_step,
+        } = *config
+        else {
+            return Ok(self.param.clone());
+        };
+        let step = self.step as f32;
+        let mut rate = self.param.scalar_like(if relative_step {
+            step.sqrt().recip().min(1e-2)
+        } else {
+            self.rate
+        })?;
+        if scale_parameter {
+            let size = rms(&self.param)?;
+            rate = rate.multiply(&size.maximum(&size.scalar_like(eps_scale)?)?)?;
+        }
+        let beta2 = 1.0 - step.powf(decay_rate);
+        let grad = self.grad.clone();
+        let square = grad.square()?;
+        let square = square.add(&square.scalar_like(eps)?)?;
+        let shape = if grad.shape().len() >= 2 {
+            let rows = self.mean("rows", &square.mean(-1, false)?, beta2)?;
+            let cols = self.mean("cols", &square.mean(-2, false)?, beta2)?;
+            let rows = rows.divide(&rows.mean(-1, true)?)?.rsqrt()?;
+            rows.expand_dims(-1)?
+                .multiply(&cols.rsqrt()?.expand_dims(-2)?)?
+        } else {
+            self.mean("v", &square, beta2)?.rsqrt()?
+        };
+        let mut update = shape.multiply(&grad)?;
+        let size = times(&rms(&update)?, 1.0 / clip_threshold)?;
+        update = update
+            .divide(&size.maximum(&size.scalar_like(1.0)?)?)?
+            .multiply(&rate)?;
+        if let Some(beta1) = beta1 {
+            update = self.mean("m", &update, beta1)?;
+        }
+        let mut param = self.param.clone();
+        if weight_decay != 0.0 {
+            param = param.subtract(&times(&param, weight_decay)?.multiply(&rate)?)?;
+        }
+        param.subtract(&update)
+    }
+
+    fn muon(&mut self, momentum: f32, decay: f32, nesterov: bool, steps: u32) -> Result<Array> {
+        let mut grad = self.grad.clone();
+        if decay != 0.0 {
+            grad = grad.add(&times(&self.param, decay)?)?;
+        }
+        let v = self.mean("v", &grad, momentum)?;
+        let mut update = if nesterov {
+            times(&grad, 1.0 - momentum)?.add(&times(&v, momentum)?)?
+        } else {
+            v
+        };
+        let mut rate = self.rate;
+        if let [.., rows, cols] = *update.shape() {
+            update = orthogonal(&update, steps)?;
+            rate *= (rows as f32 / cols.max(1) as f32).max(1.0).sqrt();
+        }
+        self.param.subtract(&times(&update, rate)?)
+    }
+}
+
+/// Near the closest orthogonal matrix, by Newton and Schulz with Jordan's coefficients.
+fn orthogonal(x: &Array, steps: u32) -> Result<Array> {
+    const COEFFICIENTS: (f32, f32, f32) = (3.4445, -4.7750, 2.0315);
+    let (a, b, c) = COEFFICIENTS;
+    let tall = x.dim(-2)? > x.dim(-1)?;
+    let mut x = if tall {
+        x.swap_axes(-1, -2)?
+    } else {
+        x.clone()
+    };
+    let length = x.square()?.sum(&[-2, -1], true)?.sqrt()?;
+    x = x.divide(&length.add(&length.scalar_like(1e-7)?)?)?;
+    for _ in 0..steps {
+        let gram = x.matmul(&x.swap_axes(-1, -2)?)?;
+        let mix = times(&gram, b)?.add(&times(&gram.matmul(&gram)?, c)?)?;
+        x = times(&x, a)?.add(&mix.matmul(&x)?)?;
+    }
+    if tall { x.swap_axes(-1, -2) } else { Ok(x) }
+}
+
+/// The Euclidean length of all gradients together, a float32 scalar.
+///
+/// # Errors
+/// When memory runs out.
+pub fn global_norm(grads: &Params) -> Result<Array> {
+    let mut sum = Array::scalar(0.0f32)?;
+    for grad in grads.values() {
+        sum = sum.add(&grad.astype(Dtype::Float32)?.square()?.sum(All, false)?)?;
+    }
+    sum.sqrt()
+}
+
+/// Gradients scaled down to a global norm of at most `max`, and the norm that they had.
+///
+/// # Errors
+/// When memory runs out.
+pub fn clip_by_global_norm(grads: &Params, max: f32) -> Result<(Params, Array)> {
+    let norm = global_norm(grads)?;
+    // As MLX has it: the small number keeps zero gradients zero.
+    let factor = norm
+        .scalar_like(max)?
+        .divide(&norm.add(&norm.scalar_like(1e-6)?)?)?;
+    let factor = factor.minimum(&factor.scalar_like(1.0)?)?;
+    let clipped: Result<BTreeMap<_, _>> = grads
+        .iter()
+        .map(|(name, g)| Ok((name.clone(), g.multiply(&factor.astype(g.dtype())?)?)))
+        .collect();
+    Ok((clipped?, norm))
+}

@@ -1,0 +1,541 @@
+//! A training run from its options to its files: data, steps, reports, validations, saves. A run that was
+//! interrupted goes on as if it had not been. What a step is, is `step.rs`'s.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use inference::{Adapter as _, CancelToken, Error, ErrorKind, LoadOptions, Result};
+use mlx_rs_core::memory;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::config::TrainConfig;
+use super::dataset::{Batches, DataDir, Dataset, Example};
+use super::journal::{Entry, Journal, PLOT_FILE, Score, TrainReport, plot, replace};
+use super::judge::{Portions, judge, sequences, usable};
+use super::state::{self, Place};
+use super::step::{StepReport, Trainer};
+use super::{WEIGHTS_FILE, plan};
+
+/// The options of the run, beside its adapter, as a file that a run can be begun with.
+pub const OPTIONS_FILE: &str = "training_config.yaml";
+
+/// What a run tells while it goes on.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A batch was learned from.
+    Step {
+        /// Batches so far.
+        step: u64,
+        /// Batches of the whole run.
+        iters: u64,
+        /// What came of it.
+        report: &'a StepReport,
+        /// Learned tokens a second since the last report.
+        tokens_per_second: f64,
+        /// Memory of the device in use, in bytes.
+        memory: u64,
+    },
+    /// Losses since the last report.
+    Train(&'a TrainReport),
+    /// Some batches of a validation or test are done.
+    Judging {
+        /// So many
+        done: u64,
+        /// of so many.
+        total: u64,
+    },
+    /// A validation is done.
+    Validation(&'a Score),
+    /// The test is done.
+    Test(&'a Score),
+    /// The adapter, and all that is needed to go on, are on disk.
+    Saved {
+        /// Batches so far.
+        step: u64,
+        /// Where.
+        dir: &'a Path,
+    },
+}
+
+/// What came of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    /// Batches that were learned from, also before the run was resumed.
+    pub step: u64,
+    /// Whether it was cancelled before its last step.
+    pub interrupted: bool,
+    /// Loss of the last report.
+    pub train_loss: Option<f64>,
+    /// The validation before the first step.
+    pub base: Option<Score>,
+    /// The last validation.
+    pub validation: Option<Score>,
+    /// The test.
+    pub test: Option<Score>,
+    /// Tokens that were learned from.
+    pub trained_tokens: u64,
+    /// Numbers that are trained.
+    pub trainable_parameters: usize,
+    /// Seconds of training, without validations and saves.
+    pub seconds: f64,
+    /// Most memory of the device that was in use, in bytes.
+    pub peak_memory: u64,
+}
+
+/// A run that is ready to begin, or to go on.
+pub struct Run {
+    trainer: Trainer,
+    config: TrainConfig,
+    examples: Vec<Example>,
+    valid: Vec<Example>,
+    test: Vec<Example>,
+    notes: Vec<String>,
+    place: Place,
+    resumed: bool,
+}
+
+fn bad(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOption, message)
+}
+
+impl Run {
+    /// Loads a model and the data, and puts an adapter on the model: a fresh one, that of
+    /// [`TrainConfig::resume_adapter_file`], or with `resume` that of the interrupted run in
+    /// [`TrainConfig::adapter_path`], which must have had the same options.
+    ///
+    /// # Errors
+    /// Those of loading and of reading data; [`ErrorKind::InvalidOption`] naming the option.
+    pub fn prepare(
+        model: &Path,
+        load: &LoadOptions,
+        config: TrainConfig,
+        resume: bool,
+    ) -> Result<Self> {
+        plan::check(&config)?;
+        let tuning = plan::tuning(&config)?;
+        let kind = plan::kind(&config);
+        let data = config
+            .data
+            .as_deref()
+            .ok_or_else(|| bad("data is missing; give a directory with train.jsonl"))?;
+        if !data.is_dir() {
+            return Err(
+                bad("there is no such directory; data is a directory with train.jsonl")
+                    .with_path(data),
+            );
+        }
+        let dir = &config.adapter_path;
+        let io = |e: std::io::Error| {
+            Error::new(ErrorKind::Io, format!("cannot make the directory: {e}")).with_path(dir)
+        };
+        if resume && !dir.join(state::STATE_FILE).is_file() {
+            return Err(bad(format!(
+                "there is no {} here to resume from; begin without resume",
+                state::STATE_FILE
+            ))
+            .with_path(dir));
+        }
+        // Before hours of training, not after.
+        std::fs::create_dir_all(dir).map_err(io)?;
+
+        let mut load = load.clone();
+        let staged = config
+            .resume_adapter_file
+            .as_deref()
+            .map(stage)
+            .transpose()?;
+        load.adapter_path = staged.as_ref().map(|s| s.path().to_owned());
+        let model = crate::backend::open(model, &load)?;
+        let data = DataDir::read(data, model.engine().text(), &config.data_options())?;
+        let train = data
+            .train
+            .as_ref()
+            .ok_or_else(|| bad("train.jsonl is missing in the data"))?;
+        if config.test && data.test.is_none() {
+            return Err(bad("test is set, and test.jsonl is missing in the data"));
+        }
+        let mut notes = Vec::new();
+        let mut part = |data: &Dataset, packed: bool| {
+            let (examples, said) = usable(data, config.max_seq_length, packed);
+            notes.extend(said);
+            examples
+        };
+        let examples = part(train, config.pack);
+        let valid = data.valid.as_ref().filter(|_| config.val_batches != 0);
+        let valid = valid.map_or_else(Vec::new, |d| part(d, false));
+        let test = data.test.as_ref().filter(|_| config.test);
+        let test = test.map_or_else(Vec::new, |d| part(d, false));
+        let batches = Batches::new(&examples, config.batch_options())?;
+        if batches.left_over() > 0 {
+            notes.push(format!(
+                "{} of {} examples do not fill a batch and are left out, as in mlx-lm",
+                batches.left_over(),
+                examples.len()
+            ));
+        }
+        let rest = config.iters % config.grad_accumulation_steps as u64;
+        if rest > 0 {
+            notes.push(format!(
+                "the gradients of the last {rest} batches are too few for a step and are dropped"
+            ));
+        }
+        let lora = plan::lora(&config, &model.engine().layer_names())?;
+        let mut trainer = Trainer::of(model, &lora, kind, tuning)?;
+        let settings = settings(&trainer, &config, &examples)?;
+        let place = if resume {
+            let dir = config.adapter_path.clone();
+            state::load(&mut trainer, &settings, &dir)?
+        } else {
+            Place::start(settings)
+        };
+        Ok(Self {
+            trainer,
+            config,
+            examples,
+            valid,
+            test,
+            notes,
+            place,
+            resumed: resume,
+        })
+    }
+
+    /// What the user should know of the data and the options before hours go by.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Batches that were learned from.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.place.step
+    }
+
+    /// The options.
+    #[must_use]
+    pub fn config(&self) -> &TrainConfig {
+        &self.config
+    }
+
+    /// The trainer, whose model answers with what it has learned so far.
+    #[must_use]
+    pub fn trainer(&self) -> &Trainer {
+        &self.trainer
+    }
+
+    /// Examples to learn from, to validate and to test on.
+    #[must_use]
+    pub fn examples(&self) -> [usize; 3] {
+        [&self.examples, &self.valid, &self.test].map(Vec::len)
+    }
+
+    /// Trains up to [`TrainConfig::iters`], or until `cancel`, and saves. `on_event` hears what goes on.
+    ///
+    /// # Errors
+    /// When a step or a save fails. What was saved before is still there, and can be resumed from.
+    pub fn train(
+        &mut self,
+        cancel: &CancelToken,
+        on_event: &mut dyn FnMut(&Event<'_>),
+    ) -> Result<Summary> {
+        let dir = self.config.adapter_path.clone();
+        let keep = self.resumed.then_some(self.place.step);
+        let mut journal = Journal::open(&dir, keep)?;
+        let options = serde_json::to_vec_pretty(&self.config)
+            .map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
+        replace(&dir.join(OPTIONS_FILE), &options)?;
+        // A figure for people; nothing depends on it.
+        let _ = memory::reset_peak();
+
+        let examples = std::mem::take(&mut self.examples);
+        let done = self.steps(&examples, &mut journal, cancel, on_event);
+        self.examples = examples;
+        let interrupted = !done?;
+
+        if !interrupted && !self.test.is_empty() {
+            let portions = self.portions(self.config.test_batches);
+            if let Some(score) = self.judge(&self.test, &portions, cancel, on_event)? {
+                on_event(&Event::Test(&score));
+                journal.add(Entry::Test(score))?;
+            }
+        }
+        Ok(self.summary(journal.entries(), interrupted))
+    }
+
+    /// Returns whether the run came to its end.
+    fn steps(
+        &mut self,
+        examples: &[Example],
+        journal: &mut Journal,
+        cancel: &CancelToken,
+        on_event: &mut dyn FnMut(&Event<'_>),
+    ) -> Result<bool> {
+        let (iters, accumulation) = (
+            self.config.iters,
+            self.config.grad_accumulation_steps as u64,
+        );
+        let mut batches = Batches::new(examples, self.config.batch_options())?;
+        batches.skip_batches(self.place.drawn);
+        if self.place.validation_due {
+            self.validate(journal, cancel, on_event)?;
+        }
+        let (mut since, mut due) = (Since::default(), false);
+        while self.place.step < iters {
+            // Gathered gradients are in no file, so that a run can only stop between updates.
+            let between = self.place.step.is_multiple_of(accumulation);
+            if cancel.is_cancelled() && between {
+                self.save(journal, on_event)?;
+                return Ok(false);
+            }
+            let started = Instant::now();
+            let batch = sequences(&batches.next_batch());
+            self.place.drawn += 1;
+            if batch.is_empty() {
+                continue;
+            }
+            let report = self.trainer.step(&batch)?;
+            let seconds = started.elapsed().as_secs_f64();
+            self.place.count(&report, seconds);
+            since.count(&report, seconds);
+            let step = self.place.step;
+            on_event(&Event::Step {
+                step,
+                iters,
+                report: &report,
+                tokens_per_second: since.tokens as f64 / since.seconds.max(1e-9),
+                memory: memory::active().unwrap_or(0) as u64,
+            });
+            let last = step == iters;
+            if last || step.is_multiple_of(self.config.steps_per_report) {
+                let told = self.report(&report, &since);
+                on_event(&Event::Train(&told));
+                journal.add(Entry::Train(told))?;
+                (since, self.place.window) = (Since::default(), state::Window::default());
+            }
+            if last || step.is_multiple_of(self.config.steps_per_eval) {
+                // Where the run cannot stop, its model of now is gone once it can: cancelling waits.
+                let going_on = CancelToken::new();
+                let between = step.is_multiple_of(accumulation);
+                self.validate(journal, if between { cancel } else { &going_on }, on_event)?;
+            }
+            due |= step.is_multiple_of(self.config.save_every);
+            if last || (due && step.is_multiple_of(accumulation)) {
+                self.save(journal, on_event)?;
+                due = false;
+            }
+        }
+        Ok(true)
+    }
+
+    fn report(&self, last: &StepReport, since: &Since) -> TrainReport {
+        let window = &self.place.window;
+        TrainReport {
+            step: self.place.step,
+            loss: window.loss / window.batches.max(1) as f64,
+            learning_rate: last.rate,
+            steps_per_second: since.steps as f64 / since.seconds.max(1e-9),
+            tokens_per_second: since.tokens as f64 / since.seconds.max(1e-9),
+            trained_tokens: self.place.tokens,
+            peak_memory_bytes: memory::peak().unwrap_or(0) as u64,
+            gradient_norm: last.norm,
+        }
+    }
+
+    fn portions(&self, batches: i64) -> Portions {
+        Portions {
+            batch_size: self.config.batch_size,
+            batches: usize::try_from(batches).ok(),
+            max_seq_length: self.config.max_seq_length,
+            seed: self.config.seed,
+        }
+    }
+
+    fn judge(
+        &self,
+        examples: &[Example],
+        portions: &Portions,
+        cancel: &CancelToken,
+        on_event: &mut dyn FnMut(&Event<'_>),
+    ) -> Result<Option<Score>> {
+        let engine = self.trainer.engine();
+        let step = self.place.step;
+        judge(
+            engine,
+            examples,
+            portions,
+            step,
+            cancel,
+            &mut |done, total| {
+                on_event(&Event::Judging { done, total });
+            },
+        )
+    }
+
+    fn validate(
+        &mut self,
+        journal: &mut Journal,
+        cancel: &CancelToken,
+        on_event: &mut dyn FnMut(&Event<'_>),
+    ) -> Result<()> {
+        self.place.validation_due = !self.valid.is_empty();
+        if self.valid.is_empty() {
+            return Ok(());
+        }
+        let portions = self.portions(self.config.val_batches);
+        if let Some(score) = self.judge(&self.valid, &portions, cancel, on_event)? {
+            on_event(&Event::Validation(&score));
+            journal.add(Entry::Validation(score))?;
+            self.place.validation_due = false;
+        }
+        Ok(())
+    }
+
+    /// The adapter, the same under the number of its step as mlx-lm keeps it, and last what is needed to go
+    /// on, so that the latter is never ahead of the former.
+    fn save(&self, journal: &Journal, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<()> {
+        let dir = &self.config.adapter_path;
+        let step = self.place.step;
+        self.trainer.save(dir)?;
+        keep_numbered(dir, step)?;
+        state::save(&self.trainer, &self.place, dir)?;
+        plot(journal.entries(), &dir.join(PLOT_FILE))?;
+        on_event(&Event::Saved { step, dir });
+        Ok(())
+    }
+
+    fn summary(&self, entries: &[Entry], interrupted: bool) -> Summary {
+        let validations = || {
+            entries.iter().filter_map(|entry| match entry {
+                Entry::Validation(score) => Some(score.clone()),
+                _ => None,
+            })
+        };
+        let train_loss = entries.iter().rev().find_map(|entry| match entry {
+            Entry::Train(report) => Some(report.loss),
+            _ => None,
+        });
+        let test = entries.iter().rev().find_map(|entry| match entry {
+            Entry::Test(score) => Some(score.clone()),
+            _ => None,
+        });
+        Summary {
+            step: self.place.step,
+            interrupted,
+            train_loss,
+            base: validations().find(|score| score.step == 0),
+            validation: validations().next_back(),
+            test,
+            trained_tokens: self.place.tokens,
+            trainable_parameters: self.trainer.adapter().num_parameters(),
+            seconds: self.place.seconds,
+            peak_memory: memory::peak().unwrap_or(0) as u64,
+        }
+    }
+}
+
+/// What happened since the last report in this process.
+#[derive(Default)]
+struct Since {
+    steps: u64,
+    tokens: u64,
+    seconds: f64,
+}
+
+impl Since {
+    fn count(&mut self, report: &StepReport, seconds: f64) {
+        self.steps += 1;
+        self.tokens += report.tokens as u64;
+        self.seconds += seconds;
+    }
+}
+
+/// Adds the adapter that was just saved under the number of its step. The adapter's file is replaced and never
+/// changed, so that another name for it is as good as a copy.
+fn keep_numbered(dir: &Path, step: u64) -> Result<()> {
+    let path = dir.join(format!("{step:07}_{WEIGHTS_FILE}"));
+    let failed = |e: std::io::Error| Error::new(ErrorKind::Io, e.to_string()).with_path(&path);
+    let work = tempfile::tempdir_in(dir).map_err(failed)?;
+    let fresh = work.path().join(WEIGHTS_FILE);
+    let from = dir.join(WEIGHTS_FILE);
+    std::fs::hard_link(&from, &fresh)
+        .or_else(|_| std::fs::copy(&from, &fresh).map(drop))
+        .and_then(|()| std::fs::rename(&fresh, &path))
+        .map_err(failed)
+}
+
+/// An adapter as a directory: what was given, or for a single file one with it and its configuration.
+enum Staged {
+    Given(PathBuf),
+    Made(tempfile::TempDir),
+}
+
+impl Staged {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Given(path) => path,
+            Self::Made(dir) => dir.path(),
+        }
+    }
+}
+
+fn stage(path: &Path) -> Result<Staged> {
+    if path.is_dir() {
+        return Ok(Staged::Given(path.to_owned()));
+    }
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    if path.file_name().is_some_and(|name| name == WEIGHTS_FILE) {
+        return Ok(Staged::Given(parent.to_owned()));
+    }
+    let failed = |e: std::io::Error| {
+        Error::new(
+            ErrorKind::Io,
+            format!(
+                "cannot read the adapter: {e}; give a directory, or a .safetensors file with {} beside it",
+                super::CONFIG_FILE
+            ),
+        )
+        .with_path(path)
+    };
+    let made = tempfile::tempdir().map_err(failed)?;
+    std::fs::copy(path, made.path().join(WEIGHTS_FILE)).map_err(failed)?;
+    let config = parent.join(super::CONFIG_FILE);
+    std::fs::copy(config, made.path().join(super::CONFIG_FILE)).map_err(failed)?;
+    Ok(Staged::Made(made))
+}
+
+/// All that the numbers of a run follow from, but for how long it is.
+fn settings(trainer: &Trainer, config: &TrainConfig, examples: &[Example]) -> Result<Value> {
+    let mut hash = Sha256::new();
+    for example in examples {
+        hash.update((example.len() as u64).to_le_bytes());
+        hash.update(bytemuck::cast_slice::<u32, u8>(&example.ids));
+        for part in &example.parts {
+            for n in [part.range.start, part.range.end, part.offset] {
+                hash.update((n as u64).to_le_bytes());
+            }
+        }
+    }
+    let digest: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    let info = trainer.model().info();
+    let tuning = trainer.tuning();
+    Ok(json!({
+        "architecture": info.architecture,
+        "parameters": info.parameters,
+        "data": digest,
+        "fine_tune_type": config.fine_tune_type,
+        "lora_parameters": config.lora_parameters,
+        "num_layers": config.num_layers,
+        "resume_adapter_file": config.resume_adapter_file,
+        "optimizer": tuning.optimizer,
+        "learning rate": tuning.schedule,
+        "grad_accumulation_steps": tuning.accumulation,
+        "max_grad_norm": tuning.clip,
+        "seed": config.seed,
+        "batch_size": config.batch_size,
+        "max_seq_length": config.max_seq_length,
+        "keep_order": config.keep_order,
+    }))
+}

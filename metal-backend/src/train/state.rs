@@ -1,0 +1,225 @@
+//! Where a run is, as one file: the trained numbers, the optimizer's memory, and how far the run is. Written
+//! as a whole or not at all. What a run does is `run.rs`'s; adapters for others are `adapter.rs`'s.
+
+use std::path::{Path, PathBuf};
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::{Array, eval, io};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Params, StepReport, Trainer};
+use crate::checkpoint::files::invalid;
+use crate::error::engine;
+
+/// The file, beside the adapter's.
+pub const STATE_FILE: &str = "training_state.safetensors";
+/// The file's form; others are refused.
+const VERSION: u32 = 1;
+/// Where the file's metadata has [`Place`].
+const KEY: &str = "run";
+const PARAM: &str = "param/";
+const OPTIMIZER: &str = "optimizer/";
+
+/// Losses since the last report.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    /// Sum of the batches' mean losses.
+    pub loss: f64,
+    /// How many batches.
+    pub batches: u64,
+    /// Tokens that were learned from.
+    pub tokens: u64,
+}
+
+/// How far a run is. All that is random in it follows from its seed and these counts: the order of batches
+/// from [`Self::drawn`], what dropout drops from [`Self::step`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Place {
+    version: u32,
+    /// Batches that were learned from.
+    pub step: u64,
+    /// Batches that were taken from the data.
+    pub drawn: u64,
+    /// Updates of the optimizer.
+    pub updates: u64,
+    /// Tokens that were learned from.
+    pub tokens: u64,
+    /// Seconds of training, without validations and saves.
+    pub seconds: f64,
+    /// Since the last report.
+    pub window: Window,
+    /// Whether a validation after the last step was cancelled and is still to be made.
+    pub validation_due: bool,
+    /// What must be the same for the run to go on as if it had not been interrupted.
+    pub settings: Value,
+}
+
+impl Place {
+    /// A run's beginning.
+    #[must_use]
+    pub fn start(settings: Value) -> Self {
+        Self {
+            version: VERSION,
+            step: 0,
+            drawn: 0,
+            updates: 0,
+            tokens: 0,
+            seconds: 0.0,
+            window: Window::default(),
+            validation_due: true,
+            settings,
+        }
+    }
+
+    /// Counts a batch that was learned from.
+    pub(super) fn count(&mut self, report: &StepReport, seconds: f64) {
+        self.step += 1;
+        self.updates += u64::from(report.updated);
+        self.tokens += report.tokens as u64;
+        self.seconds += seconds;
+        self.window.loss += f64::from(report.loss);
+        self.window.batches += 1;
+        self.window.tokens += report.tokens as u64;
+    }
+
+    /// Refuses to go on with other settings, and names the first that differs.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] with both values.
+    pub fn same_settings(&self, now: &Value) -> Result<()> {
+        // Through text as the others, since reading a number may not give each bit of what was written.
+        let now: Value = serde_json::from_str(&now.to_string())
+            .map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
+        let empty = serde_json::Map::new();
+        let (then, now) = (
+            self.settings.as_object().unwrap_or(&empty),
+            now.as_object().unwrap_or(&empty),
+        );
+        for name in now.keys().chain(then.keys()) {
+            let (old, new) = (then.get(name), now.get(name));
+            if old != new {
+                let shown = |v: Option<&Value>| v.map_or(String::from("absent"), Value::to_string);
+                return Err(Error::new(
+                    ErrorKind::InvalidOption,
+                    format!(
+                        "the run to resume had {name} {}, this one has {}; resume with the same, or begin a new \
+                         run from its adapter (resume_adapter_file)",
+                        shown(old),
+                        shown(new)
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes where `trainer` is into a directory.
+///
+/// # Errors
+/// When writing fails; a file that was there before is left whole.
+pub fn save(trainer: &Trainer, place: &Place, dir: &Path) -> Result<PathBuf> {
+    let path = dir.join(STATE_FILE);
+    let params = trainer.params();
+    let optimizer = trainer.optimizer().state();
+    let arrays = (params.iter().map(|(name, a)| (format!("{PARAM}{name}"), a))).chain(
+        optimizer
+            .iter()
+            .map(|(name, a)| (format!("{OPTIMIZER}{name}"), a)),
+    );
+    let text =
+        serde_json::to_string(place).map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
+    let written = trainer
+        .engine()
+        .scope(|| io::save_safetensors(&path, arrays, &[(KEY, &text)]));
+    written.map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(&path))?;
+    Ok(path)
+}
+
+/// Puts `trainer` where the file in a directory says, and returns how far that is.
+///
+/// # Errors
+/// [`ErrorKind::InvalidOption`] when there is no file, or its settings are not `settings`;
+/// [`ErrorKind::InvalidModel`] when the file is damaged.
+pub fn load(trainer: &mut Trainer, settings: &Value, dir: &Path) -> Result<Place> {
+    let path = dir.join(STATE_FILE);
+    if !path.is_file() {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!("there is no {STATE_FILE} here to resume from; begin without resume"),
+        )
+        .with_path(dir));
+    }
+    let loaded = trainer
+        .engine()
+        .scope(|| io::load_safetensors(&path))
+        .map_err(|e| invalid(&path, e.to_string()))?;
+    let text = loaded
+        .metadata
+        .get(KEY)
+        .ok_or_else(|| invalid(&path, "it does not say how far the run is"))?;
+    let place: Place = serde_json::from_str(text).map_err(|e| {
+        invalid(
+            &path,
+            format!("what it says of the run cannot be read: {e}"),
+        )
+    })?;
+    if place.version != VERSION {
+        return Err(invalid(
+            &path,
+            format!(
+                "it has form {}; this program reads {VERSION}",
+                place.version
+            ),
+        ));
+    }
+    place
+        .same_settings(settings)
+        .map_err(|e| e.with_path(&path))?;
+    let (mut params, mut optimizer) = (Params::new(), Params::new());
+    for (name, array) in loaded.arrays {
+        if let Some(name) = name.strip_prefix(PARAM) {
+            params.insert(name.to_owned(), array);
+        } else if let Some(name) = name.strip_prefix(OPTIMIZER) {
+            optimizer.insert(name.to_owned(), array);
+        } else {
+            return Err(invalid(&path, format!("`{name}` is no part of a run")));
+        }
+    }
+    let all = params.values().chain(optimizer.values());
+    let all: Vec<&Array> = all.collect();
+    trainer
+        .engine()
+        .scope(|| eval(all))
+        .map_err(engine("resume"))?;
+    trainer
+        .restore(&params, optimizer, place.updates, place.step)
+        .map_err(|e| invalid(&path, e.to_string()))?;
+    Ok(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn settings_that_differ_are_named() {
+        let place = Place::start(json!({"seed": 1, "rank": 8}));
+        place.same_settings(&json!({"rank": 8, "seed": 1})).unwrap();
+        let error = |now: Value| place.same_settings(&now).unwrap_err().to_string();
+        assert!(error(json!({"seed": 2, "rank": 8})).contains("seed 1, this one has 2"));
+        assert!(error(json!({"seed": 1})).contains("rank 8, this one has absent"));
+    }
+
+    #[test]
+    fn a_place_is_read_as_it_was_written() {
+        let mut place = Place::start(json!({"seed": 1}));
+        (place.step, place.seconds, place.window.loss) = (7, 0.1, 1.0 / 3.0);
+        let text = serde_json::to_string(&place).unwrap();
+        assert_eq!(serde_json::from_str::<Place>(&text).unwrap(), place);
+    }
+}

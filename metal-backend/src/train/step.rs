@@ -1,0 +1,601 @@
+//! One step of training: sequences in, loss and changed numbers out. The loop around it, with its data, its
+//! reports and its files, is the caller's.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use inference::{Adapter as _, Error, ErrorKind, LoadOptions, LoraConfig, Result, TextModel};
+use mlx_rs_core::transforms::{Tree, value_and_grad_tree};
+use mlx_rs_core::{All, Array, eval};
+
+use super::lora::{AdapterKind, LoraAdapter};
+use super::loss::{cross_entropy_each, dpo, masked_cross_entropy};
+use super::optim::{Optimizer, OptimizerConfig, clip_by_global_norm};
+use super::{Params, Schedule};
+use crate::arch::{Decoder, Watch};
+use crate::cache::{CacheOptions, Caches, KvCache, PassingCache, Row};
+use crate::error::engine;
+use crate::model::{Engine, MlxModel};
+use crate::nn::adapter::{Scope, within};
+use crate::nn::attention::Positions;
+
+/// Tokens to learn from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sequence {
+    /// The tokens.
+    pub ids: Vec<u32>,
+    /// The first token that the model shall learn to say; those before are given. At least 1: nothing
+    /// stands before the first.
+    pub from: usize,
+}
+
+impl Sequence {
+    /// Tokens of which all but the first are learned.
+    #[must_use]
+    pub fn new(ids: Vec<u32>) -> Self {
+        Self { ids, from: 1 }
+    }
+
+    /// The same, with the first `n` as a prompt that is not learned.
+    #[must_use]
+    pub fn with_prompt(mut self, n: usize) -> Self {
+        self.from = n.max(1);
+        self
+    }
+
+    /// How many tokens are learned.
+    #[must_use]
+    pub fn learned(&self) -> usize {
+        self.ids.len().saturating_sub(self.from.max(1))
+    }
+}
+
+/// Two replies to one prompt, of which the first is better. Each begins with the prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Preference {
+    /// The better.
+    pub chosen: Sequence,
+    /// The worse.
+    pub rejected: Sequence,
+}
+
+/// How to train.
+#[derive(Debug, Clone)]
+pub struct Tuning {
+    /// What turns gradients into steps.
+    pub optimizer: OptimizerConfig,
+    /// Its learning rate.
+    pub schedule: Schedule,
+    /// Batches whose gradients are averaged before a step; at least 1.
+    pub accumulation: usize,
+    /// Gradients are scaled down to this norm, all of them together.
+    pub clip: Option<f32>,
+    /// Blocks are computed again in the backward pass: less memory, more time.
+    pub checkpoint: bool,
+    /// What the adapter's start and dropout are drawn from.
+    pub seed: u64,
+}
+
+impl Default for Tuning {
+    /// AdamW at a constant rate of 1e-5, without accumulation, clipping and checkpoints.
+    fn default() -> Self {
+        Self {
+            optimizer: OptimizerConfig::adamw(),
+            schedule: Schedule::constant(1e-5),
+            accumulation: 1,
+            clip: None,
+            checkpoint: false,
+            seed: 0,
+        }
+    }
+}
+
+/// What a step did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepReport {
+    /// Mean loss of the batch, before the step.
+    pub loss: f32,
+    /// Tokens that were learned from.
+    pub tokens: usize,
+    /// Norm of all gradients, where they are clipped and a step was made.
+    pub norm: Option<f32>,
+    /// The rate of the step.
+    pub rate: f32,
+    /// Whether parameters changed, rather than gradients being gathered for a later step.
+    pub updated: bool,
+}
+
+/// How wrong a model is on some sequences.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Evaluation {
+    /// Sum of the cross-entropy of all learned tokens, in nats.
+    pub loss: f64,
+    /// How many they are.
+    pub tokens: usize,
+    /// How many of them the model would have said.
+    pub correct: usize,
+}
+
+/// A model in training.
+pub struct Trainer {
+    model: MlxModel,
+    adapter: LoraAdapter,
+    optimizer: Optimizer,
+    tuning: Tuning,
+    batches: u64,
+    /// Sums of gradients that wait for a step.
+    gathered: Option<Params>,
+}
+
+impl Trainer {
+    /// Loads a model, by the backend that the options name or the first there is, and puts a fresh adapter
+    /// on it, or the one of [`LoadOptions::adapter_path`], which `lora` then does not describe.
+    ///
+    /// # Errors
+    /// Those of loading; [`ErrorKind::InvalidOption`] for a bad configuration, or targets that match
+    /// nothing.
+    pub fn load(
+        path: &Path,
+        options: &LoadOptions,
+        lora: &LoraConfig,
+        kind: AdapterKind,
+        tuning: Tuning,
+    ) -> Result<Self> {
+        Self::of(crate::backend::open(path, options)?, lora, kind, tuning)
+    }
+
+    /// Trains the adapter that stands on a loaded model, or else a fresh one.
+    pub(super) fn of(
+        model: MlxModel,
+        lora: &LoraConfig,
+        kind: AdapterKind,
+        tuning: Tuning,
+    ) -> Result<Self> {
+        tuning.schedule.validate()?;
+        let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
+        if tuning.accumulation == 0 {
+            return bad(String::from("accumulation is 0; it must be at least 1"));
+        }
+        if tuning
+            .clip
+            .is_some_and(|max| !(max.is_finite() && max > 0.0))
+        {
+            return bad(String::from("clip must be a number above 0"));
+        }
+        let engine = model.engine();
+        let adapter = match engine.adapter() {
+            Some(adapter) => adapter,
+            None => engine.apply_lora(lora, kind, tuning.seed)?,
+        };
+        if tuning.checkpoint && !engine.decoder()?.checkpoints() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "blocks of {} cannot be computed again; train without checkpoint",
+                    engine.info().architecture
+                ),
+            ));
+        }
+        Ok(Self {
+            model,
+            adapter,
+            optimizer: Optimizer::new(tuning.optimizer),
+            tuning,
+            batches: 0,
+            gathered: None,
+        })
+    }
+
+    /// The model, which answers with what it has learned so far.
+    #[must_use]
+    pub fn model(&self) -> &dyn TextModel {
+        &self.model
+    }
+
+    /// How it is trained.
+    #[must_use]
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// What the model's requests share.
+    pub(super) fn engine(&self) -> &Engine {
+        self.model.engine()
+    }
+
+    /// What is trained.
+    #[must_use]
+    pub fn adapter(&self) -> &LoraAdapter {
+        &self.adapter
+    }
+
+    /// The optimizer with its memory, for a file.
+    #[must_use]
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// The trainable numbers, by name.
+    #[must_use]
+    pub fn params(&self) -> Params {
+        self.adapter.params()
+    }
+
+    /// Batches seen so far.
+    #[must_use]
+    pub fn batches(&self) -> u64 {
+        self.batches
+    }
+
+    /// Goes on where another trainer was: its numbers, its optimizer's memory, and how many batches and
+    /// steps it had made. Gradients that wait for a step are dropped, so save between steps.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] when a number is missing or of another shape.
+    pub fn restore(
+        &mut self,
+        params: &Params,
+        state: Params,
+        steps: u64,
+        batches: u64,
+    ) -> Result<()> {
+        for (name, own) in self.params() {
+            let shape = params.get(&name).map(Array::shape);
+            if shape != Some(own.shape()) {
+                return Err(Error::new(
+                    ErrorKind::InvalidOption,
+                    format!(
+                        "`{name}` is {}, this adapter's is {:?}",
+                        shape.map_or(String::from("missing"), |s| format!("{s:?}")),
+                        own.shape()
+                    ),
+                ));
+            }
+        }
+        self.adapter.set_params(params);
+        self.optimizer.restore(steps, state);
+        self.batches = batches;
+        self.gathered = None;
+        self.model.engine().adapter_changed();
+        Ok(())
+    }
+
+    /// Writes the adapter to a directory.
+    ///
+    /// # Errors
+    /// When writing fails; files that were there before are left whole.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        self.model.engine().scope(|| self.adapter.save(dir))
+    }
+
+    /// One batch by cross-entropy over the learned tokens, and a step when enough batches are gathered.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] for sequences that cannot be learned from; [`ErrorKind::Engine`] when
+    /// the loss is not a number. Nothing has changed then.
+    pub fn step(&mut self, batch: &[Sequence]) -> Result<StepReport> {
+        check(self.model.engine(), batch.iter())?;
+        let tokens = batch.iter().map(Sequence::learned).sum();
+        let decoder = self.model.engine().decoder()?;
+        let scope = self.scope_of_batch();
+        let packed = self
+            .model
+            .engine()
+            .scope(|| Packed::new(batch.iter()))
+            .map_err(engine("batch"))?;
+        self.step_by(tokens, |params| {
+            let scope = Scope {
+                params: params.clone(),
+                ..scope
+            };
+            within(Arc::new(scope), || packed.loss(decoder.as_ref()))
+        })
+    }
+
+    /// One batch of preferences by [`dpo`], against the model without its adapter. `beta` is how dear
+    /// leaving it is, 0.1 usually; `smoothing` the share of labels that are wrong.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub fn step_by_preference(
+        &mut self,
+        batch: &[Preference],
+        beta: f32,
+        smoothing: f32,
+    ) -> Result<StepReport> {
+        if !(beta.is_finite() && beta > 0.0 && (0.0..0.5).contains(&smoothing)) {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!(
+                    "beta is {beta} and smoothing {smoothing}; they must be above 0, and in 0 to below 0.5"
+                ),
+            ));
+        }
+        let both = || batch.iter().flat_map(|p| [&p.chosen, &p.rejected]);
+        check(self.model.engine(), both())?;
+        let tokens = both().map(Sequence::learned).sum();
+        let held = self.model.engine();
+        let decoder = held.decoder()?;
+        let (chosen, rejected) = (
+            batch.iter().map(|p| &p.chosen),
+            batch.iter().map(|p| &p.rejected),
+        );
+        let prepared = held.scope(|| -> mlx_rs_core::Result<_> {
+            let (chosen, rejected) = (Packed::new(chosen)?, Packed::new(rejected)?);
+            let base = Scope {
+                without_adapters: true,
+                ..Scope::default()
+            };
+            let base = within(Arc::new(base), || {
+                let both = (
+                    chosen.logprobs(decoder.as_ref())?,
+                    rejected.logprobs(decoder.as_ref())?,
+                );
+                eval([&both.0, &both.1])?;
+                Ok::<_, mlx_rs_core::Error>(both)
+            })?;
+            Ok((chosen, rejected, base))
+        });
+        let (chosen, rejected, base) = prepared.map_err(engine("batch"))?;
+        let scope = self.scope_of_batch();
+        self.step_by(tokens, |params| {
+            let scope = Scope {
+                params: params.clone(),
+                ..scope
+            };
+            within(Arc::new(scope), || {
+                let own = (
+                    chosen.logprobs(decoder.as_ref())?,
+                    rejected.logprobs(decoder.as_ref())?,
+                );
+                dpo((&own.0, &own.1), (&base.0, &base.1), beta, smoothing)
+            })
+        })
+    }
+
+    /// Loss and gradients of the parameters by name, without a step.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub fn gradients(&self, batch: &[Sequence]) -> Result<(f32, Params)> {
+        check(self.model.engine(), batch.iter())?;
+        let held = self.model.engine();
+        let decoder = held.decoder()?;
+        let scope = self.scope_of_batch();
+        let params = self.trainable()?;
+        held.scope(|| -> mlx_rs_core::Result<_> {
+            let packed = Packed::new(batch.iter())?;
+            let (loss, (), grads) = value_and_grad_tree(&params, |params| {
+                let scope = Scope {
+                    params: params.clone(),
+                    ..scope
+                };
+                let loss = within(Arc::new(scope), || packed.loss(decoder.as_ref()))?;
+                Ok::<_, mlx_rs_core::Error>((loss, ()))
+            })?;
+            eval(grads.leaves())?;
+            Ok((loss.item::<f32>()?, grads))
+        })
+        .map_err(engine("gradients"))
+    }
+
+    /// How wrong the model is on sequences, as it stands and without dropout.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] for sequences that nothing can be learned from.
+    pub fn evaluate(&self, batch: &[Sequence]) -> Result<Evaluation> {
+        evaluate_on(self.model.engine(), batch)
+    }
+
+    /// The trainable numbers, of which there must be some.
+    fn trainable(&self) -> Result<Params> {
+        let params = self.adapter.params();
+        if params.is_empty() {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                "the adapter was taken off the model; there is nothing to train",
+            ));
+        }
+        Ok(params)
+    }
+
+    fn scope_of_batch(&self) -> Scope {
+        Scope {
+            params: Params::new(),
+            dropout_seed: Some(
+                self.tuning
+                    .seed
+                    .wrapping_add(self.batches.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            ),
+            checkpoint: self.tuning.checkpoint,
+            without_adapters: false,
+        }
+    }
+
+    fn step_by(
+        &mut self,
+        tokens: usize,
+        loss: impl FnOnce(&Params) -> mlx_rs_core::Result<Array>,
+    ) -> Result<StepReport> {
+        let held = self.model.engine();
+        let params = self.trainable()?;
+        let rate = self.tuning.schedule.at(self.optimizer.steps());
+        let (value, mut grads) = held
+            .scope(|| -> mlx_rs_core::Result<_> {
+                let (value, (), grads) = value_and_grad_tree(&params, |params| {
+                    Ok::<_, mlx_rs_core::Error>((loss(params)?, ()))
+                })?;
+                let grads = match &self.gathered {
+                    Some(sum) => sum.zip_leaves(&grads, Array::add)?,
+                    None => grads,
+                };
+                eval(grads.leaves().into_iter().chain([&value]))?;
+                Ok((value.item::<f32>()?, grads))
+            })
+            .map_err(engine("gradients"))?;
+        if !value.is_finite() {
+            return Err(Error::new(
+                ErrorKind::Engine,
+                format!("the loss is {value}; lower the learning rate, or clip the gradients"),
+            ));
+        }
+        let mut report = StepReport {
+            loss: value,
+            tokens,
+            norm: None,
+            rate,
+            updated: false,
+        };
+        let gathered = self.tuning.accumulation as u64;
+        if !(self.batches + 1).is_multiple_of(gathered) {
+            self.batches += 1;
+            self.gathered = Some(grads);
+            return Ok(report);
+        }
+        let (clip, optimizer) = (self.tuning.clip, &mut self.optimizer);
+        let changed = held
+            .scope(|| -> mlx_rs_core::Result<_> {
+                if gathered > 1 {
+                    let share = 1.0 / gathered as f32;
+                    grads = grads.map_leaves(|g| g.multiply(&g.scalar_like(share)?))?;
+                }
+                if let Some(max) = clip {
+                    let (clipped, norm) = clip_by_global_norm(&grads, max)?;
+                    grads = clipped;
+                    report.norm = Some(norm.item::<f32>()?);
+                }
+                optimizer.update(&params, &grads, rate)
+            })
+            .map_err(engine("optimizer"))?;
+        self.adapter.set_params(&changed);
+        held.adapter_changed();
+        self.batches += 1;
+        self.gathered = None;
+        report.updated = true;
+        Ok(report)
+    }
+}
+
+/// How wrong a model is on sequences.
+pub(super) fn evaluate_on(held: &Engine, batch: &[Sequence]) -> Result<Evaluation> {
+    check(held, batch.iter())?;
+    let decoder = held.decoder()?;
+    held.scope(|| -> mlx_rs_core::Result<_> {
+        let packed = Packed::new(batch.iter())?;
+        let logits = packed.logits(decoder.as_ref())?;
+        let losses = cross_entropy_each(&logits, &packed.targets)?.multiply(&packed.mask)?;
+        let best = logits.argmax(-1, false)?;
+        let right = best.equal(&packed.targets.astype(best.dtype())?)?;
+        let right = right.astype(losses.dtype())?.multiply(&packed.mask)?;
+        let (losses, right) = (losses.sum(All, false)?, right.sum(All, false)?);
+        eval([&losses, &right])?;
+        Ok(Evaluation {
+            loss: f64::from(losses.item::<f32>()?),
+            tokens: batch.iter().map(Sequence::learned).sum(),
+            correct: right.item::<f32>()?.round() as usize,
+        })
+    })
+    .map_err(engine("evaluate"))
+}
+
+/// Refuses sequences that cannot be run, or learned from.
+fn check<'a>(held: &Engine, batch: impl Iterator<Item = &'a Sequence>) -> Result<()> {
+    let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
+    let mut any = false;
+    for (i, sequence) in batch.enumerate() {
+        any = true;
+        held.check_prompt(&sequence.ids)?;
+        if sequence.learned() == 0 {
+            return bad(format!(
+                "sequence {i} has {} tokens, of which {} are given; nothing is left to learn",
+                sequence.ids.len(),
+                sequence.from.max(1)
+            ));
+        }
+    }
+    if any {
+        return Ok(());
+    }
+    bad(String::from(
+        "the batch is empty; give at least one sequence",
+    ))
+}
+
+/// Sequences packed one after another, each without its last token, and what should follow each position.
+struct Packed {
+    ids: Array,
+    targets: Array,
+    mask: Array,
+    lengths: Vec<i32>,
+}
+
+impl Packed {
+    fn new<'a>(batch: impl Iterator<Item = &'a Sequence>) -> mlx_rs_core::Result<Self> {
+        let (mut ids, mut targets, mut mask) = (Vec::new(), Vec::new(), Vec::new());
+        let mut lengths = Vec::new();
+        for sequence in batch {
+            let Some((_, inputs)) = sequence.ids.split_last() else {
+                continue;
+            };
+            ids.extend_from_slice(inputs);
+            targets.extend_from_slice(&sequence.ids[1..]);
+            let learned =
+                (1..sequence.ids.len()).map(|at| f32::from(u8::from(at >= sequence.from)));
+            mask.extend(learned);
+            lengths.push(i32::try_from(inputs.len()).unwrap_or(i32::MAX));
+        }
+        let total = i32::try_from(ids.len()).unwrap_or(i32::MAX);
+        Ok(Self {
+            ids: Array::from_slice(&ids, &[1, total])?,
+            targets: Array::from_slice(&targets, &[1, total])?,
+            mask: Array::from_slice(&mask, &[1, total])?,
+            lengths,
+        })
+    }
+
+    /// `[1, T, vocab]`.
+    fn logits(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
+        let layers = decoder.new_caches(&CacheOptions::default()).len();
+        let mut caches: Vec<Caches> = self
+            .lengths
+            .iter()
+            .map(|_| {
+                let one = || Box::new(PassingCache) as Box<dyn KvCache>;
+                (0..layers).map(|_| one()).collect()
+            })
+            .collect();
+        let mut rows: Vec<Row<'_>> = self
+            .lengths
+            .iter()
+            .zip(&mut caches)
+            .map(|(&length, caches)| Row { length, caches })
+            .collect();
+        decoder.forward(&self.ids, &mut rows, Positions::All, &mut Watch::nothing())
+    }
+
+    fn loss(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
+        masked_cross_entropy(&self.logits(decoder)?, &self.targets, &self.mask)
+    }
+
+    /// Of each sequence the sum of its learned tokens' log-probabilities, `[rows]`.
+    fn logprobs(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
+        let each = cross_entropy_each(&self.logits(decoder)?, &self.targets)?
+            .multiply(&self.mask)?
+            .negative()?;
+        let mut from = 0;
+        let sums = self
+            .lengths
+            .iter()
+            .map(|&length| {
+                let to = from + length;
+                let sum = each
+                    .slice_axis(1, from, to)?
+                    .sum(All, true)?
+                    .reshape(&[1])?;
+                from = to;
+                Ok(sum)
+            })
+            .collect::<mlx_rs_core::Result<Vec<_>>>()?;
+        mlx_rs_core::concatenate(&sums.iter().collect::<Vec<_>>(), 0)
+    }
+}

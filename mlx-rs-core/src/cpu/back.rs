@@ -1,0 +1,287 @@
+//! The backward pass of a product with a matrix: rows of gradients times the matrix itself, rather than its
+//! transpose. Matrices stay as they are stored; a few of their rows are unpacked at a time.
+
+use std::cell::RefCell;
+
+use super::host_op::{self, Input, Meaning, Work};
+use super::kernel::{self, CHUNK, Isa, QuantizedRow};
+use super::matrix::{Matrix, Size};
+use super::share::{Output, share};
+use super::tile::{self, LANES, Left, Right};
+use crate::array::Array;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+use crate::transforms::CustomFunction;
+
+/// Columns of the matrix in one part; a multiple of every group.
+const WIDE: usize = 128;
+
+/// Rows of the matrix that are unpacked at a time: with so many columns they fit the first caches.
+const DEEP: usize = 64;
+
+impl Matrix {
+    /// [`Matrix::product`] for what is differentiated with respect to `x`: the backward pass is a kernel, too.
+    /// Under `vmap`, and for second derivatives, [`Matrix::product`] is there.
+    ///
+    /// # Errors
+    /// As [`Matrix::product`].
+    pub fn product_for_gradients(&self, x: &Array) -> Result<Array> {
+        if !self.size().k.is_multiple_of(LANES) {
+            return self.product(x);
+        }
+        let (forward, backward) = (self.clone(), self.clone());
+        let product = CustomFunction::new(move |x: &[Array]| match x {
+            [x] => Ok(vec![forward.product(x)?]),
+            _ => Err(one("argument")),
+        });
+        let product = product.with_vjp(move |_, cotangents, _| match cotangents {
+            [cotangent] => Ok(vec![backward.pulled_back(cotangent)?]),
+            _ => Err(one("cotangent")),
+        });
+        let mut outputs = product.call(std::slice::from_ref(x))?;
+        outputs.pop().ok_or_else(|| one("output"))
+    }
+
+    /// `c` times the matrix: float32 `[.., n] -> [.., k]`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when `c` is of another type or does not end in the matrix's outputs; MLX's message
+    /// when the current stream is not on the CPU.
+    fn pulled_back(&self, c: &Array) -> Result<Array> {
+        let op = "cpu::pulled_back";
+        let size = self.size();
+        let fits = c.dtype() == Dtype::Float32
+            && c.shape()
+                .last()
+                .is_some_and(|&last| i64::from(last) == size.n as i64);
+        if !fits {
+            let message = format!("needs float32 [.., {}]", size.n);
+            return Err(Error::new(ErrorKind::Shape, op, message).with_inputs(&[c]));
+        }
+        let mut shape = c.shape().to_vec();
+        if let (Some(last), Ok(k)) = (shape.last_mut(), i32::try_from(size.k)) {
+            *last = k;
+        }
+        let work = Back {
+            size,
+            rows: c.size() / size.n,
+            packing: match self {
+                Matrix::Quantized(q) => Some((q.bits, q.group)),
+                Matrix::Dense(_) => None,
+            },
+            isa: Isa::detect(),
+        };
+        let c = c.contiguous()?;
+        let inputs: Vec<&Array> = std::iter::once(&c).chain(self.arrays()).collect();
+        host_op::add(op, Meaning::Opaque, work, &inputs, &shape)
+    }
+}
+
+fn one(what: &str) -> Error {
+    let message = format!("one {what} is expected");
+    Error::new(ErrorKind::Value, "cpu::product_for_gradients", message)
+}
+
+struct Back {
+    size: Size,
+    /// Of the gradients.
+    rows: usize,
+    /// Bits and group of a quantized matrix.
+    packing: Option<(u32, usize)>,
+    isa: Isa,
+}
+
+/// The matrix as it lies in memory.
+#[derive(Clone, Copy)]
+enum Stored<'a> {
+    Dense(&'a [f32]),
+    Quantized {
+        packed: &'a [u8],
+        scales: &'a [f32],
+        biases: &'a [f32],
+        bits: u32,
+        group: usize,
+    },
+}
+
+thread_local! {
+    /// Unpacked rows.
+    static WEIGHTS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Work for Back {
+    fn outputs(&self) -> usize {
+        self.rows * self.size.k
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        // SAFETY: `pulled_back` gave arrays of these types, or of words as large, in this order.
+        let of = |i: usize| unsafe {
+            inputs
+                .get(i)
+                .map(|i| i.as_slice::<f32>())
+                .unwrap_or_default()
+        };
+        let c = of(0);
+        let stored = match self.packing {
+            None => Stored::Dense(of(1)),
+            Some((bits, group)) => Stored::Quantized {
+                packed: bytemuck::cast_slice(of(1)),
+                scales: of(2),
+                biases: of(3),
+                bits,
+                group,
+            },
+        };
+        let Size { n, k } = self.size;
+        assert!(c.len() >= self.rows * n);
+        if self.rows == 0 {
+            return;
+        }
+        let out = Output::new(output);
+        share(k.div_ceil(WIDE), self.rows * n * k, &|first, last| {
+            for part in first..last {
+                let columns = (part * WIDE, ((part + 1) * WIDE).min(k));
+                WEIGHTS.with_borrow_mut(|weights| self.part(c, stored, columns, weights, &out));
+            }
+        });
+    }
+}
+
+impl Back {
+    /// Columns `from..to` of the output.
+    fn part(
+        &self,
+        c: &[f32],
+        stored: Stored<'_>,
+        (from, to): (usize, usize),
+        weights: &mut Vec<f32>,
+        out: &Output,
+    ) {
+        let Size { n, k } = self.size;
+        let width = to - from;
+        weights.resize(DEEP * width, 0.0);
+        for first in (0..n).step_by(DEEP) {
+            let depth = DEEP.min(n - first);
+            for (row, to) in weights.chunks_exact_mut(width).take(depth).enumerate() {
+                self.unpack(stored, first + row, from, to);
+            }
+            for column in (0..width).step_by(LANES) {
+                let left = Left {
+                    data: c[first..].as_ptr(),
+                    row_step: n,
+                    step: 1,
+                };
+                let right = Right {
+                    data: weights[column..].as_ptr(),
+                    step: width,
+                };
+                let product = tile::Product {
+                    data: out.address(from + column, (self.rows - 1) * k + LANES),
+                    row_step: k,
+                    adds: first > 0,
+                };
+                // SAFETY: `rows` rows of `c` (its length is asserted) have `depth` elements from `first` on;
+                // `weights` has as many rows of `width`, a multiple of `LANES`; the output has these columns
+                // in each row, which belong to this part alone.
+                unsafe { tile::tiles(self.isa, self.rows, depth, left, right, product) };
+            }
+        }
+        if matches!(stored, Stored::Quantized { bits: 4, .. }) {
+            for row in 0..self.rows {
+                // SAFETY: these columns belong to this part alone, and the tiles are done.
+                let columns = unsafe { out.part(row * k + from, width) };
+                columns.as_chunks_mut::<CHUNK>().0.iter_mut().for_each(pair);
+            }
+        }
+    }
+
+    /// Elements of a row of the matrix, from a column on. With 4 bits the even ones of a chunk come before the
+    /// odd ones.
+    fn unpack(&self, stored: Stored<'_>, row: usize, from: usize, to: &mut [f32]) {
+        let k = self.size.k;
+        match stored {
+            Stored::Dense(weight) => to.copy_from_slice(&weight[row * k + from..][..to.len()]),
+            Stored::Quantized {
+                packed,
+                scales,
+                biases,
+                bits,
+                group,
+            } => {
+                let bytes = |elements: usize| elements * bits as usize / 8;
+                let groups = (row * k + from) / group..(row * k + from + to.len()) / group;
+                let row = QuantizedRow {
+                    packed: &packed[bytes(row * k + from)..][..bytes(to.len())],
+                    scales: &scales[groups.clone()],
+                    biases: &biases[groups],
+                };
+                kernel::unpack(self.isa, row, bits, to);
+            }
+        }
+    }
+}
+
+/// Even elements before odd ones, back to pairs.
+fn pair(chunk: &mut [f32; CHUNK]) {
+    let apart = *chunk;
+    for i in 0..CHUNK / 2 {
+        chunk[2 * i] = apart[i];
+        chunk[2 * i + 1] = apart[CHUNK / 2 + i];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::matrix::{DenseMatrix, QuantizedMatrix};
+    use super::*;
+    use crate::ops::{QuantMode, Quantized};
+    use crate::transforms::vjp;
+    use std::slice::from_ref;
+
+    fn noise(shape: &[i32], seed: i32) -> Array {
+        let n: i32 = shape.iter().product();
+        let values: Vec<f32> = (0..n)
+            .map(|i| (((i + seed) * 7919) % 211) as f32 * 0.01 - 1.0)
+            .collect();
+        Array::from_slice(&values, shape).unwrap()
+    }
+
+    #[test]
+    fn it_is_the_backward_pass_of_mlx() {
+        for (n, k) in [(96, 64), (50, 192), (300, 160), (7, 48), (5, 20)] {
+            for bits in [0, 4, 8] {
+                let weight = noise(&[n, k], 3);
+                let (matrix, dense) = if bits == 0 {
+                    (
+                        DenseMatrix::new(&weight).unwrap().map(Matrix::Dense),
+                        weight,
+                    )
+                } else if k % 32 == 0 {
+                    let packed = Quantized::quantize(&weight, 32, bits, QuantMode::Affine).unwrap();
+                    let dense = packed.dequantize(Dtype::Float32).unwrap();
+                    let matrix = QuantizedMatrix::new(&packed).unwrap();
+                    (matrix.map(Matrix::Quantized), dense)
+                } else {
+                    continue;
+                };
+                // Without kernels there is nothing to compare.
+                let Some(matrix) = matrix else { continue };
+                for rows in [1, 5, 33] {
+                    let (x, c) = (noise(&[1, rows, k], 5), noise(&[1, rows, n], 7));
+                    let run = |x: &[Array]| -> Result<Vec<Array>> {
+                        Ok(vec![matrix.product_for_gradients(&x[0])?])
+                    };
+                    let (y, dx) = vjp(run, from_ref(&x), from_ref(&c)).unwrap();
+                    let expected = c.matmul(&dense).unwrap();
+                    assert!(
+                        dx[0].all_close(&expected, 1e-4, 1e-3).unwrap(),
+                        "{n} {k} {bits} {rows}"
+                    );
+                    let expected = x.matmul(&dense.swap_axes(0, 1).unwrap()).unwrap();
+                    assert!(y[0].all_close(&expected, 1e-4, 2e-3).unwrap());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Products with many rows of inputs, as in a prompt: the rows stand sixteen beside another in panels, blocks
+//! of the matrix are unpacked once for all panels, and register tiles do the rest. Not for a few rows, which
+//! `project.rs` multiplies without unpacking.
+
+use std::cell::RefCell;
+
+use super::kernel::{self, Isa};
+use super::pool;
+use super::project::{Data, Gate, Product};
+use super::share::{Output, WORTH_SHARING, share};
+use super::tile::{self, LANES, Left, Right};
+
+/// Rows of inputs from which this pays.
+pub(super) const MANY: usize = 16;
+
+/// Rows of inputs at a time: what their panels take stays within a few MiB.
+const ROWS: usize = 512;
+
+/// Rows of a matrix that are unpacked at a time, a multiple of a tile's: many, so that the panels pass by
+/// seldom, or few, so that each thread gets enough of them. They fit the second cache.
+const WIDE: usize = 48;
+const NARROW: usize = 24;
+
+/// Rows of the output from which blocks are wide.
+const MANY_COLUMNS: usize = 1200;
+
+/// Products that are summed before the tile is stored: as many elements of a panel fit the first cache.
+const DEPTH: usize = 256;
+
+/// The inputs as panels in one order: natural, or even elements before odd ones.
+#[derive(Default)]
+struct Panels {
+    data: [Vec<f32>; 2],
+}
+
+/// What a thread needs for a block.
+#[derive(Default)]
+struct Scratch {
+    weights: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+thread_local! {
+    static PANELS: RefCell<Panels> = RefCell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Rows of a matrix: `from..to` of part `part`, whose outputs begin at `start`.
+#[derive(Clone, Copy)]
+struct Block {
+    part: usize,
+    from: usize,
+    to: usize,
+    start: usize,
+}
+
+/// The product, and what it reads.
+pub(super) struct Many<'a> {
+    pub product: &'a Product,
+    pub x: &'a [f32],
+    pub norm: Option<(&'a [f32], f32)>,
+    pub data: &'a [(Data<'a>, Option<&'a [f32]>)],
+    pub residual: Option<&'a [f32]>,
+}
+
+impl Many<'_> {
+    pub(super) fn run(&self, out: &Output) {
+        let blocks = self.blocks();
+        PANELS.with_borrow_mut(|panels| {
+            for first in (0..self.product.rows).step_by(ROWS) {
+                let rows = (first, (first + ROWS).min(self.product.rows));
+                self.fill(rows, panels);
+                self.multiply(rows, panels, &blocks, out);
+            }
+        });
+    }
+
+    fn blocks(&self) -> Vec<Block> {
+        let width = if self.product.n >= MANY_COLUMNS {
+            WIDE
+        } else {
+            NARROW
+        };
+        // With a gate, half of a block's rows are of the second matrix.
+        let (width, parts) = match self.product.gate {
+            Some(_) => (width / 2, 1),
+            None => (width, self.product.parts.len()),
+        };
+        let mut blocks = Vec::new();
+        let mut start = 0;
+        for (part, own) in self.product.parts[..parts].iter().enumerate() {
+            for from in (0..own.size.n).step_by(width) {
+                blocks.push(Block {
+                    part,
+                    from,
+                    to: (from + width).min(own.size.n),
+                    start,
+                });
+            }
+            start += own.size.n;
+        }
+        blocks
+    }
+
+    /// Puts rows of the input into panels, through the norm, in the orders that the matrices need.
+    fn fill(&self, (first, last): (usize, usize), panels: &mut Panels) {
+        let Product { k, isa, .. } = *self.product;
+        let count = (last - first).div_ceil(LANES);
+        for (order, panels) in panels.data.iter_mut().enumerate() {
+            let paired = order == 1;
+            if !self.data.iter().any(|(data, _)| data.paired() == paired) {
+                continue;
+            }
+            panels.resize(count * LANES * k, 0.0);
+            let all = Output::new(panels);
+            share(count, (last - first) * k * 4, &|from, to| {
+                for i in from..to {
+                    let begin = first + i * LANES;
+                    let mut rows: [(&[f32], f32); LANES] = [(&[], 0.0); LANES];
+                    let n = LANES.min(last - begin);
+                    for (row, own) in (begin..).zip(&mut rows[..n]) {
+                        let x = &self.x[row * k..(row + 1) * k];
+                        *own = (x, self.factor(isa, x));
+                    }
+                    let weight = self.norm.map(|(weight, _)| weight);
+                    // SAFETY: each panel is written by one part alone.
+                    let panel = unsafe { all.part(i * LANES * k, LANES * k) };
+                    tile::pack(isa, &rows[..n], weight, paired, panel);
+                }
+            });
+        }
+    }
+
+    /// What a row is multiplied with by the norm, if there is one.
+    fn factor(&self, isa: Isa, x: &[f32]) -> f32 {
+        self.norm.map_or(1.0, |(_, eps)| {
+            1.0 / (kernel::inner(isa, x, x) / x.len() as f32 + eps).sqrt()
+        })
+    }
+
+    fn multiply(
+        &self,
+        (first, last): (usize, usize),
+        panels: &Panels,
+        blocks: &[Block],
+        out: &Output,
+    ) {
+        let Product { k, n, .. } = *self.product;
+        let work = (last - first) * n * k;
+        let run = |i: usize| {
+            SCRATCH.with_borrow_mut(|scratch| {
+                self.block((first, last), panels, blocks[i], scratch, out);
+            });
+        };
+        if work < WORTH_SHARING {
+            (0..blocks.len()).for_each(run);
+        } else {
+            pool::pool().run(blocks.len(), &run);
+        }
+    }
+
+    /// Rows of one matrix, or of the two of a gate, with all panels.
+    fn block(
+        &self,
+        (first, last): (usize, usize),
+        panels: &Panels,
+        block: Block,
+        Scratch { weights, sums }: &mut Scratch,
+        out: &Output,
+    ) {
+        let Product {
+            k, n, isa, gate, ..
+        } = *self.product;
+        let columns = block.to - block.from;
+        let parts = block.part..block.part + 1 + usize::from(gate.is_some());
+        weights.resize(parts.len() * columns * k, 0.0);
+        for (part, weights) in parts.clone().zip(weights.chunks_exact_mut(columns * k)) {
+            self.unpack(part, block, weights);
+        }
+        sums.resize(parts.len() * columns * LANES, 0.0);
+        for panel in 0..(last - first).div_ceil(LANES) {
+            for (i, part) in parts.clone().enumerate() {
+                let (data, bias) = &self.data[part];
+                let x = &panels.data[usize::from(data.paired())][panel * LANES * k..][..LANES * k];
+                let w: &[f32] = match data {
+                    Data::Dense(weight) => &weight[block.from * k..block.to * k],
+                    Data::Quantized { .. } => &weights[i * columns * k..(i + 1) * columns * k],
+                };
+                let sums = &mut sums[i * columns * LANES..(i + 1) * columns * LANES];
+                for at in (0..k).step_by(DEPTH) {
+                    let depth = DEPTH.min(k - at);
+                    let left = Left {
+                        data: w[at..].as_ptr(),
+                        row_step: k,
+                        step: 1,
+                    };
+                    let right = Right {
+                        data: x[at * LANES..].as_ptr(),
+                        step: LANES,
+                    };
+                    let product = tile::Product {
+                        data: sums.as_mut_ptr(),
+                        row_step: LANES,
+                        adds: at > 0,
+                    };
+                    // SAFETY: `w` has `columns` rows of `k` elements, `x` has `k` times `LANES`, `sums` has
+                    // `columns` times `LANES`; the slices above say so.
+                    unsafe { tile::tiles(isa, columns, depth, left, right, product) };
+                }
+                if let Some(bias) = bias {
+                    let bias = &bias[block.from..block.to];
+                    for (sums, bias) in sums.as_chunks_mut::<LANES>().0.iter_mut().zip(bias) {
+                        sums.iter_mut().for_each(|sum| *sum += bias);
+                    }
+                }
+            }
+            if let Some(gate) = gate {
+                let (gates, ups) = sums.split_at_mut(columns * LANES);
+                gate_all(isa, gate, gates, ups);
+            }
+            let begin = first + panel * LANES;
+            for lane in 0..LANES.min(last - begin) {
+                let at = (begin + lane) * n + block.start + block.from;
+                // SAFETY: these columns belong to this block alone.
+                let place = unsafe { out.part(at, columns) };
+                let sums = sums.as_chunks::<LANES>().0;
+                match self.residual {
+                    Some(residual) => {
+                        let before = &residual[at..at + columns];
+                        for ((place, sums), before) in place.iter_mut().zip(sums).zip(before) {
+                            *place = sums[lane] + before;
+                        }
+                    }
+                    None => {
+                        for (place, sums) in place.iter_mut().zip(sums) {
+                            *place = sums[lane];
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Rows of a quantized matrix as floats.
+    fn unpack(&self, part: usize, block: Block, weights: &mut [f32]) {
+        let Product { k, isa, .. } = *self.product;
+        for (row, out) in (block.from..).zip(weights.chunks_exact_mut(k)) {
+            if let Some((row, _, bits)) = self.data[part].0.rows(row, row + 1) {
+                kernel::unpack(isa, row, bits, out);
+            }
+        }
+    }
+}
+
+/// `gates = gate(gates) * ups`.
+pub(super) fn gate_all(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
+        Isa::Avx2 => unsafe { gate_avx2(gate, gates, ups) },
+        Isa::Portable => gate_with(gate, gates, ups),
+    }
+}
+
+/// # Safety
+/// The processor must have avx2 and fma.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn gate_avx2(gate: Gate, gates: &mut [f32], ups: &[f32]) {
+    gate_with(gate, gates, ups);
+}
+
+#[inline(always)]
+fn gate_with(gate: Gate, gates: &mut [f32], ups: &[f32]) {
+    // One loop for each, so that each is in vectors.
+    let both = gates.iter_mut().zip(ups);
+    match gate {
+        Gate::Silu => both.for_each(|(g, u)| *g = Gate::Silu.apply(*g) * u),
+        Gate::GeluTanh => both.for_each(|(g, u)| *g = Gate::GeluTanh.apply(*g) * u),
+        Gate::Relu => both.for_each(|(g, u)| *g = Gate::Relu.apply(*g) * u),
+    }
+}

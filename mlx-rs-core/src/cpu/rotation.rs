@@ -1,0 +1,78 @@
+//! Rotary positions for the kernels, and their sines and cosines, which all layers of a pass share.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Rotary positions (Su et al. 2021).
+#[derive(Debug, Clone)]
+pub struct Rotation {
+    /// Radians a position, for each pair; the first `2 * pairs` elements of a head rotate.
+    pub radians: Arc<[f32]>,
+    /// Neighbors make a pair, rather than elements of both halves.
+    pub traditional: bool,
+    /// Factor on what rotates.
+    pub amplitude: f32,
+}
+
+/// Sine and cosine of each pair at each position.
+type Turns = Rc<[(f32, f32)]>;
+
+/// Turns, and what they are of.
+struct Table {
+    radians: Arc<[f32]>,
+    positions: Vec<i32>,
+    turns: Turns,
+}
+
+/// Tables of turns that are remembered: those of local and global layers, for all positions and the last.
+const TABLES: usize = 4;
+
+thread_local! {
+    /// All layers of a pass need the same ones.
+    static KNOWN: RefCell<VecDeque<Table>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Sine and cosine of each pair at each position.
+pub(super) fn turns(rotation: &Rotation, positions: &[i32]) -> Turns {
+    KNOWN.with_borrow_mut(|known| {
+        let same = known
+            .iter()
+            .find(|t| t.positions == positions && t.radians == rotation.radians);
+        if let Some(table) = same {
+            return Rc::clone(&table.turns);
+        }
+        let turns: Turns = positions
+            .iter()
+            .flat_map(|&p| {
+                rotation
+                    .radians
+                    .iter()
+                    .map(move |r| (p as f32 * r).sin_cos())
+            })
+            .collect();
+        known.truncate(TABLES - 1);
+        known.push_front(Table {
+            radians: Arc::clone(&rotation.radians),
+            positions: positions.to_vec(),
+            turns: Rc::clone(&turns),
+        });
+        turns
+    })
+}
+
+/// Rotates a head in place, by the turns of its position.
+pub(super) fn rotate(rotation: &Rotation, turns: &[(f32, f32)], head: &mut [f32]) {
+    let pairs = turns.len();
+    for (i, (sin, cos)) in turns.iter().enumerate() {
+        let (a, b) = if rotation.traditional {
+            (2 * i, 2 * i + 1)
+        } else {
+            (i, i + pairs)
+        };
+        let (x, y) = (head[a] * rotation.amplitude, head[b] * rotation.amplitude);
+        head[a] = x * cos - y * sin;
+        head[b] = x * sin + y * cos;
+    }
+}

@@ -1,0 +1,241 @@
+//! Register tiles: a few rows of one matrix with sixteen columns of another, the core of products with many
+//! rows and of attention over many queries. And what such work needs around it: panels, exponentials.
+
+use super::kernel::{CHUNK, Isa};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{
+    _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps,
+    _mm256_storeu_ps,
+};
+
+/// Columns of a tile, and rows of inputs in a panel.
+pub(super) const LANES: usize = 16;
+
+/// The most rows of a tile: with two vectors of eight each, twelve sums fill the registers of AVX2.
+pub(super) const TALL: usize = 6;
+
+/// One factor of a tile: element `(row, i)` stands at `data + row * row_step + i * step`.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    pub data: *const f32,
+    pub row_step: usize,
+    pub step: usize,
+}
+
+/// The other one: `LANES` neighbors for each `i`, at `data + i * step`.
+#[derive(Clone, Copy)]
+pub(super) struct Right {
+    pub data: *const f32,
+    pub step: usize,
+}
+
+/// The product: `LANES` neighbors for each row, at `data + row * row_step`.
+#[derive(Clone, Copy)]
+pub(super) struct Product {
+    pub data: *mut f32,
+    pub row_step: usize,
+    /// What is there is added to, rather than replaced.
+    pub adds: bool,
+}
+
+/// `product[row][lane] (+)= sum over i < depth of left[row][i] * right[i][lane]`, for `rows` rows.
+///
+/// # Safety
+/// All elements that the three name for these rows and `depth` must be there, and nobody else may use those
+/// of the product.
+pub(super) unsafe fn tiles(
+    isa: Isa,
+    rows: usize,
+    depth: usize,
+    mut left: Left,
+    right: Right,
+    mut product: Product,
+) {
+    let mut rest = rows;
+    while rest > 0 {
+        let tall = rest.min(TALL);
+        // SAFETY: `tall` of the rows that the caller promises; `Isa::Avx2` is made by `detect` only, where
+        // the processor has avx2 and fma.
+        unsafe {
+            match (isa, tall) {
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx2, 6) => tile_avx2::<6>(depth, left, right, product),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx2, 5) => tile_avx2::<5>(depth, left, right, product),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx2, 4) => tile_avx2::<4>(depth, left, right, product),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx2, 3) => tile_avx2::<3>(depth, left, right, product),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx2, 2) => tile_avx2::<2>(depth, left, right, product),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx2, _) => tile_avx2::<1>(depth, left, right, product),
+                (Isa::Portable, 6) => tile_portable::<6>(depth, left, right, product),
+                (Isa::Portable, 5) => tile_portable::<5>(depth, left, right, product),
+                (Isa::Portable, 4) => tile_portable::<4>(depth, left, right, product),
+                (Isa::Portable, 3) => tile_portable::<3>(depth, left, right, product),
+                (Isa::Portable, 2) => tile_portable::<2>(depth, left, right, product),
+                (Isa::Portable, _) => tile_portable::<1>(depth, left, right, product),
+            }
+        }
+        left.data = left.data.wrapping_add(tall * left.row_step);
+        product.data = product.data.wrapping_add(tall * product.row_step);
+        rest -= tall;
+    }
+}
+
+/// # Safety
+/// As [`tiles`], and the processor must have avx2 and fma.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn tile_avx2<const M: usize>(depth: usize, left: Left, right: Right, product: Product) {
+    // SAFETY: the elements are the caller's promise.
+    unsafe {
+        let mut sums = [[_mm256_setzero_ps(); 2]; M];
+        let (mut a, mut b) = (left.data, right.data);
+        for _ in 0..depth {
+            let (low, high) = (_mm256_loadu_ps(b), _mm256_loadu_ps(b.wrapping_add(8)));
+            for (m, sum) in sums.iter_mut().enumerate() {
+                let factor = _mm256_broadcast_ss(&*a.wrapping_add(m * left.row_step));
+                sum[0] = _mm256_fmadd_ps(factor, low, sum[0]);
+                sum[1] = _mm256_fmadd_ps(factor, high, sum[1]);
+            }
+            a = a.wrapping_add(left.step);
+            b = b.wrapping_add(right.step);
+        }
+        for (m, sum) in sums.into_iter().enumerate() {
+            for (half, sum) in sum.into_iter().enumerate() {
+                let to = product.data.wrapping_add(m * product.row_step + 8 * half);
+                let sum = if product.adds {
+                    _mm256_add_ps(_mm256_loadu_ps(to), sum)
+                } else {
+                    sum
+                };
+                _mm256_storeu_ps(to, sum);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`tiles`].
+unsafe fn tile_portable<const M: usize>(depth: usize, left: Left, right: Right, product: Product) {
+    let mut sums = [[0.0f32; LANES]; M];
+    let (mut a, mut b) = (left.data, right.data);
+    for _ in 0..depth {
+        // SAFETY: the elements are the caller's promise.
+        let lanes = unsafe { b.cast::<[f32; LANES]>().read_unaligned() };
+        for (m, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: as above.
+            let factor = unsafe { a.wrapping_add(m * left.row_step).read() };
+            for (sum, lane) in sum.iter_mut().zip(lanes) {
+                *sum += factor * lane;
+            }
+        }
+        a = a.wrapping_add(left.step);
+        b = b.wrapping_add(right.step);
+    }
+    for (m, sum) in sums.iter().enumerate() {
+        for (lane, sum) in sum.iter().enumerate() {
+            let to = product.data.wrapping_add(m * product.row_step + lane);
+            // SAFETY: as above.
+            unsafe {
+                *to = if product.adds { *to + sum } else { *sum };
+            }
+        }
+    }
+}
+
+/// `LANES` rows of `k` elements one beside another, `[k, LANES]`. Row `r` is `row(r)`, with a factor on each
+/// element; rows that are not there are zeros. With `paired`, the even elements of a chunk come before the
+/// odd ones, as in [`super::kernel::unpack`] of 4 bits.
+pub(super) fn pack(
+    isa: Isa,
+    rows: &[(&[f32], f32)],
+    weight: Option<&[f32]>,
+    paired: bool,
+    panel: &mut [f32],
+) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
+        Isa::Avx2 => unsafe { pack_avx2(rows, weight, paired, panel) },
+        Isa::Portable => pack_with(rows, weight, paired, panel),
+    }
+}
+
+/// # Safety
+/// The processor must have avx2 and fma.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn pack_avx2(
+    rows: &[(&[f32], f32)],
+    weight: Option<&[f32]>,
+    paired: bool,
+    panel: &mut [f32],
+) {
+    pack_with(rows, weight, paired, panel);
+}
+
+#[inline(always)]
+fn pack_with(rows: &[(&[f32], f32)], weight: Option<&[f32]>, paired: bool, panel: &mut [f32]) {
+    let panel = panel.as_chunks_mut::<LANES>().0;
+    if rows.len() < LANES {
+        panel.iter_mut().for_each(|lanes| lanes.fill(0.0));
+    }
+    let half = CHUNK / 2;
+    for (lane, (row, factor)) in rows.iter().enumerate() {
+        let place = |i: usize| {
+            if paired {
+                i / CHUNK * CHUNK + i % 2 * half + i % CHUNK / 2
+            } else {
+                i
+            }
+        };
+        match weight {
+            Some(weight) => {
+                for (i, (x, w)) in row.iter().zip(weight).enumerate() {
+                    panel[place(i)][lane] = x * factor * w;
+                }
+            }
+            None => {
+                for (i, x) in row.iter().enumerate() {
+                    panel[place(i)][lane] = *x;
+                }
+            }
+        }
+    }
+}
+
+/// Below this, `exp` is zero here: what would be no normal number.
+const LEAST: f32 = -87.33;
+
+/// `exp(x)` to about two units in the last place, in operations that every vector unit has. What is no
+/// number stays so. The polynomial is that of Cephes' `expf` (S. Moshier).
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    // Adding 1.5 * 2^23 rounds to a whole number, which is then in the lowest bits.
+    const ROUND: f32 = 12_582_912.0;
+    let high = if x > 88.37 { 88.37 } else { x };
+    let bounded = if high < LEAST { LEAST } else { high };
+    let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = bounded - n * 0.693_359_4;
+    let r = r - n * -2.121_944_4e-4;
+    let mut p = 1.987_569_1e-4_f32;
+    p = p * r + 1.398_199_9e-3;
+    p = p * r + 8.333_452e-3;
+    p = p * r + 4.166_579_6e-2;
+    p = p * r + 1.666_666_5e-1;
+    p = p * r + 0.5;
+    let value = p * (r * r) + r + 1.0;
+    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
+    // Not by the bounded value, which is a number always.
+    if x < LEAST { 0.0 } else { value * power }
+}
+
+/// `2 / (1 + exp(-2x)) - 1`: the hyperbolic tangent, to about 1e-7.
+#[inline(always)]
+pub(super) fn tanh(x: f32) -> f32 {
+    2.0 / (1.0 + exp(-2.0 * x)) - 1.0
+}

@@ -1,0 +1,99 @@
+//! `mlx evaluate`: how good a model is on a data set of the kind that it is trained on.
+
+use std::path::PathBuf;
+
+use inference::CancelToken;
+use metal_backend::train::dataset::DataOptions;
+use metal_backend::train::judge::{Portions, evaluate};
+use serde_json::json;
+
+use super::console::Console;
+use super::failure::Failure;
+use super::interrupt::cancel_on_interrupt;
+use super::load::{LoadArgs, ModelArgs, at_least_one, choose_backend, find_model};
+use super::progress::{CountBar, Spinner};
+use super::train::{directory, score, told};
+
+/// Measure loss, perplexity and accuracy on a data set
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// A JSONL file, or a directory with test.jsonl; lines as for `mlx train`
+    #[arg(long, short, value_name = "PATH", value_parser = directory)]
+    data: PathBuf,
+    /// Count only the last message of a chat, or the completion
+    #[arg(long)]
+    mask_prompt: bool,
+    /// Examples at a time
+    #[arg(long, value_name = "N", default_value = "4", value_parser = at_least_one)]
+    batch_size: usize,
+    /// Batches at most, drawn by --seed; without it, all
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    test_batches: Option<usize>,
+    /// Tokens of an example at most; longer ones are cut
+    #[arg(long, value_name = "N", default_value = "2048", value_parser = at_least_one)]
+    max_seq_length: usize,
+    /// What batches are drawn by
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u32,
+    /// Go on without lines that cannot be used, instead of stopping
+    #[arg(long)]
+    skip_bad_lines: bool,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    if args.max_seq_length < 2 {
+        return Err(Failure::usage(
+            "--max-seq-length must be at least 2: one token to read and one to foresee",
+        ));
+    }
+    let backend = choose_backend(args.load.backend.as_deref())?;
+    let options = args.load.checked(backend.name())?;
+    let path = find_model(args.model.model.as_deref(), console)?;
+    let reading = DataOptions::new()
+        .with_mask_prompt(args.mask_prompt)
+        .with_skip_bad_lines(args.skip_bad_lines);
+    let portions = Portions {
+        batch_size: args.batch_size,
+        batches: args.test_batches,
+        max_seq_length: args.max_seq_length,
+        seed: args.seed,
+    };
+    let cancel = CancelToken::new();
+    let guard = console
+        .catches_interrupts
+        .then(|| cancel_on_interrupt(&cancel));
+    let mut spinner = Some(Spinner::start("loading the model and the data", console));
+    let mut bar = None;
+    let found = evaluate(
+        &path,
+        &options,
+        &args.data,
+        &reading,
+        &portions,
+        &cancel,
+        &mut |_, total| {
+            spinner = None;
+            bar.get_or_insert_with(|| CountBar::start("batches", total, console))
+                .advance(1);
+        },
+    );
+    drop((spinner, bar, guard));
+    let found = found?;
+    for note in &found.notes {
+        console.warn(&format!("warning: {note}"));
+    }
+    if args.json {
+        let mut object = score(&found.score);
+        object["examples"] = json!(found.examples);
+        return console.json(&object);
+    }
+    console.line(&told(&found.score))
+}

@@ -1,0 +1,72 @@
+//! `mlx fuse`: a model and its adapter to one model.
+
+use std::path::{Path, PathBuf};
+
+use metal_backend::convert::{ConvertOptions, convert};
+use metal_backend::train::{fuse, fuse_dequantized};
+use serde_json::json;
+
+use super::console::Console;
+use super::failure::Failure;
+use super::load::{ModelArgs, find_model};
+use super::progress::Spinner;
+use super::train::directory;
+
+/// Make an adapter part of its model
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The adapter's directory, as `mlx train` writes it
+    #[arg(long, value_name = "DIR", default_value = "adapters", value_parser = directory)]
+    adapter_path: PathBuf,
+    /// The directory to make
+    #[arg(long, short, visible_alias = "save-path", value_name = "DIR", value_parser = directory)]
+    output: PathBuf,
+    /// Make what is quantized dense, so that nothing of the adapter is lost; needed for .gguf files
+    #[arg(long, visible_alias = "de-quantize")]
+    dequantize: bool,
+    /// Print a JSON object of what was made
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    let model = find_model(args.model.model.as_deref(), console)?;
+    let spinner = Spinner::start("fusing", console);
+    let changed = make(args, &model);
+    drop(spinner);
+    let changed = changed?;
+    if args.json {
+        return console.json(&json!({
+            "path": args.output,
+            "fused_tensors": changed,
+        }));
+    }
+    console.note(&format!("{changed} tensors changed"));
+    console.line(&args.output.to_string_lossy())
+}
+
+fn make(args: &Args, model: &Path) -> Result<usize, Failure> {
+    if !args.dequantize {
+        return Ok(fuse(model, &args.adapter_path, &args.output)?);
+    }
+    if model.is_dir() {
+        return Ok(fuse_dequantized(model, &args.adapter_path, &args.output)?);
+    }
+    let parent = args.output.parent().filter(|p| !p.as_os_str().is_empty());
+    let work = tempfile::Builder::new()
+        .prefix(".fuse-")
+        .tempdir_in(parent.unwrap_or(Path::new(".")))
+        .map_err(|e| {
+            Failure::failed(format!(
+                "cannot write beside {}: {e}",
+                args.output.display()
+            ))
+        })?;
+    let dense = work.path().join("dense");
+    let options = ConvertOptions::new().with_dequantize(true);
+    convert(model, &dense, &options, &mut |_, _| {})?;
+    Ok(fuse(&dense, &args.adapter_path, &args.output)?)
+}
