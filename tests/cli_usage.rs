@@ -58,6 +58,45 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
+fn flags_that_would_do_nothing_are_refused() {
+    // Guessing is for one request at a time, and nothing packs a bounded cache.
+    for (args, named) in [
+        (&["batch", "--draft-model", "x"][..], "--draft-model"),
+        (&["batch", "--prompt-lookup", "2"], "--prompt-lookup"),
+        (&["batch", "--num-draft-tokens", "2"], "--num-draft-tokens"),
+        (&["classify", "--draft-model", "x"], "--draft-model"),
+        (
+            &["perplexity", "-p", "x", "--draft-model", "x"],
+            "--draft-model",
+        ),
+        (
+            &["batch", "--kv-bits", "4", "--max-kv-size", "9"],
+            "--ctx-size",
+        ),
+        (&["batch", "--kv-bits", "4", "--ctx-size", "9"], "--kv-bits"),
+        (&["batch", "--quantized-kv-start", "9"], "--kv-bits"),
+    ] {
+        let output = output(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(stderr(&output).contains(named), "{}", stderr(&output));
+    }
+    for name in ["generate", "chat"] {
+        let text = stdout(&output(&[name, "--help"]));
+        for flag in [
+            "--draft-model",
+            "--num-draft-tokens",
+            "--prompt-lookup",
+            "--max-kv-size",
+            "--kv-bits",
+            "--kv-group-size",
+            "[default: 5000]",
+        ] {
+            assert!(text.contains(flag), "{name}: {flag}");
+        }
+    }
+}
+
+#[test]
 fn every_subcommand_has_help_on_standard_output() {
     for name in SUBCOMMANDS {
         let output = output(&[name, "--help"]);

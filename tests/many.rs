@@ -154,6 +154,75 @@ fn a_prompt_that_fails_is_told_and_the_others_are_answered() {
 }
 
 #[test]
+fn what_runs_together_is_measured() {
+    let name = model("llama");
+    let flags = ["--together", "3", "--generate-tokens", "6", "--repeat", "2"];
+    let run = with("bench", &name, &flags);
+    let all = printed(&[&run[..], &["--prompt-tokens", "9"]].concat(), "");
+    let together = &all[0]["together"];
+    assert_eq!(together["requests"], 3);
+    assert_eq!(together["classify"]["prompts"], 6);
+    for (section, figures) in [
+        (
+            "batch",
+            &["sequential_tokens_per_second", "together_tokens_per_second"],
+        ),
+        ("classify", &["sequential_seconds", "together_seconds"]),
+        (
+            "sampling",
+            &["greedy_seconds_per_token", "chain_seconds_per_token"],
+        ),
+    ] {
+        for figure in figures {
+            let value = together[section][figure].as_f64();
+            assert!(
+                value.is_some_and(|v| v > 0.0),
+                "{section} {figure}: {all:?}"
+            );
+        }
+    }
+    let few = [
+        "--together",
+        "2",
+        "--generate-tokens",
+        "1",
+        "--prompt-tokens",
+        "4",
+    ];
+    let output = mlx(&with("bench", &name, &few), "");
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
+
+#[test]
+fn packing_begins_where_mlx_lm_begins() {
+    let name = model("qwen3-q4");
+    let reply = |flags: &[&str]| {
+        let prompt = [
+            "--raw",
+            "--prompt",
+            "Once upon a time",
+            "--max-tokens",
+            "40",
+            "--ignore-eos",
+            "--json",
+            "--logprobs",
+            "0",
+        ];
+        let run = [&with("generate", &name, &prompt)[..], flags].concat();
+        printed(&run, "")[0]["logprobs"].clone()
+    };
+    let plain = reply(&[]);
+    let packed = ["--kv-bits", "2", "--kv-group-size", "32"];
+    assert_eq!(
+        reply(&packed),
+        plain,
+        "nothing is packed before the 5,000th position"
+    );
+    let now = reply(&[&packed[..], &["--quantized-kv-start", "0"]].concat());
+    assert_ne!(now, plain);
+}
+
+#[test]
 fn classification_names_the_likeliest_token_and_label() {
     let name = model("gemma2");
     let run = with(

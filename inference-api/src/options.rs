@@ -101,7 +101,7 @@ pub struct LoadOptions {
     /// The cache is packed once it holds more than so many positions; 0 packs from the first on.
     pub quantized_kv_start: usize,
     /// A smaller model with the same vocabulary that guesses tokens, which the model then checks
-    /// several at a time.
+    /// several at a time; not for requests that run together, which fill a forward pass themselves.
     pub draft_model: Option<PathBuf>,
     /// The type to compute in; `None` lets the backend choose for its device.
     pub dtype: Option<ComputeType>,
