@@ -66,7 +66,7 @@ impl Silu {
     }
 }
 
-fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let kernel = match Silu::new() {
         Ok(kernel) => kernel,
         Err(e) if e.kind() == ErrorKind::Unsupported => {

@@ -11,7 +11,7 @@ const FEATURES: i32 = 100;
 const EXAMPLES: i32 = 1_000;
 const STEPS: usize = 500;
 
-fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let key = |seed| random::Key::new(seed);
     let f32 = Dtype::Float32;
     // What is to be found, and examples of it with some noise.

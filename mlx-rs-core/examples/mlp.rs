@@ -17,7 +17,7 @@ const CLASSES: i32 = 3;
 const HIDDEN: i32 = 32;
 const BATCH: i32 = 64;
 
-fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let mut key = random::Key::new(7)?;
     let (points, classes) = spirals(1_500, &mut key)?;
     let (train, test) = (1_200, 1_500);

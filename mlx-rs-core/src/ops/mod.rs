@@ -11,9 +11,11 @@ mod matrix;
 mod products;
 mod quantized;
 mod reduce;
+mod scan;
 mod scatter;
 mod shape;
 mod sort;
+mod types;
 mod unary;
 
 pub use arrange::{GridIndexing, Pad, broadcast_arrays, concatenate_flat, depends, meshgrid};

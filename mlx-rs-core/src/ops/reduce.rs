@@ -1,4 +1,4 @@
-//! Reductions over axes, running ones, and softmax.
+//! Reductions over axes, and softmax. Running ones are in `scan.rs`.
 //!
 //! ```
 //! use mlx_rs_core::{All, Array};
@@ -159,18 +159,57 @@ reductions! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     min = mlx_min, mlx_min_axis, mlx_min_axes;
-    /// `log(sum(exp(x)))`, stable.
-    example:
+}
+
+impl Array {
+    /// `log(sum(exp(x)))` over `axes`, stable. Integers and booleans are converted to `float32` first (MLX
+    /// looks for the greatest of them in their own type, where differences wrap).
+    ///
+    /// Reduced axes are dropped, or kept with length one when `keepdims`.
+    ///
     /// ```
     /// use mlx_rs_core::{All, array};
     /// let y = array!([1000.0, 1000.0])?.logsumexp(All, false)?; // `exp` alone would overflow
     /// assert!(y.all_close(&array!(1000.0 + 2.0f32.ln())?, 1e-5, 0.0)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    logsumexp = mlx_logsumexp, mlx_logsumexp_axis, mlx_logsumexp_axes;
-}
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when nothing is left to
+    /// reduce.
+    pub fn logsumexp<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
+        let op = "logsumexp";
+        let axes = axes.into();
+        let listed = match axes {
+            Axes::All => Vec::new(),
+            Axes::One(_) | Axes::Many(_) => self.listed(axes),
+        };
+        for &axis in &listed {
+            self.axis(op, axis)?;
+        }
+        let this = self.inexact()?;
+        call::array(op, |out, s| match axes {
+            // SAFETY: all handles are live for the length of the call.
+            Axes::All => unsafe { mlx_sys::mlx_logsumexp(out, this.raw(), keepdims, s) },
+            // SAFETY: as above; pointer and length describe the list, whose axes exist.
+            Axes::One(_) | Axes::Many(_) => unsafe {
+                let (axes, n) = (listed.as_ptr(), listed.len());
+                mlx_sys::mlx_logsumexp_axes(out, this.raw(), axes, n, keepdims, s)
+            },
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
 
-impl Array {
+    /// This array, integers and booleans as `float32`, laid out plainly if it is empty.
+    pub(super) fn inexact(&self) -> Result<std::borrow::Cow<'_, Array>> {
+        if self.dtype().is_float() || self.dtype() == crate::Dtype::Complex64 {
+            return self.laid_out_if_empty();
+        }
+        Ok(std::borrow::Cow::Owned(
+            self.laid_out_if_empty()?.astype(crate::Dtype::Float32)?,
+        ))
+    }
+
     /// The index of the greatest value along `axis` (the first of equals), as `uint32`.
     ///
     /// ```
@@ -249,7 +288,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// `exp(x) / sum(exp(x))` over `axes`, stable; `precise` accumulates in float32.
+    /// `exp(x) / sum(exp(x))` over `axes`, stable; `precise` accumulates in float32. Integers and booleans
+    /// are converted to `float32` first (MLX would cut some results to integers).
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -262,16 +302,17 @@ impl Array {
     /// [`crate::ErrorKind::Index`] when there is no such axis.
     pub fn softmax<'a>(&self, axes: impl Into<Axes<'a>>, precise: bool) -> Result<Array> {
         let op = "softmax";
+        let this = self.inexact()?;
         match axes.into() {
             Axes::All => call::array(op, |out, s| {
                 // SAFETY: all handles are live.
-                unsafe { mlx_sys::mlx_softmax(out, self.raw(), precise, s) }
+                unsafe { mlx_sys::mlx_softmax(out, this.raw(), precise, s) }
             }),
             Axes::One(axis) => {
                 self.axis(op, axis)?;
                 call::array(op, |out, s| {
                     // SAFETY: all handles are live; the axis exists.
-                    unsafe { mlx_sys::mlx_softmax_axis(out, self.raw(), axis, precise, s) }
+                    unsafe { mlx_sys::mlx_softmax_axis(out, this.raw(), axis, precise, s) }
                 })
             }
             Axes::Many(axes) => {
@@ -281,7 +322,7 @@ impl Array {
                     unsafe {
                         mlx_sys::mlx_softmax_axes(
                             out,
-                            self.raw(),
+                            this.raw(),
                             axes.as_ptr(),
                             axes.len(),
                             precise,
@@ -452,71 +493,6 @@ spreads! {
     std = mlx_std, mlx_std_axis, mlx_std_axes;
 }
 
-macro_rules! scans {
-    ($($(#[$doc:meta])* example: $(#[$example:meta])* $name:ident = $c:ident;)*) => {
-        impl Array {
-            $(
-                $(#[$doc])*
-                /// Along `axis`, from the end when `reverse`, without the value itself unless
-                /// `inclusive`.
-                ///
-                $(#[$example])*
-                ///
-                /// # Errors
-                /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the data
-                /// type does not fit.
-                pub fn $name(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
-                    self.axis(stringify!($name), axis)?;
-                    call::array(stringify!($name), |out, s| {
-                        // SAFETY: all handles are live; the axis exists.
-                        unsafe { mlx_sys::$c(out, self.raw(), axis, reverse, inclusive, s) }
-                    })
-                    .and_then(Array::unless_empty)
-                    .map_err(|e| e.with_inputs(&[self]))
-                }
-            )*
-        }
-    };
-}
-
-scans! {
-    /// Running sums.
-    example:
-    /// ```
-    /// use mlx_rs_core::array;
-    /// let a = array!([1, 2, 3])?;
-    /// assert_eq!(a.cumsum(0, false, true)?.to_vec::<i32>()?, [1, 3, 6]);
-    /// assert_eq!(a.cumsum(0, false, false)?.to_vec::<i32>()?, [0, 1, 3]);
-    /// assert_eq!(a.cumsum(0, true, true)?.to_vec::<i32>()?, [6, 5, 3]);
-    /// # Ok::<(), mlx_rs_core::Error>(())
-    /// ```
-    cumsum = mlx_cumsum;
-    /// Running products.
-    example:
-    /// ```
-    /// use mlx_rs_core::array;
-    /// assert_eq!(array!([2, 3, 4])?.cumprod(0, false, true)?.to_vec::<i32>()?, [2, 6, 24]);
-    /// # Ok::<(), mlx_rs_core::Error>(())
-    /// ```
-    cumprod = mlx_cumprod;
-    /// The greatest value so far.
-    example:
-    /// ```
-    /// use mlx_rs_core::array;
-    /// assert_eq!(array!([1, 3, 2])?.cummax(0, false, true)?.to_vec::<i32>()?, [1, 3, 3]);
-    /// # Ok::<(), mlx_rs_core::Error>(())
-    /// ```
-    cummax = mlx_cummax;
-    /// The least value so far.
-    example:
-    /// ```
-    /// use mlx_rs_core::array;
-    /// assert_eq!(array!([3, 1, 2])?.cummin(0, false, true)?.to_vec::<i32>()?, [3, 1, 1]);
-    /// # Ok::<(), mlx_rs_core::Error>(())
-    /// ```
-    cummin = mlx_cummin;
-}
-
 impl Array {
     /// This array, or a plain one when it is empty: MLX does not come to an end with reductions of empty
     /// views.
@@ -534,28 +510,5 @@ impl Array {
             return Ok(self);
         }
         super::zeros(self.shape(), self.dtype())
-    }
-
-    /// Running `log(sum(exp(x)))`, stable, along `axis`, from the end when `reverse`, without the value
-    /// itself unless `inclusive`.
-    ///
-    /// ```
-    /// use mlx_rs_core::array;
-    /// let y = array!([0.0, 0.0])?.logcumsumexp(0, false, true)?;
-    /// assert!(y.all_close(&array!([0.0, 2.0f32.ln()])?, 1e-5, 1e-6)?);
-    /// # Ok::<(), mlx_rs_core::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the data type does
-    /// not fit.
-    pub fn logcumsumexp(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
-        self.axis("logcumsumexp", axis)?;
-        call::array("logcumsumexp", |out, s| {
-            // SAFETY: all handles are live; the axis exists.
-            unsafe { mlx_sys::mlx_logcumsumexp(out, self.raw(), axis, reverse, inclusive, s) }
-        })
-        .and_then(Array::unless_empty)
-        .map_err(|e| e.with_inputs(&[self]))
     }
 }

@@ -1,0 +1,108 @@
+//! Conversion of an array to another type: by value, to and from 8-bit floats, and by its bytes.
+//!
+//! ```
+//! use mlx_rs_core::{Dtype, array};
+//! # fn main() -> mlx_rs_core::Result<()> {
+//! let x = array!([1.5, -2.0])?;
+//! assert_eq!(x.astype(Dtype::Int32)?.to_vec::<i32>()?, [1, -2]);
+//! assert_eq!(x.view(Dtype::Uint32)?.to_vec::<u32>()?, [0x3fc0_0000, 0xc000_0000]);
+//! # Ok(()) }
+//! ```
+
+use crate::array::Array;
+use crate::call;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+impl Array {
+    /// The values converted to `dtype`; the same array when it already has that type.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array};
+    /// assert_eq!(array!([1.7, -1.7])?.astype(Dtype::Int32)?.to_vec::<i32>()?, [1, -1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// MLX's message when the device lacks the type.
+    pub fn astype(&self, dtype: Dtype) -> Result<Array> {
+        call::array("astype", |out, s| {
+            // SAFETY: all handles are live for the length of the call.
+            unsafe { mlx_sys::mlx_astype(out, self.raw(), dtype.raw(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// 8-bit floats (E4M3) in `uint8` as `dtype`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array};
+    /// let one = array!([0x38]; u8)?; // 1.0: exponent 7, the bias, and no mantissa
+    /// assert_eq!(one.from_fp8(Dtype::Float32)?.to_vec::<f32>()?, [1.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Dtype`] when this is not `uint8` or `dtype` is no float.
+    pub fn from_fp8(&self, dtype: Dtype) -> Result<Array> {
+        if self.dtype() != Dtype::Uint8 || !dtype.is_float() {
+            return Err(Error::new(
+                ErrorKind::Dtype,
+                "from_fp8",
+                format!(
+                    "reads uint8 as a float type, not {} as {dtype}",
+                    self.dtype()
+                ),
+            ));
+        }
+        call::array("from_fp8", |out, s| {
+            // SAFETY: all handles are live for the length of the call.
+            unsafe { mlx_sys::mlx_from_fp8(out, self.raw(), dtype.raw(), s) }
+        })
+    }
+
+    /// The bytes of the array read as another type; when its size differs the last axis grows or
+    /// shrinks.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array};
+    /// assert_eq!(array!([1.0])?.view(Dtype::Uint32)?.to_vec::<u32>()?, [0x3f80_0000]);
+    /// assert_eq!(array!([1.0, 2.0])?.view(Dtype::Uint8)?.shape(), [8]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Dtype`] for a view as `bool`, which not every byte is; [`ErrorKind::Shape`] when
+    /// the last axis is missing, too long, or does not divide.
+    pub fn view(&self, dtype: Dtype) -> Result<Array> {
+        let op = "view";
+        if dtype == Dtype::Bool && self.dtype() != Dtype::Bool {
+            return Err(Error::new(
+                ErrorKind::Dtype,
+                op,
+                "bytes cannot be viewed as bool; compare them with zero",
+            ));
+        }
+        let (from, to) = (self.dtype().size() as i64, dtype.size() as i64);
+        let fits = from == to
+            || self.shape().last().is_some_and(|&n| {
+                let bytes = i64::from(n) * from;
+                bytes % to == 0 && bytes / to <= i64::from(i32::MAX)
+            });
+        if !fits {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                op,
+                format!(
+                    "the last axis of {} cannot be counted in elements of {dtype}",
+                    self.dtype()
+                ),
+            )
+            .with_inputs(&[self]));
+        }
+        call::array(op, |out, s| {
+            // SAFETY: all handles are live; the last axis divides.
+            unsafe { mlx_sys::mlx_view(out, self.raw(), dtype.raw(), s) }
+        })
+    }
+}

@@ -1,0 +1,24 @@
+//! The examples run, and find what they look for: each ends with a check of its own. The one with a kernel
+//! runs it where there is a GPU, and says so elsewhere.
+
+#[path = "../examples/custom_kernel.rs"]
+mod custom_kernel;
+#[path = "../examples/linear_regression.rs"]
+mod linear_regression;
+#[path = "../examples/mlp.rs"]
+mod mlp;
+
+#[test]
+fn a_linear_regression_converges() {
+    linear_regression::main().unwrap();
+}
+
+#[test]
+fn a_network_learns() {
+    mlp::main().unwrap();
+}
+
+#[test]
+fn a_kernel_equals_the_operation_it_stands_for() {
+    custom_kernel::main().unwrap();
+}
