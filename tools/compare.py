@@ -72,7 +72,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ours", choices=["gguf", "dir", "both", "none"], default="gguf", help="what `mlx` runs")
     parser.add_argument("--prompt-tokens", type=positive, default=512, metavar="N")
     parser.add_argument("--generate-tokens", type=positive, default=128, metavar="M")
-    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="0: only those of --earlier")
+    parser.add_argument(
+        "--earlier", type=Path, action="append", default=[], metavar="FILE", help="rounds that an earlier --json FILE holds count too"
+    )
     parser.add_argument("--batch", type=positive, default=8, metavar="N", help="requests that decode together")
     parser.add_argument("--quick", action="store_true", help="one round of small sizes: shows that all works, not how fast it is")
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="runs before the measured one, on both sides")
@@ -81,6 +84,8 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.prompt_tokens, args.generate_tokens, args.warmup = 1, 32, 8, 0
+    if args.rounds < 0 or (args.rounds == 0 and not args.earlier):
+        parser.error("--rounds must be 1 or more, or 0 with --earlier")
     if args.generate_tokens < 2:
         parser.error("--generate-tokens must be 2 or more: the first one belongs to the prefill")
     return args
@@ -268,14 +273,32 @@ def figures(args: argparse.Namespace, report: dict[str, Any], batch: float, star
     }
 
 
-def measure(args: argparse.Namespace, sides: list[Any], ids: str) -> dict[str, list[dict[str, float]]]:
-    """Figures of every side and round. The order of the sides turns by one each round."""
-    rounds: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
+SIZES = ["model", "prompt_tokens", "generated_tokens", "batch_rows", "cpu", "cores"]
+
+
+def earlier(args: argparse.Namespace, about: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """Rounds that were measured before, with the same sizes on the same machine."""
+    rounds: dict[str, list[dict[str, float]]] = {}
+    for path in args.earlier:
+        before = json.loads(path.read_text())
+        for key in SIZES:
+            if before[key] != about[key]:
+                raise SystemExit(f"{path} is of {key} {before[key]!r}, this run of {about[key]!r}")
+        for name, found in before["rounds"].items():
+            rounds.setdefault(name, []).extend(found)
+        about["llama"] = about["llama"] or before["llama"]
+    return rounds
+
+
+def measure(
+    args: argparse.Namespace, sides: list[Any], ids: str, rounds: dict[str, list[dict[str, float]]]
+) -> dict[str, list[dict[str, float]]]:
+    """Figures of every side and round, after those of `rounds`. The order of the sides turns by one each round."""
     for number in range(args.rounds):
         turn = number % len(sides)
         for side in sides[turn:] + sides[:turn]:
             found = figures(args, side.bench(), side.batch(), side.start(ids))
-            rounds[side.name].append(found)
+            rounds.setdefault(side.name, []).append(found)
             shown = ", ".join(f"{key} {found[key] / MEASURES[key][2]:.{MEASURES[key][3]}f}" for key in MEASURES)
             note(f"round {number + 1}, {side.name}: {shown}")
     return rounds
@@ -293,6 +316,8 @@ def wanted(bar: tuple[float | None, float | None]) -> str:
 def summarize(rounds: dict[str, list[dict[str, float]]], same: dict[str, int]) -> dict[str, Any]:
     """Medians, ratios of ours to the others and the bars missed."""
     medians = {name: {key: statistics.median(r[key] for r in found) for key in MEASURES} for name, found in rounds.items()}
+    order = [name for name in medians if name not in (MLX_LM, LLAMA)] + [name for name in (MLX_LM, LLAMA) if name in medians]
+    medians = {name: medians[name] for name in order}
     others = [name for name in (MLX_LM, LLAMA) if name in medians]
     ratios: dict[str, dict[str, dict[str, float]]] = {}
     missed: list[str] = []
@@ -324,7 +349,7 @@ def table(args: argparse.Namespace, summary: dict[str, Any], about: dict[str, An
         lines.append(" | ".join(cells))
     intro = (
         f"{about['model']}, prompt {args.prompt_tokens}, generated {args.generate_tokens}, batch {args.batch}, medians of "
-        f"{args.rounds} rounds; {about['cpu']}, {about['cores']} cores, load average {about['load_average_before']} before."
+        f"{about['rounds_of']} rounds; {about['cpu']}, {about['cores']} cores, load average {about['load_average_before']} before."
     )
     if about.get("llama"):
         intro += f" llama-cpp-python {about['llama']['version']}: {about['llama']['system']}"
@@ -393,7 +418,9 @@ def main() -> int:
         "load_average_before": [round(value, 2) for value in os.getloadavg()],
         "pins": [line for line in REQUIREMENTS.read_text().splitlines() if line and not line.startswith("#")],
     }
-    rounds = measure(args, sides, ids)
+    rounds = measure(args, sides, ids, earlier(args, about))
+    counts = sorted({len(found) for found in rounds.values()})
+    about["rounds_of"] = " to ".join(map(str, counts[:: max(1, len(counts) - 1)]))
     summary = summarize(rounds, same)
     everything = about | {"same_greedy_tokens": same, "rounds": rounds} | summary
     if args.json and str(args.json) == "-":
