@@ -2,7 +2,7 @@
 """Side by side: many requests together, `mlx` against Python mlx-lm, on the same weights and prompts.
 
 8 requests together against the same 8 one after another, 16 short prompts classified likewise, and the whole sampling
-chain against greedy. Prepares what it needs as compare_mlx_lm.py does and prints a Markdown table; exit status 1 if a bar
+chain against greedy. Prepares what it needs as compare.py does and prints a Markdown table; exit status 1 if a bar
 is missed: a batch and a classification at least 3 times as fast as one after another, the chain below 10 % of a token.
 Needs only Python's standard library and pip.
 """
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from compare_mlx_lm import ROOT, TOOLS, converted, cpu_name, environment, note, output_of, positive, prompt_ids, quiet_environment
+from compare import ROOT, TOOLS, converted, cpu_name, environment, note, output_of, positive, prompt_ids, quiet_environment
 
 import first_model_file
 
