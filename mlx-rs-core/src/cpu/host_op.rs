@@ -221,3 +221,53 @@ unsafe extern "C" fn free<W>(payload: *mut c_void) {
     // SAFETY: the box of `W` that `add` gave away; the shim calls this once.
     drop(unsafe { Box::from_raw(payload.cast::<W>()) });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Device, Stream};
+
+    /// Doubles its input, unless that begins with 0.
+    struct Touchy(Arc<()>);
+
+    impl Work for Touchy {
+        fn run(&self, inputs: &[Input], output: &mut [f32]) {
+            // SAFETY: the tests give float32.
+            let x = unsafe { inputs[0].as_slice::<f32>() };
+            for (x, y) in x.iter().zip(output.iter_mut()) {
+                *y = 2.0 * x;
+            }
+            assert!(x[0] != 0.0, "a touchy kernel");
+        }
+
+        fn outputs(&self) -> usize {
+            3
+        }
+    }
+
+    #[test]
+    fn work_that_panics_leaves_no_numbers_and_the_rest_goes_on() {
+        let alive = Arc::new(());
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            let run = |x: [f32; 3]| {
+                let x = Array::from_slice(&x, &[3]).unwrap();
+                let work = Touchy(Arc::clone(&alive));
+                let y = add("touchy", Meaning::Opaque, work, &[&x], &[3]).unwrap();
+                y.to_vec::<f32>().unwrap()
+            };
+            assert_eq!(run([1.0, 2.0, 3.0]), [2.0, 4.0, 6.0]);
+            assert!(run([0.0, 2.0, 3.0]).iter().all(|y| y.is_nan()));
+            assert_eq!(run([4.0, 5.0, 6.0]), [8.0, 10.0, 12.0]);
+        });
+        // MLX's threads may hold a node a moment longer than its result.
+        for _ in 0..1000 {
+            if Arc::strong_count(&alive) == 1 {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert_eq!(Arc::strong_count(&alive), 1, "payloads are freed");
+    }
+}
