@@ -230,7 +230,9 @@ mod tests {
     use crate::{Device, Stream};
 
     /// Doubles its input, unless that begins with 0.
-    struct Touchy(Arc<()>);
+    struct Touchy {
+        _alive: Arc<()>,
+    }
 
     impl Work for Touchy {
         fn run(&self, inputs: &[Input], output: &mut [f32]) {
@@ -253,7 +255,9 @@ mod tests {
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
             let run = |x: [f32; 3]| {
                 let x = Array::from_slice(&x, &[3]).unwrap();
-                let work = Touchy(Arc::clone(&alive));
+                let work = Touchy {
+                    _alive: Arc::clone(&alive),
+                };
                 let y = add("touchy", Meaning::Opaque, work, &[&x], &[3]).unwrap();
                 y.to_vec::<f32>().unwrap()
             };
