@@ -1,8 +1,9 @@
 """Makes tests/fixtures/keys.json: keys after rotation as mlx-lm's own caches hold them, of tiny checkpoints.
 
 Every layer and KV head; of the positions and elements a few each. The prompt is longer than the sliding windows. Caches
-are filled in one pass, in which mlx-lm's rotating ones hold all positions. Families whose logits beyond the window
-are not transformers' in mlx-lm (Gemma 2, Cohere 2, gpt-oss) are not among them. Everything runs on the CPU in float32.
+are filled in one pass, in which mlx-lm's rotating ones hold all positions. Gemma 2, Cohere 2 and gpt-oss are not among them:
+their keys differ from ours, whose logits are transformers' (golden.json); mlx-lm's of Cohere 2 are not. Everything runs on the
+CPU in float32.
 Pins: requirements.txt.
 """
 

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +10,7 @@ use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, eval, io};
 use serde_json::{Value, json};
 
+use super::journal::replace;
 use super::lora::{self, AdapterKind, LoraAdapter};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::error::engine;
@@ -143,13 +143,7 @@ pub fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
     let path = dir.join(CONFIG_FILE);
     let text = serde_json::to_string_pretty(&config)
         .map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
-    tempfile::NamedTempFile::new_in(dir)
-        .and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            file.as_file().sync_all()?;
-            file.persist(&path).map_err(|e| e.error)
-        })
-        .map_err(|e| io_error(&path, &e))?;
+    replace(&path, text.as_bytes())?;
     io::save_safetensors(dir.join(WEIGHTS_FILE), &arrays, &[("format", "mlx")])
         .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(dir.join(WEIGHTS_FILE)))
 }
