@@ -20,6 +20,8 @@ const FAT: (&str, &str) = ("lto-fat", "lto-fat");
 /// Builds the workspace; where its programs and libraries are.
 fn built((profile, dir): (&str, &str)) -> PathBuf {
     let mut command = dependant::cargo(WORKSPACE, "registration");
+    // It decides over the number of object files, beyond what the profile says.
+    command.env_remove("CARGO_INCREMENTAL");
     dependant::stdout(command.args(["build", "--quiet", "--profile", profile]));
     dependant::target("registration").join(dir)
 }

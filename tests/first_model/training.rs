@@ -44,7 +44,6 @@ fn sequences(batch: &Value) -> Vec<Sequence> {
 }
 
 #[test]
-#[ignore = "not run through yet: cargo test --test first_model -- --ignored ten_steps"]
 fn ten_steps_have_the_gradients_and_losses_of_mlx_lm() {
     let dir = directory();
     let golden = golden(&dir);
