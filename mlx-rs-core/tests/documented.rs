@@ -13,16 +13,10 @@ use std::path::Path;
 use sources::{Function, all, functions};
 
 /// Files whose functions need no example of their own, and why.
-const WITHOUT_EXAMPLES: [(&str, &str); 2] = [
-    (
-        "src/cpu/",
-        "the engine's own kernels, of a decoder's shapes; tests/gradients and their unit tests show them",
-    ),
-    (
-        "src/array/convert.rs: from_literal",
-        "hidden: `array!` is its face",
-    ),
-];
+const WITHOUT_EXAMPLES: [(&str, &str); 1] = [(
+    "src/array/convert.rs: from_literal",
+    "hidden: `array!` is its face",
+)];
 
 impl Function {
     /// Whether an example of its own, or of its type, shows it. A macro's pattern has that of its rows.

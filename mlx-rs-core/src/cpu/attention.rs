@@ -24,6 +24,41 @@ pub struct HeadNorm {
 }
 
 /// The heads of an attention layer.
+/// ```
+/// use mlx_rs_core::{Array, Device, Dtype, Stream, cpu::{Heads, Lane, Tokens}, zeros};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     let heads = Heads {
+///         n_heads: 1,
+///         n_kv_heads: 1,
+///         head_dim: 2,
+///         scale: 1.0,
+///         softcap: None,
+///         q_norm: None,
+///         k_norm: None,
+///         rotation: None,
+///         sinks: None,
+///     };
+///     // One token: its query, its key and its value, side by side.
+///     let packed = Array::from_slice(&[1.0f32, 0.0, 1.0, 0.0, 5.0, 6.0], &[1, 1, 6])?;
+///     assert_eq!(heads.keys(&packed, &[(1, 0)])?.to_vec::<f32>()?, [1.0, 0.0]);
+///     // A cache with room for four.
+///     let tokens = Tokens { first: 0, length: 1, offset: 0 };
+///     let empty = zeros(&[1, 1, 4, 2], Dtype::Float32)?;
+///     let lane = Lane {
+///         length: 1,
+///         offset: 0,
+///         keys: heads.store_keys(&empty, &packed, tokens)?,
+///         values: heads.store_values(&empty, &packed, tokens)?,
+///         filled: 1,
+///         order: Some((0, 0)),
+///         window: None,
+///     };
+///     let found = heads.attend(&packed, &[lane], false)?;
+///     assert_eq!(found.to_vec::<f32>()?, [5.0, 6.0]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Heads {
     /// Query heads.

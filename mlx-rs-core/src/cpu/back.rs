@@ -25,6 +25,19 @@ impl Matrix {
     ///
     /// # Errors
     /// As [`Matrix::product`].
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Device, Stream, cpu::{DenseMatrix, Matrix}};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let weight = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+    ///     if let Some(matrix) = DenseMatrix::new(&weight)?.map(Matrix::Dense) {
+    ///         let x = Array::from_slice(&[1.0f32, 10.0], &[1, 2])?;
+    ///         assert_eq!(matrix.product_for_gradients(&x)?.to_vec::<f32>()?, [21.0, 43.0]);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     pub fn product_for_gradients(&self, x: &Array) -> Result<Array> {
         if !self.size().k.is_multiple_of(LANES) {
             return self.product(x);

@@ -364,7 +364,7 @@ pub(super) mod tests {
     }
 
     /// Runs `f` with each instruction set that is here.
-    pub fn with_each(f: impl Fn(Isa)) {
+    pub(crate) fn with_each(f: impl Fn(Isa)) {
         for isa in isas() {
             FORCED.set(Some(isa));
             f(isa);
@@ -372,7 +372,7 @@ pub(super) mod tests {
         FORCED.set(None);
     }
 
-    pub fn noise(n: usize, seed: u32) -> Vec<f32> {
+    pub(crate) fn noise(n: usize, seed: u32) -> Vec<f32> {
         let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
         (0..n)
             .map(|_| {

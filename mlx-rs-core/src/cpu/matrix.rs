@@ -27,6 +27,21 @@ impl Size {
 }
 
 /// A matrix quantized in affine mode to 4 or 8 bits, with float32 scales.
+/// ```
+/// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     let weight = Array::from_slice(&[0.5f32; 2 * 32], &[2, 32])?;
+///     let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
+///     // `None` where `MLX_CPU_KERNELS` is `off`.
+///     if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+///         let y = matrix.product(&Array::from_slice(&[1.0f32; 32], &[1, 32])?)?;
+///         assert_eq!(y.shape(), [1, 2]);
+///         assert!((y.to_vec::<f32>()?[1] - 16.0).abs() < 1e-3);
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct QuantizedMatrix {
     weight: Array,
@@ -84,6 +99,18 @@ impl QuantizedMatrix {
 }
 
 /// A matrix of float32.
+/// ```
+/// use mlx_rs_core::{Array, Device, Stream, cpu::DenseMatrix};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     let weight = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+///     if let Some(matrix) = DenseMatrix::new(&weight)? {
+///         let y = matrix.product(&Array::from_slice(&[1.0f32, 10.0], &[1, 2])?)?;
+///         assert_eq!(y.to_vec::<f32>()?, [21.0, 43.0]);
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct DenseMatrix {
     weight: Array,
@@ -115,6 +142,19 @@ impl DenseMatrix {
 }
 
 /// A matrix of either kind. A clone is another handle to the same memory.
+/// ```
+/// use mlx_rs_core::{Array, Device, Stream, cpu::{DenseMatrix, Matrix}};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     let weight = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+///     if let Some(matrix) = DenseMatrix::new(&weight)?.map(Matrix::Dense) {
+///         assert_eq!(matrix.outputs(), 2);
+///         let x = Array::from_slice(&[1.0f32, 10.0], &[1, 2])?;
+///         assert_eq!(matrix.product(&x)?.to_vec::<f32>()?, [21.0, 43.0]);
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub enum Matrix {
     /// Packed.

@@ -40,6 +40,11 @@ pub use store::Tokens;
 use std::sync::OnceLock;
 
 /// Whether the kernels are used: not when `MLX_CPU_KERNELS` is `off` (or `0`, `false`, `no`).
+/// ```
+/// if mlx_rs_core::cpu::enabled() {
+///     println!("{}", mlx_rs_core::cpu::status());
+/// }
+/// ```
 pub fn enabled() -> bool {
     static ENABLED: OnceLock<bool> = OnceLock::new();
     *ENABLED.get_or_init(|| {
@@ -58,17 +63,27 @@ fn portable_wanted() -> bool {
 }
 
 /// Cores that the kernels use: `MLX_NUM_THREADS`, or as many as the process may use.
+/// ```
+/// assert!(mlx_rs_core::cpu::threads() >= 1);
+/// ```
 pub fn threads() -> usize {
     pool::threads()
 }
 
 /// The instruction set that the kernels use here, such as `avx2` or `portable`.
+/// ```
+/// assert!(!mlx_rs_core::cpu::instruction_set().is_empty());
+/// ```
 pub fn instruction_set() -> &'static str {
     kernel::Isa::detect().name()
 }
 
 /// What runs products on this processor, for people: the instruction set, why it is not a wider one where
 /// the kernels fall back, and the threads.
+/// ```
+/// // Such as "kernels: avx2, 8 threads".
+/// assert!(mlx_rs_core::cpu::status().contains("kernels"));
+/// ```
 pub fn status() -> String {
     let threads = match threads() {
         1 => String::from("1 thread"),

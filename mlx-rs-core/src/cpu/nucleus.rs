@@ -19,6 +19,17 @@ const BINS: usize = 1024;
 /// # Errors
 /// [`ErrorKind::Shape`] when `logits` is of another type, empty, or `p` has another number of rows;
 /// MLX's message when the current stream is not on the CPU.
+/// ```
+/// use mlx_rs_core::{Array, Device, Stream, cpu};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     let logits = Array::from_slice(&[0.1f32.ln(), 0.6f32.ln(), 0.3f32.ln()], &[1, 3])?;
+///     let left = cpu::top_p(&logits, &[0.8])?.to_vec::<f32>()?;
+///     assert_eq!(left[0], f32::NEG_INFINITY);
+///     assert!(left[1].is_finite() && left[2].is_finite());
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let n = logits
         .shape()

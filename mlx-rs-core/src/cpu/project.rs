@@ -58,6 +58,22 @@ pub enum Then<'a> {
 }
 
 /// A product of the rows of an input with the transposes of matrices.
+/// ```
+/// use mlx_rs_core::{Array, Device, Stream, cpu::{DenseMatrix, Matrix, Projection, Then}};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     let weight = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+///     if let Some(matrix) = DenseMatrix::new(&weight)?.map(Matrix::Dense) {
+///         let bias = Array::from_slice(&[0.5f32, -0.5], &[2])?;
+///         let before = Array::from_slice(&[100.0f32, 200.0], &[1, 2])?;
+///         let parts = [(&matrix, Some(&bias))];
+///         let block = Projection { parts: &parts, norm: None, then: Then::Add(&before) };
+///         let y = block.of(&Array::from_slice(&[1.0f32, 10.0], &[1, 2])?)?;
+///         assert_eq!(y.to_vec::<f32>()?, [121.5, 242.5]);
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Projection<'a> {
     /// Matrices with as many inputs, each with a float32 bias `[n]` or without.

@@ -59,6 +59,16 @@ pub struct Greatest {
 /// # Errors
 /// [`ErrorKind::Shape`] when `logits` is of another type or shape; [`ErrorKind::Index`] when `k` is 0
 /// or more than `n`; MLX's message when the current stream is not on the CPU.
+/// ```
+/// use mlx_rs_core::{Array, Device, Stream, cpu};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     let found = cpu::greatest(&Array::from_slice(&[3.0f32, 7.0, 5.0], &[1, 3])?, 2)?;
+///     assert_eq!(found.indices.to_vec::<u32>()?, [2, 1]);
+///     assert_eq!(found.values.to_vec::<f32>()?, [-2.0, 0.0]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 pub fn greatest(logits: &Array, k: usize) -> Result<Greatest> {
     const OP: &str = "cpu::greatest";
     let (rows, n) = size(OP, logits)?;
@@ -161,6 +171,16 @@ fn select(row: &[f32], k: usize) -> Vec<(f32, u32)> {
 /// # Errors
 /// [`ErrorKind::Shape`] when `logits` is of another type or shape, or the parameters are not one a
 /// row; MLX's message when the current stream is not on the CPU.
+/// ```
+/// use mlx_rs_core::{Array, Device, Stream, cpu};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     // Probabilities of a quarter and three: the running sum passes 0.5 at the second.
+///     let logits = Array::from_slice(&[0.25f32.ln(), 0.75f32.ln()], &[1, 2])?;
+///     assert_eq!(cpu::draw(&logits, &[1.0], &[0.5])?.to_vec::<u32>()?, [1]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 pub fn draw(logits: &Array, scale: &[f32], uniform: &[f64]) -> Result<Array> {
     const OP: &str = "cpu::draw";
     let (rows, n) = size(OP, logits)?;

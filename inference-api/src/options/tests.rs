@@ -1,0 +1,168 @@
+//! Options: defaults, builders, and what is refused.
+
+use super::*;
+use proptest::prelude::*;
+
+#[test]
+fn defaults_are_the_documented_ones() {
+    let o = GenerateOptions::default();
+    assert_eq!(
+        (o.max_tokens, o.temperature, o.top_k, o.top_p, o.min_p),
+        (256, 0.0, 0, 1.0, 0.0)
+    );
+    assert_eq!((o.repeat_penalty, o.seed), (1.0, None));
+    o.validate().unwrap();
+    LoadOptions::default().validate().unwrap();
+}
+
+#[test]
+fn bad_values_are_named() {
+    let bad = |o: GenerateOptions, field: &str| {
+        let e = o.validate().unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidOption);
+        assert!(e.message().starts_with(field), "{e}");
+    };
+    let o = GenerateOptions::new;
+    for t in [-1.0, f32::NAN, f32::INFINITY] {
+        bad(o().with_temperature(t), "temperature");
+    }
+    for p in [0.0, -0.1, 1.1, f32::NAN] {
+        bad(o().with_top_p(p), "top_p");
+    }
+    for p in [-0.1, 1.1, f32::NAN] {
+        bad(o().with_min_p(p), "min_p");
+    }
+    for p in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        bad(o().with_repeat_penalty(p), "repeat_penalty");
+    }
+    for p in [f32::NAN, f32::INFINITY] {
+        bad(o().with_presence_penalty(p), "presence_penalty");
+        bad(o().with_frequency_penalty(-p), "frequency_penalty");
+        bad(o().with_logit_bias([(3, p)]), "logit_bias of token 3");
+    }
+    for p in [-0.1, 1.1, f32::NAN] {
+        bad(o().with_xtc_probability(p), "xtc_probability");
+    }
+    for p in [-0.1, 0.6, f32::NAN] {
+        bad(o().with_xtc_threshold(p), "xtc_threshold");
+    }
+    bad(o().with_max_tokens(3).with_min_tokens(4), "min_tokens");
+    bad(o().with_logprobs(1025), "logprobs");
+    let any = || crate::Grammar::json_object();
+    bad(o().with_ignore_eos(true).with_grammar(any()), "ignore_eos");
+    o().with_grammar(any()).validate().unwrap();
+    bad(
+        o().with_stop(vec![String::from("x"), String::new()]),
+        "stop[1] ",
+    );
+    let load = |o: LoadOptions| o.validate().unwrap_err().kind();
+    assert_eq!(
+        load(LoadOptions::new().with_context_len(0)),
+        ErrorKind::InvalidOption
+    );
+    assert_eq!(
+        load(LoadOptions::new().with_parallel_slots(0)),
+        ErrorKind::InvalidOption
+    );
+    assert_eq!(
+        load(LoadOptions::new().with_gpu_layers(-2)),
+        ErrorKind::InvalidOption
+    );
+    assert_eq!(
+        load(LoadOptions::new().with_adapter_path("")),
+        ErrorKind::InvalidOption
+    );
+    LoadOptions::new().with_gpu_layers(-1).validate().unwrap();
+}
+
+#[test]
+fn compute_types_have_names() {
+    for t in [
+        ComputeType::Float32,
+        ComputeType::Float16,
+        ComputeType::BFloat16,
+    ] {
+        assert_eq!(t.as_str().parse::<ComputeType>().unwrap(), t);
+        assert_eq!(serde_json::to_value(t).unwrap(), t.as_str());
+    }
+    let e = "int8".parse::<ComputeType>().unwrap_err();
+    assert!(
+        e.message().contains("int8") && e.message().contains("bfloat16"),
+        "{e}"
+    );
+}
+
+#[test]
+fn unknown_fields_are_refused() {
+    assert!(serde_json::from_str::<GenerateOptions>(r#"{"temprature": 1}"#).is_err());
+    assert!(serde_json::from_str::<LoadOptions>(r#"{"backends": "cpu"}"#).is_err());
+    let o: LoadOptions = serde_json::from_str(r#"{"dtype": "bfloat16"}"#).unwrap();
+    assert_eq!(o.dtype, Some(ComputeType::BFloat16));
+}
+
+#[test]
+fn interrupts_are_told_apart() {
+    let token = CancelToken::new();
+    let o = GenerateOptions::new().with_cancel(token.clone());
+    o.check_interrupt().unwrap();
+    token.cancel();
+    assert_eq!(
+        o.check_interrupt().unwrap_err().kind(),
+        ErrorKind::Cancelled
+    );
+    let o = GenerateOptions::new().with_deadline(Instant::now());
+    assert_eq!(
+        o.check_interrupt().unwrap_err().kind(),
+        ErrorKind::DeadlineExceeded
+    );
+}
+
+proptest! {
+    #[test]
+    fn options_survive_json(
+        max_tokens in any::<usize>(), temperature in 0.0f32..5.0, top_k in any::<usize>(),
+        top_p in 0.01f32..1.0, seed in any::<Option<u64>>(), stop in prop::collection::vec(".+", 0..3),
+    ) {
+        let o = GenerateOptions::new().with_max_tokens(max_tokens).with_temperature(temperature)
+            .with_top_k(top_k).with_top_p(top_p).with_seed(seed).with_stop(stop)
+            .with_logit_bias([(7, top_p), (70_000, -top_p)]).with_banned_tokens([1, 2])
+            .with_logprobs(top_k % 9).with_grammar(crate::Grammar::Regex("[ab]+".into()));
+        o.validate().unwrap();
+        let json = serde_json::to_string(&o).unwrap();
+        let back: GenerateOptions = serde_json::from_str(&json).unwrap();
+        prop_assert_eq!(serde_json::to_string(&back).unwrap(), json);
+        prop_assert_eq!(back.seed, seed);
+    }
+
+    #[test]
+    fn load_options_survive_json(
+        backend in any::<Option<String>>(), context_len in prop::option::of(1usize..),
+        gpu_layers in prop::option::of(-1i32..), slots in prop::option::of(1usize..), adapter in ".+",
+    ) {
+        let mut o = LoadOptions::new().with_context_len(context_len).with_gpu_layers(gpu_layers)
+            .with_parallel_slots(slots).with_adapter_path(adapter).with_dtype(ComputeType::Float16);
+        o.backend = backend;
+        o.validate().unwrap();
+        let json = serde_json::to_string(&o).unwrap();
+        prop_assert_eq!(serde_json::from_str::<LoadOptions>(&json).unwrap(), o);
+    }
+
+    #[test]
+    fn only_values_in_range_pass(
+        temperature in any::<f32>(), top_p in any::<f32>(), min_p in any::<f32>(), repeat_penalty in any::<f32>(),
+    ) {
+        let o = GenerateOptions::new();
+        let passes = |o: GenerateOptions| o.validate().is_ok();
+        prop_assert_eq!(passes(o.clone().with_temperature(temperature)), (0.0..=f32::MAX).contains(&temperature));
+        prop_assert_eq!(passes(o.clone().with_top_p(top_p)), top_p > 0.0 && top_p <= 1.0);
+        prop_assert_eq!(passes(o.clone().with_min_p(min_p)), (0.0..=1.0).contains(&min_p));
+        let ok = repeat_penalty > 0.0 && repeat_penalty <= f32::MAX;
+        prop_assert_eq!(passes(o.with_repeat_penalty(repeat_penalty)), ok);
+    }
+
+    #[test]
+    fn any_json_is_read_or_refused(text in "[{}\"a-z_:,0-9. -]{0,60}") {
+        let _ = serde_json::from_str::<GenerateOptions>(&text);
+        let _ = serde_json::from_str::<LoadOptions>(&text);
+    }
+}
