@@ -13,7 +13,7 @@ use crate::cache::{CacheOptions, Caches, KvCache, PassingCache, Row, lengths, of
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
 use crate::nn::norm::through;
-use crate::nn::{Attention, Embedding, FeedForward, Linear, Norm};
+use crate::nn::{Attention, Embedding, FeedForward, Fused, Linear, Norm};
 
 /// One block. Norms that a family does not have are `None`.
 #[derive(Debug)]
@@ -46,6 +46,13 @@ impl Block {
         positions: Positions,
         watch: &mut Watch<'_>,
     ) -> Result<Array> {
+        if let Some(fused) = self.fused()
+            && (positions == Positions::All || rows.iter().all(|row| row.length == 1))
+            && !watch.wants_queries()
+            && let Some(y) = fused.step(x, rows, layer)?
+        {
+            return Ok(y);
+        }
         let lengths = lengths(rows);
         let attention_in = self.attention_in.as_ref();
         // What is added as it comes can be added by whoever computes it.
@@ -71,6 +78,23 @@ impl Block {
         }
         let y = self.mlp.forward_from(norm, &input, None)?;
         self.add(&attended, &through(self.mlp_out.as_ref(), &y)?)
+    }
+
+    /// The block as one operation, where it is of that form.
+    fn fused(&self) -> Option<Fused<'_>> {
+        let plain = self.attention_out.is_none()
+            && self.mlp_out.is_none()
+            && self.residual.is_none()
+            && !self.parallel;
+        match &self.mlp {
+            FeedForward::Gated(mlp) if plain => Some(Fused {
+                attention_in: self.attention_in.as_ref(),
+                attention: &self.attention,
+                mlp_in: self.mlp_in.as_ref(),
+                mlp,
+            }),
+            _ => None,
+        }
     }
 
     /// The same without caches, computed again in the backward pass instead of being kept.

@@ -160,8 +160,8 @@ impl KvCache for ChunkedCache {
         self.offset = (self.offset - n.max(0)).max(0);
     }
 
-    fn copy(&self) -> Box<dyn KvCache> {
-        Box::new(self.clone())
+    fn copy(&self) -> Result<Box<dyn KvCache>> {
+        Ok(Box::new(self.clone()))
     }
 
     fn kind(&self) -> String {
@@ -258,7 +258,7 @@ mod tests {
         cache.update(&part(0, 10), &part(0, 10)).unwrap();
         cache.trim(4);
         assert_eq!(cache.offset(), 6);
-        let mut other = cache.copy();
+        let mut other = cache.copy().unwrap();
         other.update(&part(50, 3), &part(50, 3)).unwrap();
         let seen = cache.update(&part(6, 2), &part(6, 2)).unwrap();
         assert_eq!(plain(&seen.keys), part(0, 8).to_vec::<f32>().unwrap());

@@ -8,6 +8,7 @@
 
 mod chunked;
 pub mod file;
+mod in_place;
 mod passing;
 mod quantized;
 mod rotating;
@@ -16,6 +17,7 @@ mod test_support;
 mod windowed;
 
 pub use chunked::ChunkedCache;
+pub use in_place::InPlaceCache;
 pub use passing::PassingCache;
 pub use quantized::QuantizedCache;
 pub use rotating::RotatingCache;
@@ -116,7 +118,7 @@ pub trait KvCache: std::fmt::Debug + Send {
     /// When shapes do not fit what is stored, or memory runs out.
     fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen>;
 
-    /// Whether [`KvCache::store`] works.
+    /// Whether [`KvCache::store`] and [`KvCache::memory`] work.
     fn stores(&self) -> bool {
         false
     }
@@ -139,6 +141,22 @@ pub trait KvCache: std::fmt::Debug + Send {
         ))
     }
 
+    /// Keys and values in memory that is written in place, with room for `length` more tokens; [`KvCache::advance`]
+    /// counts them once they are written.
+    ///
+    /// # Errors
+    /// As [`KvCache::store`].
+    fn memory(&mut self, _heads: &cpu::Heads, _length: i32) -> Result<&mut cpu::KvMemory> {
+        Err(mlx_rs_core::Error::new(
+            mlx_rs_core::ErrorKind::Value,
+            "cache",
+            "this kind of cache is not written in place",
+        ))
+    }
+
+    /// Counts tokens that were written to [`KvCache::memory`].
+    fn advance(&mut self, _length: i32) {}
+
     /// Positions seen so far, which is the position of the next token.
     fn offset(&self) -> i32;
 
@@ -151,8 +169,11 @@ pub trait KvCache: std::fmt::Debug + Send {
     /// Forgets the last `n` positions (all, when fewer are stored), where [`KvCache::can_trim`].
     fn trim(&mut self, n: i32);
 
-    /// A copy that goes on by itself; memory is shared until one of them writes.
-    fn copy(&self) -> Box<dyn KvCache>;
+    /// A copy that goes on by itself; memory is shared until one of them writes, where it can be.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn copy(&self) -> Result<Box<dyn KvCache>>;
 
     /// What it is, with its settings: caches of one kind can stand for each other.
     fn kind(&self) -> String;
@@ -240,13 +261,13 @@ impl CacheOptions {
             (None, None) => {
                 return match self.packing {
                     Some(packing) => Box::new(QuantizedCache::new(packing)),
-                    None => Box::new(ChunkedCache::new()),
+                    None => Box::new(InPlaceCache::new()),
                 };
             }
         };
         match self.trimmable {
             None => Box::new(RotatingCache::new(size, kept)),
-            Some(Self::ALL) => Box::new(ChunkedCache::new()),
+            Some(Self::ALL) => Box::new(InPlaceCache::new()),
             Some(spare) => Box::new(WindowedCache::new(size, kept, spare)),
         }
     }
@@ -280,6 +301,9 @@ pub fn alike(caches: &Caches, others: &Caches) -> bool {
 }
 
 /// Copies that go on by themselves.
-pub fn copy(caches: &Caches) -> Caches {
+///
+/// # Errors
+/// When memory runs out.
+pub fn copy(caches: &Caches) -> Result<Caches> {
     caches.iter().map(|c| c.copy()).collect()
 }

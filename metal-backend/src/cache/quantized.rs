@@ -157,8 +157,8 @@ impl KvCache for QuantizedCache {
         }
     }
 
-    fn copy(&self) -> Box<dyn KvCache> {
-        Box::new(self.clone())
+    fn copy(&self) -> Result<Box<dyn KvCache>> {
+        Ok(Box::new(self.clone()))
     }
 
     fn kind(&self) -> String {

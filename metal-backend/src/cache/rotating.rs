@@ -171,8 +171,8 @@ impl KvCache for RotatingCache {
         }
     }
 
-    fn copy(&self) -> Box<dyn KvCache> {
-        Box::new(self.clone())
+    fn copy(&self) -> Result<Box<dyn KvCache>> {
+        Ok(Box::new(self.clone()))
     }
 
     fn kind(&self) -> String {

@@ -106,8 +106,8 @@ impl KvCache for WindowedCache {
         }
     }
 
-    fn copy(&self) -> Box<dyn KvCache> {
-        Box::new(self.clone())
+    fn copy(&self) -> Result<Box<dyn KvCache>> {
+        Ok(Box::new(self.clone()))
     }
 
     fn kind(&self) -> String {

@@ -1,6 +1,6 @@
 //! Activations of feed-forward blocks.
 
-use mlx_rs_core::{Array, Result};
+use mlx_rs_core::{Array, Result, cpu};
 
 /// An element-wise activation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,16 @@ impl Activation {
             "relu" => Self::Relu,
             _ => return None,
         })
+    }
+
+    /// The same in our kernels, where they have it.
+    pub fn kernel(self) -> Option<cpu::Gate> {
+        match self {
+            Self::Silu => Some(cpu::Gate::Silu),
+            Self::GeluTanh => Some(cpu::Gate::GeluTanh),
+            Self::Relu => Some(cpu::Gate::Relu),
+            Self::Gelu => None,
+        }
     }
 
     /// Element by element.

@@ -125,7 +125,7 @@ impl Attention {
     }
 
     /// The layer as our kernels take it, where they have all of it.
-    fn kernel(&self) -> Option<cpu::Heads> {
+    pub fn kernel(&self) -> Option<cpu::Heads> {
         if adapter::differentiated() {
             return None;
         }

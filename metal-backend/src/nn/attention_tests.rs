@@ -146,7 +146,14 @@ fn bounded_caches_find_what_full_precision_finds_after_many_rounds() {
                 for cache in kinds {
                     for on_cpu in [false, true] {
                         let what = format!("{} {steps:?} {on_cpu}", cache.kind());
-                        let off = distance((&rows, &rows), d, cache.copy(), steps, &sees, on_cpu);
+                        let off = distance(
+                            (&rows, &rows),
+                            d,
+                            cache.copy().unwrap(),
+                            steps,
+                            &sees,
+                            on_cpu,
+                        );
                         assert!(off < 2e-5, "{what}: {off}");
                     }
                 }

@@ -121,6 +121,14 @@ impl Linear {
         places.into_iter().flatten().any(Place::is_adapted)
     }
 
+    /// Its matrix and bias for our kernels, where they have it and nothing is adapted.
+    pub fn kernel(&self) -> Option<cpu::Biased<'_>> {
+        match &self.kind {
+            Kind::Kernel(matrix) if !self.is_adapted() => Some((matrix, self.bias.as_ref())),
+            _ => None,
+        }
+    }
+
     /// `[.., in] -> [.., out]`.
     ///
     /// # Errors
@@ -198,7 +206,7 @@ pub fn project(
     then: cpu::Then<'_>,
     x: &Array,
 ) -> Result<Option<Array>> {
-    if adapter::differentiated() || layers.iter().any(|layer| layer.is_adapted()) {
+    if adapter::differentiated() {
         return Ok(None);
     }
     let norm = match norm {
@@ -208,13 +216,10 @@ pub fn project(
             None => return Ok(None),
         },
     };
-    let mut parts = Vec::with_capacity(layers.len());
-    for layer in layers {
-        let Kind::Kernel(matrix) = &layer.kind else {
-            return Ok(None);
-        };
-        parts.push((matrix, layer.bias.as_ref()));
-    }
+    let parts: Option<Vec<_>> = layers.iter().map(|layer| layer.kernel()).collect();
+    let Some(parts) = parts else {
+        return Ok(None);
+    };
     let projection = cpu::Projection {
         parts: &parts,
         norm,

@@ -74,13 +74,7 @@ impl GatedMlp {
         x: &Array,
         add: Option<&Array>,
     ) -> Result<Array> {
-        let fused = match self.activation {
-            Activation::Silu => Some(cpu::Gate::Silu),
-            Activation::GeluTanh => Some(cpu::Gate::GeluTanh),
-            Activation::Relu => Some(cpu::Gate::Relu),
-            Activation::Gelu => None,
-        };
-        if let Some(gate) = fused
+        if let Some(gate) = self.activation.kernel()
             && let Some(y) = project(&[&self.gate, &self.up], norm, cpu::Then::Gate(gate), x)?
         {
             return self.down.forward_from(None, &y, add);

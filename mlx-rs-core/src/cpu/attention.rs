@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
+use super::glance::{self, Found, Glance};
 use super::host_op::{self, Input, Meaning, Work};
-use super::kernel::{self, Isa};
+use super::kernel::Isa;
 use super::rotation::{Rotation, rotate, turns};
 use super::share::{Output, share};
 use super::store::{Keys, Store, Tokens, normalize};
@@ -106,26 +107,37 @@ fn fault(message: impl Into<String>) -> Error {
 }
 
 /// A count of the caller's, which is not negative.
-fn count(n: i32) -> usize {
+pub(super) fn count(n: i32) -> usize {
     usize::try_from(n).unwrap_or(0)
 }
 
 impl Heads {
     /// Elements of a packed projection: queries, keys, values.
-    fn width(&self) -> i32 {
+    pub(super) fn width(&self) -> i32 {
         (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
     }
 
     fn check(&self, packed: &Array, total: i32) -> Result<()> {
-        let sane = self.n_kv_heads > 0
-            && self.n_heads > 0
-            && self.n_heads % self.n_kv_heads == 0
-            && self.head_dim > 0;
-        if !sane || packed.dtype() != Dtype::Float32 || packed.shape() != [1, total, self.width()] {
+        self.check_parts()?;
+        if packed.dtype() != Dtype::Float32 || packed.shape() != [1, total, self.width()] {
             return Err(
                 fault(format!("needs float32 [1, {total}, {}]", self.width()))
                     .with_inputs(&[packed]),
             );
+        }
+        Ok(())
+    }
+
+    /// Checks what does not depend on the tokens.
+    pub(super) fn check_parts(&self) -> Result<()> {
+        let sane = self.n_kv_heads > 0
+            && self.n_heads > 0
+            && self.n_heads % self.n_kv_heads == 0
+            && self.head_dim > 0;
+        if !sane {
+            return Err(fault(
+                "heads must be more than none, and queries a multiple of keys",
+            ));
         }
         if let Some(rotation) = &self.rotation
             && rotation.radians.len() * 2 > count(self.head_dim)
@@ -182,14 +194,26 @@ impl Heads {
     pub fn store_keys(&self, cache: &Array, packed: &Array, tokens: Tokens) -> Result<Array> {
         let mut inputs = vec![cache, packed];
         inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
+        let total = packed.dim(1)?;
+        self.check(packed, total)?;
+        let work = self.plan_keys(cache, total, tokens)?;
+        host_op::add_in_place("cpu::store_keys", work, &inputs, cache.shape())
+    }
+
+    /// Work that stores the keys of some of `total` packed rows.
+    pub(super) fn plan_keys(&self, cache: &Array, total: i32, tokens: Tokens) -> Result<Store> {
         let first = self.n_heads * self.head_dim;
-        let work = self.store(cache, packed, tokens, first)?;
-        let work = Store {
+        Ok(Store {
             eps: self.k_norm.as_ref().map(|norm| norm.eps),
             rotation: self.rotation.clone(),
-            ..work
-        };
-        host_op::add_in_place("cpu::store_keys", work, &inputs, cache.shape())
+            ..self.plan_store(cache, total, tokens, first)?
+        })
+    }
+
+    /// Work that stores the values of some of `total` packed rows.
+    pub(super) fn plan_values(&self, cache: &Array, total: i32, tokens: Tokens) -> Result<Store> {
+        let first = (self.n_heads + self.n_kv_heads) * self.head_dim;
+        self.plan_store(cache, total, tokens, first)
     }
 
     /// As [`Self::store_keys`], with values as they are.
@@ -197,14 +221,14 @@ impl Heads {
     /// # Errors
     /// As [`Self::store_keys`].
     pub fn store_values(&self, cache: &Array, packed: &Array, tokens: Tokens) -> Result<Array> {
-        let first = (self.n_heads + self.n_kv_heads) * self.head_dim;
-        let work = self.store(cache, packed, tokens, first)?;
+        let total = packed.dim(1)?;
+        self.check(packed, total)?;
+        let work = self.plan_values(cache, total, tokens)?;
         host_op::add_in_place("cpu::store_values", work, &[cache, packed], cache.shape())
     }
 
     /// Work that stores what begins at element `first` of a packed row.
-    fn store(&self, cache: &Array, packed: &Array, tokens: Tokens, first: i32) -> Result<Store> {
-        self.check(packed, packed.dim(1)?)?;
+    fn plan_store(&self, cache: &Array, total: i32, tokens: Tokens, first: i32) -> Result<Store> {
         let &[1, n, room, d] = cache.shape() else {
             return Err(fault("a cache needs four axes").with_inputs(&[cache]));
         };
@@ -221,7 +245,7 @@ impl Heads {
             offset,
         } = tokens;
         let within = |from: i32, most: i32| from >= 0 && from <= most - length;
-        if length < 1 || length > room || !within(from, packed.dim(1)?) || !within(offset, room) {
+        if length < 1 || length > room || !within(from, total) || !within(offset, room) {
             return Err(fault("tokens that are not there, or no room for them"));
         }
         Ok(Store {
@@ -247,17 +271,25 @@ impl Heads {
     pub fn attend(&self, packed: &Array, lanes: &[Lane], last: bool) -> Result<Array> {
         let total: i32 = lanes.iter().map(|lane| lane.length).sum();
         self.check(packed, total)?;
+        let mut inputs = vec![packed];
+        inputs.extend(self.q_norm.iter().map(|norm| &norm.weight));
+        inputs.extend(&self.sinks);
+        let first = inputs.len();
+        for lane in lanes {
+            inputs.extend([&lane.keys, &lane.values]);
+        }
+        let work = self.plan_attention(lanes, last)?;
+        let n = i32::try_from(work.queries.len()).unwrap_or(i32::MAX);
+        let shape = [1, n, self.n_heads * self.head_dim];
+        host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
+    }
+
+    /// The work of an attention over these rows: it reads packed rows, the norm's weight and the sinks where
+    /// there are any, and each row's keys and values.
+    pub(super) fn plan_attention(&self, lanes: &[Lane], last: bool) -> Result<Attend> {
         let mut queries = Vec::new();
         let mut at = 0;
         let mut plans = Vec::with_capacity(lanes.len());
-        let mut inputs = vec![packed];
-        if let Some(norm) = &self.q_norm {
-            inputs.push(&norm.weight);
-        }
-        if let Some(sinks) = &self.sinks {
-            inputs.push(sinks);
-        }
-        let first = inputs.len();
         for (i, lane) in lanes.iter().enumerate() {
             let n = lane.keys.dim(2)?;
             let shape = [1, self.n_kv_heads, n, self.head_dim];
@@ -285,12 +317,8 @@ impl Heads {
                 order: lane.order.map(|(kept, start)| (count(kept), start)),
                 window: lane.window,
             });
-            inputs.push(&lane.keys);
-            inputs.push(&lane.values);
         }
-        let n = i32::try_from(queries.len()).unwrap_or(i32::MAX);
-        let shape = [1, n, self.n_heads * self.head_dim];
-        let work = Attend {
+        Ok(Attend {
             heads: count(self.n_heads),
             repeats: count(self.n_heads / self.n_kv_heads),
             d: count(self.head_dim),
@@ -303,8 +331,7 @@ impl Heads {
             queries,
             plans,
             isa: Isa::detect(),
-        };
-        host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
+        })
     }
 }
 
@@ -317,7 +344,7 @@ fn positions(rows: &[(i32, i32)]) -> Vec<i32> {
 
 /// One query: of which lane, where in the packed rows, and its position.
 #[derive(Debug, Clone, Copy)]
-struct Query {
+pub(super) struct Query {
     lane: usize,
     row: usize,
     position: i32,
@@ -350,7 +377,7 @@ impl Plan {
 }
 
 pub(super) struct Attend {
-    heads: usize,
+    pub heads: usize,
     repeats: usize,
     pub d: usize,
     width: usize,
@@ -359,7 +386,7 @@ pub(super) struct Attend {
     eps: Option<f32>,
     sinks: bool,
     rotation: Option<Rotation>,
-    queries: Vec<Query>,
+    pub queries: Vec<Query>,
     plans: Vec<Plan>,
     pub isa: Isa,
 }
@@ -375,11 +402,6 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    fn at(&self, h: usize, i: usize, d: usize) -> &'a [f32] {
-        let start = h * self.head + i * self.position;
-        &self.data[start..start + d]
-    }
-
     /// Everything from the first element of position `from` to the last before position `to`.
     pub(super) fn reach(&self, h: usize, from: usize, to: usize, d: usize) -> &'a [f32] {
         let start = h * self.head + from * self.position;
@@ -428,31 +450,16 @@ impl Work for Attend {
             sinks,
             out: Output::new(output),
         };
-        let panels = self.panels();
-        let units = panels.len() * self.heads;
-        let work: usize = self
-            .queries
-            .iter()
-            .map(|q| {
-                let (kept, range) = self.plans[q.lane].seen(q.position);
-                kept + range.len() + 16
-            })
-            .sum();
-        share(units, 2 * work * self.heads * self.d, &|from, to| {
-            let (mut query, mut scores) = (vec![0.0f32; self.d], Vec::new());
-            for unit in from..to {
-                // The longest first, so that none of them is left over for one thread.
-                let (panel, h) = (panels.len() - 1 - unit / self.heads, unit % self.heads);
-                let panel = panels[panel].clone();
-                if panel.len() >= sweep::MANY && sweep::fits(self.d) {
-                    task.sweep(panel, h);
-                } else {
-                    for q in panel {
-                        task.single(q, h, &mut query, &mut scores);
-                    }
-                }
+        let (mut sweeps, mut singles) = (Vec::new(), Vec::new());
+        for panel in self.panels() {
+            if panel.len() >= sweep::MANY && sweep::fits(self.d) {
+                sweeps.push(panel);
+            } else {
+                singles.extend(panel);
             }
-        });
+        }
+        task.sweeps(&sweeps);
+        task.glances(&singles);
     }
 }
 
@@ -522,6 +529,37 @@ impl Task<'_> {
         unsafe { self.out.part((q * heads + h) * d, d) }
     }
 
+    /// Multiplications for queries, roughly.
+    fn work(&self, queries: impl Iterator<Item = usize>) -> usize {
+        let Attend { heads, d, .. } = *self.attend;
+        let keys: usize = queries
+            .map(|q| {
+                let (kept, range) = self.seen(q);
+                kept + range.len() + 16
+            })
+            .sum();
+        2 * keys * heads * d
+    }
+
+    /// The keys that a query sees.
+    fn seen(&self, q: usize) -> (usize, Range<usize>) {
+        let Query { lane, position, .. } = self.attend.queries[q];
+        self.attend.plans[lane].seen(position)
+    }
+
+    /// Many queries of a row at a time.
+    fn sweeps(&self, panels: &[Range<usize>]) {
+        let heads = self.attend.heads;
+        let work = self.work(panels.iter().cloned().flatten());
+        share(panels.len() * heads, work, &|from, to| {
+            for unit in from..to {
+                // The longest first, so that none of them is left over for one thread.
+                let (panel, h) = (panels.len() - 1 - unit / heads, unit % heads);
+                self.sweep(panels[panel].clone(), h);
+            }
+        });
+    }
+
     fn sweep(&self, panel: Range<usize>, h: usize) {
         let queries = &self.attend.queries[panel.clone()];
         let lane = queries[0].lane;
@@ -544,41 +582,78 @@ impl Task<'_> {
         );
     }
 
-    /// One query, key by key.
-    fn single(&self, q: usize, h: usize, query: &mut [f32], scores: &mut Vec<f32>) {
-        let Attend { d, isa, .. } = *self.attend;
-        self.query(q, h, query);
-        let Query { lane, position, .. } = self.attend.queries[q];
-        let (keys, values) = (self.rest[2 * lane], self.rest[2 * lane + 1]);
-        let (kept, range) = self.attend.plans[lane].seen(position);
-        let group = h / self.attend.repeats;
-        let seen = || (0..kept).chain(range.clone());
-        scores.clear();
-        scores.extend(seen().map(|i| kernel::inner(isa, query, keys.at(group, i, d))));
-        if let Some(cap) = self.attend.softcap {
-            scores.iter_mut().for_each(|s| *s = (*s / cap).tanh() * cap);
+    /// Single queries: the heads that share keys together, segment by segment.
+    fn glances(&self, queries: &[usize]) {
+        let Attend {
+            d, repeats, heads, ..
+        } = *self.attend;
+        if queries.is_empty() {
+            return;
         }
-        let total = softmax(scores, self.sinks.map(|s| s[h]));
-        // SAFETY: this head of this query is this unit's alone.
-        let found = unsafe { self.place(q, h) };
-        found.fill(0.0);
-        for (i, share) in seen().zip(&*scores) {
-            kernel::add_scaled(isa, found, *share, values.at(group, i, d));
+        let groups = heads / repeats;
+        // Each query's segments begin here.
+        let mut begins = Vec::with_capacity(queries.len() + 1);
+        let mut count = 0;
+        for &q in queries {
+            begins.push(count);
+            let (kept, range) = self.seen(q);
+            count += glance::segments(kept + range.len());
         }
-        found.iter_mut().for_each(|v| *v /= total);
+        begins.push(count);
+        let mut sums = vec![0.0f32; count * heads * d];
+        let mut states = vec![(0.0f32, 0.0f32); count * heads];
+        let (all_sums, all_states) = (Output::new(&mut sums), Output::new(&mut states));
+        share(
+            count * groups,
+            self.work(queries.iter().copied()),
+            &|from, to| {
+                let (mut own, mut scores) = (vec![0.0f32; repeats * d], Vec::new());
+                let mut known = None;
+                for unit in from..to {
+                    let (part, group) = (unit / groups, unit % groups);
+                    let at = begins.partition_point(|&begin| begin <= part) - 1;
+                    let q = queries[at];
+                    if known != Some((q, group)) {
+                        for (i, own) in own.chunks_exact_mut(d).enumerate() {
+                            self.query(q, group * repeats + i, own);
+                        }
+                        known = Some((q, group));
+                    }
+                    let lane = self.attend.queries[q].lane;
+                    let (kept, range) = self.seen(q);
+                    let glance = Glance {
+                        isa: self.attend.isa,
+                        d,
+                        softcap: self.attend.softcap,
+                        keys: self.rest[2 * lane],
+                        values: self.rest[2 * lane + 1],
+                        group,
+                        runs: [0..kept, range],
+                    };
+                    let head = part * heads + group * repeats;
+                    // SAFETY: these heads of this segment are this unit's alone.
+                    let found = unsafe {
+                        Found {
+                            sums: all_sums.part(head * d, repeats * d),
+                            states: all_states.part(head, repeats),
+                        }
+                    };
+                    glance.look(part - begins[at], &own, &mut scores, found);
+                }
+            },
+        );
+        let pieces = count * heads * d;
+        share(queries.len() * heads, pieces, &|from, to| {
+            for unit in from..to {
+                let (at, h) = (unit / heads, unit % heads);
+                let parts = (begins[at]..begins[at + 1]).map(|part| {
+                    let head = part * heads + h;
+                    (&sums[head * d..(head + 1) * d], states[head])
+                });
+                // SAFETY: this head of this query is this unit's alone.
+                let place = unsafe { self.place(queries[at], h) };
+                glance::together(parts, self.sinks.map(|s| s[h]), place);
+            }
+        });
     }
-}
-
-/// `exp(s - max)` in place; returns their sum, with that of a sink.
-fn softmax(scores: &mut [f32], sink: Option<f32>) -> f32 {
-    let greatest = scores
-        .iter()
-        .copied()
-        .fold(sink.unwrap_or(f32::NEG_INFINITY), f32::max);
-    let mut total = sink.map_or(0.0, |s| (s - greatest).exp());
-    for s in scores {
-        *s = (*s - greatest).exp();
-        total += *s;
-    }
-    total
 }

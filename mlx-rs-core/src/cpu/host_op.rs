@@ -63,6 +63,34 @@ pub(super) struct Input {
 }
 
 impl Input {
+    /// Elements that are no array of MLX's, and have no strides: what one part of an operation leaves to the next.
+    pub(super) fn of(data: &[f32]) -> Self {
+        Self {
+            data: data.as_ptr().cast(),
+            size: data.len(),
+            ndim: 0,
+            shape: [].as_ptr(),
+            strides: [].as_ptr(),
+        }
+    }
+
+    /// The elements, to be written.
+    ///
+    /// # Safety
+    /// The array given to [`add`] in this place must be of type `T`, its memory must belong to the operation alone
+    /// while it runs, and nothing else of it may be in use.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "an input is an address, and whose memory it is the caller's promise"
+    )]
+    pub(super) unsafe fn as_mut_slice<T>(&self) -> &mut [T] {
+        if self.size == 0 {
+            return &mut [];
+        }
+        // SAFETY: as many elements as MLX says, alive while the work runs; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.data.cast_mut().cast(), self.size) }
+    }
+
     /// The elements as what they are.
     ///
     /// # Safety

@@ -67,56 +67,90 @@ pub(super) struct QuantizedRow<'a> {
     pub biases: &'a [f32],
 }
 
-/// A row of inputs, prepared.
+/// A row of inputs, prepared as floats.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InputRow<'a> {
-    /// The elements, in the order of [`prepare`]; empty where there are digits.
+    /// The elements, in the order of [`prepare`].
     pub values: &'a [f32],
-    /// The elements as whole numbers of three signed digits to the base 256, so precise as float32: the
-    /// lowest digits of all, then the middle and the highest ones. Products with weights of 4 bits are
-    /// exact then, 32 at a time.
-    pub digits: &'a [i8],
-    /// One a group: an element is its whole number times this.
-    pub scales: &'a [f32],
     /// The sum of each group.
     pub sums: &'a [f32],
 }
 
-/// A row of inputs while it is prepared; see [`InputRow`].
+/// At most [`MAX_ROWS`] rows of inputs, prepared: as floats, or as whole numbers of 16 bits with a scale for
+/// each group. The latter stand pair of chunks after pair of chunks, in a pair row after row, filled up with zeros.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Panel<'a> {
+    /// How many.
+    pub rows: usize,
+    /// The elements row after row, in the order of [`prepare`]; empty where they are whole numbers.
+    pub values: &'a [f32],
+    /// Whole numbers `[pairs, rows, 2 * CHUNK]`, in the order of [`to_whole`], or empty.
+    pub whole: &'a [i16],
+    /// What they are multiplied with, [`SCALES`] times for each chunk: `[pairs, rows, 2, SCALES]`.
+    pub scales: &'a [f32],
+    /// The sum of each group, `[rows, groups]`.
+    pub sums: &'a [f32],
+}
+
+impl<'a> Panel<'a> {
+    /// Row `i` of a panel of floats with rows of `k` elements in so many groups.
+    fn row(self, i: usize, k: usize, groups: usize) -> InputRow<'a> {
+        InputRow {
+            values: &self.values[i * k..(i + 1) * k],
+            sums: &self.sums[i * groups..(i + 1) * groups],
+        }
+    }
+}
+
+/// A panel while it is prepared; see [`Panel`].
 pub(super) struct Prepared<'a> {
     pub values: &'a mut [f32],
-    pub digits: &'a mut [i8],
+    pub whole: &'a mut [i16],
     pub scales: &'a mut [f32],
     pub sums: &'a mut [f32],
 }
 
-/// The largest whole number that is used: a little below the largest of three digits, 8,355,711, so that
-/// rounding does not lead beyond.
-const LARGEST: f32 = 8_355_000.0;
+/// Copies of a chunk's scale in a [`Panel`].
+pub(super) const SCALES: usize = 4;
 
-/// Whether inputs for a matrix of so many bits are prepared as digits.
-pub(super) fn in_digits(isa: Isa, bits: u32) -> bool {
+/// The elements of a row of `k` whole numbers with those that fill its last pair of chunks.
+pub(super) fn padded(k: usize) -> usize {
+    k.next_multiple_of(2 * CHUNK)
+}
+
+/// The largest whole number.
+pub(super) const LARGEST: f32 = 32_767.0;
+
+/// Whether inputs are prepared as whole numbers.
+pub(super) fn in_whole(isa: Isa) -> bool {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => bits == 4,
+        Isa::Avx2 => true,
         Isa::Portable => false,
     }
 }
 
-/// Puts a row of inputs into the form and the order that the kernels read, and sums each group. With 4
-/// bits the even elements of a chunk come before the odd ones, as the halves of bytes do.
-pub(super) fn prepare(isa: Isa, x: &[f32], bits: u32, group: usize, to: Prepared<'_>) {
+/// Puts rows of `k` inputs into the form and the order that the kernels read, and sums each group: whole
+/// numbers where [`in_whole`] says so. As floats with 4 bits the even elements of a chunk come before the odd
+/// ones, as the halves of bytes do.
+pub(super) fn prepare(
+    isa: Isa,
+    x: &[f32],
+    k: usize,
+    (bits, group): (u32, usize),
+    to: Prepared<'_>,
+) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 => unsafe { super::x86::prepare(x, bits, group, to) },
-        Isa::Portable => prepare_with(isa, x, bits, group, to),
+        Isa::Avx2 => unsafe { super::whole::prepare(x, k, (bits, group), to) },
+        Isa::Portable => prepare_with(x, k, (bits, group), to),
     }
 }
 
 /// [`prepare`] for whatever instructions it is compiled for.
 #[inline(always)]
-pub(super) fn prepare_with(isa: Isa, x: &[f32], bits: u32, group: usize, to: Prepared<'_>) {
+pub(super) fn prepare_with(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prepared<'_>) {
     for (sum, part) in to.sums.iter_mut().zip(x.chunks_exact(group)) {
         // Over eight lanes: exact enough, and vectorizable.
         let mut lanes = [0.0f32; 8];
@@ -127,53 +161,28 @@ pub(super) fn prepare_with(isa: Isa, x: &[f32], bits: u32, group: usize, to: Pre
         }
         *sum = lanes.iter().sum();
     }
-    if in_digits(isa, bits) {
-        let (low, rest) = to.digits.split_at_mut(x.len());
-        let (middle, high) = rest.split_at_mut(x.len());
-        let groups = low
-            .chunks_exact_mut(group)
-            .zip(middle.chunks_exact_mut(group))
-            .zip(high.chunks_exact_mut(group))
-            .zip(x.chunks_exact(group))
-            .zip(to.scales);
-        for ((((low, middle), high), x), scale) in groups {
-            let mut greatest = [0.0f32; 8];
-            for part in x.as_chunks::<8>().0 {
-                for (greatest, value) in greatest.iter_mut().zip(part) {
-                    *greatest = greatest.max(value.abs());
-                }
+    if !to.whole.is_empty() {
+        let rows = x.len() / k;
+        for (row, x) in x.chunks_exact(k).enumerate() {
+            for (g, x) in x.chunks_exact(group).enumerate() {
+                to_whole(x, g * group / CHUNK, (bits, row, rows), to.whole, to.scales);
             }
-            let greatest = greatest.iter().copied().fold(0.0f32, f32::max);
-            *scale = greatest / LARGEST;
-            let inverse = if greatest > 0.0 {
-                LARGEST / greatest
-            } else {
-                0.0
-            };
-            // Even elements before odd ones, chunk after chunk. What is no number becomes some number
-            // here; the sum carries it on.
-            for (chunk, x) in x.as_chunks::<CHUNK>().0.iter().enumerate() {
-                for half in 0..2 {
-                    let at = chunk * CHUNK + half * (CHUNK / 2);
-                    for i in 0..CHUNK / 2 {
-                        let whole = (x[2 * i + half] * inverse).round_ties_even() as i32;
-                        let first = whole as i8;
-                        let rest = (whole - i32::from(first)) >> 8;
-                        let second = rest as i8;
-                        low[at + i] = first;
-                        middle[at + i] = second;
-                        high[at + i] = ((rest - i32::from(second)) >> 8) as i8;
-                    }
-                }
+            if k % (2 * CHUNK) != 0 {
+                to_whole(
+                    &[0.0; CHUNK],
+                    k / CHUNK,
+                    (bits, row, rows),
+                    to.whole,
+                    to.scales,
+                );
             }
         }
     } else if bits == 4 {
-        for (from, to) in x
-            .as_chunks::<CHUNK>()
-            .0
-            .iter()
-            .zip(to.values.as_chunks_mut::<CHUNK>().0)
-        {
+        let (from, to) = (
+            x.as_chunks::<CHUNK>().0,
+            to.values.as_chunks_mut::<CHUNK>().0,
+        );
+        for (from, to) in from.iter().zip(to) {
             for i in 0..CHUNK / 2 {
                 to[i] = from[2 * i];
                 to[CHUNK / 2 + i] = from[2 * i + 1];
@@ -184,23 +193,72 @@ pub(super) fn prepare_with(isa: Isa, x: &[f32], bits: u32, group: usize, to: Pre
     }
 }
 
-/// Products of consecutive rows of a matrix, with `groups` groups each, with at most [`MAX_ROWS`] rows of
-/// inputs: `out` is `[inputs, rows of the matrix]`.
+/// A group of a row in whole numbers, from chunk `first` of the row on. They stand as shifts of 32 bytes of the
+/// matrix bring its numbers into 16-bit lanes: with 4 bits each fourth one of both chunks, then their
+/// neighbors; with 8 bits the even ones of a chunk, then the odd ones. What is no number becomes some number here; the group's
+/// sum carries it on.
+#[inline(always)]
+fn to_whole(
+    x: &[f32],
+    first: usize,
+    (bits, row, rows): (u32, usize, usize),
+    whole: &mut [i16],
+    scales: &mut [f32],
+) {
+    let mut greatest = [0.0f32; 8];
+    for part in x.as_chunks::<8>().0 {
+        for (greatest, value) in greatest.iter_mut().zip(part) {
+            *greatest = greatest.max(value.abs());
+        }
+    }
+    let greatest = greatest.iter().copied().fold(0.0f32, f32::max);
+    let inverse = if greatest > 0.0 {
+        LARGEST / greatest
+    } else {
+        0.0
+    };
+    for (chunk, x) in (first..).zip(x.as_chunks::<CHUNK>().0) {
+        let (pair, half) = (chunk / 2 * rows + row, chunk % 2);
+        let whole = &mut whole[pair * 2 * CHUNK..][..2 * CHUNK];
+        let mut own = [0i16; CHUNK];
+        for (own, x) in own.iter_mut().zip(x) {
+            *own = (x * inverse).round_ties_even() as i16;
+        }
+        if bits == 4 {
+            for shift in 0..4 {
+                for lane in 0..8 {
+                    whole[shift * 16 + half * 8 + lane] = own[4 * lane + shift];
+                }
+            }
+        } else {
+            let whole = &mut whole[half * CHUNK..][..CHUNK];
+            for lane in 0..16 {
+                whole[lane] = own[2 * lane];
+                whole[16 + lane] = own[2 * lane + 1];
+            }
+        }
+        scales[(2 * pair + half) * SCALES..][..SCALES].fill(greatest / LARGEST);
+    }
+}
+
+/// Products of consecutive rows of a matrix, with `groups` groups each, with rows of inputs: `out` is
+/// `[inputs, rows of the matrix]`.
 pub(super) fn block(
     isa: Isa,
     matrix: QuantizedRow<'_>,
     groups: usize,
     bits: u32,
-    x: &[InputRow<'_>],
+    x: Panel<'_>,
     out: &mut [f32],
 ) {
-    let columns = out.len() / x.len().max(1);
     #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Avx2 && bits == 4 {
+    if isa == Isa::Avx2 {
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        return unsafe { super::x86::block_4(matrix, groups, x, out) };
+        return unsafe { super::whole::block(matrix, groups, bits, x, out) };
     }
+    let columns = out.len() / x.rows.max(1);
     let bytes = matrix.packed.len() / columns.max(1);
+    let k = bytes * 8 / bits as usize;
     let rows = matrix
         .packed
         .chunks_exact(bytes)
@@ -212,20 +270,8 @@ pub(super) fn block(
             scales,
             biases,
         };
-        let mut sums = [0.0; MAX_ROWS];
-        let sums = &mut sums[..x.len()];
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Isa::Avx2 => unsafe { super::x86::row_8(row, x, sums) },
-            Isa::Portable => {
-                for (sum, x) in sums.iter_mut().zip(x) {
-                    *sum = portable_quantized(row, bits, *x);
-                }
-            }
-        }
-        for (i, sum) in sums.iter().enumerate() {
-            out[i * columns + column] = *sum;
+        for i in 0..x.rows {
+            out[i * columns + column] = portable_quantized(row, bits, x.row(i, k, groups));
         }
     }
 }
@@ -251,16 +297,6 @@ pub(super) fn inner(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 => unsafe { super::x86::inner(a, b) },
         Isa::Portable => portable_dense(a, b),
-    }
-}
-
-/// `y += a * x`.
-pub(super) fn add_scaled(isa: Isa, y: &mut [f32], a: f32, x: &[f32]) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 => unsafe { super::x86::add_scaled(y, a, x) },
-        Isa::Portable => y.iter_mut().zip(x).for_each(|(y, x)| *y += a * x),
     }
 }
 
@@ -409,44 +445,38 @@ pub(super) mod tests {
                         f64::from(scales[i / group]) * f64::from(q) + f64::from(biases[i / group])
                     };
                     for m in 1..=MAX_ROWS {
-                        let rows: Vec<Vec<f32>> = (0..m).map(|r| noise(k, r as u32 + 7)).collect();
+                        let all = noise(m * k, 7);
                         let row = QuantizedRow {
                             packed: &packed,
                             scales: &scales,
                             biases: &biases,
                         };
                         for isa in isas() {
-                            let prepared: Vec<_> = rows
-                                .iter()
-                                .map(|x| {
-                                    let mut p = (
-                                        vec![0.0; k],
-                                        vec![0; 3 * k],
-                                        vec![0.0; groups],
-                                        vec![0.0; groups],
-                                    );
-                                    let to = Prepared {
-                                        values: &mut p.0,
-                                        digits: &mut p.1,
-                                        scales: &mut p.2,
-                                        sums: &mut p.3,
-                                    };
-                                    prepare(isa, x, bits, group, to);
-                                    p
-                                })
-                                .collect();
-                            let inputs: Vec<InputRow<'_>> = prepared
-                                .iter()
-                                .map(|p| InputRow {
-                                    values: &p.0,
-                                    digits: &p.1,
-                                    scales: &p.2,
-                                    sums: &p.3,
-                                })
-                                .collect();
+                            let (floats, wholes) = if in_whole(isa) {
+                                (0, m * padded(k))
+                            } else {
+                                (m * k, 0)
+                            };
+                            let mut values = vec![0.0; floats];
+                            let (mut whole, mut factors) = (vec![7; wholes], vec![7.0; wholes / 8]);
+                            let mut sums = vec![0.0; m * groups];
+                            let to = Prepared {
+                                values: &mut values,
+                                whole: &mut whole,
+                                scales: &mut factors,
+                                sums: &mut sums,
+                            };
+                            prepare(isa, &all, k, (bits, group), to);
+                            let x = Panel {
+                                rows: m,
+                                values: &values,
+                                whole: &whole,
+                                scales: &factors,
+                                sums: &sums,
+                            };
                             let mut out = vec![0.0; m];
-                            block(isa, row, groups, bits, &inputs, &mut out);
-                            for (x, got) in rows.iter().zip(&out) {
+                            block(isa, row, groups, bits, x, &mut out);
+                            for (x, got) in all.chunks(k).zip(&out) {
                                 let exact: f64 = x
                                     .iter()
                                     .enumerate()
@@ -457,13 +487,60 @@ pub(super) mod tests {
                                     .enumerate()
                                     .map(|(i, x)| (at(i) * f64::from(*x)).abs())
                                     .sum();
+                                // Each element is off by half of a whole number's unit at most.
+                                let rounding: f64 = (0..k)
+                                    .filter(|_| in_whole(isa))
+                                    .map(|i| {
+                                        let own = &x[i / group * group..][..group];
+                                        let most = own.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+                                        let g = i / group;
+                                        let part = at(i) - f64::from(biases[g]);
+                                        (part * f64::from(most)).abs() / 65_534.0
+                                    })
+                                    .sum();
                                 assert!(
-                                    (exact - f64::from(*got)).abs() <= 2e-6 * size.max(1.0),
+                                    (exact - f64::from(*got)).abs()
+                                        <= 2e-6 * size.max(1.0) + rounding,
                                     "{isa:?} {bits} bits, group {group}, {k} inputs: {got} {exact}"
                                 );
                             }
                         }
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn whole_numbers_stand_where_the_definition_says() {
+        for (bits, group, k, rows) in [
+            (4, 32, 96, 3),
+            (4, 64, 128, 8),
+            (8, 32, 96, 2),
+            (8, 128, 256, 1),
+        ] {
+            let x: Vec<f32> = noise(rows * k, bits).iter().map(|v| v * 9.0).collect();
+            let prepared = |f: &dyn Fn(Prepared<'_>)| {
+                let size = rows * padded(k);
+                let mut p = (
+                    vec![7i16; size],
+                    vec![7.0f32; size / 8],
+                    vec![7.0f32; rows * k / group],
+                );
+                f(Prepared {
+                    values: &mut [],
+                    whole: &mut p.0,
+                    scales: &mut p.1,
+                    sums: &mut p.2,
+                });
+                p
+            };
+            let plain = prepared(&|to| prepare_with(&x, k, (bits, group), to));
+            for isa in isas().into_iter().filter(|isa| in_whole(*isa)) {
+                let own = prepared(&|to| prepare(isa, &x, k, (bits, group), to));
+                assert_eq!((&own.0, &own.1), (&plain.0, &plain.1), "{bits} bits");
+                for (a, b) in own.2.iter().zip(&plain.2) {
+                    assert!((a - b).abs() < 1e-4, "{a} {b}");
                 }
             }
         }

@@ -10,10 +10,13 @@
 
 mod attention;
 mod back;
+mod block;
+mod glance;
 mod host_op;
 mod kernel;
 mod many;
 mod matrix;
+mod memory;
 mod nucleus;
 mod pool;
 mod project;
@@ -27,10 +30,14 @@ mod tests;
 mod tile;
 mod turn;
 #[cfg(target_arch = "x86_64")]
+mod whole;
+#[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use attention::{HeadNorm, Heads, Lane};
+pub use block::{Biased, Block, Room, RowNorm};
 pub use matrix::{DenseMatrix, Matrix, QuantizedMatrix};
+pub use memory::KvMemory;
 pub use nucleus::top_p;
 pub use project::{Gate, Projection, Then};
 pub use rotation::Rotation;

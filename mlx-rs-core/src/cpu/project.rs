@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 use super::host_op::{self, Input, Meaning, Work};
-use super::kernel::{self, InputRow, Isa, MAX_ROWS, Prepared, QuantizedRow};
+use super::kernel::{self, Isa, MAX_ROWS, Panel, Prepared, QuantizedRow, SCALES, padded};
 use super::many::{MANY, Many, gate_all};
 use super::matrix::{Matrix, Size};
 use super::share::{Output, share};
@@ -85,7 +85,7 @@ pub struct Projection<'a> {
     pub then: Then<'a>,
 }
 
-impl Projection<'_> {
+impl<'a> Projection<'a> {
     /// Computes it for `x`, on the CPU: float32 `[.., k]` to `[.., n]`, with `n` the sum of the matrices'
     /// outputs, or that of one with a gate.
     ///
@@ -106,6 +106,43 @@ impl Projection<'_> {
         if !fits {
             return Err(fault(format!("needs float32 [.., {k}]")));
         }
+        let mut inputs = vec![x];
+        let adds = matches!(self.then, Then::Add(_));
+        let work = self.plan(x.size() / k, adds, &mut inputs)?;
+        let mut shape = x.shape().to_vec();
+        if let (Some(last), Ok(n)) = (shape.last_mut(), i32::try_from(work.n)) {
+            *last = n;
+        }
+        if let Then::Add(residual) = self.then {
+            if residual.shape() != shape || residual.dtype() != Dtype::Float32 {
+                return Err(fault(format!("what is added must be float32 {shape:?}")));
+            }
+            inputs.push(residual);
+        }
+        // A product alone has derivatives.
+        let meaning = match (work.parts.as_slice(), work.eps, work.adds) {
+            ([part], None, false) if !part.bias => match part.kind {
+                Kind::Dense => Meaning::DenseProduct,
+                Kind::Quantized { bits, group } => Meaning::QuantizedProduct {
+                    group_size: group as i32, // both were i32 in the matrix
+                    bits: bits as i32,
+                },
+            },
+            _ => Meaning::Opaque,
+        };
+        host_op::add(op, meaning, work, &inputs, &shape)
+    }
+
+    /// The work for so many rows, which reads the rows, then what is appended to `inputs` here, then what is
+    /// added where it `adds`.
+    pub(super) fn plan(
+        &self,
+        rows: usize,
+        adds: bool,
+        inputs: &mut Vec<&'a Array>,
+    ) -> Result<Product> {
+        let fault = |message: String| Error::new(ErrorKind::Shape, "cpu::project", message);
+        let k = self.parts.first().map_or(0, |(first, _)| first.size().k);
         if self.parts.len() > MAX_PARTS || self.parts.iter().any(|(m, _)| m.size().k != k) {
             return Err(fault(format!(
                 "the matrices must be at most {MAX_PARTS}, with {k} inputs each"
@@ -113,7 +150,6 @@ impl Projection<'_> {
         }
         let vector =
             |a: &Array, n: usize| a.dtype() == Dtype::Float32 && a.ndim() == 1 && a.size() == n;
-        let mut inputs = vec![x];
         if let Some((weight, _)) = self.norm {
             if !vector(weight, k) {
                 return Err(fault(format!("the norm needs a float32 weight [{k}]")));
@@ -153,19 +189,9 @@ impl Projection<'_> {
             }
             n /= 2;
         }
-        let mut shape = x.shape().to_vec();
-        if let (Some(last), Ok(n)) = (shape.last_mut(), i32::try_from(n)) {
-            *last = n;
-        }
-        if let Then::Add(residual) = self.then {
-            if residual.shape() != shape || residual.dtype() != Dtype::Float32 {
-                return Err(fault(format!("what is added must be float32 {shape:?}")));
-            }
-            inputs.push(residual);
-        }
-        let work = Product {
+        Ok(Product {
             parts,
-            rows: x.size() / k,
+            rows,
             k,
             n,
             eps: self.norm.map(|(_, eps)| eps),
@@ -173,21 +199,9 @@ impl Projection<'_> {
                 Then::Gate(gate) => Some(gate),
                 _ => None,
             },
-            adds: matches!(self.then, Then::Add(_)),
+            adds,
             isa: Isa::detect(),
-        };
-        // A product alone has derivatives.
-        let meaning = match (work.parts.as_slice(), work.eps, work.adds) {
-            ([part], None, false) if !part.bias => match part.kind {
-                Kind::Dense => Meaning::DenseProduct,
-                Kind::Quantized { bits, group } => Meaning::QuantizedProduct {
-                    group_size: group as i32, // both were i32 in the matrix
-                    bits: bits as i32,
-                },
-            },
-            _ => Meaning::Opaque,
-        };
-        host_op::add(op, meaning, work, &inputs, &shape)
+        })
     }
 }
 
@@ -240,7 +254,7 @@ pub(super) enum Data<'a> {
 struct Form {
     packing: (u32, usize),
     values: Vec<f32>,
-    digits: Vec<i8>,
+    whole: Vec<i16>,
     scales: Vec<f32>,
     sums: Vec<f32>,
 }
@@ -376,7 +390,7 @@ impl Work for Product {
             }
             let rows = Rows {
                 dense: x.chunks_exact(self.k).collect(),
-                forms: forms.iter().map(|form| form.rows(self.k)).collect(),
+                forms: forms.iter().map(|form| form.panels(self.rows)).collect(),
             };
             match self.gate {
                 Some(gate) => self.gated(gate, &data, &rows, &out),
@@ -389,43 +403,50 @@ impl Work for Product {
 /// The inputs, row by row, in each form that is needed.
 struct Rows<'a> {
     dense: Vec<&'a [f32]>,
-    forms: Vec<Vec<InputRow<'a>>>,
+    forms: Vec<Vec<Panel<'a>>>,
 }
 
 impl Form {
     fn fill(&mut self, isa: Isa, x: &[f32], k: usize) {
         let (bits, group) = self.packing;
-        let groups = k / group;
-        let rows = x.len() / k;
-        let in_digits = kernel::in_digits(isa, bits);
-        self.values
-            .resize(if in_digits { 0 } else { rows * k }, 0.0);
-        self.digits
-            .resize(if in_digits { 3 * rows * k } else { 0 }, 0);
-        self.scales.resize(rows * groups, 0.0);
+        let (rows, groups) = (x.len() / k, k / group);
+        let (floats, wholes) = if kernel::in_whole(isa) {
+            (0, padded(k))
+        } else {
+            (k, 0)
+        };
+        let factors = wholes / kernel::CHUNK * SCALES;
+        self.values.resize(rows * floats, 0.0);
+        self.whole.resize(rows * wholes, 0);
+        self.scales.resize(rows * factors, 0.0);
         self.sums.resize(rows * groups, 0.0);
-        for (row, x) in x.chunks_exact(k).enumerate() {
-            let part = |n: usize| row * n..(row + 1) * n;
+        for first in (0..rows).step_by(MAX_ROWS) {
+            let last = rows.min(first + MAX_ROWS);
             let to = Prepared {
-                values: self.values.get_mut(part(k)).unwrap_or_default(),
-                digits: self.digits.get_mut(part(3 * k)).unwrap_or_default(),
-                scales: &mut self.scales[part(groups)],
-                sums: &mut self.sums[part(groups)],
+                values: &mut self.values[first * floats..last * floats],
+                whole: &mut self.whole[first * wholes..last * wholes],
+                scales: &mut self.scales[first * factors..last * factors],
+                sums: &mut self.sums[first * groups..last * groups],
             };
-            kernel::prepare(isa, x, bits, group, to);
+            kernel::prepare(isa, &x[first * k..last * k], k, (bits, group), to);
         }
     }
 
-    fn rows(&self, k: usize) -> Vec<InputRow<'_>> {
-        let groups = k / self.packing.1;
-        (0..self.sums.len() / groups)
-            .map(|row| {
-                let part = |n: usize| row * n..(row + 1) * n;
-                InputRow {
-                    values: self.values.get(part(k)).unwrap_or_default(),
-                    digits: self.digits.get(part(3 * k)).unwrap_or_default(),
-                    scales: &self.scales[part(groups)],
-                    sums: &self.sums[part(groups)],
+    /// The rows of inputs, [`MAX_ROWS`] to a panel.
+    fn panels(&self, rows: usize) -> Vec<Panel<'_>> {
+        let each = |n: usize| n / rows.max(1);
+        let (floats, wholes) = (each(self.values.len()), each(self.whole.len()));
+        let (factors, groups) = (each(self.scales.len()), each(self.sums.len()));
+        (0..rows)
+            .step_by(MAX_ROWS)
+            .map(|first| {
+                let last = rows.min(first + MAX_ROWS);
+                Panel {
+                    rows: last - first,
+                    values: &self.values[first * floats..last * floats],
+                    whole: &self.whole[first * wholes..last * wholes],
+                    scales: &self.scales[first * factors..last * factors],
+                    sums: &self.sums[first * groups..last * groups],
                 }
             })
             .collect()
@@ -448,7 +469,7 @@ impl Product {
         match data {
             Data::Quantized { form, .. } => {
                 if let Some((matrix, groups, bits)) = data.rows(columns.0, columns.1) {
-                    let x = &rows.forms[form][from..to];
+                    let x = rows.forms[form][from / MAX_ROWS];
                     kernel::block(self.isa, matrix, groups, bits, x, out);
                 }
             }

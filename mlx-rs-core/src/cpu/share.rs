@@ -22,17 +22,17 @@ pub(super) fn share(n: usize, multiplications: usize, part: &(dyn Fn(usize, usiz
 }
 
 /// An output, written by several threads in places of their own.
-pub(super) struct Output {
-    data: *mut f32,
+pub(super) struct Output<T = f32> {
+    data: *mut T,
     len: usize,
 }
 
-// SAFETY: each part writes places of its own; see `share`.
-unsafe impl Sync for Output {}
+// SAFETY: each part writes places of its own; see `share`. What is written is sent to the thread that reads it.
+unsafe impl<T: Send> Sync for Output<T> {}
 
-impl Output {
+impl<T> Output<T> {
     /// The output, which must not be used otherwise while this is.
-    pub(super) fn new(output: &mut [f32]) -> Self {
+    pub(super) fn new(output: &mut [T]) -> Self {
         Self {
             data: output.as_mut_ptr(),
             len: output.len(),
@@ -40,7 +40,7 @@ impl Output {
     }
 
     /// The address of element `from`, with at least `n` elements from there on.
-    pub(super) fn address(&self, from: usize, n: usize) -> *mut f32 {
+    pub(super) fn address(&self, from: usize, n: usize) -> *mut T {
         assert!(from <= self.len && n <= self.len - from);
         self.data.wrapping_add(from)
     }
@@ -50,7 +50,7 @@ impl Output {
     /// # Safety
     /// No other part may use any of them.
     #[allow(clippy::mut_from_ref, reason = "each part has elements of its own")]
-    pub(super) unsafe fn part(&self, from: usize, n: usize) -> &mut [f32] {
+    pub(super) unsafe fn part(&self, from: usize, n: usize) -> &mut [T] {
         assert!(from <= self.len && n <= self.len - from);
         // SAFETY: within the output; that nobody else uses them is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(from), n) }

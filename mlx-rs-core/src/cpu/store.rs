@@ -43,7 +43,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    fn write(&self, packed: &[f32], norm: Option<&[f32]>, output: &mut [f32]) {
+    pub(super) fn write(&self, packed: &[f32], norm: Option<&[f32]>, output: &mut [f32]) {
         let out = Output::new(output);
         let total = self.positions.len();
         let turns = self

@@ -1,0 +1,128 @@
+//! The unbounded cache as it is used: chunks as MLX's arrays (`chunked.rs`) for whoever takes those, and memory
+//! that our kernels write in place once a block runs as one operation (`nn/fused.rs`). What is stored moves
+//! from one to the other when the other is asked for: seldom, since a request is a prompt and then single tokens.
+
+use mlx_rs_core::cpu::{Heads, KvMemory};
+use mlx_rs_core::{Array, Result};
+
+use super::chunked::{CHUNK, ChunkedCache};
+use super::{KvCache, Seen, Snapshot};
+
+/// Keys and values of all positions so far.
+#[derive(Debug, Default)]
+pub struct InPlaceCache {
+    /// The number of positions, and their keys and values unless there is `memory`.
+    chunks: ChunkedCache,
+    memory: Option<KvMemory>,
+}
+
+impl InPlaceCache {
+    /// An empty cache.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// All of it as arrays.
+    fn as_chunks(&self) -> Result<ChunkedCache> {
+        let mut chunks = self.chunks.clone();
+        if let (Some(memory), true) = (&self.memory, chunks.offset > 0) {
+            chunks.buffers = Some(memory.copy(chunks.offset)?);
+        }
+        Ok(chunks)
+    }
+
+    /// Moves all of it to arrays.
+    fn chunks(&mut self) -> Result<&mut ChunkedCache> {
+        if self.memory.is_some() {
+            self.chunks = self.as_chunks()?;
+            self.memory = None;
+        }
+        Ok(&mut self.chunks)
+    }
+}
+
+impl KvCache for InPlaceCache {
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen> {
+        self.chunks()?.update(keys, values)
+    }
+
+    fn stores(&self) -> bool {
+        self.chunks.stores()
+    }
+
+    fn store(
+        &mut self,
+        heads: &Heads,
+        packed: &Array,
+        tokens: (i32, i32),
+    ) -> Result<(Array, Array)> {
+        self.chunks()?.store(heads, packed, tokens)
+    }
+
+    fn memory(&mut self, heads: &Heads, length: i32) -> Result<&mut KvMemory> {
+        let filled = self.chunks.offset;
+        let end = filled.saturating_add(length);
+        let room = end.saturating_add(CHUNK - 1) / CHUNK * CHUNK;
+        let memory = match (self.memory.take(), &self.chunks.buffers) {
+            (Some(mut memory), _) => {
+                let grown = if memory.room() < end {
+                    memory.grow(filled, room)
+                } else {
+                    Ok(())
+                };
+                if let Err(e) = grown {
+                    self.memory = Some(memory);
+                    return Err(e);
+                }
+                memory
+            }
+            (None, Some((keys, values))) => KvMemory::holding(keys, values, filled, room)?,
+            (None, None) => KvMemory::empty((heads.n_kv_heads, heads.head_dim), room)?,
+        };
+        self.chunks.buffers = None;
+        Ok(self.memory.insert(memory))
+    }
+
+    fn advance(&mut self, length: i32) {
+        self.chunks.offset = self.chunks.offset.saturating_add(length);
+    }
+
+    fn offset(&self) -> i32 {
+        self.chunks.offset
+    }
+
+    fn state(&self) -> Vec<&Array> {
+        match &self.memory {
+            Some(memory) => memory.written().into_iter().collect(),
+            None => self.chunks.state(),
+        }
+    }
+
+    fn can_trim(&self, n: i32) -> bool {
+        self.chunks.can_trim(n)
+    }
+
+    fn trim(&mut self, n: i32) {
+        self.chunks.trim(n);
+    }
+
+    fn copy(&self) -> Result<Box<dyn KvCache>> {
+        Ok(Box::new(Self {
+            chunks: self.as_chunks()?,
+            memory: None,
+        }))
+    }
+
+    fn kind(&self) -> String {
+        self.chunks.kind()
+    }
+
+    fn snapshot(&self) -> Result<Snapshot> {
+        self.as_chunks()?.snapshot()
+    }
+
+    fn restore(&mut self, snapshot: Snapshot) -> Result<(), String> {
+        self.memory = None;
+        self.chunks.restore(snapshot)
+    }
+}

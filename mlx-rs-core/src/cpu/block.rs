@@ -1,0 +1,324 @@
+//! A whole decoder block for a few tokens as one operation: what `project.rs`, `store.rs` and `attention.rs` do
+//! one after another, without a node of MLX's graph between them. A decode step of many blocks is then as many
+//! nodes, where building and evaluating them took as long as a fifth of the arithmetic.
+
+use std::cell::RefCell;
+
+use super::attention::{Attend, Heads, Lane, count};
+use super::host_op::{self, Input, Meaning, Work};
+use super::matrix::Matrix;
+use super::memory::KvMemory;
+use super::project::{Gate, Product, Projection, Then};
+use super::store::{Store, Tokens};
+use crate::array::Array;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+/// A matrix with a float32 bias `[n]` or without.
+pub type Biased<'a> = (&'a Matrix, Option<&'a Array>);
+
+/// A norm by the root of the mean square: a float32 weight `[k]`, and what is added under the root.
+pub type RowNorm<'a> = Option<(&'a Array, f32)>;
+
+/// A decoder block: attention with a norm before it, then a feed-forward part with a gate and a norm before it,
+/// each added to what went in.
+/// ```
+/// use mlx_rs_core::{Array, Device, Stream};
+/// use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Heads, KvMemory, Matrix, Room};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     let heads = Heads {
+///         n_heads: 1,
+///         n_kv_heads: 1,
+///         head_dim: 2,
+///         scale: 1.0,
+///         softcap: None,
+///         q_norm: None,
+///         k_norm: None,
+///         rotation: None,
+///         sinks: None,
+///     };
+///     let matrix = |values: [f32; 4]| -> mlx_rs_core::Result<Option<Matrix>> {
+///         let weight = Array::from_slice(&values, &[2, 2])?;
+///         Ok(DenseMatrix::new(&weight)?.map(Matrix::Dense))
+///     };
+///     // `None` where `MLX_CPU_KERNELS` is `off`.
+///     if let (Some(one), Some(none)) = (matrix([1.0, 0.0, 0.0, 1.0])?, matrix([0.0; 4])?) {
+///         let block = Block {
+///             heads: &heads,
+///             attention_norm: None,
+///             projections: [(&one, None); 3],
+///             output: (&one, None),
+///             feed_norm: None,
+///             gate: Gate::Silu,
+///             gate_up: [(&none, None); 2],
+///             down: (&none, None),
+///         };
+///         let mut memory = KvMemory::empty((1, 2), 4)?;
+///         let x = Array::from_slice(&[3.0f32, 4.0], &[1, 1, 2])?;
+///         // A token that sees itself only finds itself.
+///         let room = Room { length: 1, offset: 0, memory: &mut memory, window: None };
+///         assert_eq!(block.step(&x, &mut [room])?.to_vec::<f32>()?, [6.0, 8.0]);
+///         assert_eq!(memory.copy(1)?.0.to_vec::<f32>()?, [3.0, 4.0]);
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Block<'a> {
+    /// The attention's heads.
+    pub heads: &'a Heads,
+    /// Before the attention.
+    pub attention_norm: RowNorm<'a>,
+    /// To queries, keys and values.
+    pub projections: [Biased<'a>; 3],
+    /// From what the heads found.
+    pub output: Biased<'a>,
+    /// Before the feed-forward part.
+    pub feed_norm: RowNorm<'a>,
+    /// Of the feed-forward part.
+    pub gate: Gate,
+    /// What goes through the gate, and what it is multiplied with.
+    pub gate_up: [Biased<'a>; 2],
+    /// From their product.
+    pub down: Biased<'a>,
+}
+
+/// A row's tokens, and its memory with room for them.
+#[derive(Debug)]
+pub struct Room<'a> {
+    /// Tokens in this step.
+    pub length: i32,
+    /// Tokens before them.
+    pub offset: i32,
+    /// Their keys and values, and where the new ones go.
+    pub memory: &'a mut KvMemory,
+    /// A query sees only the last so many positions, itself included.
+    pub window: Option<i32>,
+}
+
+/// A product, and how many of the operation's inputs it reads.
+struct Part {
+    work: Product,
+    inputs: usize,
+}
+
+impl Part {
+    fn plan<'p>(
+        projection: Projection<'p>,
+        rows: usize,
+        adds: bool,
+        inputs: &mut Vec<&'p Array>,
+    ) -> Result<Self> {
+        let before = inputs.len();
+        let work = projection.plan(rows, adds, inputs)?;
+        Ok(Self {
+            work,
+            inputs: inputs.len() - before,
+        })
+    }
+
+    /// Multiplies `x`, with the next of the operation's inputs; `add` is added to it.
+    fn run(&self, x: Input, rest: &mut &[Input], add: Option<Input>, output: &mut [f32]) {
+        let mut inputs = vec![x];
+        inputs.extend(next(rest, self.inputs));
+        inputs.extend(add);
+        self.work.run(&inputs, output);
+    }
+}
+
+/// Takes the next `n`.
+fn next<'i>(rest: &mut &'i [Input], n: usize) -> &'i [Input] {
+    let (first, others) = rest.split_at(n.min(rest.len()));
+    *rest = others;
+    first
+}
+
+impl Block<'_> {
+    /// The block's output for `x`, float32 `[1, T, hidden]`: the tokens of the rows one after another. Their keys
+    /// and values are in the rows' memory once it is evaluated.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is not
+    /// on the CPU.
+    pub fn step(&self, x: &Array, rooms: &mut [Room<'_>]) -> Result<Array> {
+        let op = "cpu::block";
+        let fault = |message: String| Error::new(ErrorKind::Shape, op, message).with_inputs(&[x]);
+        let total: i32 = rooms.iter().map(|room| room.length).sum();
+        let hidden = self.projections[0].0.size().k;
+        if x.dtype() != Dtype::Float32
+            || x.shape() != [1, total, i32::try_from(hidden).unwrap_or(-1)]
+        {
+            return Err(fault(format!("needs float32 [1, {total}, {hidden}]")));
+        }
+        self.heads.check_parts()?;
+        let rows = count(total);
+        let before: Vec<Array> = rooms.iter().flat_map(|room| room.memory.before()).collect();
+        let mut inputs = vec![x];
+        let projection = |parts, norm, then| Projection { parts, norm, then };
+        let nothing = Then::Nothing;
+        let all = projection(&self.projections[..], self.attention_norm, nothing);
+        let project = Part::plan(all, rows, false, &mut inputs)?;
+        inputs.extend(self.heads.k_norm.iter().map(|norm| &norm.weight));
+        inputs.extend(self.heads.q_norm.iter().map(|norm| &norm.weight));
+        inputs.extend(&self.heads.sinks);
+        let one = projection(std::slice::from_ref(&self.output), None, nothing);
+        let output = Part::plan(one, rows, true, &mut inputs)?;
+        let two = projection(&self.gate_up[..], self.feed_norm, Then::Gate(self.gate));
+        let feed = Part::plan(two, rows, false, &mut inputs)?;
+        let one = projection(std::slice::from_ref(&self.down), None, nothing);
+        let down = Part::plan(one, rows, true, &mut inputs)?;
+        let width = count(self.heads.n_heads) * count(self.heads.head_dim);
+        let chain = [
+            (project.work.n, count(self.heads.width())),
+            (output.work.k, width),
+            (output.work.n, hidden),
+            (feed.work.k, hidden),
+            (down.work.k, feed.work.n),
+            (down.work.n, hidden),
+        ];
+        if let Some((is, needed)) = chain.iter().find(|(is, needed)| is != needed) {
+            return Err(fault(format!(
+                "a matrix has {is} where the block needs {needed}"
+            )));
+        }
+        let mut stores = Vec::with_capacity(rooms.len());
+        let mut lanes = Vec::with_capacity(rooms.len());
+        let mut first = 0;
+        for room in &*rooms {
+            let tokens = Tokens {
+                first,
+                length: room.length,
+                offset: room.offset,
+            };
+            first += room.length;
+            let [keys, values] = room.memory.arrays();
+            stores.push((
+                self.heads.plan_keys(keys, total, tokens)?,
+                self.heads.plan_values(values, total, tokens)?,
+            ));
+            inputs.extend([keys, values]);
+            lanes.push(Lane {
+                length: room.length,
+                offset: room.offset,
+                keys: keys.clone(),
+                values: values.clone(),
+                filled: room.offset + room.length,
+                order: Some((0, 0)),
+                window: room.window,
+            });
+        }
+        // What must be done before; its elements are not looked at.
+        inputs.extend(&before);
+        let work = Step {
+            project,
+            k_norm: self.heads.k_norm.is_some(),
+            attention_inputs: usize::from(self.heads.q_norm.is_some())
+                + usize::from(self.heads.sinks.is_some()),
+            attend: self.heads.plan_attention(&lanes, false)?,
+            stores,
+            output,
+            feed,
+            down,
+        };
+        let y = host_op::add(op, Meaning::Opaque, work, &inputs, x.shape())?;
+        for room in rooms {
+            room.memory.is_written_with(&y);
+        }
+        Ok(y)
+    }
+}
+
+/// What a step computes.
+struct Step {
+    project: Part,
+    k_norm: bool,
+    /// Of the attention, besides packed rows, keys and values.
+    attention_inputs: usize,
+    /// Keys and values of each row.
+    stores: Vec<(Store, Store)>,
+    attend: Attend,
+    output: Part,
+    feed: Part,
+    down: Part,
+}
+
+/// What stands between the parts.
+#[derive(Default)]
+struct Between {
+    packed: Vec<f32>,
+    found: Vec<f32>,
+    attended: Vec<f32>,
+    gated: Vec<f32>,
+}
+
+thread_local! {
+    static BETWEEN: RefCell<Between> = RefCell::default();
+}
+
+/// The first `n` elements, of which none is known.
+fn room(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
+    if buffer.len() < n {
+        buffer.resize(n, 0.0);
+    }
+    &mut buffer[..n]
+}
+
+impl Work for Step {
+    fn outputs(&self) -> usize {
+        self.down.work.outputs()
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        let mut rest = inputs;
+        let Some(&x) = next(&mut rest, 1).first() else {
+            return;
+        };
+        BETWEEN.with_borrow_mut(|between| {
+            let packed = room(&mut between.packed, self.project.work.outputs());
+            self.project.run(x, &mut rest, None, packed);
+            let k_norm = next(&mut rest, usize::from(self.k_norm)).first();
+            let own = next(&mut rest, self.attention_inputs);
+            let mut after = rest;
+            for part in [&self.output, &self.feed, &self.down] {
+                next(&mut after, part.inputs);
+            }
+            let caches = next(&mut after, 2 * self.stores.len());
+            self.store(packed, k_norm, caches);
+            let found = room(&mut between.found, self.attend.outputs());
+            let mut seen = vec![Input::of(packed)];
+            seen.extend(own);
+            seen.extend(caches);
+            self.attend.run(&seen, found);
+            let attended = room(&mut between.attended, self.output.work.outputs());
+            let found = Input::of(found);
+            self.output.run(found, &mut rest, Some(x), attended);
+            let attended = Input::of(attended);
+            let gated = room(&mut between.gated, self.feed.work.outputs());
+            self.feed.run(attended, &mut rest, None, gated);
+            let gated = Input::of(gated);
+            self.down.run(gated, &mut rest, Some(attended), output);
+        });
+    }
+}
+
+impl Step {
+    /// Writes keys and values of this step's tokens.
+    fn store(&self, packed: &[f32], k_norm: Option<&Input>, caches: &[Input]) {
+        // SAFETY: `Heads::check_parts` has seen that it is float32.
+        let norm = k_norm.map(|norm| unsafe { norm.as_slice::<f32>() });
+        for ((keys, values), caches) in self.stores.iter().zip(caches.chunks_exact(2)) {
+            // SAFETY: they are float32, as planned with, and of a `KvMemory`, which gives its arrays to this operation
+            // and to those that copy them only; each of these comes after those before it (`KvMemory::before`), so none
+            // runs meanwhile. Nothing of them is in use here yet.
+            let (to_keys, to_values) = unsafe {
+                (
+                    caches[0].as_mut_slice::<f32>(),
+                    caches[1].as_mut_slice::<f32>(),
+                )
+            };
+            keys.write(packed, norm, to_keys);
+            values.write(packed, None, to_values);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Keys and values that a decoder block writes where they are. MLX's own arrays never change, so that a cache
+//! made of them is a new array with each token, whose memory can be used again only once nobody looks at the old
+//! one; what is in flight looks. Here the arrays stay with their owner, and whoever wrote last comes first.
+
+use std::cell::RefCell;
+
+use super::attention::count;
+use super::host_op::{self, Input, Work};
+use crate::array::Array;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Keys and values of one row in one layer, with room for more. [`super::Block::step`] writes them in place.
+/// ```
+/// use mlx_rs_core::{Array, Device, Stream, cpu::KvMemory};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     // Two positions of one head with two elements.
+///     let keys = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2])?;
+///     let memory = KvMemory::holding(&keys, &keys, 2, 256)?;
+///     assert_eq!(memory.room(), 256);
+///     assert_eq!(memory.copy(1)?.1.to_vec::<f32>()?, [1.0, 2.0]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+pub struct KvMemory {
+    // These must not leave: what else has one of them would see it change, or another thread change it.
+    keys: Array,
+    values: Array,
+    room: i32,
+    /// What the last operation that writes here makes. Every reader and writer after it has it among its inputs, and
+    /// so comes after it.
+    written: Option<Array>,
+    /// What was copied from here since, for the next writer to come after.
+    copies: RefCell<Vec<Array>>,
+}
+
+impl std::fmt::Debug for KvMemory {
+    // Not the elements, which may be about to change.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KvMemory")
+            .field("shape", &self.keys.shape())
+            .finish_non_exhaustive()
+    }
+}
+
+fn fault(message: String) -> Error {
+    Error::new(ErrorKind::Shape, "cpu::memory", message)
+}
+
+impl KvMemory {
+    /// Room for `room` positions of so many heads with so many elements each, all zero.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when a number is not positive; MLX's message when memory runs out or the current
+    /// stream is not on the CPU.
+    /// ```
+    /// use mlx_rs_core::{Device, Stream, cpu::KvMemory};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let memory = KvMemory::empty((2, 64), 256)?;
+    ///     assert_eq!(memory.shape(), [1, 2, 256, 64]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn empty((heads, width): (i32, i32), room: i32) -> Result<Self> {
+        let shape = [1, heads, room, width];
+        Ok(Self {
+            keys: moved(None, &[], 0, &shape)?,
+            values: moved(None, &[], 0, &shape)?,
+            room,
+            written: None,
+            copies: RefCell::default(),
+        })
+    }
+
+    /// A copy of the first `filled` positions of keys and values, float32 `[1, Hkv, n, D]`, with room for `room`.
+    ///
+    /// # Errors
+    /// As [`Self::empty`], also when there are not so many positions, or no room for them.
+    pub fn holding(keys: &Array, values: &Array, filled: i32, room: i32) -> Result<Self> {
+        if keys.shape() != values.shape() {
+            return Err(fault("keys and values must be of one shape".into()));
+        }
+        let part = |a: &Array| moved(Some(a), &[], filled, &with_room(a, room)?);
+        Ok(Self {
+            keys: part(keys)?,
+            values: part(values)?,
+            room,
+            written: None,
+            copies: RefCell::default(),
+        })
+    }
+
+    /// Gets room for `room` positions, and keeps the first `filled`.
+    ///
+    /// # Errors
+    /// As [`Self::holding`]; nothing has changed then.
+    /// ```
+    /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
+    /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    /// let mut memory = KvMemory::empty((2, 64), 256)?;
+    /// memory.grow(200, 512)?;
+    /// assert_eq!(memory.room(), 512);
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn grow(&mut self, filled: i32, room: i32) -> Result<()> {
+        let after: Vec<&Array> = self.written.iter().collect();
+        let part = |a: &Array| moved(Some(a), &after, filled, &with_room(a, room)?);
+        let (keys, values) = (part(&self.keys)?, part(&self.values)?);
+        *self = Self {
+            keys,
+            values,
+            room,
+            written: None,
+            copies: RefCell::default(),
+        };
+        Ok(())
+    }
+
+    /// Copies of the first `n` positions as arrays, `[1, Hkv, n, D]`.
+    ///
+    /// # Errors
+    /// As [`Self::holding`].
+    pub fn copy(&self, n: i32) -> Result<(Array, Array)> {
+        let after: Vec<&Array> = self.written.iter().collect();
+        let part = |a: &Array| moved(Some(a), &after, n, &with_room(a, n)?);
+        let (keys, values) = (part(&self.keys)?, part(&self.values)?);
+        let mut copies = self.copies.borrow_mut();
+        copies.extend([keys.clone(), values.clone()]);
+        Ok((keys, values))
+    }
+
+    /// Positions that it has room for.
+    pub fn room(&self) -> i32 {
+        self.room
+    }
+
+    /// `[1, Hkv, room, D]`.
+    /// ```
+    /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
+    /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    /// assert_eq!(KvMemory::empty((1, 8), 4)?.shape(), [1, 1, 4, 8]);
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn shape(&self) -> &[i32] {
+        self.keys.shape()
+    }
+
+    /// What to evaluate so that all is written; `None` when nothing was.
+    /// ```
+    /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
+    /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    /// assert!(KvMemory::empty((1, 8), 4)?.written().is_none());
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn written(&self) -> Option<&Array> {
+        self.written.as_ref()
+    }
+
+    /// Keys and values for an operation that writes them, and must have [`Self::before`] among its inputs.
+    pub(super) fn arrays(&self) -> [&Array; 2] {
+        [&self.keys, &self.values]
+    }
+
+    /// What comes before an operation that writes here.
+    pub(super) fn before(&self) -> Vec<Array> {
+        let copies = self.copies.borrow();
+        self.written.iter().chain(&*copies).cloned().collect()
+    }
+
+    /// What `y` comes from writes here, after [`Self::before`].
+    pub(super) fn is_written_with(&mut self, y: &Array) {
+        self.written = Some(y.clone());
+        self.copies.get_mut().clear();
+    }
+}
+
+/// The shape of a cache with room for so many positions.
+fn with_room(cache: &Array, room: i32) -> Result<[i32; 4]> {
+    match *cache.shape() {
+        [1, heads, _, width] => Ok([1, heads, room, width]),
+        _ => Err(
+            fault("a cache needs the shape [1, heads, positions, width]".into())
+                .with_inputs(&[cache]),
+        ),
+    }
+}
+
+/// A new array of `shape` with the first `filled` positions of a cache, after others were made.
+fn moved(cache: Option<&Array>, after: &[&Array], filled: i32, shape: &[i32; 4]) -> Result<Array> {
+    let there = cache.map_or(0, |cache| cache.shape().get(2).copied().unwrap_or(0));
+    let positive = shape.iter().all(|&n| n > 0);
+    if !positive || filled < 0 || filled > there || filled > shape[2] {
+        return Err(fault(format!(
+            "{filled} of {there} positions do not go into {shape:?}"
+        )));
+    }
+    if let Some(cache) = cache
+        && cache.dtype() != Dtype::Float32
+    {
+        return Err(fault("needs float32".into()).with_inputs(&[cache]));
+    }
+    let work = Move {
+        heads: count(shape[1]),
+        filled: count(filled),
+        room: count(shape[2]),
+        width: count(shape[3]),
+    };
+    let inputs: Vec<&Array> = cache.into_iter().chain(after.iter().copied()).collect();
+    host_op::add_strided("cpu::memory", work, &inputs, 0, shape)
+}
+
+/// Copies the first positions of a cache, if there is one.
+struct Move {
+    heads: usize,
+    filled: usize,
+    room: usize,
+    width: usize,
+}
+
+impl Work for Move {
+    fn outputs(&self) -> usize {
+        self.heads * self.room * self.width
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        let from = inputs.first().map(|i| {
+            // SAFETY: `moved` has seen that it is float32.
+            (unsafe { i.as_reach::<f32>() }, i.strides())
+        });
+        for (h, head) in output.chunks_exact_mut(self.room * self.width).enumerate() {
+            let (filled, rest) = head.split_at_mut(self.filled * self.width);
+            rest.fill(0.0);
+            if let Some((data, strides)) = &from {
+                for (i, to) in filled.chunks_exact_mut(self.width).enumerate() {
+                    let start = h * strides[1] + i * strides[2];
+                    to.copy_from_slice(&data[start..start + self.width]);
+                }
+            }
+        }
+    }
+}
