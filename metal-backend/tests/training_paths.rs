@@ -2,6 +2,8 @@
 //! that learns, and what whole weights, tables and exchanged adapters do. Against Python mlx-lm is
 //! `training.rs`.
 
+#[path = "training_paths/compiled.rs"]
+mod compiled;
 mod training_common;
 
 use std::path::Path;

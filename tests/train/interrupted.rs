@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use metal_backend::train::config::TrainConfig;
-use metal_backend::train::journal::LOG_FILE;
+use metal_backend::train::journal::{Entry, LOG_FILE};
 use metal_backend::train::{Run, STATE_FILE, WEIGHTS_FILE};
 use serde_json::Value;
 
@@ -207,7 +207,7 @@ fn ctrl_c_saves_and_leaves() {
         assert_eq!(all_are_whole(&adapters), 2 + numbered(&adapters));
         // All that was done is saved: nothing of it is done again.
         let entries = log(&adapters);
-        let numbers: Vec<u64> = entries.iter().map(|entry| entry.step()).collect();
+        let numbers: Vec<u64> = entries.iter().map(Entry::step).collect();
         assert_eq!(numbers, (1..=steps).collect::<Vec<_>>());
         let options = TrainConfig::read(adapters.join("training_config.yaml")).unwrap();
         let resumed = Run::prepare(&model(), &cpu(), options, true).unwrap();
