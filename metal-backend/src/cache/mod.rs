@@ -8,7 +8,7 @@
 
 mod chunked;
 pub mod file;
-mod passing;
+pub mod passing;
 mod quantized;
 mod rotating;
 #[cfg(test)]

@@ -175,15 +175,6 @@ impl Trainer {
             Some(adapter) => adapter,
             None => engine.apply_lora(lora, kind, tuning.seed)?,
         };
-        if tuning.checkpoint && !engine.decoder()?.checkpoints() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "blocks of {} cannot be computed again; train without checkpoint",
-                    engine.info().architecture
-                ),
-            ));
-        }
         let graphs = tuning.compile.on(engine).then(Graphs::default);
         Ok(Self {
             model,

@@ -5,7 +5,7 @@ use mlx_rs_core::{All, Array};
 
 use super::Sequence;
 use crate::arch::{Decoder, Watch};
-use crate::cache::{CacheOptions, Caches, KvCache, PassingCache, Row};
+use crate::cache::{CacheOptions, passing};
 use crate::model::Engine;
 use crate::nn::attention::Positions;
 use crate::train::loss::{cross_entropy_each, masked_cross_entropy};
@@ -68,20 +68,8 @@ impl Packed {
     /// `[1, T, vocab]`.
     pub fn logits(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
         let layers = decoder.new_caches(&CacheOptions::default()).len();
-        let mut caches: Vec<Caches> = self
-            .lengths
-            .iter()
-            .map(|_| {
-                let one = || Box::new(PassingCache) as Box<dyn KvCache>;
-                (0..layers).map(|_| one()).collect()
-            })
-            .collect();
-        let mut rows: Vec<Row<'_>> = self
-            .lengths
-            .iter()
-            .zip(&mut caches)
-            .map(|(&length, caches)| Row { length, caches })
-            .collect();
+        let mut caches = passing::caches(self.lengths.len(), layers);
+        let mut rows = passing::rows(&self.lengths, &mut caches);
         decoder.forward(&self.ids, &mut rows, Positions::All, &mut Watch::nothing())
     }
 
