@@ -130,14 +130,17 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
     let again = TrainConfig::read(parts.join("training_config.yaml")).unwrap();
     assert_eq!(again, config(&parts, more));
 
-    let other = format!("{more}\nseed: 1");
-    let Err(error) = Run::prepare(&model(), &cpu(), config(&parts, &other), true) else {
-        panic!("another seed went on");
-    };
-    assert!(
-        error.to_string().contains("seed 0, this one has 1"),
-        "{error}"
-    );
+    // Fused operations round otherwise, so a compiled run is another, too.
+    for (other, what) in [
+        ("seed: 1", "seed 0, this one has 1"),
+        ("compile: on", "compiled absent, this one has true"),
+    ] {
+        let other = config(&parts, &format!("{more}\n{other}"));
+        let Err(error) = Run::prepare(&model(), &cpu(), other, true) else {
+            panic!("it went on, where {what}");
+        };
+        assert!(error.to_string().contains(what), "{error}");
+    }
     let none = dirs.path().join("none");
     assert!(Run::prepare(&model(), &cpu(), config(&none, more), true).is_err());
     // A longer run of the same settings goes on.

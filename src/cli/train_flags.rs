@@ -432,6 +432,18 @@ mod tests {
     }
 
     #[test]
+    fn a_step_is_compiled_when_the_file_or_the_flag_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.yaml");
+        std::fs::write(&path, "compile: off\n").unwrap();
+        let path = path.to_str().unwrap();
+        assert_eq!(read(&[]).unwrap().compile, Compile::Auto);
+        assert_eq!(read(&["-c", path]).unwrap().compile, Compile::Off);
+        let both = read(&["-c", path, "--compile", "on"]).unwrap();
+        assert_eq!(both.compile, Compile::On);
+    }
+
+    #[test]
     fn schedules_by_flags() {
         let c = read(&[
             "--iters",
