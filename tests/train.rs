@@ -2,16 +2,20 @@
 //! interruption, and what is refused. Losses against mlx-lm's are `metal-backend/tests/training.rs`'.
 
 mod common;
+#[path = "train/fused.rs"]
+mod fused;
+#[cfg(unix)]
+#[path = "train/interrupted.rs"]
+mod interrupted;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
 
 use common::fixture;
-use inference::{CancelToken, GenerateOptions, LoadOptions, Message};
+use inference::{CancelToken, LoadOptions};
 use metal_backend::train::config::TrainConfig;
 use metal_backend::train::journal::{Entry, LOG_FILE, PLOT_FILE, TrainReport};
-use metal_backend::train::{Event, Run, STATE_FILE, WEIGHTS_FILE};
+use metal_backend::train::{Event, Run, WEIGHTS_FILE};
 use serde_json::Value;
 
 fn model() -> PathBuf {
@@ -126,14 +130,17 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
     let again = TrainConfig::read(parts.join("training_config.yaml")).unwrap();
     assert_eq!(again, config(&parts, more));
 
-    let other = format!("{more}\nseed: 1");
-    let Err(error) = Run::prepare(&model(), &cpu(), config(&parts, &other), true) else {
-        panic!("another seed went on");
-    };
-    assert!(
-        error.to_string().contains("seed 0, this one has 1"),
-        "{error}"
-    );
+    // Fused operations round otherwise, so a compiled run is another, too.
+    for (other, what) in [
+        ("seed: 1", "seed 0, this one has 1"),
+        ("compile: on", "compiled absent, this one has true"),
+    ] {
+        let other = config(&parts, &format!("{more}\n{other}"));
+        let Err(error) = Run::prepare(&model(), &cpu(), other, true) else {
+            panic!("it went on, where {what}");
+        };
+        assert!(error.to_string().contains(what), "{error}");
+    }
     let none = dirs.path().join("none");
     assert!(Run::prepare(&model(), &cpu(), config(&none, more), true).is_err());
     // A longer run of the same settings goes on.
@@ -270,185 +277,6 @@ fn what_was_learned_is_said() {
     let loss = judged(&["--model", fused])["loss"].as_f64().unwrap();
     assert!((loss - with["loss"].as_f64().unwrap()).abs() < 1e-4);
     assert_eq!(say(&["--model", fused]).trim(), "ahoy");
-}
-
-/// A quantized model is trained as it is; fused dense it says what it learned.
-#[test]
-fn a_quantized_model_is_fused_dense() {
-    let dirs = tempfile::tempdir().unwrap();
-    let adapters = dirs.path().join("a");
-    let mut options = config(&adapters, "iters: 3");
-    options.val_batches = 0;
-    let base = fixture("tiny/llama-q4");
-    let mut run = Run::prepare(&base, &cpu(), options, false).unwrap();
-    run.train(&CancelToken::new(), &mut |_| {}).unwrap();
-    let fused = dirs.path().join("fused");
-    let [base, adapters, fused] = [&base, &adapters, &fused].map(|p| p.to_str().unwrap());
-    let output = mlx(
-        "fuse",
-        &[
-            "--model",
-            base,
-            "--adapter-path",
-            adapters,
-            "--output",
-            fused,
-            "--de-quantize",
-        ],
-    );
-    assert!(output.status.success(), "{}", stderr(&output));
-    let text = std::fs::read_to_string(Path::new(fused).join("config.json")).unwrap();
-    assert!(!text.contains("quantization"), "{text}");
-    let say = |options: &LoadOptions, path: &str| {
-        let model = inference::load_model(path, options).unwrap();
-        let options = GenerateOptions::new().with_max_tokens(8);
-        let stream = model.chat(&[Message::user("hi")], &options).unwrap();
-        stream.collect_output().unwrap().tokens
-    };
-    assert_eq!(
-        say(&cpu(), fused),
-        say(&cpu().with_adapter_path(adapters), base)
-    );
-}
-
-/// Killed at any moment, every file is whole and the run can be resumed.
-#[cfg(unix)]
-#[test]
-fn killed_at_any_moment_no_file_is_torn() {
-    let dirs = tempfile::tempdir().unwrap();
-    let adapters = dirs.path().join("a");
-    let (model, data) = (model(), pirate());
-    let [model, data, path] = [&model, &data, &adapters].map(|p| p.to_str().unwrap());
-    let run = |resume: bool| {
-        let args = [
-            "--model",
-            model,
-            "--data",
-            data,
-            "--adapter-path",
-            path,
-            "--backend",
-            "cpu",
-            "--iters",
-            "100000",
-            "--save-every",
-            "1",
-            "--batch-size",
-            "1",
-            "--val-batches",
-            "0",
-            "--steps-per-report",
-            "1",
-        ];
-        let more: &[&str] = if resume { &["--resume"] } else { &[] };
-        let mut child = command("train", &[&args[..], more].concat())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        // Until it has saved; then at a moment that differs from round to round.
-        let state = adapters.join(STATE_FILE);
-        let before = std::fs::metadata(&state).and_then(|m| m.modified()).ok();
-        for _ in 0..3000 {
-            let now = std::fs::metadata(&state).and_then(|m| m.modified()).ok();
-            if now.is_some() && now != before {
-                break;
-            }
-            assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        child
-    };
-    let mut last = 0;
-    for round in 0..5u64 {
-        let mut child = run(round > 0);
-        std::thread::sleep(Duration::from_micros(7919 * (round + 1) % 30_011));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let files = std::fs::read_dir(&adapters)
-            .unwrap()
-            .map(|e| e.unwrap().path());
-        let mut seen = 0;
-        for file in files.filter(|f| f.is_file()) {
-            let name = file.file_name().unwrap().to_str().unwrap();
-            let bytes = std::fs::read(&file).unwrap();
-            if name.starts_with('.') {
-                continue;
-            } else if name.ends_with(".safetensors") {
-                safetensors::SafeTensors::deserialize(&bytes)
-                    .unwrap_or_else(|e| panic!("{name}: {e}"));
-                seen += 1;
-            } else if name.ends_with(".json") {
-                serde_json::from_slice::<Value>(&bytes).unwrap();
-            } else if name.ends_with(".svg") {
-                assert!(bytes.trim_ascii_end().ends_with(b"</svg>"));
-            }
-        }
-        assert!(seen >= 3, "{seen}");
-        let mut options = TrainConfig::read(adapters.join("training_config.yaml")).unwrap();
-        options.iters = 100_000;
-        let resumed = Run::prepare(Path::new(model), &cpu(), options, true).unwrap();
-        assert!(resumed.step() > last, "{} {last}", resumed.step());
-        last = resumed.step();
-    }
-}
-
-/// Ctrl-C saves, says so, and leaves with 130.
-#[cfg(unix)]
-#[test]
-fn ctrl_c_saves_and_leaves() {
-    let dirs = tempfile::tempdir().unwrap();
-    let adapters = dirs.path().join("a");
-    let (model, data) = (model(), pirate());
-    let [model, data, path] = [&model, &data, &adapters].map(|p| p.to_str().unwrap());
-    let child = command(
-        "train",
-        &[
-            "--model",
-            model,
-            "--data",
-            data,
-            "--adapter-path",
-            path,
-            "--backend",
-            "cpu",
-            "--iters",
-            "1000000",
-            "--val-batches",
-            "0",
-            "--save-every",
-            "1000000",
-            "--steps-per-report",
-            "1",
-            "--json",
-        ],
-    )
-    .stdout(Stdio::piped())
-    .stderr(Stdio::piped())
-    .spawn()
-    .unwrap();
-    let begun = || {
-        let text = std::fs::read_to_string(adapters.join(LOG_FILE)).unwrap_or_default();
-        text.lines().count() >= 3
-    };
-    for _ in 0..3000 {
-        if begun() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let killed = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status()
-        .unwrap();
-    assert!(killed.success());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
-    assert!(stderr(&output).contains("--resume goes on"));
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(told["interrupted"], true);
-    assert!(told["steps"].as_u64().unwrap() >= 3);
-    assert!(adapters.join(STATE_FILE).is_file() && adapters.join(WEIGHTS_FILE).is_file());
 }
 
 #[test]

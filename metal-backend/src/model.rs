@@ -116,6 +116,11 @@ impl Engine {
         self.stream.scope(f)
     }
 
+    /// Whether it computes on the CPU.
+    pub fn is_on_cpu(&self) -> bool {
+        self.stream.device().kind() == DeviceKind::Cpu
+    }
+
     /// An error once the model was closed.
     pub fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
@@ -208,7 +213,7 @@ impl Engine {
             eos: &self.eos,
             newline: &newline,
             grammars: Some(&self.grammars),
-            on_cpu: self.stream.device().kind() == DeviceKind::Cpu,
+            on_cpu: self.is_on_cpu(),
         };
         self.scope(|| Sampler::new(options, prompt, &context))
     }

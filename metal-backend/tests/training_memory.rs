@@ -6,7 +6,7 @@
 mod training_common;
 
 use inference::LoraConfig;
-use metal_backend::train::{AdapterKind, Schedule, Sequence, Trainer, Tuning};
+use metal_backend::train::{AdapterKind, Compile, Schedule, Sequence, Trainer, Tuning};
 use mlx_rs_core::memory;
 use training_common::{batch, cpu, tiny};
 
@@ -18,35 +18,41 @@ fn trainer(name: &str, tuning: Tuning) -> Trainer {
 #[test]
 fn training_stays_flat_and_checkpoints_lower_its_peak() {
     // Accumulation, clipping, a moving rate, dropout: whatever a step may keep.
-    let tuning = Tuning {
-        schedule: Schedule::constant(1e-3).with_warmup(100, 0.0),
-        accumulation: 2,
-        clip: Some(1.0),
-        ..Tuning::default()
-    };
-    let mut run = trainer("llama-q4", tuning);
-    let batch = batch(2);
-    let mut at = |steps: usize| {
-        for _ in 0..steps {
-            run.step(&batch).unwrap();
+    // Compiled, the graphs of the batches' forms stay, and nothing besides.
+    let empty = memory::live_arrays();
+    for (compile, rounds) in [(Compile::Off, 10), (Compile::On, 4)] {
+        let tuning = Tuning {
+            schedule: Schedule::constant(1e-3).with_warmup(100, 0.0),
+            accumulation: 2,
+            clip: Some(1.0),
+            compile,
+            ..Tuning::default()
+        };
+        let mut run = trainer("llama-q4", tuning);
+        let batch = batch(2);
+        let mut at = |steps: usize| {
+            for _ in 0..steps {
+                run.step(&batch).unwrap();
+            }
+            (memory::live_arrays(), memory::active().unwrap())
+        };
+        let (handles, bytes) = at(50);
+        for round in 1..rounds {
+            let (now, used) = at(50);
+            assert!(
+                (now - handles).abs() <= 8,
+                "{compile:?}: {handles} handles grew to {now} after {} steps",
+                50 * (round + 1)
+            );
+            assert!(
+                used <= bytes + (64 << 10),
+                "{compile:?}: {bytes} bytes grew to {used} after {} steps",
+                50 * (round + 1)
+            );
         }
-        (memory::live_arrays(), memory::active().unwrap())
-    };
-    let (handles, bytes) = at(50);
-    for round in 1..10 {
-        let (now, used) = at(50);
-        assert!(
-            (now - handles).abs() <= 8,
-            "{handles} handles grew to {now} after {} steps",
-            50 * (round + 1)
-        );
-        assert!(
-            used <= bytes + (64 << 10),
-            "{bytes} bytes grew to {used} after {} steps",
-            50 * (round + 1)
-        );
+        drop(run);
+        assert!(memory::live_arrays() <= empty + 8, "{compile:?}");
     }
-    drop(run);
 
     // Seven blocks and long sequences: what a backward pass keeps is most of the memory.
     let long: Vec<Sequence> = (0..2u32)

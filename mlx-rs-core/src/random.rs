@@ -53,6 +53,32 @@ impl Key {
         .map(Self)
     }
 
+    /// The key that two words are, such as one that is an argument of a compiled function.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Dtype, Result, random, transforms::compile};
+    /// let draw = compile(|x: &[Array]| -> Result<Vec<Array>> {
+    ///     let key = random::Key::from_array(x[0].clone())?;
+    ///     Ok(vec![random::uniform(0.0, 1.0, &[4], Dtype::Float32, &key)?])
+    /// });
+    /// for seed in [7, 8] {
+    ///     let key = random::Key::new(seed)?;
+    ///     let plain = random::uniform(0.0, 1.0, &[4], Dtype::Float32, &key)?;
+    ///     assert!(draw.call(&[key.array().clone()])?[0].array_equal(&plain)?);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Value`] when they are not two words of [`Dtype::Uint32`].
+    pub fn from_array(words: Array) -> Result<Self> {
+        if words.dtype() == Dtype::Uint32 && words.shape() == [2] {
+            return Ok(Self(words));
+        }
+        let message = "a key is two words of uint32";
+        Err(Error::new(ErrorKind::Value, "random_key", message).with_inputs(&[&words]))
+    }
+
     /// Two independent keys.
     ///
     /// ```

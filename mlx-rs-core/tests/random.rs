@@ -71,6 +71,17 @@ fn the_numbers_are_those_of_python() {
     assert_eq!(words(&three[2]), [801545058, 2363201431]);
     assert!(k.split_into(0).unwrap().is_empty());
 
+    let again = Key::from_array(first.array().clone()).unwrap();
+    assert_eq!(words(&again), words(&first));
+    for other in [
+        Array::vector(&[1u32, 2, 3]).unwrap(),
+        Array::vector(&[1i32, 2]).unwrap(),
+        Array::scalar(1u32).unwrap(),
+    ] {
+        let error = Key::from_array(other).unwrap_err();
+        assert!(error.to_string().contains("two words of uint32"), "{error}");
+    }
+
     let drawn = random::randint(3, 90, &[5], Dtype::Int32, &k).unwrap();
     assert_eq!(drawn.to_vec::<i32>().unwrap(), [66, 78, 20, 21, 19]);
     let coins = random::bernoulli(&one(0.3), &[8], &k).unwrap();

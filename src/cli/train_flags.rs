@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use inference::ComputeType;
+use metal_backend::train::Compile;
 use metal_backend::train::config::{FineTuneType, LrSchedule, OptimizerName, TrainConfig};
 
 use super::failure::{Failure, chain};
@@ -97,6 +98,9 @@ pub struct Flags {
     /// Compute blocks again in the backward pass: less memory, more time
     #[arg(long, help_heading = "Steps")]
     grad_checkpoint: bool,
+    /// Trace a step once for each form of its batch and replay it; auto: on a GPU [default: auto]
+    #[arg(long, value_name = "WHEN", help_heading = "Steps")]
+    compile: Option<CompileFlag>,
     /// Scale gradients down to this norm, all of them together
     #[arg(long, value_name = "X", help_heading = "Steps")]
     max_grad_norm: Option<f64>,
@@ -190,6 +194,13 @@ enum Kind {
     Lora,
     Dora,
     Full,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum CompileFlag {
+    Auto,
+    On,
+    Off,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -301,6 +312,7 @@ impl Flags {
             lora.keys.clone_from(&self.keys);
         }
         put(&mut c.fine_tune_type, &self.fine_tune_type.map(Kind::of));
+        put(&mut c.compile, &self.compile.map(CompileFlag::of));
         put(&mut c.optimizer, &self.optimizer.map(OptimizerFlag::of));
         self.put_schedule(c);
     }
@@ -343,6 +355,16 @@ impl Kind {
             Self::Lora => FineTuneType::Lora,
             Self::Dora => FineTuneType::Dora,
             Self::Full => FineTuneType::Full,
+        }
+    }
+}
+
+impl CompileFlag {
+    fn of(self) -> Compile {
+        match self {
+            Self::Auto => Compile::Auto,
+            Self::On => Compile::On,
+            Self::Off => Compile::Off,
         }
     }
 }
@@ -407,6 +429,18 @@ mod tests {
         let failure = read(&["-c", path]).unwrap_err();
         assert_eq!(failure.exit_code(), 2);
         assert!(failure.report().unwrap().contains("itres"));
+    }
+
+    #[test]
+    fn a_step_is_compiled_when_the_file_or_the_flag_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.yaml");
+        std::fs::write(&path, "compile: off\n").unwrap();
+        let path = path.to_str().unwrap();
+        assert_eq!(read(&[]).unwrap().compile, Compile::Auto);
+        assert_eq!(read(&["-c", path]).unwrap().compile, Compile::Off);
+        let both = read(&["-c", path, "--compile", "on"]).unwrap();
+        assert_eq!(both.compile, Compile::On);
     }
 
     #[test]

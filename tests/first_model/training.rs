@@ -74,33 +74,3 @@ fn ten_steps_have_the_gradients_and_losses_of_mlx_lm() {
         }
     }
 }
-
-/// Beside `tools/golden/training_speed.py`, which prints the same of mlx-lm.
-#[test]
-#[ignore = "a measurement: run alone with --ignored --nocapture training_speed, beside tools/golden/training_speed.py"]
-fn training_speed() {
-    let lora = LoraConfig::new().with_targets(["q_proj", "v_proj"]);
-    let tuning = Tuning {
-        schedule: Schedule::constant(1e-4),
-        ..Tuning::default()
-    };
-    let options = LoadOptions::new().with_backend("cpu");
-    let mut trainer = Trainer::load(&FIRST, &options, &lora, AdapterKind::Lora, tuning).unwrap();
-    let sequence =
-        |i: u32| Sequence::new((0..65).map(|j| 3 + (37 * i + 11 * j * j) % 4000).collect());
-    let batch: Vec<Sequence> = (0..4).map(sequence).collect();
-    let first = trainer.step(&batch).unwrap().loss;
-    let begin = std::time::Instant::now();
-    let steps = 5;
-    let mut last = first;
-    for _ in 0..steps {
-        last = trainer.step(&batch).unwrap().loss;
-    }
-    let seconds = begin.elapsed().as_secs_f64() / f64::from(steps);
-    println!(
-        "rust-mlx: {:.3} steps/s, {:.0} tokens/s; losses {first:.4} {last:.4}",
-        1.0 / seconds,
-        256.0 / seconds
-    );
-    assert!(last < first);
-}

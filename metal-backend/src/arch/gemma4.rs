@@ -3,19 +3,24 @@
 //! their values from the keys; the last layers look at the keys of earlier ones; small models add an
 //! input of its own to each layer; large ones have a mixture of experts beside the feed-forward.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use inference::Result;
-use mlx_rs_core::Array;
+use mlx_rs_core::transforms::checkpoint_tree;
+use mlx_rs_core::{Array, Error, ErrorKind};
 
 use super::build::{AttentionParts, Builder, int, invalid};
 use super::gemma2::cap;
 use super::moe::{ExpertsAt, counts, experts};
 use super::stack::Head;
 use super::{Decoder, Watch};
-use crate::cache::{CacheOptions, Caches, Row, Seen, lengths};
+use crate::cache::{CacheOptions, Caches, Row, Seen, lengths, passing};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::checkpoint::weights::Weights;
 use crate::error::engine;
+use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
 use crate::nn::moe::{Gate, Router, Weighing, weigh};
 use crate::nn::{Activation, Attention, Embedding, Experts, GatedMlp, HeadNorms, Linear, Norm};
@@ -76,7 +81,7 @@ struct Gemma4 {
     embedding: Embedding,
     embedding_scale: Array,
     inputs: Option<LayerInputs>,
-    blocks: Vec<Block>,
+    blocks: Vec<Arc<Block>>,
     /// For each block, the one whose keys and values it looks at: itself, or an earlier one.
     source: Vec<usize>,
     norm: Norm,
@@ -93,20 +98,35 @@ impl MixtureBeside {
     }
 }
 
+/// What a block reads besides the residual stream.
+struct Given<'a> {
+    /// The layer's own input, `[1, T, width]`.
+    own: Option<&'a Array>,
+    /// Keys and values of an earlier layer, one for each row, where the block has none of its own.
+    seen: Option<&'a [Seen]>,
+}
+
 impl Block {
-    /// `[B, L, hidden] -> [B, L or 1, hidden]`.
+    /// `[1, T, hidden] -> [1, T or rows, hidden]`, and the keys and values that the block made, if any.
     fn forward(
         &self,
         x: &Array,
-        seen: &[Seen],
-        normed: &Array,
-        own: Option<&Array>,
-        (lengths, positions): (&[i32], Positions),
-        watch: &mut dyn FnMut(&Array) -> mlx_rs_core::Result<()>,
-    ) -> mlx_rs_core::Result<Array> {
+        given: &Given<'_>,
+        rows: &mut [Row<'_>],
+        (layer, positions): (usize, Positions),
+        watch: &mut Watch<'_>,
+    ) -> mlx_rs_core::Result<(Array, Option<Vec<Seen>>)> {
+        let lengths = &lengths(rows);
+        let normed = self.attention_in.forward(x)?;
+        let made = match given.seen {
+            Some(_) => None,
+            None => Some(self.attention.remember(&normed, rows, layer)?),
+        };
+        let seen = made.as_deref().or(given.seen).unwrap_or_default();
+        let saw = &mut |q: &Array| watch.saw_queries(layer, q);
         let attended = self
             .attention
-            .look(normed, seen, lengths, positions, watch)?;
+            .look(&normed, seen, lengths, positions, saw)?;
         let x = positions
             .of(x, lengths)?
             .add(&self.attention_out.forward(&attended)?)?;
@@ -115,14 +135,70 @@ impl Block {
             y = mixture.mlp_out.forward(&y)?.add(&mixture.forward(&x)?)?;
         }
         let mut x = x.add(&self.mlp_out.forward(&y)?)?;
-        if let (Some(input), Some(own)) = (&self.input, own) {
+        if let (Some(input), Some(own)) = (&self.input, given.own) {
             let gate = Activation::GeluTanh.apply(&input.gate.forward(&x)?)?;
             let gated = gate.multiply(&positions.of(own, lengths)?)?;
             x = x.add(&input.norm.forward(&input.projection.forward(&gated)?)?)?;
         }
-        match &self.scalar {
-            Some(scalar) => x.multiply(scalar),
-            None => Ok(x),
+        let x = match &self.scalar {
+            Some(scalar) => x.multiply(scalar)?,
+            None => x,
+        };
+        Ok((x, made))
+    }
+
+    /// The same without caches, computed again in the backward pass instead of being kept. Keys and values of
+    /// an earlier layer are arguments, and those made are results where `shares`, so that they have gradients;
+    /// both stay in memory.
+    fn forward_again(
+        self: &Arc<Self>,
+        x: &Array,
+        given: &Given<'_>,
+        (lengths, shares): (&[i32], bool),
+        (layer, positions): (usize, Positions),
+        scope: &Scope,
+    ) -> mlx_rs_core::Result<(Array, Option<Vec<Seen>>)> {
+        let fault = |what: &str| Error::new(ErrorKind::Value, "block", what);
+        let (block, lengths) = (Arc::clone(self), lengths.to_vec());
+        let (has_own, takes) = (given.own.is_some(), given.seen.is_some());
+        let frozen = Scope {
+            params: BTreeMap::new(),
+            ..scope.clone()
+        };
+        let mut args = vec![x.clone()];
+        args.extend(given.own.cloned());
+        for seen in given.seen.unwrap_or_default() {
+            args.extend(passing::both(seen)?);
+        }
+        let again = checkpoint_tree(move |params: &BTreeMap<String, Array>, args: &[Array]| {
+            let Some((x, rest)) = args.split_first() else {
+                return Err(fault("an input is expected"));
+            };
+            let (own, rest) = rest.split_at(usize::from(has_own).min(rest.len()));
+            let seen = takes.then(|| passing::seen(rest));
+            let given = Given {
+                own: own.first(),
+                seen: seen.as_deref(),
+            };
+            let scope = Scope {
+                params: params.clone(),
+                ..frozen.clone()
+            };
+            let mut caches = passing::caches(lengths.len(), layer + 1);
+            let mut rows = passing::rows(&lengths, &mut caches);
+            let (at, nobody) = ((layer, positions), &mut Watch::nothing());
+            let run = || block.forward(x, &given, &mut rows, at, nobody);
+            let (x, made) = adapter::within(Arc::new(scope), run)?;
+            let mut results = vec![x];
+            for seen in made.iter().flatten().filter(|_| shares) {
+                results.extend(passing::both(seen)?);
+            }
+            Ok(results)
+        });
+        let results = again(&scope.of_block(layer), &args)?;
+        match results.split_first() {
+            Some((x, made)) => Ok((x.clone(), (!takes).then(|| passing::seen(made)))),
+            None => Err(fault("there is no output")),
         }
     }
 }
@@ -164,13 +240,10 @@ impl Decoder for Gemma4 {
             .map(|i| i.forward(ids, &x))
             .transpose()?;
         let last = self.blocks.len().saturating_sub(1);
+        let again = adapter::scope().filter(|scope| scope.checkpoint);
         let mut seen: Vec<Vec<Seen>> = Vec::with_capacity(self.blocks.len());
         for (i, block) in self.blocks.iter().enumerate() {
             let keep = if i == last { positions } else { Positions::All };
-            let normed = block.attention_in.forward(&x)?;
-            if block.attention.k_proj.is_some() {
-                seen.push(block.attention.remember(&normed, rows, i)?);
-            }
             let own = inputs
                 .as_ref()
                 .map(|all| {
@@ -178,9 +251,20 @@ impl Decoder for Gemma4 {
                     all.slice_axis(2, at, at + 1)?.squeeze_axis(2)
                 })
                 .transpose()?;
-            let source = &seen[self.source[i]];
-            let saw = &mut |q: &Array| watch.saw_queries(i, q);
-            x = block.forward(&x, source, &normed, own.as_ref(), (&lengths, keep), saw)?;
+            let source = self.source[i];
+            let given = Given {
+                own: own.as_ref(),
+                seen: (source != i).then(|| seen[source].as_slice()),
+            };
+            let (out, made) = match &again {
+                Some(scope) => {
+                    let shares = self.source[i + 1..].contains(&i);
+                    block.forward_again(&x, &given, (&lengths, shares), (i, keep), scope)?
+                }
+                None => block.forward(&x, &given, rows, (i, keep), watch)?,
+            };
+            x = out;
+            seen.extend(made);
             watch.saw_block(i, &x)?;
         }
         let x = self.norm.forward(&x)?;
@@ -256,7 +340,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 None
             };
             let mut norm = |part: &str| b.hidden_norm(&format!("{prefix}.{part}"));
-            Ok(Block {
+            Ok(Arc::new(Block {
                 attention_in: norm("input_layernorm")?,
                 attention,
                 attention_out: norm("post_attention_layernorm")?,
@@ -266,7 +350,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 mixture,
                 input,
                 scalar,
-            })
+            }))
         })
         .collect::<Result<Vec<_>>>()?;
     let inputs = if width > 0 {

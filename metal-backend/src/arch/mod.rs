@@ -37,7 +37,8 @@ use crate::nn::attention::Positions;
 /// A decoder-only language model.
 pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// Token ids `[1, T]` of `rows`, packed one after another, to logits `[1, T, vocab]`, or `[1, rows,
-    /// vocab]` for [`Positions::Last`]. Keys and values of all positions are added to the rows' caches.
+    /// vocab]` for [`Positions::Last`]. Keys and values of all positions are added to the rows' caches. Where the
+    /// adapters' scope asks for it, blocks are computed again in a backward pass.
     ///
     /// # Errors
     /// When shapes do not fit or memory runs out.
@@ -51,11 +52,6 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 
     /// Empty caches for one row, one a layer that has keys.
     fn new_caches(&self, options: &CacheOptions) -> Caches;
-
-    /// Whether blocks are computed again in a backward pass where the scope asks for it.
-    fn checkpoints(&self) -> bool {
-        false
-    }
 
     /// Which of the caches has the keys that `layer` looks at.
     fn keys_of(&self, layer: usize) -> usize {

@@ -9,7 +9,7 @@ use mlx_rs_core::transforms::checkpoint_tree;
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
 use super::{Decoder, Watch};
-use crate::cache::{CacheOptions, Caches, KvCache, PassingCache, Row, lengths, offset};
+use crate::cache::{CacheOptions, Caches, Row, lengths, offset, passing};
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
 use crate::nn::norm::through;
@@ -123,18 +123,8 @@ impl Block {
                 params: params.clone(),
                 ..frozen.clone()
             };
-            let mut caches: Vec<Caches> = lengths
-                .iter()
-                .map(|_| {
-                    let one = || Box::new(PassingCache) as Box<dyn KvCache>;
-                    (0..=layer).map(|_| one()).collect()
-                })
-                .collect();
-            let mut rows: Vec<Row<'_>> = lengths
-                .iter()
-                .zip(&mut caches)
-                .map(|(&length, caches)| Row { length, caches })
-                .collect();
+            let mut caches = passing::caches(lengths.len(), layer + 1);
+            let mut rows = passing::rows(&lengths, &mut caches);
             let nobody = &mut Watch::nothing();
             let run = || block.forward(x, &mut rows, layer, positions, nobody);
             Ok(vec![adapter::within(Arc::new(scope), run)?])
@@ -234,10 +224,6 @@ impl Decoder for Stack {
             return Ok(x);
         }
         self.head.forward(&x, &self.embedding)
-    }
-
-    fn checkpoints(&self) -> bool {
-        true
     }
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {

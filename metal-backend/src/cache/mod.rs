@@ -9,7 +9,7 @@
 mod chunked;
 pub mod file;
 mod in_place;
-mod passing;
+pub mod passing;
 mod quantized;
 mod rotating;
 #[cfg(test)]

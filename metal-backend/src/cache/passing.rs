@@ -3,23 +3,64 @@
 
 use std::collections::BTreeMap;
 
-use mlx_rs_core::{Array, Result};
+use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
-use super::{KvCache, Order, Seen, Snapshot, Stored};
+use super::{Caches, KvCache, Order, Row, Seen, Snapshot, Stored};
 
 /// Keeps nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PassingCache;
 
+/// Such caches of `layers` layers for each of some rows.
+pub fn caches(rows: usize, layers: usize) -> Vec<Caches> {
+    let one = || Box::new(PassingCache) as Box<dyn KvCache>;
+    let row = || (0..layers).map(|_| one()).collect();
+    (0..rows).map(|_| row()).collect()
+}
+
+/// Rows of these lengths with their caches.
+pub fn rows<'a>(lengths: &[i32], caches: &'a mut [Caches]) -> Vec<Row<'a>> {
+    let pairs = lengths.iter().zip(caches);
+    pairs
+        .map(|(&length, caches)| Row { length, caches })
+        .collect()
+}
+
+/// What queries look at: the keys and values of their own pass.
+fn passed(keys: &Array, values: &Array) -> Seen {
+    Seen {
+        keys: Stored::Plain(keys.clone()),
+        values: Stored::Plain(values.clone()),
+        offset: 0,
+        order: Order::Run { kept: 0, start: 0 },
+        window: None,
+    }
+}
+
+/// Keys and values that passed, as arguments of a function.
+///
+/// # Errors
+/// When they are packed, which those that passed are not.
+pub fn both(seen: &Seen) -> Result<[Array; 2]> {
+    match (&seen.keys, &seen.values) {
+        (Stored::Plain(keys), Stored::Plain(values)) => Ok([keys.clone(), values.clone()]),
+        _ => Err(Error::new(
+            ErrorKind::Value,
+            "attention",
+            "packed keys have no gradients",
+        )),
+    }
+}
+
+/// The same from arguments, in their order.
+pub fn seen(all: &[Array]) -> Vec<Seen> {
+    let pairs = all.chunks_exact(2);
+    pairs.map(|pair| passed(&pair[0], &pair[1])).collect()
+}
+
 impl KvCache for PassingCache {
     fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen> {
-        Ok(Seen {
-            keys: Stored::Plain(keys.clone()),
-            values: Stored::Plain(values.clone()),
-            offset: 0,
-            order: Order::Run { kept: 0, start: 0 },
-            window: None,
-        })
+        Ok(passed(keys, values))
     }
 
     fn offset(&self) -> i32 {

@@ -69,6 +69,11 @@ impl Engine {
         Ok(())
     }
 
+    /// How often adapters, or their numbers, changed.
+    pub fn adaptations(&self) -> u64 {
+        self.adaptations.load(Ordering::Acquire)
+    }
+
     /// Forgets what was computed with the numbers before.
     pub fn adapter_changed(&self) {
         self.adaptations.fetch_add(1, Ordering::AcqRel);

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use mlx_rs_core::{Array, Dtype, Result, random};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, random};
 
 use super::Weight;
 
@@ -232,7 +232,7 @@ impl Site {
         let param = |end: &str| scope.as_ref()?.param(&self.name, end).cloned();
         let mut delta = self.with_parts(&stored, param);
         if let Delta::LowRank(low) = &mut delta
-            && scope.as_ref().is_none_or(|s| s.dropout_seed.is_none())
+            && scope.as_ref().is_none_or(|s| s.dropout.is_none())
         {
             low.dropout = 0.0;
         }
@@ -264,24 +264,40 @@ impl Site {
 
     /// `x` with some of its numbers dropped, the others scaled up to the same mean.
     fn dropped(&self, x: &Array, fraction: f32) -> Result<Array> {
-        let seed = scope().and_then(|s| s.dropout_seed);
-        let (Some(seed), true) = (seed, fraction > 0.0) else {
+        if fraction == 0.0 {
             return Ok(x.clone());
+        }
+        let key = match scope().and_then(|s| s.dropout.clone()) {
+            None => return Ok(x.clone()),
+            Some(Dropout::Seed(seed)) => dropout_key(&self.name, seed)?,
+            Some(Dropout::Keys(keys)) => match keys.get(&self.name) {
+                Some(key) => key.clone(),
+                None => {
+                    let message = format!("there is no dropout key of `{}`", self.name);
+                    return Err(Error::new(ErrorKind::Value, "dropout", message));
+                }
+            },
         };
-        // By name and step, not by order: a block that is computed again drops the same numbers.
-        // Fowler, Noll and Vo's hash: the standard library's may change.
-        let hash = self
-            .name
-            .bytes()
-            .fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-            });
-        let key = random::Key::new(hash)?;
         let keep = random::bernoulli(&Array::scalar(1.0 - fraction)?, x.shape(), &key)?;
         let kept = keep.astype(x.dtype())?;
         x.multiply(&kept)?
             .multiply(&like(x, 1.0 / (1.0 - fraction))?)
     }
+}
+
+/// What a site's dropout is drawn from in a batch: by name and seed, not by order, so that a block that is
+/// computed again drops the same numbers.
+///
+/// # Errors
+/// When memory runs out.
+pub fn dropout_key(site: &str, seed: u64) -> Result<random::Key> {
+    // Fowler, Noll and Vo's hash: the standard library's may change.
+    let hash = site
+        .bytes()
+        .fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    random::Key::new(hash)
 }
 
 /// A number in the type of `x`.
@@ -443,11 +459,20 @@ pub struct Scope {
     /// Trainable numbers by name.
     pub params: BTreeMap<String, Array>,
     /// What dropout is drawn from; `None` for none.
-    pub dropout_seed: Option<u64>,
+    pub dropout: Option<Dropout>,
     /// Each block is computed again in the backward pass instead of being kept.
     pub checkpoint: bool,
     /// The base alone is computed, as a reference.
     pub without_adapters: bool,
+}
+
+/// What dropout is drawn from.
+#[derive(Debug, Clone)]
+pub enum Dropout {
+    /// A seed for all sites; see [`dropout_key`].
+    Seed(u64),
+    /// The key of each site by its name, which may be a placeholder of a graph that is traced.
+    Keys(Arc<BTreeMap<String, random::Key>>),
 }
 
 impl Scope {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use inference::{ComputeType, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
+use super::Compile;
 use super::dataset::{BatchOptions, DataOptions, FieldNames, Order};
 
 /// Bytes of a config file at most.
@@ -155,6 +156,8 @@ pub struct TrainConfig {
     pub dtype: Option<ComputeType>,
     /// Ours: the global norm beyond which gradients are scaled down.
     pub max_grad_norm: Option<f64>,
+    /// Ours: whether a step is traced once and replayed.
+    pub compile: Compile,
 }
 
 /// A value in [`TrainConfig::optimizer_config`].
@@ -208,6 +211,7 @@ impl Default for TrainConfig {
             backend: None,
             dtype: None,
             max_grad_norm: None,
+            compile: Compile::default(),
         }
     }
 }

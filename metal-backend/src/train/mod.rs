@@ -12,7 +12,7 @@
 //! - `loss.rs`, `optim.rs`, `schedule.rs`: formulas, each with its source;
 //! - [`dataset`]: JSONL files to token ids, loss masks and batches;
 //! - [`config`]: the options of a run, from a YAML or TOML file;
-//! - `step.rs`: a step, from sequences to changed numbers;
+//! - `step.rs`: a step, from sequences to changed numbers, also as one graph (`step/compiled.rs`);
 //! - [`run`]: a whole run from its options to its files, with `plan.rs`, `state.rs` and [`journal`];
 //! - [`judge`]: how good a model is on data.
 
@@ -39,7 +39,7 @@ pub use optim::{Optimizer, OptimizerConfig};
 pub use run::{Event, Run, Summary};
 pub use schedule::Schedule;
 pub use state::STATE_FILE;
-pub use step::{Evaluation, Preference, Sequence, StepReport, Trainer, Tuning};
+pub use step::{Compile, Evaluation, Preference, Sequence, StepReport, Trainer, Tuning};
 
 /// Named arrays, sorted by name.
 pub type Params = std::collections::BTreeMap<String, mlx_rs_core::Array>;

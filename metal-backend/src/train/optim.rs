@@ -156,6 +156,61 @@ impl OptimizerConfig {
     }
 }
 
+impl OptimizerConfig {
+    /// What step number `step` (from 1) at a learning rate computes with that differs from step to step. The
+    /// first is the rate that the step is made with.
+    fn numbers(&self, step: u64, rate: f32) -> Vec<f32> {
+        // In double precision: 1 - 0.999 has few digits in single.
+        let seen = |beta: f32| 1.0 - f64::from(beta).powf(step as f64);
+        // The rate, and a factor on the root of the mean square.
+        let adam = |beta1: f32, beta2: f32, corrected: bool| {
+            if corrected {
+                let rate = (f64::from(rate) / seen(beta1)) as f32;
+                (rate, (1.0 / seen(beta2).sqrt()) as f32)
+            } else {
+                (rate, 1.0)
+            }
+        };
+        match *self {
+            Self::AdamW {
+                beta1,
+                beta2,
+                weight_decay,
+                bias_correction,
+                ..
+            } => {
+                let (stepped, root) = adam(beta1, beta2, bias_correction);
+                vec![stepped, root, 1.0 - rate * weight_decay]
+            }
+            Self::Adam {
+                beta1,
+                beta2,
+                bias_correction,
+                ..
+            } => {
+                let (stepped, root) = adam(beta1, beta2, bias_correction);
+                vec![stepped, root]
+            }
+            Self::Sgd { .. } | Self::Muon { .. } => vec![rate],
+            Self::Lion { weight_decay, .. } => vec![rate, 1.0 - rate * weight_decay],
+            Self::Adafactor {
+                decay_rate,
+                relative_step,
+                ..
+            } => {
+                let step = step as f32;
+                let rate = if relative_step {
+                    step.sqrt().recip().min(1e-2)
+                } else {
+                    rate
+                };
+                let beta2 = 1.0 - step.powf(decay_rate);
+                vec![rate, beta2, 1.0 - beta2]
+            }
+        }
+    }
+}
+
 /// An optimizer and what it remembers of each parameter.
 #[derive(Debug, Clone)]
 pub struct Optimizer {
@@ -205,37 +260,64 @@ impl Optimizer {
     /// # Errors
     /// When a gradient is missing or of another shape, or memory runs out; nothing has changed then.
     pub fn update(&mut self, params: &Params, grads: &Params, rate: f32) -> Result<Params> {
-        let step = self.steps + 1;
-        let mut next = Params::new();
-        let mut state = Params::new();
-        for (name, param) in params {
-            let fault = |what: String| Error::new(ErrorKind::Value, "optimizer", what);
-            let grad = grads
-                .get(name)
-                .ok_or_else(|| fault(format!("there is no gradient of `{name}`")))?;
-            if grad.shape() != param.shape() {
-                return Err(fault(format!(
-                    "the gradient of `{name}` is {:?}, the parameter {:?}",
-                    grad.shape(),
-                    param.shape()
-                )));
-            }
-            let mut one = One {
-                name,
-                old: &self.state,
-                new: &mut state,
-                grad: grad.astype(Dtype::Float32)?,
-                param: param.astype(Dtype::Float32)?,
-                step,
-                rate,
-            };
-            let value = one.update(&self.config)?;
-            next.insert(name.clone(), value.astype(param.dtype())?);
-        }
+        let numbers = self.numbers(rate)?;
+        let (next, state) = apply(&self.config, params, grads, &self.state, &numbers)?;
         eval(next.values().chain(state.values()))?;
-        (self.steps, self.state) = (step, state);
+        self.advance(state);
         Ok(next)
     }
+
+    /// What the next step computes with that differs from step to step, at a learning rate: float32 scalars,
+    /// so that a graph of a step can take them as arguments.
+    pub(super) fn numbers(&self, rate: f32) -> Result<Vec<Array>> {
+        let all = self.config.numbers(self.steps + 1, rate);
+        all.into_iter().map(Array::scalar).collect()
+    }
+
+    /// Remembers what [`apply`] returned as a step that was made.
+    pub(super) fn advance(&mut self, state: Params) {
+        self.steps += 1;
+        self.state = state;
+    }
+}
+
+/// New parameters and what is to be remembered, from gradients of the same names and what was remembered
+/// before. Nothing is computed yet, and no value is looked at. `numbers` are [`Optimizer::numbers`].
+///
+/// # Errors
+/// When a gradient is missing or of another shape.
+pub(super) fn apply(
+    config: &OptimizerConfig,
+    params: &Params,
+    grads: &Params,
+    old: &Params,
+    numbers: &[Array],
+) -> Result<(Params, Params)> {
+    let (mut next, mut state) = (Params::new(), Params::new());
+    for (name, param) in params {
+        let fault = |what: String| Error::new(ErrorKind::Value, "optimizer", what);
+        let grad = grads
+            .get(name)
+            .ok_or_else(|| fault(format!("there is no gradient of `{name}`")))?;
+        if grad.shape() != param.shape() {
+            return Err(fault(format!(
+                "the gradient of `{name}` is {:?}, the parameter {:?}",
+                grad.shape(),
+                param.shape()
+            )));
+        }
+        let mut one = One {
+            name,
+            old,
+            new: &mut state,
+            grad: grad.astype(Dtype::Float32)?,
+            param: param.astype(Dtype::Float32)?,
+            numbers,
+        };
+        let value = one.update(config)?;
+        next.insert(name.clone(), value.astype(param.dtype())?);
+    }
+    Ok((next, state))
 }
 
 /// One parameter in one step; all in float32.
@@ -245,8 +327,8 @@ struct One<'a> {
     new: &'a mut Params,
     grad: Array,
     param: Array,
-    step: u64,
-    rate: f32,
+    /// As [`OptimizerConfig::numbers`] says.
+    numbers: &'a [Array],
 }
 
 /// `x * factor`.
@@ -282,10 +364,24 @@ impl One<'_> {
             .insert(format!("{}/{part}", self.name), value.clone());
     }
 
+    /// A number of this step.
+    fn number(&self, at: usize) -> Result<Array> {
+        self.numbers.get(at).cloned().ok_or_else(|| {
+            let message = format!("number {at} of the step is missing");
+            Error::new(ErrorKind::Value, "optimizer", message)
+        })
+    }
+
     /// `decay * last + (1 - decay) * value`, remembered.
     fn mean(&mut self, part: &str, value: &Array, decay: f32) -> Result<Array> {
+        let shares = (value.scalar_like(decay)?, value.scalar_like(1.0 - decay)?);
+        self.mix(part, value, (&shares.0, &shares.1))
+    }
+
+    /// `shares.0 * last + shares.1 * value`, remembered.
+    fn mix(&mut self, part: &str, value: &Array, shares: (&Array, &Array)) -> Result<Array> {
         let last = self.last(part, value.shape())?;
-        let next = times(&last, decay)?.add(&times(value, 1.0 - decay)?)?;
+        let next = last.multiply(shares.0)?.add(&value.multiply(shares.1)?)?;
         self.keep(part, &next);
         Ok(next)
     }
@@ -296,10 +392,10 @@ impl One<'_> {
                 beta1,
                 beta2,
                 eps,
-                weight_decay,
                 bias_correction,
+                ..
             } => {
-                self.param = times(&self.param, 1.0 - self.rate * weight_decay)?;
+                self.param = self.param.multiply(&self.number(2)?)?;
                 self.adam((beta1, beta2), eps, bias_correction)
             }
             OptimizerConfig::Adam {
@@ -314,11 +410,7 @@ impl One<'_> {
                 dampening,
                 nesterov,
             } => self.sgd(momentum, weight_decay, dampening, nesterov),
-            OptimizerConfig::Lion {
-                beta1,
-                beta2,
-                weight_decay,
-            } => self.lion((beta1, beta2), weight_decay),
+            OptimizerConfig::Lion { beta1, beta2, .. } => self.lion((beta1, beta2)),
             OptimizerConfig::Adafactor { .. } => self.adafactor(config),
             OptimizerConfig::Muon {
                 momentum,
@@ -333,14 +425,13 @@ impl One<'_> {
         let grad = self.grad.clone();
         let m = self.mean("m", &grad, betas.0)?;
         let v = self.mean("v", &grad.square()?, betas.1)?;
-        let (mut rate, mut root) = (self.rate, v.sqrt()?);
+        let mut root = v.sqrt()?;
         if corrected {
-            // In double precision: 1 - 0.999 has few digits in single.
-            let seen = |beta: f32| 1.0 - f64::from(beta).powf(self.step as f64);
-            rate = (f64::from(rate) / seen(betas.0)) as f32;
-            root = times(&root, (1.0 / seen(betas.1).sqrt()) as f32)?;
+            root = root.multiply(&self.number(1)?)?;
         }
-        let step = times(&m, rate)?.divide(&root.add(&root.scalar_like(eps)?)?)?;
+        let step = m
+            .multiply(&self.number(0)?)?
+            .divide(&root.add(&root.scalar_like(eps)?)?)?;
         self.param.subtract(&step)
     }
 
@@ -361,17 +452,18 @@ impl One<'_> {
         } else {
             grad
         };
-        self.param.subtract(&times(&step, self.rate)?)
+        self.param.subtract(&step.multiply(&self.number(0)?)?)
     }
 
-    fn lion(&mut self, betas: (f32, f32), decay: f32) -> Result<Array> {
+    fn lion(&mut self, betas: (f32, f32)) -> Result<Array> {
         let grad = self.grad.clone();
         let last = self.last("m", grad.shape())?;
         let direction = times(&last, betas.0)?
             .add(&times(&grad, 1.0 - betas.0)?)?
             .sign()?;
         self.mean("m", &grad, betas.1)?;
-        times(&self.param, 1.0 - self.rate * decay)?.subtract(&times(&direction, self.rate)?)
+        let step = direction.multiply(&self.number(0)?)?;
+        self.param.multiply(&self.number(1)?)?.subtract(&step)
     }
 
     fn adafactor(&mut self, config: &OptimizerConfig) -> Result<Array> {
@@ -379,37 +471,31 @@ impl One<'_> {
             eps,
             eps_scale,
             clip_threshold,
-            decay_rate,
             beta1,
             weight_decay,
             scale_parameter,
-            relative_step,
+            ..
         } = *config
         else {
             return Ok(self.param.clone());
         };
-        let step = self.step as f32;
-        let mut rate = self.param.scalar_like(if relative_step {
-            step.sqrt().recip().min(1e-2)
-        } else {
-            self.rate
-        })?;
+        let mut rate = self.number(0)?;
         if scale_parameter {
             let size = rms(&self.param)?;
             rate = rate.multiply(&size.maximum(&size.scalar_like(eps_scale)?)?)?;
         }
-        let beta2 = 1.0 - step.powf(decay_rate);
+        let shares = (&self.number(1)?, &self.number(2)?);
         let grad = self.grad.clone();
         let square = grad.square()?;
         let square = square.add(&square.scalar_like(eps)?)?;
         let shape = if grad.shape().len() >= 2 {
-            let rows = self.mean("rows", &square.mean(-1, false)?, beta2)?;
-            let cols = self.mean("cols", &square.mean(-2, false)?, beta2)?;
+            let rows = self.mix("rows", &square.mean(-1, false)?, shares)?;
+            let cols = self.mix("cols", &square.mean(-2, false)?, shares)?;
             let rows = rows.divide(&rows.mean(-1, true)?)?.rsqrt()?;
             rows.expand_dims(-1)?
                 .multiply(&cols.rsqrt()?.expand_dims(-2)?)?
         } else {
-            self.mean("v", &square, beta2)?.rsqrt()?
+            self.mix("v", &square, shares)?.rsqrt()?
         };
         let mut update = shape.multiply(&grad)?;
         let size = times(&rms(&update)?, 1.0 / clip_threshold)?;
@@ -437,12 +523,12 @@ impl One<'_> {
         } else {
             v
         };
-        let mut rate = self.rate;
+        let mut rate = self.number(0)?;
         if let [.., rows, cols] = *update.shape() {
             update = orthogonal(&update, steps)?;
-            rate *= (rows as f32 / cols.max(1) as f32).max(1.0).sqrt();
+            rate = times(&rate, (rows as f32 / cols.max(1) as f32).max(1.0).sqrt())?;
         }
-        self.param.subtract(&times(&update, rate)?)
+        self.param.subtract(&update.multiply(&rate)?)
     }
 }
 

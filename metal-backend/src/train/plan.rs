@@ -71,6 +71,7 @@ pub fn tuning(config: &TrainConfig) -> Result<Tuning> {
         accumulation: config.grad_accumulation_steps,
         clip: config.max_grad_norm.map(|n| n as f32),
         checkpoint: config.grad_checkpoint,
+        compile: config.compile,
         seed: u64::from(config.seed),
     })
 }

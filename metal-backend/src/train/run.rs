@@ -521,7 +521,7 @@ fn settings(trainer: &Trainer, config: &TrainConfig, examples: &[Example]) -> Re
     let digest: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
     let info = trainer.model().info();
     let tuning = trainer.tuning();
-    Ok(json!({
+    let mut settings = json!({
         "architecture": info.architecture,
         "parameters": info.parameters,
         "data": digest,
@@ -537,5 +537,10 @@ fn settings(trainer: &Trainer, config: &TrainConfig, examples: &[Example]) -> Re
         "batch_size": config.batch_size,
         "max_seq_length": config.max_seq_length,
         "keep_order": config.keep_order,
-    }))
+    });
+    // Fused operations may round otherwise. Absent where steps are not compiled, as in files from before.
+    if trainer.is_compiled() {
+        settings["compiled"] = json!(true);
+    }
+    Ok(settings)
 }

@@ -1,6 +1,9 @@
 //! One step of training: sequences in, loss and changed numbers out. The loop around it, with its data, its
 //! reports and its files, is the caller's.
 
+mod compiled;
+mod packed;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,15 +12,15 @@ use mlx_rs_core::transforms::{Tree, value_and_grad_tree};
 use mlx_rs_core::{All, Array, eval};
 
 use super::lora::{AdapterKind, LoraAdapter};
-use super::loss::{cross_entropy_each, dpo, masked_cross_entropy};
+use super::loss::{cross_entropy_each, dpo};
 use super::optim::{Optimizer, OptimizerConfig, clip_by_global_norm};
 use super::{Params, Schedule};
-use crate::arch::{Decoder, Watch};
-use crate::cache::{CacheOptions, Caches, KvCache, PassingCache, Row};
 use crate::error::engine;
 use crate::model::{Engine, MlxModel};
-use crate::nn::adapter::{Scope, within};
-use crate::nn::attention::Positions;
+use crate::nn::adapter::{Dropout, Scope, within};
+pub use compiled::Compile;
+use compiled::Graphs;
+use packed::{Packed, check};
 
 /// Tokens to learn from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,12 +75,14 @@ pub struct Tuning {
     pub clip: Option<f32>,
     /// Blocks are computed again in the backward pass: less memory, more time.
     pub checkpoint: bool,
+    /// Whether a step is traced once for each form of its batch and replayed then.
+    pub compile: Compile,
     /// What the adapter's start and dropout are drawn from.
     pub seed: u64,
 }
 
 impl Default for Tuning {
-    /// AdamW at a constant rate of 1e-5, without accumulation, clipping and checkpoints.
+    /// AdamW at a constant rate of 1e-5, without accumulation, clipping and checkpoints, compiled on a GPU.
     fn default() -> Self {
         Self {
             optimizer: OptimizerConfig::adamw(),
@@ -85,6 +90,7 @@ impl Default for Tuning {
             accumulation: 1,
             clip: None,
             checkpoint: false,
+            compile: Compile::Auto,
             seed: 0,
         }
     }
@@ -125,6 +131,8 @@ pub struct Trainer {
     batches: u64,
     /// Sums of gradients that wait for a step.
     gathered: Option<Params>,
+    /// Steps as graphs, where they are compiled.
+    graphs: Option<Graphs>,
 }
 
 impl Trainer {
@@ -167,15 +175,7 @@ impl Trainer {
             Some(adapter) => adapter,
             None => engine.apply_lora(lora, kind, tuning.seed)?,
         };
-        if tuning.checkpoint && !engine.decoder()?.checkpoints() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "blocks of {} cannot be computed again; train without checkpoint",
-                    engine.info().architecture
-                ),
-            ));
-        }
+        let graphs = tuning.compile.on(engine).then(Graphs::default);
         Ok(Self {
             model,
             adapter,
@@ -183,6 +183,7 @@ impl Trainer {
             tuning,
             batches: 0,
             gathered: None,
+            graphs,
         })
     }
 
@@ -196,6 +197,12 @@ impl Trainer {
     #[must_use]
     pub fn tuning(&self) -> &Tuning {
         &self.tuning
+    }
+
+    /// Whether steps are compiled, which [`Tuning::compile`] decides.
+    #[must_use]
+    pub fn is_compiled(&self) -> bool {
+        self.graphs.is_some()
     }
 
     /// What the model's requests share.
@@ -277,12 +284,15 @@ impl Trainer {
         check(self.model.engine(), batch.iter())?;
         let tokens = batch.iter().map(Sequence::learned).sum();
         let decoder = self.model.engine().decoder()?;
-        let scope = self.scope_of_batch();
         let packed = self
             .model
             .engine()
             .scope(|| Packed::new(batch.iter()))
             .map_err(engine("batch"))?;
+        if self.is_compiled() {
+            return self.replay(decoder, packed, tokens);
+        }
+        let scope = self.scope_of_batch();
         self.step_by(tokens, |params| {
             let scope = Scope {
                 params: params.clone(),
@@ -402,14 +412,17 @@ impl Trainer {
     fn scope_of_batch(&self) -> Scope {
         Scope {
             params: Params::new(),
-            dropout_seed: Some(
-                self.tuning
-                    .seed
-                    .wrapping_add(self.batches.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
-            ),
+            dropout: Some(Dropout::Seed(self.dropout_seed())),
             checkpoint: self.tuning.checkpoint,
             without_adapters: false,
         }
+    }
+
+    /// What dropout of this batch is drawn from.
+    fn dropout_seed(&self) -> u64 {
+        self.tuning
+            .seed
+            .wrapping_add(self.batches.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
     fn step_by(
@@ -420,7 +433,7 @@ impl Trainer {
         let held = self.model.engine();
         let params = self.trainable()?;
         let rate = self.tuning.schedule.at(self.optimizer.steps());
-        let (value, mut grads) = held
+        let (value, grads) = held
             .scope(|| -> mlx_rs_core::Result<_> {
                 let (value, (), grads) = value_and_grad_tree(&params, |params| {
                     Ok::<_, mlx_rs_core::Error>((loss(params)?, ()))
@@ -433,12 +446,7 @@ impl Trainer {
                 Ok((value.item::<f32>()?, grads))
             })
             .map_err(engine("gradients"))?;
-        if !value.is_finite() {
-            return Err(Error::new(
-                ErrorKind::Engine,
-                format!("the loss is {value}; lower the learning rate, or clip the gradients"),
-            ));
-        }
+        finite(value)?;
         let mut report = StepReport {
             loss: value,
             tokens,
@@ -455,24 +463,49 @@ impl Trainer {
         let (clip, optimizer) = (self.tuning.clip, &mut self.optimizer);
         let changed = held
             .scope(|| -> mlx_rs_core::Result<_> {
-                if gathered > 1 {
-                    let share = 1.0 / gathered as f32;
-                    grads = grads.map_leaves(|g| g.multiply(&g.scalar_like(share)?))?;
-                }
-                if let Some(max) = clip {
-                    let (clipped, norm) = clip_by_global_norm(&grads, max)?;
-                    grads = clipped;
-                    report.norm = Some(norm.item::<f32>()?);
-                }
+                let (grads, norm) = averaged(grads, gathered, clip)?;
+                report.norm = norm.map(|norm| norm.item::<f32>()).transpose()?;
                 optimizer.update(&params, &grads, rate)
             })
             .map_err(engine("optimizer"))?;
-        self.adapter.set_params(&changed);
-        held.adapter_changed();
-        self.batches += 1;
-        self.gathered = None;
+        self.adopt(&changed);
         report.updated = true;
         Ok(report)
+    }
+
+    /// Takes the numbers of a step.
+    fn adopt(&mut self, changed: &Params) {
+        self.adapter.set_params(changed);
+        self.model.engine().adapter_changed();
+        self.batches += 1;
+        self.gathered = None;
+    }
+}
+
+/// Refuses a loss that nothing can be learned from.
+fn finite(loss: f32) -> Result<()> {
+    if loss.is_finite() {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Engine,
+        format!("the loss is {loss}; lower the learning rate, or clip the gradients"),
+    ))
+}
+
+/// The mean of the gradients of `batches`, from their sum, clipped, and the norm where they are.
+fn averaged(
+    mut grads: Params,
+    batches: u64,
+    clip: Option<f32>,
+) -> mlx_rs_core::Result<(Params, Option<Array>)> {
+    if batches > 1 {
+        let share = 1.0 / batches as f32;
+        grads = grads.map_leaves(|g| g.multiply(&g.scalar_like(share)?))?;
+    }
+    match clip {
+        None => Ok((grads, None)),
+        Some(max) => clip_by_global_norm(&grads, max).map(|(grads, norm)| (grads, Some(norm))),
     }
 }
 
@@ -496,106 +529,4 @@ pub(super) fn evaluate_on(held: &Engine, batch: &[Sequence]) -> Result<Evaluatio
         })
     })
     .map_err(engine("evaluate"))
-}
-
-/// Refuses sequences that cannot be run, or learned from.
-fn check<'a>(held: &Engine, batch: impl Iterator<Item = &'a Sequence>) -> Result<()> {
-    let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
-    let mut any = false;
-    for (i, sequence) in batch.enumerate() {
-        any = true;
-        held.check_prompt(&sequence.ids)?;
-        if sequence.learned() == 0 {
-            return bad(format!(
-                "sequence {i} has {} tokens, of which {} are given; nothing is left to learn",
-                sequence.ids.len(),
-                sequence.from.max(1)
-            ));
-        }
-    }
-    if any {
-        return Ok(());
-    }
-    bad(String::from(
-        "the batch is empty; give at least one sequence",
-    ))
-}
-
-/// Sequences packed one after another, each without its last token, and what should follow each position.
-struct Packed {
-    ids: Array,
-    targets: Array,
-    mask: Array,
-    lengths: Vec<i32>,
-}
-
-impl Packed {
-    fn new<'a>(batch: impl Iterator<Item = &'a Sequence>) -> mlx_rs_core::Result<Self> {
-        let (mut ids, mut targets, mut mask) = (Vec::new(), Vec::new(), Vec::new());
-        let mut lengths = Vec::new();
-        for sequence in batch {
-            let Some((_, inputs)) = sequence.ids.split_last() else {
-                continue;
-            };
-            ids.extend_from_slice(inputs);
-            targets.extend_from_slice(&sequence.ids[1..]);
-            let learned =
-                (1..sequence.ids.len()).map(|at| f32::from(u8::from(at >= sequence.from)));
-            mask.extend(learned);
-            lengths.push(i32::try_from(inputs.len()).unwrap_or(i32::MAX));
-        }
-        let total = i32::try_from(ids.len()).unwrap_or(i32::MAX);
-        Ok(Self {
-            ids: Array::from_slice(&ids, &[1, total])?,
-            targets: Array::from_slice(&targets, &[1, total])?,
-            mask: Array::from_slice(&mask, &[1, total])?,
-            lengths,
-        })
-    }
-
-    /// `[1, T, vocab]`.
-    fn logits(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
-        let layers = decoder.new_caches(&CacheOptions::default()).len();
-        let mut caches: Vec<Caches> = self
-            .lengths
-            .iter()
-            .map(|_| {
-                let one = || Box::new(PassingCache) as Box<dyn KvCache>;
-                (0..layers).map(|_| one()).collect()
-            })
-            .collect();
-        let mut rows: Vec<Row<'_>> = self
-            .lengths
-            .iter()
-            .zip(&mut caches)
-            .map(|(&length, caches)| Row { length, caches })
-            .collect();
-        decoder.forward(&self.ids, &mut rows, Positions::All, &mut Watch::nothing())
-    }
-
-    fn loss(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
-        masked_cross_entropy(&self.logits(decoder)?, &self.targets, &self.mask)
-    }
-
-    /// Of each sequence the sum of its learned tokens' log-probabilities, `[rows]`.
-    fn logprobs(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
-        let each = cross_entropy_each(&self.logits(decoder)?, &self.targets)?
-            .multiply(&self.mask)?
-            .negative()?;
-        let mut from = 0;
-        let sums = self
-            .lengths
-            .iter()
-            .map(|&length| {
-                let to = from + length;
-                let sum = each
-                    .slice_axis(1, from, to)?
-                    .sum(All, true)?
-                    .reshape(&[1])?;
-                from = to;
-                Ok(sum)
-            })
-            .collect::<mlx_rs_core::Result<Vec<_>>>()?;
-        mlx_rs_core::concatenate(&sums.iter().collect::<Vec<_>>(), 0)
-    }
 }

@@ -1,0 +1,101 @@
+//! The sequences of a batch as arrays, packed one after another, and what a decoder makes of them.
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::{All, Array};
+
+use super::Sequence;
+use crate::arch::{Decoder, Watch};
+use crate::cache::{CacheOptions, passing};
+use crate::model::Engine;
+use crate::nn::attention::Positions;
+use crate::train::loss::{cross_entropy_each, masked_cross_entropy};
+
+/// Refuses sequences that cannot be run, or learned from.
+pub(super) fn check<'a>(held: &Engine, batch: impl Iterator<Item = &'a Sequence>) -> Result<()> {
+    let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
+    let mut any = false;
+    for (i, sequence) in batch.enumerate() {
+        any = true;
+        held.check_prompt(&sequence.ids)?;
+        if sequence.learned() == 0 {
+            return bad(format!(
+                "sequence {i} has {} tokens, of which {} are given; nothing is left to learn",
+                sequence.ids.len(),
+                sequence.from.max(1)
+            ));
+        }
+    }
+    if any {
+        return Ok(());
+    }
+    bad(String::from(
+        "the batch is empty; give at least one sequence",
+    ))
+}
+
+/// Sequences packed one after another, each without its last token, and what should follow each position.
+pub(super) struct Packed {
+    pub ids: Array,
+    pub targets: Array,
+    pub mask: Array,
+    pub lengths: Vec<i32>,
+}
+
+impl Packed {
+    pub fn new<'a>(batch: impl Iterator<Item = &'a Sequence>) -> mlx_rs_core::Result<Self> {
+        let (mut ids, mut targets, mut mask) = (Vec::new(), Vec::new(), Vec::new());
+        let mut lengths = Vec::new();
+        for sequence in batch {
+            let Some((_, inputs)) = sequence.ids.split_last() else {
+                continue;
+            };
+            ids.extend_from_slice(inputs);
+            targets.extend_from_slice(&sequence.ids[1..]);
+            let learned =
+                (1..sequence.ids.len()).map(|at| f32::from(u8::from(at >= sequence.from)));
+            mask.extend(learned);
+            lengths.push(i32::try_from(inputs.len()).unwrap_or(i32::MAX));
+        }
+        let total = i32::try_from(ids.len()).unwrap_or(i32::MAX);
+        Ok(Self {
+            ids: Array::from_slice(&ids, &[1, total])?,
+            targets: Array::from_slice(&targets, &[1, total])?,
+            mask: Array::from_slice(&mask, &[1, total])?,
+            lengths,
+        })
+    }
+
+    /// `[1, T, vocab]`.
+    pub fn logits(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
+        let layers = decoder.new_caches(&CacheOptions::default()).len();
+        let mut caches = passing::caches(self.lengths.len(), layers);
+        let mut rows = passing::rows(&self.lengths, &mut caches);
+        decoder.forward(&self.ids, &mut rows, Positions::All, &mut Watch::nothing())
+    }
+
+    pub fn loss(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
+        masked_cross_entropy(&self.logits(decoder)?, &self.targets, &self.mask)
+    }
+
+    /// Of each sequence the sum of its learned tokens' log-probabilities, `[rows]`.
+    pub fn logprobs(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
+        let each = cross_entropy_each(&self.logits(decoder)?, &self.targets)?
+            .multiply(&self.mask)?
+            .negative()?;
+        let mut from = 0;
+        let sums = self
+            .lengths
+            .iter()
+            .map(|&length| {
+                let to = from + length;
+                let sum = each
+                    .slice_axis(1, from, to)?
+                    .sum(All, true)?
+                    .reshape(&[1])?;
+                from = to;
+                Ok(sum)
+            })
+            .collect::<mlx_rs_core::Result<Vec<_>>>()?;
+        mlx_rs_core::concatenate(&sums.iter().collect::<Vec<_>>(), 0)
+    }
+}

@@ -1,0 +1,99 @@
+//! Adapters on quantized models, made part of them by the program.
+
+use std::path::Path;
+
+use inference::{CancelToken, GenerateOptions, LoadOptions, Message, Prompt};
+use metal_backend::train::Run;
+
+use crate::common::{fixture, max_difference};
+use crate::{config, cpu, mlx, stderr};
+
+/// A quantized model is trained as it is; fused dense it says what it learned.
+#[test]
+fn a_quantized_model_is_fused_dense() {
+    let dirs = tempfile::tempdir().unwrap();
+    let adapters = dirs.path().join("a");
+    let mut options = config(&adapters, "iters: 3");
+    options.val_batches = 0;
+    let base = fixture("tiny/llama-q4");
+    let mut run = Run::prepare(&base, &cpu(), options, false).unwrap();
+    run.train(&CancelToken::new(), &mut |_| {}).unwrap();
+    let fused = dirs.path().join("fused");
+    let [base, adapters, fused] = [&base, &adapters, &fused].map(|p| p.to_str().unwrap());
+    let output = mlx(
+        "fuse",
+        &[
+            "--model",
+            base,
+            "--adapter-path",
+            adapters,
+            "--output",
+            fused,
+            "--de-quantize",
+        ],
+    );
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = std::fs::read_to_string(Path::new(fused).join("config.json")).unwrap();
+    assert!(!text.contains("quantization"), "{text}");
+    let say = |options: &LoadOptions, path: &str| {
+        let model = inference::load_model(path, options).unwrap();
+        let options = GenerateOptions::new().with_max_tokens(8);
+        let stream = model.chat(&[Message::user("hi")], &options).unwrap();
+        stream.collect_output().unwrap().tokens
+    };
+    assert_eq!(
+        say(&cpu(), fused),
+        say(&cpu().with_adapter_path(adapters), base)
+    );
+}
+
+/// Logits of a short prompt, by a model with an adapter or without.
+fn logits(path: &Path, adapter: Option<&Path>) -> Vec<f32> {
+    let options = adapter.map_or_else(cpu, |adapter| cpu().with_adapter_path(adapter));
+    let model =
+        inference::load_model(path, &options).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let tokens = model.as_token_model().unwrap();
+    let prompt = Prompt::Tokens(vec![5, 17, 99, 4, 31, 8]);
+    tokens.logits(&prompt, true).unwrap().logits
+}
+
+/// A GGUF file is trained as it is; `mlx fuse --dequantize` makes a directory of it that computes the same.
+#[test]
+fn a_gguf_file_is_fused_dense() {
+    // Packed blocks, whose numbers become float32: what is left is the order of sums. And names, norms and tables
+    // that llama.cpp's converter changes, in half floats: so are their sums with the adapter, 8 bits and more each.
+    for (name, share) in [
+        ("tiny/llama-gguf/model.gguf", 1e-4),
+        ("gguf/gemma3-text.gguf", 0.02),
+    ] {
+        let (base, dirs) = (fixture(name), tempfile::tempdir().unwrap());
+        let (adapters, fused) = (dirs.path().join("a"), dirs.path().join("fused"));
+        let mut options = config(&adapters, "iters: 3");
+        options.val_batches = 0;
+        let mut run = Run::prepare(&base, &cpu(), options, false).unwrap();
+        run.train(&CancelToken::new(), &mut |_| {}).unwrap();
+        let fuse = |more: &[&str]| {
+            let [base, adapters, fused] = [&base, &adapters, &fused].map(|p| p.to_str().unwrap());
+            let args = ["--model", base, "--adapter-path", adapters, "-o", fused];
+            mlx("fuse", &[&args[..], more].concat())
+        };
+        // Packed again it cannot be, and nothing is left of the attempt.
+        let refused = fuse(&[]);
+        assert_eq!(refused.status.code(), Some(1), "{name}");
+        assert!(stderr(&refused).contains("convert"), "{}", stderr(&refused));
+        assert!(!fused.exists());
+        let made = fuse(&["--dequantize"]);
+        assert!(made.status.success(), "{name}: {}", stderr(&made));
+        let text = std::fs::read_to_string(fused.join("config.json")).unwrap();
+        assert!(!text.contains("quantization"), "{text}");
+
+        let apart = logits(&base, Some(&adapters));
+        let moved = max_difference(&apart, &logits(&base, None));
+        let error = max_difference(&apart, &logits(&fused, None));
+        println!("{name}: the adapter moves logits by {moved}, fusing by {error}");
+        assert!(moved > 0.2, "{name}: {moved}");
+        assert!(error < share * moved, "{name}: {error} of {moved}");
+        let left = std::fs::read_dir(dirs.path()).unwrap().count();
+        assert_eq!(left, 2, "only the adapter and the fused model");
+    }
+}
