@@ -14,6 +14,8 @@ pub(super) const MAX_ROWS: usize = 8;
 pub(super) enum Isa {
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     Portable,
 }
 
@@ -39,6 +41,10 @@ impl Isa {
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             return Self::Avx2;
         }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            return Self::Neon;
+        }
         Self::Portable
     }
 
@@ -51,6 +57,8 @@ impl Isa {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "neon",
             Self::Portable => "portable",
         }
     }
@@ -99,6 +107,12 @@ pub(super) fn in_digits(isa: Isa, bits: u32) -> bool {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => bits == 4,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => {
+            // Floats, whatever the bits.
+            let _ = bits;
+            false
+        }
         Isa::Portable => false,
     }
 }
@@ -110,6 +124,8 @@ pub(super) fn prepare(isa: Isa, x: &[f32], bits: u32, group: usize, to: Prepared
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 => unsafe { super::x86::prepare(x, bits, group, to) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => prepare_with(isa, x, bits, group, to),
         Isa::Portable => prepare_with(isa, x, bits, group, to),
     }
 }
@@ -200,6 +216,11 @@ pub(super) fn block(
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         return unsafe { super::x86::block_4(matrix, groups, x, out) };
     }
+    #[cfg(target_arch = "aarch64")]
+    if isa == Isa::Neon {
+        // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
+        return unsafe { super::neon::block(matrix, groups, bits, x, out) };
+    }
     let bytes = matrix.packed.len() / columns.max(1);
     let rows = matrix
         .packed
@@ -218,7 +239,7 @@ pub(super) fn block(
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Isa::Avx2 => unsafe { super::x86::row_8(row, x, sums) },
-            Isa::Portable => {
+            _ => {
                 for (sum, x) in sums.iter_mut().zip(x) {
                     *sum = portable_quantized(row, bits, *x);
                 }
@@ -236,6 +257,9 @@ pub(super) fn dense(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 => unsafe { super::x86::dense(row, x, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
+        Isa::Neon => unsafe { super::neon::dense(row, x, out) },
         Isa::Portable => {
             for (out, x) in out.iter_mut().zip(x) {
                 *out = portable_dense(row, x);
@@ -250,6 +274,9 @@ pub(super) fn inner(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 => unsafe { super::x86::inner(a, b) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
+        Isa::Neon => unsafe { super::neon::inner(a, b) },
         Isa::Portable => portable_dense(a, b),
     }
 }
@@ -260,6 +287,9 @@ pub(super) fn add_scaled(isa: Isa, y: &mut [f32], a: f32, x: &[f32]) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 => unsafe { super::x86::add_scaled(y, a, x) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
+        Isa::Neon => unsafe { super::neon::add_scaled(y, a, x) },
         Isa::Portable => y.iter_mut().zip(x).for_each(|(y, x)| *y += a * x),
     }
 }
@@ -270,6 +300,8 @@ pub(super) fn unpack(isa: Isa, row: QuantizedRow<'_>, bits: u32, out: &mut [f32]
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 => unsafe { super::x86::unpack(row, bits, out) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => unpack_with(row, bits, out),
         Isa::Portable => unpack_with(row, bits, out),
     }
 }

@@ -14,6 +14,8 @@ mod host_op;
 mod kernel;
 mod many;
 mod matrix;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod nucleus;
 mod pool;
 mod project;
@@ -70,7 +72,7 @@ pub fn threads() -> usize {
     pool::threads()
 }
 
-/// The instruction set that the kernels use here, such as `avx2` or `portable`.
+/// The instruction set that the kernels use here, such as `avx2`, `neon` or `portable`.
 /// ```
 /// assert!(!mlx_rs_core::cpu::instruction_set().is_empty());
 /// ```

@@ -154,8 +154,9 @@ impl Projection<'_> {
             n /= 2;
         }
         let mut shape = x.shape().to_vec();
-        if let (Some(last), Ok(n)) = (shape.last_mut(), i32::try_from(n)) {
-            *last = n;
+        match (shape.last_mut(), i32::try_from(n)) {
+            (Some(last), Ok(n)) => *last = n,
+            _ => return Err(fault(format!("an axis cannot have {n} outputs"))),
         }
         if let Then::Add(residual) = self.then {
             if residual.shape() != shape || residual.dtype() != Dtype::Float32 {
