@@ -76,6 +76,10 @@ pub(super) struct QuantizedRow<'a> {
 }
 
 /// A row of inputs, prepared.
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "digits are for AVX2")
+)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InputRow<'a> {
     /// The elements, in the order of [`prepare`]; empty where there are digits.
