@@ -1,5 +1,5 @@
 //! Whole operations against their definitions in double precision, on each instruction set: products with
-//! many rows, and attention of many queries.
+//! few and many rows, and attention of many queries.
 
 use std::sync::Arc;
 
@@ -72,8 +72,11 @@ fn packings(k: usize) -> Vec<Option<(i32, i32)>> {
 
 /// All ways that a product with so many rows can go.
 #[test]
-fn products_of_many_rows_equal_the_definition() {
+fn products_of_few_and_many_rows_equal_the_definition() {
     for (rows, n, k) in [
+        (1, 9, 64),
+        (3, 7, 96),
+        (15, 11, 384),
         (16, 8, 32),
         (17, 50, 96),
         (40, 130, 288),
