@@ -106,39 +106,50 @@ fn fault(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Shape, "cpu::attention", message)
 }
 
+/// The sum of the lengths of rows with these lengths and offsets, whose positions all are numbers.
+pub(super) fn total(rows: impl Iterator<Item = (i32, i32)>) -> Result<i32> {
+    let mut total = 0i32;
+    for (length, offset) in rows {
+        let possible = length >= 0 && offset.checked_add(length).is_some();
+        total = (total.checked_add(length).filter(|_| possible))
+            .ok_or_else(|| fault("a row has impossible positions"))?;
+    }
+    Ok(total)
+}
+
 /// A count of the caller's, which is not negative.
 pub(super) fn count(n: i32) -> usize {
     usize::try_from(n).unwrap_or(0)
 }
 
 impl Heads {
-    /// Elements of a packed projection: queries, keys, values.
-    pub(super) fn width(&self) -> i32 {
-        (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+    /// Elements of a packed projection: queries, keys, values. `None` for heads that there cannot be.
+    fn width(&self) -> Option<i32> {
+        let sane = self.n_heads.min(self.n_kv_heads).min(self.head_dim) > 0
+            && self.n_heads % self.n_kv_heads == 0;
+        let heads = self.n_kv_heads.checked_mul(2)?.checked_add(self.n_heads)?;
+        heads.checked_mul(self.head_dim).filter(|_| sane)
     }
 
-    fn check(&self, packed: &Array, total: i32) -> Result<()> {
-        self.check_parts()?;
-        if packed.dtype() != Dtype::Float32 || packed.shape() != [1, total, self.width()] {
-            return Err(
-                fault(format!("needs float32 [1, {total}, {}]", self.width()))
-                    .with_inputs(&[packed]),
-            );
+    /// Returns [`Self::width`].
+    fn check(&self, packed: &Array, total: i32) -> Result<usize> {
+        let width = self.check_parts()?;
+        let fits = |shape: &[i32]| matches!(*shape, [1, tokens, last] if tokens == total && count(last) == width);
+        if packed.dtype() != Dtype::Float32 || !fits(packed.shape()) {
+            let wanted = format!("needs float32 [1, {total}, {width}]");
+            return Err(fault(wanted).with_inputs(&[packed]));
         }
-        Ok(())
+        Ok(width)
     }
 
-    /// Checks what does not depend on the tokens.
-    pub(super) fn check_parts(&self) -> Result<()> {
-        let sane = self.n_kv_heads > 0
-            && self.n_heads > 0
-            && self.n_heads % self.n_kv_heads == 0
-            && self.head_dim > 0;
-        if !sane {
-            return Err(fault(
-                "heads must be more than none, and queries a multiple of keys",
-            ));
-        }
+    /// Checks what does not depend on the tokens. Returns [`Self::width`].
+    pub(super) fn check_parts(&self) -> Result<usize> {
+        let Some(width) = self.width() else {
+            return Err(fault(format!(
+                "{} query heads and {} key heads of {} elements cannot be",
+                self.n_heads, self.n_kv_heads, self.head_dim
+            )));
+        };
         if let Some(rotation) = &self.rotation
             && rotation.radians.len() * 2 > count(self.head_dim)
         {
@@ -155,7 +166,7 @@ impl Heads {
                 return Err(fault(format!("needs float32 [{n}]")).with_inputs(&[a]));
             }
         }
-        Ok(())
+        Ok(count(width))
     }
 
     /// Keys with norm and rotation from a packed projection `[1, T, (H + 2 Hkv) * D]` of rows with these
@@ -165,16 +176,16 @@ impl Heads {
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is not
     /// on the CPU.
     pub fn keys(&self, packed: &Array, rows: &[(i32, i32)]) -> Result<Array> {
-        let total: i32 = rows.iter().map(|(length, _)| *length).sum();
-        self.check(packed, total)?;
+        let total = total(rows.iter().copied())?;
+        let width = self.check(packed, total)?;
         let mut inputs = vec![packed];
         inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
         let work = Keys(Store {
             n: count(self.n_kv_heads),
             room: count(total),
             d: count(self.head_dim),
-            width: count(self.width()),
-            first: count(self.n_heads * self.head_dim),
+            width,
+            first: count(self.n_heads) * count(self.head_dim),
             from: 0,
             slot: 0,
             positions: positions(rows),
@@ -202,18 +213,17 @@ impl Heads {
 
     /// Work that stores the keys of some of `total` packed rows.
     pub(super) fn plan_keys(&self, cache: &Array, total: i32, tokens: Tokens) -> Result<Store> {
-        let first = self.n_heads * self.head_dim;
         Ok(Store {
             eps: self.k_norm.as_ref().map(|norm| norm.eps),
             rotation: self.rotation.clone(),
-            ..self.plan_store(cache, total, tokens, first)?
+            ..self.plan_store(cache, total, tokens, count(self.n_heads))?
         })
     }
 
     /// Work that stores the values of some of `total` packed rows.
     pub(super) fn plan_values(&self, cache: &Array, total: i32, tokens: Tokens) -> Result<Store> {
-        let first = (self.n_heads + self.n_kv_heads) * self.head_dim;
-        self.plan_store(cache, total, tokens, first)
+        let before = count(self.n_heads) + count(self.n_kv_heads);
+        self.plan_store(cache, total, tokens, before)
     }
 
     /// As [`Self::store_keys`], with values as they are.
@@ -227,8 +237,9 @@ impl Heads {
         host_op::add_in_place("cpu::store_values", work, &[cache, packed], cache.shape())
     }
 
-    /// Work that stores what begins at element `first` of a packed row.
-    fn plan_store(&self, cache: &Array, total: i32, tokens: Tokens, first: i32) -> Result<Store> {
+    /// Work that stores what comes after so many heads of a packed row.
+    fn plan_store(&self, cache: &Array, total: i32, tokens: Tokens, heads: usize) -> Result<Store> {
+        let width = self.check_parts()?;
         let &[1, n, room, d] = cache.shape() else {
             return Err(fault("a cache needs four axes").with_inputs(&[cache]));
         };
@@ -252,8 +263,8 @@ impl Heads {
             n: count(n),
             room: count(room),
             d: count(d),
-            width: count(self.width()),
-            first: count(first),
+            width,
+            first: heads * count(d),
             from: count(from),
             slot: count(offset),
             positions: positions(&[(length, offset)]),
@@ -269,7 +280,7 @@ impl Heads {
     /// # Errors
     /// As [`Self::keys`].
     pub fn attend(&self, packed: &Array, lanes: &[Lane], last: bool) -> Result<Array> {
-        let total: i32 = lanes.iter().map(|lane| lane.length).sum();
+        let total = total(lanes.iter().map(|lane| (lane.length, lane.offset)))?;
         self.check(packed, total)?;
         let mut inputs = vec![packed];
         inputs.extend(self.q_norm.iter().map(|norm| &norm.weight));
@@ -287,6 +298,7 @@ impl Heads {
     /// The work of an attention over these rows: it reads packed rows, the norm's weight and the sinks where
     /// there are any, and each row's keys and values.
     pub(super) fn plan_attention(&self, lanes: &[Lane], last: bool) -> Result<Attend> {
+        let width = self.check_parts()?;
         let mut queries = Vec::new();
         let mut at = 0;
         let mut plans = Vec::with_capacity(lanes.len());
@@ -322,7 +334,7 @@ impl Heads {
             heads: count(self.n_heads),
             repeats: count(self.n_heads / self.n_kv_heads),
             d: count(self.head_dim),
-            width: count(self.width()),
+            width,
             scale: self.scale,
             softcap: self.softcap,
             eps: self.q_norm.as_ref().map(|n| n.eps),

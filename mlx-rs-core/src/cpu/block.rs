@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use super::attention::{Attend, Heads, Lane, count};
+use super::attention::{Attend, Heads, Lane, count, total};
 use super::host_op::{self, Input, Meaning, Work};
 use super::matrix::Matrix;
 use super::memory::KvMemory;
@@ -144,14 +144,14 @@ impl Block<'_> {
     pub fn step(&self, x: &Array, rooms: &mut [Room<'_>]) -> Result<Array> {
         let op = "cpu::block";
         let fault = |message: String| Error::new(ErrorKind::Shape, op, message).with_inputs(&[x]);
-        let total: i32 = rooms.iter().map(|room| room.length).sum();
+        let total = total(rooms.iter().map(|room| (room.length, room.offset)))?;
         let hidden = self.projections[0].0.size().k;
         if x.dtype() != Dtype::Float32
             || x.shape() != [1, total, i32::try_from(hidden).unwrap_or(-1)]
         {
             return Err(fault(format!("needs float32 [1, {total}, {hidden}]")));
         }
-        self.heads.check_parts()?;
+        let packed = self.heads.check_parts()?;
         let rows = count(total);
         let before: Vec<Array> = rooms.iter().flat_map(|room| room.memory.before()).collect();
         let mut inputs = vec![x];
@@ -170,7 +170,7 @@ impl Block<'_> {
         let down = Part::plan(one, rows, true, &mut inputs)?;
         let width = count(self.heads.n_heads) * count(self.heads.head_dim);
         let chain = [
-            (project.work.n, count(self.heads.width())),
+            (project.work.n, packed),
             (output.work.k, width),
             (output.work.n, hidden),
             (feed.work.k, hidden),

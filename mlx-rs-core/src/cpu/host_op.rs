@@ -8,7 +8,7 @@ use mlx_sys as sys;
 use crate::array::Array;
 use crate::call;
 use crate::dtype::Dtype;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 
 /// Work on float32: inputs as raw bytes' addresses with their number of elements, and the output.
 pub(super) trait Work: Send + Sync + 'static {
@@ -188,6 +188,14 @@ fn add_with<W: Work>(
     shape: &[i32],
     (first_strided, in_place): (usize, bool),
 ) -> Result<Array> {
+    // The work writes as many elements as it says, whatever memory there is.
+    let size = shape.iter().try_fold(1usize, |size, &n| {
+        usize::try_from(n).ok().and_then(|n| size.checked_mul(n))
+    });
+    if size.is_none_or(|size| size != work.outputs()) {
+        let message = format!("an output of shape {shape:?} does not hold what is computed");
+        return Err(Error::new(ErrorKind::Shape, op, message).with_inputs(inputs));
+    }
     let raw: Vec<_> = inputs.iter().map(|a| a.raw()).collect();
     let payload = Box::into_raw(Box::new(work));
     call::array(op, |out, s| {
@@ -274,6 +282,18 @@ mod tests {
 
         fn outputs(&self) -> usize {
             3
+        }
+    }
+
+    #[test]
+    fn outputs_have_room_for_what_is_written() {
+        let x = Array::from_slice(&[1.0f32], &[1]).unwrap();
+        for shape in [&[2][..], &[4], &[0, 3], &[-1, -3], &[i32::MAX; 3], &[]] {
+            let work = Touchy {
+                _alive: Arc::default(),
+            };
+            let e = add("touchy", Meaning::Opaque, work, &[&x], shape).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Shape, "{shape:?}");
         }
     }
 

@@ -14,6 +14,8 @@ pub(super) const MAX_ROWS: usize = 8;
 pub(super) enum Isa {
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     Portable,
 }
 
@@ -39,6 +41,10 @@ impl Isa {
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             return Self::Avx2;
         }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            return Self::Neon;
+        }
         Self::Portable
     }
 
@@ -51,6 +57,8 @@ impl Isa {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "neon",
             Self::Portable => "portable",
         }
     }
@@ -126,6 +134,8 @@ pub(super) fn in_whole(isa: Isa) -> bool {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => true,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => false,
         Isa::Portable => false,
     }
 }
@@ -144,6 +154,8 @@ pub(super) fn prepare(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 => unsafe { super::whole::prepare(x, k, (bits, group), to) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => prepare_with(x, k, (bits, group), to),
         Isa::Portable => prepare_with(x, k, (bits, group), to),
     }
 }
@@ -257,6 +269,14 @@ pub(super) fn block(
         return unsafe { super::whole::block(matrix, groups, bits, x, out) };
     }
     let columns = out.len() / x.rows.max(1);
+    #[cfg(target_arch = "aarch64")]
+    if isa == Isa::Neon {
+        let k = matrix.packed.len() / columns.max(1) * 8 / bits as usize;
+        let rows: [InputRow<'_>; MAX_ROWS] =
+            std::array::from_fn(|i| x.row(i.min(x.rows.max(1) - 1), k, groups));
+        // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
+        return unsafe { super::neon::block(matrix, groups, bits, &rows[..x.rows], out) };
+    }
     let bytes = matrix.packed.len() / columns.max(1);
     let k = bytes * 8 / bits as usize;
     let rows = matrix
@@ -282,6 +302,9 @@ pub(super) fn dense(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 => unsafe { super::x86::dense(row, x, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
+        Isa::Neon => unsafe { super::neon::dense(row, x, out) },
         Isa::Portable => {
             for (out, x) in out.iter_mut().zip(x) {
                 *out = portable_dense(row, x);
@@ -296,6 +319,9 @@ pub(super) fn inner(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 => unsafe { super::x86::inner(a, b) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
+        Isa::Neon => unsafe { super::neon::inner(a, b) },
         Isa::Portable => portable_dense(a, b),
     }
 }
@@ -306,6 +332,8 @@ pub(super) fn unpack(isa: Isa, row: QuantizedRow<'_>, bits: u32, out: &mut [f32]
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 => unsafe { super::x86::unpack(row, bits, out) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => unpack_with(row, bits, out),
         Isa::Portable => unpack_with(row, bits, out),
     }
 }

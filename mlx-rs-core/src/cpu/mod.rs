@@ -17,6 +17,8 @@ mod kernel;
 mod many;
 mod matrix;
 mod memory;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod nucleus;
 mod pool;
 mod project;
@@ -77,7 +79,7 @@ pub fn threads() -> usize {
     pool::threads()
 }
 
-/// The instruction set that the kernels use here, such as `avx2` or `portable`.
+/// The instruction set that the kernels use here, such as `avx2`, `neon` or `portable`.
 /// ```
 /// assert!(!mlx_rs_core::cpu::instruction_set().is_empty());
 /// ```

@@ -110,8 +110,9 @@ impl<'a> Projection<'a> {
         let adds = matches!(self.then, Then::Add(_));
         let work = self.plan(x.size() / k, adds, &mut inputs)?;
         let mut shape = x.shape().to_vec();
-        if let (Some(last), Ok(n)) = (shape.last_mut(), i32::try_from(work.n)) {
-            *last = n;
+        match (shape.last_mut(), i32::try_from(work.n)) {
+            (Some(last), Ok(n)) => *last = n,
+            _ => return Err(fault(format!("an axis cannot have {} outputs", work.n))),
         }
         if let Then::Add(residual) = self.then {
             if residual.shape() != shape || residual.dtype() != Dtype::Float32 {

@@ -1,5 +1,5 @@
 //! Whole operations against their definitions in double precision, on each instruction set: products with
-//! many rows, and attention of many queries.
+//! few and many rows, and attention of many queries.
 
 use std::sync::Arc;
 
@@ -72,8 +72,11 @@ fn packings(k: usize) -> Vec<Option<(i32, i32)>> {
 
 /// All ways that a product with so many rows can go.
 #[test]
-fn products_of_many_rows_equal_the_definition() {
+fn products_of_few_and_many_rows_equal_the_definition() {
     for (rows, n, k) in [
+        (1, 9, 64),
+        (3, 7, 96),
+        (15, 11, 384),
         (16, 8, 32),
         (17, 50, 96),
         (40, 130, 288),
@@ -514,6 +517,73 @@ fn stored_keys_and_values_stand_where_they_belong() {
             };
             assert!(heads.store_keys(&cache, &packed, tokens).is_err());
             assert!(heads.store_values(&cache, &packed, tokens).is_err());
+        }
+    });
+}
+
+/// Sizes beyond an axis are errors, rather than small once they wrap around.
+#[test]
+fn heads_that_cannot_be_are_errors() {
+    let heads = |n_heads, n_kv_heads, head_dim| Heads {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        scale: 1.0,
+        softcap: None,
+        q_norm: None,
+        k_norm: None,
+        rotation: None,
+        sinks: None,
+    };
+    let lane = |length, offset, d| Lane {
+        length,
+        offset,
+        keys: array(&vec![0.0; d], &[1, 1, 1, d as i32]),
+        values: array(&vec![0.0; d], &[1, 1, 1, d as i32]),
+        filled: 1,
+        order: Some((0, 0)),
+        window: None,
+    };
+    on_cpu(|| {
+        // 65,538 heads of 65,536 elements are 2 to the 32 and 131,072.
+        let (large, width) = (heads(65_536, 1, 65_536), 131_072);
+        let packed = array(&vec![0.0; width], &[1, 1, width as i32]);
+        let token = Tokens {
+            first: 0,
+            length: 1,
+            offset: 0,
+        };
+        let lanes = [lane(1, 0, 65_536)];
+        let cache = &lanes[0].keys;
+        assert!(large.attend(&packed, &lanes, false).is_err());
+        assert!(large.keys(&packed, &[(1, 0)]).is_err());
+        assert!(large.store_keys(cache, &packed, token).is_err());
+        assert!(large.store_values(cache, &packed, token).is_err());
+        let packed = array(&[0.0; 6], &[1, 1, 6]);
+        for (a, b, d) in [
+            (0, 1, 2),
+            (1, 0, 2),
+            (1, 1, 0),
+            (-1, -1, -2),
+            (i32::MAX, i32::MAX, 2),
+        ] {
+            let odd = heads(a, b, d);
+            assert!(odd.attend(&packed, &[lane(1, 0, 2)], false).is_err());
+            assert!(
+                odd.store_values(&lane(1, 0, 2).keys, &packed, token)
+                    .is_err()
+            );
+        }
+        let usual = heads(1, 1, 2);
+        for rows in [
+            &[(1, i32::MAX)][..],
+            &[(i32::MAX, 0), (i32::MAX, 0), (3, 0)],
+            &[(-2, 0), (3, 0)],
+            &[(i32::MIN, 0), (i32::MIN, 0), (1, 0)],
+        ] {
+            let lanes: Vec<Lane> = rows.iter().map(|&(n, at)| lane(n, at, 2)).collect();
+            assert!(usual.keys(&packed, rows).is_err(), "{rows:?}");
+            assert!(usual.attend(&packed, &lanes, false).is_err(), "{rows:?}");
         }
     });
 }

@@ -1,5 +1,5 @@
 //! Rows to columns and back: inputs into panels of `LANES` rows beside each other, and tiles out of them. Eight by
-//! eight in registers where there is AVX2.
+//! eight in registers where there is AVX2, four by four where there is NEON.
 
 use super::kernel::{CHUNK, Isa};
 use super::tile::LANES;
@@ -15,7 +15,7 @@ pub(super) type Scaled<'a> = (&'a [f32], f32);
 /// Where element `i` of a row stands in a panel: with `paired`, the even elements of a chunk come before the
 /// odd ones, as in [`super::kernel::unpack`] of 4 bits.
 #[inline(always)]
-fn place(i: usize, paired: bool) -> usize {
+pub(super) fn place(i: usize, paired: bool) -> usize {
     if paired {
         i / CHUNK * CHUNK + i % 2 * (CHUNK / 2) + i % CHUNK / 2
     } else {
@@ -46,6 +46,20 @@ pub(super) fn pack(
             }
             // What is left of these rows.
             let done = 8 * eights.len();
+            scatter(&rows[..done], weight, paired, (whole, 0), panel);
+            done
+        }
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => {
+            let whole = panel.len() / LANES / 4 * 4;
+            let (fours, _) = rows.as_chunks::<4>();
+            for (group, rows) in fours.iter().enumerate() {
+                // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
+                unsafe {
+                    super::neon::pack(rows, weight, paired, whole, (4 * group, &mut *panel));
+                }
+            }
+            let done = 4 * fours.len();
             scatter(&rows[..done], weight, paired, (whole, 0), panel);
             done
         }
@@ -126,6 +140,10 @@ pub(super) unsafe fn rows(
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2; the rest is the
         // caller's promise.
         Isa::Avx2 => unsafe { rows_avx2(sums, lane, (to, step), before) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon; the rest is the
+        // caller's promise.
+        Isa::Neon => unsafe { super::neon::rows(sums, lane, (to, step), before) },
         Isa::Portable => {
             let _ = (sums, lane, to, step, before);
             0

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Runs tests of mlx-rs-core as an aarch64 program under qemu: the NEON kernels against their definitions, where no such
+# processor is at hand. Says nothing about speed.
+#
+#   tools/aarch64.sh                        the unit tests of the CPU kernels
+#   tools/aarch64.sh --lib error::          other arguments of `cargo test -p mlx-rs-core`
+#
+# Needs Linux (Debian: apt install qemu-user-static g++-aarch64-linux-gnu cmake ninja-build libclang-dev) and the standard
+# library of the target: rustup target add aarch64-unknown-linux-gnu, or RUSTC with a compiler that has it. Not part of CI.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+for program in qemu-aarch64-static aarch64-linux-gnu-g++ cmake ninja; do
+    command -v "$program" > /dev/null || { echo "$program is not installed" >&2; exit 2; }
+done
+
+target=aarch64-unknown-linux-gnu
+root=/usr/aarch64-linux-gnu
+library="$("${RUSTC:-rustc}" --print target-libdir --target "$target")"
+[[ -d "$library" ]] || { echo "there is no standard library for $target in $library" >&2; exit 2; }
+
+# Build scripts run here, so what they compile for themselves is for this machine.
+export CXX=aarch64-linux-gnu-g++ HOST_CC=cc HOST_CXX=c++
+export CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc AR_aarch64_unknown_linux_gnu=aarch64-linux-gnu-ar
+BINDGEN_EXTRA_CLANG_ARGS="-isystem $("$CXX" -print-file-name=include) -isystem $root/include"
+export BINDGEN_EXTRA_CLANG_ARGS
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+# The libraries that come with MLX find each other when they run; a linker for another machine does not look for them.
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C link-arg=-Wl,--allow-shlib-undefined"
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L $root"
+
+if [[ $# -eq 0 ]]; then
+    set -- --lib cpu::
+fi
+cargo test -p mlx-rs-core --target "$target" "$@"
