@@ -231,8 +231,13 @@ unsafe extern "C" fn run<W: Work>(
 ) {
     // SAFETY: the payload is the box of `W` that `add` gave away, alive while the operation is.
     let work = unsafe { &*payload.cast::<W>() };
-    // SAFETY: the shim passes so many views, alive for this call.
-    let views = unsafe { std::slice::from_raw_parts(inputs, num_inputs) };
+    let views = if num_inputs == 0 {
+        // The address may be null then.
+        &[]
+    } else {
+        // SAFETY: the shim passes so many views, alive for this call.
+        unsafe { std::slice::from_raw_parts(inputs, num_inputs) }
+    };
     let views: Vec<Input> = views
         .iter()
         .map(|v| Input {
