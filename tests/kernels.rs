@@ -16,6 +16,9 @@ const OUT: &str = "KERNELS_TEST_OUT";
 /// Positions of the prompt: enough for panels of products, sweeps of attention, and a rest.
 const PROMPT: u32 = 37;
 
+/// Positions of a short one, whose products are those of a few rows.
+const FEW: u32 = 9;
+
 /// Tokens that are generated, one after another.
 const TOKENS: usize = 12;
 
@@ -29,13 +32,13 @@ fn compute() {
     for name in tiny_names() {
         let model = tiny(&name);
         let vocab = u32::try_from(model.info().vocab_size).unwrap();
-        let ids = (0..PROMPT).map(|i| (i * i * 7 + i * 13 + 5) % vocab);
-        let prompt = Prompt::Tokens(ids.collect());
-        let logits = model
-            .as_token_model()
-            .unwrap()
-            .logits(&prompt, true)
-            .unwrap();
+        let ids =
+            |n: u32| Prompt::Tokens((0..n).map(|i| (i * i * 7 + i * 13 + 5) % vocab).collect());
+        let prompt = ids(PROMPT);
+        let logits = |prompt: &Prompt| {
+            let model = model.as_token_model().unwrap();
+            model.logits(prompt, true).unwrap().logits
+        };
         let options = greedy(TOKENS).with_cache_prompt(false);
         let output = model
             .generate(&prompt, &options)
@@ -44,7 +47,11 @@ fn compute() {
             .unwrap();
         found.insert(
             name,
-            json!({ "logits": logits.logits, "tokens": output.tokens }),
+            json!({
+                "logits": logits(&prompt),
+                "few": logits(&ids(FEW)),
+                "tokens": output.tokens,
+            }),
         );
     }
     let devices: Vec<String> = inference::backends().iter().map(|b| b.device()).collect();
@@ -78,9 +85,11 @@ fn kernels_change_nothing() {
     let (_, plain) = found.pop().unwrap();
     for (mode, found) in &found {
         for name in tiny_names() {
-            let logits = [&found[&name]["logits"], &plain[&name]["logits"]].map(common::floats);
-            let difference = max_difference(&logits[0], &logits[1]);
-            assert!(difference < 2e-3, "{name}, {mode}: {difference}");
+            for which in ["logits", "few"] {
+                let logits = [&found[&name][which], &plain[&name][which]].map(common::floats);
+                let difference = max_difference(&logits[0], &logits[1]);
+                assert!(difference < 2e-3, "{name}, {mode}, {which}: {difference}");
+            }
             assert_eq!(
                 found[&name]["tokens"], plain[&name]["tokens"],
                 "{name}, {mode}"
