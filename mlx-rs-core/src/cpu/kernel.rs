@@ -1,7 +1,10 @@
 //! Products of rows: one row of a matrix with up to eight rows of inputs at once, for each instruction
 //! set. Sums are float32.
 
+use std::ops::Range;
 use std::sync::OnceLock;
+
+use half::f16;
 
 /// Elements that are unpacked at a time; every group size is a multiple.
 pub(super) const CHUNK: usize = 32;
@@ -38,7 +41,10 @@ impl Isa {
 
     fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+        {
             return Self::Avx2;
         }
         #[cfg(target_arch = "aarch64")]
@@ -73,6 +79,45 @@ pub(super) struct QuantizedRow<'a> {
     pub scales: &'a [f32],
     /// One a group.
     pub biases: &'a [f32],
+}
+
+/// Scales or biases of a matrix as they are stored.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Factors<'a> {
+    /// As float32.
+    Single(&'a [f32]),
+    /// The bits of float16.
+    Half(&'a [u16]),
+}
+
+impl<'a> Factors<'a> {
+    /// Some of them as float32: where they are, or in `room`, which must have as many elements.
+    pub(super) fn get<'r>(self, isa: Isa, range: Range<usize>, room: &'r mut [f32]) -> &'r [f32]
+    where
+        'a: 'r,
+    {
+        match self {
+            Self::Single(all) => &all[range],
+            Self::Half(all) => {
+                widen(isa, &all[range], room);
+                room
+            }
+        }
+    }
+}
+
+/// Numbers of float16 as float32.
+fn widen(isa: Isa, from: &[u16], to: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
+        Isa::Avx2 => unsafe { super::x86::widen(from, to) },
+        _ => {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = f16::from_bits(*from).to_f32();
+            }
+        }
+    }
 }
 
 /// A row of inputs, prepared as floats.

@@ -38,6 +38,8 @@ struct Panels {
 #[derive(Default)]
 struct Scratch {
     weights: Vec<f32>,
+    /// Scales and biases of a row of a matrix.
+    factors: Vec<f32>,
     sums: Vec<f32>,
 }
 
@@ -166,7 +168,11 @@ impl Many<'_> {
         (first, last): (usize, usize),
         panels: &Panels,
         block: Block,
-        Scratch { weights, sums }: &mut Scratch,
+        Scratch {
+            weights,
+            factors,
+            sums,
+        }: &mut Scratch,
         out: &Output,
     ) {
         let Product { k, isa, gate, .. } = *self.product;
@@ -174,7 +180,7 @@ impl Many<'_> {
         let parts = block.part..block.part + 1 + usize::from(gate.is_some());
         weights.resize(parts.len() * columns * k, 0.0);
         for (part, weights) in parts.clone().zip(weights.chunks_exact_mut(columns * k)) {
-            self.unpack(part, block, weights);
+            self.unpack(part, block, weights, factors);
         }
         sums.resize(parts.len() * columns * LANES, 0.0);
         for panel in 0..(last - first).div_ceil(LANES) {
@@ -260,10 +266,11 @@ impl Many<'_> {
     }
 
     /// Rows of a quantized matrix as floats.
-    fn unpack(&self, part: usize, block: Block, weights: &mut [f32]) {
+    fn unpack(&self, part: usize, block: Block, weights: &mut [f32], factors: &mut Vec<f32>) {
         let Product { k, isa, .. } = *self.product;
         for (row, out) in (block.from..).zip(weights.chunks_exact_mut(k)) {
-            if let Some((row, _, bits)) = self.data[part].0.rows(row, row + 1) {
+            let room = &mut *factors;
+            if let Some((row, _, bits)) = self.data[part].0.rows(isa, (row, row + 1), room) {
                 kernel::unpack(isa, row, bits, out);
             }
         }

@@ -50,6 +50,9 @@ pub struct QuantizedMatrix {
     size: Size,
     pub(super) bits: u32,
     pub(super) group: usize,
+    /// Whether scales and biases are kept as float16, which they are without loss where they come from GGUF: a fifth
+    /// less to read for each token.
+    pub(super) half: bool,
 }
 
 impl QuantizedMatrix {
@@ -78,6 +81,12 @@ impl QuantizedMatrix {
         }
         let parts = [&matrix.weight, &matrix.scales, biases];
         let [weight, scales, biases] = contiguous(parts)?;
+        let halves = match (as_half(&scales)?, as_half(&biases)?) {
+            (Some(scales), Some(biases)) => Some((scales, biases)),
+            _ => None,
+        };
+        let half = halves.is_some();
+        let (scales, biases) = halves.unwrap_or((scales, biases));
         Ok(Some(Self {
             weight,
             scales,
@@ -85,7 +94,17 @@ impl QuantizedMatrix {
             size,
             bits: matrix.bits.unsigned_abs(),
             group,
+            half,
         }))
+    }
+
+    /// The packed numbers, and scales and biases as float32.
+    pub(super) fn in_single(&self) -> Result<[Array; 3]> {
+        Ok([
+            self.weight.clone(),
+            self.scales.astype(Dtype::Float32)?,
+            self.biases.astype(Dtype::Float32)?,
+        ])
     }
 
     /// `x` times the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
@@ -198,6 +217,13 @@ impl Matrix {
             Matrix::Dense(d) => vec![&d.weight],
         }
     }
+}
+
+/// The numbers as float16, if all of them are such numbers.
+fn as_half(a: &Array) -> Result<Option<Array>> {
+    let half = a.astype(Dtype::Float16)?;
+    let same = half.astype(Dtype::Float32)?.array_equal(a)?;
+    Ok(same.then_some(half))
 }
 
 /// The arrays in memory, row after row.

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 use super::host_op::{self, Input, Meaning, Work};
-use super::kernel::{self, Isa, MAX_ROWS, Panel, Prepared, QuantizedRow, SCALES, padded};
+use super::kernel::{self, Factors, Isa, MAX_ROWS, Panel, Prepared, QuantizedRow, SCALES, padded};
 use super::many::{MANY, Many, gate_all};
 use super::matrix::{Matrix, Size};
 use super::share::{Output, share};
@@ -15,6 +15,9 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Rows of a matrix that stay in the cache while all rows of inputs pass by.
 const BLOCK: usize = 32;
+
+/// Elements of a block's rows, unless that leaves too few rows.
+const LONG: usize = 1 << 15;
 
 /// The most matrices in one operation.
 const MAX_PARTS: usize = 4;
@@ -124,7 +127,7 @@ impl<'a> Projection<'a> {
         let meaning = match (work.parts.as_slice(), work.eps, work.adds) {
             ([part], None, false) if !part.bias => match part.kind {
                 Kind::Dense => Meaning::DenseProduct,
-                Kind::Quantized { bits, group } => Meaning::QuantizedProduct {
+                Kind::Quantized { bits, group, .. } => Meaning::QuantizedProduct {
                     group_size: group as i32, // both were i32 in the matrix
                     bits: bits as i32,
                 },
@@ -173,6 +176,7 @@ impl<'a> Projection<'a> {
                     Matrix::Quantized(q) => Kind::Quantized {
                         bits: q.bits,
                         group: q.group,
+                        half: q.half,
                     },
                     Matrix::Dense(_) => Kind::Dense,
                 },
@@ -208,7 +212,12 @@ impl<'a> Projection<'a> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    Quantized { bits: u32, group: usize },
+    Quantized {
+        bits: u32,
+        group: usize,
+        /// Whether scales and biases are float16.
+        half: bool,
+    },
     Dense,
 }
 
@@ -237,8 +246,8 @@ pub(super) struct Product {
 pub(super) enum Data<'a> {
     Quantized {
         packed: &'a [u8],
-        scales: &'a [f32],
-        biases: &'a [f32],
+        scales: Factors<'a>,
+        biases: Factors<'a>,
         bits: u32,
         /// Bytes of a row.
         bytes: usize,
@@ -266,8 +275,17 @@ impl<'a> Data<'a> {
         matches!(self, Data::Quantized { bits: 4, .. })
     }
 
-    /// Rows `from..to` of a quantized matrix, with the number of groups in each, and the bits.
-    pub(super) fn rows(self, from: usize, to: usize) -> Option<(QuantizedRow<'a>, usize, u32)> {
+    /// Rows `from..to` of a quantized matrix, with the number of groups in each, and the bits. Scales and biases of
+    /// another type are made floats in `room`.
+    pub(super) fn rows<'r>(
+        self,
+        isa: Isa,
+        (from, to): (usize, usize),
+        room: &'r mut Vec<f32>,
+    ) -> Option<(QuantizedRow<'r>, usize, u32)>
+    where
+        'a: 'r,
+    {
         match self {
             Data::Quantized {
                 packed,
@@ -277,15 +295,24 @@ impl<'a> Data<'a> {
                 bytes,
                 groups,
                 ..
-            } => Some((
-                QuantizedRow {
+            } => {
+                let part = from * groups..to * groups;
+                if matches!(scales, Factors::Half(_)) && room.len() < 2 * part.len() {
+                    room.resize(2 * part.len(), 0.0);
+                }
+                let middle = room.len() / 2;
+                let (first, second) = room.split_at_mut(middle);
+                let fitting = |room: &'r mut [f32]| {
+                    let n = part.len().min(room.len());
+                    &mut room[..n]
+                };
+                let row = QuantizedRow {
                     packed: &packed[from * bytes..to * bytes],
-                    scales: &scales[from * groups..to * groups],
-                    biases: &biases[from * groups..to * groups],
-                },
-                groups,
-                bits,
-            )),
+                    scales: scales.get(isa, part.clone(), fitting(first)),
+                    biases: biases.get(isa, part.clone(), fitting(second)),
+                };
+                Some((row, groups, bits))
+            }
             Data::Dense(_) => None,
         }
     }
@@ -299,6 +326,9 @@ struct Scratch {
 }
 
 thread_local! {
+    /// Scales and biases of a block of a matrix.
+    static FACTORS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+
     static SCRATCH: RefCell<Scratch> = const {
         RefCell::new(Scratch {
             normed: Vec::new(),
@@ -327,26 +357,32 @@ impl Work for Product {
 
     fn run(&self, inputs: &[Input], output: &mut [f32]) {
         let mut inputs = inputs.iter();
-        let mut next = || match inputs.next() {
-            // SAFETY: `Projection::of` gave arrays of these types, or of words as large, in this order.
-            Some(i) => unsafe { i.as_slice::<f32>() },
-            None => &[],
-        };
-        let x = next();
-        let norm = self.eps.map(|eps| (next(), eps));
+        fn floats<'i>(input: Option<&'i Input>) -> &'i [f32] {
+            // SAFETY: `Projection::plan` and its caller gave arrays of these types, or of words as large, in this
+            // order.
+            input.map_or(&[][..], |i| unsafe { i.as_slice::<f32>() })
+        }
+        let x = floats(inputs.next());
+        let norm = self.eps.map(|eps| (floats(inputs.next()), eps));
         let mut packings: Vec<(u32, usize)> = Vec::with_capacity(MAX_PARTS);
         let mut data: Vec<(Data<'_>, Option<&[f32]>)> = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
             let own = match part.kind {
-                Kind::Dense => Data::Dense(next()),
-                Kind::Quantized { bits, group } => {
+                Kind::Dense => Data::Dense(floats(inputs.next())),
+                Kind::Quantized { bits, group, half } => {
                     let packing = (bits, group);
                     let known = packings.iter().position(|p| *p == packing);
+                    // The packed numbers are 32-bit words, as large as floats.
+                    let packed = bytemuck::cast_slice(floats(inputs.next()));
+                    let mut factors = || match inputs.next() {
+                        // SAFETY: as above.
+                        Some(i) if half => Factors::Half(unsafe { i.as_slice::<u16>() }),
+                        i => Factors::Single(floats(i)),
+                    };
                     Data::Quantized {
-                        // The packed numbers are 32-bit words, as large as floats.
-                        packed: bytemuck::cast_slice(next()),
-                        scales: next(),
-                        biases: next(),
+                        packed,
+                        scales: factors(),
+                        biases: factors(),
                         bits,
                         bytes: self.k * bits as usize / 8,
                         groups: self.k / group,
@@ -357,10 +393,10 @@ impl Work for Product {
                     }
                 }
             };
-            let bias = part.bias.then(&mut next);
+            let bias = part.bias.then(|| floats(inputs.next()));
             data.push((own, bias));
         }
-        let residual = self.adds.then(&mut next);
+        let residual = self.adds.then(|| floats(inputs.next()));
         let out = Output::new(output);
         if self.rows >= MANY {
             let many = Many {
@@ -469,10 +505,12 @@ impl Product {
         let to = from + out.len() / width;
         match data {
             Data::Quantized { form, .. } => {
-                if let Some((matrix, groups, bits)) = data.rows(columns.0, columns.1) {
-                    let x = rows.forms[form][from / MAX_ROWS];
-                    kernel::block(self.isa, matrix, groups, bits, x, out);
-                }
+                FACTORS.with_borrow_mut(|room| {
+                    if let Some((matrix, groups, bits)) = data.rows(self.isa, columns, room) {
+                        let x = rows.forms[form][from / MAX_ROWS];
+                        kernel::block(self.isa, matrix, groups, bits, x, out);
+                    }
+                });
             }
             Data::Dense(weight) => {
                 let matrix = weight[columns.0 * self.k..columns.1 * self.k].chunks_exact(self.k);
@@ -495,6 +533,11 @@ impl Product {
         }
     }
 
+    /// Rows of a matrix at a time: fewer of long ones, so that their scales stay in the first cache.
+    fn block_rows(&self) -> usize {
+        (LONG / self.k.max(1)).clamp(8, BLOCK)
+    }
+
     fn plain(
         &self,
         data: &[(Data<'_>, Option<&[f32]>)],
@@ -502,13 +545,14 @@ impl Product {
         rows: &Rows<'_>,
         out: &Output,
     ) {
+        let block = self.block_rows();
         share(self.n, self.rows * self.n * self.k, &|first, last| {
             let mut start = 0;
             for (part, own) in self.parts.iter().zip(data) {
                 let end = start + part.size.n;
                 let (mut at, stop) = (first.max(start), last.min(end));
                 while at < stop {
-                    let next = (at + BLOCK).min(stop);
+                    let next = (at + block).min(stop);
                     for from in (0..self.rows).step_by(MAX_ROWS) {
                         let n = MAX_ROWS.min(self.rows - from);
                         let mut sums = [0.0; BLOCK * MAX_ROWS];
@@ -546,9 +590,10 @@ impl Product {
         let [first, second] = data else {
             return;
         };
+        let block = self.block_rows();
         share(self.n, 2 * self.rows * self.n * self.k, &|begin, last| {
-            for at in (begin..last).step_by(BLOCK) {
-                let columns = (at, (at + BLOCK).min(last));
+            for at in (begin..last).step_by(block) {
+                let columns = (at, (at + block).min(last));
                 let width = columns.1 - at;
                 for from in (0..self.rows).step_by(MAX_ROWS) {
                     let n = MAX_ROWS.min(self.rows - from);
