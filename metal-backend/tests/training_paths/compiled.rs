@@ -159,6 +159,19 @@ fn every_architecture_compiles() {
     }
 }
 
+#[test]
+fn a_trainer_with_graphs_goes_to_another_thread() {
+    let tuning = Tuning {
+        compile: Compile::On,
+        ..at_rate(1e-2)
+    };
+    let config = rank(2).with_targets(["q_proj"]);
+    let mut trainer = load("llama", &config, AdapterKind::Lora, tuning);
+    let first = trainer.step(&batch(2)).unwrap().loss;
+    let elsewhere = std::thread::spawn(move || trainer.step(&batch(2)).unwrap().loss);
+    assert!(elsewhere.join().unwrap() < first);
+}
+
 /// What a graph holds of the model's adapter goes when another takes its place.
 #[test]
 fn another_adapter_is_another_graph() {
