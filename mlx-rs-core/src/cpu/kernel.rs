@@ -224,7 +224,7 @@ pub(super) fn prepare_with(x: &[f32], k: usize, (bits, group): (u32, usize), to:
             for (g, x) in x.chunks_exact(group).enumerate() {
                 to_whole(x, g * group / CHUNK, (bits, row, rows), to.whole, to.scales);
             }
-            if k % (2 * CHUNK) != 0 {
+            if !k.is_multiple_of(2 * CHUNK) {
                 to_whole(
                     &[0.0; CHUNK],
                     k / CHUNK,

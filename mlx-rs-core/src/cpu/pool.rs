@@ -109,8 +109,12 @@ impl Pool {
         let job = Job { run, parts };
         shared.next.store(0, Ordering::Relaxed);
         shared.failed.store(false, Ordering::Relaxed);
-        *lock(&shared.job) = Some(job);
-        shared.generation.fetch_add(1, Ordering::Release);
+        {
+            let mut slot = lock(&shared.job);
+            *slot = Some(job);
+            // Under the lock, or a worker that has just seen the old count and is about to wait misses the call.
+            shared.generation.fetch_add(1, Ordering::Release);
+        }
         shared.wake.notify_all();
         take_parts(shared, job);
         // Nobody enters from here on; those inside finish their parts.

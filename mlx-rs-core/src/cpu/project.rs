@@ -357,7 +357,7 @@ impl Work for Product {
 
     fn run(&self, inputs: &[Input], output: &mut [f32]) {
         let mut inputs = inputs.iter();
-        fn floats<'i>(input: Option<&'i Input>) -> &'i [f32] {
+        fn floats(input: Option<&Input>) -> &[f32] {
             // SAFETY: `Projection::plan` and its caller gave arrays of these types, or of words as large, in this
             // order.
             input.map_or(&[][..], |i| unsafe { i.as_slice::<f32>() })
