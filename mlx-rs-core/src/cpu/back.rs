@@ -40,11 +40,11 @@ impl Matrix {
     /// ```
     pub fn product_for_gradients(&self, x: &Array) -> Result<Array> {
         if !self.size().k.is_multiple_of(LANES) {
-            return self.product(x);
+            return self.product_with(x, true);
         }
         let (forward, backward) = (self.clone(), self.clone());
         let product = CustomFunction::new(move |x: &[Array]| match x {
-            [x] => Ok(vec![forward.product(x)?]),
+            [x] => Ok(vec![forward.product_with(x, true)?]),
             _ => Err(one("argument")),
         });
         let product = product.with_vjp(move |_, cotangents, _| match cotangents {

@@ -139,10 +139,13 @@ pub(super) struct Panel<'a> {
     pub values: &'a [f32],
     /// Whole numbers `[pairs, rows, 2 * CHUNK]`, in the order of [`to_whole`], or empty.
     pub whole: &'a [i16],
-    /// What they are multiplied with, [`SCALES`] times for each chunk: `[pairs, rows, 2, SCALES]`.
+    /// What they are multiplied with: one for each few neighbors ([`neighbors`]), `[pairs, rows, 2, n]`.
     pub scales: &'a [f32],
     /// The sum of each group, `[rows, groups]`.
     pub sums: &'a [f32],
+    /// What rounding took from the sum of each group, times the middle of the matrix's numbers ([`middle`]): `[rows, groups]`
+    /// for whole numbers.
+    pub rests: &'a [f32],
 }
 
 impl<'a> Panel<'a> {
@@ -161,10 +164,20 @@ pub(super) struct Prepared<'a> {
     pub whole: &'a mut [i16],
     pub scales: &'a mut [f32],
     pub sums: &'a mut [f32],
+    pub rests: &'a mut [f32],
 }
 
-/// Copies of a chunk's scale in a [`Panel`].
-pub(super) const SCALES: usize = 4;
+/// Neighboring inputs that share a scale: those whose products with a matrix of so many bits end in one lane, so that
+/// each lane has a scale of its own and what is large leaves others precise.
+pub(super) fn neighbors(bits: u32) -> usize {
+    if bits == 4 { 8 } else { 4 }
+}
+
+/// The middle of the numbers of so many bits. Products with what rounding took from the inputs are on average those with
+/// it, so that adding these leaves the error of numbers around zero.
+pub(super) fn middle(bits: u32) -> f32 {
+    if bits == 4 { 7.5 } else { 127.5 }
+}
 
 /// The elements of a row of `k` whole numbers with those that fill its last pair of chunks.
 pub(super) fn padded(k: usize) -> usize {
@@ -220,18 +233,14 @@ pub(super) fn prepare_with(x: &[f32], k: usize, (bits, group): (u32, usize), to:
     }
     if !to.whole.is_empty() {
         let rows = x.len() / k;
-        for (row, x) in x.chunks_exact(k).enumerate() {
-            for (g, x) in x.chunks_exact(group).enumerate() {
-                to_whole(x, g * group / CHUNK, (bits, row, rows), to.whole, to.scales);
-            }
-            if !k.is_multiple_of(2 * CHUNK) {
-                to_whole(
-                    &[0.0; CHUNK],
-                    k / CHUNK,
-                    (bits, row, rows),
-                    to.whole,
-                    to.scales,
-                );
+        to.whole.fill(0);
+        to.scales.fill(0.0);
+        let rests = to.rests.chunks_exact_mut(k / group);
+        for ((row, x), rests) in x.chunks_exact(k).enumerate().zip(rests) {
+            for ((g, x), rest) in x.chunks_exact(group).enumerate().zip(rests) {
+                let first = g * group / CHUNK;
+                *rest = to_whole(x, first, (bits, row, rows), to.whole, to.scales);
+                *rest *= middle(bits);
             }
         }
     } else if bits == 4 {
@@ -250,10 +259,10 @@ pub(super) fn prepare_with(x: &[f32], k: usize, (bits, group): (u32, usize), to:
     }
 }
 
-/// A group of a row in whole numbers, from chunk `first` of the row on. They stand as shifts of 32 bytes of the
-/// matrix bring its numbers into 16-bit lanes: with 4 bits each fourth one of both chunks, then their
-/// neighbors; with 8 bits the even ones of a chunk, then the odd ones. What is no number becomes some number here; the group's
-/// sum carries it on.
+/// A group of a row in whole numbers, from chunk `first` of the row on; returns what rounding took from its sum. They
+/// stand as shifts of 32 bytes of the matrix bring its numbers into 16-bit lanes: with 4 bits each fourth one of both
+/// chunks, then their neighbors; with 8 bits the even ones of a chunk, then the odd ones. What is no number becomes some
+/// number here; the group's sum carries it on.
 #[inline(always)]
 fn to_whole(
     x: &[f32],
@@ -261,41 +270,34 @@ fn to_whole(
     (bits, row, rows): (u32, usize, usize),
     whole: &mut [i16],
     scales: &mut [f32],
-) {
-    let mut greatest = [0.0f32; 8];
-    for part in x.as_chunks::<8>().0 {
-        for (greatest, value) in greatest.iter_mut().zip(part) {
-            *greatest = greatest.max(value.abs());
-        }
-    }
-    let greatest = greatest.iter().copied().fold(0.0f32, f32::max);
-    let inverse = if greatest > 0.0 {
-        LARGEST / greatest
-    } else {
-        0.0
-    };
+) -> f32 {
+    let near = neighbors(bits);
+    let mut rest = 0.0;
     for (chunk, x) in (first..).zip(x.as_chunks::<CHUNK>().0) {
         let (pair, half) = (chunk / 2 * rows + row, chunk % 2);
         let whole = &mut whole[pair * 2 * CHUNK..][..2 * CHUNK];
-        let mut own = [0i16; CHUNK];
-        for (own, x) in own.iter_mut().zip(x) {
-            *own = (x * inverse).round_ties_even() as i16;
-        }
-        if bits == 4 {
-            for shift in 0..4 {
-                for lane in 0..8 {
-                    whole[shift * 16 + half * 8 + lane] = own[4 * lane + shift];
-                }
+        let scales = &mut scales[(2 * pair + half) * (CHUNK / near)..][..CHUNK / near];
+        for (i, (x, scale)) in x.chunks_exact(near).zip(scales).enumerate() {
+            let greatest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            let inverse = if greatest > 0.0 {
+                LARGEST / greatest
+            } else {
+                0.0
+            };
+            *scale = greatest / LARGEST;
+            for (at, x) in (i * near..).zip(x) {
+                let own = (x * inverse).round_ties_even() as i16;
+                rest += x - f32::from(own) * *scale;
+                let place = if bits == 4 {
+                    at % 4 * 16 + half * 8 + at / 4
+                } else {
+                    half * CHUNK + at % 2 * 16 + at / 2
+                };
+                whole[place] = own;
             }
-        } else {
-            let whole = &mut whole[half * CHUNK..][..CHUNK];
-            for lane in 0..16 {
-                whole[lane] = own[2 * lane];
-                whole[16 + lane] = own[2 * lane + 1];
-            }
         }
-        scales[(2 * pair + half) * SCALES..][..SCALES].fill(greatest / LARGEST);
     }
+    rest
 }
 
 /// Products of consecutive rows of a matrix, with `groups` groups each, with rows of inputs: `out` is
@@ -531,13 +533,16 @@ pub(super) mod tests {
                                 (m * k, 0)
                             };
                             let mut values = vec![0.0; floats];
-                            let (mut whole, mut factors) = (vec![7; wholes], vec![7.0; wholes / 8]);
+                            let mut whole = vec![7; wholes];
+                            let mut factors = vec![7.0; wholes / neighbors(bits)];
                             let mut sums = vec![0.0; m * groups];
+                            let mut rests = vec![0.0; m * groups];
                             let to = Prepared {
                                 values: &mut values,
                                 whole: &mut whole,
                                 scales: &mut factors,
                                 sums: &mut sums,
+                                rests: &mut rests,
                             };
                             prepare(isa, &all, k, (bits, group), to);
                             let x = Panel {
@@ -546,6 +551,7 @@ pub(super) mod tests {
                                 whole: &whole,
                                 scales: &factors,
                                 sums: &sums,
+                                rests: &rests,
                             };
                             let mut out = vec![0.0; m];
                             block(isa, row, groups, bits, x, &mut out);
@@ -564,10 +570,13 @@ pub(super) mod tests {
                                 let rounding: f64 = (0..k)
                                     .filter(|_| in_whole(isa))
                                     .map(|i| {
-                                        let own = &x[i / group * group..][..group];
+                                        let near = neighbors(bits);
+                                        let own = &x[i / near * near..][..near];
                                         let most = own.iter().fold(0.0f32, |a, b| a.max(b.abs()));
                                         let g = i / group;
-                                        let part = at(i) - f64::from(biases[g]);
+                                        let part = at(i)
+                                            - f64::from(biases[g])
+                                            - f64::from(middle(bits) * scales[g]);
                                         (part * f64::from(most)).abs() / 65_534.0
                                     })
                                     .sum();
@@ -597,7 +606,8 @@ pub(super) mod tests {
                 let size = rows * padded(k);
                 let mut p = (
                     vec![7i16; size],
-                    vec![7.0f32; size / 8],
+                    vec![7.0f32; size / neighbors(bits)],
+                    vec![7.0f32; rows * k / group],
                     vec![7.0f32; rows * k / group],
                 );
                 f(Prepared {
@@ -605,6 +615,7 @@ pub(super) mod tests {
                     whole: &mut p.0,
                     scales: &mut p.1,
                     sums: &mut p.2,
+                    rests: &mut p.3,
                 });
                 p
             };
@@ -612,7 +623,8 @@ pub(super) mod tests {
             for isa in isas().into_iter().filter(|isa| in_whole(*isa)) {
                 let own = prepared(&|to| prepare(isa, &x, k, (bits, group), to));
                 assert_eq!((&own.0, &own.1), (&plain.0, &plain.1), "{bits} bits");
-                for (a, b) in own.2.iter().zip(&plain.2) {
+                let pairs = own.2.iter().zip(&plain.2);
+                for (a, b) in pairs.chain(own.3.iter().zip(&plain.3)) {
                     assert!((a - b).abs() < 1e-4, "{a} {b}");
                 }
             }

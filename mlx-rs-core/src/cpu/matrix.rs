@@ -188,13 +188,18 @@ impl Matrix {
     /// # Errors
     /// As [`Projection::of`].
     pub fn product(&self, x: &Array) -> Result<Array> {
+        self.product_with(x, false)
+    }
+
+    /// [`Self::product`], with floats throughout where `in_floats`.
+    pub(super) fn product_with(&self, x: &Array, in_floats: bool) -> Result<Array> {
         let parts = [(self, None)];
         Projection {
             parts: &parts,
             norm: None,
             then: Then::Nothing,
         }
-        .of(x)
+        .with(x, in_floats)
     }
 
     /// Rows of the matrix: outputs.

@@ -4,7 +4,9 @@
 use std::cell::RefCell;
 
 use super::host_op::{self, Input, Meaning, Work};
-use super::kernel::{self, Factors, Isa, MAX_ROWS, Panel, Prepared, QuantizedRow, SCALES, padded};
+use super::kernel::{
+    self, Factors, Isa, MAX_ROWS, Panel, Prepared, QuantizedRow, neighbors, padded,
+};
 use super::many::{MANY, Many, gate_all};
 use super::matrix::{Matrix, Size};
 use super::share::{Output, share};
@@ -96,6 +98,12 @@ impl<'a> Projection<'a> {
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is not
     /// on the CPU.
     pub fn of(&self, x: &Array) -> Result<Array> {
+        self.with(x, false)
+    }
+
+    /// [`Self::of`], with floats throughout where `in_floats`: what is differentiated has no steps then, however few rows
+    /// there are.
+    pub(super) fn with(&self, x: &Array, in_floats: bool) -> Result<Array> {
         let op = "cpu::project";
         let fault = |message: String| Error::new(ErrorKind::Shape, op, message).with_inputs(&[x]);
         let Some((first, _)) = self.parts.first() else {
@@ -111,7 +119,8 @@ impl<'a> Projection<'a> {
         }
         let mut inputs = vec![x];
         let adds = matches!(self.then, Then::Add(_));
-        let work = self.plan(x.size() / k, adds, &mut inputs)?;
+        let mut work = self.plan(x.size() / k, adds, &mut inputs)?;
+        work.in_floats = in_floats;
         let mut shape = x.shape().to_vec();
         match (shape.last_mut(), i32::try_from(work.n)) {
             (Some(last), Ok(n)) => *last = n,
@@ -205,6 +214,7 @@ impl<'a> Projection<'a> {
                 _ => None,
             },
             adds,
+            in_floats: false,
             isa: Isa::detect(),
         })
     }
@@ -238,6 +248,8 @@ pub(super) struct Product {
     eps: Option<f32>,
     pub gate: Option<Gate>,
     adds: bool,
+    /// Whether few rows are multiplied like many.
+    in_floats: bool,
     pub isa: Isa,
 }
 
@@ -267,6 +279,7 @@ struct Form {
     whole: Vec<i16>,
     scales: Vec<f32>,
     sums: Vec<f32>,
+    rests: Vec<f32>,
 }
 
 impl<'a> Data<'a> {
@@ -398,7 +411,7 @@ impl Work for Product {
         }
         let residual = self.adds.then(|| floats(inputs.next()));
         let out = Output::new(output);
-        if self.rows >= MANY {
+        if self.rows >= MANY || self.in_floats {
             let many = Many {
                 product: self,
                 x,
@@ -452,11 +465,13 @@ impl Form {
         } else {
             (k, 0)
         };
-        let factors = wholes / kernel::CHUNK * SCALES;
+        let factors = wholes / neighbors(bits);
+        let rests = if wholes > 0 { groups } else { 0 };
         self.values.resize(rows * floats, 0.0);
         self.whole.resize(rows * wholes, 0);
         self.scales.resize(rows * factors, 0.0);
         self.sums.resize(rows * groups, 0.0);
+        self.rests.resize(rows * rests, 0.0);
         for first in (0..rows).step_by(MAX_ROWS) {
             let last = rows.min(first + MAX_ROWS);
             let to = Prepared {
@@ -464,6 +479,7 @@ impl Form {
                 whole: &mut self.whole[first * wholes..last * wholes],
                 scales: &mut self.scales[first * factors..last * factors],
                 sums: &mut self.sums[first * groups..last * groups],
+                rests: &mut self.rests[first * rests..last * rests],
             };
             kernel::prepare(isa, &x[first * k..last * k], k, (bits, group), to);
         }
@@ -474,6 +490,7 @@ impl Form {
         let each = |n: usize| n / rows.max(1);
         let (floats, wholes) = (each(self.values.len()), each(self.whole.len()));
         let (factors, groups) = (each(self.scales.len()), each(self.sums.len()));
+        let rests = each(self.rests.len());
         (0..rows)
             .step_by(MAX_ROWS)
             .map(|first| {
@@ -484,6 +501,7 @@ impl Form {
                     whole: &self.whole[first * wholes..last * wholes],
                     scales: &self.scales[first * factors..last * factors],
                     sums: &self.sums[first * groups..last * groups],
+                    rests: &self.rests[first * rests..last * rests],
                 }
             })
             .collect()

@@ -3,20 +3,21 @@
 //! matrices become floats once for all of them (`many.rs`).
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128, _mm_max_ps,
-    _mm_max_ss, _mm_movehl_ps, _mm_set1_ps, _mm_setr_epi8, _mm_shuffle_ps, _mm_storeu_ps,
-    _mm_storeu_si128, _mm_unpackhi_epi32, _mm_unpackhi_epi64, _mm_unpacklo_epi32,
-    _mm_unpacklo_epi64, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_andnot_ps,
-    _mm256_broadcast_ss, _mm256_broadcastsi128_si256, _mm256_castpd_ps, _mm256_castps256_ps128,
-    _mm256_castsi256_si128, _mm256_cvtepi32_ps, _mm256_cvtps_epi32, _mm256_extractf128_ps,
-    _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_madd_epi16, _mm256_maskload_ps, _mm256_max_ps, _mm256_mul_ps, _mm256_packs_epi32,
-    _mm256_permute4x64_epi64, _mm256_permutevar_ps, _mm256_set1_epi16, _mm256_set1_pd,
-    _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_ps, _mm256_shuffle_epi8, _mm256_srli_epi16,
-    _mm256_storeu_si256, _mm256_unpackhi_epi64, _mm256_unpacklo_epi64, _mm256_zextsi128_si256,
+    __m256, __m256i, _CMP_GT_OQ, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128,
+    _mm_movehl_ps, _mm_setr_epi8, _mm_shuffle_ps, _mm_storeu_si128, _mm_unpackhi_epi32,
+    _mm_unpackhi_epi64, _mm_unpacklo_epi32, _mm_unpacklo_epi64, _mm256_add_epi32, _mm256_add_ps,
+    _mm256_and_ps, _mm256_and_si256, _mm256_andnot_ps, _mm256_broadcast_ss,
+    _mm256_broadcastsi128_si256, _mm256_castpd_ps, _mm256_castps256_ps128, _mm256_castsi256_si128,
+    _mm256_cmp_ps, _mm256_cvtepi32_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_extractf128_ps,
+    _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maskload_ps, _mm256_max_ps, _mm256_mul_ps,
+    _mm256_packs_epi32, _mm256_permute_ps, _mm256_permute2f128_ps, _mm256_permute4x64_epi64,
+    _mm256_permutevar_ps, _mm256_set1_epi16, _mm256_set1_pd, _mm256_set1_ps, _mm256_setr_epi32,
+    _mm256_setzero_ps, _mm256_shuffle_epi8, _mm256_srli_epi16, _mm256_storeu_si256,
+    _mm256_unpackhi_epi64, _mm256_unpacklo_epi64, _mm256_zextsi128_si256,
 };
 
-use super::kernel::{CHUNK, LARGEST, Panel, Prepared, QuantizedRow, SCALES, padded};
+use super::kernel::{CHUNK, LARGEST, Panel, Prepared, QuantizedRow, middle, neighbors, padded};
 
 /// Rows of inputs, as addresses.
 #[derive(Clone, Copy)]
@@ -24,6 +25,7 @@ struct Inputs {
     whole: *const i16,
     scales: *const f32,
     sums: *const f32,
+    rests: *const f32,
 }
 
 /// A row of a matrix, as addresses.
@@ -55,8 +57,9 @@ pub(super) unsafe fn block(
     // The reads below stay within these.
     assert!(matrix.packed.len() == columns * bytes && groups * width == k);
     assert!(matrix.scales.len() == columns * groups && matrix.biases.len() == columns * groups);
-    assert!(x.whole.len() == x.rows * padded(k) && x.sums.len() == x.rows * groups);
-    assert!(x.scales.len() * 8 == x.rows * padded(k) && out.len() == x.rows * columns);
+    assert!(x.whole.len() == x.rows * padded(k) && out.len() == x.rows * columns);
+    assert!(x.scales.len() * neighbors(bits) == x.rows * padded(k));
+    assert!(x.sums.len() == x.rows * groups && x.rests.len() == x.rows * groups);
     // SAFETY: features are the caller's promise; the lengths are asserted.
     unsafe {
         match (bits, width) {
@@ -111,6 +114,7 @@ unsafe fn columns<const M: usize, const BITS: u32, const C: usize>(
         whole: x.whole.as_ptr(),
         scales: x.scales.as_ptr(),
         sums: x.sums.as_ptr(),
+        rests: x.rests.as_ptr(),
     };
     for column in 0..count {
         let row = Row {
@@ -150,18 +154,24 @@ unsafe fn tile<const M: usize, const BITS: u32, const C: usize>(row: Row, x: Inp
         let mut g = 0;
         while g < whole {
             let bias = _mm256_loadu_ps(row.biases.add(g));
+            let scale = _mm256_loadu_ps(row.scales.add(g));
             for (m, total) in totals.iter_mut().enumerate() {
                 let sums = _mm256_loadu_ps(x.sums.add(m * groups + g));
+                let rests = _mm256_loadu_ps(x.rests.add(m * groups + g));
                 *total = _mm256_fmadd_ps(bias, sums, *total);
+                *total = _mm256_fmadd_ps(scale, rests, *total);
             }
             g += 8;
         }
         if g < groups {
             let mask = first(groups - g);
             let bias = _mm256_maskload_ps(row.biases.add(g), mask);
+            let scale = _mm256_maskload_ps(row.scales.add(g), mask);
             for (m, total) in totals.iter_mut().enumerate() {
                 let sums = _mm256_maskload_ps(x.sums.add(m * groups + g), mask);
+                let rests = _mm256_maskload_ps(x.rests.add(m * groups + g), mask);
                 *total = _mm256_fmadd_ps(bias, sums, *total);
+                *total = _mm256_fmadd_ps(scale, rests, *total);
             }
         }
     }
@@ -178,8 +188,8 @@ fn first(n: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
 }
 
-/// Sums of [`tile`] without biases, 4 bits: two chunks at a time, one in each half of a vector. A lane sums at
-/// most 32 products below 16 * 2^15.
+/// Sums of [`tile`] without biases, 4 bits: two chunks at a time, one in each half of a vector. A lane sums eight
+/// products below 16 * 2^15.
 ///
 /// # Safety
 /// As of [`tile`].
@@ -239,7 +249,7 @@ unsafe fn add_nibbles<const M: usize>(
     // SAFETY: the pair is within the inputs: the caller's promise.
     unsafe {
         let whole = x.whole.add(pair * M * 2 * CHUNK);
-        let scales = x.scales.add(pair * M * 2 * SCALES);
+        let scales = x.scales.add(pair * M * 8);
         for (m, total) in totals.iter_mut().enumerate() {
             let part = |i: usize| {
                 let x = _mm256_loadu_si256(whole.add(m * 2 * CHUNK + i * 16).cast());
@@ -249,13 +259,13 @@ unsafe fn add_nibbles<const M: usize>(
                 _mm256_add_epi32(part(0), part(1)),
                 _mm256_add_epi32(part(2), part(3)),
             );
-            let factor = _mm256_mul_ps(scale, _mm256_loadu_ps(scales.add(m * 2 * SCALES)));
+            let factor = _mm256_mul_ps(scale, _mm256_loadu_ps(scales.add(m * 8)));
             *total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), factor, *total);
         }
     }
 }
 
-/// Sums of [`tile`] without biases, 8 bits. A lane sums at most 16 products below 2^23.
+/// Sums of [`tile`] without biases, 8 bits. A lane sums four products below 2^23.
 ///
 /// # Safety
 /// As of [`tile`].
@@ -268,30 +278,20 @@ unsafe fn octets<const M: usize, const C: usize>(row: Row, x: Inputs) -> [__m256
         let mask = _mm256_set1_epi16(255);
         for g in 0..row.groups {
             let scale = _mm256_broadcast_ss(&*row.scales.add(g));
-            let mut sums = [_mm256_set1_epi16(0); M];
             for c in g * C..(g + 1) * C {
                 let at = row.packed.add(c * CHUNK);
                 let q = _mm256_loadu_si256(at.cast());
                 let (even, odd) = (_mm256_and_si256(q, mask), _mm256_srli_epi16::<8>(q));
-                let whole = x.whole.add(c / 2 * M * 2 * CHUNK + c % 2 * CHUNK);
-                for (m, sum) in sums.iter_mut().enumerate() {
+                let place = c / 2 * M * 2 + c % 2;
+                let (whole, scales) = (x.whole.add(place * CHUNK), x.scales.add(place * 8));
+                for (m, total) in totals.iter_mut().enumerate() {
                     let at = whole.add(m * 2 * CHUNK);
                     let even = _mm256_madd_epi16(even, _mm256_loadu_si256(at.cast()));
                     let odd = _mm256_madd_epi16(odd, _mm256_loadu_si256(at.add(16).cast()));
-                    let both = _mm256_add_epi32(even, odd);
-                    *sum = if C == 1 {
-                        both
-                    } else {
-                        _mm256_add_epi32(*sum, both)
-                    };
+                    let sum = _mm256_cvtepi32_ps(_mm256_add_epi32(even, odd));
+                    let factor = _mm256_mul_ps(scale, _mm256_loadu_ps(scales.add(m * 16)));
+                    *total = _mm256_fmadd_ps(sum, factor, *total);
                 }
-            }
-            let c = g * C;
-            let scales = x.scales.add(c / 2 * M * 2 * SCALES + c % 2 * SCALES);
-            for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
-                let own = _mm256_broadcast_ss(&*scales.add(m * 2 * SCALES));
-                let factor = _mm256_mul_ps(scale, own);
-                *total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), factor, *total);
             }
         }
     }
@@ -306,15 +306,18 @@ unsafe fn octets<const M: usize, const C: usize>(row: Row, x: Inputs) -> [__m256
 pub(super) unsafe fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prepared<'_>) {
     let (rows, groups, chunks) = (x.len() / k, k / group, group / CHUNK);
     // The writes below stay within these.
-    assert!(to.whole.len() == rows * padded(k) && to.scales.len() * 8 == rows * padded(k));
-    assert!(to.sums.len() == rows * groups && groups * chunks * CHUNK == k);
+    assert!(to.whole.len() == rows * padded(k) && groups * chunks * CHUNK == k);
+    assert!(to.scales.len() * neighbors(bits) == rows * padded(k));
+    assert!(to.sums.len() == rows * groups && to.rests.len() == rows * groups);
+    let middle = middle(bits);
     for (row, x) in x.chunks_exact(k).enumerate() {
         for (g, x) in x.chunks_exact(group).enumerate() {
+            let at = row * groups + g;
             // SAFETY: a row has `k / CHUNK` chunks, each of which has a place; features are the caller's promise.
-            unsafe {
-                to.sums[row * groups + g] =
-                    group_to_whole(x, g * chunks, (bits, row, rows), to.whole, to.scales);
-            }
+            let (sum, rest) =
+                unsafe { group_to_whole(x, g * chunks, (bits, row, rows), to.whole, to.scales) };
+            to.sums[at] = sum;
+            to.rests[at] = rest * middle;
         }
         if !k.is_multiple_of(2 * CHUNK) {
             let nothing = [0.0; CHUNK];
@@ -327,7 +330,7 @@ pub(super) unsafe fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), t
 }
 
 /// A group of a row in whole numbers, from chunk `first` of the row on, in the order of
-/// [`super::kernel::to_whole`]; returns its sum.
+/// [`super::kernel::to_whole`]; returns its sum, and what rounding took from that.
 ///
 /// # Safety
 /// The processor must have avx2 and fma; all chunks of `x` must have places in `whole` and `scales`.
@@ -338,44 +341,53 @@ unsafe fn group_to_whole(
     (bits, row, rows): (u32, usize, usize),
     whole: &mut [i16],
     scales: &mut [f32],
-) -> f32 {
+) -> (f32, f32) {
     // SAFETY: within the group, and in its places.
     unsafe {
         let sign = _mm256_set1_ps(-0.0);
-        let (mut most, mut sum) = (_mm256_setzero_ps(), _mm256_setzero_ps());
-        for part in x.as_chunks::<8>().0 {
-            let v = _mm256_loadu_ps(part.as_ptr());
-            // The second one stays where the first is no number.
-            most = _mm256_max_ps(_mm256_andnot_ps(sign, v), most);
-            sum = _mm256_add_ps(sum, v);
-        }
-        let greatest = highest(most);
-        let inverse = if greatest > 0.0 {
-            LARGEST / greatest
-        } else {
-            0.0
-        };
-        let factor = _mm256_set1_ps(inverse);
-        let scale = _mm_set1_ps(greatest / LARGEST);
+        let largest = _mm256_set1_ps(LARGEST);
+        let (mut sum, mut rest) = (_mm256_setzero_ps(), _mm256_setzero_ps());
+        let near = neighbors(bits);
         for (chunk, x) in (first..).zip(x.as_chunks::<CHUNK>().0) {
             let (pair, half) = (chunk / 2 * rows + row, chunk % 2);
-            let v = |i: usize| {
-                let x = _mm256_loadu_ps(x.as_ptr().add(8 * i));
-                _mm256_cvtps_epi32(_mm256_mul_ps(x, factor))
-            };
+            let mut parts = [_mm256_set1_epi16(0); 4];
+            let to_scales = scales.as_mut_ptr().add((2 * pair + half) * (CHUNK / near));
+            for (i, part) in parts.iter_mut().enumerate() {
+                let v = _mm256_loadu_ps(x.as_ptr().add(8 * i));
+                sum = _mm256_add_ps(sum, v);
+                // What is no number is not greater.
+                let v_size = _mm256_max_ps(_mm256_andnot_ps(sign, v), _mm256_setzero_ps());
+                // The greatest of four neighbors in each of them, then of eight.
+                let two = _mm256_max_ps(v_size, _mm256_permute_ps::<0b10_11_00_01>(v_size));
+                let mut most = _mm256_max_ps(two, _mm256_permute_ps::<0b01_00_11_10>(two));
+                if bits == 4 {
+                    most = _mm256_max_ps(most, _mm256_permute2f128_ps::<1>(most, most));
+                }
+                let scale = _mm256_div_ps(most, largest);
+                let some = _mm256_cmp_ps::<_CMP_GT_OQ>(most, _mm256_setzero_ps());
+                let inverse = _mm256_and_ps(some, _mm256_div_ps(largest, most));
+                *part = _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse));
+                let back = _mm256_cvtepi32_ps(*part);
+                rest = _mm256_add_ps(rest, _mm256_fnmadd_ps(back, scale, v));
+                let low = _mm_cvtss_f32(_mm256_castps256_ps128(scale));
+                if bits == 4 {
+                    *to_scales.add(i) = low;
+                } else {
+                    *to_scales.add(2 * i) = low;
+                    *to_scales.add(2 * i + 1) = _mm_cvtss_f32(_mm256_extractf128_ps::<1>(scale));
+                }
+            }
             // Sixteen elements each, in order.
-            let low = _mm256_permute4x64_epi64::<0b1101_1000>(_mm256_packs_epi32(v(0), v(1)));
-            let high = _mm256_permute4x64_epi64::<0b1101_1000>(_mm256_packs_epi32(v(2), v(3)));
+            let packed = |a, b| _mm256_permute4x64_epi64::<0b1101_1000>(_mm256_packs_epi32(a, b));
+            let (low, high) = (packed(parts[0], parts[1]), packed(parts[2], parts[3]));
             let to = whole.as_mut_ptr().add(pair * 2 * CHUNK);
             if bits == 4 {
                 fourths(low, high, to.add(half * 8));
             } else {
                 halves(low, high, to.add(half * CHUNK));
             }
-            let to = scales.as_mut_ptr().add((2 * pair + half) * SCALES);
-            _mm_storeu_ps(to, scale);
         }
-        horizontal(sum)
+        (horizontal(sum), horizontal(rest))
     }
 }
 
@@ -437,15 +449,6 @@ unsafe fn halves(low: __m256i, high: __m256i, to: *mut i16) {
         _mm256_storeu_si256(to.cast(), even);
         _mm256_storeu_si256(to.add(16).cast(), odd);
     }
-}
-
-/// The greatest of the eight elements.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn highest(v: __m256) -> f32 {
-    let half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-    let quarter = _mm_max_ps(half, _mm_movehl_ps(half, half));
-    _mm_cvtss_f32(_mm_max_ss(quarter, _mm_shuffle_ps::<1>(quarter, quarter)))
 }
 
 /// The sum of the eight elements.
