@@ -411,7 +411,8 @@ impl Work for Product {
         }
         let residual = self.adds.then(|| floats(inputs.next()));
         let out = Output::new(output);
-        if self.rows >= MANY || self.in_floats {
+        // Shorter rows do not fill the vectors of whole numbers.
+        if self.rows >= MANY || self.in_floats || self.k < 2 * kernel::CHUNK {
             let many = Many {
                 product: self,
                 x,
