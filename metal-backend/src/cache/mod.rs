@@ -1,8 +1,8 @@
 //! Key/value caches: what attention remembers of earlier positions. State is passed into a forward
 //! pass; layers own none.
 //!
-//! [`PassingCache`] remembers nothing, for training. Four kinds that do: [`ChunkedCache`] grows without
-//! bound, [`RotatingCache`] holds the last positions (and a few of the first), [`WindowedCache`] the same
+//! [`PassingCache`] remembers nothing, for training. Four kinds that do: [`InPlaceCache`] grows without
+//! bound (as [`ChunkedCache`]s do, until our kernels write it in place), [`RotatingCache`] holds the last positions (and a few of the first), [`WindowedCache`] the same
 //! and can be cut back, [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer gets.
 //! `file.rs` keeps them on disk.
 
