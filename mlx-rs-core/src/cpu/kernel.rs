@@ -141,11 +141,9 @@ pub(super) struct Panel<'a> {
     pub whole: &'a [i16],
     /// What they are multiplied with: one for each few neighbors ([`neighbors`]), `[pairs, rows, 2, n]`.
     pub scales: &'a [f32],
-    /// The sum of each group, `[rows, groups]`.
+    /// The sum of each group, `[rows, groups]`: of whole numbers what they stand for, so that a rounding counts times the
+    /// weight that it meets, bias and all, rather than times the packed number alone, which is never negative.
     pub sums: &'a [f32],
-    /// What rounding took from the sum of each group, times the middle of the matrix's numbers ([`middle`]): `[rows, groups]`
-    /// for whole numbers.
-    pub rests: &'a [f32],
 }
 
 impl<'a> Panel<'a> {
@@ -164,19 +162,12 @@ pub(super) struct Prepared<'a> {
     pub whole: &'a mut [i16],
     pub scales: &'a mut [f32],
     pub sums: &'a mut [f32],
-    pub rests: &'a mut [f32],
 }
 
 /// Neighboring inputs that share a scale: those whose products with a matrix of so many bits end in one lane, so that
 /// each lane has a scale of its own and what is large leaves others precise.
 pub(super) fn neighbors(bits: u32) -> usize {
     if bits == 4 { 8 } else { 4 }
-}
-
-/// The middle of the numbers of so many bits. Products with what rounding took from the inputs are on average those with
-/// it, so that adding these leaves the error of numbers around zero.
-pub(super) fn middle(bits: u32) -> f32 {
-    if bits == 4 { 7.5 } else { 127.5 }
 }
 
 /// The elements of a row of `k` whole numbers with those that fill its last pair of chunks.
@@ -235,12 +226,11 @@ pub(super) fn prepare_with(x: &[f32], k: usize, (bits, group): (u32, usize), to:
         let rows = x.len() / k;
         to.whole.fill(0);
         to.scales.fill(0.0);
-        let rests = to.rests.chunks_exact_mut(k / group);
-        for ((row, x), rests) in x.chunks_exact(k).enumerate().zip(rests) {
-            for ((g, x), rest) in x.chunks_exact(group).enumerate().zip(rests) {
+        let sums = to.sums.chunks_exact_mut(k / group);
+        for ((row, x), sums) in x.chunks_exact(k).enumerate().zip(sums) {
+            for ((g, x), sum) in x.chunks_exact(group).enumerate().zip(sums) {
                 let first = g * group / CHUNK;
-                *rest = to_whole(x, first, (bits, row, rows), to.whole, to.scales);
-                *rest *= middle(bits);
+                *sum -= to_whole(x, first, (bits, row, rows), to.whole, to.scales);
             }
         }
     } else if bits == 4 {
@@ -536,13 +526,11 @@ pub(super) mod tests {
                             let mut whole = vec![7; wholes];
                             let mut factors = vec![7.0; wholes / neighbors(bits)];
                             let mut sums = vec![0.0; m * groups];
-                            let mut rests = vec![0.0; m * groups];
                             let to = Prepared {
                                 values: &mut values,
                                 whole: &mut whole,
                                 scales: &mut factors,
                                 sums: &mut sums,
-                                rests: &mut rests,
                             };
                             prepare(isa, &all, k, (bits, group), to);
                             let x = Panel {
@@ -551,7 +539,6 @@ pub(super) mod tests {
                                 whole: &whole,
                                 scales: &factors,
                                 sums: &sums,
-                                rests: &rests,
                             };
                             let mut out = vec![0.0; m];
                             block(isa, row, groups, bits, x, &mut out);
@@ -573,10 +560,7 @@ pub(super) mod tests {
                                         let near = neighbors(bits);
                                         let own = &x[i / near * near..][..near];
                                         let most = own.iter().fold(0.0f32, |a, b| a.max(b.abs()));
-                                        let g = i / group;
-                                        let part = at(i)
-                                            - f64::from(biases[g])
-                                            - f64::from(middle(bits) * scales[g]);
+                                        let part = at(i);
                                         (part * f64::from(most)).abs() / 65_534.0
                                     })
                                     .sum();
@@ -608,14 +592,12 @@ pub(super) mod tests {
                     vec![7i16; size],
                     vec![7.0f32; size / neighbors(bits)],
                     vec![7.0f32; rows * k / group],
-                    vec![7.0f32; rows * k / group],
                 );
                 f(Prepared {
                     values: &mut [],
                     whole: &mut p.0,
                     scales: &mut p.1,
                     sums: &mut p.2,
-                    rests: &mut p.3,
                 });
                 p
             };
@@ -623,8 +605,7 @@ pub(super) mod tests {
             for isa in isas().into_iter().filter(|isa| in_whole(*isa)) {
                 let own = prepared(&|to| prepare(isa, &x, k, (bits, group), to));
                 assert_eq!((&own.0, &own.1), (&plain.0, &plain.1), "{bits} bits");
-                let pairs = own.2.iter().zip(&plain.2);
-                for (a, b) in pairs.chain(own.3.iter().zip(&plain.3)) {
+                for (a, b) in own.2.iter().zip(&plain.2) {
                     assert!((a - b).abs() < 1e-4, "{a} {b}");
                 }
             }

@@ -279,7 +279,6 @@ struct Form {
     whole: Vec<i16>,
     scales: Vec<f32>,
     sums: Vec<f32>,
-    rests: Vec<f32>,
 }
 
 impl<'a> Data<'a> {
@@ -467,12 +466,10 @@ impl Form {
             (k, 0)
         };
         let factors = wholes / neighbors(bits);
-        let rests = if wholes > 0 { groups } else { 0 };
         self.values.resize(rows * floats, 0.0);
         self.whole.resize(rows * wholes, 0);
         self.scales.resize(rows * factors, 0.0);
         self.sums.resize(rows * groups, 0.0);
-        self.rests.resize(rows * rests, 0.0);
         for first in (0..rows).step_by(MAX_ROWS) {
             let last = rows.min(first + MAX_ROWS);
             let to = Prepared {
@@ -480,7 +477,6 @@ impl Form {
                 whole: &mut self.whole[first * wholes..last * wholes],
                 scales: &mut self.scales[first * factors..last * factors],
                 sums: &mut self.sums[first * groups..last * groups],
-                rests: &mut self.rests[first * rests..last * rests],
             };
             kernel::prepare(isa, &x[first * k..last * k], k, (bits, group), to);
         }
@@ -491,7 +487,6 @@ impl Form {
         let each = |n: usize| n / rows.max(1);
         let (floats, wholes) = (each(self.values.len()), each(self.whole.len()));
         let (factors, groups) = (each(self.scales.len()), each(self.sums.len()));
-        let rests = each(self.rests.len());
         (0..rows)
             .step_by(MAX_ROWS)
             .map(|first| {
@@ -502,7 +497,6 @@ impl Form {
                     whole: &self.whole[first * wholes..last * wholes],
                     scales: &self.scales[first * factors..last * factors],
                     sums: &self.sums[first * groups..last * groups],
-                    rests: &self.rests[first * rests..last * rests],
                 }
             })
             .collect()

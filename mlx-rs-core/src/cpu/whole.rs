@@ -17,7 +17,7 @@ use std::arch::x86_64::{
     _mm256_unpackhi_epi64, _mm256_unpacklo_epi64, _mm256_zextsi128_si256,
 };
 
-use super::kernel::{CHUNK, LARGEST, Panel, Prepared, QuantizedRow, middle, neighbors, padded};
+use super::kernel::{CHUNK, LARGEST, Panel, Prepared, QuantizedRow, neighbors, padded};
 
 /// Rows of inputs, as addresses.
 #[derive(Clone, Copy)]
@@ -25,7 +25,6 @@ struct Inputs {
     whole: *const i16,
     scales: *const f32,
     sums: *const f32,
-    rests: *const f32,
 }
 
 /// A row of a matrix, as addresses.
@@ -59,7 +58,7 @@ pub(super) unsafe fn block(
     assert!(matrix.scales.len() == columns * groups && matrix.biases.len() == columns * groups);
     assert!(x.whole.len() == x.rows * padded(k) && out.len() == x.rows * columns);
     assert!(x.scales.len() * neighbors(bits) == x.rows * padded(k));
-    assert!(x.sums.len() == x.rows * groups && x.rests.len() == x.rows * groups);
+    assert!(x.sums.len() == x.rows * groups);
     // SAFETY: features are the caller's promise; the lengths are asserted.
     unsafe {
         match (bits, width) {
@@ -114,7 +113,6 @@ unsafe fn columns<const M: usize, const BITS: u32, const C: usize>(
         whole: x.whole.as_ptr(),
         scales: x.scales.as_ptr(),
         sums: x.sums.as_ptr(),
-        rests: x.rests.as_ptr(),
     };
     for column in 0..count {
         let row = Row {
@@ -154,24 +152,18 @@ unsafe fn tile<const M: usize, const BITS: u32, const C: usize>(row: Row, x: Inp
         let mut g = 0;
         while g < whole {
             let bias = _mm256_loadu_ps(row.biases.add(g));
-            let scale = _mm256_loadu_ps(row.scales.add(g));
             for (m, total) in totals.iter_mut().enumerate() {
                 let sums = _mm256_loadu_ps(x.sums.add(m * groups + g));
-                let rests = _mm256_loadu_ps(x.rests.add(m * groups + g));
                 *total = _mm256_fmadd_ps(bias, sums, *total);
-                *total = _mm256_fmadd_ps(scale, rests, *total);
             }
             g += 8;
         }
         if g < groups {
             let mask = first(groups - g);
             let bias = _mm256_maskload_ps(row.biases.add(g), mask);
-            let scale = _mm256_maskload_ps(row.scales.add(g), mask);
             for (m, total) in totals.iter_mut().enumerate() {
                 let sums = _mm256_maskload_ps(x.sums.add(m * groups + g), mask);
-                let rests = _mm256_maskload_ps(x.rests.add(m * groups + g), mask);
                 *total = _mm256_fmadd_ps(bias, sums, *total);
-                *total = _mm256_fmadd_ps(scale, rests, *total);
             }
         }
     }
@@ -308,16 +300,13 @@ pub(super) unsafe fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), t
     // The writes below stay within these.
     assert!(to.whole.len() == rows * padded(k) && groups * chunks * CHUNK == k);
     assert!(to.scales.len() * neighbors(bits) == rows * padded(k));
-    assert!(to.sums.len() == rows * groups && to.rests.len() == rows * groups);
-    let middle = middle(bits);
+    assert!(to.sums.len() == rows * groups);
     for (row, x) in x.chunks_exact(k).enumerate() {
         for (g, x) in x.chunks_exact(group).enumerate() {
             let at = row * groups + g;
             // SAFETY: a row has `k / CHUNK` chunks, each of which has a place; features are the caller's promise.
-            let (sum, rest) =
+            to.sums[at] =
                 unsafe { group_to_whole(x, g * chunks, (bits, row, rows), to.whole, to.scales) };
-            to.sums[at] = sum;
-            to.rests[at] = rest * middle;
         }
         if !k.is_multiple_of(2 * CHUNK) {
             let nothing = [0.0; CHUNK];
@@ -330,7 +319,7 @@ pub(super) unsafe fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), t
 }
 
 /// A group of a row in whole numbers, from chunk `first` of the row on, in the order of
-/// [`super::kernel::to_whole`]; returns its sum, and what rounding took from that.
+/// [`super::kernel::to_whole`]; returns the sum of what they stand for.
 ///
 /// # Safety
 /// The processor must have avx2 and fma; all chunks of `x` must have places in `whole` and `scales`.
@@ -341,7 +330,7 @@ unsafe fn group_to_whole(
     (bits, row, rows): (u32, usize, usize),
     whole: &mut [i16],
     scales: &mut [f32],
-) -> (f32, f32) {
+) -> f32 {
     // SAFETY: within the group, and in its places.
     unsafe {
         let sign = _mm256_set1_ps(-0.0);
@@ -387,7 +376,7 @@ unsafe fn group_to_whole(
                 halves(low, high, to.add(half * CHUNK));
             }
         }
-        (horizontal(sum), horizontal(rest))
+        horizontal(sum) - horizontal(rest)
     }
 }
 
