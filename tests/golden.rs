@@ -6,10 +6,16 @@ mod common;
 use common::{floats, golden, greedy, ids, max_difference, tiny, tiny_names};
 use inference::{Message, Prompt};
 
+/// A thousandth; two for quantized models, since products of a few rows round their inputs to 16 bits there, which these
+/// small random models enlarge twentyfold. `kernels.rs` has what the kernels may change.
 #[test]
 fn logits_agree_with_the_reference_to_a_thousandth() {
     for name in tiny_names() {
         let model = tiny(&name);
+        let bound = match model.info().quantization_bits {
+            Some(_) => 2e-3,
+            None => 1e-3,
+        };
         let tokens = model.as_token_model().unwrap();
         for case in golden(&common::fixture("tiny").join(&name))["prompts"]
             .as_array()
@@ -18,13 +24,13 @@ fn logits_agree_with_the_reference_to_a_thousandth() {
             let prompt = Prompt::Tokens(ids(&case["tokens"]));
             let ours = tokens.logits(&prompt, false).unwrap();
             let difference = max_difference(&ours.logits, &floats(&case["logits"]));
-            assert!(difference < 1e-3, "{name}: {difference}");
+            assert!(difference < bound, "{name}: {difference}");
             if let Some(rows) = case["logits_all"].as_array() {
                 let ours = tokens.logits(&prompt, true).unwrap();
                 assert_eq!(ours.shape, [rows.len(), model.info().vocab_size]);
                 let expected: Vec<f32> = rows.iter().flat_map(floats).collect();
                 let difference = max_difference(&ours.logits, &expected);
-                assert!(difference < 1e-3, "{name}, all positions: {difference}");
+                assert!(difference < bound, "{name}, all positions: {difference}");
             }
         }
     }
