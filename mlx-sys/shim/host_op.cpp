@@ -229,9 +229,9 @@ class HostOp : public mx::UnaryPrimitive {
       case RUST_MLX_QUANTIZED_PRODUCT:
         return mx::quantized_matmul(
             x,
-            inputs.at(1),
-            inputs.at(2),
-            inputs.at(3),
+            rows_of(inputs.at(1)),
+            mx::astype(rows_of(inputs.at(2)), x.dtype(), stream()),
+            mx::astype(rows_of(inputs.at(3)), x.dtype(), stream()),
             transpose,
             meaning_.group_size,
             meaning_.bits,
@@ -240,6 +240,14 @@ class HostOp : public mx::UnaryPrimitive {
       default:
         refuse("a derivative, or a version for batches");
     }
+  }
+
+  // Rows that stand side by side in bands, [bands, m, 8] -> [rows, m]
+  mx::array rows_of(const mx::array& bands) {
+    int all = bands.shape(0) * bands.shape(2);
+    auto apart = mx::transpose(bands, {0, 2, 1}, stream());
+    auto rows = mx::reshape(apart, {all, bands.shape(1)}, stream());
+    return mx::slice(rows, {0, 0}, {meaning_.rows, bands.shape(1)}, stream());
   }
 
   // [.., m] -> [rows, m]

@@ -37,7 +37,8 @@ typedef enum rust_mlx_meaning_kind_ {
   RUST_MLX_OPAQUE = 0,
   // Inputs x [.., k] and w [n, k]: x times w transposed.
   RUST_MLX_DENSE_PRODUCT = 1,
-  // Inputs x [.., k], and w, scales, biases of a matrix [n, k] quantized in affine mode: likewise.
+  // Inputs x [.., k], and w, scales, biases of a matrix [n, k] quantized in affine mode, each [bands, .., 8] with
+  // eight rows side by side, the last ones filled up: likewise.
   RUST_MLX_QUANTIZED_PRODUCT = 2,
 } rust_mlx_meaning_kind;
 
@@ -45,6 +46,7 @@ typedef struct rust_mlx_meaning_ {
   // A rust_mlx_meaning_kind.
   int kind;
   // Of a quantized matrix.
+  int rows;
   int group_size;
   int bits;
 } rust_mlx_meaning;

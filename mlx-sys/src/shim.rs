@@ -33,7 +33,8 @@ pub type rust_mlx_run = unsafe extern "C" fn(
 pub const RUST_MLX_OPAQUE: c_int = 0;
 /// `x [.., k]` and `w [n, k]`: `x` times `w` transposed.
 pub const RUST_MLX_DENSE_PRODUCT: c_int = 1;
-/// `x [.., k]` and weight, scales and biases of a matrix `[n, k]` quantized in affine mode: likewise.
+/// `x [.., k]` and weight, scales and biases of a matrix `[n, k]` quantized in affine mode, each `[bands, .., 8]` with
+/// eight rows side by side, the last ones filled up: likewise.
 pub const RUST_MLX_QUANTIZED_PRODUCT: c_int = 2;
 
 /// What an operation computes, for its derivatives and for batches.
@@ -42,6 +43,8 @@ pub const RUST_MLX_QUANTIZED_PRODUCT: c_int = 2;
 pub struct rust_mlx_meaning {
     /// One of the `RUST_MLX_` constants.
     pub kind: c_int,
+    /// Of a quantized matrix.
+    pub rows: c_int,
     /// Elements that share a scale, of a quantized matrix.
     pub group_size: c_int,
     /// Bits of an element, of a quantized matrix.

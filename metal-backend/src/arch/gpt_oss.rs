@@ -100,13 +100,14 @@ fn experts(b: &mut Builder<'_>, at: &str, count: i32, limit: f32) -> Result<Expe
         .tensor(&format!("{fused}_bias"), &[count, 2 * width])?
         .expand_dims(-1)
         .map_err(engine("weights"))?;
+    let dtype = b.weights.dtype();
     let half = |first: i32| -> mlx_rs_core::Result<ExpertLinear> {
-        let weight = match &both {
-            Weight::Dense(w) => Weight::Dense(every_other_row(w, first)?),
-            Weight::Quantized(q) => Weight::Quantized(Quantized {
+        let weight = match both.quantized()? {
+            None => Weight::Dense(every_other_row(&both.dense(dtype)?, first)?),
+            Some(q) => Weight::Quantized(Quantized {
                 weight: every_other_row(&q.weight, first)?,
                 scales: every_other_row(&q.scales, first)?,
-                ..q.clone()
+                ..q
             }),
         };
         let bias = every_other_row(&both_bias, first)?.squeeze_axis(-1)?;

@@ -178,16 +178,7 @@ impl Site {
 
     /// `[out, in]`, or `[experts, out, in]`.
     pub fn shape(&self) -> Vec<i32> {
-        match &self.weight {
-            Weight::Dense(w) => w.shape().to_vec(),
-            Weight::Quantized(q) => {
-                let mut shape = q.scales.shape().to_vec();
-                if let Some(last) = shape.last_mut() {
-                    *last = last.saturating_mul(q.group_size);
-                }
-                shape
-            }
-        }
+        self.weight.shape()
     }
 
     /// Which block it is in, by its name.
@@ -216,10 +207,7 @@ impl Site {
     /// # Errors
     /// When memory runs out.
     pub fn dense(&self, dtype: Dtype) -> Result<Array> {
-        match &self.weight {
-            Weight::Dense(w) => w.astype(dtype),
-            Weight::Quantized(q) => q.dequantize(dtype),
-        }
+        self.weight.dense(dtype)
     }
 
     /// The adapter with the numbers of the scope that is entered, if any.

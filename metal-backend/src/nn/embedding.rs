@@ -22,6 +22,11 @@ impl Embedding {
     /// # Errors
     /// When the parts of a quantized table do not fit each other.
     pub fn new(weight: Weight, dtype: Dtype, on_cpu: bool) -> Result<Self> {
+        let weight = if on_cpu {
+            weight.for_kernels()?
+        } else {
+            weight
+        };
         Ok(Self {
             output: Linear::new(weight.clone(), None, on_cpu)?,
             weight,
@@ -47,6 +52,7 @@ impl Embedding {
         let plain = || match &self.weight {
             Weight::Dense(w) => w.take_clamped(ids, 0)?.astype(self.dtype),
             Weight::Quantized(q) => q.take_rows(ids)?.dequantize(self.dtype),
+            Weight::Interleaved(m) => m.take_rows(ids)?.astype(self.dtype),
         };
         let adapted = match self.place.as_ref().filter(|p| p.is_adapted()) {
             Some(place) => place.rows(ids, plain, self.dtype)?,

@@ -1,6 +1,6 @@
 //! One linear layer for dense and quantized weights: `y = x W^T + b`.
 
-use mlx_rs_core::{Array, Quantized, Result, cpu};
+use mlx_rs_core::{Array, Dtype, Quantized, Result, cpu};
 
 use super::adapter::{self, Place};
 use super::norm::{Norm, through};
@@ -13,6 +13,8 @@ pub enum Weight {
     Dense(Array),
     /// Packed integers with scales per group.
     Quantized(Quantized),
+    /// The same in the order of our own kernels.
+    Interleaved(cpu::QuantizedMatrix),
 }
 
 impl Weight {
@@ -21,10 +23,73 @@ impl Weight {
         match self {
             Weight::Dense(w) => w.nbytes(),
             Weight::Quantized(q) => q.nbytes(),
+            Weight::Interleaved(m) => m.nbytes(),
         }
     }
 
-    /// Some of its rows; they share its memory.
+    /// The same in the order of our own kernels where they are on and have its format. What it came from can go then.
+    ///
+    /// # Errors
+    /// When its parts do not fit each other, or memory runs out.
+    pub fn for_kernels(self) -> Result<Self> {
+        Ok(match self {
+            Weight::Quantized(q) => match cpu::QuantizedMatrix::new(&q)? {
+                Some(matrix) => Weight::Interleaved(matrix),
+                None => Weight::Quantized(q),
+            },
+            other => other,
+        })
+    }
+
+    /// The integers, scales and biases as MLX's own operations read them; `None` for plain numbers.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn quantized(&self) -> Result<Option<Quantized>> {
+        match self {
+            Weight::Dense(_) => Ok(None),
+            Weight::Quantized(q) => Ok(Some(q.clone())),
+            Weight::Interleaved(m) => m.to_quantized().map(Some),
+        }
+    }
+
+    /// Bits and group size; `None` for plain numbers.
+    pub fn format(&self) -> Option<(i32, i32)> {
+        match self {
+            Weight::Dense(_) => None,
+            Weight::Quantized(q) => Some((q.bits, q.group_size)),
+            Weight::Interleaved(m) => Some((m.bits(), m.group_size())),
+        }
+    }
+
+    /// `[out, in]`, or `[experts, out, in]`.
+    pub fn shape(&self) -> Vec<i32> {
+        match self {
+            Weight::Dense(w) => w.shape().to_vec(),
+            Weight::Quantized(q) => {
+                let mut shape = q.scales.shape().to_vec();
+                if let Some(last) = shape.last_mut() {
+                    *last = last.saturating_mul(q.group_size);
+                }
+                shape
+            }
+            Weight::Interleaved(m) => m.shape().to_vec(),
+        }
+    }
+
+    /// As plain numbers of `dtype`.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn dense(&self, dtype: Dtype) -> Result<Array> {
+        match self {
+            Weight::Dense(w) => w.astype(dtype),
+            Weight::Quantized(q) => q.dequantize(dtype),
+            Weight::Interleaved(m) => m.to_quantized()?.dequantize(dtype),
+        }
+    }
+
+    /// Some of its rows; they share its memory, unless it is interleaved and they do not begin and end where eight do.
     ///
     /// # Errors
     /// When there are not so many.
@@ -38,6 +103,10 @@ impl Weight {
                 biases: q.biases.as_ref().map(cut).transpose()?,
                 ..*q
             }),
+            Weight::Interleaved(m) => match m.rows(from, to)? {
+                Some(rows) => Weight::Interleaved(rows),
+                None => return Weight::Quantized(m.to_quantized()?).rows(from, to),
+            },
         })
     }
 
@@ -49,6 +118,7 @@ impl Weight {
                 .into_iter()
                 .flatten()
                 .collect(),
+            Weight::Interleaved(m) => m.arrays().to_vec(),
         }
     }
 }
@@ -81,17 +151,27 @@ impl Linear {
     /// # Errors
     /// When the weight is not a matrix.
     pub fn new(weight: Weight, bias: Option<Array>, on_cpu: bool) -> Result<Self> {
-        let kernel = match &weight {
-            _ if !on_cpu => None,
-            Weight::Dense(w) => cpu::DenseMatrix::new(w)?.map(cpu::Matrix::Dense),
-            Weight::Quantized(q) => cpu::QuantizedMatrix::new(q)?.map(cpu::Matrix::Quantized),
+        let weight = if on_cpu {
+            weight.for_kernels()?
+        } else {
+            weight
         };
-        let kind = match (kernel, weight) {
-            (Some(kernel), _) => Kind::Kernel(kernel),
-            (None, Weight::Dense(w)) => Kind::Dense {
-                transposed: w.swap_axes(0, 1)?,
-            },
-            (None, Weight::Quantized(q)) => Kind::Quantized(ParallelMatrix::new(q, on_cpu)?),
+        let kind = match weight {
+            Weight::Interleaved(m) => Kind::Kernel(cpu::Matrix::Quantized(m)),
+            Weight::Quantized(q) => Kind::Quantized(ParallelMatrix::new(q, on_cpu)?),
+            Weight::Dense(w) => {
+                let kernel = if on_cpu {
+                    cpu::DenseMatrix::new(&w)?
+                } else {
+                    None
+                };
+                match kernel {
+                    Some(matrix) => Kind::Kernel(cpu::Matrix::Dense(matrix)),
+                    None => Kind::Dense {
+                        transposed: w.swap_axes(0, 1)?,
+                    },
+                }
+            }
         };
         Ok(Self {
             kind,

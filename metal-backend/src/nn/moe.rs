@@ -41,6 +41,7 @@ impl ExpertLinear {
                 transposed: w.swap_axes(-1, -2)?,
             },
             Weight::Quantized(q) => Kind::Quantized(q),
+            Weight::Interleaved(m) => Kind::Quantized(m.to_quantized()?),
         };
         Ok(Self {
             kind,

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{Params, adapter};
 use crate::error::engine;
-use crate::nn::Weight;
 use crate::nn::adapter::{Delta, LowRank, Site, lengths};
 
 /// What is trained.
@@ -166,9 +165,7 @@ fn in_blocks(all: &[Arc<Site>], config: &LoraConfig) -> Result<Vec<Arc<Site>>> {
         .cloned()
         .collect();
     chosen.sort_by_key(|site| (site.name().to_owned(), site.end()));
-    let packed = chosen
-        .iter()
-        .find(|site| matches!(site.weight(), Weight::Quantized(_)));
+    let packed = chosen.iter().find(|site| site.weight().format().is_some());
     if let Some(site) = packed {
         return Err(Error::new(
             ErrorKind::Unsupported,

@@ -3,8 +3,9 @@
 
 use std::cell::RefCell;
 
+use super::bands::{Bands, Room};
 use super::host_op::{self, Input, Meaning, Work};
-use super::kernel::{self, CHUNK, Isa, QuantizedRow};
+use super::kernel::{CHUNK, Isa};
 use super::matrix::{Matrix, Size};
 use super::share::{Output, share};
 use super::tile::{self, LANES, Left, Right};
@@ -79,17 +80,17 @@ impl Matrix {
             size,
             rows: c.size() / size.n,
             packing: match self {
-                Matrix::Quantized(q) => Some((q.bits, q.group)),
+                Matrix::Quantized(q) => Some(Packing {
+                    bits: q.bits,
+                    group: q.group,
+                    half: q.half,
+                }),
                 Matrix::Dense(_) => None,
             },
             isa: Isa::detect(),
         };
         let c = c.contiguous()?;
-        let own: Vec<Array> = match self {
-            Matrix::Quantized(q) => q.in_single()?.into(),
-            Matrix::Dense(_) => self.arrays().into_iter().cloned().collect(),
-        };
-        let inputs: Vec<&Array> = std::iter::once(&c).chain(&own).collect();
+        let inputs: Vec<&Array> = std::iter::once(&c).chain(self.arrays()).collect();
         host_op::add(op, Meaning::Opaque, work, &inputs, &shape)
     }
 }
@@ -103,27 +104,36 @@ struct Back {
     size: Size,
     /// Of the gradients.
     rows: usize,
-    /// Bits and group of a quantized matrix.
-    packing: Option<(u32, usize)>,
+    /// Of a quantized matrix.
+    packing: Option<Packing>,
     isa: Isa,
+}
+
+#[derive(Clone, Copy)]
+struct Packing {
+    bits: u32,
+    group: usize,
+    /// Whether scales and biases are float16.
+    half: bool,
 }
 
 /// The matrix as it lies in memory.
 #[derive(Clone, Copy)]
 enum Stored<'a> {
     Dense(&'a [f32]),
-    Quantized {
-        packed: &'a [u8],
-        scales: &'a [f32],
-        biases: &'a [f32],
-        bits: u32,
-        group: usize,
-    },
+    Quantized(Bands<'a>),
+}
+
+/// What a thread needs.
+#[derive(Default)]
+struct Scratch {
+    /// Unpacked rows.
+    weights: Vec<f32>,
+    room: Room,
 }
 
 thread_local! {
-    /// Unpacked rows.
-    static WEIGHTS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 impl Work for Back {
@@ -132,23 +142,22 @@ impl Work for Back {
     }
 
     fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: `pulled_back` gave arrays of these types, or of words as large, in this order.
+        // SAFETY: `pulled_back` gave arrays of these types, in this order.
         let of = |i: usize| unsafe {
-            inputs
-                .get(i)
-                .map(|i| i.as_slice::<f32>())
-                .unwrap_or_default()
+            let input = inputs.get(i);
+            input.map(|i| i.as_slice::<f32>()).unwrap_or_default()
         };
         let c = of(0);
         let stored = match self.packing {
             None => Stored::Dense(of(1)),
-            Some((bits, group)) => Stored::Quantized {
-                packed: bytemuck::cast_slice(of(1)),
-                scales: of(2),
-                biases: of(3),
-                bits,
-                group,
-            },
+            Some(packing) => {
+                let groups = self.size.k / packing.group;
+                let matrix = inputs.get(1..).unwrap_or_default();
+                // SAFETY: as above.
+                Stored::Quantized(unsafe {
+                    Bands::of(matrix, (packing.bits, groups, packing.half))
+                })
+            }
         };
         let Size { n, k } = self.size;
         assert!(c.len() >= self.rows * n);
@@ -159,7 +168,7 @@ impl Work for Back {
         share(k.div_ceil(WIDE), self.rows * n * k, &|first, last| {
             for part in first..last {
                 let columns = (part * WIDE, ((part + 1) * WIDE).min(k));
-                WEIGHTS.with_borrow_mut(|weights| self.part(c, stored, columns, weights, &out));
+                SCRATCH.with_borrow_mut(|scratch| self.part(c, stored, columns, scratch, &out));
             }
         });
     }
@@ -172,7 +181,7 @@ impl Back {
         c: &[f32],
         stored: Stored<'_>,
         (from, to): (usize, usize),
-        weights: &mut Vec<f32>,
+        Scratch { weights, room }: &mut Scratch,
         out: &Output,
     ) {
         let Size { n, k } = self.size;
@@ -180,8 +189,16 @@ impl Back {
         weights.resize(DEEP * width, 0.0);
         for first in (0..n).step_by(DEEP) {
             let depth = DEEP.min(n - first);
-            for (row, to) in weights.chunks_exact_mut(width).take(depth).enumerate() {
-                self.unpack(stored, first + row, from, to);
+            let rows = &mut weights[..depth * width];
+            match stored {
+                Stored::Dense(weight) => {
+                    for (row, to) in (first..).zip(rows.chunks_exact_mut(width)) {
+                        to.copy_from_slice(&weight[row * k + from..][..width]);
+                    }
+                }
+                Stored::Quantized(bands) => {
+                    bands.unpack(self.isa, first..first + depth, from, room, rows);
+                }
             }
             for column in (0..width).step_by(LANES) {
                 let left = Left {
@@ -204,36 +221,11 @@ impl Back {
                 unsafe { tile::tiles(self.isa, self.rows, depth, left, right, product) };
             }
         }
-        if matches!(stored, Stored::Quantized { bits: 4, .. }) {
+        if matches!(stored, Stored::Quantized(bands) if bands.bits == 4) {
             for row in 0..self.rows {
                 // SAFETY: these columns belong to this part alone, and the tiles are done.
                 let columns = unsafe { out.part(row * k + from, width) };
                 columns.as_chunks_mut::<CHUNK>().0.iter_mut().for_each(pair);
-            }
-        }
-    }
-
-    /// Elements of a row of the matrix, from a column on. With 4 bits the even ones of a chunk come before the
-    /// odd ones.
-    fn unpack(&self, stored: Stored<'_>, row: usize, from: usize, to: &mut [f32]) {
-        let k = self.size.k;
-        match stored {
-            Stored::Dense(weight) => to.copy_from_slice(&weight[row * k + from..][..to.len()]),
-            Stored::Quantized {
-                packed,
-                scales,
-                biases,
-                bits,
-                group,
-            } => {
-                let bytes = |elements: usize| elements * bits as usize / 8;
-                let groups = (row * k + from) / group..(row * k + from + to.len()) / group;
-                let row = QuantizedRow {
-                    packed: &packed[bytes(row * k + from)..][..bytes(to.len())],
-                    scales: &scales[groups.clone()],
-                    biases: &biases[groups],
-                };
-                kernel::unpack(self.isa, row, bits, to);
             }
         }
     }

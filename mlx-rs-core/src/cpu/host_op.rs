@@ -26,8 +26,13 @@ pub(super) enum Meaning {
     Opaque,
     /// Inputs `x [.., k]` and `w [n, k]`: `x` times `w` transposed.
     DenseProduct,
-    /// Inputs `x [.., k]` and the parts of a matrix `[n, k]` quantized in affine mode: likewise.
-    QuantizedProduct { group_size: i32, bits: i32 },
+    /// Inputs `x [.., k]` and the parts of a matrix `[rows, k]` quantized in affine mode, in bands (`bands.rs`):
+    /// likewise.
+    QuantizedProduct {
+        rows: i32,
+        group_size: i32,
+        bits: i32,
+    },
 }
 
 impl Meaning {
@@ -35,16 +40,23 @@ impl Meaning {
         match self {
             Meaning::Opaque => sys::rust_mlx_meaning {
                 kind: sys::RUST_MLX_OPAQUE,
+                rows: 0,
                 group_size: 0,
                 bits: 0,
             },
             Meaning::DenseProduct => sys::rust_mlx_meaning {
                 kind: sys::RUST_MLX_DENSE_PRODUCT,
+                rows: 0,
                 group_size: 0,
                 bits: 0,
             },
-            Meaning::QuantizedProduct { group_size, bits } => sys::rust_mlx_meaning {
+            Meaning::QuantizedProduct {
+                rows,
+                group_size,
+                bits,
+            } => sys::rust_mlx_meaning {
                 kind: sys::RUST_MLX_QUANTIZED_PRODUCT,
+                rows,
                 group_size,
                 bits,
             },

@@ -1,10 +1,9 @@
 //! Products of rows: one row of a matrix with up to eight rows of inputs at once, for each instruction
 //! set. Sums are float32.
 
-use std::ops::Range;
 use std::sync::OnceLock;
 
-use half::f16;
+use super::bands::{BAND, Bands};
 
 /// Elements that are unpacked at a time; every group size is a multiple.
 pub(super) const CHUNK: usize = 32;
@@ -81,65 +80,26 @@ pub(super) struct QuantizedRow<'a> {
     pub biases: &'a [f32],
 }
 
-/// Scales or biases of a matrix as they are stored.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Factors<'a> {
-    /// As float32.
-    Single(&'a [f32]),
-    /// The bits of float16.
-    Half(&'a [u16]),
-}
-
-impl<'a> Factors<'a> {
-    /// Some of them as float32: where they are, or in `room`, which must have as many elements.
-    pub(super) fn get<'r>(self, isa: Isa, range: Range<usize>, room: &'r mut [f32]) -> &'r [f32]
-    where
-        'a: 'r,
-    {
-        match self {
-            Self::Single(all) => &all[range],
-            Self::Half(all) => {
-                widen(isa, &all[range], room);
-                room
-            }
-        }
-    }
-}
-
-/// Numbers of float16 as float32.
-fn widen(isa: Isa, from: &[u16], to: &mut [f32]) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
-        Isa::Avx2 => unsafe { super::x86::widen(from, to) },
-        _ => {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = f16::from_bits(*from).to_f32();
-            }
-        }
-    }
-}
-
 /// A row of inputs, prepared as floats.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InputRow<'a> {
-    /// The elements, in the order of [`prepare`].
+    /// The elements.
     pub values: &'a [f32],
     /// The sum of each group.
     pub sums: &'a [f32],
 }
 
 /// At most [`MAX_ROWS`] rows of inputs, prepared: as floats, or as whole numbers of 16 bits with a scale for
-/// each group. The latter stand pair of chunks after pair of chunks, in a pair row after row, filled up with zeros.
+/// each few neighbors. The latter stand word of the matrix after word, for a word row after row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Panel<'a> {
     /// How many.
     pub rows: usize,
-    /// The elements row after row, in the order of [`prepare`]; empty where they are whole numbers.
+    /// The elements row after row; empty where they are whole numbers.
     pub values: &'a [f32],
-    /// Whole numbers `[pairs, rows, 2 * CHUNK]`, in the order of [`to_whole`], or empty.
+    /// Whole numbers `[words, rows, neighbors]`, in the order of [`place`], or empty.
     pub whole: &'a [i16],
-    /// What they are multiplied with: one for each few neighbors ([`neighbors`]), `[pairs, rows, 2, n]`.
+    /// What they are multiplied with: one for each few neighbors ([`neighbors`]), `[words, rows]`.
     pub scales: &'a [f32],
     /// The sum of each group, `[rows, groups]`: of whole numbers what they stand for, so that a rounding counts times the
     /// weight that it meets, bias and all, rather than times the packed number alone, which is never negative.
@@ -148,7 +108,7 @@ pub(super) struct Panel<'a> {
 
 impl<'a> Panel<'a> {
     /// Row `i` of a panel of floats with rows of `k` elements in so many groups.
-    fn row(self, i: usize, k: usize, groups: usize) -> InputRow<'a> {
+    pub(super) fn row(self, i: usize, k: usize, groups: usize) -> InputRow<'a> {
         InputRow {
             values: &self.values[i * k..(i + 1) * k],
             sums: &self.sums[i * groups..(i + 1) * groups],
@@ -164,15 +124,16 @@ pub(super) struct Prepared<'a> {
     pub sums: &'a mut [f32],
 }
 
-/// Neighboring inputs that share a scale: those whose products with a matrix of so many bits end in one lane, so that
-/// each lane has a scale of its own and what is large leaves others precise.
+/// Neighboring inputs that share a scale, so that what is large leaves others precise: those whose products with a
+/// word of a matrix of so many bits end in one lane.
 pub(super) fn neighbors(bits: u32) -> usize {
     if bits == 4 { 8 } else { 4 }
 }
 
-/// The elements of a row of `k` whole numbers with those that fill its last pair of chunks.
-pub(super) fn padded(k: usize) -> usize {
-    k.next_multiple_of(2 * CHUNK)
+/// Where an input stands among its neighbors: shifts of a word bring pairs of its numbers that are half a word
+/// apart into 16-bit lanes.
+pub(super) fn place(i: usize, near: usize) -> usize {
+    2 * (i % (near / 2)) + i / (near / 2)
 }
 
 /// The largest whole number.
@@ -189,9 +150,8 @@ pub(super) fn in_whole(isa: Isa) -> bool {
     }
 }
 
-/// Puts rows of `k` inputs into the form and the order that the kernels read, and sums each group: whole
-/// numbers where [`in_whole`] says so. As floats with 4 bits the even elements of a chunk come before the odd
-/// ones, as the halves of bytes do.
+/// Puts rows of `k` inputs into the form that the kernels read, and sums each group: whole numbers where
+/// [`in_whole`] says so.
 pub(super) fn prepare(
     isa: Isa,
     x: &[f32],
@@ -224,24 +184,11 @@ pub(super) fn prepare_with(x: &[f32], k: usize, (bits, group): (u32, usize), to:
     }
     if !to.whole.is_empty() {
         let rows = x.len() / k;
-        to.whole.fill(0);
-        to.scales.fill(0.0);
         let sums = to.sums.chunks_exact_mut(k / group);
         for ((row, x), sums) in x.chunks_exact(k).enumerate().zip(sums) {
             for ((g, x), sum) in x.chunks_exact(group).enumerate().zip(sums) {
-                let first = g * group / CHUNK;
+                let first = g * group / neighbors(bits);
                 *sum -= to_whole(x, first, (bits, row, rows), to.whole, to.scales);
-            }
-        }
-    } else if bits == 4 {
-        let (from, to) = (
-            x.as_chunks::<CHUNK>().0,
-            to.values.as_chunks_mut::<CHUNK>().0,
-        );
-        for (from, to) in from.iter().zip(to) {
-            for i in 0..CHUNK / 2 {
-                to[i] = from[2 * i];
-                to[CHUNK / 2 + i] = from[2 * i + 1];
             }
         }
     } else {
@@ -249,10 +196,8 @@ pub(super) fn prepare_with(x: &[f32], k: usize, (bits, group): (u32, usize), to:
     }
 }
 
-/// A group of a row in whole numbers, from chunk `first` of the row on; returns what rounding took from its sum. They
-/// stand as shifts of 32 bytes of the matrix bring its numbers into 16-bit lanes: with 4 bits each fourth one of both
-/// chunks, then their neighbors; with 8 bits the even ones of a chunk, then the odd ones. What is no number becomes some
-/// number here; the group's sum carries it on.
+/// A group of a row in whole numbers, from word `first` of the row on; returns what rounding took from its sum. What is
+/// no number becomes some number here; the group's sum carries it on.
 #[inline(always)]
 fn to_whole(
     x: &[f32],
@@ -263,73 +208,36 @@ fn to_whole(
 ) -> f32 {
     let near = neighbors(bits);
     let mut rest = 0.0;
-    for (chunk, x) in (first..).zip(x.as_chunks::<CHUNK>().0) {
-        let (pair, half) = (chunk / 2 * rows + row, chunk % 2);
-        let whole = &mut whole[pair * 2 * CHUNK..][..2 * CHUNK];
-        let scales = &mut scales[(2 * pair + half) * (CHUNK / near)..][..CHUNK / near];
-        for (i, (x, scale)) in x.chunks_exact(near).zip(scales).enumerate() {
-            let greatest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-            let inverse = if greatest > 0.0 {
-                LARGEST / greatest
-            } else {
-                0.0
-            };
-            *scale = greatest / LARGEST;
-            for (at, x) in (i * near..).zip(x) {
-                let own = (x * inverse).round_ties_even() as i16;
-                rest += x - f32::from(own) * *scale;
-                let place = if bits == 4 {
-                    at % 4 * 16 + half * 8 + at / 4
-                } else {
-                    half * CHUNK + at % 2 * 16 + at / 2
-                };
-                whole[place] = own;
-            }
+    for (word, x) in (first..).zip(x.chunks_exact(near)) {
+        let whole = &mut whole[(word * rows + row) * near..][..near];
+        let greatest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let inverse = if greatest > 0.0 {
+            LARGEST / greatest
+        } else {
+            0.0
+        };
+        let scale = greatest / LARGEST;
+        scales[word * rows + row] = scale;
+        for (i, x) in x.iter().enumerate() {
+            let own = (x * inverse).round_ties_even() as i16;
+            rest += x - f32::from(own) * scale;
+            whole[place(i, near)] = own;
         }
     }
     rest
 }
 
-/// Products of consecutive rows of a matrix, with `groups` groups each, with rows of inputs: `out` is
-/// `[inputs, rows of the matrix]`.
-pub(super) fn block(
-    isa: Isa,
-    matrix: QuantizedRow<'_>,
-    groups: usize,
-    bits: u32,
-    x: Panel<'_>,
-    out: &mut [f32],
-) {
-    #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Avx2 {
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        return unsafe { super::whole::block(matrix, groups, bits, x, out) };
-    }
-    let columns = out.len() / x.rows.max(1);
-    #[cfg(target_arch = "aarch64")]
-    if isa == Isa::Neon {
-        let k = matrix.packed.len() / columns.max(1) * 8 / bits as usize;
-        let rows: [InputRow<'_>; MAX_ROWS] =
-            std::array::from_fn(|i| x.row(i.min(x.rows.max(1) - 1), k, groups));
+/// Products of the rows of bands with rows of inputs: `out` is `[inputs, rows of the bands]`.
+pub(super) fn block(isa: Isa, bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
+        Isa::Avx2 => unsafe { super::whole::block(bands, x, out) },
+        #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
-        return unsafe { super::neon::block(matrix, groups, bits, &rows[..x.rows], out) };
-    }
-    let bytes = matrix.packed.len() / columns.max(1);
-    let k = bytes * 8 / bits as usize;
-    let rows = matrix
-        .packed
-        .chunks_exact(bytes)
-        .zip(matrix.scales.chunks_exact(groups))
-        .zip(matrix.biases.chunks_exact(groups));
-    for (column, ((packed, scales), biases)) in rows.enumerate() {
-        let row = QuantizedRow {
-            packed,
-            scales,
-            biases,
-        };
-        for i in 0..x.rows {
-            out[i * columns + column] = portable_quantized(row, bits, x.row(i, k, groups));
-        }
+        Isa::Neon => unsafe { super::neon::block(bands, x, out) },
+        Isa::Portable if bands.bits == 4 => portable_bands::<4>(bands, x, out),
+        Isa::Portable => portable_bands::<8>(bands, x, out),
     }
 }
 
@@ -402,42 +310,35 @@ pub(super) fn unpack_with(row: QuantizedRow<'_>, bits: u32, out: &mut [f32]) {
     }
 }
 
-fn portable_quantized(row: QuantizedRow<'_>, bits: u32, x: InputRow<'_>) -> f32 {
-    let groups = row.scales.len().max(1);
-    let width = x.values.len() / groups;
-    let bytes = row.packed.len() / groups;
-    let mut total = 0.0;
-    for (g, scale) in row.scales.iter().enumerate() {
-        let values = &x.values[g * width..(g + 1) * width];
-        let packed = &row.packed[g * bytes..(g + 1) * bytes];
-        let mut lanes = [0.0f32; CHUNK / 2];
-        if bits == 4 {
-            for (chunk, q) in values
-                .as_chunks::<CHUNK>()
-                .0
-                .iter()
-                .zip(packed.as_chunks::<{ CHUNK / 2 }>().0)
-            {
-                for i in 0..CHUNK / 2 {
-                    lanes[i] += f32::from(q[i] & 15) * chunk[i]
-                        + f32::from(q[i] >> 4) * chunk[CHUNK / 2 + i];
+fn portable_bands<const BITS: u32>(bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
+    let (groups, per, near) = (bands.groups, bands.group_words(), 32 / BITS as usize);
+    let columns = out.len() / x.rows.max(1);
+    for band in 0..bands.count() {
+        let own = bands.part(band..band + 1);
+        let words = own.words.as_chunks::<BAND>().0;
+        for i in 0..x.rows {
+            let row = x.row(i, groups * per * near, groups);
+            let mut totals = [0.0f32; BAND];
+            for g in 0..groups {
+                let mut sums = [0.0f32; BAND];
+                let values = row.values[g * per * near..].chunks_exact(near);
+                for (words, x) in words[g * per..(g + 1) * per].iter().zip(values) {
+                    for (i, x) in x.iter().enumerate() {
+                        for (sum, word) in sums.iter_mut().zip(words) {
+                            let q = word >> (i as u32 * BITS) & (u32::MAX >> (32 - BITS));
+                            // Signed ones become floats faster.
+                            *sum += q.cast_signed() as f32 * x;
+                        }
+                    }
+                }
+                let (scales, biases) = (own.scales.eight(g), own.biases.eight(g));
+                for lane in 0..BAND {
+                    totals[lane] += scales[lane] * sums[lane] + biases[lane] * row.sums[g];
                 }
             }
-        } else {
-            for (chunk, q) in values
-                .as_chunks::<{ CHUNK / 2 }>()
-                .0
-                .iter()
-                .zip(packed.as_chunks::<{ CHUNK / 2 }>().0)
-            {
-                for i in 0..CHUNK / 2 {
-                    lanes[i] += f32::from(q[i]) * chunk[i];
-                }
-            }
+            out[i * columns + band * BAND..][..BAND].copy_from_slice(&totals);
         }
-        total += scale * lanes.iter().sum::<f32>() + row.biases[g] * x.sums[g];
     }
-    total
 }
 
 fn portable_dense(row: &[f32], x: &[f32]) -> f32 {
@@ -457,6 +358,7 @@ fn portable_dense(row: &[f32], x: &[f32]) -> f32 {
 pub(super) mod tests {
     use std::cell::Cell;
 
+    use super::super::bands::Factors;
     use super::*;
 
     thread_local! {
@@ -493,83 +395,108 @@ pub(super) mod tests {
 
     #[test]
     fn quantized_rows_equal_the_definition() {
-        for bits in [4u32, 8] {
-            for group in [32, 64, 128] {
-                for groups in [1, 3, 18] {
-                    let k = group * groups;
-                    let packed: Vec<u8> = noise(k * bits as usize / 8, bits + group as u32)
-                        .iter()
-                        .map(|v| ((v + 0.5) * 255.9) as u8)
-                        .collect();
-                    let (scales, biases) = (noise(groups, 1), noise(groups, 2));
-                    let at = |i: usize| {
-                        let q = match bits {
-                            4 => packed[i / 2] >> (4 * (i % 2)) & 15,
-                            _ => packed[i],
-                        };
-                        f64::from(scales[i / group]) * f64::from(q) + f64::from(biases[i / group])
+        const ROWS: usize = 2 * BAND;
+        for (bits, group, groups, half) in [4u32, 8].into_iter().flat_map(|bits| {
+            [32, 64, 128].into_iter().flat_map(move |group| {
+                [1, 3, 18]
+                    .into_iter()
+                    .flat_map(move |n| [true, false].map(|half| (bits, group, n, half)))
+            })
+        }) {
+            let k = group * groups;
+            let words: Vec<u32> = noise(ROWS * k * bits as usize / 32, bits + group as u32)
+                .iter()
+                .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
+                .collect();
+            let near = neighbors(bits);
+            let halves = |seed| -> Vec<u16> {
+                let numbers = noise(ROWS * groups, seed);
+                let half = |v: &f32| half::f16::from_f32(*v).to_bits();
+                numbers.iter().map(half).collect()
+            };
+            let wide = |h: &[u16]| -> Vec<f32> {
+                let single = |v: &u16| half::f16::from_bits(*v).to_f32();
+                h.iter().map(single).collect()
+            };
+            let (scales, biases) = (halves(1), halves(2));
+            let (wide_scales, wide_biases) = (wide(&scales), wide(&biases));
+            let bands = Bands {
+                words: &words,
+                scales: if half {
+                    Factors::Half(&scales)
+                } else {
+                    Factors::Single(&wide_scales)
+                },
+                biases: if half {
+                    Factors::Half(&biases)
+                } else {
+                    Factors::Single(&wide_biases)
+                },
+                groups,
+                bits,
+            };
+            assert_eq!((bands.count(), bands.per_word()), (2, near));
+            let at = |row: usize, i: usize| {
+                let (band, lane) = (row / BAND, row % BAND);
+                let word = words[(band * (k / near) + i / near) * BAND + lane];
+                let q = word >> (i % near * bits as usize) & ((1 << bits) - 1);
+                let g = (band * groups + i / group) * BAND + lane;
+                f64::from(wide_scales[g]) * f64::from(q) + f64::from(wide_biases[g])
+            };
+            // As rows.
+            let mut row = vec![0.0; k];
+            for r in 0..ROWS {
+                bands.row(r, &mut row);
+                for (i, got) in row.iter().enumerate() {
+                    assert!((at(r, i) - f64::from(*got)).abs() < 1e-4, "{r} {i}");
+                }
+            }
+            for m in 1..=MAX_ROWS {
+                let all = noise(m * k, 7);
+                for isa in isas() {
+                    let (floats, wholes) = if in_whole(isa) {
+                        (0, m * k)
+                    } else {
+                        (m * k, 0)
                     };
-                    for m in 1..=MAX_ROWS {
-                        let all = noise(m * k, 7);
-                        let row = QuantizedRow {
-                            packed: &packed,
-                            scales: &scales,
-                            biases: &biases,
-                        };
-                        for isa in isas() {
-                            let (floats, wholes) = if in_whole(isa) {
-                                (0, m * padded(k))
-                            } else {
-                                (m * k, 0)
-                            };
-                            let mut values = vec![0.0; floats];
-                            let mut whole = vec![7; wholes];
-                            let mut factors = vec![7.0; wholes / neighbors(bits)];
-                            let mut sums = vec![0.0; m * groups];
-                            let to = Prepared {
-                                values: &mut values,
-                                whole: &mut whole,
-                                scales: &mut factors,
-                                sums: &mut sums,
-                            };
-                            prepare(isa, &all, k, (bits, group), to);
-                            let x = Panel {
-                                rows: m,
-                                values: &values,
-                                whole: &whole,
-                                scales: &factors,
-                                sums: &sums,
-                            };
-                            let mut out = vec![0.0; m];
-                            block(isa, row, groups, bits, x, &mut out);
-                            for (x, got) in all.chunks(k).zip(&out) {
-                                let exact: f64 = x
-                                    .iter()
-                                    .enumerate()
-                                    .map(|(i, x)| at(i) * f64::from(*x))
-                                    .sum();
-                                let size: f64 = x
-                                    .iter()
-                                    .enumerate()
-                                    .map(|(i, x)| (at(i) * f64::from(*x)).abs())
-                                    .sum();
-                                // Each element is off by half of a whole number's unit at most.
-                                let rounding: f64 = (0..k)
-                                    .filter(|_| in_whole(isa))
-                                    .map(|i| {
-                                        let near = neighbors(bits);
-                                        let own = &x[i / near * near..][..near];
-                                        let most = own.iter().fold(0.0f32, |a, b| a.max(b.abs()));
-                                        let part = at(i);
-                                        (part * f64::from(most)).abs() / 65_534.0
-                                    })
-                                    .sum();
-                                assert!(
-                                    (exact - f64::from(*got)).abs()
-                                        <= 2e-6 * size.max(1.0) + rounding,
-                                    "{isa:?} {bits} bits, group {group}, {k} inputs: {got} {exact}"
-                                );
-                            }
+                    let mut values = vec![0.0; floats];
+                    let mut whole = vec![7; wholes];
+                    let mut factors = vec![7.0; wholes / near];
+                    let mut sums = vec![0.0; m * groups];
+                    let to = Prepared {
+                        values: &mut values,
+                        whole: &mut whole,
+                        scales: &mut factors,
+                        sums: &mut sums,
+                    };
+                    prepare(isa, &all, k, (bits, group), to);
+                    let x = Panel {
+                        rows: m,
+                        values: &values,
+                        whole: &whole,
+                        scales: &factors,
+                        sums: &sums,
+                    };
+                    let mut out = vec![0.0; m * ROWS];
+                    block(isa, bands, x, &mut out);
+                    for (x, got) in all.chunks(k).zip(out.chunks(ROWS)) {
+                        for (row, got) in got.iter().enumerate() {
+                            let part = |(i, x): (usize, &f32)| at(row, i) * f64::from(*x);
+                            let exact: f64 = x.iter().enumerate().map(part).sum();
+                            let size: f64 = x.iter().enumerate().map(|one| part(one).abs()).sum();
+                            // Each element is off by half of a whole number's unit at most.
+                            let rounding: f64 = (0..k)
+                                .filter(|_| in_whole(isa))
+                                .map(|i| {
+                                    let own = &x[i / near * near..][..near];
+                                    let most = own.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+                                    (at(row, i) * f64::from(most)).abs() / 65_534.0
+                                })
+                                .sum();
+                            assert!(
+                                (exact - f64::from(*got)).abs() <= 2e-6 * size.max(1.0) + rounding,
+                                "{isa:?} {bits} bits, group {group}, {k} inputs: {got} {exact}"
+                            );
                         }
                     }
                 }
@@ -587,10 +514,9 @@ pub(super) mod tests {
         ] {
             let x: Vec<f32> = noise(rows * k, bits).iter().map(|v| v * 9.0).collect();
             let prepared = |f: &dyn Fn(Prepared<'_>)| {
-                let size = rows * padded(k);
                 let mut p = (
-                    vec![7i16; size],
-                    vec![7.0f32; size / neighbors(bits)],
+                    vec![7i16; rows * k],
+                    vec![7.0f32; rows * k / neighbors(bits)],
                     vec![7.0f32; rows * k / group],
                 );
                 f(Prepared {

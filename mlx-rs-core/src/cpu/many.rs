@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 
+use super::bands::{BAND, Room};
 use super::kernel::{self, Isa};
 use super::pool;
 use super::project::{Data, Gate, Product};
@@ -17,7 +18,7 @@ pub(super) const MANY: usize = 16;
 /// Rows of inputs at a time: what their panels take stays within a few MiB.
 const ROWS: usize = 512;
 
-/// Rows of a matrix that are unpacked at a time, a multiple of a tile's: many, so that the panels pass by
+/// Rows of a matrix that are unpacked at a time, a multiple of a tile's and of a band's: many, so that the panels pass by
 /// seldom, or few, so that each thread gets enough of them. They fit the second cache.
 const WIDE: usize = 48;
 const NARROW: usize = 24;
@@ -38,8 +39,8 @@ struct Panels {
 #[derive(Default)]
 struct Scratch {
     weights: Vec<f32>,
-    /// Scales and biases of a row of a matrix.
-    factors: Vec<f32>,
+    /// Rows of a band of a matrix.
+    room: Room,
     sums: Vec<f32>,
 }
 
@@ -86,7 +87,7 @@ impl Many<'_> {
         };
         // With a gate, half of a block's rows are of the second matrix.
         let (width, parts) = match self.product.gate {
-            Some(_) => (width / 2, 1),
+            Some(_) => ((width / 2).next_multiple_of(BAND), 1),
             None => (width, self.product.parts.len()),
         };
         let mut blocks = Vec::new();
@@ -170,7 +171,7 @@ impl Many<'_> {
         block: Block,
         Scratch {
             weights,
-            factors,
+            room,
             sums,
         }: &mut Scratch,
         out: &Output,
@@ -180,7 +181,7 @@ impl Many<'_> {
         let parts = block.part..block.part + 1 + usize::from(gate.is_some());
         weights.resize(parts.len() * columns * k, 0.0);
         for (part, weights) in parts.clone().zip(weights.chunks_exact_mut(columns * k)) {
-            self.unpack(part, block, weights, factors);
+            self.unpack(part, block, weights, room);
         }
         sums.resize(parts.len() * columns * LANES, 0.0);
         for panel in 0..(last - first).div_ceil(LANES) {
@@ -266,13 +267,9 @@ impl Many<'_> {
     }
 
     /// Rows of a quantized matrix as floats.
-    fn unpack(&self, part: usize, block: Block, weights: &mut [f32], factors: &mut Vec<f32>) {
-        let Product { k, isa, .. } = *self.product;
-        for (row, out) in (block.from..).zip(weights.chunks_exact_mut(k)) {
-            let room = &mut *factors;
-            if let Some((row, _, bits)) = self.data[part].0.rows(isa, (row, row + 1), room) {
-                kernel::unpack(isa, row, bits, out);
-            }
+    fn unpack(&self, part: usize, block: Block, weights: &mut [f32], room: &mut Room) {
+        if let (Data::Quantized { bands, .. }, _) = self.data[part] {
+            bands.unpack(self.product.isa, block.from..block.to, 0, room, weights);
         }
     }
 }

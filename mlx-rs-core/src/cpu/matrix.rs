@@ -1,11 +1,13 @@
 //! Matrices that the kernels multiply with: what is checked once. The products are in `project.rs`.
 
+use super::bands::{BAND, Bands};
 use super::enabled;
+use super::host_op::{self, Input, Meaning, Work};
 use super::project::{Projection, Then};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ops::{QuantMode, Quantized};
+use crate::ops::{All, Pad, QuantMode, Quantized};
 
 /// The sizes of a matrix `[n, k]`.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +28,8 @@ impl Size {
     }
 }
 
-/// A matrix quantized in affine mode to 4 or 8 bits, with float32 scales.
+/// A matrix quantized in affine mode to 4 or 8 bits, with float32 scales, as the kernels read it: eight rows interleaved,
+/// word by word.
 /// ```
 /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -44,8 +47,11 @@ impl Size {
 /// ```
 #[derive(Debug, Clone)]
 pub struct QuantizedMatrix {
-    weight: Array,
+    /// Packed numbers `[bands, words, BAND]`; see `bands.rs`.
+    words: Array,
+    /// `[bands, groups, BAND]`.
     scales: Array,
+    /// `[bands, groups, BAND]`.
     biases: Array,
     size: Size,
     pub(super) bits: u32,
@@ -56,7 +62,7 @@ pub struct QuantizedMatrix {
 }
 
 impl QuantizedMatrix {
-    /// The matrix for the kernels, where they are on and have its format; `None` otherwise.
+    /// The matrix for the kernels, in memory of its own, where they are on and have its format; `None` otherwise.
     ///
     /// # Errors
     /// When its parts do not fit each other, or memory runs out.
@@ -79,16 +85,38 @@ impl QuantizedMatrix {
         if !enabled() || !plain || !matches!(group, 32 | 64 | 128) {
             return Ok(None);
         }
-        let parts = [&matrix.weight, &matrix.scales, biases];
-        let [weight, scales, biases] = contiguous(parts)?;
-        let halves = match (as_half(&scales)?, as_half(&biases)?) {
-            (Some(scales), Some(biases)) => Some((scales, biases)),
-            _ => None,
+        let words = interleaved(&matrix.weight)?;
+        let factors = [interleaved(&matrix.scales)?, interleaved(biases)?];
+        // Whether all of them are numbers of float16 is found out together with the rest.
+        let mut halves = Vec::new();
+        let mut same = Vec::new();
+        for factor in &factors {
+            let half = factor.astype(Dtype::Float16)?;
+            same.push(
+                half.astype(Dtype::Float32)?
+                    .equal(factor)?
+                    .all(All, false)?,
+            );
+            halves.push(half);
+        }
+        let all: Vec<&Array> = std::iter::once(&words)
+            .chain(&halves)
+            .chain(&same)
+            .collect();
+        crate::eval(all)?;
+        let mut half = true;
+        for same in &same {
+            half &= same.item::<bool>()?;
+        }
+        let [scales, biases] = match <[Array; 2]>::try_from(halves) {
+            Ok(halves) if half => halves,
+            _ => factors,
         };
-        let half = halves.is_some();
-        let (scales, biases) = halves.unwrap_or((scales, biases));
+        if !half {
+            crate::eval([&scales, &biases])?;
+        }
         Ok(Some(Self {
-            weight,
+            words,
             scales,
             biases,
             size,
@@ -98,13 +126,153 @@ impl QuantizedMatrix {
         }))
     }
 
-    /// The packed numbers, and scales and biases as float32.
-    pub(super) fn in_single(&self) -> Result<[Array; 3]> {
-        Ok([
-            self.weight.clone(),
-            self.scales.astype(Dtype::Float32)?,
-            self.biases.astype(Dtype::Float32)?,
-        ])
+    /// The matrix as MLX's own operations read it, with float32 scales, in memory of its own once it is computed.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Device, Dtype, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let weight = Array::from_slice(&[0.5f32; 3 * 32], &[3, 32])?;
+    ///     let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
+    ///     if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///         assert!(matrix.to_quantized()?.weight.array_equal(&packed.weight)?);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn to_quantized(&self) -> Result<Quantized> {
+        let rows = |a: &Array| -> Result<Array> {
+            let [bands, width, band] = *a.shape() else {
+                return Err(lost());
+            };
+            a.swap_axes(1, 2)?
+                .reshape(&[bands * band, width])?
+                .slice_axis(0, 0, self.outputs())
+        };
+        Ok(Quantized {
+            weight: rows(&self.words)?,
+            scales: rows(&self.scales)?.astype(Dtype::Float32)?,
+            biases: Some(rows(&self.biases)?.astype(Dtype::Float32)?),
+            group_size: self.group_size(),
+            bits: self.bits(),
+            mode: QuantMode::Affine,
+        })
+    }
+
+    /// Rows `from..to` in the same memory, where they are whole bands: both are multiples of 8, or `to` is the end.
+    /// `None` otherwise.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let weight = Array::from_slice(&[0.5f32; 20 * 32], &[20, 32])?;
+    ///     let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
+    ///     if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///         assert_eq!(matrix.rows(8, 20)?.map(|rows| rows.outputs()), Some(12));
+    ///         assert!(matrix.rows(0, 9)?.is_none());
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn rows(&self, from: i32, to: i32) -> Result<Option<Self>> {
+        let (n, band) = (self.outputs(), BAND as i32);
+        let whole = from % band == 0 && (to % band == 0 || to == n);
+        if !whole || from < 0 || from >= to || to > n {
+            return Ok(None);
+        }
+        let cut = |a: &Array| a.slice_axis(0, from / band, (to + band - 1) / band);
+        Ok(Some(Self {
+            words: cut(&self.words)?,
+            scales: cut(&self.scales)?,
+            biases: cut(&self.biases)?,
+            size: Size {
+                n: (to - from).unsigned_abs() as usize,
+                ..self.size
+            },
+            ..*self
+        }))
+    }
+
+    /// The rows that `ids` name, as plain numbers: integers `[..]` to float32 `[.., k]`, on the CPU. An id beyond the
+    /// matrix takes the row at that end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Dtype`] when the ids are not integers; MLX's message when the current stream is not on the CPU.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let weight = Array::from_slice(&[0.5f32; 2 * 32], &[2, 32])?;
+    ///     let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
+    ///     if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///         let rows = matrix.take_rows(&Array::from_slice(&[1i32], &[1])?)?;
+    ///         assert_eq!(rows.shape(), [1, 32]);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn take_rows(&self, ids: &Array) -> Result<Array> {
+        let op = "cpu::take_rows";
+        // What runs looks for itself whether a number is beyond the matrix.
+        let ids = match ids.dtype() {
+            Dtype::Int32 | Dtype::Uint32 => ids.clone(),
+            _ => Array::clamp_indices(op, ids, self.outputs())?.astype(Dtype::Int32)?,
+        };
+        let work = Taken {
+            count: ids.size(),
+            signed: ids.dtype() == Dtype::Int32,
+            size: self.size,
+            bits: self.bits,
+            groups: self.size.k / self.group,
+            half: self.half,
+        };
+        // It was an i32 in the matrix's shape.
+        let shape = [ids.shape(), &[self.size.k as i32]].concat();
+        let inputs = [&ids, &self.words, &self.scales, &self.biases];
+        host_op::add(op, Meaning::Opaque, work, &inputs, &shape)
+    }
+
+    /// Inputs of a group: 32, 64 or 128.
+    #[must_use]
+    pub fn group_size(&self) -> i32 {
+        self.group as i32
+    }
+
+    /// Of a number: 4 or 8.
+    #[must_use]
+    pub fn bits(&self) -> i32 {
+        self.bits as i32
+    }
+
+    /// `[n, k]`.
+    #[must_use]
+    pub fn shape(&self) -> [i32; 2] {
+        // Both were i32 in the matrix's shape.
+        [self.size.n as i32, self.size.k as i32]
+    }
+
+    /// The arrays that it keeps.
+    #[must_use]
+    pub fn arrays(&self) -> [&Array; 3] {
+        [&self.words, &self.scales, &self.biases]
+    }
+
+    /// Bytes in memory.
+    #[must_use]
+    pub fn nbytes(&self) -> usize {
+        self.arrays().iter().map(|a| a.nbytes()).sum()
+    }
+
+    fn outputs(&self) -> i32 {
+        self.shape()[0]
     }
 
     /// `x` times the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
@@ -218,17 +386,71 @@ impl Matrix {
     /// The arrays it consists of, in the order that the kernels take them.
     pub(super) fn arrays(&self) -> Vec<&Array> {
         match self {
-            Matrix::Quantized(q) => vec![&q.weight, &q.scales, &q.biases],
+            Matrix::Quantized(q) => q.arrays().to_vec(),
             Matrix::Dense(d) => vec![&d.weight],
         }
     }
 }
 
-/// The numbers as float16, if all of them are such numbers.
-fn as_half(a: &Array) -> Result<Option<Array>> {
-    let half = a.astype(Dtype::Float16)?;
-    let same = half.astype(Dtype::Float32)?.array_equal(a)?;
-    Ok(same.then_some(half))
+/// Rows `[n, width]` in bands `[bands, width, BAND]`, filled up with zeros.
+fn interleaved(a: &Array) -> Result<Array> {
+    let [n, width] = *a.shape() else {
+        return Err(lost());
+    };
+    let band = BAND as i32;
+    let bands = n / band + i32::from(n % band != 0);
+    let missing = (band - n % band) % band;
+    let full = match missing {
+        0 => a.clone(),
+        _ => a.pad(&[0], &[0], &[missing], Pad::Zero)?,
+    };
+    full.reshape(&[bands, band, width])?
+        .swap_axes(1, 2)?
+        .contiguous()
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Mlx, "cpu::QuantizedMatrix", "an axis was lost")
+}
+
+/// Rows of a matrix by their numbers.
+struct Taken {
+    count: usize,
+    /// Whether the numbers are signed.
+    signed: bool,
+    size: Size,
+    bits: u32,
+    /// Of a row.
+    groups: usize,
+    /// Whether scales and biases are float16.
+    half: bool,
+}
+
+impl Work for Taken {
+    fn outputs(&self) -> usize {
+        self.count * self.size.k
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        let Some((ids, matrix)) = inputs.split_first() else {
+            return;
+        };
+        // SAFETY: `take_rows` gave arrays of these types, in this order.
+        let (ids, bands) = unsafe {
+            let packing = (self.bits, self.groups, self.half);
+            (ids.as_slice::<u32>(), Bands::of(matrix, packing))
+        };
+        for (id, out) in ids.iter().zip(output.chunks_exact_mut(self.size.k)) {
+            let id = match id.cast_signed() {
+                id if self.signed => id.max(0).cast_unsigned(),
+                _ => *id,
+            };
+            let row = usize::try_from(id)
+                .map_or(self.size.n, |id| id)
+                .min(self.size.n - 1);
+            bands.row(row, out);
+        }
+    }
 }
 
 /// The arrays in memory, row after row.

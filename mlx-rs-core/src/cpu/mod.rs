@@ -10,6 +10,7 @@
 
 mod attention;
 mod back;
+mod bands;
 mod block;
 mod glance;
 mod host_op;

@@ -11,7 +11,8 @@ use std::arch::aarch64::{
     vtrn2q_f32, vtrn2q_f64,
 };
 
-use super::kernel::{CHUNK, InputRow, QuantizedRow};
+use super::bands::{BAND, Bands};
+use super::kernel::Panel;
 use super::tile::{LANES, Left, Product, Right};
 use super::turn::{Scaled, place};
 
@@ -21,167 +22,113 @@ const WIDTH: usize = 4;
 /// Vectors of a row of a tile.
 const VECTORS: usize = LANES / WIDTH;
 
-/// A row of inputs, as addresses.
+/// A band, as addresses.
 #[derive(Clone, Copy)]
-struct FloatRow {
-    values: *const f32,
-    sums: *const f32,
+struct Band<'a> {
+    words: *const u32,
+    /// Words of a group.
+    per: usize,
+    own: Bands<'a>,
 }
 
 /// See [`super::kernel::block`].
 #[target_feature(enable = "neon")]
-pub(super) fn block(
-    matrix: QuantizedRow<'_>,
-    groups: usize,
-    bits: u32,
-    x: &[InputRow<'_>],
-    out: &mut [f32],
-) {
-    let count = out.len() / x.len().max(1);
-    let k = x.first().map_or(0, |x| x.values.len());
-    let per_byte = if bits == 4 { 2 } else { 1 };
-    // The reads in `few` stay within these.
-    assert!(groups > 0 && k.is_multiple_of(groups * CHUNK));
-    assert!(matrix.packed.len() == count * k / per_byte);
-    assert!(matrix.scales.len() == count * groups && matrix.biases.len() == count * groups);
-    for x in x {
-        assert!(x.values.len() == k && x.sums.len() == groups);
-    }
-    let sizes = (groups, k, count);
-    let mut row = 0;
-    while row < x.len() {
-        // SAFETY: the lengths are asserted above, and each call is given as many rows as it takes.
-        row += unsafe {
-            match (bits, x.len() - row) {
-                (4, 8..) => columns::<8, 2, 2>(matrix, sizes, (x, row), out),
-                (4, 4..) => columns::<4, 2, 2>(matrix, sizes, (x, row), out),
-                (4, 2..) => columns::<2, 4, 2>(matrix, sizes, (x, row), out),
-                (4, _) => columns::<1, 4, 2>(matrix, sizes, (x, row), out),
-                (_, 8..) => columns::<8, 2, 1>(matrix, sizes, (x, row), out),
-                (_, 4..) => columns::<4, 2, 1>(matrix, sizes, (x, row), out),
-                (_, 2..) => columns::<2, 4, 1>(matrix, sizes, (x, row), out),
-                (_, _) => columns::<1, 4, 1>(matrix, sizes, (x, row), out),
-            }
+pub(super) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
+    let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
+    let k = groups * per * bands.per_word();
+    // The reads in `tile` stay within these.
+    assert!(bands.words.len() == count * groups * per * BAND);
+    assert!(x.values.len() == x.rows * k && x.sums.len() == x.rows * groups);
+    for i in 0..count {
+        let own = bands.part(i..i + 1);
+        let band = Band {
+            words: own.words.as_ptr(),
+            per,
+            own,
         };
+        let mut row = 0;
+        while row < x.rows {
+            let at = (row, k, count, i);
+            // SAFETY: the lengths are asserted above, and each call is given as many rows as it takes.
+            row += unsafe {
+                match (bands.bits, x.rows - row) {
+                    (4, 8..) => rows::<8, 1, 4>(band, x, at, out),
+                    (4, 4..) => rows::<4, 2, 4>(band, x, at, out),
+                    (4, 2..) => rows::<2, 4, 4>(band, x, at, out),
+                    (4, _) => rows::<1, 4, 4>(band, x, at, out),
+                    (_, 8..) => rows::<8, 1, 8>(band, x, at, out),
+                    (_, 4..) => rows::<4, 2, 8>(band, x, at, out),
+                    (_, 2..) => rows::<2, 4, 8>(band, x, at, out),
+                    (_, _) => rows::<1, 4, 8>(band, x, at, out),
+                }
+            };
+        }
     }
 }
 
-/// All rows of the matrix, `N` at a time, with `M` rows of inputs from `row` on. Returns `M`.
+/// A band, the `i`th of `count`, with `M` rows of `k` inputs from `row` on: `S` sums of each, so that one need not wait
+/// for another. Returns `M`.
 ///
 /// # Safety
-/// Lengths as [`block`] asserts them, with `M` rows of inputs from `row` on, and `PER_BYTE` numbers to a byte.
+/// Lengths as [`block`] asserts them, with `M` rows of inputs from `row` on, and numbers of `BITS`.
 #[target_feature(enable = "neon")]
-unsafe fn columns<const M: usize, const N: usize, const PER_BYTE: usize>(
-    matrix: QuantizedRow<'_>,
-    (groups, k, count): (usize, usize, usize),
-    (x, row): (&[InputRow<'_>], usize),
+unsafe fn rows<const M: usize, const S: usize, const BITS: i32>(
+    band: Band<'_>,
+    x: Panel<'_>,
+    (row, k, count, i): (usize, usize, usize, usize),
     out: &mut [f32],
 ) -> usize {
-    let own: [FloatRow; M] = std::array::from_fn(|m| FloatRow {
-        values: x[row + m].values.as_ptr(),
-        sums: x[row + m].sums.as_ptr(),
-    });
-    let from = |column: usize| {
-        (
-            matrix.packed[column * k / PER_BYTE..].as_ptr(),
-            matrix.scales[column * groups..].as_ptr(),
-            matrix.biases[column * groups..].as_ptr(),
-        )
-    };
-    let mut column = 0;
-    while column + N <= count {
-        // SAFETY: `N` more rows of the matrix are there, and the inputs have as many elements.
-        let found = unsafe { few::<M, N, PER_BYTE>(from(column), (groups, k), &own) };
-        for (n, values) in found.iter().enumerate() {
-            for (m, value) in values.iter().enumerate() {
-                out[(row + m) * count + column + n] = *value;
-            }
-        }
-        column += N;
-    }
-    while column < count {
-        // SAFETY: as above, for one.
-        let [values] = unsafe { few::<M, 1, PER_BYTE>(from(column), (groups, k), &own) };
-        for (m, value) in values.iter().enumerate() {
-            out[(row + m) * count + column] = *value;
-        }
-        column += 1;
-    }
-    M
-}
-
-/// `N` rows of a matrix with `M` rows of inputs. A vector of inputs is read once for all `N`, and numbers become
-/// floats once for all `M`.
-///
-/// # Safety
-/// The three addresses must begin `N` rows of `k` numbers, `PER_BYTE` to a byte, in `groups` groups of whole chunks,
-/// and each of `x` must have as many.
-#[inline]
-#[target_feature(enable = "neon")]
-unsafe fn few<const M: usize, const N: usize, const PER_BYTE: usize>(
-    (packed, scales, biases): (*const u8, *const f32, *const f32),
-    (groups, k): (usize, usize),
-    x: &[FloatRow; M],
-) -> [[f32; M]; N] {
     let zero = vdupq_n_f32(0.0);
-    let (width, stride) = (k / groups, k / PER_BYTE);
-    let mut totals = [[zero; M]; N];
+    let (near, groups) = (32 / BITS as usize, band.own.groups);
+    let mask = vdupq_n_u32(u32::MAX >> (32 - BITS));
+    let mut totals = [[zero; 2]; M];
     for g in 0..groups {
-        let mut sums = [[zero; M]; N];
-        // Sixteen bytes at a time. Two numbers to a byte: sixteen even elements, then the odd ones.
-        for at in (g * width..(g + 1) * width).step_by(16 * PER_BYTE) {
-            for half in 0..PER_BYTE {
-                let mut w = [[zero; 4]; N];
-                for (n, w) in w.iter_mut().enumerate() {
-                    // SAFETY: sixteen bytes of row `n`, which the caller promises.
-                    let bytes = unsafe { vld1q_u8(packed.add(n * stride + at / PER_BYTE)) };
-                    *w = floats(match (PER_BYTE, half) {
-                        (1, _) => bytes,
-                        (_, 0) => vandq_u8(bytes, vdupq_n_u8(15)),
-                        _ => vshrq_n_u8::<4>(bytes),
-                    });
-                }
-                for j in 0..4 {
-                    for (m, x) in x.iter().enumerate() {
-                        // SAFETY: four elements of the sixteen that these numbers belong to.
-                        let x = unsafe { vld1q_f32(x.values.add(at + 16 * half + WIDTH * j)) };
-                        for n in 0..N {
-                            sums[n][m] = vfmaq_f32(sums[n][m], w[n][j], x);
-                        }
+        let mut sums = [[[zero; 2]; S]; M];
+        for w in g * band.per..(g + 1) * band.per {
+            // SAFETY: word `w` of each of the eight rows, which the caller promises.
+            let mut q = unsafe {
+                let at = band.words.add(w * BAND);
+                [vld1q_u32(at), vld1q_u32(at.add(WIDTH))]
+            };
+            for j in 0..near {
+                let n = q.map(|q| vcvtq_f32_u32(vandq_u32(q, mask)));
+                q = q.map(|q| vshrq_n_u32::<BITS>(q));
+                for (m, sums) in sums.iter_mut().enumerate() {
+                    // SAFETY: the input that this number meets; the caller promises `k` of each row.
+                    let x = unsafe { *x.values.as_ptr().add((row + m) * k + w * near + j) };
+                    for (sum, n) in sums[j % S].iter_mut().zip(n) {
+                        *sum = vfmaq_n_f32(*sum, n, x);
                     }
                 }
             }
         }
-        for n in 0..N {
-            // SAFETY: group `g` of row `n`.
-            let scale = unsafe { *scales.add(n * groups + g) };
-            for m in 0..M {
-                totals[n][m] = vfmaq_n_f32(totals[n][m], sums[n][m], scale);
+        let (scales, biases) = (band.own.scales.eight(g), band.own.biases.eight(g));
+        for (m, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
+            let group = x.sums[(row + m) * groups + g];
+            for (half, total) in totals.iter_mut().enumerate() {
+                let sum = sums[1..]
+                    .iter()
+                    .fold(sums[0][half], |a, b| vaddq_f32(a, b[half]));
+                // SAFETY: four of eight.
+                let (scale, bias) = unsafe {
+                    let at = half * WIDTH;
+                    (
+                        vld1q_f32(scales.as_ptr().add(at)),
+                        vld1q_f32(biases.as_ptr().add(at)),
+                    )
+                };
+                *total = vfmaq_n_f32(vfmaq_f32(*total, sum, scale), bias, group);
             }
         }
     }
-    let mut out = [[0.0; M]; N];
-    for n in 0..N {
-        for m in 0..M {
-            // SAFETY: all groups of row `n`, and of the inputs.
-            let offset = unsafe { dot(biases.add(n * groups), x[m].sums, groups) };
-            out[n][m] = vaddvq_f32(totals[n][m]) + offset;
+    for (m, totals) in totals.iter().enumerate() {
+        let place = &mut out[((row + m) * count + i) * BAND..][..BAND];
+        for (half, total) in totals.iter().enumerate() {
+            // SAFETY: four of the eight places.
+            unsafe { vst1q_f32(place.as_mut_ptr().add(half * WIDTH), *total) };
         }
     }
-    out
-}
-
-/// Sixteen bytes as floats.
-#[inline]
-#[target_feature(enable = "neon")]
-fn floats(bytes: uint8x16_t) -> [float32x4_t; 4] {
-    let (low, high) = (vmovl_u8(vget_low_u8(bytes)), vmovl_high_u8(bytes));
-    [
-        vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))),
-        vcvtq_f32_u32(vmovl_high_u16(low)),
-        vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))),
-        vcvtq_f32_u32(vmovl_high_u16(high)),
-    ]
+    M
 }
 
 /// # Safety

@@ -3,10 +3,9 @@
 
 use std::cell::RefCell;
 
+use super::bands::{BAND, Bands};
 use super::host_op::{self, Input, Meaning, Work};
-use super::kernel::{
-    self, Factors, Isa, MAX_ROWS, Panel, Prepared, QuantizedRow, neighbors, padded,
-};
+use super::kernel::{self, Isa, MAX_ROWS, Panel, Prepared, neighbors};
 use super::many::{MANY, Many, gate_all};
 use super::matrix::{Matrix, Size};
 use super::share::{Output, share};
@@ -137,7 +136,8 @@ impl<'a> Projection<'a> {
             ([part], None, false) if !part.bias => match part.kind {
                 Kind::Dense => Meaning::DenseProduct,
                 Kind::Quantized { bits, group, .. } => Meaning::QuantizedProduct {
-                    group_size: group as i32, // both were i32 in the matrix
+                    rows: part.size.n as i32, // all of them were i32 in the matrix
+                    group_size: group as i32,
                     bits: bits as i32,
                 },
             },
@@ -238,6 +238,13 @@ pub(super) struct Part {
     bias: bool,
 }
 
+impl Part {
+    /// Of its matrix.
+    fn bands(&self) -> usize {
+        self.size.n.div_ceil(BAND)
+    }
+}
+
 pub(super) struct Product {
     pub parts: Vec<Part>,
     /// Of the input.
@@ -257,14 +264,7 @@ pub(super) struct Product {
 #[derive(Clone, Copy)]
 pub(super) enum Data<'a> {
     Quantized {
-        packed: &'a [u8],
-        scales: Factors<'a>,
-        biases: Factors<'a>,
-        bits: u32,
-        /// Bytes of a row.
-        bytes: usize,
-        /// Groups of a row.
-        groups: usize,
+        bands: Bands<'a>,
         /// Which of the prepared inputs it takes.
         form: usize,
     },
@@ -284,49 +284,7 @@ struct Form {
 impl<'a> Data<'a> {
     /// Whether it is multiplied with inputs whose even elements come before the odd ones.
     pub(super) fn paired(self) -> bool {
-        matches!(self, Data::Quantized { bits: 4, .. })
-    }
-
-    /// Rows `from..to` of a quantized matrix, with the number of groups in each, and the bits. Scales and biases of
-    /// another type are made floats in `room`.
-    pub(super) fn rows<'r>(
-        self,
-        isa: Isa,
-        (from, to): (usize, usize),
-        room: &'r mut Vec<f32>,
-    ) -> Option<(QuantizedRow<'r>, usize, u32)>
-    where
-        'a: 'r,
-    {
-        match self {
-            Data::Quantized {
-                packed,
-                scales,
-                biases,
-                bits,
-                bytes,
-                groups,
-                ..
-            } => {
-                let part = from * groups..to * groups;
-                if matches!(scales, Factors::Half(_)) && room.len() < 2 * part.len() {
-                    room.resize(2 * part.len(), 0.0);
-                }
-                let middle = room.len() / 2;
-                let (first, second) = room.split_at_mut(middle);
-                let fitting = |room: &'r mut [f32]| {
-                    let n = part.len().min(room.len());
-                    &mut room[..n]
-                };
-                let row = QuantizedRow {
-                    packed: &packed[from * bytes..to * bytes],
-                    scales: scales.get(isa, part.clone(), fitting(first)),
-                    biases: biases.get(isa, part.clone(), fitting(second)),
-                };
-                Some((row, groups, bits))
-            }
-            Data::Dense(_) => None,
-        }
+        matches!(self, Data::Quantized { bands, .. } if bands.bits == 4)
     }
 }
 
@@ -338,9 +296,6 @@ struct Scratch {
 }
 
 thread_local! {
-    /// Scales and biases of a block of a matrix.
-    static FACTORS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-
     static SCRATCH: RefCell<Scratch> = const {
         RefCell::new(Scratch {
             normed: Vec::new(),
@@ -384,20 +339,14 @@ impl Work for Product {
                 Kind::Quantized { bits, group, half } => {
                     let packing = (bits, group);
                     let known = packings.iter().position(|p| *p == packing);
-                    // The packed numbers are 32-bit words, as large as floats.
-                    let packed = bytemuck::cast_slice(floats(inputs.next()));
-                    let mut factors = || match inputs.next() {
-                        // SAFETY: as above.
-                        Some(i) if half => Factors::Half(unsafe { i.as_slice::<u16>() }),
-                        i => Factors::Single(floats(i)),
-                    };
+                    let matrix = inputs.as_slice();
+                    let matrix = &matrix[..matrix.len().min(3)];
+                    for _ in matrix {
+                        inputs.next();
+                    }
                     Data::Quantized {
-                        packed,
-                        scales: factors(),
-                        biases: factors(),
-                        bits,
-                        bytes: self.k * bits as usize / 8,
-                        groups: self.k / group,
+                        // SAFETY: as above.
+                        bands: unsafe { Bands::of(matrix, (bits, self.k / group, half)) },
                         form: known.unwrap_or_else(|| {
                             packings.push(packing);
                             packings.len() - 1
@@ -410,8 +359,7 @@ impl Work for Product {
         }
         let residual = self.adds.then(|| floats(inputs.next()));
         let out = Output::new(output);
-        // Shorter rows do not fill the vectors of whole numbers.
-        if self.rows >= MANY || self.in_floats || self.k < 2 * kernel::CHUNK {
+        if self.rows >= MANY || self.in_floats {
             let many = Many {
                 product: self,
                 x,
@@ -461,7 +409,7 @@ impl Form {
         let (bits, group) = self.packing;
         let (rows, groups) = (x.len() / k, k / group);
         let (floats, wholes) = if kernel::in_whole(isa) {
-            (0, padded(k))
+            (0, k)
         } else {
             (k, 0)
         };
@@ -504,29 +452,25 @@ impl Form {
 }
 
 impl Product {
-    /// The products of the inputs from `from` on with rows `columns.0..columns.1` of a matrix, and its
-    /// biases: `out` is `[inputs, columns]`.
+    /// The products of the inputs from `from` on with bands `bands.0..bands.1` of a matrix, and its biases: `out` is
+    /// `[inputs, rows of the bands]`, of which the matrix may end before the last one does.
     fn block(
         &self,
         (data, bias): (Data<'_>, Option<&[f32]>),
-        columns: (usize, usize),
+        bands: (usize, usize),
         rows: &Rows<'_>,
         from: usize,
         out: &mut [f32],
     ) {
-        let width = columns.1 - columns.0;
+        let (first, width) = (bands.0 * BAND, (bands.1 - bands.0) * BAND);
         let to = from + out.len() / width;
         match data {
-            Data::Quantized { form, .. } => {
-                FACTORS.with_borrow_mut(|room| {
-                    if let Some((matrix, groups, bits)) = data.rows(self.isa, columns, room) {
-                        let x = rows.forms[form][from / MAX_ROWS];
-                        kernel::block(self.isa, matrix, groups, bits, x, out);
-                    }
-                });
+            Data::Quantized { form, bands: all } => {
+                let x = rows.forms[form][from / MAX_ROWS];
+                kernel::block(self.isa, all.part(bands.0..bands.1), x, out);
             }
             Data::Dense(weight) => {
-                let matrix = weight[columns.0 * self.k..columns.1 * self.k].chunks_exact(self.k);
+                let matrix = weight[first * self.k..].chunks_exact(self.k).take(width);
                 for (column, row) in matrix.enumerate() {
                     let mut sums = [0.0; MAX_ROWS];
                     let sums = &mut sums[..to - from];
@@ -540,15 +484,15 @@ impl Product {
         if let Some(bias) = bias {
             for row in out.chunks_exact_mut(width) {
                 row.iter_mut()
-                    .zip(&bias[columns.0..columns.1])
+                    .zip(&bias[first..])
                     .for_each(|(v, b)| *v += b);
             }
         }
     }
 
-    /// Rows of a matrix at a time: fewer of long ones, so that their scales stay in the first cache.
-    fn block_rows(&self) -> usize {
-        (LONG / self.k.max(1)).clamp(8, BLOCK)
+    /// Bands of a matrix at a time: fewer of long rows, so that the first cache holds what is computed with.
+    fn block_bands(&self) -> usize {
+        (LONG / self.k.max(1)).clamp(BAND, BLOCK) / BAND
     }
 
     fn plain(
@@ -558,26 +502,32 @@ impl Product {
         rows: &Rows<'_>,
         out: &Output,
     ) {
-        let block = self.block_rows();
-        share(self.n, self.rows * self.n * self.k, &|first, last| {
-            let mut start = 0;
+        let block = self.block_bands();
+        let all: usize = self.parts.iter().map(Part::bands).sum();
+        share(all, self.rows * self.n * self.k, &|first, last| {
+            let (mut start, mut place) = (0, 0);
             for (part, own) in self.parts.iter().zip(data) {
-                let end = start + part.size.n;
+                let end = start + part.bands();
                 let (mut at, stop) = (first.max(start), last.min(end));
                 while at < stop {
                     let next = (at + block).min(stop);
+                    let width = (next - at) * BAND;
+                    let column = (at - start) * BAND;
+                    // The last band may be wider than the matrix.
+                    let columns = width.min(part.size.n - column);
                     for from in (0..self.rows).step_by(MAX_ROWS) {
                         let n = MAX_ROWS.min(self.rows - from);
                         let mut sums = [0.0; BLOCK * MAX_ROWS];
-                        let sums = &mut sums[..n * (next - at)];
+                        let sums = &mut sums[..n * width];
                         self.block(*own, (at - start, next - start), rows, from, sums);
-                        for (i, sums) in sums.chunks_exact(next - at).enumerate() {
-                            let place = (from + i) * self.n + at;
+                        for (i, sums) in sums.chunks_exact(width).enumerate() {
+                            let sums = &sums[..columns];
+                            let place = (from + i) * self.n + place + column;
                             // SAFETY: these columns of this row belong to this part alone.
-                            let to = unsafe { out.part(place, sums.len()) };
+                            let to = unsafe { out.part(place, columns) };
                             match residual {
                                 Some(residual) => {
-                                    let before = &residual[place..place + sums.len()];
+                                    let before = &residual[place..place + columns];
                                     for ((to, a), b) in to.iter_mut().zip(before).zip(sums) {
                                         *to = a + b;
                                     }
@@ -589,6 +539,7 @@ impl Product {
                     at = next;
                 }
                 start = end;
+                place += part.size.n;
             }
         });
     }
@@ -603,23 +554,25 @@ impl Product {
         let [first, second] = data else {
             return;
         };
-        let block = self.block_rows();
-        share(self.n, 2 * self.rows * self.n * self.k, &|begin, last| {
+        let block = self.block_bands();
+        let work = 2 * self.rows * self.n * self.k;
+        share(self.n.div_ceil(BAND), work, &|begin, last| {
             for at in (begin..last).step_by(block) {
-                let columns = (at, (at + block).min(last));
-                let width = columns.1 - at;
+                let bands = (at, (at + block).min(last));
+                let width = (bands.1 - at) * BAND;
+                let columns = width.min(self.n - at * BAND);
                 for from in (0..self.rows).step_by(MAX_ROWS) {
                     let n = MAX_ROWS.min(self.rows - from);
                     let mut gates = [0.0; BLOCK * MAX_ROWS];
                     let mut ups = [0.0; BLOCK * MAX_ROWS];
                     let (gates, ups) = (&mut gates[..n * width], &mut ups[..n * width]);
-                    self.block(*first, columns, rows, from, gates);
-                    self.block(*second, columns, rows, from, ups);
+                    self.block(*first, bands, rows, from, gates);
+                    self.block(*second, bands, rows, from, ups);
                     let values = gates.chunks_exact(width).zip(ups.chunks_exact(width));
                     for (i, (gates, ups)) in values.enumerate() {
                         // SAFETY: these columns of this row belong to this part alone.
-                        let to = unsafe { out.part((from + i) * self.n + at, width) };
-                        to.copy_from_slice(gates);
+                        let to = unsafe { out.part((from + i) * self.n + at * BAND, columns) };
+                        to.copy_from_slice(&gates[..columns]);
                         gate_all(self.isa, gate, to, ups);
                     }
                 }

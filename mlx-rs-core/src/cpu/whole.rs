@@ -1,23 +1,26 @@
 //! Products of quantized matrices with a few rows of inputs that were made 16-bit whole numbers, for x86-64
-//! with AVX2: sums within a group are exact integers, and only they meet the scales. Not for many rows, whose
+//! with AVX2: sums of neighbors are exact integers, and only they meet the scales. Not for many rows, whose
 //! matrices become floats once for all of them (`many.rs`).
 
 use std::arch::x86_64::{
-    __m256, __m256i, _CMP_GT_OQ, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128,
-    _mm_movehl_ps, _mm_setr_epi8, _mm_shuffle_ps, _mm_storeu_si128, _mm_unpackhi_epi32,
-    _mm_unpackhi_epi64, _mm_unpacklo_epi32, _mm_unpacklo_epi64, _mm256_add_epi32, _mm256_add_ps,
-    _mm256_and_ps, _mm256_and_si256, _mm256_andnot_ps, _mm256_broadcast_ss,
-    _mm256_broadcastsi128_si256, _mm256_castpd_ps, _mm256_castps256_ps128, _mm256_castsi256_si128,
-    _mm256_cmp_ps, _mm256_cvtepi32_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_extractf128_ps,
-    _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps,
-    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maskload_ps, _mm256_max_ps, _mm256_mul_ps,
-    _mm256_packs_epi32, _mm256_permute_ps, _mm256_permute2f128_ps, _mm256_permute4x64_epi64,
-    _mm256_permutevar_ps, _mm256_set1_epi16, _mm256_set1_pd, _mm256_set1_ps, _mm256_setr_epi32,
-    _mm256_setzero_ps, _mm256_shuffle_epi8, _mm256_srli_epi16, _mm256_storeu_si256,
-    _mm256_unpackhi_epi64, _mm256_unpacklo_epi64, _mm256_zextsi128_si256,
+    __m256, __m256i, _CMP_GT_OQ, _MM_HINT_T0, _mm_blend_epi16, _mm_cvtss_f32, _mm_loadu_si128,
+    _mm_packs_epi32, _mm_prefetch, _mm_setr_epi8, _mm_shuffle_epi8, _mm_slli_epi32,
+    _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256,
+    _mm256_andnot_ps, _mm256_broadcast_ss, _mm256_castps256_ps128, _mm256_castsi256_si128,
+    _mm256_cmp_ps, _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps,
+    _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_fnmadd_ps,
+    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps,
+    _mm256_permute_ps, _mm256_permute2f128_ps, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_srli_epi16, _mm256_storeu_ps,
 };
 
-use super::kernel::{CHUNK, LARGEST, Panel, Prepared, QuantizedRow, neighbors, padded};
+use super::bands::{BAND, Bands, Factors};
+use super::kernel::{LARGEST, Panel, Prepared, neighbors};
+use super::x86::horizontal;
+
+/// How far ahead words are fetched, in bytes: what the processor itself foresees ends with each page, and where
+/// another thread's part begins.
+const AHEAD: usize = 4096;
 
 /// Rows of inputs, as addresses.
 #[derive(Clone, Copy)]
@@ -27,267 +30,240 @@ struct Inputs {
     sums: *const f32,
 }
 
-/// A row of a matrix, as addresses.
+/// A band, as addresses: scales and biases are float16 or float32.
 #[derive(Clone, Copy)]
-struct Row {
-    packed: *const u8,
-    scales: *const f32,
-    biases: *const f32,
+struct Band {
+    words: *const u32,
+    scales: *const u8,
+    biases: *const u8,
     /// Groups of a row.
     groups: usize,
+    /// Words of a group.
+    per: usize,
 }
 
-/// Consecutive rows of a matrix with each of the inputs; see [`super::kernel::block`].
+/// Bands with each of the inputs; see [`super::kernel::block`].
 ///
 /// # Safety
-/// The processor must have avx2 and fma.
-#[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn block(
-    matrix: QuantizedRow<'_>,
-    groups: usize,
-    bits: u32,
-    x: Panel<'_>,
-    out: &mut [f32],
-) {
-    let columns = out.len() / x.rows.max(1);
-    let bytes = matrix.packed.len() / columns.max(1);
-    let k = bytes * 8 / bits as usize;
-    let width = k / groups.max(1);
-    // The reads below stay within these.
-    assert!(matrix.packed.len() == columns * bytes && groups * width == k);
-    assert!(matrix.scales.len() == columns * groups && matrix.biases.len() == columns * groups);
-    assert!(x.whole.len() == x.rows * padded(k) && out.len() == x.rows * columns);
-    assert!(x.scales.len() * neighbors(bits) == x.rows * padded(k));
+/// The processor must have avx2, fma and f16c.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
+    let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
+    let k = groups * per * bands.per_word();
+    // The reads and writes below stay within these.
+    assert!(bands.words.len() == count * groups * per * BAND);
+    assert!(bands.scales.len() == count * groups * BAND);
+    assert!(bands.biases.len() == count * groups * BAND);
+    assert!(neighbors(bands.bits) == bands.per_word());
+    assert!(x.whole.len() == x.rows * k && out.len() == x.rows * count * BAND);
+    assert!(x.scales.len() * bands.per_word() == x.rows * k);
     assert!(x.sums.len() == x.rows * groups);
+    let (scales, biases, half) = match (bands.scales, bands.biases) {
+        (Factors::Half(scales), Factors::Half(biases)) => {
+            (scales.as_ptr().cast(), biases.as_ptr().cast(), true)
+        }
+        (Factors::Single(scales), Factors::Single(biases)) => {
+            (scales.as_ptr().cast(), biases.as_ptr().cast(), false)
+        }
+        _ => unreachable!("scales and biases are of one type"),
+    };
+    let first = Band {
+        words: bands.words.as_ptr(),
+        scales,
+        biases,
+        groups,
+        per,
+    };
     // SAFETY: features are the caller's promise; the lengths are asserted.
     unsafe {
-        match (bits, width) {
-            (4, 32) => rows::<4, 1>(matrix, groups, x, out),
-            (4, 64) => rows::<4, 2>(matrix, groups, x, out),
-            (4, 128) => rows::<4, 4>(matrix, groups, x, out),
-            (8, 32) => rows::<8, 1>(matrix, groups, x, out),
-            (8, 64) => rows::<8, 2>(matrix, groups, x, out),
-            (8, 128) => rows::<8, 4>(matrix, groups, x, out),
-            _ => unreachable!("4 or 8 bits, in groups of 32, 64 or 128"),
+        match (bands.bits, half) {
+            (4, true) => rows::<4, true>(first, count, x, out),
+            (4, false) => rows::<4, false>(first, count, x, out),
+            (8, true) => rows::<8, true>(first, count, x, out),
+            (8, false) => rows::<8, false>(first, count, x, out),
+            _ => unreachable!("4 or 8 bits"),
         }
     }
 }
 
-/// All columns with all rows.
+/// All bands with all rows.
+///
+/// # Safety
+/// As of [`block`], with the lengths that it asserts.
 #[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn rows<const BITS: u32, const C: usize>(
-    matrix: QuantizedRow<'_>,
-    groups: usize,
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn rows<const BITS: u32, const HALF: bool>(
+    first: Band,
+    count: usize,
     x: Panel<'_>,
     out: &mut [f32],
 ) {
     // SAFETY: the caller's promises.
     unsafe {
         match x.rows {
-            1 => columns::<1, BITS, C>(matrix, groups, x, out),
-            2 => columns::<2, BITS, C>(matrix, groups, x, out),
-            3 => columns::<3, BITS, C>(matrix, groups, x, out),
-            4 => columns::<4, BITS, C>(matrix, groups, x, out),
-            5 => columns::<5, BITS, C>(matrix, groups, x, out),
-            6 => columns::<6, BITS, C>(matrix, groups, x, out),
-            7 => columns::<7, BITS, C>(matrix, groups, x, out),
-            8 => columns::<8, BITS, C>(matrix, groups, x, out),
+            1 => bands::<1, BITS, HALF>(first, count, x, out),
+            2 => bands::<2, BITS, HALF>(first, count, x, out),
+            3 => bands::<3, BITS, HALF>(first, count, x, out),
+            4 => bands::<4, BITS, HALF>(first, count, x, out),
+            5 => bands::<5, BITS, HALF>(first, count, x, out),
+            6 => bands::<6, BITS, HALF>(first, count, x, out),
+            7 => bands::<7, BITS, HALF>(first, count, x, out),
+            8 => bands::<8, BITS, HALF>(first, count, x, out),
             _ => unreachable!("at most eight rows"),
         }
     }
 }
 
-/// All columns with `M` rows.
+/// All bands with `M` rows.
+///
+/// # Safety
+/// As of [`rows`].
 #[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn columns<const M: usize, const BITS: u32, const C: usize>(
-    matrix: QuantizedRow<'_>,
-    groups: usize,
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
+    first: Band,
+    count: usize,
     x: Panel<'_>,
     out: &mut [f32],
 ) {
-    let count = out.len() / M;
-    let bytes = groups * C * CHUNK * BITS as usize / 8;
     let x = Inputs {
         whole: x.whole.as_ptr(),
         scales: x.scales.as_ptr(),
         sums: x.sums.as_ptr(),
     };
-    for column in 0..count {
-        let row = Row {
-            packed: matrix.packed[column * bytes..].as_ptr(),
-            scales: matrix.scales[column * groups..].as_ptr(),
-            biases: matrix.biases[column * groups..].as_ptr(),
-            groups,
-        };
-        // SAFETY: one more row of the matrix is there, and the inputs have as many groups: asserted by
-        // `block`, whose promises hold.
-        let found = unsafe { tile::<M, BITS, C>(row, x) };
-        for (m, value) in found.iter().enumerate() {
-            out[m * count + column] = *value;
-        }
-    }
-}
-
-/// A row of a matrix, in groups of `C` chunks, with `M` rows of inputs.
-///
-/// # Safety
-/// The processor must have avx2 and fma; `row` and `x` must have as many groups as it says.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn tile<const M: usize, const BITS: u32, const C: usize>(row: Row, x: Inputs) -> [f32; M] {
-    // SAFETY: the caller's promises.
-    let mut totals = unsafe {
-        if BITS == 4 {
-            nibbles::<M, C>(row, x)
-        } else {
-            octets::<M, C>(row, x)
-        }
-    };
-    let groups = row.groups;
-    // SAFETY: below `groups` for the row and each of the inputs.
-    unsafe {
-        let whole = groups / 8 * 8;
-        let mut g = 0;
-        while g < whole {
-            let bias = _mm256_loadu_ps(row.biases.add(g));
-            for (m, total) in totals.iter_mut().enumerate() {
-                let sums = _mm256_loadu_ps(x.sums.add(m * groups + g));
-                *total = _mm256_fmadd_ps(bias, sums, *total);
-            }
-            g += 8;
-        }
-        if g < groups {
-            let mask = first(groups - g);
-            let bias = _mm256_maskload_ps(row.biases.add(g), mask);
-            for (m, total) in totals.iter_mut().enumerate() {
-                let sums = _mm256_maskload_ps(x.sums.add(m * groups + g), mask);
-                *total = _mm256_fmadd_ps(bias, sums, *total);
-            }
-        }
-    }
-    totals.map(|total| horizontal(total))
-}
-
-/// A mask of the first `n` of eight lanes, at most seven.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn first(n: usize) -> __m256i {
-    const ONES: [i32; 15] = [-1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
-    let from = &ONES[7 - n.min(7)..][..8];
-    // SAFETY: eight elements of a slice that has them.
-    unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
-}
-
-/// Sums of [`tile`] without biases, 4 bits: two chunks at a time, one in each half of a vector. A lane sums eight
-/// products below 16 * 2^15.
-///
-/// # Safety
-/// As of [`tile`].
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn nibbles<const M: usize, const C: usize>(row: Row, x: Inputs) -> [__m256; M] {
-    let chunks = row.groups * C;
-    let pairs = chunks / 2;
-    let mut totals = [_mm256_setzero_ps(); M];
-    // SAFETY: pairs of chunks are within the row and the inputs, and so is the last chunk, whose inputs are
-    // filled up with zeros.
-    unsafe {
-        let spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-        for pair in 0..pairs {
-            let at = row.packed.add(pair * CHUNK);
-            let scales = row.scales.add(2 * pair / C);
-            let scale = if C == 1 {
-                // One of each half.
-                let both = _mm256_castpd_ps(_mm256_set1_pd(scales.cast::<f64>().read_unaligned()));
-                _mm256_permutevar_ps(both, spread)
-            } else {
-                _mm256_broadcast_ss(&*scales)
+    let factor = if HALF { 2 } else { 4 };
+    let (words, factors) = (
+        first.groups * first.per * BAND,
+        first.groups * BAND * factor,
+    );
+    for i in 0..count {
+        // SAFETY: band `i` of `count`, and its place in each row of the output: asserted by `block`.
+        unsafe {
+            let band = Band {
+                words: first.words.add(i * words),
+                scales: first.scales.add(i * factors),
+                biases: first.biases.add(i * factors),
+                ..first
             };
-            let q = _mm256_loadu_si256(at.cast());
-            add_nibbles(&mut totals, q, scale, x, pair);
+            let found = tile::<M, BITS, HALF>(band, x);
+            for (m, found) in found.into_iter().enumerate() {
+                _mm256_storeu_ps(out.as_mut_ptr().add((m * count + i) * BAND), found);
+            }
         }
-        if C == 1 && chunks % 2 == 1 {
-            let at = row.packed.add(pairs * CHUNK);
-            let q = _mm256_zextsi128_si256(_mm_loadu_si128(at.cast()));
-            let scale = _mm256_broadcast_ss(&*row.scales.add(2 * pairs));
-            add_nibbles(&mut totals, q, scale, x, pairs);
+    }
+}
+
+/// A band with `M` rows of inputs.
+///
+/// # Safety
+/// The processor must have avx2, fma and f16c; `band` and `x` must have as many groups and words as it says.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
+    band: Band,
+    x: Inputs,
+) -> [__m256; M] {
+    let mut totals = [_mm256_setzero_ps(); M];
+    for g in 0..band.groups {
+        let mut sums = [_mm256_setzero_ps(); M];
+        // SAFETY: below the words and groups that the caller promises; what is fetched ahead need not be there.
+        unsafe {
+            for w in g * band.per..(g + 1) * band.per {
+                let at = band.words.add(w * BAND);
+                if w % 2 == 0 {
+                    _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(AHEAD));
+                }
+                let q = _mm256_loadu_si256(at.cast());
+                if BITS == 4 {
+                    add_nibbles(&mut sums, q, x, w);
+                } else {
+                    add_octets(&mut sums, q, x, w);
+                }
+            }
+            let (scale, bias) = if HALF {
+                let ahead = AHEAD / 8;
+                _mm_prefetch::<_MM_HINT_T0>(band.scales.wrapping_add(g * 16 + ahead).cast());
+                _mm_prefetch::<_MM_HINT_T0>(band.biases.wrapping_add(g * 16 + ahead).cast());
+                (
+                    _mm256_cvtph_ps(_mm_loadu_si128(band.scales.add(g * 16).cast())),
+                    _mm256_cvtph_ps(_mm_loadu_si128(band.biases.add(g * 16).cast())),
+                )
+            } else {
+                (
+                    _mm256_loadu_ps(band.scales.add(g * 32).cast()),
+                    _mm256_loadu_ps(band.biases.add(g * 32).cast()),
+                )
+            };
+            for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
+                let group = _mm256_broadcast_ss(&*x.sums.add(m * band.groups + g));
+                *total = _mm256_fmadd_ps(bias, group, _mm256_fmadd_ps(scale, sum, *total));
+            }
         }
     }
     totals
 }
 
-/// Adds the products of a pair of chunks.
+/// Two inputs in each lane.
 ///
 /// # Safety
-/// The processor must have avx2 and fma; the pair must be within the inputs.
+/// The processor must have avx2; there must be two.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn add_nibbles<const M: usize>(
-    totals: &mut [__m256; M],
-    q: __m256i,
-    scale: __m256,
-    x: Inputs,
-    pair: usize,
-) {
+unsafe fn pair(at: *const i16) -> __m256i {
+    // SAFETY: the caller's promise.
+    _mm256_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() })
+}
+
+/// Adds the products of a word of eight numbers. A lane sums eight products below 16 * 2^15.
+///
+/// # Safety
+/// The processor must have avx2 and fma; the word must be within the inputs.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_nibbles<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: Inputs, word: usize) {
     let mask = _mm256_set1_epi16(15);
-    let w = [
+    let n = [
         _mm256_and_si256(q, mask),
         _mm256_and_si256(_mm256_srli_epi16::<4>(q), mask),
         _mm256_and_si256(_mm256_srli_epi16::<8>(q), mask),
         _mm256_srli_epi16::<12>(q),
     ];
-    // SAFETY: the pair is within the inputs: the caller's promise.
-    unsafe {
-        let whole = x.whole.add(pair * M * 2 * CHUNK);
-        let scales = x.scales.add(pair * M * 8);
-        for (m, total) in totals.iter_mut().enumerate() {
-            let part = |i: usize| {
-                let x = _mm256_loadu_si256(whole.add(m * 2 * CHUNK + i * 16).cast());
-                _mm256_madd_epi16(w[i], x)
-            };
-            let sum = _mm256_add_epi32(
+    for (m, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: the word is within the inputs: the caller's promise.
+        unsafe {
+            let at = x.whole.add((word * M + m) * 8);
+            let part = |i: usize| _mm256_madd_epi16(n[i], pair(at.add(2 * i)));
+            let exact = _mm256_add_epi32(
                 _mm256_add_epi32(part(0), part(1)),
                 _mm256_add_epi32(part(2), part(3)),
             );
-            let factor = _mm256_mul_ps(scale, _mm256_loadu_ps(scales.add(m * 8)));
-            *total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), factor, *total);
+            let scale = _mm256_broadcast_ss(&*x.scales.add(word * M + m));
+            *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
         }
     }
 }
 
-/// Sums of [`tile`] without biases, 8 bits. A lane sums four products below 2^23.
+/// Adds the products of a word of four numbers. A lane sums four products below 2^23.
 ///
 /// # Safety
-/// As of [`tile`].
+/// As of [`add_nibbles`].
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn octets<const M: usize, const C: usize>(row: Row, x: Inputs) -> [__m256; M] {
-    let mut totals = [_mm256_setzero_ps(); M];
-    // SAFETY: all chunks are within the row and the inputs.
-    unsafe {
-        let mask = _mm256_set1_epi16(255);
-        for g in 0..row.groups {
-            let scale = _mm256_broadcast_ss(&*row.scales.add(g));
-            for c in g * C..(g + 1) * C {
-                let at = row.packed.add(c * CHUNK);
-                let q = _mm256_loadu_si256(at.cast());
-                let (even, odd) = (_mm256_and_si256(q, mask), _mm256_srli_epi16::<8>(q));
-                let place = c / 2 * M * 2 + c % 2;
-                let (whole, scales) = (x.whole.add(place * CHUNK), x.scales.add(place * 8));
-                for (m, total) in totals.iter_mut().enumerate() {
-                    let at = whole.add(m * 2 * CHUNK);
-                    let even = _mm256_madd_epi16(even, _mm256_loadu_si256(at.cast()));
-                    let odd = _mm256_madd_epi16(odd, _mm256_loadu_si256(at.add(16).cast()));
-                    let sum = _mm256_cvtepi32_ps(_mm256_add_epi32(even, odd));
-                    let factor = _mm256_mul_ps(scale, _mm256_loadu_ps(scales.add(m * 16)));
-                    *total = _mm256_fmadd_ps(sum, factor, *total);
-                }
-            }
+unsafe fn add_octets<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: Inputs, word: usize) {
+    let even = _mm256_and_si256(q, _mm256_set1_epi16(255));
+    let odd = _mm256_srli_epi16::<8>(q);
+    for (m, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: the word is within the inputs: the caller's promise.
+        unsafe {
+            let at = x.whole.add((word * M + m) * 4);
+            let exact = _mm256_add_epi32(
+                _mm256_madd_epi16(even, pair(at)),
+                _mm256_madd_epi16(odd, pair(at.add(2))),
+            );
+            let scale = _mm256_broadcast_ss(&*x.scales.add(word * M + m));
+            *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
         }
     }
-    totals
 }
 
 /// See [`super::kernel::prepare`].
@@ -296,155 +272,107 @@ unsafe fn octets<const M: usize, const C: usize>(row: Row, x: Inputs) -> [__m256
 /// The processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prepared<'_>) {
-    let (rows, groups, chunks) = (x.len() / k, k / group, group / CHUNK);
+    let (rows, groups) = (x.len() / k, k / group);
     // The writes below stay within these.
-    assert!(to.whole.len() == rows * padded(k) && groups * chunks * CHUNK == k);
-    assert!(to.scales.len() * neighbors(bits) == rows * padded(k));
+    assert!(to.whole.len() == rows * k && groups * group == k && group.is_multiple_of(8));
+    assert!(to.scales.len() * neighbors(bits) == rows * k);
     assert!(to.sums.len() == rows * groups);
     for (row, x) in x.chunks_exact(k).enumerate() {
         for (g, x) in x.chunks_exact(group).enumerate() {
-            let at = row * groups + g;
-            // SAFETY: a row has `k / CHUNK` chunks, each of which has a place; features are the caller's promise.
-            to.sums[at] =
-                unsafe { group_to_whole(x, g * chunks, (bits, row, rows), to.whole, to.scales) };
-        }
-        if !k.is_multiple_of(2 * CHUNK) {
-            let nothing = [0.0; CHUNK];
-            // SAFETY: the place that fills the last pair.
-            unsafe {
-                group_to_whole(&nothing, k / CHUNK, (bits, row, rows), to.whole, to.scales);
-            }
-        }
-    }
-}
-
-/// A group of a row in whole numbers, from chunk `first` of the row on, in the order of
-/// [`super::kernel::to_whole`]; returns the sum of what they stand for.
-///
-/// # Safety
-/// The processor must have avx2 and fma; all chunks of `x` must have places in `whole` and `scales`.
-#[target_feature(enable = "avx2,fma")]
-unsafe fn group_to_whole(
-    x: &[f32],
-    first: usize,
-    (bits, row, rows): (u32, usize, usize),
-    whole: &mut [i16],
-    scales: &mut [f32],
-) -> f32 {
-    // SAFETY: within the group, and in its places.
-    unsafe {
-        let sign = _mm256_set1_ps(-0.0);
-        let largest = _mm256_set1_ps(LARGEST);
-        let (mut sum, mut rest) = (_mm256_setzero_ps(), _mm256_setzero_ps());
-        let near = neighbors(bits);
-        for (chunk, x) in (first..).zip(x.as_chunks::<CHUNK>().0) {
-            let (pair, half) = (chunk / 2 * rows + row, chunk % 2);
-            let mut parts = [_mm256_set1_epi16(0); 4];
-            let to_scales = scales.as_mut_ptr().add((2 * pair + half) * (CHUNK / near));
-            for (i, part) in parts.iter_mut().enumerate() {
-                let v = _mm256_loadu_ps(x.as_ptr().add(8 * i));
-                sum = _mm256_add_ps(sum, v);
-                // What is no number is not greater.
-                let v_size = _mm256_max_ps(_mm256_andnot_ps(sign, v), _mm256_setzero_ps());
-                // The greatest of four neighbors in each of them, then of eight.
-                let two = _mm256_max_ps(v_size, _mm256_permute_ps::<0b10_11_00_01>(v_size));
-                let mut most = _mm256_max_ps(two, _mm256_permute_ps::<0b01_00_11_10>(two));
-                if bits == 4 {
-                    most = _mm256_max_ps(most, _mm256_permute2f128_ps::<1>(most, most));
-                }
-                let scale = _mm256_div_ps(most, largest);
-                let some = _mm256_cmp_ps::<_CMP_GT_OQ>(most, _mm256_setzero_ps());
-                let inverse = _mm256_and_ps(some, _mm256_div_ps(largest, most));
-                *part = _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse));
-                let back = _mm256_cvtepi32_ps(*part);
-                rest = _mm256_add_ps(rest, _mm256_fnmadd_ps(back, scale, v));
-                let low = _mm_cvtss_f32(_mm256_castps256_ps128(scale));
-                if bits == 4 {
-                    *to_scales.add(i) = low;
-                } else {
-                    *to_scales.add(2 * i) = low;
-                    *to_scales.add(2 * i + 1) = _mm_cvtss_f32(_mm256_extractf128_ps::<1>(scale));
+            let (mut sum, mut rest) = (_mm256_setzero_ps(), _mm256_setzero_ps());
+            for (i, x) in (g * group / 8..).zip(x.as_chunks::<8>().0) {
+                // SAFETY: features are the caller's promise; these eight, of which the row has `k / 8`, have places.
+                unsafe {
+                    let v = _mm256_loadu_ps(x.as_ptr());
+                    sum = _mm256_add_ps(sum, v);
+                    let (whole, scales) = (to.whole.as_mut_ptr(), to.scales.as_mut_ptr());
+                    let lost = if bits == 4 {
+                        let place = i * rows + row;
+                        eight_to_whole(v, whole.add(place * 8), scales.add(place))
+                    } else {
+                        let place = 2 * i * rows + row;
+                        fours_to_whole(v, rows, whole.add(place * 4), scales.add(place))
+                    };
+                    rest = _mm256_add_ps(rest, lost);
                 }
             }
-            // Sixteen elements each, in order.
-            let packed = |a, b| _mm256_permute4x64_epi64::<0b1101_1000>(_mm256_packs_epi32(a, b));
-            let (low, high) = (packed(parts[0], parts[1]), packed(parts[2], parts[3]));
-            let to = whole.as_mut_ptr().add(pair * 2 * CHUNK);
-            if bits == 4 {
-                fourths(low, high, to.add(half * 8));
-            } else {
-                halves(low, high, to.add(half * CHUNK));
-            }
+            to.sums[row * groups + g] = horizontal(sum) - horizontal(rest);
         }
-        horizontal(sum) - horizontal(rest)
     }
 }
 
-/// Stores each fourth of 32 elements, from the first on, then from the second on, and so on, sixteen elements apart.
-///
-/// # Safety
-/// The processor must have avx2; there must be room for them.
+/// The greatest of four neighbors in each of them.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn fourths(low: __m256i, high: __m256i, to: *mut i16) {
-    // Pairs of elements that are four apart.
-    let pairs = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-        0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15,
-    ));
-    let (low, high) = (
-        _mm256_shuffle_epi8(low, pairs),
-        _mm256_shuffle_epi8(high, pairs),
+fn greatest_of_four(v: __m256) -> __m256 {
+    // What is no number is not greater.
+    let size = _mm256_max_ps(
+        _mm256_andnot_ps(_mm256_set1_ps(-0.0), v),
+        _mm256_setzero_ps(),
     );
-    let (a, b) = (
-        _mm256_castsi256_si128(low),
-        _mm256_extracti128_si256::<1>(low),
-    );
-    let (c, d) = (
-        _mm256_castsi256_si128(high),
-        _mm256_extracti128_si256::<1>(high),
-    );
-    let (first, second) = (_mm_unpacklo_epi32(a, b), _mm_unpacklo_epi32(c, d));
-    let (third, fourth) = (_mm_unpackhi_epi32(a, b), _mm_unpackhi_epi32(c, d));
-    let all = [
-        _mm_unpacklo_epi64(first, second),
-        _mm_unpackhi_epi64(first, second),
-        _mm_unpacklo_epi64(third, fourth),
-        _mm_unpackhi_epi64(third, fourth),
-    ];
-    for (i, part) in all.into_iter().enumerate() {
-        // SAFETY: the caller's promise.
-        unsafe { _mm_storeu_si128(to.add(16 * i).cast(), part) };
-    }
+    let two = _mm256_max_ps(size, _mm256_permute_ps::<0b10_11_00_01>(size));
+    _mm256_max_ps(two, _mm256_permute_ps::<0b01_00_11_10>(two))
 }
 
-/// Stores the even ones of 32 elements, then the odd ones.
-///
-/// # Safety
-/// As [`fourths`].
+/// Whole numbers for elements whose greatest neighbor is known, their scales, and what rounding takes.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn halves(low: __m256i, high: __m256i, to: *mut i16) {
-    let apart = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-        0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
-    ));
+fn rounded(v: __m256, most: __m256) -> (__m256i, __m256, __m256) {
+    let largest = _mm256_set1_ps(LARGEST);
+    let scale = _mm256_div_ps(most, largest);
+    let some = _mm256_cmp_ps::<_CMP_GT_OQ>(most, _mm256_setzero_ps());
+    let inverse = _mm256_and_ps(some, _mm256_div_ps(largest, most));
+    let whole = _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse));
+    let lost = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(whole), scale, v);
+    (whole, scale, lost)
+}
+
+/// Eight elements that share a scale, in the order of [`super::kernel::place`]; returns what rounding takes.
+///
+/// # Safety
+/// The processor must have avx2 and fma; there must be room for eight, and one scale.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn eight_to_whole(v: __m256, to: *mut i16, scales: *mut f32) -> __m256 {
+    let four = greatest_of_four(v);
+    let most = _mm256_max_ps(four, _mm256_permute2f128_ps::<1>(four, four));
+    let (whole, scale, lost) = rounded(v, most);
     let (low, high) = (
-        _mm256_shuffle_epi8(low, apart),
-        _mm256_shuffle_epi8(high, apart),
+        _mm256_castsi256_si128(whole),
+        _mm256_extracti128_si256::<1>(whole),
     );
-    let even = _mm256_permute4x64_epi64::<0b1101_1000>(_mm256_unpacklo_epi64(low, high));
-    let odd = _mm256_permute4x64_epi64::<0b1101_1000>(_mm256_unpackhi_epi64(low, high));
+    // An element, and the one four after it.
+    let pairs = _mm_blend_epi16::<0b1010_1010>(low, _mm_slli_epi32::<16>(high));
     // SAFETY: the caller's promise.
     unsafe {
-        _mm256_storeu_si256(to.cast(), even);
-        _mm256_storeu_si256(to.add(16).cast(), odd);
+        _mm_storeu_si128(to.cast(), pairs);
+        *scales = _mm_cvtss_f32(_mm256_castps256_ps128(scale));
     }
+    lost
 }
 
-/// The sum of the eight elements.
+/// Twice four elements that share a scale, the second ones `rows` words after the first; else as [`eight_to_whole`].
+///
+/// # Safety
+/// The processor must have avx2 and fma; there must be room for four at both places, and a scale each.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn horizontal(v: __m256) -> f32 {
-    let half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-    let quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    _mm_cvtss_f32(_mm_add_ss(quarter, _mm_shuffle_ps::<1>(quarter, quarter)))
+unsafe fn fours_to_whole(v: __m256, rows: usize, to: *mut i16, scales: *mut f32) -> __m256 {
+    let (whole, scale, lost) = rounded(v, greatest_of_four(v));
+    let all = _mm_packs_epi32(
+        _mm256_castsi256_si128(whole),
+        _mm256_extracti128_si256::<1>(whole),
+    );
+    // An element, and the one two after it.
+    let order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    let mut two = [0u64; 2];
+    // SAFETY: sixteen bytes; the places are the caller's promise.
+    unsafe {
+        _mm_storeu_si128(two.as_mut_ptr().cast(), _mm_shuffle_epi8(all, order));
+        to.cast::<u64>().write_unaligned(two[0]);
+        to.add(rows * 4).cast::<u64>().write_unaligned(two[1]);
+        *scales = _mm_cvtss_f32(_mm256_castps256_ps128(scale));
+        *scales.add(rows) = _mm_cvtss_f32(_mm256_extractf128_ps::<1>(scale));
+    }
+    lost
 }

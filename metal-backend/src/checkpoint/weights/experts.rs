@@ -1,7 +1,7 @@
 //! Matrices of experts, however they are stored: as one stack, or one by one.
 
 use inference::Result;
-use mlx_rs_core::{Array, Quantized, eval, stack};
+use mlx_rs_core::{Array, Dtype, Quantized, eval, stack};
 
 use super::Weights;
 use crate::error::engine;
@@ -34,7 +34,7 @@ impl Weights {
             self.stack(names.stacked, &[experts, outputs, inputs])?
         } else {
             let parts = (0..experts)
-                .map(|e| self.matrix(&(names.single)(e), outputs, inputs))
+                .map(|e| self.stack(&(names.single)(e), &[outputs, inputs]))
                 .collect::<Result<Vec<_>>>()?;
             join(&parts).map_err(engine("weights"))?
         };
@@ -60,7 +60,7 @@ fn join(parts: &[Weight]) -> mlx_rs_core::Result<Weight> {
         .iter()
         .map(|p| match p {
             Weight::Quantized(q) => Some(q),
-            Weight::Dense(_) => None,
+            _ => None,
         })
         .collect();
     let alike = |all: &[&Quantized]| {
@@ -87,6 +87,7 @@ fn join(parts: &[Weight]) -> mlx_rs_core::Result<Weight> {
         .map(|p| match p {
             Weight::Dense(w) => Ok(w.clone()),
             Weight::Quantized(q) => q.dequantize(q.scales.dtype()),
+            packed => packed.dense(Dtype::Float32),
         })
         .collect::<mlx_rs_core::Result<Vec<_>>>()?;
     Ok(Weight::Dense(joined(dense.iter().collect())?))

@@ -319,7 +319,16 @@ impl Weights {
     /// # Errors
     /// `InvalidModel` when a part is missing or of another shape or kind.
     pub fn matrix(&mut self, prefix: &str, rows: i32, cols: i32) -> Result<Weight> {
-        self.stack(prefix, &[rows, cols])
+        let shape = [dimension(rows), dimension(cols)];
+        let stored = self.fetch(prefix, &shape)?;
+        // Here rather than in the layer, so that everything that knows the weight shares one.
+        let weight = if self.on_cpu {
+            stored.for_kernels().map_err(engine("weights"))?
+        } else {
+            stored
+        };
+        self.count(prefix, &weight, elements(&shape));
+        Ok(weight)
     }
 
     /// Matrices `[.., rows, cols]` below a name, dense or quantized.
@@ -327,27 +336,29 @@ impl Weights {
     /// # Errors
     /// `InvalidModel` when a part is missing or of another shape or kind.
     pub fn stack(&mut self, prefix: &str, shape: &[i32]) -> Result<Weight> {
-        let name = format!("{prefix}.weight");
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
-        let weight = match &self.source {
+        let weight = self.fetch(prefix, &shape)?;
+        self.count(prefix, &weight, elements(&shape));
+        Ok(weight)
+    }
+
+    /// The weight below a name as it is stored.
+    fn fetch(&self, prefix: &str, shape: &[usize]) -> Result<Weight> {
+        let name = format!("{prefix}.weight");
+        match &self.source {
             Source::Safetensors(c, names) => {
-                let (stored, info) = self.stored_tensor(c, names, &name, &shape)?;
-                if names.stored(&format!("{prefix}.scales")).is_some() {
-                    Weight::Quantized(self.quantized(c, names, prefix, info, &shape)?)
+                let (stored, info) = self.stored_tensor(c, names, &name, shape)?;
+                Ok(if names.stored(&format!("{prefix}.scales")).is_some() {
+                    Weight::Quantized(self.quantized(c, names, prefix, info, shape)?)
                 } else {
-                    Weight::Dense(self.dense(c, stored, info, &shape)?)
-                }
+                    Weight::Dense(self.dense(c, stored, info, shape)?)
+                })
             }
             Source::Gguf(g, names) => {
-                let (stored, tensor) = self.gguf_tensor(g, names, &name, &shape)?;
-                self.gguf_matrix(g, &stored, tensor, &shape)?
+                let (stored, tensor) = self.gguf_tensor(g, names, &name, shape)?;
+                self.gguf_matrix(g, &stored, tensor, shape)
             }
-        };
-        for part in ["scales", "biases"] {
-            self.unused.remove(&format!("{prefix}.{part}"));
         }
-        self.count(&name, &weight, elements(&shape));
-        Ok(weight)
     }
 
     /// A tensor of bytes.
@@ -391,12 +402,16 @@ impl Weights {
         }
     }
 
-    fn count(&mut self, name: &str, weight: &Weight, parameters: u64) {
-        if let Weight::Quantized(q) = weight {
-            let format = (q.bits.unsigned_abs(), q.group_size.unsigned_abs());
+    /// Notes the weight that was fetched below a name.
+    fn count(&mut self, prefix: &str, weight: &Weight, parameters: u64) {
+        for part in ["scales", "biases"] {
+            self.unused.remove(&format!("{prefix}.{part}"));
+        }
+        if let Some((bits, group)) = weight.format() {
+            let format = (bits.unsigned_abs(), group.unsigned_abs());
             *self.quantization.entry(format).or_default() += parameters;
         }
-        self.account(name, &weight.arrays(), parameters);
+        self.account(&format!("{prefix}.weight"), &weight.arrays(), parameters);
     }
 
     fn account(&mut self, name: &str, arrays: &[&Array], parameters: u64) {

@@ -1,0 +1,227 @@
+//! Quantized matrices as the kernels store them: in bands of eight rows, a word of each beside another, so that a vector
+//! holds one word of each row and its lanes are outputs. Nothing is summed across lanes then, and memory is read from
+//! the first byte to the last. What reads them here is what needs rows one after another; products are elsewhere.
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::host_op::Input;
+use super::kernel::{self, Isa, QuantizedRow};
+
+/// Rows of a band.
+pub(super) const BAND: usize = 8;
+
+/// Scales or biases of a matrix as they are stored.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Factors<'a> {
+    /// As float32.
+    Single(&'a [f32]),
+    /// The bits of float16.
+    Half(&'a [u16]),
+}
+
+impl<'a> Factors<'a> {
+    /// What an operation was given.
+    ///
+    /// # Safety
+    /// The array given to the operation in this place must be of float16 where they are `half`, else of float32.
+    pub(super) unsafe fn of(input: &'a Input, half: bool) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if half {
+                Self::Half(input.as_slice::<u16>())
+            } else {
+                Self::Single(input.as_slice::<f32>())
+            }
+        }
+    }
+
+    pub(super) fn len(self) -> usize {
+        match self {
+            Self::Single(all) => all.len(),
+            Self::Half(all) => all.len(),
+        }
+    }
+
+    fn part(self, range: Range<usize>) -> Self {
+        match self {
+            Self::Single(all) => Self::Single(&all[range]),
+            Self::Half(all) => Self::Half(&all[range]),
+        }
+    }
+
+    /// One group of a band's rows.
+    pub(super) fn eight(self, group: usize) -> [f32; BAND] {
+        let at = group * BAND..(group + 1) * BAND;
+        let mut eight = [0.0; BAND];
+        match self {
+            Self::Single(all) => eight.copy_from_slice(&all[at]),
+            Self::Half(all) => {
+                for (to, from) in eight.iter_mut().zip(&all[at]) {
+                    *to = f16::from_bits(*from).to_f32();
+                }
+            }
+        }
+        eight
+    }
+}
+
+/// Bands of a quantized matrix, one after another: `w = scale * q + bias`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bands<'a> {
+    /// Packed numbers `[bands, words, BAND]`, the first in the lowest bits.
+    pub words: &'a [u32],
+    /// `[bands, groups, BAND]`.
+    pub scales: Factors<'a>,
+    /// `[bands, groups, BAND]`.
+    pub biases: Factors<'a>,
+    /// Of a row.
+    pub groups: usize,
+    /// Of a number: 4 or 8.
+    pub bits: u32,
+}
+
+/// Room for the rows of a band, one after another.
+#[derive(Default)]
+pub(super) struct Room {
+    words: Vec<u32>,
+    scales: Vec<f32>,
+    biases: Vec<f32>,
+}
+
+impl<'a> Bands<'a> {
+    /// What an operation was given: the arrays of a `QuantizedMatrix`, with groups of so many numbers of `bits` in a row.
+    /// Nothing without them.
+    ///
+    /// # Safety
+    /// The first must be of words, the others of float16 where they are `half`, else of float32.
+    pub(super) unsafe fn of(inputs: &'a [Input], (bits, groups, half): (u32, usize, bool)) -> Self {
+        let [words, scales, biases] = inputs else {
+            let nothing = Factors::Single(&[]);
+            return Self {
+                words: &[],
+                scales: nothing,
+                biases: nothing,
+                groups,
+                bits,
+            };
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                words: words.as_slice::<u32>(),
+                scales: Factors::of(scales, half),
+                biases: Factors::of(biases, half),
+                groups,
+                bits,
+            }
+        }
+    }
+
+    pub(super) fn count(self) -> usize {
+        self.scales.len() / (self.groups * BAND).max(1)
+    }
+
+    /// Words of a row's group.
+    pub(super) fn group_words(self) -> usize {
+        self.words.len() / self.scales.len().max(1)
+    }
+
+    /// Numbers of a word.
+    pub(super) fn per_word(self) -> usize {
+        32 / self.bits as usize
+    }
+
+    /// Some of them.
+    pub(super) fn part(self, bands: Range<usize>) -> Self {
+        let per = |n: usize| bands.start * n * BAND..bands.end * n * BAND;
+        let (words, factors) = (per(self.groups * self.group_words()), per(self.groups));
+        Self {
+            words: &self.words[words],
+            scales: self.scales.part(factors.clone()),
+            biases: self.biases.part(factors),
+            ..self
+        }
+    }
+
+    /// Some rows of the matrix as floats, a row after another, from column `from` on, which begins a group; `out` is
+    /// `[rows, columns]` with whole groups. With 4 bits the even elements of a chunk come before the odd ones.
+    pub(super) fn unpack(
+        self,
+        isa: Isa,
+        rows: Range<usize>,
+        from: usize,
+        room: &mut Room,
+        out: &mut [f32],
+    ) {
+        let columns = out.len() / rows.len().max(1);
+        if columns == 0 {
+            return;
+        }
+        let per = self.group_words();
+        let width = per * self.per_word();
+        let groups = from / width..(from + columns) / width;
+        let n = groups.len();
+        for (row, out) in rows.clone().zip(out.chunks_exact_mut(columns)) {
+            let own = row % BAND;
+            if own == 0 || row == rows.start {
+                let band = self.part(row / BAND..row / BAND + 1);
+                apart(
+                    band.words,
+                    groups.start * per..groups.end * per,
+                    &mut room.words,
+                );
+                spread(band.scales, groups.clone(), &mut room.scales);
+                spread(band.biases, groups.clone(), &mut room.biases);
+            }
+            let row = QuantizedRow {
+                packed: bytemuck::cast_slice(&room.words[own * n * per..(own + 1) * n * per]),
+                scales: &room.scales[own * n..(own + 1) * n],
+                biases: &room.biases[own * n..(own + 1) * n],
+            };
+            kernel::unpack(isa, row, self.bits, out);
+        }
+    }
+
+    /// A row of the matrix as floats, in order.
+    pub(super) fn row(self, row: usize, out: &mut [f32]) {
+        let own = row % BAND;
+        let band = self.part(row / BAND..row / BAND + 1);
+        let (per, near) = (self.group_words(), self.per_word());
+        let mask = u32::MAX >> (32 - self.bits);
+        for (g, out) in out.chunks_exact_mut(per * near).enumerate() {
+            let (scale, bias) = (band.scales.eight(g)[own], band.biases.eight(g)[own]);
+            for (w, out) in (g * per..).zip(out.chunks_exact_mut(near)) {
+                let word = band.words[w * BAND + own];
+                for (i, out) in out.iter_mut().enumerate() {
+                    let q = word >> (i as u32 * self.bits) & mask;
+                    *out = q as f32 * scale + bias;
+                }
+            }
+        }
+    }
+}
+
+/// Words of a band's rows, a row after another.
+fn apart(band: &[u32], range: Range<usize>, to: &mut Vec<u32>) {
+    let n = range.len();
+    to.resize(BAND * n, 0);
+    let words = band.as_chunks::<BAND>().0[range].iter();
+    for (i, word) in words.enumerate() {
+        for (row, word) in word.iter().enumerate() {
+            to[row * n + i] = *word;
+        }
+    }
+}
+
+/// Scales or biases of a band's rows, a row after another.
+fn spread(band: Factors<'_>, groups: Range<usize>, to: &mut Vec<f32>) {
+    let n = groups.len();
+    to.resize(BAND * n, 0.0);
+    for (i, group) in groups.enumerate() {
+        for (row, value) in band.eight(group).into_iter().enumerate() {
+            to[row * n + i] = value;
+        }
+    }
+}
