@@ -85,9 +85,12 @@ pub(super) struct Bands<'a> {
 /// Room for the rows of a band, one after another.
 #[derive(Default)]
 pub(super) struct Room {
-    words: Vec<u32>,
+    /// As floats, which are as large; nothing is computed with them.
+    words: Vec<f32>,
     scales: Vec<f32>,
     biases: Vec<f32>,
+    /// Scales or biases before they stand in rows.
+    wide: Vec<f32>,
 }
 
 impl<'a> Bands<'a> {
@@ -167,13 +170,18 @@ impl<'a> Bands<'a> {
             let own = row % BAND;
             if own == 0 || row == rows.start {
                 let band = self.part(row / BAND..row / BAND + 1);
-                apart(
-                    band.words,
-                    groups.start * per..groups.end * per,
-                    &mut room.words,
+                let words = &band.words[groups.start * per * BAND..groups.end * per * BAND];
+                room.words.resize(words.len(), 0.0);
+                apart(isa, bytemuck::cast_slice(words), &mut room.words);
+                let own = groups.clone();
+                spread(
+                    isa,
+                    band.scales,
+                    own.clone(),
+                    &mut room.wide,
+                    &mut room.scales,
                 );
-                spread(band.scales, groups.clone(), &mut room.scales);
-                spread(band.biases, groups.clone(), &mut room.biases);
+                spread(isa, band.biases, own, &mut room.wide, &mut room.biases);
             }
             let row = QuantizedRow {
                 packed: bytemuck::cast_slice(&room.words[own * n * per..(own + 1) * n * per]),
@@ -203,25 +211,41 @@ impl<'a> Bands<'a> {
     }
 }
 
-/// Words of a band's rows, a row after another.
-fn apart(band: &[u32], range: Range<usize>, to: &mut Vec<u32>) {
-    let n = range.len();
-    to.resize(BAND * n, 0);
-    let words = band.as_chunks::<BAND>().0[range].iter();
-    for (i, word) in words.enumerate() {
-        for (row, word) in word.iter().enumerate() {
-            to[row * n + i] = *word;
+/// Scales or biases of a band's rows, a row after another.
+fn spread(
+    isa: Isa,
+    band: Factors<'_>,
+    groups: Range<usize>,
+    room: &mut Vec<f32>,
+    to: &mut Vec<f32>,
+) {
+    let n = groups.len();
+    to.resize(BAND * n, 0.0);
+    match band.part(groups.start * BAND..groups.end * BAND) {
+        Factors::Single(all) => apart(isa, all, to),
+        Factors::Half(all) => {
+            room.resize(BAND * n, 0.0);
+            kernel::widen(isa, all, room);
+            apart(isa, room, to);
         }
     }
 }
 
-/// Scales or biases of a band's rows, a row after another.
-fn spread(band: Factors<'_>, groups: Range<usize>, to: &mut Vec<f32>) {
-    let n = groups.len();
-    to.resize(BAND * n, 0.0);
-    for (i, group) in groups.enumerate() {
-        for (row, value) in band.eight(group).into_iter().enumerate() {
-            to[row * n + i] = value;
+/// What stands `[n, BAND]`, as `[BAND, n]`: whatever the bits mean.
+fn apart(isa: Isa, from: &[f32], to: &mut [f32]) {
+    assert!(from.len() == to.len());
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+    let done = match isa {
+        Isa::Avx2 => unsafe { super::turn::eights_avx2(from, to) },
+        Isa::Portable => 0,
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let (done, _) = (0, isa);
+    let n = from.len() / BAND;
+    for (i, eight) in from.as_chunks::<BAND>().0.iter().enumerate().skip(done) {
+        for (row, word) in eight.iter().enumerate() {
+            to[row * n + i] = *word;
         }
     }
 }

@@ -150,6 +150,20 @@ pub(super) fn in_whole(isa: Isa) -> bool {
     }
 }
 
+/// Numbers of float16 as float32, as many as both have.
+pub(super) fn widen(isa: Isa, from: &[u16], to: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
+        Isa::Avx2 => unsafe { super::x86::widen(from, to) },
+        _ => {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = half::f16::from_bits(*from).to_f32();
+            }
+        }
+    }
+}
+
 /// Puts rows of `k` inputs into the form that the kernels read, and sums each group: whole numbers where
 /// [`in_whole`] says so.
 pub(super) fn prepare(

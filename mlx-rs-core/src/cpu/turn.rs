@@ -182,6 +182,30 @@ unsafe fn rows_avx2(
     whole
 }
 
+/// What stands `[n, 8]`, as `[8, n]`, whatever the bits mean. Returns how many of `n` are done, from the first on.
+///
+/// # Safety
+/// The processor must have avx2 and fma; both must be of the same length.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn eights_avx2(from: &[f32], to: &mut [f32]) -> usize {
+    let n = from.len() / 8;
+    let whole = n / 8 * 8;
+    for at in (0..whole).step_by(8) {
+        // SAFETY: eight vectors from `at` on, and their places in eight rows of `n`.
+        unsafe {
+            let mut block = [_mm256_setzero_ps(); 8];
+            for (i, block) in block.iter_mut().enumerate() {
+                *block = _mm256_loadu_ps(from.as_ptr().add((at + i) * 8));
+            }
+            for (i, row) in transposed(block).into_iter().enumerate() {
+                _mm256_storeu_ps(to.as_mut_ptr().add(i * n + at), row);
+            }
+        }
+    }
+    whole
+}
+
 /// Rows as columns.
 #[cfg(target_arch = "x86_64")]
 #[inline]

@@ -1,9 +1,9 @@
 //! The kernels for x86-64 with AVX2 and FMA: eight float32 at a time.
 
 use std::arch::x86_64::{
-    __m256, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehl_ps, _mm_shuffle_ps, _mm256_add_ps,
-    _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
-    _mm256_setzero_ps,
+    __m256, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehl_ps, _mm_shuffle_ps,
+    _mm256_add_ps, _mm256_castps256_ps128, _mm256_cvtph_ps, _mm256_extractf128_ps, _mm256_fmadd_ps,
+    _mm256_loadu_ps, _mm256_setzero_ps, _mm256_storeu_ps,
 };
 
 use super::kernel::QuantizedRow;
@@ -15,6 +15,33 @@ use super::kernel::QuantizedRow;
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn unpack(row: QuantizedRow<'_>, bits: u32, out: &mut [f32]) {
     super::kernel::unpack_with(row, bits, out);
+}
+
+/// Numbers of float16 as float32, as many as both have.
+///
+/// # Safety
+/// The processor must have avx2, fma and f16c.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn widen(from: &[u16], to: &mut [f32]) {
+    let n = from.len().min(to.len());
+    let (from, from_rest) = from[..n].as_chunks::<8>();
+    let (to, to_rest) = to[..n].as_chunks_mut::<8>();
+    for (from, to) in from.iter().zip(to) {
+        // SAFETY: eight elements each.
+        unsafe {
+            let eight = _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast()));
+            _mm256_storeu_ps(to.as_mut_ptr(), eight);
+        }
+    }
+    let mut last = [0u16; 8];
+    last[..from_rest.len()].copy_from_slice(from_rest);
+    let mut wide = [0.0f32; 8];
+    // SAFETY: eight elements each.
+    unsafe {
+        let eight = _mm256_cvtph_ps(_mm_loadu_si128(last.as_ptr().cast()));
+        _mm256_storeu_ps(wide.as_mut_ptr(), eight);
+    }
+    to_rest.copy_from_slice(&wide[..to_rest.len()]);
 }
 
 /// The sum of the eight elements.
