@@ -622,8 +622,12 @@ impl Task<'_> {
                 let (mut own, mut scores) = (vec![0.0f32; repeats * d], Vec::new());
                 let mut known = None;
                 for unit in from..to {
-                    let (part, group) = (unit / groups, unit % groups);
-                    let at = begins.partition_point(|&begin| begin <= part) - 1;
+                    // The segments of a group stand one after another, so that one thread makes its queries once.
+                    let at = begins.partition_point(|&begin| begin * groups <= unit) - 1;
+                    let own_unit = unit - begins[at] * groups;
+                    let segments = begins[at + 1] - begins[at];
+                    let (group, segment) = (own_unit / segments, own_unit % segments);
+                    let part = begins[at] + segment;
                     let q = queries[at];
                     if known != Some((q, group)) {
                         for (i, own) in own.chunks_exact_mut(d).enumerate() {
@@ -650,7 +654,7 @@ impl Task<'_> {
                             states: all_states.part(head, repeats),
                         }
                     };
-                    glance.look(part - begins[at], &own, &mut scores, found);
+                    glance.look(segment, &own, &mut scores, found);
                 }
             },
         );

@@ -9,9 +9,12 @@ use super::kernel::{self, Isa};
 use super::tile::{self, LANES, Left, Product, Right};
 
 #[cfg(target_arch = "x86_64")]
+use super::x86::{exp as exp_avx2, horizontal};
+#[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m256, _mm_add_ps, _mm_storeu_ps, _mm256_castps256_ps128, _mm256_extractf128_ps,
-    _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps, _mm256_setzero_ps,
+    __m256, _mm_add_ps, _mm_storeu_ps, _mm256_add_ps, _mm256_broadcast_ss, _mm256_castps256_ps128,
+    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps, _mm256_max_ps,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
 /// Heads that look at keys together, so that their sums fit the registers.
@@ -116,8 +119,9 @@ impl Glance<'_> {
         let heads = sums.len() / d;
         assert!(shares.len() >= (heads - 1) * step + n);
         assert!(values.len() >= (n - 1) * self.values.position + d);
+        let wide = self.gather_wide(shares, step, values, n, sums);
         let whole = d / LANES * LANES;
-        for at in (0..whole).step_by(LANES) {
+        for at in (wide..whole).step_by(LANES) {
             let left = Left {
                 data: shares.as_ptr(),
                 row_step: step,
@@ -142,6 +146,84 @@ impl Glance<'_> {
                 for (sum, value) in sums[h * d + whole..(h + 1) * d].iter_mut().zip(row) {
                     *sum += share * value;
                 }
+            }
+        }
+    }
+
+    /// [`Self::gather`] for lanes that tiles of few rows leave waiting for one another: more of them at a time. Returns
+    /// how many of `d` are done.
+    fn gather_wide(
+        &self,
+        shares: &[f32],
+        step: usize,
+        values: &[f32],
+        n: usize,
+        sums: &mut [f32],
+    ) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.isa == Isa::Avx2 {
+            let d = self.d;
+            let (heads, whole) = (sums.len() / d, d / WIDE * WIDE);
+            for h in (0..heads).step_by(TOGETHER) {
+                for at in (0..whole).step_by(WIDE) {
+                    let shares = (shares[h * step..].as_ptr(), step);
+                    let values = (values[at..].as_ptr(), self.values.position);
+                    let sums = (sums[h * d + at..].as_mut_ptr(), d);
+                    // SAFETY: `Isa::Avx2` is made by `detect` only; `gather` asserts the lengths, and the heads and
+                    // lanes are within them.
+                    unsafe {
+                        match heads - h {
+                            1 => gather_avx2::<1>(shares, values, n, sums),
+                            2 => gather_avx2::<2>(shares, values, n, sums),
+                            _ => gather_avx2::<3>(shares, values, n, sums),
+                        }
+                    }
+                }
+            }
+            return whole;
+        }
+        let _ = (shares, step, values, n, sums);
+        0
+    }
+}
+
+/// Lanes that heads gather at a time: with three heads, twelve sums fill the registers.
+#[cfg(target_arch = "x86_64")]
+const WIDE: usize = 32;
+
+/// Adds `WIDE` lanes of `n` values, each times its share, for `R` heads. Each of the three is an address, and how many
+/// elements are from a row to the next: shares and sums have a row for each head, values have `n`.
+///
+/// # Safety
+/// The processor must have avx2 and fma; all these elements must be there, and nobody else may use the sums.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn gather_avx2<const R: usize>(
+    (shares, step): (*const f32, usize),
+    (values, position): (*const f32, usize),
+    n: usize,
+    (sums, row): (*mut f32, usize),
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut totals = [[_mm256_setzero_ps(); WIDE / 8]; R];
+        for i in 0..n {
+            let value = values.add(i * position);
+            let mut own = [_mm256_setzero_ps(); R];
+            for (r, own) in own.iter_mut().enumerate() {
+                *own = _mm256_broadcast_ss(&*shares.add(r * step + i));
+            }
+            for j in 0..WIDE / 8 {
+                let value = _mm256_loadu_ps(value.add(8 * j));
+                for (totals, own) in totals.iter_mut().zip(own) {
+                    totals[j] = _mm256_fmadd_ps(own, value, totals[j]);
+                }
+            }
+        }
+        for (r, totals) in totals.into_iter().enumerate() {
+            for (j, total) in totals.into_iter().enumerate() {
+                let to = sums.add(r * row + 8 * j);
+                _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), total));
             }
         }
     }
@@ -193,7 +275,63 @@ fn soften(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn soften_avx2(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
-    soften_with(cap, scores)
+    if let Some(cap) = cap {
+        scores
+            .iter_mut()
+            .for_each(|s| *s = tile::tanh(*s / cap) * cap);
+    }
+    let (lanes, rest) = scores.as_chunks_mut::<8>();
+    let mut most = _mm256_set1_ps(f32::NEG_INFINITY);
+    for scores in &*lanes {
+        // SAFETY: eight elements. What is no number is not greater.
+        most = unsafe { _mm256_max_ps(_mm256_loadu_ps(scores.as_ptr()), most) };
+    }
+    let mut eight = [0.0; 8];
+    // SAFETY: eight elements.
+    unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), most) };
+    let greatest = greatest(&eight).max(greatest(rest));
+    let base = base(greatest);
+    let mut sums = _mm256_setzero_ps();
+    for scores in lanes {
+        // SAFETY: eight elements; features are the caller's promise.
+        unsafe {
+            let below = _mm256_sub_ps(_mm256_loadu_ps(scores.as_ptr()), _mm256_set1_ps(base));
+            let power = exp_avx2(below);
+            _mm256_storeu_ps(scores.as_mut_ptr(), power);
+            sums = _mm256_add_ps(sums, power);
+        }
+    }
+    let mut total = horizontal(sums);
+    for score in rest {
+        *score = tile::exp(*score - base);
+        total += *score;
+    }
+    (greatest, total)
+}
+
+/// The greatest score; none is no number's.
+#[inline(always)]
+fn greatest(scores: &[f32]) -> f32 {
+    let (lanes, rest) = scores.as_chunks::<8>();
+    let mut most = [f32::NEG_INFINITY; 8];
+    for scores in lanes {
+        for (most, score) in most.iter_mut().zip(scores) {
+            *most = if *score > *most { *score } else { *most };
+        }
+    }
+    most.iter()
+        .chain(rest)
+        .fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
+}
+
+/// What exponentials are taken below: a query that sees nothing but impossible scores would subtract infinities.
+#[inline(always)]
+fn base(greatest: f32) -> f32 {
+    if greatest == f32::NEG_INFINITY {
+        0.0
+    } else {
+        greatest
+    }
 }
 
 #[inline(always)]
@@ -203,23 +341,9 @@ fn soften_with(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
             .iter_mut()
             .for_each(|s| *s = tile::tanh(*s / cap) * cap);
     }
+    let greatest = greatest(scores);
+    let base = base(greatest);
     let (lanes, rest) = scores.as_chunks_mut::<8>();
-    let mut most = [f32::NEG_INFINITY; 8];
-    for scores in &*lanes {
-        for (most, score) in most.iter_mut().zip(scores) {
-            *most = if *score > *most { *score } else { *most };
-        }
-    }
-    let greatest = most
-        .iter()
-        .chain(&*rest)
-        .fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
-    // A query that sees nothing but impossible scores would subtract infinities.
-    let base = if greatest == f32::NEG_INFINITY {
-        0.0
-    } else {
-        greatest
-    };
     let mut sums = [0.0f32; 8];
     for scores in lanes {
         for (sum, score) in sums.iter_mut().zip(scores) {

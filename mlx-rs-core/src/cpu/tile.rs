@@ -159,26 +159,41 @@ unsafe fn tile_portable<const M: usize>(depth: usize, left: Left, right: Right, 
 }
 
 /// Below this, `exp` is zero here: what would be no normal number.
-const LEAST: f32 = -87.33;
+pub(super) const LEAST: f32 = -87.33;
+
+/// Above this, `exp` is what it is here.
+pub(super) const MOST: f32 = 88.37;
+
+/// Adding 1.5 * 2^23 rounds to a whole number, which is then in the lowest bits.
+pub(super) const ROUND: f32 = 12_582_912.0;
+
+/// The logarithm of 2, in two parts, so that a whole number times the first is exact.
+pub(super) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+
+/// That of Cephes' `expf` (S. Moshier), from the highest power on.
+pub(super) const POLYNOMIAL: [f32; 6] = [
+    1.987_569_1e-4,
+    1.398_199_9e-3,
+    8.333_452e-3,
+    4.166_579_6e-2,
+    1.666_666_5e-1,
+    0.5,
+];
 
 /// `exp(x)` to about two units in the last place, in operations that every vector unit has. What is no
-/// number stays so. The polynomial is that of Cephes' `expf` (S. Moshier).
+/// number stays so.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    // Adding 1.5 * 2^23 rounds to a whole number, which is then in the lowest bits.
-    const ROUND: f32 = 12_582_912.0;
-    let high = if x > 88.37 { 88.37 } else { x };
+    let high = if x > MOST { MOST } else { x };
     let bounded = if high < LEAST { LEAST } else { high };
     let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
-    let r = bounded - n * 0.693_359_4;
-    let r = r - n * -2.121_944_4e-4;
-    let mut p = 1.987_569_1e-4_f32;
-    p = p * r + 1.398_199_9e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_5e-1;
-    p = p * r + 0.5;
+    let r = bounded - n * LN_2[0];
+    let r = r - n * LN_2[1];
+    let mut p = POLYNOMIAL[0];
+    for factor in &POLYNOMIAL[1..] {
+        p = p * r + factor;
+    }
     let value = p * (r * r) + r + 1.0;
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
     // Not by the bounded value, which is a number always.

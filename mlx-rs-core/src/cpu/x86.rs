@@ -1,12 +1,16 @@
 //! The kernels for x86-64 with AVX2 and FMA: eight float32 at a time.
 
 use std::arch::x86_64::{
-    __m256, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehl_ps, _mm_shuffle_ps,
-    _mm256_add_ps, _mm256_castps256_ps128, _mm256_cvtph_ps, _mm256_extractf128_ps, _mm256_fmadd_ps,
-    _mm256_loadu_ps, _mm256_setzero_ps, _mm256_storeu_ps,
+    __m256, _CMP_LT_OQ, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehl_ps,
+    _mm_shuffle_ps, _mm256_add_epi32, _mm256_add_ps, _mm256_andnot_ps, _mm256_castps_si256,
+    _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtph_ps,
+    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_max_ps,
+    _mm256_min_ps, _mm256_mul_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
+    _mm256_storeu_ps, _mm256_sub_ps,
 };
 
 use super::kernel::QuantizedRow;
+use super::tile::{LEAST, LN_2, MOST, POLYNOMIAL, ROUND};
 
 /// See [`super::kernel::unpack`].
 ///
@@ -42,6 +46,31 @@ pub(super) unsafe fn widen(from: &[u16], to: &mut [f32]) {
         _mm256_storeu_ps(wide.as_mut_ptr(), eight);
     }
     to_rest.copy_from_slice(&wide[..to_rest.len()]);
+}
+
+/// Eight times [`super::tile::exp`].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn exp(x: __m256) -> __m256 {
+    let all = _mm256_set1_ps;
+    let least = all(LEAST);
+    // The second operand is what comes out where one is no number.
+    let bounded = _mm256_max_ps(least, _mm256_min_ps(all(MOST), x));
+    let shifted = _mm256_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND));
+    let n = _mm256_sub_ps(shifted, all(ROUND));
+    let r = _mm256_fnmadd_ps(n, all(LN_2[0]), bounded);
+    let r = _mm256_fnmadd_ps(n, all(LN_2[1]), r);
+    let mut p = all(POLYNOMIAL[0]);
+    for factor in &POLYNOMIAL[1..] {
+        p = _mm256_fmadd_ps(p, r, all(*factor));
+    }
+    let value = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), all(1.0));
+    let power = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
+    let power = _mm256_add_epi32(power, _mm256_castps_si256(all(1.0)));
+    let power = _mm256_mul_ps(value, _mm256_castsi256_ps(power));
+    // Below the least it is zero.
+    let below = _mm256_cmp_ps::<_CMP_LT_OQ>(x, least);
+    _mm256_andnot_ps(below, power)
 }
 
 /// The sum of the eight elements.
