@@ -6,15 +6,16 @@ mod common;
 use common::{floats, golden, greedy, ids, max_difference, tiny, tiny_names};
 use inference::{Message, Prompt};
 
-/// A thousandth; two for quantized models, since products of a few rows round their inputs to 16 bits there, which these
-/// small random models enlarge twentyfold. `kernels.rs` has what the kernels may change.
+/// A thousandth; with the kernels two for quantized models, since their products of a few rows round inputs to 16 bits,
+/// which these small random models enlarge twentyfold. `kernels.rs` has what the kernels may change.
 #[test]
 fn logits_agree_with_the_reference_to_a_thousandth() {
+    let kernels = std::env::var("MLX_CPU_KERNELS").map_or(true, |v| v != "off");
     for name in tiny_names() {
         let model = tiny(&name);
         let bound = match model.info().quantization_bits {
-            Some(_) => 2e-3,
-            None => 1e-3,
+            Some(_) if kernels => 2e-3,
+            _ => 1e-3,
         };
         let tokens = model.as_token_model().unwrap();
         for case in golden(&common::fixture("tiny").join(&name))["prompts"]
@@ -34,6 +35,18 @@ fn logits_agree_with_the_reference_to_a_thousandth() {
             }
         }
     }
+}
+
+/// The setting belongs to a process, so the test above runs in another one.
+#[test]
+fn without_kernels_all_agree_to_a_thousandth() {
+    let run = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "logits_agree_with_the_reference_to_a_thousandth"])
+        .env("MLX_CPU_KERNELS", "off")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success() && said.contains("1 passed"), "{said}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Threads that share one job at a time and sleep in between. A job is cut into numbered parts, which
-//! the caller and the workers take until there are none left.
+//! Threads that share one job at a time and sleep in between. A job is cut into numbered parts, of which the caller
+//! and each worker have neighbors; who is done takes what is left of others.
 //!
 //! Why not a library: a token makes hundreds of jobs of some 50 microseconds, one after another, so
 //! the way in and out of a job is what counts. Workers spin for about as long as the pause between two
@@ -34,13 +34,20 @@ struct Shared {
     wake: Condvar,
     /// Counts jobs, so that a worker sees that there is a new one.
     generation: AtomicUsize,
-    /// The next part to take.
-    next: AtomicUsize,
+    /// Workers that wait to be woken; changed under the lock of `job`.
+    asleep: AtomicUsize,
+    /// The next part of each thread.
+    next: Vec<Own>,
     /// Workers that are in the current job.
     inside: AtomicUsize,
     /// Whether a part panicked.
     failed: AtomicBool,
 }
+
+/// Each in a line of the cache of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct Own(AtomicUsize);
 
 /// The threads of the process.
 pub(super) struct Pool {
@@ -71,14 +78,17 @@ pub(super) fn pool() -> &'static Pool {
 
 impl Pool {
     fn start(threads: usize) -> Self {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared {
+            next: (0..threads.max(1)).map(|_| Own::default()).collect(),
+            ..Shared::default()
+        });
         // A worker that cannot be started is one less; the caller works in any case.
         let workers = (1..threads)
-            .filter(|i| {
+            .filter(|&i| {
                 let shared = Arc::clone(&shared);
                 std::thread::Builder::new()
                     .name(format!("mlx-kernel-{i}"))
-                    .spawn(move || work(&shared))
+                    .spawn(move || work(&shared, i))
                     .is_ok()
             })
             .count();
@@ -107,16 +117,22 @@ impl Pool {
         // leaving a job; below, the job is withdrawn and everybody has left before this returns.
         let run: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(run) };
         let job = Job { run, parts };
-        shared.next.store(0, Ordering::Relaxed);
+        for (own, next) in shared.next.iter().enumerate() {
+            next.0.store(shared.first(parts, own), Ordering::Relaxed);
+        }
         shared.failed.store(false, Ordering::Relaxed);
-        {
+        let asleep = {
             let mut slot = lock(&shared.job);
             *slot = Some(job);
             // Under the lock, or a worker that has just seen the old count and is about to wait misses the call.
             shared.generation.fetch_add(1, Ordering::Release);
+            shared.asleep.load(Ordering::Relaxed)
+        };
+        // A call of the system, which those who spin do not need.
+        if asleep > 0 {
+            shared.wake.notify_all();
         }
-        shared.wake.notify_all();
-        take_parts(shared, job);
+        take_parts(shared, job, 0);
         // Nobody enters from here on; those inside finish their parts.
         *lock(&shared.job) = None;
         let mut spins = 0u32;
@@ -134,22 +150,36 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn take_parts(shared: &Shared, job: Job) {
+impl Shared {
+    /// The first part of a thread: each has as many neighbors, so that what it reads is one piece of memory.
+    fn first(&self, parts: usize, own: usize) -> usize {
+        parts * own / self.next.len().max(1)
+    }
+}
+
+/// Runs the parts of thread `me`, then what others have not begun.
+fn take_parts(shared: &Shared, job: Job, me: usize) {
     // SAFETY: the caller is the job's owner or is counted in `inside`, so the closure is alive.
     let run = unsafe { &*job.run };
     let all = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        loop {
-            let part = shared.next.fetch_add(1, Ordering::Relaxed);
-            if part >= job.parts {
-                break;
+        let threads = shared.next.len();
+        for own in (me..threads).chain(0..me) {
+            let end = shared.first(job.parts, own + 1);
+            loop {
+                let part = shared.next[own].0.fetch_add(1, Ordering::Relaxed);
+                if part >= end {
+                    break;
+                }
+                run(part);
             }
-            run(part);
         }
     }));
     if all.is_err() {
         shared.failed.store(true, Ordering::Relaxed);
         // The other parts are pointless.
-        shared.next.store(usize::MAX / 2, Ordering::Relaxed);
+        for next in &shared.next {
+            next.0.store(usize::MAX / 2, Ordering::Relaxed);
+        }
     }
 }
 
@@ -164,8 +194,8 @@ fn pause(spins: &mut u32) {
     }
 }
 
-/// The life of a worker.
-fn work(shared: &Shared) {
+/// The life of worker `me`.
+fn work(shared: &Shared, me: usize) {
     let mut seen = 0;
     loop {
         let mut spins = 0;
@@ -174,12 +204,14 @@ fn work(shared: &Shared) {
         }
         let job = {
             let mut slot = lock(&shared.job);
+            shared.asleep.fetch_add(1, Ordering::Relaxed);
             while shared.generation.load(Ordering::Acquire) == seen {
                 slot = shared
                     .wake
                     .wait(slot)
                     .unwrap_or_else(PoisonError::into_inner);
             }
+            shared.asleep.fetch_sub(1, Ordering::Relaxed);
             seen = shared.generation.load(Ordering::Acquire);
             // Entering under the lock: the owner withdraws the job under it, and waits for those
             // who entered before.
@@ -189,7 +221,7 @@ fn work(shared: &Shared) {
             *slot
         };
         if let Some(job) = job {
-            take_parts(shared, job);
+            take_parts(shared, job, me);
             shared.inside.fetch_sub(1, Ordering::Release);
         }
     }
