@@ -98,6 +98,16 @@ thread_local! {
     static FAILURE: RefCell<Option<Failure>> = const { RefCell::new(None) };
 }
 
+thread_local! {
+    /// Functions of transforms that this thread is in.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether this is called by a function that a transform looks at, where an array may be one that is differentiated.
+pub(crate) fn inside() -> bool {
+    DEPTH.get() > 0
+}
+
 fn swap_failure(new: Option<Failure>) -> Option<Failure> {
     // The slot may already be gone while a thread shuts down.
     FAILURE
@@ -160,6 +170,14 @@ pub(crate) fn fail(failure: Failure) -> Error {
 
 /// The end of every trampoline: a status for C, the failure kept for [`run`].
 fn finish(f: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            DEPTH.set(DEPTH.get() - 1);
+        }
+    }
+    DEPTH.set(DEPTH.get() + 1);
+    let _leave = Leave;
     let failure = match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(())) => return 0,
         Ok(Err(failure)) => failure,
@@ -217,6 +235,14 @@ pub(crate) fn drain() {
     }
 }
 
+/// Drops what was put aside, without the lock held or with it.
+pub(crate) fn drop_discarded() {
+    if SOME_ASIDE.load(Ordering::Acquire) {
+        let _guard = call::lock();
+        drain();
+    }
+}
+
 /// Drops a payload inside C: a panic must not get out, and a failure on its way must not be lost.
 fn drop_quietly<T>(payload: T) {
     let failure = swap_failure(None);
@@ -230,6 +256,12 @@ fn drop_quietly<T>(payload: T) {
 unsafe extern "C" fn release<T: Send + 'static>(payload: *mut c_void) {
     // SAFETY: the pointer came from `Arc::into_raw` of this type, and C calls this once for it.
     let payload = unsafe { Arc::from_raw(payload.cast::<Payload<T>>().cast_const()) };
+    discard(payload);
+}
+
+/// Drops what C gives back: at once where that is safe, else later, since MLX's own threads must not wait for the lock
+/// that the drop of an array takes.
+pub(crate) fn discard<T: Send + 'static>(payload: T) {
     if call::is_locked_here() {
         drop_quietly(payload);
     } else {

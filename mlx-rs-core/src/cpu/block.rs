@@ -111,7 +111,7 @@ impl Part {
         inputs: &mut Vec<&'p Array>,
     ) -> Result<Self> {
         let before = inputs.len();
-        let work = projection.plan(rows, adds, inputs)?;
+        let work = projection.plan(rows, (adds, true), inputs)?;
         Ok(Self {
             work,
             inputs: inputs.len() - before,
@@ -265,6 +265,8 @@ fn room(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
 }
 
 impl Work for Step {
+    const HOLDS: bool = true;
+
     fn outputs(&self) -> usize {
         self.down.work.outputs()
     }

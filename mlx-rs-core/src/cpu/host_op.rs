@@ -7,6 +7,7 @@ use mlx_sys as sys;
 
 use crate::array::Array;
 use crate::call;
+use crate::closure;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -17,6 +18,9 @@ pub(super) trait Work: Send + Sync + 'static {
 
     /// Elements of the output.
     fn outputs(&self) -> usize;
+
+    /// Whether it holds arrays, which MLX's threads cannot free.
+    const HOLDS: bool = false;
 }
 
 /// What an operation computes, so that it has derivatives and works in batches.
@@ -84,6 +88,25 @@ impl Input {
             shape: [].as_ptr(),
             strides: [].as_ptr(),
         }
+    }
+
+    /// All elements of an array that is evaluated and row-contiguous, with the numbers of its type seen as `T`.
+    ///
+    /// # Errors
+    /// When it cannot be evaluated.
+    pub(super) fn of_array(array: &Array) -> Result<Self> {
+        let (owner, data, size) = array.row_major("cpu::Matrix")?;
+        if owner.is_some() {
+            let message = "the array was to be in order";
+            return Err(Error::new(ErrorKind::Mlx, "cpu::Matrix", message));
+        }
+        Ok(Self {
+            data: data.cast(),
+            size,
+            ndim: 0,
+            shape: [].as_ptr(),
+            strides: [].as_ptr(),
+        })
     }
 
     /// The elements, to be written.
@@ -270,9 +293,12 @@ unsafe extern "C" fn run<W: Work>(
     }
 }
 
-unsafe extern "C" fn free<W>(payload: *mut c_void) {
+unsafe extern "C" fn free<W: Work>(payload: *mut c_void) {
     // SAFETY: the box of `W` that `add` gave away; the shim calls this once.
-    drop(unsafe { Box::from_raw(payload.cast::<W>()) });
+    let payload = unsafe { Box::from_raw(payload.cast::<W>()) };
+    if W::HOLDS {
+        closure::discard(payload);
+    }
 }
 
 #[cfg(test)]

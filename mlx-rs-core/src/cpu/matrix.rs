@@ -1,10 +1,13 @@
 //! Matrices that the kernels multiply with: what is checked once. The products are in `project.rs`.
 
+use std::sync::Arc;
+
 use super::bands::{BAND, Bands};
 use super::enabled;
 use super::host_op::{self, Input, Meaning, Work};
 use super::project::{Projection, Then};
 use crate::array::Array;
+use crate::closure;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{All, Pad, QuantMode, Quantized};
@@ -47,18 +50,15 @@ impl Size {
 /// ```
 #[derive(Debug, Clone)]
 pub struct QuantizedMatrix {
-    /// Packed numbers `[bands, words, BAND]`; see `bands.rs`.
-    words: Array,
-    /// `[bands, groups, BAND]`.
-    scales: Array,
-    /// `[bands, groups, BAND]`.
-    biases: Array,
+    stored: Arc<Stored>,
     size: Size,
     pub(super) bits: u32,
     pub(super) group: usize,
     /// Whether scales and biases are kept as float16, which they are without loss where they come from GGUF: a fifth
     /// less to read for each token.
     pub(super) half: bool,
+    /// Whether it was made where an array may be one that is differentiated.
+    traced: bool,
 }
 
 impl QuantizedMatrix {
@@ -116,13 +116,12 @@ impl QuantizedMatrix {
             crate::eval([&scales, &biases])?;
         }
         Ok(Some(Self {
-            words,
-            scales,
-            biases,
+            stored: Stored::new([words, scales, biases])?,
             size,
             bits: matrix.bits.unsigned_abs(),
             group,
             half,
+            traced: closure::inside(),
         }))
     }
 
@@ -152,10 +151,11 @@ impl QuantizedMatrix {
                 .reshape(&[bands * band, width])?
                 .slice_axis(0, 0, self.outputs())
         };
+        let [words, scales, biases] = self.arrays();
         Ok(Quantized {
-            weight: rows(&self.words)?,
-            scales: rows(&self.scales)?.astype(Dtype::Float32)?,
-            biases: Some(rows(&self.biases)?.astype(Dtype::Float32)?),
+            weight: rows(words)?,
+            scales: rows(scales)?.astype(Dtype::Float32)?,
+            biases: Some(rows(biases)?.astype(Dtype::Float32)?),
             group_size: self.group_size(),
             bits: self.bits(),
             mode: QuantMode::Affine,
@@ -188,15 +188,17 @@ impl QuantizedMatrix {
             return Ok(None);
         }
         let cut = |a: &Array| a.slice_axis(0, from / band, (to + band - 1) / band);
+        let [words, scales, biases] = self.arrays();
         Ok(Some(Self {
-            words: cut(&self.words)?,
-            scales: cut(&self.scales)?,
-            biases: cut(&self.biases)?,
+            stored: Stored::new([cut(words)?, cut(scales)?, cut(biases)?])?,
             size: Size {
                 n: (to - from).unsigned_abs() as usize,
                 ..self.size
             },
-            ..*self
+            bits: self.bits,
+            group: self.group,
+            half: self.half,
+            traced: self.traced,
         }))
     }
 
@@ -233,10 +235,14 @@ impl QuantizedMatrix {
             bits: self.bits,
             groups: self.size.k / self.group,
             half: self.half,
+            held: self.held(),
         };
         // It was an i32 in the matrix's shape.
         let shape = [ids.shape(), &[self.size.k as i32]].concat();
-        let inputs = [&ids, &self.words, &self.scales, &self.biases];
+        let inputs: Vec<&Array> = match &work.held {
+            Some(_) => vec![&ids],
+            None => std::iter::once(&ids).chain(self.arrays()).collect(),
+        };
         host_op::add(op, Meaning::Opaque, work, &inputs, &shape)
     }
 
@@ -262,7 +268,13 @@ impl QuantizedMatrix {
     /// The arrays that it keeps.
     #[must_use]
     pub fn arrays(&self) -> [&Array; 3] {
-        [&self.words, &self.scales, &self.biases]
+        self.stored.arrays.each_ref()
+    }
+
+    /// What an operation without derivatives computes with, besides its inputs, so that these are fewer: each costs as
+    /// much as some hundred multiplications. `None` where a derivative with respect to them must be refused.
+    pub(super) fn held(&self) -> Option<Arc<Stored>> {
+        (!self.traced).then(|| Arc::clone(&self.stored))
     }
 
     /// Bytes in memory.
@@ -392,6 +404,40 @@ impl Matrix {
     }
 }
 
+impl Drop for QuantizedMatrix {
+    /// Operations that are done may still hold its arrays.
+    fn drop(&mut self) {
+        closure::drop_discarded();
+    }
+}
+
+/// The arrays of a quantized matrix.
+#[derive(Debug)]
+pub(super) struct Stored {
+    /// Packed numbers `[bands, words, BAND]`; scales and biases `[bands, groups, BAND]`. See `bands.rs`.
+    arrays: [Array; 3],
+    /// Where their elements are.
+    pub inputs: [Input; 3],
+}
+
+// SAFETY: the addresses are those of the arrays' elements, which stay there as long as these are kept, and which nobody
+// writes.
+unsafe impl Send for Stored {}
+// SAFETY: as for Send.
+unsafe impl Sync for Stored {}
+
+impl Stored {
+    fn new(arrays: [Array; 3]) -> Result<Arc<Self>> {
+        let [words, scales, biases] = &arrays;
+        let inputs = [
+            Input::of_array(words)?,
+            Input::of_array(scales)?,
+            Input::of_array(biases)?,
+        ];
+        Ok(Arc::new(Self { arrays, inputs }))
+    }
+}
+
 /// Rows `[n, width]` in bands `[bands, width, BAND]`, filled up with zeros.
 fn interleaved(a: &Array) -> Result<Array> {
     let [n, width] = *a.shape() else {
@@ -424,9 +470,13 @@ struct Taken {
     groups: usize,
     /// Whether scales and biases are float16.
     half: bool,
+    /// The matrix, unless it is among the inputs.
+    held: Option<Arc<Stored>>,
 }
 
 impl Work for Taken {
+    const HOLDS: bool = true;
+
     fn outputs(&self) -> usize {
         self.count * self.size.k
     }
@@ -435,6 +485,7 @@ impl Work for Taken {
         let Some((ids, matrix)) = inputs.split_first() else {
             return;
         };
+        let matrix = self.held.as_ref().map_or(matrix, |held| &held.inputs);
         // SAFETY: `take_rows` gave arrays of these types, in this order.
         let (ids, bands) = unsafe {
             let packing = (self.bits, self.groups, self.half);

@@ -2,12 +2,13 @@
 //! norm, several matrices on the same input, biases, a gate, a residual.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use super::bands::{BAND, Bands};
 use super::host_op::{self, Input, Meaning, Work};
 use super::kernel::{self, Isa, MAX_ROWS, Panel, Prepared, neighbors};
 use super::many::{MANY, Many, gate_all};
-use super::matrix::{Matrix, Size};
+use super::matrix::{Matrix, Size, Stored};
 use super::share::{Output, share};
 use super::tile;
 use crate::array::Array;
@@ -118,7 +119,12 @@ impl<'a> Projection<'a> {
         }
         let mut inputs = vec![x];
         let adds = matches!(self.then, Then::Add(_));
-        let mut work = self.plan(x.size() / k, adds, &mut inputs)?;
+        // A product alone has derivatives, for which MLX must see its matrix.
+        let alone = matches!(
+            (self.parts, self.norm, self.then),
+            ([(_, None)], None, Then::Nothing)
+        );
+        let mut work = self.plan(x.size() / k, (adds, !alone), &mut inputs)?;
         work.in_floats = in_floats;
         let mut shape = x.shape().to_vec();
         match (shape.last_mut(), i32::try_from(work.n)) {
@@ -131,9 +137,8 @@ impl<'a> Projection<'a> {
             }
             inputs.push(residual);
         }
-        // A product alone has derivatives.
-        let meaning = match (work.parts.as_slice(), work.eps, work.adds) {
-            ([part], None, false) if !part.bias => match part.kind {
+        let meaning = match work.parts.as_slice() {
+            [part] if alone => match part.kind {
                 Kind::Dense => Meaning::DenseProduct,
                 Kind::Quantized { bits, group, .. } => Meaning::QuantizedProduct {
                     rows: part.size.n as i32, // all of them were i32 in the matrix
@@ -147,11 +152,11 @@ impl<'a> Projection<'a> {
     }
 
     /// The work for so many rows, which reads the rows, then what is appended to `inputs` here, then what is
-    /// added where it `adds`.
+    /// added where it `adds`. Where it `holds`, matrices are not among the inputs, if that can be.
     pub(super) fn plan(
         &self,
         rows: usize,
-        adds: bool,
+        (adds, holds): (bool, bool),
         inputs: &mut Vec<&'a Array>,
     ) -> Result<Product> {
         let fault = |message: String| Error::new(ErrorKind::Shape, "cpu::project", message);
@@ -173,7 +178,13 @@ impl<'a> Projection<'a> {
         let mut n = 0;
         for (matrix, bias) in self.parts {
             let size = matrix.size();
-            inputs.extend(matrix.arrays());
+            let held = match matrix {
+                Matrix::Quantized(q) if holds => q.held(),
+                _ => None,
+            };
+            if held.is_none() {
+                inputs.extend(matrix.arrays());
+            }
             if let Some(bias) = bias {
                 if !vector(bias, size.n) {
                     return Err(fault(format!("a bias must be float32 [{}]", size.n)));
@@ -191,6 +202,7 @@ impl<'a> Projection<'a> {
                 },
                 size,
                 bias: bias.is_some(),
+                held,
             });
             n += size.n;
         }
@@ -231,11 +243,12 @@ pub(super) enum Kind {
     Dense,
 }
 
-#[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
     kind: Kind,
     pub size: Size,
     bias: bool,
+    /// A quantized matrix, unless it is among the inputs.
+    held: Option<Arc<Stored>>,
 }
 
 impl Part {
@@ -318,6 +331,8 @@ fn normalize(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut Vec<f32>) 
 }
 
 impl Work for Product {
+    const HOLDS: bool = true;
+
     fn outputs(&self) -> usize {
         self.rows * self.n
     }
@@ -339,11 +354,15 @@ impl Work for Product {
                 Kind::Quantized { bits, group, half } => {
                     let packing = (bits, group);
                     let known = packings.iter().position(|p| *p == packing);
-                    let matrix = inputs.as_slice();
-                    let matrix = &matrix[..matrix.len().min(3)];
-                    for _ in matrix {
-                        inputs.next();
-                    }
+                    let matrix = match &part.held {
+                        Some(held) => &held.inputs[..],
+                        None => {
+                            let rest = inputs.as_slice();
+                            let (matrix, rest) = rest.split_at(rest.len().min(3));
+                            inputs = rest.iter();
+                            matrix
+                        }
+                    };
                     Data::Quantized {
                         // SAFETY: as above.
                         bands: unsafe { Bands::of(matrix, (bits, self.k / group, half)) },
@@ -504,16 +523,31 @@ impl Product {
     ) {
         let block = self.block_bands();
         let all: usize = self.parts.iter().map(Part::bands).sum();
+        let alone = self.rows == 1;
         share(all, self.rows * self.n * self.k, &|first, last| {
             let (mut start, mut place) = (0, 0);
             for (part, own) in self.parts.iter().zip(data) {
                 let end = start + part.bands();
                 let (mut at, stop) = (first.max(start), last.min(end));
                 while at < stop {
-                    let next = (at + block).min(stop);
+                    let next = if alone { stop } else { (at + block).min(stop) };
                     let width = (next - at) * BAND;
                     let column = (at - start) * BAND;
                     // The last band may be wider than the matrix.
+                    let columns = width.min(part.size.n - column);
+                    if alone && columns == width {
+                        // SAFETY: these columns belong to this part alone.
+                        let to = unsafe { out.part(place + column, columns) };
+                        self.block(*own, (at - start, next - start), rows, 0, to);
+                        if let Some(residual) = residual {
+                            let before = &residual[place + column..];
+                            to.iter_mut().zip(before).for_each(|(to, b)| *to += b);
+                        }
+                        at = next;
+                        continue;
+                    }
+                    let next = (at + block).min(stop);
+                    let width = (next - at) * BAND;
                     let columns = width.min(part.size.n - column);
                     for from in (0..self.rows).step_by(MAX_ROWS) {
                         let n = MAX_ROWS.min(self.rows - from);
