@@ -235,8 +235,9 @@ fn spread(
 fn apart(isa: Isa, from: &[f32], to: &mut [f32]) {
     assert!(from.len() == to.len());
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
     let done = match isa {
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma; the lengths are
+        // asserted.
         Isa::Avx2 => unsafe { super::turn::eights_avx2(from, to) },
         Isa::Portable => 0,
     };
