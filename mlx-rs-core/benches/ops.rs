@@ -298,6 +298,63 @@ mod linear {
     cases!(bits_4: 4, bits_8: 8, float32: 32);
 }
 
+/// A product with one row reads its matrix once, so memory sets its pace: the same bytes plainly read, and multiplied with.
+mod memory {
+    use super::*;
+
+    /// `[out, in]` of a matrix larger than the caches of servers.
+    const MATRIX: (i32, i32) = (65_536, 4096);
+
+    /// 4 bits in groups of 32, with scales and biases that float16 has.
+    fn matrix() -> Option<cpu::QuantizedMatrix> {
+        let (n, k) = MATRIX;
+        let factors = |seed| {
+            let half = noise(&[n, k / 32], seed).astype(Dtype::Float16).unwrap();
+            half.astype(Dtype::Float32).unwrap()
+        };
+        let key = Key::new(3).unwrap();
+        let matrix = Quantized {
+            weight: random::bits(&[n, k / 8], 4, &key).unwrap(),
+            scales: factors(1),
+            biases: Some(factors(2)),
+            group_size: 32,
+            bits: 4,
+            mode: QuantMode::Affine,
+        };
+        cpu::QuantizedMatrix::new(&matrix).unwrap()
+    }
+
+    #[divan::bench(sample_count = 20, sample_size = 1)]
+    fn kernel_4_bits(bencher: Bencher<'_, '_>) {
+        processor().scope(|| {
+            // Not with MLX_CPU_KERNELS=off: then there is nothing to measure.
+            if let Some(matrix) = matrix() {
+                let x = noise(&[1, 1, MATRIX.1], 4);
+                let bytes = BytesCount::new(matrix.nbytes());
+                evaluated(bencher.counter(bytes), || matrix.product(&x));
+            }
+        });
+    }
+
+    /// As many threads as the kernels use, each over a piece of its own.
+    #[divan::bench(sample_count = 20, sample_size = 1)]
+    fn plain_read(bencher: Bencher<'_, '_>) {
+        let numbers = vec![1u64; 5 * (MATRIX.0 * MATRIX.1) as usize / 64];
+        let piece = numbers.len().div_ceil(cpu::threads());
+        let bytes = BytesCount::new(8 * numbers.len());
+        bencher.counter(bytes).bench_local(|| {
+            std::thread::scope(|threads| {
+                for piece in numbers.chunks(piece) {
+                    threads.spawn(|| {
+                        let sum = piece.iter().fold(0u64, |a, b| a.wrapping_add(*b));
+                        black_box(sum);
+                    });
+                }
+            });
+        });
+    }
+}
+
 mod sample_32k {
     use super::*;
 

@@ -1,0 +1,268 @@
+//! Attention of many queries and of rows of several lengths.
+
+use super::*;
+
+/// Attention of a lane whose queries see what `sees(query, key)` says.
+#[allow(clippy::too_many_arguments, reason = "the parts of a definition")]
+fn attention(
+    heads: &Heads,
+    packed: &[f32],
+    (keys, values): (&[f32], &[f32]),
+    (length, n): (usize, usize),
+    sinks: Option<&[f32]>,
+    sees: &dyn Fn(usize, usize) -> bool,
+) -> Vec<f64> {
+    let (h, kv, d) = (
+        heads.n_heads as usize,
+        heads.n_kv_heads as usize,
+        heads.head_dim as usize,
+    );
+    let mut out = Vec::new();
+    for q in 0..length {
+        for head in 0..h {
+            let query = &packed[q * (h + 2 * kv) * d + head * d..][..d];
+            let group = head / (h / kv);
+            let row = |of: &[f32], key: usize| -> Vec<f64> {
+                of[(group * n + key) * d..][..d]
+                    .iter()
+                    .map(|v| f64::from(*v))
+                    .collect()
+            };
+            let mut total = sinks.map_or(0.0, |s| f64::from(s[head]).exp());
+            let mut found = vec![0.0; d];
+            for key in (0..n).filter(|key| sees(q, *key)) {
+                let pairs = query.iter().zip(row(keys, key));
+                let mut score: f64 = pairs.map(|(q, k)| f64::from(*q) * k).sum::<f64>();
+                score *= f64::from(heads.scale);
+                if let Some(cap) = heads.softcap {
+                    score = (score / f64::from(cap)).tanh() * f64::from(cap);
+                }
+                let share = score.exp();
+                total += share;
+                for (found, value) in found.iter_mut().zip(row(values, key)) {
+                    *found += share * value;
+                }
+            }
+            out.extend(found.iter().map(|v| v / total));
+        }
+    }
+    out
+}
+
+#[test]
+fn many_queries_find_what_the_definition_says() {
+    // Length, keys before, kept, start of the others, window, cap, sinks, head_dim.
+    let cases = [
+        (1, 5, 0, 0, None, None, false, 32),
+        (3, 0, 0, 0, None, None, false, 16),
+        (5, 0, 0, 0, None, None, false, 64),
+        (16, 0, 0, 0, None, None, true, 16),
+        (37, 200, 0, 0, None, Some(2.0), false, 32),
+        (250, 10, 0, 0, Some(7), None, true, 16),
+        (33, 300, 4, 50, Some(64), None, false, 48),
+        // Not a multiple of the lanes: one by one.
+        (20, 3, 0, 0, None, None, false, 24),
+    ];
+    for (length, before, kept, start, window, softcap, with_sinks, d) in cases {
+        let (h, kv) = (6usize, 2usize);
+        // Keys `kept..` stand at `start..`; what is between was dropped.
+        let n = before + length - (start - kept.min(start));
+        let packed = noise(length * (h + 2 * kv) * d, 1);
+        let (keys, values) = (noise(kv * n * d, 2), noise(kv * n * d, 3));
+        let own_sinks = noise(h, 4);
+        on_cpu(|| {
+            let lane_shape = [1, kv as i32, n as i32, d as i32];
+            let heads = Heads {
+                n_heads: h as i32,
+                n_kv_heads: kv as i32,
+                head_dim: d as i32,
+                scale: 0.7,
+                softcap,
+                q_norm: None,
+                k_norm: None,
+                rotation: None,
+                sinks: with_sinks.then(|| array(&own_sinks, &[h as i32])),
+            };
+            let lane = |order| Lane {
+                length: length as i32,
+                offset: before as i32,
+                keys: array(&keys, &lane_shape),
+                values: array(&values, &lane_shape),
+                filled: n as i32,
+                order,
+                window,
+            };
+            let packed_array = array(&packed, &[1, length as i32, ((h + 2 * kv) * d) as i32]);
+            let sinks = with_sinks.then_some(own_sinks.as_slice());
+            let sees = |q: usize, key: usize| {
+                let position = before + q;
+                if key < kept {
+                    return key <= position;
+                }
+                let at = start + key - kept;
+                at <= position && window.is_none_or(|w| at + w as usize > position)
+            };
+            let both = (keys.as_slice(), values.as_slice());
+            let wanted = attention(&heads, &packed, both, (length, n), sinks, &sees);
+            let all = attention(&heads, &packed, both, (length, n), sinks, &|_, _| true);
+            with_each(|isa| {
+                let what = format!("{length} {before} {kept} {window:?} {d} {isa:?}");
+                let order = Some((kept as i32, start as i32));
+                let found = heads.attend(&packed_array, &[lane(order)], false).unwrap();
+                close(&host(&found), &wanted, 1e-5, &what);
+                let found = heads.attend(&packed_array, &[lane(order)], true).unwrap();
+                close(&host(&found), &wanted[(length - 1) * h * d..], 1e-5, &what);
+                if window.is_none() {
+                    let found = heads.attend(&packed_array, &[lane(None)], false).unwrap();
+                    close(&host(&found), &all, 1e-5, &what);
+                }
+            });
+        });
+    }
+}
+
+/// Rows of several lengths in one pass are each what they are alone, norms and rotation included.
+#[test]
+fn rows_of_a_batch_do_not_see_each_other() {
+    let (h, kv, d) = (4usize, 2usize, 32usize);
+    let width = (h + 2 * kv) * d;
+    let lengths = [20usize, 1, 17, 3];
+    let total: usize = lengths.iter().sum();
+    let packed = noise(total * width, 1);
+    on_cpu(|| {
+        let norm = |seed| {
+            Some(HeadNorm {
+                weight: array(&noise(d, seed), &[d as i32]),
+                eps: 1e-6,
+            })
+        };
+        let radians: Arc<[f32]> = (0..d / 2).map(|i| 0.9f32.powi(i as i32)).collect();
+        let heads = Heads {
+            n_heads: h as i32,
+            n_kv_heads: kv as i32,
+            head_dim: d as i32,
+            scale: 0.3,
+            softcap: None,
+            q_norm: norm(2),
+            k_norm: norm(3),
+            rotation: Some(Rotation {
+                radians,
+                traditional: false,
+                amplitude: 1.0,
+            }),
+            sinks: None,
+        };
+        let places: Vec<(i32, i32)> = lengths.iter().map(|n| (*n as i32, 2)).collect();
+        let lanes: Vec<Lane> = lengths
+            .iter()
+            .enumerate()
+            .map(|(i, &length)| {
+                let shape = [1, kv as i32, length as i32 + 2, d as i32];
+                let values = |seed| array(&noise(kv * (length + 2) * d, seed), &shape);
+                Lane {
+                    length: length as i32,
+                    offset: 2,
+                    keys: values(10 + i as u32),
+                    values: values(20 + i as u32),
+                    filled: length as i32 + 2,
+                    order: Some((0, 0)),
+                    window: None,
+                }
+            })
+            .collect();
+        with_each(|isa| {
+            let all = array(&packed, &[1, total as i32, width as i32]);
+            let together = host(&heads.attend(&all, &lanes, false).unwrap());
+            let keys = host(&heads.keys(&all, &places).unwrap());
+            let mut at = 0;
+            for (i, lane) in lanes.iter().enumerate() {
+                let own = array(
+                    &packed[at * width..(at + lengths[i]) * width],
+                    &[1, lane.length, width as i32],
+                );
+                let alone = host(
+                    &heads
+                        .attend(&own, std::slice::from_ref(lane), false)
+                        .unwrap(),
+                );
+                let rows = &together[at * h * d..(at + lengths[i]) * h * d];
+                let exact: Vec<f64> = alone.iter().map(|v| f64::from(*v)).collect();
+                close(rows, &exact, 1e-6, &format!("row {i}, {isa:?}"));
+                let alone = host(&heads.keys(&own, &places[i..=i]).unwrap());
+                for head in 0..kv {
+                    let rows = &keys[(head * total + at) * d..][..lengths[i] * d];
+                    let alone = &alone[head * lengths[i] * d..][..lengths[i] * d];
+                    assert_eq!(rows, alone, "keys of row {i}, {isa:?}");
+                }
+                at += lengths[i];
+            }
+        });
+    });
+}
+
+/// Sizes beyond an axis are errors, rather than small once they wrap around.
+#[test]
+fn heads_that_cannot_be_are_errors() {
+    let heads = |n_heads, n_kv_heads, head_dim| Heads {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        scale: 1.0,
+        softcap: None,
+        q_norm: None,
+        k_norm: None,
+        rotation: None,
+        sinks: None,
+    };
+    let lane = |length, offset, d| Lane {
+        length,
+        offset,
+        keys: array(&vec![0.0; d], &[1, 1, 1, d as i32]),
+        values: array(&vec![0.0; d], &[1, 1, 1, d as i32]),
+        filled: 1,
+        order: Some((0, 0)),
+        window: None,
+    };
+    on_cpu(|| {
+        // 65,538 heads of 65,536 elements are 2 to the 32 and 131,072.
+        let (large, width) = (heads(65_536, 1, 65_536), 131_072);
+        let packed = array(&vec![0.0; width], &[1, 1, width as i32]);
+        let token = Tokens {
+            first: 0,
+            length: 1,
+            offset: 0,
+        };
+        let lanes = [lane(1, 0, 65_536)];
+        let cache = &lanes[0].keys;
+        assert!(large.attend(&packed, &lanes, false).is_err());
+        assert!(large.keys(&packed, &[(1, 0)]).is_err());
+        assert!(large.store_keys(cache, &packed, token).is_err());
+        assert!(large.store_values(cache, &packed, token).is_err());
+        let packed = array(&[0.0; 6], &[1, 1, 6]);
+        for (a, b, d) in [
+            (0, 1, 2),
+            (1, 0, 2),
+            (1, 1, 0),
+            (-1, -1, -2),
+            (i32::MAX, i32::MAX, 2),
+        ] {
+            let odd = heads(a, b, d);
+            assert!(odd.attend(&packed, &[lane(1, 0, 2)], false).is_err());
+            assert!(
+                odd.store_values(&lane(1, 0, 2).keys, &packed, token)
+                    .is_err()
+            );
+        }
+        let usual = heads(1, 1, 2);
+        for rows in [
+            &[(1, i32::MAX)][..],
+            &[(i32::MAX, 0), (i32::MAX, 0), (3, 0)],
+            &[(-2, 0), (3, 0)],
+            &[(i32::MIN, 0), (i32::MIN, 0), (1, 0)],
+        ] {
+            let lanes: Vec<Lane> = rows.iter().map(|&(n, at)| lane(n, at, 2)).collect();
+            assert!(usual.keys(&packed, rows).is_err(), "{rows:?}");
+            assert!(usual.attend(&packed, &lanes, false).is_err(), "{rows:?}");
+        }
+    });
+}

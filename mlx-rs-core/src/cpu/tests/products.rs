@@ -1,0 +1,204 @@
+//! Products with few and many rows, in all forms of matrices.
+
+use super::*;
+
+/// `x [rows, k]` times the transpose of `w [n, k]`.
+fn product(x: &[f32], w: &[f32], k: usize) -> Vec<f64> {
+    x.chunks(k)
+        .flat_map(|x| {
+            w.chunks(k).map(move |w| {
+                let pairs = x.iter().zip(w);
+                pairs.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
+            })
+        })
+        .collect()
+}
+
+/// Dense, and each format of quantized matrices that so many inputs allow: bits and group.
+fn packings(k: usize) -> Vec<Option<(i32, i32)>> {
+    let formats = [4, 8]
+        .into_iter()
+        .flat_map(|bits| [32, 64, 128].map(|group| (bits, group)));
+    let fitting = formats.filter(|(_, group)| k.is_multiple_of(*group as usize));
+    std::iter::once(None).chain(fitting.map(Some)).collect()
+}
+
+/// All ways that a product with so many rows can go.
+#[test]
+fn products_of_few_and_many_rows_equal_the_definition() {
+    for (rows, n, k) in [
+        (1, 9, 64),
+        (3, 7, 96),
+        (15, 11, 384),
+        (16, 8, 32),
+        (17, 50, 96),
+        (40, 130, 288),
+        (530, 24, 64),
+        (18, 30, 384),
+    ] {
+        let (x, residual) = (noise(rows * k, 1), noise(rows * n, 2));
+        let (norm, bias) = (noise(k, 3), noise(n, 4));
+        let shape = [1, rows as i32, k as i32];
+        for packing in packings(k) {
+            on_cpu(|| {
+                let plain =
+                    [noise(n * k, 5), noise(n * k, 6)].map(|w| array(&w, &[n as i32, k as i32]));
+                let (matrices, values): (Vec<Matrix>, Vec<Vec<f32>>) = plain
+                    .iter()
+                    .map(|w| match packing {
+                        None => {
+                            let dense = DenseMatrix::new(w).unwrap().expect("kernels are on");
+                            (Matrix::Dense(dense), host(w))
+                        }
+                        Some((bits, group)) => {
+                            let q = Quantized::quantize(w, group, bits, QuantMode::Affine).unwrap();
+                            // Some are kept as float16.
+                            let q = if (bits == 4) == (group == 32) {
+                                in_few_digits(q)
+                            } else {
+                                q
+                            };
+                            let kernel = QuantizedMatrix::new(&q).unwrap().expect("their format");
+                            (
+                                Matrix::Quantized(kernel),
+                                host(&q.dequantize(Dtype::Float32).unwrap()),
+                            )
+                        }
+                    })
+                    .unzip();
+                let normed: Vec<f32> = x
+                    .chunks(k)
+                    .flat_map(|x| {
+                        let square: f32 = x.iter().map(|v| v * v).sum::<f32>() / k as f32;
+                        let factor = 1.0 / (square + 1e-5).sqrt();
+                        x.iter().zip(&norm).map(move |(x, w)| x * factor * w)
+                    })
+                    .collect();
+                let (first, second) = (product(&x, &values[0], k), product(&normed, &values[1], k));
+                let before = product(&normed, &values[0], k);
+                let (x, norm) = (array(&x, &shape), array(&norm, &[k as i32]));
+                let (bias, after) = (
+                    array(&bias, &[n as i32]),
+                    array(&residual, &[1, rows as i32, n as i32]),
+                );
+                let tolerance = 2e-5 * (k as f64).sqrt();
+                with_each(|isa| {
+                    let what = format!("{rows} {n} {k} {packing:?} {isa:?}");
+                    let with_bias = Projection {
+                        parts: &[(&matrices[0], Some(&bias))],
+                        norm: None,
+                        then: Then::Add(&after),
+                    };
+                    let wanted: Vec<f64> = first
+                        .iter()
+                        .enumerate()
+                        .map(|(i, v)| v + f64::from(residual[i]) + f64::from(host(&bias)[i % n]))
+                        .collect();
+                    close(&host(&with_bias.of(&x).unwrap()), &wanted, tolerance, &what);
+                    let both = [(&matrices[0], None), (&matrices[1], Some(&bias))];
+                    let packed = Projection {
+                        parts: &both,
+                        norm: Some((&norm, 1e-5)),
+                        then: Then::Nothing,
+                    };
+                    let biased: Vec<f64> = second
+                        .iter()
+                        .enumerate()
+                        .map(|(i, v)| v + f64::from(host(&bias)[i % n]))
+                        .collect();
+                    let wanted: Vec<f64> = before
+                        .chunks(n)
+                        .zip(biased.chunks(n))
+                        .flat_map(|(a, b)| a.iter().chain(b).copied())
+                        .collect();
+                    close(&host(&packed.of(&x).unwrap()), &wanted, tolerance, &what);
+                    for gate in [Gate::Silu, Gate::GeluTanh, Gate::Relu] {
+                        let gated = Projection {
+                            parts: &both,
+                            norm: Some((&norm, 1e-5)),
+                            then: Then::Gate(gate),
+                        };
+                        let wanted: Vec<f64> = before
+                            .iter()
+                            .zip(&biased)
+                            .map(|(g, u)| u * exact(gate, *g))
+                            .collect();
+                        close(
+                            &host(&gated.of(&x).unwrap()),
+                            &wanted,
+                            4.0 * tolerance,
+                            &what,
+                        );
+                    }
+                });
+            });
+        }
+    }
+}
+
+fn exact(gate: Gate, x: f64) -> f64 {
+    match gate {
+        Gate::Silu => x / (1.0 + (-x).exp()),
+        Gate::GeluTanh => 0.5 * x * (1.0 + (0.797_884_560_8 * (x + 0.044_715 * x.powi(3))).tanh()),
+        Gate::Relu => x.max(0.0),
+    }
+}
+
+/// Inputs may lie in memory as they like: transposed, reversed, broadcast, cut out of others.
+#[test]
+fn inputs_of_any_layout() {
+    on_cpu(|| {
+        let (n, k) = (5i32, 64i32);
+        let w = DenseMatrix::new(&array(&noise((n * k) as usize, 1), &[n, k])).unwrap();
+        let w = w.expect("kernels are on");
+        let x = array(&noise(20 * k as usize, 2), &[k, 20]);
+        let row = array(&noise(k as usize, 3), &[1, k]);
+        let views = [
+            x.transpose_axes(&[1, 0]).unwrap(),
+            x.transpose_axes(&[1, 0])
+                .unwrap()
+                .slice_axis(0, 3, 6)
+                .unwrap(),
+            row.broadcast_to(&[3, k]).unwrap(),
+            x.transpose_axes(&[1, 0])
+                .unwrap()
+                .slice(&[19, 0], &[-21, k], &[-1, 1])
+                .unwrap(),
+        ];
+        for view in views {
+            let copy = view.contiguous().unwrap();
+            let (got, wanted) = (w.product(&view).unwrap(), w.product(&copy).unwrap());
+            assert_eq!(host(&got), host(&wanted), "{:?}", view.shape());
+        }
+        let heads = Heads {
+            n_heads: 2,
+            n_kv_heads: 1,
+            head_dim: 16,
+            scale: 1.0,
+            softcap: None,
+            q_norm: None,
+            k_norm: None,
+            rotation: None,
+            sinks: None,
+        };
+        let wide = array(&noise(6 * 80, 4), &[1, 6, 80]);
+        let packed = wide.slice_axis(2, 3, 67).unwrap();
+        // Keys whose elements of a head are no neighbors.
+        let keys = array(&noise(16 * 6, 5), &[1, 1, 16, 6])
+            .swap_axes(2, 3)
+            .unwrap();
+        let lane = |keys: &Array| Lane {
+            length: 6,
+            offset: 0,
+            keys: keys.clone(),
+            values: keys.clone(),
+            filled: 6,
+            order: Some((0, 0)),
+            window: None,
+        };
+        let got = heads.attend(&packed, &[lane(&keys)], false).unwrap();
+        let copies = (packed.contiguous().unwrap(), keys.contiguous().unwrap());
+        let wanted = heads.attend(&copies.0, &[lane(&copies.1)], false).unwrap();
+        assert_eq!(host(&got), host(&wanted));
+    });
+}

@@ -1,0 +1,311 @@
+//! What a decoder's step does besides products and attention, and a block of it as one operation.
+
+use super::*;
+
+/// Storing in place is storing, and what others still have stays as it was.
+#[test]
+fn stored_keys_and_values_stand_where_they_belong() {
+    let (n, d, room) = (2usize, 16usize, 10usize);
+    let heads = Heads {
+        n_heads: 4,
+        n_kv_heads: n as i32,
+        head_dim: d as i32,
+        scale: 1.0,
+        softcap: None,
+        q_norm: None,
+        k_norm: None,
+        rotation: Some(Rotation {
+            radians: (0..d / 2).map(|i| 0.8f32.powi(i as i32)).collect(),
+            traditional: true,
+            amplitude: 1.0,
+        }),
+        sinks: None,
+    };
+    let width = (4 + 2 * n) * d;
+    on_cpu(|| {
+        let packed = noise(5 * width, 1);
+        let packed = array(&packed, &[1, 5, width as i32]);
+        let before = noise(n * room * d, 2);
+        let shape = [1, n as i32, room as i32, d as i32];
+        let cache = array(&before, &shape);
+        let tokens = Tokens {
+            first: 1,
+            length: 3,
+            offset: 6,
+        };
+        let keys = host(&heads.keys(&packed, &[(1, 5), (3, 6), (1, 0)]).unwrap());
+        let shared = heads.store_keys(&cache, &packed, tokens).unwrap();
+        let values = heads.store_values(&cache, &packed, tokens).unwrap();
+        // Of an array that nobody else has.
+        let own = heads
+            .store_keys(&cache.add(&cache).unwrap(), &packed, tokens)
+            .unwrap();
+        let (shared, values, own, row) = (host(&shared), host(&values), host(&own), host(&packed));
+        assert_eq!(host(&cache), before);
+        for h in 0..n {
+            for at in 0..room {
+                let place = (h * room + at) * d..(h * room + at + 1) * d;
+                let wanted: Vec<f32> = if (6..9).contains(&at) {
+                    keys[(h * 5 + at - 5) * d..][..d].to_vec()
+                } else {
+                    before[place.clone()].to_vec()
+                };
+                assert_eq!(shared[place.clone()], wanted, "{h} {at}");
+                if (6..9).contains(&at) {
+                    assert_eq!(own[place.clone()], wanted);
+                    let start = (at - 5) * width + (4 + n + h) * d;
+                    assert_eq!(values[place], row[start..start + d]);
+                } else {
+                    assert_eq!(values[place.clone()], wanted);
+                    let twice: Vec<f32> = wanted.iter().map(|v| v + v).collect();
+                    assert_eq!(own[place], twice);
+                }
+            }
+        }
+        for (first, length, offset) in [
+            (3, 3, 0),
+            (-1, 1, 0),
+            (0, 3, 8),
+            (0, 0, 0),
+            (0, 11, 0),
+            (0, 1, -1),
+        ] {
+            let tokens = Tokens {
+                first,
+                length,
+                offset,
+            };
+            assert!(heads.store_keys(&cache, &packed, tokens).is_err());
+            assert!(heads.store_values(&cache, &packed, tokens).is_err());
+        }
+    });
+}
+
+/// A block in one operation is its parts one after another, in steps of one and several rows, each of which goes
+/// on where it stopped.
+#[test]
+fn a_block_is_its_parts() {
+    let (hidden, inner, n, groups, d) = (64usize, 96usize, 4usize, 2usize, 16usize);
+    with_each(|isa| {
+        on_cpu(|| {
+            let heads = Heads {
+                n_heads: n as i32,
+                n_kv_heads: groups as i32,
+                head_dim: d as i32,
+                scale: 0.25,
+                softcap: None,
+                q_norm: None,
+                k_norm: Some(HeadNorm {
+                    weight: array(&noise(d, 31), &[d as i32]),
+                    eps: 1e-5,
+                }),
+                rotation: Some(Rotation {
+                    radians: (0..d / 2).map(|i| 0.8f32.powi(i as i32)).collect(),
+                    traditional: false,
+                    amplitude: 1.0,
+                }),
+                sinks: None,
+            };
+            let matrix = |rows: usize, k: usize, seed: u32| {
+                let w = array(&noise(rows * k, seed), &[rows as i32, k as i32]);
+                let packed = Quantized::quantize(&w, 32, 4, QuantMode::Affine).unwrap();
+                QuantizedMatrix::new(&packed)
+                    .unwrap()
+                    .map(Matrix::Quantized)
+            };
+            let all = [
+                matrix(n * d, hidden, 1),
+                matrix(groups * d, hidden, 2),
+                matrix(groups * d, hidden, 3),
+                matrix(hidden, n * d, 4),
+                matrix(inner, hidden, 5),
+                matrix(inner, hidden, 6),
+                matrix(hidden, inner, 7),
+            ];
+            let [
+                Some(q),
+                Some(k),
+                Some(v),
+                Some(o),
+                Some(gate),
+                Some(up),
+                Some(down),
+            ] = &all
+            else {
+                return; // switched off
+            };
+            let bias = array(&noise(hidden, 8), &[hidden as i32]);
+            let norms = [9, 10].map(|seed| array(&noise(hidden, seed), &[hidden as i32]));
+            let block = Block {
+                heads: &heads,
+                attention_norm: Some((&norms[0], 1e-5)),
+                projections: [(q, None), (k, None), (v, None)],
+                output: (o, Some(&bias)),
+                feed_norm: Some((&norms[1], 1e-5)),
+                gate: Gate::Silu,
+                gate_up: [(gate, None), (up, None)],
+                down: (down, None),
+            };
+            let project = |parts: &[Biased<'_>], norm, then: Then<'_>, x: &Array| {
+                Projection { parts, norm, then }.of(x).unwrap()
+            };
+            // Rows, each with its memory, and what arrays of its keys and values hold.
+            let mut memories =
+                [8, 8].map(|room| KvMemory::empty((groups as i32, d as i32), room).unwrap());
+            let empty = array(&[0.0; 2 * 32 * 16], &[1, groups as i32, 32, d as i32]);
+            let mut arrays = [0, 1].map(|_| (empty.clone(), empty.clone()));
+            let mut offsets = [0i32; 2];
+            for (step, lengths) in [[3, 5], [1, 1], [1, 2], [2, 1], [1, 7]].iter().enumerate() {
+                let total: i32 = lengths.iter().sum();
+                let x = noise(total as usize * hidden, 40 + step as u32);
+                let x = array(&x, &[1, total, hidden as i32]);
+                for (row, memory) in memories.iter_mut().enumerate() {
+                    if offsets[row] + lengths[row] > memory.room() {
+                        memory.grow(offsets[row], 32).unwrap();
+                    }
+                }
+                let mut rooms: Vec<Room<'_>> = memories
+                    .iter_mut()
+                    .enumerate()
+                    .map(|(row, memory)| Room {
+                        length: lengths[row],
+                        offset: offsets[row],
+                        memory,
+                        window: (row == 1).then_some(4),
+                    })
+                    .collect();
+                let got = block.step(&x, &mut rooms).unwrap();
+                let packed = project(&block.projections, block.attention_norm, Then::Nothing, &x);
+                let mut lanes = Vec::new();
+                let mut first = 0;
+                for (row, (keys, values)) in arrays.iter_mut().enumerate() {
+                    let tokens = Tokens {
+                        first,
+                        length: lengths[row],
+                        offset: offsets[row],
+                    };
+                    *keys = heads.store_keys(keys, &packed, tokens).unwrap();
+                    *values = heads.store_values(values, &packed, tokens).unwrap();
+                    first += lengths[row];
+                    lanes.push(Lane {
+                        length: lengths[row],
+                        offset: offsets[row],
+                        keys: keys.clone(),
+                        values: values.clone(),
+                        filled: offsets[row] + lengths[row],
+                        order: Some((0, 0)),
+                        window: (row == 1).then_some(4),
+                    });
+                }
+                let found = heads.attend(&packed, &lanes, false).unwrap();
+                let attended = project(&[block.output], None, Then::Add(&x), &found);
+                let gated = Then::Gate(Gate::Silu);
+                let gated = project(&block.gate_up, block.feed_norm, gated, &attended);
+                let wanted = project(&[block.down], None, Then::Add(&attended), &gated);
+                assert_eq!(host(&got), host(&wanted), "{isa:?}, step {step}");
+                for row in 0..2 {
+                    offsets[row] += lengths[row];
+                    let (keys, values) = memories[row].copy(offsets[row]).unwrap();
+                    let cut = |a: &Array| a.slice_axis(2, 0, offsets[row]).unwrap();
+                    assert_eq!(
+                        host(&keys),
+                        host(&cut(&arrays[row].0).contiguous().unwrap())
+                    );
+                    assert_eq!(
+                        host(&values),
+                        host(&cut(&arrays[row].1).contiguous().unwrap())
+                    );
+                }
+            }
+            // What does not fit is an error, and changes nothing.
+            let x = array(&noise(hidden, 3), &[1, 1, hidden as i32]);
+            for (length, offset) in [(1, 32), (0, 0), (2, 0), (1, -1), (1, i32::MAX)] {
+                let room = Room {
+                    length,
+                    offset,
+                    memory: &mut memories[0],
+                    window: None,
+                };
+                assert!(block.step(&x, &mut [room]).is_err(), "{length} {offset}");
+            }
+            let wrong = Block {
+                output: (gate, None),
+                ..block
+            };
+            let room = Room {
+                length: 1,
+                offset: 0,
+                memory: &mut memories[0],
+                window: None,
+            };
+            let e = wrong.step(&x, &mut [room]).unwrap_err();
+            assert!(e.to_string().contains("block needs"), "{e}");
+        });
+    });
+}
+
+/// What was copied stays as it was, whenever it is computed, though the memory is written again where it was cut.
+#[test]
+fn copies_of_memory_come_before_what_is_written_after() {
+    on_cpu(|| {
+        let d = 8i32;
+        let heads = Heads {
+            n_heads: 1,
+            n_kv_heads: 1,
+            head_dim: d,
+            scale: 1.0,
+            softcap: None,
+            q_norm: None,
+            k_norm: None,
+            rotation: None,
+            sinks: None,
+        };
+        let mut one = vec![0.0f32; 64];
+        one.iter_mut().step_by(9).for_each(|v| *v = 1.0);
+        let one = array(&one, &[d, d]);
+        let Some(one) = DenseMatrix::new(&one).unwrap().map(Matrix::Dense) else {
+            return;
+        };
+        let block = Block {
+            heads: &heads,
+            attention_norm: None,
+            projections: [(&one, None); 3],
+            output: (&one, None),
+            feed_norm: None,
+            gate: Gate::Relu,
+            gate_up: [(&one, None); 2],
+            down: (&one, None),
+        };
+        let mut memory = KvMemory::empty((1, d), 4).unwrap();
+        let write = |memory: &mut KvMemory, value: f32, offset: i32| {
+            let x = array(&[value; 8], &[1, 1, d]);
+            let room = Room {
+                length: 1,
+                offset,
+                memory,
+                window: None,
+            };
+            block.step(&x, &mut [room]).unwrap()
+        };
+        let _first = write(&mut memory, 1.0, 0);
+        let copy = memory.copy(1).unwrap();
+        // Never looked at, but written.
+        drop(write(&mut memory, 2.0, 0));
+        let later = memory.copy(1).unwrap();
+        let last = write(&mut memory, 3.0, 0);
+        last.eval().unwrap();
+        assert_eq!(host(&memory.copy(1).unwrap().0), [3.0; 8]);
+        assert_eq!(host(&later.1), [2.0; 8]);
+        assert_eq!(host(&copy.0), [1.0; 8]);
+        assert!(memory.copy(5).is_err() && memory.copy(0).is_err() && memory.grow(1, 0).is_err());
+        assert!(KvMemory::empty((0, 8), 1).is_err() && KvMemory::empty((1, 8), -1).is_err());
+        let keys = &copy.0;
+        assert!(KvMemory::holding(keys, keys, 2, 4).is_err());
+        assert!(KvMemory::holding(keys, &one_of(keys), 1, 4).is_err());
+    });
+}
+
+/// Something of another shape.
+fn one_of(a: &Array) -> Array {
+    a.reshape(&[-1]).unwrap()
+}
