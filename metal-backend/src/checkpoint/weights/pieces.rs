@@ -77,7 +77,6 @@ mod tests {
     use super::*;
     use crate::checkpoint::gguf::testing::Writer;
     use crate::checkpoint::{Gguf, ModelConfig};
-    use crate::nn::Weight;
 
     const CONFIG: &str = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1,
         "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 40,
@@ -99,9 +98,9 @@ mod tests {
         weights.piece = piece;
         ["model.embed_tokens", "model.layers.0.self_attn.q_proj"]
             .iter()
-            .map(|name| match weights.matrix(name, 40, 64).unwrap() {
-                Weight::Dense(array) => array.to_f32_vec().unwrap(),
-                Weight::Quantized(q) => q.dequantize(Dtype::Float32).unwrap().to_f32_vec().unwrap(),
+            .map(|name| {
+                let weight = weights.matrix(name, 40, 64).unwrap();
+                weight.dense(Dtype::Float32).unwrap().to_f32_vec().unwrap()
             })
             .collect()
     }
