@@ -247,18 +247,45 @@ impl QuantizedMatrix {
     }
 
     /// Inputs of a group: 32, 64 or 128.
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// // `None` where `MLX_CPU_KERNELS` is `off`.
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert_eq!(matrix.group_size(), 32);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn group_size(&self) -> i32 {
         self.group as i32
     }
 
     /// Of a number: 4 or 8.
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// // `None` where `MLX_CPU_KERNELS` is `off`.
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert_eq!(matrix.bits(), 4);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn bits(&self) -> i32 {
         self.bits as i32
     }
 
     /// `[n, k]`.
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// // `None` where `MLX_CPU_KERNELS` is `off`.
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert_eq!(matrix.shape(), [9, 64]);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn shape(&self) -> [i32; 2] {
         // Both were i32 in the matrix's shape.
@@ -266,6 +293,15 @@ impl QuantizedMatrix {
     }
 
     /// The arrays that it keeps.
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// // `None` where `MLX_CPU_KERNELS` is `off`.
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert_eq!(matrix.arrays()[0].shape(), [2, 8, 8]); // two times eight rows of eight words
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn arrays(&self) -> [&Array; 3] {
         self.stored.arrays.each_ref()
@@ -278,6 +314,15 @@ impl QuantizedMatrix {
     }
 
     /// Bytes in memory.
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// // `None` where `MLX_CPU_KERNELS` is `off`.
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert_eq!(matrix.nbytes(), 16 * (32 + 4 + 4)); // scales and biases that float16 has
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn nbytes(&self) -> usize {
         self.arrays().iter().map(|a| a.nbytes()).sum()
