@@ -465,7 +465,7 @@ fn the_kernel_draws_as_the_stages_do() {
             .with_repeat_penalty(1.1)
             .with_presence_penalty(0.2)
             .with_frequency_penalty(0.2)
-            .with_logit_bias([(5, 1.0), (6, -1.0), (8, f32::NEG_INFINITY)]),
+            .with_logit_bias([(5, 1.0), (6, -1.0), (8, -100.0)]),
         base()
             .with_temperature(1.3)
             .with_repeat_penalty(1.4)
