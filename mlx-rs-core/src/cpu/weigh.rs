@@ -32,13 +32,12 @@ fn exp(x: f32) -> f32 {
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = x - n * LN_2[0] - n * LN_2[1];
-    let mut p = 1.987_569_1e-4;
-    p = p * r + 1.398_2e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_5e-1;
-    p = p * r + 5.000_000_1e-1;
-    let y = p * (r * r) + r + 1.0;
+    // In pairs, so that no long chain of additions has to be waited for.
+    let square = r * r;
+    let high = 1.987_569_1e-4 * r + 1.398_2e-3;
+    let middle = 8.333_452e-3 * r + 4.166_579_6e-2;
+    let low = 1.666_666_5e-1 * r + 5.000_000_1e-1;
+    let y = ((high * square + middle) * square + low) * square + (r + 1.0);
     // Multiplied by the power of two: what `ROUND` adds to the bits is shifted out.
     f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
@@ -47,9 +46,16 @@ fn exp(x: f32) -> f32 {
 /// number weighs nothing.
 #[inline(always)]
 fn weight(x: f32, max: f32, scale: f32) -> f32 {
-    let below = depth(x, max) * scale;
-    let w = exp(below);
-    if below > -DEPTH { w } else { 0.0 }
+    // No branches: with bits it stays one straight line for every element of a vector.
+    let level = keep(x - max, x != max);
+    let below = level * scale;
+    keep(exp(below), below > -DEPTH)
+}
+
+/// `x`, or 0 where it is not wanted.
+#[inline(always)]
+fn keep(x: f32, wanted: bool) -> f32 {
+    f32::from_bits(x.to_bits() & u32::from(wanted).wrapping_neg())
 }
 
 /// Defines a pass for each instruction set from one body.
@@ -129,29 +135,46 @@ pass! {
 
 #[inline(always)]
 fn sums_with(row: &[f32], peaks: &[f32], scale: Scale, out: &mut Vec<f64>) {
-    let Scale { max, by } = scale;
     out.clear();
     out.resize(peaks.len(), 0.0);
-    for ((block, &peak), out) in row.chunks(BLOCK).zip(peaks).zip(out.iter_mut()) {
-        let below = depth(peak, max) * by;
-        if below <= -DEPTH || below.is_nan() {
-            continue;
+    let (blocks, rest) = row.as_chunks::<BLOCK>();
+    for ((block, &peak), out) in blocks.iter().zip(peaks).zip(out.iter_mut()) {
+        if weighs(peak, scale) {
+            *out = sum_of(block, scale);
         }
-        let mut sum = [0.0f32; LANES];
-        let (vectors, rest) = block.as_chunks::<LANES>();
-        for vector in vectors {
-            for (s, &x) in sum.iter_mut().zip(vector) {
-                *s += weight(x, max, by);
-            }
-        }
-        for (s, &x) in sum.iter_mut().zip(rest) {
-            *s += weight(x, max, by);
-        }
-        let [a, b, c, d, e, f, g, h] = sum;
-        let halves = [f64::from(a) + f64::from(e), f64::from(b) + f64::from(f)];
-        let others = [f64::from(c) + f64::from(g), f64::from(d) + f64::from(h)];
-        *out = (halves[0] + others[0]) + (halves[1] + others[1]);
     }
+    if let (Some(&peak), Some(out)) = (peaks.get(blocks.len()), out.get_mut(blocks.len()))
+        && weighs(peak, scale)
+    {
+        let mut block = [f32::NEG_INFINITY; BLOCK];
+        for (to, &x) in block.iter_mut().zip(rest) {
+            *to = x;
+        }
+        *out = sum_of(&block, scale);
+    }
+}
+
+/// Whether the greatest of some does.
+#[inline(always)]
+fn weighs(peak: f32, Scale { max, by }: Scale) -> bool {
+    depth(peak, max) * by > -DEPTH
+}
+
+/// The sum of the weights of a block.
+#[inline(always)]
+fn sum_of(block: &[f32; BLOCK], Scale { max, by }: Scale) -> f64 {
+    let mut each = [0.0f32; BLOCK];
+    for (w, &x) in each.iter_mut().zip(block) {
+        *w = weight(x, max, by);
+    }
+    let mut sum = [0.0f32; LANES];
+    for (i, sum) in sum.iter_mut().enumerate() {
+        *sum = (each[i] + each[i + 8]) + (each[i + 16] + each[i + 24]);
+    }
+    let [a, b, c, d, e, f, g, h] = sum;
+    let halves = [f64::from(a) + f64::from(e), f64::from(b) + f64::from(f)];
+    let others = [f64::from(c) + f64::from(g), f64::from(d) + f64::from(h)];
+    (halves[0] + others[0]) + (halves[1] + others[1])
 }
 
 pass! {
