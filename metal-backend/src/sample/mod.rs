@@ -346,7 +346,7 @@ impl Sampler {
         };
         Ok(cpu::Row {
             seen: self.history.clone(),
-            repeat: (self.repeat_penalty != 1.0).then(|| cpu::Repeat {
+            repeat: (self.repeat_penalty != 1.0).then_some(cpu::Repeat {
                 last: match self.window {
                     0 => usize::MAX,
                     n => n,

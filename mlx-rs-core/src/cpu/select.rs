@@ -62,11 +62,18 @@ pub(super) fn gather(row: &[f32], peaks: &[f32], least: f32, found: &mut Vec<Fou
         if peak < least {
             continue;
         }
-        for (i, &x) in (at * BLOCK as u32..).zip(block) {
+        // First all comparisons, without branches: which of them hold cannot be foreseen.
+        let mut wanted = 0u32;
+        for (i, &x) in block.iter().enumerate() {
             let x = if x.is_nan() { f32::NEG_INFINITY } else { x };
-            if x >= least {
-                found.push((x, i));
-            }
+            wanted |= u32::from(x >= least) << i;
+        }
+        while wanted != 0 {
+            let i = wanted.trailing_zeros();
+            wanted &= wanted - 1;
+            let x = block[i as usize];
+            let x = if x.is_nan() { f32::NEG_INFINITY } else { x };
+            found.push((x, at * BLOCK as u32 + i));
         }
     }
 }

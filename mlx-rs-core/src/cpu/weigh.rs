@@ -28,7 +28,7 @@ fn exp(x: f32) -> f32 {
     /// Added to a small number, it leaves its nearest whole one in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     /// `ln 2` in two parts, the first of few bits, so that its multiples are exact.
-    const LN_2: [f32; 2] = [0.693_359_375, -2.121_944_4e-4];
+    const LN_2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = x - n * LN_2[0] - n * LN_2[1];
@@ -36,7 +36,7 @@ fn exp(x: f32) -> f32 {
     let square = r * r;
     let high = 1.987_569_1e-4 * r + 1.398_2e-3;
     let middle = 8.333_452e-3 * r + 4.166_579_6e-2;
-    let low = 1.666_666_5e-1 * r + 5.000_000_1e-1;
+    let low = 1.666_666_5e-1 * r + 0.5;
     let y = ((high * square + middle) * square + low) * square + (r + 1.0);
     // Multiplied by the power of two: what `ROUND` adds to the bits is shifted out.
     f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23))
