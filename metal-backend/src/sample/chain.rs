@@ -5,8 +5,10 @@
 //! taken. Where a row has a top-k, the stages run on its `k` candidates only: top-p and min-p keep a
 //! beginning of the descending order, and so do they of the candidates, once probabilities are
 //! divided by the sum over the whole vocabulary. The draw is Gumbel's: the greatest of logits plus
-//! noise has the distribution of the softmax. On the CPU, kernels of our own take the place of MLX's
-//! sorting and of the noise: the same distribution, other tokens for a seed.
+//! noise has the distribution of the softmax.
+//!
+//! On the CPU all of it is one kernel instead (`cpu::choose`), which draws by a running sum: the same
+//! distribution, other tokens for a seed.
 
 use mlx_rs_core::random::gumbel;
 use mlx_rs_core::{Array, Dtype, Result, concatenate, cpu, where_};
@@ -45,6 +47,24 @@ pub(super) struct Draw {
     pub step: u64,
 }
 
+impl Choice {
+    /// The same for the kernel of CPUs.
+    pub(super) fn pick(self) -> cpu::Pick {
+        match self {
+            Choice::Forced(id) => cpu::Pick::Token(id),
+            Choice::Greedy => cpu::Pick::Greatest,
+            Choice::Draw(d) => cpu::Pick::Draw(cpu::Filters {
+                top_p: d.top_p,
+                min_p: d.min_p,
+                xtc: d.xtc.map(|threshold| (threshold, d.spared)),
+                top_k: d.top_k,
+                scale: inverse(d.temperature),
+                uniform: d.seed.uniform(d.step),
+            }),
+        }
+    }
+}
+
 /// What rows must have in common to go through the stages together.
 #[derive(Debug, Clone, PartialEq)]
 enum Shape {
@@ -74,13 +94,11 @@ impl Choice {
     }
 }
 
-/// Chooses a token for each row of float32 `logits` `[B, V]`: `uint32 [B]`. `on_cpu` says that the
-/// current stream is on the CPU, where there are kernels.
+/// Chooses a token for each row of float32 `logits` `[B, V]`: `uint32 [B]`.
 ///
 /// # Errors
 /// When shapes do not fit.
-pub(super) fn choose(logits: &Array, choices: &[Choice], on_cpu: bool) -> Result<Array> {
-    let on_cpu = on_cpu && cpu::enabled();
+pub(super) fn choose(logits: &Array, choices: &[Choice]) -> Result<Array> {
     let mut groups: Vec<(Shape, Vec<u32>)> = Vec::new();
     for (row, choice) in choices.iter().enumerate() {
         let shape = choice.shape();
@@ -91,7 +109,7 @@ pub(super) fn choose(logits: &Array, choices: &[Choice], on_cpu: bool) -> Result
     }
     if let [(shape, _)] = groups.as_slice() {
         let all: Vec<&Choice> = choices.iter().collect();
-        return choose_alike(logits, shape, &all, on_cpu);
+        return choose_alike(logits, shape, &all);
     }
     let mut tokens = Vec::with_capacity(groups.len());
     let mut place = vec![0u32; choices.len()];
@@ -99,7 +117,7 @@ pub(super) fn choose(logits: &Array, choices: &[Choice], on_cpu: bool) -> Result
     for (shape, rows) in &groups {
         let alike: Vec<&Choice> = rows.iter().map(|&r| &choices[r as usize]).collect();
         let part = logits.take_ids(rows, 0)?;
-        tokens.push(choose_alike(&part, shape, &alike, on_cpu)?);
+        tokens.push(choose_alike(&part, shape, &alike)?);
         for &row in rows {
             place[row as usize] = next;
             next += 1;
@@ -108,7 +126,7 @@ pub(super) fn choose(logits: &Array, choices: &[Choice], on_cpu: bool) -> Result
     concatenate(&tokens.iter().collect::<Vec<_>>(), 0)?.take_ids(&place, 0)
 }
 
-fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice], on_cpu: bool) -> Result<Array> {
+fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice]) -> Result<Array> {
     match shape {
         Shape::Forced => {
             let ids: Vec<u32> = choices
@@ -137,7 +155,6 @@ fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice], on_cpu: bool
             let stages = Stages {
                 top_p: *top_p,
                 min_p: *min_p,
-                on_cpu,
                 draws: &draws,
             };
             let vocabulary = logits.dim(-1)?;
@@ -156,7 +173,6 @@ fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice], on_cpu: bool
 struct Stages<'a> {
     top_p: bool,
     min_p: bool,
-    on_cpu: bool,
     draws: &'a [&'a Draw],
 }
 
@@ -166,19 +182,9 @@ impl Stages<'_> {
     }
 
     fn among_all(&self, logits: &Array, k: usize, spared: Option<&[u32]>) -> Result<Array> {
-        // The kernels see to infinities themselves.
-        let mut x = if self.on_cpu {
-            logits.clone()
-        } else {
-            shift(logits)?
-        };
+        let mut x = shift(logits)?;
         if self.top_p {
-            let p = self.all(|d| d.top_p);
-            x = if self.on_cpu {
-                cpu::top_p(&x, &p)?
-            } else {
-                top_p(&x, &p)?
-            };
+            x = top_p(&x, &self.all(|d| d.top_p))?;
         }
         if self.min_p {
             x = min_p(&x, &self.all(|d| d.min_p))?;
@@ -194,14 +200,9 @@ impl Stages<'_> {
 
     fn among_candidates(&self, logits: &Array, k: i32) -> Result<Array> {
         // [g, k] each, ascending and with the greatest at 0; the sum over the vocabulary, [g, 1].
-        let (mut x, ids, log_total) = if self.on_cpu {
-            let best = cpu::greatest(logits, k.unsigned_abs() as usize)?;
-            (best.values, best.indices, best.log_total)
-        } else {
-            let shifted = shift(logits)?;
-            let (values, ids) = greatest(&shifted, k)?;
-            (values, ids, shifted.logsumexp(-1, true)?)
-        };
+        let shifted = shift(logits)?;
+        let (mut x, ids) = greatest(&shifted, k)?;
+        let log_total = shifted.logsumexp(-1, true)?;
         if self.top_p {
             let probabilities = x.subtract(&log_total)?.exp()?;
             let before = probabilities.cumsum(-1, true, false)?; // of the more probable ones
@@ -217,11 +218,6 @@ impl Stages<'_> {
 
     /// The index drawn from each row of `[g, n]`: `uint32 [g]`.
     fn draw(&self, logits: &Array) -> Result<Array> {
-        if self.on_cpu {
-            let scale = self.all(|d| inverse(d.temperature));
-            let uniform: Vec<f64> = self.draws.iter().map(|d| d.seed.uniform(d.step)).collect();
-            return cpu::draw(logits, &scale, &uniform);
-        }
         let n = logits.dim(-1)?;
         let noise = self
             .draws

@@ -28,20 +28,15 @@ impl Logprobs {
     pub fn new(logits: &Array, tokens: &Array, n: usize, on_cpu: bool) -> Result<Self> {
         let vocabulary = logits.dim(-1)?;
         let n = i32::try_from(n).unwrap_or(i32::MAX).min(vocabulary);
-        let tokens = tokens.expand_dims(-1)?;
-        let shifted = shift(logits)?;
-        let chosen = shifted.take_along_axis(&tokens, -1)?;
         if on_cpu && cpu::enabled() && n as usize <= MOST_BY_KERNEL {
-            let best = cpu::greatest(logits, n.max(1) as usize)?;
-            let total = best.log_total;
+            let found = cpu::log_probabilities(logits, tokens, n.unsigned_abs() as usize)?;
             return Ok(Self {
-                chosen: chosen.subtract(&total)?.squeeze_axis(-1)?,
-                top: match n {
-                    0 => None,
-                    _ => Some((best.values.subtract(&total)?, best.indices)),
-                },
+                chosen: found.chosen,
+                top: (n > 0).then_some((found.values, found.indices)),
             });
         }
+        let shifted = shift(logits)?;
+        let chosen = shifted.take_along_axis(&tokens.expand_dims(-1)?, -1)?;
         let total = shifted.logsumexp(-1, true)?; // [B, 1]
         let chosen = chosen.subtract(&total)?.squeeze_axis(-1)?;
         let top = if n > 0 {

@@ -9,11 +9,13 @@
 //!
 //! What changes logits is in `penalties`, in this order: repetition, presence and frequency, bias,
 //! logits processors, banned tokens, minimal length, grammar. What chooses is in `filters`, and
-//! `chain` composes it: top-p, min-p, XTC, top-k, temperature, draw.
+//! `chain` composes it: top-p, min-p, XTC, top-k, temperature, draw. On the CPU, one kernel does all
+//! of it (`cpu::choose`), but for what logits processors must see changed before.
 
 mod chain;
 mod filters;
 mod grammar;
+mod host;
 mod logprobs;
 mod penalties;
 mod random;
@@ -25,11 +27,12 @@ pub use penalties::{add_bias, allow, count, count_penalty, forbid, repeat_penalt
 
 use std::sync::Arc;
 
-use inference::{Error, ErrorKind, GenerateOptions, LogitsProcessor, Result};
-use mlx_rs_core::{Array, Dtype, async_eval, concatenate, zeros};
+use inference::{Error, ErrorKind, GenerateOptions, Result};
+use mlx_rs_core::{Array, Dtype, async_eval, concatenate, cpu, zeros};
 
 use crate::error::engine;
 use chain::{Choice, Draw};
+use host::Host;
 use random::Seed;
 
 /// What a sampler needs to know of the model.
@@ -62,24 +65,31 @@ pub struct Sampler {
     repeat_penalty: f32,
     /// Tokens the repetition penalty looks back on; 0 means all.
     window: usize,
-    /// Recent token ids on the device, `[1, n]`; `None` while empty or not needed.
+    /// Recent token ids on the device, `[1, n]`, or `[n]` for the kernel, which counts the reply's among
+    /// them; `None` while empty or not needed.
     history: Option<Array>,
     presence: f32,
     frequency: f32,
     /// How often each token is in the reply, float32 `[1, V]`; `None` where not needed.
     counts: Option<Array>,
-    /// Ids and biases, `[1, n]` each.
+    biases: Arc<[(u32, f32)]>,
+    /// Ids and biases on the device, `[1, n]` each.
     bias: Option<(Array, Array)>,
-    banned: Vec<u32>,
+    banned: Arc<[u32]>,
+    /// Banned tokens, and those that end the reply.
+    banned_yet: Arc<[u32]>,
     min_tokens: u64,
     /// Tokens that end the reply.
     enders: Vec<u32>,
-    /// The same on the device: banned ones, and banned ones with enders, `[1, n]`.
+    /// Banned tokens, and banned ones with enders, on the device, `[1, n]`.
     never: Option<Array>,
     never_yet: Option<Array>,
     logprobs: Option<usize>,
     host: Option<Host>,
     on_cpu: bool,
+    /// Whether the kernel of CPUs changes the logits, too, so that nothing of the above is on the device
+    /// but the history.
+    whole: bool,
 }
 
 /// What a sampler remembers; see [`Sampler::memory`].
@@ -95,16 +105,6 @@ impl Memory {
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         self.history.iter().chain(&self.counts)
     }
-}
-
-/// The part of a request that must know each token on the host before the next is drawn.
-struct Host {
-    processors: Vec<Box<dyn LogitsProcessor>>,
-    grammar: Option<Matcher>,
-    prompt: Vec<u32>,
-    reply: Vec<u32>,
-    /// The last token, not read yet.
-    pending: Option<Array>,
 }
 
 /// What one step gave.
@@ -157,6 +157,15 @@ impl Sampler {
             .iter()
             .map(inference::LogitsProcessorFactory::make)
             .collect();
+        let on_cpu = context.on_cpu && cpu::enabled() && context.vocabulary <= cpu::LONGEST;
+        let whole = on_cpu && processors.is_empty();
+        let enders: Vec<u32> = context
+            .eos
+            .iter()
+            .chain(&options.stop_tokens)
+            .copied()
+            .filter(|&id| (id as usize) < context.vocabulary)
+            .collect();
         let host = (grammar.is_some() || !processors.is_empty()).then(|| Host {
             processors,
             grammar,
@@ -181,21 +190,18 @@ impl Sampler {
             presence: options.presence_penalty,
             frequency: options.frequency_penalty,
             counts: None,
+            biases: options.logit_bias.iter().map(|(&t, &b)| (t, b)).collect(),
             bias: None,
-            banned: options.banned_tokens.clone(),
+            banned: options.banned_tokens.as_slice().into(),
+            banned_yet: [options.banned_tokens.as_slice(), &enders].concat().into(),
             min_tokens: options.min_tokens as u64,
-            enders: context
-                .eos
-                .iter()
-                .chain(&options.stop_tokens)
-                .copied()
-                .filter(|&id| (id as usize) < context.vocabulary)
-                .collect(),
+            enders,
             never: None,
             never_yet: None,
             logprobs: options.logprobs,
             host,
-            on_cpu: context.on_cpu,
+            on_cpu,
+            whole,
         };
         sampler
             .prepare(options, prompt, context.vocabulary)
@@ -215,9 +221,16 @@ impl Sampler {
                 0 => prompt,
                 n => &prompt[prompt.len().saturating_sub(n)..],
             };
-            self.history = ids(tail)?;
+            self.history = match self.whole {
+                true if tail.is_empty() => None,
+                true => Some(Array::vector(tail)?),
+                false => ids(tail)?,
+            };
         }
-        if self.presence != 0.0 || self.frequency != 0.0 {
+        if self.whole {
+            return Ok(());
+        }
+        if self.counts_tokens() {
             let n = i32::try_from(vocabulary).unwrap_or(i32::MAX);
             self.counts = Some(zeros(&[1, n], Dtype::Float32)?);
         }
@@ -227,7 +240,7 @@ impl Sampler {
         }
         self.never = ids(&self.banned)?;
         if self.min_tokens > 0 {
-            self.never_yet = ids(&[self.banned.as_slice(), &self.enders].concat())?;
+            self.never_yet = ids(&self.banned_yet)?;
         }
         Ok(())
     }
@@ -283,7 +296,8 @@ impl Sampler {
     }
 
     fn changes_logits(&self) -> bool {
-        self.forced().is_none()
+        !self.whole
+            && self.forced().is_none()
             && (self.history.is_some()
                 || self.counts.is_some()
                 || self.bias.is_some()
@@ -294,39 +308,65 @@ impl Sampler {
     /// The logits `[1, V]` to choose from, in float32.
     fn changed(&mut self, logits: &Array) -> Result<Array> {
         let mut x = self.penalized(logits).map_err(engine("sampling"))?;
-        let too_early = self.step < self.min_tokens;
-        let forbidden = self.forbidden().cloned();
-        let Some(host) = self.host.as_mut() else {
-            return match forbidden {
-                Some(tokens) => forbid(&x, &tokens).map_err(engine("sampling")),
-                None => Ok(x),
-            };
-        };
-        if !host.processors.is_empty() {
+        if let Some(host) = &mut self.host
+            && !host.processors.is_empty()
+        {
             x = host.process(&x)?;
         }
-        let Some(mut words) = host.allowed()? else {
-            return match forbidden {
-                Some(tokens) => forbid(&x, &tokens).map_err(engine("sampling")),
-                None => Ok(x),
-            };
+        match (self.allowed()?, self.forbidden()) {
+            (Some(words), _) => allow(&x, &words).map_err(engine("sampling")),
+            (None, Some(tokens)) => forbid(&x, tokens).map_err(engine("sampling")),
+            (None, None) => Ok(x),
+        }
+    }
+
+    /// What the grammar lets come now of what is not banned; `None` without a grammar.
+    fn allowed(&mut self) -> Result<Option<Vec<u32>>> {
+        let too_early = match self.step < self.min_tokens {
+            true => self.enders.as_slice(),
+            false => &[],
         };
-        clear(&mut words, &self.banned);
-        if too_early {
-            // The grammar goes before: where it wants the end, the end comes.
-            let mut longer = words.clone();
-            clear(&mut longer, &self.enders);
-            if longer.iter().any(|&w| w != 0) {
-                words = longer;
-            }
+        match &mut self.host {
+            Some(host) => host.allowed(&self.banned, too_early),
+            None => Ok(None),
         }
-        if words.iter().all(|&w| w == 0) {
-            return Err(Error::new(
-                ErrorKind::InvalidOption,
-                "the grammar needs a token that banned_tokens forbids; ban fewer tokens",
-            ));
+    }
+
+    /// What the kernel of CPUs does with this row.
+    fn row(&mut self) -> Result<cpu::Row> {
+        let pick = self.choice().pick();
+        if !self.whole || matches!(pick, cpu::Pick::Token(_)) {
+            return Ok(cpu::Row::new(pick));
         }
-        allow(&x, &words).map_err(engine("sampling"))
+        let only = self.allowed()?;
+        let never = match only {
+            Some(_) => Arc::default(), // already out of it
+            None if self.step < self.min_tokens => Arc::clone(&self.banned_yet),
+            None => Arc::clone(&self.banned),
+        };
+        Ok(cpu::Row {
+            seen: self.history.clone(),
+            repeat: (self.repeat_penalty != 1.0).then_some(cpu::Repeat {
+                last: match self.window {
+                    0 => usize::MAX,
+                    n => n,
+                },
+                penalty: self.repeat_penalty,
+            }),
+            count: self.counts_tokens().then(|| cpu::Count {
+                last: usize::try_from(self.step).unwrap_or(usize::MAX),
+                presence: self.presence,
+                frequency: self.frequency,
+            }),
+            bias: Arc::clone(&self.biases),
+            never,
+            only,
+            pick,
+        })
+    }
+
+    fn counts_tokens(&self) -> bool {
+        self.presence != 0.0 || self.frequency != 0.0
     }
 
     fn penalized(&self, logits: &Array) -> mlx_rs_core::Result<Array> {
@@ -371,6 +411,9 @@ impl Sampler {
         if let Some(host) = &mut self.host {
             host.pending = Some(token.clone());
         }
+        if self.whole {
+            return self.append(token);
+        }
         if let Some(counts) = &self.counts {
             self.counts = Some(count(counts, token)?);
         }
@@ -393,6 +436,28 @@ impl Sampler {
         });
         Ok(())
     }
+
+    /// Takes a token `[1]` into the history of the kernel, which looks at its end alone: so it is cut
+    /// now and then only, and not where the reply is counted.
+    fn append(&mut self, token: &Array) -> mlx_rs_core::Result<()> {
+        const SURPLUS: usize = 64;
+        let counts = self.counts_tokens();
+        if self.repeat_penalty == 1.0 && !counts {
+            return Ok(());
+        }
+        let mut history = match &self.history {
+            None => token.clone(),
+            Some(history) => concatenate(&[history, token], 0)?,
+        };
+        let n = history.dim(0)?;
+        let most = self.window.saturating_add(SURPLUS);
+        if self.window > 0 && !counts && n.unsigned_abs() as usize > most {
+            let window = i32::try_from(self.window).unwrap_or(n);
+            history = history.slice_axis(0, n - window, n)?;
+        }
+        self.history = Some(history);
+        Ok(())
+    }
 }
 
 impl std::fmt::Debug for Sampler {
@@ -404,52 +469,6 @@ impl std::fmt::Debug for Sampler {
             .field("min_p", &self.min_p)
             .field("step", &self.step)
             .finish_non_exhaustive()
-    }
-}
-
-impl Host {
-    /// Reads the last token, waiting for it where it is still being computed.
-    fn catch_up(&mut self) -> Result<()> {
-        let Some(token) = self.pending.take() else {
-            return Ok(());
-        };
-        let id: u32 = token.item().map_err(engine("sampling"))?;
-        self.reply.push(id);
-        match &mut self.grammar {
-            Some(grammar) => grammar.accept(id),
-            None => Ok(()),
-        }
-    }
-
-    fn process(&mut self, logits: &Array) -> Result<Array> {
-        let mut values = logits.to_vec::<f32>().map_err(engine("sampling"))?;
-        for processor in &mut self.processors {
-            processor
-                .process(&self.prompt, &self.reply, &mut values)
-                .map_err(|e| e.context("logits processor"))?;
-        }
-        if values.iter().all(|&v| v == f32::NEG_INFINITY || v.is_nan()) {
-            return Err(Error::new(
-                ErrorKind::InvalidOption,
-                "the logits processors leave no token to draw; leave at least one above minus infinity",
-            ));
-        }
-        Array::from_slice(&values, logits.shape()).map_err(engine("sampling"))
-    }
-
-    fn allowed(&mut self) -> Result<Option<Vec<u32>>> {
-        match &mut self.grammar {
-            Some(grammar) => grammar.allowed(),
-            None => Ok(None),
-        }
-    }
-}
-
-fn clear(words: &mut [u32], tokens: &[u32]) {
-    for &id in tokens {
-        if let Some(word) = words.get_mut(id as usize / 32) {
-            *word &= !(1 << (id % 32));
-        }
     }
 }
 
@@ -504,19 +523,26 @@ pub fn sample(rows: &mut [&mut Sampler], logits: &Array) -> Result<Drawn> {
         }
     }
     let changed = changed(rows, &logits)?;
-    let choices: Vec<Choice> = rows.iter().map(|r| r.choice()).collect();
-    let on_cpu = rows.iter().all(|r| r.on_cpu);
-    draw(rows, &logits, &changed, &choices, on_cpu).map_err(engine("sampling"))
+    let on_cpu = rows.iter().any(|r| r.on_cpu);
+    let tokens = if on_cpu {
+        let rows = rows.iter_mut().map(|r| r.row()).collect::<Result<_>>()?;
+        cpu::choose(&changed, rows)
+    } else {
+        let choices: Vec<Choice> = rows.iter().map(|r| r.choice()).collect();
+        chain::choose(&changed, &choices)
+    };
+    tokens
+        .and_then(|tokens| take(rows, &logits, tokens, on_cpu))
+        .map_err(engine("sampling"))
 }
 
-fn draw(
+/// Takes the tokens into the samplers, and looks up their log-probabilities.
+fn take(
     rows: &mut [&mut Sampler],
     logits: &Array,
-    changed: &Array,
-    choices: &[Choice],
+    tokens: Array,
     on_cpu: bool,
 ) -> mlx_rs_core::Result<Drawn> {
-    let tokens = chain::choose(changed, choices, on_cpu)?;
     for (i, row) in (0i32..).zip(rows.iter_mut()) {
         row.remember(&tokens.slice_axis(0, i, i + 1)?)?;
     }

@@ -265,7 +265,24 @@ fn logits_that_leave_one_token_give_it() {
 
 #[test]
 fn a_row_draws_the_same_alone_and_in_any_batch() {
+    same_alone_and_together(false);
+}
+
+#[test]
+fn a_row_draws_the_same_alone_and_in_any_batch_on_the_cpu() {
+    let cpu = mlx_rs_core::Stream::default_of(mlx_rs_core::Device::cpu()).unwrap();
+    cpu.scope(|| same_alone_and_together(true));
+}
+
+fn same_alone_and_together(on_cpu: bool) {
     let vocabulary = 300usize;
+    let sampler = |o: &GenerateOptions, prompt: &[u32], vocabulary| {
+        let c = Context {
+            on_cpu,
+            ..context(vocabulary)
+        };
+        Sampler::new(o, prompt, &c).unwrap()
+    };
     let base = || options().with_seed(11);
     let all = [
         base(),
@@ -339,6 +356,167 @@ fn a_row_draws_the_same_alone_and_in_any_batch() {
         }
     }
     assert_eq!(got, alone);
+}
+
+/// The draw of a step through the stages as operations of their own: what the one kernel of CPUs stands for.
+fn by_stages(
+    o: &GenerateOptions,
+    prompt: &[u32],
+    reply: &[u32],
+    x: &Array,
+    c: &Context<'_>,
+) -> mlx_rs_core::Result<u32> {
+    let step = reply.len() as u64;
+    let mut x = x.clone();
+    let mut history = [prompt, reply].concat();
+    if o.repeat_window > 0 {
+        history.drain(..history.len().saturating_sub(o.repeat_window));
+    }
+    if let (true, Some(history)) = (o.repeat_penalty != 1.0, ids(&history)?) {
+        x = repeat_penalty(&x, &history, o.repeat_penalty)?;
+    }
+    let mut counts = zeros(x.shape(), Dtype::Float32)?;
+    for &token in reply {
+        counts = count(&counts, &Array::vector(&[token])?)?;
+    }
+    x = count_penalty(&x, &counts, o.presence_penalty, o.frequency_penalty)?;
+    let (tokens, biases): (Vec<u32>, Vec<f32>) = o.logit_bias.iter().unzip();
+    if let Some(tokens) = ids(&tokens)? {
+        x = add_bias(&x, &tokens, &Array::vector(&biases)?.expand_dims(0)?)?;
+    }
+    let mut never = o.banned_tokens.clone();
+    if reply.len() < o.min_tokens {
+        never.extend(c.eos.iter().chain(&o.stop_tokens));
+    }
+    if let Some(never) = ids(&never)? {
+        x = forbid(&x, &never)?;
+    }
+    if let Some(&forced) = o.forced_tokens.get(reply.len()) {
+        return Ok(forced);
+    }
+    if o.temperature == 0.0 {
+        return x.argmax(-1, false)?.item();
+    }
+    let seed = Seed::new(o.seed);
+    let scale = [filters::inverse(o.temperature)];
+    let uniform = [seed.uniform(step)];
+    let excludes = seed.coin(step) < o.xtc_probability;
+    let one = |v: f32| Array::from_slice(&[v], &[1, 1]);
+    if o.top_k > 0 && o.top_k < c.vocabulary && o.top_k <= 1024 && !excludes {
+        let best = cpu::greatest(&x, o.top_k)?;
+        let mut y = best.values;
+        if o.top_p < 1.0 {
+            let before = y
+                .subtract(&best.log_total)?
+                .exp()?
+                .cumsum(-1, true, false)?;
+            let keep = before.less(&one(o.top_p)?)?;
+            y = mlx_rs_core::where_(&keep, &y, &one(NO)?)?;
+        }
+        if o.min_p > 0.0 {
+            y = min_p(&y, &[o.min_p])?;
+        }
+        let place: u32 = cpu::draw(&y, &scale, &uniform)?.item()?;
+        return Ok(best.indices.to_vec::<u32>()?[place as usize]);
+    }
+    if o.top_p < 1.0 {
+        x = cpu::top_p(&x, &[o.top_p])?;
+    }
+    if o.min_p > 0.0 {
+        x = min_p(&x, &[o.min_p])?;
+    }
+    if excludes {
+        let spared: Vec<u32> = c.eos.iter().chain(c.newline).copied().collect();
+        x = xtc(&x, &[o.xtc_threshold], &spared)?;
+    }
+    if o.top_k > 0 {
+        x = top_k(&x, o.top_k)?;
+    }
+    cpu::draw(&x, &scale, &uniform)?.item()
+}
+
+#[test]
+fn the_kernel_draws_as_the_stages_do() {
+    let vocabulary = 700usize;
+    let c = Context {
+        eos: &[3, 690],
+        newline: &[5],
+        on_cpu: true,
+        ..context(vocabulary)
+    };
+    let base = || options().with_temperature(0.8);
+    let all = [
+        options(),
+        options().with_repeat_penalty(3.0).with_repeat_window(2),
+        base(),
+        base().with_temperature(3.0).with_min_p(0.1),
+        base().with_top_p(0.9),
+        base().with_top_p(0.3).with_min_p(0.2),
+        base().with_top_k(40),
+        base().with_top_k(40).with_top_p(0.8).with_min_p(0.05),
+        base().with_top_k(1).with_top_p(0.1),
+        base().with_top_k(9000).with_top_p(0.99),
+        base().with_xtc_probability(0.5).with_xtc_threshold(0.01),
+        base()
+            .with_xtc_probability(0.5)
+            .with_top_p(0.95)
+            .with_min_p(0.02)
+            .with_top_k(40)
+            .with_repeat_penalty(1.1)
+            .with_presence_penalty(0.2)
+            .with_frequency_penalty(0.2)
+            .with_logit_bias([(5, 1.0), (6, -1.0), (8, -100.0)]),
+        base()
+            .with_temperature(1.3)
+            .with_repeat_penalty(1.4)
+            .with_repeat_window(3)
+            .with_min_tokens(4)
+            .with_stop_tokens([11])
+            .with_banned_tokens([12, 13])
+            .with_forced_tokens([20, 21]),
+        base()
+            .with_presence_penalty(-0.5)
+            .with_frequency_penalty(0.25)
+            .with_repeat_penalty(0.8)
+            .with_repeat_window(0),
+    ];
+    let inf = f32::INFINITY;
+    let row = |f: &dyn Fn(usize) -> f32| -> Vec<f32> { (0..vocabulary).map(f).collect() };
+    let kinds = [
+        row(&|v| ((v * 37 % 97) as f32).sin() * 5.0),
+        row(&|v| ((v * 131 % 701) as f32 * 0.37).sin() * 12.0),
+        // Ties, and what is possible with no more than a few.
+        row(&|_| 1.5),
+        row(&|v| (v % 3) as f32),
+        row(&|v| if v % 50 == 7 { -2.0 } else { NO }),
+        row(&|v| if v == 600 { -80.0 } else { NO }),
+        row(&|v| if v % 300 == 9 { inf } else { 0.1 }),
+        row(&|v| if v == 30 { 200.0 } else { -200.0 }),
+    ];
+    let cpu = mlx_rs_core::Stream::default_of(mlx_rs_core::Device::cpu()).unwrap();
+    cpu.scope(|| {
+        for o in &all {
+            for (kind, values) in kinds.iter().enumerate() {
+                for seed in 0..4 {
+                    let o = o.clone().with_seed(seed);
+                    let prompt = [3, 600, 9, 9];
+                    let x = logits(values);
+                    let mut s = Sampler::new(&o, &prompt, &c).unwrap();
+                    let mut reply = Vec::new();
+                    for _ in 0..6 {
+                        let expected = by_stages(&o, &prompt, &reply, &x, &c).unwrap();
+                        let drawn = sample(&mut [&mut s], &x).unwrap();
+                        reply.push(drawn.tokens.item::<u32>().unwrap());
+                        assert_eq!(
+                            reply.last(),
+                            Some(&expected),
+                            "{o:?} of kind {kind}, {reply:?}"
+                        );
+                    }
+                }
+            }
+        }
+    });
 }
 
 #[test]

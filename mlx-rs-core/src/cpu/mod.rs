@@ -12,6 +12,7 @@ mod attention;
 mod back;
 mod bands;
 mod block;
+mod choose;
 mod glance;
 mod host_op;
 mod kernel;
@@ -32,6 +33,7 @@ mod sweep;
 mod tests;
 mod tile;
 mod turn;
+mod weigh;
 #[cfg(target_arch = "x86_64")]
 mod whole;
 #[cfg(target_arch = "x86_64")]
@@ -39,12 +41,13 @@ mod x86;
 
 pub use attention::{HeadNorm, Heads, Lane};
 pub use block::{Biased, Block, Room, RowNorm};
+pub use choose::{Count, Filters, Pick, Repeat, Row, choose};
 pub use matrix::{DenseMatrix, Matrix, QuantizedMatrix};
 pub use memory::KvMemory;
 pub use nucleus::top_p;
 pub use project::{Gate, Projection, Then};
 pub use rotation::Rotation;
-pub use select::{Greatest, draw, greatest};
+pub use select::{Greatest, LONGEST, LogProbabilities, draw, greatest, log_probabilities};
 pub use store::Tokens;
 
 use std::sync::OnceLock;

@@ -1,14 +1,17 @@
-//! The nucleus of a distribution (top-p) without sorting the vocabulary: sums of exponentials in
-//! bins by value find where the cut falls, and only the bin of the cut is sorted.
+//! The nucleus of a distribution (top-p) without sorting the vocabulary: only what lies near the greatest
+//! is looked at, sums of exponentials in bins by value find where the cut falls, and only the bin of the
+//! cut is sorted.
 
 use super::host_op::{self, Input, Meaning, Work};
-use super::select::{depth, greatest_of};
+use super::kernel::Isa;
+use super::select::{Found, Room, ascending, gather, weigh};
+use super::weigh::{self, DEPTH, Scale, depth, peak};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Logits this far below the greatest weigh nothing: together less than what float32 can tell p from 1.
-const DEPTH: f32 = 40.0;
+/// How far below the greatest the nucleus is looked for, first near, where it mostly ends.
+const REACHES: [f32; 3] = [8.0, 16.0, DEPTH];
 
 const BINS: usize = 1024;
 
@@ -66,9 +69,22 @@ impl Work for Nucleus {
         // SAFETY: `top_p` passes one array, of float32.
         let logits: &[f32] = unsafe { inputs[0].as_slice() };
         let rows = logits.chunks_exact(self.n);
-        for ((row, out), &p) in rows.zip(output.chunks_exact_mut(self.n)).zip(&self.p) {
-            cut(row, p, out);
-        }
+        let isa = Isa::detect();
+        Room::with(|room| {
+            for ((row, out), &p) in rows.zip(output.chunks_exact_mut(self.n)).zip(&self.p) {
+                weigh::peaks(isa, row, &mut room.peaks);
+                let max = peak(&room.peaks);
+                if max == f32::NEG_INFINITY || p > 1.0 {
+                    out.copy_from_slice(row); // nothing is possible, or all of it stays
+                    continue;
+                }
+                nucleus(isa, row, max, p, room);
+                out.fill(f32::NEG_INFINITY);
+                for &(x, i) in &room.found {
+                    out[i as usize] = x;
+                }
+            }
+        });
     }
 
     fn outputs(&self) -> usize {
@@ -76,60 +92,78 @@ impl Work for Nucleus {
     }
 }
 
-/// The bin of a logit that lies `below` (0 or less) the greatest one; bin 0 weighs nothing.
-fn bin(below: f32) -> usize {
-    let at = (below + DEPTH) * (BINS as f32 / DEPTH);
-    // A conversion from float saturates: what is far below, and what is no number, falls into bin 0.
-    (at as usize).min(BINS - 1)
-}
-
-fn cut(row: &[f32], p: f32, out: &mut [f32]) {
-    let max = greatest_of(row);
-    out.copy_from_slice(row);
-    if max == f32::NEG_INFINITY {
-        return; // nothing is possible
-    }
-    let mut weights = [0.0f64; BINS];
-    for &x in row {
-        let below = depth(x, max);
-        if below > -DEPTH {
-            weights[bin(below)] += f64::from(below.exp());
+/// Leaves in `room.found`, in order of place, the nucleus of a row whose greatest is `max`, above minus
+/// infinity, and whose peaks are in `room`.
+pub(super) fn nucleus(isa: Isa, row: &[f32], max: f32, p: f32, room: &mut Room) {
+    let share = 1.0 - f64::from(p);
+    let scale = Scale { max, by: 1.0 };
+    let mut total = None;
+    for reach in REACHES {
+        gather(row, &room.peaks, max - reach, &mut room.found);
+        let mass = weigh(isa, &room.found, scale, &mut room.values, &mut room.weights);
+        // What may go: the least probable, as long as their sum stays within what is to spare.
+        let (spare, gone) = if reach == DEPTH {
+            (share * mass, 0.0)
+        } else {
+            let total = *total.get_or_insert_with(|| {
+                weigh::sums(isa, row, &room.peaks, scale, &mut room.sums);
+                room.sums.iter().sum::<f64>()
+            });
+            (share * total, (total - mass).max(0.0))
+        };
+        if gone <= spare || reach == DEPTH {
+            cut(&mut room.found, &room.weights, (max, reach), spare, gone);
+            return;
         }
     }
-    let total: f64 = weights.iter().sum();
-    // What may go: the least probable, as long as their sum stays within this.
-    let spare = (1.0 - f64::from(p)) * total;
-    let mut gone = 0.0;
+}
+
+/// Takes the least of `found` away, which lie within `reach` of `max`, as long as their weights and what
+/// is `gone` already stay within `spare`.
+fn cut(
+    found: &mut Vec<Found>,
+    weights: &[f32],
+    (max, reach): (f32, f32),
+    spare: f64,
+    mut gone: f64,
+) {
+    let bin = |x: f32| {
+        let at = (depth(x, max) + reach) * (BINS as f32 / reach);
+        // A conversion from float saturates: what is too far falls into bin 0.
+        (at as usize).min(BINS - 1)
+    };
+    let mut sums = [0.0f64; BINS];
+    for (&(x, _), &w) in found.iter().zip(weights) {
+        sums[bin(x)] += f64::from(w);
+    }
     let mut border = 0;
-    while border < BINS - 1 && gone + weights[border] <= spare {
-        gone += weights[border];
+    while border < BINS - 1 && gone + sums[border] <= spare {
+        gone += sums[border];
         border += 1;
     }
     // Everything below the border's bin goes, everything above stays; inside it, one by one.
-    let mut inside: Vec<(f32, usize)> = Vec::new();
-    for (i, (&x, o)) in row.iter().zip(out.iter_mut()).enumerate() {
-        let below = depth(x, max);
-        let at = bin(below);
-        if at < border {
-            *o = f32::NEG_INFINITY;
-        } else if at == border {
-            inside.push((x, i));
-        }
-    }
-    // Adding zero makes -0 the 0 that it equals.
-    inside.sort_unstable_by(|a, b| (a.0 + 0.0).total_cmp(&(b.0 + 0.0)).then(a.1.cmp(&b.1)));
+    let mut inside: Vec<(Found, f32)> = found
+        .iter()
+        .zip(weights)
+        .filter(|((x, _), _)| bin(*x) == border)
+        .map(|(&found, &w)| (found, w))
+        .collect();
+    inside.sort_unstable_by(|a, b| ascending(&a.0, &b.0));
+    // The most probable stays whatever p is.
     let last = if border == BINS - 1 { 1 } else { 0 };
-    let n = inside.len();
-    for &(x, i) in inside.iter().take(n.saturating_sub(last)) {
-        let below = depth(x, max);
-        if below > -DEPTH {
-            gone += f64::from(below.exp());
-        }
+    let n = inside.len().saturating_sub(last);
+    let mut edge = None;
+    for (found, w) in &inside[..n] {
+        gone += f64::from(*w);
         if gone > spare {
             break;
         }
-        out[i] = f32::NEG_INFINITY;
+        edge = Some(*found);
     }
+    found.retain(|found| {
+        let at = bin(found.0);
+        at > border || (at == border && edge.is_none_or(|e| ascending(found, &e).is_gt()))
+    });
 }
 
 #[cfg(test)]

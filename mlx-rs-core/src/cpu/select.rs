@@ -2,29 +2,122 @@
 //! rows, draws a random number for every element, and computes its exponentials one by one; one pass
 //! over a row does here what the choice needs.
 
+use std::cell::RefCell;
+use std::cmp::Ordering;
+
 use super::host_op::{self, Input, Meaning, Work};
+use super::kernel::Isa;
+use super::weigh::{self, BLOCK, Scale, depth, peak};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Longest row: an index beyond is not exact as float32, in which results come.
-const LONGEST: usize = 1 << 24;
+/// The longest row that is chosen from: an index beyond is not exact as float32, in which results come.
+pub const LONGEST: usize = 1 << 24;
 
-/// Logits this far below the greatest weigh nothing: together less than the rounding of the rest.
-const DEPTH: f32 = 60.0;
+/// An element and its place.
+pub(super) type Found = (f32, u32);
 
-/// How far `x` lies below the greatest: 0 or less. Infinities that are the greatest are level.
-pub(super) fn depth(x: f32, max: f32) -> f32 {
-    if x == max { 0.0 } else { x - max }
+/// Memory of a thread for what it works on, kept from row to row.
+#[derive(Default)]
+pub(super) struct Room {
+    /// A row that is changed.
+    pub row: Vec<f32>,
+    /// The greatest of each block of the row.
+    pub peaks: Vec<f32>,
+    /// The sum of each block's weights.
+    pub sums: Vec<f64>,
+    /// What is looked at.
+    pub found: Vec<Found>,
+    /// Its values, and weights.
+    pub values: Vec<f32>,
+    pub weights: Vec<f32>,
+    /// How often each token occurs; zeros between uses.
+    pub counts: Vec<u32>,
 }
 
-/// The greatest of a row; minus infinity where there is no number.
-pub(super) fn greatest_of(row: &[f32]) -> f32 {
-    row.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+impl Room {
+    /// Works in the memory of this thread.
+    pub(super) fn with(work: impl FnOnce(&mut Room)) {
+        thread_local! {
+            static ROOM: RefCell<Room> = RefCell::default();
+        }
+        ROOM.with(|room| match room.try_borrow_mut() {
+            Ok(mut room) => work(&mut room),
+            Err(_) => work(&mut Room::default()),
+        });
+    }
+}
+
+/// By value, and of equals by place.
+pub(super) fn ascending(a: &Found, b: &Found) -> Ordering {
+    // Adding zero makes -0 the 0 that it equals.
+    (a.0 + 0.0).total_cmp(&(b.0 + 0.0)).then(a.1.cmp(&b.1))
+}
+
+/// All elements from `least` on, in order of place. What is no number counts as minus infinity.
+pub(super) fn gather(row: &[f32], peaks: &[f32], least: f32, found: &mut Vec<Found>) {
+    found.clear();
+    for (at, (block, &peak)) in (0u32..).zip(row.chunks(BLOCK).zip(peaks)) {
+        if peak < least {
+            continue;
+        }
+        // First all comparisons, without branches: which of them hold cannot be foreseen.
+        let mut wanted = 0u32;
+        for (i, &x) in block.iter().enumerate() {
+            let x = if x.is_nan() { f32::NEG_INFINITY } else { x };
+            wanted |= u32::from(x >= least) << i;
+        }
+        while wanted != 0 {
+            let i = wanted.trailing_zeros();
+            wanted &= wanted - 1;
+            let x = block[i as usize];
+            let x = if x.is_nan() { f32::NEG_INFINITY } else { x };
+            found.push((x, at * BLOCK as u32 + i));
+        }
+    }
+}
+
+/// Weighs what was found, and returns the sum.
+pub(super) fn weigh(
+    isa: Isa,
+    found: &[Found],
+    scale: Scale,
+    values: &mut Vec<f32>,
+    weights: &mut Vec<f32>,
+) -> f64 {
+    values.clear();
+    values.extend(found.iter().map(|f| f.0));
+    weigh::weights(isa, values, scale, weights);
+    weights.iter().map(|&w| f64::from(w)).sum()
+}
+
+/// Leaves the `k` greatest, in no order; of equals those behind.
+pub(super) fn most(found: &mut Vec<Found>, k: usize) {
+    if k > 0 && k < found.len() {
+        found.select_nth_unstable_by(k - 1, |a, b| ascending(b, a));
+        found.truncate(k);
+    }
+}
+
+/// Finds the `k` greatest of a row whose peaks are in `room`, in no order; of equals those behind.
+pub(super) fn select(row: &[f32], k: usize, room: &mut Room) {
+    // As many blocks have an element from the least of their greatest ones on.
+    let mut least = f32::NEG_INFINITY;
+    if k > 0 && k <= room.peaks.len() {
+        room.values.clear();
+        room.values.extend_from_slice(&room.peaks);
+        let (_, kth, _) = room
+            .values
+            .select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+        least = *kth;
+    }
+    gather(row, &room.peaks, least, &mut room.found);
+    most(&mut room.found, k);
 }
 
 /// The sizes of `[rows, n]` in float32, as the kernels here need it.
-fn size(op: &'static str, logits: &Array) -> Result<(usize, usize)> {
+pub(super) fn size(op: &'static str, logits: &Array) -> Result<(usize, usize)> {
     match *logits.shape() {
         [rows, n] if rows > 0 && n > 0 && logits.dtype() == Dtype::Float32 => {
             let (rows, n) = (rows.unsigned_abs() as usize, n.unsigned_abs() as usize);
@@ -107,27 +200,14 @@ impl Work for Select {
         let logits: &[f32] = unsafe { inputs[0].as_slice() };
         let width = 2 * self.k + 1;
         let rows = logits.chunks_exact(self.n);
-        for (row, out) in rows.zip(output.chunks_exact_mut(width)) {
-            let max = greatest_of(row);
-            let best = select(row, self.k);
-            let (values, rest) = out.split_at_mut(self.k);
-            let (indices, total) = rest.split_at_mut(self.k);
-            for (((value, index), v), i) in best.into_iter().zip(values).zip(indices) {
-                *v = depth(value, max);
-                *i = index as f32;
+        Room::with(|room| {
+            for (row, out) in rows.zip(output.chunks_exact_mut(width)) {
+                let (values, rest) = out.split_at_mut(self.k);
+                let (indices, total) = rest.split_at_mut(self.k);
+                let max = rank(Isa::detect(), row, room, values, indices);
+                total[0] = log_total(Isa::detect(), row, max, room);
             }
-            if max == f32::NEG_INFINITY {
-                total[0] = max;
-                continue;
-            }
-            let sum: f64 = row
-                .iter()
-                .map(|&x| depth(x, max))
-                .filter(|&below| below > -DEPTH)
-                .map(|below| f64::from(below.exp()))
-                .sum();
-            total[0] = sum.ln() as f32;
-        }
+        });
     }
 
     fn outputs(&self) -> usize {
@@ -135,33 +215,135 @@ impl Work for Select {
     }
 }
 
-/// The `k` greatest and their places, ascending; of equals those behind.
-fn select(row: &[f32], k: usize) -> Vec<(f32, u32)> {
-    let order = |a: &(f32, u32), b: &(f32, u32)| {
-        // Descending. Adding zero makes -0 the 0 that it equals.
-        (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(b.1.cmp(&a.1))
-    };
-    let mut best: Vec<(f32, u32)> = Vec::with_capacity(2 * k);
-    let mut least = f32::NEG_INFINITY;
-    for (i, &x) in row.iter().enumerate() {
-        // What is no number ranks last.
-        let x = if x.is_nan() { f32::NEG_INFINITY } else { x };
-        if x < least {
-            continue;
-        }
-        best.push((x, i as u32)); // below `LONGEST`
-        if best.len() == 2 * k {
-            best.select_nth_unstable_by(k - 1, order);
-            best.truncate(k);
-            least = best[k - 1].0;
+/// The greatest of a row, as many as there is room for in `values`, ascending: how far they lie below the
+/// greatest one, which is returned, and where they stand.
+fn rank(isa: Isa, row: &[f32], room: &mut Room, values: &mut [f32], places: &mut [f32]) -> f32 {
+    weigh::peaks(isa, row, &mut room.peaks);
+    let max = peak(&room.peaks);
+    if !values.is_empty() {
+        select(row, values.len(), room);
+        room.found.sort_unstable_by(ascending);
+        for ((&(x, i), value), place) in room.found.iter().zip(values).zip(places) {
+            *value = depth(x, max);
+            *place = i as f32; // below `LONGEST`
         }
     }
-    if best.len() > k {
-        best.select_nth_unstable_by(k - 1, order);
-        best.truncate(k);
+    max
+}
+
+/// The logarithm of the sum of the weights of a row with its peaks in `room`.
+fn log_total(isa: Isa, row: &[f32], max: f32, room: &mut Room) -> f32 {
+    if max == f32::NEG_INFINITY {
+        return max;
     }
-    best.sort_unstable_by(|a, b| order(b, a));
-    best
+    total(isa, row, Scale { max, by: 1.0 }, room).ln() as f32
+}
+
+/// The sum of the weights of a row with its peaks in `room`; that of each block is left there.
+pub(super) fn total(isa: Isa, row: &[f32], scale: Scale, room: &mut Room) -> f64 {
+    weigh::sums(isa, row, &room.peaks, scale, &mut room.sums);
+    room.sums.iter().sum()
+}
+
+/// Logarithms of probabilities under the softmax of rows `[rows, n]`.
+#[derive(Debug, Clone)]
+pub struct LogProbabilities {
+    /// Of one element a row: float32 `[rows]`.
+    pub chosen: Array,
+    /// Of the greatest, ascending: float32 `[rows, k]`.
+    pub values: Array,
+    /// Where these stand: uint32 `[rows, k]`.
+    pub indices: Array,
+}
+
+/// The logarithms of the probabilities of the elements `chosen` (uint32 `[rows]`) of float32 `[rows, n]`, and
+/// of the `k` greatest of each row, of equals those behind. An element beyond the row is impossible. On the CPU.
+///
+/// # Errors
+/// [`ErrorKind::Shape`] when an array is of another type or shape; [`ErrorKind::Index`] when `k` is more than
+/// `n`; MLX's message when the current stream is not on the CPU.
+/// ```
+/// use mlx_rs_core::{Array, Device, Stream, cpu};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     let logits = Array::from_slice(&[0.25f32.ln(), 0.75f32.ln()], &[1, 2])?;
+///     let found = cpu::log_probabilities(&logits, &Array::vector(&[0u32])?, 1)?;
+///     assert!((found.chosen.to_vec::<f32>()?[0].exp() - 0.25).abs() < 1e-6);
+///     assert_eq!(found.indices.to_vec::<u32>()?, [1]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+pub fn log_probabilities(logits: &Array, chosen: &Array, k: usize) -> Result<LogProbabilities> {
+    const OP: &str = "cpu::log_probabilities";
+    let (rows, n) = size(OP, logits)?;
+    if k > n {
+        return Err(Error::new(
+            ErrorKind::Index,
+            OP,
+            format!("{k} elements of rows of {n}"),
+        ));
+    }
+    let (rows_i, k_i) = (rows as i32, k as i32); // both were dimensions, or are below one
+    if chosen.dtype() != Dtype::Uint32 || chosen.shape() != [rows_i] {
+        return Err(Error::new(
+            ErrorKind::Shape,
+            OP,
+            format!("needs an element of each of {rows} rows: uint32 [{rows}]"),
+        )
+        .with_inputs(&[chosen]));
+    }
+    let out = host_op::add(
+        OP,
+        Meaning::Opaque,
+        Logarithms { rows, n, k },
+        &[logits, chosen],
+        &[rows_i, 2 * k_i + 1],
+    )?;
+    Ok(LogProbabilities {
+        chosen: out.slice_axis(1, 0, 1)?.squeeze_axis(1)?,
+        values: out.slice_axis(1, 1, k_i + 1)?,
+        indices: out
+            .slice_axis(1, k_i + 1, 2 * k_i + 1)?
+            .astype(Dtype::Uint32)?,
+    })
+}
+
+struct Logarithms {
+    rows: usize,
+    n: usize,
+    k: usize,
+}
+
+impl Work for Logarithms {
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        // SAFETY: `log_probabilities` passes float32 and then uint32.
+        let (logits, chosen): (&[f32], &[u32]) =
+            unsafe { (inputs[0].as_slice(), inputs[1].as_slice()) };
+        let isa = Isa::detect();
+        let rows = logits.chunks_exact(self.n).zip(chosen);
+        Room::with(|room| {
+            for ((row, &id), out) in rows.zip(output.chunks_exact_mut(2 * self.k + 1)) {
+                let (first, rest) = out.split_at_mut(1);
+                let (values, places) = rest.split_at_mut(self.k);
+                let max = rank(isa, row, room, values, places);
+                if max == f32::NEG_INFINITY {
+                    first.fill(max);
+                    values.fill(max);
+                    continue;
+                }
+                let total = log_total(isa, row, max, room);
+                let x = row.get(id as usize).copied();
+                first[0] = depth(x.unwrap_or(f32::NEG_INFINITY), max) - total;
+                for value in values {
+                    *value -= total;
+                }
+            }
+        });
+    }
+
+    fn outputs(&self) -> usize {
+        self.rows * (2 * self.k + 1)
+    }
 }
 
 /// One index (uint32 `[rows]`) of each row of float32 `[rows, n]`, drawn with probabilities
@@ -215,13 +397,16 @@ impl Work for Draw {
     fn run(&self, inputs: &[Input], output: &mut [f32]) {
         // SAFETY: `draw` passes one array, of float32.
         let logits: &[f32] = unsafe { inputs[0].as_slice() };
-        let mut weights = Vec::with_capacity(self.n);
+        let isa = Isa::detect();
         let parameters = self.scale.iter().zip(&self.uniform);
-        for ((row, out), (&scale, &uniform)) in
-            logits.chunks_exact(self.n).zip(output).zip(parameters)
-        {
-            *out = pick(row, scale, uniform, &mut weights) as f32;
-        }
+        let rows = logits.chunks_exact(self.n).zip(output).zip(parameters);
+        Room::with(|room| {
+            for ((row, out), (&by, &uniform)) in rows {
+                weigh::peaks(isa, row, &mut room.peaks);
+                let max = peak(&room.peaks);
+                *out = pick(isa, row, Scale { max, by }, uniform, room) as f32;
+            }
+        });
     }
 
     fn outputs(&self) -> usize {
@@ -229,30 +414,37 @@ impl Work for Draw {
     }
 }
 
-fn pick(row: &[f32], scale: f32, uniform: f64, weights: &mut Vec<f32>) -> usize {
-    let max = greatest_of(row);
-    if max == f32::NEG_INFINITY {
+/// The place at which the running sum of the weights passes `uniform` of their total, in a row with its
+/// peaks in `room`.
+pub(super) fn pick(isa: Isa, row: &[f32], scale: Scale, uniform: f64, room: &mut Room) -> usize {
+    if scale.max == f32::NEG_INFINITY {
         return 0;
     }
-    weights.clear();
-    weights.extend(row.iter().map(|&x| {
-        let below = depth(x, max) * scale;
-        if below > -DEPTH { below.exp() } else { 0.0 }
-    }));
-    let total: f64 = weights.iter().map(|&w| f64::from(w)).sum();
-    let target = uniform * total;
-    let mut sum = 0.0;
-    let mut last = 0;
-    for (i, &w) in weights.iter().enumerate() {
+    let target = uniform * total(isa, row, scale, room);
+    // First the block, then the place in it.
+    let (block, before) = pass(room.sums.iter().copied(), 0.0, target);
+    let start = block * BLOCK;
+    let Some(block) = row.get(start..row.len().min(start + BLOCK)) else {
+        return 0;
+    };
+    weigh::weights(isa, block, scale, &mut room.weights);
+    start + pass(room.weights.iter().map(|&w| f64::from(w)), before, target).0
+}
+
+/// Where the running sum of `weights`, which begins at `sum`, passes `target`, and what it is before; the
+/// last place that weighs anything where rounding keeps it from that.
+pub(super) fn pass(weights: impl Iterator<Item = f64>, mut sum: f64, target: f64) -> (usize, f64) {
+    let (mut place, mut before) = (0, sum);
+    for (i, w) in weights.enumerate() {
         if w > 0.0 {
-            sum += f64::from(w);
-            last = i;
+            (place, before) = (i, sum);
+            sum += w;
             if sum > target {
                 break;
             }
         }
     }
-    last
+    (place, before)
 }
 
 #[cfg(test)]
@@ -355,6 +547,50 @@ mod tests {
         let rows = [vec![NO, NO], vec![NO, -5.0], vec![1.0, f32::INFINITY]];
         let tokens = on_cpu(|| draw(&array(&rows), &[1.0; 3], &[0.0, 0.5, 0.0])).unwrap();
         assert_eq!(tokens.to_vec::<u32>().unwrap(), [0, 1, 1]);
+    }
+
+    #[test]
+    fn logarithms_are_those_of_the_softmax() {
+        let inf = f32::INFINITY;
+        let rows = [
+            numbers(100),
+            [vec![inf, NO, inf, 3e38], vec![1.0; 96]].concat(),
+        ];
+        let chosen = Array::vector(&[7u32, 2]).unwrap();
+        for k in [0usize, 1, 5, 100] {
+            let (chosen, values, indices) = on_cpu(|| {
+                let l = log_probabilities(&array(&rows), &chosen, k).unwrap();
+                (
+                    l.chosen.to_vec::<f32>().unwrap(),
+                    l.values.to_vec::<f32>().unwrap(),
+                    l.indices.to_vec::<u32>().unwrap(),
+                )
+            });
+            let max = rows[0].iter().copied().fold(NO, f32::max);
+            let total: f64 = rows[0].iter().map(|x| f64::from(x - max).exp()).sum();
+            let expected = f64::from(rows[0][7] - max) - total.ln();
+            assert!((f64::from(chosen[0]) - expected).abs() < 1e-5);
+            assert_eq!(chosen[1], -(2f32.ln()));
+            assert_eq!((values.len(), indices.len()), (2 * k, 2 * k));
+            for (value, &i) in values[..k].iter().zip(&indices) {
+                let expected = f64::from(rows[0][i as usize] - max) - total.ln();
+                assert!((f64::from(*value) - expected).abs() < 1e-5);
+            }
+            assert!(values[..k].is_sorted());
+            if k > 1 {
+                assert_eq!(indices[2 * k - 2..], [0, 2]);
+            }
+        }
+        let nothing = array(&[vec![NO, NO]]);
+        let l = on_cpu(|| log_probabilities(&nothing, &Array::vector(&[9u32]).unwrap(), 1));
+        let l = on_cpu(|| l.unwrap().chosen.to_vec::<f32>().unwrap());
+        assert_eq!(l, [NO]);
+        let wrong = [
+            log_probabilities(&nothing, &Array::vector(&[0u32]).unwrap(), 3),
+            log_probabilities(&nothing, &Array::vector(&[0u32, 0]).unwrap(), 1),
+            log_probabilities(&nothing, &Array::vector(&[0.0f32]).unwrap(), 1),
+        ];
+        assert!(wrong.iter().all(Result::is_err));
     }
 
     #[test]

@@ -1,0 +1,447 @@
+//! The one operation against its stages one by one, in float64 and with full sorts.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Device, Stream};
+
+const NO: f32 = f32::NEG_INFINITY;
+
+/// Closer than this to a border, rounding may decide.
+const MARGIN: f64 = 1e-5;
+
+fn chosen(logits: &[Vec<f32>], rows: &[(Row, Vec<u32>)]) -> Vec<u32> {
+    let n = logits[0].len();
+    Stream::default_of(Device::cpu()).unwrap().scope(|| {
+        let x = Array::from_slice(&logits.concat(), &[logits.len() as i32, n as i32]).unwrap();
+        let rows = rows.iter().map(|(row, seen)| {
+            let mut row = row.clone();
+            if !seen.is_empty() {
+                row.seen = Some(Array::vector(seen).unwrap());
+            }
+            row
+        });
+        let tokens = choose(&x, rows.collect()).unwrap();
+        tokens.to_vec::<u32>().unwrap()
+    })
+}
+
+/// The logits after all changes.
+fn changed(logits: &[f32], seen: &[u32], row: &Row) -> Vec<f32> {
+    let mut x = logits.to_vec();
+    for (id, x) in x.iter_mut().enumerate() {
+        let id = id as u32;
+        let times = |last| tail(seen, last).iter().filter(|&&t| t == id).count();
+        if let Some(r) = row.repeat
+            && times(r.last) > 0
+        {
+            *x = if *x < 0.0 {
+                *x * r.penalty
+            } else {
+                *x / r.penalty
+            };
+        }
+        if let Some(c) = row.count
+            && times(c.last) > 0
+        {
+            *x -= times(c.last) as f32 * c.frequency;
+            *x -= c.presence;
+        }
+        for (of, bias) in &*row.bias {
+            if *of == id {
+                *x += bias;
+            }
+        }
+        let bit = |words: &Vec<u32>| {
+            let word = words.get(id as usize / 32);
+            word.is_some_and(|w| w >> (id % 32) & 1 == 1)
+        };
+        if row.never.contains(&id) || !row.only.as_ref().is_none_or(bit) {
+            *x = NO;
+        }
+    }
+    x
+}
+
+fn below(x: f32, max: f32) -> f64 {
+    if x == max {
+        0.0
+    } else {
+        f64::from(x) - f64::from(max)
+    }
+}
+
+fn greatest(of: &[(f32, u32)]) -> f32 {
+    of.iter().map(|f| f.0).fold(NO, f32::max)
+}
+
+/// Weights of what is left, in the order in which they are summed; `None` too close to a border.
+fn left(x: &[f32], f: &Filters) -> Option<Vec<(u32, f64)>> {
+    let n = x.len();
+    let mut near = false;
+    let mut order: Vec<(f32, u32)> = x
+        .iter()
+        .map(|&x| if x.is_nan() { NO } else { x })
+        .zip(0..)
+        .collect();
+    order.sort_by(ascending);
+    let max = greatest(&order);
+    if max == NO {
+        return Some(vec![(0, 1.0)]);
+    }
+    let sum = |of: &[(f32, u32)]| of.iter().map(|f| below(f.0, max).exp()).sum::<f64>();
+    let total = sum(&order);
+    let candidates = f.top_k > 0 && f.top_k < n && f.top_k <= MOST_CANDIDATES && f.xtc.is_none();
+    if candidates {
+        order.drain(..n - f.top_k);
+    }
+    if f.top_p < 1.0 {
+        // Of the more probable ones there is less than p.
+        let mut first = order.len();
+        let mut before = 0.0;
+        while first > 0 && before < f64::from(f.top_p) {
+            first -= 1;
+            before += below(order[first].0, max).exp() / total;
+            near |= (before - f64::from(f.top_p)).abs() < MARGIN;
+        }
+        order.drain(..first);
+    }
+    if f.min_p > 0.0 {
+        let least = f.min_p.ln();
+        order.retain(|o| match candidates {
+            true => depth(o.0, max) >= least,
+            false => o.0 >= max + least,
+        });
+    }
+    if let Some((threshold, spared)) = &f.xtc {
+        let total = sum(&order);
+        let of = |x: f32| (below(x, max).exp() / total) as f32;
+        let threshold_near = |o: &(f32, u32)| f64::from((of(o.0) - threshold).abs()) < MARGIN;
+        near |= *threshold > 0.0 && order.iter().any(threshold_near);
+        let above = order.iter().map(|o| of(o.0)).filter(|p| p > threshold);
+        let least = above.fold(f32::INFINITY, f32::min);
+        // Without a threshold, what weighs nothing to float32 decides.
+        near |= least < MARGIN as f32;
+        order.retain(|o| of(o.0) <= least || spared.contains(&o.1));
+    }
+    if f.top_k > 0 && f.top_k < order.len() {
+        order.drain(..order.len() - f.top_k);
+    }
+    if !candidates {
+        order.sort_by_key(|o| o.1);
+    }
+    let max = greatest(&order);
+    let weight = |x: f32| match below(x, max) {
+        0.0 => 1.0,
+        f64::NEG_INFINITY => 0.0,
+        below => (below * f64::from(f.scale)).exp(),
+    };
+    let left = order.iter().map(|o| (o.1, weight(o.0))).collect();
+    (!near).then_some(left)
+}
+
+/// Checks every draw of `row` that rounding does not decide.
+fn check(logits: &[f32], seen: &[u32], row: &Row) {
+    let x = changed(logits, seen, row);
+    let Pick::Draw(filters) = &row.pick else {
+        let best = x.iter().copied().fold(NO, f32::max);
+        let expected = x.iter().position(|&x| x == best).unwrap_or(0);
+        let got = chosen(&[logits.to_vec()], &[(row.clone(), seen.to_vec())]);
+        assert_eq!(got, [expected as u32], "{row:?}");
+        return;
+    };
+    let Some(left) = left(&x, filters) else {
+        return;
+    };
+    let total: f64 = left.iter().map(|l| l.1).sum();
+    let mut expected = Vec::new();
+    let mut rows = Vec::new();
+    let mut before = 0.0;
+    for (id, w) in left {
+        if w / total > MARGIN && rows.len() < 64 {
+            let filters = Filters {
+                uniform: (before + w / 2.0) / total,
+                ..filters.clone()
+            };
+            let row = Row {
+                pick: Pick::Draw(filters),
+                ..row.clone()
+            };
+            rows.push((row, seen.to_vec()));
+            expected.push(id);
+        }
+        before += w;
+    }
+    let got = chosen(&vec![logits.to_vec(); rows.len()], &rows);
+    assert_eq!(got, expected, "{row:?} of {logits:?}, {seen:?}");
+}
+
+fn filters() -> Filters {
+    Filters {
+        top_p: 1.0,
+        min_p: 0.0,
+        xtc: None,
+        top_k: 0,
+        scale: 1.25,
+        uniform: 0.5,
+    }
+}
+
+fn draw(f: Filters) -> Row {
+    Row::new(Pick::Draw(f))
+}
+
+/// Logits of a coarse scale, so that there are equals and nothing nearly equal.
+fn numbers() -> impl Strategy<Value = Vec<f32>> {
+    let number = prop_oneof![
+        20 => (-40i32..40).prop_map(|i| i as f32 * 0.25),
+        4 => Just(NO),
+        1 => Just(f32::NAN),
+    ];
+    let odd = prop_oneof![
+        8 => Just(None),
+        1 => Just(Some(f32::INFINITY)),
+        1 => Just(Some(f32::MAX)),
+        1 => Just(Some(90.0f32)),
+    ];
+    (
+        prop::collection::vec(number, 1..200),
+        odd,
+        prop::sample::select(vec![0.0f32, 0.1, 1.0, 5.0]),
+    )
+        .prop_map(|(mut x, odd, spread)| {
+            for x in &mut x {
+                // Infinity times zero would be no number.
+                *x = if x.is_infinite() { *x } else { *x * spread };
+            }
+            if let Some(odd) = odd {
+                let at = x.len() / 2;
+                x[at] = odd;
+                x[0] = odd;
+            }
+            x
+        })
+}
+
+fn some_filters() -> impl Strategy<Value = Filters> {
+    let xtc = prop_oneof![
+        3 => Just(None),
+        1 => (0.0f32..0.6, prop::collection::vec(0u32..300, 0..3))
+            .prop_map(|(t, spared)| Some((t, spared.into()))),
+        1 => Just(Some((0.0, Arc::default()))),
+    ];
+    (
+        prop::sample::select(vec![1.0f32, 1.0, 0.999_99, 0.95, 0.613, 0.17, 1e-3]),
+        prop::sample::select(vec![0.0f32, 0.0, 1e-4, 0.02, 0.43, 1.0]),
+        xtc,
+        prop::sample::select(vec![0usize, 0, 1, 2, 7, 40, 150, 199, 2000]),
+        prop::sample::select(vec![0.0f32, 0.3, 1.0, 1.25, 20.0, f32::MAX]),
+    )
+        .prop_map(|(top_p, min_p, xtc, top_k, scale)| Filters {
+            top_p,
+            min_p,
+            xtc,
+            top_k,
+            scale,
+            uniform: 0.5,
+        })
+}
+
+fn some_row() -> impl Strategy<Value = Row> {
+    let pick = prop_oneof![
+        1 => Just(Pick::Greatest),
+        6 => some_filters().prop_map(Pick::Draw),
+    ];
+    let penalties = (
+        prop::option::of((0usize..12, prop::sample::select(vec![0.5f32, 1.1, 2.0]))),
+        prop::option::of((0usize..12, -1i32..3, -1i32..3)),
+    );
+    (
+        pick,
+        penalties,
+        prop::collection::btree_map(0u32..300, (-8i32..9).prop_map(|b| b as f32), 0..4),
+        prop::collection::vec(0u32..300, 0..4),
+        prop::option::weighted(0.2, prop::collection::vec(any::<u32>(), 0..7)),
+    )
+        .prop_map(|(pick, (repeat, count), bias, never, only)| Row {
+            seen: None,
+            repeat: repeat.map(|(last, penalty)| Repeat { last, penalty }),
+            count: count.map(|(last, presence, frequency)| Count {
+                last,
+                presence: presence as f32 * 0.5,
+                frequency: frequency as f32 * 0.25,
+            }),
+            bias: bias.into_iter().collect(),
+            never: never.into(),
+            only,
+            pick,
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn a_row_goes_through_its_stages(
+        logits in numbers(),
+        seen in prop::collection::vec(0u32..250, 0..12),
+        row in some_row(),
+    ) {
+        check(&logits, &seen, &row);
+    }
+}
+
+#[test]
+fn long_rows_do_as_short_ones() {
+    let mut state = 5u32;
+    let mut next = move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 24) as f32
+    };
+    // Flat, as models give them, and steep: the nucleus ends at another reach of each.
+    for spread in [0.5, 20.0, 60.0, 200.0] {
+        let logits: Vec<f32> = (0..5000)
+            .map(|_| (next() * spread * 4.0).round() / 4.0)
+            .collect();
+        for f in [
+            filters(),
+            Filters {
+                top_p: 0.9,
+                ..filters()
+            },
+            Filters {
+                top_p: 0.999_9,
+                ..filters()
+            },
+            Filters {
+                min_p: 0.05,
+                ..filters()
+            },
+            Filters {
+                top_p: 0.95,
+                min_p: 0.02,
+                top_k: 40,
+                ..filters()
+            },
+            Filters {
+                top_p: 0.95,
+                xtc: Some((1e-3, [17, 18].into())),
+                top_k: 40,
+                ..filters()
+            },
+            Filters {
+                xtc: Some((1e-3, Arc::default())),
+                ..filters()
+            },
+            Filters {
+                top_k: 1500,
+                ..filters()
+            },
+        ] {
+            let row = Row {
+                repeat: Some(Repeat {
+                    last: 64,
+                    penalty: 1.1,
+                }),
+                bias: [(3, 1.5)].into(),
+                ..draw(f)
+            };
+            check(&logits, &[1, 2, 3, 4, 4, 4999, 5000], &row);
+        }
+    }
+}
+
+#[test]
+fn the_ends() {
+    let at = |logits: &[f32], f: Filters, uniform: f64| {
+        chosen(
+            &[logits.to_vec()],
+            &[(draw(Filters { uniform, ..f }), Vec::new())],
+        )[0]
+    };
+    let p = |top_p, top_k| Filters {
+        top_p,
+        top_k,
+        ..filters()
+    };
+    let last = 1.0 - f64::EPSILON / 2.0;
+    // Ties at the border: as many as needed, those behind; and the most probable whatever p is.
+    for (f, first) in [
+        (p(0.5, 0), 2),
+        (p(0.5, 3), 2),
+        (p(1e-9, 0), 3),
+        (p(1e-9, 2), 3),
+        (p(1.0, 3), 1),
+        (p(0.75, 3), 1),
+    ] {
+        assert_eq!(at(&[1.0; 4], f.clone(), 0.0), first, "{f:?}");
+        assert_eq!(at(&[1.0; 4], f.clone(), last), 3, "{f:?}");
+    }
+    let inf = f32::INFINITY;
+    for f in [p(1.0, 0), p(0.9, 0), p(0.9, 2), p(1.0, 3)] {
+        // What is infinite is certain; nothing is impossible if all is.
+        assert_eq!(at(&[inf, 1e38, inf, NO], f.clone(), 0.4), 0, "{f:?}");
+        assert_eq!(at(&[inf, 1e38, inf, NO], f.clone(), 0.6), 2, "{f:?}");
+        assert_eq!(at(&[NO, NO, -7.0, NO], f.clone(), 0.0), 2, "{f:?}");
+        assert_eq!(at(&[NO, NO, -7.0, NO], f.clone(), last), 2, "{f:?}");
+        assert_eq!(at(&[NO; 4], f.clone(), 0.7), 0, "{f:?}");
+        assert_eq!(at(&[f32::NAN; 4], f.clone(), 0.7), 0, "{f:?}");
+    }
+}
+
+#[test]
+fn rows_are_chosen_each_in_its_own_way() {
+    let logits = vec![vec![4.0f32, 3.0, 2.0, 1.0]; 5];
+    let rows = [
+        (Row::new(Pick::Token(77)), vec![]),
+        (Row::new(Pick::Greatest), vec![]),
+        (
+            Row {
+                repeat: Some(Repeat {
+                    last: 1,
+                    penalty: 8.0,
+                }),
+                ..Row::new(Pick::Greatest)
+            },
+            vec![1, 0],
+        ),
+        (
+            Row {
+                only: Some(vec![0b1000]),
+                ..draw(filters())
+            },
+            vec![],
+        ),
+        (
+            Row {
+                never: [0, 1, 9].into(),
+                ..draw(Filters {
+                    scale: f32::MAX,
+                    ..filters()
+                })
+            },
+            vec![],
+        ),
+    ];
+    assert_eq!(chosen(&logits, &rows), [77, 0, 1, 3, 2]);
+    // Many rows are shared among threads.
+    let many: Vec<_> = (0..400).map(|i| rows[i % 5].clone()).collect();
+    let expected = [77, 0, 1, 3, 2].repeat(80);
+    assert_eq!(chosen(&vec![logits[0].clone(); 400], &many), expected);
+}
+
+#[test]
+fn what_does_not_fit_is_an_error() {
+    let x = Array::from_slice(&[1.0f32, 2.0], &[1, 2]).unwrap();
+    let row = || Row::new(Pick::Greatest);
+    let kind = |r: Result<Array>| r.unwrap_err().kind();
+    assert_eq!(kind(choose(&x, vec![])), ErrorKind::Shape);
+    assert_eq!(kind(choose(&x, vec![row(), row()])), ErrorKind::Shape);
+    let seen = Row {
+        seen: Some(Array::vector(&[1.0f32]).unwrap()),
+        ..row()
+    };
+    assert_eq!(kind(choose(&x, vec![seen])), ErrorKind::Shape);
+    let x = Array::from_slice(&[1i32, 2], &[1, 2]).unwrap();
+    assert_eq!(kind(choose(&x, vec![row()])), ErrorKind::Shape);
+}
