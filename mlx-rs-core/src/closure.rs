@@ -261,12 +261,31 @@ unsafe extern "C" fn release<T: Send + 'static>(payload: *mut c_void) {
 
 /// Drops what C gives back: at once where that is safe, else later, since MLX's own threads must not wait for the lock
 /// that the drop of an array takes.
-pub(crate) fn discard<T: Send + 'static>(payload: T) {
+fn discard<T: Send + 'static>(payload: T) {
     if call::is_locked_here() {
         drop_quietly(payload);
     } else {
         ASIDE.lock().push(Box::new(payload));
         SOME_ASIDE.store(true, Ordering::Release);
+    }
+}
+
+thread_local! {
+    /// Whether this thread, which may be one of MLX's, drops what C gave back.
+    static FREEING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Drops what C gives back, where arrays in it are [parted with](part_with).
+pub(crate) fn free<T>(payload: T) {
+    let before = FREEING.replace(true);
+    drop(payload);
+    FREEING.set(before);
+}
+
+/// Drops something with arrays, later where this thread must not.
+pub(crate) fn part_with<T: Send + 'static>(arrays: T) {
+    if FREEING.get() {
+        discard(arrays);
     }
 }
 

@@ -118,7 +118,7 @@ impl Weight {
                 .into_iter()
                 .flatten()
                 .collect(),
-            Weight::Interleaved(m) => m.arrays().to_vec(),
+            Weight::Interleaved(m) => m.arrays().iter().collect(),
         }
     }
 }

@@ -265,8 +265,6 @@ fn room(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
 }
 
 impl Work for Step {
-    const HOLDS: bool = true;
-
     fn outputs(&self) -> usize {
         self.down.work.outputs()
     }

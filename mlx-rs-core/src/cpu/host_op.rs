@@ -18,9 +18,6 @@ pub(super) trait Work: Send + Sync + 'static {
 
     /// Elements of the output.
     fn outputs(&self) -> usize;
-
-    /// Whether it holds arrays, which MLX's threads cannot free.
-    const HOLDS: bool = false;
 }
 
 /// What an operation computes, so that it has derivatives and works in batches.
@@ -293,12 +290,9 @@ unsafe extern "C" fn run<W: Work>(
     }
 }
 
-unsafe extern "C" fn free<W: Work>(payload: *mut c_void) {
+unsafe extern "C" fn free<W>(payload: *mut c_void) {
     // SAFETY: the box of `W` that `add` gave away; the shim calls this once.
-    let payload = unsafe { Box::from_raw(payload.cast::<W>()) };
-    if W::HOLDS {
-        closure::discard(payload);
-    }
+    closure::free(unsafe { Box::from_raw(payload.cast::<W>()) });
 }
 
 #[cfg(test)]

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
 use super::bands::{BAND, Bands};
 use super::enabled;
 use super::host_op::{self, Input, Meaning, Work};
@@ -10,7 +13,7 @@ use crate::array::Array;
 use crate::closure;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ops::{All, Pad, QuantMode, Quantized};
+use crate::ops::{Pad, QuantMode, Quantized};
 
 /// The sizes of a matrix `[n, k]`.
 #[derive(Debug, Clone, Copy)]
@@ -62,67 +65,167 @@ pub struct QuantizedMatrix {
 }
 
 impl QuantizedMatrix {
+    /// Whether the kernels are on and have matrices of this mode, with so many bits, groups of so many numbers and
+    /// scales of this type.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, cpu::QuantizedMatrix};
+    /// assert!(!QuantizedMatrix::supports(QuantMode::Affine, 3, 32, Dtype::Float32));
+    /// ```
+    #[must_use]
+    pub fn supports(mode: QuantMode, bits: i32, group_size: i32, scales: Dtype) -> bool {
+        enabled()
+            && mode == QuantMode::Affine
+            && matches!((bits, group_size), (4 | 8, 32 | 64 | 128))
+            && scales == Dtype::Float32
+    }
+
     /// The matrix for the kernels, in memory of its own, where they are on and have its format; `None` otherwise.
     ///
     /// # Errors
     /// When its parts do not fit each other, or memory runs out.
     pub fn new(matrix: &Quantized) -> Result<Option<Self>> {
         matrix.validate("cpu::QuantizedMatrix")?;
-        let (Some(biases), QuantMode::Affine, 4 | 8) = (&matrix.biases, matrix.mode, matrix.bits)
-        else {
+        let Quantized {
+            mode,
+            bits,
+            group_size,
+            ..
+        } = *matrix;
+        let (Some(biases), [n, _]) = (&matrix.biases, matrix.weight.shape()) else {
             return Ok(None);
         };
-        let group = matrix.group_size.unsigned_abs() as usize;
-        let k = matrix.scales.shape().last().copied().unwrap_or(0);
-        let rows = matrix.weight.shape().first().copied().unwrap_or(0);
-        let Some(size) = k
-            .checked_mul(matrix.group_size)
-            .and_then(|k| Size::of(&[rows, k]))
-        else {
-            return Ok(None);
-        };
-        let plain = matrix.scales.dtype() == Dtype::Float32 && matrix.weight.shape().len() == 2;
-        if !enabled() || !plain || !matches!(group, 32 | 64 | 128) {
+        if !Self::supports(mode, bits, group_size, matrix.scales.dtype()) || *n == 0 {
             return Ok(None);
         }
-        let words = interleaved(&matrix.weight)?;
-        let factors = [interleaved(&matrix.scales)?, interleaved(biases)?];
-        // Whether all of them are numbers of float16 is found out together with the rest.
-        let mut halves = Vec::new();
-        let mut same = Vec::new();
-        for factor in &factors {
-            let half = factor.astype(Dtype::Float16)?;
-            same.push(
-                half.astype(Dtype::Float32)?
-                    .equal(factor)?
-                    .all(All, false)?,
-            );
-            halves.push(half);
+        let words = Self::interleaved(&matrix.weight)?;
+        let factors = [
+            Self::factors(matrix.scales.clone())?,
+            Self::factors(biases.clone())?,
+        ];
+        Self::from_interleaved(words, factors, (*n, bits, group_size)).map(Some)
+    }
+
+    /// Scales or biases `[n, groups]` of float32 [interleaved](Self::interleaved), as float16 where that is exact. They
+    /// are freed as soon as they can be.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when they are no rows of float32; when memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Dtype, cpu::QuantizedMatrix};
+    /// let exact = Array::from_slice(&[0.5f32, 3.0], &[2, 1])?;
+    /// assert_eq!(QuantizedMatrix::factors(exact)?.dtype(), Dtype::Float16);
+    /// let others = Array::from_slice(&[0.1f32, 3.0], &[2, 1])?;
+    /// assert_eq!(QuantizedMatrix::factors(others)?.dtype(), Dtype::Float32);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn factors(rows: Array) -> Result<Array> {
+        if rows.dtype() != Dtype::Float32 {
+            let message = format!("scales and biases must be float32, not {}", rows.dtype());
+            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
+            return Err(error.with_inputs(&[&rows]));
         }
-        let all: Vec<&Array> = std::iter::once(&words)
-            .chain(&halves)
-            .chain(&same)
-            .collect();
-        crate::eval(all)?;
-        let mut half = true;
-        for same in &same {
-            half &= same.item::<bool>()?;
-        }
-        let [scales, biases] = match <[Array; 2]>::try_from(halves) {
-            Ok(halves) if half => halves,
-            _ => factors,
+        let exact = are_halves(&rows.data::<f32>()?);
+        let rows = if exact {
+            let half = rows.astype(Dtype::Float16)?;
+            crate::eval([&half])?;
+            half
+        } else {
+            rows
         };
-        if !half {
-            crate::eval([&scales, &biases])?;
-        }
-        Ok(Some(Self {
+        let all = Self::interleaved(&rows)?;
+        crate::eval([&all])?;
+        Ok(all)
+    }
+
+    /// From packed numbers that [`Self::interleaved`] and scales and biases that [`Self::factors`] put in order, and `n`,
+    /// bits and group size.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when they do not fit each other, or the kernels do not have their format; when memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let q = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// let words = QuantizedMatrix::interleaved(&q.weight)?;
+    /// if let (Some(biases), true) = (q.biases, mlx_rs_core::cpu::enabled()) {
+    ///     let factors = [QuantizedMatrix::factors(q.scales)?, QuantizedMatrix::factors(biases)?];
+    ///     let matrix = QuantizedMatrix::from_interleaved(words, factors, (9, 4, 32))?;
+    ///     assert_eq!(matrix.shape(), [9, 64]);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn from_interleaved(
+        words: Array,
+        [scales, biases]: [Array; 2],
+        (n, bits, group_size): (i32, i32, i32),
+    ) -> Result<Self> {
+        let groups = scales.shape().get(1).copied().unwrap_or(0);
+        let k = groups.checked_mul(group_size).unwrap_or(0);
+        let fits = |size: Size| {
+            let (bands, band) = (size.n.div_ceil(BAND) as i32, BAND as i32); // below `n`
+            let factor = |a: &Array| {
+                a.shape() == [bands, groups, band]
+                    && matches!(a.dtype(), Dtype::Float16 | Dtype::Float32)
+            };
+            words.dtype() == Dtype::Uint32
+                && words.shape() == [bands, k / 32 * bits, band]
+                && factor(&scales)
+                && factor(&biases)
+        };
+        let known = Self::supports(QuantMode::Affine, bits, group_size, Dtype::Float32);
+        let Some(size) = Size::of(&[n, k]).filter(|size| known && fits(*size)) else {
+            let message = format!("these are no parts of a matrix of {n} rows, {bits} bits");
+            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
+            return Err(error.with_inputs(&[&words, &scales, &biases]));
+        };
+        // One type for both.
+        let half = scales.dtype() == Dtype::Float16 && biases.dtype() == Dtype::Float16;
+        let dtype = if half { Dtype::Float16 } else { Dtype::Float32 };
+        let (scales, biases) = (scales.astype(dtype)?, biases.astype(dtype)?);
+        crate::eval([&words, &scales, &biases])?;
+        Ok(Self {
             stored: Stored::new([words, scales, biases])?,
             size,
-            bits: matrix.bits.unsigned_abs(),
-            group,
+            bits: bits.unsigned_abs(),
+            group: group_size.unsigned_abs() as usize,
             half,
             traced: closure::inside(),
-        }))
+        })
+    }
+
+    /// Rows `[n, width]` as the kernels keep them: `[bands, width, 8]`, eight rows side by side, with zeros for those
+    /// that the last eight lack.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when they are no rows; when memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, cpu::QuantizedMatrix, ones};
+    /// let rows = ones(&[9, 64], Dtype::Float32)?;
+    /// assert_eq!(QuantizedMatrix::interleaved(&rows)?.shape(), [2, 64, 8]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn interleaved(rows: &Array) -> Result<Array> {
+        let [n, width] = *rows.shape() else {
+            let error = Error::new(
+                ErrorKind::Shape,
+                "cpu::QuantizedMatrix",
+                "these are no rows",
+            );
+            return Err(error.with_inputs(&[rows]));
+        };
+        let band = BAND as i32;
+        let bands = n / band + i32::from(n % band != 0);
+        let missing = (band - n % band) % band;
+        let full = match missing {
+            0 => rows.clone(),
+            _ => rows.pad(&[0], &[0], &[missing], Pad::Zero)?,
+        };
+        full.reshape(&[bands, band, width])?
+            .swap_axes(1, 2)?
+            .contiguous()
     }
 
     /// The matrix as MLX's own operations read it, with float32 scales, in memory of its own once it is computed.
@@ -151,7 +254,9 @@ impl QuantizedMatrix {
                 .reshape(&[bands * band, width])?
                 .slice_axis(0, 0, self.outputs())
         };
-        let [words, scales, biases] = self.arrays();
+        let [words, scales, biases] = self.arrays() else {
+            return Err(lost());
+        };
         Ok(Quantized {
             weight: rows(words)?,
             scales: rows(scales)?.astype(Dtype::Float32)?,
@@ -174,7 +279,7 @@ impl QuantizedMatrix {
     ///     let weight = Array::from_slice(&[0.5f32; 20 * 32], &[20, 32])?;
     ///     let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
     ///     if let Some(matrix) = QuantizedMatrix::new(&packed)? {
-    ///         assert_eq!(matrix.rows(8, 20)?.map(|rows| rows.outputs()), Some(12));
+    ///         assert_eq!(matrix.rows(8, 20)?.map(|rows| rows.shape()), Some([12, 32]));
     ///         assert!(matrix.rows(0, 9)?.is_none());
     ///     }
     ///     Ok(())
@@ -188,7 +293,9 @@ impl QuantizedMatrix {
             return Ok(None);
         }
         let cut = |a: &Array| a.slice_axis(0, from / band, (to + band - 1) / band);
-        let [words, scales, biases] = self.arrays();
+        let [words, scales, biases] = self.arrays() else {
+            return Err(lost());
+        };
         Ok(Some(Self {
             stored: Stored::new([cut(words)?, cut(scales)?, cut(biases)?])?,
             size: Size {
@@ -303,8 +410,8 @@ impl QuantizedMatrix {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     #[must_use]
-    pub fn arrays(&self) -> [&Array; 3] {
-        self.stored.arrays.each_ref()
+    pub fn arrays(&self) -> &[Array] {
+        &self.stored.arrays
     }
 
     /// What an operation without derivatives computes with, besides its inputs, so that these are fewer: each costs as
@@ -319,7 +426,7 @@ impl QuantizedMatrix {
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
     /// // `None` where `MLX_CPU_KERNELS` is `off`.
     /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
-    ///     assert_eq!(matrix.nbytes(), 16 * (32 + 4 + 4)); // scales and biases that float16 has
+    ///     assert!(matrix.nbytes() >= 16 * (32 + 4 + 4)); // sixteen rows
     /// }
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
@@ -443,14 +550,14 @@ impl Matrix {
     /// The arrays it consists of, in the order that the kernels take them.
     pub(super) fn arrays(&self) -> Vec<&Array> {
         match self {
-            Matrix::Quantized(q) => q.arrays().to_vec(),
+            Matrix::Quantized(q) => q.arrays().iter().collect(),
             Matrix::Dense(d) => vec![&d.weight],
         }
     }
 }
 
 impl Drop for QuantizedMatrix {
-    /// Operations that are done may still hold its arrays.
+    /// What an operation held to the end is freed now, if not before.
     fn drop(&mut self) {
         closure::drop_discarded();
     }
@@ -459,8 +566,8 @@ impl Drop for QuantizedMatrix {
 /// The arrays of a quantized matrix.
 #[derive(Debug)]
 pub(super) struct Stored {
-    /// Packed numbers `[bands, words, BAND]`; scales and biases `[bands, groups, BAND]`. See `bands.rs`.
-    arrays: [Array; 3],
+    /// Packed numbers `[bands, words, BAND]`, scales and biases `[bands, groups, BAND]`; see `bands.rs`.
+    arrays: Vec<Array>,
     /// Where their elements are.
     pub inputs: [Input; 3],
 }
@@ -479,25 +586,30 @@ impl Stored {
             Input::of_array(scales)?,
             Input::of_array(biases)?,
         ];
-        Ok(Arc::new(Self { arrays, inputs }))
+        Ok(Arc::new(Self {
+            arrays: arrays.into(),
+            inputs,
+        }))
     }
 }
 
-/// Rows `[n, width]` in bands `[bands, width, BAND]`, filled up with zeros.
-fn interleaved(a: &Array) -> Result<Array> {
-    let [n, width] = *a.shape() else {
-        return Err(lost());
-    };
-    let band = BAND as i32;
-    let bands = n / band + i32::from(n % band != 0);
-    let missing = (band - n % band) % band;
-    let full = match missing {
-        0 => a.clone(),
-        _ => a.pad(&[0], &[0], &[missing], Pad::Zero)?,
-    };
-    full.reshape(&[bands, band, width])?
-        .swap_axes(1, 2)?
-        .contiguous()
+impl Drop for Stored {
+    /// An operation that held them may be freed by a thread of MLX's.
+    fn drop(&mut self) {
+        closure::part_with(std::mem::take(&mut self.arrays));
+    }
+}
+
+/// Whether all are numbers of float16.
+fn are_halves(all: &[f32]) -> bool {
+    let mut halves = [f16::ZERO; 256];
+    let mut back = [0.0f32; 256];
+    all.chunks(256).all(|part| {
+        let (halves, back) = (&mut halves[..part.len()], &mut back[..part.len()]);
+        halves.convert_from_f32_slice(part);
+        halves.convert_to_f32_slice(back);
+        back == part
+    })
 }
 
 fn lost() -> Error {
@@ -520,8 +632,6 @@ struct Taken {
 }
 
 impl Work for Taken {
-    const HOLDS: bool = true;
-
     fn outputs(&self) -> usize {
         self.count * self.size.k
     }

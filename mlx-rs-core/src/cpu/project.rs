@@ -331,8 +331,6 @@ fn normalize(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut Vec<f32>) 
 }
 
 impl Work for Product {
-    const HOLDS: bool = true;
-
     fn outputs(&self) -> usize {
         self.rows * self.n
     }

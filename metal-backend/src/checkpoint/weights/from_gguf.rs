@@ -2,9 +2,9 @@
 //! (`gguf_quant` says which), everything else becomes dense.
 
 use inference::Result;
-use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
+use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, cpu};
 
-use super::pieces::{Parts, one, rows_and_cols};
+use super::pieces::{Parts, Whole, all_of, one, rows_and_cols};
 use super::{Source, Weights, dimension, mlx_shape};
 use crate::checkpoint::gguf::{Gguf, GgufTensor};
 use crate::checkpoint::gguf_config::GgufNames;
@@ -65,7 +65,7 @@ impl Weights {
         gguf: &Gguf,
         stored: &str,
         tensor: &GgufTensor,
-        parts: &[(usize, Dtype)],
+        parts: &[Whole],
         make: impl Fn(&[u8], usize) -> Result<Parts>,
     ) -> Result<Parts> {
         let (rows, _) = rows_and_cols(&tensor.shape);
@@ -89,7 +89,7 @@ impl Weights {
         shape: &[usize],
     ) -> Result<Array> {
         let (_, cols) = rows_and_cols(shape);
-        let parts = [(cols, self.dtype)];
+        let parts = [Whole::rows(cols, self.dtype)];
         let made = self.gguf_pieces(gguf, stored, tensor, &parts, |bytes, rows| {
             let values = dequantize(tensor.kind, bytes).ok_or_else(|| {
                 wrong_tensor(
@@ -112,6 +112,7 @@ impl Weights {
         stored: &str,
         tensor: &GgufTensor,
         shape: &[usize],
+        for_kernels: bool,
     ) -> Result<Weight> {
         let Some(bits) = repack(tensor.kind, &[]).map(|packed| packed.bits) else {
             return self
@@ -122,11 +123,14 @@ impl Weights {
             return Err(self.wrong_shape(stored, &tensor.shape, shape));
         };
         let (groups, words) = (cols / 32, cols / 32 * dimension(bits));
-        let parts = [
-            (words, Dtype::Uint32),
-            (groups, self.dtype),
-            (groups, self.dtype),
-        ];
+        let kernel =
+            for_kernels && cpu::QuantizedMatrix::supports(QuantMode::Affine, bits, 32, self.dtype);
+        let numbers = Whole {
+            interleaved: kernel,
+            ..Whole::rows(words, Dtype::Uint32)
+        };
+        let factors = Whole::rows(groups, self.dtype);
+        let parts = [numbers, factors, factors];
         let made = self.gguf_pieces(gguf, stored, tensor, &parts, |bytes, rows| {
             let packed = repack(tensor.kind, bytes).ok_or_else(|| {
                 wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
@@ -134,11 +138,21 @@ impl Weights {
             let groups = mlx_shape(&[rows, groups]);
             Ok(vec![
                 Array::from_slice(&packed.packed, &mlx_shape(&[rows, words]))
+                    .and_then(|rows| numbers.ordered(rows))
                     .map_err(engine("weights"))?,
                 self.array(&packed.scales, &groups)?,
                 self.array(&packed.biases, &groups)?,
             ])
         })?;
+        if let (true, [rows]) = (kernel, outer) {
+            let [words, scales, biases] = all_of(made)?;
+            let format = (mlx_shape(&[*rows])[0], bits, 32);
+            let scales = cpu::QuantizedMatrix::factors(scales).map_err(engine("weights"))?;
+            let biases = cpu::QuantizedMatrix::factors(biases).map_err(engine("weights"))?;
+            return cpu::QuantizedMatrix::from_interleaved(words, [scales, biases], format)
+                .map(Weight::Interleaved)
+                .map_err(engine("weights"));
+        }
         let with_last = |n: usize| [outer, &[n]].concat();
         let mut made = made.into_iter();
         let mut next = |n: usize| one(made.next().into_iter().collect(), &with_last(n));

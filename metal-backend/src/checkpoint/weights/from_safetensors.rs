@@ -3,15 +3,16 @@
 use bytemuck::Pod;
 use half::{bf16, f16};
 use inference::Result;
-use mlx_rs_core::{Array, Dtype, Element, QuantMode, Quantized};
+use mlx_rs_core::{Array, Dtype, Element, QuantMode, Quantized, cpu};
 use safetensors::Dtype as FileDtype;
 
 use super::names::StoredNames;
-use super::pieces::{one, rows_and_cols};
+use super::pieces::{Whole, all_of, one, rows_and_cols};
 use super::{Weights, dimension, mlx_shape};
 use crate::checkpoint::config::QuantConfig;
 use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, wrong_tensor};
 use crate::error::engine;
+use crate::nn::Weight;
 
 impl Weights {
     /// A tensor and its name in the files.
@@ -62,10 +63,15 @@ impl Weights {
     ) -> Result<Array> {
         let (rows, cols) = rows_and_cols(shape);
         let row = cols * size_of::<T>();
-        let parts = self.in_pieces(rows, info.nbytes, &[(cols, self.dtype)], |first, count| {
-            let values = checkpoint.read_part::<T>(info, first * row, count * row)?;
-            Ok(vec![self.array(&values, &mlx_shape(&[count, cols]))?])
-        })?;
+        let parts = self.in_pieces(
+            rows,
+            info.nbytes,
+            &[Whole::rows(cols, self.dtype)],
+            |first, count| {
+                let values = checkpoint.read_part::<T>(info, first * row, count * row)?;
+                Ok(vec![self.array(&values, &mlx_shape(&[count, cols]))?])
+            },
+        )?;
         one(parts, shape)
     }
 
@@ -91,7 +97,8 @@ impl Weights {
         prefix: &str,
         info: &TensorInfo,
         shape: &[usize],
-    ) -> Result<Quantized> {
+        for_kernels: bool,
+    ) -> Result<Weight> {
         let name = names.stored(&format!("{prefix}.weight")).unwrap_or(prefix);
         let stored_prefix = name.strip_suffix(".weight").unwrap_or(name);
         let config = self.quantization_of(prefix, stored_prefix)?;
@@ -126,18 +133,19 @@ impl Weights {
             ));
         };
         let (count_of_rows, words) = rows_and_cols(&packed);
-        let weight = self.in_pieces(
-            count_of_rows,
-            info.nbytes,
-            &[(words, Dtype::Uint32)],
-            |first, count| {
-                let values =
-                    checkpoint.read_part::<u32>(info, first * words * 4, count * words * 4)?;
-                let piece = Array::from_slice(&values, &mlx_shape(&[count, words]));
-                Ok(vec![piece.map_err(engine("weights"))?])
-            },
-        )?;
-        let weight = one(weight, &packed)?;
+        let kernel = for_kernels
+            && rows.len() == 1
+            && cpu::QuantizedMatrix::supports(mode, config.bits, config.group_size, self.dtype);
+        let numbers = Whole {
+            interleaved: kernel,
+            ..Whole::rows(words, Dtype::Uint32)
+        };
+        let weight = self.in_pieces(count_of_rows, info.nbytes, &[numbers], |first, count| {
+            let values = checkpoint.read_part::<u32>(info, first * words * 4, count * words * 4)?;
+            let piece = Array::from_slice(&values, &mlx_shape(&[count, words]))
+                .and_then(|rows| numbers.ordered(rows));
+            Ok(vec![piece.map_err(engine("weights"))?])
+        })?;
         let groups = with_last(cols / group);
         let part = |part: &str| -> Result<Array> {
             let name = format!("{prefix}.{part}");
@@ -148,8 +156,19 @@ impl Weights {
                 self.raw_bytes(checkpoint, stored, info, &groups)
             }
         };
-        Ok(Quantized {
-            weight,
+        if kernel {
+            let [words] = all_of(weight)?;
+            let format = (mlx_shape(rows)[0], config.bits, config.group_size);
+            let factors =
+                |name: &str| cpu::QuantizedMatrix::factors(part(name)?).map_err(engine("weights"));
+            // One after the other, so that one of them at a time is there in full.
+            let factors = [factors("scales")?, factors("biases")?];
+            return cpu::QuantizedMatrix::from_interleaved(words, factors, format)
+                .map(Weight::Interleaved)
+                .map_err(engine("weights"));
+        }
+        Ok(Weight::Quantized(Quantized {
+            weight: one(weight, &packed)?,
             scales: part("scales")?,
             biases: (mode == QuantMode::Affine)
                 .then(|| part("biases"))
@@ -157,7 +176,7 @@ impl Weights {
             group_size: config.group_size,
             bits: config.bits,
             mode,
-        })
+        }))
     }
 
     /// A tensor of bytes, such as the scales of `mxfp4`.

@@ -320,13 +320,8 @@ impl Weights {
     /// `InvalidModel` when a part is missing or of another shape or kind.
     pub fn matrix(&mut self, prefix: &str, rows: i32, cols: i32) -> Result<Weight> {
         let shape = [dimension(rows), dimension(cols)];
-        let stored = self.fetch(prefix, &shape)?;
-        // Here rather than in the layer, so that everything that knows the weight shares one.
-        let weight = if self.on_cpu {
-            stored.for_kernels().map_err(engine("weights"))?
-        } else {
-            stored
-        };
+        // For the kernels here rather than in the layer, so that there is never another form of it.
+        let weight = self.fetch(prefix, &shape, self.on_cpu)?;
         self.count(prefix, &weight, elements(&shape));
         Ok(weight)
     }
@@ -337,26 +332,26 @@ impl Weights {
     /// `InvalidModel` when a part is missing or of another shape or kind.
     pub fn stack(&mut self, prefix: &str, shape: &[i32]) -> Result<Weight> {
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
-        let weight = self.fetch(prefix, &shape)?;
+        let weight = self.fetch(prefix, &shape, false)?;
         self.count(prefix, &weight, elements(&shape));
         Ok(weight)
     }
 
-    /// The weight below a name as it is stored.
-    fn fetch(&self, prefix: &str, shape: &[usize]) -> Result<Weight> {
+    /// The weight below a name, in the order of our kernels where they have it and it is `for_kernels`.
+    fn fetch(&self, prefix: &str, shape: &[usize], for_kernels: bool) -> Result<Weight> {
         let name = format!("{prefix}.weight");
         match &self.source {
             Source::Safetensors(c, names) => {
                 let (stored, info) = self.stored_tensor(c, names, &name, shape)?;
                 Ok(if names.stored(&format!("{prefix}.scales")).is_some() {
-                    Weight::Quantized(self.quantized(c, names, prefix, info, shape)?)
+                    self.quantized(c, names, prefix, info, shape, for_kernels)?
                 } else {
                     Weight::Dense(self.dense(c, stored, info, shape)?)
                 })
             }
             Source::Gguf(g, names) => {
                 let (stored, tensor) = self.gguf_tensor(g, names, &name, shape)?;
-                self.gguf_matrix(g, &stored, tensor, shape)
+                self.gguf_matrix(g, &stored, tensor, shape, for_kernels)
             }
         }
     }

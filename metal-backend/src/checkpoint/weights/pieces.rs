@@ -2,7 +2,7 @@
 //! holds a second copy of one: an embedding can be half of a model.
 
 use inference::{Error, ErrorKind, Result};
-use mlx_rs_core::{Array, Dtype, eval, zeros};
+use mlx_rs_core::{Array, Dtype, cpu, eval, zeros};
 
 use super::{Weights, mlx_shape};
 use crate::error::engine;
@@ -13,34 +13,87 @@ pub(super) const PIECE: usize = 2 << 20;
 /// What one piece becomes: arrays `[rows, ..]`, each a part of one result.
 pub(super) type Parts = Vec<Array>;
 
+/// What pieces are put together to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Whole {
+    pub cols: usize,
+    pub dtype: Dtype,
+    /// Whether its rows stand side by side in the order of our kernels: `[bands, cols, BAND]` rather than `[rows, cols]`.
+    pub interleaved: bool,
+}
+
+impl Whole {
+    /// Rows one after another.
+    pub(super) fn rows(cols: usize, dtype: Dtype) -> Self {
+        Self {
+            cols,
+            dtype,
+            interleaved: false,
+        }
+    }
+
+    /// Rows as they were read, in its order.
+    pub(super) fn ordered(self, rows: Array) -> mlx_rs_core::Result<Array> {
+        if self.interleaved {
+            cpu::QuantizedMatrix::interleaved(&rows)
+        } else {
+            Ok(rows)
+        }
+    }
+
+    fn shape(self, rows: usize) -> Vec<usize> {
+        if self.interleaved {
+            vec![rows.div_ceil(BAND), self.cols, BAND]
+        } else {
+            vec![rows, self.cols]
+        }
+    }
+
+    /// Where row `first` goes along the first axis.
+    fn place(self, first: usize) -> i32 {
+        let place = if self.interleaved {
+            first / BAND
+        } else {
+            first
+        };
+        i32::try_from(place).unwrap_or(-1)
+    }
+}
+
+/// Rows that our kernels keep side by side.
+const BAND: usize = 8;
+
 impl Weights {
-    /// Arrays `[rows, cols]` for `cols` in `parts`, each with the type given, from pieces that `read` makes
-    /// of rows `first..first + count`. `stored` is how many bytes the tensor takes in the file.
+    /// What `parts` say, from pieces that `read` makes, in their orders, of rows `first..first + count`. `stored` is how
+    /// many bytes the tensor takes in the file.
     pub(super) fn in_pieces(
         &self,
         rows: usize,
         stored: usize,
-        parts: &[(usize, Dtype)],
+        parts: &[Whole],
         read: impl Fn(usize, usize) -> Result<Parts>,
     ) -> Result<Parts> {
-        let at_once = (self.piece / (stored / rows.max(1)).max(1)).max(1);
+        let mut at_once = (self.piece / (stored / rows.max(1)).max(1)).max(1);
+        if parts.iter().any(|part| part.interleaved) {
+            at_once = at_once.next_multiple_of(BAND);
+        }
         if rows <= at_once {
             return read(0, rows);
         }
         let mut whole = parts
             .iter()
-            .map(|(cols, dtype)| zeros(&mlx_shape(&[rows, *cols]), *dtype))
+            .map(|part| zeros(&mlx_shape(&part.shape(rows)), part.dtype))
             .collect::<mlx_rs_core::Result<Parts>>()
             .map_err(engine("weights"))?;
         for first in (0..rows).step_by(at_once) {
             let count = at_once.min(rows - first);
             let pieces = read(first, count)?;
-            let start = i32::try_from(first).unwrap_or(-1);
             // Nobody else holds the array, so MLX writes into its memory.
             whole = whole
                 .into_iter()
                 .zip(pieces)
-                .map(|(whole, piece)| whole.update_axis(&piece, 0, start))
+                .zip(parts)
+                .map(|((whole, piece), part)| whole.update_axis(&piece, 0, part.place(first)))
                 .collect::<mlx_rs_core::Result<Parts>>()
                 .and_then(|whole| eval(&whole).map(|()| whole))
                 .map_err(engine("weights"))?;
@@ -57,10 +110,15 @@ pub(super) fn rows_and_cols(shape: &[usize]) -> (usize, usize) {
     }
 }
 
+/// As many parts as there are.
+pub(super) fn all_of<const N: usize>(parts: Parts) -> Result<[Array; N]> {
+    let fault = || Error::new(ErrorKind::Engine, "a tensor fell apart while it was read");
+    <[Array; N]>::try_from(parts).map_err(|_| fault())
+}
+
 /// The only part, in its shape.
 pub(super) fn one(parts: Parts, shape: &[usize]) -> Result<Array> {
-    let [part] = <[Array; 1]>::try_from(parts)
-        .map_err(|_| Error::new(ErrorKind::Engine, "a tensor fell apart while it was read"))?;
+    let [part] = all_of(parts)?;
     let shape = mlx_shape(shape);
     if part.shape() == shape {
         return Ok(part);
