@@ -432,7 +432,7 @@ impl QuantizedMatrix {
     /// ```
     #[must_use]
     pub fn nbytes(&self) -> usize {
-        self.arrays().iter().map(|a| a.nbytes()).sum()
+        self.arrays().iter().map(Array::nbytes).sum()
     }
 
     fn outputs(&self) -> i32 {
