@@ -151,8 +151,11 @@ impl Iterator for Generation {
 
     fn next(&mut self) -> Option<Result<Token>> {
         loop {
-            if let Some(token) = self.request.pop() {
-                return Some(Ok(token));
+            if let Some(token) = self.request.pop_unless_interrupted() {
+                if token.is_err() {
+                    self.running = None;
+                }
+                return Some(token);
             }
             if self.request.is_over() {
                 return None;

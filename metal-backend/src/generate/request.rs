@@ -154,6 +154,19 @@ impl Request {
         }
     }
 
+    /// The next token whose text is known, as [`Self::pop`], or why there are no more, though some that waited for the
+    /// rest of a character are there: who cancels gets none of them.
+    pub fn pop_unless_interrupted(&mut self) -> Option<Result<Token>> {
+        if !self.ready.is_empty()
+            && self.finish.is_none()
+            && let Err(e) = self.check()
+        {
+            self.ready.clear();
+            return Some(Err(e));
+        }
+        self.pop().map(Ok)
+    }
+
     /// The next token whose text is known.
     pub fn pop(&mut self) -> Option<Token> {
         self.ready.pop_front()
