@@ -4,15 +4,13 @@
 //! anyway.
 
 use std::arch::aarch64::{
-    float32x4_t, uint8x16_t, vaddq_f32, vaddvq_f32, vandq_u8, vcvtq_f32_u32, vdupq_n_f32,
-    vdupq_n_u8, vfmaq_f32, vfmaq_n_f32, vget_low_u8, vget_low_u16, vld1q_f32, vld1q_u8,
-    vmovl_high_u8, vmovl_high_u16, vmovl_u8, vmovl_u16, vmulq_f32, vmulq_n_f32,
-    vreinterpretq_f32_f64, vreinterpretq_f64_f32, vshrq_n_u8, vst1q_f32, vtrn1q_f32, vtrn1q_f64,
-    vtrn2q_f32, vtrn2q_f64,
+    float32x4_t, vaddq_f32, vaddvq_f32, vandq_u32, vcvtq_f32_u32, vdupq_n_f32, vdupq_n_u32,
+    vfmaq_f32, vfmaq_n_f32, vld1q_f32, vld1q_u32, vmulq_f32, vmulq_n_f32, vreinterpretq_f32_f64,
+    vreinterpretq_f64_f32, vshrq_n_u32, vst1q_f32, vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64,
 };
 
 use super::bands::{BAND, Bands};
-use super::kernel::Panel;
+use super::kernel::{CHUNK, Panel};
 use super::tile::{LANES, Left, Product, Right};
 use super::turn::{Scaled, place};
 
@@ -52,14 +50,14 @@ pub(super) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
             // SAFETY: the lengths are asserted above, and each call is given as many rows as it takes.
             row += unsafe {
                 match (bands.bits, x.rows - row) {
-                    (4, 8..) => rows::<8, 1, 4>(band, x, at, out),
-                    (4, 4..) => rows::<4, 2, 4>(band, x, at, out),
-                    (4, 2..) => rows::<2, 4, 4>(band, x, at, out),
-                    (4, _) => rows::<1, 4, 4>(band, x, at, out),
-                    (_, 8..) => rows::<8, 1, 8>(band, x, at, out),
-                    (_, 4..) => rows::<4, 2, 8>(band, x, at, out),
-                    (_, 2..) => rows::<2, 4, 8>(band, x, at, out),
-                    (_, _) => rows::<1, 4, 8>(band, x, at, out),
+                    (4, 8..) => few::<8, 1, 4>(band, x, at, out),
+                    (4, 4..) => few::<4, 2, 4>(band, x, at, out),
+                    (4, 2..) => few::<2, 4, 4>(band, x, at, out),
+                    (4, _) => few::<1, 4, 4>(band, x, at, out),
+                    (_, 8..) => few::<8, 1, 8>(band, x, at, out),
+                    (_, 4..) => few::<4, 2, 8>(band, x, at, out),
+                    (_, 2..) => few::<2, 4, 8>(band, x, at, out),
+                    (_, _) => few::<1, 4, 8>(band, x, at, out),
                 }
             };
         }
@@ -72,7 +70,7 @@ pub(super) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
 /// # Safety
 /// Lengths as [`block`] asserts them, with `M` rows of inputs from `row` on, and numbers of `BITS`.
 #[target_feature(enable = "neon")]
-unsafe fn rows<const M: usize, const S: usize, const BITS: i32>(
+unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
     band: Band<'_>,
     x: Panel<'_>,
     (row, k, count, i): (usize, usize, usize, usize),
