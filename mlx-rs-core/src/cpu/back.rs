@@ -242,8 +242,8 @@ fn pair(chunk: &mut [f32; CHUNK]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::matrix::{DenseMatrix, QuantizedMatrix};
     use super::super::tests::in_few_digits;
+    use super::super::{DenseMatrix, QuantizedMatrix};
     use super::*;
     use crate::ops::{QuantMode, Quantized};
     use crate::transforms::vjp;

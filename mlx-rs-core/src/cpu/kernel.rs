@@ -92,6 +92,10 @@ pub(super) struct InputRow<'a> {
 /// At most [`MAX_ROWS`] rows of inputs, prepared: as floats, or as whole numbers of 16 bits with a scale for
 /// each few neighbors. The latter stand word of the matrix after word, for a word row after row.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "whole numbers are for AVX2")
+)]
 pub(super) struct Panel<'a> {
     /// How many.
     pub rows: usize,

@@ -60,8 +60,7 @@ impl Whole {
     }
 }
 
-/// Rows that our kernels keep side by side.
-const BAND: usize = 8;
+const BAND: usize = cpu::QuantizedMatrix::BAND;
 
 impl Weights {
     /// What `parts` say, from pieces that `read` makes, in their orders, of rows `first..first + count`. `stored` is how

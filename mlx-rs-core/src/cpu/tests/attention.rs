@@ -203,17 +203,7 @@ fn rows_of_a_batch_do_not_see_each_other() {
 /// Sizes beyond an axis are errors, rather than small once they wrap around.
 #[test]
 fn heads_that_cannot_be_are_errors() {
-    let heads = |n_heads, n_kv_heads, head_dim| Heads {
-        n_heads,
-        n_kv_heads,
-        head_dim,
-        scale: 1.0,
-        softcap: None,
-        q_norm: None,
-        k_norm: None,
-        rotation: None,
-        sinks: None,
-    };
+    let heads = |n_heads, n_kv_heads, head_dim| plain_heads(n_heads, n_kv_heads, head_dim);
     let lane = |length, offset, d| Lane {
         length,
         offset,

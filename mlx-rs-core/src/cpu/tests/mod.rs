@@ -19,6 +19,21 @@ pub(super) fn on_cpu(f: impl FnOnce()) {
     Stream::default_of(Device::cpu()).unwrap().scope(f);
 }
 
+/// Heads with nothing around the attention.
+fn plain_heads(n_heads: i32, n_kv_heads: i32, head_dim: i32) -> Heads {
+    Heads {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        scale: 1.0,
+        softcap: None,
+        q_norm: None,
+        k_norm: None,
+        rotation: None,
+        sinks: None,
+    }
+}
+
 pub(super) fn array(data: &[f32], shape: &[i32]) -> Array {
     Array::from_slice(data, shape).unwrap()
 }

@@ -170,17 +170,7 @@ fn inputs_of_any_layout() {
             let (got, wanted) = (w.product(&view).unwrap(), w.product(&copy).unwrap());
             assert_eq!(host(&got), host(&wanted), "{:?}", view.shape());
         }
-        let heads = Heads {
-            n_heads: 2,
-            n_kv_heads: 1,
-            head_dim: 16,
-            scale: 1.0,
-            softcap: None,
-            q_norm: None,
-            k_norm: None,
-            rotation: None,
-            sinks: None,
-        };
+        let heads = plain_heads(2, 1, 16);
         let wide = array(&noise(6 * 80, 4), &[1, 6, 80]);
         let packed = wide.slice_axis(2, 3, 67).unwrap();
         // Keys whose elements of a head are no neighbors.

@@ -249,17 +249,7 @@ fn a_block_is_its_parts() {
 fn copies_of_memory_come_before_what_is_written_after() {
     on_cpu(|| {
         let d = 8i32;
-        let heads = Heads {
-            n_heads: 1,
-            n_kv_heads: 1,
-            head_dim: d,
-            scale: 1.0,
-            softcap: None,
-            q_norm: None,
-            k_norm: None,
-            rotation: None,
-            sinks: None,
-        };
+        let heads = plain_heads(1, 1, d);
         let mut one = vec![0.0f32; 64];
         one.iter_mut().step_by(9).for_each(|v| *v = 1.0);
         let one = array(&one, &[d, d]);

@@ -1,0 +1,538 @@
+//! Quantized matrices for the kernels: making them, parts of them, rows by their numbers, and back to MLX's form. The
+//! order that they are kept in is that of `bands.rs`, products are in `project.rs`.
+
+use std::sync::Arc;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use super::bands::{BAND, Bands};
+use super::enabled;
+use super::host_op::{self, Input, Meaning, Work};
+use super::matrix::{Matrix, Size};
+use crate::array::Array;
+use crate::closure;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ops::{Pad, QuantMode, Quantized};
+
+/// A matrix quantized in affine mode to 4 or 8 bits, with float32 scales, as the kernels read it: eight rows interleaved,
+/// word by word.
+/// ```
+/// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     let weight = Array::from_slice(&[0.5f32; 2 * 32], &[2, 32])?;
+///     let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
+///     // `None` where `MLX_CPU_KERNELS` is `off`.
+///     if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+///         let y = matrix.product(&Array::from_slice(&[1.0f32; 32], &[1, 32])?)?;
+///         assert_eq!(y.shape(), [1, 2]);
+///         assert!((y.to_vec::<f32>()?[1] - 16.0).abs() < 1e-3);
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct QuantizedMatrix {
+    stored: Arc<Stored>,
+    pub(super) size: Size,
+    pub(super) bits: u32,
+    pub(super) group: usize,
+    /// Whether scales and biases are kept as float16, which they are without loss where they come from GGUF: a fifth
+    /// less to read for each token.
+    pub(super) half: bool,
+    /// Whether it was made where an array may be one that is differentiated.
+    traced: bool,
+}
+
+impl QuantizedMatrix {
+    /// Rows that stand side by side.
+    pub const BAND: usize = BAND;
+
+    /// Whether the kernels are on and have matrices of this mode, with so many bits, groups of so many numbers and
+    /// scales of this type.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, cpu::QuantizedMatrix};
+    /// assert!(!QuantizedMatrix::supports(QuantMode::Affine, 3, 32, Dtype::Float32));
+    /// ```
+    #[must_use]
+    pub fn supports(mode: QuantMode, bits: i32, group_size: i32, scales: Dtype) -> bool {
+        enabled()
+            && mode == QuantMode::Affine
+            && matches!((bits, group_size), (4 | 8, 32 | 64 | 128))
+            && scales == Dtype::Float32
+    }
+
+    /// The matrix for the kernels, in memory of its own, where they are on and have its format; `None` otherwise.
+    ///
+    /// # Errors
+    /// When its parts do not fit each other, or memory runs out.
+    pub fn new(matrix: &Quantized) -> Result<Option<Self>> {
+        matrix.validate("cpu::QuantizedMatrix")?;
+        let Quantized {
+            mode,
+            bits,
+            group_size,
+            ..
+        } = *matrix;
+        let (Some(biases), [n, _]) = (&matrix.biases, matrix.weight.shape()) else {
+            return Ok(None);
+        };
+        if !Self::supports(mode, bits, group_size, matrix.scales.dtype()) || *n == 0 {
+            return Ok(None);
+        }
+        let words = Self::interleaved(&matrix.weight)?;
+        let factors = [
+            Self::factors(matrix.scales.clone())?,
+            Self::factors(biases.clone())?,
+        ];
+        Self::from_interleaved(words, factors, (*n, bits, group_size)).map(Some)
+    }
+
+    /// Scales or biases `[n, groups]` of float32 [interleaved](Self::interleaved), as float16 where that is exact. They
+    /// are freed as soon as they can be.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when they are no rows of float32; when memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Dtype, cpu::QuantizedMatrix};
+    /// let exact = Array::from_slice(&[0.5f32, 3.0], &[2, 1])?;
+    /// assert_eq!(QuantizedMatrix::factors(exact)?.dtype(), Dtype::Float16);
+    /// let others = Array::from_slice(&[0.1f32, 3.0], &[2, 1])?;
+    /// assert_eq!(QuantizedMatrix::factors(others)?.dtype(), Dtype::Float32);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn factors(rows: Array) -> Result<Array> {
+        if rows.dtype() != Dtype::Float32 {
+            let message = format!("scales and biases must be float32, not {}", rows.dtype());
+            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
+            return Err(error.with_inputs(&[&rows]));
+        }
+        let exact = are_halves(&rows.data::<f32>()?);
+        let rows = if exact {
+            let half = rows.astype(Dtype::Float16)?;
+            crate::eval([&half])?;
+            half
+        } else {
+            rows
+        };
+        let all = Self::interleaved(&rows)?;
+        crate::eval([&all])?;
+        Ok(all)
+    }
+
+    /// From packed numbers that [`Self::interleaved`] and scales and biases that [`Self::factors`] put in order, and `n`,
+    /// bits and group size.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when they do not fit each other, or the kernels do not have their format; when memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let q = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// let words = QuantizedMatrix::interleaved(&q.weight)?;
+    /// if let (Some(biases), true) = (q.biases, mlx_rs_core::cpu::enabled()) {
+    ///     let factors = [QuantizedMatrix::factors(q.scales)?, QuantizedMatrix::factors(biases)?];
+    ///     let matrix = QuantizedMatrix::from_interleaved(words, factors, (9, 4, 32))?;
+    ///     assert_eq!(matrix.shape(), [9, 64]);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn from_interleaved(
+        words: Array,
+        [scales, biases]: [Array; 2],
+        (n, bits, group_size): (i32, i32, i32),
+    ) -> Result<Self> {
+        let groups = scales.shape().get(1).copied().unwrap_or(0);
+        let k = groups.checked_mul(group_size).unwrap_or(0);
+        let fits = |size: Size| {
+            let (bands, band) = (size.n.div_ceil(BAND) as i32, BAND as i32); // below `n`
+            let factor = |a: &Array| {
+                a.shape() == [bands, groups, band]
+                    && matches!(a.dtype(), Dtype::Float16 | Dtype::Float32)
+            };
+            words.dtype() == Dtype::Uint32
+                && words.shape() == [bands, k / 32 * bits, band]
+                && factor(&scales)
+                && factor(&biases)
+        };
+        let known = Self::supports(QuantMode::Affine, bits, group_size, Dtype::Float32);
+        let Some(size) = Size::of(&[n, k]).filter(|size| known && fits(*size)) else {
+            let message = format!("these are no parts of a matrix of {n} rows, {bits} bits");
+            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
+            return Err(error.with_inputs(&[&words, &scales, &biases]));
+        };
+        // One type for both.
+        let half = scales.dtype() == Dtype::Float16 && biases.dtype() == Dtype::Float16;
+        let dtype = if half { Dtype::Float16 } else { Dtype::Float32 };
+        let (scales, biases) = (scales.astype(dtype)?, biases.astype(dtype)?);
+        crate::eval([&words, &scales, &biases])?;
+        Ok(Self {
+            stored: Stored::new([words, scales, biases])?,
+            size,
+            bits: bits.unsigned_abs(),
+            group: group_size.unsigned_abs() as usize,
+            half,
+            traced: closure::inside(),
+        })
+    }
+
+    /// Rows `[n, width]` as the kernels keep them: `[bands, width, 8]`, eight rows side by side, with zeros for those
+    /// that the last eight lack.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when they are no rows; when memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, cpu::QuantizedMatrix, ones};
+    /// let rows = ones(&[9, 64], Dtype::Float32)?;
+    /// assert_eq!(QuantizedMatrix::interleaved(&rows)?.shape(), [2, 64, 8]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn interleaved(rows: &Array) -> Result<Array> {
+        let [n, width] = *rows.shape() else {
+            let error = Error::new(
+                ErrorKind::Shape,
+                "cpu::QuantizedMatrix",
+                "these are no rows",
+            );
+            return Err(error.with_inputs(&[rows]));
+        };
+        let band = BAND as i32;
+        let bands = n / band + i32::from(n % band != 0);
+        let missing = (band - n % band) % band;
+        let full = match missing {
+            0 => rows.clone(),
+            _ => rows.pad(&[0], &[0], &[missing], Pad::Zero)?,
+        };
+        full.reshape(&[bands, band, width])?
+            .swap_axes(1, 2)?
+            .contiguous()
+    }
+
+    /// The matrix as MLX's own operations read it, with float32 scales, in memory of its own once it is computed.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Device, Dtype, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let weight = Array::from_slice(&[0.5f32; 3 * 32], &[3, 32])?;
+    ///     let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
+    ///     if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///         assert!(matrix.to_quantized()?.weight.array_equal(&packed.weight)?);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn to_quantized(&self) -> Result<Quantized> {
+        let rows = |a: &Array| -> Result<Array> {
+            let [bands, width, band] = *a.shape() else {
+                return Err(lost());
+            };
+            a.swap_axes(1, 2)?
+                .reshape(&[bands * band, width])?
+                .slice_axis(0, 0, self.outputs())
+        };
+        let [words, scales, biases] = self.arrays() else {
+            return Err(lost());
+        };
+        Ok(Quantized {
+            weight: rows(words)?,
+            scales: rows(scales)?.astype(Dtype::Float32)?,
+            biases: Some(rows(biases)?.astype(Dtype::Float32)?),
+            group_size: self.group_size(),
+            bits: self.bits(),
+            mode: QuantMode::Affine,
+        })
+    }
+
+    /// Rows `from..to` in the same memory, where they are whole bands: both are multiples of 8, or `to` is the end.
+    /// `None` otherwise.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let weight = Array::from_slice(&[0.5f32; 20 * 32], &[20, 32])?;
+    ///     let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
+    ///     if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///         assert_eq!(matrix.rows(8, 20)?.map(|rows| rows.shape()), Some([12, 32]));
+    ///         assert!(matrix.rows(0, 9)?.is_none());
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn rows(&self, from: i32, to: i32) -> Result<Option<Self>> {
+        let (n, band) = (self.outputs(), BAND as i32);
+        let whole = from % band == 0 && (to % band == 0 || to == n);
+        if !whole || from < 0 || from >= to || to > n {
+            return Ok(None);
+        }
+        let cut = |a: &Array| a.slice_axis(0, from / band, (to + band - 1) / band);
+        let [words, scales, biases] = self.arrays() else {
+            return Err(lost());
+        };
+        Ok(Some(Self {
+            stored: Stored::new([cut(words)?, cut(scales)?, cut(biases)?])?,
+            size: Size {
+                n: (to - from).unsigned_abs() as usize,
+                ..self.size
+            },
+            bits: self.bits,
+            group: self.group,
+            half: self.half,
+            traced: self.traced,
+        }))
+    }
+
+    /// The rows that `ids` name, as plain numbers: integers `[..]` to float32 `[.., k]`, on the CPU. An id beyond the
+    /// matrix takes the row at that end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Dtype`] when the ids are not integers; MLX's message when the current stream is not on the CPU.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let weight = Array::from_slice(&[0.5f32; 2 * 32], &[2, 32])?;
+    ///     let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
+    ///     if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///         let rows = matrix.take_rows(&Array::from_slice(&[1i32], &[1])?)?;
+    ///         assert_eq!(rows.shape(), [1, 32]);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn take_rows(&self, ids: &Array) -> Result<Array> {
+        let op = "cpu::take_rows";
+        // What runs looks for itself whether a number is beyond the matrix.
+        let ids = match ids.dtype() {
+            Dtype::Int32 | Dtype::Uint32 => ids.clone(),
+            _ => Array::clamp_indices(op, ids, self.outputs())?.astype(Dtype::Int32)?,
+        };
+        let work = Taken {
+            count: ids.size(),
+            signed: ids.dtype() == Dtype::Int32,
+            size: self.size,
+            bits: self.bits,
+            groups: self.size.k / self.group,
+            half: self.half,
+            held: self.held(),
+        };
+        // It was an i32 in the matrix's shape.
+        let shape = [ids.shape(), &[self.size.k as i32]].concat();
+        let inputs: Vec<&Array> = match &work.held {
+            Some(_) => vec![&ids],
+            None => std::iter::once(&ids).chain(self.arrays()).collect(),
+        };
+        host_op::add(op, Meaning::Opaque, work, &inputs, &shape)
+    }
+
+    /// Inputs of a group: 32, 64 or 128.
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// // `None` where `MLX_CPU_KERNELS` is `off`.
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert_eq!(matrix.group_size(), 32);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn group_size(&self) -> i32 {
+        self.group as i32
+    }
+
+    /// Of a number: 4 or 8.
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// // `None` where `MLX_CPU_KERNELS` is `off`.
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert_eq!(matrix.bits(), 4);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn bits(&self) -> i32 {
+        self.bits as i32
+    }
+
+    /// `[n, k]`.
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// // `None` where `MLX_CPU_KERNELS` is `off`.
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert_eq!(matrix.shape(), [9, 64]);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn shape(&self) -> [i32; 2] {
+        // Both were i32 in the matrix's shape.
+        [self.size.n as i32, self.size.k as i32]
+    }
+
+    /// The arrays that it keeps.
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// // `None` where `MLX_CPU_KERNELS` is `off`.
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert_eq!(matrix.arrays()[0].shape(), [2, 8, 8]); // two times eight rows of eight words
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn arrays(&self) -> &[Array] {
+        &self.stored.arrays
+    }
+
+    /// What an operation without derivatives computes with, besides its inputs, so that these, each of which MLX's
+    /// evaluation looks at, are fewer. `None` where a derivative with respect to them must be refused.
+    pub(super) fn held(&self) -> Option<Arc<Stored>> {
+        (!self.traced).then(|| Arc::clone(&self.stored))
+    }
+
+    /// Bytes in memory.
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// // `None` where `MLX_CPU_KERNELS` is `off`.
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert!(matrix.nbytes() >= 16 * (32 + 4 + 4)); // sixteen rows
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn nbytes(&self) -> usize {
+        self.arrays().iter().map(Array::nbytes).sum()
+    }
+
+    fn outputs(&self) -> i32 {
+        self.shape()[0]
+    }
+
+    /// `x` times the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when `x` is of another type or does not end in the matrix's inputs; MLX's
+    /// message when the current stream is not on the CPU.
+    pub fn product(&self, x: &Array) -> Result<Array> {
+        Matrix::Quantized(self.clone()).product(x)
+    }
+}
+
+impl Drop for QuantizedMatrix {
+    /// What an operation held to the end is freed now, if not before.
+    fn drop(&mut self) {
+        closure::drop_discarded();
+    }
+}
+
+/// The arrays of a quantized matrix.
+#[derive(Debug)]
+pub(super) struct Stored {
+    /// Packed numbers `[bands, words, BAND]`, scales and biases `[bands, groups, BAND]`; see `bands.rs`.
+    arrays: Vec<Array>,
+    /// Where their elements are.
+    pub inputs: [Input; 3],
+}
+
+// SAFETY: the addresses are those of the arrays' elements, which stay there as long as these are kept, and which nobody
+// writes.
+unsafe impl Send for Stored {}
+// SAFETY: as for Send.
+unsafe impl Sync for Stored {}
+
+impl Stored {
+    fn new(arrays: [Array; 3]) -> Result<Arc<Self>> {
+        let [words, scales, biases] = &arrays;
+        let inputs = [
+            Input::of_array(words)?,
+            Input::of_array(scales)?,
+            Input::of_array(biases)?,
+        ];
+        Ok(Arc::new(Self {
+            arrays: arrays.into(),
+            inputs,
+        }))
+    }
+}
+
+impl Drop for Stored {
+    /// An operation that held them may be freed by a thread of MLX's.
+    fn drop(&mut self) {
+        closure::part_with(std::mem::take(&mut self.arrays));
+    }
+}
+
+/// Whether all are numbers of float16.
+fn are_halves(all: &[f32]) -> bool {
+    let mut halves = [f16::ZERO; 256];
+    let mut back = [0.0f32; 256];
+    all.chunks(256).all(|part| {
+        let (halves, back) = (&mut halves[..part.len()], &mut back[..part.len()]);
+        halves.convert_from_f32_slice(part);
+        halves.convert_to_f32_slice(back);
+        back == part
+    })
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Mlx, "cpu::QuantizedMatrix", "an axis was lost")
+}
+
+/// Rows of a matrix by their numbers.
+struct Taken {
+    count: usize,
+    /// Whether the numbers are signed.
+    signed: bool,
+    size: Size,
+    bits: u32,
+    /// Of a row.
+    groups: usize,
+    /// Whether scales and biases are float16.
+    half: bool,
+    /// The matrix, unless it is among the inputs.
+    held: Option<Arc<Stored>>,
+}
+
+impl Work for Taken {
+    fn outputs(&self) -> usize {
+        self.count * self.size.k
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        let Some((ids, matrix)) = inputs.split_first() else {
+            return;
+        };
+        let matrix = self.held.as_ref().map_or(matrix, |held| &held.inputs);
+        // SAFETY: `take_rows` gave arrays of these types, in this order.
+        let (ids, bands) = unsafe {
+            let packing = (self.bits, self.groups, self.half);
+            (ids.as_slice::<u32>(), Bands::of(matrix, packing))
+        };
+        for (id, out) in ids.iter().zip(output.chunks_exact_mut(self.size.k)) {
+            let id = match id.cast_signed() {
+                id if self.signed => id.max(0).cast_unsigned(),
+                _ => *id,
+            };
+            let row = usize::try_from(id)
+                .unwrap_or(usize::MAX)
+                .min(self.size.n - 1);
+            bands.row(row, out);
+        }
+    }
+}
