@@ -209,8 +209,12 @@ const PRODUCTS: [Product; 4] = [
     (1, MATRICES[1].0, MATRICES[1].1),
     (8, MATRICES[1].0, MATRICES[1].1),
 ];
-/// A prefill; by MLX on a CPU it takes seconds.
-const PREFILLS: [Product; 1] = [(512, MATRICES[0].0, MATRICES[0].1)];
+/// Prompts, a short one and a long one, and a matrix of a large model; by MLX on a CPU the longer ones take seconds.
+const PREFILLS: [Product; 3] = [
+    (16, MATRICES[0].0, MATRICES[0].1),
+    (512, MATRICES[0].0, MATRICES[0].1),
+    (512, 4096, 4096),
+];
 
 mod linear {
     use super::*;

@@ -192,6 +192,37 @@ impl<'a> Bands<'a> {
         }
     }
 
+    /// All rows as floats, a column after another: `[columns, rows]`, without a step across lanes.
+    pub(super) fn unpack_columns(self, isa: Isa, out: &mut [f32]) {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
+            Isa::Avx2 => unsafe { super::x86::unpack_columns(self, out) },
+            _ => self.unpack_columns_portable(out),
+        }
+    }
+
+    fn unpack_columns_portable(self, out: &mut [f32]) {
+        let (per, near) = (self.group_words(), self.per_word());
+        let (width, mask) = (self.count() * BAND, u32::MAX >> (32 - self.bits));
+        for i in 0..self.count() {
+            let band = self.part(i..i + 1);
+            let groups = out.chunks_exact_mut(per * near * width);
+            for ((g, out), words) in groups.enumerate().zip(band.words.chunks_exact(per * BAND)) {
+                let (scales, biases) = (band.scales.eight(g), band.biases.eight(g));
+                let words = words.as_chunks::<BAND>().0.iter();
+                for (words, columns) in words.zip(out.chunks_exact_mut(near * width)) {
+                    for (j, column) in columns.chunks_exact_mut(width).enumerate() {
+                        for (lane, out) in column[i * BAND..][..BAND].iter_mut().enumerate() {
+                            let q = words[lane] >> (j as u32 * self.bits) & mask;
+                            *out = q.cast_signed() as f32 * scales[lane] + biases[lane];
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     /// A row of the matrix as floats, in order.
     pub(super) fn row(self, row: usize, out: &mut [f32]) {
         let own = row % BAND;

@@ -4,6 +4,7 @@
 use std::sync::OnceLock;
 
 use super::bands::{BAND, Bands};
+use super::share::Columns;
 
 /// Elements that are unpacked at a time; every group size is a multiple.
 pub(super) const CHUNK: usize = 32;
@@ -14,6 +15,7 @@ pub(super) const MAX_ROWS: usize = 8;
 /// An instruction set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Isa {
+    /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "aarch64")]
@@ -22,7 +24,7 @@ pub(super) enum Isa {
 }
 
 impl Isa {
-    /// The best one of this processor, or the portable one where it is asked for.
+    /// The best one of this processor, or a lesser one where that is asked for.
     pub(super) fn detect() -> Self {
         static FOUND: OnceLock<Isa> = OnceLock::new();
         #[cfg(test)]
@@ -30,32 +32,37 @@ impl Isa {
             return isa;
         }
         *FOUND.get_or_init(|| {
-            if super::portable_wanted() {
-                Self::Portable
-            } else {
-                Self::best()
-            }
+            let all = Self::all();
+            let wanted = all.iter().find(|isa| super::wanted(isa.name()));
+            wanted.or(all.last()).copied().unwrap_or(Self::Portable)
         })
     }
 
-    fn best() -> Self {
+    /// Those of this processor, each better than the one before.
+    fn all() -> Vec<Self> {
+        let mut all = vec![Self::Portable];
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c")
         {
-            return Self::Avx2;
+            all.push(Self::Avx2);
         }
         #[cfg(target_arch = "aarch64")]
         if std::arch::is_aarch64_feature_detected!("neon") {
-            return Self::Neon;
+            all.push(Self::Neon);
         }
-        Self::Portable
+        all
     }
 
     /// Whether this is what every processor has.
     pub(super) fn is_portable(self) -> bool {
         self == Self::Portable
+    }
+
+    /// Whether the processor has a better one.
+    pub(super) fn has_better(self) -> bool {
+        Self::all().last() != Some(&self)
     }
 
     pub(super) fn name(self) -> &'static str {
@@ -246,7 +253,7 @@ fn to_whole(
 }
 
 /// Products of the rows of bands with rows of inputs: `out` is `[inputs, rows of the bands]`.
-pub(super) fn block(isa: Isa, bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
+pub(super) fn block(isa: Isa, bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
@@ -328,9 +335,8 @@ pub(super) fn unpack_with(row: QuantizedRow<'_>, bits: u32, out: &mut [f32]) {
     }
 }
 
-fn portable_bands<const BITS: u32>(bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
+fn portable_bands<const BITS: u32>(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
     let (groups, per, near) = (bands.groups, bands.group_words(), 32 / BITS as usize);
-    let columns = out.len() / x.rows.max(1);
     for band in 0..bands.count() {
         let own = bands.part(band..band + 1);
         let words = own.words.as_chunks::<BAND>().0;
@@ -354,7 +360,7 @@ fn portable_bands<const BITS: u32>(bands: Bands<'_>, x: Panel<'_>, out: &mut [f3
                     totals[lane] += scales[lane] * sums[lane] + biases[lane] * row.sums[g];
                 }
             }
-            out[i * columns + band * BAND..][..BAND].copy_from_slice(&totals);
+            out.row(i)[band * BAND..][..BAND].copy_from_slice(&totals);
         }
     }
 }
@@ -386,7 +392,7 @@ pub(super) mod tests {
 
     /// Runs `f` with each instruction set that is here.
     pub(crate) fn with_each(f: impl Fn(Isa)) {
-        for isa in isas() {
+        for isa in Isa::all() {
             FORCED.set(Some(isa));
             f(isa);
         }
@@ -401,14 +407,6 @@ pub(super) mod tests {
                 (state >> 8) as f32 / (1u32 << 24) as f32 - 0.5
             })
             .collect()
-    }
-
-    fn isas() -> Vec<Isa> {
-        let mut all = vec![Isa::Portable];
-        if Isa::best() != Isa::Portable {
-            all.push(Isa::best());
-        }
-        all
     }
 
     #[test]
@@ -471,7 +469,7 @@ pub(super) mod tests {
             }
             for m in 1..=MAX_ROWS {
                 let all = noise(m * k, 7);
-                for isa in isas() {
+                for isa in Isa::all() {
                     let (floats, wholes) = if in_whole(isa) {
                         (0, m * k)
                     } else {
@@ -496,7 +494,7 @@ pub(super) mod tests {
                         sums: &sums,
                     };
                     let mut out = vec![0.0; m * ROWS];
-                    block(isa, bands, x, &mut out);
+                    block(isa, bands, x, &mut Columns::all(&mut out, m));
                     for (x, got) in all.chunks(k).zip(out.chunks(ROWS)) {
                         for (row, got) in got.iter().enumerate() {
                             let part = |(i, x): (usize, &f32)| at(row, i) * f64::from(*x);
@@ -546,7 +544,7 @@ pub(super) mod tests {
                 p
             };
             let plain = prepared(&|to| prepare_with(&x, k, (bits, group), to));
-            for isa in isas().into_iter().filter(|isa| in_whole(*isa)) {
+            for isa in Isa::all().into_iter().filter(|isa| in_whole(*isa)) {
                 let own = prepared(&|to| prepare(isa, &x, k, (bits, group), to));
                 assert_eq!((&own.0, &own.1), (&plain.0, &plain.1), "{bits} bits");
                 for (a, b) in own.2.iter().zip(&plain.2) {
@@ -563,7 +561,7 @@ pub(super) mod tests {
             for m in 1..=MAX_ROWS {
                 let rows: Vec<Vec<f32>> = (0..m).map(|r| noise(k, r as u32 + 11)).collect();
                 let x: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-                for isa in isas() {
+                for isa in Isa::all() {
                     let mut out = vec![0.0; m];
                     dense(isa, &w, &x, &mut out);
                     for (x, got) in rows.iter().zip(&out) {

@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use super::bands::{BAND, Room};
+use super::bands::BAND;
 use super::kernel::{self, Isa};
 use super::pool;
 use super::project::{Data, Gate, Product};
@@ -29,23 +29,16 @@ const MANY_COLUMNS: usize = 1200;
 /// Products that are summed before the tile is stored: as many elements of a panel fit the first cache.
 const DEPTH: usize = 256;
 
-/// The inputs as panels in one order: natural, or even elements before odd ones.
-#[derive(Default)]
-struct Panels {
-    data: [Vec<f32>; 2],
-}
-
 /// What a thread needs for a block.
 #[derive(Default)]
 struct Scratch {
     weights: Vec<f32>,
-    /// Rows of a band of a matrix.
-    room: Room,
     sums: Vec<f32>,
 }
 
 thread_local! {
-    static PANELS: RefCell<Panels> = RefCell::default();
+    /// The inputs.
+    static PANELS: RefCell<Vec<f32>> = RefCell::default();
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -106,33 +99,27 @@ impl Many<'_> {
         blocks
     }
 
-    /// Puts rows of the input into panels, through the norm, in the orders that the matrices need.
-    fn fill(&self, (first, last): (usize, usize), panels: &mut Panels) {
+    /// Puts rows of the input into panels, through the norm.
+    fn fill(&self, (first, last): (usize, usize), panels: &mut Vec<f32>) {
         let Product { k, isa, .. } = *self.product;
         let count = (last - first).div_ceil(LANES);
-        for (order, panels) in panels.data.iter_mut().enumerate() {
-            let paired = order == 1;
-            if !self.data.iter().any(|(data, _)| data.paired() == paired) {
-                continue;
-            }
-            panels.resize(count * LANES * k, 0.0);
-            let all = Output::new(panels);
-            share(count, (last - first) * k * 4, &|from, to| {
-                for i in from..to {
-                    let begin = first + i * LANES;
-                    let mut rows: [Scaled<'_>; LANES] = [(&[], 0.0); LANES];
-                    let n = LANES.min(last - begin);
-                    for (row, own) in (begin..).zip(&mut rows[..n]) {
-                        let x = &self.x[row * k..(row + 1) * k];
-                        *own = (x, self.factor(isa, x));
-                    }
-                    let weight = self.norm.map(|(weight, _)| weight);
-                    // SAFETY: each panel is written by one part alone.
-                    let panel = unsafe { all.part(i * LANES * k, LANES * k) };
-                    turn::pack(isa, &rows[..n], weight, paired, panel);
+        panels.resize(count * LANES * k, 0.0);
+        let all = Output::new(panels);
+        share(count, (last - first) * k * 4, &|from, to| {
+            for i in from..to {
+                let begin = first + i * LANES;
+                let mut rows: [Scaled<'_>; LANES] = [(&[], 0.0); LANES];
+                let n = LANES.min(last - begin);
+                for (row, own) in (begin..).zip(&mut rows[..n]) {
+                    let x = &self.x[row * k..(row + 1) * k];
+                    *own = (x, self.factor(isa, x));
                 }
-            });
-        }
+                let weight = self.norm.map(|(weight, _)| weight);
+                // SAFETY: each panel is written by one part alone.
+                let panel = unsafe { all.part(i * LANES * k, LANES * k) };
+                turn::pack(isa, &rows[..n], weight, panel);
+            }
+        });
     }
 
     /// What a row is multiplied with by the norm, if there is one.
@@ -145,7 +132,7 @@ impl Many<'_> {
     fn multiply(
         &self,
         (first, last): (usize, usize),
-        panels: &Panels,
+        panels: &[f32],
         blocks: &[Block],
         out: &Output,
     ) {
@@ -167,38 +154,40 @@ impl Many<'_> {
     fn block(
         &self,
         (first, last): (usize, usize),
-        panels: &Panels,
+        panels: &[f32],
         block: Block,
-        Scratch {
-            weights,
-            room,
-            sums,
-        }: &mut Scratch,
+        Scratch { weights, sums }: &mut Scratch,
         out: &Output,
     ) {
         let Product { k, isa, gate, .. } = *self.product;
         let columns = block.to - block.from;
         let parts = block.part..block.part + 1 + usize::from(gate.is_some());
-        weights.resize(parts.len() * columns * k, 0.0);
-        for (part, weights) in parts.clone().zip(weights.chunks_exact_mut(columns * k)) {
-            self.unpack(part, block, weights, room);
+        // The last band may be wider than the matrix.
+        let wide = columns.next_multiple_of(BAND);
+        weights.resize(parts.len() * wide * k, 0.0);
+        for (part, weights) in parts.clone().zip(weights.chunks_exact_mut(wide * k)) {
+            if let (Data::Quantized { bands, .. }, _) = self.data[part] {
+                let own = bands.part(block.from / BAND..block.to.div_ceil(BAND));
+                own.unpack_columns(isa, weights);
+            }
         }
         sums.resize(parts.len() * columns * LANES, 0.0);
         for panel in 0..(last - first).div_ceil(LANES) {
             for (i, part) in parts.clone().enumerate() {
                 let (data, bias) = &self.data[part];
-                let x = &panels.data[usize::from(data.paired())][panel * LANES * k..][..LANES * k];
-                let w: &[f32] = match data {
-                    Data::Dense(weight) => &weight[block.from * k..block.to * k],
-                    Data::Quantized { .. } => &weights[i * columns * k..(i + 1) * columns * k],
+                let x = &panels[panel * LANES * k..][..LANES * k];
+                // The matrix, and how far rows and columns of it are apart.
+                let (w, row_step, step) = match data {
+                    Data::Dense(weight) => (&weight[block.from * k..block.to * k], k, 1),
+                    Data::Quantized { .. } => (&weights[i * wide * k..(i + 1) * wide * k], 1, wide),
                 };
                 let sums = &mut sums[i * columns * LANES..(i + 1) * columns * LANES];
                 for at in (0..k).step_by(DEPTH) {
                     let depth = DEPTH.min(k - at);
                     let left = Left {
-                        data: w[at..].as_ptr(),
-                        row_step: k,
-                        step: 1,
+                        data: w[at * step..].as_ptr(),
+                        row_step,
+                        step,
                     };
                     let right = Right {
                         data: x[at * LANES..].as_ptr(),
@@ -209,7 +198,7 @@ impl Many<'_> {
                         row_step: LANES,
                         adds: at > 0,
                     };
-                    // SAFETY: `w` has `columns` rows of `k` elements, `x` has `k` times `LANES`, `sums` has
+                    // SAFETY: `w` has `columns` rows of `k` elements, one way or the other, `x` has `k` times `LANES`, `sums` has
                     // `columns` times `LANES`; the slices above say so.
                     unsafe { tile::tiles(isa, columns, depth, left, right, product) };
                 }
@@ -263,13 +252,6 @@ impl Many<'_> {
                     *place = sums[lane] + before.map_or(0.0, |before| before[i]);
                 }
             }
-        }
-    }
-
-    /// Rows of a quantized matrix as floats.
-    fn unpack(&self, part: usize, block: Block, weights: &mut [f32], room: &mut Room) {
-        if let (Data::Quantized { bands, .. }, _) = self.data[part] {
-            bands.unpack(self.product.isa, block.from..block.to, 0, room, weights);
         }
     }
 }

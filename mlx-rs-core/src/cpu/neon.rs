@@ -10,9 +10,10 @@ use std::arch::aarch64::{
 };
 
 use super::bands::{BAND, Bands};
-use super::kernel::{CHUNK, Panel};
+use super::kernel::Panel;
+use super::share::Columns;
 use super::tile::{LANES, Left, Product, Right};
-use super::turn::{Scaled, place};
+use super::turn::Scaled;
 
 /// Elements of a vector.
 const WIDTH: usize = 4;
@@ -31,7 +32,7 @@ struct Band<'a> {
 
 /// See [`super::kernel::block`].
 #[target_feature(enable = "neon")]
-pub(super) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
+pub(super) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
     let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
     let k = groups * per * bands.per_word();
     // The reads in `tile` stay within these.
@@ -46,7 +47,7 @@ pub(super) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
         };
         let mut row = 0;
         while row < x.rows {
-            let at = (row, k, count, i);
+            let at = (row, k, i);
             // SAFETY: the lengths are asserted above, and each call is given as many rows as it takes.
             row += unsafe {
                 match (bands.bits, x.rows - row) {
@@ -64,7 +65,7 @@ pub(super) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
     }
 }
 
-/// A band, the `i`th of `count`, with `M` rows of `k` inputs from `row` on: `S` sums of each, so that one need not wait
+/// A band, the `i`th, with `M` rows of `k` inputs from `row` on: `S` sums of each, so that one need not wait
 /// for another. Returns `M`.
 ///
 /// # Safety
@@ -73,8 +74,8 @@ pub(super) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
 unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
     band: Band<'_>,
     x: Panel<'_>,
-    (row, k, count, i): (usize, usize, usize, usize),
-    out: &mut [f32],
+    (row, k, i): (usize, usize, usize),
+    out: &mut Columns<'_>,
 ) -> usize {
     let zero = vdupq_n_f32(0.0);
     let (near, groups) = (32 / BITS as usize, band.own.groups);
@@ -120,7 +121,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
         }
     }
     for (m, totals) in totals.iter().enumerate() {
-        let place = &mut out[((row + m) * count + i) * BAND..][..BAND];
+        let place = &mut out.row(row + m)[i * BAND..][..BAND];
         for (half, total) in totals.iter().enumerate() {
             // SAFETY: four of the eight places.
             unsafe { vst1q_f32(place.as_mut_ptr().add(half * WIDTH), *total) };
@@ -267,7 +268,6 @@ pub(super) unsafe fn tile<const M: usize>(
 pub(super) fn pack(
     rows: &[Scaled<'_>; WIDTH],
     weight: Option<&[f32]>,
-    paired: bool,
     whole: usize,
     (lane, panel): (usize, &mut [f32]),
 ) {
@@ -275,11 +275,9 @@ pub(super) fn pack(
     assert!(rows.iter().all(|(row, _)| row.len() >= whole));
     assert!(weight.is_none_or(|w| w.len() >= whole));
     // A chunk is cut nowhere, so that its elements stay within it.
-    assert!(!paired || whole.is_multiple_of(CHUNK));
     for at in (0..whole).step_by(WIDTH) {
         let mut block = [vdupq_n_f32(0.0); WIDTH];
-        // SAFETY: four elements from `at` on are below `whole`, which rows, weight and panel have; a paired place
-        // stays within its chunk.
+        // SAFETY: four elements from `at` on are below `whole`, which rows, weight and panel have.
         unsafe {
             for (block, (row, factor)) in block.iter_mut().zip(rows) {
                 *block = vmulq_n_f32(vld1q_f32(row.as_ptr().add(at)), *factor);
@@ -288,7 +286,7 @@ pub(super) fn pack(
                 }
             }
             for (i, column) in (at..).zip(transposed(block)) {
-                let to = panel.as_mut_ptr().add(place(i, paired) * LANES + lane);
+                let to = panel.as_mut_ptr().add(i * LANES + lane);
                 vst1q_f32(to, column);
             }
         }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use super::bands::{BAND, Bands};
 use super::host_op::{self, Input, Meaning, Work};
-use super::kernel::{self, Isa, MAX_ROWS, Panel, Prepared, neighbors};
+use super::inputs::{Rows, Scratch};
+use super::kernel::{self, Isa, MAX_ROWS};
 use super::many::{MANY, Many, gate_all};
 use super::matrix::{Matrix, Size};
 use super::quantized::Stored;
-use super::share::{Output, share};
+use super::share::{Columns, Output, share};
 use super::tile;
 use crate::array::Array;
 use crate::dtype::Dtype;
@@ -285,50 +286,8 @@ pub(super) enum Data<'a> {
     Dense(&'a [f32]),
 }
 
-/// Inputs prepared for one packing.
-#[derive(Default)]
-struct Form {
-    packing: (u32, usize),
-    values: Vec<f32>,
-    whole: Vec<i16>,
-    scales: Vec<f32>,
-    sums: Vec<f32>,
-}
-
-impl<'a> Data<'a> {
-    /// Whether it is multiplied with inputs whose even elements come before the odd ones.
-    pub(super) fn paired(self) -> bool {
-        matches!(self, Data::Quantized { bands, .. } if bands.bits == 4)
-    }
-}
-
-/// Kept from one operation to the next, since every token needs them hundreds of times.
-#[derive(Default)]
-struct Scratch {
-    normed: Vec<f32>,
-    forms: Vec<Form>,
-}
-
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = const {
-        RefCell::new(Scratch {
-            normed: Vec::new(),
-            forms: Vec::new(),
-        })
-    };
-}
-
-/// `x / sqrt(mean(x^2) + eps) * weight`, row by row.
-fn normalize(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut Vec<f32>) {
-    out.resize(x.len(), 0.0);
-    let k = weight.len();
-    for (x, out) in x.chunks_exact(k).zip(out.chunks_exact_mut(k)) {
-        let square = kernel::inner(isa, x, x);
-        let factor = 1.0 / (square / k as f32 + eps).sqrt();
-        for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
-            *out = x * factor * w;
-        }
-    }
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 impl Work for Product {
@@ -388,26 +347,7 @@ impl Work for Product {
             return many.run(&out);
         }
         SCRATCH.with_borrow_mut(|scratch| {
-            let Scratch { normed, forms } = scratch;
-            let x = match norm {
-                Some((weight, eps)) => {
-                    normalize(self.isa, x, weight, eps, normed);
-                    normed.as_slice()
-                }
-                None => x,
-            };
-            while forms.len() < packings.len() {
-                forms.push(Form::default());
-            }
-            let forms = &mut forms[..packings.len()];
-            for (form, packing) in forms.iter_mut().zip(packings) {
-                form.packing = packing;
-                form.fill(self.isa, x, self.k);
-            }
-            let rows = Rows {
-                dense: x.chunks_exact(self.k).collect(),
-                forms: forms.iter().map(|form| form.panels(self.rows)).collect(),
-            };
+            let rows = scratch.fill(self.isa, x, norm, self.k, &packings);
             match self.gate {
                 Some(gate) => self.gated(gate, &data, &rows, &out),
                 None => self.plain(&data, residual, &rows, &out),
@@ -416,94 +356,56 @@ impl Work for Product {
     }
 }
 
-/// The inputs, row by row, in each form that is needed.
-struct Rows<'a> {
-    dense: Vec<&'a [f32]>,
-    forms: Vec<Vec<Panel<'a>>>,
-}
-
-impl Form {
-    fn fill(&mut self, isa: Isa, x: &[f32], k: usize) {
-        let (bits, group) = self.packing;
-        let (rows, groups) = (x.len() / k, k / group);
-        let (floats, wholes) = if kernel::in_whole(isa) {
-            (0, k)
-        } else {
-            (k, 0)
-        };
-        let factors = wholes / neighbors(bits);
-        self.values.resize(rows * floats, 0.0);
-        self.whole.resize(rows * wholes, 0);
-        self.scales.resize(rows * factors, 0.0);
-        self.sums.resize(rows * groups, 0.0);
-        for first in (0..rows).step_by(MAX_ROWS) {
-            let last = rows.min(first + MAX_ROWS);
-            let to = Prepared {
-                values: &mut self.values[first * floats..last * floats],
-                whole: &mut self.whole[first * wholes..last * wholes],
-                scales: &mut self.scales[first * factors..last * factors],
-                sums: &mut self.sums[first * groups..last * groups],
-            };
-            kernel::prepare(isa, &x[first * k..last * k], k, (bits, group), to);
-        }
-    }
-
-    /// The rows of inputs, [`MAX_ROWS`] to a panel.
-    fn panels(&self, rows: usize) -> Vec<Panel<'_>> {
-        let each = |n: usize| n / rows.max(1);
-        let (floats, wholes) = (each(self.values.len()), each(self.whole.len()));
-        let (factors, groups) = (each(self.scales.len()), each(self.sums.len()));
-        (0..rows)
-            .step_by(MAX_ROWS)
-            .map(|first| {
-                let last = rows.min(first + MAX_ROWS);
-                Panel {
-                    rows: last - first,
-                    values: &self.values[first * floats..last * floats],
-                    whole: &self.whole[first * wholes..last * wholes],
-                    scales: &self.scales[first * factors..last * factors],
-                    sums: &self.sums[first * groups..last * groups],
-                }
-            })
-            .collect()
-    }
-}
-
 impl Product {
-    /// The products of the inputs from `from` on with bands `bands.0..bands.1` of a matrix, and its biases: `out` is
-    /// `[inputs, rows of the bands]`, of which the matrix may end before the last one does.
+    /// The products of the inputs from `from` on with bands `bands.0..bands.1` of a matrix, and its biases, for as many
+    /// rows of the output as there are inputs. The matrix may end before the last band does: `out` has its columns only.
     fn block(
         &self,
         (data, bias): (Data<'_>, Option<&[f32]>),
         bands: (usize, usize),
         rows: &Rows<'_>,
         from: usize,
-        out: &mut [f32],
+        out: &mut Columns<'_>,
     ) {
         let (first, width) = (bands.0 * BAND, (bands.1 - bands.0) * BAND);
-        let to = from + out.len() / width;
+        let (n, columns) = out.size();
         match data {
             Data::Quantized { form, bands: all } => {
-                let x = rows.forms[form][from / MAX_ROWS];
-                kernel::block(self.isa, all.part(bands.0..bands.1), x, out);
-            }
-            Data::Dense(weight) => {
-                let matrix = weight[first * self.k..].chunks_exact(self.k).take(width);
-                for (column, row) in matrix.enumerate() {
-                    let mut sums = [0.0; MAX_ROWS];
-                    let sums = &mut sums[..to - from];
-                    kernel::dense(self.isa, row, &rows.dense[from..to], sums);
-                    for (i, sum) in sums.iter().enumerate() {
-                        out[i * width + column] = *sum;
+                let (x, all) = (rows.panel(form, from), all.part(bands.0..bands.1));
+                if columns == width {
+                    kernel::block(self.isa, all, x, out);
+                } else {
+                    let mut sums = [0.0; BLOCK * MAX_ROWS];
+                    for at in (0..width).step_by(BLOCK) {
+                        let part = at..width.min(at + BLOCK);
+                        let sums = &mut sums[..n * part.len()];
+                        let all = all.part(part.start / BAND..part.end / BAND);
+                        kernel::block(self.isa, all, x, &mut Columns::all(sums, n));
+                        for (i, sums) in sums.chunks_exact(part.len()).enumerate() {
+                            let to = &mut out.row(i)[at..columns.min(part.end)];
+                            to.copy_from_slice(&sums[..to.len()]);
+                        }
                     }
                 }
             }
+            Data::Dense(weight) => {
+                let matrix = weight[first * self.k..].chunks_exact(self.k).take(columns);
+                rows.dense(from, |x| {
+                    for (column, row) in matrix.enumerate() {
+                        let mut sums = [0.0; MAX_ROWS];
+                        let sums = &mut sums[..x.len()];
+                        kernel::dense(self.isa, row, x, sums);
+                        for (i, sum) in sums.iter().enumerate() {
+                            out.row(i)[column] = *sum;
+                        }
+                    }
+                });
+            }
         }
         if let Some(bias) = bias {
-            for row in out.chunks_exact_mut(width) {
-                row.iter_mut()
-                    .zip(&bias[first..])
-                    .for_each(|(v, b)| *v += b);
+            for i in 0..n {
+                let row = out.row(i).iter_mut();
+                row.zip(&bias[first..]).for_each(|(v, b)| *v += b);
             }
         }
     }
@@ -520,52 +422,31 @@ impl Product {
         rows: &Rows<'_>,
         out: &Output,
     ) {
-        let block = self.block_bands();
+        let alone = rows.count == 1;
         let all: usize = self.parts.iter().map(Part::bands).sum();
-        let alone = self.rows == 1;
-        share(all, self.rows * self.n * self.k, &|first, last| {
+        // One row needs nothing to stay in a cache.
+        let block = if alone { all } else { self.block_bands() };
+        share(all, rows.count * self.n * self.k, &|first, last| {
             let (mut start, mut place) = (0, 0);
             for (part, own) in self.parts.iter().zip(data) {
                 let end = start + part.bands();
                 let (mut at, stop) = (first.max(start), last.min(end));
                 while at < stop {
-                    let next = if alone { stop } else { (at + block).min(stop) };
-                    let width = (next - at) * BAND;
+                    let next = (at + block).min(stop);
                     let column = (at - start) * BAND;
                     // The last band may be wider than the matrix.
-                    let columns = width.min(part.size.n - column);
-                    if alone && columns == width {
+                    let columns = ((next - at) * BAND).min(part.size.n - column);
+                    for from in (0..rows.count).step_by(MAX_ROWS) {
+                        let n = MAX_ROWS.min(rows.count - from);
+                        let at_row = |i: usize| (from + i) * self.n + place + column;
                         // SAFETY: these columns belong to this part alone.
-                        let to = unsafe { out.part(place + column, columns) };
-                        self.block(*own, (at - start, next - start), rows, 0, to);
+                        let mut to = unsafe { out.columns(at_row(0), self.n, (n, columns)) };
+                        self.block(*own, (at - start, next - start), rows, from, &mut to);
                         if let Some(residual) = residual {
-                            let before = &residual[place + column..];
-                            to.iter_mut().zip(before).for_each(|(to, b)| *to += b);
-                        }
-                        at = next;
-                        continue;
-                    }
-                    let next = (at + block).min(stop);
-                    let width = (next - at) * BAND;
-                    let columns = width.min(part.size.n - column);
-                    for from in (0..self.rows).step_by(MAX_ROWS) {
-                        let n = MAX_ROWS.min(self.rows - from);
-                        let mut sums = [0.0; BLOCK * MAX_ROWS];
-                        let sums = &mut sums[..n * width];
-                        self.block(*own, (at - start, next - start), rows, from, sums);
-                        for (i, sums) in sums.chunks_exact(width).enumerate() {
-                            let sums = &sums[..columns];
-                            let place = (from + i) * self.n + place + column;
-                            // SAFETY: these columns of this row belong to this part alone.
-                            let to = unsafe { out.part(place, columns) };
-                            match residual {
-                                Some(residual) => {
-                                    let before = &residual[place..place + columns];
-                                    for ((to, a), b) in to.iter_mut().zip(before).zip(sums) {
-                                        *to = a + b;
-                                    }
-                                }
-                                None => to.copy_from_slice(sums),
+                            for i in 0..n {
+                                let before = &residual[at_row(i)..];
+                                let to = to.row(i).iter_mut();
+                                to.zip(before).for_each(|(to, before)| *to += before);
                             }
                         }
                     }
@@ -588,25 +469,22 @@ impl Product {
             return;
         };
         let block = self.block_bands();
-        let work = 2 * self.rows * self.n * self.k;
+        let work = 2 * rows.count * self.n * self.k;
         share(self.n.div_ceil(BAND), work, &|begin, last| {
             for at in (begin..last).step_by(block) {
                 let bands = (at, (at + block).min(last));
-                let width = (bands.1 - at) * BAND;
-                let columns = width.min(self.n - at * BAND);
-                for from in (0..self.rows).step_by(MAX_ROWS) {
-                    let n = MAX_ROWS.min(self.rows - from);
-                    let mut gates = [0.0; BLOCK * MAX_ROWS];
+                let columns = ((bands.1 - at) * BAND).min(self.n - at * BAND);
+                for from in (0..rows.count).step_by(MAX_ROWS) {
+                    let n = MAX_ROWS.min(rows.count - from);
+                    let place = from * self.n + at * BAND;
+                    // SAFETY: these columns belong to this part alone.
+                    let mut gates = unsafe { out.columns(place, self.n, (n, columns)) };
                     let mut ups = [0.0; BLOCK * MAX_ROWS];
-                    let (gates, ups) = (&mut gates[..n * width], &mut ups[..n * width]);
-                    self.block(*first, bands, rows, from, gates);
-                    self.block(*second, bands, rows, from, ups);
-                    let values = gates.chunks_exact(width).zip(ups.chunks_exact(width));
-                    for (i, (gates, ups)) in values.enumerate() {
-                        // SAFETY: these columns of this row belong to this part alone.
-                        let to = unsafe { out.part((from + i) * self.n + at * BAND, columns) };
-                        to.copy_from_slice(&gates[..columns]);
-                        gate_all(self.isa, gate, to, ups);
+                    let mut ups = Columns::all(&mut ups[..n * columns], n);
+                    self.block(*first, bands, rows, from, &mut gates);
+                    self.block(*second, bands, rows, from, &mut ups);
+                    for i in 0..n {
+                        gate_all(self.isa, gate, gates.row(i), ups.row(i));
                     }
                 }
             }

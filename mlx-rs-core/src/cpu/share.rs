@@ -1,5 +1,7 @@
 //! Cutting work into parts for the pool, and outputs that several threads write.
 
+use std::marker::PhantomData;
+
 use super::pool;
 
 /// Work smaller than this (multiplications) is not worth a second thread.
@@ -45,6 +47,27 @@ impl<T> Output<T> {
         self.data.wrapping_add(from)
     }
 
+    /// So many rows of so many columns, for one part alone: the first begins at element `from`, each `step` after the
+    /// one before.
+    ///
+    /// # Safety
+    /// No other part may use any of them.
+    pub(super) unsafe fn columns(
+        &self,
+        from: usize,
+        step: usize,
+        (rows, width): (usize, usize),
+    ) -> Columns<'_, T> {
+        assert!(rows > 0 && width <= step);
+        Columns {
+            data: self.address(from, (rows - 1) * step + width),
+            step,
+            rows,
+            width,
+            own: PhantomData,
+        }
+    }
+
     /// The elements `from..from + n`, for one part alone.
     ///
     /// # Safety
@@ -54,5 +77,47 @@ impl<T> Output<T> {
         assert!(from <= self.len && n <= self.len - from);
         // SAFETY: within the output; that nobody else uses them is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(from), n) }
+    }
+}
+
+/// Columns of neighboring rows, which nobody else uses meanwhile.
+pub(super) struct Columns<'a, T = f32> {
+    data: *mut T,
+    step: usize,
+    rows: usize,
+    width: usize,
+    own: PhantomData<&'a mut [T]>,
+}
+
+impl<'a, T> Columns<'a, T> {
+    /// All of some rows that stand one after another.
+    pub(super) fn all(data: &'a mut [T], rows: usize) -> Self {
+        let width = data.len() / rows.max(1);
+        Self {
+            data: data.as_mut_ptr(),
+            step: width,
+            rows,
+            width,
+            own: PhantomData,
+        }
+    }
+
+    /// Rows, and columns.
+    pub(super) fn size(&self) -> (usize, usize) {
+        (self.rows, self.width)
+    }
+
+    /// The address of the first one, and how far the first ones of rows are apart.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn places(&mut self) -> (*mut T, usize) {
+        (self.data, self.step)
+    }
+
+    /// Those of a row.
+    pub(super) fn row(&mut self, i: usize) -> &mut [T] {
+        assert!(i < self.rows);
+        // SAFETY: they are there and nobody else's: that is what `all` was given, and what whom `Output::columns` asked
+        // has promised.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.step), self.width) }
     }
 }

@@ -1,7 +1,7 @@
 //! Rows to columns and back: inputs into panels of `LANES` rows beside each other, and tiles out of them. Eight by
 //! eight in registers where there is AVX2, four by four where there is NEON.
 
-use super::kernel::{CHUNK, Isa};
+use super::kernel::Isa;
 use super::tile::LANES;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
@@ -12,26 +12,9 @@ use std::arch::x86_64::{
 /// A row of inputs, and what its elements are multiplied with.
 pub(super) type Scaled<'a> = (&'a [f32], f32);
 
-/// Where element `i` of a row stands in a panel: with `paired`, the even elements of a chunk come before the
-/// odd ones, as in [`super::kernel::unpack`] of 4 bits.
-#[inline(always)]
-pub(super) fn place(i: usize, paired: bool) -> usize {
-    if paired {
-        i / CHUNK * CHUNK + i % 2 * (CHUNK / 2) + i % CHUNK / 2
-    } else {
-        i
-    }
-}
-
 /// At most `LANES` rows one beside another, `[k, LANES]`: each element times its row's factor and its weight,
 /// where there are weights. Rows that are not there are zeros.
-pub(super) fn pack(
-    isa: Isa,
-    rows: &[Scaled<'_>],
-    weight: Option<&[f32]>,
-    paired: bool,
-    panel: &mut [f32],
-) {
+pub(super) fn pack(isa: Isa, rows: &[Scaled<'_>], weight: Option<&[f32]>, panel: &mut [f32]) {
     if rows.len() < LANES {
         panel.fill(0.0);
     }
@@ -42,11 +25,11 @@ pub(super) fn pack(
             let (eights, _) = rows.as_chunks::<8>();
             for (group, rows) in eights.iter().enumerate() {
                 // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-                unsafe { pack_avx2(rows, weight, paired, whole, (8 * group, &mut *panel)) };
+                unsafe { pack_avx2(rows, weight, whole, (8 * group, &mut *panel)) };
             }
             // What is left of these rows.
             let done = 8 * eights.len();
-            scatter(&rows[..done], weight, paired, (whole, 0), panel);
+            scatter(&rows[..done], weight, (whole, 0), panel);
             done
         }
         #[cfg(target_arch = "aarch64")]
@@ -56,23 +39,22 @@ pub(super) fn pack(
             for (group, rows) in fours.iter().enumerate() {
                 // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
                 unsafe {
-                    super::neon::pack(rows, weight, paired, whole, (4 * group, &mut *panel));
+                    super::neon::pack(rows, weight, whole, (4 * group, &mut *panel));
                 }
             }
             let done = 4 * fours.len();
-            scatter(&rows[..done], weight, paired, (whole, 0), panel);
+            scatter(&rows[..done], weight, (whole, 0), panel);
             done
         }
         Isa::Portable => 0,
     };
-    scatter(&rows[done..], weight, paired, (0, done), panel);
+    scatter(&rows[done..], weight, (0, done), panel);
 }
 
 /// The elements from `from` on of some rows, the first of which is at `lane`.
 fn scatter(
     rows: &[Scaled<'_>],
     weight: Option<&[f32]>,
-    paired: bool,
     (from, lane): (usize, usize),
     panel: &mut [f32],
 ) {
@@ -80,7 +62,7 @@ fn scatter(
     for (lane, (row, factor)) in (lane..).zip(rows) {
         for (i, x) in row.iter().enumerate().skip(from) {
             let x = x * factor * weight.map_or(1.0, |w| w[i]);
-            panel[place(i, paired)][lane] = x;
+            panel[i][lane] = x;
         }
     }
 }
@@ -94,18 +76,14 @@ fn scatter(
 unsafe fn pack_avx2(
     rows: &[Scaled<'_>; 8],
     weight: Option<&[f32]>,
-    paired: bool,
     whole: usize,
     (lane, panel): (usize, &mut [f32]),
 ) {
     assert!(whole.is_multiple_of(8) && lane + 8 <= LANES && panel.len() >= whole * LANES);
     assert!(rows.iter().all(|(row, _)| row.len() >= whole));
     assert!(weight.is_none_or(|w| w.len() >= whole));
-    // A chunk is cut nowhere, so that its elements stay within it.
-    assert!(!paired || whole.is_multiple_of(CHUNK));
     for at in (0..whole).step_by(8) {
-        // SAFETY: eight elements from `at` on are below `whole`, which rows, weight and panel have; a paired
-        // place stays within its chunk. Features are the caller's promise.
+        // SAFETY: eight elements from `at` on are below `whole`, which rows, weight and panel have; features are the caller's promise.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
             for (block, (row, factor)) in block.iter_mut().zip(rows) {
@@ -116,7 +94,7 @@ unsafe fn pack_avx2(
                 }
             }
             for (i, column) in (at..).zip(transposed(block)) {
-                let to = panel.as_mut_ptr().add(place(i, paired) * LANES + lane);
+                let to = panel.as_mut_ptr().add(i * LANES + lane);
                 _mm256_storeu_ps(to, column);
             }
         }

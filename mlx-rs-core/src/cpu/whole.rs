@@ -16,6 +16,7 @@ use std::arch::x86_64::{
 
 use super::bands::{BAND, Bands, Factors};
 use super::kernel::{LARGEST, Panel, Prepared, neighbors};
+use super::share::Columns;
 use super::x86::horizontal;
 
 /// How far ahead words are fetched, in bytes: what the processor itself foresees ends with each page, and where
@@ -47,7 +48,7 @@ struct Band {
 /// # Safety
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
+pub(super) unsafe fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
     let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
     let k = groups * per * bands.per_word();
     // The reads and writes below stay within these.
@@ -55,7 +56,7 @@ pub(super) unsafe fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut [f32]) {
     assert!(bands.scales.len() == count * groups * BAND);
     assert!(bands.biases.len() == count * groups * BAND);
     assert!(neighbors(bands.bits) == bands.per_word());
-    assert!(x.whole.len() == x.rows * k && out.len() == x.rows * count * BAND);
+    assert!(x.whole.len() == x.rows * k && out.size() == (x.rows, count * BAND));
     assert!(x.scales.len() * bands.per_word() == x.rows * k);
     assert!(x.sums.len() == x.rows * groups);
     let (scales, biases, half) = match (bands.scales, bands.biases) {
@@ -96,7 +97,7 @@ unsafe fn rows<const BITS: u32, const HALF: bool>(
     first: Band,
     count: usize,
     x: Panel<'_>,
-    out: &mut [f32],
+    out: &mut Columns<'_>,
 ) {
     // SAFETY: the caller's promises.
     unsafe {
@@ -124,7 +125,7 @@ unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
     first: Band,
     count: usize,
     x: Panel<'_>,
-    out: &mut [f32],
+    out: &mut Columns<'_>,
 ) {
     let x = Inputs {
         whole: x.whole.as_ptr(),
@@ -136,6 +137,7 @@ unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
         first.groups * first.per * BAND,
         first.groups * BAND * factor,
     );
+    let (to, step) = out.places();
     for i in 0..count {
         // SAFETY: band `i` of `count`, and its place in each row of the output: asserted by `block`.
         unsafe {
@@ -147,7 +149,7 @@ unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
             };
             let found = tile::<M, BITS, HALF>(band, x);
             for (m, found) in found.into_iter().enumerate() {
-                _mm256_storeu_ps(out.as_mut_ptr().add((m * count + i) * BAND), found);
+                _mm256_storeu_ps(to.add(m * step + i * BAND), found);
             }
         }
     }
