@@ -1,10 +1,6 @@
 //! Rows of inputs as the kernels take them: through a norm, and prepared for each packing that the matrices have.
 
 use super::kernel::{self, Isa, MAX_ROWS, Panel, Prepared, neighbors};
-use super::share::{Output, share};
-
-/// What preparing an element costs, in multiplications.
-const COST: usize = 4;
 
 /// Kept from one operation to the next, since every token needs them hundreds of times.
 #[derive(Default)]
@@ -16,8 +12,6 @@ pub(super) struct Scratch {
 /// Inputs prepared for one packing.
 #[derive(Default)]
 struct Form {
-    /// Bits of a number, and numbers of a group.
-    packing: (u32, usize),
     /// What a row has of the following.
     each: [usize; 4],
     values: Vec<f32>,
@@ -37,8 +31,8 @@ pub(super) struct Rows<'a> {
 }
 
 impl Scratch {
-    /// Rows of `k` elements through a norm (a weight, and what is added under the
-    /// root) if there is one, for these packings.
+    /// Rows of `k` elements through a norm (a weight, and what is added under the root) if there is one, for these
+    /// packings.
     pub(super) fn fill<'a>(
         &'a mut self,
         isa: Isa,
@@ -47,43 +41,24 @@ impl Scratch {
         k: usize,
         packings: &[(u32, usize)],
     ) -> Rows<'a> {
-        let count = x.len() / k;
+        let values = match norm {
+            Some((weight, eps)) => {
+                self.normed.resize(x.len(), 0.0);
+                normalize(isa, x, weight, eps, &mut self.normed);
+                &self.normed
+            }
+            None => x,
+        };
         while self.forms.len() < packings.len() {
             self.forms.push(Form::default());
         }
         let forms = &mut self.forms[..packings.len()];
         for (form, packing) in forms.iter_mut().zip(packings) {
-            form.resize(isa, count, k, *packing);
+            form.fill(isa, values, k, *packing);
         }
-        self.normed
-            .resize(if norm.is_some() { x.len() } else { 0 }, 0.0);
-        let normed = Output::new(&mut self.normed);
-        let places: Vec<Places> = forms.iter_mut().map(Form::places).collect();
-        share(
-            count.div_ceil(MAX_ROWS),
-            count * k * COST,
-            &|begin, last| {
-                for at in (begin..last).map(|panel| panel * MAX_ROWS) {
-                    let rows = at..count.min(at + MAX_ROWS);
-                    let n = rows.len();
-                    let mut own = &x[rows.start * k..rows.end * k];
-                    if let Some((weight, eps)) = norm {
-                        // SAFETY: each panel's rows are written by one part alone, here and below.
-                        let to = unsafe { normed.part(at * k, n * k) };
-                        normalize(isa, own, weight, eps, to);
-                        own = to;
-                    }
-                    for places in &places {
-                        // SAFETY: as above.
-                        let to = unsafe { places.panel(at, n) };
-                        kernel::prepare(isa, own, k, places.packing, to);
-                    }
-                }
-            },
-        );
         Rows {
-            count,
-            values: if norm.is_some() { &self.normed } else { x },
+            count: x.len() / k,
+            values,
             k,
             forms,
         }
@@ -91,29 +66,28 @@ impl Scratch {
 }
 
 impl Form {
-    fn resize(&mut self, isa: Isa, rows: usize, k: usize, (bits, group): (u32, usize)) {
+    fn fill(&mut self, isa: Isa, x: &[f32], k: usize, (bits, group): (u32, usize)) {
+        let rows = x.len() / k;
         let (floats, wholes) = if kernel::in_whole(isa) {
             (0, k)
         } else {
             (k, 0)
         };
-        self.packing = (bits, group);
         self.each = [floats, wholes, wholes / neighbors(bits), k / group];
         let [floats, wholes, scales, sums] = self.each;
         self.values.resize(rows * floats, 0.0);
         self.whole.resize(rows * wholes, 0);
         self.scales.resize(rows * scales, 0.0);
         self.sums.resize(rows * sums, 0.0);
-    }
-
-    fn places(&mut self) -> Places {
-        Places {
-            packing: self.packing,
-            each: self.each,
-            values: Output::new(&mut self.values),
-            whole: Output::new(&mut self.whole),
-            scales: Output::new(&mut self.scales),
-            sums: Output::new(&mut self.sums),
+        for first in (0..rows).step_by(MAX_ROWS) {
+            let last = rows.min(first + MAX_ROWS);
+            let to = Prepared {
+                values: &mut self.values[first * floats..last * floats],
+                whole: &mut self.whole[first * wholes..last * wholes],
+                scales: &mut self.scales[first * scales..last * scales],
+                sums: &mut self.sums[first * sums..last * sums],
+            };
+            kernel::prepare(isa, &x[first * k..last * k], k, (bits, group), to);
         }
     }
 
@@ -126,35 +100,6 @@ impl Form {
             whole: &self.whole[from * wholes..(from + n) * wholes],
             scales: &self.scales[from * scales..(from + n) * scales],
             sums: &self.sums[from * sums..(from + n) * sums],
-        }
-    }
-}
-
-/// A form while threads fill it.
-struct Places {
-    packing: (u32, usize),
-    each: [usize; 4],
-    values: Output,
-    whole: Output<i16>,
-    scales: Output,
-    sums: Output,
-}
-
-impl Places {
-    /// Those of the panel of `n` rows from `from` on.
-    ///
-    /// # Safety
-    /// Nobody else may use them.
-    unsafe fn panel(&self, from: usize, n: usize) -> Prepared<'_> {
-        let [floats, wholes, scales, sums] = self.each;
-        // SAFETY: the caller's promise.
-        unsafe {
-            Prepared {
-                values: self.values.part(from * floats, n * floats),
-                whole: self.whole.part(from * wholes, n * wholes),
-                scales: self.scales.part(from * scales, n * scales),
-                sums: self.sums.part(from * sums, n * sums),
-            }
         }
     }
 }

@@ -24,17 +24,16 @@ pub(super) enum Isa {
 }
 
 impl Isa {
-    /// The best one of this processor, or a lesser one where that is asked for.
+    /// The best one of this processor, or the portable one where it is asked for.
     pub(super) fn detect() -> Self {
         static FOUND: OnceLock<Isa> = OnceLock::new();
         #[cfg(test)]
         if let Some(isa) = tests::FORCED.get() {
             return isa;
         }
-        *FOUND.get_or_init(|| {
-            let all = Self::all();
-            let wanted = all.iter().find(|isa| super::wanted(isa.name()));
-            wanted.or(all.last()).copied().unwrap_or(Self::Portable)
+        *FOUND.get_or_init(|| match Self::all().last() {
+            Some(best) if !super::portable_wanted() => *best,
+            _ => Self::Portable,
         })
     }
 
@@ -58,11 +57,6 @@ impl Isa {
     /// Whether this is what every processor has.
     pub(super) fn is_portable(self) -> bool {
         self == Self::Portable
-    }
-
-    /// Whether the processor has a better one.
-    pub(super) fn has_better(self) -> bool {
-        Self::all().last() != Some(&self)
     }
 
     pub(super) fn name(self) -> &'static str {

@@ -72,10 +72,10 @@ pub fn enabled() -> bool {
     })
 }
 
-/// Whether `MLX_CPU_KERNELS` is the name of this instruction set: the kernels are used, without better ones that the
-/// processor has. For tests and comparisons.
-fn wanted(name: &str) -> bool {
-    std::env::var("MLX_CPU_KERNELS").is_ok_and(|v| v.eq_ignore_ascii_case(name))
+/// Whether `MLX_CPU_KERNELS` is `portable`: the kernels are used, without the processor's vector instructions
+/// beyond what every processor of its kind has. For tests and comparisons.
+fn portable_wanted() -> bool {
+    std::env::var("MLX_CPU_KERNELS").is_ok_and(|v| v.eq_ignore_ascii_case("portable"))
 }
 
 /// Cores that the kernels use: `MLX_NUM_THREADS`, or as many as the process may use.
@@ -109,10 +109,10 @@ pub fn status() -> String {
         return String::from("kernels off by MLX_CPU_KERNELS: MLX's own products");
     }
     let isa = kernel::Isa::detect();
-    let why = if isa.has_better() && wanted(isa.name()) {
-        " as MLX_CPU_KERNELS says"
-    } else if !isa.is_portable() {
+    let why = if !isa.is_portable() {
         ""
+    } else if portable_wanted() {
+        " as MLX_CPU_KERNELS says"
     } else if cfg!(target_arch = "x86_64") {
         " for lack of AVX2 and FMA"
     } else {
