@@ -205,6 +205,68 @@ fn classification_of_many_equals_one_by_one() {
 }
 
 #[test]
+fn what_the_prompts_of_a_batch_begin_with_is_computed_once() {
+    let plain = LoadOptions::default();
+    let cases = [
+        ("llama", plain.clone()),
+        ("gemma3", plain.clone()),
+        ("mistral-window", plain.clone()),
+        ("qwen3", plain.clone().with_context_len(24)),
+        ("qwen3-q8", plain.with_kv_bits(8).with_kv_group_size(32)),
+    ];
+    let alike: Vec<u32> = (0..40).map(|i| 5 + (i * 7 + i * i % 11) % 90).collect();
+    let prompts: Vec<Prompt> = [(40, 3), (40, 9), (25, 4), (40, 1), (0, 30)]
+        .into_iter()
+        .zip(1..)
+        .map(|((common, own), i)| {
+            let own = (0..own).map(|j| 6 + (i * 17 + j * 5) % 90);
+            Prompt::Tokens(alike[..common].iter().copied().chain(own).collect())
+        })
+        .collect();
+    for (name, load) in cases {
+        let model = tiny_with(name, &load);
+        let solo: Vec<_> = prompts
+            .iter()
+            .map(|p| reply(model.as_ref(), p, &fresh(10)))
+            .collect();
+        for step in [512, 16] {
+            let options = fresh(10).with_prefill_step_size(step);
+            let mut session = model.batch_session().unwrap();
+            let mut rows = BTreeMap::new();
+            for (i, prompt) in prompts.iter().enumerate().take(4) {
+                rows.insert(session.add(prompt, &options).unwrap(), (i, Vec::new()));
+            }
+            let mut cached = [0; 6];
+            while !session.is_empty() {
+                for event in session.step().unwrap() {
+                    let (i, got) = rows.get_mut(&event.row()).unwrap();
+                    match event {
+                        BatchEvent::Token { token, .. } => got.push(token.id),
+                        BatchEvent::Done { metrics, .. } => {
+                            cached[*i] = metrics.cached_tokens;
+                            let expected = &solo[*i % 5];
+                            assert_eq!(got, expected, "{name}, step {step}, prompt {i}");
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+                // One that is like no other, and the first again, beside those that decode.
+                if rows.len() == 4 && rows.values().all(|(_, got)| got.len() > 1) {
+                    rows.insert(session.add(&prompts[4], &options).unwrap(), (4, Vec::new()));
+                    rows.insert(session.add(&prompts[0], &options).unwrap(), (5, Vec::new()));
+                }
+            }
+            assert_eq!(rows.len(), 6, "{name}, step {step}");
+            assert_eq!(cached[..5], [0, 40, 25, 40, 0], "{name}, step {step}");
+            // What a circle has lost is computed again.
+            if name == "llama" {
+                assert_eq!(cached[5], 42);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_prompt_that_begins_alike_is_not_computed_again() {
     for name in ["llama", "gemma3", "mistral-window"] {
         let model = tiny(name);

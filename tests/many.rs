@@ -169,6 +169,10 @@ fn what_runs_together_is_measured() {
         ),
         ("classify", &["sequential_seconds", "together_seconds"]),
         (
+            "classify_alike",
+            &["tokens_alike", "sequential_seconds", "together_seconds"],
+        ),
+        (
             "sampling",
             &["greedy_seconds_per_token", "chain_seconds_per_token"],
         ),

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Side by side: many requests together, `mlx` against Python mlx-lm, on the same weights and prompts.
 
-8 requests together against the same 8 one after another, 16 short prompts classified likewise, and the whole sampling
-chain against greedy. Prepares what it needs as compare.py does and prints a Markdown table; exit status 1 if a bar
+8 requests together against the same 8 one after another, 16 short prompts classified likewise, with and without an
+instruction before them that is the same for all, and the whole sampling chain against greedy. Prepares what it needs as compare.py does and prints a Markdown table; exit status 1 if a bar
 is missed: a batch and a classification at least 3 times as fast as one after another, the chain below 10 % of a token.
 Needs only Python's standard library and pip.
 """
@@ -24,6 +24,7 @@ import first_model_file
 SIDE = TOOLS / "compare" / "mlx_lm_together.py"
 PROMPT = 32  # tokens, as in `mlx bench --together`
 SHORT = 16
+INSTRUCTION = 64
 
 # label -> (section, key, factor, digits, unit)
 ROWS = {
@@ -33,6 +34,9 @@ ROWS = {
     "classify, one after another": ("classify", "sequential_seconds", 1e3, 1, "ms"),
     "classify, together": ("classify", "together_seconds", 1e3, 1, "ms"),
     "classify, ratio": ("classify", "speedup", 1, 2, "times"),
+    "classify after an instruction, one after another": ("classify_alike", "sequential_seconds", 1e3, 1, "ms"),
+    "classify after an instruction, together": ("classify_alike", "together_seconds", 1e3, 1, "ms"),
+    "classify after an instruction, ratio": ("classify_alike", "speedup", 1, 2, "times"),
     "a token, greedy": ("sampling", "greedy_seconds_per_token", 1e3, 2, "ms"),
     "a token, whole chain": ("sampling", "chain_seconds_per_token", 1e3, 2, "ms"),
     "the chain adds": ("sampling", "overhead", 100, 1, "%"),
@@ -40,6 +44,7 @@ ROWS = {
 BARS = {
     "together / one after another": ("at least 3", lambda value: value >= 3),
     "classify, ratio": ("at least 3", lambda value: value >= 3),
+    "classify after an instruction, ratio": ("at least 3", lambda value: value >= 3),
     "the chain adds": ("below 10 %", lambda value: value < 0.1),
 }
 
@@ -74,7 +79,8 @@ def reference(args: argparse.Namespace, python: Path, model: Path, vocab: int, e
         ids = prompt_ids(count * length, vocab, eos)
         return [ids[at : at + length] for at in range(0, len(ids), length)]
 
-    asked = json.dumps({"prompts": cut(args.requests, PROMPT), "short": cut(2 * args.requests, SHORT)})
+    prompts, short = cut(args.requests, PROMPT), cut(2 * args.requests, SHORT)
+    asked = json.dumps({"prompts": prompts, "short": short, "instruction": prompt_ids(INSTRUCTION, vocab, eos)})
     command = [str(python), str(SIDE), "--model", str(model), "--max-tokens", str(args.reference_tokens)]
     command += ["--rounds", str(args.reference_rounds), "--device", "cpu" if args.backend == "cpu" else "default"]
     done = subprocess.run(command, input=asked, capture_output=True, text=True, env=quiet_environment())
@@ -100,7 +106,8 @@ def main() -> int:
     note("mlx-lm")
     theirs = reference(args, python, directory, config["vocab_size"], eos if isinstance(eos, list) else [eos])
     print(
-        f"{source.name}, {args.requests} requests of {PROMPT} tokens, {2 * args.requests} classified of {SHORT}; replies of "
+        f"{source.name}, {args.requests} requests of {PROMPT} tokens, {2 * args.requests} classified of {SHORT} "
+        f"(after an instruction of {INSTRUCTION}, and without); replies of "
         f"{args.tokens} tokens, medians of {args.rounds} rounds (mlx-lm: {args.reference_tokens} tokens, {args.reference_rounds} rounds); "
         f"{cpu_name()}, {os.cpu_count()} cores, load average {load:.2f} before.\n"
     )

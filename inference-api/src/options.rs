@@ -301,7 +301,8 @@ pub struct GenerateOptions {
     pub logits: bool,
     /// Positions of the prompt in one forward pass; the request can be cancelled between them.
     pub prefill_step_size: usize,
-    /// Reuse what earlier requests computed of the prompt's beginning, and remember this one.
+    /// Reuse what earlier requests computed of the prompt's beginning, and remember this one. Requests that run together
+    /// may share what they begin with whatever this says.
     pub cache_prompt: bool,
     /// Tokens to guess at a time, where the model was loaded with a draft model or `prompt_lookup` is
     /// set; 0 guesses none. The reply is the same.

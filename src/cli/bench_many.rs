@@ -16,6 +16,8 @@ use super::progress::TokenBar;
 const PROMPT: usize = 32;
 /// Tokens of a prompt that is classified.
 const SHORT: usize = 16;
+/// Tokens of an instruction before such a prompt, the same for all.
+const INSTRUCTION: usize = 64;
 
 /// How much to measure.
 pub struct Size {
@@ -32,7 +34,9 @@ impl Size {
     pub fn work(&self) -> u64 {
         let pair = PROMPT.saturating_add(self.tokens).saturating_mul(2);
         let batch = pair.saturating_mul(self.requests);
-        let classify = self.requests.saturating_mul(4 * SHORT);
+        let classify = self
+            .requests
+            .saturating_mul(4 * (SHORT + SHORT + INSTRUCTION));
         let round = batch.saturating_add(classify).saturating_add(pair);
         round.saturating_mul(self.repeat.saturating_add(1)) as u64
     }
@@ -159,22 +163,37 @@ pub fn run(
     )?;
 
     let ids = prompt_ids(n.saturating_mul(2 * SHORT), vocab, eos)?;
-    let short: Vec<Prompt> = ids
-        .chunks(SHORT)
-        .map(|part| Prompt::Tokens(part.to_vec()))
-        .collect();
+    let instruction = prompt_ids(INSTRUCTION, vocab, eos)?;
     let options = GenerateOptions::default();
-    let asked = |prompts: &[Prompt]| -> Result<(), Failure> {
-        let results = model.classify(prompts, &options, false)?;
-        whole(results.len(), prompts.len())?;
-        bar.advance((prompts.len() * SHORT) as u64);
-        Ok(())
+    let classify = |before: &[u32]| -> Result<Value, Failure> {
+        let short: Vec<Prompt> = ids
+            .chunks(SHORT)
+            .map(|own| Prompt::Tokens([before, own].concat()))
+            .collect();
+        let length = before.len() + SHORT;
+        let asked = |prompts: &[Prompt]| -> Result<(), Failure> {
+            let results = model.classify(prompts, &options, false)?;
+            whole(results.len(), prompts.len())?;
+            bar.advance((prompts.len() * length) as u64);
+            Ok(())
+        };
+        let measured = measure(
+            size.repeat,
+            &mut || seconds(&mut || short.chunks(1).try_for_each(asked)),
+            &mut || seconds(&mut || asked(&short)),
+        )?;
+        let (one_by_one, at_once) = measured.medians();
+        Ok(json!({
+            "prompts": short.len(),
+            "prompt_tokens": length,
+            "tokens_alike": before.len(),
+            "sequential_seconds": one_by_one,
+            "together_seconds": at_once,
+            "speedup": one_by_one / at_once,
+        }))
     };
-    let classify = measure(
-        size.repeat,
-        &mut || seconds(&mut || short.chunks(1).try_for_each(asked)),
-        &mut || seconds(&mut || asked(&short)),
-    )?;
+    let classified = classify(&[])?;
+    let instructed = classify(&instruction)?;
 
     let sampled = exactly(&chain(), size.tokens);
     let sampling = measure(
@@ -185,7 +204,6 @@ pub fn run(
 
     let tokens = (n * size.tokens) as f64;
     let (sequential, together) = batch.medians();
-    let (one_by_one, at_once) = classify.medians();
     let (greedy_token, sampled_token) = sampling.medians();
     Ok(json!({
         "requests": n,
@@ -197,13 +215,8 @@ pub fn run(
             "together_tokens_per_second": tokens / together,
             "speedup": sequential / together,
         },
-        "classify": {
-            "prompts": short.len(),
-            "prompt_tokens": SHORT,
-            "sequential_seconds": one_by_one,
-            "together_seconds": at_once,
-            "speedup": one_by_one / at_once,
-        },
+        "classify": classified,
+        "classify_alike": instructed,
         "sampling": {
             "greedy_seconds_per_token": greedy_token,
             "chain_seconds_per_token": sampled_token,

@@ -35,9 +35,10 @@ def main() -> None:
     from mlx_lm.generate import batch_generate, generate_step
     from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
-    # {"prompts": [[id, ...], ...], "short": [[id, ...], ...]}
+    # {"prompts": [[id, ...], ...], "short": [[id, ...], ...], "instruction": [id, ...]}
     asked = json.load(sys.stdin)
     prompts, short = asked["prompts"], asked["short"]
+    alike = [asked["instruction"] + ids for ids in short]
     model, _ = load(args.model)
     endless = SimpleNamespace(eos_token_ids=set(), decode=lambda ids: "")
 
@@ -63,12 +64,14 @@ def main() -> None:
     }
     one(prompts[0], 2)
     one(prompts[0], 2, **how)
-    figures: dict[str, list[float]] = {key: [] for key in ("sequential", "together", "each", "all", "greedy", "chain")}
+    figures: dict[str, list[float]] = {key: [] for key in ("sequential", "together", "each", "all", "each_alike", "all_alike", "greedy", "chain")}
     for _ in range(args.rounds):
         figures["sequential"].append(timed(lambda: [one(ids, args.max_tokens) for ids in prompts]))
         figures["together"].append(timed(lambda: batch_generate(model, endless, prompts, max_tokens=args.max_tokens)))
         figures["each"].append(timed(lambda: [classify([ids]) for ids in short]))
         figures["all"].append(timed(lambda: classify(short)))
+        figures["each_alike"].append(timed(lambda: [classify([ids]) for ids in alike]))
+        figures["all_alike"].append(timed(lambda: classify(alike)))
         figures["greedy"].append(one(prompts[0], args.max_tokens))
         figures["chain"].append(one(prompts[0], args.max_tokens, **how))
     of = {key: statistics.median(values) for key, values in figures.items()}
@@ -83,6 +86,11 @@ def main() -> None:
             "sequential_seconds": of["each"],
             "together_seconds": of["all"],
             "speedup": of["each"] / of["all"],
+        },
+        "classify_alike": {
+            "sequential_seconds": of["each_alike"],
+            "together_seconds": of["all_alike"],
+            "speedup": of["each_alike"] / of["all_alike"],
         },
         "sampling": {
             "greedy_seconds_per_token": of["greedy"],

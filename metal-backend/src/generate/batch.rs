@@ -2,7 +2,8 @@
 //! (continuous batching, Yu et al. 2022); what each of them gets is what it would get alone.
 //!
 //! The rows' tokens are packed, so there is no padding: a row of length `L` costs `L` positions. Each
-//! row has caches of its own, so rows of any length and age go together.
+//! row has caches of its own, so rows of any length and age go together. What prompts begin with alike is computed
+//! once (`alike.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,11 +11,12 @@ use std::sync::Arc;
 use inference::{BatchEvent, BatchSession, Error, GenerateOptions, Prompt, Result, RowId};
 use mlx_rs_core::{Array, async_eval, concatenate, eval, memory};
 
+use super::alike::{self, Standing, Turn};
 use super::lane::{Lane, Pending, draw_rows};
 use super::prefill::ids;
 use super::{CLEAR_EVERY, Request, read};
 use crate::arch::Watch;
-use crate::cache::Row;
+use crate::cache::{self, Caches, Row};
 use crate::error::engine as engine_error;
 use crate::model::Engine;
 use crate::nn::attention::Positions;
@@ -67,32 +69,95 @@ impl Batch {
         Ok(id)
     }
 
+    /// How each row stands; those that are over hold nothing.
+    fn standings(&self) -> Vec<Standing> {
+        let of = |m: &Member| match &m.lane {
+            Some(lane) if lane.next.is_none() => Standing {
+                tokens: m.request.prompt().to_vec(),
+                held: lane.fed,
+                waits: true,
+            },
+            Some(lane) => Standing {
+                tokens: m.request.tokens(),
+                held: cache::offset(&lane.caches).unsigned_abs() as usize,
+                waits: false,
+            },
+            None => Standing {
+                tokens: Vec::new(),
+                held: 0,
+                waits: false,
+            },
+        };
+        self.rows.iter().map(of).collect()
+    }
+
+    /// Copies what rows that wait have in common with others, until there is nothing to copy; returns for each row
+    /// until which token of its prompt it may compute, `None` for those that do not.
+    fn begin_alike(&mut self) -> Result<Vec<Option<usize>>> {
+        loop {
+            let cuttable = |from: usize, n: usize| {
+                surplus(&self.rows[from], n)
+                    .is_some_and(|(caches, surplus)| caches.iter().all(|c| c.can_trim(surplus)))
+            };
+            let turns = alike::turns(&self.standings(), cuttable);
+            let mut copied = Vec::new();
+            for (i, turn) in turns.iter().enumerate() {
+                if let Some(Turn::Copy { from, tokens }) = *turn
+                    && let Some((caches, surplus)) = surplus(&self.rows[from], tokens)
+                {
+                    let mut own = cache::copy(caches).map_err(engine_error("prefill"))?;
+                    if cache::trim(&mut own, surplus) {
+                        copied.push((i, tokens, own));
+                    }
+                }
+            }
+            if copied.is_empty() {
+                let until = |(m, turn): (&Member, Option<Turn>)| match turn? {
+                    Turn::Compute(until) => Some(until),
+                    Turn::Copy { .. } => Some(m.request.prompt().len()),
+                    Turn::Wait => None,
+                };
+                return Ok(self.rows.iter().zip(turns).map(until).collect());
+            }
+            for (i, tokens, own) in copied {
+                let member = &mut self.rows[i];
+                if let Some(lane) = &mut member.lane {
+                    cache::settle(&own).map_err(engine_error("prefill"))?;
+                    (lane.caches, lane.fed) = (own, tokens);
+                    member.request.clock().cached(tokens);
+                }
+            }
+        }
+    }
+
     /// Runs parts of prompts, as many tokens as one step takes, shortest rest first. The rows whose
     /// prompt is done get their first token.
     fn prefill(&mut self) -> Result<()> {
-        let mut waiting: Vec<&mut Member> = self
-            .rows
-            .iter_mut()
-            .filter(|m| m.lane.as_ref().is_some_and(|lane| lane.next.is_none()))
-            .collect();
-        if waiting.is_empty() {
+        let waits = |m: &Member| m.lane.as_ref().is_some_and(|lane| lane.next.is_none());
+        if !self.rows.iter().any(waits) {
             return Ok(());
         }
-        let left = |m: &Member| {
-            let fed = m.lane.as_ref().map_or(0, |lane| lane.fed);
-            m.request.prompt().len().saturating_sub(fed)
-        };
-        waiting.sort_by_key(|m| left(m));
+        let until = self.begin_alike()?;
+        let mut waiting: Vec<(&mut Member, usize)> = self
+            .rows
+            .iter_mut()
+            .zip(until)
+            .filter_map(|(m, until)| {
+                let fed = m.lane.as_ref()?.fed;
+                Some((m, until?.saturating_sub(fed)))
+            })
+            .collect();
+        waiting.sort_by_key(|(_, left)| *left);
         let budget = waiting
             .iter()
-            .map(|m| m.request.options().prefill_step_size)
+            .map(|(m, _)| m.request.options().prefill_step_size)
             .max()
             .unwrap_or(1);
         let mut tokens = Vec::new();
         let mut chosen: Vec<(&mut Member, usize)> = Vec::new();
-        for member in waiting {
+        for (member, left) in waiting {
             // As many as still fit, and as the request itself wants at a time.
-            let n = left(member)
+            let n = left
                 .min(member.request.options().prefill_step_size)
                 .min(budget - tokens.len().min(budget));
             if n == 0 {
@@ -283,6 +348,13 @@ impl BatchSession for Batch {
         });
         Ok(events)
     }
+}
+
+/// A member's caches, and how many more tokens than `n` they hold, if not fewer.
+fn surplus(member: &Member, n: usize) -> Option<(&Caches, i32)> {
+    let caches = &member.lane.as_ref()?.caches;
+    let surplus = cache::offset(caches).checked_sub(i32::try_from(n).ok()?)?;
+    (surplus >= 0).then_some((caches, surplus))
 }
 
 /// The token on its way, to be computed.

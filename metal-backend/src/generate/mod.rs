@@ -5,6 +5,7 @@
 //! [`Generation`] drives one, [`Batch`] many in one forward pass, and `speculative.rs` several tokens
 //! of one.
 
+mod alike;
 mod batch;
 mod lane;
 mod metrics;

@@ -20,7 +20,7 @@ struct Entry {
 }
 
 /// How many tokens two sequences begin with alike.
-fn common(a: &[u32], b: &[u32]) -> usize {
+pub fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 

@@ -1,0 +1,199 @@
+//! Prompts that begin alike, as those of one instruction with many inputs do: what one row of a batch computes of the
+//! beginning, the others copy. Decides only; `batch.rs` does it.
+
+use super::prefix::common;
+
+/// Tokens that are worth a copy, which is a step of its own and an operation a layer.
+const LEAST: usize = 16;
+
+/// A copy is of all that the other holds, cut afterwards: not worth it for less than one in so many.
+const MOST_BESIDE: usize = 64;
+
+/// A row of the batch.
+#[derive(Debug)]
+pub struct Standing {
+    /// The tokens that its caches hold, or will hold once its prompt is computed.
+    pub tokens: Vec<u32>,
+    /// How many of them the caches hold.
+    pub held: usize,
+    /// Whether some of its prompt is not computed yet.
+    pub waits: bool,
+}
+
+/// What a row whose prompt is not computed does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Computes its prompt, but not beyond so many tokens: there, others copy.
+    Compute(usize),
+    /// Takes over the first `tokens` of the caches of row `from`.
+    Copy {
+        /// Its place.
+        from: usize,
+        /// How many.
+        tokens: usize,
+    },
+    /// Lets an older row compute what both begin with.
+    Wait,
+}
+
+/// The turn of each row, in their order, of which the oldest is first; `None` for rows whose prompt is computed.
+/// `cuttable(row, n)` says whether a copy of that row's caches can be cut to `n` tokens. One token of each prompt is
+/// left to compute, from which the first logits come.
+pub fn turns(rows: &[Standing], cuttable: impl Fn(usize, usize) -> bool) -> Vec<Option<Turn>> {
+    let mut turns: Vec<Option<Turn>> = rows
+        .iter()
+        .map(|row| row.waits.then_some(Turn::Compute(row.tokens.len())))
+        .collect();
+    // Older rows that are waited for, and until where.
+    let mut awaited = Vec::new();
+    for (i, row) in rows.iter().enumerate().filter(|(_, row)| row.waits) {
+        let most = row.tokens.len().saturating_sub(1);
+        let least = row.held + LEAST;
+        let mut best: Option<(usize, usize)> = None;
+        for (j, other) in rows.iter().enumerate().filter(|(j, _)| *j != i) {
+            let alike = common(&other.tokens, &row.tokens).min(most);
+            let n = if other.waits && j < i {
+                // What is not there yet will be.
+                alike
+            } else {
+                alike.min(other.held)
+            };
+            let there = n <= other.held;
+            let may = !there || (n * MOST_BESIDE >= other.held && cuttable(j, n));
+            if n >= least && may && best.is_none_or(|(_, most)| n > most) {
+                best = Some((j, n));
+            }
+        }
+        let Some((j, n)) = best else {
+            continue;
+        };
+        turns[i] = Some(if n <= rows[j].held {
+            Turn::Copy { from: j, tokens: n }
+        } else {
+            awaited.push((j, n));
+            Turn::Wait
+        });
+    }
+    for (j, n) in awaited {
+        if let Some(Turn::Compute(until)) = &mut turns[j] {
+            *until = n.min(*until);
+        }
+    }
+    turns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(tokens: impl IntoIterator<Item = u32>, held: usize, waits: bool) -> Standing {
+        Standing {
+            tokens: tokens.into_iter().collect(),
+            held,
+            waits,
+        }
+    }
+
+    fn numbered(alike: u32, own: u32) -> Vec<u32> {
+        (0..alike).chain([own]).collect()
+    }
+
+    #[test]
+    fn the_oldest_computes_what_the_others_copy() {
+        let mut rows = vec![
+            row(numbered(40, 100), 0, true),
+            row(numbered(40, 101), 0, true),
+            row(numbered(24, 102), 0, true),
+            row([7; 30], 0, true),
+        ];
+        let first = turns(&rows, |_, _| true);
+        let compute = |n| Some(Turn::Compute(n));
+        assert_eq!(first[0], compute(24), "as far as the shortest beginning");
+        assert_eq!(first[1..3], [Some(Turn::Wait); 2]);
+        assert_eq!(first[3], compute(30), "like no other");
+        rows[0].held = 24;
+        let second = turns(&rows, |_, _| true);
+        assert_eq!(second[0], compute(40));
+        assert_eq!(second[1], Some(Turn::Wait), "there is more to come");
+        let copied = |from, tokens| Some(Turn::Copy { from, tokens });
+        assert_eq!(second[2], copied(0, 24));
+        rows[0].held = 40;
+        assert_eq!(turns(&rows, |_, _| true)[1], copied(0, 40));
+        // What was copied is not copied again.
+        rows[1].held = 40;
+        assert_eq!(turns(&rows, |_, _| true)[1], compute(41));
+    }
+
+    #[test]
+    fn rows_that_decode_are_copied_from_where_their_caches_can_be_cut() {
+        let rows = [
+            row(numbered(40, 100), 41, false),
+            row(numbered(30, 101), 0, true),
+        ];
+        let copied = Some(Turn::Copy {
+            from: 0,
+            tokens: 30,
+        });
+        assert_eq!(turns(&rows, |_, n| n == 30), [None, copied]);
+        let alone = Some(Turn::Compute(31));
+        assert_eq!(turns(&rows, |_, _| false), [None, alone]);
+    }
+
+    #[test]
+    fn a_token_is_left_and_little_is_not_copied() {
+        // The same prompt twice.
+        let rows = [row(0..20, 20, false), row(0..20, 0, true)];
+        let turn = turns(&rows, |_, _| true)[1];
+        assert_eq!(
+            turn,
+            Some(Turn::Copy {
+                from: 0,
+                tokens: 19
+            })
+        );
+        let short = [row(0..16, 16, false), row(0..16, 0, true)];
+        assert_eq!(turns(&short, |_, _| true)[1], Some(Turn::Compute(16)));
+        // Nor a little of much.
+        let long = [row(0..4000, 4000, false), row(numbered(20, 9), 0, true)];
+        assert_eq!(turns(&long, |_, _| true)[1], Some(Turn::Compute(21)));
+    }
+
+    #[test]
+    fn somebody_always_goes_on() {
+        // Every order of progress of four rows with beginnings in common.
+        let lengths = [18u32, 33, 33, 60];
+        for state in 0..4usize.pow(4) {
+            let held = |i: usize| state / 4usize.pow(i as u32) % 4 * 16;
+            let rows: Vec<Standing> = lengths
+                .iter()
+                .enumerate()
+                .map(|(i, n)| {
+                    let tokens = numbered(*n, 100 + i as u32);
+                    let held = held(i).min(tokens.len());
+                    let waits = held < tokens.len();
+                    row(tokens, held, waits)
+                })
+                .collect();
+            for cut in [true, false] {
+                let turns = turns(&rows, |j, n| cut || rows[j].held == n);
+                let goes = |turn: &Option<Turn>| {
+                    matches!(turn, Some(Turn::Compute(_) | Turn::Copy { .. }))
+                };
+                assert!(
+                    turns.iter().any(goes) || rows.iter().all(|row| !row.waits),
+                    "{rows:?}"
+                );
+                for (row, turn) in rows.iter().zip(&turns) {
+                    match turn {
+                        Some(Turn::Compute(until)) => assert!(*until > row.held, "{rows:?}"),
+                        Some(Turn::Copy { from, tokens }) => {
+                            assert!(*tokens > row.held && *tokens <= rows[*from].held);
+                            assert_eq!(rows[*from].tokens[..*tokens], row.tokens[..*tokens]);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+}
