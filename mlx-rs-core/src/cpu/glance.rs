@@ -161,7 +161,7 @@ impl Glance<'_> {
         sums: &mut [f32],
     ) -> usize {
         #[cfg(target_arch = "x86_64")]
-        if self.isa == Isa::Avx2 {
+        if self.isa.has_avx2() {
             let d = self.d;
             let (heads, whole) = (sums.len() / d, d / WIDE * WIDE);
             for h in (0..heads).step_by(TOGETHER) {
@@ -262,7 +262,7 @@ fn soften(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-        Isa::Avx2 => unsafe { soften_avx2(cap, scores) },
+        Isa::Avx2 | Isa::Avx512 => unsafe { soften_avx2(cap, scores) },
         // Every aarch64 processor has neon.
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => soften_with(cap, scores),
@@ -373,7 +373,7 @@ fn inner_products(
     assert!(heads <= TOGETHER && keys.len() >= (n - 1) * step + d);
     assert!(to.len() >= (heads - 1) * row + n);
     #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Avx2 && d.is_multiple_of(8) {
+    if isa.has_avx2() && d.is_multiple_of(8) {
         let keys = (keys.as_ptr(), step);
         let to = (to.as_mut_ptr(), row);
         // SAFETY: `Isa::Avx2` is made by `detect` only; the lengths are asserted.

@@ -18,22 +18,26 @@ pub(super) enum Isa {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// The same, and AVX-512 F, BW and VNNI: made by `detect` only where all are, so what is said of `Avx2` holds.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
     #[cfg(target_arch = "aarch64")]
     Neon,
     Portable,
 }
 
 impl Isa {
-    /// The best one of this processor, or the portable one where it is asked for.
+    /// The best one of this processor, or a lesser one where that is asked for.
     pub(super) fn detect() -> Self {
         static FOUND: OnceLock<Isa> = OnceLock::new();
         #[cfg(test)]
         if let Some(isa) = tests::FORCED.get() {
             return isa;
         }
-        *FOUND.get_or_init(|| match Self::all().last() {
-            Some(best) if !super::portable_wanted() => *best,
-            _ => Self::Portable,
+        *FOUND.get_or_init(|| {
+            let all = Self::all();
+            let wanted = all.iter().find(|isa| super::wanted(isa.name()));
+            wanted.or(all.last()).copied().unwrap_or(Self::Portable)
         })
     }
 
@@ -46,6 +50,12 @@ impl Isa {
             && is_x86_feature_detected!("f16c")
         {
             all.push(Self::Avx2);
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vnni")
+            {
+                all.push(Self::Avx512);
+            }
         }
         #[cfg(target_arch = "aarch64")]
         if std::arch::is_aarch64_feature_detected!("neon") {
@@ -54,15 +64,37 @@ impl Isa {
         all
     }
 
-    /// Whether this is what every processor has.
-    pub(super) fn is_portable(self) -> bool {
-        self == Self::Portable
+    /// What a processor must have for the next better one, if there is one for its kind.
+    pub(super) fn next_needs(self) -> Option<&'static str> {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => Some("AVX-512 with VNNI"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => None,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => None,
+            Self::Portable if cfg!(target_arch = "x86_64") => Some("AVX2, FMA and F16C"),
+            Self::Portable => None,
+        }
+    }
+
+    /// Whether it has AVX2 and FMA.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn has_avx2(self) -> bool {
+        matches!(self, Self::Avx2 | Self::Avx512)
+    }
+
+    /// Whether the processor has a better one.
+    pub(super) fn has_better(self) -> bool {
+        Self::all().last() != Some(&self)
     }
 
     pub(super) fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "avx512",
             #[cfg(target_arch = "aarch64")]
             Self::Neon => "neon",
             Self::Portable => "portable",
@@ -148,7 +180,7 @@ pub(super) const LARGEST: f32 = 32_767.0;
 pub(super) fn in_whole(isa: Isa) -> bool {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => true,
+        Isa::Avx2 | Isa::Avx512 => true,
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => false,
         Isa::Portable => false,
@@ -160,7 +192,7 @@ pub(super) fn widen(isa: Isa, from: &[u16], to: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
-        Isa::Avx2 => unsafe { super::x86::widen(from, to) },
+        Isa::Avx2 | Isa::Avx512 => unsafe { super::x86::widen(from, to) },
         _ => {
             for (to, from) in to.iter_mut().zip(from) {
                 *to = half::f16::from_bits(*from).to_f32();
@@ -181,7 +213,7 @@ pub(super) fn prepare(
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 => unsafe { super::whole::prepare(x, k, (bits, group), to) },
+        Isa::Avx2 | Isa::Avx512 => unsafe { super::whole::prepare(x, k, (bits, group), to) },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => prepare_with(x, k, (bits, group), to),
         Isa::Portable => prepare_with(x, k, (bits, group), to),
@@ -252,6 +284,9 @@ pub(super) fn block(isa: Isa, bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
         Isa::Avx2 => unsafe { super::whole::block(bands, x, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx512` is made by `detect` only, where the processor has all that it names.
+        Isa::Avx512 => unsafe { super::wide::block(bands, x, out) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
         Isa::Neon => unsafe { super::neon::block(bands, x, out) },
@@ -265,7 +300,7 @@ pub(super) fn dense(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 => unsafe { super::x86::dense(row, x, out) },
+        Isa::Avx2 | Isa::Avx512 => unsafe { super::x86::dense(row, x, out) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
         Isa::Neon => unsafe { super::neon::dense(row, x, out) },
@@ -282,7 +317,7 @@ pub(super) fn inner(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 => unsafe { super::x86::inner(a, b) },
+        Isa::Avx2 | Isa::Avx512 => unsafe { super::x86::inner(a, b) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
         Isa::Neon => unsafe { super::neon::inner(a, b) },
@@ -295,7 +330,7 @@ pub(super) fn unpack(isa: Isa, row: QuantizedRow<'_>, bits: u32, out: &mut [f32]
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 => unsafe { super::x86::unpack(row, bits, out) },
+        Isa::Avx2 | Isa::Avx512 => unsafe { super::x86::unpack(row, bits, out) },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => unpack_with(row, bits, out),
         Isa::Portable => unpack_with(row, bits, out),
@@ -405,7 +440,7 @@ pub(super) mod tests {
 
     #[test]
     fn quantized_rows_equal_the_definition() {
-        const ROWS: usize = 2 * BAND;
+        const ROWS: usize = 3 * BAND;
         for (bits, group, groups, half) in [4u32, 8].into_iter().flat_map(|bits| {
             [32, 64, 128].into_iter().flat_map(move |group| {
                 [1, 3, 18]
@@ -445,7 +480,7 @@ pub(super) mod tests {
                 groups,
                 bits,
             };
-            assert_eq!((bands.count(), bands.per_word()), (2, near));
+            assert_eq!((bands.count(), bands.per_word()), (ROWS / BAND, near));
             let at = |row: usize, i: usize| {
                 let (band, lane) = (row / BAND, row % BAND);
                 let word = words[(band * (k / near) + i / near) * BAND + lane];

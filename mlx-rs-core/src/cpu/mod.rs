@@ -6,7 +6,7 @@
 //! Their derivatives with respect to what is multiplied (and a dense matrix), and batches of it under
 //! `vmap`, are computed by MLX's own operations, unless [`Matrix::product_for_gradients`] is asked for; a gradient with respect to a quantized matrix or its
 //! scales is an error, and so is one of a fused operation. `MLX_CPU_KERNELS=off` turns the kernels off,
-//! `MLX_CPU_KERNELS=portable` keeps them from the processor's wider vectors.
+//! `MLX_CPU_KERNELS=portable` keeps them from the processor's wider vectors, `avx2` from AVX-512.
 
 mod attention;
 mod back;
@@ -38,6 +38,8 @@ mod turn;
 mod weigh;
 #[cfg(target_arch = "x86_64")]
 mod whole;
+#[cfg(target_arch = "x86_64")]
+mod wide;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -72,10 +74,10 @@ pub fn enabled() -> bool {
     })
 }
 
-/// Whether `MLX_CPU_KERNELS` is `portable`: the kernels are used, without the processor's vector instructions
-/// beyond what every processor of its kind has. For tests and comparisons.
-fn portable_wanted() -> bool {
-    std::env::var("MLX_CPU_KERNELS").is_ok_and(|v| v.eq_ignore_ascii_case("portable"))
+/// Whether `MLX_CPU_KERNELS` is the name of this instruction set: the kernels are used, without better ones that the
+/// processor has. For tests and comparisons.
+fn wanted(name: &str) -> bool {
+    std::env::var("MLX_CPU_KERNELS").is_ok_and(|v| v.eq_ignore_ascii_case(name))
 }
 
 /// Cores that the kernels use: `MLX_NUM_THREADS`, or as many as the process may use.
@@ -86,7 +88,7 @@ pub fn threads() -> usize {
     pool::threads()
 }
 
-/// The instruction set that the kernels use here, such as `avx2`, `neon` or `portable`.
+/// The instruction set that the kernels use here, such as `avx512`, `avx2`, `neon` or `portable`.
 /// ```
 /// assert!(!mlx_rs_core::cpu::instruction_set().is_empty());
 /// ```
@@ -94,7 +96,7 @@ pub fn instruction_set() -> &'static str {
     kernel::Isa::detect().name()
 }
 
-/// What runs products on this processor, for people: the instruction set, why it is not a wider one where
+/// What runs products on this processor, for people: the instruction set, why it is not a better one where
 /// the kernels fall back, and the threads.
 /// ```
 /// // Such as "kernels: avx2, 8 threads".
@@ -109,14 +111,10 @@ pub fn status() -> String {
         return String::from("kernels off by MLX_CPU_KERNELS: MLX's own products");
     }
     let isa = kernel::Isa::detect();
-    let why = if !isa.is_portable() {
-        ""
-    } else if portable_wanted() {
-        " as MLX_CPU_KERNELS says"
-    } else if cfg!(target_arch = "x86_64") {
-        " for lack of AVX2 and FMA"
-    } else {
-        ""
+    let why = match isa.next_needs() {
+        None => String::new(),
+        Some(_) if isa.has_better() => String::from(" as MLX_CPU_KERNELS says"),
+        Some(what) => format!(" for lack of {what}"),
     };
     format!("kernels: {}{why}, {threads}", isa.name())
 }

@@ -5,7 +5,8 @@ use super::kernel::Isa;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
     _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps,
-    _mm256_storeu_ps,
+    _mm256_storeu_ps, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_storeu_ps,
 };
 
 /// Columns of a tile, and rows of inputs in a panel.
@@ -70,6 +71,18 @@ pub(super) unsafe fn tiles(
                 (Isa::Avx2, 2) => tile_avx2::<2>(depth, left, right, product),
                 #[cfg(target_arch = "x86_64")]
                 (Isa::Avx2, _) => tile_avx2::<1>(depth, left, right, product),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx512, 6) => tile_avx512::<6>(depth, left, right, product),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx512, 5) => tile_avx512::<5>(depth, left, right, product),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx512, 4) => tile_avx512::<4>(depth, left, right, product),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx512, 3) => tile_avx512::<3>(depth, left, right, product),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx512, 2) => tile_avx512::<2>(depth, left, right, product),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx512, _) => tile_avx512::<1>(depth, left, right, product),
                 #[cfg(target_arch = "aarch64")]
                 (Isa::Neon, 6) => super::neon::tile::<6>(depth, left, right, product),
                 #[cfg(target_arch = "aarch64")]
@@ -125,6 +138,49 @@ unsafe fn tile_avx2<const M: usize>(depth: usize, left: Left, right: Right, prod
                 };
                 _mm256_storeu_ps(to, sum);
             }
+        }
+    }
+}
+
+/// Two sums for each row, so that one need not wait for the other.
+///
+/// # Safety
+/// As [`tiles`], and the processor must have avx512f.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn tile_avx512<const M: usize>(depth: usize, left: Left, right: Right, product: Product) {
+    // SAFETY: the elements are the caller's promise.
+    unsafe {
+        let mut sums = [[_mm512_setzero_ps(); 2]; M];
+        let (mut a, mut b) = (left.data, right.data);
+        for _ in 0..depth / 2 {
+            let lanes = [
+                _mm512_loadu_ps(b),
+                _mm512_loadu_ps(b.wrapping_add(right.step)),
+            ];
+            for (m, sum) in sums.iter_mut().enumerate() {
+                let at = a.wrapping_add(m * left.row_step);
+                let next = at.wrapping_add(left.step);
+                sum[0] = _mm512_fmadd_ps(_mm512_set1_ps(*at), lanes[0], sum[0]);
+                sum[1] = _mm512_fmadd_ps(_mm512_set1_ps(*next), lanes[1], sum[1]);
+            }
+            a = a.wrapping_add(2 * left.step);
+            b = b.wrapping_add(2 * right.step);
+        }
+        if depth % 2 == 1 {
+            let lanes = _mm512_loadu_ps(b);
+            for (m, sum) in sums.iter_mut().enumerate() {
+                let factor = _mm512_set1_ps(*a.wrapping_add(m * left.row_step));
+                sum[0] = _mm512_fmadd_ps(factor, lanes, sum[0]);
+            }
+        }
+        for (m, sum) in sums.into_iter().enumerate() {
+            let to = product.data.wrapping_add(m * product.row_step);
+            let mut sum = _mm512_add_ps(sum[0], sum[1]);
+            if product.adds {
+                sum = _mm512_add_ps(_mm512_loadu_ps(to), sum);
+            }
+            _mm512_storeu_ps(to, sum);
         }
     }
 }

@@ -69,7 +69,7 @@ macro_rules! pass {
                 fn avx2($($arg: $type),*) {
                     $body($($arg),*);
                 }
-                if isa == Isa::Avx2 {
+                if isa.has_avx2() {
                     // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
                     unsafe { avx2($($arg),*) };
                     return;

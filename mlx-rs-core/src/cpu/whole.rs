@@ -1,6 +1,6 @@
 //! Products of quantized matrices with a few rows of inputs that were made 16-bit whole numbers, for x86-64
 //! with AVX2: sums of neighbors are exact integers, and only they meet the scales. Not for many rows, whose
-//! matrices become floats once for all of them (`many.rs`).
+//! matrices become floats once for all of them (`many.rs`). `wide.rs` has the products for AVX-512.
 
 use std::arch::x86_64::{
     __m256, __m256i, _CMP_GT_OQ, _MM_HINT_T0, _mm_blend_epi16, _mm_cvtss_f32, _mm_loadu_si128,
@@ -21,26 +21,91 @@ use super::x86::horizontal;
 
 /// How far ahead words are fetched, in bytes: what the processor itself foresees ends with each page, and where
 /// another thread's part begins.
-const AHEAD: usize = 4096;
+pub(super) const AHEAD: usize = 4096;
 
 /// Rows of inputs, as addresses.
 #[derive(Clone, Copy)]
-struct Inputs {
-    whole: *const i16,
-    scales: *const f32,
-    sums: *const f32,
+pub(super) struct Inputs {
+    pub whole: *const i16,
+    pub scales: *const f32,
+    pub sums: *const f32,
+}
+
+impl Inputs {
+    pub(super) fn of(x: Panel<'_>) -> Self {
+        Self {
+            whole: x.whole.as_ptr(),
+            scales: x.scales.as_ptr(),
+            sums: x.sums.as_ptr(),
+        }
+    }
 }
 
 /// A band, as addresses: scales and biases are float16 or float32.
 #[derive(Clone, Copy)]
-struct Band {
-    words: *const u32,
-    scales: *const u8,
-    biases: *const u8,
+pub(super) struct Band {
+    pub words: *const u32,
+    pub scales: *const u8,
+    pub biases: *const u8,
     /// Groups of a row.
-    groups: usize,
+    pub groups: usize,
     /// Words of a group.
-    per: usize,
+    pub per: usize,
+}
+
+impl Band {
+    /// The first of `bands`, and whether its scales are float16. Says that all of them, inputs and output fit each
+    /// other, so that reads and writes for each band, group, word and row of inputs are in their places.
+    ///
+    /// # Panics
+    /// If they do not.
+    pub(super) fn first(bands: Bands<'_>, x: Panel<'_>, out: &Columns<'_>) -> (Self, bool) {
+        let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
+        let k = groups * per * bands.per_word();
+        assert!(bands.words.len() == count * groups * per * BAND);
+        assert!(bands.scales.len() == count * groups * BAND);
+        assert!(bands.biases.len() == count * groups * BAND);
+        assert!(neighbors(bands.bits) == bands.per_word());
+        assert!(x.whole.len() == x.rows * k && out.size() == (x.rows, count * BAND));
+        assert!(x.scales.len() * bands.per_word() == x.rows * k);
+        assert!(x.sums.len() == x.rows * groups);
+        let (scales, biases, half) = match (bands.scales, bands.biases) {
+            (Factors::Half(scales), Factors::Half(biases)) => {
+                (scales.as_ptr().cast(), biases.as_ptr().cast(), true)
+            }
+            (Factors::Single(scales), Factors::Single(biases)) => {
+                (scales.as_ptr().cast(), biases.as_ptr().cast(), false)
+            }
+            _ => unreachable!("scales and biases are of one type"),
+        };
+        let words = bands.words.as_ptr();
+        let first = Self {
+            words,
+            scales,
+            biases,
+            groups,
+            per,
+        };
+        (first, half)
+    }
+
+    /// The band `i` places on, with factors of so many bytes.
+    ///
+    /// # Safety
+    /// It must be there.
+    #[inline]
+    pub(super) unsafe fn after(self, i: usize, factor: usize) -> Self {
+        let factors = i * self.groups * BAND * factor;
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                words: self.words.add(i * self.groups * self.per * BAND),
+                scales: self.scales.add(factors),
+                biases: self.biases.add(factors),
+                ..self
+            }
+        }
+    }
 }
 
 /// Bands with each of the inputs; see [`super::kernel::block`].
@@ -49,33 +114,9 @@ struct Band {
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
-    let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
-    let k = groups * per * bands.per_word();
-    // The reads and writes below stay within these.
-    assert!(bands.words.len() == count * groups * per * BAND);
-    assert!(bands.scales.len() == count * groups * BAND);
-    assert!(bands.biases.len() == count * groups * BAND);
-    assert!(neighbors(bands.bits) == bands.per_word());
-    assert!(x.whole.len() == x.rows * k && out.size() == (x.rows, count * BAND));
-    assert!(x.scales.len() * bands.per_word() == x.rows * k);
-    assert!(x.sums.len() == x.rows * groups);
-    let (scales, biases, half) = match (bands.scales, bands.biases) {
-        (Factors::Half(scales), Factors::Half(biases)) => {
-            (scales.as_ptr().cast(), biases.as_ptr().cast(), true)
-        }
-        (Factors::Single(scales), Factors::Single(biases)) => {
-            (scales.as_ptr().cast(), biases.as_ptr().cast(), false)
-        }
-        _ => unreachable!("scales and biases are of one type"),
-    };
-    let first = Band {
-        words: bands.words.as_ptr(),
-        scales,
-        biases,
-        groups,
-        per,
-    };
-    // SAFETY: features are the caller's promise; the lengths are asserted.
+    let count = bands.count();
+    let (first, half) = Band::first(bands, x, out);
+    // SAFETY: features are the caller's promise; `Band::first` has seen the lengths.
     unsafe {
         match (bands.bits, half) {
             (4, true) => rows::<4, true>(first, count, x, out),
@@ -90,7 +131,7 @@ pub(super) unsafe fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>
 /// All bands with all rows.
 ///
 /// # Safety
-/// As of [`block`], with the lengths that it asserts.
+/// As of [`block`], with the lengths that [`Band::first`] asserts.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn rows<const BITS: u32, const HALF: bool>(
@@ -127,26 +168,13 @@ unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
     x: Panel<'_>,
     out: &mut Columns<'_>,
 ) {
-    let x = Inputs {
-        whole: x.whole.as_ptr(),
-        scales: x.scales.as_ptr(),
-        sums: x.sums.as_ptr(),
-    };
+    let x = Inputs::of(x);
     let factor = if HALF { 2 } else { 4 };
-    let (words, factors) = (
-        first.groups * first.per * BAND,
-        first.groups * BAND * factor,
-    );
     let (to, step) = out.places();
     for i in 0..count {
-        // SAFETY: band `i` of `count`, and its place in each row of the output: asserted by `block`.
+        // SAFETY: band `i` of `count`, and its place in each row of the output: `Band::first` has seen that they are there.
         unsafe {
-            let band = Band {
-                words: first.words.add(i * words),
-                scales: first.scales.add(i * factors),
-                biases: first.biases.add(i * factors),
-                ..first
-            };
+            let band = first.after(i, factor);
             let found = tile::<M, BITS, HALF>(band, x);
             for (m, found) in found.into_iter().enumerate() {
                 _mm256_storeu_ps(to.add(m * step + i * BAND), found);
