@@ -117,8 +117,12 @@ class Failed(Exception):
         self.number = number
 
 
-class Unknown(Exception):
-    """A call that is not known here."""
+class Stopped(Exception):
+    """The program cannot go on: why, and the status to end with."""
+
+    def __init__(self, why: str, status: int = 1) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class Calls:
@@ -176,7 +180,7 @@ class Calls:
             self.put(arguments[2], bytes(32))
         if number in ANSWERED:
             return ANSWERED[number]
-        raise Unknown(f"system call {number} ({', '.join(hex(value) for value in arguments)}) is not known here")
+        raise Stopped(f"system call {number} ({', '.join(hex(value) for value in arguments)}) is not known here")
 
     # The guest's memory
 
@@ -275,6 +279,8 @@ class Calls:
     def mprotect(self, at: int, size: int, access: int, *_: int) -> int:
         if at % PAGE or at + size > SPAN:
             raise Failed(errno.EINVAL)
+        if not self.machine.is_mapped(at, size):
+            raise Failed(errno.ENOMEM)
         self.machine.protect(at, at + rounded(size), access & 7)
         return 0
 
@@ -286,7 +292,7 @@ class Calls:
 
     def mremap(self, at: int, old: int, new: int, flags: int, *_: int) -> int:
         old, new = rounded(old), rounded(new)
-        if flags & ~1 or at % PAGE or not new:
+        if flags & ~1 or at % PAGE or not new or not self.machine.is_mapped(at, old):
             raise Failed(errno.EINVAL)
         if new <= old:
             if new < old:
@@ -305,7 +311,7 @@ class Calls:
     def madvise(self, at: int, size: int, advice: int, *_: int) -> int:
         if at % PAGE or at + size > SPAN:
             raise Failed(errno.EINVAL)
-        if advice == 4:  # the pages' contents are not needed any more, and are zeros afterwards
+        if advice == 4 and self.machine.is_mapped(at, size):  # the pages' contents are not needed any more, and are zeros afterwards
             base = ctypes.c_void_p(self.machine.base + at)
             return -ctypes.get_errno() if LIBC.madvise(base, ctypes.c_size_t(size), 4) else 0
         return 0
@@ -340,7 +346,7 @@ class Calls:
         signal = arguments[2] if number == 234 else arguments[1]
         if signal == 0:
             return 0
-        raise Unknown(f"the program sent itself signal {signal}")
+        raise Stopped(f"the program sent itself signal {signal}", 128 + signal)
 
     # Threads and time
 
@@ -368,7 +374,7 @@ class Calls:
 
     def clone(self, flags: int, stack: int, parent: int, child: int, local: int, *_: int) -> int:
         if not (flags & CLONE_VM and flags & CLONE_THREAD and stack):
-            raise Unknown("the program starts another process")
+            raise Stopped("the program starts another process")
         thread = self.process.add(
             stack, local if flags & CLONE_SETTLS else None, child if flags & CLONE_CHILD_CLEARTID else 0
         )
@@ -427,4 +433,4 @@ class Calls:
             for thread in moved:
                 thread.waits_for = (second, thread.waits_for[1])
             return woken + len(moved)
-        raise Unknown(f"futex operation {kind} is not known here")
+        raise Stopped(f"futex operation {kind} is not known here")

@@ -92,6 +92,8 @@ class Machine:
             ("cr4", 0x40620),  # XSAVE, SSE and its exceptions, long page tables
             ("efer", 0xD00),  # long mode and no-execute; without SCE, `syscall` is an invalid opcode, which stops a run
             ("xcr0", 0xE7),  # x87, SSE, AVX, opmasks, ZMM
+            ("fp_cw", 0x37F),  # as a program finds it: full precision, no exceptions
+            ("fp_tw", 0xFFFF),
         ):
             self.call(f"cpu_set_{name}", 0, value)
         for segment, selector, attributes in ((1, 0x33, 0xA0FB), (2, 0x2B, 0xC0F3), (3, 0x2B, 0xC0F3), (0, 0x2B, 0xC0F3)):
@@ -194,6 +196,9 @@ class Machine:
 
     def is_free(self, start: int, size: int) -> bool:
         return any(first <= start and start + rounded(size) <= last for first, last in self.free)
+
+    def is_mapped(self, start: int, size: int) -> bool:
+        return not any(first < start + rounded(size) and start < last for first, last in self.free)
 
 
 def rounded(size: int) -> int:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import loader
-from calls import Calls, Exited
+from calls import Calls, Exited, Stopped
 from machine import BUDGET, EXCEPTION, EXECUTE, INVALID_OPCODE, PAGE, PAGE_FAULT, R11, RAX, RCX, RDI, RDX, READ, RSP, WRITE, Machine
 
 SHARE = 500_000  # instructions until another thread's turn
@@ -23,14 +23,6 @@ RESTORE = b"\x48\x0f\xae\x2f\x0f\x0b"  # xrstor64 [rdi]
 VECTORS = {0: "division error", 3: "breakpoint", 6: "invalid opcode", 13: "general protection", 14: "page fault", 16: "x87 error"}
 VECTORS |= {17: "misaligned access", 19: "SSE error"}
 SIGNALS = {0: 8, 3: 5, 6: 4, 16: 8, 19: 8}  # what Linux would send; 11 else
-
-
-class Crash(Exception):
-    """The program did what it cannot go on from; says what, and the status to end with."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Thread:
@@ -78,9 +70,9 @@ class Process:
                 elif stop == EXCEPTION and shared.vector == INVALID_OPCODE and self.machine.read(shared.start, 2) == SYSCALL:
                     self.system_call()
                 elif stop == EXCEPTION:
-                    raise Crash(*self.fault())
+                    raise Stopped(*self.fault())
                 else:
-                    raise Crash("the processor stopped", 1)
+                    raise Stopped("the processor stopped", 1)
         except Exited as exited:
             return exited.status
 
@@ -128,7 +120,7 @@ class Process:
     def end_thread(self) -> bool:
         """The current thread is gone; False if it was the last."""
         thread = self.threads.popleft()
-        if thread.ended_at:
+        if thread.ended_at and self.machine.readable(thread.ended_at, 4):
             self.machine.write(thread.ended_at, bytes(4))
             self.wake(thread.ended_at, 1)
         self.machine.unmap(thread.vectors, PAGE)
@@ -160,14 +152,14 @@ class Process:
                     if thread.waits_for:
                         thread.registers[RAX] = -110 & ((1 << 64) - 1)  # ETIMEDOUT
                     thread.waits_for = thread.until = None
-            for _ in self.threads:
+            for _ in range(len(self.threads)):
                 if self.threads[0].runs:
                     return self.resume(self.threads[0])
                 self.threads.rotate(-1)
             ends = [thread.until for thread in self.threads if thread.until is not None]
             if not ends:
                 waits = ", ".join(f"{thread.number} at {thread.rip:#x}" for thread in self.threads)
-                raise Crash(f"every thread waits for another: {waits}", 1)
+                raise Stopped(f"every thread waits for another: {waits}", 1)
             time.sleep(max(min(ends) - now, 0))
 
     def keep(self, thread: Thread) -> None:
@@ -193,7 +185,7 @@ class Process:
         shared.registers[RDI] = thread.vectors
         shared.registers[RAX] = shared.registers[RDX] = 0xFFFFFFFF
         if self.machine.run() != EXCEPTION or shared.vector != INVALID_OPCODE:
-            raise Crash(f"a thread's registers cannot be kept: {self.fault()[0]}", 1)
+            raise Stopped(f"a thread's registers cannot be kept: {self.fault()[0]}", 1)
         shared.rip, shared.flags, shared.registers[RDI], shared.registers[RAX], shared.registers[RDX] = before
 
 
