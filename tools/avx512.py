@@ -62,7 +62,7 @@ def prepare(work: Path) -> tuple[Path, Path]:
     found = sorted(place.glob("lib/python*/site-packages/bochscpu/_bochscpu*.so"))
     if not found:
         venv.create(place, with_pip=True, clear=True)
-        pip = [place / "bin" / "python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--no-deps", PACKAGE]
+        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--no-deps", PACKAGE]
         subprocess.run(pip, check=True, stdout=sys.stderr)
         found = sorted(place.glob("lib/python*/site-packages/bochscpu/_bochscpu*.so"))
     if not found:

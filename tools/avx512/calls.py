@@ -10,6 +10,7 @@ import errno
 import os
 import struct
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from machine import LIBC, PAGE, R8, R9, R10, RAX, RDI, RDX, RSI, SPAN, rounded
@@ -130,7 +131,7 @@ class Calls:
         self.process = process
         self.machine = process.machine
         self.low = self.high = 0  # of the break, given when it is asked for
-        self.own = {
+        self.own: dict[int, Callable[..., int]] = {
             9: self.mmap,
             10: self.mprotect,
             11: self.munmap,
@@ -216,7 +217,7 @@ class Calls:
                 else:
                     value += self.machine.base
             values.append(ctypes.c_long(value))
-        result = LIBC.syscall(ctypes.c_long(number), *values)
+        result: int = LIBC.syscall(ctypes.c_long(number), *values)
         return -ctypes.get_errno() if result == -1 else result
 
     def vector(self, file: int, at: int, count: int, *_: int) -> int:
@@ -239,13 +240,11 @@ class Calls:
         """Files that would tell of this process instead of the program."""
         name = self.text(arguments[0] if number == 89 else arguments[1])
         if number == 257 and name == b"/proc/self/maps":
-            spans, last = [], 0x10000
-            for start, end in self.machine.free:
-                if last < start:
-                    spans.append((last, start))
-                last = end
-            spans = sorted(part for span in [*spans, (last, SPAN)] for part in self.apart(*span))
-            lines = [f"{a:x}-{b:x} rw-p 00000000 00:00 0 {'[stack]' if (a, b) == self.process.stack else ''}\n" for a, b in spans if a < b]
+            first, last = self.process.stack
+            edges = [0x10000, *(edge for span in self.machine.free for edge in span), SPAN]
+            edges = sorted([*edges, first, first, last, last])
+            spans = [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
+            lines = [f"{a:x}-{b:x} rw-p 00000000 00:00 0 {'[stack]' if a == first else ''}\n" for a, b in spans]
             file = os.memfd_create("maps", os.MFD_CLOEXEC)
             os.write(file, "".join(lines).encode())
             os.lseek(file, 0, os.SEEK_SET)
@@ -256,11 +255,6 @@ class Calls:
             self.put(at, path)
             return len(path)
         return None
-
-    def apart(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The stack stands for itself."""
-        first, last = self.process.stack
-        return [(start, first), (first, last), (last, end)] if start <= first and last <= end else [(start, end)]
 
     # Memory
 
@@ -311,7 +305,7 @@ class Calls:
     def madvise(self, at: int, size: int, advice: int, *_: int) -> int:
         if at % PAGE or at + size > SPAN:
             raise Failed(errno.EINVAL)
-        if advice == 4 and self.machine.is_mapped(at, size):  # the pages' contents are not needed any more, and are zeros afterwards
+        if advice == 4 and self.machine.is_mapped(at, size):  # what is there is not needed, and zeros afterwards
             base = ctypes.c_void_p(self.machine.base + at)
             return -ctypes.get_errno() if LIBC.madvise(base, ctypes.c_size_t(size), 4) else 0
         return 0
@@ -375,9 +369,7 @@ class Calls:
     def clone(self, flags: int, stack: int, parent: int, child: int, local: int, *_: int) -> int:
         if not (flags & CLONE_VM and flags & CLONE_THREAD and stack):
             raise Stopped("the program starts another process")
-        thread = self.process.add(
-            stack, local if flags & CLONE_SETTLS else None, child if flags & CLONE_CHILD_CLEARTID else 0
-        )
+        thread = self.process.add(stack, local if flags & CLONE_SETTLS else None, child if flags & CLONE_CHILD_CLEARTID else 0)
         for flag, at in ((CLONE_PARENT_SETTID, parent), (CLONE_CHILD_SETTID, child)):
             if flags & flag:
                 self.put(at, struct.pack("<I", thread.number))
@@ -408,7 +400,7 @@ class Calls:
 
     def seconds(self, at: int) -> float:
         whole, nanoseconds = struct.unpack("<qq", self.get(at, 16))
-        return whole + nanoseconds / 1e9
+        return float(whole + nanoseconds / 1e9)
 
     def futex(self, at: int, operation: int, value: int, timeout: int, second: int, mask: int) -> int:
         kind = operation & 127
@@ -429,8 +421,5 @@ class Calls:
             if kind == FUTEX_CMP_REQUEUE and struct.unpack("<I", self.get(at, 4))[0] != mask & 0xFFFFFFFF:
                 return -errno.EAGAIN
             woken = self.process.wake(at, value)
-            moved = [t for t in self.process.threads if t.waits_for and t.waits_for[0] == at][: timeout & 0xFFFFFFFF]
-            for thread in moved:
-                thread.waits_for = (second, thread.waits_for[1])
-            return woken + len(moved)
+            return woken + self.process.wake(at, timeout & 0xFFFFFFFF, to=second)
         raise Stopped(f"futex operation {kind} is not known here")

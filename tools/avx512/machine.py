@@ -115,7 +115,7 @@ class Machine:
         shared = self.shared
         shared.budget = (1 << 64) - 1 if instructions is None else shared.count + instructions
         self.core.core_run()
-        return shared.stop
+        return int(shared.stop)
 
     # Memory
 

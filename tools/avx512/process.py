@@ -13,7 +13,23 @@ from pathlib import Path
 
 import loader
 from calls import Calls, Exited, Stopped
-from machine import BUDGET, EXCEPTION, EXECUTE, INVALID_OPCODE, PAGE, PAGE_FAULT, R11, RAX, RCX, RDI, RDX, READ, RSP, WRITE, Machine
+from machine import (
+    BUDGET,
+    EXCEPTION,
+    EXECUTE,
+    INVALID_OPCODE,
+    PAGE,
+    PAGE_FAULT,
+    R11,
+    RAX,
+    RCX,
+    RDI,
+    RDX,
+    READ,
+    RSP,
+    WRITE,
+    Machine,
+)
 
 SHARE = 500_000  # instructions until another thread's turn
 BREATH = 20_000_000  # instructions until Python looks whether it was interrupted
@@ -129,14 +145,17 @@ class Process:
         self.next()
         return True
 
-    def wake(self, address: int, count: int, mask: int = 0xFFFFFFFF) -> int:
-        """Wakes those who wait for the address, at most so many."""
-        woken = 0
+    def wake(self, address: int, count: int, mask: int = 0xFFFFFFFF, to: int | None = None) -> int:
+        """Wakes those who wait for the address, at most so many; or lets them wait for another."""
+        done = 0
         for thread in self.threads:
-            if woken < count and thread.waits_for and thread.waits_for[0] == address and thread.waits_for[1] & mask:
-                thread.waits_for = thread.until = None
-                woken += 1
-        return woken
+            if done < count and thread.waits_for and thread.waits_for[0] == address and thread.waits_for[1] & mask:
+                if to is None:
+                    thread.waits_for = thread.until = None
+                else:
+                    thread.waits_for = (to, thread.waits_for[1])
+                done += 1
+        return done
 
     def switch(self) -> None:
         """The turn of the next thread that can run; waits for one if all wait."""
