@@ -1,5 +1,6 @@
 //! The unbounded cache. It grows in chunks of 256 positions, so that most steps write in place
-//! instead of copying everything.
+//! instead of copying everything; the first chunk in powers of two, since fresh memory costs many short prompts
+//! together more than their copies.
 
 use mlx_rs_core::cpu::{Heads, Tokens};
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
@@ -71,7 +72,18 @@ impl ChunkedCache {
     }
 }
 
-/// A buffer with room for `needed` positions, in whole chunks up to `limit`, that keeps the first
+/// The room that is made for so many positions.
+pub(super) fn capacity(needed: i32) -> i32 {
+    if needed <= CHUNK {
+        u32::try_from(needed).map_or(0, |n| n.next_power_of_two() as i32)
+    } else {
+        needed
+            .checked_add(CHUNK - 1)
+            .map_or(needed, |n| n / CHUNK * CHUNK)
+    }
+}
+
+/// A buffer with room for `needed` positions, of [`capacity`] up to `limit`, that keeps the first
 /// `offset` of `old`. Shape and type are those of what is new.
 pub(super) fn grow(
     old: Option<&Array>,
@@ -81,11 +93,7 @@ pub(super) fn grow(
     limit: i32,
 ) -> Result<Array> {
     let mut shape = shape.to_vec();
-    let capacity = needed
-        .checked_add(CHUNK - 1)
-        .map_or(needed, |n| n / CHUNK * CHUNK)
-        .min(limit)
-        .max(needed);
+    let capacity = capacity(needed).min(limit).max(needed);
     if let Some(length) = shape.get_mut(2) {
         *length = capacity - offset;
     }

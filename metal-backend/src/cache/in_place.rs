@@ -5,7 +5,7 @@
 use mlx_rs_core::cpu::{Heads, KvMemory};
 use mlx_rs_core::{Array, Result};
 
-use super::chunked::{CHUNK, ChunkedCache};
+use super::chunked::{ChunkedCache, capacity};
 use super::{KvCache, Seen, Snapshot};
 
 /// Keys and values of all positions so far.
@@ -62,7 +62,7 @@ impl KvCache for InPlaceCache {
     fn memory(&mut self, heads: &Heads, length: i32) -> Result<&mut KvMemory> {
         let filled = self.chunks.offset;
         let end = filled.saturating_add(length);
-        let room = end.saturating_add(CHUNK - 1) / CHUNK * CHUNK;
+        let room = capacity(end);
         let memory = match (self.memory.take(), &self.chunks.buffers) {
             (Some(mut memory), _) => {
                 let grown = if memory.room() < end {
