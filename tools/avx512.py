@@ -113,6 +113,8 @@ def main() -> int:
         sys.exit(f"the emulated processor does not do as {PARTS / 'check.s'} expects: {status}")
     environment = dict(os.environ)
     environment[RUNNER] = shlex.join([*own, "--run"])
+    environment["RUST_BACKTRACE"] = "0"  # to read the debug information takes minutes here
+    environment["CARGO_PROFILE_DEV_OPT_LEVEL"] = "3"  # fewer instructions for what the kernels are compared with
     arguments = options.arguments or ["--lib", "cpu::"]
     return subprocess.run(["cargo", "test", "-p", "mlx-rs-core", *arguments], cwd=ROOT, env=environment).returncode
 
