@@ -18,6 +18,7 @@ import faulthandler
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -80,8 +81,14 @@ def build(source: Path, to: Path, *options: str) -> Path:
     return to
 
 
+def ended(number: int, _: object) -> None:
+    raise Stopped(f"ended by signal {number}", 128 + number)
+
+
 def emulate(options: argparse.Namespace, program: Path, arguments: list[str]) -> int:
     core, library = prepare(options.work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ended)
     machine = Machine(core, library, MODELS[options.model][0])
     begin = time.monotonic()
     try:
