@@ -18,6 +18,7 @@ import faulthandler
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -80,8 +81,14 @@ def build(source: Path, to: Path, *options: str) -> Path:
     return to
 
 
+def ended(number: int, _: object) -> None:
+    raise Stopped(f"ended by signal {number}", 128 + number)
+
+
 def emulate(options: argparse.Namespace, program: Path, arguments: list[str]) -> int:
     core, library = prepare(options.work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ended)
     machine = Machine(core, library, MODELS[options.model][0])
     begin = time.monotonic()
     try:
@@ -113,6 +120,8 @@ def main() -> int:
         sys.exit(f"the emulated processor does not do as {PARTS / 'check.s'} expects: {status}")
     environment = dict(os.environ)
     environment[RUNNER] = shlex.join([*own, "--run"])
+    environment["RUST_BACKTRACE"] = "0"  # to read the debug information takes minutes here
+    environment["CARGO_PROFILE_DEV_OPT_LEVEL"] = "3"  # fewer instructions for what the kernels are compared with
     arguments = options.arguments or ["--lib", "cpu::"]
     return subprocess.run(["cargo", "test", "-p", "mlx-rs-core", *arguments], cwd=ROOT, env=environment).returncode
 
