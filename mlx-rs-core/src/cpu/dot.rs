@@ -173,13 +173,14 @@ unsafe fn tile<const M: usize, const BITS: u32>(band: Band, x: Inputs) -> [[floa
         // SAFETY: below the words, inputs and groups that the caller promises.
         unsafe {
             for n in g * band.per..(g + 1) * band.per {
-                let (first, second) = numbers::<BITS>(band.words.add(n * words_of::<BITS>()));
-                for (m, sum) in sums.iter_mut().enumerate() {
-                    let own = vld1q_s8(x.bytes.add((n * M + m) * 2 * NEAR));
-                    let scale = *x.scales.add(n * M + m);
-                    let exact = exact(first, second, own);
-                    sum[0] = vfmaq_n_f32(sum[0], vcvtq_f32_s32(exact[0]), scale);
-                    sum[1] = vfmaq_n_f32(sum[1], vcvtq_f32_s32(exact[1]), scale);
+                let numbers = numbers::<BITS>(band.words.add(n * words_of::<BITS>()));
+                // In two loops: one of eight is not unrolled, and then no sum is in a register.
+                let (low, high) = sums.split_at_mut(M.min(4));
+                for (m, sum) in low.iter_mut().enumerate() {
+                    add(sum, numbers, x, n * M + m);
+                }
+                for (m, sum) in high.iter_mut().enumerate() {
+                    add(sum, numbers, x, n * M + 4 + m);
                 }
             }
             let (scales, mut biases) = (
@@ -211,7 +212,7 @@ unsafe fn tile<const M: usize, const BITS: u32>(band: Band, x: Inputs) -> [[floa
 /// There must be so many words.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn numbers<const BITS: u32>(words: *const u32) -> ([int8x16_t; 2], [int8x16_t; 2]) {
+unsafe fn numbers<const BITS: u32>(words: *const u32) -> [[int8x16_t; 2]; 2] {
     let at = words.cast::<u8>();
     // SAFETY: the caller's promise: 32 bytes, or twice as many.
     unsafe {
@@ -219,15 +220,39 @@ unsafe fn numbers<const BITS: u32>(words: *const u32) -> ([int8x16_t; 2], [int8x
             let (q, mask) = ([vld1q_u8(at), vld1q_u8(at.add(16))], vdupq_n_u8(15));
             let low = |q| vreinterpretq_s8_u8(vandq_u8(q, mask));
             let high = |q| vreinterpretq_s8_u8(vshrq_n_u8::<4>(q));
-            ([low(q[0]), low(q[1])], [high(q[0]), high(q[1])])
+            [[low(q[0]), low(q[1])], [high(q[0]), high(q[1])]]
         } else {
             let signed = |at| vreinterpretq_s8_u8(veorq_u8(vld1q_u8(at), vdupq_n_u8(128)));
-            (
+            [
                 [signed(at), signed(at.add(16))],
                 [signed(at.add(32)), signed(at.add(48))],
-            )
+            ]
         }
     }
+}
+
+/// Adds the products of numbers with [`NEAR`] inputs of a row, which stand at `place`.
+///
+/// # Safety
+/// The inputs must have that place.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn add(
+    sums: &mut [float32x4_t; 2],
+    [first, second]: [[int8x16_t; 2]; 2],
+    x: Inputs,
+    place: usize,
+) {
+    // SAFETY: the caller's promise.
+    let (own, scale) = unsafe {
+        (
+            vld1q_s8(x.bytes.add(place * 2 * NEAR)),
+            *x.scales.add(place),
+        )
+    };
+    let exact = exact(first, second, own);
+    sums[0] = vfmaq_n_f32(sums[0], vcvtq_f32_s32(exact[0]), scale);
+    sums[1] = vfmaq_n_f32(sums[1], vcvtq_f32_s32(exact[1]), scale);
 }
 
 /// The sums of products of [`NEAR`] numbers of eight rows with as many inputs, which are below 2^25 in size: the
