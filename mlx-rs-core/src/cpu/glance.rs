@@ -265,7 +265,7 @@ fn soften(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
         Isa::Avx2 | Isa::Avx512 => unsafe { soften_avx2(cap, scores) },
         // Every aarch64 processor has neon.
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => soften_with(cap, scores),
+        Isa::Neon | Isa::Dot => soften_with(cap, scores),
         Isa::Portable => soften_with(cap, scores),
     }
 }

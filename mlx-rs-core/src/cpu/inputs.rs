@@ -1,6 +1,6 @@
 //! Rows of inputs as the kernels take them: through a norm, and prepared for each packing that the matrices have.
 
-use super::kernel::{self, Isa, MAX_ROWS, Panel, Prepared, neighbors};
+use super::kernel::{self, Isa, MAX_ROWS, Panel, Prepared};
 
 /// Kept from one operation to the next, since every token needs them hundreds of times.
 #[derive(Default)]
@@ -73,7 +73,12 @@ impl Form {
         } else {
             (k, 0)
         };
-        self.each = [floats, wholes, wholes / neighbors(bits), k / group];
+        self.each = [
+            floats,
+            wholes,
+            wholes / kernel::sharing(isa, bits),
+            k / group,
+        ];
         let [floats, wholes, scales, sums] = self.each;
         self.values.resize(rows * floats, 0.0);
         self.whole.resize(rows * wholes, 0);

@@ -23,6 +23,9 @@ pub(super) enum Isa {
     Avx512,
     #[cfg(target_arch = "aarch64")]
     Neon,
+    /// NEON and dotprod.
+    #[cfg(target_arch = "aarch64")]
+    Dot,
     Portable,
 }
 
@@ -60,6 +63,9 @@ impl Isa {
         #[cfg(target_arch = "aarch64")]
         if std::arch::is_aarch64_feature_detected!("neon") {
             all.push(Self::Neon);
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                all.push(Self::Dot);
+            }
         }
         all
     }
@@ -72,7 +78,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => None,
             #[cfg(target_arch = "aarch64")]
-            Self::Neon => None,
+            Self::Neon => Some("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            Self::Dot => None,
             Self::Portable if cfg!(target_arch = "x86_64") => Some("AVX2, FMA and F16C"),
             Self::Portable => None,
         }
@@ -97,6 +105,8 @@ impl Isa {
             Self::Avx512 => "avx512",
             #[cfg(target_arch = "aarch64")]
             Self::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Self::Dot => "neon+dotprod",
             Self::Portable => "portable",
         }
     }
@@ -126,17 +136,17 @@ pub(super) struct InputRow<'a> {
 /// each few neighbors. The latter stand word of the matrix after word, for a word row after row.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(
-    not(target_arch = "x86_64"),
-    allow(dead_code, reason = "whole numbers are for AVX2")
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "whole numbers are for AVX2 and dotprod")
 )]
 pub(super) struct Panel<'a> {
     /// How many.
     pub rows: usize,
     /// The elements row after row; empty where they are whole numbers.
     pub values: &'a [f32],
-    /// Whole numbers `[words, rows, neighbors]`, in the order of [`place`], or empty.
+    /// Whole numbers `[words, rows, neighbors]`, in the order of [`place`] (with dotprod as bytes, see `dot.rs`), or empty.
     pub whole: &'a [i16],
-    /// What they are multiplied with: one for each few neighbors ([`neighbors`]), `[words, rows]`.
+    /// What they are multiplied with: one for each few neighbors ([`sharing`]), `[words, rows]`.
     pub scales: &'a [f32],
     /// The sum of each group, `[rows, groups]`: of whole numbers what they stand for, so that a rounding counts times the
     /// weight that it meets, bias and all, rather than times the packed number alone, which is never negative.
@@ -167,6 +177,15 @@ pub(super) fn neighbors(bits: u32) -> usize {
     if bits == 4 { 8 } else { 4 }
 }
 
+/// Neighboring inputs that share a scale with this instruction set.
+pub(super) fn sharing(isa: Isa, bits: u32) -> usize {
+    match isa {
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dot => super::dot::NEAR,
+        _ => neighbors(bits),
+    }
+}
+
 /// Where an input stands among its neighbors: shifts of a word bring pairs of its numbers that are half a word
 /// apart into 16-bit lanes.
 pub(super) fn place(i: usize, near: usize) -> usize {
@@ -183,6 +202,8 @@ pub(super) fn in_whole(isa: Isa) -> bool {
         Isa::Avx2 | Isa::Avx512 => true,
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => false,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dot => true,
         Isa::Portable => false,
     }
 }
@@ -216,6 +237,9 @@ pub(super) fn prepare(
         Isa::Avx2 | Isa::Avx512 => unsafe { super::whole::prepare(x, k, (bits, group), to) },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => prepare_with(x, k, (bits, group), to),
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::Dot` is made by `detect` only, where the processor has neon and dotprod.
+        Isa::Dot => unsafe { super::dot::prepare(x, k, (bits, group), to) },
         Isa::Portable => prepare_with(x, k, (bits, group), to),
     }
 }
@@ -290,6 +314,9 @@ pub(super) fn block(isa: Isa, bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
         Isa::Neon => unsafe { super::neon::block(bands, x, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::Dot` is made by `detect` only, where the processor has neon and dotprod.
+        Isa::Dot => unsafe { super::dot::block(bands, x, out) },
         Isa::Portable if bands.bits == 4 => portable_bands::<4>(bands, x, out),
         Isa::Portable => portable_bands::<8>(bands, x, out),
     }
@@ -302,8 +329,8 @@ pub(super) fn dense(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 | Isa::Avx512 => unsafe { super::x86::dense(row, x, out) },
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
-        Isa::Neon => unsafe { super::neon::dense(row, x, out) },
+        // SAFETY: these are made by `detect` only, where the processor has neon.
+        Isa::Neon | Isa::Dot => unsafe { super::neon::dense(row, x, out) },
         Isa::Portable => {
             for (out, x) in out.iter_mut().zip(x) {
                 *out = portable_dense(row, x);
@@ -319,8 +346,8 @@ pub(super) fn inner(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 | Isa::Avx512 => unsafe { super::x86::inner(a, b) },
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
-        Isa::Neon => unsafe { super::neon::inner(a, b) },
+        // SAFETY: these are made by `detect` only, where the processor has neon.
+        Isa::Neon | Isa::Dot => unsafe { super::neon::inner(a, b) },
         Isa::Portable => portable_dense(a, b),
     }
 }
@@ -332,7 +359,7 @@ pub(super) fn unpack(isa: Isa, row: QuantizedRow<'_>, bits: u32, out: &mut [f32]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 | Isa::Avx512 => unsafe { super::x86::unpack(row, bits, out) },
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => unpack_with(row, bits, out),
+        Isa::Neon | Isa::Dot => unpack_with(row, bits, out),
         Isa::Portable => unpack_with(row, bits, out),
     }
 }
@@ -438,6 +465,24 @@ pub(super) mod tests {
             .collect()
     }
 
+    /// [`prepare`] by the definition.
+    fn plain(isa: Isa, x: &[f32], k: usize, packing: (u32, usize), to: Prepared<'_>) {
+        match isa {
+            #[cfg(target_arch = "aarch64")]
+            Isa::Dot => super::super::dot::tests::plain(x, k, packing, to),
+            _ => prepare_with(x, k, packing, to),
+        }
+    }
+
+    /// The largest whole number.
+    fn largest(isa: Isa) -> f32 {
+        match isa {
+            #[cfg(target_arch = "aarch64")]
+            Isa::Dot => super::super::dot::LARGEST,
+            _ => LARGEST,
+        }
+    }
+
     #[test]
     fn quantized_rows_equal_the_definition() {
         const ROWS: usize = 3 * BAND;
@@ -506,7 +551,8 @@ pub(super) mod tests {
                     };
                     let mut values = vec![0.0; floats];
                     let mut whole = vec![7; wholes];
-                    let mut factors = vec![7.0; wholes / near];
+                    let shared = sharing(isa, bits);
+                    let mut factors = vec![7.0; wholes / shared];
                     let mut sums = vec![0.0; m * groups];
                     let to = Prepared {
                         values: &mut values,
@@ -533,9 +579,10 @@ pub(super) mod tests {
                             let rounding: f64 = (0..k)
                                 .filter(|_| in_whole(isa))
                                 .map(|i| {
-                                    let own = &x[i / near * near..][..near];
+                                    let own = &x[i / shared * shared..][..shared];
                                     let most = own.iter().fold(0.0f32, |a, b| a.max(b.abs()));
-                                    (at(row, i) * f64::from(most)).abs() / 65_534.0
+                                    let unit = f64::from(most / largest(isa));
+                                    (at(row, i) * unit / 2.0).abs()
                                 })
                                 .sum();
                             assert!(
@@ -558,10 +605,10 @@ pub(super) mod tests {
             (8, 128, 256, 1),
         ] {
             let x: Vec<f32> = noise(rows * k, bits).iter().map(|v| v * 9.0).collect();
-            let prepared = |f: &dyn Fn(Prepared<'_>)| {
+            let prepared = |isa: Isa, f: &dyn Fn(Prepared<'_>)| {
                 let mut p = (
                     vec![7i16; rows * k],
-                    vec![7.0f32; rows * k / neighbors(bits)],
+                    vec![7.0f32; rows * k / sharing(isa, bits)],
                     vec![7.0f32; rows * k / group],
                 );
                 f(Prepared {
@@ -572,9 +619,9 @@ pub(super) mod tests {
                 });
                 p
             };
-            let plain = prepared(&|to| prepare_with(&x, k, (bits, group), to));
             for isa in Isa::all().into_iter().filter(|isa| in_whole(*isa)) {
-                let own = prepared(&|to| prepare(isa, &x, k, (bits, group), to));
+                let plain = prepared(isa, &|to| plain(isa, &x, k, (bits, group), to));
+                let own = prepared(isa, &|to| prepare(isa, &x, k, (bits, group), to));
                 assert_eq!((&own.0, &own.1), (&plain.0, &plain.1), "{bits} bits");
                 for (a, b) in own.2.iter().zip(&plain.2) {
                     assert!((a - b).abs() < 1e-4, "{a} {b}");

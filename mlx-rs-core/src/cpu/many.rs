@@ -263,7 +263,7 @@ pub(super) fn gate_all(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
         Isa::Avx2 | Isa::Avx512 => unsafe { gate_avx2(gate, gates, ups) },
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => gate_with(gate, gates, ups),
+        Isa::Neon | Isa::Dot => gate_with(gate, gates, ups),
         Isa::Portable => gate_with(gate, gates, ups),
     }
 }

@@ -13,6 +13,8 @@ mod back;
 mod bands;
 mod block;
 mod choose;
+#[cfg(target_arch = "aarch64")]
+mod dot;
 mod glance;
 mod host_op;
 mod inputs;
@@ -88,7 +90,7 @@ pub fn threads() -> usize {
     pool::threads()
 }
 
-/// The instruction set that the kernels use here, such as `avx512`, `avx2`, `neon` or `portable`.
+/// The instruction set that the kernels use here, such as `avx512`, `avx2`, `neon+dotprod`, `neon` or `portable`.
 /// ```
 /// assert!(!mlx_rs_core::cpu::instruction_set().is_empty());
 /// ```

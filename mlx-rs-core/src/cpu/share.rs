@@ -108,7 +108,7 @@ impl<'a, T> Columns<'a, T> {
     }
 
     /// The address of the first one, and how far the first ones of rows are apart.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(super) fn places(&mut self) -> (*mut T, usize) {
         (self.data, self.step)
     }

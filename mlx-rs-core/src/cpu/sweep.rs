@@ -190,7 +190,7 @@ fn soften(
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
         Isa::Avx2 | Isa::Avx512 => unsafe { soften_avx2(cap, scores, state) },
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => soften_with(cap, scores, state),
+        Isa::Neon | Isa::Dot => soften_with(cap, scores, state),
         Isa::Portable => soften_with(cap, scores, state),
     }
 }

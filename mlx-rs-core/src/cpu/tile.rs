@@ -56,7 +56,7 @@ pub(super) unsafe fn tiles(
     while rest > 0 {
         let tall = rest.min(TALL);
         // SAFETY: `tall` of the rows that the caller promises; `Isa::Avx2` is made by `detect` only, where
-        // the processor has avx2 and fma, and `Isa::Neon` where it has neon.
+        // the processor has avx2 and fma, and `Isa::Neon` and `Isa::Dot` where it has neon.
         unsafe {
             match (isa, tall) {
                 #[cfg(target_arch = "x86_64")]
@@ -84,17 +84,17 @@ pub(super) unsafe fn tiles(
                 #[cfg(target_arch = "x86_64")]
                 (Isa::Avx512, _) => tile_avx512::<1>(depth, left, right, product),
                 #[cfg(target_arch = "aarch64")]
-                (Isa::Neon, 6) => super::neon::tile::<6>(depth, left, right, product),
+                (Isa::Neon | Isa::Dot, 6) => super::neon::tile::<6>(depth, left, right, product),
                 #[cfg(target_arch = "aarch64")]
-                (Isa::Neon, 5) => super::neon::tile::<5>(depth, left, right, product),
+                (Isa::Neon | Isa::Dot, 5) => super::neon::tile::<5>(depth, left, right, product),
                 #[cfg(target_arch = "aarch64")]
-                (Isa::Neon, 4) => super::neon::tile::<4>(depth, left, right, product),
+                (Isa::Neon | Isa::Dot, 4) => super::neon::tile::<4>(depth, left, right, product),
                 #[cfg(target_arch = "aarch64")]
-                (Isa::Neon, 3) => super::neon::tile::<3>(depth, left, right, product),
+                (Isa::Neon | Isa::Dot, 3) => super::neon::tile::<3>(depth, left, right, product),
                 #[cfg(target_arch = "aarch64")]
-                (Isa::Neon, 2) => super::neon::tile::<2>(depth, left, right, product),
+                (Isa::Neon | Isa::Dot, 2) => super::neon::tile::<2>(depth, left, right, product),
                 #[cfg(target_arch = "aarch64")]
-                (Isa::Neon, _) => super::neon::tile::<1>(depth, left, right, product),
+                (Isa::Neon | Isa::Dot, _) => super::neon::tile::<1>(depth, left, right, product),
                 (Isa::Portable, 6) => tile_portable::<6>(depth, left, right, product),
                 (Isa::Portable, 5) => tile_portable::<5>(depth, left, right, product),
                 (Isa::Portable, 4) => tile_portable::<4>(depth, left, right, product),

@@ -33,11 +33,11 @@ pub(super) fn pack(isa: Isa, rows: &[Scaled<'_>], weight: Option<&[f32]>, panel:
             done
         }
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => {
+        Isa::Neon | Isa::Dot => {
             let whole = panel.len() / LANES / 4 * 4;
             let (fours, _) = rows.as_chunks::<4>();
             for (group, rows) in fours.iter().enumerate() {
-                // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
+                // SAFETY: these are made by `detect` only, where the processor has neon.
                 unsafe {
                     super::neon::pack(rows, weight, whole, (4 * group, &mut *panel));
                 }
@@ -119,9 +119,9 @@ pub(super) unsafe fn rows(
         // caller's promise.
         Isa::Avx2 | Isa::Avx512 => unsafe { rows_avx2(sums, lane, (to, step), before) },
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon; the rest is the
+        // SAFETY: these are made by `detect` only, where the processor has neon; the rest is the
         // caller's promise.
-        Isa::Neon => unsafe { super::neon::rows(sums, lane, (to, step), before) },
+        Isa::Neon | Isa::Dot => unsafe { super::neon::rows(sums, lane, (to, step), before) },
         Isa::Portable => {
             let _ = (sums, lane, to, step, before);
             0

@@ -192,3 +192,39 @@ fn inputs_of_any_layout() {
         assert_eq!(host(&got), host(&wanted));
     });
 }
+
+/// A row of inputs with something that is no number, or is infinite, has no number as a product, and others are as
+/// they were: rows are prepared beside each other.
+#[test]
+fn what_is_no_number_stays_in_its_row() {
+    let (n, k) = (11usize, 96usize);
+    for (bits, group) in [(4, 32), (8, 32)] {
+        on_cpu(|| {
+            let w = array(&noise(n * k, 5), &[n as i32, k as i32]);
+            let q = Quantized::quantize(&w, group, bits, QuantMode::Affine).unwrap();
+            let matrix = QuantizedMatrix::new(&q).unwrap().expect("their format");
+            with_each(|isa| {
+                for (rows, wrong) in [(1usize, 0usize), (3, 1), (8, 7), (9, 8)] {
+                    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                        for place in [0, 5, 32, 71] {
+                            let shape = [rows as i32, k as i32];
+                            let mut x = noise(rows * k, 1);
+                            let before = host(&matrix.product(&array(&x, &shape)).unwrap());
+                            x[wrong * k + place] = value;
+                            let got = host(&matrix.product(&array(&x, &shape)).unwrap());
+                            let parts = got.chunks(n).zip(before.chunks(n)).enumerate();
+                            for (row, (got, before)) in parts {
+                                if row == wrong {
+                                    let none = got.iter().all(|v| !v.is_finite());
+                                    assert!(none, "{isa:?} {bits} {value} {place}: {got:?}");
+                                } else {
+                                    assert_eq!(got, before, "{isa:?} {bits} {value} {row}");
+                                }
+                            }
+                        }
+                    }
+                }
+            });
+        });
+    }
+}
