@@ -4,7 +4,8 @@
 
 use std::cell::RefCell;
 
-use super::attention::{Attend, Heads, Lane, count, total};
+use super::attention::Attend;
+use super::heads::{Heads, Lane, count, total};
 use super::host_op::{self, Input, Meaning, Work};
 use super::matrix::Matrix;
 use super::memory::KvMemory;

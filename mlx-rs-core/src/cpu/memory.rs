@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use super::attention::count;
+use super::heads::count;
 use super::host_op::{self, Input, Work};
 use crate::array::Array;
 use crate::dtype::Dtype;

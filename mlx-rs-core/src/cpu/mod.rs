@@ -16,6 +16,7 @@ mod choose;
 #[cfg(target_arch = "aarch64")]
 mod dot;
 mod glance;
+mod heads;
 mod host_op;
 mod inputs;
 mod kernel;
@@ -45,9 +46,9 @@ mod wide;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use attention::{HeadNorm, Heads, Lane};
 pub use block::{Biased, Block, Room, RowNorm};
 pub use choose::{Count, Filters, Pick, Repeat, Row, choose};
+pub use heads::{HeadNorm, Heads, Lane};
 pub use matrix::{DenseMatrix, Matrix};
 pub use memory::KvMemory;
 pub use nucleus::top_p;

@@ -1,0 +1,350 @@
+//! A layer's heads: what attention, and the storing of keys and values, are asked with, and what they plan of it.
+//! What is computed then is in `attention.rs` and `store.rs`.
+
+use super::attention::{Attend, Plan, Query};
+use super::host_op::{self, Meaning};
+use super::kernel::Isa;
+use super::rotation::Rotation;
+use super::store::{Keys, Store, Tokens};
+use crate::array::Array;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+
+/// A norm by the root of the mean square over each head.
+#[derive(Debug, Clone)]
+pub struct HeadNorm {
+    /// Float32 `[head_dim]`.
+    pub weight: Array,
+    /// Added under the root.
+    pub eps: f32,
+}
+
+/// The heads of an attention layer.
+/// ```
+/// use mlx_rs_core::{Array, Device, Dtype, Stream, cpu::{Heads, Lane, Tokens}, zeros};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     let heads = Heads {
+///         n_heads: 1,
+///         n_kv_heads: 1,
+///         head_dim: 2,
+///         scale: 1.0,
+///         softcap: None,
+///         q_norm: None,
+///         k_norm: None,
+///         rotation: None,
+///         sinks: None,
+///     };
+///     // One token: its query, its key and its value, side by side.
+///     let packed = Array::from_slice(&[1.0f32, 0.0, 1.0, 0.0, 5.0, 6.0], &[1, 1, 6])?;
+///     assert_eq!(heads.keys(&packed, &[(1, 0)])?.to_vec::<f32>()?, [1.0, 0.0]);
+///     // A cache with room for four.
+///     let tokens = Tokens { first: 0, length: 1, offset: 0 };
+///     let empty = zeros(&[1, 1, 4, 2], Dtype::Float32)?;
+///     let lane = Lane {
+///         length: 1,
+///         offset: 0,
+///         keys: heads.store_keys(&empty, &packed, tokens)?,
+///         values: heads.store_values(&empty, &packed, tokens)?,
+///         filled: 1,
+///         order: Some((0, 0)),
+///         window: None,
+///     };
+///     let found = heads.attend(&packed, &[lane], false)?;
+///     assert_eq!(found.to_vec::<f32>()?, [5.0, 6.0]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Heads {
+    /// Query heads.
+    pub n_heads: i32,
+    /// Key and value heads; divides `n_heads`.
+    pub n_kv_heads: i32,
+    /// Elements per head.
+    pub head_dim: i32,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Scores are squeezed into `-cap..cap` by a tanh.
+    pub softcap: Option<f32>,
+    /// Of queries, before rotation.
+    pub q_norm: Option<HeadNorm>,
+    /// Of keys, before rotation.
+    pub k_norm: Option<HeadNorm>,
+    /// `None` for a layer without positions.
+    pub rotation: Option<Rotation>,
+    /// A score for each head that takes its share and adds nothing, float32 `[n_heads]`.
+    pub sinks: Option<Array>,
+}
+
+/// One row of a packed batch.
+#[derive(Debug, Clone)]
+pub struct Lane {
+    /// Its positions in this pass.
+    pub length: i32,
+    /// Positions before them.
+    pub offset: i32,
+    /// Float32 `[1, Hkv, n, D]`.
+    pub keys: Array,
+    /// Float32 `[1, Hkv, n, D]`.
+    pub values: Array,
+    /// So many of the `n` positions count, from the first on.
+    pub filled: i32,
+    /// The first `kept` keys stand at `0..kept`, the others from `start` on; `None`: anyhow, and every
+    /// query sees all.
+    pub order: Option<(i32, i32)>,
+    /// A query sees the kept keys and the last so many others.
+    pub window: Option<i32>,
+}
+
+fn fault(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Shape, "cpu::attention", message)
+}
+
+/// The sum of the lengths of rows with these lengths and offsets, whose positions all are numbers.
+pub(super) fn total(rows: impl Iterator<Item = (i32, i32)>) -> Result<i32> {
+    let mut total = 0i32;
+    for (length, offset) in rows {
+        let possible = length >= 0 && offset.checked_add(length).is_some();
+        total = (total.checked_add(length).filter(|_| possible))
+            .ok_or_else(|| fault("a row has impossible positions"))?;
+    }
+    Ok(total)
+}
+
+/// A count of the caller's, which is not negative.
+pub(super) fn count(n: i32) -> usize {
+    usize::try_from(n).unwrap_or(0)
+}
+
+impl Heads {
+    /// Elements of a packed projection: queries, keys, values. `None` for heads that there cannot be.
+    fn width(&self) -> Option<i32> {
+        let sane = self.n_heads.min(self.n_kv_heads).min(self.head_dim) > 0
+            && self.n_heads % self.n_kv_heads == 0;
+        let heads = self.n_kv_heads.checked_mul(2)?.checked_add(self.n_heads)?;
+        heads.checked_mul(self.head_dim).filter(|_| sane)
+    }
+
+    /// Returns [`Self::width`].
+    fn check(&self, packed: &Array, total: i32) -> Result<usize> {
+        let width = self.check_parts()?;
+        let fits = |shape: &[i32]| matches!(*shape, [1, tokens, last] if tokens == total && count(last) == width);
+        if packed.dtype() != Dtype::Float32 || !fits(packed.shape()) {
+            let wanted = format!("needs float32 [1, {total}, {width}]");
+            return Err(fault(wanted).with_inputs(&[packed]));
+        }
+        Ok(width)
+    }
+
+    /// Checks what does not depend on the tokens. Returns [`Self::width`].
+    pub(super) fn check_parts(&self) -> Result<usize> {
+        let Some(width) = self.width() else {
+            return Err(fault(format!(
+                "{} query heads and {} key heads of {} elements cannot be",
+                self.n_heads, self.n_kv_heads, self.head_dim
+            )));
+        };
+        if let Some(rotation) = &self.rotation
+            && rotation.radians.len() * 2 > count(self.head_dim)
+        {
+            return Err(fault("more elements rotate than a head has"));
+        }
+        for (norm, n) in [
+            (self.q_norm.as_ref().map(|n| &n.weight), self.head_dim),
+            (self.k_norm.as_ref().map(|n| &n.weight), self.head_dim),
+            (self.sinks.as_ref(), self.n_heads),
+        ] {
+            if let Some(a) = norm
+                && (a.dtype() != Dtype::Float32 || a.shape() != [n])
+            {
+                return Err(fault(format!("needs float32 [{n}]")).with_inputs(&[a]));
+            }
+        }
+        Ok(count(width))
+    }
+
+    /// Keys with norm and rotation from a packed projection `[1, T, (H + 2 Hkv) * D]` of rows with these
+    /// lengths and offsets: `[1, Hkv, T, D]`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is not
+    /// on the CPU.
+    pub fn keys(&self, packed: &Array, rows: &[(i32, i32)]) -> Result<Array> {
+        let total = total(rows.iter().copied())?;
+        let width = self.check(packed, total)?;
+        let mut inputs = vec![packed];
+        inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
+        let work = Keys(Store {
+            n: count(self.n_kv_heads),
+            room: count(total),
+            d: count(self.head_dim),
+            width,
+            first: count(self.n_heads) * count(self.head_dim),
+            from: 0,
+            slot: 0,
+            positions: positions(rows),
+            eps: self.k_norm.as_ref().map(|norm| norm.eps),
+            rotation: self.rotation.clone(),
+            isa: Isa::detect(),
+        });
+        let shape = [1, self.n_kv_heads, total, self.head_dim];
+        host_op::add("cpu::keys", Meaning::Opaque, work, &inputs, &shape)
+    }
+
+    /// `cache` `[1, Hkv, n, D]` with the keys, with norm and rotation, of some tokens of a packed projection
+    /// at their positions. The cache's memory is used where nobody else needs it.
+    ///
+    /// # Errors
+    /// As [`Self::keys`], also when tokens or positions are not there.
+    pub fn store_keys(&self, cache: &Array, packed: &Array, tokens: Tokens) -> Result<Array> {
+        let mut inputs = vec![cache, packed];
+        inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
+        let total = packed.dim(1)?;
+        self.check(packed, total)?;
+        let work = self.plan_keys(cache, total, tokens)?;
+        host_op::add_in_place("cpu::store_keys", work, &inputs, cache.shape())
+    }
+
+    /// Work that stores the keys of some of `total` packed rows.
+    pub(super) fn plan_keys(&self, cache: &Array, total: i32, tokens: Tokens) -> Result<Store> {
+        Ok(Store {
+            eps: self.k_norm.as_ref().map(|norm| norm.eps),
+            rotation: self.rotation.clone(),
+            ..self.plan_store(cache, total, tokens, count(self.n_heads))?
+        })
+    }
+
+    /// Work that stores the values of some of `total` packed rows.
+    pub(super) fn plan_values(&self, cache: &Array, total: i32, tokens: Tokens) -> Result<Store> {
+        let before = count(self.n_heads) + count(self.n_kv_heads);
+        self.plan_store(cache, total, tokens, before)
+    }
+
+    /// As [`Self::store_keys`], with values as they are.
+    ///
+    /// # Errors
+    /// As [`Self::store_keys`].
+    pub fn store_values(&self, cache: &Array, packed: &Array, tokens: Tokens) -> Result<Array> {
+        let total = packed.dim(1)?;
+        self.check(packed, total)?;
+        let work = self.plan_values(cache, total, tokens)?;
+        host_op::add_in_place("cpu::store_values", work, &[cache, packed], cache.shape())
+    }
+
+    /// Work that stores what comes after so many heads of a packed row.
+    fn plan_store(&self, cache: &Array, total: i32, tokens: Tokens, heads: usize) -> Result<Store> {
+        let width = self.check_parts()?;
+        let &[1, n, room, d] = cache.shape() else {
+            return Err(fault("a cache needs four axes").with_inputs(&[cache]));
+        };
+        if n != self.n_kv_heads || d != self.head_dim || cache.dtype() != Dtype::Float32 {
+            let wanted = format!(
+                "needs float32 [1, {}, n, {}]",
+                self.n_kv_heads, self.head_dim
+            );
+            return Err(fault(wanted).with_inputs(&[cache]));
+        }
+        let Tokens {
+            first: from,
+            length,
+            offset,
+        } = tokens;
+        let within = |from: i32, most: i32| from >= 0 && from <= most - length;
+        if length < 1 || length > room || !within(from, total) || !within(offset, room) {
+            return Err(fault("tokens that are not there, or no room for them"));
+        }
+        Ok(Store {
+            n: count(n),
+            room: count(room),
+            d: count(d),
+            width,
+            first: heads * count(d),
+            from: count(from),
+            slot: count(offset),
+            positions: positions(&[(length, offset)]),
+            eps: None,
+            rotation: None,
+            isa: Isa::detect(),
+        })
+    }
+
+    /// What the queries of a packed projection find in the keys and values of their rows, after those of
+    /// this pass were added: `[1, T, H * D]`, or `[1, rows, H * D]` for the last query of each row.
+    ///
+    /// # Errors
+    /// As [`Self::keys`].
+    pub fn attend(&self, packed: &Array, lanes: &[Lane], last: bool) -> Result<Array> {
+        let total = total(lanes.iter().map(|lane| (lane.length, lane.offset)))?;
+        self.check(packed, total)?;
+        let mut inputs = vec![packed];
+        inputs.extend(self.q_norm.iter().map(|norm| &norm.weight));
+        inputs.extend(&self.sinks);
+        let first = inputs.len();
+        for lane in lanes {
+            inputs.extend([&lane.keys, &lane.values]);
+        }
+        let work = self.plan_attention(lanes, last)?;
+        let n = i32::try_from(work.queries.len()).unwrap_or(i32::MAX);
+        let shape = [1, n, self.n_heads * self.head_dim];
+        host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
+    }
+
+    /// The work of an attention over these rows: it reads packed rows, the norm's weight and the sinks where
+    /// there are any, and each row's keys and values.
+    pub(super) fn plan_attention(&self, lanes: &[Lane], last: bool) -> Result<Attend> {
+        let width = self.check_parts()?;
+        let mut queries = Vec::new();
+        let mut at = 0;
+        let mut plans = Vec::with_capacity(lanes.len());
+        for (i, lane) in lanes.iter().enumerate() {
+            let n = lane.keys.dim(2)?;
+            let shape = [1, self.n_kv_heads, n, self.head_dim];
+            for a in [&lane.keys, &lane.values] {
+                if a.shape() != shape || a.dtype() != Dtype::Float32 {
+                    return Err(fault(format!("a row needs float32 {shape:?}")).with_inputs(&[a]));
+                }
+            }
+            let kept = lane.order.map_or(0, |(kept, _)| kept);
+            let filled = lane.filled;
+            if lane.length < 1 || lane.offset < 0 || kept < 0 || kept > filled || filled > n {
+                return Err(fault("a row has impossible positions"));
+            }
+            let skipped = if last { lane.length - 1 } else { 0 };
+            for j in skipped..lane.length {
+                queries.push(Query {
+                    lane: i,
+                    row: count(at + j),
+                    position: lane.offset + j,
+                });
+            }
+            at += lane.length;
+            plans.push(Plan {
+                n: count(filled),
+                order: lane.order.map(|(kept, start)| (count(kept), start)),
+                window: lane.window,
+            });
+        }
+        Ok(Attend {
+            heads: count(self.n_heads),
+            repeats: count(self.n_heads / self.n_kv_heads),
+            d: count(self.head_dim),
+            width,
+            scale: self.scale,
+            softcap: self.softcap,
+            eps: self.q_norm.as_ref().map(|n| n.eps),
+            sinks: self.sinks.is_some(),
+            rotation: self.rotation.clone(),
+            queries,
+            plans,
+            isa: Isa::detect(),
+        })
+    }
+}
+
+/// The position of each token.
+fn positions(rows: &[(i32, i32)]) -> Vec<i32> {
+    rows.iter()
+        .flat_map(|&(length, offset)| offset..offset + length)
+        .collect()
+}
