@@ -111,11 +111,11 @@ def main() -> int:
         f"{args.tokens} tokens, medians of {args.rounds} rounds (mlx-lm: {args.reference_tokens} tokens, {args.reference_rounds} rounds); "
         f"{cpu_name()}, {os.cpu_count()} cores, load average {load:.2f} before.\n"
     )
-    print("| | mlx-lm | mlx | mlx / mlx-lm | bar |\n|---|---:|---:|---:|---|")
+    print("| | mlx-lm | mlx | times as fast | bar |\n|---|---:|---:|---:|---|")
     missed = []
     for label, (section, key, factor, digits, unit) in ROWS.items():
         a, b = theirs[section][key], mine[section][key]
-        ratio = f"{b / a:.2f}" if unit in ("tok/s", "ms") else ""
+        ratio = {"tok/s": f"{b / a:.1f}", "ms": f"{a / b:.1f}"}.get(unit, "")
         bar = ""
         if label in BARS:
             bar, passes = BARS[label]
