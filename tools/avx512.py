@@ -48,13 +48,23 @@ RUNNER = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER"
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, usage="%(prog)s [options] [argument ...]")
     parser.add_argument("--work", type=Path, default=ROOT / "target" / "avx512", help="cache of what is prepared")
     parser.add_argument("--model", choices=MODELS, default="tigerlake", help="the processor; default: %(default)s")
     parser.add_argument("--run", action="store_true", help="the arguments are a program and its arguments")
     parser.add_argument("--check", action="store_true", help="only check the processor")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    return parser.parse_args()
+    # The rest is for cargo or the program, and begins with the first word that is none of these.
+    words, count = sys.argv[1:], 0
+    lengths = {"--work": 2, "--model": 2, "--run": 1, "--check": 1, "--help": 1, "-h": 1}
+    while count < len(words) and (length := lengths.get(words[count].partition("=")[0])):
+        last = words[count] == "--run"
+        count += 1 if "=" in words[count] else length
+        if last:
+            break
+    options = parser.parse_args(words[:count])
+    options.arguments = words[count:]
+    return options
 
 
 def prepare(work: Path) -> tuple[Path, Path]:

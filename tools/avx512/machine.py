@@ -68,7 +68,8 @@ class Machine:
         create = f"create_{model}_cpuid"
         if message := self.core.core_open(str(library).encode(), f"_Z{len(create)}{create}P8BX_CPU_C".encode()):
             raise OSError(message.decode())
-        self.shared = Shared.in_dll(self.core, "machine")
+        self.core.core_machine.restype = ctypes.POINTER(Shared)
+        self.shared = self.core.core_machine().contents
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         base = LIBC.mmap(None, END, 0, flags, -1, 0)
         if base in (None, FAILED):
