@@ -56,7 +56,8 @@ pub(super) unsafe fn tiles(
     while rest > 0 {
         let tall = rest.min(TALL);
         // SAFETY: `tall` of the rows that the caller promises; `Isa::Avx2` is made by `detect` only, where
-        // the processor has avx2 and fma, and `Isa::Neon` and `Isa::Dot` where it has neon.
+        // the processor has avx2 and fma, `Isa::Avx512` where it has avx512f as well, `Isa::Neon` and `Isa::Dot` where it
+        // has neon.
         unsafe {
             match (isa, tall) {
                 #[cfg(target_arch = "x86_64")]
