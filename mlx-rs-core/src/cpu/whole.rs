@@ -108,53 +108,62 @@ impl Band {
     }
 }
 
-/// Bands with each of the inputs; see [`super::kernel::block`].
-///
-/// # Safety
-/// The processor must have avx2, fma and f16c.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
-    let count = bands.count();
-    let (first, half) = Band::first(bands, x, out);
-    // SAFETY: features are the caller's promise; `Band::first` has seen the lengths.
-    unsafe {
-        match (bands.bits, half) {
-            (4, true) => rows::<4, true>(first, count, x, out),
-            (4, false) => rows::<4, false>(first, count, x, out),
-            (8, true) => rows::<8, true>(first, count, x, out),
-            (8, false) => rows::<8, false>(first, count, x, out),
-            _ => unreachable!("4 or 8 bits"),
+/// `block`, compiled for `$features`: bits, the type of factors and the rows of inputs become constants of the function
+/// `bands` that stands beside it.
+macro_rules! with_constants {
+    ($features:literal) => {
+        /// Bands with each of the inputs; see [`crate::cpu::kernel::block`].
+        ///
+        /// # Safety
+        /// The processor must have what this is compiled for.
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
+            let count = bands.count();
+            let (first, half) = Band::first(bands, x, out);
+            // SAFETY: features are the caller's promise; `Band::first` has seen the lengths.
+            unsafe {
+                match (bands.bits, half) {
+                    (4, true) => rows::<4, true>(first, count, x, out),
+                    (4, false) => rows::<4, false>(first, count, x, out),
+                    (8, true) => rows::<8, true>(first, count, x, out),
+                    (8, false) => rows::<8, false>(first, count, x, out),
+                    _ => unreachable!("4 or 8 bits"),
+                }
+            }
         }
-    }
-}
 
-/// All bands with all rows.
-///
-/// # Safety
-/// As of [`block`], with the lengths that [`Band::first`] asserts.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows<const BITS: u32, const HALF: bool>(
-    first: Band,
-    count: usize,
-    x: Panel<'_>,
-    out: &mut Columns<'_>,
-) {
-    // SAFETY: the caller's promises.
-    unsafe {
-        match x.rows {
-            1 => bands::<1, BITS, HALF>(first, count, x, out),
-            2 => bands::<2, BITS, HALF>(first, count, x, out),
-            3 => bands::<3, BITS, HALF>(first, count, x, out),
-            4 => bands::<4, BITS, HALF>(first, count, x, out),
-            5 => bands::<5, BITS, HALF>(first, count, x, out),
-            6 => bands::<6, BITS, HALF>(first, count, x, out),
-            7 => bands::<7, BITS, HALF>(first, count, x, out),
-            8 => bands::<8, BITS, HALF>(first, count, x, out),
-            _ => unreachable!("at most eight rows"),
+        /// All bands with all rows.
+        ///
+        /// # Safety
+        /// As of [`block`], with the lengths that [`Band::first`] asserts.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn rows<const BITS: u32, const HALF: bool>(
+            first: Band,
+            count: usize,
+            x: Panel<'_>,
+            out: &mut Columns<'_>,
+        ) {
+            // SAFETY: the caller's promises.
+            unsafe {
+                match x.rows {
+                    1 => bands::<1, BITS, HALF>(first, count, x, out),
+                    2 => bands::<2, BITS, HALF>(first, count, x, out),
+                    3 => bands::<3, BITS, HALF>(first, count, x, out),
+                    4 => bands::<4, BITS, HALF>(first, count, x, out),
+                    5 => bands::<5, BITS, HALF>(first, count, x, out),
+                    6 => bands::<6, BITS, HALF>(first, count, x, out),
+                    7 => bands::<7, BITS, HALF>(first, count, x, out),
+                    8 => bands::<8, BITS, HALF>(first, count, x, out),
+                    _ => unreachable!("at most eight rows"),
+                }
+            }
         }
-    }
+    };
 }
+pub(super) use with_constants;
+
+with_constants!("avx2,fma,f16c");
 
 /// All bands with `M` rows.
 ///

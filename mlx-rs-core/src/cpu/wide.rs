@@ -13,55 +13,9 @@ use std::arch::x86_64::{
 use super::bands::{BAND, Bands};
 use super::kernel::Panel;
 use super::share::Columns;
-use super::whole::{AHEAD, Band, Inputs};
+use super::whole::{AHEAD, Band, Inputs, with_constants};
 
-/// Bands with each of the inputs; see [`super::kernel::block`].
-///
-/// # Safety
-/// The processor must have avx2, fma, f16c, avx512f, avx512bw and avx512vnni.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
-pub(super) unsafe fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
-    let count = bands.count();
-    let (first, half) = Band::first(bands, x, out);
-    // SAFETY: features are the caller's promise; `Band::first` has seen the lengths.
-    unsafe {
-        match (bands.bits, half) {
-            (4, true) => rows::<4, true>(first, count, x, out),
-            (4, false) => rows::<4, false>(first, count, x, out),
-            (8, true) => rows::<8, true>(first, count, x, out),
-            (8, false) => rows::<8, false>(first, count, x, out),
-            _ => unreachable!("4 or 8 bits"),
-        }
-    }
-}
-
-/// All bands with all rows.
-///
-/// # Safety
-/// As of [`block`], with the lengths that [`Band::first`] asserts.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
-unsafe fn rows<const BITS: u32, const HALF: bool>(
-    first: Band,
-    count: usize,
-    x: Panel<'_>,
-    out: &mut Columns<'_>,
-) {
-    // SAFETY: the caller's promises.
-    unsafe {
-        match x.rows {
-            1 => bands::<1, BITS, HALF>(first, count, x, out),
-            2 => bands::<2, BITS, HALF>(first, count, x, out),
-            3 => bands::<3, BITS, HALF>(first, count, x, out),
-            4 => bands::<4, BITS, HALF>(first, count, x, out),
-            5 => bands::<5, BITS, HALF>(first, count, x, out),
-            6 => bands::<6, BITS, HALF>(first, count, x, out),
-            7 => bands::<7, BITS, HALF>(first, count, x, out),
-            8 => bands::<8, BITS, HALF>(first, count, x, out),
-            _ => unreachable!("at most eight rows"),
-        }
-    }
-}
+with_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni");
 
 /// All bands with `M` rows.
 ///
