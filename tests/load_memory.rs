@@ -68,7 +68,8 @@ const PACKED_TIMES: usize = 6;
 fn directory(dir: &Path, storage: Storage) {
     let times = match storage {
         Storage::FourBits => PACKED_TIMES,
-        _ => 1,
+        Storage::Bf16 => 2,
+        Storage::F32 => 1,
     };
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs::copy(fixture("tiny/llama").join(name), dir.join(name)).unwrap();

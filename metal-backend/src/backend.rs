@@ -5,7 +5,7 @@ use std::path::Path;
 use inference::{
     Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, ModelInfo, Result, TextModel,
 };
-use mlx_rs_core::{Device, Dtype, Stream, cuda_is_available, memory, metal_is_available};
+use mlx_rs_core::{Device, Dtype, Stream, cpu, cuda_is_available, memory, metal_is_available};
 
 use crate::arch;
 use crate::cache::{CacheOptions, Packing};
@@ -234,8 +234,13 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
             let checkpoint = SafetensorsCheckpoint::open(&dir)?;
             let stored = stored_type(&checkpoint);
             let (dtype, compute) = compute_type(place, options, stored)?;
-            // Half types double when they become float32; packed weights stay as they are.
-            let growth = if dtype.size() > stored.size() && config.quantization.is_none() {
+            // Half types double when they become float32. Packed weights stay as they are, and so do matrices that our
+            // kernels multiply with; experts are none of them.
+            let stay = config.quantization.is_some()
+                || place == Place::Cpu
+                    && config.num_experts == 0
+                    && cpu::DenseMatrix::supports(stored);
+            let growth = if dtype.size() > stored.size() && !stay {
                 2
             } else {
                 1

@@ -116,7 +116,8 @@ class HostOp : public mx::UnaryPrimitive {
       } else if (argnum == 1 && meaning_.kind == RUST_MLX_DENSE_PRODUCT) {
         // [rows, n] transposed times [rows, k]
         auto rows = mx::transpose(as_matrix(cotangent), {1, 0}, stream());
-        grads.push_back(mx::matmul(rows, as_matrix(primals.at(0)), stream()));
+        auto gradient = mx::matmul(rows, as_matrix(primals.at(0)), stream());
+        grads.push_back(mx::astype(gradient, primals.at(1).dtype(), stream()));
       } else {
         refuse("a gradient with respect to the matrix");
       }

@@ -4,9 +4,11 @@
 use std::cell::RefCell;
 
 use super::bands::{Bands, Room};
+use super::dense::Dense;
 use super::host_op::{self, Input, Meaning, Work};
 use super::kernel::{CHUNK, Isa};
 use super::matrix::{Matrix, Size};
+use super::project::Kind;
 use super::share::{Output, share};
 use super::tile::{self, LANES, Left, Right};
 use crate::array::Array;
@@ -79,13 +81,13 @@ impl Matrix {
         let work = Back {
             size,
             rows: c.size() / size.n,
-            packing: match self {
-                Matrix::Quantized(q) => Some(Packing {
+            kind: match self {
+                Matrix::Quantized(q) => Kind::Quantized {
                     bits: q.bits,
                     group: q.group,
                     half: q.half,
-                }),
-                Matrix::Dense(_) => None,
+                },
+                Matrix::Dense(d) => Kind::Dense(d.number),
             },
             isa: Isa::detect(),
         };
@@ -104,23 +106,14 @@ struct Back {
     size: Size,
     /// Of the gradients.
     rows: usize,
-    /// Of a quantized matrix.
-    packing: Option<Packing>,
+    kind: Kind,
     isa: Isa,
-}
-
-#[derive(Clone, Copy)]
-struct Packing {
-    bits: u32,
-    group: usize,
-    /// Whether scales and biases are float16.
-    half: bool,
 }
 
 /// The matrix as it lies in memory.
 #[derive(Clone, Copy)]
 enum Stored<'a> {
-    Dense(&'a [f32]),
+    Dense(Dense<'a>),
     Quantized(Bands<'a>),
 }
 
@@ -148,15 +141,14 @@ impl Work for Back {
             input.map(|i| i.as_slice::<f32>()).unwrap_or_default()
         };
         let c = of(0);
-        let stored = match self.packing {
-            None => Stored::Dense(of(1)),
-            Some(packing) => {
-                let groups = self.size.k / packing.group;
+        let stored = match self.kind {
+            // SAFETY: as above.
+            Kind::Dense(number) => Stored::Dense(unsafe { Dense::of(number, inputs.get(1)) }),
+            Kind::Quantized { bits, group, half } => {
+                let groups = self.size.k / group;
                 let matrix = inputs.get(1..).unwrap_or_default();
                 // SAFETY: as above.
-                Stored::Quantized(unsafe {
-                    Bands::of(matrix, (packing.bits, groups, packing.half))
-                })
+                Stored::Quantized(unsafe { Bands::of(matrix, (bits, groups, half)) })
             }
         };
         let Size { n, k } = self.size;
@@ -193,7 +185,7 @@ impl Back {
             match stored {
                 Stored::Dense(weight) => {
                     for (row, to) in (first..).zip(rows.chunks_exact_mut(width)) {
-                        to.copy_from_slice(&weight[row * k + from..][..width]);
+                        weight.widen(self.isa, row * k + from, to);
                     }
                 }
                 Stored::Quantized(bands) => {
@@ -260,12 +252,15 @@ mod tests {
     #[test]
     fn it_is_the_backward_pass_of_mlx() {
         for (n, k) in [(96, 64), (50, 192), (300, 160), (7, 48), (5, 20)] {
-            for bits in [0, 4, 8] {
+            // 0, 1, 2: dense.
+            for bits in [0, 1, 2, 4, 8] {
                 let weight = noise(&[n, k], 3);
-                let (matrix, dense) = if bits == 0 {
+                let types = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
+                let (matrix, dense) = if let Some(dtype) = types.get(bits as usize) {
+                    let stored = weight.astype(*dtype).unwrap();
                     (
-                        DenseMatrix::new(&weight).unwrap().map(Matrix::Dense),
-                        weight,
+                        DenseMatrix::new(&stored).unwrap().map(Matrix::Dense),
+                        stored.astype(Dtype::Float32).unwrap(),
                     )
                 } else if k % 32 == 0 {
                     let packed = Quantized::quantize(&weight, 32, bits, QuantMode::Affine).unwrap();
@@ -304,6 +299,27 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_dense_matrix_has_a_gradient_of_its_own_type() {
+        for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
+            let weight = noise(&[7, 20], 3).astype(dtype).unwrap();
+            let (x, c) = (noise(&[1, 5, 20], 5), noise(&[1, 5, 7], 7));
+            let run = |w: &[Array]| -> Result<Vec<Array>> {
+                // Without kernels there is nothing to compare.
+                match DenseMatrix::new(&w[0])? {
+                    Some(matrix) => Ok(vec![matrix.product(&x)?]),
+                    None => Ok(vec![x.matmul(&w[0].swap_axes(0, 1)?)?]),
+                }
+            };
+            let (_, dw) = vjp(run, from_ref(&weight), from_ref(&c)).unwrap();
+            assert_eq!(dw[0].dtype(), dtype);
+            let (rows, columns) = (c.squeeze_axis(0).unwrap(), x.squeeze_axis(0).unwrap());
+            let expected = rows.swap_axes(0, 1).unwrap().matmul(&columns).unwrap();
+            let found = dw[0].astype(Dtype::Float32).unwrap();
+            assert!(found.all_close(&expected, 1e-2, 1e-2).unwrap(), "{dtype:?}");
         }
     }
 }

@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 
 use super::bands::BAND;
+use super::dense::Dense;
 use super::kernel::{self, Isa};
 use super::pool;
 use super::project::{Data, Gate, Product};
@@ -166,9 +167,15 @@ impl Many<'_> {
         let wide = columns.next_multiple_of(BAND);
         weights.resize(parts.len() * wide * k, 0.0);
         for (part, weights) in parts.clone().zip(weights.chunks_exact_mut(wide * k)) {
-            if let (Data::Quantized { bands, .. }, _) = self.data[part] {
-                let own = bands.part(block.from / BAND..block.to.div_ceil(BAND));
-                own.unpack_columns(isa, weights);
+            match self.data[part].0 {
+                Data::Quantized { bands, .. } => {
+                    let own = bands.part(block.from / BAND..block.to.div_ceil(BAND));
+                    own.unpack_columns(isa, weights);
+                }
+                Data::Dense(Dense::Single(_)) => {}
+                Data::Dense(matrix) => {
+                    matrix.widen(isa, block.from * k, &mut weights[..columns * k]);
+                }
             }
         }
         sums.resize(parts.len() * columns * LANES, 0.0);
@@ -178,7 +185,10 @@ impl Many<'_> {
                 let x = &panels[panel * LANES * k..][..LANES * k];
                 // The matrix, and how far rows and columns of it are apart.
                 let (w, row_step, step) = match data {
-                    Data::Dense(weight) => (&weight[block.from * k..block.to * k], k, 1),
+                    Data::Dense(Dense::Single(weight)) => {
+                        (&weight[block.from * k..block.to * k], k, 1)
+                    }
+                    Data::Dense(_) => (&weights[i * wide * k..(i + 1) * wide * k], k, 1),
                     Data::Quantized { .. } => (&weights[i * wide * k..(i + 1) * wide * k], 1, wide),
                 };
                 let sums = &mut sums[i * columns * LANES..(i + 1) * columns * LANES];

@@ -1,5 +1,6 @@
 //! Matrices that the kernels multiply with: what is checked once. The products are in `project.rs`.
 
+use super::dense::Number;
 use super::enabled;
 use super::project::{Projection, Then};
 use super::quantized::QuantizedMatrix;
@@ -26,7 +27,7 @@ impl Size {
     }
 }
 
-/// A matrix of float32.
+/// A matrix of float32, float16 or bfloat16. The latter stay so in memory, and become float32 where they are multiplied.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::DenseMatrix};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -43,21 +44,38 @@ impl Size {
 pub struct DenseMatrix {
     weight: Array,
     size: Size,
+    pub(super) number: Number,
 }
 
 impl DenseMatrix {
-    /// The matrix `[n, k]` for the kernels, where they are on and it is float32; `None` otherwise.
+    /// Whether the kernels are on and multiply with matrices of this type.
+    /// ```
+    /// use mlx_rs_core::{Dtype, cpu};
+    /// assert_eq!(cpu::DenseMatrix::supports(Dtype::Bfloat16), cpu::enabled());
+    /// assert!(!cpu::DenseMatrix::supports(Dtype::Int32));
+    /// ```
+    pub fn supports(dtype: Dtype) -> bool {
+        enabled() && Number::of(dtype).is_some()
+    }
+
+    /// The matrix `[n, k]` for the kernels, where they are on and have its type; `None` otherwise.
     ///
     /// # Errors
     /// When memory runs out.
     pub fn new(weight: &Array) -> Result<Option<Self>> {
-        let (Some(size), true, Dtype::Float32) =
-            (Size::of(weight.shape()), enabled(), weight.dtype())
-        else {
+        let (Some(size), true, Some(number)) = (
+            Size::of(weight.shape()),
+            enabled(),
+            Number::of(weight.dtype()),
+        ) else {
             return Ok(None);
         };
         let [weight] = contiguous([weight])?;
-        Ok(Some(Self { weight, size }))
+        Ok(Some(Self {
+            weight,
+            size,
+            number,
+        }))
     }
 
     /// `x` times the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.

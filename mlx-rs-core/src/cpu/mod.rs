@@ -13,6 +13,7 @@ mod back;
 mod bands;
 mod block;
 mod choose;
+mod dense;
 #[cfg(target_arch = "aarch64")]
 mod dot;
 mod glance;

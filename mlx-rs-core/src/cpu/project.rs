@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::bands::{BAND, Bands};
+use super::dense::{Dense, Number};
 use super::host_op::{self, Input, Meaning, Work};
 use super::inputs::{Rows, Scratch};
 use super::kernel::{self, Isa, MAX_ROWS};
@@ -141,7 +142,7 @@ impl<'a> Projection<'a> {
         }
         let meaning = match work.parts.as_slice() {
             [part] if alone => match part.kind {
-                Kind::Dense => Meaning::DenseProduct,
+                Kind::Dense(_) => Meaning::DenseProduct,
                 Kind::Quantized { bits, group, .. } => Meaning::QuantizedProduct {
                     rows: part.size.n as i32, // all of them were i32 in the matrix
                     group_size: group as i32,
@@ -200,7 +201,7 @@ impl<'a> Projection<'a> {
                         group: q.group,
                         half: q.half,
                     },
-                    Matrix::Dense(_) => Kind::Dense,
+                    Matrix::Dense(d) => Kind::Dense(d.number),
                 },
                 size,
                 bias: bias.is_some(),
@@ -242,7 +243,7 @@ pub(super) enum Kind {
         /// Whether scales and biases are float16.
         half: bool,
     },
-    Dense,
+    Dense(Number),
 }
 
 pub(super) struct Part {
@@ -283,7 +284,7 @@ pub(super) enum Data<'a> {
         /// Which of the prepared inputs it takes.
         form: usize,
     },
-    Dense(&'a [f32]),
+    Dense(Dense<'a>),
 }
 
 thread_local! {
@@ -308,7 +309,8 @@ impl Work for Product {
         let mut data: Vec<(Data<'_>, Option<&[f32]>)> = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
             let own = match part.kind {
-                Kind::Dense => Data::Dense(floats(inputs.next())),
+                // SAFETY: as of `floats`.
+                Kind::Dense(number) => Data::Dense(unsafe { Dense::of(number, inputs.next()) }),
                 Kind::Quantized { bits, group, half } => {
                     let packing = (bits, group);
                     let known = packings.iter().position(|p| *p == packing);
@@ -388,13 +390,13 @@ impl Product {
                     }
                 }
             }
-            Data::Dense(weight) => {
-                let matrix = weight[first * self.k..].chunks_exact(self.k).take(columns);
+            Data::Dense(matrix) => {
                 rows.dense(from, |x| {
-                    for (column, row) in matrix.enumerate() {
+                    for column in 0..columns {
+                        let at = (first + column) * self.k;
                         let mut sums = [0.0; MAX_ROWS];
                         let sums = &mut sums[..x.len()];
-                        kernel::dense(self.isa, row, x, sums);
+                        matrix.products(self.isa, at..at + self.k, x, sums);
                         for (i, sum) in sums.iter().enumerate() {
                             out.row(i)[column] = *sum;
                         }

@@ -39,13 +39,47 @@ impl Weights {
         info: &TensorInfo,
         shape: &[usize],
     ) -> Result<Array> {
+        self.dense_of(checkpoint, name, info, shape, self.dtype)
+    }
+
+    /// A matrix: numbers of 16 bits stay so where our kernels multiply with them as they are.
+    pub(super) fn dense_matrix(
+        &self,
+        checkpoint: &SafetensorsCheckpoint,
+        name: &str,
+        info: &TensorInfo,
+        shape: &[usize],
+        for_kernels: bool,
+    ) -> Result<Array> {
+        let stored = match info.dtype {
+            FileDtype::F16 => Dtype::Float16,
+            FileDtype::BF16 => Dtype::Bfloat16,
+            _ => self.dtype,
+        };
+        let stays = for_kernels
+            && shape.len() == 2
+            && self.dtype == Dtype::Float32
+            && cpu::DenseMatrix::supports(stored);
+        let dtype = if stays { stored } else { self.dtype };
+        self.dense_of(checkpoint, name, info, shape, dtype)
+    }
+
+    /// A tensor as an array of `dtype`.
+    fn dense_of(
+        &self,
+        checkpoint: &SafetensorsCheckpoint,
+        name: &str,
+        info: &TensorInfo,
+        shape: &[usize],
+        dtype: Dtype,
+    ) -> Result<Array> {
         if info.shape != shape {
             return Err(self.wrong_shape(name, &info.shape, shape));
         }
         match info.dtype {
-            FileDtype::F32 => self.dense_as::<f32>(checkpoint, info, shape),
-            FileDtype::F16 => self.dense_as::<f16>(checkpoint, info, shape),
-            FileDtype::BF16 => self.dense_as::<bf16>(checkpoint, info, shape),
+            FileDtype::F32 => self.dense_as::<f32>(checkpoint, info, shape, dtype),
+            FileDtype::F16 => self.dense_as::<f16>(checkpoint, info, shape, dtype),
+            FileDtype::BF16 => self.dense_as::<bf16>(checkpoint, info, shape, dtype),
             other => Err(wrong_tensor(
                 checkpoint.file_of(info),
                 name,
@@ -54,36 +88,51 @@ impl Weights {
         }
     }
 
-    /// Numbers stored as `T`, as an array of the computing type.
+    /// Numbers stored as `T`, as an array of `dtype`.
     fn dense_as<T: Element + Pod>(
         &self,
         checkpoint: &SafetensorsCheckpoint,
         info: &TensorInfo,
         shape: &[usize],
+        dtype: Dtype,
     ) -> Result<Array> {
         let (rows, cols) = rows_and_cols(shape);
         let row = cols * size_of::<T>();
         let parts = self.in_pieces(
             rows,
             info.nbytes,
-            &[Whole::rows(cols, self.dtype)],
+            &[Whole::rows(cols, dtype)],
             |first, count| {
                 let values = checkpoint.read_part::<T>(info, first * row, count * row)?;
-                Ok(vec![self.array(&values, &mlx_shape(&[count, cols]))?])
+                Ok(vec![self.array_of(
+                    &values,
+                    &mlx_shape(&[count, cols]),
+                    dtype,
+                )?])
             },
         )?;
         one(parts, shape)
     }
 
-    /// Values as an array of the computing type. Converted at once, so that the file's copy does
-    /// not stay in memory behind a lazy conversion.
+    /// Values as an array of the computing type.
     pub(super) fn array<T: Element + Pod>(&self, values: &[T], shape: &[i32]) -> Result<Array> {
+        self.array_of(values, shape, self.dtype)
+    }
+
+    /// Values as an array of `dtype`. Converted at once, so that the file's copy does not stay in memory behind a lazy
+    /// conversion.
+    fn array_of<T: Element + Pod>(
+        &self,
+        values: &[T],
+        shape: &[i32],
+        dtype: Dtype,
+    ) -> Result<Array> {
         Array::from_slice(values, shape)
             .and_then(|a| {
-                if T::DTYPE == self.dtype {
+                if T::DTYPE == dtype {
                     Ok(a)
                 } else {
-                    a.astype(self.dtype)
+                    a.astype(dtype)
                 }
             })
             .and_then(|a| a.eval().map(|()| a))

@@ -346,7 +346,7 @@ impl Weights {
                 Ok(if names.stored(&format!("{prefix}.scales")).is_some() {
                     self.quantized(c, names, prefix, info, shape, for_kernels)?
                 } else {
-                    Weight::Dense(self.dense(c, stored, info, shape)?)
+                    Weight::Dense(self.dense_matrix(c, stored, info, shape, for_kernels)?)
                 })
             }
             Source::Gguf(g, names) => {

@@ -14,13 +14,23 @@ fn product(x: &[f32], w: &[f32], k: usize) -> Vec<f64> {
         .collect()
 }
 
-/// Dense, and each format of quantized matrices that so many inputs allow: bits and group.
-fn packings(k: usize) -> Vec<Option<(i32, i32)>> {
+/// How a matrix is stored.
+#[derive(Debug, Clone, Copy)]
+enum Storage {
+    Dense(Dtype),
+    /// Bits and group.
+    Quantized(i32, i32),
+}
+
+/// Dense, and each format of quantized matrices that so many inputs allow.
+fn storages(k: usize) -> Vec<Storage> {
     let formats = [4, 8]
         .into_iter()
         .flat_map(|bits| [32, 64, 128].map(|group| (bits, group)));
     let fitting = formats.filter(|(_, group)| k.is_multiple_of(*group as usize));
-    std::iter::once(None).chain(fitting.map(Some)).collect()
+    let dense = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16].map(Storage::Dense);
+    let quantized = fitting.map(|(bits, group)| Storage::Quantized(bits, group));
+    dense.into_iter().chain(quantized).collect()
 }
 
 /// All ways that a product with so many rows can go.
@@ -35,22 +45,28 @@ fn products_of_few_and_many_rows_equal_the_definition() {
         (40, 130, 288),
         (530, 24, 64),
         (18, 30, 384),
+        // Longer than what becomes float32 at a time.
+        (2, 3, 2080),
     ] {
         let (x, residual) = (noise(rows * k, 1), noise(rows * n, 2));
         let (norm, bias) = (noise(k, 3), noise(n, 4));
         let shape = [1, rows as i32, k as i32];
-        for packing in packings(k) {
+        for storage in storages(k) {
             on_cpu(|| {
                 let plain =
                     [noise(n * k, 5), noise(n * k, 6)].map(|w| array(&w, &[n as i32, k as i32]));
                 let (matrices, values): (Vec<Matrix>, Vec<Vec<f32>>) = plain
                     .iter()
-                    .map(|w| match packing {
-                        None => {
-                            let dense = DenseMatrix::new(w).unwrap().expect("kernels are on");
-                            (Matrix::Dense(dense), host(w))
+                    .map(|w| match storage {
+                        Storage::Dense(dtype) => {
+                            let w = w.astype(dtype).unwrap();
+                            let dense = DenseMatrix::new(&w).unwrap().expect("kernels are on");
+                            (
+                                Matrix::Dense(dense),
+                                host(&w.astype(Dtype::Float32).unwrap()),
+                            )
                         }
-                        Some((bits, group)) => {
+                        Storage::Quantized(bits, group) => {
                             let q = Quantized::quantize(w, group, bits, QuantMode::Affine).unwrap();
                             // Some are kept as float16.
                             let q = if (bits == 4) == (group == 32) {
@@ -83,7 +99,7 @@ fn products_of_few_and_many_rows_equal_the_definition() {
                 );
                 let tolerance = 2e-5 * (k as f64).sqrt();
                 with_each(|isa| {
-                    let what = format!("{rows} {n} {k} {packing:?} {isa:?}");
+                    let what = format!("{rows} {n} {k} {storage:?} {isa:?}");
                     let with_bias = Projection {
                         parts: &[(&matrices[0], Some(&bias))],
                         norm: None,
