@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use inference::{ComputeType, Result};
-use mlx_rs_core::{cuda_is_available, memory, metal_is_available};
+use mlx_rs_core::{cpu, cuda_is_available, memory, metal_is_available};
 use safetensors::Dtype;
 use serde::Serialize;
 
@@ -111,7 +111,8 @@ impl Survey {
                     Dtype::BF16 => ComputeType::BFloat16,
                     _ => ComputeType::Float32,
                 });
-                let entries = of_safetensors(&checkpoint, &config, width(compute));
+                let halves_stay = !gpu && cpu::DenseMatrix::supports(mlx_rs_core::Dtype::Bfloat16);
+                let entries = of_safetensors(&checkpoint, &config, width(compute), halves_stay);
                 config.eos_token_ids.extend(text.tokenizer().eos_ids());
                 Ok(Self::put_together(&config, &entries, &text, compute))
             }
@@ -240,6 +241,7 @@ fn of_safetensors(
     checkpoint: &SafetensorsCheckpoint,
     config: &ModelConfig,
     width: u64,
+    halves_stay: bool,
 ) -> Vec<Entry> {
     let is_packed = |path: &str| {
         let dtype = |part: &str| checkpoint.info(&format!("{path}.{part}")).map(|i| i.dtype);
@@ -259,7 +261,19 @@ fn of_safetensors(
                 info.dtype,
                 Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16
             );
-            let as_float = elements.saturating_mul(width);
+            // As `Weights::matrix` has it: experts are stacked, and GPT-2's matrices turned, as what is computed with.
+            let stays = width > 2
+                && matches!(info.dtype, Dtype::F16 | Dtype::BF16)
+                && info.shape.len() == 2
+                && part == "weight"
+                && part_of(name) != "experts"
+                && (config.model_type.as_deref() != Some("gpt2") || name.contains("wte"))
+                && halves_stay;
+            let as_float = if stays {
+                stored
+            } else {
+                elements.saturating_mul(width)
+            };
             let quantized = config
                 .quantization_overrides
                 .get(path)
