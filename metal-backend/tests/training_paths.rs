@@ -8,7 +8,7 @@ mod training_common;
 
 use std::path::Path;
 
-use inference::{ErrorKind, GenerateOptions, LoraConfig, Prompt};
+use inference::{BatchEvent, ErrorKind, GenerateOptions, LoraConfig, Prompt};
 use metal_backend::train::{self, AdapterKind, OptimizerConfig, Params, Sequence, Trainer, Tuning};
 use mlx_rs_core::{Array, Dtype};
 use training_common::{
@@ -314,6 +314,43 @@ fn fused_equals_adapted_in_every_layout() {
             assert!(config.get("quantization").is_none());
         }
     }
+}
+
+#[test]
+fn a_request_takes_nothing_from_rows_that_ran_without_its_adapter() {
+    let model = inference::load_model(tiny("llama"), &cpu()).unwrap();
+    let prompt = Prompt::Tokens((0..30).map(|i| 5 + (i * 7 + i * i % 11) % 90).collect());
+    let options = GenerateOptions::new()
+        .with_max_tokens(12)
+        .with_ignore_eos(true)
+        .with_logits(true);
+    let mut session = model.batch_session().unwrap();
+    let first = session.add(&prompt, &options).unwrap();
+    for _ in 0..3 {
+        session.step().unwrap();
+    }
+    let dir = fixtures().join("training/llama-1");
+    let trainable = model.as_trainable().unwrap();
+    let _handle = trainable.load_adapter(&dir).unwrap();
+    let second = session.add(&prompt, &options).unwrap();
+    let mut found = None;
+    while !session.is_empty() {
+        for event in session.step().unwrap() {
+            match event {
+                BatchEvent::Token { row, token } if row == second => {
+                    found.get_or_insert_with(|| token.logits.unwrap().to_vec());
+                }
+                BatchEvent::Done { row, metrics, .. } => {
+                    assert!(row == first || metrics.cached_tokens == 0);
+                }
+                _ => {}
+            }
+        }
+    }
+    let direct = inference::load_model(tiny("llama"), &cpu().with_adapter_path(&dir)).unwrap();
+    let mut stream = direct.generate(&prompt, &options).unwrap();
+    let expected = stream.next().unwrap().unwrap().logits.unwrap().to_vec();
+    assert!(distance(&found.unwrap(), &expected) < 1e-4);
 }
 
 #[test]

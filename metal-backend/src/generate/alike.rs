@@ -18,6 +18,8 @@ pub struct Standing {
     pub held: usize,
     /// Whether some of its prompt is not computed yet.
     pub waits: bool,
+    /// How often the model's adapters had changed when it began: keys from before a change are another model's.
+    pub adaptations: u64,
 }
 
 /// What a row whose prompt is not computed does next.
@@ -50,7 +52,10 @@ pub fn turns(rows: &[Standing], cuttable: impl Fn(usize, usize) -> bool) -> Vec<
         let most = row.tokens.len().saturating_sub(1);
         let least = row.held + LEAST;
         let mut best: Option<(usize, usize)> = None;
-        for (j, other) in rows.iter().enumerate().filter(|(j, _)| *j != i) {
+        let others = rows.iter().enumerate();
+        let same =
+            |(j, other): &(usize, &Standing)| *j != i && other.adaptations == row.adaptations;
+        for (j, other) in others.filter(same) {
             let alike = common(&other.tokens, &row.tokens).min(most);
             let n = if other.waits && j < i {
                 // What is not there yet will be.
@@ -91,6 +96,7 @@ mod tests {
             tokens: tokens.into_iter().collect(),
             held,
             waits,
+            adaptations: 0,
         }
     }
 
@@ -137,6 +143,13 @@ mod tests {
         assert_eq!(turns(&rows, |_, n| n == 30), [None, copied]);
         let alone = Some(Turn::Compute(31));
         assert_eq!(turns(&rows, |_, _| false), [None, alone]);
+    }
+
+    #[test]
+    fn rows_from_before_an_adapter_are_not_copied() {
+        let mut rows = [row(0..40, 40, false), row(0..40, 0, true)];
+        rows[1].adaptations = 1;
+        assert_eq!(turns(&rows, |_, _| true)[1], Some(Turn::Compute(40)));
     }
 
     #[test]

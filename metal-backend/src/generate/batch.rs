@@ -76,16 +76,19 @@ impl Batch {
                 tokens: m.request.prompt().to_vec(),
                 held: lane.fed,
                 waits: true,
+                adaptations: lane.adaptations,
             },
             Some(lane) => Standing {
                 tokens: m.request.tokens(),
                 held: cache::offset(&lane.caches).unsigned_abs() as usize,
                 waits: false,
+                adaptations: lane.adaptations,
             },
             None => Standing {
                 tokens: Vec::new(),
                 held: 0,
                 waits: false,
+                adaptations: 0,
             },
         };
         self.rows.iter().map(of).collect()

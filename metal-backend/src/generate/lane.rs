@@ -70,6 +70,8 @@ pub struct Lane {
     pub next: Option<Pending>,
     /// Prompt tokens that the caches hold.
     pub fed: usize,
+    /// [`crate::model::Engine::adaptations`] when it began.
+    pub adaptations: u64,
 }
 
 impl Lane {
@@ -82,6 +84,7 @@ impl Lane {
         let model = Arc::clone(request.engine());
         let decoder = model.decoder()?;
         let sampler = model.sampler(request.options(), request.prompt())?;
+        let adaptations = model.adaptations();
         let (caches, fed) = prepared(decoder.as_ref(), options, model.prefixes(), request);
         request.clock().cached(fed);
         Ok(Self {
@@ -90,6 +93,7 @@ impl Lane {
             sampler,
             next: None,
             fed,
+            adaptations,
         })
     }
 
