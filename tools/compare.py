@@ -34,7 +34,7 @@ SIDE = TOOLS / "compare" / "mlx_lm_side.py"
 CONVERT = TOOLS / "compare" / "convert_gguf.py"
 LLAMA_SIDE = TOOLS / "compare" / "llama_cpp_side.py"
 LLAMA_PINS = TOOLS / "compare" / "requirements-llama.txt"
-LLAMA_PACKAGES = ["numpy==2.4.6", "Jinja2==3.1.6", "diskcache==5.6.3", "typing_extensions==4.16.0"]
+LLAMA_PACKAGES = ["numpy==2.4.6", "Jinja2==3.1.6", "MarkupSafe==3.0.4", "diskcache==5.6.3", "typing_extensions==4.16.0"]
 MLX_LM, LLAMA = "mlx-lm", "llama.cpp"
 START_PROMPT = "The capital of France is"
 SAME_TOKENS = 16
@@ -121,21 +121,34 @@ def environment(args: argparse.Namespace) -> Path:
     return python
 
 
+def llama_flags() -> list[str]:
+    """What llama.cpp is compiled for: this processor, but without AMX where there is one. The pinned version's kernels for it ended
+    with an illegal instruction (in a virtual machine on Emerald Rapids), so what else it uses there is named."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists() or " amx_tile" not in cpuinfo.read_text():
+        return []
+    sets = ["SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2", "AVX_VNNI", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"]
+    return ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in sets)]
+
+
 def llama_environment(args: argparse.Namespace) -> Path:
     """The Python of an environment that has llama-cpp-python."""
     if args.llama_venv:
         return args.llama_venv.resolve() / "bin" / "python"
     where = args.work / "venv-llama"
     python, stamp = where / "bin" / "python", where / "pins.txt"
-    wanted = "\n".join([*LLAMA_PACKAGES, LLAMA_PINS.read_text()])
+    flags = llama_flags()
+    wanted = "\n".join([*LLAMA_PACKAGES, *flags, LLAMA_PINS.read_text()])
     if not stamp.exists() or stamp.read_text() != wanted:
         note(f"compiling llama-cpp-python into {where}; this takes minutes")
         venv.create(where, with_pip=True, clear=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
         subprocess.run([*pip, *LLAMA_PACKAGES], check=True, stdout=sys.stderr)
-        hashed = ["--require-hashes", "--no-binary", "llama-cpp-python", "--requirement", str(LLAMA_PINS)]
+        # Not one that was compiled for another processor, or with other flags.
+        hashed = ["--no-cache-dir", "--require-hashes", "--no-binary", "llama-cpp-python", "--requirement", str(LLAMA_PINS)]
         # The processor's own instructions are llama.cpp's default; no BLAS, as its own kernels are the faster ones here.
-        subprocess.run([*pip, *hashed], check=True, stdout=sys.stderr)
+        environment = {**os.environ, **({"CMAKE_ARGS": " ".join(flags)} if flags else {})}
+        subprocess.run([*pip, *hashed], check=True, stdout=sys.stderr, env=environment)
         stamp.write_text(wanted)
     return python
 
