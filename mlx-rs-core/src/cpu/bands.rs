@@ -197,7 +197,7 @@ impl<'a> Bands<'a> {
         match isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
-            Isa::Avx2 | Isa::Avx512 => unsafe { super::x86::unpack_columns(self, out) },
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { super::x86::unpack_columns(self, out) },
             _ => self.unpack_columns_portable(out),
         }
     }
@@ -269,7 +269,7 @@ fn apart(isa: Isa, from: &[f32], to: &mut [f32]) {
     let done = match isa {
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma; the lengths are
         // asserted.
-        Isa::Avx2 | Isa::Avx512 => unsafe { super::turn::eights_avx2(from, to) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { super::turn::eights_avx2(from, to) },
         Isa::Portable => 0,
     };
     #[cfg(not(target_arch = "x86_64"))]

@@ -262,7 +262,7 @@ fn soften(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-        Isa::Avx2 | Isa::Avx512 => unsafe { soften_avx2(cap, scores) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { soften_avx2(cap, scores) },
         // Every aarch64 processor has neon.
         #[cfg(target_arch = "aarch64")]
         Isa::Neon | Isa::Dot => soften_with(cap, scores),

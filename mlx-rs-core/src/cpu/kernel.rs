@@ -21,6 +21,10 @@ pub(super) enum Isa {
     /// The same, and AVX-512 F, BW and VNNI: made by `detect` only where all are, so what is said of `Avx2` holds.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// All that `Avx512` has, and AMX with tiles of bfloat16, which the system lets the process use: made by `detect` only
+    /// where it does, so what is said of `Avx512` and `Avx2` holds.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
     #[cfg(target_arch = "aarch64")]
     Neon,
     /// NEON and dotprod.
@@ -58,6 +62,9 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vnni")
             {
                 all.push(Self::Avx512);
+                if super::amx::available() {
+                    all.push(Self::Amx);
+                }
             }
         }
         #[cfg(target_arch = "aarch64")]
@@ -76,7 +83,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => Some("AVX-512 with VNNI"),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => None,
+            Self::Avx512 => Some("AMX with bfloat16"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => None,
             #[cfg(target_arch = "aarch64")]
             Self::Neon => Some("dotprod"),
             #[cfg(target_arch = "aarch64")]
@@ -89,7 +98,7 @@ impl Isa {
     /// Whether it has AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn has_avx2(self) -> bool {
-        matches!(self, Self::Avx2 | Self::Avx512)
+        matches!(self, Self::Avx2 | Self::Avx512 | Self::Amx)
     }
 
     /// Whether the processor has a better one.
@@ -103,6 +112,8 @@ impl Isa {
             Self::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => "amx",
             #[cfg(target_arch = "aarch64")]
             Self::Neon => "neon",
             #[cfg(target_arch = "aarch64")]
@@ -199,7 +210,7 @@ pub(super) const LARGEST: f32 = 32_767.0;
 pub(super) fn in_whole(isa: Isa) -> bool {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => true,
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => true,
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => false,
         #[cfg(target_arch = "aarch64")]
@@ -213,7 +224,7 @@ pub(super) fn widen(isa: Isa, from: &[u16], to: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
-        Isa::Avx2 | Isa::Avx512 => unsafe { super::x86::widen(from, to) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { super::x86::widen(from, to) },
         _ => {
             for (to, from) in to.iter_mut().zip(from) {
                 *to = half::f16::from_bits(*from).to_f32();
@@ -234,7 +245,9 @@ pub(super) fn prepare(
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 | Isa::Avx512 => unsafe { super::whole::prepare(x, k, (bits, group), to) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
+            super::whole::prepare(x, k, (bits, group), to);
+        },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => prepare_with(x, k, (bits, group), to),
         #[cfg(target_arch = "aarch64")]
@@ -310,7 +323,7 @@ pub(super) fn block(isa: Isa, bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<
         Isa::Avx2 => unsafe { super::whole::block(bands, x, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx512` is made by `detect` only, where the processor has all that it names.
-        Isa::Avx512 => unsafe { super::wide::block(bands, x, out) },
+        Isa::Avx512 | Isa::Amx => unsafe { super::wide::block(bands, x, out) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
         Isa::Neon => unsafe { super::neon::block(bands, x, out) },
@@ -327,7 +340,7 @@ pub(super) fn dense(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 | Isa::Avx512 => unsafe { super::x86::dense(row, x, out) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { super::x86::dense(row, x, out) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: these are made by `detect` only, where the processor has neon.
         Isa::Neon | Isa::Dot => unsafe { super::neon::dense(row, x, out) },
@@ -344,7 +357,7 @@ pub(super) fn inner(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 | Isa::Avx512 => unsafe { super::x86::inner(a, b) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { super::x86::inner(a, b) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: these are made by `detect` only, where the processor has neon.
         Isa::Neon | Isa::Dot => unsafe { super::neon::inner(a, b) },
@@ -357,7 +370,7 @@ pub(super) fn unpack(isa: Isa, row: QuantizedRow<'_>, bits: u32, out: &mut [f32]
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 | Isa::Avx512 => unsafe { super::x86::unpack(row, bits, out) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { super::x86::unpack(row, bits, out) },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon | Isa::Dot => unpack_with(row, bits, out),
         Isa::Portable => unpack_with(row, bits, out),

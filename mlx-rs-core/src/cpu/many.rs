@@ -45,11 +45,11 @@ thread_local! {
 
 /// Rows of a matrix: `from..to` of part `part`, whose outputs begin at `start`.
 #[derive(Clone, Copy)]
-struct Block {
-    part: usize,
-    from: usize,
-    to: usize,
-    start: usize,
+pub(super) struct Block {
+    pub part: usize,
+    pub from: usize,
+    pub to: usize,
+    pub start: usize,
 }
 
 /// The product, and what it reads.
@@ -124,7 +124,7 @@ impl Many<'_> {
     }
 
     /// What a row is multiplied with by the norm, if there is one.
-    fn factor(&self, isa: Isa, x: &[f32]) -> f32 {
+    pub(super) fn factor(&self, isa: Isa, x: &[f32]) -> f32 {
         self.norm.map_or(1.0, |(_, eps)| {
             1.0 / (kernel::inner(isa, x, x) / x.len() as f32 + eps).sqrt()
         })
@@ -234,7 +234,13 @@ impl Many<'_> {
     }
 
     /// Writes a tile `[columns, LANES]` to rows of the output from `begin` on.
-    fn write(&self, sums: &[f32], (begin, count): (usize, usize), block: Block, out: &Output) {
+    pub(super) fn write(
+        &self,
+        sums: &[f32],
+        (begin, count): (usize, usize),
+        block: Block,
+        out: &Output,
+    ) {
         let Product { n, isa, .. } = *self.product;
         let columns = block.to - block.from;
         let start = |lane: usize| (begin + lane) * n + block.start + block.from;
@@ -271,7 +277,7 @@ pub(super) fn gate_all(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-        Isa::Avx2 | Isa::Avx512 => unsafe { gate_avx2(gate, gates, ups) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { gate_avx2(gate, gates, ups) },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon | Isa::Dot => gate_with(gate, gates, ups),
         Isa::Portable => gate_with(gate, gates, ups),

@@ -6,12 +6,16 @@
 //! Their derivatives with respect to what is multiplied (and a dense matrix), and batches of it under
 //! `vmap`, are computed by MLX's own operations, unless [`Matrix::product_for_gradients`] is asked for; a gradient with respect to a quantized matrix or its
 //! scales is an error, and so is one of a fused operation. `MLX_CPU_KERNELS=off` turns the kernels off,
-//! `MLX_CPU_KERNELS=portable` keeps them from the processor's wider vectors, `avx2` from AVX-512.
+//! `MLX_CPU_KERNELS=portable` keeps them from the processor's wider vectors, `avx2` from AVX-512, `avx512` from AMX.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod back;
 mod bands;
 mod block;
+#[cfg(target_arch = "x86_64")]
+mod bricks;
 mod choose;
 mod dense;
 #[cfg(target_arch = "aarch64")]
@@ -33,6 +37,8 @@ mod quantized;
 mod rotation;
 mod select;
 mod share;
+#[cfg(target_arch = "x86_64")]
+mod squares;
 mod store;
 mod sweep;
 #[cfg(test)]
@@ -92,7 +98,7 @@ pub fn threads() -> usize {
     pool::threads()
 }
 
-/// The instruction set that the kernels use here, such as `avx512`, `avx2`, `neon+dotprod`, `neon` or `portable`.
+/// The instruction set that the kernels use here, such as `amx`, `avx512`, `avx2`, `neon+dotprod`, `neon` or `portable`.
 /// ```
 /// assert!(!mlx_rs_core::cpu::instruction_set().is_empty());
 /// ```

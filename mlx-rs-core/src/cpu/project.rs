@@ -338,14 +338,23 @@ impl Work for Product {
         }
         let residual = self.adds.then(|| floats(inputs.next()));
         let out = Output::new(output);
+        let many = Many {
+            product: self,
+            x,
+            norm,
+            data: &data,
+            residual,
+        };
+        #[cfg(target_arch = "x86_64")]
+        if !self.in_floats {
+            if many.fits_squares() {
+                return many.run_in_squares(&packings, &out);
+            }
+            if many.fits_bricks() {
+                return many.run_in_bricks(&out);
+            }
+        }
         if self.rows >= MANY || self.in_floats {
-            let many = Many {
-                product: self,
-                x,
-                norm,
-                data: &data,
-                residual,
-            };
             return many.run(&out);
         }
         SCRATCH.with_borrow_mut(|scratch| {

@@ -188,7 +188,7 @@ fn soften(
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-        Isa::Avx2 | Isa::Avx512 => unsafe { soften_avx2(cap, scores, state) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { soften_avx2(cap, scores, state) },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon | Isa::Dot => soften_with(cap, scores, state),
         Isa::Portable => soften_with(cap, scores, state),

@@ -20,7 +20,7 @@ pub(super) fn pack(isa: Isa, rows: &[Scaled<'_>], weight: Option<&[f32]>, panel:
     }
     let done = match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => {
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => {
             let whole = panel.len() / LANES / 8 * 8;
             let (eights, _) = rows.as_chunks::<8>();
             for (group, rows) in eights.iter().enumerate() {
@@ -117,7 +117,7 @@ pub(super) unsafe fn rows(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2; the rest is the
         // caller's promise.
-        Isa::Avx2 | Isa::Avx512 => unsafe { rows_avx2(sums, lane, (to, step), before) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { rows_avx2(sums, lane, (to, step), before) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: these are made by `detect` only, where the processor has neon; the rest is the
         // caller's promise.

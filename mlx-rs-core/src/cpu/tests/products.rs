@@ -47,6 +47,14 @@ fn products_of_few_and_many_rows_equal_the_definition() {
         (18, 30, 384),
         // Longer than what becomes float32 at a time.
         (2, 3, 2080),
+        (8, 75, 576),
+        (64, 20, 320),
+        // More than a few tiles, and more of a row than is unpacked at a time.
+        (100, 37, 576),
+        // Whole tiles of outputs.
+        (1, 16, 64),
+        (20, 80, 96),
+        (300, 48, 160),
     ] {
         let (x, residual) = (noise(rows * k, 1), noise(rows * n, 2));
         let (norm, bias) = (noise(k, 3), noise(n, 4));
@@ -111,6 +119,14 @@ fn products_of_few_and_many_rows_equal_the_definition() {
                         .map(|(i, v)| v + f64::from(residual[i]) + f64::from(host(&bias)[i % n]))
                         .collect();
                     close(&host(&with_bias.of(&x).unwrap()), &wanted, tolerance, &what);
+                    let added = Projection {
+                        parts: &[(&matrices[0], None)],
+                        norm: None,
+                        then: Then::Add(&after),
+                    };
+                    let sums = first.iter().zip(&residual);
+                    let wanted: Vec<f64> = sums.map(|(v, r)| v + f64::from(*r)).collect();
+                    close(&host(&added.of(&x).unwrap()), &wanted, tolerance, &what);
                     let both = [(&matrices[0], None), (&matrices[1], Some(&bias))];
                     let packed = Projection {
                         parts: &both,
@@ -149,6 +165,57 @@ fn products_of_few_and_many_rows_equal_the_definition() {
                 });
             });
         }
+    }
+}
+
+/// Matrices of several formats on one input, plainly and through a gate.
+#[test]
+fn formats_go_together() {
+    let k = 128usize;
+    for rows in [1usize, 5, 12, 40, 100] {
+        on_cpu(|| {
+            let x = array(&noise(rows * k, 1), &[rows as i32, k as i32]);
+            let made = |n: usize, bits: i32, group: i32| {
+                let w = array(&noise(n * k, bits as u32), &[n as i32, k as i32]);
+                let q = Quantized::quantize(&w, group, bits, QuantMode::Affine).unwrap();
+                let values = host(&q.dequantize(Dtype::Float32).unwrap());
+                let matrix = QuantizedMatrix::new(&q).unwrap().expect("their format");
+                (Matrix::Quantized(matrix), product(&host(&x), &values, k), n)
+            };
+            let parts = [
+                made(40, 4, 32),
+                made(7, 8, 64),
+                made(33, 4, 64),
+                made(16, 4, 32),
+            ];
+            let (gate, up) = (made(20, 4, 32), made(20, 8, 32));
+            with_each(|isa| {
+                let what = format!("{rows} {isa:?}");
+                let all = parts.each_ref().map(|(matrix, ..)| (matrix, None));
+                let packed = Projection {
+                    parts: &all,
+                    norm: None,
+                    then: Then::Nothing,
+                };
+                let wanted: Vec<f64> = (0..rows)
+                    .flat_map(|row| {
+                        let own = move |(_, w, n): &(Matrix, Vec<f64>, usize)| {
+                            w[row * n..(row + 1) * n].to_vec()
+                        };
+                        parts.iter().flat_map(own).collect::<Vec<_>>()
+                    })
+                    .collect();
+                close(&host(&packed.of(&x).unwrap()), &wanted, 3e-4, &what);
+                let gated = Projection {
+                    parts: &[(&gate.0, None), (&up.0, None)],
+                    norm: None,
+                    then: Then::Gate(Gate::Silu),
+                };
+                let both = gate.1.iter().zip(&up.1);
+                let wanted: Vec<f64> = both.map(|(g, u)| exact(Gate::Silu, *g) * u).collect();
+                close(&host(&gated.of(&x).unwrap()), &wanted, 2e-3, &what);
+            });
+        });
     }
 }
 
@@ -220,8 +287,9 @@ fn what_is_no_number_stays_in_its_row() {
             let q = Quantized::quantize(&w, group, bits, QuantMode::Affine).unwrap();
             let matrix = QuantizedMatrix::new(&q).unwrap().expect("their format");
             with_each(|isa| {
-                for (rows, wrong) in [(1usize, 0usize), (3, 1), (8, 7), (9, 8)] {
-                    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                for (rows, wrong) in [(1usize, 0usize), (3, 1), (8, 7), (9, 8), (70, 69)] {
+                    let none = f32::from_bits(0x7fff_ffff);
+                    for value in [f32::NAN, none, f32::INFINITY, f32::NEG_INFINITY] {
                         for place in [0, 5, 32, 71] {
                             let shape = [rows as i32, k as i32];
                             let mut x = noise(rows * k, 1);

@@ -1,0 +1,314 @@
+//! Products with quantized matrices for x86-64 with AMX: tile registers that multiply sixteen rows of inputs with sixteen
+//! rows of a matrix, pairs of bfloat16 at a time, and sum in float32. Inputs are the sum of two bfloat16, which is sixteen
+//! bits of theirs (`inputs.rs`). With a few tiles of inputs, packed numbers are multiplied (`numbers.rs`), which are exact in bfloat16, and
+//! scales meet the sums of a group (`eight.rs`, `few.rs`); with more, elements of the matrix become the sum of two as well (`many.rs`).
+//! What goes in and comes out is in `squares.rs`.
+//!
+//! The instructions are written as assembly, since the standard library does not have them yet. The compiler itself never
+//! uses tile registers, so that they keep what they hold from one piece of assembly to the next.
+
+mod brain;
+mod eight;
+mod few;
+mod inputs;
+mod many;
+mod numbers;
+mod tiles;
+
+use std::arch::asm;
+use std::arch::x86_64::{
+    __cpuid_count, __m512, _mm_loadu_si128, _mm256_castsi128_si256, _mm256_inserti128_si256,
+    _mm256_loadu_pd, _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_cvtph_ps, _mm512_insertf64x4,
+};
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use super::bands::{BAND, Bands, Factors};
+
+pub(super) use brain::{Panel, TOGETHER, products as dense_products};
+pub(super) use inputs::Squares;
+
+/// The most rows of a tile, and the outputs of one.
+pub(super) const SIDE: usize = 16;
+
+/// Inputs that a tile has of each row.
+const DEEP: usize = 32;
+
+/// Tiles of inputs up to which packed numbers are multiplied: more share what it takes to make elements of them.
+const FEW: usize = 4;
+
+/// What the compiler may use here; tiles are assembly.
+macro_rules! features {
+    ($($item:tt)*) => {
+        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+        $($item)*
+    };
+}
+use features;
+
+/// Whether the processor has tiles of bfloat16, and the kernel lets this process use them. To be asked where it has AVX-512.
+pub(super) fn available() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let features = __cpuid_count(7, 0).edx;
+        let (bf16, tile) = (features >> 22 & 1 == 1, features >> 24 & 1 == 1);
+        bf16 && tile && enabled_by_system() && permitted()
+    })
+}
+
+/// Whether the system keeps tile registers for each thread.
+fn enabled_by_system() -> bool {
+    let low: u32;
+    // SAFETY: a processor with AVX-512 in use has this instruction, which reads a register that says what is kept.
+    unsafe {
+        asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _, options(nomem, nostack));
+    }
+    low >> 17 & 3 == 3
+}
+
+/// Asks Linux for the registers' room, which it gives a process that wants it.
+#[cfg(target_os = "linux")]
+fn permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const TILE_DATA: libc::c_long = 18;
+    // SAFETY: this call reads and writes no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn permitted() -> bool {
+    false
+}
+
+/// A row of a tile.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u16; DEEP]);
+
+/// Outputs of a row of inputs.
+#[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct Outputs(pub [f32; SIDE]);
+
+/// Bytes from a row of a tile to the next, wherever one is in memory.
+const LINE: usize = size_of::<Line>();
+
+/// Two tiles' outputs: sixteen rows of a matrix each, or eight where the matrix ends, or the same twice.
+#[derive(Clone, Copy)]
+pub(super) struct Two<'a>(pub [Bands<'a>; 2]);
+
+/// What a thread needs for [`products`].
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Tiles of the matrix.
+    matrix: Vec<Line>,
+    /// Sums that tile registers wrote.
+    found: Vec<Line>,
+    /// Products of two tiles' outputs.
+    sums: Vec<Outputs>,
+}
+
+/// Tile registers, set up for this thread: the first ones for sums and inputs, the others for the matrix.
+pub(super) struct Registers(());
+
+impl Registers {
+    /// For tiles of these inputs' height.
+    ///
+    /// # Safety
+    /// [`available`] must have said so.
+    pub(super) unsafe fn new(x: &Squares) -> Self {
+        // Sums and inputs have their rows, those of the matrix all; see the assembly of each.
+        let inputs = if x.stacked() {
+            5
+        } else if x.count() <= FEW {
+            6
+        } else {
+            4
+        };
+        let rows = |register| if register < inputs { x.lines() } else { SIDE };
+        // SAFETY: the caller's promise.
+        unsafe { Self::with(std::array::from_fn(rows)) }
+    }
+
+    /// With so many rows each, at most [`SIDE`], of the longest lines.
+    ///
+    /// # Safety
+    /// As of [`Self::new`].
+    unsafe fn with(rows: [usize; 8]) -> Self {
+        #[repr(C, align(64))]
+        struct Setting([u8; 64]);
+        let mut setting = Setting([0; 64]);
+        // The only palette; bytes of a row, two each, from 16 on; rows from 48 on.
+        setting.0[0] = 1;
+        for (register, rows) in rows.into_iter().enumerate() {
+            setting.0[16 + 2 * register] = LINE as u8;
+            setting.0[48 + register] = rows as u8;
+        }
+        // SAFETY: it reads 64 bytes; that the registers are there is the caller's promise.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) setting.0.as_ptr(), options(nostack)) };
+        Self(())
+    }
+}
+
+impl Drop for Registers {
+    fn drop(&mut self) {
+        // SAFETY: who made this has the registers.
+        unsafe { asm!("tilerelease", options(nostack)) };
+    }
+}
+
+/// The products of all inputs with two tiles' outputs for each of `places`, which `source` names: `done` has them,
+/// `[2, padded rows]`.
+///
+/// # Panics
+/// If the outputs do not fit the inputs.
+///
+/// # Safety
+/// The processor must have avx512f, avx512bw and f16c.
+pub(super) unsafe fn products<'a>(
+    places: Range<usize>,
+    source: &dyn Fn(usize) -> Two<'a>,
+    x: &Squares,
+    registers: &Registers,
+    room: &mut Scratch,
+    done: &mut dyn FnMut(usize, &mut [Outputs]),
+) {
+    let (groups, bits) = x.packing();
+    let fits = |b: Bands<'a>| {
+        let numbers = b.count() * BAND * x.inputs();
+        (1..=2).contains(&b.count())
+            && b.words.len() * b.per_word() == numbers
+            && b.scales.len() == b.count() * b.groups * BAND
+            && b.biases.len() == b.scales.len()
+            && (b.groups, b.bits) == (groups, bits)
+    };
+    let source = |place: usize| {
+        let two = source(place);
+        assert!(two.0.into_iter().all(fits));
+        two
+    };
+    // SAFETY: the lengths are as asserted; features are the caller's promise, the registers are here.
+    unsafe {
+        if x.stacked() {
+            return match bits {
+                4 => eight::run::<4>(places, &source, x, registers, room, done),
+                _ => eight::run::<8>(places, &source, x, registers, room, done),
+            };
+        }
+        let mut sums = std::mem::take(&mut room.sums);
+        sums.resize(2 * x.padded(), Outputs::default());
+        for place in places {
+            let (two, out) = (source(place), &mut sums[..]);
+            match (bits, x.count() <= FEW) {
+                (4, true) => few::run::<4>(two, x, registers, room, out),
+                (_, true) => few::run::<8>(two, x, registers, room, out),
+                (4, false) => many::run::<4>(two, x, registers, room, out),
+                (_, false) => many::run::<8>(two, x, registers, room, out),
+            }
+            done(place, &mut sums);
+        }
+        room.sums = sums;
+    }
+}
+
+/// Where rows of two tiles are: of each the two bands, or the same twice, and how far on what the next call reads is
+/// likely to be: neighbors of one matrix, or of two.
+#[derive(Clone, Copy)]
+struct Sources<'a> {
+    words: [[*const u32; 2]; 2],
+    scales: [Factors<'a>; 2],
+    biases: [Factors<'a>; 2],
+    /// From the first band's scales and biases to those of the second.
+    second: [usize; 2],
+    ahead: [usize; 2],
+}
+
+impl<'a> Sources<'a> {
+    fn of(Two([one, other]): Two<'a>) -> Self {
+        let words = |b: Bands<'a>| {
+            let at = b.words.as_ptr();
+            [at, at.wrapping_add((b.count() - 1) * b.words.len() / 2)]
+        };
+        let second = |b: Bands<'a>| (b.count() - 1) * b.groups * BAND;
+        let (lengths, ends) = (
+            (one.words.len(), other.words.len()),
+            one.words.as_ptr_range(),
+        );
+        let ahead = if ends.end == other.words.as_ptr() {
+            [lengths.0 + lengths.1; 2]
+        } else {
+            [lengths.0, lengths.1]
+        };
+        Self {
+            words: [words(one), words(other)],
+            scales: [one.scales, other.scales],
+            biases: [one.biases, other.biases],
+            second: [second(one), second(other)],
+            ahead,
+        }
+    }
+
+    features! {
+        /// The scales of a group, of both tiles' outputs.
+        ///
+        /// # Safety
+        /// The processor must have f16c and avx512f; there must be that group.
+        #[inline]
+        unsafe fn scales(&self, group: usize) -> [__m512; 2] {
+            let [one, other] = self.scales;
+            // SAFETY: the caller's promise.
+            unsafe {
+                [
+                    sixteen(one, group, self.second[0]),
+                    sixteen(other, group, self.second[1]),
+                ]
+            }
+        }
+    }
+
+    features! {
+        /// The biases of a group, of both tiles' outputs.
+        ///
+        /// # Safety
+        /// As of [`Self::scales`].
+        #[inline]
+        unsafe fn biases(&self, group: usize) -> [__m512; 2] {
+            let [one, other] = self.biases;
+            // SAFETY: the caller's promise.
+            unsafe {
+                [
+                    sixteen(one, group, self.second[0]),
+                    sixteen(other, group, self.second[1]),
+                ]
+            }
+        }
+    }
+}
+
+features! {
+    /// The scales or biases of a group of two bands, the second `second` elements after the first.
+    ///
+    /// # Safety
+    /// The processor must have f16c and avx512f; both must have that group.
+    #[inline]
+    unsafe fn sixteen(all: Factors<'_>, group: usize, second: usize) -> __m512 {
+        let (low, high) = (group * BAND, group * BAND + second);
+        // SAFETY: eight factors of a group, which the caller promises.
+        unsafe {
+            match all {
+                Factors::Half(all) => {
+                    let low = _mm_loadu_si128(all.as_ptr().add(low).cast());
+                    let high = _mm_loadu_si128(all.as_ptr().add(high).cast());
+                    let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
+                    _mm512_cvtph_ps(both)
+                }
+                Factors::Single(all) => {
+                    let low = _mm256_loadu_pd(all.as_ptr().add(low).cast());
+                    let high = _mm256_loadu_pd(all.as_ptr().add(high).cast());
+                    let both = _mm512_insertf64x4::<1>(_mm512_castpd256_pd512(low), high);
+                    _mm512_castpd_ps(both)
+                }
+            }
+        }
+    }
+}
