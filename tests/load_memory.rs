@@ -130,8 +130,9 @@ fn directory(dir: &Path, storage: Storage) {
     out.flush().unwrap();
 }
 
-/// A GGUF file: the embedding as Q8_0, matrices as Q4_1, norms as F32, as llama.cpp makes them.
-fn gguf(path: &Path) {
+/// A GGUF file: the embedding as Q8_0, matrices as Q4_1, norms as F32, as llama.cpp makes them; or all matrices as BF16.
+fn gguf(path: &Path, halves: bool) {
+    let times = if halves { 2 } else { PACKED_TIMES };
     fn text(out: &mut Vec<u8>, s: &str) {
         out.extend((s.len() as u64).to_le_bytes());
         out.extend(s.as_bytes());
@@ -152,7 +153,7 @@ fn gguf(path: &Path) {
         keys += 1;
     }
     for (name, value) in [
-        ("llama.block_count", LAYERS * PACKED_TIMES),
+        ("llama.block_count", LAYERS * times),
         ("llama.embedding_length", HIDDEN),
         ("llama.feed_forward_length", WIDE),
         ("llama.attention.head_count", 8),
@@ -182,11 +183,12 @@ fn gguf(path: &Path) {
     keys += 2;
     let mut infos = Vec::new();
     let mut at = 0u64;
-    let all = tensors(PACKED_TIMES);
+    let all = tensors(times);
     let stored = |gguf: &str, shape: &[usize]| {
         let elements: usize = shape.iter().product();
         match (gguf, shape.len()) {
-            ("token_embd", _) => (8u32, elements / 32 * 34),
+            (_, 2) if halves => (30u32, elements * 2),
+            ("token_embd", _) => (8, elements / 32 * 34),
             (_, 2) => (3, elements / 32 * 20),
             _ => (0, elements * 4),
         }
@@ -216,6 +218,7 @@ fn gguf(path: &Path) {
         for i in 0..bytes {
             let byte = match kind {
                 0 => number(i / 4).to_le_bytes()[i % 4],
+                30 => number(i / 2).to_le_bytes()[2 + i % 2],
                 // Scales first: half of 2^-10.
                 8 if i % 34 < 2 => [0x00, 0x14][i % 34],
                 3 if i % 20 < 4 => [0x00, 0x14, 0x00, 0x94][i % 20],
@@ -265,8 +268,11 @@ fn loading_takes_at_most_a_quarter_more_than_the_model() {
         models.push((format!("{storage:?}"), dir));
     }
     let dir = tempfile::tempdir().unwrap();
-    gguf(&dir.path().join("model.gguf"));
+    gguf(&dir.path().join("model.gguf"), false);
     models.push(("GGUF".to_owned(), dir));
+    let dir = tempfile::tempdir().unwrap();
+    gguf(&dir.path().join("model.gguf"), true);
+    models.push(("GGUF of Bf16".to_owned(), dir));
     let mut misses = Vec::new();
     for (what, dir) in models {
         let run = Command::new(std::env::current_exe().unwrap())
@@ -285,6 +291,12 @@ fn loading_takes_at_most_a_quarter_more_than_the_model() {
         let ratio = peak as f64 / bytes as f64;
         println!("{what}: {bytes} bytes of weights, {peak} at the peak: {ratio:.2}");
         assert!(bytes > 80 << 20, "{what}: {bytes}");
+        // Matrices of 16 bits stay so; norms do not.
+        if what.contains("Bf16") {
+            let files = fs::read_dir(dir.path()).unwrap();
+            let stored: u64 = files.map(|f| f.unwrap().metadata().unwrap().len()).sum();
+            assert!(bytes < stored + stored / 100, "{what}: {bytes} of {stored}");
+        }
         if !(0.8..=1.25).contains(&ratio) {
             misses.push(format!("{what}: {ratio:.2}"));
         }

@@ -99,6 +99,7 @@ impl Survey {
     /// As loading it, as far as that reads headers and the tokenizer.
     pub fn of(path: &Path, compute: Option<ComputeType>) -> Result<Self> {
         let gpu = metal_is_available() || cuda_is_available();
+        let halves_stay = !gpu && cpu::DenseMatrix::supports(mlx_rs_core::Dtype::Bfloat16);
         match locate(path)? {
             ModelFiles::Directory(dir) => {
                 let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
@@ -111,7 +112,6 @@ impl Survey {
                     Dtype::BF16 => ComputeType::BFloat16,
                     _ => ComputeType::Float32,
                 });
-                let halves_stay = !gpu && cpu::DenseMatrix::supports(mlx_rs_core::Dtype::Bfloat16);
                 let entries = of_safetensors(&checkpoint, &config, width(compute), halves_stay);
                 config.eos_token_ids.extend(text.tokenizer().eos_ids());
                 Ok(Self::put_together(&config, &entries, &text, compute))
@@ -132,7 +132,10 @@ impl Survey {
                 let entries: Vec<_> = gguf
                     .tensors()
                     .iter()
-                    .map(|(name, tensor)| of_gguf(&names, name, Blocks::of(tensor), width(compute)))
+                    .map(|(name, tensor)| {
+                        let width = width(compute);
+                        of_gguf(&names, name, Blocks::of(tensor), (width, halves_stay))
+                    })
                     .collect();
                 config.eos_token_ids.extend(text.tokenizer().eos_ids());
                 Ok(Self::put_together(&config, &entries, &text, compute))
@@ -329,7 +332,12 @@ impl<'a> Blocks<'a> {
     }
 }
 
-fn of_gguf(names: &GgufNames, name: &str, tensor: Blocks<'_>, width: u64) -> Entry {
+fn of_gguf(
+    names: &GgufNames,
+    name: &str,
+    tensor: Blocks<'_>,
+    (width, halves_stay): (u64, bool),
+) -> Entry {
     let parameters = tensor
         .shape
         .iter()
@@ -340,6 +348,14 @@ fn of_gguf(names: &GgufNames, name: &str, tensor: Blocks<'_>, width: u64) -> Ent
         Some(packed) => {
             let bits = u64::from(packed.bits.unsigned_abs());
             (parameters.saturating_mul(bits) / 8).saturating_add(parameters / 16 * width)
+        }
+        // As `Weights::matrix` has it; stacks of experts have three axes.
+        None if halves_stay
+            && width > 2
+            && matches!(tensor.kind, GgmlType::F16 | GgmlType::BF16)
+            && tensor.shape.len() == 2 =>
+        {
+            stored
         }
         None => parameters.saturating_mul(width),
     };
@@ -425,13 +441,14 @@ mod tests {
     #[test]
     fn gguf_blocks_are_counted_as_they_will_be_loaded() {
         let names = GgufNames::new("llama");
+        let stays = std::cell::Cell::new(true);
         let of = |kind: GgmlType, nbytes: usize, width: u64| {
             let tensor = Blocks {
                 kind,
                 shape: &[32, 256],
                 nbytes,
             };
-            let entry = of_gguf(&names, "blk.0.ffn_up.weight", tensor, width);
+            let entry = of_gguf(&names, "blk.0.ffn_up.weight", tensor, (width, stays.get()));
             assert_eq!(entry.parameters, 8192);
             entry.loaded
         };
@@ -440,6 +457,10 @@ mod tests {
         assert_eq!(of(GgmlType::Q8_0, 8704, 2), 8192 + 256 * 4);
         assert_eq!(of(GgmlType::Q6K, 6720, 4), 4 * 8192);
         assert_eq!(of(GgmlType::BF16, 16384, 2), 2 * 8192);
+        // Matrices of 16 bits stay so for the kernels, and become what is computed with elsewhere.
+        assert_eq!(of(GgmlType::F16, 16384, 4), 2 * 8192);
+        stays.set(false);
+        assert_eq!(of(GgmlType::F16, 16384, 4), 4 * 8192);
     }
 
     #[test]

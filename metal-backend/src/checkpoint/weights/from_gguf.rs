@@ -6,7 +6,7 @@ use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, cpu};
 
 use super::pieces::{Parts, Whole, all_of, one, rows_and_cols};
 use super::{Source, Weights, dimension, mlx_shape};
-use crate::checkpoint::gguf::{Gguf, GgufTensor};
+use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::checkpoint::gguf_config::GgufNames;
 use crate::checkpoint::gguf_quant::{dequantize, repack, unpermute_rows};
 use crate::checkpoint::safetensors::wrong_tensor;
@@ -87,9 +87,10 @@ impl Weights {
         stored: &str,
         tensor: &GgufTensor,
         shape: &[usize],
+        dtype: Dtype,
     ) -> Result<Array> {
         let (_, cols) = rows_and_cols(shape);
-        let parts = [Whole::rows(cols, self.dtype)];
+        let parts = [Whole::rows(cols, dtype)];
         let made = self.gguf_pieces(gguf, stored, tensor, &parts, |bytes, rows| {
             let values = dequantize(tensor.kind, bytes).ok_or_else(|| {
                 wrong_tensor(
@@ -101,7 +102,11 @@ impl Weights {
                     ),
                 )
             })?;
-            Ok(vec![self.array(&values, &mlx_shape(&[rows, cols]))?])
+            Ok(vec![self.array_of(
+                &values,
+                &mlx_shape(&[rows, cols]),
+                dtype,
+            )?])
         })?;
         one(made, shape)
     }
@@ -115,8 +120,15 @@ impl Weights {
         for_kernels: bool,
     ) -> Result<Weight> {
         let Some(bits) = repack(tensor.kind, &[]).map(|packed| packed.bits) else {
+            // By way of float32, which has all numbers of both.
+            let own = match tensor.kind {
+                GgmlType::F16 => Dtype::Float16,
+                GgmlType::BF16 => Dtype::Bfloat16,
+                _ => self.dtype,
+            };
+            let dtype = self.matrix_type(own, shape, for_kernels);
             return self
-                .gguf_dense(gguf, stored, tensor, shape)
+                .gguf_dense(gguf, stored, tensor, shape, dtype)
                 .map(Weight::Dense);
         };
         let Some((&cols, outer)) = shape.split_last() else {

@@ -56,12 +56,17 @@ impl Weights {
             FileDtype::BF16 => Dtype::Bfloat16,
             _ => self.dtype,
         };
+        let dtype = self.matrix_type(stored, shape, for_kernels);
+        self.dense_of(checkpoint, name, info, shape, dtype)
+    }
+
+    /// The type that a dense tensor of `stored` numbers gets.
+    pub(super) fn matrix_type(&self, stored: Dtype, shape: &[usize], for_kernels: bool) -> Dtype {
         let stays = for_kernels
             && shape.len() == 2
             && self.dtype == Dtype::Float32
             && cpu::DenseMatrix::supports(stored);
-        let dtype = if stays { stored } else { self.dtype };
-        self.dense_of(checkpoint, name, info, shape, dtype)
+        if stays { stored } else { self.dtype }
     }
 
     /// A tensor as an array of `dtype`.
@@ -121,7 +126,7 @@ impl Weights {
 
     /// Values as an array of `dtype`. Converted at once, so that the file's copy does not stay in memory behind a lazy
     /// conversion.
-    fn array_of<T: Element + Pod>(
+    pub(super) fn array_of<T: Element + Pod>(
         &self,
         values: &[T],
         shape: &[i32],

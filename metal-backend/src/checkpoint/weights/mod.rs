@@ -243,7 +243,7 @@ impl Weights {
             }
             Source::Gguf(g, names) => {
                 let (stored, tensor) = self.gguf_tensor(g, names, name, &shape)?;
-                self.gguf_dense(g, &stored, tensor, &shape)?
+                self.gguf_dense(g, &stored, tensor, &shape, self.dtype)?
             }
         };
         self.account(name, &[&array], elements(&shape));
