@@ -20,6 +20,7 @@ use std::arch::x86_64::{
     __cpuid_count, __m512, _mm_loadu_si128, _mm256_castsi128_si256, _mm256_inserti128_si256,
     _mm256_loadu_pd, _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_cvtph_ps, _mm512_insertf64x4,
 };
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -109,7 +110,10 @@ pub(super) struct Scratch {
 }
 
 /// Tile registers, set up for this thread: the first ones for sums and inputs, the others for the matrix.
-pub(super) struct Registers(());
+pub(super) struct Registers {
+    /// They are this thread's.
+    own: PhantomData<*const ()>,
+}
 
 impl Registers {
     /// For tiles of these inputs' height.
@@ -146,7 +150,7 @@ impl Registers {
         }
         // SAFETY: it reads 64 bytes; that the registers are there is the caller's promise.
         unsafe { asm!("ldtilecfg [{}]", in(reg) setting.0.as_ptr(), options(nostack)) };
-        Self(())
+        Self { own: PhantomData }
     }
 }
 
