@@ -181,11 +181,6 @@ impl Checkpoint {
 
 /// Rewrites a fixture, and expects the very same logits from the result.
 fn same_after(name: &str, rewrite: impl FnOnce(&mut Checkpoint)) {
-    close_after(name, 1e-5, rewrite);
-}
-
-/// Rewrites a fixture, and expects logits as close.
-fn close_after(name: &str, allowed: f32, rewrite: impl FnOnce(&mut Checkpoint)) {
     let source = fixture("tiny").join(name);
     let mut checkpoint = Checkpoint::read(&source);
     rewrite(&mut checkpoint);
@@ -199,7 +194,7 @@ fn close_after(name: &str, allowed: f32, rewrite: impl FnOnce(&mut Checkpoint)) 
     };
     let ((expected, expected_type), (got, got_type)) = (logits(&source), logits(dir.path()));
     let difference = max_difference(&expected, &got);
-    assert!(difference < allowed, "{name}: {difference}");
+    assert!(difference < 1e-5, "{name}: {difference}");
     assert_eq!(expected_type, got_type);
 }
 
@@ -253,12 +248,10 @@ fn qwen3_moe_with_stacked_and_with_fused_experts() {
 
 #[test]
 fn gpt2_as_mlx_stores_it_and_with_another_prefix() {
-    // Matrices that need not be turned stay bfloat16, for which a processor may have other kernels.
-    close_after("gpt2", 1e-3, |c| {
+    same_after("gpt2", |c| {
         c.rename(|name| name.strip_prefix("transformer.").unwrap_or(name).to_owned());
     });
-    // Matrices that need not be turned stay bfloat16, for which a processor may have other kernels.
-    close_after("gpt2", 1e-3, |c| {
+    same_after("gpt2", |c| {
         for tensor in c
             .tensors
             .iter_mut()

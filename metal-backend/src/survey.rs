@@ -264,13 +264,12 @@ fn of_safetensors(
                 info.dtype,
                 Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16
             );
-            // As `Weights::matrix` has it: experts are stacked, and GPT-2's matrices turned, as what is computed with.
+            // As `Weights::matrix` has it: experts are stacked as what is computed with.
             let stays = width > 2
                 && matches!(info.dtype, Dtype::F16 | Dtype::BF16)
                 && info.shape.len() == 2
                 && part == "weight"
                 && part_of(name) != "experts"
-                && (config.model_type.as_deref() != Some("gpt2") || name.contains("wte"))
                 && halves_stay;
             let as_float = if stays {
                 stored

@@ -123,13 +123,7 @@ fn matrix(
     if !layout.transposed {
         return b.weights.matrix(prefix, outputs, inputs);
     }
-    let stored = b
-        .weights
-        .tensor(&format!("{prefix}.weight"), &[inputs, outputs])?;
-    stored
-        .swap_axes(0, 1)
-        .map(Weight::Dense)
-        .map_err(engine("weights"))
+    b.weights.turned_matrix(prefix, outputs, inputs)
 }
 
 fn linear(

@@ -235,11 +235,27 @@ impl Weights {
     /// # Errors
     /// `InvalidModel` when it is missing or of another shape or kind.
     pub fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
+        self.dense_tensor(name, shape, false)
+    }
+
+    /// A dense matrix `[outputs, inputs]` that is stored as `[inputs, outputs]`.
+    ///
+    /// # Errors
+    /// As [`Self::tensor`].
+    pub fn turned_matrix(&mut self, prefix: &str, outputs: i32, inputs: i32) -> Result<Weight> {
+        let stored = format!("{prefix}.weight");
+        self.dense_tensor(&stored, &[inputs, outputs], self.on_cpu)?
+            .swap_axes(0, 1)
+            .map(Weight::Dense)
+            .map_err(engine("weights"))
+    }
+
+    fn dense_tensor(&mut self, name: &str, shape: &[i32], for_kernels: bool) -> Result<Array> {
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
         let array = match &self.source {
             Source::Safetensors(c, names) => {
                 let (stored, info) = self.stored_tensor(c, names, name, &shape)?;
-                self.dense(c, stored, info, &shape)?
+                self.dense_matrix(c, stored, info, &shape, for_kernels)?
             }
             Source::Gguf(g, names) => {
                 let (stored, tensor) = self.gguf_tensor(g, names, name, &shape)?;

@@ -8,7 +8,7 @@ use std::arch::x86_64::{
 };
 
 use super::super::kernel::place;
-use super::{DEEP, FEW, Line, SIDE, features};
+use super::{DEEP, FEW, Line, SIDE};
 
 /// Rows of inputs in tiles. These are of one height, as even as can be, and stand in pairs: greater parts, and what they
 /// lack; of at most eight rows both are in one tile. Few stand `[blocks of inputs, tiles]`, many `[tiles, blocks of inputs]`.
@@ -194,54 +194,52 @@ fn order(bits: u32) -> [u16; DEEP] {
     order
 }
 
-features! {
-    /// The bits of the nearest bfloat16 in the upper halves, with others below; their value; and what it lacks. Of what is no
-    /// number only the upper half says so: it must not have come from memory as it is.
-    #[inline]
-    pub(super) fn nearest(v: __m512) -> (__m512i, __m512, __m512) {
-        let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(v, v);
-        let bits = _mm512_castps_si512(v);
-        let bits = _mm512_mask_add_epi32(bits, number, bits, _mm512_set1_epi32(0x8000));
-        let upper = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
-        let near = _mm512_castsi512_ps(_mm512_and_si512(bits, upper));
-        (bits, near, _mm512_sub_ps(v, near))
-    }
+/// The bits of the nearest bfloat16 in the upper halves, with others below; their value; and what it lacks. Of what is no
+/// number only the upper half says so: it must not have come from memory as it is.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+#[inline]
+pub(super) fn nearest(v: __m512) -> (__m512i, __m512, __m512) {
+    let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(v, v);
+    let bits = _mm512_castps_si512(v);
+    let bits = _mm512_mask_add_epi32(bits, number, bits, _mm512_set1_epi32(0x8000));
+    let upper = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+    let near = _mm512_castsi512_ps(_mm512_and_si512(bits, upper));
+    (bits, near, _mm512_sub_ps(v, near))
 }
 
-features! {
-    /// A block of inputs as a pair; returns the sum of what it stands for.
-    ///
-    /// # Safety
-    /// The processor must have avx512f and avx512bw; there must be `DEEP` elements, and weights, and room.
-    #[inline]
-    pub(super) unsafe fn split(
-        x: *const f32,
-        (factor, weight): (f32, Option<*const f32>),
-        order: &[u16; DEEP],
-        (high, low): (*mut Line, *mut Line),
-    ) -> f32 {
-        let mut sum = _mm512_setzero_ps();
-        let (mut highs, mut lows) = ([_mm512_set1_epi32(0); 2], [_mm512_set1_epi32(0); 2]);
-        // SAFETY: the elements and places are the caller's promise.
-        unsafe {
-            for i in 0..2 {
-                let mut v = _mm512_mul_ps(_mm512_loadu_ps(x.add(16 * i)), _mm512_set1_ps(factor));
-                if let Some(weight) = weight {
-                    v = _mm512_mul_ps(v, _mm512_loadu_ps(weight.add(16 * i)));
-                }
-                let (bits, near, rest) = nearest(v);
-                let (rest_bits, rest, _) = nearest(rest);
-                (highs[i], lows[i]) = (bits, rest_bits);
-                sum = _mm512_add_ps(sum, _mm512_add_ps(near, rest));
+/// A block of inputs as a pair; returns the sum of what it stands for.
+///
+/// # Safety
+/// The processor must have avx512f and avx512bw; there must be `DEEP` elements, and weights, and room.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+#[inline]
+pub(super) unsafe fn split(
+    x: *const f32,
+    (factor, weight): (f32, Option<*const f32>),
+    order: &[u16; DEEP],
+    (high, low): (*mut Line, *mut Line),
+) -> f32 {
+    let mut sum = _mm512_setzero_ps();
+    let (mut highs, mut lows) = ([_mm512_set1_epi32(0); 2], [_mm512_set1_epi32(0); 2]);
+    // SAFETY: the elements and places are the caller's promise.
+    unsafe {
+        for i in 0..2 {
+            let mut v = _mm512_mul_ps(_mm512_loadu_ps(x.add(16 * i)), _mm512_set1_ps(factor));
+            if let Some(weight) = weight {
+                v = _mm512_mul_ps(v, _mm512_loadu_ps(weight.add(16 * i)));
             }
-            let order = _mm512_loadu_si512(order.as_ptr().cast());
-            for (halves, to) in [(highs, high), (lows, low)] {
-                let both = _mm512_permutex2var_epi16(halves[0], order, halves[1]);
-                _mm512_storeu_si512(to.cast(), both);
-            }
+            let (bits, near, rest) = nearest(v);
+            let (rest_bits, rest, _) = nearest(rest);
+            (highs[i], lows[i]) = (bits, rest_bits);
+            sum = _mm512_add_ps(sum, _mm512_add_ps(near, rest));
         }
-        _mm512_reduce_add_ps(sum)
+        let order = _mm512_loadu_si512(order.as_ptr().cast());
+        for (halves, to) in [(highs, high), (lows, low)] {
+            let both = _mm512_permutex2var_epi16(halves[0], order, halves[1]);
+            _mm512_storeu_si512(to.cast(), both);
+        }
     }
+    _mm512_reduce_add_ps(sum)
 }
 
 #[cfg(test)]

@@ -12,108 +12,102 @@ use std::arch::x86_64::{
 
 use super::super::bands::BAND;
 use super::inputs::nearest;
-use super::{DEEP, LINE, Line, Outputs, Registers, SIDE, Scratch, Sources, Squares, Two, features};
+use super::{DEEP, LINE, Line, Outputs, Registers, SIDE, Scratch, Sources, Squares, Two};
 
 /// Blocks of inputs that are unpacked at a time: their tiles stay in the first cache while those of the inputs pass.
 const AT_ONCE: usize = 6;
 
-features! {
-    /// See [`super::products`].
-    ///
-    /// # Safety
-    /// As of [`super::products`], with what it asserts.
-    pub(super) unsafe fn run<const BITS: u32>(
-        two: Two<'_>,
-        x: &Squares,
-        _: &Registers,
-        Scratch { matrix, .. }: &mut Scratch,
-        out: &mut [Outputs],
-    ) {
-        let from = Sources::of(two);
-        let (groups, _) = x.packing();
-        let (tall, plane) = (x.tall(), x.padded());
-        let deep = x.blocks() / groups;
-        matrix.resize(AT_ONCE * 4 * SIDE, Line([0; DEEP]));
-        for first in (0..x.blocks()).step_by(AT_ONCE) {
-            let count = AT_ONCE.min(x.blocks() - first);
-            // SAFETY: blocks that there are, room for as many, and the rows of a tile in both planes.
-            unsafe {
-                for i in 0..count {
-                    let to = matrix.as_mut_ptr().add(i * 4 * SIDE);
-                    unpack::<BITS>(&from, first + i, (first + i) / deep, to);
-                }
-                for tile in 0..x.count() {
-                    let inputs = x.tile(tile, first).as_ptr();
-                    let to = out.as_mut_ptr().add(tile * tall);
-                    multiply(inputs, matrix.as_ptr(), count, (to, plane), first > 0);
-                }
+/// See [`super::products`].
+///
+/// # Safety
+/// As of [`super::products`], with what it asserts.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+pub(super) unsafe fn run<const BITS: u32>(
+    two: Two<'_>,
+    x: &Squares,
+    _: &Registers,
+    Scratch { matrix, .. }: &mut Scratch,
+    out: &mut [Outputs],
+) {
+    let from = Sources::of(two);
+    let (groups, _) = x.packing();
+    let (tall, plane) = (x.tall(), x.padded());
+    let deep = x.blocks() / groups;
+    matrix.resize(AT_ONCE * 4 * SIDE, Line([0; DEEP]));
+    for first in (0..x.blocks()).step_by(AT_ONCE) {
+        let count = AT_ONCE.min(x.blocks() - first);
+        // SAFETY: blocks that there are, room for as many, and the rows of a tile in both planes.
+        unsafe {
+            for i in 0..count {
+                let to = matrix.as_mut_ptr().add(i * 4 * SIDE);
+                unpack::<BITS>(&from, first + i, (first + i) / deep, to);
+            }
+            for tile in 0..x.count() {
+                let inputs = x.tile(tile, first).as_ptr();
+                let to = out.as_mut_ptr().add(tile * tall);
+                multiply(inputs, matrix.as_ptr(), count, (to, plane), first > 0);
             }
         }
     }
 }
 
-features! {
-    /// Elements of neighboring inputs, the even one and the odd one, as a line of a tile of greater parts, and one of what
-    /// they lack.
-    #[inline]
-    pub(super) fn parts(even: __m512, odd: __m512) -> [__m512i; 2] {
-        let ((a, _, a_rest), (b, _, b_rest)) = (nearest(even), nearest(odd));
-        let rest = together(_mm512_castps_si512(a_rest), _mm512_castps_si512(b_rest));
-        [together(a, b), rest]
-    }
+/// Elements of neighboring inputs, the even one and the odd one, as a line of a tile of greater parts, and one of what
+/// they lack.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+#[inline]
+pub(super) fn parts(even: __m512, odd: __m512) -> [__m512i; 2] {
+    let ((a, _, a_rest), (b, _, b_rest)) = (nearest(even), nearest(odd));
+    let rest = together(_mm512_castps_si512(a_rest), _mm512_castps_si512(b_rest));
+    [together(a, b), rest]
 }
 
-features! {
-    /// The upper halves of both, one beside the other.
-    #[inline]
-    fn together(even: __m512i, odd: __m512i) -> __m512i {
-        _mm512_mask_blend_epi16(0xaaaa_aaaa, _mm512_srli_epi32::<16>(even), odd)
-    }
+/// The upper halves of both, one beside the other.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+#[inline]
+fn together(even: __m512i, odd: __m512i) -> __m512i {
+    _mm512_mask_blend_epi16(0xaaaa_aaaa, _mm512_srli_epi32::<16>(even), odd)
 }
 
-features! {
-    /// A block of inputs' elements of both tiles' outputs: two tiles of greater parts, and two of what they lack, a line for
-    /// each pair of inputs.
-    ///
-    /// # Safety
-    /// The processor must have avx512f, avx512bw and f16c; there must be that block, of that group, and room.
-    #[inline]
-    unsafe fn unpack<const BITS: u32>(
-        from: &Sources<'_>,
-        block: usize,
-        group: usize,
-        to: *mut Line,
-    ) {
-        let words = BITS as usize;
-        // Pairs of inputs of a word.
-        let per = SIDE / words;
-        let mask = _mm512_set1_epi32((1 << BITS) - 1);
-        // SAFETY: the words and places are the caller's promise; what is fetched ahead need not be there.
-        unsafe {
-            let (scales, biases) = (from.scales(group), from.biases(group));
-            for tile in 0..2 {
-                let (own, ahead) = (from.words[tile], from.ahead[tile]);
-                for w in 0..words {
-                    let at = (block * words + w) * BAND;
-                    let (low, high) = (own[0].add(at), own[1].add(at));
-                    if w % 2 == 0 {
-                        _mm_prefetch::<_MM_HINT_T1>(low.wrapping_add(ahead).cast());
-                        _mm_prefetch::<_MM_HINT_T1>(high.wrapping_add(ahead).cast());
-                    }
-                    let (low, high) = (_mm256_loadu_si256(low.cast()), _mm256_loadu_si256(high.cast()));
-                    let q = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
-                    let upper = _mm512_srli_epi32::<16>(q);
-                    for i in 0..per {
-                        let shift = _mm_cvtsi32_si128((i * words) as i32);
-                        let element = |q: __m512i| {
-                            let q = _mm512_and_si512(_mm512_srl_epi32(q, shift), mask);
-                            _mm512_fmadd_ps(_mm512_cvtepi32_ps(q), scales[tile], biases[tile])
-                        };
-                        let [near, rest] = parts(element(q), element(upper));
-                        let to = to.add(tile * SIDE + w * per + i);
-                        _mm512_storeu_si512(to.cast(), near);
-                        _mm512_storeu_si512(to.add(2 * SIDE).cast(), rest);
-                    }
+/// A block of inputs' elements of both tiles' outputs: two tiles of greater parts, and two of what they lack, a line for
+/// each pair of inputs.
+///
+/// # Safety
+/// The processor must have avx512f, avx512bw and f16c; there must be that block, of that group, and room.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+#[inline]
+unsafe fn unpack<const BITS: u32>(from: &Sources<'_>, block: usize, group: usize, to: *mut Line) {
+    let words = BITS as usize;
+    // Pairs of inputs of a word.
+    let per = SIDE / words;
+    let mask = _mm512_set1_epi32((1 << BITS) - 1);
+    // SAFETY: the words and places are the caller's promise; what is fetched ahead need not be there.
+    unsafe {
+        let [scales, biases] = from.group(group);
+        for tile in 0..2 {
+            let (own, ahead) = (from.words[tile], from.ahead[tile]);
+            for w in 0..words {
+                let at = (block * words + w) * BAND;
+                let (low, high) = (own[0].add(at), own[1].add(at));
+                if w % 2 == 0 {
+                    _mm_prefetch::<_MM_HINT_T1>(low.wrapping_add(ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(high.wrapping_add(ahead).cast());
+                }
+                let (low, high) = (
+                    _mm256_loadu_si256(low.cast()),
+                    _mm256_loadu_si256(high.cast()),
+                );
+                let q = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+                let upper = _mm512_srli_epi32::<16>(q);
+                for i in 0..per {
+                    let shift = _mm_cvtsi32_si128((i * words) as i32);
+                    let element = |q: __m512i| {
+                        let q = _mm512_and_si512(_mm512_srl_epi32(q, shift), mask);
+                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(q), scales[tile], biases[tile])
+                    };
+                    let [near, rest] = parts(element(q), element(upper));
+                    let to = to.add(tile * SIDE + w * per + i);
+                    _mm512_storeu_si512(to.cast(), near);
+                    _mm512_storeu_si512(to.add(2 * SIDE).cast(), rest);
                 }
             }
         }

@@ -1,8 +1,9 @@
-//! Products with quantized matrices for x86-64 with AMX: tile registers that multiply sixteen rows of inputs with sixteen
+//! Products for x86-64 with AMX: tile registers that multiply sixteen rows of inputs with sixteen
 //! rows of a matrix, pairs of bfloat16 at a time, and sum in float32. Inputs are the sum of two bfloat16, which is sixteen
-//! bits of theirs (`inputs.rs`). With a few tiles of inputs, packed numbers are multiplied (`numbers.rs`), which are exact in bfloat16, and
-//! scales meet the sums of a group (`eight.rs`, `few.rs`); with more, elements of the matrix become the sum of two as well (`many.rs`).
-//! What goes in and comes out is in `squares.rs`.
+//! bits of theirs (`inputs.rs`); what is too small to be a normal number counts as zero. Of quantized matrices, packed numbers are multiplied with
+//! a few tiles of inputs (`numbers.rs`), which are exact in bfloat16, and scales meet the sums of a group (`eight.rs`, `few.rs`); with more,
+//! elements of the matrix become the sum of two as well (`many.rs`). Matrices of bfloat16 are multiplied as they are (`brain.rs`).
+//! What goes in and comes out is in `squares.rs` and `bricks.rs`.
 //!
 //! The instructions are written as assembly, since the standard library does not have them yet. The compiler itself never
 //! uses tile registers, so that they keep what they hold from one piece of assembly to the next.
@@ -19,6 +20,7 @@ use std::arch::asm;
 use std::arch::x86_64::{
     __cpuid_count, __m512, _mm_loadu_si128, _mm256_castsi128_si256, _mm256_inserti128_si256,
     _mm256_loadu_pd, _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_cvtph_ps, _mm512_insertf64x4,
+    _mm512_setzero_ps,
 };
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -37,15 +39,6 @@ const DEEP: usize = 32;
 
 /// Tiles of inputs up to which packed numbers are multiplied: more share what it takes to make elements of them.
 const FEW: usize = 4;
-
-/// What the compiler may use here; tiles are assembly.
-macro_rules! features {
-    ($($item:tt)*) => {
-        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
-        $($item)*
-    };
-}
-use features;
 
 /// Whether the processor has tiles of bfloat16, and the kernel lets this process use them. To be asked where it has AVX-512.
 pub(super) fn available() -> bool {
@@ -215,6 +208,9 @@ pub(super) unsafe fn products<'a>(
     }
 }
 
+/// The scales of a group of both tiles' outputs, and their biases.
+type Group = [[__m512; 2]; 2];
+
 /// Where rows of two tiles are: of each the two bands, or the same twice, and how far on what the next call reads is
 /// likely to be: neighbors of one matrix, or of two.
 #[derive(Clone, Copy)]
@@ -252,66 +248,46 @@ impl<'a> Sources<'a> {
         }
     }
 
-    features! {
-        /// The scales of a group, of both tiles' outputs.
-        ///
-        /// # Safety
-        /// The processor must have f16c and avx512f; there must be that group.
-        #[inline]
-        unsafe fn scales(&self, group: usize) -> [__m512; 2] {
-            let [one, other] = self.scales;
-            // SAFETY: the caller's promise.
-            unsafe {
-                [
-                    sixteen(one, group, self.second[0]),
-                    sixteen(other, group, self.second[1]),
-                ]
+    /// The scales of a group of both tiles' outputs, and their biases.
+    ///
+    /// # Safety
+    /// The processor must have f16c and avx512f; there must be that group.
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+    #[inline]
+    unsafe fn group(&self, group: usize) -> Group {
+        let mut all: Group = [[_mm512_setzero_ps(); 2]; 2];
+        for (to, from) in all.iter_mut().zip([self.scales, self.biases]) {
+            for i in 0..2 {
+                // SAFETY: the caller's promise.
+                to[i] = unsafe { sixteen(from[i], group, self.second[i]) };
             }
         }
-    }
-
-    features! {
-        /// The biases of a group, of both tiles' outputs.
-        ///
-        /// # Safety
-        /// As of [`Self::scales`].
-        #[inline]
-        unsafe fn biases(&self, group: usize) -> [__m512; 2] {
-            let [one, other] = self.biases;
-            // SAFETY: the caller's promise.
-            unsafe {
-                [
-                    sixteen(one, group, self.second[0]),
-                    sixteen(other, group, self.second[1]),
-                ]
-            }
-        }
+        all
     }
 }
 
-features! {
-    /// The scales or biases of a group of two bands, the second `second` elements after the first.
-    ///
-    /// # Safety
-    /// The processor must have f16c and avx512f; both must have that group.
-    #[inline]
-    unsafe fn sixteen(all: Factors<'_>, group: usize, second: usize) -> __m512 {
-        let (low, high) = (group * BAND, group * BAND + second);
-        // SAFETY: eight factors of a group, which the caller promises.
-        unsafe {
-            match all {
-                Factors::Half(all) => {
-                    let low = _mm_loadu_si128(all.as_ptr().add(low).cast());
-                    let high = _mm_loadu_si128(all.as_ptr().add(high).cast());
-                    let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
-                    _mm512_cvtph_ps(both)
-                }
-                Factors::Single(all) => {
-                    let low = _mm256_loadu_pd(all.as_ptr().add(low).cast());
-                    let high = _mm256_loadu_pd(all.as_ptr().add(high).cast());
-                    let both = _mm512_insertf64x4::<1>(_mm512_castpd256_pd512(low), high);
-                    _mm512_castpd_ps(both)
-                }
+/// The scales or biases of a group of two bands, the second `second` elements after the first.
+///
+/// # Safety
+/// The processor must have f16c and avx512f; both must have that group.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+#[inline]
+unsafe fn sixteen(all: Factors<'_>, group: usize, second: usize) -> __m512 {
+    let (low, high) = (group * BAND, group * BAND + second);
+    // SAFETY: eight factors of a group, which the caller promises.
+    unsafe {
+        match all {
+            Factors::Half(all) => {
+                let low = _mm_loadu_si128(all.as_ptr().add(low).cast());
+                let high = _mm_loadu_si128(all.as_ptr().add(high).cast());
+                let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
+                _mm512_cvtph_ps(both)
+            }
+            Factors::Single(all) => {
+                let low = _mm256_loadu_pd(all.as_ptr().add(low).cast());
+                let high = _mm256_loadu_pd(all.as_ptr().add(high).cast());
+                let both = _mm512_insertf64x4::<1>(_mm512_castpd256_pd512(low), high);
+                _mm512_castpd_ps(both)
             }
         }
     }
