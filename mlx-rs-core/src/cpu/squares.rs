@@ -2,8 +2,9 @@
 //! tiles once, then two tiles of outputs at a time, neighbors or a gate's two, go through all of them.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::amx::{self, Outputs, Registers, SIDE, Squares, Two};
+use super::amx::{self, Filling, Outputs, Registers, SIDE, Squares, Two};
 use super::bands::BAND;
 use super::kernel::Isa;
 use super::many::{Many, gate_all};
@@ -16,9 +17,15 @@ const ROWS: usize = 256;
 /// Rows of inputs from which this pays.
 const SOME: usize = 2;
 
+/// Rows up to which each thread makes its own tiles of them: to make them takes less than to wait for those that another one
+/// makes, and to fetch them.
+const ALONE: usize = 16;
+
 thread_local! {
     /// The inputs, for each packing that matrices have.
     static SQUARES: RefCell<Vec<Squares>> = RefCell::default();
+    /// The thread's own, and the number of the product that they are for.
+    static OWN: RefCell<(u64, Vec<Squares>)> = RefCell::default();
     static SCRATCH: RefCell<amx::Scratch> = RefCell::default();
 }
 
@@ -52,6 +59,9 @@ impl Many<'_> {
     /// All products, to be asked for where they fit.
     pub(super) fn run_in_squares(&self, packings: &[(u32, usize)], out: &Output) {
         let places = self.places();
+        if self.product.rows <= ALONE {
+            return self.run_alone(packings, out);
+        }
         SQUARES.with_borrow_mut(|squares| {
             squares.resize_with(packings.len().max(squares.len()), Squares::default);
             for first in (0..self.product.rows).step_by(ROWS) {
@@ -62,29 +72,60 @@ impl Many<'_> {
                 let squares = &*squares;
                 let work = (rows.1 - rows.0) * self.product.n * self.product.k;
                 share(places, work, &|from, to| {
-                    SCRATCH.with_borrow_mut(|scratch| {
-                        // SAFETY: `Isa::Amx` is made by `detect` only, where they are available.
-                        let registers = unsafe { Registers::new(&squares[0]) };
-                        let mut from = from;
-                        while from < to {
-                            let (part, end) = self.part(from);
-                            let places = from..to.min(end);
-                            let x = &squares[self.form_of(part).unwrap_or(0)];
-                            // SAFETY: the same has AVX-512.
-                            unsafe {
-                                amx::products(
-                                    places,
-                                    &|i| self.source(self.place(i)),
-                                    x,
-                                    &registers,
-                                    scratch,
-                                    &mut |i, sums| self.finish(self.place(i), rows, sums, out),
-                                );
-                            }
-                            from = to.min(end);
-                        }
-                    });
+                    self.multiply_squares(squares, (from, to), rows, out);
                 });
+            }
+        });
+    }
+
+    /// The same for few rows: each thread makes its own tiles of them.
+    fn run_alone(&self, packings: &[(u32, usize)], out: &Output) {
+        static PRODUCTS: AtomicU64 = AtomicU64::new(1);
+        let number = PRODUCTS.fetch_add(1, Ordering::Relaxed);
+        let rows = (0, self.product.rows);
+        let work = self.product.rows * self.product.n * self.product.k;
+        share(self.places(), work, &|from, to| {
+            OWN.with_borrow_mut(|(of, squares)| {
+                if *of != number {
+                    squares.resize_with(packings.len().max(squares.len()), Squares::default);
+                    for (squares, packing) in squares.iter_mut().zip(packings) {
+                        squares.resize(self.product.rows, self.product.k, *packing);
+                        let padded = squares.padded();
+                        self.fill_rows(rows, (0, padded), &squares.filling());
+                    }
+                    *of = number;
+                }
+                self.multiply_squares(squares, (from, to), rows, out);
+            });
+        });
+    }
+
+    /// Products of the rows that are in tiles with outputs of the places `from..to`.
+    fn multiply_squares(
+        &self,
+        squares: &[Squares],
+        (mut from, to): (usize, usize),
+        rows: (usize, usize),
+        out: &Output,
+    ) {
+        SCRATCH.with_borrow_mut(|scratch| {
+            // SAFETY: `Isa::Amx` is made by `detect` only, where they are available.
+            let registers = unsafe { Registers::new() };
+            while from < to {
+                let (part, end) = self.part(from);
+                let x = &squares[self.form_of(part).unwrap_or(0)];
+                // SAFETY: the same has AVX-512.
+                unsafe {
+                    amx::products(
+                        from..to.min(end),
+                        &|i| self.source(self.place(i)),
+                        x,
+                        &registers,
+                        scratch,
+                        &mut |i, sums| self.finish(self.place(i), rows, sums, out),
+                    );
+                }
+                from = to.min(end);
             }
         });
     }
@@ -125,14 +166,25 @@ impl Many<'_> {
         let padded = squares.padded();
         let filling = squares.filling();
         share(padded, padded * k * 4, &|from, to| {
-            for row in from..to {
-                let x = (first + row < last).then(|| &self.x[(first + row) * k..][..k]);
-                let factor = x.map_or(1.0, |x| self.factor(self.product.isa, x));
-                let weight = self.norm.map(|(weight, _)| weight);
-                // SAFETY: each row is written by one part alone; `Isa::Amx` is made by `detect` only, where the processor has AVX-512.
-                unsafe { filling.row(row, x, (factor, weight)) };
-            }
+            self.fill_rows((first, last), (from, to), &filling);
         });
+    }
+
+    /// Puts the rows `from..to` of these into tiles; each is to be one thread's alone.
+    fn fill_rows(
+        &self,
+        (first, last): (usize, usize),
+        (from, to): (usize, usize),
+        filling: &Filling<'_>,
+    ) {
+        let k = self.product.k;
+        for row in from..to {
+            let x = (first + row < last).then(|| &self.x[(first + row) * k..][..k]);
+            let factor = x.map_or(1.0, |x| self.factor(self.product.isa, x));
+            let weight = self.norm.map(|(weight, _)| weight);
+            // SAFETY: each row is written by one part alone; `Isa::Amx` is made by `detect` only, where the processor has AVX-512.
+            unsafe { filling.row(row, x, (factor, weight)) };
+        }
     }
 
     /// The part of a place, the first of a gate, and the first place of the next one.

@@ -8,10 +8,13 @@ use std::arch::x86_64::{
 };
 
 use super::super::kernel::place;
-use super::{DEEP, FEW, Line, SIDE};
+use super::{DEEP, FEW, Line, SIDE, steps, tall};
 
-/// Rows of inputs in tiles. These are of one height, as even as can be, and stand in pairs: greater parts, and what they
-/// lack; of at most eight rows both are in one tile. Few stand `[blocks of inputs, tiles]`, many `[tiles, blocks of inputs]`.
+/// Sums before the first: what is added before there is anything.
+const LEAD: usize = tall::LATER * SIDE;
+
+/// Rows of inputs in tiles of sixteen rows. These stand in pairs: greater parts, and what they lack; of at most eight rows both
+/// are in one tile. Few stand `[blocks of inputs, tiles]`, many `[tiles, blocks of inputs]`.
 #[derive(Default)]
 pub(in super::super) struct Squares {
     rows: usize,
@@ -21,7 +24,7 @@ pub(in super::super) struct Squares {
     tall: usize,
     count: usize,
     tiles: Vec<Line>,
-    /// The sums of groups, `[groups, padded rows]`: of what the pairs stand for, so that a rounding counts times the weight,
+    /// Room that is read and not looked at, and the sums of groups, `[groups, padded rows]`: of what the pairs stand for, so that a rounding counts times the weight,
     /// not times the packed number alone.
     sums: Vec<f32>,
 }
@@ -32,25 +35,17 @@ impl Squares {
         assert!(rows > 0 && k > 0 && k.is_multiple_of(group));
         assert!(matches!(bits, 4 | 8) && group.is_multiple_of(DEEP));
         (self.rows, self.k, self.bits, self.group) = (rows, k, bits, group);
-        self.tall = rows.div_ceil(rows.div_ceil(SIDE));
+        let stacked = 2 * rows <= SIDE && k / group >= steps::LATER;
+        self.tall = if stacked { SIDE / 2 } else { SIDE };
         self.count = rows.div_ceil(self.tall);
         let lines = self.pair() * self.count();
         self.tiles.resize(lines * self.blocks(), Line([0; DEEP]));
-        self.sums.resize(k / group * self.padded(), 0.0);
+        self.sums.resize(LEAD + k / group * self.padded(), 0.0);
     }
 
     /// Whether both parts of the inputs stand in one tile, one after the other.
     pub(super) fn stacked(&self) -> bool {
-        2 * self.rows <= SIDE
-    }
-
-    /// Lines of a tile.
-    pub(super) fn lines(&self) -> usize {
-        if self.stacked() {
-            2 * self.rows
-        } else {
-            self.tall
-        }
+        self.tall < SIDE
     }
 
     /// Lines that the two parts take.
@@ -106,7 +101,7 @@ impl Squares {
 
     /// The sums of a group of a tile's rows.
     pub(super) fn sums(&self, tile: usize, group: usize) -> &[f32] {
-        &self.sums[group * self.padded() + tile * self.tall..][..self.tall]
+        &self.sums[LEAD + group * self.padded() + tile * self.tall..][..self.tall]
     }
 
     /// Where rows are written; each by one thread.
@@ -174,7 +169,7 @@ impl Filling<'_> {
                 }
             }
             // SAFETY: one of the row's sums; see above.
-            unsafe { *self.sums.add(g * self.to.padded() + row) = sum };
+            unsafe { *self.sums.add(LEAD + g * self.to.padded() + row) = sum };
         }
     }
 }

@@ -1,19 +1,24 @@
 //! Products for x86-64 with AMX: tile registers that multiply sixteen rows of inputs with sixteen
 //! rows of a matrix, pairs of bfloat16 at a time, and sum in float32. Inputs are the sum of two bfloat16, which is sixteen
 //! bits of theirs (`inputs.rs`); what is too small to be a normal number counts as zero. Of quantized matrices, packed numbers are multiplied with
-//! a few tiles of inputs (`numbers.rs`), which are exact in bfloat16, and scales meet the sums of a group (`eight.rs`, `few.rs`); with more,
-//! elements of the matrix become the sum of two as well (`many.rs`). Matrices of bfloat16 are multiplied as they are (`brain.rs`).
+//! a few tiles of inputs (`numbers.rs`), which are exact in bfloat16, and scales meet the sums of a group (`eight.rs`
+//! with `steps.rs`, and `few.rs`); with more, elements of the matrix become the sum of two as well (`many.rs`). Matrices of bfloat16 are multiplied as they are (`brain.rs`).
 //! What goes in and comes out is in `squares.rs` and `bricks.rs`.
 //!
 //! The instructions are written as assembly, since the standard library does not have them yet. The compiler itself never
 //! uses tile registers, so that they keep what they hold from one piece of assembly to the next.
 
+#[macro_use]
+mod assembly;
 mod brain;
 mod eight;
+mod factors;
 mod few;
 mod inputs;
 mod many;
 mod numbers;
+mod steps;
+mod tall;
 mod tiles;
 
 use std::arch::asm;
@@ -29,7 +34,7 @@ use std::sync::OnceLock;
 use super::bands::{BAND, Bands, Factors};
 
 pub(super) use brain::{Panel, TOGETHER, products as dense_products};
-pub(super) use inputs::Squares;
+pub(super) use inputs::{Filling, Squares};
 
 /// The most rows of a tile, and the outputs of one.
 pub(super) const SIDE: usize = 16;
@@ -38,7 +43,7 @@ pub(super) const SIDE: usize = 16;
 const DEEP: usize = 32;
 
 /// Tiles of inputs up to which packed numbers are multiplied: more share what it takes to make elements of them.
-const FEW: usize = 4;
+const FEW: usize = 8;
 
 /// Whether the processor has tiles of bfloat16, and the kernel lets this process use them. To be asked where it has AVX-512.
 pub(super) fn available() -> bool {
@@ -96,35 +101,29 @@ pub(super) struct Two<'a>(pub [Bands<'a>; 2]);
 pub(super) struct Scratch {
     /// Tiles of the matrix.
     matrix: Vec<Line>,
-    /// Sums that tile registers wrote.
-    found: Vec<Line>,
     /// Products of two tiles' outputs.
     sums: Vec<Outputs>,
+    /// For few rows, and for a few tiles of them.
+    bench: Box<steps::Bench>,
+    hall: Box<tall::Hall>,
+    /// Scales and biases for these.
+    factors: Vec<Line>,
 }
 
-/// Tile registers, set up for this thread: the first ones for sums and inputs, the others for the matrix.
+/// Tile registers, set up for this thread.
 pub(super) struct Registers {
     /// They are this thread's.
     own: PhantomData<*const ()>,
 }
 
 impl Registers {
-    /// For tiles of these inputs' height.
+    /// For whole tiles.
     ///
     /// # Safety
     /// [`available`] must have said so.
-    pub(super) unsafe fn new(x: &Squares) -> Self {
-        // Sums and inputs have their rows, those of the matrix all; see the assembly of each.
-        let inputs = if x.stacked() {
-            5
-        } else if x.count() <= FEW {
-            6
-        } else {
-            4
-        };
-        let rows = |register| if register < inputs { x.lines() } else { SIDE };
+    pub(super) unsafe fn new() -> Self {
         // SAFETY: the caller's promise.
-        unsafe { Self::with(std::array::from_fn(rows)) }
+        unsafe { Self::with([SIDE; 8]) }
     }
 
     /// With so many rows each, at most [`SIDE`], of the longest lines.
@@ -187,9 +186,10 @@ pub(super) unsafe fn products<'a>(
     // SAFETY: the lengths are as asserted; features are the caller's promise, the registers are here.
     unsafe {
         if x.stacked() {
+            let bench = (&mut *room.bench, &mut room.factors);
             return match bits {
-                4 => eight::run::<4>(places, &source, x, registers, room, done),
-                _ => eight::run::<8>(places, &source, x, registers, room, done),
+                4 => eight::run::<4>(places, &source, x, registers, bench, done),
+                _ => eight::run::<8>(places, &source, x, registers, bench, done),
             };
         }
         let mut sums = std::mem::take(&mut room.sums);

@@ -2,52 +2,39 @@
 
 use std::arch::x86_64::{
     _MM_HINT_T1, _mm_prefetch, _mm256_loadu_si256, _mm512_castsi256_si512, _mm512_inserti64x4,
-    _mm512_loadu_si512, _mm512_permutexvar_epi16, _mm512_srli_epi16, _mm512_storeu_si512,
+    _mm512_set1_epi16, _mm512_slli_epi16, _mm512_srli_epi16, _mm512_storeu_si512,
+    _mm512_ternarylogic_epi32,
 };
 
 use super::super::bands::BAND;
-use super::{DEEP, Group, Line, SIDE, Sources};
+use super::{Line, SIDE, Sources};
 
-/// Lines of a group's numbers.
-pub(super) fn lines(bits: u32, deep: usize) -> usize {
-    2 * SIDE * deep * bits as usize / 4
+/// 16 and 256 as bfloat16, and the four bits that count ones in the first and sixteens in the other: so numbers below 16 become
+/// bfloat16 that are greater by that, without a table.
+pub(super) const BASES: [i16; 2] = [0x4180, 0x4380];
+pub(super) const COUNTING: i16 = 0x0078;
+
+/// What numbers of so many bits in tiles are greater than they should be.
+pub(super) fn excess(bits: u32) -> f32 {
+    if bits == 4 { 16.0 } else { 16.0 + 256.0 }
 }
 
-/// The numbers below 16, and that many times 16, as bfloat16; twice, so that a fifth bit does not count.
-const NUMBERS: [[u16; DEEP]; 2] = {
-    let mut numbers = [[0; DEEP]; 2];
-    let mut i = 0;
-    while i < DEEP {
-        let n = (i % 16) as f32;
-        numbers[0][i] = (n.to_bits() >> 16) as u16;
-        numbers[1][i] = ((16.0 * n).to_bits() >> 16) as u16;
-        i += 1;
-    }
-    numbers
-};
-
-/// The numbers of a group as tiles: two for a block of inputs, or four with 8 bits. `FOR` tells callers apart: what has one
-/// caller only becomes part of it.
+/// The numbers of the first group, of so many blocks of inputs, as tiles: two for a block, or four with 8 bits, greater than they are
+/// by [`excess`].
 ///
 /// # Safety
-/// As of [`unpack`], for all blocks of the group; the processor must have f16c.
+/// As of [`unpack`], for all blocks of the group.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
-#[inline]
-pub(super) unsafe fn unpack_group<const BITS: u32, const FOR: usize>(
-    from: &Sources<'_>,
-    (group, deep): (usize, usize),
-    to: *mut Line,
-) -> Group {
-    // SAFETY: the caller's promise.
-    unsafe {
-        for i in 0..deep {
-            let to = to.add(i * 2 * SIDE * BITS as usize / 4);
-            for tile in 0..2 {
-                let (words, ahead) = (from.words[tile], from.ahead[tile]);
-                unpack::<BITS, FOR>(words, ahead, group * deep + i, to.add(tile * SIDE));
+pub(super) unsafe fn unpack_group<const BITS: u32>(from: &Sources<'_>, deep: usize, to: *mut Line) {
+    for i in 0..deep {
+        for tile in 0..2 {
+            let (words, ahead) = (from.words[tile], from.ahead[tile]);
+            // SAFETY: the caller's promise.
+            unsafe {
+                let to = to.add((i * 2 * BITS as usize / 4 + tile) * SIDE);
+                unpack::<BITS>(words, ahead, i, to);
             }
         }
-        from.group(group)
     }
 }
 
@@ -58,19 +45,13 @@ pub(super) unsafe fn unpack_group<const BITS: u32, const FOR: usize>(
 /// The processor must have avx512f and avx512bw; both bands must have that block, and there must be room.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
-unsafe fn unpack<const BITS: u32, const FOR: usize>(
-    two: [*const u32; 2],
-    ahead: usize,
-    block: usize,
-    to: *mut Line,
-) {
+unsafe fn unpack<const BITS: u32>(two: [*const u32; 2], ahead: usize, block: usize, to: *mut Line) {
     let words = BITS as usize;
     let per = SIDE / words;
     // SAFETY: the words and places are the caller's promise; what is fetched ahead need not be there.
     unsafe {
-        let tables = NUMBERS
-            .each_ref()
-            .map(|t| _mm512_loadu_si512(t.as_ptr().cast()));
+        let four = _mm512_set1_epi16(COUNTING);
+        let bases = BASES.map(|b| _mm512_set1_epi16(b));
         for w in 0..words {
             let at = (block * words + w) * BAND;
             let (low, high) = (two[0].add(at), two[1].add(at));
@@ -84,14 +65,15 @@ unsafe fn unpack<const BITS: u32, const FOR: usize>(
             );
             let q = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
             let shifted = [
-                q,
-                _mm512_srli_epi16::<4>(q),
-                _mm512_srli_epi16::<8>(q),
-                _mm512_srli_epi16::<12>(q),
+                _mm512_slli_epi16::<3>(q),
+                _mm512_srli_epi16::<1>(q),
+                _mm512_srli_epi16::<5>(q),
+                _mm512_srli_epi16::<9>(q),
             ];
             for (i, q) in shifted.into_iter().enumerate() {
                 let (part, line) = if BITS == 4 { (0, i) } else { (i % 2, i / 2) };
-                let numbers = _mm512_permutexvar_epi16(q, tables[part]);
+                // Four bits, and the others of the base.
+                let numbers = _mm512_ternarylogic_epi32::<0xea>(q, four, bases[part]);
                 let to = to.add(part * 2 * SIDE + w * per + line);
                 _mm512_storeu_si512(to.cast(), numbers);
             }

@@ -48,6 +48,12 @@ fn products_of_few_and_many_rows_equal_the_definition() {
         // Longer than what becomes float32 at a time.
         (2, 3, 2080),
         (8, 75, 576),
+        // Few groups, and outputs that end in the middle of a tile.
+        (8, 40, 32),
+        (2, 100, 64),
+        (7, 41, 96),
+        (8, 130, 128),
+        (5, 70, 384),
         (64, 20, 320),
         // More than a few tiles, and more of a row than is unpacked at a time.
         (100, 37, 576),

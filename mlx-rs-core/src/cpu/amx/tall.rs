@@ -1,0 +1,370 @@
+//! What is done for each group of inputs of up to eight tiles of sixteen rows, as one piece of assembly: while a tile is multiplied, the
+//! sums of the one before leave their registers, and those of the one before that meet their scales and are added to totals in
+//! memory. The numbers of the next group come into tiles between two groups. Why it is one piece: see `steps.rs`.
+
+use std::arch::asm;
+use std::mem::offset_of;
+
+use super::numbers::{BASES, COUNTING};
+use super::steps::{DEEPEST, SLOT};
+use super::{DEEP, FEW, LINE, Line, Outputs, SIDE};
+
+/// From a tile that is multiplied to the one whose sums are added.
+pub(super) const LATER: usize = 2;
+
+/// What the assembly reads and writes, besides inputs, the matrix and totals.
+#[repr(C, align(4096))]
+pub(super) struct Hall {
+    /// Tiles of sums: of two products, two each.
+    pub found: [[Line; 2 * SIDE]; 2],
+    /// In the place of totals before there are any.
+    nothing: [Outputs; (LATER + FEW) * SIDE],
+    at: Course,
+    /// Numbers of two groups: for each block two tiles, or four with 8 bits.
+    pub matrix: [[Line; SLOT]; 2],
+}
+
+impl Default for Hall {
+    fn default() -> Self {
+        Self {
+            found: [[Line([0; DEEP]); 2 * SIDE]; 2],
+            nothing: [Outputs::default(); (LATER + FEW) * SIDE],
+            at: Course::default(),
+            matrix: [[Line([0; DEEP]); SLOT]; 2],
+        }
+    }
+}
+
+/// Where the assembly is, and how it goes on.
+#[derive(Default)]
+#[repr(C)]
+struct Course {
+    /// The numbers of this group, and of the next one.
+    now: usize,
+    next: usize,
+    /// Blocks of inputs of a group, and tiles beside each other.
+    deep: usize,
+    tiles: usize,
+    /// Groups that are left.
+    groups: usize,
+    /// Bytes of inputs from a block to the next, from behind a tile to the tile beside it, and from behind the last
+    /// one to the next group.
+    across: usize,
+    beside: isize,
+    rest: usize,
+    /// Where totals end for now, and where they begin and end.
+    end: usize,
+    first: usize,
+    last: usize,
+    /// Bytes from one tile's outputs to the other's.
+    plane: usize,
+    /// The factors of the group that is added.
+    factors: usize,
+    /// Whether the next product goes into the second pair of registers.
+    odd: usize,
+}
+
+/// What is multiplied.
+pub(super) struct Piece<'a> {
+    /// Words of both tiles' two bands, from the second group on.
+    pub words: [[*const u32; 2]; 2],
+    /// Bytes on to what is fetched ahead.
+    pub ahead: usize,
+    /// Tiles of inputs, `[blocks, tiles]`.
+    pub inputs: *const Line,
+    /// Their sums, `[groups, tiles, SIDE]`, with [`LATER`] tiles' room before.
+    pub sums: *const f32,
+    /// Four lines of anything, then those of each group.
+    pub factors: *const Line,
+    /// `[2, tiles, SIDE]`.
+    pub totals: &'a mut [Outputs],
+    /// Groups, blocks of inputs of each, and tiles.
+    pub sizes: (usize, usize, usize),
+}
+
+/// A block of inputs with its tiles, into two tiles of sums.
+macro_rules! multiply_both {
+    (4, $one:literal, $other:literal) => {
+        concat!(multiply_four!("", $one, $other), "add {to}, 2048\n",)
+    };
+    (8, $one:literal, $other:literal) => {
+        concat!(
+            multiply_four!("", $one, $other),
+            "tileloadd tmm6, [{to} + {line}*1 + 2048]\n",
+            "tdpbf16ps ",
+            $one,
+            ", tmm4, tmm6\n",
+            "tileloadd tmm7, [{to} + {line}*1 + 3072]\n",
+            "tdpbf16ps ",
+            $other,
+            ", tmm4, tmm7\n",
+            "tdpbf16ps ",
+            $one,
+            ", tmm5, tmm6\n",
+            "tdpbf16ps ",
+            $other,
+            ", tmm5, tmm7\n",
+            "add {to}, 4096\n",
+        )
+    };
+}
+
+/// Both parts of inputs with two tiles.
+macro_rules! multiply_four {
+    ($none:literal, $one:literal, $other:literal) => {
+        concat!(
+            "tileloadd tmm6, [{to} + {line}*1]\n",
+            "tileloadd tmm4, [{inputs} + {line}*1]\n",
+            "tdpbf16ps ",
+            $one,
+            ", tmm4, tmm6\n",
+            "tileloadd tmm7, [{to} + {line}*1 + 1024]\n",
+            "tdpbf16ps ",
+            $other,
+            ", tmm4, tmm7\n",
+            "tileloadd tmm5, [{inputs} + {line}*1 + 1024]\n",
+            "tdpbf16ps ",
+            $one,
+            ", tmm5, tmm6\n",
+            "tdpbf16ps ",
+            $other,
+            ", tmm5, tmm7\n",
+        )
+    };
+}
+
+/// A row's sums of both tiles to its totals.
+macro_rules! add_row {
+    ($found:literal, $row:literal, $sum:literal, $one:literal, $other:literal) => {
+        concat!(
+            "vmovaps ",
+            $one,
+            ", [{totals} + ",
+            $row,
+            "]\n",
+            "vmovaps ",
+            $other,
+            ", [{totals} + {n} + ",
+            $row,
+            "]\n",
+            "vfmadd231ps ",
+            $one,
+            ", zmm30, [{sums} + ",
+            $sum,
+            "]{{1to16}}\n",
+            "vfmadd231ps ",
+            $other,
+            ", zmm31, [{sums} + ",
+            $sum,
+            "]{{1to16}}\n",
+            "vfmadd231ps ",
+            $one,
+            ", zmm28, [{hall} + ",
+            $found,
+            " + ",
+            $row,
+            "]\n",
+            "vfmadd231ps ",
+            $other,
+            ", zmm29, [{hall} + ",
+            $found,
+            " + 1024 + ",
+            $row,
+            "]\n",
+            "vmovaps [{totals} + ",
+            $row,
+            "], ",
+            $one,
+            "\n",
+            "vmovaps [{totals} + {n} + ",
+            $row,
+            "], ",
+            $other,
+            "\n",
+        )
+    };
+}
+
+/// A tile: its product, the sums of the one before, and the totals of the one before that.
+macro_rules! tile {
+    ($bits:tt, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal, $odd:literal) => {
+        concat!(
+            "mov {n}, [{hall} + {deep}]\n",
+            "mov {to}, [{hall} + {now}]\n",
+            "tilezero ",
+            $one,
+            "\n",
+            "tilezero ",
+            $other,
+            "\n",
+            "9:\n",
+            multiply_both!($bits, $one, $other),
+            "add {inputs}, [{hall} + {across}]\n",
+            "dec {n}\n",
+            "jnz 9b\n",
+            "add {inputs}, [{hall} + {beside}]\n",
+            "tilestored [{hall} + {line}*1 + ",
+            $found,
+            "], ",
+            $out,
+            "\n",
+            "tilestored [{hall} + {line}*1 + ",
+            $found,
+            " + 1024], ",
+            $too,
+            "\n",
+            "mov {to}, [{hall} + {factors}]\n",
+            "mov {n}, [{hall} + {plane}]\n",
+            "vmovaps zmm28, [{to}]\n",
+            "vmovaps zmm29, [{to} + 64]\n",
+            "vmovaps zmm30, [{to} + 128]\n",
+            "vmovaps zmm31, [{to} + 192]\n",
+            add_row!($before, "0", "0", "zmm0", "zmm1"),
+            add_row!($before, "64", "4", "zmm2", "zmm3"),
+            add_row!($before, "128", "8", "zmm4", "zmm5"),
+            add_row!($before, "192", "12", "zmm6", "zmm7"),
+            add_row!($before, "256", "16", "zmm8", "zmm9"),
+            add_row!($before, "320", "20", "zmm10", "zmm11"),
+            add_row!($before, "384", "24", "zmm12", "zmm13"),
+            add_row!($before, "448", "28", "zmm14", "zmm15"),
+            add_row!($before, "512", "32", "zmm0", "zmm1"),
+            add_row!($before, "576", "36", "zmm2", "zmm3"),
+            add_row!($before, "640", "40", "zmm4", "zmm5"),
+            add_row!($before, "704", "44", "zmm6", "zmm7"),
+            add_row!($before, "768", "48", "zmm8", "zmm9"),
+            add_row!($before, "832", "52", "zmm10", "zmm11"),
+            add_row!($before, "896", "56", "zmm12", "zmm13"),
+            add_row!($before, "960", "60", "zmm14", "zmm15"),
+            "add {sums}, 64\n",
+            "add {totals}, 1024\n",
+            "cmp {totals}, [{hall} + {end}]\n",
+            "jne 7f\n",
+            // Once around: the next group's.
+            "mov {totals}, [{hall} + {first}]\n",
+            "mov {n}, [{hall} + {last}]\n",
+            "mov [{hall} + {end}], {n}\n",
+            "add qword ptr [{hall} + {factors}], 256\n",
+            "7:\n",
+            "mov qword ptr [{hall} + {odd}], ",
+            $odd,
+            "\n",
+            "dec {count}\n",
+        )
+    };
+}
+
+/// All groups, the first of which is in tiles already (`hall.matrix[0]`). The sums of the last product stay in registers, in
+/// the second pair where there was an even number of them, and those of the one before in `hall.found`.
+///
+/// # Safety
+/// The tile registers must be set up, and the processor must have avx512f and avx512bw; all must be there as said, for at least
+/// one group and tile; what is fetched ahead need not be there.
+pub(super) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
+    const { assert!(BITS == 4 || BITS == 8) };
+    let (groups, deep, tiles) = piece.sizes;
+    assert!(groups > 0 && (1..=DEEPEST).contains(&deep) && (1..=FEW).contains(&tiles));
+    let plane = tiles * SIDE * LINE;
+    assert!(piece.totals.len() * LINE == 2 * plane);
+    let across = tiles * 2 * SIDE * LINE;
+    let first = piece.totals.as_mut_ptr();
+    let nothing = hall.nothing.as_mut_ptr();
+    hall.at = Course {
+        now: hall.matrix[0].as_ptr().addr(),
+        next: hall.matrix[1].as_ptr().addr(),
+        deep,
+        tiles,
+        groups,
+        across,
+        beside: (2 * SIDE * LINE).cast_signed() - (deep * across).cast_signed(),
+        rest: (deep - 1) * across,
+        end: nothing.addr() + LATER * SIDE * LINE,
+        first: first.addr(),
+        last: first.addr() + plane,
+        plane,
+        factors: piece.factors.addr(),
+        odd: 0,
+    };
+    macro_rules! all {
+        ($bits:tt) => {
+            asm!(
+                "mov {n:e}, {counting}",
+                "vpbroadcastw zmm24, {n:e}",
+                "mov {n:e}, {ones}",
+                "vpbroadcastw zmm25, {n:e}",
+                "mov {n:e}, {sixteens}",
+                "vpbroadcastw zmm26, {n:e}",
+                "2:",
+                "cmp qword ptr [{hall} + {groups}], 1",
+                "je 8f",
+                "mov {n}, [{hall} + {deep}]",
+                "mov {to}, [{hall} + {next}]",
+                "3:",
+                unpack!($bits),
+                "dec {n}",
+                "jnz 3b",
+                "8:",
+                "mov {count}, [{hall} + {tiles}]",
+                "cmp qword ptr [{hall} + {odd}], 0",
+                "jne 5f",
+                "4:",
+                tile!($bits, ["tmm0", "tmm1"], ["tmm2", "tmm3"], "0", "2048", "1"),
+                "jz 6f",
+                "5:",
+                tile!($bits, ["tmm2", "tmm3"], ["tmm0", "tmm1"], "2048", "0", "0"),
+                "jnz 4b",
+                "6:",
+                "add {inputs}, [{hall} + {rest}]",
+                "mov {n}, [{hall} + {now}]",
+                "mov {to}, [{hall} + {next}]",
+                "mov [{hall} + {now}], {to}",
+                "mov [{hall} + {next}], {n}",
+                "dec qword ptr [{hall} + {groups}]",
+                "jnz 2b",
+                "vzeroupper",
+                hall = in(reg) std::ptr::from_mut(hall),
+                a = inout(reg) piece.words[0][0] => _,
+                b = inout(reg) piece.words[0][1] => _,
+                c = inout(reg) piece.words[1][0] => _,
+                d = inout(reg) piece.words[1][1] => _,
+                ahead = in(reg) piece.ahead,
+                inputs = inout(reg) piece.inputs => _,
+                sums = inout(reg) piece.sums => _,
+                totals = inout(reg) nothing => _,
+                line = in(reg) LINE,
+                n = out(reg) _,
+                to = out(reg) _,
+                count = out(reg) _,
+                counting = const COUNTING,
+                ones = const BASES[0],
+                sixteens = const BASES[1],
+                now = const offset_of!(Hall, at.now),
+                next = const offset_of!(Hall, at.next),
+                deep = const offset_of!(Hall, at.deep),
+                tiles = const offset_of!(Hall, at.tiles),
+                groups = const offset_of!(Hall, at.groups),
+                across = const offset_of!(Hall, at.across),
+                beside = const offset_of!(Hall, at.beside),
+                rest = const offset_of!(Hall, at.rest),
+                end = const offset_of!(Hall, at.end),
+                first = const offset_of!(Hall, at.first),
+                last = const offset_of!(Hall, at.last),
+                plane = const offset_of!(Hall, at.plane),
+                factors = const offset_of!(Hall, at.factors),
+                odd = const offset_of!(Hall, at.odd),
+                out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _,
+                out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _,
+                out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm20") _, out("zmm21") _,
+                out("zmm22") _, out("zmm23") _, out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm28") _,
+                out("zmm29") _, out("zmm30") _, out("zmm31") _,
+                options(nostack),
+            )
+        };
+    }
+    // SAFETY: the caller's promises; `Hall` has room for the greatest group, and for what is added before there is anything.
+    unsafe {
+        match BITS {
+            4 => all!(4),
+            _ => all!(8),
+        }
+    }
+}
