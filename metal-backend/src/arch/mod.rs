@@ -115,6 +115,11 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// Whether somebody looks at the outputs of blocks.
+    pub fn wants_blocks(&self) -> bool {
+        self.blocks.is_some()
+    }
+
     /// Whether somebody looks at queries.
     pub fn wants_queries(&self) -> bool {
         self.queries.is_some()

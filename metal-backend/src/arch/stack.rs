@@ -46,13 +46,6 @@ impl Block {
         positions: Positions,
         watch: &mut Watch<'_>,
     ) -> Result<Array> {
-        if let Some(fused) = self.fused()
-            && (positions == Positions::All || rows.iter().all(|row| row.length == 1))
-            && !watch.wants_queries()
-            && let Some(y) = fused.step(x, rows, layer)?
-        {
-            return Ok(y);
-        }
         let lengths = lengths(rows);
         let attention_in = self.attention_in.as_ref();
         // What is added as it comes can be added by whoever computes it.
@@ -142,6 +135,25 @@ impl Block {
     }
 }
 
+impl Stack {
+    /// Of each block, what of it can be an operation of our kernels together with its neighbors, if these have all of it.
+    fn fused(
+        &self,
+        rows: &[Row<'_>],
+        positions: Positions,
+        watch: &Watch<'_>,
+    ) -> Vec<Option<Fused<'_>>> {
+        let checkpoint = adapter::scope().is_some_and(|scope| scope.checkpoint);
+        let none = watch.wants_queries() || checkpoint;
+        // The last block may have to drop positions.
+        let all = positions == Positions::All || rows.iter().all(|row| row.length == 1);
+        let end = self.blocks.len().saturating_sub(usize::from(!all));
+        (self.blocks.iter().enumerate())
+            .map(|(i, block)| block.fused().filter(|_| i < end && !none))
+            .collect()
+    }
+}
+
 /// From the last block's output to logits.
 #[derive(Debug)]
 pub struct Head {
@@ -210,7 +222,19 @@ impl Decoder for Stack {
             x = x.add(&table.forward(&Array::vector(&places)?)?)?;
         }
         let last = self.blocks.len().saturating_sub(1);
+        let fused = self.fused(rows, positions, watch);
+        let most = if watch.wants_blocks() { 1 } else { fused.len() };
+        let mut done = 0;
         for (i, block) in self.blocks.iter().enumerate() {
+            if i < done {
+                continue;
+            }
+            let some = fused[i..].iter().map_while(|fused| *fused).take(most);
+            if let Some((y, count)) = Fused::steps(some, &x, rows, i)? {
+                (x, done) = (y, i + count);
+                watch.saw_block(done - 1, &x)?;
+                continue;
+            }
             // Only the last block may drop positions: the others feed the keys of the next.
             let keep = if i == last { positions } else { Positions::All };
             x = match adapter::scope().filter(|scope| scope.checkpoint) {

@@ -62,7 +62,8 @@ impl KvCache for InPlaceCache {
     fn memory(&mut self, heads: &Heads, length: i32) -> Result<&mut KvMemory> {
         let filled = self.chunks.offset;
         let end = filled.saturating_add(length);
-        let room = capacity(end);
+        // And for the next token, which a prompt that fills its room would else move for.
+        let room = capacity(end.saturating_add(1));
         let memory = match (self.memory.take(), &self.chunks.buffers) {
             (Some(mut memory), _) => {
                 let grown = if memory.room() < end {

@@ -1,14 +1,14 @@
-//! A whole decoder block of a few tokens in one operation of our kernels, where they have all of it. What it
-//! computes without them is `arch/stack.rs`; its parts are `attention.rs` and `mlp.rs`.
+//! Whole decoder blocks in one operation of our kernels, where they have all of them. What they compute without these is
+//! `arch/stack.rs`; their parts are `attention.rs` and `mlp.rs`.
 
 use mlx_rs_core::{Array, Dtype, Result, cpu};
 
 use super::{Attention, GatedMlp, Norm};
 use crate::cache::Row;
 
-/// The most tokens that go through a block in one operation. With more, what lies between its parts had better
-/// be MLX's memory, and the time to build the graph is nothing beside the arithmetic.
-const FEW: i32 = 64;
+/// The most tokens that go through blocks in one operation, as many as a prompt's part has unless it is asked for otherwise. With
+/// more, what lies between the parts had better be MLX's memory, which is counted.
+const MOST: i32 = 512;
 
 /// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`.
 #[derive(Debug, Clone, Copy)]
@@ -24,40 +24,57 @@ pub struct Fused<'a> {
 }
 
 impl Fused<'_> {
-    /// The output for `x` `[1, T, hidden]`, whose keys and values are stored; `None`, with nothing stored, where the
-    /// kernels do not have all of it.
+    /// The output of the first of these blocks for `x` `[1, T, hidden]`, whose keys and values are stored, and how many they
+    /// are: those whose kernels have all of them. `None`, with nothing stored, where that is not even the first one.
     ///
     /// # Errors
     /// When shapes do not fit.
-    pub fn step(&self, x: &Array, rows: &mut [Row<'_>], layer: usize) -> Result<Option<Array>> {
-        let Some(heads) = self.attention.kernel() else {
-            return Ok(None);
+    pub fn steps<'f>(
+        all: impl Iterator<Item = Fused<'f>>,
+        x: &Array,
+        rows: &mut [Row<'_>],
+        layer: usize,
+    ) -> Result<Option<(Array, usize)>> {
+        let stores = |row: &Row<'_>, at: usize| {
+            (row.caches.get(layer + at)).is_some_and(|cache| cache.stores())
         };
-        let Some(block) = self.block(&heads) else {
-            return Ok(None);
-        };
-        let stores = |row: &Row<'_>| row.caches.get(layer).is_some_and(|cache| cache.stores());
-        if x.dtype() != Dtype::Float32 || x.dim(1)? > FEW || !rows.iter().all(stores) {
+        if x.dtype() != Dtype::Float32 || x.dim(1)? > MOST {
             return Ok(None);
         }
-        let mut rooms = Vec::with_capacity(rows.len());
+        let all: Vec<(Fused<'f>, cpu::Heads)> = (all.enumerate())
+            .take_while(|(at, _)| rows.iter().all(|row| stores(row, *at)))
+            .map_while(|(_, fused)| Some((fused, fused.attention.kernel()?)))
+            .collect();
+        let blocks: Vec<cpu::Block<'_>> = (all.iter())
+            .map_while(|(fused, heads)| fused.block(heads))
+            .collect();
+        let count = blocks.len();
+        if count == 0 {
+            return Ok(None);
+        }
+        let mut rooms: Vec<Vec<cpu::Room<'_>>> = Vec::new();
+        rooms.resize_with(count, || Vec::with_capacity(rows.len()));
         for row in rows.iter_mut() {
-            if let Some(cache) = row.caches.get_mut(layer) {
+            let caches = row.caches.iter_mut().skip(layer);
+            for ((cache, rooms), (fused, heads)) in caches.zip(&mut rooms).zip(&all) {
                 rooms.push(cpu::Room {
                     length: row.length,
                     offset: cache.offset(),
-                    memory: cache.memory(&heads, row.length)?,
-                    window: self.attention.window,
+                    memory: cache.memory(heads, row.length)?,
+                    window: fused.attention.window,
                 });
             }
         }
-        let y = block.step(x, &mut rooms)?;
+        let mut steps: Vec<_> = (blocks.iter().zip(&mut rooms))
+            .map(|(block, rooms)| (block, rooms.as_mut_slice()))
+            .collect();
+        let y = cpu::Block::steps(x, &mut steps)?;
         for row in rows {
-            if let Some(cache) = row.caches.get_mut(layer) {
+            for cache in row.caches.iter_mut().skip(layer).take(count) {
                 cache.advance(row.length);
             }
         }
-        Ok(Some(y))
+        Ok(Some((y, count)))
     }
 
     fn block<'b>(&'b self, heads: &'b cpu::Heads) -> Option<cpu::Block<'b>> {

@@ -1,14 +1,15 @@
-//! A whole decoder block for a few tokens as one operation: what `project.rs`, `store.rs` and `attention.rs` do
-//! one after another, without a node of MLX's graph between them. A decode step of many blocks is then as many
-//! nodes, where building and evaluating them took as long as a fifth of the arithmetic.
+//! Whole decoder blocks as one operation: what `project.rs`, `store.rs` and `attention.rs` do
+//! one after another, without a node of MLX's graph between them, and the next block after that. Building and evaluating
+//! a node for each part took as long as a fifth of a decode step's arithmetic, one for each block a tenth of a core's time.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use super::attention::Attend;
-use super::heads::{Heads, Lane, count, total};
+use super::heads::{Heads, View, count, total};
 use super::host_op::{self, Input, Meaning, Work};
 use super::matrix::Matrix;
-use super::memory::KvMemory;
+use super::memory::{Kept, KvMemory};
 use super::project::{Gate, Product, Projection, Then};
 use super::store::{Store, Tokens};
 use crate::array::Array;
@@ -143,8 +144,54 @@ impl Block<'_> {
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is not
     /// on the CPU.
     pub fn step(&self, x: &Array, rooms: &mut [Room<'_>]) -> Result<Array> {
-        let op = "cpu::block";
-        let fault = |message: String| Error::new(ErrorKind::Shape, op, message).with_inputs(&[x]);
+        Self::steps(x, &mut [(self, rooms)])
+    }
+
+    /// The output of blocks that follow each other, as one operation; for each the same rows, with memory of its own.
+    ///
+    /// # Errors
+    /// As [`Self::step`], also without a block.
+    /// ```
+    /// # use mlx_rs_core::{Array, Device, Stream, cpu::Block};
+    /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    /// assert!(Block::steps(&Array::from_slice(&[1.0f32], &[1, 1, 1])?, &mut []).is_err());
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn steps(x: &Array, blocks: &mut [(&Block<'_>, &mut [Room<'_>])]) -> Result<Array> {
+        let mut before = Vec::new();
+        for (_, rooms) in &*blocks {
+            for room in &**rooms {
+                room.memory.before(&mut before);
+            }
+        }
+        let mut inputs = vec![x];
+        let mut steps = Vec::with_capacity(blocks.len());
+        for (block, rooms) in &*blocks {
+            steps.push(block.plan(x, rooms, &mut inputs)?);
+        }
+        // What must be done before; its elements are not looked at.
+        inputs.extend(before.iter().map(|array| &**array));
+        let y = host_op::add(OP, Meaning::Opaque, Steps(steps), &inputs, x.shape())?;
+        let y = Arc::new(y);
+        for (_, rooms) in blocks {
+            for room in &mut **rooms {
+                room.memory.is_written_with(&y);
+            }
+        }
+        Ok((*y).clone())
+    }
+
+    /// The work of this block on tokens like those of `x`, which reads what is appended to `inputs` here.
+    fn plan<'p>(
+        &'p self,
+        x: &Array,
+        rooms: &'p [Room<'_>],
+        inputs: &mut Vec<&'p Array>,
+    ) -> Result<Step> {
+        let fault = |message: String| Error::new(ErrorKind::Shape, OP, message).with_inputs(&[x]);
+        let first_input = inputs.len();
         let total = total(rooms.iter().map(|room| (room.length, room.offset)))?;
         let hidden = self.projections[0].0.size().k;
         if x.dtype() != Dtype::Float32
@@ -154,21 +201,19 @@ impl Block<'_> {
         }
         let packed = self.heads.check_parts()?;
         let rows = count(total);
-        let before: Vec<Array> = rooms.iter().flat_map(|room| room.memory.before()).collect();
-        let mut inputs = vec![x];
         let projection = |parts, norm, then| Projection { parts, norm, then };
         let nothing = Then::Nothing;
         let all = projection(&self.projections[..], self.attention_norm, nothing);
-        let project = Part::plan(all, rows, false, &mut inputs)?;
+        let project = Part::plan(all, rows, false, inputs)?;
         inputs.extend(self.heads.k_norm.iter().map(|norm| &norm.weight));
         inputs.extend(self.heads.q_norm.iter().map(|norm| &norm.weight));
         inputs.extend(&self.heads.sinks);
         let one = projection(std::slice::from_ref(&self.output), None, nothing);
-        let output = Part::plan(one, rows, true, &mut inputs)?;
+        let output = Part::plan(one, rows, true, inputs)?;
         let two = projection(&self.gate_up[..], self.feed_norm, Then::Gate(self.gate));
-        let feed = Part::plan(two, rows, false, &mut inputs)?;
+        let feed = Part::plan(two, rows, false, inputs)?;
         let one = projection(std::slice::from_ref(&self.down), None, nothing);
-        let down = Part::plan(one, rows, true, &mut inputs)?;
+        let down = Part::plan(one, rows, true, inputs)?;
         let width = count(self.heads.n_heads) * count(self.heads.head_dim);
         let chain = [
             (project.work.n, packed),
@@ -185,8 +230,9 @@ impl Block<'_> {
         }
         let mut stores = Vec::with_capacity(rooms.len());
         let mut lanes = Vec::with_capacity(rooms.len());
+        let mut held = Vec::with_capacity(rooms.len());
         let mut first = 0;
-        for room in &*rooms {
+        for room in rooms {
             let tokens = Tokens {
                 first,
                 length: room.length,
@@ -198,55 +244,69 @@ impl Block<'_> {
                 self.heads.plan_keys(keys, total, tokens)?,
                 self.heads.plan_values(values, total, tokens)?,
             ));
-            inputs.extend([keys, values]);
-            lanes.push(Lane {
+            let own = room.memory.held()?;
+            if own.is_none() {
+                inputs.extend([keys, values]);
+            }
+            held.push(own);
+            lanes.push(View {
                 length: room.length,
                 offset: room.offset,
-                keys: keys.clone(),
-                values: values.clone(),
+                keys,
+                values,
                 filled: room.offset + room.length,
                 order: Some((0, 0)),
                 window: room.window,
             });
         }
-        // What must be done before; its elements are not looked at.
-        inputs.extend(&before);
-        let work = Step {
+        Ok(Step {
+            inputs: inputs.len() - first_input,
             project,
             k_norm: self.heads.k_norm.is_some(),
             attention_inputs: usize::from(self.heads.q_norm.is_some())
                 + usize::from(self.heads.sinks.is_some()),
             attend: self.heads.plan_attention(&lanes, false)?,
             stores,
+            held,
             output,
             feed,
             down,
-        };
-        let y = host_op::add(op, Meaning::Opaque, work, &inputs, x.shape())?;
-        for room in rooms {
-            room.memory.is_written_with(&y);
-        }
-        Ok(y)
+        })
     }
 }
 
-/// What a step computes.
+const OP: &str = "cpu::block";
+
+/// The most tokens for which memory between the parts is kept for the next ones.
+const KEPT: usize = 64;
+
+/// What a block computes.
 struct Step {
+    /// How many of the operation's inputs it reads.
+    inputs: usize,
     project: Part,
     k_norm: bool,
     /// Of the attention, besides packed rows, keys and values.
     attention_inputs: usize,
     /// Keys and values of each row.
     stores: Vec<(Store, Store)>,
+    /// Where these are, unless they are among the inputs.
+    held: Vec<Option<Arc<Kept>>>,
     attend: Attend,
     output: Part,
     feed: Part,
     down: Part,
 }
 
-/// What stands between the parts.
+/// What stands between the blocks, and between their parts.
 #[derive(Default)]
 struct Between {
+    blocks: [Vec<f32>; 2],
+    parts: Parts,
+}
+
+#[derive(Default)]
+struct Parts {
     packed: Vec<f32>,
     found: Vec<f32>,
     attended: Vec<f32>,
@@ -265,45 +325,75 @@ fn room(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
     &mut buffer[..n]
 }
 
-impl Work for Step {
+/// Blocks one after another.
+struct Steps(Vec<Step>);
+
+impl Work for Steps {
     fn outputs(&self) -> usize {
-        self.down.work.outputs()
+        self.0.last().map_or(0, |step| step.down.work.outputs())
     }
 
     fn run(&self, inputs: &[Input], output: &mut [f32]) {
         let mut rest = inputs;
-        let Some(&x) = next(&mut rest, 1).first() else {
+        let Some(&first) = next(&mut rest, 1).first() else {
             return;
         };
-        BETWEEN.with_borrow_mut(|between| {
-            let packed = room(&mut between.packed, self.project.work.outputs());
-            self.project.run(x, &mut rest, None, packed);
-            let k_norm = next(&mut rest, usize::from(self.k_norm)).first();
-            let own = next(&mut rest, self.attention_inputs);
-            let mut after = rest;
-            for part in [&self.output, &self.feed, &self.down] {
-                next(&mut after, part.inputs);
+        BETWEEN.with_borrow_mut(|Between { blocks, parts }| {
+            let [from, to] = blocks;
+            let mut x = first;
+            for (i, step) in self.0.iter().enumerate() {
+                let own = next(&mut rest, step.inputs);
+                if i + 1 == self.0.len() {
+                    step.run(x, own, parts, output);
+                    break;
+                }
+                let y = room(to, step.down.work.outputs());
+                step.run(x, own, parts, y);
+                x = Input::of(y);
+                std::mem::swap(from, to);
             }
-            let caches = next(&mut after, 2 * self.stores.len());
-            self.store(packed, k_norm, caches);
-            let found = room(&mut between.found, self.attend.outputs());
-            let mut seen = vec![Input::of(packed)];
-            seen.extend(own);
-            seen.extend(caches);
-            self.attend.run(&seen, found);
-            let attended = room(&mut between.attended, self.output.work.outputs());
-            let found = Input::of(found);
-            self.output.run(found, &mut rest, Some(x), attended);
-            let attended = Input::of(attended);
-            let gated = room(&mut between.gated, self.feed.work.outputs());
-            self.feed.run(attended, &mut rest, None, gated);
-            let gated = Input::of(gated);
-            self.down.run(gated, &mut rest, Some(attended), output);
         });
+        // A prompt's part comes seldom, and is large.
+        if self.0.iter().any(|step| step.project.work.rows > KEPT) {
+            BETWEEN.take();
+        }
     }
 }
 
 impl Step {
+    fn run(&self, x: Input, inputs: &[Input], between: &mut Parts, output: &mut [f32]) {
+        let mut rest = inputs;
+        let packed = room(&mut between.packed, self.project.work.outputs());
+        self.project.run(x, &mut rest, None, packed);
+        let k_norm = next(&mut rest, usize::from(self.k_norm)).first();
+        let own = next(&mut rest, self.attention_inputs);
+        let mut after = rest;
+        for part in [&self.output, &self.feed, &self.down] {
+            next(&mut after, part.inputs);
+        }
+        let mut caches = Vec::with_capacity(2 * self.held.len());
+        for held in &self.held {
+            match held.as_ref().and_then(|kept| kept.seen()) {
+                Some(inputs) => caches.extend(inputs),
+                None => caches.extend(next(&mut after, 2)),
+            }
+        }
+        self.store(packed, k_norm, &caches);
+        let found = room(&mut between.found, self.attend.outputs());
+        let mut seen = vec![Input::of(packed)];
+        seen.extend(own);
+        seen.extend(caches);
+        self.attend.run(&seen, found);
+        let attended = room(&mut between.attended, self.output.work.outputs());
+        let found = Input::of(found);
+        self.output.run(found, &mut rest, Some(x), attended);
+        let attended = Input::of(attended);
+        let gated = room(&mut between.gated, self.feed.work.outputs());
+        self.feed.run(attended, &mut rest, None, gated);
+        let gated = Input::of(gated);
+        self.down.run(gated, &mut rest, Some(attended), output);
+    }
+
     /// Writes keys and values of this step's tokens.
     fn store(&self, packed: &[f32], k_norm: Option<&Input>, caches: &[Input]) {
         // SAFETY: `Heads::check_parts` has seen that it is float32.

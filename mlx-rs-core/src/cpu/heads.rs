@@ -97,6 +97,32 @@ pub struct Lane {
     pub window: Option<i32>,
 }
 
+impl Lane {
+    fn view(&self) -> View<'_> {
+        View {
+            length: self.length,
+            offset: self.offset,
+            keys: &self.keys,
+            values: &self.values,
+            filled: self.filled,
+            order: self.order,
+            window: self.window,
+        }
+    }
+}
+
+/// A [`Lane`] whose arrays are others'.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct View<'a> {
+    pub length: i32,
+    pub offset: i32,
+    pub keys: &'a Array,
+    pub values: &'a Array,
+    pub filled: i32,
+    pub order: Option<(i32, i32)>,
+    pub window: Option<i32>,
+}
+
 fn fault(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Shape, "cpu::attention", message)
 }
@@ -284,7 +310,8 @@ impl Heads {
         for lane in lanes {
             inputs.extend([&lane.keys, &lane.values]);
         }
-        let work = self.plan_attention(lanes, last)?;
+        let views: Vec<_> = lanes.iter().map(Lane::view).collect();
+        let work = self.plan_attention(&views, last)?;
         let n = i32::try_from(work.queries.len()).unwrap_or(i32::MAX);
         let shape = [1, n, self.n_heads * self.head_dim];
         host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
@@ -292,7 +319,7 @@ impl Heads {
 
     /// The work of an attention over these rows: it reads packed rows, the norm's weight and the sinks where
     /// there are any, and each row's keys and values.
-    pub(super) fn plan_attention(&self, lanes: &[Lane], last: bool) -> Result<Attend> {
+    pub(super) fn plan_attention(&self, lanes: &[View<'_>], last: bool) -> Result<Attend> {
         let width = self.check_parts()?;
         let mut queries = Vec::new();
         let mut at = 0;
@@ -300,7 +327,7 @@ impl Heads {
         for (i, lane) in lanes.iter().enumerate() {
             let n = lane.keys.dim(2)?;
             let shape = [1, self.n_kv_heads, n, self.head_dim];
-            for a in [&lane.keys, &lane.values] {
+            for a in [lane.keys, lane.values] {
                 if a.shape() != shape || a.dtype() != Dtype::Float32 {
                     return Err(fault(format!("a row needs float32 {shape:?}")).with_inputs(&[a]));
                 }

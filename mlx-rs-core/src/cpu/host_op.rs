@@ -106,6 +106,20 @@ impl Input {
         })
     }
 
+    /// As [`Self::of_array`], with a layout, which is to live as long as the array.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn of_array_with(array: &Array, shape: &[i32], strides: &[i64]) -> Result<Self> {
+        let ndim = shape.len().min(strides.len());
+        Ok(Self {
+            ndim,
+            shape: shape.as_ptr(),
+            strides: strides.as_ptr(),
+            ..Self::of_array(array)?
+        })
+    }
+
     /// The elements, to be written.
     ///
     /// # Safety

@@ -3,10 +3,12 @@
 //! one; what is in flight looks. Here the arrays stay with their owner, and whoever wrote last comes first.
 
 use std::cell::RefCell;
+use std::sync::{Arc, OnceLock};
 
 use super::heads::count;
 use super::host_op::{self, Input, Work};
 use crate::array::Array;
+use crate::closure;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -24,22 +26,20 @@ use crate::error::{Error, ErrorKind, Result};
 /// # Ok::<(), mlx_rs_core::Error>(())
 /// ```
 pub struct KvMemory {
-    // These must not leave: what else has one of them would see it change, or another thread change it.
-    keys: Array,
-    values: Array,
+    kept: Arc<Kept>,
     room: i32,
-    /// What the last operation that writes here makes. Every reader and writer after it has it among its inputs, and
-    /// so comes after it.
-    written: Option<Array>,
+    /// What the last operation that writes here makes, the same for all that it writes. Every reader and writer after it
+    /// has it among its inputs, and so comes after it.
+    written: Option<Arc<Array>>,
     /// What was copied from here since, for the next writer to come after.
-    copies: RefCell<Vec<Array>>,
+    copies: RefCell<Vec<Arc<Array>>>,
 }
 
 impl std::fmt::Debug for KvMemory {
     // Not the elements, which may be about to change.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("KvMemory")
-            .field("shape", &self.keys.shape())
+            .field("shape", &self.shape())
             .finish_non_exhaustive()
     }
 }
@@ -65,13 +65,10 @@ impl KvMemory {
     /// ```
     pub fn empty((heads, width): (i32, i32), room: i32) -> Result<Self> {
         let shape = [1, heads, room, width];
-        Ok(Self {
-            keys: moved(None, &[], 0, &shape)?,
-            values: moved(None, &[], 0, &shape)?,
-            room,
-            written: None,
-            copies: RefCell::default(),
-        })
+        Ok(Self::of(
+            [moved(None, &[], 0, &shape)?, moved(None, &[], 0, &shape)?],
+            shape,
+        ))
     }
 
     /// A copy of the first `filled` positions of keys and values, float32 `[1, Hkv, n, D]`, with room for `room`.
@@ -82,14 +79,18 @@ impl KvMemory {
         if keys.shape() != values.shape() {
             return Err(fault("keys and values must be of one shape".into()));
         }
-        let part = |a: &Array| moved(Some(a), &[], filled, &with_room(a, room)?);
-        Ok(Self {
-            keys: part(keys)?,
-            values: part(values)?,
-            room,
+        let shape = with_room(keys, room)?;
+        let part = |a: &Array| moved(Some(a), &[], filled, &shape);
+        Ok(Self::of([part(keys)?, part(values)?], shape))
+    }
+
+    fn of(arrays: [Array; 2], shape: [i32; 4]) -> Self {
+        Self {
+            kept: Arc::new(Kept::new(arrays, shape)),
+            room: shape[2],
             written: None,
             copies: RefCell::default(),
-        })
+        }
     }
 
     /// Gets room for `room` positions, and keeps the first `filled`.
@@ -107,16 +108,11 @@ impl KvMemory {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn grow(&mut self, filled: i32, room: i32) -> Result<()> {
-        let after: Vec<&Array> = self.written.iter().collect();
-        let part = |a: &Array| moved(Some(a), &after, filled, &with_room(a, room)?);
-        let (keys, values) = (part(&self.keys)?, part(&self.values)?);
-        *self = Self {
-            keys,
-            values,
-            room,
-            written: None,
-            copies: RefCell::default(),
-        };
+        let after: Vec<&Array> = self.written().into_iter().collect();
+        let [keys, values] = self.arrays();
+        let shape = with_room(keys, room)?;
+        let part = |a: &Array| moved(Some(a), &after, filled, &shape);
+        *self = Self::of([part(keys)?, part(values)?], shape);
         Ok(())
     }
 
@@ -125,11 +121,12 @@ impl KvMemory {
     /// # Errors
     /// As [`Self::holding`].
     pub fn copy(&self, n: i32) -> Result<(Array, Array)> {
-        let after: Vec<&Array> = self.written.iter().collect();
+        let after: Vec<&Array> = self.written().into_iter().collect();
         let part = |a: &Array| moved(Some(a), &after, n, &with_room(a, n)?);
-        let (keys, values) = (part(&self.keys)?, part(&self.values)?);
+        let [keys, values] = self.arrays();
+        let (keys, values) = (part(keys)?, part(values)?);
         let mut copies = self.copies.borrow_mut();
-        copies.extend([keys.clone(), values.clone()]);
+        copies.extend([&keys, &values].map(|copy| Arc::new(copy.clone())));
         Ok((keys, values))
     }
 
@@ -148,10 +145,11 @@ impl KvMemory {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn shape(&self) -> &[i32] {
-        self.keys.shape()
+        &self.kept.shape
     }
 
-    /// What to evaluate so that all is written; `None` when nothing was.
+    /// What to evaluate so that all is written; `None` when nothing was. It is one array, in one place, for all that one
+    /// operation wrote.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -161,24 +159,97 @@ impl KvMemory {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn written(&self) -> Option<&Array> {
-        self.written.as_ref()
+        self.written.as_deref()
     }
 
     /// Keys and values for an operation that writes them, and must have [`Self::before`] among its inputs.
     pub(super) fn arrays(&self) -> [&Array; 2] {
-        [&self.keys, &self.values]
+        self.kept.arrays()
     }
 
-    /// What comes before an operation that writes here.
-    pub(super) fn before(&self) -> Vec<Array> {
-        let copies = self.copies.borrow();
-        self.written.iter().chain(&*copies).cloned().collect()
+    /// The same, to be held by the operation instead of being among its inputs; `None` as long as they are not there.
+    ///
+    /// # Errors
+    /// MLX's message when they cannot be looked at.
+    pub(super) fn held(&self) -> Result<Option<Arc<Kept>>> {
+        Ok(self.kept.inputs()?.map(|_| Arc::clone(&self.kept)))
+    }
+
+    /// What comes before an operation that writes here, besides what others wrote in `known`, to which it is added.
+    pub(super) fn before(&self, known: &mut Vec<Arc<Array>>) {
+        if let Some(written) = &self.written
+            && !known.iter().any(|k| Arc::ptr_eq(k, written))
+        {
+            known.push(Arc::clone(written));
+        }
+        known.extend(self.copies.borrow().iter().cloned());
     }
 
     /// What `y` comes from writes here, after [`Self::before`].
-    pub(super) fn is_written_with(&mut self, y: &Array) {
-        self.written = Some(y.clone());
+    pub(super) fn is_written_with(&mut self, y: &Arc<Array>) {
+        self.written = Some(Arc::clone(y));
         self.copies.get_mut().clear();
+    }
+}
+
+/// Keys and values, and where they are.
+pub(super) struct Kept {
+    // These must not leave: what else has one of them would see it change, or another thread change it.
+    arrays: Vec<Array>,
+    shape: [i32; 4],
+    strides: [i64; 4],
+    /// Where their elements are, once they are there.
+    inputs: OnceLock<[Input; 2]>,
+}
+
+// SAFETY: the addresses are those of the arrays' elements and of this value's layout. It is made in its place on the heap and
+// stays there while it is kept; who may write elements is told by `KvMemory`.
+unsafe impl Send for Kept {}
+// SAFETY: as for Send.
+unsafe impl Sync for Kept {}
+
+impl Kept {
+    fn new(arrays: [Array; 2], shape: [i32; 4]) -> Self {
+        let [_, _, room, width] = shape.map(i64::from);
+        Self {
+            arrays: arrays.into(),
+            shape,
+            strides: [0, room * width, width, 1],
+            inputs: OnceLock::new(),
+        }
+    }
+
+    fn arrays(&self) -> [&Array; 2] {
+        [&self.arrays[0], &self.arrays[1]]
+    }
+
+    /// Where keys and values are, if [`Self::inputs`] has said so.
+    pub(super) fn seen(&self) -> Option<[Input; 2]> {
+        self.inputs.get().copied()
+    }
+
+    /// Where keys and values are; `None` as long as they are not there.
+    ///
+    /// # Errors
+    /// MLX's message when they cannot be looked at.
+    fn inputs(self: &Arc<Self>) -> Result<Option<[Input; 2]>> {
+        if let Some(inputs) = self.seen() {
+            return Ok(Some(inputs));
+        }
+        let [keys, values] = self.arrays();
+        if !keys.is_available()? || !values.is_available()? {
+            return Ok(None);
+        }
+        let input = |a| Input::of_array_with(a, &self.shape, &self.strides);
+        let inputs = [input(keys)?, input(values)?];
+        Ok(Some(*self.inputs.get_or_init(|| inputs)))
+    }
+}
+
+impl Drop for Kept {
+    /// An operation that held them may be freed by a thread of MLX's.
+    fn drop(&mut self) {
+        closure::part_with(std::mem::take(&mut self.arrays));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Evaluation of lazy arrays, and [`Array::detach`], the way out of the graph.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{mem, ptr};
 
 use mlx_sys as sys;
 
@@ -35,6 +36,12 @@ pub(crate) fn before_waiting<'a>(arrays: impl IntoIterator<Item = &'a Array>) ->
     Ok(())
 }
 
+/// Without those that come again at once: of many caches that one operation wrote, each gives the same array.
+fn once<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> impl Iterator<Item = &'a Array> {
+    let mut last: *const Array = ptr::null();
+    (arrays.into_iter()).filter(move |&array| !ptr::eq(mem::replace(&mut last, array), array))
+}
+
 /// Computes all `arrays` and waits until they are there. Mirrors `mx.eval`.
 ///
 /// ```
@@ -50,7 +57,7 @@ pub(crate) fn before_waiting<'a>(arrays: impl IntoIterator<Item = &'a Array>) ->
 /// MLX's own message when an operation of the graph fails.
 pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::lock();
-    let vec = ArrayVec::new("eval", arrays)?;
+    let vec = ArrayVec::new("eval", once(arrays))?;
     release(&vec)?;
     // SAFETY: the vector handle is live for the length of the call.
     let result = call::evaluation("eval", || unsafe { sys::mlx_eval(vec.raw()) });
@@ -76,7 +83,7 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 /// that it depends on, so they no longer overlap.
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::lock();
-    let vec = ArrayVec::new("async_eval", arrays)?;
+    let vec = ArrayVec::new("async_eval", once(arrays))?;
     release(&vec)?;
     // SAFETY: the vector handle is live for the length of the call; MLX keeps its own references.
     let result = call::evaluation("async_eval", || unsafe { sys::mlx_async_eval(vec.raw()) });
@@ -84,6 +91,8 @@ pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()>
         // MLX does not say of what it started that it is there: whoever read it would wait forever.
         STALLED.store(true, Ordering::Relaxed);
     }
+    // Also here: who generates may wait for nothing but single numbers.
+    closure::drain();
     result
 }
 

@@ -244,6 +244,133 @@ fn a_block_is_its_parts() {
     });
 }
 
+/// Blocks as one operation are the same to the bit as one after another, whether their memory is there already or is only going
+/// to be, and whatever comes between.
+#[test]
+fn blocks_in_a_row_are_their_steps() {
+    on_cpu(|| {
+        let (d, hidden, inner) = (16i32, 32i32, 48i32);
+        let heads = plain_heads(2, 1, d);
+        let matrix = |rows: i32, k: i32, seed: u32| {
+            let w = array(&noise((rows * k) as usize, seed), &[rows, k]);
+            DenseMatrix::new(&w).unwrap().map(Matrix::Dense)
+        };
+        let some: Vec<Matrix> = (0..3)
+            .flat_map(|i| {
+                let seed = 10 * i;
+                [
+                    matrix(2 * d, hidden, seed),
+                    matrix(d, hidden, seed + 1),
+                    matrix(d, hidden, seed + 2),
+                    matrix(hidden, 2 * d, seed + 3),
+                    matrix(inner, hidden, seed + 4),
+                    matrix(inner, hidden, seed + 5),
+                    matrix(hidden, inner, seed + 6),
+                ]
+            })
+            .flatten()
+            .collect();
+        if some.is_empty() {
+            return; // switched off
+        }
+        let norm = array(&noise(hidden as usize, 99), &[hidden]);
+        let blocks: Vec<Block<'_>> = some
+            .chunks(7)
+            .map(|m| Block {
+                heads: &heads,
+                attention_norm: Some((&norm, 1e-5)),
+                projections: [(&m[0], None), (&m[1], None), (&m[2], None)],
+                output: (&m[3], None),
+                feed_norm: None,
+                gate: Gate::Silu,
+                gate_up: [(&m[4], None), (&m[5], None)],
+                down: (&m[6], None),
+            })
+            .collect();
+        let empty = || [0, 1, 2].map(|_| [4, 8].map(|room| KvMemory::empty((1, d), room).unwrap()));
+        let (mut alone, mut together) = (empty(), empty());
+        fn rooms<'a>(
+            memories: &'a mut [KvMemory; 2],
+            lengths: &[i32; 2],
+            offsets: &[i32; 2],
+        ) -> Vec<Room<'a>> {
+            let places = lengths.iter().zip(offsets);
+            (memories.iter_mut().zip(places))
+                .map(|(memory, (&length, &offset))| Room {
+                    length,
+                    offset,
+                    memory,
+                    window: None,
+                })
+                .collect()
+        }
+        let mut offsets = [0; 2];
+        // The last but one has more tokens than memory is kept for.
+        for (step, lengths) in [[2, 3], [1, 1], [1, 2], [70, 1], [1, 1]].iter().enumerate() {
+            let total: i32 = lengths.iter().sum();
+            let x = array(
+                &noise((total * hidden) as usize, 40 + step as u32),
+                &[1, total, hidden],
+            );
+            for memory in alone.iter_mut().chain(&mut together) {
+                for (memory, (length, offset)) in
+                    memory.iter_mut().zip(lengths.iter().zip(&offsets))
+                {
+                    if offset + length > memory.room() {
+                        memory.grow(*offset, 100).unwrap();
+                    }
+                }
+            }
+            let mut wanted = x.clone();
+            for (block, memories) in blocks.iter().zip(&mut alone) {
+                let mut rooms = rooms(memories, lengths, &offsets);
+                wanted = block.step(&wanted, &mut rooms).unwrap();
+            }
+            // The first one by itself, and all in a row.
+            let mut got = x;
+            let first = usize::from(step == 2);
+            for (block, memories) in blocks[..first].iter().zip(&mut together) {
+                let mut rooms = rooms(memories, lengths, &offsets);
+                got = block.step(&got, &mut rooms).unwrap();
+            }
+            let mut all: Vec<Vec<Room<'_>>> = together[first..]
+                .iter_mut()
+                .map(|memories| rooms(memories, lengths, &offsets))
+                .collect();
+            let mut steps: Vec<_> = (blocks[first..].iter().zip(&mut all))
+                .map(|(block, rooms)| (block, rooms.as_mut_slice()))
+                .collect();
+            let got = Block::steps(&got, &mut steps).unwrap();
+            offsets
+                .iter_mut()
+                .zip(lengths)
+                .for_each(|(offset, length)| *offset += length);
+            let copies = together
+                .each_ref()
+                .map(|memories| [0, 1].map(|row| memories[row].copy(offsets[row]).unwrap()));
+            // Not always looked at before the next ones are planned.
+            if step != 1 {
+                assert_eq!(host(&got), host(&wanted), "step {step}");
+                for (copies, memories) in copies.iter().zip(&alone) {
+                    for (row, (keys, values)) in copies.iter().enumerate() {
+                        let own = memories[row].copy(offsets[row]).unwrap();
+                        assert_eq!((host(keys), host(values)), (host(&own.0), host(&own.1)));
+                    }
+                }
+            }
+        }
+        // All of them are of one size, and a row has the same tokens in each.
+        let x = array(&noise(hidden as usize, 3), &[1, 1, hidden]);
+        let (mut one, mut other) = (empty(), empty());
+        let mut first = rooms(&mut one[0], &[1, 0], &[0, 0]);
+        first.pop();
+        let mut second = rooms(&mut other[0], &[1, 1], &[0, 0]);
+        let mut steps = [(&blocks[0], &mut first[..]), (&blocks[1], &mut second[..])];
+        assert!(Block::steps(&x, &mut steps).is_err());
+        assert!(Block::steps(&x, &mut []).is_err());
+    });
+}
+
 /// What was copied stays as it was, whenever it is computed, though the memory is written again where it was cut.
 #[test]
 fn copies_of_memory_come_before_what_is_written_after() {
