@@ -10,9 +10,9 @@ use std::sync::Arc;
 use super::host_op::{self, Input, Meaning, Work};
 use super::kernel::Isa;
 use super::nucleus::nucleus;
-use super::select::{Room, ascending, gather, most, pass, pick, select, size, total, weigh};
+use super::select::{Room, ascending, gather, most, pass, pick, select, size, weigh};
 use super::share::{Output, share};
-use super::weigh::{self, BLOCK, Scale, depth, peak};
+use super::weigh::{BLOCK, Scale, depth, peak};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -175,11 +175,13 @@ impl Work for Choose {
         // Each element costs about as much as four multiplications.
         share(rows.len(), 4 * logits.len(), &|from, to| {
             Room::with(|room| {
+                room.crowded = rows.len() > 1;
                 for (i, (x, seen, row)) in rows.iter().enumerate().take(to).skip(from) {
                     // SAFETY: each row has an element of its own.
                     let token = unsafe { out.part(i, 1) };
                     token[0] = row.token(isa, x, seen, room) as f32; // below `LONGEST`
                 }
+                room.crowded = false;
             });
         });
     }
@@ -214,7 +216,7 @@ impl Row {
             Pick::Token(id) => *id,
             Pick::Greatest => {
                 let x = if changes { &own } else { logits };
-                weigh::peaks(isa, x, &mut room.peaks);
+                room.find_peaks(isa, x);
                 first_greatest(x, &room.peaks)
             }
             Pick::Draw(filters) => {
@@ -328,7 +330,7 @@ impl All<'_> {
 
 impl Filters {
     fn token(&self, isa: Isa, all: All<'_>, room: &mut Room) -> u32 {
-        weigh::peaks(isa, all.row(), &mut room.peaks);
+        room.find_peaks(isa, all.row());
         let max = peak(&room.peaks);
         if max == f32::NEG_INFINITY {
             return 0;
@@ -344,7 +346,7 @@ impl Filters {
     /// With a top-k: its candidates, from the least to the most probable.
     fn among_candidates(&self, isa: Isa, row: &[f32], max: f32, room: &mut Room) -> u32 {
         let one = Scale { max, by: 1.0 };
-        let whole = (self.top_p < 1.0).then(|| total(isa, row, one, room));
+        let whole = (self.top_p < 1.0).then(|| room.find_sums(isa, row, one));
         select(row, self.top_k, room);
         room.found.sort_unstable_by(ascending);
         let mut first = 0;
@@ -376,12 +378,13 @@ impl Filters {
     fn among_all(&self, isa: Isa, mut all: All<'_>, max: f32, room: &mut Room) -> u32 {
         // What is left: everything, or what was found, in order of place.
         let mut found = false;
+        // What min-p leaves, minus infinity without.
+        let least = max + self.min_p.ln();
         if self.top_p < 1.0 {
-            nucleus(isa, all.row(), max, self.top_p, room);
+            nucleus(isa, all.row(), (max, least), self.top_p, room);
             found = true;
         }
         if self.min_p > 0.0 {
-            let least = max + self.min_p.ln();
             if found {
                 room.found.retain(|f| f.0 >= least);
             } else {
@@ -457,7 +460,7 @@ fn exclude_found(isa: Isa, max: f32, threshold: f32, spared: &[u32], room: &mut 
 /// XTC among all.
 fn exclude(isa: Isa, row: &mut [f32], max: f32, threshold: f32, spared: &[u32], room: &mut Room) {
     let one = Scale { max, by: 1.0 };
-    let total = total(isa, row, one, room);
+    let total = room.find_sums(isa, row, one);
     // Everything above the threshold is among those, with something to spare for rounding.
     let from = (f64::from(threshold) * total).ln() - 1e-3;
     let least = if from.is_finite() {

@@ -5,7 +5,7 @@
 use super::host_op::{self, Input, Meaning, Work};
 use super::kernel::Isa;
 use super::select::{Found, Room, ascending, gather, weigh};
-use super::weigh::{self, DEPTH, Scale, depth, peak};
+use super::weigh::{DEPTH, Scale, depth, peak};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -72,13 +72,13 @@ impl Work for Nucleus {
         let isa = Isa::detect();
         Room::with(|room| {
             for ((row, out), &p) in rows.zip(output.chunks_exact_mut(self.n)).zip(&self.p) {
-                weigh::peaks(isa, row, &mut room.peaks);
+                room.find_peaks(isa, row);
                 let max = peak(&room.peaks);
                 if max == f32::NEG_INFINITY || p > 1.0 {
                     out.copy_from_slice(row); // nothing is possible, or all of it stays
                     continue;
                 }
-                nucleus(isa, row, max, p, room);
+                nucleus(isa, row, (max, f32::NEG_INFINITY), p, room);
                 out.fill(f32::NEG_INFINITY);
                 for &(x, i) in &room.found {
                     out[i as usize] = x;
@@ -93,26 +93,29 @@ impl Work for Nucleus {
 }
 
 /// Leaves in `room.found`, in order of place, the nucleus of a row whose greatest is `max`, above minus
-/// infinity, and whose peaks are in `room`.
-pub(super) fn nucleus(isa: Isa, row: &[f32], max: f32, p: f32, room: &mut Room) {
+/// infinity, and whose peaks are in `room`. Below `least` nothing is wanted, whether it is found or not.
+pub(super) fn nucleus(isa: Isa, row: &[f32], (max, least): (f32, f32), p: f32, room: &mut Room) {
     let share = 1.0 - f64::from(p);
     let scale = Scale { max, by: 1.0 };
     let mut total = None;
-    for reach in REACHES {
-        gather(row, &room.peaks, max - reach, &mut room.found);
+    // If the nucleus ends below, all above is in it. Not where that is next to nothing: the greatest has to stay.
+    let own = max - least;
+    let first = (1.0..REACHES[0]).contains(&own).then_some((own, least));
+    for (reach, from) in first.into_iter().chain(REACHES.map(|r| (r, max - r))) {
+        gather(row, &room.peaks, from, &mut room.found);
         let mass = weigh(isa, &room.found, scale, &mut room.values, &mut room.weights);
         // What may go: the least probable, as long as their sum stays within what is to spare.
         let (spare, gone) = if reach == DEPTH {
             (share * mass, 0.0)
         } else {
-            let total = *total.get_or_insert_with(|| {
-                weigh::sums(isa, row, &room.peaks, scale, &mut room.sums);
-                room.sums.iter().sum::<f64>()
-            });
+            let total = *total.get_or_insert_with(|| room.find_sums(isa, row, scale));
             (share * total, (total - mass).max(0.0))
         };
         if gone <= spare || reach == DEPTH {
             cut(&mut room.found, &room.weights, (max, reach), spare, gone);
+            return;
+        }
+        if from == least {
             return;
         }
     }
@@ -199,6 +202,38 @@ mod tests {
             .scope(|| top_p(&x, p)?.to_vec::<f32>())
             .unwrap();
         y.chunks(n).map(<[f32]>::to_vec).collect()
+    }
+
+    #[test]
+    fn what_is_not_wanted_changes_nothing_of_the_rest() {
+        let mut state = 3u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32
+        };
+        // From a few probable tokens to nearly equal ones.
+        for spread in [40.0f32, 12.0, 6.0, 2.0, 0.5] {
+            let row: Vec<f32> = (0..5000).map(|_| next() * spread).collect();
+            for p in [0.0, 0.05, 0.5, 0.9, 0.99, 1.0] {
+                for min_p in [0.0f32, 1e-4, 0.02, 0.2, 0.5, 1.0] {
+                    Room::with(|room| {
+                        let isa = Isa::detect();
+                        room.find_peaks(isa, &row);
+                        let max = peak(&room.peaks);
+                        let least = max + min_p.ln();
+                        let wanted = |room: &Room| {
+                            let all = room.found.iter().copied();
+                            all.filter(|f| f.0 >= least).collect::<Vec<_>>()
+                        };
+                        nucleus(isa, &row, (max, f32::NEG_INFINITY), p, room);
+                        let all = wanted(room);
+                        nucleus(isa, &row, (max, least), p, room);
+                        assert_eq!(wanted(room), all, "{spread} {p} {min_p}");
+                        assert!(!all.is_empty());
+                    });
+                }
+            }
+        }
     }
 
     #[test]

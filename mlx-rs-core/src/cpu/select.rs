@@ -34,9 +34,28 @@ pub(super) struct Room {
     pub weights: Vec<f32>,
     /// How often each token occurs; zeros between uses.
     pub counts: Vec<u32>,
+    /// Whether other threads have rows of their own, so that they cannot help with this one.
+    pub crowded: bool,
 }
 
 impl Room {
+    /// Finds the greatest of each block of a row.
+    pub(super) fn find_peaks(&mut self, isa: Isa, row: &[f32]) {
+        weigh::peaks(isa, row, &mut self.peaks, !self.crowded);
+    }
+
+    /// Weighs each block of a row, whose peaks are here. Returns the sum.
+    pub(super) fn find_sums(&mut self, isa: Isa, row: &[f32], scale: Scale) -> f64 {
+        weigh::sums(
+            isa,
+            row,
+            (&self.peaks, scale),
+            &mut self.sums,
+            !self.crowded,
+        );
+        self.sums.iter().sum()
+    }
+
     /// Works in the memory of this thread.
     pub(super) fn with(work: impl FnOnce(&mut Room)) {
         thread_local! {
@@ -218,7 +237,7 @@ impl Work for Select {
 /// The greatest of a row, as many as there is room for in `values`, ascending: how far they lie below the
 /// greatest one, which is returned, and where they stand.
 fn rank(isa: Isa, row: &[f32], room: &mut Room, values: &mut [f32], places: &mut [f32]) -> f32 {
-    weigh::peaks(isa, row, &mut room.peaks);
+    room.find_peaks(isa, row);
     let max = peak(&room.peaks);
     if !values.is_empty() {
         select(row, values.len(), room);
@@ -236,13 +255,7 @@ fn log_total(isa: Isa, row: &[f32], max: f32, room: &mut Room) -> f32 {
     if max == f32::NEG_INFINITY {
         return max;
     }
-    total(isa, row, Scale { max, by: 1.0 }, room).ln() as f32
-}
-
-/// The sum of the weights of a row with its peaks in `room`; that of each block is left there.
-pub(super) fn total(isa: Isa, row: &[f32], scale: Scale, room: &mut Room) -> f64 {
-    weigh::sums(isa, row, &room.peaks, scale, &mut room.sums);
-    room.sums.iter().sum()
+    room.find_sums(isa, row, Scale { max, by: 1.0 }).ln() as f32
 }
 
 /// Logarithms of probabilities under the softmax of rows `[rows, n]`.
@@ -402,7 +415,7 @@ impl Work for Draw {
         let rows = logits.chunks_exact(self.n).zip(output).zip(parameters);
         Room::with(|room| {
             for ((row, out), (&by, &uniform)) in rows {
-                weigh::peaks(isa, row, &mut room.peaks);
+                room.find_peaks(isa, row);
                 let max = peak(&room.peaks);
                 *out = pick(isa, row, Scale { max, by }, uniform, room) as f32;
             }
@@ -420,7 +433,7 @@ pub(super) fn pick(isa: Isa, row: &[f32], scale: Scale, uniform: f64, room: &mut
     if scale.max == f32::NEG_INFINITY {
         return 0;
     }
-    let target = uniform * total(isa, row, scale, room);
+    let target = uniform * room.find_sums(isa, row, scale);
     // First the block, then the place in it.
     let (block, before) = pass(room.sums.iter().copied(), 0.0, target);
     let start = block * BLOCK;

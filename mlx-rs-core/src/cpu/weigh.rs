@@ -4,7 +4,10 @@
 //! Written for eight neighbors at a time, which the compiler turns into vectors, and without fused
 //! multiply-adds: so every instruction set gives the same bits, and a seed the same text.
 
+use std::ops::Range;
+
 use super::kernel::Isa;
+use super::share::{Output, share};
 
 /// Neighbors that share a greatest one and a sum.
 pub(super) const BLOCK: usize = 32;
@@ -82,17 +85,43 @@ macro_rules! pass {
     };
 }
 
+/// Cuts a row into parts of whole blocks for the threads, where it is `alone`, and gives each its part of `out`, which has an
+/// element for each block.
+fn in_parts<T: Copy + Send + Sync>(
+    row: &[f32],
+    out: &mut Vec<T>,
+    (zero, alone): (T, bool),
+    part: impl Fn(Range<usize>, &[f32], &mut [T]) + Sync,
+) {
+    let blocks = row.len().div_ceil(BLOCK);
+    out.clear();
+    out.resize(blocks, zero);
+    let all = Output::new(out);
+    // Each element costs about as much as two multiplications.
+    let work = if alone { 2 * row.len() } else { 0 };
+    share(blocks, work, &|from, to| {
+        let own = &row[from * BLOCK..row.len().min(to * BLOCK)];
+        // SAFETY: the blocks of a part are its own.
+        part(from..to, own, unsafe { all.part(from, to - from) });
+    });
+}
+
+/// The greatest of each block of `row`; minus infinity where there is no number. Where the row is `alone`, threads share it.
+pub(super) fn peaks(isa: Isa, row: &[f32], out: &mut Vec<f32>, alone: bool) {
+    in_parts(row, out, (0.0, alone), |_, row, out| {
+        own_peaks(isa, row, out);
+    });
+}
+
 pass! {
-    /// The greatest of each block of `row`; minus infinity where there is no number.
-    peaks = peaks_with(row: &[f32], out: &mut Vec<f32>)
+    /// The greatest of each block.
+    own_peaks = peaks_with(row: &[f32], out: &mut [f32])
 }
 
 #[inline(always)]
-fn peaks_with(row: &[f32], out: &mut Vec<f32>) {
+fn peaks_with(row: &[f32], out: &mut [f32]) {
     // Plain loops: what runs inside of the library's would not be compiled for these vectors.
     let (blocks, rest) = row.as_chunks::<BLOCK>();
-    out.clear();
-    out.resize(blocks.len(), 0.0);
     for (block, out) in blocks.iter().zip(out.iter_mut()) {
         let mut greatest = [f32::NEG_INFINITY; LANES];
         let (vectors, _) = block.as_chunks::<LANES>();
@@ -104,8 +133,8 @@ fn peaks_with(row: &[f32], out: &mut Vec<f32>) {
         }
         *out = peak(&greatest);
     }
-    if !rest.is_empty() {
-        out.push(peak(rest));
+    if let (Some(last), false) = (out.get_mut(blocks.len()), rest.is_empty()) {
+        *last = peak(rest);
     }
 }
 
@@ -128,15 +157,26 @@ pub(super) struct Scale {
     pub by: f32,
 }
 
+/// The sum of the weights of each block, whose greatest ones are `peaks`. Where the row is `alone`, threads share it.
+pub(super) fn sums(
+    isa: Isa,
+    row: &[f32],
+    (peaks, scale): (&[f32], Scale),
+    out: &mut Vec<f64>,
+    alone: bool,
+) {
+    in_parts(row, out, (0.0, alone), |part, row, out| {
+        own_sums(isa, row, &peaks[part], scale, out);
+    });
+}
+
 pass! {
-    /// The sum of the weights of each block, whose greatest ones are `peaks`.
-    sums = sums_with(row: &[f32], peaks: &[f32], scale: Scale, out: &mut Vec<f64>)
+    /// The sum of the weights of each block that weighs anything.
+    own_sums = sums_with(row: &[f32], peaks: &[f32], scale: Scale, out: &mut [f64])
 }
 
 #[inline(always)]
-fn sums_with(row: &[f32], peaks: &[f32], scale: Scale, out: &mut Vec<f64>) {
-    out.clear();
-    out.resize(peaks.len(), 0.0);
+fn sums_with(row: &[f32], peaks: &[f32], scale: Scale, out: &mut [f64]) {
     let (blocks, rest) = row.as_chunks::<BLOCK>();
     for ((block, &peak), out) in blocks.iter().zip(peaks).zip(out.iter_mut()) {
         if weighs(peak, scale) {
@@ -246,16 +286,19 @@ mod tests {
                 }
             })
             .collect();
-        for n in [1usize, 7, 8, 31, 32, 33, 64, 100, 1000] {
+        // The longest is shared by the threads.
+        let row: Vec<f32> = row.iter().cycle().take(40_007).copied().collect();
+        for n in [1usize, 7, 8, 31, 32, 33, 64, 100, 1000, 40_007] {
             let row = &row[..n];
             let all = |isa| {
                 let (mut p, mut s, mut w) = (Vec::new(), Vec::new(), Vec::new());
-                peaks(isa, row, &mut p);
+                let alone = isa != Isa::Portable;
+                peaks(isa, row, &mut p, alone);
                 let scale = Scale {
                     max: peak(row),
                     by: 0.7,
                 };
-                sums(isa, row, &p, scale, &mut s);
+                sums(isa, row, (&p, scale), &mut s, alone);
                 weights(isa, row, scale, &mut w);
                 let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                 let sums: Vec<u64> = s.iter().map(|x| x.to_bits()).collect();
