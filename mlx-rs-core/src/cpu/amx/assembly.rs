@@ -193,3 +193,58 @@ macro_rules! unpack {
         )
     };
 }
+
+/// Lines of assembly with what [`unpack`] needs in its registers, and their operands, among them `n`, which is anything. All vector
+/// registers may be used; in the end they are as other code wants them: with their upper parts in use, its narrow instructions
+/// wait for them.
+macro_rules! with_numbers {
+    ([$($line:expr),* $(,)?], $($operands:tt)*) => {
+        ::std::arch::asm!(
+            "mov {n:e}, {counting}",
+            "vpbroadcastw zmm24, {n:e}",
+            "mov {n:e}, {ones}",
+            "vpbroadcastw zmm25, {n:e}",
+            "mov {n:e}, {sixteens}",
+            "vpbroadcastw zmm26, {n:e}",
+            $($line,)*
+            "vzeroupper",
+            $($operands)*
+            counting = const super::numbers::COUNTING,
+            ones = const super::numbers::BASES[0],
+            sixteens = const super::numbers::BASES[1],
+            out("zmm0") _,
+            out("zmm1") _,
+            out("zmm2") _,
+            out("zmm3") _,
+            out("zmm4") _,
+            out("zmm5") _,
+            out("zmm6") _,
+            out("zmm7") _,
+            out("zmm8") _,
+            out("zmm9") _,
+            out("zmm10") _,
+            out("zmm11") _,
+            out("zmm12") _,
+            out("zmm13") _,
+            out("zmm14") _,
+            out("zmm15") _,
+            out("zmm16") _,
+            out("zmm17") _,
+            out("zmm18") _,
+            out("zmm19") _,
+            out("zmm20") _,
+            out("zmm21") _,
+            out("zmm22") _,
+            out("zmm23") _,
+            out("zmm24") _,
+            out("zmm25") _,
+            out("zmm26") _,
+            out("zmm27") _,
+            out("zmm28") _,
+            out("zmm29") _,
+            out("zmm30") _,
+            out("zmm31") _,
+            options(nostack),
+        )
+    };
+}

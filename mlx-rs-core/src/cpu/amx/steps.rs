@@ -3,11 +3,9 @@
 //! and those of a third meet their scales. Each of these would wait for the one before it. It is one piece because the compiler
 //! puts totals into memory between several, which takes half as long again.
 
-use std::arch::asm;
 use std::mem::offset_of;
 use std::ptr;
 
-use super::numbers::{BASES, COUNTING};
 use super::{DEEP, LINE, Line, Outputs, SIDE};
 
 /// Rows of inputs in a tile, with those that fill it.
@@ -310,13 +308,8 @@ pub(super) unsafe fn steps<const BITS: u32>(bench: &mut Bench, count: usize) {
     let at = bench.at;
     macro_rules! all {
         ($bits:tt) => {
-            asm!(
-                "mov {n:e}, {counting}",
-                "vpbroadcastw zmm24, {n:e}",
-                "mov {n:e}, {ones}",
-                "vpbroadcastw zmm25, {n:e}",
-                "mov {n:e}, {sixteens}",
-                "vpbroadcastw zmm26, {n:e}",
+            with_numbers!(
+                [
                 for_totals!(take),
                 "cmp qword ptr [{bench} + {odd}], 0",
                 "jne 5f",
@@ -328,7 +321,7 @@ pub(super) unsafe fn steps<const BITS: u32>(bench: &mut Bench, count: usize) {
                 "jnz 2b",
                 "6:",
                 for_totals!(keep),
-                "vzeroupper",
+                ],
                 bench = in(reg) std::ptr::from_mut(bench),
                 a = inout(reg) at.words[0][0] => _,
                 b = inout(reg) at.words[0][1] => _,
@@ -342,9 +335,6 @@ pub(super) unsafe fn steps<const BITS: u32>(bench: &mut Bench, count: usize) {
                 line = in(reg) LINE,
                 n = out(reg) _,
                 to = out(reg) _,
-                counting = const COUNTING,
-                ones = const BASES[0],
-                sixteens = const BASES[1],
                 deep = const offset_of!(Bench, at.deep),
                 left = const offset_of!(Bench, at.left),
                 all_inputs = const offset_of!(Bench, at.all_inputs),
@@ -355,12 +345,6 @@ pub(super) unsafe fn steps<const BITS: u32>(bench: &mut Bench, count: usize) {
                 kept = const offset_of!(Bench, kept),
                 even_matrix = const offset_of!(Bench, matrix),
                 odd_matrix = const offset_of!(Bench, matrix) + size_of::<[Line; SLOT]>(),
-                out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _,
-                out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _,
-                out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm20") _, out("zmm21") _,
-                out("zmm22") _, out("zmm23") _, out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm28") _,
-                out("zmm29") _, out("zmm30") _, out("zmm31") _,
-                options(nostack),
             )
         };
     }

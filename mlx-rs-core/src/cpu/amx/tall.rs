@@ -2,10 +2,8 @@
 //! sums of the one before leave their registers, and those of the one before that meet their scales and are added to totals in
 //! memory. The numbers of the next group come into tiles between two groups. Why it is one piece: see `steps.rs`.
 
-use std::arch::asm;
 use std::mem::offset_of;
 
-use super::numbers::{BASES, COUNTING};
 use super::steps::{DEEPEST, SLOT};
 use super::{DEEP, FEW, LINE, Line, Outputs, SIDE};
 
@@ -286,13 +284,8 @@ pub(super) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
     };
     macro_rules! all {
         ($bits:tt) => {
-            asm!(
-                "mov {n:e}, {counting}",
-                "vpbroadcastw zmm24, {n:e}",
-                "mov {n:e}, {ones}",
-                "vpbroadcastw zmm25, {n:e}",
-                "mov {n:e}, {sixteens}",
-                "vpbroadcastw zmm26, {n:e}",
+            with_numbers!(
+                [
                 "2:",
                 "cmp qword ptr [{hall} + {groups}], 1",
                 "je 8f",
@@ -320,7 +313,7 @@ pub(super) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
                 "mov [{hall} + {next}], {n}",
                 "dec qword ptr [{hall} + {groups}]",
                 "jnz 2b",
-                "vzeroupper",
+                ],
                 hall = in(reg) std::ptr::from_mut(hall),
                 a = inout(reg) piece.words[0][0] => _,
                 b = inout(reg) piece.words[0][1] => _,
@@ -334,9 +327,6 @@ pub(super) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
                 n = out(reg) _,
                 to = out(reg) _,
                 count = out(reg) _,
-                counting = const COUNTING,
-                ones = const BASES[0],
-                sixteens = const BASES[1],
                 now = const offset_of!(Hall, at.now),
                 next = const offset_of!(Hall, at.next),
                 deep = const offset_of!(Hall, at.deep),
@@ -351,12 +341,6 @@ pub(super) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
                 plane = const offset_of!(Hall, at.plane),
                 factors = const offset_of!(Hall, at.factors),
                 odd = const offset_of!(Hall, at.odd),
-                out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _,
-                out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _,
-                out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm20") _, out("zmm21") _,
-                out("zmm22") _, out("zmm23") _, out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm28") _,
-                out("zmm29") _, out("zmm30") _, out("zmm31") _,
-                options(nostack),
             )
         };
     }
