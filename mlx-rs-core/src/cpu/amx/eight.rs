@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use super::factors::prepare;
+use super::inputs::LEAD;
 use super::steps::{Bench, DEEPEST, LATER, Places, ROWS, steps};
 use super::{DEEP, Line, Outputs, Registers, SIDE, Sources, Squares, Two};
 
@@ -26,7 +27,9 @@ pub(super) unsafe fn run<'a, const BITS: u32>(
     // Of the outputs that are unpacked, and of those before, whose last sums are added meanwhile.
     factors.resize(2 * 4 * groups, Line([0; DEEP]));
     let factors = factors.as_mut_ptr();
-    let (inputs, sums) = (x.tile(0, 0).as_ptr(), x.sums(0, 0).as_ptr());
+    let inputs = x.tiles();
+    // SAFETY: they begin there.
+    let sums = unsafe { x.all_sums().add(LEAD) };
     bench.at.odd = 0;
     let mut before = None;
     for place in places.clone() {

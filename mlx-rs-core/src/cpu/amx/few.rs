@@ -6,7 +6,7 @@ use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512
 use super::super::bands::BAND;
 use super::factors::prepare;
 use super::numbers::unpack_group;
-use super::tall::{LATER, Piece, tiles};
+use super::tall::{Piece, tiles};
 use super::tiles::store;
 use super::{DEEP, Line, Outputs, Registers, SIDE, Scratch, Sources, Squares, Two};
 
@@ -40,8 +40,8 @@ pub(super) unsafe fn run<const BITS: u32>(
                 .words
                 .map(|both| both.map(|at| at.wrapping_add(second))),
             ahead: from.ahead[0] * size_of::<u32>(),
-            inputs: x.tile(0, 0).as_ptr(),
-            sums: x.sums(0, 0).as_ptr().sub(LATER * SIDE),
+            inputs: x.tiles(),
+            sums: x.all_sums(),
             factors: factors.as_ptr(),
             totals: &mut *out,
             sizes: (groups, deep, count),

@@ -11,7 +11,7 @@ use super::super::kernel::place;
 use super::{DEEP, FEW, Line, SIDE, steps, tall};
 
 /// Sums before the first: what is added before there is anything.
-const LEAD: usize = tall::LATER * SIDE;
+pub(super) const LEAD: usize = tall::LATER * SIDE;
 
 /// Rows of inputs in tiles of sixteen rows. These stand in pairs: greater parts, and what they lack; of at most eight rows both
 /// are in one tile. Few stand `[blocks of inputs, tiles]`, many `[tiles, blocks of inputs]`.
@@ -97,6 +97,16 @@ impl Squares {
     /// A tile's pair for a block of inputs.
     pub(super) fn tile(&self, tile: usize, block: usize) -> &[Line] {
         &self.tiles[self.place(tile, block)..][..self.pair()]
+    }
+
+    /// All tiles.
+    pub(super) fn tiles(&self) -> *const Line {
+        self.tiles.as_ptr()
+    }
+
+    /// All sums, with the room before them.
+    pub(super) fn all_sums(&self) -> *const f32 {
+        self.sums.as_ptr()
     }
 
     /// The sums of a group of a tile's rows.
