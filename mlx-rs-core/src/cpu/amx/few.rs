@@ -3,11 +3,8 @@
 
 use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_storeu_ps};
 
-use super::super::bands::BAND;
 use super::factors::prepare;
-use super::numbers::unpack_group;
-use super::tall::{Piece, tiles};
-use super::tiles::store;
+use super::tall::{LATER, Piece, tiles};
 use super::{DEEP, Line, Outputs, Registers, SIDE, Scratch, Sources, Squares, Two};
 
 /// See [`super::products`].
@@ -30,15 +27,11 @@ pub(super) unsafe fn run<const BITS: u32>(
     // A group's lines stand before the first.
     factors.resize(4 * (groups + 1), Line([0; DEEP]));
     out.fill(Outputs::default());
-    // SAFETY: as many groups of all; the first is unpacked here; features are the caller's promise.
+    // SAFETY: as many groups of all; features are the caller's promise.
     unsafe {
         prepare::<BITS>(&from, groups, factors.as_mut_ptr().add(4));
-        unpack_group::<BITS>(&from, deep, hall.matrix[0].as_mut_ptr());
-        let second = deep * BITS as usize * BAND;
         let piece = Piece {
-            words: from
-                .words
-                .map(|both| both.map(|at| at.wrapping_add(second))),
+            words: from.words,
             ahead: from.ahead[0] * size_of::<u32>(),
             inputs: x.tiles(),
             sums: x.all_sums(),
@@ -47,11 +40,9 @@ pub(super) unsafe fn run<const BITS: u32>(
             sizes: (groups, deep, count),
         };
         tiles::<BITS>(hall, piece);
-        // What the assembly leaves: the sums of the last product, and of the one before.
+        // What the assembly leaves: the sums of the last products.
         let all = groups * count;
-        let last = all - 1;
-        store(last, hall.found[all % 2].as_mut_ptr());
-        for n in last.saturating_sub(1)..all {
+        for n in all.saturating_sub(LATER)..all {
             let (group, tile) = (n / count, n % count);
             let found = hall.found[(n + 1) % 2].as_ptr();
             let factors = factors.as_ptr().add(4 * (group + 1));

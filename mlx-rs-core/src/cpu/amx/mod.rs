@@ -19,7 +19,6 @@ mod many;
 mod numbers;
 mod steps;
 mod tall;
-mod tiles;
 
 use std::arch::asm;
 use std::arch::x86_64::{

@@ -96,38 +96,37 @@ impl Default for Places {
 macro_rules! multiply {
     (4, $one:literal, $other:literal) => {
         concat!(
-            "tileloadd tmm5, [{to} + {line}*1]\n",
             "tileloadd tmm4, [{inputs} + {line}*1]\n",
-            "tdpbf16ps ",
-            $one,
-            ", tmm4, tmm5\n",
-            "tileloadd tmm6, [{to} + {line}*1 + 1024]\n",
-            "tdpbf16ps ",
-            $other,
-            ", tmm4, tmm6\n",
+            multiply_two!("0", $one, $other),
             "add {to}, 2048\n",
         )
     };
     (8, $one:literal, $other:literal) => {
         concat!(
-            "tileloadd tmm5, [{to} + {line}*1]\n",
             "tileloadd tmm4, [{inputs} + {line}*1]\n",
+            multiply_two!("0", $one, $other),
+            multiply_two!("2048", $one, $other),
+            "add {to}, 4096\n",
+        )
+    };
+}
+
+/// Inputs with two tiles, at so many bytes.
+macro_rules! multiply_two {
+    ($at:literal, $one:literal, $other:literal) => {
+        concat!(
+            "tileloadd tmm5, [{to} + {line}*1 + ",
+            $at,
+            "]\n",
             "tdpbf16ps ",
             $one,
             ", tmm4, tmm5\n",
-            "tileloadd tmm6, [{to} + {line}*1 + 1024]\n",
+            "tileloadd tmm6, [{to} + {line}*1 + ",
+            $at,
+            " + 1024]\n",
             "tdpbf16ps ",
             $other,
             ", tmm4, tmm6\n",
-            "tileloadd tmm7, [{to} + {line}*1 + 2048]\n",
-            "tdpbf16ps ",
-            $one,
-            ", tmm4, tmm7\n",
-            "tileloadd tmm5, [{to} + {line}*1 + 3072]\n",
-            "tdpbf16ps ",
-            $other,
-            ", tmm4, tmm5\n",
-            "add {to}, 4096\n",
         )
     };
 }

@@ -19,7 +19,7 @@ pub(super) struct Hall {
     nothing: [Outputs; (LATER + FEW) * SIDE],
     at: Course,
     /// Numbers of two groups: for each block two tiles, or four with 8 bits.
-    pub matrix: [[Line; SLOT]; 2],
+    matrix: [[Line; SLOT]; 2],
 }
 
 impl Default for Hall {
@@ -64,7 +64,7 @@ struct Course {
 
 /// What is multiplied.
 pub(super) struct Piece<'a> {
-    /// Words of both tiles' two bands, from the second group on.
+    /// Words of both tiles' two bands.
     pub words: [[*const u32; 2]; 2],
     /// Bytes on to what is fetched ahead.
     pub ahead: usize,
@@ -83,11 +83,11 @@ pub(super) struct Piece<'a> {
 /// A block of inputs with its tiles, into two tiles of sums.
 macro_rules! multiply_both {
     (4, $one:literal, $other:literal) => {
-        concat!(multiply_four!("", $one, $other), "add {to}, 2048\n",)
+        concat!(multiply_four!($one, $other), "add {to}, 2048\n",)
     };
     (8, $one:literal, $other:literal) => {
         concat!(
-            multiply_four!("", $one, $other),
+            multiply_four!($one, $other),
             "tileloadd tmm6, [{to} + {line}*1 + 2048]\n",
             "tdpbf16ps ",
             $one,
@@ -109,7 +109,7 @@ macro_rules! multiply_both {
 
 /// Both parts of inputs with two tiles.
 macro_rules! multiply_four {
-    ($none:literal, $one:literal, $other:literal) => {
+    ($one:literal, $other:literal) => {
         concat!(
             "tileloadd tmm6, [{to} + {line}*1]\n",
             "tileloadd tmm4, [{inputs} + {line}*1]\n",
@@ -251,8 +251,8 @@ macro_rules! tile {
     };
 }
 
-/// All groups, the first of which is in tiles already (`hall.matrix[0]`). The sums of the last product stay in registers, in
-/// the second pair where there was an even number of them, and those of the one before in `hall.found`.
+/// All groups. The sums of the last [`LATER`] products, of a tile and a group each, are not added: those of product number `n` are in
+/// `hall.found[(n + 1) % 2]`.
 ///
 /// # Safety
 /// The tile registers must be set up, and the processor must have avx512f and avx512bw; all must be there as said, for at least
@@ -267,25 +267,31 @@ pub(super) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
     let first = piece.totals.as_mut_ptr();
     let nothing = hall.nothing.as_mut_ptr();
     hall.at = Course {
-        now: hall.matrix[0].as_ptr().addr(),
-        next: hall.matrix[1].as_ptr().addr(),
+        now: hall.matrix[0].as_mut_ptr().expose_provenance(),
+        next: hall.matrix[1].as_mut_ptr().expose_provenance(),
         deep,
         tiles,
         groups,
         across,
         beside: (2 * SIDE * LINE).cast_signed() - (deep * across).cast_signed(),
         rest: (deep - 1) * across,
-        end: nothing.addr() + LATER * SIDE * LINE,
-        first: first.addr(),
-        last: first.addr() + plane,
+        end: nothing.expose_provenance() + LATER * SIDE * LINE,
+        first: first.expose_provenance(),
+        last: first.expose_provenance() + plane,
         plane,
-        factors: piece.factors.addr(),
+        factors: piece.factors.expose_provenance(),
         odd: 0,
     };
     macro_rules! all {
         ($bits:tt) => {
             with_numbers!(
                 [
+                "mov {n}, [{hall} + {deep}]",
+                "mov {to}, [{hall} + {now}]",
+                "3:",
+                unpack!($bits),
+                "dec {n}",
+                "jnz 3b",
                 "2:",
                 "cmp qword ptr [{hall} + {groups}], 1",
                 "je 8f",
@@ -313,6 +319,15 @@ pub(super) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
                 "mov [{hall} + {next}], {n}",
                 "dec qword ptr [{hall} + {groups}]",
                 "jnz 2b",
+                "cmp qword ptr [{hall} + {odd}], 0",
+                "je 8f",
+                "tilestored [{hall} + {line}*1 + 2048], tmm0",
+                "tilestored [{hall} + {line}*1 + 3072], tmm1",
+                "jmp 9f",
+                "8:",
+                "tilestored [{hall} + {line}*1], tmm2",
+                "tilestored [{hall} + {line}*1 + 1024], tmm3",
+                "9:",
                 ],
                 hall = in(reg) std::ptr::from_mut(hall),
                 a = inout(reg) piece.words[0][0] => _,
