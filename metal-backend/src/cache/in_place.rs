@@ -5,7 +5,7 @@
 use mlx_rs_core::cpu::{Heads, KvMemory};
 use mlx_rs_core::{Array, Result};
 
-use super::chunked::{ChunkedCache, capacity};
+use super::chunked::{CHUNK, ChunkedCache, capacity};
 use super::{KvCache, Seen, Snapshot};
 
 /// Keys and values of all positions so far.
@@ -14,6 +14,8 @@ pub struct InPlaceCache {
     /// The number of positions, and their keys and values unless there is `memory`.
     chunks: ChunkedCache,
     memory: Option<KvMemory>,
+    /// So many positions are expected in all.
+    expected: i32,
 }
 
 impl InPlaceCache {
@@ -62,8 +64,14 @@ impl KvCache for InPlaceCache {
     fn memory(&mut self, heads: &Heads, length: i32) -> Result<&mut KvMemory> {
         let filled = self.chunks.offset;
         let end = filled.saturating_add(length);
-        // And for the next token, which a prompt that fills its room would else move for.
-        let room = capacity(end.saturating_add(1));
+        // At least for the next token, which a prompt that fills its room would else move for; else for what is expected, a
+        // chunk on at most. What is not written yet is no more than addresses, but of those there are not too many either.
+        let least = end.saturating_add(1);
+        let wanted = match self.memory {
+            None => self.expected,
+            Some(_) => i32::MAX,
+        };
+        let room = capacity(wanted.clamp(least, end.saturating_add(CHUNK)));
         let memory = match (self.memory.take(), &self.chunks.buffers) {
             (Some(mut memory), _) => {
                 let grown = if memory.room() < end {
@@ -82,6 +90,10 @@ impl KvCache for InPlaceCache {
         };
         self.chunks.buffers = None;
         Ok(self.memory.insert(memory))
+    }
+
+    fn expect(&mut self, positions: i32) {
+        self.expected = positions;
     }
 
     fn advance(&mut self, length: i32) {
@@ -111,6 +123,7 @@ impl KvCache for InPlaceCache {
         Ok(Box::new(Self {
             chunks: self.as_chunks()?,
             memory: None,
+            expected: self.expected,
         }))
     }
 

@@ -154,6 +154,9 @@ pub trait KvCache: std::fmt::Debug + Send {
         ))
     }
 
+    /// Says that so many positions will be held in all, as far as is known: room for them is better made at once.
+    fn expect(&mut self, _positions: i32) {}
+
     /// Counts tokens that were written to [`KvCache::memory`].
     fn advance(&mut self, _length: i32) {}
 

@@ -161,5 +161,12 @@ pub fn prepared(
     } else {
         None
     };
-    reused.unwrap_or((empty, 0))
+    let (mut caches, fed) = reused.unwrap_or((empty, 0));
+    let all = request
+        .prompt()
+        .len()
+        .saturating_add(request.options().max_tokens);
+    let all = i32::try_from(all).unwrap_or(i32::MAX);
+    caches.iter_mut().for_each(|cache| cache.expect(all));
+    (caches, fed)
 }

@@ -1,15 +1,15 @@
 //! Attention over a cache as one operation: norms and rotation of queries and keys, scores, softmax and the
 //! weighted sum, for rows of any length, straight from the packed projection and the caches.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::glance::{self, Found, Glance};
 use super::heads::count;
 use super::host_op::{Input, Work};
 use super::kernel::Isa;
 use super::rotation::{Rotation, rotate, turns};
 use super::share::{Output, share};
-use super::store::normalize;
+use super::store::{Fresh, normalize};
 use super::sweep::{self, Sweep};
 use super::tile::LANES;
 
@@ -73,18 +73,38 @@ pub(super) struct Attend {
 /// Keys or values of a row of a batch.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
-    data: &'a [f32],
+    data: *const [f32],
     /// Elements from one head to the next.
     head: usize,
     /// Elements from one position to the next.
     pub position: usize,
+    memory: PhantomData<&'a [f32]>,
 }
 
+// SAFETY: elements that no thread writes while one reads them, as promised to `Rows::of`.
+unsafe impl Sync for Rows<'_> {}
+
 impl<'a> Rows<'a> {
+    /// # Safety
+    /// The array must be of float32; what is asked of [`Self::reach`] must not be written any more.
+    unsafe fn of(input: &'a Input) -> Self {
+        let strides = input.strides();
+        Self {
+            // SAFETY: the caller's promise; the strides say how far the elements reach.
+            data: unsafe { input.reach() },
+            head: strides[1],
+            position: strides[2],
+            memory: PhantomData,
+        }
+    }
+
     /// Everything from the first element of position `from` to the last before position `to`.
     pub(super) fn reach(&self, h: usize, from: usize, to: usize, d: usize) -> &'a [f32] {
         let start = h * self.head + from * self.position;
-        &self.data[start..start + (to - from - 1) * self.position + d]
+        let n = (to - from - 1) * self.position + d;
+        assert!(start <= self.data.len() && n <= self.data.len() - start);
+        // SAFETY: within what is there, which is not written any more.
+        unsafe { std::slice::from_raw_parts(self.data.cast::<f32>().add(start), n) }
     }
 }
 
@@ -94,6 +114,26 @@ impl Work for Attend {
     }
 
     fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        self.run_with(inputs, None, output);
+    }
+}
+
+impl Attend {
+    /// The same for keys and values that are to be stored before.
+    ///
+    /// # Safety
+    /// As of [`Fresh::store`].
+    pub(super) unsafe fn run_storing(
+        &self,
+        inputs: &[Input],
+        fresh: &Fresh<'_>,
+        output: &mut [f32],
+    ) {
+        self.run_with(inputs, Some(fresh), output);
+    }
+
+    /// What is `fresh` is as [`Self::run_storing`] is told.
+    fn run_with(&self, inputs: &[Input], fresh: Option<&Fresh<'_>>, output: &mut [f32]) {
         let mut inputs = inputs.iter();
         let packed = inputs.next();
         let norm = self.eps.map(|eps| (inputs.next(), eps));
@@ -104,17 +144,26 @@ impl Work for Attend {
         }
         let (packed, sinks) = (slice(packed), sinks.map(|i| slice(Some(i))));
         let norm = norm.map(|(weight, eps)| (slice(weight), eps));
-        let rest: Vec<Rows<'_>> = inputs
-            .map(|i| {
-                let strides = i.strides();
-                Rows {
-                    // SAFETY: as above; the strides say how far the elements reach.
-                    data: unsafe { i.as_reach::<f32>() },
-                    head: strides[1],
-                    position: strides[2],
-                }
-            })
-            .collect();
+        let (mut sweeps, mut singles) = (Vec::new(), Vec::new());
+        for panel in self.panels() {
+            if panel.len() >= sweep::MANY && sweep::fits(self.d) {
+                sweeps.push(panel);
+            } else {
+                singles.extend(panel);
+            }
+        }
+        // Whoever looks at a head's keys writes the fresh one before, where there is but one.
+        let mut later = None;
+        if let Some(fresh) = fresh {
+            if sweeps.is_empty() && fresh.single() && self.by_head(&singles) {
+                later = Some(fresh);
+            } else {
+                // SAFETY: what `run_storing` is promised.
+                unsafe { fresh.store(packed) };
+            }
+        }
+        // SAFETY: as of `slice`; they are stored, or are read by whom stores them.
+        let rest: Vec<Rows<'_>> = inputs.map(|i| unsafe { Rows::of(i) }).collect();
         let rotation = self.rotation.as_ref().map(|r| {
             let positions: Vec<i32> = self.queries.iter().map(|q| q.position).collect();
             (r, turns(r, &positions))
@@ -129,20 +178,20 @@ impl Work for Attend {
             sinks,
             out: Output::new(output),
         };
-        let (mut sweeps, mut singles) = (Vec::new(), Vec::new());
-        for panel in self.panels() {
-            if panel.len() >= sweep::MANY && sweep::fits(self.d) {
-                sweeps.push(panel);
-            } else {
-                singles.extend(panel);
-            }
-        }
         task.sweeps(&sweeps);
-        task.glances(&singles);
+        if self.by_head(&singles) {
+            task.glances_by_head(&singles, later);
+        } else {
+            task.glances_by_segment(&singles);
+        }
     }
-}
 
-impl Attend {
+    /// The keys that a query sees.
+    pub(super) fn seen(&self, q: usize) -> (usize, Range<usize>) {
+        let Query { lane, position, .. } = self.queries[q];
+        self.plans[lane].seen(position)
+    }
+
     /// The queries in runs of one row, of as many as a sweep takes.
     fn panels(&self) -> Vec<Range<usize>> {
         let mut panels = Vec::new();
@@ -161,20 +210,20 @@ impl Attend {
 }
 
 /// What all units of an operation read, and where they write.
-struct Task<'a> {
-    attend: &'a Attend,
-    packed: &'a [f32],
+pub(super) struct Task<'a> {
+    pub attend: &'a Attend,
+    pub packed: &'a [f32],
     norm: Option<(&'a [f32], f32)>,
     rotation: Option<(&'a Rotation, &'a [(f32, f32)])>,
     /// Keys and values of each row.
-    rest: &'a [Rows<'a>],
-    sinks: Option<&'a [f32]>,
+    pub rest: &'a [Rows<'a>],
+    pub sinks: Option<&'a [f32]>,
     out: Output,
 }
 
 impl Task<'_> {
     /// Head `h` of query `q`, through norm and rotation, scaled.
-    fn query(&self, q: usize, h: usize, query: &mut [f32]) {
+    pub(super) fn query(&self, q: usize, h: usize, query: &mut [f32]) {
         let Attend {
             d,
             width,
@@ -187,11 +236,19 @@ impl Task<'_> {
         if let Some((weight, eps)) = self.norm {
             normalize(isa, weight, eps, query);
         }
-        if let Some((rotation, turns)) = self.rotation {
-            let pairs = rotation.radians.len();
-            rotate(rotation, &turns[q * pairs..(q + 1) * pairs], query);
+        if let Some((rotation, _)) = self.rotation {
+            rotate(rotation, self.turns(q), query);
         }
         query.iter_mut().for_each(|v| *v *= scale);
+    }
+
+    /// Of the position of query `q`.
+    pub(super) fn turns(&self, q: usize) -> &[(f32, f32)] {
+        let Some((rotation, turns)) = self.rotation else {
+            return &[];
+        };
+        let pairs = rotation.radians.len();
+        &turns[q * pairs..(q + 1) * pairs]
     }
 
     /// Where head `h` of query `q` goes.
@@ -202,28 +259,22 @@ impl Task<'_> {
         clippy::mut_from_ref,
         reason = "each query and head has a place of its own"
     )]
-    unsafe fn place(&self, q: usize, h: usize) -> &mut [f32] {
+    pub(super) unsafe fn place(&self, q: usize, h: usize) -> &mut [f32] {
         let Attend { d, heads, .. } = *self.attend;
         // SAFETY: the caller's promise.
         unsafe { self.out.part((q * heads + h) * d, d) }
     }
 
     /// Multiplications for queries, roughly.
-    fn work(&self, queries: impl Iterator<Item = usize>) -> usize {
+    pub(super) fn work(&self, queries: impl Iterator<Item = usize>) -> usize {
         let Attend { heads, d, .. } = *self.attend;
         let keys: usize = queries
             .map(|q| {
-                let (kept, range) = self.seen(q);
+                let (kept, range) = self.attend.seen(q);
                 kept + range.len() + 16
             })
             .sum();
         2 * keys * heads * d
-    }
-
-    /// The keys that a query sees.
-    fn seen(&self, q: usize) -> (usize, Range<usize>) {
-        let Query { lane, position, .. } = self.attend.queries[q];
-        self.attend.plans[lane].seen(position)
     }
 
     /// Many queries of a row at a time.
@@ -259,84 +310,5 @@ impl Task<'_> {
                 unsafe { self.place(panel.start + i, h) }.copy_from_slice(found);
             },
         );
-    }
-
-    /// Single queries: the heads that share keys together, segment by segment.
-    fn glances(&self, queries: &[usize]) {
-        let Attend {
-            d, repeats, heads, ..
-        } = *self.attend;
-        if queries.is_empty() {
-            return;
-        }
-        let groups = heads / repeats;
-        // Each query's segments begin here.
-        let mut begins = Vec::with_capacity(queries.len() + 1);
-        let mut count = 0;
-        for &q in queries {
-            begins.push(count);
-            let (kept, range) = self.seen(q);
-            count += glance::segments(kept + range.len());
-        }
-        begins.push(count);
-        let mut sums = vec![0.0f32; count * heads * d];
-        let mut states = vec![(0.0f32, 0.0f32); count * heads];
-        let (all_sums, all_states) = (Output::new(&mut sums), Output::new(&mut states));
-        share(
-            count * groups,
-            self.work(queries.iter().copied()),
-            &|from, to| {
-                let (mut own, mut scores) = (vec![0.0f32; repeats * d], Vec::new());
-                let mut known = None;
-                for unit in from..to {
-                    // The segments of a group stand one after another, so that one thread makes its queries once.
-                    let at = begins.partition_point(|&begin| begin * groups <= unit) - 1;
-                    let own_unit = unit - begins[at] * groups;
-                    let segments = begins[at + 1] - begins[at];
-                    let (group, segment) = (own_unit / segments, own_unit % segments);
-                    let part = begins[at] + segment;
-                    let q = queries[at];
-                    if known != Some((q, group)) {
-                        for (i, own) in own.chunks_exact_mut(d).enumerate() {
-                            self.query(q, group * repeats + i, own);
-                        }
-                        known = Some((q, group));
-                    }
-                    let lane = self.attend.queries[q].lane;
-                    let (kept, range) = self.seen(q);
-                    let glance = Glance {
-                        isa: self.attend.isa,
-                        d,
-                        softcap: self.attend.softcap,
-                        keys: self.rest[2 * lane],
-                        values: self.rest[2 * lane + 1],
-                        group,
-                        runs: [0..kept, range],
-                    };
-                    let head = part * heads + group * repeats;
-                    // SAFETY: these heads of this segment are this unit's alone.
-                    let found = unsafe {
-                        Found {
-                            sums: all_sums.part(head * d, repeats * d),
-                            states: all_states.part(head, repeats),
-                        }
-                    };
-                    glance.look(segment, &own, &mut scores, found);
-                }
-            },
-        );
-        let pieces = count * heads * d;
-        share(queries.len() * heads, pieces, &|from, to| {
-            for unit in from..to {
-                let (at, h) = (unit / heads, unit % heads);
-                let parts = (begins[at]..begins[at + 1]).map(|part| {
-                    let head = part * heads + h;
-                    (&sums[head * d..(head + 1) * d], states[head])
-                });
-                // SAFETY: this head of this query is this unit's alone.
-                let place = unsafe { self.place(queries[at], h) };
-                glance::together(parts, self.sinks.map(|s| s[h]), place);
-            }
-        });
     }
 }

@@ -11,7 +11,7 @@ use super::host_op::{self, Input, Meaning, Work};
 use super::matrix::Matrix;
 use super::memory::{Kept, KvMemory};
 use super::project::{Gate, Product, Projection, Then};
-use super::store::{Store, Tokens};
+use super::store::{Fresh, Store, Tokens};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -378,12 +378,20 @@ impl Step {
                 None => caches.extend(next(&mut after, 2)),
             }
         }
-        self.store(packed, k_norm, &caches);
         let found = room(&mut between.found, self.attend.outputs());
         let mut seen = vec![Input::of(packed)];
         seen.extend(own);
-        seen.extend(caches);
-        self.attend.run(&seen, found);
+        seen.extend(&caches);
+        let fresh = Fresh {
+            stores: &self.stores,
+            // SAFETY: `Heads::check_parts` has seen that it is float32.
+            norm: k_norm.map(|norm| unsafe { norm.as_slice::<f32>() }),
+            caches: &caches,
+        };
+        // SAFETY: they are float32, as planned with, and of a `KvMemory`, which gives its arrays to this operation and to those
+        // that copy them only; each of these comes after those before it (`KvMemory::before`), so none runs meanwhile. Nothing
+        // of them is in use here yet.
+        unsafe { self.attend.run_storing(&seen, &fresh, found) };
         let attended = room(&mut between.attended, self.output.work.outputs());
         let found = Input::of(found);
         self.output.run(found, &mut rest, Some(x), attended);
@@ -392,24 +400,5 @@ impl Step {
         self.feed.run(attended, &mut rest, None, gated);
         let gated = Input::of(gated);
         self.down.run(gated, &mut rest, Some(attended), output);
-    }
-
-    /// Writes keys and values of this step's tokens.
-    fn store(&self, packed: &[f32], k_norm: Option<&Input>, caches: &[Input]) {
-        // SAFETY: `Heads::check_parts` has seen that it is float32.
-        let norm = k_norm.map(|norm| unsafe { norm.as_slice::<f32>() });
-        for ((keys, values), caches) in self.stores.iter().zip(caches.chunks_exact(2)) {
-            // SAFETY: they are float32, as planned with, and of a `KvMemory`, which gives its arrays to this operation
-            // and to those that copy them only; each of these comes after those before it (`KvMemory::before`), so none
-            // runs meanwhile. Nothing of them is in use here yet.
-            let (to_keys, to_values) = unsafe {
-                (
-                    caches[0].as_mut_slice::<f32>(),
-                    caches[1].as_mut_slice::<f32>(),
-                )
-            };
-            keys.write(packed, norm, to_keys);
-            values.write(packed, None, to_values);
-        }
     }
 }

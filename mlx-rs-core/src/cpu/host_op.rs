@@ -137,6 +137,23 @@ impl Input {
         unsafe { std::slice::from_raw_parts_mut(self.data.cast_mut().cast(), self.size) }
     }
 
+    /// The elements `from..from + n`, to be written.
+    ///
+    /// # Safety
+    /// As of [`Self::as_mut_slice`], but of these elements only.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "an input is an address, and whose memory it is the caller's promise"
+    )]
+    pub(super) unsafe fn part_mut<T>(&self, from: usize, n: usize) -> &mut [T] {
+        assert!(from <= self.size && n <= self.size - from);
+        if n == 0 {
+            return &mut [];
+        }
+        // SAFETY: among as many elements as MLX says, alive while the work runs; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.data.cast_mut().cast::<T>().add(from), n) }
+    }
+
     /// The elements as what they are.
     ///
     /// # Safety
@@ -161,11 +178,12 @@ impl Input {
             .collect()
     }
 
-    /// All elements from the first to the last that an index reaches.
+    /// All elements from the first to the last that an index reaches, as an address: others of them may be written while some
+    /// are read.
     ///
     /// # Safety
     /// The array given to [`add_strided`] in this place, among those that may be strided, must be of type `T`.
-    pub(super) unsafe fn as_reach<T>(&self) -> &[T] {
+    pub(super) unsafe fn reach<T>(&self) -> *const [T] {
         if self.size == 0 {
             return &[];
         }
@@ -176,9 +194,8 @@ impl Input {
             .zip(self.strides())
             .map(|(&d, s)| usize::try_from(d - 1).unwrap_or(0) * s)
             .sum();
-        // SAFETY: the index of the last element is within the array's memory, and so are those before it,
-        // as no stride is negative; the type is the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.data.cast(), last + 1) }
+        // The index of the last element is within the array's memory, and so are those before it, as no stride is negative.
+        std::ptr::slice_from_raw_parts(self.data.cast(), last + 1)
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::heads::count;
 use super::host_op::{self, Input, Work};
+use super::share::{Output, share};
 use crate::array::Array;
 use crate::closure;
 use crate::dtype::Dtype;
@@ -49,7 +50,8 @@ fn fault(message: String) -> Error {
 }
 
 impl KvMemory {
-    /// Room for `room` positions of so many heads with so many elements each, all zero.
+    /// Room for `room` positions of so many heads with so many elements each, of which nothing is known before it is
+    /// written. Memory that was never written takes none of the machine's.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when a number is not positive; MLX's message when memory runs out or the current
@@ -264,7 +266,8 @@ fn with_room(cache: &Array, room: i32) -> Result<[i32; 4]> {
     }
 }
 
-/// A new array of `shape` with the first `filled` positions of a cache, after others were made.
+/// A new array of `shape` with the first `filled` positions of a cache, after others were made. Nothing is known of
+/// the others.
 fn moved(cache: Option<&Array>, after: &[&Array], filled: i32, shape: &[i32; 4]) -> Result<Array> {
     let there = cache.map_or(0, |cache| cache.shape().get(2).copied().unwrap_or(0));
     let positive = shape.iter().all(|&n| n > 0);
@@ -303,18 +306,23 @@ impl Work for Move {
 
     fn run(&self, inputs: &[Input], output: &mut [f32]) {
         let from = inputs.first().map(|i| {
-            // SAFETY: `moved` has seen that it is float32.
-            (unsafe { i.as_reach::<f32>() }, i.strides())
+            // SAFETY: `moved` has seen that it is float32; whoever writes into it comes before or after.
+            (unsafe { &*i.reach::<f32>() }, i.strides())
         });
-        for (h, head) in output.chunks_exact_mut(self.room * self.width).enumerate() {
-            let (filled, rest) = head.split_at_mut(self.filled * self.width);
-            rest.fill(0.0);
-            if let Some((data, strides)) = &from {
-                for (i, to) in filled.chunks_exact_mut(self.width).enumerate() {
-                    let start = h * strides[1] + i * strides[2];
-                    to.copy_from_slice(&data[start..start + self.width]);
-                }
+        let Some((data, strides)) = &from else {
+            return;
+        };
+        let (out, filled) = (Output::new(output), self.filled);
+        let work = self.heads * filled * self.width;
+        // What is new to the process is slow to write at first, which two threads share.
+        share(self.heads * filled, work, &|from, to| {
+            for unit in from..to {
+                let (h, i) = (unit / filled, unit % filled);
+                let start = h * strides[1] + i * strides[2];
+                // SAFETY: each position of each head is one unit's alone.
+                let to = unsafe { out.part((h * self.room + i) * self.width, self.width) };
+                to.copy_from_slice(&data[start..start + self.width]);
             }
-        }
+        });
     }
 }

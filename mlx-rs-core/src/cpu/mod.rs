@@ -37,6 +37,7 @@ mod quantized;
 mod rotation;
 mod select;
 mod share;
+mod singles;
 #[cfg(target_arch = "x86_64")]
 mod squares;
 mod store;

@@ -23,6 +23,16 @@ pub(super) fn share(n: usize, multiplications: usize, part: &(dyn Fn(usize, usiz
     });
 }
 
+/// Runs `part(i)` for each of `0..n`, each large enough to be a thread's next work, on all threads; so many multiplications
+/// in all.
+pub(super) fn share_each(n: usize, multiplications: usize, part: &(dyn Fn(usize) + Sync)) {
+    if multiplications < WORTH_SHARING {
+        (0..n).for_each(part);
+        return;
+    }
+    pool::pool().run(n, part);
+}
+
 /// An output, written by several threads in places of their own.
 pub(super) struct Output<T = f32> {
     data: *mut T,

@@ -51,25 +51,98 @@ impl Store {
             .as_ref()
             .map(|r| (r, turns(r, &self.positions)));
         // Not the counted pointer, which stays on this thread.
-        let rotation = turns.as_ref().map(|(r, turns)| (*r, &**turns));
+        let turns = turns.as_ref().map_or(&[][..], |(_, turns)| turns);
+        let pairs = turns.len() / total.max(1);
         share(total, total * self.n * self.d * 32, &|from, to| {
             for t in from..to {
                 for h in 0..self.n {
-                    let start = (self.from + t) * self.width + self.first + h * self.d;
-                    let place = (h * self.room + self.slot + t) * self.d;
                     // SAFETY: each token and head has a place of its own.
-                    let head = unsafe { out.part(place, self.d) };
-                    head.copy_from_slice(&packed[start..start + self.d]);
-                    if let (Some(weight), Some(eps)) = (norm, self.eps) {
-                        normalize(self.isa, weight, eps, head);
-                    }
-                    if let Some((rotation, turns)) = rotation {
-                        let pairs = rotation.radians.len();
-                        rotate(rotation, &turns[t * pairs..(t + 1) * pairs], head);
-                    }
+                    let head = unsafe { out.part(self.place(t, h), self.d) };
+                    let turns = &turns[t * pairs..(t + 1) * pairs];
+                    self.write_head(packed, norm, turns, (t, h), head);
                 }
             }
         });
+    }
+
+    /// Where head `h` of token `t` goes.
+    fn place(&self, t: usize, h: usize) -> usize {
+        (h * self.room + self.slot + t) * self.d
+    }
+
+    /// Head `h` of token `t`, through norm and rotation, by the turns of its position.
+    fn write_head(
+        &self,
+        packed: &[f32],
+        norm: Option<&[f32]>,
+        turns: &[(f32, f32)],
+        (t, h): (usize, usize),
+        head: &mut [f32],
+    ) {
+        let start = (self.from + t) * self.width + self.first + h * self.d;
+        head.copy_from_slice(&packed[start..start + self.d]);
+        if let (Some(weight), Some(eps)) = (norm, self.eps) {
+            normalize(self.isa, weight, eps, head);
+        }
+        if let Some(rotation) = &self.rotation {
+            rotate(rotation, turns, head);
+        }
+    }
+}
+
+/// Keys and values of this step's tokens, and where they go.
+pub(super) struct Fresh<'a> {
+    /// Of each row.
+    pub stores: &'a [(Store, Store)],
+    /// The weight of the norm of keys.
+    pub norm: Option<&'a [f32]>,
+    /// Keys and values of each row.
+    pub caches: &'a [Input],
+}
+
+// SAFETY: of the caches their addresses are looked at, and elements that nobody else uses then, as promised to `store` and `store_head`.
+unsafe impl Sync for Fresh<'_> {}
+
+impl Fresh<'_> {
+    /// Whether no row has more than one token.
+    pub(super) fn single(&self) -> bool {
+        (self.stores.iter()).all(|(keys, _)| keys.positions.len() == 1)
+    }
+
+    /// Writes all of them.
+    ///
+    /// # Safety
+    /// The caches must be of float32, and nothing of them in use.
+    pub(super) unsafe fn store(&self, packed: &[f32]) {
+        for ((keys, values), caches) in self.stores.iter().zip(self.caches.chunks_exact(2)) {
+            // SAFETY: the caller's promise.
+            let (to_keys, to_values) = unsafe {
+                (
+                    caches[0].as_mut_slice::<f32>(),
+                    caches[1].as_mut_slice::<f32>(),
+                )
+            };
+            keys.write(packed, self.norm, to_keys);
+            values.write(packed, None, to_values);
+        }
+    }
+
+    /// Writes head `h` of the only token of a row, by the turns of its position.
+    ///
+    /// # Safety
+    /// The caches must be of float32, and nobody else may use the place of this head and token.
+    pub(super) unsafe fn store_head(
+        &self,
+        packed: &[f32],
+        turns: &[(f32, f32)],
+        (row, h): (usize, usize),
+    ) {
+        let (keys, values) = &self.stores[row];
+        for (store, i, norm) in [(keys, 0, self.norm), (values, 1, None)] {
+            // SAFETY: the caller's promise.
+            let head = unsafe { self.caches[2 * row + i].part_mut(store.place(0, h), store.d) };
+            store.write_head(packed, norm, turns, (0, h), head);
+        }
     }
 }
 
