@@ -98,6 +98,12 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// Where a position begins, if it is there.
+    pub(super) fn place(&self, h: usize, at: usize) -> *const f32 {
+        let first = self.data.cast::<f32>();
+        first.wrapping_add(h * self.head + at * self.position)
+    }
+
     /// Everything from the first element of position `from` to the last before position `to`.
     pub(super) fn reach(&self, h: usize, from: usize, to: usize, d: usize) -> &'a [f32] {
         let start = h * self.head + from * self.position;

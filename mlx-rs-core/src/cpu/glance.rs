@@ -12,9 +12,10 @@ use super::tile::{self, LANES, Left, Product, Right};
 use super::x86::{exp as exp_avx2, horizontal};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m256, _mm_add_ps, _mm_storeu_ps, _mm256_add_ps, _mm256_broadcast_ss, _mm256_castps256_ps128,
-    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps, _mm256_max_ps,
-    _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps,
+    __m256, _MM_HINT_T0, _mm_add_ps, _mm_prefetch, _mm_storeu_ps, _mm256_add_ps,
+    _mm256_broadcast_ss, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_fmadd_ps,
+    _mm256_hadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_storeu_ps, _mm256_sub_ps,
 };
 
 /// Heads that look at keys together, so that their sums fit the registers.
@@ -85,14 +86,9 @@ impl Glance<'_> {
                     let some = TOGETHER.min(heads - h);
                     let queries = &queries[h * d..(h + some) * d];
                     let to = (&mut scores[h * n + first..], n);
-                    inner_products(
-                        self.isa,
-                        queries,
-                        (keys, self.keys.position),
-                        part.len(),
-                        d,
-                        to,
-                    );
+                    let next = Next::of(&self.values, (self.group, part.start), h == 0);
+                    let keys = (keys, self.keys.position);
+                    inner_products(self.isa, queries, keys, (part.len(), d), to, next);
                 }
             }
         }
@@ -108,18 +104,33 @@ impl Glance<'_> {
         for (part, first) in &parts {
             if !part.is_empty() {
                 let values = self.values.reach(self.group, part.start, part.end, d);
-                self.gather(&scores[*first..], n, values, part.len(), found.sums);
+                let shares = (&scores[*first..], n);
+                // Most likely the next segment's keys, or the next head's first ones.
+                let next = if part.end < self.runs[1].end {
+                    (self.group, part.end)
+                } else {
+                    (self.group + 1, self.runs[0].start)
+                };
+                let next = Next::of(&self.keys, next, true);
+                self.gather(shares, values, part.len(), found.sums, next);
             }
         }
     }
 
     /// Adds values, each times its share: `shares` is `[heads, ..]` with rows `step` apart.
-    fn gather(&self, shares: &[f32], step: usize, values: &[f32], n: usize, sums: &mut [f32]) {
+    fn gather(
+        &self,
+        (shares, step): (&[f32], usize),
+        values: &[f32],
+        n: usize,
+        sums: &mut [f32],
+        next: Next,
+    ) {
         let d = self.d;
         let heads = sums.len() / d;
         assert!(shares.len() >= (heads - 1) * step + n);
         assert!(values.len() >= (n - 1) * self.values.position + d);
-        let wide = self.gather_wide(shares, step, values, n, sums);
+        let wide = self.gather_wide((shares, step), values, n, sums, next);
         let whole = d / LANES * LANES;
         for at in (wide..whole).step_by(LANES) {
             let left = Left {
@@ -154,11 +165,11 @@ impl Glance<'_> {
     /// how many of `d` are done.
     fn gather_wide(
         &self,
-        shares: &[f32],
-        step: usize,
+        (shares, step): (&[f32], usize),
         values: &[f32],
         n: usize,
         sums: &mut [f32],
+        next: Next,
     ) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.isa.has_avx2() {
@@ -167,23 +178,73 @@ impl Glance<'_> {
             for h in (0..heads).step_by(TOGETHER) {
                 for at in (0..whole).step_by(WIDE) {
                     let shares = (shares[h * step..].as_ptr(), step);
+                    let next = next.lanes(at, h == 0);
                     let values = (values[at..].as_ptr(), self.values.position);
                     let sums = (sums[h * d + at..].as_mut_ptr(), d);
                     // SAFETY: `Isa::Avx2` is made by `detect` only; `gather` asserts the lengths, and the heads and
                     // lanes are within them.
                     unsafe {
                         match heads - h {
-                            1 => gather_avx2::<1>(shares, values, n, sums),
-                            2 => gather_avx2::<2>(shares, values, n, sums),
-                            _ => gather_avx2::<3>(shares, values, n, sums),
+                            1 => gather_avx2::<1>(shares, values, n, sums, next),
+                            2 => gather_avx2::<2>(shares, values, n, sums, next),
+                            _ => gather_avx2::<3>(shares, values, n, sums, next),
                         }
                     }
                 }
             }
             return whole;
         }
-        let _ = (shares, step, values, n, sums);
+        let _ = (shares, step, values, n, sums, next);
         0
+    }
+}
+
+/// What is fetched while something else is computed: memory, not the processor, is what single queries wait for, and what
+/// the processor fetches ahead by itself ends with each page and each segment.
+#[derive(Clone, Copy)]
+struct Next {
+    /// The first of neighboring positions, which need not be there; null for nothing.
+    data: *const f32,
+    /// Elements from one to the next.
+    position: usize,
+}
+
+impl Next {
+    /// Position `at` of head `h` and those after it, if it is `wanted`.
+    fn of(rows: &Rows<'_>, (h, at): (usize, usize), wanted: bool) -> Self {
+        Self {
+            data: if wanted {
+                rows.place(h, at)
+            } else {
+                std::ptr::null()
+            },
+            position: rows.position,
+        }
+    }
+
+    /// The lanes from `at` on, if they are `wanted`.
+    #[cfg(target_arch = "x86_64")]
+    fn lanes(self, at: usize, wanted: bool) -> Self {
+        let data = if wanted && !self.data.is_null() {
+            self.data.wrapping_add(at)
+        } else {
+            std::ptr::null()
+        };
+        Self { data, ..self }
+    }
+
+    /// Fetches so many elements of position `i`.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn fetch(self, i: usize, n: usize) {
+        if self.data.is_null() {
+            return;
+        }
+        for at in (0..n).step_by(LANES) {
+            let place = self.data.wrapping_add(i * self.position + at);
+            // SAFETY: what is not there is not fetched; the processors of this architecture have sse.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+        }
     }
 }
 
@@ -203,11 +264,13 @@ unsafe fn gather_avx2<const R: usize>(
     (values, position): (*const f32, usize),
     n: usize,
     (sums, row): (*mut f32, usize),
+    next: Next,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut totals = [[_mm256_setzero_ps(); WIDE / 8]; R];
         for i in 0..n {
+            next.fetch(i, WIDE);
             let value = values.add(i * position);
             let mut own = [_mm256_setzero_ps(); R];
             for (r, own) in own.iter_mut().enumerate() {
@@ -365,9 +428,9 @@ fn inner_products(
     isa: Isa,
     queries: &[f32],
     (keys, step): (&[f32], usize),
-    n: usize,
-    d: usize,
+    (n, d): (usize, usize),
     (to, row): (&mut [f32], usize),
+    next: Next,
 ) {
     let heads = queries.len() / d;
     assert!(heads <= TOGETHER && keys.len() >= (n - 1) * step + d);
@@ -379,12 +442,13 @@ fn inner_products(
         // SAFETY: `Isa::Avx2` is made by `detect` only; the lengths are asserted.
         return unsafe {
             match heads {
-                3 => inner_avx2::<3>(queries.as_ptr(), keys, n, d, to),
-                2 => inner_avx2::<2>(queries.as_ptr(), keys, n, d, to),
-                _ => inner_avx2::<1>(queries.as_ptr(), keys, n, d, to),
+                3 => inner_avx2::<3>(queries.as_ptr(), keys, (n, d), to, next),
+                2 => inner_avx2::<2>(queries.as_ptr(), keys, (n, d), to, next),
+                _ => inner_avx2::<1>(queries.as_ptr(), keys, (n, d), to, next),
             }
         };
     }
+    let _ = next;
     for (h, query) in queries.chunks_exact(d).enumerate() {
         for i in 0..n {
             to[h * row + i] = kernel::inner(isa, query, &keys[i * step..][..d]);
@@ -400,14 +464,15 @@ fn inner_products(
 unsafe fn inner_avx2<const R: usize>(
     queries: *const f32,
     (keys, step): (*const f32, usize),
-    n: usize,
-    d: usize,
+    (n, d): (usize, usize),
     (to, row): (*mut f32, usize),
+    next: Next,
 ) {
     // SAFETY: all offsets are within what the caller promises.
     unsafe {
         let mut i = 0;
         while i + 4 <= n {
+            (i..i + 4).for_each(|i| next.fetch(i, d));
             let sums = inner_some::<R, 4>(queries, keys.add(i * step), step, d);
             for (r, [a, b, c, e]) in sums.into_iter().enumerate() {
                 let four = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, e));
@@ -420,6 +485,7 @@ unsafe fn inner_avx2<const R: usize>(
             i += 4;
         }
         while i < n {
+            next.fetch(i, d);
             let sums = inner_some::<R, 1>(queries, keys.add(i * step), step, d);
             for (r, [a]) in sums.into_iter().enumerate() {
                 let two = _mm256_hadd_ps(a, a);
