@@ -17,10 +17,13 @@ const YIELD_EVERY: u32 = 64;
 /// The most threads that are asked for.
 const MAX_THREADS: usize = 64;
 
-/// A job: `run(part)` for each part. The pointer is to a closure that outlives the job.
+/// What each thread does with its parts, which it takes all of.
+type Run<'a> = dyn Fn(&mut dyn Iterator<Item = usize>) + Sync + 'a;
+
+/// A job: `run` with the numbers of parts. The pointer is to a closure that outlives the job.
 #[derive(Clone, Copy)]
 struct Job {
-    run: *const (dyn Fn(usize) + Sync),
+    run: *const Run<'static>,
     parts: usize,
 }
 
@@ -104,18 +107,23 @@ impl Pool {
         self.workers + 1
     }
 
-    /// Runs `run(0..parts)`, spread over the threads; returns when all are done. A panic in a part is
-    /// resumed here as one of its own.
+    /// Runs `run` for each of `0..parts`, spread over the threads; see [`Self::spread`].
     pub(super) fn run(&self, parts: usize, run: &(dyn Fn(usize) + Sync)) {
+        self.spread(parts, &|own| own.for_each(run));
+    }
+
+    /// Calls `run` on the threads with the numbers of the parts that each is to do, mostly neighbors, together `0..parts`; what
+    /// it needs for all of them it makes once. Returns when all are done. A panic in a part is resumed here as one of its own.
+    pub(super) fn spread(&self, parts: usize, run: &Run<'_>) {
         if parts <= 1 || self.workers == 0 {
-            (0..parts).for_each(run);
+            run(&mut (0..parts));
             return;
         }
         let _one = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. Workers use the pointer between entering (`inside`) and
         // leaving a job; below, the job is withdrawn and everybody has left before this returns.
-        let run: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(run) };
+        let run: &'static Run<'static> = unsafe { std::mem::transmute(run) };
         let job = Job { run, parts };
         for (own, next) in shared.next.iter().enumerate() {
             next.0.store(shared.first(parts, own), Ordering::Relaxed);
@@ -157,23 +165,43 @@ impl Shared {
     }
 }
 
+/// The parts of a thread, then what others have not begun.
+struct Parts<'a> {
+    shared: &'a Shared,
+    parts: usize,
+    /// Whose parts are taken, and how many threads' were before.
+    of: usize,
+    before: usize,
+}
+
+impl Iterator for Parts<'_> {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        let threads = self.shared.next.len();
+        while self.before < threads {
+            let part = self.shared.next[self.of].0.fetch_add(1, Ordering::Relaxed);
+            if part < self.shared.first(self.parts, self.of + 1) {
+                return Some(part);
+            }
+            self.of = (self.of + 1) % threads;
+            self.before += 1;
+        }
+        None
+    }
+}
+
 /// Runs the parts of thread `me`, then what others have not begun.
 fn take_parts(shared: &Shared, job: Job, me: usize) {
     // SAFETY: the caller is the job's owner or is counted in `inside`, so the closure is alive.
     let run = unsafe { &*job.run };
-    let all = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let threads = shared.next.len();
-        for own in (me..threads).chain(0..me) {
-            let end = shared.first(job.parts, own + 1);
-            loop {
-                let part = shared.next[own].0.fetch_add(1, Ordering::Relaxed);
-                if part >= end {
-                    break;
-                }
-                run(part);
-            }
-        }
-    }));
+    let mut own = Parts {
+        shared,
+        parts: job.parts,
+        of: me,
+        before: 0,
+    };
+    let all = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&mut own)));
     if all.is_err() {
         shared.failed.store(true, Ordering::Relaxed);
         // The other parts are pointless.

@@ -23,14 +23,18 @@ pub(super) fn share(n: usize, multiplications: usize, part: &(dyn Fn(usize, usiz
     });
 }
 
-/// Runs `part(i)` for each of `0..n`, each large enough to be a thread's next work, on all threads; so many multiplications
-/// in all.
-pub(super) fn share_each(n: usize, multiplications: usize, part: &(dyn Fn(usize) + Sync)) {
+/// Runs `part` on all threads with the numbers of `0..n` that each is to do, all of which it takes; so many multiplications in
+/// all.
+pub(super) fn spread(
+    n: usize,
+    multiplications: usize,
+    part: &(dyn Fn(&mut dyn Iterator<Item = usize>) + Sync),
+) {
     if multiplications < WORTH_SHARING {
-        (0..n).for_each(part);
+        part(&mut (0..n));
         return;
     }
-    pool::pool().run(n, part);
+    pool::pool().spread(n, part);
 }
 
 /// An output, written by several threads in places of their own.

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use super::attention::{Attend, Task};
 use super::glance::{self, Found, Glance};
 use super::pool;
-use super::share::{Output, share, share_each};
+use super::share::{Output, share, spread};
 use super::store::Fresh;
 
 /// What a thread needs to look at the keys of a head.
@@ -56,7 +56,7 @@ impl Task<'_> {
         }
         let groups = heads / repeats;
         let work = self.work(queries.iter().copied());
-        share_each(queries.len() * groups, work, &|unit| {
+        let unit = |unit: usize| {
             let (q, group) = (queries[unit / groups], unit % groups);
             if let Some(fresh) = fresh {
                 let row = self.attend.queries[q].lane;
@@ -83,7 +83,8 @@ impl Task<'_> {
                     self.conclude(q, group * repeats + i, parts);
                 }
             });
-        });
+        };
+        spread(queries.len() * groups, work, &|own| own.for_each(unit));
     }
 
     /// Segment by segment.

@@ -9,7 +9,7 @@ use super::bands::BAND;
 use super::kernel::Isa;
 use super::many::{Many, gate_all};
 use super::project::{Data, Product};
-use super::share::{Output, share};
+use super::share::{Output, share, spread};
 
 /// Rows of inputs at a time: their tiles fit the second cache.
 const ROWS: usize = 256;
@@ -71,8 +71,8 @@ impl Many<'_> {
                 }
                 let squares = &*squares;
                 let work = (rows.1 - rows.0) * self.product.n * self.product.k;
-                share(places, work, &|from, to| {
-                    self.multiply_squares(squares, (from, to), rows, out);
+                spread(places, work, &|own| {
+                    self.multiply_squares(squares, own, rows, out);
                 });
             }
         });
@@ -84,7 +84,11 @@ impl Many<'_> {
         let number = PRODUCTS.fetch_add(1, Ordering::Relaxed);
         let rows = (0, self.product.rows);
         let work = self.product.rows * self.product.n * self.product.k;
-        share(self.places(), work, &|from, to| {
+        spread(self.places(), work, &|own| {
+            let mut own = own.peekable();
+            if own.peek().is_none() {
+                return;
+            }
             OWN.with_borrow_mut(|(of, squares)| {
                 if *of != number {
                     squares.resize_with(packings.len().max(squares.len()), Squares::default);
@@ -95,29 +99,31 @@ impl Many<'_> {
                     }
                     *of = number;
                 }
-                self.multiply_squares(squares, (from, to), rows, out);
+                self.multiply_squares(squares, &mut own, rows, out);
             });
         });
     }
 
-    /// Products of the rows that are in tiles with outputs of the places `from..to`.
+    /// Products of the rows that are in tiles with outputs of the places that are the thread's own.
     fn multiply_squares(
         &self,
         squares: &[Squares],
-        (mut from, to): (usize, usize),
+        own: &mut dyn Iterator<Item = usize>,
         rows: (usize, usize),
         out: &Output,
     ) {
         SCRATCH.with_borrow_mut(|scratch| {
             // SAFETY: `Isa::Amx` is made by `detect` only, where they are available.
             let registers = unsafe { Registers::new() };
-            while from < to {
-                let (part, end) = self.part(from);
-                let x = &squares[self.form_of(part).unwrap_or(0)];
+            let form = |place: usize| self.form_of(self.part(place).0);
+            let mut own = own.peekable();
+            while let Some(of) = own.peek().map(|&place| form(place)) {
+                let mut alike = std::iter::from_fn(|| own.next_if(|&place| form(place) == of));
+                let x = &squares[of.unwrap_or(0)];
                 // SAFETY: the same has AVX-512.
                 unsafe {
                     amx::products(
-                        from..to.min(end),
+                        &mut alike,
                         &|i| self.source(self.place(i)),
                         x,
                         &registers,
@@ -125,7 +131,6 @@ impl Many<'_> {
                         &mut |i, sums| self.finish(self.place(i), rows, sums, out),
                     );
                 }
-                from = to.min(end);
             }
         });
     }

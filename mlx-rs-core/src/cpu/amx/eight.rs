@@ -1,8 +1,6 @@
 //! At most eight rows of inputs with packed numbers, whose two parts stand in one tile: all groups of a row after another
-//! (`steps.rs`), across the outputs that follow each other. The last sums of a place are complete while the first groups of the next one
+//! (`steps.rs`), across the outputs that a thread has. The last sums of a place are complete while the first groups of the next one
 //! are unpacked.
-
-use std::ops::Range;
 
 use super::factors::prepare;
 use super::inputs::LEAD;
@@ -14,7 +12,7 @@ use super::{DEEP, Line, Outputs, Registers, SIDE, Sources, Squares, Two};
 /// # Safety
 /// As of [`super::products`]; what `source` gives must fit `x`, which is stacked.
 pub(super) unsafe fn run<'a, const BITS: u32>(
-    places: Range<usize>,
+    places: &mut dyn Iterator<Item = usize>,
     source: &dyn Fn(usize) -> Two<'a>,
     x: &Squares,
     _: &Registers,
@@ -32,13 +30,13 @@ pub(super) unsafe fn run<'a, const BITS: u32>(
     let sums = unsafe { x.all_sums().add(LEAD) };
     bench.at.odd = 0;
     let mut before = None;
-    for place in places.clone() {
+    for (turn, place) in places.enumerate() {
         let from = Sources::of(source(place));
         // SAFETY: lines of four factors for each group of two places; blocks and sums of as many groups. What the first ones
         // complete is not looked at.
         unsafe {
-            let own = factors.add(place % 2 * 4 * groups);
-            let last = factors.add((place + 1) % 2 * 4 * groups);
+            let own = factors.add(turn % 2 * 4 * groups);
+            let last = factors.add((turn + 1) % 2 * 4 * groups);
             prepare::<BITS>(&from, groups, own);
             bench.at = Places {
                 words: from.words,

@@ -27,7 +27,6 @@ use std::arch::x86_64::{
     _mm512_setzero_ps,
 };
 use std::marker::PhantomData;
-use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::bands::{BAND, Bands, Factors};
@@ -161,7 +160,7 @@ impl Drop for Registers {
 /// # Safety
 /// The processor must have avx512f, avx512bw and f16c.
 pub(super) unsafe fn products<'a>(
-    places: Range<usize>,
+    places: &mut dyn Iterator<Item = usize>,
     source: &dyn Fn(usize) -> Two<'a>,
     x: &Squares,
     registers: &Registers,
