@@ -239,21 +239,20 @@ impl Block<'_> {
                 offset: room.offset,
             };
             first += room.length;
-            let [keys, values] = room.memory.arrays();
+            let shape = room.memory.shape();
             stores.push((
-                self.heads.plan_keys(keys, total, tokens)?,
-                self.heads.plan_values(values, total, tokens)?,
+                self.heads.plan_keys(shape, total, tokens)?,
+                self.heads.plan_values(shape, total, tokens)?,
             ));
             let own = room.memory.held()?;
             if own.is_none() {
-                inputs.extend([keys, values]);
+                inputs.extend(room.memory.arrays());
             }
             held.push(own);
             lanes.push(View {
                 length: room.length,
                 offset: room.offset,
-                keys,
-                values,
+                room: room.memory.room(),
                 filled: room.offset + room.length,
                 order: Some((0, 0)),
                 window: room.window,

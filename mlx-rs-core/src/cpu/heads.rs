@@ -5,7 +5,7 @@ use super::attention::{Attend, Plan, Query};
 use super::host_op::{self, Meaning};
 use super::kernel::Isa;
 use super::rotation::Rotation;
-use super::store::{Keys, Store, Tokens};
+use super::store::{Keys, Positions, Store, Tokens};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -97,27 +97,13 @@ pub struct Lane {
     pub window: Option<i32>,
 }
 
-impl Lane {
-    fn view(&self) -> View<'_> {
-        View {
-            length: self.length,
-            offset: self.offset,
-            keys: &self.keys,
-            values: &self.values,
-            filled: self.filled,
-            order: self.order,
-            window: self.window,
-        }
-    }
-}
-
-/// A [`Lane`] whose arrays are others'.
+/// A [`Lane`] without its arrays.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct View<'a> {
+pub(super) struct View {
     pub length: i32,
     pub offset: i32,
-    pub keys: &'a Array,
-    pub values: &'a Array,
+    /// Positions that there are.
+    pub room: i32,
     pub filled: i32,
     pub order: Option<(i32, i32)>,
     pub window: Option<i32>,
@@ -209,7 +195,7 @@ impl Heads {
             first: count(self.n_heads) * count(self.head_dim),
             from: 0,
             slot: 0,
-            positions: positions(rows),
+            positions: Positions::Any(positions(rows)),
             eps: self.k_norm.as_ref().map(|norm| norm.eps),
             rotation: self.rotation.clone(),
             isa: Isa::detect(),
@@ -228,12 +214,20 @@ impl Heads {
         inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
         let total = packed.dim(1)?;
         self.check(packed, total)?;
-        let work = self.plan_keys(cache, total, tokens)?;
+        let work = self.plan_keys(self.shape(cache)?, total, tokens)?;
         host_op::add_in_place("cpu::store_keys", work, &inputs, cache.shape())
     }
 
-    /// Work that stores the keys of some of `total` packed rows.
-    pub(super) fn plan_keys(&self, cache: &Array, total: i32, tokens: Tokens) -> Result<Store> {
+    /// That of a cache, which must be float32.
+    fn shape<'a>(&self, cache: &'a Array) -> Result<&'a [i32]> {
+        if cache.dtype() != Dtype::Float32 {
+            return Err(fault("a cache needs float32").with_inputs(&[cache]));
+        }
+        Ok(cache.shape())
+    }
+
+    /// Work that stores the keys of some of `total` packed rows, in a cache of this shape.
+    pub(super) fn plan_keys(&self, cache: &[i32], total: i32, tokens: Tokens) -> Result<Store> {
         Ok(Store {
             eps: self.k_norm.as_ref().map(|norm| norm.eps),
             rotation: self.rotation.clone(),
@@ -241,8 +235,8 @@ impl Heads {
         })
     }
 
-    /// Work that stores the values of some of `total` packed rows.
-    pub(super) fn plan_values(&self, cache: &Array, total: i32, tokens: Tokens) -> Result<Store> {
+    /// Work that stores the values of some of `total` packed rows, likewise.
+    pub(super) fn plan_values(&self, cache: &[i32], total: i32, tokens: Tokens) -> Result<Store> {
         let before = count(self.n_heads) + count(self.n_kv_heads);
         self.plan_store(cache, total, tokens, before)
     }
@@ -254,23 +248,21 @@ impl Heads {
     pub fn store_values(&self, cache: &Array, packed: &Array, tokens: Tokens) -> Result<Array> {
         let total = packed.dim(1)?;
         self.check(packed, total)?;
-        let work = self.plan_values(cache, total, tokens)?;
+        let work = self.plan_values(self.shape(cache)?, total, tokens)?;
         host_op::add_in_place("cpu::store_values", work, &[cache, packed], cache.shape())
     }
 
     /// Work that stores what comes after so many heads of a packed row.
-    fn plan_store(&self, cache: &Array, total: i32, tokens: Tokens, heads: usize) -> Result<Store> {
+    fn plan_store(&self, cache: &[i32], total: i32, tokens: Tokens, heads: usize) -> Result<Store> {
         let width = self.check_parts()?;
-        let &[1, n, room, d] = cache.shape() else {
-            return Err(fault("a cache needs four axes").with_inputs(&[cache]));
+        let (n, d) = (self.n_kv_heads, self.head_dim);
+        let room = match *cache {
+            [1, heads, room, width] if (heads, width) == (n, d) => room,
+            _ => {
+                let message = format!("a cache needs the shape [1, {n}, n, {d}], not {cache:?}");
+                return Err(fault(message));
+            }
         };
-        if n != self.n_kv_heads || d != self.head_dim || cache.dtype() != Dtype::Float32 {
-            let wanted = format!(
-                "needs float32 [1, {}, n, {}]",
-                self.n_kv_heads, self.head_dim
-            );
-            return Err(fault(wanted).with_inputs(&[cache]));
-        }
         let Tokens {
             first: from,
             length,
@@ -288,7 +280,7 @@ impl Heads {
             first: heads * count(d),
             from: count(from),
             slot: count(offset),
-            positions: positions(&[(length, offset)]),
+            positions: Positions::From(offset, count(length)),
             eps: None,
             rotation: None,
             isa: Isa::detect(),
@@ -307,34 +299,47 @@ impl Heads {
         inputs.extend(self.q_norm.iter().map(|norm| &norm.weight));
         inputs.extend(&self.sinks);
         let first = inputs.len();
+        let mut views = Vec::with_capacity(lanes.len());
         for lane in lanes {
             inputs.extend([&lane.keys, &lane.values]);
+            views.push(self.view(lane)?);
         }
-        let views: Vec<_> = lanes.iter().map(Lane::view).collect();
         let work = self.plan_attention(&views, last)?;
         let n = i32::try_from(work.queries.len()).unwrap_or(i32::MAX);
         let shape = [1, n, self.n_heads * self.head_dim];
         host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
     }
 
+    fn view(&self, lane: &Lane) -> Result<View> {
+        let room = lane.keys.dim(2)?;
+        let shape = [1, self.n_kv_heads, room, self.head_dim];
+        for a in [&lane.keys, &lane.values] {
+            if a.shape() != shape || a.dtype() != Dtype::Float32 {
+                return Err(fault(format!("a row needs float32 {shape:?}")).with_inputs(&[a]));
+            }
+        }
+        Ok(View {
+            length: lane.length,
+            offset: lane.offset,
+            room,
+            filled: lane.filled,
+            order: lane.order,
+            window: lane.window,
+        })
+    }
+
     /// The work of an attention over these rows: it reads packed rows, the norm's weight and the sinks where
     /// there are any, and each row's keys and values.
-    pub(super) fn plan_attention(&self, lanes: &[View<'_>], last: bool) -> Result<Attend> {
+    pub(super) fn plan_attention(&self, lanes: &[View], last: bool) -> Result<Attend> {
         let width = self.check_parts()?;
         let mut queries = Vec::new();
         let mut at = 0;
         let mut plans = Vec::with_capacity(lanes.len());
         for (i, lane) in lanes.iter().enumerate() {
-            let n = lane.keys.dim(2)?;
-            let shape = [1, self.n_kv_heads, n, self.head_dim];
-            for a in [lane.keys, lane.values] {
-                if a.shape() != shape || a.dtype() != Dtype::Float32 {
-                    return Err(fault(format!("a row needs float32 {shape:?}")).with_inputs(&[a]));
-                }
-            }
             let kept = lane.order.map_or(0, |(kept, _)| kept);
             let filled = lane.filled;
-            if lane.length < 1 || lane.offset < 0 || kept < 0 || kept > filled || filled > n {
+            if lane.length < 1 || lane.offset < 0 || kept < 0 || kept > filled || filled > lane.room
+            {
                 return Err(fault("a row has impossible positions"));
             }
             let skipped = if last { lane.length - 1 } else { 0 };

@@ -1,5 +1,7 @@
 //! Keys and values out of packed projections: keys with norm and rotation, into a cache in place or alone.
 
+use std::borrow::Cow;
+
 use super::host_op::{Input, Work};
 use super::kernel::{self, Isa};
 use super::rotation::{Rotation, rotate, turns};
@@ -25,6 +27,30 @@ pub(super) fn normalize(isa: Isa, weight: &[f32], eps: f32, head: &mut [f32]) {
     }
 }
 
+/// The positions of tokens.
+pub(super) enum Positions {
+    /// So many from the first one on, as is usual, without a list of them.
+    From(i32, usize),
+    /// Any.
+    Any(Vec<i32>),
+}
+
+impl Positions {
+    fn count(&self) -> usize {
+        match self {
+            Self::From(_, count) => *count,
+            Self::Any(all) => all.len(),
+        }
+    }
+
+    fn list(&self) -> Cow<'_, [i32]> {
+        match self {
+            Self::From(first, count) => (*first..).take(*count).collect(),
+            Self::Any(all) => Cow::Borrowed(all),
+        }
+    }
+}
+
 /// Heads out of packed rows, to `[n, room, d]` from `slot` on.
 pub(super) struct Store {
     pub n: usize,
@@ -36,7 +62,7 @@ pub(super) struct Store {
     /// The first packed row.
     pub from: usize,
     pub slot: usize,
-    pub positions: Vec<i32>,
+    pub positions: Positions,
     pub eps: Option<f32>,
     pub rotation: Option<Rotation>,
     pub isa: Isa,
@@ -45,11 +71,11 @@ pub(super) struct Store {
 impl Store {
     pub(super) fn write(&self, packed: &[f32], norm: Option<&[f32]>, output: &mut [f32]) {
         let out = Output::new(output);
-        let total = self.positions.len();
+        let total = self.positions.count();
         let turns = self
             .rotation
             .as_ref()
-            .map(|r| (r, turns(r, &self.positions)));
+            .map(|r| (r, turns(r, &self.positions.list())));
         // Not the counted pointer, which stays on this thread.
         let turns = turns.as_ref().map_or(&[][..], |(_, turns)| turns);
         let pairs = turns.len() / total.max(1);
@@ -106,7 +132,7 @@ unsafe impl Sync for Fresh<'_> {}
 impl Fresh<'_> {
     /// Whether no row has more than one token.
     pub(super) fn single(&self) -> bool {
-        (self.stores.iter()).all(|(keys, _)| keys.positions.len() == 1)
+        (self.stores.iter()).all(|(keys, _)| keys.positions.count() == 1)
     }
 
     /// Writes all of them.
