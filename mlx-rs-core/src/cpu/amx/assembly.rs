@@ -1,10 +1,9 @@
 //! Pieces of assembly that `steps.rs` and `tall.rs` have in common: packed numbers of two bands a tile, whose words are at `a` to
-//! `d`, as tiles of a matrix at `to`. `zmm24` has the bits that count, `zmm25` and `zmm26` the bases of lower and upper numbers (`numbers.rs`).
+//! `d`, as tiles of a matrix at `to`. `zmm24` to `zmm27` have what makes numbers of them (`numbers.rs`).
 
-/// A word of each of two bands, and its four vectors of numbers, as lines at the four places: four bits, and the others of a
-/// base (`numbers.rs`).
-macro_rules! word {
-    ($low:literal, $high:literal, $at:literal, [$a:literal, $b:literal, $c:literal, $d:literal], $more:literal) => {
+/// A word of each of two bands, as a line.
+macro_rules! both {
+    ($low:literal, $high:literal, $at:literal) => {
         concat!(
             "vmovups ymm20, [{",
             $low,
@@ -16,6 +15,15 @@ macro_rules! word {
             "} + ",
             $at,
             "], 1\n",
+        )
+    };
+}
+
+/// A word of each of two bands, and its vectors of numbers, as lines at the places (`numbers.rs`).
+macro_rules! word {
+    ($low:literal, $high:literal, $at:literal, [$a:literal, $b:literal, $c:literal, $d:literal]) => {
+        concat!(
+            both!($low, $high, $at),
             "vpsllw zmm21, zmm20, 3\n",
             "vpsrlw zmm22, zmm20, 1\n",
             "vpsrlw zmm23, zmm20, 5\n",
@@ -24,9 +32,7 @@ macro_rules! word {
             "vmovdqa64 [{to} + ",
             $a,
             "], zmm21\n",
-            "vpternlogd zmm22, zmm24, ",
-            $more,
-            ", 0xea\n",
+            "vpternlogd zmm22, zmm24, zmm25, 0xea\n",
             "vmovdqa64 [{to} + ",
             $b,
             "], zmm22\n",
@@ -34,11 +40,26 @@ macro_rules! word {
             "vmovdqa64 [{to} + ",
             $c,
             "], zmm23\n",
-            "vpternlogd zmm20, zmm24, ",
-            $more,
-            ", 0xea\n",
+            "vpternlogd zmm20, zmm24, zmm25, 0xea\n",
             "vmovdqa64 [{to} + ",
             $d,
+            "], zmm20\n",
+        )
+    };
+    ($low:literal, $high:literal, $at:literal, [$a:literal, $b:literal]) => {
+        concat!(
+            both!($low, $high, $at),
+            "vpandd zmm21, zmm20, zmm26\n",
+            "vpsrlw zmm20, zmm20, 8\n",
+            "vcvtuw2ph zmm21, zmm21\n",
+            "vcvtuw2ph zmm20, zmm20\n",
+            "vpshldw zmm21, zmm27, zmm21, 13\n",
+            "vmovdqa64 [{to} + ",
+            $a,
+            "], zmm21\n",
+            "vpshldw zmm20, zmm27, zmm20, 13\n",
+            "vmovdqa64 [{to} + ",
+            $b,
             "], zmm20\n",
         )
     };
@@ -46,20 +67,20 @@ macro_rules! word {
 
 /// Two words, which are in one line of the cache, and what is fetched ahead.
 macro_rules! words {
-    ($low:literal, $high:literal, $at:literal, $next:literal, $one:tt, $other:tt, $more:literal) => {
+    ($low:literal, $high:literal, $at:literal, $next:literal, $one:tt, $other:tt) => {
         concat!(
             "prefetcht1 [{",
             $low,
             "} + {ahead} + ",
             $at,
             "]\n",
-            word!($low, $high, $at, $one, $more),
+            word!($low, $high, $at, $one),
             "prefetcht1 [{",
             $high,
             "} + {ahead} + ",
             $at,
             "]\n",
-            word!($low, $high, $next, $other, $more),
+            word!($low, $high, $next, $other),
         )
     };
 }
@@ -74,8 +95,7 @@ macro_rules! unpack {
                 "0",
                 "32",
                 ["0", "64", "128", "192"],
-                ["256", "320", "384", "448"],
-                "zmm25"
+                ["256", "320", "384", "448"]
             ),
             words!(
                 "a",
@@ -83,8 +103,7 @@ macro_rules! unpack {
                 "64",
                 "96",
                 ["512", "576", "640", "704"],
-                ["768", "832", "896", "960"],
-                "zmm25"
+                ["768", "832", "896", "960"]
             ),
             words!(
                 "c",
@@ -92,8 +111,7 @@ macro_rules! unpack {
                 "0",
                 "32",
                 ["1024", "1088", "1152", "1216"],
-                ["1280", "1344", "1408", "1472"],
-                "zmm25"
+                ["1280", "1344", "1408", "1472"]
             ),
             words!(
                 "c",
@@ -101,8 +119,7 @@ macro_rules! unpack {
                 "64",
                 "96",
                 ["1536", "1600", "1664", "1728"],
-                ["1792", "1856", "1920", "1984"],
-                "zmm25"
+                ["1792", "1856", "1920", "1984"]
             ),
             "add {a}, 128\n",
             "add {b}, 128\n",
@@ -113,83 +130,19 @@ macro_rules! unpack {
     };
     (8) => {
         concat!(
-            words!(
-                "a",
-                "b",
-                "0",
-                "32",
-                ["0", "2048", "64", "2112"],
-                ["128", "2176", "192", "2240"],
-                "zmm26"
-            ),
-            words!(
-                "a",
-                "b",
-                "64",
-                "96",
-                ["256", "2304", "320", "2368"],
-                ["384", "2432", "448", "2496"],
-                "zmm26"
-            ),
-            words!(
-                "a",
-                "b",
-                "128",
-                "160",
-                ["512", "2560", "576", "2624"],
-                ["640", "2688", "704", "2752"],
-                "zmm26"
-            ),
-            words!(
-                "a",
-                "b",
-                "192",
-                "224",
-                ["768", "2816", "832", "2880"],
-                ["896", "2944", "960", "3008"],
-                "zmm26"
-            ),
-            words!(
-                "c",
-                "d",
-                "0",
-                "32",
-                ["1024", "3072", "1088", "3136"],
-                ["1152", "3200", "1216", "3264"],
-                "zmm26"
-            ),
-            words!(
-                "c",
-                "d",
-                "64",
-                "96",
-                ["1280", "3328", "1344", "3392"],
-                ["1408", "3456", "1472", "3520"],
-                "zmm26"
-            ),
-            words!(
-                "c",
-                "d",
-                "128",
-                "160",
-                ["1536", "3584", "1600", "3648"],
-                ["1664", "3712", "1728", "3776"],
-                "zmm26"
-            ),
-            words!(
-                "c",
-                "d",
-                "192",
-                "224",
-                ["1792", "3840", "1856", "3904"],
-                ["1920", "3968", "1984", "4032"],
-                "zmm26"
-            ),
+            words!("a", "b", "0", "32", ["0", "64"], ["128", "192"]),
+            words!("a", "b", "64", "96", ["256", "320"], ["384", "448"]),
+            words!("a", "b", "128", "160", ["512", "576"], ["640", "704"]),
+            words!("a", "b", "192", "224", ["768", "832"], ["896", "960"]),
+            words!("c", "d", "0", "32", ["1024", "1088"], ["1152", "1216"]),
+            words!("c", "d", "64", "96", ["1280", "1344"], ["1408", "1472"]),
+            words!("c", "d", "128", "160", ["1536", "1600"], ["1664", "1728"]),
+            words!("c", "d", "192", "224", ["1792", "1856"], ["1920", "1984"]),
             "add {a}, 256\n",
             "add {b}, 256\n",
             "add {c}, 256\n",
             "add {d}, 256\n",
-            "add {to}, 4096\n",
+            "add {to}, 2048\n",
         )
     };
 }
@@ -202,16 +155,19 @@ macro_rules! with_numbers {
         ::std::arch::asm!(
             "mov {n:e}, {counting}",
             "vpbroadcastw zmm24, {n:e}",
-            "mov {n:e}, {ones}",
+            "mov {n:e}, {sixteen}",
             "vpbroadcastw zmm25, {n:e}",
-            "mov {n:e}, {sixteens}",
+            "mov {n:e}, {byte}",
             "vpbroadcastw zmm26, {n:e}",
+            "mov {n:e}, {longer}",
+            "vpbroadcastw zmm27, {n:e}",
             $($line,)*
             "vzeroupper",
             $($operands)*
             counting = const super::numbers::COUNTING,
-            ones = const super::numbers::BASES[0],
-            sixteens = const super::numbers::BASES[1],
+            sixteen = const super::numbers::SIXTEEN,
+            byte = const super::numbers::BYTE,
+            longer = const super::numbers::LONGER,
             out("zmm0") _,
             out("zmm1") _,
             out("zmm2") _,

@@ -47,9 +47,11 @@ const FEW: usize = 8;
 pub(super) fn available() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        let features = __cpuid_count(7, 0).edx;
-        let (bf16, tile) = (features >> 22 & 1 == 1, features >> 24 & 1 == 1);
-        bf16 && tile && enabled_by_system() && permitted()
+        let features = __cpuid_count(7, 0);
+        let (bf16, tile) = (features.edx >> 22 & 1, features.edx >> 24 & 1);
+        // What makes numbers of eight bits: float16 and shifts across two vectors, which all processors with tiles have so far.
+        let (float16, shifts) = (features.edx >> 23 & 1, features.ecx >> 6 & 1);
+        bf16 & tile & float16 & shifts == 1 && enabled_by_system() && permitted()
     })
 }
 

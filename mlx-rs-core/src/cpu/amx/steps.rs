@@ -16,7 +16,7 @@ pub(super) const DEEPEST: usize = 4;
 
 /// Lines for the numbers of a group. One tile more than the greatest one takes: two of them would meet in the same sets of the first
 /// cache.
-pub(super) const SLOT: usize = (4 * DEEPEST + 1) * SIDE;
+pub(super) const SLOT: usize = (2 * DEEPEST + 1) * SIDE;
 
 /// From a group that is unpacked to the one whose sums are added.
 pub(super) const LATER: usize = 3;
@@ -32,7 +32,7 @@ pub(super) struct Bench {
     kept: [Outputs; 2 * ROWS],
     /// Where it begins, and where it goes on.
     pub at: Places,
-    /// Numbers of two groups: for each block two tiles, or four with 8 bits.
+    /// Numbers of two groups: for each block two tiles.
     matrix: [[Line; SLOT]; 2],
 }
 
@@ -94,39 +94,18 @@ impl Default for Places {
 
 /// A block of inputs with its tiles, into two tiles of sums.
 macro_rules! multiply {
-    (4, $one:literal, $other:literal) => {
+    ($one:literal, $other:literal) => {
         concat!(
             "tileloadd tmm4, [{inputs} + {line}*1]\n",
-            multiply_two!("0", $one, $other),
-            "add {to}, 2048\n",
-        )
-    };
-    (8, $one:literal, $other:literal) => {
-        concat!(
-            "tileloadd tmm4, [{inputs} + {line}*1]\n",
-            multiply_two!("0", $one, $other),
-            multiply_two!("2048", $one, $other),
-            "add {to}, 4096\n",
-        )
-    };
-}
-
-/// Inputs with two tiles, at so many bytes.
-macro_rules! multiply_two {
-    ($at:literal, $one:literal, $other:literal) => {
-        concat!(
-            "tileloadd tmm5, [{to} + {line}*1 + ",
-            $at,
-            "]\n",
+            "tileloadd tmm5, [{to} + {line}*1]\n",
             "tdpbf16ps ",
             $one,
             ", tmm4, tmm5\n",
-            "tileloadd tmm6, [{to} + {line}*1 + ",
-            $at,
-            " + 1024]\n",
+            "tileloadd tmm6, [{to} + {line}*1 + 1024]\n",
             "tdpbf16ps ",
             $other,
             ", tmm4, tmm6\n",
+            "add {to}, 2048\n",
         )
     };
 }
@@ -199,7 +178,7 @@ macro_rules! step {
             $other,
             "\n",
             "4:\n",
-            multiply!($bits, $one, $other),
+            multiply!($one, $other),
             "add {inputs}, 1024\n",
             "dec {n}\n",
             "jnz 4b\n",

@@ -18,7 +18,7 @@ pub(super) struct Hall {
     /// In the place of totals before there are any.
     nothing: [Outputs; (LATER + FEW) * SIDE],
     at: Course,
-    /// Numbers of two groups: for each block two tiles, or four with 8 bits.
+    /// Numbers of two groups: for each block two tiles.
     matrix: [[Line; SLOT]; 2],
 }
 
@@ -80,35 +80,8 @@ pub(super) struct Piece<'a> {
     pub sizes: (usize, usize, usize),
 }
 
-/// A block of inputs with its tiles, into two tiles of sums.
+/// A block of inputs, both parts, with its tiles, into two tiles of sums.
 macro_rules! multiply_both {
-    (4, $one:literal, $other:literal) => {
-        concat!(multiply_four!($one, $other), "add {to}, 2048\n",)
-    };
-    (8, $one:literal, $other:literal) => {
-        concat!(
-            multiply_four!($one, $other),
-            "tileloadd tmm6, [{to} + {line}*1 + 2048]\n",
-            "tdpbf16ps ",
-            $one,
-            ", tmm4, tmm6\n",
-            "tileloadd tmm7, [{to} + {line}*1 + 3072]\n",
-            "tdpbf16ps ",
-            $other,
-            ", tmm4, tmm7\n",
-            "tdpbf16ps ",
-            $one,
-            ", tmm5, tmm6\n",
-            "tdpbf16ps ",
-            $other,
-            ", tmm5, tmm7\n",
-            "add {to}, 4096\n",
-        )
-    };
-}
-
-/// Both parts of inputs with two tiles.
-macro_rules! multiply_four {
     ($one:literal, $other:literal) => {
         concat!(
             "tileloadd tmm6, [{to} + {line}*1]\n",
@@ -127,6 +100,7 @@ macro_rules! multiply_four {
             "tdpbf16ps ",
             $other,
             ", tmm5, tmm7\n",
+            "add {to}, 2048\n",
         )
     };
 }
@@ -185,7 +159,7 @@ macro_rules! add_row {
 
 /// A tile: its product, the sums of the one before, and the totals of the one before that.
 macro_rules! tile {
-    ($bits:tt, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal, $odd:literal) => {
+    ([$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal, $odd:literal) => {
         concat!(
             "mov {n}, [{hall} + {deep}]\n",
             "mov {to}, [{hall} + {now}]\n",
@@ -196,7 +170,7 @@ macro_rules! tile {
             $other,
             "\n",
             "9:\n",
-            multiply_both!($bits, $one, $other),
+            multiply_both!($one, $other),
             "add {inputs}, [{hall} + {across}]\n",
             "dec {n}\n",
             "jnz 9b\n",
@@ -306,10 +280,10 @@ pub(super) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
                 "cmp qword ptr [{hall} + {odd}], 0",
                 "jne 5f",
                 "4:",
-                tile!($bits, ["tmm0", "tmm1"], ["tmm2", "tmm3"], "0", "2048", "1"),
+                tile!(["tmm0", "tmm1"], ["tmm2", "tmm3"], "0", "2048", "1"),
                 "jz 6f",
                 "5:",
-                tile!($bits, ["tmm2", "tmm3"], ["tmm0", "tmm1"], "2048", "0", "0"),
+                tile!(["tmm2", "tmm3"], ["tmm0", "tmm1"], "2048", "0", "0"),
                 "jnz 4b",
                 "6:",
                 "add {inputs}, [{hall} + {rest}]",
