@@ -64,14 +64,14 @@ impl KvCache for InPlaceCache {
     fn memory(&mut self, heads: &Heads, length: i32) -> Result<&mut KvMemory> {
         let filled = self.chunks.offset;
         let end = filled.saturating_add(length);
-        // At least for the next token, which a prompt that fills its room would else move for; else for what is expected, a
-        // chunk on at most. What is not written yet is no more than addresses, but of those there are not too many either.
+        // At least for the next token, which a prompt that fills its room would else move for; else for what is expected, as
+        // far as the chunk goes. What is not written yet is no more than addresses.
         let least = end.saturating_add(1);
-        let wanted = match self.memory {
-            None => self.expected,
-            Some(_) => i32::MAX,
+        let chunk = (end / CHUNK * CHUNK).checked_add(CHUNK).unwrap_or(least);
+        let room = match self.memory {
+            None => capacity(self.expected.clamp(least, chunk)),
+            Some(_) => chunk,
         };
-        let room = capacity(wanted.clamp(least, end.saturating_add(CHUNK)));
         let memory = match (self.memory.take(), &self.chunks.buffers) {
             (Some(mut memory), _) => {
                 let grown = if memory.room() < end {
@@ -138,5 +138,49 @@ impl KvCache for InPlaceCache {
     fn restore(&mut self, snapshot: Snapshot) -> Result<(), String> {
         self.memory = None;
         self.chunks.restore(snapshot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mlx_rs_core::{Device, Stream};
+
+    /// The room that is made for `prompt` tokens where `expected` are to come, and for one after they fill it.
+    fn rooms(expected: Option<i32>, prompt: i32) -> (i32, i32) {
+        let heads = Heads {
+            n_heads: 1,
+            n_kv_heads: 1,
+            head_dim: 2,
+            scale: 1.0,
+            softcap: None,
+            q_norm: None,
+            k_norm: None,
+            rotation: None,
+            sinks: None,
+        };
+        let mut rooms = (0, 0);
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            let mut cache = InPlaceCache::new();
+            if let Some(expected) = expected {
+                cache.expect(expected);
+            }
+            rooms.0 = cache.memory(&heads, prompt).unwrap().room();
+            cache.advance(rooms.0);
+            rooms.1 = cache.memory(&heads, 1).unwrap().room();
+        });
+        rooms
+    }
+
+    #[test]
+    fn room_is_made_for_what_is_expected_and_then_by_chunks() {
+        assert_eq!(rooms(None, 5), (8, 256));
+        // Also for the token after a prompt.
+        assert_eq!(rooms(None, 8), (16, 256));
+        assert_eq!(rooms(Some(80), 16), (128, 256));
+        assert_eq!(rooms(Some(3), 16), (32, 256));
+        assert_eq!(rooms(Some(100_000), 16), (256, 512));
+        assert_eq!(rooms(Some(600), 300), (512, 768));
+        assert_eq!(rooms(None, 300), (512, 768));
     }
 }

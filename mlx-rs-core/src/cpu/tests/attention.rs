@@ -200,6 +200,61 @@ fn rows_of_a_batch_do_not_see_each_other() {
     });
 }
 
+/// Whether a thread has all keys of a head, as where there are many rows, or a segment of them, as where there is one: the same
+/// to the bit. What stands behind the positions that count is not looked at: it is not known.
+#[test]
+fn single_queries_find_the_same_alone_and_among_others() {
+    let (h, kv, d) = (6usize, 2usize, 64usize);
+    let width = (h + 2 * kv) * d;
+    let lengths = [1usize, 1, 1, 1, 1, 1, 1, 18];
+    let filled = [130usize, 64, 65, 200, 1, 129, 100, 150];
+    let total: usize = lengths.iter().sum();
+    let packed = noise(total * width, 1);
+    on_cpu(|| {
+        let heads = plain_heads(h as i32, kv as i32, d as i32);
+        let lanes: Vec<Lane> = (lengths.iter().zip(filled).zip(0..))
+            .map(|((&length, filled), seed)| {
+                let n = filled + 10;
+                let cache = |seed| {
+                    let mut values = noise(kv * n * d, seed);
+                    for head in values.chunks_exact_mut(n * d) {
+                        head[filled * d..].fill(f32::NAN);
+                    }
+                    array(&values, &[1, kv as i32, n as i32, d as i32])
+                };
+                Lane {
+                    length: length as i32,
+                    offset: (filled - length) as i32,
+                    keys: cache(10 + seed),
+                    values: cache(30 + seed),
+                    filled: filled as i32,
+                    order: Some((0, 0)),
+                    window: None,
+                }
+            })
+            .collect();
+        with_each(|isa| {
+            for rows in [&lanes[..7], &lanes[..]] {
+                let total: i32 = rows.iter().map(|lane| lane.length).sum();
+                let own = &packed[..total as usize * width];
+                let all = array(own, &[1, total, width as i32]);
+                let together = host(&heads.attend(&all, rows, false).unwrap());
+                let mut at = 0;
+                for (i, lane) in rows.iter().enumerate() {
+                    let own = &packed[at * width..(at + lengths[i]) * width];
+                    let own = array(own, &[1, lane.length, width as i32]);
+                    let one = std::slice::from_ref(lane);
+                    let alone = host(&heads.attend(&own, one, false).unwrap());
+                    assert!(alone.iter().all(|v| v.is_finite()), "row {i}, {isa:?}");
+                    let found = &together[at * h * d..(at + lengths[i]) * h * d];
+                    assert_eq!(found, alone, "row {i} of {}, {isa:?}", rows.len());
+                    at += lengths[i];
+                }
+            }
+        });
+    });
+}
+
 /// Sizes beyond an axis are errors, rather than small once they wrap around.
 #[test]
 fn heads_that_cannot_be_are_errors() {
