@@ -125,7 +125,7 @@ impl Work for Attend {
 }
 
 impl Attend {
-    /// The same for keys and values that are to be stored before.
+    /// The same for keys and values of all queries that are to be stored before.
     ///
     /// # Safety
     /// As of [`Fresh::store`].
@@ -158,23 +158,24 @@ impl Attend {
                 singles.extend(panel);
             }
         }
+        let rotation = self.rotation.as_ref().map(|r| {
+            let positions: Vec<i32> = self.queries.iter().map(|q| q.position).collect();
+            (r, turns(r, &positions))
+        });
+        let rotation = rotation.as_ref().map(|(r, turns)| (*r, &**turns));
         // Whoever looks at a head's keys writes the fresh one before, where there is but one.
         let mut later = None;
         if let Some(fresh) = fresh {
             if sweeps.is_empty() && fresh.single() && self.by_head(&singles) {
                 later = Some(fresh);
             } else {
+                let turns = rotation.map_or(&[][..], |(_, turns)| turns);
                 // SAFETY: what `run_storing` is promised.
-                unsafe { fresh.store(packed) };
+                unsafe { fresh.store(packed, turns) };
             }
         }
         // SAFETY: as of `slice`; they are stored, or are read by whom stores them.
         let rest: Vec<Rows<'_>> = inputs.map(|i| unsafe { Rows::of(i) }).collect();
-        let rotation = self.rotation.as_ref().map(|r| {
-            let positions: Vec<i32> = self.queries.iter().map(|q| q.position).collect();
-            (r, turns(r, &positions))
-        });
-        let rotation = rotation.as_ref().map(|(r, turns)| (*r, &**turns));
         let task = Task {
             attend: self,
             packed,

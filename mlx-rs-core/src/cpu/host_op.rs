@@ -120,27 +120,11 @@ impl Input {
         })
     }
 
-    /// The elements, to be written.
-    ///
-    /// # Safety
-    /// The array given to [`add`] in this place must be of type `T`, its memory must belong to the operation alone
-    /// while it runs, and nothing else of it may be in use.
-    #[allow(
-        clippy::mut_from_ref,
-        reason = "an input is an address, and whose memory it is the caller's promise"
-    )]
-    pub(super) unsafe fn as_mut_slice<T>(&self) -> &mut [T] {
-        if self.size == 0 {
-            return &mut [];
-        }
-        // SAFETY: as many elements as MLX says, alive while the work runs; the rest is the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.data.cast_mut().cast(), self.size) }
-    }
-
     /// The elements `from..from + n`, to be written.
     ///
     /// # Safety
-    /// As of [`Self::as_mut_slice`], but of these elements only.
+    /// The array given to [`add`] in this place must be of type `T`, these elements must belong to the caller alone while the
+    /// operation runs, and none of them may be in use.
     #[allow(
         clippy::mut_from_ref,
         reason = "an input is an address, and whose memory it is the caller's promise"

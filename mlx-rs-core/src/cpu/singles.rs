@@ -61,7 +61,7 @@ impl Task<'_> {
             if let Some(fresh) = fresh {
                 let row = self.attend.queries[q].lane;
                 // SAFETY: what `Attend::run_storing` is promised; rows have one token, and this head of it is this unit's alone.
-                unsafe { fresh.store_head(self.packed, self.turns(q), (row, group)) };
+                unsafe { fresh.store_head(self.packed, self.turns(q), (row, 0, group)) };
             }
             DESK.with_borrow_mut(|desk| {
                 self.fill_queries(q, group, &mut desk.queries);

@@ -118,7 +118,7 @@ impl Store {
 
 /// Keys and values of this step's tokens, and where they go.
 pub(super) struct Fresh<'a> {
-    /// Of each row.
+    /// Of each row, one after another.
     pub stores: &'a [(Store, Store)],
     /// The weight of the norm of keys.
     pub norm: Option<&'a [f32]>,
@@ -135,25 +135,30 @@ impl Fresh<'_> {
         (self.stores.iter()).all(|(keys, _)| keys.positions.count() == 1)
     }
 
-    /// Writes all of them.
+    /// Writes all of them, by the turns of each token's position.
     ///
     /// # Safety
     /// The caches must be of float32, and nothing of them in use.
-    pub(super) unsafe fn store(&self, packed: &[f32]) {
-        for ((keys, values), caches) in self.stores.iter().zip(self.caches.chunks_exact(2)) {
-            // SAFETY: the caller's promise.
-            let (to_keys, to_values) = unsafe {
-                (
-                    caches[0].as_mut_slice::<f32>(),
-                    caches[1].as_mut_slice::<f32>(),
-                )
-            };
-            keys.write(packed, self.norm, to_keys);
-            values.write(packed, None, to_values);
-        }
+    pub(super) unsafe fn store(&self, packed: &[f32], turns: &[(f32, f32)]) {
+        let Some((last, _)) = self.stores.last() else {
+            return;
+        };
+        let total = last.from + last.positions.count();
+        let pairs = turns.len() / total.max(1);
+        share(total, total * last.n * last.d * 64, &|from, to| {
+            for token in from..to {
+                let row = self.stores.partition_point(|(keys, _)| keys.from <= token) - 1;
+                let turns = &turns[token * pairs..(token + 1) * pairs];
+                for h in 0..last.n {
+                    let t = token - self.stores[row].0.from;
+                    // SAFETY: the caller's promise; each token and head has a place of its own.
+                    unsafe { self.store_head(packed, turns, (row, t, h)) };
+                }
+            }
+        });
     }
 
-    /// Writes head `h` of the only token of a row, by the turns of its position.
+    /// Writes head `h` of token `t` of a row, by the turns of its position.
     ///
     /// # Safety
     /// The caches must be of float32, and nobody else may use the place of this head and token.
@@ -161,13 +166,13 @@ impl Fresh<'_> {
         &self,
         packed: &[f32],
         turns: &[(f32, f32)],
-        (row, h): (usize, usize),
+        (row, t, h): (usize, usize, usize),
     ) {
         let (keys, values) = &self.stores[row];
         for (store, i, norm) in [(keys, 0, self.norm), (values, 1, None)] {
             // SAFETY: the caller's promise.
-            let head = unsafe { self.caches[2 * row + i].part_mut(store.place(0, h), store.d) };
-            store.write_head(packed, norm, turns, (0, h), head);
+            let head = unsafe { self.caches[2 * row + i].part_mut(store.place(t, h), store.d) };
+            store.write_head(packed, norm, turns, (t, h), head);
         }
     }
 }
