@@ -164,9 +164,10 @@ impl Attend {
         });
         let rotation = rotation.as_ref().map(|(r, turns)| (*r, &**turns));
         // Whoever looks at a head's keys writes the fresh one before, where there is but one.
+        let by_head = self.by_head(&singles);
         let mut later = None;
         if let Some(fresh) = fresh {
-            if sweeps.is_empty() && fresh.single() && self.by_head(&singles) {
+            if sweeps.is_empty() && fresh.single() && by_head {
                 later = Some(fresh);
             } else {
                 let turns = rotation.map_or(&[][..], |(_, turns)| turns);
@@ -186,7 +187,7 @@ impl Attend {
             out: Output::new(output),
         };
         task.sweeps(&sweeps);
-        if self.by_head(&singles) {
+        if by_head {
             task.glances_by_head(&singles, later);
         } else {
             task.glances_by_segment(&singles);

@@ -177,7 +177,7 @@ impl Block<'_> {
         let y = Arc::new(y);
         for (_, rooms) in blocks {
             for room in &mut **rooms {
-                room.memory.is_written_with(&y);
+                room.memory.is_written_with(&y, room.offset + room.length);
             }
         }
         Ok((*y).clone())
@@ -239,6 +239,7 @@ impl Block<'_> {
                 offset: room.offset,
             };
             first += room.length;
+            room.memory.check(room.offset)?;
             let shape = room.memory.shape();
             stores.push((
                 self.heads.plan_keys(shape, total, tokens)?,

@@ -29,6 +29,8 @@ use crate::error::{Error, ErrorKind, Result};
 pub struct KvMemory {
     kept: Arc<Kept>,
     room: i32,
+    /// So many positions were written, from the first on: nothing is known of the others, which nobody may see.
+    known: i32,
     /// What the last operation that writes here makes, the same for all that it writes. Every reader and writer after it
     /// has it among its inputs, and so comes after it.
     written: Option<Arc<Array>>,
@@ -50,8 +52,8 @@ fn fault(message: String) -> Error {
 }
 
 impl KvMemory {
-    /// Room for `room` positions of so many heads with so many elements each, of which nothing is known before it is
-    /// written. Memory that was never written takes none of the machine's.
+    /// Room for `room` positions of so many heads with so many elements each, none of which is
+    /// there before it is written, nor takes any of the machine's memory.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when a number is not positive; MLX's message when memory runs out or the current
@@ -70,6 +72,7 @@ impl KvMemory {
         Ok(Self::of(
             [moved(None, &[], 0, &shape)?, moved(None, &[], 0, &shape)?],
             shape,
+            0,
         ))
     }
 
@@ -83,13 +86,14 @@ impl KvMemory {
         }
         let shape = with_room(keys, room)?;
         let part = |a: &Array| moved(Some(a), &[], filled, &shape);
-        Ok(Self::of([part(keys)?, part(values)?], shape))
+        Ok(Self::of([part(keys)?, part(values)?], shape, filled))
     }
 
-    fn of(arrays: [Array; 2], shape: [i32; 4]) -> Self {
+    fn of(arrays: [Array; 2], shape: [i32; 4], known: i32) -> Self {
         Self {
             kept: Arc::new(Kept::new(arrays, shape)),
             room: shape[2],
+            known,
             written: None,
             copies: RefCell::default(),
         }
@@ -98,31 +102,41 @@ impl KvMemory {
     /// Gets room for `room` positions, and keeps the first `filled`.
     ///
     /// # Errors
-    /// As [`Self::holding`]; nothing has changed then.
+    /// As [`Self::holding`], also when fewer were written; nothing has changed then.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
     /// let mut memory = KvMemory::empty((2, 64), 256)?;
-    /// memory.grow(200, 512)?;
+    /// memory.grow(0, 512)?;
     /// assert_eq!(memory.room(), 512);
     /// # Ok(())
     /// # })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn grow(&mut self, filled: i32, room: i32) -> Result<()> {
+        self.check(filled)?;
         let after: Vec<&Array> = self.written().into_iter().collect();
         let [keys, values] = self.arrays();
         let shape = with_room(keys, room)?;
         let part = |a: &Array| moved(Some(a), &after, filled, &shape);
-        *self = Self::of([part(keys)?, part(values)?], shape);
+        *self = Self::of([part(keys)?, part(values)?], shape, filled);
         Ok(())
     }
 
     /// Copies of the first `n` positions as arrays, `[1, Hkv, n, D]`.
     ///
     /// # Errors
-    /// As [`Self::holding`].
+    /// As [`Self::holding`], also when fewer were written.
+    /// ```
+    /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
+    /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    /// assert!(KvMemory::empty((1, 8), 4)?.copy(1).is_err());
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     pub fn copy(&self, n: i32) -> Result<(Array, Array)> {
+        self.check(n)?;
         let after: Vec<&Array> = self.written().into_iter().collect();
         let part = |a: &Array| moved(Some(a), &after, n, &with_room(a, n)?);
         let [keys, values] = self.arrays();
@@ -130,6 +144,20 @@ impl KvMemory {
         let mut copies = self.copies.borrow_mut();
         copies.extend([&keys, &values].map(|copy| Arc::new(copy.clone())));
         Ok((keys, values))
+    }
+
+    /// Whether the first `n` positions were written.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when not.
+    pub(super) fn check(&self, n: i32) -> Result<()> {
+        if n <= self.known {
+            return Ok(());
+        }
+        let known = self.known;
+        Err(fault(format!(
+            "only {known} positions were written, not {n}"
+        )))
     }
 
     /// Positions that it has room for.
@@ -187,8 +215,9 @@ impl KvMemory {
         known.extend(self.copies.borrow().iter().cloned());
     }
 
-    /// What `y` comes from writes here, after [`Self::before`].
-    pub(super) fn is_written_with(&mut self, y: &Arc<Array>) {
+    /// What `y` comes from writes here, after [`Self::before`], as far as position `end`.
+    pub(super) fn is_written_with(&mut self, y: &Arc<Array>, end: i32) {
+        self.known = self.known.max(end);
         self.written = Some(Arc::clone(y));
         self.copies.get_mut().clear();
     }

@@ -2,7 +2,6 @@
 //! tiles once, then two tiles of outputs at a time, neighbors or a gate's two, go through all of them.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::amx::{self, Filling, Outputs, Registers, SIDE, Squares, Two};
 use super::bands::BAND;
@@ -24,8 +23,8 @@ const ALONE: usize = 16;
 thread_local! {
     /// The inputs, for each packing that matrices have.
     static SQUARES: RefCell<Vec<Squares>> = RefCell::default();
-    /// The thread's own, and the number of the product that they are for.
-    static OWN: RefCell<(u64, Vec<Squares>)> = RefCell::default();
+    /// The thread's own.
+    static OWN: RefCell<Vec<Squares>> = RefCell::default();
     static SCRATCH: RefCell<amx::Scratch> = RefCell::default();
 }
 
@@ -80,8 +79,6 @@ impl Many<'_> {
 
     /// The same for few rows: each thread makes its own tiles of them.
     fn run_alone(&self, packings: &[(u32, usize)], out: &Output) {
-        static PRODUCTS: AtomicU64 = AtomicU64::new(1);
-        let number = PRODUCTS.fetch_add(1, Ordering::Relaxed);
         let rows = (0, self.product.rows);
         let work = self.product.rows * self.product.n * self.product.k;
         spread(self.places(), work, &|own| {
@@ -89,15 +86,12 @@ impl Many<'_> {
             if own.peek().is_none() {
                 return;
             }
-            OWN.with_borrow_mut(|(of, squares)| {
-                if *of != number {
-                    squares.resize_with(packings.len().max(squares.len()), Squares::default);
-                    for (squares, packing) in squares.iter_mut().zip(packings) {
-                        squares.resize(self.product.rows, self.product.k, *packing);
-                        let padded = squares.padded();
-                        self.fill_rows(rows, (0, padded), &squares.filling());
-                    }
-                    *of = number;
+            OWN.with_borrow_mut(|squares| {
+                squares.resize_with(packings.len().max(squares.len()), Squares::default);
+                for (squares, packing) in squares.iter_mut().zip(packings) {
+                    squares.resize(self.product.rows, self.product.k, *packing);
+                    let padded = squares.padded();
+                    self.fill_rows(rows, (0, padded), &squares.filling());
                 }
                 self.multiply_squares(squares, &mut own, rows, out);
             });

@@ -219,7 +219,16 @@ fn a_block_is_its_parts() {
             }
             // What does not fit is an error, and changes nothing.
             let x = array(&noise(hidden, 3), &[1, 1, hidden as i32]);
-            for (length, offset) in [(1, 32), (0, 0), (2, 0), (1, -1), (1, i32::MAX)] {
+            let known = memories[0].copy(offsets[0] + 1);
+            assert!(known.unwrap_err().to_string().contains("written"));
+            for (length, offset) in [
+                (1, offsets[0] + 1),
+                (1, 32),
+                (0, 0),
+                (2, 0),
+                (1, -1),
+                (1, i32::MAX),
+            ] {
                 let room = Room {
                     length,
                     offset,
