@@ -3,9 +3,8 @@
 //! are unpacked.
 
 use super::factors::prepare;
-use super::inputs::LEAD;
 use super::steps::{Bench, DEEPEST, LATER, Places, ROWS, steps};
-use super::{DEEP, Line, Outputs, Registers, SIDE, Sources, Squares, Two};
+use super::{DEEP, LINE, Line, Outputs, Registers, SIDE, Sources, Squares, Two};
 
 /// Outputs `places`, each two tiles' of `source`, which then go to `done`; see [`super::products`].
 ///
@@ -26,8 +25,7 @@ pub(super) unsafe fn run<'a, const BITS: u32>(
     factors.resize(2 * 4 * groups, Line([0; DEEP]));
     let factors = factors.as_mut_ptr();
     let inputs = x.tiles();
-    // SAFETY: they begin there.
-    let sums = unsafe { x.all_sums().add(LEAD) };
+    let sums = x.sums(0, 0).as_ptr();
     bench.at.odd = 0;
     let mut before = None;
     for (turn, place) in places.enumerate() {
@@ -49,6 +47,7 @@ pub(super) unsafe fn run<'a, const BITS: u32>(
                 first_factors: own,
                 left: groups - LATER,
                 deep,
+                rest: (deep - 1) * 2 * SIDE * LINE,
                 odd: bench.at.odd,
             };
             steps::<BITS>(bench, groups);

@@ -1,13 +1,15 @@
 //! The scales and biases of a place's outputs, made ready before its groups are multiplied.
 
 use std::arch::x86_64::{
-    __m512, _MM_HINT_T0, _mm_prefetch, _mm512_fnmadd_ps, _mm512_loadu_ps, _mm512_mul_ps,
-    _mm512_set1_ps, _mm512_storeu_ps,
+    __m512, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_castsi128_si256,
+    _mm256_inserti128_si256, _mm256_loadu_pd, _mm512_castpd_ps, _mm512_castpd256_pd512,
+    _mm512_cvtph_ps, _mm512_fnmadd_ps, _mm512_insertf64x4, _mm512_mul_ps, _mm512_set1_ps,
+    _mm512_storeu_ps,
 };
 
 use super::super::bands::{BAND, Factors};
 use super::numbers::form;
-use super::{Line, Sources, sixteen};
+use super::{LINE, Line, Sources};
 
 /// The scales and biases of both tiles' outputs, a line each, group after group. Biases make up for numbers that are greater than
 /// they should be, and scales for numbers in another measure ([`form`]).
@@ -16,58 +18,72 @@ use super::{Line, Sources, sixteen};
 /// The processor must have avx512f and f16c; there must be as many groups, and four lines for each.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 pub(super) unsafe fn prepare<const BITS: u32>(from: &Sources<'_>, groups: usize, to: *mut Line) {
-    let (more, measure) = form(BITS);
-    let (more, measure) = (_mm512_set1_ps(more / measure), _mm512_set1_ps(measure));
-    // SAFETY: the caller's promise.
-    unsafe {
-        for i in 0..2 {
-            let all = to.add(i);
-            convert(from.scales[i], from.second[i], groups, |group, scales| {
-                let scales = _mm512_mul_ps(scales, measure);
-                _mm512_storeu_ps(all.add(4 * group).cast(), scales);
-            });
-            convert(from.biases[i], from.second[i], groups, |group, biases| {
-                let to = all.add(4 * group);
-                let biases = _mm512_fnmadd_ps(more, _mm512_loadu_ps(to.cast()), biases);
-                _mm512_storeu_ps(to.add(2).cast(), biases);
-            });
+    for i in 0..2 {
+        let second = from.second[i];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let to = to.add(i);
+            match (from.scales[i], from.biases[i]) {
+                (Factors::Half(scales), Factors::Half(biases)) => {
+                    let all = [scales.as_ptr(), biases.as_ptr()];
+                    let sixteen = |at: *const u16| {
+                        let low = _mm_loadu_si128(at.cast());
+                        let high = _mm_loadu_si128(at.add(second).cast());
+                        let low = _mm256_castsi128_si256(low);
+                        _mm512_cvtph_ps(_mm256_inserti128_si256::<1>(low, high))
+                    };
+                    convert::<BITS, _>(all, second, groups, to, sixteen);
+                }
+                (Factors::Single(scales), Factors::Single(biases)) => {
+                    let all = [scales.as_ptr(), biases.as_ptr()];
+                    let sixteen = |at: *const f32| {
+                        let low = _mm512_castpd256_pd512(_mm256_loadu_pd(at.cast()));
+                        let high = _mm256_loadu_pd(at.add(second).cast());
+                        _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, high))
+                    };
+                    convert::<BITS, _>(all, second, groups, to, sixteen);
+                }
+                _ => unreachable!("`Bands::of` takes both as the same"),
+            }
         }
     }
 }
 
-/// The factors of each group of two bands, the second `second` elements after the first. Those that follow are fetched.
+/// The scales and biases of each group of two bands, the second `second` elements after the first, which `sixteen` puts together.
+/// Those that follow are fetched.
 ///
 /// # Safety
-/// As of [`sixteen`], for as many groups.
+/// The processor must have avx512f; `sixteen` may be called for each of as many groups, and `to` has lines for them.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
-unsafe fn convert(all: Factors<'_>, second: usize, groups: usize, put: impl Fn(usize, __m512)) {
+unsafe fn convert<const BITS: u32, T>(
+    all: [*const T; 2],
+    second: usize,
+    groups: usize,
+    to: *mut Line,
+    sixteen: impl Fn(*const T) -> __m512,
+) {
+    let (more, measure) = form(BITS);
+    let (more, measure) = (_mm512_set1_ps(more / measure), _mm512_set1_ps(measure));
     // Two tiles of two bands are ahead, as of words.
     let ahead = 4 * groups * BAND;
-    let fetch = |at: *const u8| _mm_prefetch::<_MM_HINT_T0>(at.cast());
-    // SAFETY: the caller's promise; what is fetched need not be there.
-    unsafe {
-        match all {
-            Factors::Half(half) => {
-                for group in 0..groups {
-                    if group % 4 == 0 {
-                        let next = half.as_ptr().wrapping_add(group * BAND + ahead);
-                        fetch(next.cast());
-                        fetch(next.wrapping_add(second).cast());
-                    }
-                    put(group, sixteen(Factors::Half(half), group, second));
-                }
+    for group in 0..groups {
+        let own = all.map(|all| all.wrapping_add(group * BAND));
+        if group % (LINE / (BAND * size_of::<T>())) == 0 {
+            for at in own {
+                let next = at.wrapping_add(ahead);
+                _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(second).cast());
             }
-            Factors::Single(single) => {
-                for group in 0..groups {
-                    if group % 2 == 0 {
-                        let next = single.as_ptr().wrapping_add(group * BAND + ahead);
-                        fetch(next.cast());
-                        fetch(next.wrapping_add(second).cast());
-                    }
-                    put(group, sixteen(Factors::Single(single), group, second));
-                }
-            }
+        }
+        let [scales, biases] = own.map(&sixteen);
+        let scales = _mm512_mul_ps(scales, measure);
+        let biases = _mm512_fnmadd_ps(more, scales, biases);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let to = to.add(4 * group);
+            _mm512_storeu_ps(to.cast(), scales);
+            _mm512_storeu_ps(to.add(2).cast(), biases);
         }
     }
 }

@@ -8,13 +8,13 @@ use std::arch::x86_64::{
 };
 
 use super::super::kernel::place;
-use super::{DEEP, FEW, Line, SIDE, steps, tall};
+use super::{CHUNK, DEEP, Line, SIDE, steps, tall};
 
 /// Sums before the first: what is added before there is anything.
 pub(super) const LEAD: usize = tall::LATER * SIDE;
 
 /// Rows of inputs in tiles of sixteen rows. These stand in pairs: greater parts, and what they lack; of at most eight rows both
-/// are in one tile. Few stand `[blocks of inputs, tiles]`, many `[tiles, blocks of inputs]`.
+/// are in one tile. Tiles that are multiplied together, at most [`CHUNK`], are a chunk: `[chunks, blocks of inputs, tiles]`.
 #[derive(Default)]
 pub(in super::super) struct Squares {
     rows: usize,
@@ -23,8 +23,10 @@ pub(in super::super) struct Squares {
     group: usize,
     tall: usize,
     count: usize,
+    /// Tiles of a chunk; the last one may have fewer.
+    wide: usize,
     tiles: Vec<Line>,
-    /// Room that is read and not looked at, and the sums of groups, `[groups, padded rows]`: of what the pairs stand for, so that a rounding counts times the weight,
+    /// Room that is read and not looked at, and the sums of groups, `[chunks, groups, rows]`: of what the pairs stand for, so that a rounding counts times the weight,
     /// not times the packed number alone.
     sums: Vec<f32>,
 }
@@ -38,6 +40,8 @@ impl Squares {
         let stacked = 2 * rows <= SIDE && k / group >= steps::LATER;
         self.tall = if stacked { SIDE / 2 } else { SIDE };
         self.count = rows.div_ceil(self.tall);
+        // About as many in each.
+        self.wide = self.count.div_ceil(self.count.div_ceil(CHUNK));
         let lines = self.pair() * self.count();
         self.tiles.resize(lines * self.blocks(), Line([0; DEEP]));
         self.sums.resize(LEAD + k / group * self.padded(), 0.0);
@@ -83,20 +87,40 @@ impl Squares {
         self.k / DEEP
     }
 
-    /// Where the greater parts of a tile are for a block of inputs, in lines; what they lack follows.
-    fn place(&self, tile: usize, block: usize) -> usize {
-        let count = self.count();
-        let place = if count <= FEW {
-            block * count + tile
-        } else {
-            tile * self.blocks() + block
-        };
-        self.pair() * place
+    /// The first tile of each chunk, and how many it has.
+    pub(super) fn chunks(&self) -> impl Iterator<Item = (usize, usize)> {
+        let (count, wide) = (self.count, self.wide);
+        (0..count)
+            .step_by(wide)
+            .map(move |first| (first, wide.min(count - first)))
     }
 
-    /// A tile's pair for a block of inputs.
+    /// Of how many tiles the chunks before a tile's are, its place among its own, and how many those are.
+    fn chunk(&self, tile: usize) -> (usize, usize, usize) {
+        let first = tile / self.wide * self.wide;
+        (first, tile - first, self.wide.min(self.count - first))
+    }
+
+    /// Where the greater parts of a tile are for a block of inputs, in lines; what they lack follows.
+    fn place(&self, tile: usize, block: usize) -> usize {
+        let (before, at, wide) = self.chunk(tile);
+        self.pair() * (before * self.blocks() + block * wide + at)
+    }
+
+    /// Where the sums of a tile's rows are for a group.
+    fn sums_place(&self, tile: usize, group: usize) -> usize {
+        let (before, at, wide) = self.chunk(tile);
+        LEAD + self.tall * (before * (self.k / self.group) + group * wide + at)
+    }
+
+    /// A tile's pair for a block of inputs; those that follow in its chunk are behind.
     pub(super) fn tile(&self, tile: usize, block: usize) -> &[Line] {
-        &self.tiles[self.place(tile, block)..][..self.pair()]
+        &self.tiles[self.place(tile, block)..]
+    }
+
+    /// The sums of a group of a tile's rows; those that follow in its chunk are behind, and before there is some room.
+    pub(super) fn sums(&self, tile: usize, group: usize) -> &[f32] {
+        &self.sums[self.sums_place(tile, group)..]
     }
 
     /// All tiles.
@@ -104,14 +128,9 @@ impl Squares {
         self.tiles.as_ptr()
     }
 
-    /// All sums, with the room before them.
-    pub(super) fn all_sums(&self) -> *const f32 {
-        self.sums.as_ptr()
-    }
-
-    /// The sums of a group of a tile's rows.
-    pub(super) fn sums(&self, tile: usize, group: usize) -> &[f32] {
-        &self.sums[LEAD + group * self.padded() + tile * self.tall..][..self.tall]
+    /// The room before the sums of a chunk, which it begins with this tile.
+    pub(super) fn lead(&self, tile: usize) -> *const f32 {
+        self.sums[self.sums_place(tile, 0) - LEAD..].as_ptr()
     }
 
     /// Where rows are written; each by one thread.
@@ -160,6 +179,8 @@ impl Filling<'_> {
         let first = self.to.place(tile, 0) + line;
         let step = self.to.place(tile, 1) - self.to.place(tile, 0);
         let deep = group / DEEP;
+        let first_sum = self.to.sums_place(tile, 0) + line;
+        let next_sum = self.to.sums_place(tile, 1) - self.to.sums_place(tile, 0);
         for g in 0..k / group {
             let mut sum = 0.0;
             for block in g * deep..(g + 1) * deep {
@@ -179,7 +200,7 @@ impl Filling<'_> {
                 }
             }
             // SAFETY: one of the row's sums; see above.
-            unsafe { *self.sums.add(LEAD + g * self.to.padded() + row) = sum };
+            unsafe { *self.sums.add(first_sum + g * next_sum) = sum };
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Products for x86-64 with AMX: tile registers that multiply sixteen rows of inputs with sixteen
 //! rows of a matrix, pairs of bfloat16 at a time, and sum in float32. Inputs are the sum of two bfloat16, which is sixteen
-//! bits of theirs (`inputs.rs`); what is too small to be a normal number counts as zero. Of quantized matrices, packed numbers are multiplied with
-//! a few tiles of inputs (`numbers.rs`), which are exact in bfloat16, and scales meet the sums of a group (`eight.rs`
-//! with `steps.rs`, and `few.rs`); with more, elements of the matrix become the sum of two as well (`many.rs`). Matrices of bfloat16 are multiplied as they are (`brain.rs`).
+//! bits of theirs (`inputs.rs`); what is too small to be a normal number counts as zero. Of quantized matrices, packed numbers are
+//! multiplied (`numbers.rs`), which are exact in bfloat16, and scales meet the sums of a group (`eight.rs` with `steps.rs`, and
+//! `chunks.rs` with `tall.rs`). Matrices of bfloat16 are multiplied as they are (`brain.rs`).
 //! What goes in and comes out is in `squares.rs` and `bricks.rs`.
 //!
 //! The instructions are written as assembly, since the standard library does not have them yet. The compiler itself never
@@ -11,21 +11,16 @@
 #[macro_use]
 mod assembly;
 mod brain;
+mod chunks;
 mod eight;
 mod factors;
-mod few;
 mod inputs;
-mod many;
 mod numbers;
 mod steps;
 mod tall;
 
 use std::arch::asm;
-use std::arch::x86_64::{
-    __cpuid_count, __m512, _mm_loadu_si128, _mm256_castsi128_si256, _mm256_inserti128_si256,
-    _mm256_loadu_pd, _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_cvtph_ps, _mm512_insertf64x4,
-    _mm512_setzero_ps,
-};
+use std::arch::x86_64::__cpuid_count;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
@@ -40,8 +35,9 @@ pub(super) const SIDE: usize = 16;
 /// Inputs that a tile has of each row.
 const DEEP: usize = 32;
 
-/// Tiles of inputs up to which packed numbers are multiplied: more share what it takes to make elements of them.
-const FEW: usize = 8;
+/// The most tiles of inputs that are multiplied with a group's numbers before the next group: they and their totals are to stay
+/// in the first cache.
+const CHUNK: usize = 6;
 
 /// Whether the processor has tiles of bfloat16, and the kernel lets this process use them. To be asked where it has AVX-512.
 pub(super) fn available() -> bool {
@@ -99,11 +95,9 @@ pub(super) struct Two<'a>(pub [Bands<'a>; 2]);
 /// What a thread needs for [`products`].
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Tiles of the matrix.
-    matrix: Vec<Line>,
     /// Products of two tiles' outputs.
     sums: Vec<Outputs>,
-    /// For few rows, and for a few tiles of them.
+    /// For few rows, and for tiles of them.
     bench: Box<steps::Bench>,
     hall: Box<tall::Hall>,
     /// Scales and biases for these.
@@ -196,20 +190,15 @@ pub(super) unsafe fn products<'a>(
         sums.resize(2 * x.padded(), Outputs::default());
         for place in places {
             let (two, out) = (source(place), &mut sums[..]);
-            match (bits, x.count() <= FEW) {
-                (4, true) => few::run::<4>(two, x, registers, room, out),
-                (_, true) => few::run::<8>(two, x, registers, room, out),
-                (4, false) => many::run::<4>(two, x, registers, room, out),
-                (_, false) => many::run::<8>(two, x, registers, room, out),
+            match bits {
+                4 => chunks::run::<4>(two, x, registers, room, out),
+                _ => chunks::run::<8>(two, x, registers, room, out),
             }
             done(place, &mut sums);
         }
         room.sums = sums;
     }
 }
-
-/// The scales of a group of both tiles' outputs, and their biases.
-type Group = [[__m512; 2]; 2];
 
 /// Where rows of two tiles are: of each the two bands, or the same twice, and how far on what the next call reads is
 /// likely to be: neighbors of one matrix, or of two.
@@ -245,50 +234,6 @@ impl<'a> Sources<'a> {
             biases: [one.biases, other.biases],
             second: [second(one), second(other)],
             ahead,
-        }
-    }
-
-    /// The scales of a group of both tiles' outputs, and their biases.
-    ///
-    /// # Safety
-    /// The processor must have f16c and avx512f; there must be that group.
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
-    #[inline]
-    unsafe fn group(&self, group: usize) -> Group {
-        let mut all: Group = [[_mm512_setzero_ps(); 2]; 2];
-        for (to, from) in all.iter_mut().zip([self.scales, self.biases]) {
-            for i in 0..2 {
-                // SAFETY: the caller's promise.
-                to[i] = unsafe { sixteen(from[i], group, self.second[i]) };
-            }
-        }
-        all
-    }
-}
-
-/// The scales or biases of a group of two bands, the second `second` elements after the first.
-///
-/// # Safety
-/// The processor must have f16c and avx512f; both must have that group.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
-#[inline]
-unsafe fn sixteen(all: Factors<'_>, group: usize, second: usize) -> __m512 {
-    let (low, high) = (group * BAND, group * BAND + second);
-    // SAFETY: eight factors of a group, which the caller promises.
-    unsafe {
-        match all {
-            Factors::Half(all) => {
-                let low = _mm_loadu_si128(all.as_ptr().add(low).cast());
-                let high = _mm_loadu_si128(all.as_ptr().add(high).cast());
-                let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
-                _mm512_cvtph_ps(both)
-            }
-            Factors::Single(all) => {
-                let low = _mm256_loadu_pd(all.as_ptr().add(low).cast());
-                let high = _mm256_loadu_pd(all.as_ptr().add(high).cast());
-                let both = _mm512_insertf64x4::<1>(_mm512_castpd256_pd512(low), high);
-                _mm512_castpd_ps(both)
-            }
         }
     }
 }

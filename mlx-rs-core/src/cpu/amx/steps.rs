@@ -68,8 +68,9 @@ pub(super) struct Places {
     pub first_factors: *const Line,
     /// How many groups are left when totals are complete.
     pub left: usize,
-    /// Blocks of inputs of a group.
+    /// Blocks of inputs of a group, and bytes of tiles before those of the last one.
     pub deep: usize,
+    pub rest: usize,
     /// Whether the next group goes into the second places.
     pub odd: usize,
 }
@@ -87,27 +88,10 @@ impl Default for Places {
             first_factors: ptr::null(),
             left: 0,
             deep: 0,
+            rest: 0,
             odd: 0,
         }
     }
-}
-
-/// A block of inputs with its tiles, into two tiles of sums.
-macro_rules! multiply {
-    ($one:literal, $other:literal) => {
-        concat!(
-            "tileloadd tmm4, [{inputs} + {line}*1]\n",
-            "tileloadd tmm5, [{to} + {line}*1]\n",
-            "tdpbf16ps ",
-            $one,
-            ", tmm4, tmm5\n",
-            "tileloadd tmm6, [{to} + {line}*1 + 1024]\n",
-            "tdpbf16ps ",
-            $other,
-            ", tmm4, tmm6\n",
-            "add {to}, 2048\n",
-        )
-    };
 }
 
 /// A row's sums of both tiles, at so many bytes, to its totals.
@@ -120,92 +104,143 @@ macro_rules! add {
             "vfmadd231ps ",
             $one,
             ", zmm30, zmm16\n",
+            both_parts!($found, $row, "0", "512"),
             "vfmadd231ps ",
             $one,
-            ", zmm28, [{bench} + ",
-            $found,
-            " + ",
-            $row,
-            "]\n",
-            "vfmadd231ps ",
-            $one,
-            ", zmm28, [{bench} + ",
-            $found,
-            " + ",
-            $row,
-            " + 512]\n",
+            ", zmm28, zmm17\n",
             "vfmadd231ps ",
             $other,
             ", zmm31, zmm16\n",
+            both_parts!($found, $row, "1024", "1536"),
             "vfmadd231ps ",
             $other,
-            ", zmm29, [{bench} + ",
-            $found,
-            " + ",
-            $row,
-            " + 1024]\n",
-            "vfmadd231ps ",
-            $other,
-            ", zmm29, [{bench} + ",
-            $found,
-            " + ",
-            $row,
-            " + 1536]\n",
+            ", zmm29, zmm17\n",
         )
     };
 }
 
-/// All that is done at a time, for an even group or an odd one.
+/// A row's sums of a tile, of both parts of the inputs. Beside tiles a multiplication takes as long as two additions.
+macro_rules! both_parts {
+    ($found:literal, $row:literal, $high:literal, $low:literal) => {
+        concat!(
+            "vmovaps zmm17, [{bench} + ",
+            $found,
+            " + ",
+            $row,
+            " + ",
+            $high,
+            "]\n",
+            "vaddps zmm17, zmm17, [{bench} + ",
+            $found,
+            " + ",
+            $row,
+            " + ",
+            $low,
+            "]\n",
+        )
+    };
+}
+
+/// Tile `tmm5` or `tmm6` of the matrix with a block of inputs.
+macro_rules! product {
+    ($sums:literal, $tile:literal, $at:literal) => {
+        concat!(
+            "tileloadd ",
+            $tile,
+            ", [{n} + {line}*1 + ",
+            $at,
+            "]\n",
+            "tdpbf16ps ",
+            $sums,
+            ", tmm4, ",
+            $tile,
+            "\n",
+        )
+    };
+}
+
+/// A tile of sums to where it is found.
+macro_rules! found {
+    ($found:literal, $at:literal, $sums:literal) => {
+        concat!(
+            "tilestored [{bench} + {line}*1 + ",
+            $found,
+            " + ",
+            $at,
+            "], ",
+            $sums,
+            "\n",
+        )
+    };
+}
+
+/// All that is done at a time, for an even group or an odd one. Only the last block of a group is woven into the rest.
 macro_rules! step {
     ($bits:tt, $to:literal, $from:literal, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal) => {
         concat!(
-            "mov {n}, [{bench} + {deep}]\n",
-            "lea {to}, [{bench} + ",
-            $to,
-            "]\n",
-            "3:\n",
-            unpack!($bits),
-            "dec {n}\n",
-            "jnz 3b\n",
-            "mov {n}, [{bench} + {deep}]\n",
-            "lea {to}, [{bench} + ",
-            $from,
-            "]\n",
             "tilezero ",
             $one,
             "\n",
             "tilezero ",
             $other,
             "\n",
-            "4:\n",
-            multiply!($one, $other),
-            "add {inputs}, 1024\n",
+            "cmp qword ptr [{bench} + {deep}], 1\n",
+            "je 8f\n",
+            "mov {n}, [{bench} + {deep}]\n",
+            "lea {to}, [{bench} + ",
+            $to,
+            "]\n",
             "dec {n}\n",
+            "3:\n",
+            unpack!($bits),
+            "dec {n}\n",
+            "jnz 3b\n",
+            "mov {to}, [{bench} + {deep}]\n",
+            "lea {n}, [{bench} + ",
+            $from,
+            "]\n",
+            "dec {to}\n",
+            "4:\n",
+            "tileloadd tmm4, [{inputs} + {line}*1]\n",
+            product!($one, "tmm5", "0"),
+            product!($other, "tmm6", "1024"),
+            "add {n}, 2048\n",
+            "add {inputs}, 1024\n",
+            "dec {to}\n",
             "jnz 4b\n",
-            "cmp {inputs}, [{bench} + {all_inputs} + 8]\n",
-            "cmove {inputs}, [{bench} + {all_inputs}]\n",
-            "tilestored [{bench} + {line}*1 + ",
-            $found,
-            "], ",
-            $out,
-            "\n",
-            "tilestored [{bench} + {line}*1 + ",
-            $found,
-            " + 1024], ",
-            $too,
-            "\n",
+            "8:\n",
+            "mov {n}, [{bench} + {rest}]\n",
+            "lea {to}, [{bench} + {n} + ",
+            $to,
+            "]\n",
+            "lea {n}, [{bench} + {n} + ",
+            $from,
+            "]\n",
             "vmovaps zmm28, [{factors}]\n",
             "vmovaps zmm29, [{factors} + 64]\n",
             "vmovaps zmm30, [{factors} + 128]\n",
             "vmovaps zmm31, [{factors} + 192]\n",
+            quarter!($bits, 0),
             add!($before, "0", "0", "zmm0", "zmm8"),
             add!($before, "64", "4", "zmm1", "zmm9"),
+            quarter!($bits, 1),
             add!($before, "128", "8", "zmm2", "zmm10"),
             add!($before, "192", "12", "zmm3", "zmm11"),
+            "tileloadd tmm4, [{inputs} + {line}*1]\n",
+            product!($one, "tmm5", "0"),
+            found!($found, "0", $out),
+            quarter!($bits, 2),
             add!($before, "256", "16", "zmm4", "zmm12"),
             add!($before, "320", "20", "zmm5", "zmm13"),
+            quarter!($bits, 3),
             add!($before, "384", "24", "zmm6", "zmm14"),
             add!($before, "448", "28", "zmm7", "zmm15"),
+            product!($other, "tmm6", "1024"),
+            found!($found, "1024", $too),
+            next_words!($bits),
+            "add {inputs}, 1024\n",
+            "cmp {inputs}, [{bench} + {all_inputs} + 8]\n",
+            "cmove {inputs}, [{bench} + {all_inputs}]\n",
             "add {factors}, 256\n",
             "add {sums}, 32\n",
             "dec {count}\n",
@@ -314,6 +349,7 @@ pub(super) unsafe fn steps<const BITS: u32>(bench: &mut Bench, count: usize) {
                 n = out(reg) _,
                 to = out(reg) _,
                 deep = const offset_of!(Bench, at.deep),
+                rest = const offset_of!(Bench, at.rest),
                 left = const offset_of!(Bench, at.left),
                 all_inputs = const offset_of!(Bench, at.all_inputs),
                 first_sums = const offset_of!(Bench, at.first_sums),

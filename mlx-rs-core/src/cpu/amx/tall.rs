@@ -1,11 +1,11 @@
-//! What is done for each group of inputs of up to eight tiles of sixteen rows, as one piece of assembly: while a tile is multiplied, the
+//! What is done for each group of inputs of a chunk of tiles of sixteen rows, as one piece of assembly: while a tile is multiplied, the
 //! sums of the one before leave their registers, and those of the one before that meet their scales and are added to totals in
 //! memory. The numbers of the next group come into tiles between two groups. Why it is one piece: see `steps.rs`.
 
 use std::mem::offset_of;
 
 use super::steps::{DEEPEST, SLOT};
-use super::{DEEP, FEW, LINE, Line, Outputs, SIDE};
+use super::{CHUNK, DEEP, LINE, Line, Outputs, SIDE};
 
 /// From a tile that is multiplied to the one whose sums are added.
 pub(super) const LATER: usize = 2;
@@ -15,8 +15,8 @@ pub(super) const LATER: usize = 2;
 pub(super) struct Hall {
     /// Tiles of sums: of two products, two each.
     pub found: [[Line; 2 * SIDE]; 2],
-    /// In the place of totals before there are any.
-    nothing: [Outputs; (LATER + FEW) * SIDE],
+    /// In the place of totals before there are any, of both tiles.
+    nothing: [Outputs; 2 * LATER * SIDE],
     at: Course,
     /// Numbers of two groups: for each block two tiles.
     matrix: [[Line; SLOT]; 2],
@@ -26,7 +26,7 @@ impl Default for Hall {
     fn default() -> Self {
         Self {
             found: [[Line([0; DEEP]); 2 * SIDE]; 2],
-            nothing: [Outputs::default(); (LATER + FEW) * SIDE],
+            nothing: [Outputs::default(); 2 * LATER * SIDE],
             at: Course::default(),
             matrix: [[Line([0; DEEP]); SLOT]; 2],
         }
@@ -45,8 +45,8 @@ struct Course {
     tiles: usize,
     /// Groups that are left.
     groups: usize,
-    /// Bytes of inputs from a block to the next, from behind a tile to the tile beside it, and from behind the last
-    /// one to the next group.
+    /// Bytes of inputs from a block to the next, from the last one of a tile to the first of the tile beside it, and from
+    /// behind the last tile to the next group.
     across: usize,
     beside: isize,
     rest: usize,
@@ -54,8 +54,9 @@ struct Course {
     end: usize,
     first: usize,
     last: usize,
-    /// Bytes from one tile's outputs to the other's.
+    /// Bytes from one tile's outputs to the other's, for now and of totals.
     plane: usize,
+    whole: usize,
     /// The factors of the group that is added.
     factors: usize,
     /// Whether the next product goes into the second pair of registers.
@@ -74,40 +75,46 @@ pub(super) struct Piece<'a> {
     pub sums: *const f32,
     /// Four lines of anything, then those of each group.
     pub factors: *const Line,
-    /// `[2, tiles, SIDE]`.
+    /// `[tiles, SIDE]`, and behind as many rows as `plane` says the same for the other tile.
     pub totals: &'a mut [Outputs],
+    pub plane: usize,
     /// Groups, blocks of inputs of each, and tiles.
     pub sizes: (usize, usize, usize),
+}
+
+/// Inputs or sums or what the matrix has, as a tile.
+macro_rules! load {
+    ($tile:literal, $at:literal) => {
+        concat!("tileloadd ", $tile, ", [", $at, "]\n")
+    };
+}
+
+/// A product of two tiles.
+macro_rules! product {
+    ($sums:literal, $inputs:literal, $matrix:literal) => {
+        concat!("tdpbf16ps ", $sums, ", ", $inputs, ", ", $matrix, "\n")
+    };
 }
 
 /// A block of inputs, both parts, with its tiles, into two tiles of sums.
 macro_rules! multiply_both {
     ($one:literal, $other:literal) => {
         concat!(
-            "tileloadd tmm6, [{to} + {line}*1]\n",
-            "tileloadd tmm4, [{inputs} + {line}*1]\n",
-            "tdpbf16ps ",
-            $one,
-            ", tmm4, tmm6\n",
-            "tileloadd tmm7, [{to} + {line}*1 + 1024]\n",
-            "tdpbf16ps ",
-            $other,
-            ", tmm4, tmm7\n",
-            "tileloadd tmm5, [{inputs} + {line}*1 + 1024]\n",
-            "tdpbf16ps ",
-            $one,
-            ", tmm5, tmm6\n",
-            "tdpbf16ps ",
-            $other,
-            ", tmm5, tmm7\n",
-            "add {to}, 2048\n",
+            load!("tmm6", "{to} + {line}*1"),
+            load!("tmm4", "{inputs} + {line}*1"),
+            product!($one, "tmm4", "tmm6"),
+            load!("tmm7", "{to} + {line}*1 + 1024"),
+            product!($other, "tmm4", "tmm7"),
+            load!("tmm5", "{inputs} + {line}*1 + 1024"),
+            product!($one, "tmm5", "tmm6"),
+            product!($other, "tmm5", "tmm7"),
         )
     };
 }
 
-/// A row's sums of both tiles to its totals.
+/// A row's sums of both tiles to its totals, by way of registers for these and for the sum of its inputs.
 macro_rules! add_row {
-    ($found:literal, $row:literal, $sum:literal, $one:literal, $other:literal) => {
+    ($found:literal, $row:literal, $sum:literal, [$one:literal, $other:literal, $inputs:literal]) => {
         concat!(
             "vmovaps ",
             $one,
@@ -119,16 +126,21 @@ macro_rules! add_row {
             ", [{totals} + {n} + ",
             $row,
             "]\n",
+            "vbroadcastss ",
+            $inputs,
+            ", [{sums} + ",
+            $sum,
+            "]\n",
             "vfmadd231ps ",
             $one,
-            ", zmm30, [{sums} + ",
-            $sum,
-            "]{{1to16}}\n",
+            ", zmm30, ",
+            $inputs,
+            "\n",
             "vfmadd231ps ",
             $other,
-            ", zmm31, [{sums} + ",
-            $sum,
-            "]{{1to16}}\n",
+            ", zmm31, ",
+            $inputs,
+            "\n",
             "vfmadd231ps ",
             $one,
             ", zmm28, [{hall} + ",
@@ -157,56 +169,113 @@ macro_rules! add_row {
     };
 }
 
-/// A tile: its product, the sums of the one before, and the totals of the one before that.
-macro_rules! tile {
-    ([$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal, $odd:literal) => {
+/// Two rows of sixteen, the first of them by number.
+macro_rules! add_rows {
+    ($found:literal, 0) => {
         concat!(
-            "mov {n}, [{hall} + {deep}]\n",
-            "mov {to}, [{hall} + {now}]\n",
+            add_row!($found, "0", "0", ["zmm0", "zmm1", "zmm16"]),
+            add_row!($found, "64", "4", ["zmm2", "zmm3", "zmm17"]),
+        )
+    };
+    ($found:literal, 2) => {
+        concat!(
+            add_row!($found, "128", "8", ["zmm4", "zmm5", "zmm18"]),
+            add_row!($found, "192", "12", ["zmm6", "zmm7", "zmm19"]),
+        )
+    };
+    ($found:literal, 4) => {
+        concat!(
+            add_row!($found, "256", "16", ["zmm8", "zmm9", "zmm16"]),
+            add_row!($found, "320", "20", ["zmm10", "zmm11", "zmm17"]),
+        )
+    };
+    ($found:literal, 6) => {
+        concat!(
+            add_row!($found, "384", "24", ["zmm12", "zmm13", "zmm18"]),
+            add_row!($found, "448", "28", ["zmm14", "zmm15", "zmm19"]),
+        )
+    };
+    ($found:literal, 8) => {
+        concat!(
+            add_row!($found, "512", "32", ["zmm0", "zmm1", "zmm16"]),
+            add_row!($found, "576", "36", ["zmm2", "zmm3", "zmm17"]),
+        )
+    };
+    ($found:literal, 10) => {
+        concat!(
+            add_row!($found, "640", "40", ["zmm4", "zmm5", "zmm18"]),
+            add_row!($found, "704", "44", ["zmm6", "zmm7", "zmm19"]),
+        )
+    };
+    ($found:literal, 12) => {
+        concat!(
+            add_row!($found, "768", "48", ["zmm8", "zmm9", "zmm16"]),
+            add_row!($found, "832", "52", ["zmm10", "zmm11", "zmm17"]),
+        )
+    };
+    ($found:literal, 14) => {
+        concat!(
+            add_row!($found, "896", "56", ["zmm12", "zmm13", "zmm18"]),
+            add_row!($found, "960", "60", ["zmm14", "zmm15", "zmm19"]),
+        )
+    };
+}
+
+/// The tiles of the last block of a group come to `tmm6` and `tmm7`, or are there.
+macro_rules! matrix {
+    (comes, $tile:literal, $at:literal) => {
+        load!($tile, $at)
+    };
+    (stays, $tile:literal, $at:literal) => {
+        ""
+    };
+}
+
+/// A tile: its product, the sums of the one before, and the totals of the one before that, whose rows are woven into the
+/// product: neither waits long for the other then.
+macro_rules! tile {
+    ($matrix:tt, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal, $odd:literal) => {
+        concat!(
+            "mov {to}, [{hall} + {factors}]\n",
+            "vmovaps zmm28, [{to}]\n",
+            "vmovaps zmm29, [{to} + 64]\n",
+            "vmovaps zmm30, [{to} + 128]\n",
+            "vmovaps zmm31, [{to} + 192]\n",
             "tilezero ",
             $one,
             "\n",
             "tilezero ",
             $other,
             "\n",
-            "9:\n",
-            multiply_both!($one, $other),
-            "add {inputs}, [{hall} + {across}]\n",
-            "dec {n}\n",
-            "jnz 9b\n",
-            "add {inputs}, [{hall} + {beside}]\n",
+            blocks_before!($matrix, $one, $other),
+            "mov {n}, [{hall} + {plane}]\n",
+            matrix!($matrix, "tmm6", "{to} + {line}*1"),
+            load!("tmm4", "{inputs} + {line}*1"),
+            add_rows!($before, 0),
+            product!($one, "tmm4", "tmm6"),
+            matrix!($matrix, "tmm7", "{to} + {line}*1 + 1024"),
+            add_rows!($before, 2),
+            product!($other, "tmm4", "tmm7"),
+            add_rows!($before, 4),
+            load!("tmm5", "{inputs} + {line}*1 + 1024"),
+            add_rows!($before, 6),
+            product!($one, "tmm5", "tmm6"),
+            add_rows!($before, 8),
+            product!($other, "tmm5", "tmm7"),
+            add_rows!($before, 10),
             "tilestored [{hall} + {line}*1 + ",
             $found,
             "], ",
             $out,
             "\n",
+            add_rows!($before, 12),
             "tilestored [{hall} + {line}*1 + ",
             $found,
             " + 1024], ",
             $too,
             "\n",
-            "mov {to}, [{hall} + {factors}]\n",
-            "mov {n}, [{hall} + {plane}]\n",
-            "vmovaps zmm28, [{to}]\n",
-            "vmovaps zmm29, [{to} + 64]\n",
-            "vmovaps zmm30, [{to} + 128]\n",
-            "vmovaps zmm31, [{to} + 192]\n",
-            add_row!($before, "0", "0", "zmm0", "zmm1"),
-            add_row!($before, "64", "4", "zmm2", "zmm3"),
-            add_row!($before, "128", "8", "zmm4", "zmm5"),
-            add_row!($before, "192", "12", "zmm6", "zmm7"),
-            add_row!($before, "256", "16", "zmm8", "zmm9"),
-            add_row!($before, "320", "20", "zmm10", "zmm11"),
-            add_row!($before, "384", "24", "zmm12", "zmm13"),
-            add_row!($before, "448", "28", "zmm14", "zmm15"),
-            add_row!($before, "512", "32", "zmm0", "zmm1"),
-            add_row!($before, "576", "36", "zmm2", "zmm3"),
-            add_row!($before, "640", "40", "zmm4", "zmm5"),
-            add_row!($before, "704", "44", "zmm6", "zmm7"),
-            add_row!($before, "768", "48", "zmm8", "zmm9"),
-            add_row!($before, "832", "52", "zmm10", "zmm11"),
-            add_row!($before, "896", "56", "zmm12", "zmm13"),
-            add_row!($before, "960", "60", "zmm14", "zmm15"),
+            add_rows!($before, 14),
+            "add {inputs}, [{hall} + {beside}]\n",
             "add {sums}, 64\n",
             "add {totals}, 1024\n",
             "cmp {totals}, [{hall} + {end}]\n",
@@ -215,6 +284,8 @@ macro_rules! tile {
             "mov {totals}, [{hall} + {first}]\n",
             "mov {n}, [{hall} + {last}]\n",
             "mov [{hall} + {end}], {n}\n",
+            "mov {n}, [{hall} + {whole}]\n",
+            "mov [{hall} + {plane}], {n}\n",
             "add qword ptr [{hall} + {factors}], 256\n",
             "7:\n",
             "mov qword ptr [{hall} + {odd}], ",
@@ -222,6 +293,26 @@ macro_rules! tile {
             "\n",
             "dec {count}\n",
         )
+    };
+}
+
+/// All blocks of a group but the last, of which there are some where the matrix comes.
+macro_rules! blocks_before {
+    (comes, $one:literal, $other:literal) => {
+        concat!(
+            "mov {to}, [{hall} + {now}]\n",
+            "mov {n}, [{hall} + {deep}]\n",
+            "dec {n}\n",
+            "9:\n",
+            multiply_both!($one, $other),
+            "add {to}, 2048\n",
+            "add {inputs}, [{hall} + {across}]\n",
+            "dec {n}\n",
+            "jnz 9b\n",
+        )
+    };
+    (stays, $one:literal, $other:literal) => {
+        ""
     };
 }
 
@@ -234,9 +325,8 @@ macro_rules! tile {
 pub(super) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
     const { assert!(BITS == 4 || BITS == 8) };
     let (groups, deep, tiles) = piece.sizes;
-    assert!(groups > 0 && (1..=DEEPEST).contains(&deep) && (1..=FEW).contains(&tiles));
-    let plane = tiles * SIDE * LINE;
-    assert!(piece.totals.len() * LINE == 2 * plane);
+    assert!(groups > 0 && (1..=DEEPEST).contains(&deep) && (1..=CHUNK).contains(&tiles));
+    assert!(piece.plane >= tiles * SIDE && piece.totals.len() >= piece.plane + tiles * SIDE);
     let across = tiles * 2 * SIDE * LINE;
     let first = piece.totals.as_mut_ptr();
     let nothing = hall.nothing.as_mut_ptr();
@@ -247,12 +337,13 @@ pub(super) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
         tiles,
         groups,
         across,
-        beside: (2 * SIDE * LINE).cast_signed() - (deep * across).cast_signed(),
+        beside: (2 * SIDE * LINE).cast_signed() - ((deep - 1) * across).cast_signed(),
         rest: (deep - 1) * across,
         end: nothing.expose_provenance() + LATER * SIDE * LINE,
         first: first.expose_provenance(),
-        last: first.expose_provenance() + plane,
-        plane,
+        last: first.expose_provenance() + tiles * SIDE * LINE,
+        plane: LATER * SIDE * LINE,
+        whole: piece.plane * LINE,
         factors: piece.factors.expose_provenance(),
         odd: 0,
     };
@@ -277,13 +368,29 @@ pub(super) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
                 "jnz 3b",
                 "8:",
                 "mov {count}, [{hall} + {tiles}]",
+                "cmp qword ptr [{hall} + {deep}], 1",
+                "jne 3f",
+                // One block: its tiles stay where they are.
+                "mov {to}, [{hall} + {now}]",
+                load!("tmm6", "{to} + {line}*1"),
+                load!("tmm7", "{to} + {line}*1 + 1024"),
                 "cmp qword ptr [{hall} + {odd}], 0",
                 "jne 5f",
                 "4:",
-                tile!(["tmm0", "tmm1"], ["tmm2", "tmm3"], "0", "2048", "1"),
+                tile!(stays, ["tmm0", "tmm1"], ["tmm2", "tmm3"], "0", "2048", "1"),
                 "jz 6f",
                 "5:",
-                tile!(["tmm2", "tmm3"], ["tmm0", "tmm1"], "2048", "0", "0"),
+                tile!(stays, ["tmm2", "tmm3"], ["tmm0", "tmm1"], "2048", "0", "0"),
+                "jnz 4b",
+                "jmp 6f",
+                "3:",
+                "cmp qword ptr [{hall} + {odd}], 0",
+                "jne 5f",
+                "4:",
+                tile!(comes, ["tmm0", "tmm1"], ["tmm2", "tmm3"], "0", "2048", "1"),
+                "jz 6f",
+                "5:",
+                tile!(comes, ["tmm2", "tmm3"], ["tmm0", "tmm1"], "2048", "0", "0"),
                 "jnz 4b",
                 "6:",
                 "add {inputs}, [{hall} + {rest}]",
@@ -328,6 +435,7 @@ pub(super) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
                 first = const offset_of!(Hall, at.first),
                 last = const offset_of!(Hall, at.last),
                 plane = const offset_of!(Hall, at.plane),
+                whole = const offset_of!(Hall, at.whole),
                 factors = const offset_of!(Hall, at.factors),
                 odd = const offset_of!(Hall, at.odd),
             )

@@ -55,7 +55,7 @@ fn products_of_few_and_many_rows_equal_the_definition() {
         (8, 130, 128),
         (5, 70, 384),
         (64, 20, 320),
-        // More than a few tiles, and more of a row than is unpacked at a time.
+        // More tiles of inputs than are multiplied at a time.
         (100, 37, 576),
         // Whole tiles of outputs.
         (1, 16, 64),

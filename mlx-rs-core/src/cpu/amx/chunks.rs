@@ -1,5 +1,5 @@
-//! A few tiles of inputs with packed numbers of a matrix: group after group, each of whose tiles of numbers all tiles of inputs
-//! meet (`tall.rs`).
+//! Tiles of inputs with packed numbers of a matrix, a chunk of them at a time: group after group, each of whose tiles of numbers
+//! all tiles of the chunk meet (`tall.rs`).
 
 use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_storeu_ps};
 
@@ -20,7 +20,7 @@ pub(super) unsafe fn run<const BITS: u32>(
 ) {
     let from = Sources::of(two);
     let (groups, _) = x.packing();
-    let (count, plane) = (x.count(), x.padded());
+    let plane = x.padded();
     assert!(x.tall() == SIDE && out.len() == 2 * plane);
     // Blocks of inputs of a group.
     let deep = x.blocks() / groups;
@@ -30,24 +30,29 @@ pub(super) unsafe fn run<const BITS: u32>(
     // SAFETY: as many groups of all; features are the caller's promise.
     unsafe {
         prepare::<BITS>(&from, groups, factors.as_mut_ptr().add(4));
-        let piece = Piece {
-            words: from.words,
-            ahead: from.ahead[0] * size_of::<u32>(),
-            inputs: x.tiles(),
-            sums: x.all_sums(),
-            factors: factors.as_ptr(),
-            totals: &mut *out,
-            sizes: (groups, deep, count),
-        };
-        tiles::<BITS>(hall, piece);
-        // What the assembly leaves: the sums of the last products.
-        let all = groups * count;
-        for n in all.saturating_sub(LATER)..all {
-            let (group, tile) = (n / count, n % count);
-            let found = hall.found[(n + 1) % 2].as_ptr();
-            let factors = factors.as_ptr().add(4 * (group + 1));
-            let to = out.as_mut_ptr().add(tile * SIDE);
-            add(found, factors, x.sums(tile, group), (to, plane));
+        for (first, count) in x.chunks() {
+            let out = &mut out[first * SIDE..];
+            let piece = Piece {
+                words: from.words,
+                ahead: from.ahead[0] * size_of::<u32>(),
+                inputs: x.tile(first, 0).as_ptr(),
+                sums: x.lead(first),
+                factors: factors.as_ptr(),
+                totals: &mut *out,
+                plane,
+                sizes: (groups, deep, count),
+            };
+            tiles::<BITS>(hall, piece);
+            // What the assembly leaves: the sums of the last products.
+            let all = groups * count;
+            for n in all.saturating_sub(LATER)..all {
+                let (group, tile) = (n / count, n % count);
+                let found = hall.found[(n + 1) % 2].as_ptr();
+                let factors = factors.as_ptr().add(4 * (group + 1));
+                let to = out.as_mut_ptr().add(tile * SIDE);
+                let sums = &x.sums(first + tile, group)[..SIDE];
+                add(found, factors, sums, (to, plane));
+            }
         }
     }
 }
