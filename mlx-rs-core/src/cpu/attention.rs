@@ -87,7 +87,7 @@ unsafe impl Sync for Rows<'_> {}
 impl<'a> Rows<'a> {
     /// # Safety
     /// The array must be of float32; what is asked of [`Self::reach`] must not be written any more.
-    unsafe fn of(input: &'a Input) -> Self {
+    pub(super) unsafe fn of(input: &'a Input) -> Self {
         let strides = input.strides();
         Self {
             // SAFETY: the caller's promise; the strides say how far the elements reach.
@@ -198,6 +198,14 @@ impl Attend {
     pub(super) fn seen(&self, q: usize) -> (usize, Range<usize>) {
         let Query { lane, position, .. } = self.queries[q];
         self.plans[lane].seen(position)
+    }
+
+    /// The first position that a query sees.
+    pub(super) fn first_seen(&self, q: usize) -> usize {
+        match self.seen(q) {
+            (0, range) => range.start,
+            _ => 0,
+        }
     }
 
     /// The queries in runs of one row, of as many as a sweep takes.

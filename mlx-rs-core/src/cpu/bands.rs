@@ -44,6 +44,14 @@ impl<'a> Factors<'a> {
         }
     }
 
+    /// Where they are, and how many bytes.
+    pub(super) fn bytes(self) -> (*const u8, usize) {
+        match self {
+            Self::Single(all) => (all.as_ptr().cast(), size_of_val(all)),
+            Self::Half(all) => (all.as_ptr().cast(), size_of_val(all)),
+        }
+    }
+
     fn part(self, range: Range<usize>) -> Self {
         match self {
             Self::Single(all) => Self::Single(&all[range]),

@@ -10,6 +10,7 @@ use super::heads::{Heads, View, count, total};
 use super::host_op::{self, Input, Meaning, Work};
 use super::matrix::Matrix;
 use super::memory::{Kept, KvMemory};
+use super::pool::followed_by;
 use super::project::{Gate, Product, Projection, Then};
 use super::store::{Fresh, Store, Tokens};
 use crate::array::Array;
@@ -343,12 +344,12 @@ impl Work for Steps {
             let mut x = first;
             for (i, step) in self.0.iter().enumerate() {
                 let own = next(&mut rest, step.inputs);
-                if i + 1 == self.0.len() {
-                    step.run(x, own, parts, output);
+                let Some(after) = self.0.get(i + 1) else {
+                    step.run(x, own, parts, None, output);
                     break;
-                }
+                };
                 let y = room(to, step.down.work.outputs());
-                step.run(x, own, parts, y);
+                step.run(x, own, parts, Some(after), y);
                 x = Input::of(y);
                 std::mem::swap(from, to);
             }
@@ -361,44 +362,69 @@ impl Work for Steps {
 }
 
 impl Step {
-    fn run(&self, x: Input, inputs: &[Input], between: &mut Parts, output: &mut [f32]) {
-        let mut rest = inputs;
-        let packed = room(&mut between.packed, self.project.work.outputs());
-        self.project.run(x, &mut rest, None, packed);
-        let k_norm = next(&mut rest, usize::from(self.k_norm)).first();
-        let own = next(&mut rest, self.attention_inputs);
-        let mut after = rest;
+    /// While threads wait for each other they fetch what the next part reads first, and in the end what that `after` this does.
+    fn run(
+        &self,
+        x: Input,
+        inputs: &[Input],
+        between: &mut Parts,
+        after: Option<&Step>,
+        output: &mut [f32],
+    ) {
+        let (own, mut rest) = inputs.split_at(inputs.len().min(self.project.inputs));
+        let norm = next(&mut rest, usize::from(self.k_norm)).first();
+        let seen_with = next(&mut rest, self.attention_inputs);
+        let mut behind = rest;
         for part in [&self.output, &self.feed, &self.down] {
-            next(&mut after, part.inputs);
+            next(&mut behind, part.inputs);
         }
         let mut caches = Vec::with_capacity(2 * self.held.len());
         for held in &self.held {
             match held.as_ref().and_then(|kept| kept.seen()) {
                 Some(inputs) => caches.extend(inputs),
-                None => caches.extend(next(&mut after, 2)),
+                None => caches.extend(next(&mut behind, 2)),
             }
         }
+        let packed = room(&mut between.packed, self.project.work.outputs());
+        // SAFETY: caches of a `KvMemory` are float32.
+        let keys = unsafe { self.attend.first_keys(&caches) };
+        followed_by(&|me| self.attend.fetch(me, &keys), || {
+            self.project.run(x, &mut &*own, None, packed);
+        });
         let found = room(&mut between.found, self.attend.outputs());
         let mut seen = vec![Input::of(packed)];
-        seen.extend(own);
+        seen.extend(seen_with);
         seen.extend(&caches);
         let fresh = Fresh {
             stores: &self.stores,
             // SAFETY: `Heads::check_parts` has seen that it is float32.
-            norm: k_norm.map(|norm| unsafe { norm.as_slice::<f32>() }),
+            norm: norm.map(|norm| unsafe { norm.as_slice::<f32>() }),
             caches: &caches,
         };
-        // SAFETY: they are float32, as planned with, and of a `KvMemory`, which gives its arrays to this operation and to those
-        // that copy them only; each of these comes after those before it (`KvMemory::before`), so none runs meanwhile. Nothing
-        // of them is in use here yet.
-        unsafe { self.attend.run_storing(&seen, &fresh, found) };
+        followed_by(&|me| self.output.work.fetch(me), || {
+            // SAFETY: they are float32, as planned with, and of a `KvMemory`, which gives its arrays to this operation and to
+            // those that copy them only; each of these comes after those before it (`KvMemory::before`), so none runs
+            // meanwhile. Nothing of them is in use here yet.
+            unsafe { self.attend.run_storing(&seen, &fresh, found) };
+        });
         let attended = room(&mut between.attended, self.output.work.outputs());
         let found = Input::of(found);
-        self.output.run(found, &mut rest, Some(x), attended);
+        followed_by(&|me| self.feed.work.fetch(me), || {
+            self.output.run(found, &mut rest, Some(x), attended);
+        });
         let attended = Input::of(attended);
         let gated = room(&mut between.gated, self.feed.work.outputs());
-        self.feed.run(attended, &mut rest, None, gated);
+        followed_by(&|me| self.down.work.fetch(me), || {
+            self.feed.run(attended, &mut rest, None, gated);
+        });
         let gated = Input::of(gated);
-        self.down.run(gated, &mut rest, Some(attended), output);
+        let fetch = |me| {
+            if let Some(after) = after {
+                after.project.work.fetch(me);
+            }
+        };
+        followed_by(&fetch, || {
+            self.down.run(gated, &mut rest, Some(attended), output);
+        });
     }
 }

@@ -43,6 +43,8 @@ pub(super) struct Glance<'a> {
     pub group: usize,
     /// Runs of positions that the query sees.
     pub runs: [Range<usize>; 2],
+    /// Where the keys begin that are likely to be looked at after these; null for nowhere.
+    pub after: *const f32,
 }
 
 /// What heads found in a segment.
@@ -105,13 +107,11 @@ impl Glance<'_> {
             if !part.is_empty() {
                 let values = self.values.reach(self.group, part.start, part.end, d);
                 let shares = (&scores[*first..], n);
-                // Most likely the next segment's keys, or the next head's first ones.
-                let next = if part.end < self.runs[1].end {
-                    (self.group, part.end)
-                } else {
-                    (self.group + 1, self.runs[0].start)
-                };
-                let next = Next::of(&self.keys, next, true);
+                // Most likely the next segment's keys.
+                let mut next = Next::of(&self.keys, (self.group, part.end), true);
+                if part.end >= self.runs[1].end {
+                    next.data = self.after;
+                }
                 self.gather(shares, values, part.len(), found.sums, next);
             }
         }

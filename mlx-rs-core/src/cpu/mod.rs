@@ -8,6 +8,7 @@
 //! scales is an error, and so is one of a fused operation. `MLX_CPU_KERNELS=off` turns the kernels off,
 //! `MLX_CPU_KERNELS=portable` keeps them from the processor's wider vectors, `avx2` from AVX-512, `avx512` from AMX.
 
+mod ahead;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod attention;

@@ -5,6 +5,7 @@
 //! the way in and out of a job is what counts. Workers spin for about as long as the pause between two
 //! jobs before they sleep, and the thread that has the job works on it itself.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
@@ -20,15 +21,41 @@ const MAX_THREADS: usize = 64;
 /// What each thread does with its parts, which it takes all of.
 type Run<'a> = dyn Fn(&mut dyn Iterator<Item = usize>) + Sync + 'a;
 
-/// A job: `run` with the numbers of parts. The pointer is to a closure that outlives the job.
+/// What each thread does before it waits for the others; see [`followed_by`].
+type Then<'a> = dyn Fn(usize) + Sync + 'a;
+
+/// A job: `run` with the numbers of parts, and `then`. The pointers are to closures that outlive the job.
 #[derive(Clone, Copy)]
 struct Job {
     run: *const Run<'static>,
     parts: usize,
+    then: Option<*const Then<'static>>,
 }
 
-// SAFETY: the closure is `Sync`, and `Pool::run` keeps it alive until every worker is done with it.
+// SAFETY: the closures are `Sync`, and `Pool::spread` keeps them alive until every worker is done with them.
 unsafe impl Send for Job {}
+
+thread_local! {
+    /// What follows the jobs of this thread, as long as [`followed_by`] runs.
+    static THEN: Cell<Option<*const Then<'static>>> = const { Cell::new(None) };
+}
+
+/// Runs `work`. Each thread that has a job of it and finds no more parts calls `then` with its number before it waits for
+/// others: to fetch what it reads next. Only where there is something to wait for.
+pub(super) fn followed_by<R>(then: &Then<'_>, work: impl FnOnce() -> R) -> R {
+    /// What was there before, again when this is left, also by a panic.
+    struct Before(Option<*const Then<'static>>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            THEN.set(self.0);
+        }
+    }
+    // SAFETY: only the lifetime changes. It is called by jobs of `work` only: none has begun before, and when one returns,
+    // everybody has left it. The pointer is gone when this returns.
+    let then: &'static Then<'static> = unsafe { std::mem::transmute(then) };
+    let _before = Before(THEN.replace(Some(then)));
+    work()
+}
 
 #[derive(Default)]
 struct Shared {
@@ -102,6 +129,11 @@ impl Pool {
         }
     }
 
+    /// The first of so many parts that thread `me` has.
+    pub(super) fn first(&self, parts: usize, me: usize) -> usize {
+        self.shared.first(parts, me)
+    }
+
     /// Threads that work on a job, the caller included.
     pub(super) fn width(&self) -> usize {
         self.workers + 1
@@ -124,7 +156,8 @@ impl Pool {
         // SAFETY: only the lifetime changes. Workers use the pointer between entering (`inside`) and
         // leaving a job; below, the job is withdrawn and everybody has left before this returns.
         let run: &'static Run<'static> = unsafe { std::mem::transmute(run) };
-        let job = Job { run, parts };
+        let then = THEN.get();
+        let job = Job { run, parts, then };
         for (own, next) in shared.next.iter().enumerate() {
             next.0.store(shared.first(parts, own), Ordering::Relaxed);
         }
@@ -193,7 +226,7 @@ impl Iterator for Parts<'_> {
 
 /// Runs the parts of thread `me`, then what others have not begun.
 fn take_parts(shared: &Shared, job: Job, me: usize) {
-    // SAFETY: the caller is the job's owner or is counted in `inside`, so the closure is alive.
+    // SAFETY: the caller is the job's owner or is counted in `inside`, so its closures are alive.
     let run = unsafe { &*job.run };
     let mut own = Parts {
         shared,
@@ -201,7 +234,13 @@ fn take_parts(shared: &Shared, job: Job, me: usize) {
         of: me,
         before: 0,
     };
-    let all = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&mut own)));
+    let all = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        run(&mut own);
+        if let Some(then) = job.then {
+            // SAFETY: as above.
+            unsafe { (*then)(me) };
+        }
+    }));
     if all.is_err() {
         shared.failed.store(true, Ordering::Relaxed);
         // The other parts are pointless.
@@ -289,6 +328,40 @@ mod tests {
             }
         });
         assert_eq!(total.load(Ordering::Relaxed), 4 * 200 * 28);
+    }
+
+    #[test]
+    fn what_follows_is_done_by_each_thread_of_a_job_and_no_longer() {
+        let pool = Pool::start(2);
+        let counts = [const { AtomicUsize::new(0) }; 2];
+        let then = |me: usize| {
+            counts[me].fetch_add(1, Ordering::Relaxed);
+        };
+        let seen = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        // Neither part ends before the other one has begun, so that each thread has one.
+        let job = || {
+            let begun = AtomicUsize::new(0);
+            pool.run(2, &|_| {
+                begun.fetch_add(1, Ordering::Relaxed);
+                while begun.load(Ordering::Relaxed) < 2 {
+                    std::thread::yield_now();
+                }
+            });
+        };
+        followed_by(&then, || pool.run(1, &|_| {}));
+        assert_eq!(seen(), [0, 0], "nobody to wait for");
+        followed_by(&then, || {
+            job();
+            job();
+        });
+        assert_eq!(seen(), [2, 2]);
+        job();
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            followed_by(&then, || panic!("in between"));
+        }));
+        assert!(caught.is_err());
+        job();
+        assert_eq!(seen(), [2, 2]);
     }
 
     #[test]

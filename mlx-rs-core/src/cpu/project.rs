@@ -247,16 +247,16 @@ pub(super) enum Kind {
 }
 
 pub(super) struct Part {
-    kind: Kind,
+    pub kind: Kind,
     pub size: Size,
     bias: bool,
     /// A quantized matrix, unless it is among the inputs.
-    held: Option<Arc<Stored>>,
+    pub held: Option<Arc<Stored>>,
 }
 
 impl Part {
     /// Of its matrix.
-    fn bands(&self) -> usize {
+    pub(super) fn bands(&self) -> usize {
         self.size.n.div_ceil(BAND)
     }
 }

@@ -39,7 +39,7 @@ impl Attend {
     }
 
     /// How many keys a query sees.
-    fn keys_of(&self, q: usize) -> usize {
+    pub(super) fn keys_of(&self, q: usize) -> usize {
         let (kept, range) = self.seen(q);
         kept + range.len()
     }
@@ -57,7 +57,8 @@ impl Task<'_> {
         let groups = heads / repeats;
         let work = self.work(queries.iter().copied());
         let unit = |unit: usize| {
-            let (q, group) = (queries[unit / groups], unit % groups);
+            let (at, group) = (unit / groups, unit % groups);
+            let q = queries[at];
             if let Some(fresh) = fresh {
                 let row = self.attend.queries[q].lane;
                 // SAFETY: what `Attend::run_storing` is promised; rows have one token, and this head of it is this unit's alone.
@@ -68,7 +69,7 @@ impl Task<'_> {
                 let segments = glance::segments(self.attend.keys_of(q));
                 desk.sums.resize(segments * repeats * d, 0.0);
                 desk.states.resize(segments * repeats, (0.0, 0.0));
-                let glance = self.glance(q, group);
+                let glance = self.glance(&queries[at..], group);
                 let each = desk.sums.chunks_exact_mut(repeats * d);
                 let each = each.zip(desk.states.chunks_exact_mut(repeats));
                 for (segment, (sums, states)) in each.enumerate() {
@@ -131,7 +132,7 @@ impl Task<'_> {
                             states: all_states.part(head, repeats),
                         }
                     };
-                    let glance = self.glance(q, group);
+                    let glance = self.glance(&queries[at..], group);
                     glance.look(segment, &desk.queries, &mut desk.scores, found);
                 }
             });
@@ -158,17 +159,27 @@ impl Task<'_> {
         }
     }
 
-    fn glance(&self, q: usize, group: usize) -> Glance<'_> {
-        let lane = self.attend.queries[q].lane;
+    /// For the first of these queries, and a head of keys and values.
+    fn glance(&self, queries: &[usize], group: usize) -> Glance<'_> {
+        let q = queries[0];
+        let lane = |q: usize| self.attend.queries[q].lane;
+        let first =
+            |q: usize, group: usize| self.rest[2 * lane(q)].place(group, self.attend.first_seen(q));
+        let after = match queries.get(1) {
+            _ if group + 1 < self.attend.heads / self.attend.repeats => first(q, group + 1),
+            Some(&next) => first(next, 0),
+            None => std::ptr::null(),
+        };
         let (kept, range) = self.attend.seen(q);
         Glance {
             isa: self.attend.isa,
             d: self.attend.d,
             softcap: self.attend.softcap,
-            keys: self.rest[2 * lane],
-            values: self.rest[2 * lane + 1],
+            keys: self.rest[2 * lane(q)],
+            values: self.rest[2 * lane(q) + 1],
             group,
             runs: [0..kept, range],
+            after,
         }
     }
 
