@@ -10,6 +10,9 @@ use super::host_op::Input;
 use super::pool;
 use super::project::{Kind, Part, Product};
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+
 /// Rows up to which a product's time is that of reading its matrices, and an attention's that of reading keys and values.
 const FEW: usize = 16;
 
@@ -20,6 +23,7 @@ const BANDS: usize = 4;
 const BYTES: usize = 4096;
 
 /// Bytes of a line of the cache.
+#[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
 impl Product {
@@ -104,23 +108,22 @@ impl Bands<'_> {
     }
 }
 
-/// Asks for so many bytes, in the second cache.
+/// Asks for elements that are read soon.
+pub(super) fn read(elements: &[f32]) {
+    lines(elements.as_ptr().cast(), size_of_val(elements));
+}
+
+/// Asks for so many bytes, which need not be there.
+#[cfg(target_arch = "x86_64")]
 fn lines(at: *const u8, bytes: usize) {
     for offset in (0..bytes).step_by(LINE) {
-        fetch(at.wrapping_add(offset));
+        // SAFETY: every x86-64 has it, and it reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(offset).cast()) };
     }
 }
 
-/// Asks for a line, which need not be there.
-#[cfg(target_arch = "x86_64")]
-fn fetch(at: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-    // SAFETY: every x86-64 has it, and it reads nothing.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
-}
-
 #[cfg(not(target_arch = "x86_64"))]
-fn fetch(_: *const u8) {}
+fn lines(_: *const u8, _: usize) {}
 
 #[cfg(test)]
 mod tests {

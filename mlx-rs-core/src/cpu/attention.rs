@@ -258,6 +258,12 @@ impl Task<'_> {
         query.iter_mut().for_each(|v| *v *= scale);
     }
 
+    /// The packed row of query `q`.
+    pub(super) fn packed_row(&self, q: usize) -> &[f32] {
+        let width = self.attend.width;
+        &self.packed[self.attend.queries[q].row * width..][..width]
+    }
+
     /// Of the position of query `q`.
     pub(super) fn turns(&self, q: usize) -> &[(f32, f32)] {
         let Some((rotation, turns)) = self.rotation else {

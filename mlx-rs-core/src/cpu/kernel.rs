@@ -199,7 +199,7 @@ pub(super) fn sharing(isa: Isa, bits: u32) -> usize {
 
 /// Where an input stands among its neighbors: shifts of a word bring pairs of its numbers that are half a word
 /// apart into 16-bit lanes.
-pub(super) fn place(i: usize, near: usize) -> usize {
+pub(super) const fn place(i: usize, near: usize) -> usize {
     2 * (i % (near / 2)) + i / (near / 2)
 }
 

@@ -277,19 +277,11 @@ pub(super) fn gate_all(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { gate_avx2(gate, gates, ups) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { super::x86::gate(gate, gates, ups) },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon | Isa::Dot => gate_with(gate, gates, ups),
         Isa::Portable => gate_with(gate, gates, ups),
     }
-}
-
-/// # Safety
-/// The processor must have avx2 and fma.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn gate_avx2(gate: Gate, gates: &mut [f32], ups: &[f32]) {
-    gate_with(gate, gates, ups);
 }
 
 #[inline(always)]

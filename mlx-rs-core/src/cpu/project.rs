@@ -27,6 +27,11 @@ const LONG: usize = 1 << 15;
 /// The most matrices in one operation.
 const MAX_PARTS: usize = 4;
 
+/// Of the tanh approximation to `x * Phi(x)`, `0.5 x (1 + tanh(ROOT (x + CUBE x^3)))` (Hendrycks and Gimpel 2016): the root of
+/// 2 / pi, and the weight of the cube.
+pub(super) const ROOT: f32 = 0.797_884_6;
+pub(super) const CUBE: f32 = 0.044_715;
+
 /// An element-wise function on a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
@@ -44,7 +49,7 @@ impl Gate {
         match self {
             Gate::Silu => x / (1.0 + tile::exp(-x)),
             Gate::GeluTanh => {
-                let inner = 0.797_884_6 * (x + 0.044_715 * x * x * x);
+                let inner = ROOT * (x + CUBE * x * x * x);
                 0.5 * x * (1.0 + tile::tanh(inner))
             }
             // Not `max`, which would lose what is no number.

@@ -65,14 +65,21 @@ pub(super) fn turns(rotation: &Rotation, positions: &[i32]) -> Turns {
 /// Rotates a head in place, by the turns of its position.
 pub(super) fn rotate(rotation: &Rotation, turns: &[(f32, f32)], head: &mut [f32]) {
     let pairs = turns.len();
-    for (i, (sin, cos)) in turns.iter().enumerate() {
-        let (a, b) = if rotation.traditional {
-            (2 * i, 2 * i + 1)
-        } else {
-            (i, i + pairs)
-        };
-        let (x, y) = (head[a] * rotation.amplitude, head[b] * rotation.amplitude);
-        head[a] = x * cos - y * sin;
-        head[b] = x * sin + y * cos;
+    let amplitude = rotation.amplitude;
+    let turn = |a: &mut f32, b: &mut f32, (sin, cos): (f32, f32)| {
+        let (x, y) = (*a * amplitude, *b * amplitude);
+        (*a, *b) = (x * cos - y * sin, x * sin + y * cos);
+    };
+    if rotation.traditional {
+        let (all, _) = head[..2 * pairs].as_chunks_mut::<2>();
+        for ([a, b], own) in all.iter_mut().zip(turns) {
+            turn(a, b, *own);
+        }
+    } else {
+        // Without an index that is looked at, so that it is done in vectors.
+        let (first, second) = head[..2 * pairs].split_at_mut(pairs);
+        for ((a, b), own) in first.iter_mut().zip(second).zip(turns) {
+            turn(a, b, *own);
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 
+use super::ahead;
 use super::attention::{Attend, Task};
 use super::glance::{self, Found, Glance};
 use super::pool;
@@ -59,6 +60,12 @@ impl Task<'_> {
         let unit = |unit: usize| {
             let (at, group) = (unit / groups, unit % groups);
             let q = queries[at];
+            if group == 0 {
+                // Another thread may have written them.
+                for &q in queries[at..].iter().take(2) {
+                    ahead::read(self.packed_row(q));
+                }
+            }
             if let Some(fresh) = fresh {
                 let row = self.attend.queries[q].lane;
                 // SAFETY: what `Attend::run_storing` is promised; rows have one token, and this head of it is this unit's alone.

@@ -4,14 +4,15 @@ use std::arch::x86_64::{
     __m256, _CMP_LT_OQ, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehl_ps,
     _mm_shuffle_ps, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_andnot_ps,
     _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
-    _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_fnmadd_ps,
-    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_srli_epi32,
-    _mm256_storeu_ps, _mm256_sub_ps,
+    _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps,
+    _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_ps, _mm256_min_ps,
+    _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
+    _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm256_xor_ps,
 };
 
 use super::bands::{BAND, Bands, Factors};
 use super::kernel::QuantizedRow;
+use super::project::{CUBE, Gate, ROOT};
 use super::tile::{LEAST, LN_2, MOST, POLYNOMIAL, ROUND};
 
 /// See [`super::kernel::unpack`].
@@ -142,6 +143,51 @@ pub(super) fn exp(x: __m256) -> __m256 {
     // Below the least it is zero.
     let below = _mm256_cmp_ps::<_CMP_LT_OQ>(x, least);
     _mm256_andnot_ps(below, power)
+}
+
+/// `gates = gate(gates) * ups`, which have as many elements; see [`Gate::apply`]. Each element is computed in the same way, wherever it
+/// stands.
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn gate(gate: Gate, gates: &mut [f32], ups: &[f32]) {
+    assert!(gates.len() == ups.len());
+    let eight = |gates: &mut [f32; 8], ups: &[f32; 8]| {
+        // SAFETY: eight elements each.
+        unsafe {
+            let own = gated(gate, _mm256_loadu_ps(gates.as_ptr()));
+            let own = _mm256_mul_ps(own, _mm256_loadu_ps(ups.as_ptr()));
+            _mm256_storeu_ps(gates.as_mut_ptr(), own);
+        }
+    };
+    let (gates, last_gates) = gates.as_chunks_mut::<8>();
+    let (ups, last_ups) = ups.as_chunks::<8>();
+    gates.iter_mut().zip(ups).for_each(|(g, u)| eight(g, u));
+    if !last_gates.is_empty() {
+        let (mut own, mut other) = ([0.0; 8], [0.0; 8]);
+        own[..last_gates.len()].copy_from_slice(last_gates);
+        other[..last_ups.len()].copy_from_slice(last_ups);
+        eight(&mut own, &other);
+        last_gates.copy_from_slice(&own[..last_gates.len()]);
+    }
+}
+
+/// [`Gate::apply`].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn gated(gate: Gate, x: __m256) -> __m256 {
+    let all = _mm256_set1_ps;
+    let negative = |x: __m256| _mm256_xor_ps(x, all(-0.0));
+    match gate {
+        Gate::Silu => _mm256_div_ps(x, _mm256_add_ps(all(1.0), exp(negative(x)))),
+        Gate::GeluTanh => {
+            let cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
+            let inner = _mm256_fmadd_ps(all(CUBE), cube, x);
+            // `2 * inner`, and half of `1 + tanh(inner)`.
+            let power = exp(negative(_mm256_mul_ps(all(2.0 * ROOT), inner)));
+            _mm256_div_ps(x, _mm256_add_ps(all(1.0), power))
+        }
+        // What is no number is not less.
+        Gate::Relu => _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, all(0.0)), x),
+    }
 }
 
 /// The sum of the eight elements.

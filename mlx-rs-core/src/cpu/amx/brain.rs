@@ -33,6 +33,7 @@ impl Panel {
     ///
     /// # Safety
     /// The processor must have avx512f and avx512bw.
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
     pub(in super::super) unsafe fn row(
         &mut self,
         lane: usize,

@@ -158,6 +158,7 @@ impl Filling<'_> {
     ///
     /// # Safety
     /// The processor must have avx512f and avx512bw; no other thread may write this row meanwhile.
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
     pub(in super::super) unsafe fn row(
         &self,
         row: usize,
@@ -193,7 +194,7 @@ impl Filling<'_> {
                         Some(x) => {
                             let weight = weight.map(|w| w.as_ptr().add(block * DEEP));
                             let x = x.as_ptr().add(block * DEEP);
-                            sum += split(x, (factor, weight), &order, (high, low));
+                            sum += split(x, (factor, weight), order, (high, low));
                         }
                         None => (*high, *low) = (Line([0; DEEP]), Line([0; DEEP])),
                     }
@@ -211,11 +212,19 @@ pub(super) fn natural() -> [u16; DEEP] {
 }
 
 /// For each place of a tile's row, where the upper half of its input stands among those of a block.
-fn order(bits: u32) -> [u16; DEEP] {
-    let near = 32 / bits as usize;
+fn order(bits: u32) -> &'static [u16; DEEP] {
+    const FOUR: [u16; DEEP] = ordered(8);
+    const EIGHT: [u16; DEEP] = ordered(4);
+    if bits == 4 { &FOUR } else { &EIGHT }
+}
+
+/// [`order`] where a word has so many numbers.
+const fn ordered(near: usize) -> [u16; DEEP] {
     let mut order = [0; DEEP];
-    for i in 0..DEEP {
+    let mut i = 0;
+    while i < DEEP {
         order[i / near * near + place(i % near, near)] = 2 * i as u16 + 1;
+        i += 1;
     }
     order
 }
