@@ -1,5 +1,6 @@
 //! Products with few and many rows, in all forms of matrices.
 
+use super::super::many::gate_all;
 use super::*;
 
 /// `x [rows, k]` times the transpose of `w [n, k]`.
@@ -223,6 +224,30 @@ fn formats_go_together() {
             });
         });
     }
+}
+
+/// A row alone and among others, and cut anywhere, must come out the same.
+#[test]
+fn an_element_goes_through_a_gate_in_the_same_way_wherever_it_stands() {
+    let (own, ups) = (noise(43, 1), noise(43, 2));
+    let own: Vec<f32> = own.iter().map(|v| 9.0 * v).collect();
+    with_each(|isa| {
+        for gate in [Gate::Silu, Gate::GeluTanh, Gate::Relu] {
+            let mut all = own.clone();
+            gate_all(isa, gate, &mut all, &ups);
+            for ((x, up), got) in own.iter().zip(&ups).zip(&all) {
+                let wanted = exact(gate, f64::from(*x)) * f64::from(*up);
+                assert!((f64::from(*got) - wanted).abs() < 1e-5, "{gate:?} {x}");
+            }
+            for from in 0..own.len() {
+                for to in from..own.len() {
+                    let mut some = own[from..to].to_vec();
+                    gate_all(isa, gate, &mut some, &ups[from..to]);
+                    assert_eq!(some, all[from..to], "{gate:?} {from} {to}");
+                }
+            }
+        }
+    });
 }
 
 fn exact(gate: Gate, x: f64) -> f64 {
