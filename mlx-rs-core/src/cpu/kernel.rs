@@ -357,7 +357,10 @@ pub(super) fn inner(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { super::x86::inner(a, b) },
+        Isa::Avx2 => unsafe { super::x86::inner(a, b) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: these are made by `detect` only, where the processor has avx512f.
+        Isa::Avx512 | Isa::Amx => unsafe { super::sixteen::inner(a, b) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: these are made by `detect` only, where the processor has neon.
         Isa::Neon | Isa::Dot => unsafe { super::neon::inner(a, b) },

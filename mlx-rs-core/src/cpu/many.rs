@@ -277,7 +277,10 @@ pub(super) fn gate_all(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { super::x86::gate(gate, gates, ups) },
+        Isa::Avx2 => unsafe { super::x86::gate(gate, gates, ups) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: these are made by `detect` only, where the processor has avx512f.
+        Isa::Avx512 | Isa::Amx => unsafe { super::sixteen::gate(gate, gates, ups) },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon | Isa::Dot => gate_with(gate, gates, ups),
         Isa::Portable => gate_with(gate, gates, ups),

@@ -40,6 +40,8 @@ mod select;
 mod share;
 mod singles;
 #[cfg(target_arch = "x86_64")]
+mod sixteen;
+#[cfg(target_arch = "x86_64")]
 mod squares;
 mod store;
 mod sweep;

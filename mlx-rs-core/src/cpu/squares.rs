@@ -6,12 +6,14 @@ use std::cell::RefCell;
 use super::amx::{self, Filling, Outputs, Registers, SIDE, Squares, Two};
 use super::bands::BAND;
 use super::kernel::Isa;
-use super::many::{Many, gate_all};
+use super::many::Many;
+use super::pool;
 use super::project::{Data, Product};
 use super::share::{Output, share, spread};
 
-/// Rows of inputs at a time: their tiles fit the second cache.
+/// The most rows of inputs at a time, and elements of them: their tiles are to fit the second cache.
 const ROWS: usize = 256;
+const ELEMENTS: usize = 1 << 18;
 
 /// Rows of inputs from which this pays.
 const SOME: usize = 2;
@@ -19,6 +21,13 @@ const SOME: usize = 2;
 /// Rows up to which each thread makes its own tiles of them: to make them takes less than to wait for those that another one
 /// makes, and to fetch them.
 const ALONE: usize = 16;
+
+/// Rows for each thread from which it has rows of its own, and all outputs of them: what it reads was written by itself then, mostly,
+/// and each number of a matrix still meets enough of them.
+const APART: usize = 32;
+
+/// Parts of a thread's outputs, so that others can take what a late one has not begun.
+const PIECES: usize = 4;
 
 thread_local! {
     /// The inputs, for each packing that matrices have.
@@ -61,6 +70,9 @@ impl Many<'_> {
         if self.product.rows <= ALONE {
             return self.run_alone(packings, out);
         }
+        if self.product.rows >= APART * pool::pool().width() {
+            return self.run_apart(packings, out);
+        }
         SQUARES.with_borrow_mut(|squares| {
             squares.resize_with(packings.len().max(squares.len()), Squares::default);
             for first in (0..self.product.rows).step_by(ROWS) {
@@ -77,6 +89,46 @@ impl Many<'_> {
         });
     }
 
+    /// The same for many rows: each thread has some of its own, which it makes tiles of.
+    fn run_apart(&self, packings: &[(u32, usize)], out: &Output) {
+        let Product { rows, n, k, .. } = *self.product;
+        let threads = pool::pool().width();
+        let most = (ELEMENTS / k).clamp(APART, ROWS) * threads;
+        let size = rows
+            .div_ceil(threads * rows.div_ceil(most))
+            .next_multiple_of(SIDE);
+        let (places, pieces) = (self.places(), PIECES);
+        spread(rows.div_ceil(size) * pieces, rows * n * k, &|own| {
+            OWN.with_borrow_mut(|squares| {
+                let mut filled = None;
+                for (block, piece) in own.map(|i| (i / pieces, i % pieces)) {
+                    let rows = (block * size, rows.min((block + 1) * size));
+                    if filled.replace(block) != Some(block) {
+                        self.fill_own(packings, rows, squares);
+                    }
+                    let place = |piece: usize| places * piece / pieces;
+                    let mut own = place(piece)..place(piece + 1);
+                    self.multiply_squares(squares, &mut own, rows, out);
+                }
+            });
+        });
+    }
+
+    /// Makes all tiles of these rows.
+    fn fill_own(
+        &self,
+        packings: &[(u32, usize)],
+        rows: (usize, usize),
+        squares: &mut Vec<Squares>,
+    ) {
+        squares.resize_with(packings.len().max(squares.len()), Squares::default);
+        for (squares, packing) in squares.iter_mut().zip(packings) {
+            squares.resize(rows.1 - rows.0, self.product.k, *packing);
+            let padded = squares.padded();
+            self.fill_rows(rows, (0, padded), &squares.filling());
+        }
+    }
+
     /// The same for few rows: each thread makes its own tiles of them.
     fn run_alone(&self, packings: &[(u32, usize)], out: &Output) {
         let rows = (0, self.product.rows);
@@ -87,12 +139,7 @@ impl Many<'_> {
                 return;
             }
             OWN.with_borrow_mut(|squares| {
-                squares.resize_with(packings.len().max(squares.len()), Squares::default);
-                for (squares, packing) in squares.iter_mut().zip(packings) {
-                    squares.resize(self.product.rows, self.product.k, *packing);
-                    let padded = squares.padded();
-                    self.fill_rows(rows, (0, padded), &squares.filling());
-                }
+                self.fill_own(packings, rows, squares);
                 self.multiply_squares(squares, &mut own, rows, out);
             });
         });
@@ -222,70 +269,34 @@ impl Many<'_> {
     }
 
     /// Products of rows of the input with two tiles' outputs, on to the output.
-    fn finish(
-        &self,
-        place: Place,
-        (first, last): (usize, usize),
-        sums: &mut [Outputs],
-        out: &Output,
-    ) {
-        let Product { n, isa, gate, .. } = *self.product;
-        let plane = sums.len() / 2;
-        let (one, other) = sums.split_at_mut(plane);
+    fn finish(&self, place: Place, (first, last): (usize, usize), sums: &[Outputs], out: &Output) {
+        let Product { n, gate, .. } = *self.product;
         // The last band may be wider than the matrix.
         let end = self.product.parts[place.part].size.n;
-        let widths = [0, SIDE].map(|at| end.saturating_sub(place.from + at).min(SIDE));
-        for (i, sums) in [&mut *one, &mut *other].into_iter().enumerate() {
-            let (part, from) = match gate {
-                Some(_) => (i, place.from),
-                None => (place.part, place.from + i * SIDE),
-            };
-            if let Some(bias) = self.data[part].1 {
-                let bias = &bias[from.min(bias.len())..];
-                for row in sums {
-                    row.0.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
-                }
-            }
-        }
-        let (one, other) = match gate {
-            Some(gate) => {
-                let (gates, ups) = (bytemuck::cast_slice_mut(one), bytemuck::cast_slice(other));
-                gate_all(isa, gate, gates, ups);
-                (&*one, &[][..])
-            }
-            None => (&*one, &*other),
+        let most = if gate.is_some() { SIDE } else { 2 * SIDE };
+        let width = most.min(end - place.from);
+        let bias = |part: usize, from: usize| {
+            let bias = self.data[part].1?;
+            Some(&bias[from.min(end)..end.min(from + SIDE)])
         };
-        let planes = [one, other];
-        for row in 0..last - first {
-            for (i, plane) in planes.iter().enumerate() {
-                let (Some(Outputs(sums)), 1..) = (plane.get(row), widths[i]) else {
-                    continue;
-                };
-                let at = (first + row) * n + place.column + i * SIDE;
-                // SAFETY: these columns of this row belong to this place alone.
-                let to = unsafe { out.part(at, widths[i]) };
-                write(sums, self.residual.map(|r| &r[at..at + widths[i]]), to);
-            }
-        }
-    }
-}
-
-/// A row of a tile with what is added, if anything; the tile may be wider than the row.
-#[inline]
-fn write(sums: &[f32; SIDE], before: Option<&[f32]>, to: &mut [f32]) {
-    match (<&mut [f32; SIDE]>::try_from(&mut *to), before) {
-        // In vectors.
-        (Ok(to), None) => *to = *sums,
-        (Ok(to), Some(before)) => {
-            for (i, before) in before.iter().enumerate() {
-                to[i] = sums[i] + before;
-            }
-        }
-        (Err(_), None) => to.copy_from_slice(&sums[..to.len()]),
-        (Err(_), Some(before)) => {
-            for ((to, sum), before) in to.iter_mut().zip(sums).zip(before) {
-                *to = sum + before;
-            }
+        let biases = match gate {
+            Some(_) => [bias(0, place.from), bias(1, place.from)],
+            None => [
+                bias(place.part, place.from),
+                bias(place.part, place.from + SIDE),
+            ],
+        };
+        let at = first * n + place.column;
+        let then = amx::Then {
+            biases,
+            gate,
+            before: self.residual.map(|all| &all[at..]),
+        };
+        // SAFETY: these columns of these rows belong to this place alone; `Isa::Amx` is made by `detect` only, where the
+        // processor has AVX-512.
+        unsafe {
+            let mut to = out.columns(at, n, (last - first, width));
+            amx::put(sums, &then, &mut to);
         }
     }
 }

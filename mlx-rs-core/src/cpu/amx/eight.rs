@@ -16,7 +16,7 @@ pub(super) unsafe fn run<'a, const BITS: u32>(
     x: &Squares,
     _: &Registers,
     (bench, factors): (&mut Bench, &mut Vec<Line>),
-    done: &mut dyn FnMut(usize, &mut [Outputs]),
+    done: &mut dyn FnMut(usize, &[Outputs]),
 ) {
     let (groups, _) = x.packing();
     let deep = x.blocks() / groups;
@@ -54,7 +54,7 @@ pub(super) unsafe fn run<'a, const BITS: u32>(
         }
         bench.at.odd = (bench.at.odd + groups) % 2;
         if let Some(before) = before.replace(place) {
-            done(before, &mut bench.totals);
+            done(before, &bench.totals);
         }
     }
     if let Some(before) = before {
@@ -64,6 +64,6 @@ pub(super) unsafe fn run<'a, const BITS: u32>(
             bench.at.left = 0;
             steps::<BITS>(bench, LATER);
         }
-        done(before, &mut bench.totals);
+        done(before, &bench.totals);
     }
 }

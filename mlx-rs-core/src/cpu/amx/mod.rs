@@ -16,6 +16,7 @@ mod eight;
 mod factors;
 mod inputs;
 mod numbers;
+mod outputs;
 mod steps;
 mod tall;
 
@@ -28,6 +29,7 @@ use super::bands::{BAND, Bands, Factors};
 
 pub(super) use brain::{Panel, TOGETHER, products as dense_products};
 pub(super) use inputs::{Filling, Squares};
+pub(super) use outputs::{Then, put};
 
 /// The most rows of a tile, and the outputs of one.
 pub(super) const SIDE: usize = 16;
@@ -161,7 +163,7 @@ pub(super) unsafe fn products<'a>(
     x: &Squares,
     registers: &Registers,
     room: &mut Scratch,
-    done: &mut dyn FnMut(usize, &mut [Outputs]),
+    done: &mut dyn FnMut(usize, &[Outputs]),
 ) {
     let (groups, bits) = x.packing();
     let fits = |b: Bands<'a>| {
@@ -194,7 +196,7 @@ pub(super) unsafe fn products<'a>(
                 4 => chunks::run::<4>(two, x, registers, room, out),
                 _ => chunks::run::<8>(two, x, registers, room, out),
             }
-            done(place, &mut sums);
+            done(place, &sums);
         }
         room.sums = sums;
     }

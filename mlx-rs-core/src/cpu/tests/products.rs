@@ -1,6 +1,7 @@
 //! Products with few and many rows, in all forms of matrices.
 
 use super::super::many::gate_all;
+use super::super::pool::pool;
 use super::*;
 
 /// `x [rows, k]` times the transpose of `w [n, k]`.
@@ -37,7 +38,10 @@ fn storages(k: usize) -> Vec<Storage> {
 /// All ways that a product with so many rows can go.
 #[test]
 fn products_of_few_and_many_rows_equal_the_definition() {
+    // So many that each thread has rows of its own, and outputs of which it takes two places and one.
+    let apart = 64 * pool().width() + 5;
     for (rows, n, k) in [
+        (apart, 300, 128),
         (1, 9, 64),
         (3, 7, 96),
         (15, 11, 384),
@@ -246,6 +250,13 @@ fn an_element_goes_through_a_gate_in_the_same_way_wherever_it_stands() {
                     assert_eq!(some, all[from..to], "{gate:?} {from} {to}");
                 }
             }
+            let mut ends = [f32::INFINITY, f32::NAN, 3e38, 0.0, -1000.0];
+            gate_all(isa, gate, &mut ends, &[1.0; 5]);
+            assert_eq!(ends[0], f32::INFINITY, "{gate:?}");
+            assert!(ends[1].is_nan(), "{gate:?}");
+            assert!((ends[2] / 3e38 - 1.0).abs() < 1e-6, "{gate:?}");
+            assert_eq!(ends[3], 0.0, "{gate:?}");
+            assert!(ends[4].abs() < 1e-30, "{gate:?}");
         }
     });
 }
