@@ -7,11 +7,15 @@ use std::ops::Range;
 use super::heads::count;
 use super::host_op::{Input, Work};
 use super::kernel::Isa;
+use super::pool;
 use super::rotation::{Rotation, rotate, turns};
-use super::share::{Output, share};
+use super::share::{Output, spread};
 use super::store::{Fresh, normalize};
 use super::sweep::{self, Sweep};
 use super::tile::LANES;
+
+/// Parts of a thread's sweeps, so that others can take what a late one has not begun.
+const PARTS: usize = 16;
 
 /// One query: of which lane, where in the packed rows, and its position.
 #[derive(Debug, Clone, Copy)]
@@ -230,7 +234,7 @@ pub(super) struct Task<'a> {
     pub attend: &'a Attend,
     pub packed: &'a [f32],
     norm: Option<(&'a [f32], f32)>,
-    rotation: Option<(&'a Rotation, &'a [(f32, f32)])>,
+    rotation: Option<(&'a Rotation, &'a [f32])>,
     /// Keys and values of each row.
     pub rest: &'a [Rows<'a>],
     pub sinks: Option<&'a [f32]>,
@@ -253,7 +257,7 @@ impl Task<'_> {
             normalize(isa, weight, eps, query);
         }
         if let Some((rotation, _)) = self.rotation {
-            rotate(rotation, self.turns(q), query);
+            rotate(isa, rotation, self.turns(q), query);
         }
         query.iter_mut().for_each(|v| *v *= scale);
     }
@@ -265,12 +269,13 @@ impl Task<'_> {
     }
 
     /// Of the position of query `q`.
-    pub(super) fn turns(&self, q: usize) -> &[(f32, f32)] {
+    pub(super) fn turns(&self, q: usize) -> &[f32] {
         let Some((rotation, turns)) = self.rotation else {
             return &[];
         };
-        let pairs = rotation.radians.len();
-        &turns[q * pairs..(q + 1) * pairs]
+        // A sine and a cosine.
+        let each = 2 * rotation.radians.len();
+        &turns[q * each..(q + 1) * each]
     }
 
     /// Where head `h` of query `q` goes.
@@ -303,11 +308,15 @@ impl Task<'_> {
     fn sweeps(&self, panels: &[Range<usize>]) {
         let heads = self.attend.heads;
         let work = self.work(panels.iter().cloned().flatten());
-        share(panels.len() * heads, work, &|from, to| {
-            for unit in from..to {
-                // The longest first, so that none of them is left over for one thread.
-                let (panel, h) = (panels.len() - 1 - unit / heads, unit % heads);
-                self.sweep(panels[panel].clone(), h);
+        let units = panels.len() * heads;
+        let size = units.div_ceil(PARTS * pool::pool().width());
+        let parts = units.div_ceil(size.max(1));
+        spread(parts, work, &|own| {
+            for part in own {
+                let first = backward(part, parts) * size;
+                for unit in first..units.min(first + size) {
+                    self.sweep(panels[unit / heads].clone(), unit % heads);
+                }
             }
         });
     }
@@ -332,5 +341,32 @@ impl Task<'_> {
                 unsafe { self.place(panel.start + i, h) }.copy_from_slice(found);
             },
         );
+    }
+}
+
+/// Which of so many parts is number `i` of those that threads take: each has its own, the last of them first. That one sees the most
+/// keys, and should not be left over for one thread; the thread's own rows are those that it has projected.
+fn backward(i: usize, parts: usize) -> usize {
+    let own = pool::pool().around(parts, i);
+    own.start + own.end - 1 - i
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backward_is_each_part_once() {
+        for parts in 1..100 {
+            let mut all: Vec<usize> = (0..parts).map(|i| backward(i, parts)).collect();
+            let first = pool::pool().around(parts, parts - 1).start;
+            assert_eq!(
+                all[first],
+                parts - 1,
+                "the last is the first of its thread's"
+            );
+            all.sort_unstable();
+            assert!(all.into_iter().eq(0..parts), "{parts}");
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! jobs before they sleep, and the thread that has the job works on it itself.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
@@ -132,6 +133,13 @@ impl Pool {
     /// The first of so many parts that thread `me` has.
     pub(super) fn first(&self, parts: usize, me: usize) -> usize {
         self.shared.first(parts, me)
+    }
+
+    /// All parts of the thread that has part `i` of so many.
+    pub(super) fn around(&self, parts: usize, i: usize) -> Range<usize> {
+        let first = |thread: usize| self.first(parts, thread);
+        let thread = (0..self.shared.next.len()).find(|&thread| i < first(thread + 1));
+        thread.map_or(0..parts, |thread| first(thread)..first(thread + 1))
     }
 
     /// Threads that work on a job, the caller included.

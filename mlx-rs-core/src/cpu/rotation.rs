@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::kernel::Isa;
+
 /// Rotary positions (Su et al. 2021).
 #[derive(Debug, Clone)]
 pub struct Rotation {
@@ -16,8 +18,8 @@ pub struct Rotation {
     pub amplitude: f32,
 }
 
-/// Sine and cosine of each pair at each position.
-type Turns = Rc<[(f32, f32)]>;
+/// For each position the sines of all pairs, then their cosines.
+type Turns = Rc<[f32]>;
 
 /// Turns, and what they are of.
 struct Table {
@@ -34,7 +36,7 @@ thread_local! {
     static KNOWN: RefCell<VecDeque<Table>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Sine and cosine of each pair at each position.
+/// For each position the sines of all pairs, then their cosines.
 pub(super) fn turns(rotation: &Rotation, positions: &[i32]) -> Turns {
     KNOWN.with_borrow_mut(|known| {
         let same = known
@@ -43,14 +45,10 @@ pub(super) fn turns(rotation: &Rotation, positions: &[i32]) -> Turns {
         if let Some(table) = same {
             return Rc::clone(&table.turns);
         }
+        let angles = |p: i32| rotation.radians.iter().map(move |r| p as f32 * r);
         let turns: Turns = positions
             .iter()
-            .flat_map(|&p| {
-                rotation
-                    .radians
-                    .iter()
-                    .map(move |r| (p as f32 * r).sin_cos())
-            })
+            .flat_map(|&p| angles(p).map(f32::sin).chain(angles(p).map(f32::cos)))
             .collect();
         known.truncate(TABLES - 1);
         known.push_front(Table {
@@ -63,23 +61,45 @@ pub(super) fn turns(rotation: &Rotation, positions: &[i32]) -> Turns {
 }
 
 /// Rotates a head in place, by the turns of its position.
-pub(super) fn rotate(rotation: &Rotation, turns: &[(f32, f32)], head: &mut [f32]) {
-    let pairs = turns.len();
+pub(super) fn rotate(isa: Isa, rotation: &Rotation, turns: &[f32], head: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `detect` makes these only where the processor has avx2.
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { rotate_avx2(rotation, turns, head) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::Dot => rotate_with(rotation, turns, head),
+        Isa::Portable => rotate_with(rotation, turns, head),
+    }
+}
+
+/// # Safety
+/// The processor must have avx2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn rotate_avx2(rotation: &Rotation, turns: &[f32], head: &mut [f32]) {
+    rotate_with(rotation, turns, head);
+}
+
+#[inline(always)]
+fn rotate_with(rotation: &Rotation, turns: &[f32], head: &mut [f32]) {
+    let (sines, cosines) = turns.split_at(turns.len() / 2);
+    let pairs = sines.len();
     let amplitude = rotation.amplitude;
-    let turn = |a: &mut f32, b: &mut f32, (sin, cos): (f32, f32)| {
+    let turn = |a: &mut f32, b: &mut f32, sin: &f32, cos: &f32| {
         let (x, y) = (*a * amplitude, *b * amplitude);
         (*a, *b) = (x * cos - y * sin, x * sin + y * cos);
     };
+    let turns = sines.iter().zip(cosines);
     if rotation.traditional {
         let (all, _) = head[..2 * pairs].as_chunks_mut::<2>();
-        for ([a, b], own) in all.iter_mut().zip(turns) {
-            turn(a, b, *own);
+        for ([a, b], (sin, cos)) in all.iter_mut().zip(turns) {
+            turn(a, b, sin, cos);
         }
     } else {
         // Without an index that is looked at, so that it is done in vectors.
         let (first, second) = head[..2 * pairs].split_at_mut(pairs);
-        for ((a, b), own) in first.iter_mut().zip(second).zip(turns) {
-            turn(a, b, *own);
+        for ((a, b), (sin, cos)) in first.iter_mut().zip(second).zip(turns) {
+            turn(a, b, sin, cos);
         }
     }
 }

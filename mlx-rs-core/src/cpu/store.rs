@@ -78,13 +78,13 @@ impl Store {
             .map(|r| (r, turns(r, &self.positions.list())));
         // Not the counted pointer, which stays on this thread.
         let turns = turns.as_ref().map_or(&[][..], |(_, turns)| turns);
-        let pairs = turns.len() / total.max(1);
+        let each = turns.len() / total.max(1);
         share(total, total * self.n * self.d * 32, &|from, to| {
             for t in from..to {
                 for h in 0..self.n {
                     // SAFETY: each token and head has a place of its own.
                     let head = unsafe { out.part(self.place(t, h), self.d) };
-                    let turns = &turns[t * pairs..(t + 1) * pairs];
+                    let turns = &turns[t * each..(t + 1) * each];
                     self.write_head(packed, norm, turns, (t, h), head);
                 }
             }
@@ -101,7 +101,7 @@ impl Store {
         &self,
         packed: &[f32],
         norm: Option<&[f32]>,
-        turns: &[(f32, f32)],
+        turns: &[f32],
         (t, h): (usize, usize),
         head: &mut [f32],
     ) {
@@ -111,7 +111,7 @@ impl Store {
             normalize(self.isa, weight, eps, head);
         }
         if let Some(rotation) = &self.rotation {
-            rotate(rotation, turns, head);
+            rotate(self.isa, rotation, turns, head);
         }
     }
 }
@@ -139,16 +139,16 @@ impl Fresh<'_> {
     ///
     /// # Safety
     /// The caches must be of float32, and nothing of them in use.
-    pub(super) unsafe fn store(&self, packed: &[f32], turns: &[(f32, f32)]) {
+    pub(super) unsafe fn store(&self, packed: &[f32], turns: &[f32]) {
         let Some((last, _)) = self.stores.last() else {
             return;
         };
         let total = last.from + last.positions.count();
-        let pairs = turns.len() / total.max(1);
+        let each = turns.len() / total.max(1);
         share(total, total * last.n * last.d * 64, &|from, to| {
             for token in from..to {
                 let row = self.stores.partition_point(|(keys, _)| keys.from <= token) - 1;
-                let turns = &turns[token * pairs..(token + 1) * pairs];
+                let turns = &turns[token * each..(token + 1) * each];
                 for h in 0..last.n {
                     let t = token - self.stores[row].0.from;
                     // SAFETY: the caller's promise; each token and head has a place of its own.
@@ -165,7 +165,7 @@ impl Fresh<'_> {
     pub(super) unsafe fn store_head(
         &self,
         packed: &[f32],
-        turns: &[(f32, f32)],
+        turns: &[f32],
         (row, t, h): (usize, usize, usize),
     ) {
         let (keys, values) = &self.stores[row];

@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use super::attention::{Attend, Rows};
 use super::kernel::Isa;
 use super::tile::{self, LANES, Left, Product, Right};
+use super::turn::{self, Scaled};
 
 /// Keys at a time: their scores, and the keys and values of a usual head, fit the second cache, and the
 /// scores the first. A multiple of a tile's rows.
@@ -65,20 +66,20 @@ impl Sweep<'_> {
                 scores,
                 found: sums,
             } = scratch;
-            queries.clear();
+            let n = self.seen.len();
             queries.resize(d * LANES, 0.0);
             scores.resize(KEYS * LANES, 0.0);
-            sums.clear();
+            // The queries as rows at first.
             sums.resize(LANES * d, 0.0);
-            for i in 0..self.seen.len() {
-                // Where the sums of this query will stand.
-                let place = &mut sums[i * d..(i + 1) * d];
+            for (i, place) in sums.chunks_exact_mut(d).take(n).enumerate() {
                 query(i, place);
-                for (lanes, value) in queries.as_chunks_mut::<LANES>().0.iter_mut().zip(&*place) {
-                    lanes[i] = *value;
-                }
-                place.fill(0.0);
             }
+            let mut rows: [Scaled<'_>; LANES] = [(&[], 1.0); LANES];
+            for (row, own) in rows.iter_mut().zip(sums.chunks_exact(d)) {
+                row.0 = own;
+            }
+            turn::pack(self.attend.isa, &rows[..n], None, queries);
+            sums.fill(0.0);
             let mut state = State {
                 greatest: [self.sink.unwrap_or(f32::NEG_INFINITY); LANES],
                 total: [if self.sink.is_some() { 1.0 } else { 0.0 }; LANES],
@@ -93,9 +94,9 @@ impl Sweep<'_> {
                     self.block((at, next, is_kept), queries, scores, sums, &mut state);
                 }
             }
-            for i in 0..self.seen.len() {
-                let place = &mut sums[i * d..(i + 1) * d];
-                place.iter_mut().for_each(|v| *v /= state.total[i]);
+            for (i, place) in sums.chunks_exact_mut(d).take(n).enumerate() {
+                let whole = 1.0 / state.total[i];
+                place.iter_mut().for_each(|v| *v *= whole);
                 found(i, place);
             }
         });
@@ -188,7 +189,10 @@ fn soften(
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { soften_avx2(cap, scores, state) },
+        Isa::Avx2 => unsafe { soften_avx2(cap, scores, state) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: these are made by `detect` only, where the processor has avx512f.
+        Isa::Avx512 | Isa::Amx => unsafe { soften_avx512(cap, scores, state) },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon | Isa::Dot => soften_with(cap, scores, state),
         Isa::Portable => soften_with(cap, scores, state),
@@ -200,6 +204,18 @@ fn soften(
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn soften_avx2(
+    cap: Option<f32>,
+    scores: &mut [[f32; LANES]],
+    state: &mut State,
+) -> [f32; LANES] {
+    soften_with(cap, scores, state)
+}
+
+/// # Safety
+/// The processor must have avx2, fma and avx512f.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,avx512f")]
+unsafe fn soften_avx512(
     cap: Option<f32>,
     scores: &mut [[f32; LANES]],
     state: &mut State,
