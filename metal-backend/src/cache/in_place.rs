@@ -33,6 +33,15 @@ impl InPlaceCache {
         Ok(chunks)
     }
 
+    /// The room of a memory that is new, and of one that grows, if so many positions are to come next. At least for the next token,
+    /// which a prompt that fills its room would else move for; else for what is expected, as far as the chunk goes. What is not
+    /// written yet is no more than addresses.
+    fn rooms(&self, end: i32) -> (i32, i32) {
+        let least = end.saturating_add(1);
+        let chunk = (end / CHUNK * CHUNK).checked_add(CHUNK).unwrap_or(least);
+        (capacity(self.expected.clamp(least, chunk)), chunk)
+    }
+
     /// Moves all of it to arrays.
     fn chunks(&mut self) -> Result<&mut ChunkedCache> {
         if self.memory.is_some() {
@@ -64,12 +73,9 @@ impl KvCache for InPlaceCache {
     fn memory(&mut self, heads: &Heads, length: i32) -> Result<&mut KvMemory> {
         let filled = self.chunks.offset;
         let end = filled.saturating_add(length);
-        // At least for the next token, which a prompt that fills its room would else move for; else for what is expected, as
-        // far as the chunk goes. What is not written yet is no more than addresses.
-        let least = end.saturating_add(1);
-        let chunk = (end / CHUNK * CHUNK).checked_add(CHUNK).unwrap_or(least);
+        let (expected, chunk) = self.rooms(end);
         let room = match self.memory {
-            None => capacity(self.expected.clamp(least, chunk)),
+            None => expected,
             Some(_) => chunk,
         };
         let memory = match (self.memory.take(), &self.chunks.buffers) {
@@ -120,9 +126,17 @@ impl KvCache for InPlaceCache {
     }
 
     fn copy(&self) -> Result<Box<dyn KvCache>> {
+        let filled = self.chunks.offset;
+        let (chunks, memory) = match &self.memory {
+            Some(memory) if filled > 0 => {
+                let memory = memory.fork(filled, self.rooms(filled).0)?;
+                (self.chunks.clone(), Some(memory))
+            }
+            _ => (self.as_chunks()?, None),
+        };
         Ok(Box::new(Self {
-            chunks: self.as_chunks()?,
-            memory: None,
+            chunks,
+            memory,
             expected: self.expected,
         }))
     }

@@ -278,8 +278,9 @@ impl Block<'_> {
 
 const OP: &str = "cpu::block";
 
-/// The most tokens for which memory between the parts is kept for the next ones.
-const KEPT: usize = 64;
+/// The most tokens for which memory between the parts is kept for the next ones: as many as requests that are answered together
+/// have in a pass.
+const KEPT: usize = 256;
 
 /// What a block computes.
 struct Step {

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use super::heads::count;
-use super::host_op::{self, Input, Work};
+use super::host_op::{self, Input, Meaning, Work};
 use super::share::{Output, share};
 use crate::array::Array;
 use crate::closure;
@@ -144,6 +144,40 @@ impl KvMemory {
         let mut copies = self.copies.borrow_mut();
         copies.extend([&keys, &values].map(|copy| Arc::new(copy.clone())));
         Ok((keys, values))
+    }
+
+    /// A memory of its own that begins with the first `n` positions of this one, and has room for `room`. What is written here
+    /// later comes after the copy.
+    ///
+    /// # Errors
+    /// As [`Self::holding`], also when fewer were written.
+    /// ```
+    /// # use mlx_rs_core::{Array, Device, Stream, cpu::KvMemory};
+    /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    /// let keys = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2])?;
+    /// let memory = KvMemory::holding(&keys, &keys, 2, 4)?;
+    /// let other = memory.fork(1, 8)?;
+    /// assert_eq!(other.room(), 8);
+    /// assert_eq!(other.copy(1)?.0.to_vec::<f32>()?, [1.0, 2.0]);
+    /// assert!(other.copy(2).is_err());
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn fork(&self, n: i32, room: i32) -> Result<Self> {
+        self.check(n)?;
+        let after: Vec<&Array> = self.written().into_iter().collect();
+        let [keys, values] = self.arrays();
+        let shape = with_room(keys, room)?;
+        let part = |a: &Array| moved(Some(a), &after, n, &shape);
+        let fork = Self::of([part(keys)?, part(values)?], shape, n);
+        let made = host_op::add("cpu::memory", Meaning::Opaque, Made, &fork.arrays(), &[1])?;
+        let made = Arc::new(made);
+        self.copies.borrow_mut().push(Arc::clone(&made));
+        Ok(Self {
+            written: Some(made),
+            ..fork
+        })
     }
 
     /// Whether the first `n` positions were written.
@@ -320,6 +354,19 @@ fn moved(cache: Option<&Array>, after: &[&Array], filled: i32, shape: &[i32; 4])
     host_op::add_strided("cpu::memory", work, &inputs, 0, shape)
 }
 
+/// Comes after keys and values are made, and says so: they themselves must not leave.
+struct Made;
+
+impl Work for Made {
+    fn outputs(&self) -> usize {
+        1
+    }
+
+    fn run(&self, _: &[Input], output: &mut [f32]) {
+        output.fill(0.0);
+    }
+}
+
 /// Copies the first positions of a cache, if there is one.
 struct Move {
     heads: usize,
@@ -343,14 +390,21 @@ impl Work for Move {
         };
         let (out, filled) = (Output::new(output), self.filled);
         let work = self.heads * filled * self.width;
+        // Neighboring positions at once, where they are neighbors.
+        let run = if strides[2] == self.width {
+            filled.max(1)
+        } else {
+            1
+        };
+        let runs = filled / run;
         // What is new to the process is slow to write at first, which two threads share.
-        share(self.heads * filled, work, &|from, to| {
+        share(self.heads * runs, work, &|from, to| {
             for unit in from..to {
-                let (h, i) = (unit / filled, unit % filled);
-                let start = h * strides[1] + i * strides[2];
+                let (h, i) = (unit / runs, unit % runs * run);
+                let (start, n) = (h * strides[1] + i * strides[2], run * self.width);
                 // SAFETY: each position of each head is one unit's alone.
-                let to = unsafe { out.part((h * self.room + i) * self.width, self.width) };
-                to.copy_from_slice(&data[start..start + self.width]);
+                let to = unsafe { out.part((h * self.room + i) * self.width, n) };
+                to.copy_from_slice(&data[start..start + n]);
             }
         });
     }

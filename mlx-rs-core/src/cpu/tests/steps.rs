@@ -431,6 +431,62 @@ fn copies_of_memory_come_before_what_is_written_after() {
     });
 }
 
+/// A fork has what was there when it was made, whenever it is, and neither changes the other.
+#[test]
+fn forks_of_memory_go_on_by_themselves() {
+    on_cpu(|| {
+        let d = 8i32;
+        let heads = plain_heads(1, 1, d);
+        let mut one = vec![0.0f32; 64];
+        one.iter_mut().step_by(9).for_each(|v| *v = 1.0);
+        let one = array(&one, &[d, d]);
+        let Some(one) = DenseMatrix::new(&one).unwrap().map(Matrix::Dense) else {
+            return;
+        };
+        let block = Block {
+            heads: &heads,
+            attention_norm: None,
+            projections: [(&one, None); 3],
+            output: (&one, None),
+            feed_norm: None,
+            gate: Gate::Relu,
+            gate_up: [(&one, None); 2],
+            down: (&one, None),
+        };
+        let write = |memory: &mut KvMemory, value: f32, offset: i32| {
+            let x = array(&[value; 8], &[1, 1, d]);
+            let room = Room {
+                length: 1,
+                offset,
+                memory,
+                window: None,
+            };
+            block.step(&x, &mut [room]).unwrap()
+        };
+        let of = |memory: &KvMemory, n: i32| {
+            let values = host(&memory.copy(n).unwrap().1);
+            values.chunks(8).map(|v| v[0]).collect::<Vec<_>>()
+        };
+        let mut memory = KvMemory::empty((1, d), 4).unwrap();
+        drop(write(&mut memory, 1.0, 0));
+        drop(write(&mut memory, 2.0, 1));
+        let mut fork = memory.fork(2, 8).unwrap();
+        let short = memory.fork(1, 1).unwrap();
+        // None of these was evaluated yet.
+        drop(write(&mut memory, 3.0, 0));
+        let last = write(&mut fork, 4.0, 2);
+        let fork_of_fork = fork.fork(3, 3).unwrap();
+        drop(write(&mut fork, 5.0, 1));
+        last.eval().unwrap();
+        assert_eq!(of(&memory, 2), [3.0, 2.0]);
+        assert_eq!(of(&fork, 3), [1.0, 5.0, 4.0]);
+        assert_eq!(of(&fork_of_fork, 3), [1.0, 2.0, 4.0]);
+        assert_eq!(of(&short, 1), [1.0]);
+        // Further than was written, and than there is room for.
+        assert!(memory.fork(3, 8).is_err() && memory.fork(2, 1).is_err());
+    });
+}
+
 /// Something of another shape.
 fn one_of(a: &Array) -> Array {
     a.reshape(&[-1]).unwrap()
