@@ -35,3 +35,4 @@ pub mod text;
 pub mod train;
 
 pub use backend::{architectures, gguf_architectures};
+pub use mlx_rs_core::memory::keep_freed;

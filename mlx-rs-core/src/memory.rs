@@ -191,6 +191,36 @@ pub fn reset_peak() -> Result<()> {
     })
 }
 
+/// Lets the process keep up to so many bytes that it has freed, for what it allocates next, rather than give them back to the system
+/// each time, which then hands out new pages one by one; says whether that can be set here: with glibc. There, blocks of up to half as
+/// many bytes, at most 32 MiB, are taken from what is kept. For CPUs, where MLX itself keeps nothing ([`set_cache_limit`] is for GPUs).
+/// It is a setting of the whole process, best made when it starts.
+///
+/// ```
+/// use mlx_rs_core::memory;
+/// let set = memory::keep_freed(64 << 20);
+/// assert_eq!(set, cfg!(all(target_os = "linux", target_env = "gnu")));
+/// ```
+pub fn keep_freed(bytes: usize) -> bool {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        // What glibc takes as the size of a block at most.
+        const LARGEST: libc::c_int = 32 << 20;
+        let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+        let set = |what: libc::c_int, value: libc::c_int| {
+            // SAFETY: it takes no pointers. It changes its own settings under its own lock; a thread that allocates meanwhile reads
+            // whole numbers, the old or the new one.
+            unsafe { libc::mallopt(what, value) == 1 }
+        };
+        set(libc::M_TRIM_THRESHOLD, bytes) && set(libc::M_MMAP_THRESHOLD, (bytes / 2).min(LARGEST))
+    }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    {
+        let _ = bytes;
+        false
+    }
+}
+
 /// Bytes freed by arrays but kept for reuse.
 ///
 /// ```

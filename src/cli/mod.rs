@@ -58,6 +58,11 @@ use clap::{ArgAction, Parser, Subcommand};
 use console::Console;
 use failure::Failure;
 
+/// Freed bytes that the process keeps for what it allocates next: as many as the keys and values of some prompts that are answered
+/// together.
+#[cfg(feature = "mlx-backend")]
+const FREED: usize = 256 << 20;
+
 const AFTER_HELP: &str = "\
 Exit codes: 0 done, or the reader of our output went away; 2 the command line is wrong; 130
 `train` was interrupted and saved, or a second Ctrl-C ended the program; 1 anything else.
@@ -120,6 +125,9 @@ pub fn main() -> ExitCode {
     // Wrong command lines exit with 2 here, help and version with 0.
     let cli = Cli::parse();
     start_log(cli.verbose);
+    // What a pass frees the next one takes; no other program is in this process.
+    #[cfg(feature = "mlx-backend")]
+    metal_backend::keep_freed(FREED);
     let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     let (mut input, mut out, mut err) = (stdin.lock(), stdout.lock(), &stderr);
     let mut console = Console {
