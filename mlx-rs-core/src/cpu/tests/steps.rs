@@ -380,9 +380,8 @@ fn blocks_in_a_row_are_their_steps() {
     });
 }
 
-/// What was copied stays as it was, whenever it is computed, though the memory is written again where it was cut.
-#[test]
-fn copies_of_memory_come_before_what_is_written_after() {
+/// With what writes a token's key and value, all of whose eight elements are so many, at a position of a memory.
+fn with_writer(f: impl FnOnce(&dyn Fn(&mut KvMemory, f32, i32) -> Array)) {
     on_cpu(|| {
         let d = 8i32;
         let heads = plain_heads(1, 1, d);
@@ -402,8 +401,7 @@ fn copies_of_memory_come_before_what_is_written_after() {
             gate_up: [(&one, None); 2],
             down: (&one, None),
         };
-        let mut memory = KvMemory::empty((1, d), 4).unwrap();
-        let write = |memory: &mut KvMemory, value: f32, offset: i32| {
+        f(&|memory, value, offset| {
             let x = array(&[value; 8], &[1, 1, d]);
             let room = Room {
                 length: 1,
@@ -412,7 +410,15 @@ fn copies_of_memory_come_before_what_is_written_after() {
                 window: None,
             };
             block.step(&x, &mut [room]).unwrap()
-        };
+        });
+    });
+}
+
+/// What was copied stays as it was, whenever it is computed, though the memory is written again where it was cut.
+#[test]
+fn copies_of_memory_come_before_what_is_written_after() {
+    with_writer(|write| {
+        let mut memory = KvMemory::empty((1, 8), 4).unwrap();
         let _first = write(&mut memory, 1.0, 0);
         let copy = memory.copy(1).unwrap();
         // Never looked at, but written.
@@ -434,40 +440,12 @@ fn copies_of_memory_come_before_what_is_written_after() {
 /// A fork has what was there when it was made, whenever it is, and neither changes the other.
 #[test]
 fn forks_of_memory_go_on_by_themselves() {
-    on_cpu(|| {
-        let d = 8i32;
-        let heads = plain_heads(1, 1, d);
-        let mut one = vec![0.0f32; 64];
-        one.iter_mut().step_by(9).for_each(|v| *v = 1.0);
-        let one = array(&one, &[d, d]);
-        let Some(one) = DenseMatrix::new(&one).unwrap().map(Matrix::Dense) else {
-            return;
-        };
-        let block = Block {
-            heads: &heads,
-            attention_norm: None,
-            projections: [(&one, None); 3],
-            output: (&one, None),
-            feed_norm: None,
-            gate: Gate::Relu,
-            gate_up: [(&one, None); 2],
-            down: (&one, None),
-        };
-        let write = |memory: &mut KvMemory, value: f32, offset: i32| {
-            let x = array(&[value; 8], &[1, 1, d]);
-            let room = Room {
-                length: 1,
-                offset,
-                memory,
-                window: None,
-            };
-            block.step(&x, &mut [room]).unwrap()
-        };
+    with_writer(|write| {
         let of = |memory: &KvMemory, n: i32| {
             let values = host(&memory.copy(n).unwrap().1);
             values.chunks(8).map(|v| v[0]).collect::<Vec<_>>()
         };
-        let mut memory = KvMemory::empty((1, d), 4).unwrap();
+        let mut memory = KvMemory::empty((1, 8), 4).unwrap();
         drop(write(&mut memory, 1.0, 0));
         drop(write(&mut memory, 2.0, 1));
         let mut fork = memory.fork(2, 8).unwrap();
