@@ -67,7 +67,8 @@ fn debug_shows_shape_and_type_without_computing() {
     // A gigabyte that is never computed.
     let huge = ones(&[1 << 14, 1 << 14], Dtype::Float32).unwrap();
     assert_eq!(format!("{huge:?}"), "Array([16384, 16384], float32)");
-    assert!(memory::active().unwrap() - before < 1 << 20);
+    // Other tests of this process may free theirs meanwhile.
+    assert!(memory::active().unwrap() < before + (1 << 20));
     assert_eq!(format!("{a:#?}"), a.to_string());
 }
 
