@@ -167,9 +167,8 @@ mod tests {
         DenseMatrix::new(&zeros).unwrap().map(Matrix::Dense)
     }
 
-    /// The room that is made for `prompt` tokens where `expected` are to come, and for one after they fill it.
-    fn rooms(expected: Option<i32>, prompt: i32) -> (i32, i32) {
-        let heads = Heads {
+    fn heads() -> Heads {
+        Heads {
             n_heads: 1,
             n_kv_heads: 1,
             head_dim: 2,
@@ -179,7 +178,25 @@ mod tests {
             k_norm: None,
             rotation: None,
             sinks: None,
-        };
+        }
+    }
+
+    fn block<'a>(heads: &'a Heads, none: &'a Matrix) -> Block<'a> {
+        Block {
+            heads,
+            attention_norm: None,
+            projections: [(none, None); 3],
+            output: (none, None),
+            feed_norm: None,
+            gate: Gate::Silu,
+            gate_up: [(none, None); 2],
+            down: (none, None),
+        }
+    }
+
+    /// The room that is made for `prompt` tokens where `expected` are to come, and for one after they fill it.
+    fn rooms(expected: Option<i32>, prompt: i32) -> (i32, i32) {
+        let heads = heads();
         let mut rooms = (0, 0);
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
             let none = none().unwrap();
@@ -189,16 +206,6 @@ mod tests {
             }
             let memory = cache.memory(&heads, prompt).unwrap();
             rooms.0 = memory.room();
-            let block = Block {
-                heads: &heads,
-                attention_norm: None,
-                projections: [(&none, None); 3],
-                output: (&none, None),
-                feed_norm: None,
-                gate: Gate::Silu,
-                gate_up: [(&none, None); 2],
-                down: (&none, None),
-            };
             let room = Room {
                 length: rooms.0,
                 offset: 0,
@@ -206,11 +213,48 @@ mod tests {
                 window: None,
             };
             let x = zeros(&[1, rooms.0, 2], Dtype::Float32).unwrap();
-            block.step(&x, &mut [room]).unwrap();
+            block(&heads, &none).step(&x, &mut [room]).unwrap();
             cache.advance(rooms.0);
             rooms.1 = cache.memory(&heads, 1).unwrap().room();
         });
         rooms
+    }
+
+    /// Writes tokens, whose keys and values are zeros, after those that are there.
+    fn write(cache: &mut InPlaceCache, tokens: i32) {
+        let (heads, none, offset) = (heads(), none().unwrap(), cache.offset());
+        let room = Room {
+            length: tokens,
+            offset,
+            memory: cache.memory(&heads, tokens).unwrap(),
+            window: None,
+        };
+        let x = zeros(&[1, tokens, 2], Dtype::Float32).unwrap();
+        block(&heads, &none).step(&x, &mut [room]).unwrap();
+        cache.advance(tokens);
+    }
+
+    /// A copy of memory is memory again, of its own, with room for what is expected; both go on.
+    #[test]
+    fn a_copy_stays_in_place_and_goes_on_by_itself() {
+        if none().is_none() {
+            return; // switched off
+        }
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            let mut cache = InPlaceCache::new();
+            cache.expect(20);
+            write(&mut cache, 5);
+            let mut copy = cache.copy().unwrap();
+            assert_eq!(copy.state().len(), 1, "one array says that all is there");
+            copy.trim(2);
+            write(&mut cache, 1);
+            let memory = copy.memory(&heads(), 1).unwrap();
+            assert_eq!(memory.room(), 32);
+            assert!(memory.copy(5).is_ok() && memory.copy(6).is_err());
+            assert_eq!((cache.offset(), copy.offset()), (6, 3));
+            // Nothing to copy yet.
+            assert_eq!(InPlaceCache::new().copy().unwrap().offset(), 0);
+        });
     }
 
     #[test]
