@@ -18,6 +18,37 @@ pub struct InPlaceCache {
     expected: i32,
 }
 
+/// Memory for a row's layers that is new: what they have in common is made together.
+#[derive(Debug)]
+pub struct Shelf {
+    /// Layers that may still come.
+    layers: usize,
+    made: Vec<KvMemory>,
+}
+
+impl Shelf {
+    /// For so many layers.
+    pub fn new(layers: usize) -> Self {
+        Self {
+            layers,
+            made: Vec::new(),
+        }
+    }
+
+    /// What the next layer takes.
+    fn take(&mut self, (heads, width): (i32, i32), room: i32) -> Result<KvMemory> {
+        let others = self.layers.saturating_sub(1);
+        self.layers = others;
+        let fits = |memory: &mut KvMemory| memory.shape() == [1, heads, room, width];
+        if let Some(memory) = self.made.pop_if(fits) {
+            return Ok(memory);
+        }
+        let mut made = KvMemory::several(1 + others, (heads, width), room)?;
+        self.made = made.split_off(1);
+        Ok(made.remove(0))
+    }
+}
+
 impl InPlaceCache {
     /// An empty cache.
     pub fn new() -> Self {
@@ -40,6 +71,49 @@ impl InPlaceCache {
         let least = end.saturating_add(1);
         let chunk = (end / CHUNK * CHUNK).checked_add(CHUNK).unwrap_or(least);
         (capacity(self.expected.clamp(least, chunk)), chunk)
+    }
+
+    /// Copies that go on by themselves, of a row's layers.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn copy_all(layers: &[&Self]) -> Result<Vec<Self>> {
+        let forked: Vec<_> = layers.iter().filter_map(|layer| layer.forked()).collect();
+        let memories: Vec<&KvMemory> = forked.iter().map(|(memory, ..)| *memory).collect();
+        let mut forks = match forked.first() {
+            Some(&(_, filled, room))
+                if forked.iter().all(|&(_, n, own)| (n, own) == (filled, room)) =>
+            {
+                KvMemory::fork_all(&memories, filled, room)?
+            }
+            _ => (forked.iter())
+                .map(|(memory, filled, room)| memory.fork(*filled, *room))
+                .collect::<Result<_>>()?,
+        }
+        .into_iter();
+        (layers.iter())
+            .map(|layer| layer.copy_with(layer.forked().and_then(|_| forks.next())))
+            .collect()
+    }
+
+    /// The memory that a copy takes a fork of, how much of it, and its room; `None` where a copy is of arrays.
+    fn forked(&self) -> Option<(&KvMemory, i32, i32)> {
+        let filled = self.chunks.offset;
+        let memory = self.memory.as_ref().filter(|_| filled > 0)?;
+        Some((memory, filled, self.rooms(filled).0))
+    }
+
+    /// A copy with such a fork.
+    fn copy_with(&self, memory: Option<KvMemory>) -> Result<Self> {
+        let chunks = match memory {
+            Some(_) => self.chunks.clone(),
+            None => self.as_chunks()?,
+        };
+        Ok(Self {
+            chunks,
+            memory,
+            expected: self.expected,
+        })
     }
 
     /// Moves all of it to arrays.
@@ -70,7 +144,7 @@ impl KvCache for InPlaceCache {
         self.chunks()?.store(heads, packed, tokens)
     }
 
-    fn memory(&mut self, heads: &Heads, length: i32) -> Result<&mut KvMemory> {
+    fn memory(&mut self, heads: &Heads, length: i32, shelf: &mut Shelf) -> Result<&mut KvMemory> {
         let filled = self.chunks.offset;
         let end = filled.saturating_add(length);
         let (expected, chunk) = self.rooms(end);
@@ -92,7 +166,7 @@ impl KvCache for InPlaceCache {
                 memory
             }
             (None, Some((keys, values))) => KvMemory::holding(keys, values, filled, room)?,
-            (None, None) => KvMemory::empty((heads.n_kv_heads, heads.head_dim), room)?,
+            (None, None) => shelf.take((heads.n_kv_heads, heads.head_dim), room)?,
         };
         self.chunks.buffers = None;
         Ok(self.memory.insert(memory))
@@ -125,20 +199,16 @@ impl KvCache for InPlaceCache {
         self.chunks.trim(n);
     }
 
+    fn in_place(&self) -> Option<&InPlaceCache> {
+        Some(self)
+    }
+
     fn copy(&self) -> Result<Box<dyn KvCache>> {
-        let filled = self.chunks.offset;
-        let (chunks, memory) = match &self.memory {
-            Some(memory) if filled > 0 => {
-                let memory = memory.fork(filled, self.rooms(filled).0)?;
-                (self.chunks.clone(), Some(memory))
-            }
-            _ => (self.as_chunks()?, None),
+        let memory = match self.forked() {
+            Some((memory, filled, room)) => Some(memory.fork(filled, room)?),
+            None => None,
         };
-        Ok(Box::new(Self {
-            chunks,
-            memory,
-            expected: self.expected,
-        }))
+        Ok(Box::new(self.copy_with(memory)?))
     }
 
     fn kind(&self) -> String {
@@ -204,7 +274,7 @@ mod tests {
             if let Some(expected) = expected {
                 cache.expect(expected);
             }
-            let memory = cache.memory(&heads, prompt).unwrap();
+            let memory = cache.memory(&heads, prompt, &mut Shelf::new(1)).unwrap();
             rooms.0 = memory.room();
             let room = Room {
                 length: rooms.0,
@@ -215,7 +285,7 @@ mod tests {
             let x = zeros(&[1, rooms.0, 2], Dtype::Float32).unwrap();
             block(&heads, &none).step(&x, &mut [room]).unwrap();
             cache.advance(rooms.0);
-            rooms.1 = cache.memory(&heads, 1).unwrap().room();
+            rooms.1 = cache.memory(&heads, 1, &mut Shelf::new(1)).unwrap().room();
         });
         rooms
     }
@@ -226,7 +296,7 @@ mod tests {
         let room = Room {
             length: tokens,
             offset,
-            memory: cache.memory(&heads, tokens).unwrap(),
+            memory: cache.memory(&heads, tokens, &mut Shelf::new(1)).unwrap(),
             window: None,
         };
         let x = zeros(&[1, tokens, 2], Dtype::Float32).unwrap();
@@ -248,12 +318,46 @@ mod tests {
             assert_eq!(copy.state().len(), 1, "one array says that all is there");
             copy.trim(2);
             write(&mut cache, 1);
-            let memory = copy.memory(&heads(), 1).unwrap();
+            let memory = copy.memory(&heads(), 1, &mut Shelf::new(1)).unwrap();
             assert_eq!(memory.room(), 32);
             assert!(memory.copy(5).is_ok() && memory.copy(6).is_err());
             assert_eq!((cache.offset(), copy.offset()), (6, 3));
             // Nothing to copy yet.
             assert_eq!(InPlaceCache::new().copy().unwrap().offset(), 0);
+        });
+    }
+
+    /// Layers in memory, in arrays, with other room and empty ones are copied together as each would be.
+    #[test]
+    fn layers_are_copied_together() {
+        if none().is_none() {
+            return; // switched off
+        }
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            let mut shelf = Shelf::new(2);
+            let mut layers: Vec<InPlaceCache> = (0..5).map(|_| InPlaceCache::new()).collect();
+            for layer in &mut layers[..4] {
+                let room = layer.memory(&heads(), 5, &mut shelf).unwrap().room();
+                assert_eq!(room, 8);
+                write(layer, 5);
+            }
+            layers[1].chunks().unwrap();
+            for expected in [8, 40] {
+                layers[3].expect(expected);
+                let all: Vec<&InPlaceCache> = layers.iter().collect();
+                let mut copies = InPlaceCache::copy_all(&all).unwrap();
+                let kinds: Vec<bool> = copies.iter().map(|copy| copy.memory.is_some()).collect();
+                assert_eq!(kinds, [true, false, true, true, false]);
+                let offsets: Vec<i32> = copies.iter().map(KvCache::offset).collect();
+                assert_eq!(offsets, [5, 5, 5, 5, 0]);
+                let room = |copy: &mut InPlaceCache| {
+                    let memory = copy.memory(&heads(), 1, &mut Shelf::new(1)).unwrap();
+                    assert!(memory.copy(5).is_ok());
+                    memory.room()
+                };
+                assert_eq!(room(&mut copies[0]), 8);
+                assert_eq!(room(&mut copies[3]), if expected == 8 { 8 } else { 64 });
+            }
         });
     }
 

@@ -17,7 +17,7 @@ mod test_support;
 mod windowed;
 
 pub use chunked::ChunkedCache;
-pub use in_place::InPlaceCache;
+pub use in_place::{InPlaceCache, Shelf};
 pub use passing::PassingCache;
 pub use quantized::QuantizedCache;
 pub use rotating::RotatingCache;
@@ -142,11 +142,16 @@ pub trait KvCache: std::fmt::Debug + Send {
     }
 
     /// Keys and values in memory that is written in place, with room for `length` more tokens; [`KvCache::advance`]
-    /// counts them once they are written.
+    /// counts them once they are written. What is new comes from the shelf.
     ///
     /// # Errors
     /// As [`KvCache::store`].
-    fn memory(&mut self, _heads: &cpu::Heads, _length: i32) -> Result<&mut cpu::KvMemory> {
+    fn memory(
+        &mut self,
+        _heads: &cpu::Heads,
+        _length: i32,
+        _shelf: &mut Shelf,
+    ) -> Result<&mut cpu::KvMemory> {
         Err(mlx_rs_core::Error::new(
             mlx_rs_core::ErrorKind::Value,
             "cache",
@@ -177,6 +182,11 @@ pub trait KvCache: std::fmt::Debug + Send {
     /// # Errors
     /// When memory runs out.
     fn copy(&self) -> Result<Box<dyn KvCache>>;
+
+    /// This, where it is of that kind: copies of several layers have memory in common then.
+    fn in_place(&self) -> Option<&InPlaceCache> {
+        None
+    }
 
     /// What it is, with its settings: caches of one kind can stand for each other.
     fn kind(&self) -> String;
@@ -308,5 +318,11 @@ pub fn alike(caches: &Caches, others: &Caches) -> bool {
 /// # Errors
 /// When memory runs out.
 pub fn copy(caches: &Caches) -> Result<Caches> {
-    caches.iter().map(|c| c.copy()).collect()
+    let in_place: Option<Vec<_>> = caches.iter().map(|c| c.in_place()).collect();
+    match in_place {
+        Some(layers) => Ok((InPlaceCache::copy_all(&layers)?.into_iter())
+            .map(|copy| Box::new(copy) as Box<dyn KvCache>)
+            .collect()),
+        None => caches.iter().map(|c| c.copy()).collect(),
+    }
 }

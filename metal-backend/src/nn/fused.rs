@@ -4,7 +4,7 @@
 use mlx_rs_core::{Array, Dtype, Result, cpu};
 
 use super::{Attention, GatedMlp, Norm};
-use crate::cache::Row;
+use crate::cache::{Row, Shelf};
 
 /// The most tokens that go through blocks in one operation, as many as a prompt's part has unless it is asked for otherwise. With
 /// more, what lies between the parts had better be MLX's memory, which is counted.
@@ -56,11 +56,12 @@ impl Fused<'_> {
         rooms.resize_with(count, || Vec::with_capacity(rows.len()));
         for row in rows.iter_mut() {
             let caches = row.caches.iter_mut().skip(layer);
+            let mut shelf = Shelf::new(count);
             for ((cache, rooms), (fused, heads)) in caches.zip(&mut rooms).zip(&all) {
                 rooms.push(cpu::Room {
                     length: row.length,
                     offset: cache.offset(),
-                    memory: cache.memory(heads, row.length)?,
+                    memory: cache.memory(heads, row.length, &mut shelf)?,
                     window: fused.attention.window,
                 });
             }

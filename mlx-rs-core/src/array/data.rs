@@ -63,16 +63,6 @@ impl Array {
         Ok(yes)
     }
 
-    /// Whether the elements are there: computed, or given.
-    pub(crate) fn is_available(&self) -> Result<bool> {
-        let mut yes = false;
-        call::status("data", || {
-            // SAFETY: `yes` is a live out-pointer; the handle is live.
-            unsafe { sys::_mlx_array_is_available(&raw mut yes, self.raw()) }
-        })?;
-        Ok(yes)
-    }
-
     /// Evaluates the array and borrows its values in row-major order; a view is copied first.
     ///
     /// ```

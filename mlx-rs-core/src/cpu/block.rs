@@ -9,9 +9,10 @@ use super::attention::Attend;
 use super::heads::{Heads, View, count, total};
 use super::host_op::{self, Input, Meaning, Work};
 use super::matrix::Matrix;
-use super::memory::{Kept, KvMemory};
+use super::memory::KvMemory;
 use super::pool::followed_by;
 use super::project::{Gate, Product, Projection, Then};
+use super::slab::Kept;
 use super::store::{Fresh, Store, Tokens};
 use crate::array::Array;
 use crate::dtype::Dtype;
@@ -246,11 +247,7 @@ impl Block<'_> {
                 self.heads.plan_keys(shape, total, tokens)?,
                 self.heads.plan_values(shape, total, tokens)?,
             ));
-            let own = room.memory.held()?;
-            if own.is_none() {
-                inputs.extend(room.memory.arrays());
-            }
-            held.push(own);
+            held.push(room.memory.kept());
             lanes.push(View {
                 length: room.length,
                 offset: room.offset,
@@ -292,8 +289,8 @@ struct Step {
     attention_inputs: usize,
     /// Keys and values of each row.
     stores: Vec<(Store, Store)>,
-    /// Where these are, unless they are among the inputs.
-    held: Vec<Option<Arc<Kept>>>,
+    /// Where these are.
+    held: Vec<Arc<Kept>>,
     attend: Attend,
     output: Part,
     feed: Part,
@@ -375,17 +372,7 @@ impl Step {
         let (own, mut rest) = inputs.split_at(inputs.len().min(self.project.inputs));
         let norm = next(&mut rest, usize::from(self.k_norm)).first();
         let seen_with = next(&mut rest, self.attention_inputs);
-        let mut behind = rest;
-        for part in [&self.output, &self.feed, &self.down] {
-            next(&mut behind, part.inputs);
-        }
-        let mut caches = Vec::with_capacity(2 * self.held.len());
-        for held in &self.held {
-            match held.as_ref().and_then(|kept| kept.seen()) {
-                Some(inputs) => caches.extend(inputs),
-                None => caches.extend(next(&mut behind, 2)),
-            }
-        }
+        let caches: Vec<Input> = self.held.iter().flat_map(|kept| kept.there()).collect();
         let packed = room(&mut between.packed, self.project.work.outputs());
         // SAFETY: caches of a `KvMemory` are float32.
         let keys = unsafe { self.attend.first_keys(&caches) };

@@ -106,18 +106,19 @@ impl Input {
         })
     }
 
-    /// As [`Self::of_array`], with a layout, which is to live as long as the array.
+    /// So many elements from an address on, with a layout.
     ///
-    /// # Errors
-    /// As there.
-    pub(super) fn of_array_with(array: &Array, shape: &[i32], strides: &[i64]) -> Result<Self> {
-        let ndim = shape.len().min(strides.len());
-        Ok(Self {
-            ndim,
+    /// # Safety
+    /// As long as this is used all of them, and the layout, must be there; none of its strides is negative, and no index leads
+    /// beyond the elements.
+    pub(super) unsafe fn at(data: *const f32, size: usize, shape: &[i32], strides: &[i64]) -> Self {
+        Self {
+            data: data.cast(),
+            size,
+            ndim: shape.len().min(strides.len()),
             shape: shape.as_ptr(),
             strides: strides.as_ptr(),
-            ..Self::of_array(array)?
-        })
+        }
     }
 
     /// The elements `from..from + n`, to be written.

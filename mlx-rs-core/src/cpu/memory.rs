@@ -3,13 +3,11 @@
 //! one; what is in flight looks. Here the arrays stay with their owner, and whoever wrote last comes first.
 
 use std::cell::RefCell;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use super::heads::count;
 use super::host_op::{self, Input, Meaning, Work};
-use super::share::{Output, share};
+use super::slab::{From, Kept, together};
 use crate::array::Array;
-use crate::closure;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -67,13 +65,33 @@ impl KvMemory {
     /// })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    pub fn empty((heads, width): (i32, i32), room: i32) -> Result<Self> {
+    pub fn empty(heads: (i32, i32), room: i32) -> Result<Self> {
+        Ok(Self::several(1, heads, room)?.remove(0))
+    }
+
+    /// As many as [`Self::empty`] makes one by one, of a row in as many layers: in few operations, where they are small. Those of one
+    /// operation are given back together, once all of them are dropped or have grown.
+    ///
+    /// # Errors
+    /// As there.
+    /// ```
+    /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
+    /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    /// let layers = KvMemory::several(30, (2, 64), 256)?;
+    /// assert_eq!(layers.len(), 30);
+    /// assert_eq!(layers[29].shape(), [1, 2, 256, 64]);
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn several(layers: usize, (heads, width): (i32, i32), room: i32) -> Result<Vec<Self>> {
         let shape = [1, heads, room, width];
-        Ok(Self::of(
-            [moved(None, &[], 0, &shape)?, moved(None, &[], 0, &shape)?],
-            shape,
-            0,
-        ))
+        let mut all = Vec::with_capacity(layers);
+        while all.len() < layers {
+            let some = together(&shape).min(layers - all.len());
+            all.extend(Self::make(some, shape, 0, From::Nothing, &[])?);
+        }
+        Ok(all)
     }
 
     /// A copy of the first `filled` positions of keys and values, float32 `[1, Hkv, n, D]`, with room for `room`.
@@ -85,18 +103,42 @@ impl KvMemory {
             return Err(fault("keys and values must be of one shape".into()));
         }
         let shape = with_room(keys, room)?;
-        let part = |a: &Array| moved(Some(a), &[], filled, &shape);
-        Ok(Self::of([part(keys)?, part(values)?], shape, filled))
+        let there = keys.shape()[2];
+        if filled > there {
+            return Err(fault(format!("there are {there} positions, not {filled}")));
+        }
+        if let Some(other) = [keys, values]
+            .into_iter()
+            .find(|a| a.dtype() != Dtype::Float32)
+        {
+            return Err(fault("needs float32".into()).with_inputs(&[other]));
+        }
+        Ok(Self::make(1, shape, filled, From::Arrays, &[keys, values])?.remove(0))
     }
 
-    fn of(arrays: [Array; 2], shape: [i32; 4], known: i32) -> Self {
-        Self {
-            kept: Arc::new(Kept::new(arrays, shape)),
+    /// Memory for so many layers in one array, with the first `filled` positions of others, which have as many, after `inputs` are
+    /// made.
+    fn make(
+        layers: usize,
+        shape: [i32; 4],
+        filled: i32,
+        from: From,
+        inputs: &[&Array],
+    ) -> Result<Vec<Self>> {
+        if shape.iter().any(|&n| n <= 0) || !(0..=shape[2]).contains(&filled) {
+            return Err(fault(format!(
+                "{filled} positions do not go into {shape:?}"
+            )));
+        }
+        let of = |kept| Self {
+            kept,
             room: shape[2],
-            known,
+            known: filled,
             written: None,
             copies: RefCell::default(),
-        }
+        };
+        let kept = Kept::make(layers, shape, filled, from, inputs)?;
+        Ok(kept.into_iter().map(of).collect())
     }
 
     /// Gets room for `room` positions, and keeps the first `filled`.
@@ -115,12 +157,17 @@ impl KvMemory {
     /// ```
     pub fn grow(&mut self, filled: i32, room: i32) -> Result<()> {
         self.check(filled)?;
-        let after: Vec<&Array> = self.written().into_iter().collect();
-        let [keys, values] = self.arrays();
-        let shape = with_room(keys, room)?;
-        let part = |a: &Array| moved(Some(a), &after, filled, &shape);
-        *self = Self::of([part(keys)?, part(values)?], shape, filled);
+        let from = From::Kept(vec![Arc::clone(&self.kept)]);
+        let after = after([&*self]);
+        let after: Vec<&Array> = after.iter().map(|array| &**array).collect();
+        *self = Self::make(1, self.with(room), filled, from, &after)?.remove(0);
         Ok(())
+    }
+
+    /// The shape with other room.
+    fn with(&self, room: i32) -> [i32; 4] {
+        let [one, heads, _, width] = *self.kept.shape();
+        [one, heads, room, width]
     }
 
     /// Copies of the first `n` positions as arrays, `[1, Hkv, n, D]`.
@@ -137,10 +184,13 @@ impl KvMemory {
     /// ```
     pub fn copy(&self, n: i32) -> Result<(Array, Array)> {
         self.check(n)?;
-        let after: Vec<&Array> = self.written().into_iter().collect();
-        let part = |a: &Array| moved(Some(a), &after, n, &with_room(a, n)?);
-        let [keys, values] = self.arrays();
-        let (keys, values) = (part(keys)?, part(values)?);
+        if n <= 0 {
+            return Err(fault(format!("a copy of {n} positions")));
+        }
+        let after = after([self]);
+        let after: Vec<&Array> = after.iter().map(|array| &**array).collect();
+        let part = |which: usize| self.kept.copy(which, n, &after);
+        let (keys, values) = (part(0)?, part(1)?);
         let mut copies = self.copies.borrow_mut();
         copies.extend([&keys, &values].map(|copy| Arc::new(copy.clone())));
         Ok((keys, values))
@@ -165,19 +215,48 @@ impl KvMemory {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn fork(&self, n: i32, room: i32) -> Result<Self> {
-        self.check(n)?;
-        let after: Vec<&Array> = self.written().into_iter().collect();
-        let [keys, values] = self.arrays();
-        let shape = with_room(keys, room)?;
-        let part = |a: &Array| moved(Some(a), &after, n, &shape);
-        let fork = Self::of([part(keys)?, part(values)?], shape, n);
-        let made = host_op::add("cpu::memory", Meaning::Opaque, Made, &fork.arrays(), &[1])?;
-        let made = Arc::new(made);
-        self.copies.borrow_mut().push(Arc::clone(&made));
-        Ok(Self {
-            written: Some(made),
-            ..fork
-        })
+        Ok(Self::fork_all(&[self], n, room)?.remove(0))
+    }
+
+    /// As many as [`Self::fork`] makes one by one, of a row in several layers: in few operations, where they are small.
+    ///
+    /// # Errors
+    /// As there.
+    /// ```
+    /// # use mlx_rs_core::{Array, Device, Stream, cpu::KvMemory};
+    /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    /// let keys = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2])?;
+    /// let one = KvMemory::holding(&keys, &keys, 2, 4)?;
+    /// let other = KvMemory::holding(&keys.negative()?, &keys, 2, 4)?;
+    /// let forks = KvMemory::fork_all(&[&one, &other], 1, 8)?;
+    /// assert_eq!(forks[1].copy(1)?.0.to_vec::<f32>()?, [-1.0, -2.0]);
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn fork_all(layers: &[&Self], n: i32, room: i32) -> Result<Vec<Self>> {
+        for layer in layers {
+            layer.check(n)?;
+        }
+        let mut forks = Vec::with_capacity(layers.len());
+        let alike = layers.chunk_by(|a, b| a.with(room) == b.with(room));
+        for some in alike.flat_map(|alike| alike.chunks(together(&alike[0].with(room)))) {
+            let from = From::Kept(some.iter().map(|layer| Arc::clone(&layer.kept)).collect());
+            let after = after(some.iter().copied());
+            let after: Vec<&Array> = after.iter().map(|array| &**array).collect();
+            let mut own = Self::make(some.len(), some[0].with(room), n, from, &after)?;
+            let array = own[0].kept.array();
+            let made = host_op::add("cpu::memory", Meaning::Opaque, Made, &[array], &[1])?;
+            let made = Arc::new(made);
+            for fork in &mut own {
+                fork.written = Some(Arc::clone(&made));
+            }
+            forks.append(&mut own);
+        }
+        for (fork, layer) in forks.iter().zip(layers) {
+            layer.copies.borrow_mut().extend(fork.written.clone());
+        }
+        Ok(forks)
     }
 
     /// Whether the first `n` positions were written.
@@ -209,7 +288,7 @@ impl KvMemory {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn shape(&self) -> &[i32] {
-        &self.kept.shape
+        self.kept.shape()
     }
 
     /// What to evaluate so that all is written; `None` when nothing was. It is one array, in one place, for all that one
@@ -227,26 +306,23 @@ impl KvMemory {
     }
 
     /// Keys and values for an operation that writes them, and must have [`Self::before`] among its inputs.
-    pub(super) fn arrays(&self) -> [&Array; 2] {
-        self.kept.arrays()
-    }
-
-    /// The same, to be held by the operation instead of being among its inputs; `None` as long as they are not there.
-    ///
-    /// # Errors
-    /// MLX's message when they cannot be looked at.
-    pub(super) fn held(&self) -> Result<Option<Arc<Kept>>> {
-        Ok(self.kept.inputs()?.map(|_| Arc::clone(&self.kept)))
+    pub(super) fn kept(&self) -> Arc<Kept> {
+        Arc::clone(&self.kept)
     }
 
     /// What comes before an operation that writes here, besides what others wrote in `known`, to which it is added.
     pub(super) fn before(&self, known: &mut Vec<Arc<Array>>) {
-        if let Some(written) = &self.written
-            && !known.iter().any(|k| Arc::ptr_eq(k, written))
-        {
-            known.push(Arc::clone(written));
+        self.made(known);
+        for copy in &*self.copies.borrow() {
+            add(known, copy);
         }
-        known.extend(self.copies.borrow().iter().cloned());
+    }
+
+    /// What comes before an operation that reads here; likewise.
+    fn made(&self, known: &mut Vec<Arc<Array>>) {
+        for array in self.kept.missing().into_iter().chain(&self.written) {
+            add(known, array);
+        }
     }
 
     /// What `y` comes from writes here, after [`Self::before`], as far as position `end`.
@@ -257,65 +333,20 @@ impl KvMemory {
     }
 }
 
-/// Keys and values, and where they are.
-pub(super) struct Kept {
-    // These must not leave: what else has one of them would see it change, or another thread change it.
-    arrays: Vec<Array>,
-    shape: [i32; 4],
-    strides: [i64; 4],
-    /// Where their elements are, once they are there.
-    inputs: OnceLock<[Input; 2]>,
-}
-
-// SAFETY: the addresses are those of the arrays' elements and of this value's layout. It is made in its place on the heap and
-// stays there while it is kept; who may write elements is told by `KvMemory`.
-unsafe impl Send for Kept {}
-// SAFETY: as for Send.
-unsafe impl Sync for Kept {}
-
-impl Kept {
-    fn new(arrays: [Array; 2], shape: [i32; 4]) -> Self {
-        let [_, _, room, width] = shape.map(i64::from);
-        Self {
-            arrays: arrays.into(),
-            shape,
-            strides: [0, room * width, width, 1],
-            inputs: OnceLock::new(),
-        }
-    }
-
-    fn arrays(&self) -> [&Array; 2] {
-        [&self.arrays[0], &self.arrays[1]]
-    }
-
-    /// Where keys and values are, if [`Self::inputs`] has said so.
-    pub(super) fn seen(&self) -> Option<[Input; 2]> {
-        self.inputs.get().copied()
-    }
-
-    /// Where keys and values are; `None` as long as they are not there.
-    ///
-    /// # Errors
-    /// MLX's message when they cannot be looked at.
-    fn inputs(self: &Arc<Self>) -> Result<Option<[Input; 2]>> {
-        if let Some(inputs) = self.seen() {
-            return Ok(Some(inputs));
-        }
-        let [keys, values] = self.arrays();
-        if !keys.is_available()? || !values.is_available()? {
-            return Ok(None);
-        }
-        let input = |a| Input::of_array_with(a, &self.shape, &self.strides);
-        let inputs = [input(keys)?, input(values)?];
-        Ok(Some(*self.inputs.get_or_init(|| inputs)))
+/// One more that comes before, unless it is known.
+fn add(known: &mut Vec<Arc<Array>>, array: &Arc<Array>) {
+    if !known.iter().any(|k| Arc::ptr_eq(k, array)) {
+        known.push(Arc::clone(array));
     }
 }
 
-impl Drop for Kept {
-    /// An operation that held them may be freed by a thread of MLX's.
-    fn drop(&mut self) {
-        closure::part_with(std::mem::take(&mut self.arrays));
+/// What comes before an operation that reads all of these.
+fn after<'m>(all: impl IntoIterator<Item = &'m KvMemory>) -> Vec<Arc<Array>> {
+    let mut known = Vec::new();
+    for memory in all {
+        memory.made(&mut known);
     }
+    known
 }
 
 /// The shape of a cache with room for so many positions.
@@ -329,31 +360,6 @@ fn with_room(cache: &Array, room: i32) -> Result<[i32; 4]> {
     }
 }
 
-/// A new array of `shape` with the first `filled` positions of a cache, after others were made. Nothing is known of
-/// the others.
-fn moved(cache: Option<&Array>, after: &[&Array], filled: i32, shape: &[i32; 4]) -> Result<Array> {
-    let there = cache.map_or(0, |cache| cache.shape().get(2).copied().unwrap_or(0));
-    let positive = shape.iter().all(|&n| n > 0);
-    if !positive || filled < 0 || filled > there || filled > shape[2] {
-        return Err(fault(format!(
-            "{filled} of {there} positions do not go into {shape:?}"
-        )));
-    }
-    if let Some(cache) = cache
-        && cache.dtype() != Dtype::Float32
-    {
-        return Err(fault("needs float32".into()).with_inputs(&[cache]));
-    }
-    let work = Move {
-        heads: count(shape[1]),
-        filled: count(filled),
-        room: count(shape[2]),
-        width: count(shape[3]),
-    };
-    let inputs: Vec<&Array> = cache.into_iter().chain(after.iter().copied()).collect();
-    host_op::add_strided("cpu::memory", work, &inputs, 0, shape)
-}
-
 /// Comes after keys and values are made, and says so: they themselves must not leave.
 struct Made;
 
@@ -364,48 +370,5 @@ impl Work for Made {
 
     fn run(&self, _: &[Input], output: &mut [f32]) {
         output.fill(0.0);
-    }
-}
-
-/// Copies the first positions of a cache, if there is one.
-struct Move {
-    heads: usize,
-    filled: usize,
-    room: usize,
-    width: usize,
-}
-
-impl Work for Move {
-    fn outputs(&self) -> usize {
-        self.heads * self.room * self.width
-    }
-
-    fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        let from = inputs.first().map(|i| {
-            // SAFETY: `moved` has seen that it is float32; whoever writes into it comes before or after.
-            (unsafe { &*i.reach::<f32>() }, i.strides())
-        });
-        let Some((data, strides)) = &from else {
-            return;
-        };
-        let (out, filled) = (Output::new(output), self.filled);
-        let work = self.heads * filled * self.width;
-        // Neighboring positions at once, where they are neighbors.
-        let run = if strides[2] == self.width {
-            filled.max(1)
-        } else {
-            1
-        };
-        let runs = filled / run;
-        // What is new to the process is slow to write at first, which two threads share.
-        share(self.heads * runs, work, &|from, to| {
-            for unit in from..to {
-                let (h, i) = (unit / runs, unit % runs * run);
-                let (start, n) = (h * strides[1] + i * strides[2], run * self.width);
-                // SAFETY: each position of each head is one unit's alone.
-                let to = unsafe { out.part((h * self.room + i) * self.width, n) };
-                to.copy_from_slice(&data[start..start + n]);
-            }
-        });
     }
 }

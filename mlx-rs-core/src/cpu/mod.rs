@@ -41,6 +41,7 @@ mod share;
 mod singles;
 #[cfg(target_arch = "x86_64")]
 mod sixteen;
+mod slab;
 #[cfg(target_arch = "x86_64")]
 mod squares;
 mod store;

@@ -441,10 +441,7 @@ fn copies_of_memory_come_before_what_is_written_after() {
 #[test]
 fn forks_of_memory_go_on_by_themselves() {
     with_writer(|write| {
-        let of = |memory: &KvMemory, n: i32| {
-            let values = host(&memory.copy(n).unwrap().1);
-            values.chunks(8).map(|v| v[0]).collect::<Vec<_>>()
-        };
+        let of = firsts;
         let mut memory = KvMemory::empty((1, 8), 4).unwrap();
         drop(write(&mut memory, 1.0, 0));
         drop(write(&mut memory, 2.0, 1));
@@ -462,6 +459,70 @@ fn forks_of_memory_go_on_by_themselves() {
         assert_eq!(of(&short, 1), [1.0]);
         // Further than was written, and than there is room for.
         assert!(memory.fork(3, 8).is_err() && memory.fork(2, 1).is_err());
+    });
+}
+
+/// The first element of each value that was written.
+fn firsts(memory: &KvMemory, n: i32) -> Vec<f32> {
+    let values = host(&memory.copy(n).unwrap().1);
+    values.chunks(8).map(|v| v[0]).collect()
+}
+
+/// Layers that share an array have memory of their own, whichever is written, grows or is gone; those that are large share none.
+#[test]
+fn layers_made_together_are_apart() {
+    with_writer(|write| {
+        let mut layers = KvMemory::several(3, (1, 8), 2).unwrap();
+        for (i, layer) in layers.iter_mut().enumerate() {
+            assert!(layer.written().is_none() && layer.copy(1).is_err());
+            drop(write(layer, 1.0 + i as f32, 0));
+            drop(write(layer, 4.0 + i as f32, 1));
+        }
+        let first = layers.remove(0);
+        layers[0].grow(2, 3).unwrap();
+        drop(write(&mut layers[0], 7.0, 2));
+        assert_eq!(firsts(&first, 2), [1.0, 4.0]);
+        drop(first);
+        assert_eq!(firsts(&layers[0], 3), [2.0, 5.0, 7.0]);
+        assert_eq!(firsts(&layers[1], 2), [3.0, 6.0]);
+        // There by now, so that nothing is to come before.
+        drop(write(&mut layers[1], 8.0, 0));
+        assert_eq!(firsts(&layers[1], 2), [8.0, 6.0]);
+
+        let mut large = KvMemory::several(2, (8, 8), 1 << 16).unwrap();
+        assert_eq!(large[1].shape(), [1, 8, 1 << 16, 8]);
+        assert!(large[1].grow(0, 4).is_ok() && large.len() == 2);
+        assert!(KvMemory::several(0, (1, 8), 2).unwrap().is_empty());
+        assert!(KvMemory::several(2, (1, 0), 2).is_err());
+        assert!(KvMemory::several(2, (i32::MAX, i32::MAX), i32::MAX).is_err());
+    });
+}
+
+/// Forks of layers, made together or one by one, of one shape or several, are what forks of each are.
+#[test]
+fn layers_are_forked_together() {
+    with_writer(|write| {
+        let mut layers = KvMemory::several(2, (1, 8), 2).unwrap();
+        layers.push(KvMemory::empty((1, 8), 4).unwrap());
+        for (i, layer) in layers.iter_mut().enumerate() {
+            drop(write(layer, 1.0 + i as f32, 0));
+        }
+        let pair = array(&[9.0; 4], &[1, 2, 1, 2]);
+        layers.push(KvMemory::holding(&pair, &pair, 1, 1).unwrap());
+        let all: Vec<&KvMemory> = layers.iter().collect();
+        let mut forks = KvMemory::fork_all(&all, 1, 3).unwrap();
+        assert!(KvMemory::fork_all(&all, 2, 3).is_err() && KvMemory::fork_all(&all, 1, 0).is_err());
+        let rooms: Vec<i32> = forks.iter().map(KvMemory::room).collect();
+        assert_eq!((forks.len(), rooms), (4, vec![3; 4]));
+        // Neither was evaluated yet.
+        drop(write(&mut layers[1], 5.0, 0));
+        drop(write(&mut forks[2], 6.0, 1));
+        forks[0].written().unwrap().eval().unwrap();
+        assert_eq!(firsts(&layers[1], 1), [5.0]);
+        assert_eq!(firsts(&forks[0], 1), [1.0]);
+        assert_eq!(firsts(&forks[1], 1), [2.0]);
+        assert_eq!(firsts(&forks[2], 2), [3.0, 6.0]);
+        assert_eq!(host(&forks[3].copy(1).unwrap().0), [9.0; 4]);
     });
 }
 
