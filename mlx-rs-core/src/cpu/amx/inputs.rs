@@ -43,8 +43,11 @@ impl Squares {
         // About as many in each.
         self.wide = self.count.div_ceil(self.count.div_ceil(CHUNK));
         let lines = self.pair() * self.count();
-        self.tiles.resize(lines * self.blocks(), Line([0; DEEP]));
-        self.sums.resize(LEAD + k / group * self.padded(), 0.0);
+        // What was there is written again before it is read; shrunk, it would be filled with zeros whenever it grows again.
+        let (lines, sums) = (lines * self.blocks(), LEAD + k / group * self.padded());
+        self.tiles
+            .resize(lines.max(self.tiles.len()), Line([0; DEEP]));
+        self.sums.resize(sums.max(self.sums.len()), 0.0);
     }
 
     /// Whether both parts of the inputs stand in one tile, one after the other.
