@@ -163,6 +163,9 @@ fn what_runs_together_is_measured() {
     assert_eq!(together["requests"], 3);
     assert_eq!(together["classify"]["prompts"], 6);
     assert_eq!(together["classify_alike"]["tokens_alike"], 64);
+    assert_eq!(together["classify_chats"]["prompts"], 6, "{together}");
+    let lengths = &together["classify_chats"]["prompt_tokens"];
+    assert!(lengths[0].as_u64() > Some(16) && lengths[0].as_u64() < lengths[1].as_u64());
     for (section, figures) in [
         (
             "batch",
@@ -171,6 +174,10 @@ fn what_runs_together_is_measured() {
         ("classify", &["sequential_seconds", "together_seconds"]),
         (
             "classify_alike",
+            &["sequential_seconds", "together_seconds"],
+        ),
+        (
+            "classify_chats",
             &["sequential_seconds", "together_seconds"],
         ),
         (

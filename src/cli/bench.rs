@@ -94,6 +94,7 @@ impl Args {
             requests,
             tokens: self.generate_tokens,
             repeat: self.repeat,
+            chats: bench_many::chats(model, requests.saturating_mul(2)),
         };
         let bar = TokenBar::start("measuring together", size.work(), console);
         bench_many::run(model, &size, &eos_tokens(model), &bar)
@@ -367,6 +368,12 @@ mod tests {
         assert_eq!(asked.len(), 4);
         assert!(asked.iter().all(|prompt| *prompt == asked[0]), "{asked:?}");
         assert_eq!(streams.err().lines().count(), 4);
+    }
+
+    #[test]
+    fn conversations_are_measured_where_the_model_has_a_template() {
+        assert!(bench_many::chats(&Mock::base(&["a"]), 2).is_none());
+        assert!(bench_many::chats(&Mock::base(&["a"]).opaque(), 2).is_none());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use inference::{GenerateOptions, Prompt, TextModel};
+use inference::{GenerateOptions, Message, Prompt, TextModel};
 use serde_json::{Value, json};
 
 use super::bench::{median, prompt_ids};
@@ -19,6 +19,41 @@ const SHORT: usize = 16;
 /// Tokens of an instruction before such a prompt, the same for all.
 const INSTRUCTION: usize = 64;
 
+/// What is asked about texts that are classified as they are meant to be: in a conversation.
+const QUESTION: &str = "Positive or negative?";
+const TEXTS: [&str; 16] = [
+    "I loved every minute of it.",
+    "Terrible.",
+    "The plot made no sense at all.",
+    "A masterpiece!",
+    "Boring and far too long.",
+    "Great acting, weak story.",
+    "I would watch it again.",
+    "Not worth the money.",
+    "My kids laughed all evening.",
+    "The ending ruined it.",
+    "Simply wonderful.",
+    "I fell asleep.",
+    "Best film of the year.",
+    "It was fine, I guess.",
+    "Awful sound and worse jokes.",
+    "A warm, funny little film.",
+];
+
+/// So many short conversations; `None` where the model has no template for them.
+pub fn chats(model: &dyn TextModel, count: usize) -> Option<Vec<Vec<u32>>> {
+    let tokens = model.as_token_model()?;
+    let texts = TEXTS.iter().cycle().take(count).enumerate();
+    let chat = |(i, text): (usize, &&str)| {
+        let asked = match i / TEXTS.len() {
+            0 => format!("{QUESTION} {text}"),
+            again => format!("{QUESTION} {text} ({again})"),
+        };
+        tokens.encode_chat(&[Message::user(asked)], true).ok()
+    };
+    texts.map(chat).collect()
+}
+
 /// How much to measure.
 pub struct Size {
     /// Requests at a time; twice as many are classified.
@@ -27,6 +62,8 @@ pub struct Size {
     pub tokens: usize,
     /// Measured rounds.
     pub repeat: usize,
+    /// Conversations that are classified.
+    pub chats: Option<Vec<Vec<u32>>>,
 }
 
 impl Size {
@@ -37,6 +74,8 @@ impl Size {
         let classify = self
             .requests
             .saturating_mul(4 * (SHORT + SHORT + INSTRUCTION));
+        let chats: usize = self.chats.iter().flatten().map(Vec::len).sum();
+        let classify = classify.saturating_add(chats.saturating_mul(2));
         let round = batch.saturating_add(classify).saturating_add(pair);
         round.saturating_mul(self.repeat.saturating_add(1)) as u64
     }
@@ -165,35 +204,54 @@ pub fn run(
     let ids = prompt_ids(n.saturating_mul(2 * SHORT), vocab, eos)?;
     let instruction = prompt_ids(INSTRUCTION, vocab, eos)?;
     let options = GenerateOptions::default();
-    let classify = |before: &[u32]| -> Result<Value, Failure> {
-        let short: Vec<Prompt> = ids
-            .chunks(SHORT)
-            .map(|own| Prompt::Tokens([before, own].concat()))
-            .collect();
-        let length = before.len() + SHORT;
-        let asked = |prompts: &[Prompt]| -> Result<(), Failure> {
+    let classify = |prompts: &[Vec<u32>]| -> Result<Value, Failure> {
+        let asked = |prompts: &[Prompt], tokens: usize| -> Result<(), Failure> {
             let results = model.classify(prompts, &options, false)?;
             whole(results.len(), prompts.len())?;
-            bar.advance((prompts.len() * length) as u64);
+            bar.advance(tokens as u64);
             Ok(())
         };
+        let all: Vec<Prompt> = prompts.iter().cloned().map(Prompt::Tokens).collect();
+        let total = prompts.iter().map(Vec::len).sum();
         let measured = measure(
             size.repeat,
-            &mut || seconds(&mut || short.chunks(1).try_for_each(asked)),
-            &mut || seconds(&mut || asked(&short)),
+            &mut || {
+                seconds(&mut || {
+                    (all.chunks(1).zip(prompts)).try_for_each(|(one, ids)| asked(one, ids.len()))
+                })
+            },
+            &mut || seconds(&mut || asked(&all, total)),
         )?;
         let (one_by_one, at_once) = measured.medians();
         Ok(json!({
-            "prompts": short.len(),
-            "prompt_tokens": length,
-            "tokens_alike": before.len(),
+            "prompts": all.len(),
             "sequential_seconds": one_by_one,
             "together_seconds": at_once,
             "speedup": one_by_one / at_once,
         }))
     };
-    let classified = classify(&[])?;
-    let instructed = classify(&instruction)?;
+    let short = |before: &[u32]| -> Result<Value, Failure> {
+        let prompts: Vec<Vec<u32>> = (ids.chunks(SHORT))
+            .map(|own| [before, own].concat())
+            .collect();
+        let mut measured = classify(&prompts)?;
+        measured["prompt_tokens"] = (before.len() + SHORT).into();
+        measured["tokens_alike"] = before.len().into();
+        Ok(measured)
+    };
+    let classified = short(&[])?;
+    let instructed = short(&instruction)?;
+    let chats = match &size.chats {
+        Some(chats) => {
+            let mut measured = classify(chats)?;
+            measured["prompt_tokens"] = json!([
+                chats.iter().map(Vec::len).min(),
+                chats.iter().map(Vec::len).max(),
+            ]);
+            measured
+        }
+        None => Value::Null,
+    };
 
     let sampled = exactly(&chain(), size.tokens);
     let sampling = measure(
@@ -217,6 +275,7 @@ pub fn run(
         },
         "classify": classified,
         "classify_alike": instructed,
+        "classify_chats": chats,
         "sampling": {
             "greedy_seconds_per_token": greedy_token,
             "chain_seconds_per_token": sampled_token,
