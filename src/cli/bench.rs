@@ -94,7 +94,7 @@ impl Args {
             requests,
             tokens: self.generate_tokens,
             repeat: self.repeat,
-            chats: bench_many::chats(model, requests.saturating_mul(2)),
+            chats: bench_many::chats(model, requests.saturating_mul(2))?,
         };
         let bar = TokenBar::start("measuring together", size.work(), console);
         bench_many::run(model, &size, &eos_tokens(model), &bar)
@@ -372,8 +372,11 @@ mod tests {
 
     #[test]
     fn conversations_are_measured_where_the_model_has_a_template() {
-        assert!(bench_many::chats(&Mock::base(&["a"]), 2).is_none());
-        assert!(bench_many::chats(&Mock::base(&["a"]).opaque(), 2).is_none());
+        let chats = |model: &Mock| bench_many::chats(model, 2).unwrap();
+        assert!(chats(&Mock::base(&["a"])).is_none());
+        assert!(chats(&Mock::base(&["a"]).opaque()).is_none());
+        // A template, but no tokens of what it makes.
+        assert!(chats(&Mock::instruct(&["a"])).is_none());
     }
 
     #[test]

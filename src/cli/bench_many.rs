@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use inference::{GenerateOptions, Message, Prompt, TextModel};
+use inference::{ErrorKind, GenerateOptions, Message, Prompt, TextModel};
 use serde_json::{Value, json};
 
 use super::bench::{median, prompt_ids};
@@ -40,18 +40,30 @@ const TEXTS: [&str; 16] = [
     "A warm, funny little film.",
 ];
 
-/// So many short conversations; `None` where the model has no template for them.
-pub fn chats(model: &dyn TextModel, count: usize) -> Option<Vec<Vec<u32>>> {
-    let tokens = model.as_token_model()?;
+/// So many short conversations; `None` where the model has no template for them, or the backend does not tell their tokens.
+///
+/// # Errors
+/// When the template refuses them.
+pub fn chats(model: &dyn TextModel, count: usize) -> inference::Result<Option<Vec<Vec<u32>>>> {
+    let Some(tokens) = model
+        .as_token_model()
+        .filter(|_| model.info().has_chat_template)
+    else {
+        return Ok(None);
+    };
     let texts = TEXTS.iter().cycle().take(count).enumerate();
     let chat = |(i, text): (usize, &&str)| {
         let asked = match i / TEXTS.len() {
             0 => format!("{QUESTION} {text}"),
             again => format!("{QUESTION} {text} ({again})"),
         };
-        tokens.encode_chat(&[Message::user(asked)], true).ok()
+        tokens.encode_chat(&[Message::user(asked)], true)
     };
-    texts.map(chat).collect()
+    match texts.map(chat).collect() {
+        Ok(chats) => Ok(Some(chats)),
+        Err(e) if e.kind() == ErrorKind::Unsupported => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// How much to measure.

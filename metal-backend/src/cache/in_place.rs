@@ -79,18 +79,12 @@ impl InPlaceCache {
     /// When memory runs out.
     pub fn copy_all(layers: &[&Self]) -> Result<Vec<Self>> {
         let forked: Vec<_> = layers.iter().filter_map(|layer| layer.forked()).collect();
-        let memories: Vec<&KvMemory> = forked.iter().map(|(memory, ..)| *memory).collect();
-        let mut forks = match forked.first() {
-            Some(&(_, filled, room))
-                if forked.iter().all(|&(_, n, own)| (n, own) == (filled, room)) =>
-            {
-                KvMemory::fork_all(&memories, filled, room)?
-            }
-            _ => (forked.iter())
-                .map(|(memory, filled, room)| memory.fork(*filled, *room))
-                .collect::<Result<_>>()?,
+        let mut forks = Vec::with_capacity(forked.len());
+        for alike in forked.chunk_by(|a, b| (a.1, a.2) == (b.1, b.2)) {
+            let memories: Vec<&KvMemory> = alike.iter().map(|(memory, ..)| *memory).collect();
+            forks.extend(KvMemory::fork_all(&memories, alike[0].1, alike[0].2)?);
         }
-        .into_iter();
+        let mut forks = forks.into_iter();
         (layers.iter())
             .map(|layer| layer.copy_with(layer.forked().and_then(|_| forks.next())))
             .collect()
@@ -204,11 +198,7 @@ impl KvCache for InPlaceCache {
     }
 
     fn copy(&self) -> Result<Box<dyn KvCache>> {
-        let memory = match self.forked() {
-            Some((memory, filled, room)) => Some(memory.fork(filled, room)?),
-            None => None,
-        };
-        Ok(Box::new(self.copy_with(memory)?))
+        Ok(Box::new(Self::copy_all(&[self])?.remove(0)))
     }
 
     fn kind(&self) -> String {

@@ -26,7 +26,6 @@ use crate::error::{Error, ErrorKind, Result};
 /// ```
 pub struct KvMemory {
     kept: Arc<Kept>,
-    room: i32,
     /// So many positions were written, from the first on: nothing is known of the others, which nobody may see.
     known: i32,
     /// What the last operation that writes here makes, the same for all that it writes. Every reader and writer after it
@@ -132,7 +131,6 @@ impl KvMemory {
         }
         let of = |kept| Self {
             kept,
-            room: shape[2],
             known: filled,
             written: None,
             copies: RefCell::default(),
@@ -159,8 +157,7 @@ impl KvMemory {
         self.check(filled)?;
         let from = From::Kept(vec![Arc::clone(&self.kept)]);
         let after = after([&*self]);
-        let after: Vec<&Array> = after.iter().map(|array| &**array).collect();
-        *self = Self::make(1, self.with(room), filled, from, &after)?.remove(0);
+        *self = Self::make(1, self.with(room), filled, from, &arrays(&after))?.remove(0);
         Ok(())
     }
 
@@ -188,8 +185,7 @@ impl KvMemory {
             return Err(fault(format!("a copy of {n} positions")));
         }
         let after = after([self]);
-        let after: Vec<&Array> = after.iter().map(|array| &**array).collect();
-        let part = |which: usize| self.kept.copy(which, n, &after);
+        let part = |which: usize| self.kept.copy(which, n, &arrays(&after));
         let (keys, values) = (part(0)?, part(1)?);
         let mut copies = self.copies.borrow_mut();
         copies.extend([&keys, &values].map(|copy| Arc::new(copy.clone())));
@@ -243,8 +239,8 @@ impl KvMemory {
         for some in alike.flat_map(|alike| alike.chunks(together(&alike[0].with(room)))) {
             let from = From::Kept(some.iter().map(|layer| Arc::clone(&layer.kept)).collect());
             let after = after(some.iter().copied());
-            let after: Vec<&Array> = after.iter().map(|array| &**array).collect();
-            let mut own = Self::make(some.len(), some[0].with(room), n, from, &after)?;
+            let shape = some[0].with(room);
+            let mut own = Self::make(some.len(), shape, n, from, &arrays(&after))?;
             let array = own[0].kept.array();
             let made = host_op::add("cpu::memory", Meaning::Opaque, Made, &[array], &[1])?;
             let made = Arc::new(made);
@@ -275,7 +271,7 @@ impl KvMemory {
 
     /// Positions that it has room for.
     pub fn room(&self) -> i32 {
-        self.room
+        self.kept.shape()[2]
     }
 
     /// `[1, Hkv, room, D]`.
@@ -347,6 +343,10 @@ fn after<'m>(all: impl IntoIterator<Item = &'m KvMemory>) -> Vec<Arc<Array>> {
         memory.made(&mut known);
     }
     known
+}
+
+fn arrays(all: &[Arc<Array>]) -> Vec<&Array> {
+    all.iter().map(|array| &**array).collect()
 }
 
 /// The shape of a cache with room for so many positions.
