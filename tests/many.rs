@@ -166,6 +166,11 @@ fn what_runs_together_is_measured() {
     assert_eq!(together["classify_chats"]["prompts"], 6, "{together}");
     let lengths = &together["classify_chats"]["prompt_tokens"];
     assert!(lengths[0].as_u64() > Some(16) && lengths[0].as_u64() < lengths[1].as_u64());
+    let tokens = together["classify_chats"]["tokens"].as_array().unwrap();
+    let length = |ids: &Value| ids.as_array().map(|ids| ids.len() as u64);
+    assert_eq!(tokens.len(), 6);
+    assert_eq!(tokens.iter().map(length).min(), Some(lengths[0].as_u64()));
+    assert_eq!(tokens.iter().map(length).max(), Some(lengths[1].as_u64()));
     for (section, figures) in [
         (
             "batch",

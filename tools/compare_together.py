@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Side by side: many requests together, `mlx` against Python mlx-lm, on the same weights and prompts.
 
-8 requests together against the same 8 one after another, 16 short prompts classified likewise, with and without an
-instruction before them that is the same for all, and the whole sampling chain against greedy. Prepares what it needs as compare.py does and prints a Markdown table; exit status 1 if a bar
-is missed: a batch and a classification at least 3 times as fast as one after another, the chain below 10 % of a token.
+8 requests together against the same 8 one after another; 16 short prompts classified likewise: without anything in common, after an
+instruction that is the same for all, and in conversations; and the whole sampling chain against greedy. Prepares what it needs as
+compare.py does and prints a Markdown table; exit status 1 if a bar is missed: a batch and a classification at least 3 times as fast
+as one after another, the chain below 10 % of a token.
 Needs only Python's standard library and pip.
 """
 
@@ -37,6 +38,9 @@ ROWS = {
     "classify after an instruction, one after another": ("classify_alike", "sequential_seconds", 1e3, 1, "ms"),
     "classify after an instruction, together": ("classify_alike", "together_seconds", 1e3, 1, "ms"),
     "classify after an instruction, ratio": ("classify_alike", "speedup", 1, 2, "times"),
+    "classify in conversations, one after another": ("classify_chats", "sequential_seconds", 1e3, 1, "ms"),
+    "classify in conversations, together": ("classify_chats", "together_seconds", 1e3, 1, "ms"),
+    "classify in conversations, ratio": ("classify_chats", "speedup", 1, 2, "times"),
     "a token, greedy": ("sampling", "greedy_seconds_per_token", 1e3, 2, "ms"),
     "a token, whole chain": ("sampling", "chain_seconds_per_token", 1e3, 2, "ms"),
     "the chain adds": ("sampling", "overhead", 100, 1, "%"),
@@ -45,6 +49,7 @@ BARS = {
     "together / one after another": ("at least 3", lambda value: value >= 3),
     "classify, ratio": ("at least 3", lambda value: value >= 3),
     "classify after an instruction, ratio": ("at least 3", lambda value: value >= 3),
+    "classify in conversations, ratio": ("at least 3", lambda value: value >= 3),
     "the chain adds": ("below 10 %", lambda value: value < 0.1),
 }
 
@@ -74,19 +79,29 @@ def ours(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     return json.loads(output_of([*command, "--prompt-tokens", "16", "--warmup", "0"]))["together"]
 
 
-def reference(args: argparse.Namespace, python: Path, model: Path, vocab: int, eos: list[int]) -> dict[str, Any]:
+def reference(
+    args: argparse.Namespace, python: Path, model: Path, vocab: int, eos: list[int], chats: list[list[int]]
+) -> dict[str, Any]:
     def cut(count: int, length: int) -> list[list[int]]:
         ids = prompt_ids(count * length, vocab, eos)
         return [ids[at : at + length] for at in range(0, len(ids), length)]
 
     prompts, short = cut(args.requests, PROMPT), cut(2 * args.requests, SHORT)
-    asked = json.dumps({"prompts": prompts, "short": short, "instruction": prompt_ids(INSTRUCTION, vocab, eos)})
+    instruction = prompt_ids(INSTRUCTION, vocab, eos)
+    asked = json.dumps({"prompts": prompts, "short": short, "instruction": instruction, "chats": chats})
     command = [str(python), str(SIDE), "--model", str(model), "--max-tokens", str(args.reference_tokens)]
     command += ["--rounds", str(args.reference_rounds), "--device", "cpu" if args.backend == "cpu" else "default"]
     done = subprocess.run(command, input=asked, capture_output=True, text=True, env=quiet_environment())
     if done.returncode != 0:
         raise SystemExit(f"mlx-lm's side failed:\n{done.stderr.strip()}")
     return json.loads(done.stdout)
+
+
+def about_chats(chats: dict[str, Any] | None) -> str:
+    if not chats:
+        return ", no conversations (the model has no template)"
+    least, most = chats["prompt_tokens"]
+    return f", {chats['prompts']} conversations of {least} to {most} tokens"
 
 
 def main() -> int:
@@ -104,16 +119,21 @@ def main() -> int:
     note("mlx")
     mine = ours(args, source)
     note("mlx-lm")
-    theirs = reference(args, python, directory, config["vocab_size"], eos if isinstance(eos, list) else [eos])
+    # None where the model has no template for conversations.
+    chats = mine["classify_chats"]
+    eos = eos if isinstance(eos, list) else [eos]
+    theirs = reference(args, python, directory, config["vocab_size"], eos, chats["tokens"] if chats else [])
     print(
         f"{source.name}, {args.requests} requests of {PROMPT} tokens, {2 * args.requests} classified of {SHORT} "
-        f"(after an instruction of {INSTRUCTION}, and without); replies of "
+        f"(after an instruction of {INSTRUCTION}, and without){about_chats(chats)}; replies of "
         f"{args.tokens} tokens, medians of {args.rounds} rounds (mlx-lm: {args.reference_tokens} tokens, {args.reference_rounds} rounds); "
         f"{cpu_name()}, {os.cpu_count()} cores, load average {load:.2f} before.\n"
     )
     print("| | mlx-lm | mlx | times as fast | bar |\n|---|---:|---:|---:|---|")
     missed = []
     for label, (section, key, factor, digits, unit) in ROWS.items():
+        if mine[section] is None:
+            continue
         a, b = theirs[section][key], mine[section][key]
         ratio = {"tok/s": f"{b / a:.1f}", "ms": f"{a / b:.1f}"}.get(unit, "")
         bar = ""

@@ -1,8 +1,9 @@
 """mlx-lm's side of compare_together.py: many requests together against one after another, on the CPU.
 
 Runs in the pinned environment. Prints one JSON object of the shape that `mlx bench --together` prints. Generation is
-mlx-lm's own `generate_step` and `batch_generate`, sampling its own chain. It has no classification: prompts of one length
-go through the model in one forward pass (no padding is needed) or in one each.
+mlx-lm's own `generate_step` and `batch_generate`, sampling its own chain. It has no classification: prompts
+go through the model in one forward pass or in one each. Shorter ones are padded at their ends, which what comes before
+does not see.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import statistics
 import sys
 import time
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Callable
 
@@ -35,10 +37,16 @@ def main() -> None:
     from mlx_lm.generate import batch_generate, generate_step
     from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
-    # {"prompts": [[id, ...], ...], "short": [[id, ...], ...], "instruction": [id, ...]}
+    # {"prompts": [[id, ...], ...], "short": [[id, ...], ...], "instruction": [id, ...], "chats": [[id, ...], ...]}, the last one
+    # can be empty
     asked = json.load(sys.stdin)
     prompts, short = asked["prompts"], asked["short"]
-    alike = [asked["instruction"] + ids for ids in short]
+    classified = {
+        "classify": short,
+        "classify_alike": [asked["instruction"] + ids for ids in short],
+    }
+    if asked["chats"]:
+        classified["classify_chats"] = asked["chats"]
     model, _ = load(args.model)
     endless = SimpleNamespace(eos_token_ids=set(), decode=lambda ids: "")
 
@@ -55,8 +63,11 @@ def main() -> None:
         work()
         return time.perf_counter() - began
 
-    def classify(ids: list[list[int]]) -> None:
-        mx.eval(mx.argmax(model(mx.array(ids))[:, -1], axis=-1))
+    def classify(prompts: list[list[int]]) -> None:
+        longest = max(map(len, prompts))
+        padded = mx.array([ids + [0] * (longest - len(ids)) for ids in prompts])
+        last = mx.array([[[len(ids) - 1]] for ids in prompts])
+        mx.eval(mx.argmax(mx.take_along_axis(model(padded), last, axis=1), axis=-1))
 
     how = {
         "sampler": make_sampler(temp=0.8, top_p=0.95, min_p=0.02, top_k=40, xtc_probability=0.5, xtc_threshold=0.1),
@@ -64,14 +75,13 @@ def main() -> None:
     }
     one(prompts[0], 2)
     one(prompts[0], 2, **how)
-    figures: dict[str, list[float]] = {key: [] for key in ("sequential", "together", "each", "all", "each_alike", "all_alike", "greedy", "chain")}
+    figures: defaultdict[str, list[float]] = defaultdict(list)
     for _ in range(args.rounds):
         figures["sequential"].append(timed(lambda: [one(ids, args.max_tokens) for ids in prompts]))
         figures["together"].append(timed(lambda: batch_generate(model, endless, prompts, max_tokens=args.max_tokens)))
-        figures["each"].append(timed(lambda: [classify([ids]) for ids in short]))
-        figures["all"].append(timed(lambda: classify(short)))
-        figures["each_alike"].append(timed(lambda: [classify([ids]) for ids in alike]))
-        figures["all_alike"].append(timed(lambda: classify(alike)))
+        for name, all_ids in classified.items():
+            figures[f"{name}, each"].append(timed(lambda: [classify([ids]) for ids in all_ids]))
+            figures[f"{name}, all"].append(timed(lambda: classify(all_ids)))
         figures["greedy"].append(one(prompts[0], args.max_tokens))
         figures["chain"].append(one(prompts[0], args.max_tokens, **how))
     of = {key: statistics.median(values) for key, values in figures.items()}
@@ -82,15 +92,13 @@ def main() -> None:
             "together_tokens_per_second": tokens / of["together"],
             "speedup": of["sequential"] / of["together"],
         },
-        "classify": {
-            "sequential_seconds": of["each"],
-            "together_seconds": of["all"],
-            "speedup": of["each"] / of["all"],
-        },
-        "classify_alike": {
-            "sequential_seconds": of["each_alike"],
-            "together_seconds": of["all_alike"],
-            "speedup": of["each_alike"] / of["all_alike"],
+        **{
+            name: {
+                "sequential_seconds": of[f"{name}, each"],
+                "together_seconds": of[f"{name}, all"],
+                "speedup": of[f"{name}, each"] / of[f"{name}, all"],
+            }
+            for name in classified
         },
         "sampling": {
             "greedy_seconds_per_token": of["greedy"],
