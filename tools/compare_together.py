@@ -135,7 +135,8 @@ def main() -> int:
         if mine[section] is None:
             continue
         a, b = theirs[section][key], mine[section][key]
-        ratio = {"tok/s": f"{b / a:.1f}", "ms": f"{a / b:.1f}"}.get(unit, "")
+        faster = {"tok/s": lambda: b / a, "ms": lambda: a / b}.get(unit)
+        ratio = f"{faster():.1f}" if faster else ""
         bar = ""
         if label in BARS:
             bar, passes = BARS[label]
