@@ -346,5 +346,6 @@ pub fn scaled_dot_product_attention_with_sinks(
             )
         }
     })
+    .and_then(|attended| attended.unless_of_nothing(&[queries, keys, values]))
     .map_err(|e| e.with_inputs(&[queries, keys, values]))
 }

@@ -10,15 +10,14 @@
 //! # Ok(()) }
 //! ```
 
-use super::binary_ops;
 use crate::array::Array;
 use crate::call;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-binary_ops! {
+impl Array {
     /// Matrix product over the last two axes, broadcast over the others: `[.., m, k] x [.., k, n] ->
-    /// [.., m, n]`.
+    /// [.., m, n]`; zeros where `k` is 0.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -26,7 +25,18 @@ binary_ops! {
     /// assert_eq!(a.matmul(&array!([[1.0], [10.0]])?)?.to_vec::<f32>()?, [21.0, 43.0]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    matmul = mlx_matmul;
+    ///
+    /// # Errors
+    /// MLX's message when the shapes do not broadcast or the types do not fit.
+    pub fn matmul(&self, other: &Array) -> Result<Array> {
+        call::array("matmul", |out, s| {
+            // SAFETY: all handles are live for the length of the call.
+            unsafe { mlx_sys::mlx_matmul(out, self.raw(), other.raw(), s) }
+        })
+        .and_then(|product| product.unless_of_nothing(&[self, other]))
+        .map_err(|e| e.with_inputs(&[self, other]))
+    }
+
     /// Sum of products over the last axes of both.
     ///
     /// ```
@@ -34,10 +44,28 @@ binary_ops! {
     /// assert_eq!(array!([1.0, 2.0])?.inner(&array!([3.0, 4.0])?)?.item::<f32>()?, 11.0);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    inner = mlx_inner;
-}
+    ///
+    /// # Errors
+    /// MLX's message when the lengths differ.
+    pub fn inner(&self, other: &Array) -> Result<Array> {
+        call::array("inner", |out, s| {
+            // SAFETY: all handles are live for the length of the call.
+            unsafe { mlx_sys::mlx_inner(out, self.raw(), other.raw(), s) }
+        })
+        .and_then(|product| product.unless_of_nothing(&[self, other]))
+        .map_err(|e| e.with_inputs(&[self, other]))
+    }
 
-impl Array {
+    /// These sums of products, which are zeros where an operand is empty. MLX does not compute them then: on the CPU it copies a matrix
+    /// that lies in memory in an uncommon way, and where the product is empty it frees the copy while a thread of its own still
+    /// writes it; of packed matrices it divides by the number of rows.
+    pub(crate) fn unless_of_nothing(self, operands: &[&Array]) -> Result<Array> {
+        if self.size() > 0 && operands.iter().all(|a| a.size() > 0) {
+            return Ok(self);
+        }
+        super::zeros(self.shape(), self.dtype())
+    }
+
     /// `beta * self + alpha * (a x b)`.
     ///
     /// ```
@@ -53,6 +81,15 @@ impl Array {
         call::array("addmm", |out, s| {
             // SAFETY: all handles are live for the length of the call.
             unsafe { mlx_sys::mlx_addmm(out, self.raw(), a.raw(), b.raw(), alpha, beta, s) }
+        })
+        .and_then(|sum| {
+            if a.size() > 0 && b.size() > 0 {
+                return Ok(sum);
+            }
+            // See `unless_of_nothing`; what is added stays.
+            let beta = Array::scalar(beta)?.astype(sum.dtype())?;
+            let own = self.astype(sum.dtype())?.multiply(&beta)?;
+            own.broadcast_to(sum.shape())
         })
         .map_err(|e| e.with_inputs(&[self, a, b]))
     }

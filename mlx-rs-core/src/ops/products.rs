@@ -185,6 +185,7 @@ impl Array {
                 )
             }
         })
+        .and_then(|product| product.unless_of_nothing(&[self, other]))
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
@@ -236,6 +237,7 @@ impl Array {
                 )
             }
         })
+        .and_then(|product| product.unless_of_nothing(&[self, other]))
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
@@ -274,6 +276,7 @@ impl Array {
             // SAFETY: all handles are live; 0 <= start <= end <= k for every segment.
             unsafe { sys::mlx_segmented_mm(out, self.raw(), other.raw(), safe.raw(), s) }
         })
+        .and_then(|products| products.unless_of_nothing(&[self, other]))
         .map_err(|e| e.with_inputs(&[self, other, segments]))
     }
 
@@ -355,6 +358,7 @@ impl Array {
                 )
             }
         })
+        .and_then(|product| product.unless_of_nothing(&[self, other]))
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
@@ -460,5 +464,6 @@ pub fn einsum(subscripts: &str, operands: &[&Array]) -> Result<Array> {
         // operands; the vector is live.
         unsafe { sys::mlx_einsum(out, plain.as_ptr(), vec.raw(), s) }
     })
+    .and_then(|sum| sum.unless_of_nothing(operands))
     .map_err(|e| e.with_inputs(operands))
 }

@@ -327,6 +327,7 @@ impl Quantized {
                 )
             }
         })
+        .and_then(|product| product.unless_of_nothing(&[x, &self.weight]))
         .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
     }
 
@@ -393,6 +394,7 @@ impl Quantized {
                 )
             }
         })
+        .and_then(|product| product.unless_of_nothing(&[x, &self.weight]))
         .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
     }
 
@@ -451,6 +453,7 @@ impl Quantized {
                 )
             }
         })
+        .and_then(|product| product.unless_of_nothing(&[x, &self.weight]))
         .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
     }
 

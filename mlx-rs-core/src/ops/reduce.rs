@@ -505,7 +505,7 @@ impl Array {
     }
 
     /// This result, not computed when it is empty: MLX divides by the length.
-    pub(super) fn unless_empty(self) -> Result<Array> {
+    pub(crate) fn unless_empty(self) -> Result<Array> {
         if self.size() > 0 {
             return Ok(self);
         }

@@ -158,7 +158,9 @@ fn vectorize<E: ClosureError>(
             ),
             _ => e,
         })?;
-        out.to_arrays(op)
+        // An empty batch may have made operations empty that were not when they were checked.
+        let outputs = out.to_arrays(op)?.into_iter();
+        outputs.map(Array::unless_empty).collect()
     })
 }
 
