@@ -510,6 +510,8 @@ pub fn multivariate_normal(
                 )
             }
         })
+        // MLX multiplies matrices here; see `unless_of_nothing`.
+        .and_then(Array::unless_empty)
     })
     .map_err(|e| e.with_inputs(&[mean, covariance]))
 }

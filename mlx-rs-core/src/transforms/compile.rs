@@ -465,7 +465,8 @@ where
 /// A replay checks nothing: the operations run on the shapes at hand, with the sizes that the trace
 /// wrote into them. Every later call must have shapes at which `f` itself, run plainly, would
 /// succeed with the same operations and the same numbers in them. A matrix product whose inner
-/// lengths do not agree, or a gather clamped to a length that is now shorter, reads foreign memory.
+/// lengths do not agree, or a gather clamped to a length that is now shorter, reads foreign memory; a matrix product
+/// that is empty now, and was not when it was traced, writes there.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::compile_shapeless};

@@ -298,7 +298,8 @@ impl ImportedFunction {
     /// is opened or called. The file must be one that [`export_function`], [`FunctionExporter`] or
     /// Python's counterpart wrote, unchanged, with this version of MLX, for devices that this machine
     /// has. If it was exported as shapeless, every call must have shapes that the exported function
-    /// takes; MLX does not check these either. There is no safe variant because what would
+    /// takes; MLX does not check these either, and a product of matrices that is empty only at such a call writes to memory that was
+    /// freed. There is no safe variant because what would
     /// have to be checked is the state of a hundred kinds of operations, in a format without a
     /// specification.
     ///
