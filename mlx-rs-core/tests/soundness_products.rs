@@ -117,6 +117,8 @@ fn packed_matrices_and_inputs_of_nothing() {
         let single = part(&|a| a.slice_axis(0, 0, 1)?.squeeze_axis(0));
         let rows = part(&|a| a.slice_axis(0, 0, 1)?.squeeze_axis(0)?.slice_axis(0, 0, 0));
         let none = part(&|a| a.slice_axis(0, 0, 0));
+        let product = single.matmul_transposed(&ones(&[0, 64], Dtype::Float32).unwrap());
+        assert_eq!(product.unwrap().shape(), [0, 32]);
         let no_indices = Array::vector::<i32>(&[]).unwrap();
         let index = Array::vector(&[1]).unwrap();
         for shape in [

@@ -506,9 +506,6 @@ impl Array {
 
     /// This result, not computed when it is empty: MLX divides by the length.
     pub(crate) fn unless_empty(self) -> Result<Array> {
-        if self.size() > 0 {
-            return Ok(self);
-        }
-        super::zeros(self.shape(), self.dtype())
+        self.unless_of_nothing(&[])
     }
 }
