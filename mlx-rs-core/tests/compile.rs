@@ -294,3 +294,31 @@ fn native_code_is_written_only_when_it_was_allowed() {
     let (ok, wrote, _) = run(true, 0o755);
     assert!(!ok && !wrote, "others can enter this directory");
 }
+
+/// MLX merges equal scalars of a graph, and loses those that are outputs.
+#[test]
+fn outputs_may_be_arguments_and_constants() {
+    let _turn = turn();
+    let constant = Array::scalar(1.0f32).unwrap();
+    let f = compile(move |x: &[Array]| -> Result<Vec<Array>> {
+        let one = Array::scalar(1.0f32)?;
+        let sum = x[0].add(&one)?.add(&Array::scalar(1.0f32)?)?;
+        Ok(vec![
+            sum,
+            x[0].clone(),
+            one,
+            constant.clone(),
+            x[0].stop_gradient()?,
+        ])
+    });
+    for n in [2, 3, 2, 1, 5] {
+        let x = Array::from_slice(&vec![4.0f32; n], &[n as i32]).unwrap();
+        let y = f.call(&[x]).unwrap();
+        let values: Vec<Vec<f32>> = y.iter().map(|y| y.to_vec().unwrap()).collect();
+        let four = vec![4.0; n];
+        assert_eq!(
+            values,
+            [vec![6.0; n], four.clone(), vec![1.0], vec![1.0], four]
+        );
+    }
+}

@@ -63,6 +63,17 @@ impl Array {
         Ok(yes)
     }
 
+    /// Whether the values are there already. False for what is still being computed, and for the
+    /// placeholders of a trace.
+    pub(crate) fn is_computed(&self) -> Result<bool> {
+        let mut yes = false;
+        call::status("data", || {
+            // SAFETY: `yes` is a live out-pointer; the handle is live.
+            unsafe { sys::_mlx_array_is_available(&raw mut yes, self.raw()) }
+        })?;
+        Ok(yes)
+    }
+
     /// Evaluates the array and borrows its values in row-major order; a view is copied first.
     ///
     /// ```

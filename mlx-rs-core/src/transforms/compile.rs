@@ -274,6 +274,17 @@ pub struct Compiled<E> {
     error: PhantomData<fn() -> E>,
 }
 
+/// Puts an operation behind each output that is a scalar with a value. MLX merges equal scalars of a
+/// graph, and then misses those of them that are outputs.
+fn keep_constants(outputs: &mut [Array]) -> Result<()> {
+    for output in outputs.iter_mut().filter(|output| output.ndim() == 0) {
+        if output.is_computed()? {
+            *output = output.contiguous()?;
+        }
+    }
+    Ok(())
+}
+
 /// The compiled closure of one stream. Its address is its name in MLX's cache.
 struct Trace {
     stream: (DeviceKind, i32),
@@ -330,7 +341,10 @@ impl<E: ClosureError> Compiled<E> {
         F: Fn(&[Array]) -> Result<Vec<Array>, E> + Send + 'static,
     {
         let function: Function = Box::new(move |x| {
-            let outputs = closure::guarded(|| f(x))?;
+            let mut outputs = closure::guarded(|| f(x))?;
+            if TRACING.load(Ordering::Relaxed) > 0 {
+                keep_constants(&mut outputs)?;
+            }
             // The function may have used the CPU for the first time, and MLX fuses next.
             if TRACING.load(Ordering::Relaxed) > 0 && hold_back() {
                 set_raw_mode(CompileMode::NoFuse)?;
