@@ -339,3 +339,25 @@ extern "C" int rust_mlx_host_op(
     return 1;
   }
 }
+
+extern "C" int rust_mlx_uninitialized(mlx_array* res, const int* shape, size_t ndim) {
+  try {
+    size_t bytes = sizeof(float);
+    for (size_t i = 0; i < ndim; i++) {
+      if (shape[i] < 0 || __builtin_mul_overflow(bytes, size_t(shape[i]), &bytes)) {
+        throw std::invalid_argument("[uninitialized] the shape has no size");
+      }
+    }
+    auto buffer = mx::allocator::malloc(bytes);
+    if (!buffer.ptr()) {
+      // MLX itself would write to the null pointer.
+      throw std::runtime_error(
+          "[uninitialized] the system has no " + std::to_string(bytes) + " bytes of memory");
+    }
+    put(res, mx::array(buffer, mx::Shape(shape, shape + ndim), mx::float32));
+    return 0;
+  } catch (std::exception& e) {
+    mlx_error("%s", e.what());
+    return 1;
+  }
+}

@@ -69,6 +69,9 @@ unsafe extern "C" {
         stream: mlx_stream,
     ) -> c_int;
 
+    /// An evaluated float32 array whose elements have no particular value; see the header.
+    pub fn rust_mlx_uninitialized(res: *mut mlx_array, shape: *const c_int, ndim: usize) -> c_int;
+
     /// Ends the waiting of what leads to `arrays` for an asynchronous evaluation that failed; see the
     /// header.
     pub fn rust_mlx_release_stalled(arrays: mlx_vector_array) -> c_int;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use super::attention::Attend;
 use super::heads::{Heads, View, count, total};
-use super::host_op::{self, Input, Meaning, Work};
+use super::host_op::{self, Input, Work};
 use super::matrix::Matrix;
 use super::memory::KvMemory;
 use super::pool::followed_by;
 use super::project::{Gate, Product, Projection, Then};
-use super::slab::Kept;
+use super::slab::{Kept, Writing, broken};
 use super::store::{Fresh, Store, Tokens};
 use crate::array::Array;
 use crate::dtype::Dtype;
@@ -175,7 +175,8 @@ impl Block<'_> {
         }
         // What must be done before; its elements are not looked at.
         inputs.extend(before.iter().map(|array| &**array));
-        let y = host_op::add(OP, Meaning::Opaque, Steps(steps), &inputs, x.shape())?;
+        let row_major = inputs.len();
+        let y = host_op::add_once(OP, Steps(steps), &inputs, row_major, x.shape())?;
         let y = Arc::new(y);
         for (_, rooms) in blocks {
             for room in &mut **rooms {
@@ -337,6 +338,10 @@ impl Work for Steps {
         let Some(&first) = next(&mut rest, 1).first() else {
             return;
         };
+        if broken(self.0.iter().flat_map(|step| &step.held)) {
+            output.fill(f32::NAN);
+            return;
+        }
         BETWEEN.with_borrow_mut(|Between { blocks, parts }| {
             let [from, to] = blocks;
             let mut x = first;
@@ -372,7 +377,8 @@ impl Step {
         let (own, mut rest) = inputs.split_at(inputs.len().min(self.project.inputs));
         let norm = next(&mut rest, usize::from(self.k_norm)).first();
         let seen_with = next(&mut rest, self.attention_inputs);
-        let caches: Vec<Input> = self.held.iter().flat_map(|kept| kept.there()).collect();
+        let _writing = Writing(&self.held);
+        let caches: Vec<Input> = self.held.iter().flat_map(|kept| kept.parts()).collect();
         let packed = room(&mut between.packed, self.project.work.outputs());
         // SAFETY: caches of a `KvMemory` are float32.
         let keys = unsafe { self.attend.first_keys(&caches) };

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mlx_sys as sys;
 
@@ -212,6 +213,48 @@ pub(super) fn add<W: Work>(
     shape: &[i32],
 ) -> Result<Array> {
     add_with(op, meaning, work, inputs, shape, (usize::MAX, false))
+}
+
+/// As [`add_strided`], for work that writes to memory other than its output. Transforms may run an
+/// operation of a graph more than once, `compile` with each call. Such work runs the first time only;
+/// later the output is not a number.
+///
+/// An operation stays on its stream, which runs one at a time. So a later run, though it does nothing,
+/// comes after the first one, and what depends on either comes after the work.
+///
+/// # Errors
+/// As [`add`].
+pub(super) fn add_once<W: Work>(
+    op: &'static str,
+    work: W,
+    inputs: &[&Array],
+    first: usize,
+    shape: &[i32],
+) -> Result<Array> {
+    let once = Once {
+        ran: AtomicBool::new(false),
+        work,
+    };
+    add_strided(op, once, inputs, first, shape)
+}
+
+struct Once<W> {
+    ran: AtomicBool,
+    work: W,
+}
+
+impl<W: Work> Work for Once<W> {
+    fn outputs(&self) -> usize {
+        self.work.outputs()
+    }
+
+    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        if self.ran.swap(true, Ordering::AcqRel) {
+            output.fill(f32::NAN);
+        } else {
+            self.work.run(inputs, output);
+        }
+    }
 }
 
 /// As [`add`], with an output that begins as the first input: in its memory, where nobody else needs that. The work

@@ -1,15 +1,16 @@
-//! Keys and values that a decoder block writes where they are. MLX's own arrays never change, so that a cache
-//! made of them is a new array with each token, whose memory can be used again only once nobody looks at the old
-//! one; what is in flight looks. Here the arrays stay with their owner, and whoever wrote last comes first.
+//! Keys and values that a decoder block writes in place. MLX's own arrays never change: a cache made of
+//! them is a new array with each token, and an append copies as long as an operation in flight refers to
+//! the old one. Here the memory stays with its owner. Each operation on it depends on those before it
+//! that write what it reads or read what it writes, and runs at most once.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::host_op::{self, Input, Meaning, Work};
-use super::slab::{From, Kept, together};
+use super::slab::{self, From, Kept, layers_per_array};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory;
 
 /// Keys and values of one row in one layer, with room for more. [`super::Block::step`] writes them in place.
 /// ```
@@ -44,6 +45,30 @@ impl std::fmt::Debug for KvMemory {
     }
 }
 
+/// Refuses dimensions that are not positive, and positions beyond the room.
+fn check_shape(shape: [i32; 4], filled: i32) -> Result<()> {
+    if shape.iter().all(|&n| n > 0) && (0..=shape[2]).contains(&filled) {
+        return Ok(());
+    }
+    Err(fault(format!(
+        "{filled} positions do not fit into {shape:?}"
+    )))
+}
+
+/// Refuses layers that exceed the budget together, before the first is allocated.
+fn check_budget(layers: usize, shape: [i32; 4]) -> Result<()> {
+    let each = memory::checked_bytes(&shape, 2 * Dtype::Float32.size());
+    let all = each.and_then(|each| each.checked_mul(layers as u64));
+    let budget = memory::budget();
+    if all.is_some_and(|all| all <= budget) {
+        return Ok(());
+    }
+    let message = format!(
+        "{layers} layers of keys and values {shape:?} need more than the budget of {budget} bytes"
+    );
+    Err(Error::new(ErrorKind::OutOfMemory, "cpu::memory", message))
+}
+
 fn fault(message: String) -> Error {
     Error::new(ErrorKind::Shape, "cpu::memory", message)
 }
@@ -53,8 +78,8 @@ impl KvMemory {
     /// there before it is written, nor takes any of the machine's memory.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when a number is not positive; MLX's message when memory runs out or the current
-    /// stream is not on the CPU.
+    /// [`ErrorKind::Shape`] when a number is not positive; [`ErrorKind::OutOfMemory`] beyond the
+    /// [budget](crate::memory::budget); MLX's message when memory runs out.
     /// ```
     /// use mlx_rs_core::{Device, Stream, cpu::KvMemory};
     /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -68,11 +93,11 @@ impl KvMemory {
         Ok(Self::several(1, heads, room)?.remove(0))
     }
 
-    /// As many as [`Self::empty`] makes one by one, of a row in as many layers: in few operations, where they are small. Those of one
-    /// operation are given back together, once all of them are dropped or have grown.
+    /// The memory of a row in several layers. Small layers share allocations, which are freed once all
+    /// layers in them are dropped or have grown.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::empty`], where the budget is that of all layers together.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -85,10 +110,12 @@ impl KvMemory {
     /// ```
     pub fn several(layers: usize, (heads, width): (i32, i32), room: i32) -> Result<Vec<Self>> {
         let shape = [1, heads, room, width];
+        check_shape(shape, 0)?;
+        check_budget(layers, shape)?;
         let mut all = Vec::with_capacity(layers);
         while all.len() < layers {
-            let some = together(&shape).min(layers - all.len());
-            all.extend(Self::make(some, shape, 0, From::Nothing, &[])?);
+            let some = layers_per_array(&shape).min(layers - all.len());
+            all.extend(Self::make(some, shape, None, &[])?);
         }
         Ok(all)
     }
@@ -112,30 +139,31 @@ impl KvMemory {
         {
             return Err(fault("needs float32".into()).with_inputs(&[other]));
         }
-        Ok(Self::make(1, shape, filled, From::Arrays, &[keys, values])?.remove(0))
+        Ok(Self::make(1, shape, Some((From::Arrays, filled)), &[keys, values])?.remove(0))
     }
 
-    /// Memory for so many layers in one array, with the first `filled` positions of others, which have as many, after `inputs` are
-    /// made.
+    /// Memory of several layers in one array. Its first positions are copies of `from`; the copy runs
+    /// after `inputs`.
     fn make(
         layers: usize,
         shape: [i32; 4],
-        filled: i32,
-        from: From,
+        from: Option<(From, i32)>,
         inputs: &[&Array],
     ) -> Result<Vec<Self>> {
-        if shape.iter().any(|&n| n <= 0) || !(0..=shape[2]).contains(&filled) {
-            return Err(fault(format!(
-                "{filled} positions do not go into {shape:?}"
-            )));
-        }
+        let filled = from.as_ref().map_or(0, |(_, filled)| *filled);
+        check_shape(shape, filled)?;
+        let kept = Kept::allocate(layers, shape)?;
+        let written = match (from, kept.first()) {
+            (Some((from, 1..)), Some(first)) => Some(slab::fill(first, from, filled, inputs)?),
+            _ => None,
+        };
+        let written = written.map(Arc::new);
         let of = |kept| Self {
             kept,
             known: filled,
-            written: None,
+            written: written.clone(),
             copies: RefCell::default(),
         };
-        let kept = Kept::make(layers, shape, filled, from, inputs)?;
         Ok(kept.into_iter().map(of).collect())
     }
 
@@ -157,7 +185,8 @@ impl KvMemory {
         self.check(filled)?;
         let from = From::Kept(vec![Arc::clone(&self.kept)]);
         let after = after([&*self]);
-        *self = Self::make(1, self.with(room), filled, from, &arrays(&after))?.remove(0);
+        let from = Some((from, filled));
+        *self = Self::make(1, self.with(room), from, &arrays(&after))?.remove(0);
         Ok(())
     }
 
@@ -214,10 +243,10 @@ impl KvMemory {
         Ok(Self::fork_all(&[self], n, room)?.remove(0))
     }
 
-    /// As many as [`Self::fork`] makes one by one, of a row in several layers: in few operations, where they are small.
+    /// Forks of a row's memory in several layers. Small layers share operations.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::fork`].
     /// ```
     /// # use mlx_rs_core::{Array, Device, Stream, cpu::KvMemory};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -236,18 +265,16 @@ impl KvMemory {
         }
         let mut forks = Vec::with_capacity(layers.len());
         let alike = layers.chunk_by(|a, b| a.with(room) == b.with(room));
-        for some in alike.flat_map(|alike| alike.chunks(together(&alike[0].with(room)))) {
+        for some in alike.flat_map(|alike| alike.chunks(layers_per_array(&alike[0].with(room)))) {
             let from = From::Kept(some.iter().map(|layer| Arc::clone(&layer.kept)).collect());
             let after = after(some.iter().copied());
             let shape = some[0].with(room);
-            let mut own = Self::make(some.len(), shape, n, from, &arrays(&after))?;
-            let array = own[0].kept.array();
-            let made = host_op::add("cpu::memory", Meaning::Opaque, Made, &[array], &[1])?;
-            let made = Arc::new(made);
-            for fork in &mut own {
-                fork.written = Some(Arc::clone(&made));
-            }
-            forks.append(&mut own);
+            forks.extend(Self::make(
+                some.len(),
+                shape,
+                Some((from, n)),
+                &arrays(&after),
+            )?);
         }
         for (fork, layer) in forks.iter().zip(layers) {
             layer.copies.borrow_mut().extend(fork.written.clone());
@@ -316,7 +343,7 @@ impl KvMemory {
 
     /// What comes before an operation that reads here; likewise.
     fn made(&self, known: &mut Vec<Arc<Array>>) {
-        for array in self.kept.missing().into_iter().chain(&self.written) {
+        if let Some(array) = &self.written {
             add(known, array);
         }
     }
@@ -357,18 +384,5 @@ fn with_room(cache: &Array, room: i32) -> Result<[i32; 4]> {
             fault("a cache needs the shape [1, heads, positions, width]".into())
                 .with_inputs(&[cache]),
         ),
-    }
-}
-
-/// Comes after keys and values are made, and says so: they themselves must not leave.
-struct Made;
-
-impl Work for Made {
-    fn outputs(&self) -> usize {
-        1
-    }
-
-    fn run(&self, _: &[Input], output: &mut [f32]) {
-        output.fill(0.0);
     }
 }

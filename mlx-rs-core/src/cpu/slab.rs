@@ -1,50 +1,62 @@
-//! Where keys and values are that blocks write in place (`memory.rs`): arrays of MLX's with those of some layers, and what makes
-//! and copies them.
+//! The memory behind `KvMemory` (`memory.rs`): one array for several layers, and the operations that
+//! fill it and copy from it.
+//!
+//! The array exists before any operation that uses it, and each such operation keeps it alive. So an
+//! address never dangles, also where a transform runs an operation again (`host_op::add_once`).
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mlx_sys as sys;
 
 use super::heads::count;
 use super::host_op::{self, Input, Work};
 use super::share::{Output, share};
 use crate::array::Array;
-use crate::closure;
 use crate::error::Result;
+use crate::{call, closure};
 
-/// Elements that layers may have together: as long as one of them is in use all of them are.
-const TOGETHER: usize = 1 << 20;
+/// The most elements in an array that layers share: it is freed when the last of them is.
+const SHARED: usize = 1 << 20;
 
-/// How many layers of this shape are made together.
-pub(super) fn together(shape: &[i32; 4]) -> usize {
+/// The number of layers of this shape that share an array.
+pub(super) fn layers_per_array(shape: &[i32; 4]) -> usize {
     let elements = shape
         .iter()
         .try_fold(2usize, |n, &d| n.checked_mul(count(d)));
-    (TOGETHER / elements.unwrap_or(usize::MAX).max(1)).max(1)
+    (SHARED / elements.unwrap_or(usize::MAX).max(1)).max(1)
 }
 
-/// The memory of some layers, `[layers, 2, Hkv, room, D]`.
+/// The memory of several layers, `[layers, 2, Hkv, room, D]`.
 struct Slab {
-    // One. It must not leave: what else has it would see it change, or another thread change it.
-    array: Vec<Arc<Array>>,
-    place: Arc<Place>,
+    // Exactly one array. Never expose it: a clone would observe writes in place.
+    array: Vec<Array>,
+    first: *mut f32,
+    elements: usize,
+    /// An operation panicked while it wrote here, so that elements may have no value.
+    broken: AtomicBool,
+}
+
+// SAFETY: `first` points into memory that `array` owns. The dependencies between operations order
+// all accesses to it (`memory.rs`).
+unsafe impl Send for Slab {}
+// SAFETY: as for Send.
+unsafe impl Sync for Slab {}
+
+impl Slab {
+    /// Its elements, valid while `self` lives.
+    fn all(&self) -> Input {
+        // SAFETY: `array` has this number of elements; there is no layout to outlive.
+        unsafe { Input::at(self.first, self.elements, &[], &[]) }
+    }
 }
 
 impl Drop for Slab {
-    /// An operation that held it may be freed by a thread of MLX's.
+    /// A thread of MLX's may free the last operation that holds this.
     fn drop(&mut self) {
         closure::part_with(std::mem::take(&mut self.array));
     }
 }
-
-/// Where a slab's elements are, once they are there.
-#[derive(Default)]
-struct Place(OnceLock<Address>);
-
-struct Address(*const f32);
-
-// SAFETY: it is an address; who may read or write there, and when, is told by `KvMemory` (`memory.rs`).
-unsafe impl Send for Address {}
-// SAFETY: as for Send.
-unsafe impl Sync for Address {}
 
 /// Keys and values of a layer.
 pub(super) struct Kept {
@@ -55,32 +67,25 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Keys and values of so many layers, `[1, Hkv, room, D]` each, in one array, with the first `filled` positions of others; after
-    /// `inputs` are made.
+    /// Keys and values of layers that share an array, `[1, Hkv, room, D]` each. No element has a value.
     ///
     /// # Errors
-    /// MLX's message when memory runs out or the current stream is not on the CPU.
-    pub(super) fn make(
-        layers: usize,
-        shape: [i32; 4],
-        filled: i32,
-        from: From,
-        inputs: &[&Array],
-    ) -> Result<Vec<Arc<Self>>> {
-        let place = Arc::new(Place::default());
-        let work = Fill {
-            place: Arc::clone(&place),
-            from,
-            plane: Plane::of(&shape, filled),
-            layers,
-        };
+    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) beyond the budget; MLX's message when
+    /// memory runs out.
+    pub(super) fn allocate(layers: usize, shape: [i32; 4]) -> Result<Vec<Arc<Self>>> {
         let [_, heads, room, width] = shape;
         let all = i32::try_from(layers).unwrap_or(i32::MAX);
         let all = [all, 2, heads, room, width];
-        let array = host_op::add_strided(OP, work, inputs, 0, &all)?;
+        let array = call::adopt(OP, |out| {
+            // SAFETY: `out` is writable; pointer and length describe the shape.
+            unsafe { sys::rust_mlx_uninitialized(out, all.as_ptr(), all.len()) }
+        })?;
+        let (_, data, elements) = array.row_major(OP)?;
         let slab = Arc::new(Slab {
-            array: vec![Arc::new(array)],
-            place,
+            array: vec![array],
+            first: data.cast::<f32>().cast_mut(),
+            elements,
+            broken: AtomicBool::new(false),
         });
         let [_, _, room, width] = shape.map(i64::from);
         let of = |layer: usize| {
@@ -99,38 +104,22 @@ impl Kept {
         &self.shape
     }
 
-    /// What makes them.
-    pub(super) fn array(&self) -> &Arc<Array> {
-        &self.slab.array[0]
-    }
-
-    /// The same as long as they are not there.
-    pub(super) fn missing(&self) -> Option<&Arc<Array>> {
-        let there = self.slab.place.0.get().is_some();
-        (!there).then(|| self.array())
-    }
-
-    /// Where keys and values are, as long as this is kept.
-    ///
-    /// # Panics
-    /// If they are not there yet: who asks comes after [`Self::missing`].
-    pub(super) fn there(&self) -> [Input; 2] {
-        let Some(Address(first)) = self.slab.place.0.get() else {
-            unreachable!("what makes them comes before");
-        };
+    /// Keys and values, valid while `self` lives.
+    pub(super) fn parts(&self) -> [Input; 2] {
         let n = self.shape.iter().map(|&d| count(d)).product();
         [0, 1].map(|which| {
-            let at = first.wrapping_add((2 * self.layer + which) * n);
-            // SAFETY: `Fill` had as many elements for each layer, in an array that is kept by this, as is the layout, which stays
-            // within them.
+            let at = self.slab.first.wrapping_add((2 * self.layer + which) * n);
+            // SAFETY: the array has `2 * n` elements for each layer. `self` keeps the array and the
+            // layout, whose strides stay within `n` elements.
             unsafe { Input::at(at, n, &self.shape, &self.strides) }
         })
     }
 
-    /// A copy of the first `n` positions of the keys, or the values, `[1, Hkv, n, D]`; after `inputs` are made.
+    /// A copy of the first `n` positions of the keys, or the values, `[1, Hkv, n, D]`; runs after
+    /// `inputs`.
     ///
     /// # Errors
-    /// As [`Self::make`].
+    /// MLX's message when the current stream is not on the CPU.
     pub(super) fn copy(self: &Arc<Self>, which: usize, n: i32, inputs: &[&Array]) -> Result<Array> {
         let [one, heads, _, width] = self.shape;
         let shape = [one, heads, n, width];
@@ -139,11 +128,29 @@ impl Kept {
             which,
             plane: Plane::of(&shape, n),
         };
-        host_op::add_strided(OP, work, inputs, 0, &shape)
+        host_op::add_once(OP, work, inputs, 0, &shape)
     }
 }
 
 const OP: &str = "cpu::memory";
+
+/// Whether an earlier operation left one of these half written.
+pub(super) fn broken<'k>(kept: impl IntoIterator<Item = &'k Arc<Kept>>) -> bool {
+    (kept.into_iter()).any(|kept| kept.slab.broken.load(Ordering::Relaxed))
+}
+
+/// Marks memory as broken when a panic leaves the operation that writes it.
+pub(super) struct Writing<'k>(pub &'k [Arc<Kept>]);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for kept in self.0 {
+                kept.slab.broken.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}
 
 /// Keys or values of a layer, `[heads, room, width]`, of which so many positions are copied.
 #[derive(Clone, Copy)]
@@ -204,40 +211,56 @@ impl Plane {
     }
 }
 
-/// Where what memory begins with comes from.
+/// The source of the first positions of new memory.
 pub(super) enum From {
-    /// Nothing is known of it.
-    Nothing,
-    /// Keys and values, which are the operation's inputs.
+    /// Keys and values, the operation's first two inputs.
     Arrays,
-    /// Other memory, of as many layers, which comes before the operation.
+    /// Other memory of the same number of layers.
     Kept(Vec<Arc<Kept>>),
 }
 
-/// Makes a slab, and says where it is.
+/// Copies the first `filled` positions of `from` to all layers that [`Kept::allocate`] made with `to`.
+/// The output, one zero, exists only to order other operations after this one.
+///
+/// # Errors
+/// MLX's message when the current stream is not on the CPU.
+pub(super) fn fill(to: &Arc<Kept>, from: From, filled: i32, inputs: &[&Array]) -> Result<Array> {
+    let work = Fill {
+        plane: Plane::of(to.shape(), filled),
+        to: Arc::clone(to),
+        from,
+    };
+    host_op::add_once(OP, work, inputs, 0, &[1])
+}
+
 struct Fill {
-    place: Arc<Place>,
-    from: From,
     plane: Plane,
-    layers: usize,
+    to: Arc<Kept>,
+    from: From,
 }
 
 impl Work for Fill {
     fn outputs(&self) -> usize {
-        2 * self.layers * self.plane.elements()
+        1
     }
 
     fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        match &self.from {
-            From::Nothing => {}
-            From::Arrays => self.plane.copy(&inputs[..2], output),
-            From::Kept(layers) => {
-                let from: Vec<Input> = layers.iter().flat_map(|kept| kept.there()).collect();
-                self.plane.copy(&from, output);
-            }
+        let from: Vec<Input> = match &self.from {
+            From::Arrays => inputs[..2].to_vec(),
+            From::Kept(layers) => layers.iter().flat_map(|kept| kept.parts()).collect(),
+        };
+        if matches!(&self.from, From::Kept(layers) if broken(layers)) {
+            self.to.slab.broken.store(true, Ordering::Relaxed);
+            output.fill(f32::NAN);
+            return;
         }
-        // Not before it is whole: who sees it need not wait for this.
-        _ = self.place.0.set(Address(output.as_mut_ptr()));
+        let _writing = Writing(std::slice::from_ref(&self.to));
+        let all = self.to.slab.all();
+        // SAFETY: memory is float32 and belongs to this operation alone until it has run: every other
+        // operation on it depends on the output, and `add_once` runs it once.
+        let all = unsafe { all.part_mut::<f32>(0, self.to.slab.elements) };
+        self.plane.copy(&from, all);
+        output.fill(0.0);
     }
 }
 
@@ -254,7 +277,11 @@ impl Work for Take {
     }
 
     fn run(&self, _: &[Input], output: &mut [f32]) {
-        let own = self.from.there()[self.which];
+        if broken([&self.from]) {
+            output.fill(f32::NAN);
+            return;
+        }
+        let own = self.from.parts()[self.which];
         self.plane.copy(&[own], output);
     }
 }
