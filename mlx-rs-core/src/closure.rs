@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
 use crate::error::{Error, ErrorKind, Result};
+use crate::stack;
 
 /// An error that a function given to a transform may return.
 ///
@@ -120,9 +121,17 @@ fn swap_failure(new: Option<Failure>) -> Option<Failure> {
         .flatten()
 }
 
-/// Runs a transform: `f` calls C, which may call functions of ours. Their panic is resumed here and
-/// their error returned, whatever C made of it.
+/// Runs a transform, with the stack that one needs: `f` calls C, which may call functions of ours.
+/// Their panic is resumed here and their error returned, whatever C made of it.
 pub(crate) fn run<T, E: ClosureError>(
+    op: &'static str,
+    f: impl FnOnce() -> Result<T>,
+) -> Result<T, E> {
+    stack::grown(|| run_here(op, f))
+}
+
+/// As [`run`], on the present stack: for calls that walk no graph.
+pub(crate) fn run_here<T, E: ClosureError>(
     op: &'static str,
     f: impl FnOnce() -> Result<T>,
 ) -> Result<T, E> {
@@ -148,6 +157,11 @@ pub(crate) fn nested<T>(f: impl FnOnce() -> Result<T>) -> Result<T, Failure> {
         Some(failure) => Err(failure),
         None => Ok(result?),
     }
+}
+
+/// Drops a failure that the caller answers by another attempt.
+pub(crate) fn forget_failure() {
+    drop(swap_failure(None));
 }
 
 /// Runs the body of a function of the user; a panic becomes a failure.

@@ -48,6 +48,7 @@ mod dtype;
 mod error;
 mod operators;
 mod ops;
+mod stack;
 mod stream;
 
 pub mod guide;

@@ -322,3 +322,18 @@ fn outputs_may_be_arguments_and_constants() {
         );
     }
 }
+
+#[test]
+fn a_function_without_arguments_is_traced_once() {
+    let _turn = turn();
+    let runs = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&runs);
+    let f = compile(move |_: &[Array]| -> Result<Vec<Array>> {
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok(vec![vector(&[1.0, 4.0]).sqrt()?])
+    });
+    for _ in 0..3 {
+        assert_eq!(f.call(&[]).unwrap()[0].to_vec::<f32>().unwrap(), [1.0, 2.0]);
+    }
+    assert_eq!(runs.load(Ordering::Relaxed), 1);
+}

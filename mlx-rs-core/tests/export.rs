@@ -190,3 +190,25 @@ fn files_that_are_no_export_of_this_version_are_refused() {
         assert_eq!(open(&bad).err().unwrap().kind(), ErrorKind::Value);
     }
 }
+
+/// As for `/dev/full`, which a rename would replace by a file.
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_not_replaced() {
+    use std::os::unix::fs::FileTypeExt;
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let f = |x: &[Array]| -> Arrays { Ok(vec![x[0].exp()?]) };
+    let x = [vector(&[1.0])];
+    for e in [
+        export_function(&path, f, &x, false).unwrap_err(),
+        FunctionExporter::new(&path, f, false).err().unwrap(),
+        mlx_rs_core::io::save_npy(&path, &x[0]).unwrap_err(),
+    ] {
+        assert!(e.message().contains("not a regular file"), "{e}");
+    }
+    assert!(path.metadata().unwrap().file_type().is_socket());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}

@@ -17,6 +17,7 @@ pub fn build(env: &Env, source: &Source, mlx: &Mlx) -> Result<(), String> {
         .include(env.manifest_dir.join("shim"))
         .include(&source.dir)
         .include(mlx.root.join("include"))
+        .file(env.manifest_dir.join("shim/graph.cpp"))
         .file(env.manifest_dir.join("shim/host_op.cpp"))
         .file(env.manifest_dir.join("shim/stalled.cpp"))
         // Printed by `link`, in the one order that works.

@@ -1,4 +1,4 @@
-//! Declarations of `shim/host_op.h` and `shim/stalled.h`, by hand: they are ours, small, and the same for
+//! Declarations of `shim/graph.h`, `shim/host_op.h` and `shim/stalled.h`, by hand: they are ours, small, and the same for
 //! every mlx-c.
 
 use std::ffi::{c_int, c_void};
@@ -71,6 +71,14 @@ unsafe extern "C" {
 
     /// An evaluated float32 array whose elements have no particular value; see the header.
     pub fn rust_mlx_uninitialized(res: *mut mlx_array, shape: *const c_int, ndim: usize) -> c_int;
+
+    /// Whether more than `limit` arrays lead from `inputs` to `outputs`; see the header.
+    pub fn rust_mlx_graph_exceeds(
+        res: *mut bool,
+        outputs: mlx_vector_array,
+        inputs: mlx_vector_array,
+        limit: usize,
+    ) -> c_int;
 
     /// Ends the waiting of what leads to `arrays` for an asynchronous evaluation that failed; see the
     /// header.

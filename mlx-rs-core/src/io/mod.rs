@@ -77,6 +77,16 @@ fn open(op: &'static str, path: &Path) -> Result<(File, u64)> {
     Ok((file, facts.len()))
 }
 
+/// Refuses a destination that a rename would replace by a file though it is none, such as a device.
+/// What does not exist, or cannot be looked at, is for the write itself to judge.
+pub(crate) fn check_replaceable(path: &Path) -> std::result::Result<(), &'static str> {
+    match path.metadata() {
+        Ok(facts) if facts.is_dir() => Err("it is a directory"),
+        Ok(facts) if !facts.is_file() => Err("it is not a regular file"),
+        _ => Ok(()),
+    }
+}
+
 /// Writes a file as a whole: beside the destination, flushed to the disk, then renamed.
 fn replace(
     op: &'static str,
@@ -84,6 +94,7 @@ fn replace(
     write: impl FnOnce(&mut File) -> Result<()>,
 ) -> Result<()> {
     let fault = |e: &std::io::Error| Error::new(ErrorKind::Io, op, e.to_string());
+    check_replaceable(path).map_err(|why| Error::new(ErrorKind::Io, op, why))?;
     let dir = match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),

@@ -7,6 +7,7 @@ use crate::array::Array;
 use crate::call::{self, ArrayVec};
 use crate::closure::{self, ClosureError, Outcome};
 use crate::error::{Error, ErrorKind, Result};
+use crate::stack;
 
 /// The outputs of `f` at `primals`, and the products of `cotangents` with its Jacobian: one for each
 /// primal, with its shape.
@@ -56,7 +57,12 @@ fn vjp_raw(
     primals: &[Array],
     cotangents: &[Array],
 ) -> Result<(Vec<Array>, Vec<Array>)> {
-    closure::scoped(f, |function| {
+    let mut checked = |x: &[Array]| -> Outcome {
+        let outputs = f(x)?;
+        stack::check(op, &outputs, x)?;
+        Ok(outputs)
+    };
+    closure::scoped(&mut checked, |function| {
         let primals = ArrayVec::new(op, primals)?;
         let cotangents = ArrayVec::new(op, cotangents)?;
         let (mut outputs, mut products) = (ArrayVec::empty(), ArrayVec::empty());

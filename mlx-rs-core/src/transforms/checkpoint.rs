@@ -1,12 +1,14 @@
 //! Trading time for memory: intermediate results are computed again in the backward pass.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Direction, Tree, own_nodes, some_output};
 use crate::array::Array;
 use crate::call;
 use crate::closure::{self, Closure, ClosureError, Function, Payload};
 use crate::error::Result;
+use crate::stack;
 
 use mlx_sys as sys;
 
@@ -43,10 +45,18 @@ where
     });
     let payload = Payload::new(function);
     move |args| {
-        closure::run(OP, || {
+        closure::run_here(OP, || {
             // The backward pass runs the function again, for the derivative that is wanted now.
             let (payload, direction) = (Arc::clone(&payload), Direction::current());
-            let function: Function = Box::new(move |x| direction.during(|| (payload.body)(x)));
+            let forward = AtomicBool::new(true);
+            let function: Function = Box::new(move |x| {
+                let outputs = direction.during(|| (payload.body)(x))?;
+                // Only the backward pass walks the graph.
+                if !forward.swap(false, Ordering::Relaxed) {
+                    stack::check(OP, &outputs, x)?;
+                }
+                Ok(outputs)
+            });
             let inner = Closure::new(Payload::new(function))?;
             let mut outer = Closure::empty();
             call::status(OP, || {

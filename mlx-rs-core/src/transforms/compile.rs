@@ -1,6 +1,7 @@
 //! Compiled functions: traced once for each form of their arguments, then replayed. Where MLX may
 //! turn the graph into native code is decided here.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use crate::call;
 use crate::closure::{self, Closure, ClosureError, Function, Payload};
 use crate::device::DeviceKind;
 use crate::error::{Error, ErrorKind, Result};
+use crate::stack;
 use crate::stream;
 
 /// How much [`compile`] does.
@@ -122,7 +124,7 @@ pub fn enable_compile() {
 /// [`ErrorKind::Value`] inside a function that is being traced, whose entry would be gone.
 pub fn compile_clear_cache() -> Result<()> {
     const OP: &str = "compile_clear_cache";
-    closure::run(OP, || {
+    closure::run_here(OP, || {
         if TRACING.load(Ordering::Relaxed) > 0 {
             return Err(Error::new(
                 ErrorKind::Value,
@@ -274,6 +276,11 @@ pub struct Compiled<E> {
     error: PhantomData<fn() -> E>,
 }
 
+thread_local! {
+    /// Set during a call on the present stack: whether MLX wanted to trace, which takes more.
+    static NEEDS_STACK: Cell<Option<bool>> = const { Cell::new(None) };
+}
+
 /// Puts an operation behind each output that is a scalar with a value. MLX merges equal scalars of a
 /// graph, and then misses those of them that are outputs.
 fn keep_constants(outputs: &mut [Array]) -> Result<()> {
@@ -300,6 +307,30 @@ unsafe impl Sync for Trace {}
 impl Trace {
     fn id(&self) -> usize {
         std::ptr::from_ref(self).addr()
+    }
+
+    /// Replays, on the present stack, or traces, with the stack that a trace needs.
+    fn apply(&self, args: &[Array]) -> Result<Vec<Array>> {
+        let before = NEEDS_STACK.replace(Some(false));
+        let mut result = self.closure.apply(OP, args);
+        if NEEDS_STACK.replace(before) == Some(true) {
+            closure::forget_failure();
+            // MLX keeps a half-made entry without arguments, which only such a call would find.
+            if args.is_empty() {
+                self.erase();
+            }
+            result = stack::grown(|| {
+                let before = NEEDS_STACK.replace(None);
+                let result = self.closure.apply(OP, args);
+                NEEDS_STACK.set(before);
+                result
+            });
+        }
+        if result.is_err() {
+            // MLX keeps the half-made entry and would answer with it.
+            self.erase();
+        }
+        result
     }
 
     /// Removes what MLX cached.
@@ -341,9 +372,15 @@ impl<E: ClosureError> Compiled<E> {
         F: Fn(&[Array]) -> Result<Vec<Array>, E> + Send + 'static,
     {
         let function: Function = Box::new(move |x| {
+            let tracing = TRACING.load(Ordering::Relaxed) > 0;
+            if tracing && NEEDS_STACK.get() == Some(false) && !stack::is_large() {
+                NEEDS_STACK.set(Some(true));
+                return Err(Error::new(ErrorKind::Mlx, OP, "a trace needs a larger stack").into());
+            }
             let mut outputs = closure::guarded(|| f(x))?;
-            if TRACING.load(Ordering::Relaxed) > 0 {
+            if tracing {
                 keep_constants(&mut outputs)?;
+                stack::check(OP, &outputs, x)?;
             }
             // The function may have used the CPU for the first time, and MLX fuses next.
             if TRACING.load(Ordering::Relaxed) > 0 && hold_back() {
@@ -374,7 +411,7 @@ impl<E: ClosureError> Compiled<E> {
     /// What the function returns; MLX's message when it reads values while it is traced. After an
     /// error nothing is kept of the trace, and the next call traces again.
     pub fn call(&self, args: &[Array]) -> Result<Vec<Array>, E> {
-        closure::run(OP, || {
+        closure::run_here(OP, || {
             // First, since this may be what makes the default stream.
             let stream = stream::current_id()?;
             let mode = effective_mode();
@@ -388,12 +425,7 @@ impl<E: ClosureError> Compiled<E> {
             }
             let _tracing = Tracing::start(&trace.busy);
             set_raw_mode(mode)?;
-            let result = trace.closure.apply(OP, args);
-            if result.is_err() {
-                // MLX keeps the half-made entry and would answer with it.
-                trace.erase();
-            }
-            result
+            trace.apply(args)
         })
     }
 

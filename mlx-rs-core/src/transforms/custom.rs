@@ -194,7 +194,7 @@ impl<E: ClosureError> CustomFunction<E> {
     /// the derivatives surfaces in the transform that runs them: their own error values,
     /// [`ErrorKind::Shape`] or [`ErrorKind::Dtype`] for results that do not fit.
     pub fn call(&self, args: &[Array]) -> Result<Vec<Array>, E> {
-        closure::run(OP, || {
+        closure::run_here(OP, || {
             let form: Form = Arc::default();
             let function = self.recording(&form)?;
             let vjp = match Direction::current() {

@@ -12,8 +12,11 @@ use mlx_sys as sys;
 
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
-use crate::closure::{self, Closure, ClosureError, Failure, Function, KwargsClosure, Payload};
+use crate::closure::{
+    self, Closure, ClosureError, Failure, Function, KwargsClosure, Outcome, Payload,
+};
 use crate::error::{Error, ErrorKind, Result};
+use crate::stack;
 
 /// Named arguments of an exported function.
 pub type Kwargs = BTreeMap<String, Array>;
@@ -58,7 +61,7 @@ where
     let mut f = Some(f);
     let mut body = |x: &[Array]| -> Result<Vec<Array>, Failure> {
         let f = f.take().ok_or_else(called_twice)?;
-        closure::guarded(|| f(x))
+        checked(x, closure::guarded(|| f(x)))
     };
     closure::run::<_, E>(EXPORT, || {
         closure::scoped(&mut body, |function| {
@@ -121,7 +124,7 @@ where
         let f = f.take().ok_or_else(called_twice)?;
         let (positional, named) = x.split_at(x.len().saturating_sub(kwargs.len()));
         let named: Kwargs = kwargs.keys().cloned().zip(named.iter().cloned()).collect();
-        closure::guarded(|| f(positional, &named))
+        checked(x, closure::guarded(|| f(positional, &named)))
     };
     closure::run::<_, E>(EXPORT, || {
         closure::scoped_kwargs(&mut body, keys.clone(), |function| {
@@ -142,6 +145,13 @@ where
         })
     })?;
     Ok(file.keep()?)
+}
+
+/// Outputs whose graph MLX can walk.
+fn checked(x: &[Array], outputs: Outcome) -> Outcome {
+    let outputs = outputs?;
+    stack::check(EXPORT, &outputs, x)?;
+    Ok(outputs)
 }
 
 fn called_twice() -> Error {
@@ -212,7 +222,7 @@ impl<E: ClosureError> FunctionExporter<E> {
         F: Fn(&[Array]) -> Result<Vec<Array>, E> + Send + 'static,
     {
         let file = Partial::create(path.as_ref())?;
-        let function: Function = Box::new(move |x| closure::guarded(|| f(x)));
+        let function: Function = Box::new(move |x| checked(x, closure::guarded(|| f(x))));
         let _guard = call::lock();
         let function = Closure::new(Payload::new(function))?;
         let mut raw = sys::mlx_function_exporter {
@@ -487,9 +497,7 @@ impl Partial {
                 format!("cannot write {}: {why}", path.display()),
             )
         };
-        if path.is_dir() {
-            return Err(bad(&"it is a directory"));
-        }
+        crate::io::check_replaceable(path).map_err(|why| bad(&why))?;
         let name = path.file_name().ok_or_else(|| bad(&"it names no file"))?;
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);

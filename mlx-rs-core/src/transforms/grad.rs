@@ -8,6 +8,7 @@ use crate::array::Array;
 use crate::call::{self, ArrayVec};
 use crate::closure::{self, ClosureError, Outcome};
 use crate::error::{Error, ErrorKind, Result};
+use crate::stack;
 
 /// A function that computes the value of `f` and its gradients with respect to the arguments
 /// `argnums`.
@@ -165,6 +166,7 @@ fn differentiate<E: ClosureError>(
     let mut body = |x: &[Array]| -> Outcome {
         let outputs = closure::guarded(|| Direction::Reverse.during(|| f(x)))?;
         check_value(op, &outputs)?;
+        stack::check(op, &outputs, x)?;
         Ok(outputs)
     };
     closure::run(op, || {

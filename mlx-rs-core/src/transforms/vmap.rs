@@ -6,6 +6,7 @@ use crate::array::{Array, axis_of};
 use crate::call::{self, ArrayVec};
 use crate::closure::{self, ClosureError, Outcome};
 use crate::error::{Error, ErrorKind, Result};
+use crate::stack;
 
 /// Which axis of each argument or output is the batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,7 +89,12 @@ where
 {
     let (in_axes, out_axes) = (in_axes.into(), out_axes.into());
     move |inputs| {
-        let mut body = |x: &[Array]| -> Outcome { closure::guarded(|| f(x)) };
+        let mut body = |x: &[Array]| -> Outcome {
+            let outputs = closure::guarded(|| f(x))?;
+            // MLX also walks what leads to arguments without a batch.
+            stack::check("vmap", &outputs, &[])?;
+            Ok(outputs)
+        };
         vectorize("vmap", &mut body, inputs, &in_axes, &out_axes)
     }
 }

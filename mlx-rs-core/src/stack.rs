@@ -1,0 +1,67 @@
+//! Stack space for transforms. MLX walks graphs by recursion, one level for each operation of a chain,
+//! on whatever stack the caller has. Here transforms run on a stack of known size, and graphs too large
+//! for it are errors.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use mlx_sys as sys;
+
+use crate::array::Array;
+use crate::call::{self, ArrayVec};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Bytes that a transform finds free. The system provides a page when it is first touched.
+const FREE: usize = 128 << 20;
+
+/// At least what a level of each of MLX's recursions takes: chains of a million operations fit 512 MiB.
+const LEVEL: usize = 512;
+
+/// Free bytes where the platform does not say how many there are.
+const UNKNOWN: usize = 256 << 10;
+
+/// Whether the stack has the room that [`grown`] provides.
+pub(crate) fn is_large() -> bool {
+    stacker::remaining_stack().is_some_and(|free| free >= FREE)
+}
+
+/// Runs `f` with at least [`FREE`] bytes of stack, in the same thread.
+pub(crate) fn grown<T>(f: impl FnOnce() -> T) -> T {
+    let mut f = Some(f);
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        stacker::maybe_grow(FREE, 2 * FREE, || f.take().map(|f| f()))
+    }));
+    match (result, f) {
+        (Ok(Some(value)), _) => value,
+        // The system has no memory for a stack: smaller graphs fit the present one.
+        (Ok(None) | Err(_), Some(f)) => f(),
+        (Err(panic), None) => resume_unwind(panic),
+        (Ok(None), None) => unreachable!("the function runs once and then has a value"),
+    }
+}
+
+/// Refuses a graph from `inputs` to `outputs` that MLX could not walk on the rest of the stack.
+///
+/// # Errors
+/// [`ErrorKind::Value`].
+pub(crate) fn check(op: &'static str, outputs: &[Array], inputs: &[Array]) -> Result<()> {
+    let free = stacker::remaining_stack().unwrap_or(UNKNOWN);
+    let limit = free / LEVEL;
+    let outputs = ArrayVec::new(op, outputs)?;
+    let inputs = ArrayVec::new(op, inputs)?;
+    let mut exceeds = false;
+    call::status(op, || {
+        // SAFETY: the result is writable, the vectors are live.
+        unsafe { sys::rust_mlx_graph_exceeds(&raw mut exceeds, outputs.raw(), inputs.raw(), limit) }
+    })?;
+    if !exceeds {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Value,
+        op,
+        format!(
+            "the graph of the function, with unevaluated arrays that it captures, has more than \
+             {limit} operations; evaluate captured arrays first, or split the function"
+        ),
+    ))
+}
