@@ -4,16 +4,18 @@
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use mlx_sys as sys;
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 
 use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
-use crate::{memory, stream};
+use crate::{exit, memory, stream};
 
 /// MLX's graph building, streams and transforms share unlocked global state; whoever holds this
 /// guard is alone with it. Reentrant, because a Rust callback inside an MLX call may call MLX.
@@ -31,8 +33,11 @@ fn count_live(by: i64) {
 static HANDLER: Once = Once::new();
 
 thread_local! {
-    /// mlx-c reports in the thread that made the call, so the slot is per thread.
-    static MESSAGE: RefCell<Option<String>> = const { RefCell::new(None) };
+    /// mlx-c reports in the thread that made the call, so the slot is per thread. Without a
+    /// destructor it is there for other destructors of the thread, which may call MLX; what is in it
+    /// when the thread ends is lost.
+    static MESSAGE: RefCell<ManuallyDrop<Option<String>>> =
+        const { RefCell::new(ManuallyDrop::new(None)) };
 
     /// Whether there may be something in the slot: what each call looks at, since this needs no
     /// destructor and so no registration.
@@ -50,10 +55,9 @@ extern "C" fn on_error(message: *const c_char, _data: *mut c_void) {
                 .to_string_lossy()
                 .into_owned()
         };
-        // `try_with`: the slot may already be gone while a thread shuts down.
-        let _ = MESSAGE.try_with(|slot| {
+        MESSAGE.with(|slot| {
             if let Ok(mut slot) = slot.try_borrow_mut() {
-                *slot = Some(text);
+                **slot = Some(text);
                 REPORTED.set(true);
             }
         });
@@ -68,6 +72,11 @@ pub(crate) fn lock() -> ReentrantMutexGuard<'static, ()> {
         unsafe { sys::mlx_set_error_handler(Some(on_error), std::ptr::null_mut(), None) };
     });
     guard
+}
+
+/// As [`lock`], unless that takes longer than `patience`.
+pub(crate) fn lock_for(patience: Duration) -> Option<ReentrantMutexGuard<'static, ()>> {
+    MLX.try_lock_for(patience)
 }
 
 /// Whether this thread holds the lock. MLX's own threads never do.
@@ -85,7 +94,7 @@ fn clear() {
 #[cold]
 fn take_message() -> Option<String> {
     REPORTED.set(false);
-    MESSAGE.with(|slot| slot.borrow_mut().take())
+    MESSAGE.with(|slot| slot.try_borrow_mut().ok()?.take())
 }
 
 /// The message of the failure just seen, without the source location mlx-c appends.
@@ -116,6 +125,7 @@ pub(crate) fn status(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> 
     let _guard = lock();
     clear();
     let rc = f();
+    exit::after(op);
     if rc == 0 { Ok(()) } else { Err(take_error(op)) }
 }
 
@@ -125,6 +135,7 @@ pub(crate) fn status(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> 
 pub(crate) fn evaluation(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> {
     let _guard = lock();
     let result = status(op, f);
+    exit::after_evaluation();
     if result.is_err() {
         stream::wait_for_all();
     }
@@ -172,6 +183,7 @@ fn alias_locked(op: &'static str, f: impl FnOnce(*mut sys::mlx_array) -> c_int) 
     clear();
     let mut out = OutArray::new();
     let rc = f(&raw mut out.0);
+    exit::after(op);
     if rc != 0 {
         return Err(take_error(op));
     }
@@ -321,7 +333,9 @@ pub(crate) fn arrays(
     let stream = stream::current_raw()?;
     let mut out = ArrayVec::new(op, [])?;
     clear();
-    if f(&raw mut out.0, stream) != 0 {
+    let rc = f(&raw mut out.0, stream);
+    exit::after(op);
+    if rc != 0 {
         return Err(take_error(op));
     }
     out.to_arrays(op)
@@ -332,6 +346,7 @@ pub(crate) fn handle(op: &'static str, f: impl FnOnce() -> *mut c_void) -> Resul
     let _guard = lock();
     clear();
     let ctx = f();
+    exit::after(op);
     if ctx.is_null() {
         Err(take_error(op))
     } else {
@@ -363,6 +378,7 @@ pub(crate) fn string(
     // SAFETY: takes nothing; null is checked below through the data pointer.
     let mut out = unsafe { sys::mlx_string_new() };
     let rc = f(&raw mut out);
+    exit::after(op);
     let text = if rc == 0 {
         // SAFETY: `out` is a live string handle; its data pointer may be null when it is empty.
         let data = unsafe { sys::mlx_string_data(out) };

@@ -46,6 +46,7 @@ mod closure;
 mod device;
 mod dtype;
 mod error;
+mod exit;
 mod operators;
 mod ops;
 mod stack;

@@ -22,17 +22,22 @@ static BUDGET: AtomicU64 = AtomicU64::new(0);
 pub fn budget() -> u64 {
     match BUDGET.load(Ordering::Relaxed) {
         0 => {
-            let bytes = physical_memory().unwrap_or(64 << 30);
             // A concurrent `set_budget` wins.
-            let _ = BUDGET.compare_exchange(0, bytes, Ordering::Relaxed, Ordering::Relaxed);
+            let _ = BUDGET.compare_exchange(0, machine(), Ordering::Relaxed, Ordering::Relaxed);
             BUDGET.load(Ordering::Relaxed)
         }
         bytes => bytes,
     }
 }
 
-/// Sets the budget in bytes and returns the one before. MLX aborts or fails late when memory runs
-/// out; an operation whose result exceeds the budget is refused before it is computed.
+/// Bytes that this machine has, or may have.
+fn machine() -> u64 {
+    physical_memory().unwrap_or(64 << 30)
+}
+
+/// Sets the budget in bytes, at most the machine's memory, and returns the one before. MLX crashes
+/// when the system refuses memory; an operation whose result exceeds the budget is refused before it
+/// is computed.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, ErrorKind, memory, zeros};
@@ -43,7 +48,7 @@ pub fn budget() -> u64 {
 /// ```
 pub fn set_budget(bytes: u64) -> u64 {
     let before = budget();
-    BUDGET.store(bytes.max(1), Ordering::Relaxed);
+    BUDGET.store(bytes.clamp(1, machine()), Ordering::Relaxed);
     before
 }
 

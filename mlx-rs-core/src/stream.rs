@@ -5,8 +5,8 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use mlx_sys as sys;
 use parking_lot::Mutex;
@@ -28,11 +28,20 @@ pub(crate) fn cpu_in_use() -> bool {
     CPU_IN_USE.load(Ordering::Relaxed)
 }
 
+/// The most streams made with [`Stream::new`] that exist at once. MLX keeps a thread for each to the
+/// end of the process, and does not survive that a thread cannot be started.
+const MOST: usize = 512;
+
 /// An ordered queue of work on one device. Work on different streams may run at the same time.
 pub struct Stream {
     raw: sys::mlx_stream,
     device: Device,
+    /// None for a default stream.
+    lease: Option<Arc<Lease>>,
 }
+
+/// Shared by all handles to one of MLX's streams; when it is gone, the stream is free for another use.
+struct Lease;
 
 // SAFETY: the handle is a heap copy of a plain (index, device) pair that is never written after
 // creation; every call that uses it holds the process-wide lock.
@@ -50,15 +59,36 @@ impl Stream {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     ///
+    /// MLX never frees a stream. A dropped one, when all handles to it are gone, is used again: what
+    /// was queued on it runs before the work of its next owner.
+    ///
     /// # Errors
-    /// When this build of MLX cannot use the device.
+    /// When this build of MLX cannot use the device; [`ErrorKind::Unsupported`] when 512 streams exist,
+    /// or the system starts no thread.
     pub fn new(device: Device) -> Result<Self> {
-        let stream = Self::make(device, |dev| {
+        let _guard = call::lock();
+        let mut made = MADE.lock();
+        let free =
+            (made.iter()).position(|m| m.handle.device == device && m.lease.strong_count() == 0);
+        if let Some(place) = free {
+            let mut stream = made[place].handle.copy()?;
+            stream.lease = Some(made[place].rent());
+            return Ok(stream);
+        }
+        refuse_more(made.len())?;
+        let mut stream = Self::make(device, |dev| {
             // SAFETY: `dev` is a live device handle.
             unsafe { sys::mlx_stream_new_device(dev) }
         })?;
-        let kept = stream.copy()?;
-        MADE.lock().push(kept);
+        let handle = stream.copy()?;
+        let index = handle.index();
+        made.push(Made {
+            handle,
+            index,
+            lease: Weak::new(),
+        });
+        let place = made.len() - 1;
+        stream.lease = Some(made[place].rent());
         Ok(stream)
     }
 
@@ -75,6 +105,7 @@ impl Stream {
         Ok(Self {
             raw: sys::mlx_stream { ctx },
             device: self.device,
+            lease: None,
         })
     }
 
@@ -135,7 +166,11 @@ impl Stream {
         if device.kind() == DeviceKind::Cpu {
             CPU_IN_USE.store(true, Ordering::Relaxed);
         }
-        Ok(Self { raw, device })
+        Ok(Self {
+            raw,
+            device,
+            lease: None,
+        })
     }
 
     /// The stream that operations of the calling thread run on now: that of the innermost
@@ -179,8 +214,17 @@ impl Stream {
             Device::cpu()
         };
         // Owned from here on, whatever the result.
-        let stream = Self { raw: copy, device };
-        result.map(|()| stream)
+        let mut stream = Self {
+            raw: copy,
+            device,
+            lease: None,
+        };
+        result?;
+        let index = stream.index();
+        stream.lease = (MADE.lock().iter())
+            .find(|m| m.index == index && m.handle.device == device)
+            .and_then(|m| m.lease.upgrade());
+        Ok(stream)
     }
 
     /// The number that tells this stream from the others.
@@ -303,15 +347,48 @@ pub(crate) fn default_for(device: Device) -> Result<&'static Stream> {
     Ok(slot.get_or_init(|| stream))
 }
 
-/// Every stream made here, for as long as MLX keeps it: to the end of the process.
-static MADE: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
+/// A stream made here, which MLX keeps to the end of the process.
+struct Made {
+    handle: Stream,
+    index: i32,
+    /// Dead when the stream is free.
+    lease: Weak<Lease>,
+}
+
+impl Made {
+    fn rent(&mut self) -> Arc<Lease> {
+        let lease = Arc::new(Lease);
+        self.lease = Arc::downgrade(&lease);
+        lease
+    }
+}
+
+static MADE: Mutex<Vec<Made>> = Mutex::new(Vec::new());
+
+/// Refuses a stream beyond the most, or whose thread the system would not start.
+fn refuse_more(made: usize) -> Result<()> {
+    let refused = |why: String| Err(Error::new(ErrorKind::Unsupported, "stream", why));
+    if made >= MOST {
+        return refused(format!(
+            "{made} streams exist, which is the most; drop some, or share one between threads"
+        ));
+    }
+    // MLX ends up with a stream without a thread, and crashes later, when it cannot start one.
+    match std::thread::Builder::new().spawn(|| ()) {
+        Ok(thread) => {
+            let _ = thread.join();
+            Ok(())
+        }
+        Err(e) => refused(format!("the system starts no thread for it: {e}")),
+    }
+}
 
 /// Waits until nothing that was started is still running, on any stream.
 pub(crate) fn wait_for_all() {
     let _guard = call::lock();
-    for stream in MADE.lock().iter() {
+    for made in MADE.lock().iter() {
         // What failed has been told; this is only about what has not.
-        let _ = stream.synchronize();
+        let _ = made.handle.synchronize();
     }
     for device in [Device::cpu(), Device::gpu()] {
         if device.is_available() {

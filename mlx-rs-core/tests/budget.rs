@@ -27,5 +27,12 @@ fn a_smaller_budget_refuses_results_but_not_what_exists() {
     let e = io::read_npy(&file[..]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::OutOfMemory, "{e}");
     assert_eq!(memory::set_budget(before), 2048);
+
+    // No budget is larger than the machine, where MLX would crash.
+    memory::set_budget(u64::MAX);
+    assert!(memory::budget() <= memory::physical_memory().unwrap_or(64 << 30));
+    let e = zeros(&[1 << 20, 1 << 22], Dtype::Uint8).unwrap_err();
+    assert_eq!(e.kind(), mlx_rs_core::ErrorKind::OutOfMemory);
+    memory::set_budget(before);
     assert_eq!(io::read_npy(&file[..]).unwrap().shape(), [64, 64]);
 }
