@@ -15,7 +15,7 @@ use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 
 use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
-use crate::{exit, memory, stream};
+use crate::{deadlock, exit, memory, stream};
 
 /// MLX's graph building, streams and transforms share unlocked global state; whoever holds this
 /// guard is alone with it. Reentrant, because a Rust callback inside an MLX call may call MLX.
@@ -64,9 +64,39 @@ extern "C" fn on_error(message: *const c_char, _data: *mut c_void) {
     }));
 }
 
-/// Takes the lock; the first caller installs the error handler, whose default would exit the process.
-pub(crate) fn lock() -> ReentrantMutexGuard<'static, ()> {
-    let guard = MLX.lock();
+/// The lock, taken.
+pub(crate) type Guard = ReentrantMutexGuard<'static, ()>;
+
+/// Takes the lock, for what cannot fail.
+pub(crate) fn lock() -> Guard {
+    with_handler(MLX.lock())
+}
+
+/// Takes the lock.
+///
+/// # Errors
+/// [`ErrorKind::Deadlock`].
+#[inline]
+pub(crate) fn enter(op: &'static str) -> Result<Guard> {
+    match MLX.try_lock() {
+        Some(guard) => Ok(with_handler(guard)),
+        None => wait().ok_or_else(|| deadlock::error(op)),
+    }
+}
+
+/// Takes the lock to free something. `None` for a deadlock: what cannot be freed is leaked.
+pub(crate) fn lock_to_free() -> Option<Guard> {
+    MLX.try_lock().map(with_handler).or_else(wait)
+}
+
+#[cold]
+fn wait() -> Option<Guard> {
+    deadlock::wait(|time| MLX.try_lock_for(time)).map(with_handler)
+}
+
+/// The first caller installs the error handler, whose default would exit the process.
+#[inline]
+fn with_handler(guard: Guard) -> Guard {
     HANDLER.call_once(|| {
         // SAFETY: the handler is a plain function that never unwinds and needs no data.
         unsafe { sys::mlx_set_error_handler(Some(on_error), std::ptr::null_mut(), None) };
@@ -75,7 +105,7 @@ pub(crate) fn lock() -> ReentrantMutexGuard<'static, ()> {
 }
 
 /// As [`lock`], unless that takes longer than `patience`.
-pub(crate) fn lock_for(patience: Duration) -> Option<ReentrantMutexGuard<'static, ()>> {
+pub(crate) fn lock_for(patience: Duration) -> Option<Guard> {
     MLX.try_lock_for(patience)
 }
 
@@ -122,7 +152,7 @@ fn strip_location(text: &str) -> &str {
 
 /// Runs a call that answers with a status.
 pub(crate) fn status(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> {
-    let _guard = lock();
+    let _guard = enter(op)?;
     clear();
     let rc = f();
     exit::after(op);
@@ -133,8 +163,8 @@ pub(crate) fn status(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> 
 /// what that is still writing to as soon as the arrays are dropped: so everything started is waited
 /// for first.
 pub(crate) fn evaluation(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> {
-    let _guard = lock();
-    let result = status(op, f);
+    let _guard = enter(op)?;
+    let result = deadlock::evaluating(|| status(op, f));
     exit::after_evaluation();
     if result.is_err() {
         stream::wait_for_all();
@@ -147,7 +177,7 @@ pub(crate) fn array(
     op: &'static str,
     f: impl FnOnce(*mut sys::mlx_array, sys::mlx_stream) -> c_int,
 ) -> Result<Array> {
-    let _guard = lock();
+    let _guard = enter(op)?;
     let stream = stream::current_raw()?;
     adopt_locked(op, |out| f(out, stream))
 }
@@ -157,7 +187,7 @@ pub(crate) fn adopt(
     op: &'static str,
     f: impl FnOnce(*mut sys::mlx_array) -> c_int,
 ) -> Result<Array> {
-    let _guard = lock();
+    let _guard = enter(op)?;
     adopt_locked(op, f)
 }
 
@@ -167,7 +197,7 @@ pub(crate) fn alias(
     op: &'static str,
     f: impl FnOnce(*mut sys::mlx_array) -> c_int,
 ) -> Result<Array> {
-    let _guard = lock();
+    let _guard = enter(op)?;
     alias_locked(op, f)
 }
 
@@ -230,7 +260,9 @@ impl Drop for OutArray {
 
 /// Frees an array handle. Freeing walks the graph, so it takes the lock like any other call.
 pub(crate) fn free(raw: sys::mlx_array) {
-    let _guard = lock();
+    let Some(_guard) = lock_to_free() else {
+        return;
+    };
     count_live(-1);
     // SAFETY: `raw` is the sole owner of its handle and is not used again.
     unsafe { sys::mlx_array_free(raw) };
@@ -250,7 +282,7 @@ impl ArrayVec {
         op: &'static str,
         arrays: impl IntoIterator<Item = &'a Array>,
     ) -> Result<Self> {
-        let _guard = lock();
+        let _guard = enter(op)?;
         clear();
         // SAFETY: takes nothing; a null context is the failure value and is checked.
         let raw = unsafe { sys::mlx_vector_array_new() };
@@ -296,7 +328,7 @@ impl ArrayVec {
 
 /// The arrays of a vector that C owns, each through a handle of its own.
 pub(crate) fn read_vec(op: &'static str, vec: sys::mlx_vector_array) -> Result<Vec<Array>> {
-    let _guard = lock();
+    let _guard = enter(op)?;
     if vec.ctx.is_null() {
         return Err(Error::new(
             ErrorKind::Mlx,
@@ -318,7 +350,9 @@ pub(crate) fn read_vec(op: &'static str, vec: sys::mlx_vector_array) -> Result<V
 
 impl Drop for ArrayVec {
     fn drop(&mut self) {
-        let _guard = lock();
+        let Some(_guard) = lock_to_free() else {
+            return;
+        };
         // SAFETY: this is the only owner of the vector.
         unsafe { sys::mlx_vector_array_free(self.0) };
     }
@@ -329,7 +363,7 @@ pub(crate) fn arrays(
     op: &'static str,
     f: impl FnOnce(*mut sys::mlx_vector_array, sys::mlx_stream) -> c_int,
 ) -> Result<Vec<Array>> {
-    let _guard = lock();
+    let _guard = enter(op)?;
     let stream = stream::current_raw()?;
     let mut out = ArrayVec::new(op, [])?;
     clear();
@@ -343,7 +377,7 @@ pub(crate) fn arrays(
 
 /// Runs a call that makes a handle and says that it failed by a null one.
 pub(crate) fn handle(op: &'static str, f: impl FnOnce() -> *mut c_void) -> Result<*mut c_void> {
-    let _guard = lock();
+    let _guard = enter(op)?;
     clear();
     let ctx = f();
     exit::after(op);
@@ -359,7 +393,7 @@ pub(crate) fn pair(
     op: &'static str,
     f: impl FnOnce(*mut sys::mlx_array, *mut sys::mlx_array, sys::mlx_stream) -> c_int,
 ) -> Result<(Array, Array)> {
-    let _guard = lock();
+    let _guard = enter(op)?;
     let stream = stream::current_raw()?;
     let mut second = OutArray::new();
     let first = adopt(op, |out| f(out, &raw mut second.0, stream))?;
@@ -373,7 +407,7 @@ pub(crate) fn string(
     op: &'static str,
     f: impl FnOnce(*mut sys::mlx_string) -> c_int,
 ) -> Result<String> {
-    let _guard = lock();
+    let _guard = enter(op)?;
     clear();
     // SAFETY: takes nothing; null is checked below through the data pointer.
     let mut out = unsafe { sys::mlx_string_new() };

@@ -29,6 +29,7 @@ use parking_lot::Mutex;
 
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
+use crate::deadlock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stack;
 
@@ -135,7 +136,7 @@ pub(crate) fn run_here<T, E: ClosureError>(
     op: &'static str,
     f: impl FnOnce() -> Result<T>,
 ) -> Result<T, E> {
-    let _guard = call::lock();
+    let _guard = call::enter(op)?;
     drain();
     swap_failure(None);
     let result = f();
@@ -192,6 +193,7 @@ fn finish(f: impl FnOnce() -> Result<(), Failure>) -> c_int {
     }
     DEPTH.set(DEPTH.get() + 1);
     let _leave = Leave;
+    let _inside = deadlock::inside();
     let failure = match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(())) => return 0,
         Ok(Err(failure)) => failure,
@@ -333,7 +335,7 @@ pub(crate) struct Closure(sys::mlx_closure);
 
 impl Closure {
     pub(crate) fn new(payload: Arc<Payload<Function>>) -> Result<Self> {
-        let _guard = call::lock();
+        let _guard = call::enter("closure")?;
         let raw = Arc::into_raw(payload);
         // SAFETY: trampoline and destructor fit the payload, whose ownership moves into the closure;
         // when MLX fails it calls the destructor itself.
@@ -384,7 +386,9 @@ impl Closure {
 impl Drop for Closure {
     fn drop(&mut self) {
         if !self.0.ctx.is_null() {
-            let _guard = call::lock();
+            let Some(_guard) = call::lock_to_free() else {
+                return;
+            };
             // SAFETY: the handle is owned here; MLX keeps what it still needs.
             unsafe { sys::mlx_closure_free(self.0) };
         }
@@ -440,7 +444,7 @@ fn scoped_function<R>(
             self.0.0.set(None);
         }
     }
-    let _guard = call::lock();
+    let _guard = call::enter("closure")?;
     let pointer: *mut (dyn FnMut(&[Array]) -> Outcome + '_) = f;
     // SAFETY: only the lifetime is forgotten, and `Empty` clears the slot before it ends.
     let pointer = unsafe {
@@ -576,7 +580,7 @@ macro_rules! custom_closure {
 
         impl $name {
             pub(crate) fn new(body: $body) -> Result<Self> {
-                let _guard = call::lock();
+                let _guard = call::enter("closure")?;
                 let raw = Arc::into_raw(Payload::new(body));
                 // SAFETY: trampoline and destructor fit the payload, whose ownership moves into the
                 // closure; when MLX fails it calls the destructor itself.
@@ -601,7 +605,9 @@ macro_rules! custom_closure {
 
         impl Drop for $name {
             fn drop(&mut self) {
-                let _guard = call::lock();
+                let Some(_guard) = call::lock_to_free() else {
+                    return;
+                };
                 // SAFETY: the handle is owned here; MLX keeps what it still needs.
                 unsafe { sys::$free(self.0) };
             }

@@ -240,7 +240,7 @@ impl Device {
 
     /// Runs `f` with a handle of this device.
     fn with_raw(self, op: &'static str, f: impl FnOnce(sys::mlx_device) -> i32) -> Result<()> {
-        let _guard = call::lock();
+        let _guard = call::enter(op)?;
         let ctx = call::handle(op, || {
             // SAFETY: takes plain numbers; null is checked by the caller.
             unsafe { sys::mlx_device_new_type(self.raw_kind(), self.index) }.ctx

@@ -72,7 +72,7 @@ pub fn is_available() -> bool {
 /// MLX's message when the others cannot be reached, or there are none and the call is `strict`.
 pub fn init(strict: bool) -> Result<Group> {
     static WORLD: OnceLock<Group> = OnceLock::new();
-    let _guard = call::lock();
+    let _guard = call::enter("distributed_init")?;
     if let Some(world) = WORLD.get().filter(|w| !strict || w.size() > 1) {
         return Ok(*world);
     }

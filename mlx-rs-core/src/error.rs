@@ -28,6 +28,9 @@ pub enum ErrorKind {
     Io,
     /// A file is not what its format says it must be: truncated, malformed or inconsistent.
     Format,
+    /// A thread inside a function given to a transform waits for another thread that uses MLX (see
+    /// [`set_deadlock_timeout`](crate::transforms::set_deadlock_timeout)).
+    Deadlock,
     /// A function given to a transform failed with an error of another type, which is the
     /// [source](std::error::Error::source).
     Callback,

@@ -43,6 +43,7 @@ mod macros;
 mod array;
 mod call;
 mod closure;
+mod deadlock;
 mod device;
 mod dtype;
 mod error;

@@ -66,7 +66,7 @@ impl Stream {
     /// When this build of MLX cannot use the device; [`ErrorKind::Unsupported`] when 512 streams exist,
     /// or the system starts no thread.
     pub fn new(device: Device) -> Result<Self> {
-        let _guard = call::lock();
+        let _guard = call::enter("stream")?;
         let mut made = MADE.lock();
         let free =
             (made.iter()).position(|m| m.handle.device == device && m.lease.strong_count() == 0);
@@ -94,7 +94,7 @@ impl Stream {
 
     /// Another handle to the same stream.
     fn copy(&self) -> Result<Self> {
-        let _guard = call::lock();
+        let _guard = call::enter("stream")?;
         let ctx = call::handle("stream", || {
             // SAFETY: creates an empty handle, filled by the next call.
             let mut raw = unsafe { sys::mlx_stream_new() };
@@ -143,7 +143,7 @@ impl Stream {
                 format!("this build of MLX has no usable {device} device"),
             ));
         }
-        let _guard = call::lock();
+        let _guard = call::enter("stream")?;
         // SAFETY: takes plain numbers; null is checked.
         let dev = unsafe { sys::mlx_device_new_type(device.raw_kind(), device.index()) };
         if dev.ctx.is_null() {
@@ -189,7 +189,7 @@ impl Stream {
     /// # Errors
     /// When the default device cannot be used.
     pub fn current() -> Result<Self> {
-        let _guard = call::lock();
+        let _guard = call::enter("stream")?;
         let raw = current_raw()?;
         // SAFETY: makes empty handles, filled below; the device's is freed here.
         let (mut copy, mut device) = unsafe { (sys::mlx_stream_new(), sys::mlx_device_new()) };
@@ -329,7 +329,9 @@ impl fmt::Display for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let _guard = call::lock();
+        let Some(_guard) = call::lock_to_free() else {
+            return;
+        };
         // SAFETY: this is the only owner of the handle; MLX keeps the stream itself.
         unsafe { sys::mlx_stream_free(self.raw) };
     }

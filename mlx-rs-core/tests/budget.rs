@@ -1,7 +1,7 @@
 //! A budget that becomes smaller than what is there. A binary of its own: the budget belongs to the
 //! whole process.
 
-use mlx_rs_core::{All, Dtype, ErrorKind, eval, idx, io, memory, ones};
+use mlx_rs_core::{All, Dtype, ErrorKind, eval, idx, io, memory, ones, zeros};
 
 #[test]
 fn a_smaller_budget_refuses_results_but_not_what_exists() {
@@ -32,7 +32,7 @@ fn a_smaller_budget_refuses_results_but_not_what_exists() {
     memory::set_budget(u64::MAX);
     assert!(memory::budget() <= memory::physical_memory().unwrap_or(64 << 30));
     let e = zeros(&[1 << 20, 1 << 22], Dtype::Uint8).unwrap_err();
-    assert_eq!(e.kind(), mlx_rs_core::ErrorKind::OutOfMemory);
+    assert_eq!(e.kind(), ErrorKind::OutOfMemory);
     memory::set_budget(before);
     assert_eq!(io::read_npy(&file[..]).unwrap().shape(), [64, 64]);
 }

@@ -154,7 +154,7 @@ impl Array {
     /// Evaluates, makes row-contiguous, and gives the array that owns the values when it is a copy,
     /// where they start (not null unless there are none), and how many elements there are.
     pub(crate) fn row_major(&self, op: &'static str) -> Result<(Option<Array>, *const u8, usize)> {
-        let _guard = call::lock();
+        let _guard = call::enter(op)?;
         self.eval()?;
         let owner = if self.is_row_contiguous()? {
             None

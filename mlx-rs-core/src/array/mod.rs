@@ -155,7 +155,7 @@ impl Array {
     /// # Errors
     /// MLX's own message when an operation of its graph fails.
     pub fn eval(&self) -> Result<()> {
-        let _guard = call::lock();
+        let _guard = call::enter("eval")?;
         crate::transforms::before_waiting([self])?;
         // SAFETY: the handle is live.
         call::evaluation("eval", || unsafe { sys::mlx_array_eval(self.raw) })

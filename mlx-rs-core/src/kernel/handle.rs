@@ -16,7 +16,7 @@ pub(super) struct Strings(sys::mlx_vector_string);
 
 impl Strings {
     pub(super) fn new(op: &'static str, strings: &[CString]) -> Result<Self> {
-        let _guard = call::lock();
+        let _guard = call::enter(op)?;
         let mut data: Vec<*const c_char> = strings.iter().map(|s| s.as_ptr()).collect();
         // SAFETY: pointer and length describe the list; its strings end in NUL, and MLX copies them.
         let raw = unsafe { sys::mlx_vector_string_new_data(data.as_mut_ptr(), data.len()) };
@@ -37,7 +37,9 @@ impl Strings {
 
 impl Drop for Strings {
     fn drop(&mut self) {
-        let _guard = call::lock();
+        let Some(_guard) = call::lock_to_free() else {
+            return;
+        };
         // SAFETY: the handle is owned here.
         unsafe { sys::mlx_vector_string_free(self.0) };
     }
@@ -180,7 +182,7 @@ pub(super) fn launch<A: Api>(
         .iter()
         .map(|(name, _)| super::text(op, name))
         .collect::<Result<Vec<_>>>()?;
-    let _guard = call::lock();
+    let _guard = call::enter(op)?;
     let stream = stream::current_raw()?;
     let inputs = ArrayVec::new(op, launch.inputs.iter().copied())?;
     let mut owned = None;

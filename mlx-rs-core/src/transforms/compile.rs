@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::array::Array;
 use crate::call;
 use crate::closure::{self, Closure, ClosureError, Function, Payload};
+use crate::deadlock;
 use crate::device::DeviceKind;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stack;
@@ -335,7 +336,9 @@ impl Trace {
 
     /// Removes what MLX cached.
     fn erase(&self) {
-        let _guard = call::lock();
+        let Some(_guard) = call::lock_to_free() else {
+            return;
+        };
         // A failure leaves an entry that nobody asks for.
         // SAFETY: takes a number; a trace in progress borrows this, and does not erase itself.
         let _ = call::status(OP, || unsafe { sys::mlx_detail_compile_erase(self.id()) });
@@ -431,6 +434,7 @@ impl<E: ClosureError> Compiled<E> {
 
     /// The function itself.
     fn plainly(&self, args: &[Array]) -> Result<Vec<Array>> {
+        let _inside = deadlock::inside();
         (self.function.body)(args).map_err(closure::fail)
     }
 

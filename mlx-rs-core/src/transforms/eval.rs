@@ -56,7 +56,7 @@ fn once<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> impl Iterator<Item =
 /// # Errors
 /// MLX's own message when an operation of the graph fails.
 pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
-    let _guard = call::lock();
+    let _guard = call::enter("eval")?;
     let vec = ArrayVec::new("eval", once(arrays))?;
     release(&vec)?;
     // SAFETY: the vector handle is live for the length of the call.
@@ -82,7 +82,7 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 /// then, and can be read. After such an error each evaluation of the process first waits for those before
 /// that it depends on, so they no longer overlap.
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
-    let _guard = call::lock();
+    let _guard = call::enter("async_eval")?;
     let vec = ArrayVec::new("async_eval", once(arrays))?;
     release(&vec)?;
     // SAFETY: the vector handle is live for the length of the call; MLX keeps its own references.

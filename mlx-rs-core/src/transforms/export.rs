@@ -198,7 +198,9 @@ impl Exporter {
     /// Closes the file.
     fn free(&mut self) {
         if !self.0.ctx.is_null() {
-            let _guard = call::lock();
+            let Some(_guard) = call::lock_to_free() else {
+                return;
+            };
             // SAFETY: the handle is owned here and forgotten at once.
             unsafe { sys::mlx_function_exporter_free(self.0) };
             self.0.ctx = std::ptr::null_mut();
@@ -223,7 +225,7 @@ impl<E: ClosureError> FunctionExporter<E> {
     {
         let file = Partial::create(path.as_ref())?;
         let function: Function = Box::new(move |x| checked(x, closure::guarded(|| f(x))));
-        let _guard = call::lock();
+        let _guard = call::enter(EXPORT)?;
         let function = Closure::new(Payload::new(function))?;
         let mut raw = sys::mlx_function_exporter {
             ctx: std::ptr::null_mut(),
@@ -336,7 +338,7 @@ impl ImportedFunction {
     /// # Errors
     /// MLX's message when the file holds no trace for the number, shapes and types of `args`.
     pub fn call(&self, args: &[Array]) -> Result<Vec<Array>> {
-        let _guard = call::lock();
+        let _guard = call::enter(IMPORT)?;
         let args = ArrayVec::new(IMPORT, args)?;
         let mut out = ArrayVec::empty();
         call::status(IMPORT, || {
@@ -365,7 +367,7 @@ impl ImportedFunction {
     /// # Errors
     /// As [`ImportedFunction::call`]; [`ErrorKind::Value`] for a name with a NUL in it.
     pub fn call_kwargs(&self, args: &[Array], kwargs: &Kwargs) -> Result<Vec<Array>> {
-        let _guard = call::lock();
+        let _guard = call::enter(IMPORT)?;
         let keys = c_keys(IMPORT, kwargs)?;
         let args = ArrayVec::new(IMPORT, args)?;
         let map = Map::new(IMPORT, &keys, kwargs)?;
@@ -380,7 +382,9 @@ impl ImportedFunction {
 
 impl Drop for ImportedFunction {
     fn drop(&mut self) {
-        let _guard = call::lock();
+        let Some(_guard) = call::lock_to_free() else {
+            return;
+        };
         // SAFETY: the handle is owned here.
         unsafe { sys::mlx_imported_function_free(self.0) };
     }
@@ -455,7 +459,7 @@ struct Map(sys::mlx_map_string_to_array);
 
 impl Map {
     fn new(op: &'static str, keys: &[CString], kwargs: &Kwargs) -> Result<Self> {
-        let _guard = call::lock();
+        let _guard = call::enter(op)?;
         // SAFETY: takes nothing; null is checked.
         let map = Self(unsafe { sys::mlx_map_string_to_array_new() });
         if map.0.ctx.is_null() {
@@ -473,7 +477,9 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        let _guard = call::lock();
+        let Some(_guard) = call::lock_to_free() else {
+            return;
+        };
         // SAFETY: the handle is owned here.
         unsafe { sys::mlx_map_string_to_array_free(self.0) };
     }

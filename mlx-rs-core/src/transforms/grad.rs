@@ -286,7 +286,9 @@ impl ValueAndGrad {
 impl Drop for ValueAndGrad {
     fn drop(&mut self) {
         if !self.0.ctx.is_null() {
-            let _guard = call::lock();
+            let Some(_guard) = call::lock_to_free() else {
+                return;
+            };
             // SAFETY: the handle is owned here.
             unsafe { sys::mlx_closure_value_and_grad_free(self.0) };
         }

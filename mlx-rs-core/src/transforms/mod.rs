@@ -32,7 +32,8 @@
 //! run more often than the code reads, or less.
 //!
 //! While a function runs, its thread holds the lock of this crate: it must not wait for
-//! another thread that uses MLX.
+//! another thread that uses MLX. That thread gets an error of kind
+//! [`Deadlock`](crate::ErrorKind::Deadlock) after a while ([`set_deadlock_timeout`]).
 //!
 //! # Tracers
 //!
@@ -52,6 +53,7 @@ mod tree;
 mod vmap;
 
 pub use crate::closure::ClosureError;
+pub use crate::deadlock::set_deadlock_timeout;
 pub use autodiff::{jvp, vjp};
 pub use checkpoint::{checkpoint, checkpoint_tree};
 pub use compile::{

@@ -1,0 +1,154 @@
+//! Waiting for the lock, with a way out of a deadlock. A function given to a transform runs with the
+//! lock held. If it waits for a thread that uses MLX, neither goes on. The other thread then gets an
+//! error once the function has not run for a while.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::error::{Error, ErrorKind};
+
+/// How often a waiting thread looks at the one with the lock.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+const DEFAULT_MILLIS: u64 = 30_000;
+
+static MILLIS: AtomicU64 = AtomicU64::new(DEFAULT_MILLIS);
+
+/// The thread that runs a function of a transform, as the system numbers it, or 0.
+static INSIDE: AtomicU64 = AtomicU64::new(0);
+
+/// Whether that thread waits for MLX to compute.
+static EVALUATING: AtomicBool = AtomicBool::new(false);
+
+/// The state of the thread that was last found to be stuck: while it is the same, further waits end at
+/// once.
+static STUCK: Mutex<Option<State>> = Mutex::new(None);
+
+/// A thread inside a function, and the nanoseconds it has run.
+type State = (u64, u64);
+
+/// Sets after how long a thread that waits for MLX gets an error of kind
+/// [`Deadlock`](ErrorKind::Deadlock), and returns the time before; 30 seconds at first. The time counts
+/// while the thread that uses MLX is inside a function given to a transform, takes no processor time,
+/// and does not wait for MLX: it waits for something else, most likely for another thread. Where the
+/// system does not tell the processor time of a thread (other than Linux), it counts all the time
+/// inside the function, twenty times as long.
+///
+/// ```
+/// use std::time::Duration;
+/// use mlx_rs_core::transforms::set_deadlock_timeout;
+/// let before = set_deadlock_timeout(Duration::from_secs(5));
+/// assert_eq!(set_deadlock_timeout(before), Duration::from_secs(5));
+/// ```
+pub fn set_deadlock_timeout(timeout: Duration) -> Duration {
+    let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+    Duration::from_millis(MILLIS.swap(millis, Ordering::Relaxed))
+}
+
+/// Marks this thread as inside a function of a transform until the guard is dropped. Call with the
+/// lock held.
+pub(crate) fn inside() -> Inside {
+    Inside(INSIDE.swap(this_thread(), Ordering::Relaxed))
+}
+
+pub(crate) struct Inside(u64);
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.store(self.0, Ordering::Relaxed);
+    }
+}
+
+/// Runs an evaluation, whose time does not count. Call with the lock held.
+pub(crate) fn evaluating<T>(f: impl FnOnce() -> T) -> T {
+    let before = EVALUATING.load(Ordering::Relaxed);
+    EVALUATING.store(true, Ordering::Relaxed);
+    let result = f();
+    EVALUATING.store(before, Ordering::Relaxed);
+    result
+}
+
+/// Waits until `attempt`, which waits for at most the given time, yields the lock. `None` for a
+/// deadlock.
+pub(crate) fn wait<T>(mut attempt: impl FnMut(Duration) -> Option<T>) -> Option<T> {
+    let mut last: Option<State> = None;
+    let mut since = Instant::now();
+    loop {
+        if let Some(guard) = attempt(INTERVAL) {
+            return Some(guard);
+        }
+        let now = state();
+        let Some(state) = now else {
+            last = None;
+            continue;
+        };
+        if *STUCK.lock() == Some(state) {
+            return None;
+        }
+        if last != Some(state) {
+            last = Some(state);
+            since = Instant::now();
+        } else if since.elapsed() >= timeout() {
+            *STUCK.lock() = Some(state);
+            return None;
+        }
+    }
+}
+
+/// What a waiting thread is told.
+pub(crate) fn error(op: &'static str) -> Error {
+    Error::new(
+        ErrorKind::Deadlock,
+        op,
+        "another thread is inside a function given to a transform, which runs with the lock of MLX \
+         held, and waits there, probably for this thread; a function given to a transform must not \
+         wait for a thread that uses MLX",
+    )
+}
+
+/// The state of the thread inside a function, unless it waits for MLX.
+fn state() -> Option<State> {
+    let thread = INSIDE.load(Ordering::Relaxed);
+    if thread == 0 || EVALUATING.load(Ordering::Relaxed) {
+        return None;
+    }
+    Some((thread, ran(thread)?))
+}
+
+fn timeout() -> Duration {
+    let millis = MILLIS.load(Ordering::Relaxed);
+    let factor = if cfg!(target_os = "linux") { 1 } else { 20 };
+    Duration::from_millis(millis.saturating_mul(factor))
+}
+
+/// Nanoseconds that a thread of this process has run.
+#[cfg(target_os = "linux")]
+fn ran(thread: u64) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
+    text.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ran(_thread: u64) -> Option<u64> {
+    Some(0)
+}
+
+#[cfg(target_os = "linux")]
+fn this_thread() -> u64 {
+    thread_local! {
+        static ID: u64 = {
+            // SAFETY: takes nothing and cannot fail.
+            let id = unsafe { libc::gettid() };
+            u64::try_from(id).unwrap_or(u64::MAX)
+        };
+    }
+    ID.with(|id| *id)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn this_thread() -> u64 {
+    // Any number but 0: which thread it is does not matter.
+    1
+}
