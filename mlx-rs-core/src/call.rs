@@ -100,6 +100,7 @@ fn with_handler(guard: Guard) -> Guard {
     HANDLER.call_once(|| {
         // SAFETY: the handler is a plain function that never unwinds and needs no data.
         unsafe { sys::mlx_set_error_handler(Some(on_error), std::ptr::null_mut(), None) };
+        exit::prepare();
     });
     guard
 }

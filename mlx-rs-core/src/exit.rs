@@ -9,6 +9,8 @@ use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
+use mlx_sys as sys;
+
 use crate::{call, stream};
 
 /// How long the end of the process waits for a thread that uses MLX.
@@ -47,6 +49,14 @@ extern "C" fn at_exit() {
 fn register() {
     // SAFETY: the handler neither unwinds nor needs data. A failure leaves the process without it.
     unsafe { atexit(at_exit) };
+}
+
+/// Makes MLX's most used static objects, so that the handler comes after them from the start. Call
+/// with the lock held, before any other call of MLX.
+pub(crate) fn prepare() {
+    // What fails here fails again, with a message, where it is asked for.
+    // SAFETY: the handler neither unwinds nor needs data.
+    unsafe { sys::rust_mlx_make_statics(at_exit) };
 }
 
 /// Must follow each call of MLX by the operation `op`. Call with the lock held.

@@ -1,4 +1,4 @@
-//! Declarations of `shim/graph.h`, `shim/host_op.h` and `shim/stalled.h`, by hand: they are ours, small, and the same for
+//! Declarations of `shim/graph.h`, `shim/host_op.h`, `shim/stalled.h` and `shim/statics.h`, by hand: they are ours, small, and the same for
 //! every mlx-c.
 
 use std::ffi::{c_int, c_void};
@@ -71,6 +71,10 @@ unsafe extern "C" {
 
     /// An evaluated float32 array whose elements have no particular value; see the header.
     pub fn rust_mlx_uninitialized(res: *mut mlx_array, shape: *const c_int, ndim: usize) -> c_int;
+
+    /// Makes MLX's static objects and registers a handler that runs before their destructors; see the
+    /// header.
+    pub fn rust_mlx_make_statics(handler: extern "C" fn()) -> c_int;
 
     /// Whether more than `limit` arrays lead from `inputs` to `outputs`; see the header.
     pub fn rust_mlx_graph_exceeds(

@@ -1,0 +1,38 @@
+// See statics.h.
+#include "statics.h"
+
+#include <cstdlib>
+#include <exception>
+
+#include "mlx/allocator.h"
+#include "mlx/compile_impl.h"
+#include "mlx/mlx.h"
+#include "mlx/scheduler.h"
+#if __has_include("mlx/backend/cpu/encoder.h")
+#include "mlx/backend/cpu/encoder.h"
+#define RUST_MLX_HAS_ENCODER 1
+#endif
+
+extern "C" int rust_mlx_make_statics(void (*handler)(void)) {
+  namespace mx = mlx::core;
+  try {
+    mx::allocator::allocator();
+    std::atexit(handler);
+    mx::scheduler::scheduler();
+    std::atexit(handler);
+    auto stream = mx::default_stream(mx::Device(mx::Device::cpu));
+#ifdef RUST_MLX_HAS_ENCODER
+    mx::cpu::get_command_encoder(stream);
+    std::atexit(handler);
+#endif
+    mx::detail::compile_clear_cache();
+    std::atexit(handler);
+    // The stack of transforms, which has no name outside of MLX.
+    auto one = mx::array(1.0f);
+    mx::vjp([](const mx::array& x) { return x; }, one, one);
+    std::atexit(handler);
+    return 0;
+  } catch (std::exception&) {
+    return 1;
+  }
+}
