@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use mlx_sys as sys;
 
+use super::once::Once;
 use crate::array::Array;
 use crate::call;
 use crate::closure;
@@ -231,28 +231,28 @@ pub(super) fn add_once<W: Work>(
     first: usize,
     shape: &[i32],
 ) -> Result<Array> {
-    let once = Once {
-        ran: AtomicBool::new(false),
+    let work = AtMostOnce {
+        once: Once::default(),
         work,
     };
-    add_strided(op, once, inputs, first, shape)
+    add_strided(op, work, inputs, first, shape)
 }
 
-struct Once<W> {
-    ran: AtomicBool,
+struct AtMostOnce<W> {
+    once: Once,
     work: W,
 }
 
-impl<W: Work> Work for Once<W> {
+impl<W: Work> Work for AtMostOnce<W> {
     fn outputs(&self) -> usize {
         self.work.outputs()
     }
 
     fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        if self.ran.swap(true, Ordering::AcqRel) {
-            output.fill(f32::NAN);
-        } else {
+        if self.once.first() {
             self.work.run(inputs, output);
+        } else {
+            output.fill(f32::NAN);
         }
     }
 }

@@ -32,7 +32,10 @@ mod memory;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod nucleus;
+mod once;
 mod pool;
+#[cfg(test)]
+mod pool_tests;
 mod project;
 mod quantized;
 mod rotation;
@@ -46,6 +49,7 @@ mod slab;
 mod squares;
 mod store;
 mod sweep;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod tile;

@@ -1,20 +1,18 @@
-//! Threads that share one job at a time and sleep in between. A job is cut into numbered parts, of which the caller
-//! and each worker have neighbors; who is done takes what is left of others.
+//! A fork-join pool that runs one job at a time. A job is cut into numbered parts: each thread owns
+//! contiguous ones and steals from others when idle.
 //!
 //! Why not a library: a token makes hundreds of jobs of some 50 microseconds, one after another, so
-//! the way in and out of a job is what counts. Workers spin for about as long as the pause between two
-//! jobs before they sleep, and the thread that has the job works on it itself.
+//! the cost to start and to join a job decides. Workers spin for about as long as the pause between
+//! two jobs before they sleep, and the thread that has the job works on it itself.
 
 use std::cell::Cell;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError};
 
-/// Turns of a spinning worker before it sleeps; some 20 to 50 microseconds.
-const SPINS: u32 = 4_000;
-
-/// Turns between two offers of the core to others; about a microsecond.
-const YIELD_EVERY: u32 = 64;
+use super::sync::{
+    Arc, AtomicBool, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Ordering, SPINS,
+    YIELD_EVERY, spin_loop, yield_now,
+};
 
 /// The most threads that are asked for.
 const MAX_THREADS: usize = 64;
@@ -58,7 +56,6 @@ pub(super) fn followed_by<R>(then: &Then<'_>, work: impl FnOnce() -> R) -> R {
     work()
 }
 
-#[derive(Default)]
 struct Shared {
     /// The current job, for workers that wake up.
     job: Mutex<Option<Job>>,
@@ -73,10 +70,11 @@ struct Shared {
     inside: AtomicUsize,
     /// Whether a part panicked.
     failed: AtomicBool,
+    /// Whether workers are to end.
+    stopped: AtomicBool,
 }
 
-/// Each in a line of the cache of its own.
-#[derive(Default)]
+/// In a cache line of its own.
 #[repr(align(64))]
 struct Own(AtomicUsize);
 
@@ -85,7 +83,7 @@ pub(super) struct Pool {
     shared: Arc<Shared>,
     /// One job at a time.
     busy: Mutex<()>,
-    workers: usize,
+    workers: Vec<JoinHandle<()>>,
 }
 
 /// Cores to use: `MLX_NUM_THREADS`, or as many as the process may use.
@@ -108,21 +106,26 @@ pub(super) fn pool() -> &'static Pool {
 }
 
 impl Pool {
-    fn start(threads: usize) -> Self {
+    pub(super) fn start(threads: usize) -> Self {
+        let own = |_| Own(AtomicUsize::new(0));
         let shared = Arc::new(Shared {
-            next: (0..threads.max(1)).map(|_| Own::default()).collect(),
-            ..Shared::default()
+            job: Mutex::new(None),
+            wake: Condvar::new(),
+            generation: AtomicUsize::new(0),
+            asleep: AtomicUsize::new(0),
+            next: (0..threads.max(1)).map(own).collect(),
+            inside: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
         });
         // A worker that cannot be started is one less; the caller works in any case.
         let workers = (1..threads)
-            .filter(|&i| {
+            .filter_map(|i| {
                 let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("mlx-kernel-{i}"))
-                    .spawn(move || work(&shared, i))
-                    .is_ok()
+                let worker = Builder::new().name(format!("mlx-kernel-{i}"));
+                worker.spawn(move || work(&shared, i)).ok()
             })
-            .count();
+            .collect();
         Self {
             shared,
             busy: Mutex::new(()),
@@ -144,7 +147,7 @@ impl Pool {
 
     /// Threads that work on a job, the caller included.
     pub(super) fn width(&self) -> usize {
-        self.workers + 1
+        self.workers.len() + 1
     }
 
     /// Runs `run` for each of `0..parts`, spread over the threads; see [`Self::spread`].
@@ -155,7 +158,7 @@ impl Pool {
     /// Calls `run` on the threads with the numbers of the parts that each is to do, mostly neighbors, together `0..parts`; what
     /// it needs for all of them it makes once. Returns when all are done. A panic in a part is resumed here as one of its own.
     pub(super) fn spread(&self, parts: usize, run: &Run<'_>) {
-        if parts <= 1 || self.workers == 0 {
+        if parts <= 1 || self.workers.is_empty() {
             run(&mut (0..parts));
             return;
         }
@@ -195,7 +198,22 @@ impl Pool {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+impl Drop for Pool {
+    fn drop(&mut self) {
+        {
+            let _slot = lock(&self.shared.job);
+            self.shared.stopped.store(true, Ordering::Relaxed);
+            self.shared.generation.fetch_add(1, Ordering::Release);
+        }
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker catches what panics in a job.
+            let _ = worker.join();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -263,9 +281,9 @@ fn take_parts(shared: &Shared, job: Job, me: usize) {
 fn pause(spins: &mut u32) {
     *spins = spins.wrapping_add(1);
     if spins.is_multiple_of(YIELD_EVERY) {
-        std::thread::yield_now();
+        yield_now();
     } else {
-        std::hint::spin_loop();
+        spin_loop();
     }
 }
 
@@ -298,91 +316,8 @@ fn work(shared: &Shared, me: usize) {
         if let Some(job) = job {
             take_parts(shared, job, me);
             shared.inside.fetch_sub(1, Ordering::Release);
+        } else if shared.stopped.load(Ordering::Relaxed) {
+            return;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_part_runs_once_whatever_the_width() {
-        for threads in [1, 2, 5] {
-            let pool = Pool::start(threads);
-            for parts in [0, 1, 2, 3, 17, 1000] {
-                let counts: Vec<_> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
-                pool.run(parts, &|i| {
-                    counts[i].fetch_add(1, Ordering::Relaxed);
-                });
-                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
-            }
-        }
-    }
-
-    #[test]
-    fn callers_take_turns() {
-        let pool = Pool::start(3);
-        let total = AtomicUsize::new(0);
-        std::thread::scope(|s| {
-            for _ in 0..4 {
-                s.spawn(|| {
-                    for _ in 0..200 {
-                        pool.run(8, &|i| {
-                            total.fetch_add(i, Ordering::Relaxed);
-                        });
-                    }
-                });
-            }
-        });
-        assert_eq!(total.load(Ordering::Relaxed), 4 * 200 * 28);
-    }
-
-    #[test]
-    fn what_follows_is_done_by_each_thread_of_a_job_and_no_longer() {
-        let pool = Pool::start(2);
-        let counts = [const { AtomicUsize::new(0) }; 2];
-        let then = |me: usize| {
-            counts[me].fetch_add(1, Ordering::Relaxed);
-        };
-        let seen = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
-        // Neither part ends before the other one has begun, so that each thread has one.
-        let job = || {
-            let begun = AtomicUsize::new(0);
-            pool.run(2, &|_| {
-                begun.fetch_add(1, Ordering::Relaxed);
-                while begun.load(Ordering::Relaxed) < 2 {
-                    std::thread::yield_now();
-                }
-            });
-        };
-        followed_by(&then, || pool.run(1, &|_| {}));
-        assert_eq!(seen(), [0, 0], "nobody to wait for");
-        followed_by(&then, || {
-            job();
-            job();
-        });
-        assert_eq!(seen(), [2, 2]);
-        job();
-        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            followed_by(&then, || panic!("in between"));
-        }));
-        assert!(caught.is_err());
-        job();
-        assert_eq!(seen(), [2, 2]);
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
-        let pool = Pool::start(2);
-        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            pool.run(4, &|i| assert!(i != 2, "part two"));
-        }));
-        assert!(caught.is_err());
-        let done = AtomicUsize::new(0);
-        pool.run(4, &|_| {
-            done.fetch_add(1, Ordering::Relaxed);
-        });
-        assert_eq!(done.load(Ordering::Relaxed), 4);
     }
 }

@@ -1,0 +1,85 @@
+//! The pool with real threads; `tests/models.rs` looks at all orders of their steps.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::pool::{Pool, followed_by};
+
+#[test]
+fn every_part_runs_once_whatever_the_width() {
+    for threads in [1, 2, 5] {
+        let pool = Pool::start(threads);
+        for parts in [0, 1, 2, 3, 17, 1000] {
+            let counts: Vec<_> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
+            pool.run(parts, &|i| {
+                counts[i].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+        }
+    }
+}
+
+#[test]
+fn callers_take_turns() {
+    let pool = Pool::start(3);
+    let total = AtomicUsize::new(0);
+    std::thread::scope(|s| {
+        for _ in 0..4 {
+            s.spawn(|| {
+                for _ in 0..200 {
+                    pool.run(8, &|i| {
+                        total.fetch_add(i, Ordering::Relaxed);
+                    });
+                }
+            });
+        }
+    });
+    assert_eq!(total.load(Ordering::Relaxed), 4 * 200 * 28);
+}
+
+#[test]
+fn what_follows_is_done_by_each_thread_of_a_job_and_no_longer() {
+    let pool = Pool::start(2);
+    let counts = [const { AtomicUsize::new(0) }; 2];
+    let then = |me: usize| {
+        counts[me].fetch_add(1, Ordering::Relaxed);
+    };
+    let seen = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+    // Neither part ends before the other one has begun, so that each thread has one.
+    let job = || {
+        let begun = AtomicUsize::new(0);
+        pool.run(2, &|_| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            while begun.load(Ordering::Relaxed) < 2 {
+                std::thread::yield_now();
+            }
+        });
+    };
+    followed_by(&then, || pool.run(1, &|_| {}));
+    assert_eq!(seen(), [0, 0], "nobody to wait for");
+    followed_by(&then, || {
+        job();
+        job();
+    });
+    assert_eq!(seen(), [2, 2]);
+    job();
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        followed_by(&then, || panic!("in between"));
+    }));
+    assert!(caught.is_err());
+    job();
+    assert_eq!(seen(), [2, 2]);
+}
+
+#[test]
+fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+    let pool = Pool::start(2);
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        pool.run(4, &|i| assert!(i != 2, "part two"));
+    }));
+    assert!(caught.is_err());
+    let done = AtomicUsize::new(0);
+    pool.run(4, &|_| {
+        done.fetch_add(1, Ordering::Relaxed);
+    });
+    assert_eq!(done.load(Ordering::Relaxed), 4);
+}
