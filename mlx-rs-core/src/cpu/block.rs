@@ -5,15 +5,16 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::attention::Attend;
-use super::heads::{Heads, View, count, total};
-use super::host_op::{self, Input, Work};
+use mlx_cpu_kernels::{
+    Attend, Fresh, Gate, Input, Product, Store, Tokens, Work, count, followed_by,
+};
+
+use super::heads::{Heads, View, total};
+use super::host_op;
 use super::matrix::Matrix;
 use super::memory::KvMemory;
-use super::pool::followed_by;
-use super::project::{Gate, Product, Projection, Then};
+use super::project::{Projection, Then};
 use super::slab::{Kept, Writing, broken};
-use super::store::{Fresh, Store, Tokens};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -123,11 +124,15 @@ impl Part {
     }
 
     /// Multiplies `x`, with the next of the operation's inputs; `add` is added to it.
-    fn run(&self, x: Input, rest: &mut &[Input], add: Option<Input>, output: &mut [f32]) {
+    ///
+    /// # Safety
+    /// The rest must be the inputs that `plan` appended, `x` and `add` the rows that it was made for.
+    unsafe fn run(&self, x: Input, rest: &mut &[Input], add: Option<Input>, output: &mut [f32]) {
         let mut inputs = vec![x];
         inputs.extend(next(rest, self.inputs));
         inputs.extend(add);
-        self.work.run(&inputs, output);
+        // SAFETY: the caller's promise.
+        unsafe { self.work.run(&inputs, output) };
     }
 }
 
@@ -333,7 +338,7 @@ impl Work for Steps {
         self.0.last().map_or(0, |step| step.down.work.outputs())
     }
 
-    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         let mut rest = inputs;
         let Some(&first) = next(&mut rest, 1).first() else {
             return;
@@ -348,11 +353,13 @@ impl Work for Steps {
             for (i, step) in self.0.iter().enumerate() {
                 let own = next(&mut rest, step.inputs);
                 let Some(after) = self.0.get(i + 1) else {
-                    step.run(x, own, parts, None, output);
+                    // SAFETY: `steps` planned these inputs for this step, one after another.
+                    unsafe { step.run(x, own, parts, None, output) };
                     break;
                 };
                 let y = room(to, step.down.work.outputs());
-                step.run(x, own, parts, Some(after), y);
+                // SAFETY: as above.
+                unsafe { step.run(x, own, parts, Some(after), y) };
                 x = Input::of(y);
                 std::mem::swap(from, to);
             }
@@ -365,8 +372,12 @@ impl Work for Steps {
 }
 
 impl Step {
-    /// While threads wait for each other they fetch what the next part reads first, and in the end what that `after` this does.
-    fn run(
+    /// While threads wait for each other they prefetch the first elements of the next part, at the end
+    /// those of the step `after` this one.
+    ///
+    /// # Safety
+    /// `inputs` must be those that `Block::plan` appended for this step, `x` its rows.
+    unsafe fn run(
         &self,
         x: Input,
         inputs: &[Input],
@@ -381,9 +392,10 @@ impl Step {
         let caches: Vec<Input> = self.held.iter().flat_map(|kept| kept.parts()).collect();
         let packed = room(&mut between.packed, self.project.work.outputs());
         // SAFETY: caches of a `KvMemory` are float32.
-        let keys = unsafe { self.attend.first_keys(&caches) };
-        followed_by(&|me| self.attend.fetch(me, &keys), || {
-            self.project.run(x, &mut &*own, None, packed);
+        let prefetch = unsafe { self.attend.prefetch(&caches) };
+        followed_by(&prefetch, || {
+            // SAFETY: the caller's promise.
+            unsafe { self.project.run(x, &mut &*own, None, packed) };
         });
         let found = room(&mut between.found, self.attend.outputs());
         let mut seen = vec![Input::of(packed)];
@@ -404,12 +416,14 @@ impl Step {
         let attended = room(&mut between.attended, self.output.work.outputs());
         let found = Input::of(found);
         followed_by(&|me| self.feed.work.fetch(me), || {
-            self.output.run(found, &mut rest, Some(x), attended);
+            // SAFETY: as above.
+            unsafe { self.output.run(found, &mut rest, Some(x), attended) };
         });
         let attended = Input::of(attended);
         let gated = room(&mut between.gated, self.feed.work.outputs());
         followed_by(&|me| self.down.work.fetch(me), || {
-            self.feed.run(attended, &mut rest, None, gated);
+            // SAFETY: as above.
+            unsafe { self.feed.run(attended, &mut rest, None, gated) };
         });
         let gated = Input::of(gated);
         let fetch = |me| {
@@ -418,7 +432,8 @@ impl Step {
             }
         };
         followed_by(&fetch, || {
-            self.down.run(gated, &mut rest, Some(attended), output);
+            // SAFETY: as above.
+            unsafe { self.down.run(gated, &mut rest, Some(attended), output) };
         });
     }
 }

@@ -1,5 +1,7 @@
 //! The one operation against its stages one by one, in float64 and with full sorts.
 
+use mlx_cpu_kernels::Filters;
+use mlx_cpu_kernels::testing::{MOST_CANDIDATES, ascending, depth, tail};
 use proptest::prelude::*;
 
 use super::*;

@@ -1,11 +1,9 @@
 //! A layer's heads: what attention, and the storing of keys and values, are asked with, and what they plan of it.
-//! What is computed then is in `attention.rs` and `store.rs`.
+//! The kernels compute it.
 
-use super::attention::{Attend, Plan, Query};
+use mlx_cpu_kernels::{Attend, Isa, Keys, Plan, Positions, Query, Rotation, Store, Tokens, count};
+
 use super::host_op::{self, Meaning};
-use super::kernel::Isa;
-use super::rotation::Rotation;
-use super::store::{Keys, Positions, Store, Tokens};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -122,11 +120,6 @@ pub(super) fn total(rows: impl Iterator<Item = (i32, i32)>) -> Result<i32> {
             .ok_or_else(|| fault("a row has impossible positions"))?;
     }
     Ok(total)
-}
-
-/// A count of the caller's, which is not negative.
-pub(super) fn count(n: i32) -> usize {
-    usize::try_from(n).unwrap_or(0)
 }
 
 impl Heads {

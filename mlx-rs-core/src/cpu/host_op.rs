@@ -3,23 +3,14 @@
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use mlx_cpu_kernels::{Input, Once, Work};
 use mlx_sys as sys;
 
-use super::once::Once;
 use crate::array::Array;
 use crate::call;
 use crate::closure;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
-
-/// Work on float32: inputs as raw bytes' addresses with their number of elements, and the output.
-pub(super) trait Work: Send + Sync + 'static {
-    /// Fills `output` from the inputs.
-    fn run(&self, inputs: &[Input], output: &mut [f32]);
-
-    /// Elements of the output.
-    fn outputs(&self) -> usize;
-}
 
 /// What an operation computes, so that it has derivatives and works in batches.
 #[derive(Debug, Clone, Copy)]
@@ -66,123 +57,21 @@ impl Meaning {
     }
 }
 
-/// The elements of one input.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Input {
-    data: *const c_void,
-    size: usize,
-    ndim: usize,
-    shape: *const i32,
-    strides: *const i64,
-}
-
-impl Input {
-    /// Elements that are no array of MLX's, and have no strides: what one part of an operation leaves to the next.
-    pub(super) fn of(data: &[f32]) -> Self {
-        Self {
-            data: data.as_ptr().cast(),
-            size: data.len(),
-            ndim: 0,
-            shape: [].as_ptr(),
-            strides: [].as_ptr(),
-        }
+/// All elements of an array that is evaluated and row-contiguous.
+///
+/// # Errors
+/// When it cannot be evaluated, or is not row-contiguous.
+///
+/// # Safety
+/// The array must be kept as long as the input is used.
+pub(super) unsafe fn input_of(array: &Array) -> Result<Input> {
+    let (owner, data, size) = array.row_major("cpu::Matrix")?;
+    if owner.is_some() {
+        let message = "the array was to be in order";
+        return Err(Error::new(ErrorKind::Mlx, "cpu::Matrix", message));
     }
-
-    /// All elements of an array that is evaluated and row-contiguous, with the numbers of its type seen as `T`.
-    ///
-    /// # Errors
-    /// When it cannot be evaluated.
-    pub(super) fn of_array(array: &Array) -> Result<Self> {
-        let (owner, data, size) = array.row_major("cpu::Matrix")?;
-        if owner.is_some() {
-            let message = "the array was to be in order";
-            return Err(Error::new(ErrorKind::Mlx, "cpu::Matrix", message));
-        }
-        Ok(Self {
-            data: data.cast(),
-            size,
-            ndim: 0,
-            shape: [].as_ptr(),
-            strides: [].as_ptr(),
-        })
-    }
-
-    /// So many elements from an address on, with a layout.
-    ///
-    /// # Safety
-    /// As long as this is used all of them, and the layout, must be there; none of its strides is negative, and no index leads
-    /// beyond the elements.
-    pub(super) unsafe fn at(data: *const f32, size: usize, shape: &[i32], strides: &[i64]) -> Self {
-        Self {
-            data: data.cast(),
-            size,
-            ndim: shape.len().min(strides.len()),
-            shape: shape.as_ptr(),
-            strides: strides.as_ptr(),
-        }
-    }
-
-    /// The elements `from..from + n`, to be written.
-    ///
-    /// # Safety
-    /// The array given to [`add`] in this place must be of type `T`, these elements must belong to the caller alone while the
-    /// operation runs, and none of them may be in use.
-    #[allow(
-        clippy::mut_from_ref,
-        reason = "an input is an address, and whose memory it is the caller's promise"
-    )]
-    pub(super) unsafe fn part_mut<T>(&self, from: usize, n: usize) -> &mut [T] {
-        assert!(from <= self.size && n <= self.size - from);
-        if n == 0 {
-            return &mut [];
-        }
-        // SAFETY: among as many elements as MLX says, alive while the work runs; the rest is the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.data.cast_mut().cast::<T>().add(from), n) }
-    }
-
-    /// The elements as what they are.
-    ///
-    /// # Safety
-    /// The array given to [`add`] in this place must be of type `T`.
-    pub(super) unsafe fn as_slice<T>(&self) -> &[T] {
-        if self.size == 0 {
-            return &[];
-        }
-        // SAFETY: MLX says that there are so many elements, and keeps them while the work runs; the
-        // type is the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.data.cast(), self.size) }
-    }
-
-    /// Elements between neighbors along each axis; 0 where it would be negative, which MLX's slices of
-    /// caches never are.
-    pub(super) fn strides(&self) -> Vec<usize> {
-        // SAFETY: the shim passes as many as there are axes, alive for the call.
-        let strides = unsafe { std::slice::from_raw_parts(self.strides, self.ndim) };
-        strides
-            .iter()
-            .map(|&s| usize::try_from(s).unwrap_or(0))
-            .collect()
-    }
-
-    /// All elements from the first to the last that an index reaches, as an address: others of them may be written while some
-    /// are read.
-    ///
-    /// # Safety
-    /// The array given to [`add_strided`] in this place, among those that may be strided, must be of type `T`.
-    pub(super) unsafe fn reach<T>(&self) -> *const [T] {
-        if self.size == 0 {
-            return &[];
-        }
-        // SAFETY: as many as there are axes, alive for the call.
-        let shape = unsafe { std::slice::from_raw_parts(self.shape, self.ndim) };
-        let last: usize = shape
-            .iter()
-            .zip(self.strides())
-            .map(|(&d, s)| usize::try_from(d - 1).unwrap_or(0) * s)
-            .sum();
-        // The index of the last element is within the array's memory, and so are those before it, as no stride is negative.
-        std::ptr::slice_from_raw_parts(self.data.cast(), last + 1)
-    }
+    // SAFETY: the array has this number of elements there, and the caller keeps it.
+    Ok(unsafe { Input::from_raw(data.cast(), size) })
 }
 
 /// As [`add`], for work that looks at strides: inputs from number `first` on may lie in memory as they like, but
@@ -248,9 +137,10 @@ impl<W: Work> Work for AtMostOnce<W> {
         self.work.outputs()
     }
 
-    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         if self.once.first() {
-            self.work.run(inputs, output);
+            // SAFETY: the caller's promise.
+            unsafe { self.work.run(inputs, output) };
         } else {
             output.fill(f32::NAN);
         }
@@ -329,14 +219,10 @@ unsafe extern "C" fn run<W: Work>(
         // SAFETY: the shim passes so many views, alive for this call.
         unsafe { std::slice::from_raw_parts(inputs, num_inputs) }
     };
-    let views: Vec<Input> = views
-        .iter()
-        .map(|v| Input {
-            data: v.data,
-            size: v.size,
-            ndim: v.ndim,
-            shape: v.shape,
-            strides: v.strides,
+    let views: Vec<Input> = (views.iter())
+        .map(|v| {
+            // SAFETY: elements and layout are alive for this call.
+            unsafe { Input::with_layout(v.data, v.size, (v.ndim, v.shape, v.strides)) }
         })
         .collect();
     // SAFETY: the shim has allocated the output, of the shape that `add` was given, and nobody else
@@ -344,7 +230,9 @@ unsafe extern "C" fn run<W: Work>(
     // elements are written before anything reads them; f32 has no invalid values.
     let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), work.outputs()) };
     // A panic must not cross into C++. What it leaves is not a number, which nobody takes for one.
-    if catch_unwind(AssertUnwindSafe(|| work.run(&views, output))).is_err() {
+    // SAFETY: `add` was given these inputs for this work, by its caller's promise.
+    let run = AssertUnwindSafe(|| unsafe { work.run(&views, output) });
+    if catch_unwind(run).is_err() {
         output.fill(f32::NAN);
     }
 }
@@ -367,7 +255,7 @@ mod tests {
     }
 
     impl Work for Touchy {
-        fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
             // SAFETY: the tests give float32.
             let x = unsafe { inputs[0].as_slice::<f32>() };
             for (x, y) in x.iter().zip(output.iter_mut()) {

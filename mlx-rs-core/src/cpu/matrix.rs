@@ -1,6 +1,7 @@
 //! Matrices that the kernels multiply with: what is checked once. The products are in `project.rs`.
 
-use super::dense::Number;
+use mlx_cpu_kernels::{Kind, Number, Size, count};
+
 use super::enabled;
 use super::project::{Projection, Then};
 use super::quantized::QuantizedMatrix;
@@ -8,22 +9,24 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The sizes of a matrix `[n, k]`.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Size {
-    pub n: usize,
-    pub k: usize,
+/// The sizes of a shape `[n, k]` with neither zero.
+pub(super) fn size_of(shape: &[i32]) -> Option<Size> {
+    match *shape {
+        [n, k] if n > 0 && k > 0 => Some(Size {
+            n: count(n),
+            k: count(k),
+        }),
+        _ => None,
+    }
 }
 
-impl Size {
-    pub(super) fn of(shape: &[i32]) -> Option<Self> {
-        match *shape {
-            [n, k] if n > 0 && k > 0 => Some(Self {
-                n: n.unsigned_abs() as usize,
-                k: k.unsigned_abs() as usize,
-            }),
-            _ => None,
-        }
+/// `None` for a type that the kernels do not multiply with.
+fn number_of(dtype: Dtype) -> Option<Number> {
+    match dtype {
+        Dtype::Float32 => Some(Number::Single),
+        Dtype::Float16 => Some(Number::Half),
+        Dtype::Bfloat16 => Some(Number::Brain),
+        _ => None,
     }
 }
 
@@ -55,7 +58,7 @@ impl DenseMatrix {
     /// assert!(!cpu::DenseMatrix::supports(Dtype::Int32));
     /// ```
     pub fn supports(dtype: Dtype) -> bool {
-        enabled() && Number::of(dtype).is_some()
+        enabled() && number_of(dtype).is_some()
     }
 
     /// The matrix `[n, k]` for the kernels, where they are on and have its type; `None` otherwise.
@@ -64,9 +67,9 @@ impl DenseMatrix {
     /// When memory runs out.
     pub fn new(weight: &Array) -> Result<Option<Self>> {
         let (Some(size), true, Some(number)) = (
-            Size::of(weight.shape()),
+            size_of(weight.shape()),
             enabled(),
-            Number::of(weight.dtype()),
+            number_of(weight.dtype()),
         ) else {
             return Ok(None);
         };
@@ -139,6 +142,18 @@ impl Matrix {
         match self {
             Matrix::Quantized(q) => q.size,
             Matrix::Dense(d) => d.size,
+        }
+    }
+
+    /// How it is stored.
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Matrix::Quantized(q) => Kind::Quantized {
+                bits: q.bits,
+                group: q.group,
+                half: q.half,
+            },
+            Matrix::Dense(d) => Kind::Dense(d.number),
         }
     }
 

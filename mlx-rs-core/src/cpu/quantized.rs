@@ -6,10 +6,11 @@ use std::sync::Arc;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use super::bands::{BAND, Bands};
+use mlx_cpu_kernels::{BAND, Held, Input, Size, Taken};
+
 use super::enabled;
-use super::host_op::{self, Input, Meaning, Work};
-use super::matrix::{Matrix, Size};
+use super::host_op::{self, Meaning, input_of};
+use super::matrix::{Matrix, size_of};
 use crate::array::Array;
 use crate::closure;
 use crate::dtype::Dtype;
@@ -160,7 +161,7 @@ impl QuantizedMatrix {
                 && factor(&biases)
         };
         let known = Self::supports(QuantMode::Affine, bits, group_size, Dtype::Float32);
-        let Some(size) = Size::of(&[n, k]).filter(|size| known && fits(*size)) else {
+        let Some(size) = size_of(&[n, k]).filter(|size| known && fits(*size)) else {
             let message = format!("these are no parts of a matrix of {n} rows, {bits} bits");
             let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
             return Err(error.with_inputs(&[&words, &scales, &biases]));
@@ -401,8 +402,10 @@ impl QuantizedMatrix {
 
     /// What an operation without derivatives computes with, besides its inputs, so that these, each of which MLX's
     /// evaluation looks at, are fewer. `None` where a derivative with respect to them must be refused.
-    pub(super) fn held(&self) -> Option<Arc<Stored>> {
-        (!self.traced).then(|| Arc::clone(&self.stored))
+    pub(super) fn held(&self) -> Option<Held> {
+        let stored = Arc::clone(&self.stored);
+        // SAFETY: the inputs are the elements of arrays that `Stored` keeps; arrays do not change.
+        (!self.traced).then(|| unsafe { Held::new(self.stored.inputs, stored) })
     }
 
     /// Bytes in memory.
@@ -459,11 +462,8 @@ unsafe impl Sync for Stored {}
 impl Stored {
     fn new(arrays: [Array; 3]) -> Result<Arc<Self>> {
         let [words, scales, biases] = &arrays;
-        let inputs = [
-            Input::of_array(words)?,
-            Input::of_array(scales)?,
-            Input::of_array(biases)?,
-        ];
+        // SAFETY: the arrays are kept beside them.
+        let inputs = unsafe { [input_of(words)?, input_of(scales)?, input_of(biases)?] };
         Ok(Arc::new(Self {
             arrays: arrays.into(),
             inputs,
@@ -492,47 +492,4 @@ fn are_halves(all: &[f32]) -> bool {
 
 fn lost() -> Error {
     Error::new(ErrorKind::Mlx, "cpu::QuantizedMatrix", "an axis was lost")
-}
-
-/// Rows of a matrix by their numbers.
-struct Taken {
-    count: usize,
-    /// Whether the numbers are signed.
-    signed: bool,
-    size: Size,
-    bits: u32,
-    /// Of a row.
-    groups: usize,
-    /// Whether scales and biases are float16.
-    half: bool,
-    /// The matrix, unless it is among the inputs.
-    held: Option<Arc<Stored>>,
-}
-
-impl Work for Taken {
-    fn outputs(&self) -> usize {
-        self.count * self.size.k
-    }
-
-    fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        let Some((ids, matrix)) = inputs.split_first() else {
-            return;
-        };
-        let matrix = self.held.as_ref().map_or(matrix, |held| &held.inputs);
-        // SAFETY: `take_rows` gave arrays of these types, in this order.
-        let (ids, bands) = unsafe {
-            let packing = (self.bits, self.groups, self.half);
-            (ids.as_slice::<u32>(), Bands::of(matrix, packing))
-        };
-        for (id, out) in ids.iter().zip(output.chunks_exact_mut(self.size.k)) {
-            let id = match id.cast_signed() {
-                id if self.signed => id.max(0).cast_unsigned(),
-                _ => *id,
-            };
-            let row = usize::try_from(id)
-                .unwrap_or(usize::MAX)
-                .min(self.size.n - 1);
-            bands.row(row, out);
-        }
-    }
 }

@@ -7,11 +7,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mlx_cpu_kernels::{Input, Plane, Work, count};
 use mlx_sys as sys;
 
-use super::heads::count;
-use super::host_op::{self, Input, Work};
-use super::share::{Output, share};
+use super::host_op;
 use crate::array::Array;
 use crate::error::Result;
 use crate::{call, closure};
@@ -152,65 +151,6 @@ impl Drop for Writing<'_> {
     }
 }
 
-/// Keys or values of a layer, `[heads, room, width]`, of which so many positions are copied.
-#[derive(Clone, Copy)]
-struct Plane {
-    heads: usize,
-    room: usize,
-    width: usize,
-    filled: usize,
-}
-
-impl Plane {
-    fn of(&[_, heads, room, width]: &[i32; 4], filled: i32) -> Self {
-        Self {
-            heads: count(heads),
-            room: count(room),
-            width: count(width),
-            filled: count(filled),
-        }
-    }
-
-    fn elements(self) -> usize {
-        self.heads * self.room * self.width
-    }
-
-    /// Copies the first positions of each to one plane after another.
-    fn copy(self, from: &[Input], output: &mut [f32]) {
-        let Self {
-            heads,
-            room,
-            width,
-            filled,
-        } = self;
-        if filled == 0 || from.is_empty() {
-            return;
-        }
-        // SAFETY: they are float32, as `KvMemory` has seen; whoever writes into them comes before or after.
-        let from: Vec<(&[f32], Vec<usize>)> = (from.iter())
-            .map(|input| (unsafe { &*input.reach::<f32>() }, input.strides()))
-            .collect();
-        // Neighboring positions at once, where they are neighbors.
-        let whole = from.iter().all(|(_, strides)| strides[2] == width);
-        let run = if whole { filled } else { 1 };
-        let runs = filled / run;
-        let out = Output::new(output);
-        // What is new to the process is slow to write at first, which two threads share.
-        let units = from.len() * heads * runs;
-        share(units, units * run * width, &|first, end| {
-            for unit in first..end {
-                let (plane, i) = (unit / runs / heads, unit % runs * run);
-                let h = unit / runs % heads;
-                let (data, strides) = &from[plane];
-                let (start, n) = (h * strides[1] + i * strides[2], run * width);
-                // SAFETY: each position of each head of a plane is one unit's alone.
-                let to = unsafe { out.part(((plane * heads + h) * room + i) * width, n) };
-                to.copy_from_slice(&data[start..start + n]);
-            }
-        });
-    }
-}
-
 /// The source of the first positions of new memory.
 pub(super) enum From {
     /// Keys and values, the operation's first two inputs.
@@ -244,7 +184,7 @@ impl Work for Fill {
         1
     }
 
-    fn run(&self, inputs: &[Input], output: &mut [f32]) {
+    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         let from: Vec<Input> = match &self.from {
             From::Arrays => inputs[..2].to_vec(),
             From::Kept(layers) => layers.iter().flat_map(|kept| kept.parts()).collect(),
@@ -259,7 +199,8 @@ impl Work for Fill {
         // SAFETY: memory is float32 and belongs to this operation alone until it has run: every other
         // operation on it depends on the output, and `add_once` runs it once.
         let all = unsafe { all.part_mut::<f32>(0, self.to.slab.elements) };
-        self.plane.copy(&from, all);
+        // SAFETY: `KvMemory` has seen types and shapes; writers of the sources come before or after.
+        unsafe { self.plane.copy(&from, all) };
         output.fill(0.0);
     }
 }
@@ -276,12 +217,13 @@ impl Work for Take {
         self.plane.elements()
     }
 
-    fn run(&self, _: &[Input], output: &mut [f32]) {
+    unsafe fn run(&self, _: &[Input], output: &mut [f32]) {
         if broken([&self.from]) {
             output.fill(f32::NAN);
             return;
         }
         let own = self.from.parts()[self.which];
-        self.plane.copy(&[own], output);
+        // SAFETY: memory is float32; writers come before or after.
+        unsafe { self.plane.copy(&[own], output) };
     }
 }

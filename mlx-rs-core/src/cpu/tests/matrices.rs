@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::All;
-use crate::cpu::kernel::tests::noise;
 use crate::error::Result;
 use crate::random::{self, Key};
 use crate::transforms::grad;

@@ -7,8 +7,8 @@ mod steps;
 
 use std::sync::Arc;
 
-use super::kernel::tests::{noise, with_each};
-use super::tile;
+use mlx_cpu_kernels::testing::{noise, with_each};
+
 use super::*;
 use crate::array::Array;
 use crate::dtype::Dtype;
@@ -51,21 +51,6 @@ pub(super) fn close(got: &[f32], wanted: &[f64], tolerance: f64, what: &str) {
             "{what}: {got} is not {wanted} at {i}"
         );
     }
-}
-
-#[test]
-fn exponentials_and_tangents() {
-    for i in -2000..2000 {
-        let x = i as f32 * 0.0435;
-        let (got, exact) = (f64::from(tile::exp(x)), f64::from(x).exp());
-        assert!((got - exact).abs() <= 4e-7 * exact, "{x}: {got} {exact}");
-        let difference = (f64::from(tile::tanh(x)) - f64::from(x).tanh()).abs();
-        assert!(difference < 4e-7, "{x}");
-    }
-    assert_eq!(tile::exp(f32::NEG_INFINITY), 0.0);
-    assert_eq!(tile::exp(-1000.0), 0.0);
-    assert!(tile::exp(f32::NAN).is_nan());
-    assert!(tile::exp(1000.0).is_finite() && tile::exp(0.0) == 1.0);
 }
 
 /// The same with scales and biases that are numbers of float16.

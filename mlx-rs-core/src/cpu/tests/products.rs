@@ -1,7 +1,5 @@
 //! Products with few and many rows, in all forms of matrices.
 
-use super::super::many::gate_all;
-use super::super::pool::pool;
 use super::*;
 
 /// `x [rows, k]` times the transpose of `w [n, k]`.
@@ -39,7 +37,7 @@ fn storages(k: usize) -> Vec<Storage> {
 #[test]
 fn products_of_few_and_many_rows_equal_the_definition() {
     // So many that each thread has rows of its own, and outputs of which it takes two places and one.
-    let apart = 64 * pool().width() + 5;
+    let apart = 64 * threads() + 5;
     for (rows, n, k) in [
         (apart, 300, 128),
         (1, 9, 64),
@@ -228,37 +226,6 @@ fn formats_go_together() {
             });
         });
     }
-}
-
-/// A row alone and among others, and cut anywhere, must come out the same.
-#[test]
-fn an_element_goes_through_a_gate_in_the_same_way_wherever_it_stands() {
-    let (own, ups) = (noise(43, 1), noise(43, 2));
-    let own: Vec<f32> = own.iter().map(|v| 9.0 * v).collect();
-    with_each(|isa| {
-        for gate in [Gate::Silu, Gate::GeluTanh, Gate::Relu] {
-            let mut all = own.clone();
-            gate_all(isa, gate, &mut all, &ups);
-            for ((x, up), got) in own.iter().zip(&ups).zip(&all) {
-                let wanted = exact(gate, f64::from(*x)) * f64::from(*up);
-                assert!((f64::from(*got) - wanted).abs() < 1e-5, "{gate:?} {x}");
-            }
-            for from in 0..own.len() {
-                for to in from..own.len() {
-                    let mut some = own[from..to].to_vec();
-                    gate_all(isa, gate, &mut some, &ups[from..to]);
-                    assert_eq!(some, all[from..to], "{gate:?} {from} {to}");
-                }
-            }
-            let mut ends = [f32::INFINITY, f32::NAN, 3e38, 0.0, -1000.0];
-            gate_all(isa, gate, &mut ends, &[1.0; 5]);
-            assert_eq!(ends[0], f32::INFINITY, "{gate:?}");
-            assert!(ends[1].is_nan(), "{gate:?}");
-            assert!((ends[2] / 3e38 - 1.0).abs() < 1e-6, "{gate:?}");
-            assert_eq!(ends[3], 0.0, "{gate:?}");
-            assert!(ends[4].abs() < 1e-30, "{gate:?}");
-        }
-    });
 }
 
 fn exact(gate: Gate, x: f64) -> f64 {

@@ -1,0 +1,323 @@
+//! A fork-join pool that runs one job at a time. A job is cut into numbered parts: each thread owns
+//! contiguous ones and steals from others when idle.
+//!
+//! Why not a library: a token makes hundreds of jobs of some 50 microseconds, one after another, so
+//! the cost to start and to join a job decides. Workers spin for about as long as the pause between
+//! two jobs before they sleep, and the thread that has the job works on it itself.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::{OnceLock, PoisonError};
+
+use super::sync::{
+    Arc, AtomicBool, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Ordering, SPINS,
+    YIELD_EVERY, spin_loop, yield_now,
+};
+
+/// The most threads that are asked for.
+const MAX_THREADS: usize = 64;
+
+/// What each thread does with its parts, which it takes all of.
+type Run<'a> = dyn Fn(&mut dyn Iterator<Item = usize>) + Sync + 'a;
+
+/// What each thread does before it waits for the others; see [`followed_by`].
+type Then<'a> = dyn Fn(usize) + Sync + 'a;
+
+/// A job: `run` with the numbers of parts, and `then`. The pointers are to closures that outlive the job.
+#[derive(Clone, Copy)]
+struct Job {
+    run: *const Run<'static>,
+    parts: usize,
+    then: Option<*const Then<'static>>,
+}
+
+// SAFETY: the closures are `Sync`, and `Pool::spread` keeps them alive until every worker is done with them.
+unsafe impl Send for Job {}
+
+thread_local! {
+    /// What follows the jobs of this thread, as long as [`followed_by`] runs.
+    static THEN: Cell<Option<*const Then<'static>>> = const { Cell::new(None) };
+}
+
+/// Runs `work`. Each thread that has a job of it and finds no more parts calls `then` with its number before it waits for
+/// others: to fetch what it reads next. Only where there is something to wait for.
+pub fn followed_by<R>(then: &Then<'_>, work: impl FnOnce() -> R) -> R {
+    /// What was there before, again when this is left, also by a panic.
+    struct Before(Option<*const Then<'static>>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            THEN.set(self.0);
+        }
+    }
+    // SAFETY: only the lifetime changes. It is called by jobs of `work` only: none has begun before, and when one returns,
+    // everybody has left it. The pointer is gone when this returns.
+    let then: &'static Then<'static> = unsafe { std::mem::transmute(then) };
+    let _before = Before(THEN.replace(Some(then)));
+    work()
+}
+
+struct Shared {
+    /// The current job, for workers that wake up.
+    job: Mutex<Option<Job>>,
+    wake: Condvar,
+    /// Counts jobs, so that a worker sees that there is a new one.
+    generation: AtomicUsize,
+    /// Workers that wait to be woken; changed under the lock of `job`.
+    asleep: AtomicUsize,
+    /// The next part of each thread.
+    next: Vec<Own>,
+    /// Workers that are in the current job.
+    inside: AtomicUsize,
+    /// Whether a part panicked.
+    failed: AtomicBool,
+    /// Whether workers are to end.
+    stopped: AtomicBool,
+}
+
+/// In a cache line of its own.
+#[repr(align(64))]
+struct Own(AtomicUsize);
+
+/// The threads of the process.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    /// One job at a time.
+    busy: Mutex<()>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+/// Cores to use: `MLX_NUM_THREADS`, or as many as the process may use.
+pub(crate) fn threads() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| {
+        std::env::var("MLX_NUM_THREADS")
+            .ok()
+            .and_then(|v| v.trim().parse().ok())
+            .filter(|n| *n > 0)
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+            .min(MAX_THREADS)
+    })
+}
+
+/// The pool, started by its first use.
+pub(crate) fn pool() -> &'static Pool {
+    static POOL: OnceLock<Pool> = OnceLock::new();
+    POOL.get_or_init(|| Pool::start(threads()))
+}
+
+impl Pool {
+    pub(crate) fn start(threads: usize) -> Self {
+        let own = |_| Own(AtomicUsize::new(0));
+        let shared = Arc::new(Shared {
+            job: Mutex::new(None),
+            wake: Condvar::new(),
+            generation: AtomicUsize::new(0),
+            asleep: AtomicUsize::new(0),
+            next: (0..threads.max(1)).map(own).collect(),
+            inside: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+        });
+        // A worker that cannot be started is one less; the caller works in any case.
+        let workers = (1..threads)
+            .filter_map(|i| {
+                let shared = Arc::clone(&shared);
+                let worker = Builder::new().name(format!("mlx-kernel-{i}"));
+                worker.spawn(move || work(&shared, i)).ok()
+            })
+            .collect();
+        Self {
+            shared,
+            busy: Mutex::new(()),
+            workers,
+        }
+    }
+
+    /// The first of so many parts that thread `me` has.
+    pub(crate) fn first(&self, parts: usize, me: usize) -> usize {
+        self.shared.first(parts, me)
+    }
+
+    /// All parts of the thread that has part `i` of so many.
+    pub(crate) fn around(&self, parts: usize, i: usize) -> Range<usize> {
+        let first = |thread: usize| self.first(parts, thread);
+        let thread = (0..self.shared.next.len()).find(|&thread| i < first(thread + 1));
+        thread.map_or(0..parts, |thread| first(thread)..first(thread + 1))
+    }
+
+    /// Threads that work on a job, the caller included.
+    pub(crate) fn width(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `run` for each of `0..parts`, spread over the threads; see [`Self::spread`].
+    pub(crate) fn run(&self, parts: usize, run: &(dyn Fn(usize) + Sync)) {
+        self.spread(parts, &|own| own.for_each(run));
+    }
+
+    /// Calls `run` on the threads with the numbers of the parts that each is to do, mostly neighbors, together `0..parts`; what
+    /// it needs for all of them it makes once. Returns when all are done. A panic in a part is resumed here as one of its own.
+    pub(crate) fn spread(&self, parts: usize, run: &Run<'_>) {
+        if parts <= 1 || self.workers.is_empty() {
+            run(&mut (0..parts));
+            return;
+        }
+        let _one = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes. Workers use the pointer between entering (`inside`) and
+        // leaving a job; below, the job is withdrawn and everybody has left before this returns.
+        let run: &'static Run<'static> = unsafe { std::mem::transmute(run) };
+        let then = THEN.get();
+        let job = Job { run, parts, then };
+        for (own, next) in shared.next.iter().enumerate() {
+            next.0.store(shared.first(parts, own), Ordering::Relaxed);
+        }
+        shared.failed.store(false, Ordering::Relaxed);
+        let asleep = {
+            let mut slot = lock(&shared.job);
+            *slot = Some(job);
+            // Under the lock, or a worker that has just seen the old count and is about to wait misses the call.
+            shared.generation.fetch_add(1, Ordering::Release);
+            shared.asleep.load(Ordering::Relaxed)
+        };
+        // A call of the system, which those who spin do not need.
+        if asleep > 0 {
+            shared.wake.notify_all();
+        }
+        take_parts(shared, job, 0);
+        // Nobody enters from here on; those inside finish their parts.
+        *lock(&shared.job) = None;
+        let mut spins = 0u32;
+        while shared.inside.load(Ordering::Acquire) > 0 {
+            pause(&mut spins);
+        }
+        assert!(
+            !shared.failed.load(Ordering::Relaxed),
+            "a part of a kernel panicked"
+        );
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        {
+            let _slot = lock(&self.shared.job);
+            self.shared.stopped.store(true, Ordering::Relaxed);
+            self.shared.generation.fetch_add(1, Ordering::Release);
+        }
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker catches what panics in a job.
+            let _ = worker.join();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// The first part of a thread: each has as many neighbors, so that what it reads is one piece of memory.
+    fn first(&self, parts: usize, own: usize) -> usize {
+        parts * own / self.next.len().max(1)
+    }
+}
+
+/// The parts of a thread, then what others have not begun.
+struct Parts<'a> {
+    shared: &'a Shared,
+    parts: usize,
+    /// Whose parts are taken, and how many threads' were before.
+    of: usize,
+    before: usize,
+}
+
+impl Iterator for Parts<'_> {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        let threads = self.shared.next.len();
+        while self.before < threads {
+            let part = self.shared.next[self.of].0.fetch_add(1, Ordering::Relaxed);
+            if part < self.shared.first(self.parts, self.of + 1) {
+                return Some(part);
+            }
+            self.of = (self.of + 1) % threads;
+            self.before += 1;
+        }
+        None
+    }
+}
+
+/// Runs the parts of thread `me`, then what others have not begun.
+fn take_parts(shared: &Shared, job: Job, me: usize) {
+    // SAFETY: the caller is the job's owner or is counted in `inside`, so its closures are alive.
+    let run = unsafe { &*job.run };
+    let mut own = Parts {
+        shared,
+        parts: job.parts,
+        of: me,
+        before: 0,
+    };
+    let all = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        run(&mut own);
+        if let Some(then) = job.then {
+            // SAFETY: as above.
+            unsafe { (*then)(me) };
+        }
+    }));
+    if all.is_err() {
+        shared.failed.store(true, Ordering::Relaxed);
+        // The other parts are pointless.
+        for next in &shared.next {
+            next.0.store(usize::MAX / 2, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Waits a moment, as turn `spins` of a loop. Now and then the core goes to whoever needs it: where there
+/// are more threads than cores, the one that is waited for may be among them.
+fn pause(spins: &mut u32) {
+    *spins = spins.wrapping_add(1);
+    if spins.is_multiple_of(YIELD_EVERY) {
+        yield_now();
+    } else {
+        spin_loop();
+    }
+}
+
+/// The life of worker `me`.
+fn work(shared: &Shared, me: usize) {
+    let mut seen = 0;
+    loop {
+        let mut spins = 0;
+        while shared.generation.load(Ordering::Acquire) == seen && spins < SPINS {
+            pause(&mut spins);
+        }
+        let job = {
+            let mut slot = lock(&shared.job);
+            shared.asleep.fetch_add(1, Ordering::Relaxed);
+            while shared.generation.load(Ordering::Acquire) == seen {
+                slot = shared
+                    .wake
+                    .wait(slot)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            shared.asleep.fetch_sub(1, Ordering::Relaxed);
+            seen = shared.generation.load(Ordering::Acquire);
+            // Entering under the lock: the owner withdraws the job under it, and waits for those
+            // who entered before.
+            if slot.is_some() {
+                shared.inside.fetch_add(1, Ordering::Relaxed);
+            }
+            *slot
+        };
+        if let Some(job) = job {
+            take_parts(shared, job, me);
+            shared.inside.fetch_sub(1, Ordering::Release);
+        } else if shared.stopped.load(Ordering::Relaxed) {
+            return;
+        }
+    }
+}

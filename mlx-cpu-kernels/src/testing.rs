@@ -1,0 +1,37 @@
+//! For tests, also those of crates on top: the instruction set of a thread, and numbers.
+
+use std::cell::Cell;
+
+pub use crate::choose::{MOST_CANDIDATES, tail};
+use crate::kernel::Isa;
+pub use crate::select::ascending;
+pub use crate::weigh::depth;
+
+thread_local! {
+    static FORCED: Cell<Option<Isa>> = const { Cell::new(None) };
+}
+
+/// The instruction set that [`with_each`] runs with now.
+pub(crate) fn forced() -> Option<Isa> {
+    FORCED.get()
+}
+
+/// Runs `f` with each instruction set of this processor, which operations that this thread makes use.
+pub fn with_each(f: impl Fn(Isa)) {
+    for isa in Isa::all() {
+        FORCED.set(Some(isa));
+        f(isa);
+    }
+    FORCED.set(None);
+}
+
+/// Numbers between -0.5 and 0.5.
+pub fn noise(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
+    (0..n)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1u32 << 24) as f32 - 0.5
+        })
+        .collect()
+}

@@ -1,0 +1,149 @@
+//! The pool of kernels and the right to run once, under a model checker (loom): every order of the
+//! threads' steps, up to a bound of preemptions, instead of the few that happen on a machine.
+
+#![allow(dead_code, reason = "the models use a part of the included files")]
+
+/// What the files below synchronize by, as the model checker sees it.
+mod sync {
+    pub(super) use loom::hint::spin_loop;
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    pub(super) use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
+    pub(super) use loom::thread::{Builder, JoinHandle, yield_now};
+
+    /// One turn shows what many do.
+    pub(super) const SPINS: u32 = 1;
+    pub(super) const YIELD_EVERY: u32 = 1;
+}
+
+#[path = "../src/once.rs"]
+mod once;
+#[path = "../src/pool.rs"]
+mod pool;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, Ordering};
+
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// A number that one thread at a time may use, which loom checks.
+struct Cell(UnsafeCell<u32>);
+
+// SAFETY: loom fails the model where two threads use the number at once.
+unsafe impl Sync for Cell {}
+// SAFETY: as for Sync.
+unsafe impl Send for Cell {}
+
+impl Cell {
+    fn new() -> Self {
+        Self(UnsafeCell::new(0))
+    }
+
+    fn add(&self) {
+        // SAFETY: loom checks that this access is alone.
+        self.0.with_mut(|n| unsafe { *n += 1 });
+    }
+
+    fn get(&self) -> u32 {
+        // SAFETY: loom checks that no write is concurrent.
+        self.0.with(|n| unsafe { *n })
+    }
+}
+
+/// Each part of each job runs exactly once, and when a job returns its writes are there.
+#[test]
+fn jobs_run_all_parts_once_and_end() {
+    check(3, || {
+        let pool = pool::Pool::start(2);
+        for job in 1..=2 {
+            let counts = [Cell::new(), Cell::new(), Cell::new()];
+            pool.run(3, &|i| {
+                counts[i].add();
+                if job == 2 {
+                    counts[i].add();
+                }
+            });
+            assert!(counts.iter().all(|c| c.get() == job));
+        }
+    });
+}
+
+/// With more workers than parts, and a job right after another, nobody works on the one that is over.
+#[test]
+fn workers_that_come_late_find_nothing() {
+    check(2, || {
+        let pool = pool::Pool::start(3);
+        for _ in 0..2 {
+            let counts = [Cell::new(), Cell::new()];
+            pool.run(2, &|i| counts[i].add());
+            assert!(counts.iter().all(|c| c.get() == 1));
+        }
+    });
+}
+
+/// The end of a pool wakes its workers, whether they spin, sleep, or are about to.
+#[test]
+fn a_pool_without_jobs_ends() {
+    check(3, || drop(pool::Pool::start(3)));
+}
+
+/// An operation that writes in place, and its replay: two evaluations of one graph. A stream runs
+/// operations in order, so the replay of the writer, which does nothing, comes after the writer; what
+/// waits for the replay on another stream comes after both.
+#[test]
+fn replays_of_a_writer_order_what_depends_on_them() {
+    check(3, || {
+        let memory = Arc::new(Cell::new());
+        let write = Arc::new(once::Once::default());
+        let done = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
+        let writer = loom::thread::spawn({
+            let (memory, write, done) = (memory.clone(), write.clone(), done.clone());
+            move || {
+                for run in &*done {
+                    if write.first() {
+                        memory.add();
+                    }
+                    run.store(true, Ordering::Release);
+                }
+            }
+        });
+        // The first evaluation's reader, or the second's: each waits for its own run of the writer.
+        let readers = [0, 1].map(|run| {
+            let (memory, done) = (memory.clone(), done.clone());
+            loom::thread::spawn(move || {
+                if done[run].load(Ordering::Acquire) {
+                    assert_eq!(memory.get(), 1);
+                }
+            })
+        });
+        writer.join().unwrap();
+        for reader in readers {
+            reader.join().unwrap();
+        }
+    });
+}
+
+/// Of several threads that ask at once, one may run.
+#[test]
+fn one_of_many_is_first() {
+    check(3, || {
+        let once = Arc::new(once::Once::default());
+        let memory = Arc::new(Cell::new());
+        let threads = [(); 2].map(|()| {
+            let (once, memory) = (once.clone(), memory.clone());
+            loom::thread::spawn(move || {
+                if once.first() {
+                    memory.add();
+                }
+            })
+        });
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(memory.get(), 1);
+    });
+}
