@@ -7,9 +7,9 @@ fn main() {
     for key in ["VERSION", "MLX_VERSION", "LIB", "ROOT"] {
         if let Ok(value) = std::env::var(format!("DEP_MLXC_{key}")) {
             println!("cargo:{}={value}", key.to_lowercase());
-            if key == "VERSION" && !value.starts_with("0.4.") {
-                println!("cargo:rustc-cfg=mlx_c_0_5");
-            }
         }
+    }
+    if std::env::var_os("DEP_MLXC_C_0_5").is_some() {
+        println!("cargo:rustc-cfg=mlx_c_0_5");
     }
 }

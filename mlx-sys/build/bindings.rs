@@ -4,6 +4,7 @@
 use std::fs;
 
 use crate::env::Env;
+use crate::link::emit_api;
 use crate::mlxc::Source;
 use crate::tools::Tools;
 
@@ -45,8 +46,7 @@ pub fn use_committed(env: &Env) -> Result<(), String> {
     let from = env.manifest_dir.join("src/bindings.rs");
     let to = env.out_dir.join("bindings.rs");
     fs::copy(&from, &to).map_err(|e| format!("cannot copy {}: {e}", from.display()))?;
-    println!("cargo:rustc-cfg=mlx_c_0_5");
     println!("cargo:rustc-env=MLX_SYS_BINDINGS={}", to.display());
-    println!("cargo:version=0.5.0");
+    emit_api((0, 5, 0));
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::env::Env;
 use crate::mlx::Mlx;
 use crate::mlxc::Source;
+use crate::pins::{Version, is_0_5};
 
 /// Prints the link lines and the metadata (`DEP_MLXC_*` in dependents).
 pub fn emit(env: &Env, source: &Source, mlx: &Mlx, library: &Path) -> Result<(), String> {
@@ -33,17 +34,24 @@ pub fn emit(env: &Env, source: &Source, mlx: &Mlx, library: &Path) -> Result<(),
         }
     }
 
-    let (major, minor, patch) = source.version;
-    if (major, minor) >= (0, 5) {
-        println!("cargo:rustc-cfg=mlx_c_0_5");
-    }
-    println!("cargo:version={major}.{minor}.{patch}");
+    emit_api(source.version);
     println!("cargo:mlx_version={}", mlx.version);
     println!("cargo:include={}", source.dir.display());
     println!("cargo:root={}", mlx.root.display());
     // The persistent directory, not the one in OUT_DIR: what is installed outlives the build.
     println!("cargo:lib={}", mlx.lib().display());
     Ok(())
+}
+
+/// The version of mlx-c, as `DEP_MLXC_VERSION`, and whether it is 0.5: a cfg here, and for dependents
+/// `DEP_MLXC_C_0_5`.
+pub fn emit_api(version: Version) {
+    let (major, minor, patch) = version;
+    println!("cargo:version={major}.{minor}.{patch}");
+    if is_0_5(version) {
+        println!("cargo:rustc-cfg=mlx_c_0_5");
+        println!("cargo:c_0_5=1");
+    }
 }
 
 /// GNU ld must see what libmlx needs when it links a program; lld need not. Naming the files makes

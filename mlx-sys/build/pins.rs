@@ -31,6 +31,11 @@ pub fn supported(version: Version) -> bool {
     ((0, 4, 1)..(0, 6, 0)).contains(&version)
 }
 
+/// Whether that mlx-c has what came with 0.5: the cfg `mlx_c_0_5`, in `mlx-sys` and in dependents.
+pub fn is_0_5((major, minor, _): Version) -> bool {
+    (major, minor) >= (0, 5)
+}
+
 impl Pins {
     pub fn read(path: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(path)

@@ -59,6 +59,21 @@ fn versions_in_range_are_accepted_and_others_not() {
 }
 
 #[test]
+fn the_cfg_follows_the_version_and_each_version_its_mlx() {
+    let pins = real_pins();
+    for (text, new, mlx) in [
+        ("0.4.1", false, "0.30.1"),
+        ("0.4.9", false, "0.30.1"),
+        ("0.5.0", true, "0.30.6"),
+        ("0.5.7", true, "0.30.6"),
+    ] {
+        let version = pins::parse_version(text).unwrap();
+        assert_eq!(pins::is_0_5(version), new, "{text}");
+        assert_eq!(pins.mlx_for(version).unwrap(), mlx, "{text}");
+    }
+}
+
+#[test]
 fn every_target_has_its_pins() {
     let pins = real_pins();
     for (target, package) in [
