@@ -239,6 +239,7 @@ impl Device {
     }
 
     /// Runs `f` with a handle of this device.
+    #[cfg(mlx_c_0_5)]
     fn with_raw(self, op: &'static str, f: impl FnOnce(sys::mlx_device) -> i32) -> Result<()> {
         let _guard = call::enter(op)?;
         let ctx = call::handle(op, || {
