@@ -5,6 +5,7 @@ mod arrange;
 mod binary;
 mod conv;
 mod create;
+mod dequantized;
 mod einsum_path;
 mod index;
 mod matrix;

@@ -310,6 +310,11 @@ impl Quantized {
             )
             .with_inputs(&[x, &self.weight]));
         }
+        if self.is_miscomputed()? {
+            return self
+                .dequantized_product(x, transpose)
+                .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]));
+        }
         call::array("quantized_matmul", |out, s| {
             // SAFETY: all handles are live and checked to fit; the mode is a static string.
             unsafe {
@@ -372,6 +377,11 @@ impl Quantized {
         let rhs = rhs.into().resolve(op, &self.weight)?;
         if lhs.is_none() && rhs.is_none() {
             return self.matmul_as(x, transpose);
+        }
+        if self.is_miscomputed()? {
+            return self
+                .dequantized_gather(x, lhs.as_ref(), rhs.as_ref(), transpose, sorted)
+                .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]));
         }
         call::array(op, |out, s| {
             // SAFETY: all handles are live and checked to fit; every index lies inside its batch; the
