@@ -309,10 +309,6 @@ pub fn scaled_dot_product_attention_with_sinks(
     mask: Mask<'_>,
     sinks: Option<&Array>,
 ) -> Result<Array> {
-    let array = match mask {
-        Mask::Array(a) => Some(a),
-        Mask::None | Mask::Causal => None,
-    };
     let bad = |why: &str| {
         Err(
             Error::new(ErrorKind::Shape, "scaled_dot_product_attention", why)
@@ -330,6 +326,18 @@ pub fn scaled_dot_product_attention_with_sinks(
     if sinks.is_some_and(|s| s.shape() != [q[1]]) {
         return bad("give one sink for each query head");
     }
+    // MLX 0.30.1 lines up the first query with the first key where queries are more than keys.
+    #[cfg(not(mlx_c_0_5))]
+    let aligned = match mask {
+        Mask::Causal if q[2] > k[2] => Some(causal_mask(q[2], k[2])?),
+        _ => None,
+    };
+    #[cfg(not(mlx_c_0_5))]
+    let mask = aligned.as_ref().map_or(mask, Mask::Array);
+    let array = match mask {
+        Mask::Array(a) => Some(a),
+        Mask::None | Mask::Causal => None,
+    };
     call::array("scaled_dot_product_attention", |out, s| {
         // SAFETY: all handles are live; the mode is a static string; null stands for no array.
         unsafe {
@@ -348,4 +356,15 @@ pub fn scaled_dot_product_attention_with_sinks(
     })
     .and_then(|attended| attended.unless_of_nothing(&[queries, keys, values]))
     .map_err(|e| e.with_inputs(&[queries, keys, values]))
+}
+
+/// `[queries, keys]`: true for the keys that are not after a query, where the last of both are
+/// together.
+#[cfg(not(mlx_c_0_5))]
+fn causal_mask(queries: i32, keys: i32) -> Result<Array> {
+    use crate::dtype::Dtype;
+    use crate::ops::arange;
+    let (queries, keys) = (f64::from(queries), f64::from(keys));
+    let query = arange(keys - queries, keys, 1.0, Dtype::Int32)?.expand_dims(1)?;
+    query.greater_equal(&arange(0.0, keys, 1.0, Dtype::Int32)?)
 }

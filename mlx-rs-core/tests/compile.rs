@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::transforms::{
     CompileMode, Compiled, compile, compile_clear_cache, compile_mode, compile_shapeless,
     disable_compile, enable_compile, grad, set_compile_mode, vmap,
@@ -48,6 +49,23 @@ fn value(f: &Compiled<Error>, x: &[f32]) -> f32 {
 }
 fn close(a: f32, b: f32) {
     assert!((a - b).abs() < 1e-4, "{a} {b}");
+}
+
+#[test]
+fn random_bits_of_one_key_keep_their_widths() {
+    let _turn = turn();
+    let draw = |k: &[Array]| -> Arrays {
+        let key = Key::from_array(k[0].clone())?;
+        // MLX merges no outputs, so bits have to be something else.
+        let one = |width| random::bits(&[4], width, &key)?.astype(Dtype::Uint32);
+        Ok(vec![one(1)?, one(2)?, one(4)?.add(&Array::scalar(1u32)?)?])
+    };
+    let key = Array::vector(&[3u32, 4]).unwrap();
+    let want = draw(std::slice::from_ref(&key)).unwrap();
+    let got = compile(draw).call(&[key]).unwrap();
+    for (got, want) in got.iter().zip(&want) {
+        assert_eq!(got.to_vec::<u32>().unwrap(), want.to_vec::<u32>().unwrap());
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{
     Array, Device, Dtype, ErrorKind, QuantMode, Quantized, Result, ScatterMode, Stream, arange,
-    eval, fft, full, linalg, memory, zeros,
+    eval, fft, full, linalg, linspace, memory, zeros,
 };
 use proptest::prelude::*;
 
@@ -32,6 +32,18 @@ fn settle(name: &str, results: impl IntoIterator<Item = Result<Array>>) {
         if a.eval().is_ok() {
             assert_eq!((a.shape().to_vec(), a.dtype()), before, "{name}");
         }
+    }
+}
+
+#[test]
+fn spacing_is_as_exact_as_its_type() {
+    // Doubles are for CPUs only.
+    let stream = Stream::default_of(Device::cpu()).unwrap();
+    let got = stream.scope(|| linspace(-0.1, 1.0, 7, Dtype::Float64).unwrap());
+    for (i, got) in got.to_vec::<f64>().unwrap().iter().enumerate() {
+        let part = i as f64 / 6.0;
+        let want = (1.0 - part) * -0.1 + part;
+        assert!((got - want).abs() < 1e-15, "{got} is not {want}");
     }
 }
 

@@ -341,6 +341,37 @@ fn attention_with_masks_and_sinks() {
 }
 
 #[test]
+fn the_last_query_sees_every_key_whichever_are_more() {
+    let v = iota(&[1, 1, 3, 8]);
+    let q = iota(&[1, 1, 5, 8])
+        .multiply(&Array::scalar(0.01f32).unwrap())
+        .unwrap();
+    let attend = |q: &Array, mask| {
+        fast::scaled_dot_product_attention_with_sinks(q, &v, &v, 0.3, mask, None).unwrap()
+    };
+    let causal = attend(&q, Mask::Causal);
+    let part = |a: &Array, axis, from, to| a.slice_axis(axis, from, to).unwrap();
+    // Of five queries the first two see none of three keys, the third sees one.
+    assert!(
+        part(&causal, 2, 2, 3)
+            .all_close(&part(&v, 2, 0, 1), 1e-5, 1e-5)
+            .unwrap()
+    );
+    let last = part(&q, 2, 4, 5);
+    assert!(
+        part(&causal, 2, 4, 5)
+            .all_close(&attend(&last, Mask::None), 1e-5, 1e-5)
+            .unwrap()
+    );
+    let square = attend(&part(&q, 2, 2, 5), Mask::Causal);
+    assert!(
+        part(&causal, 2, 2, 5)
+            .all_close(&square, 1e-5, 1e-5)
+            .unwrap()
+    );
+}
+
+#[test]
 fn einsum_contracts() {
     let (a, b) = (iota(&[2, 3]), iota(&[3, 2]));
     assert_eq!(

@@ -156,10 +156,24 @@ pub fn linspace(start: f64, stop: f64, count: i32, dtype: Dtype) -> Result<Array
         ));
     }
     check_shape("linspace", &[count], dtype)?;
+    #[cfg(not(mlx_c_0_5))]
+    if dtype == Dtype::Float64 && count > 1 {
+        return linspace_in_double(start, stop, count);
+    }
     call::array("linspace", |out, s| {
         // SAFETY: plain numbers; the stream is live.
         unsafe { mlx_sys::mlx_linspace(out, start, stop, count, dtype.raw(), s) }
     })
+}
+
+/// MLX 0.30.1 computes in single precision, whatever the type.
+#[cfg(not(mlx_c_0_5))]
+fn linspace_in_double(start: f64, stop: f64, count: i32) -> Result<Array> {
+    let last = Array::scalar(f64::from(count - 1))?;
+    let part = arange(0.0, f64::from(count), 1.0, Dtype::Float64)?.divide(&last)?;
+    let rest = Array::scalar(1.0f64)?.subtract(&part)?;
+    rest.multiply(&Array::scalar(start)?)?
+        .add(&part.multiply(&Array::scalar(stop)?)?)
 }
 
 /// Ones on the `k`-th diagonal (above the main one when positive) of a `rows x columns` matrix, zeros

@@ -29,10 +29,28 @@ pub fn bits(shape: &[i32], width: i32, key: &Key) -> Result<Array> {
             format!("integers of 1, 2 or 4 bytes, not {width}"),
         ));
     }
+    let key = apart(&key.0, width)?;
     call::array(op, |out, s| {
         // SAFETY: pointer and length describe the slice; all handles are live.
-        unsafe { sys::mlx_random_bits(out, shape.as_ptr(), shape.len(), width, key.0.raw(), s) }
+        unsafe { sys::mlx_random_bits(out, shape.as_ptr(), shape.len(), width, key.raw(), s) }
     })
+}
+
+#[cfg(mlx_c_0_5)]
+fn apart(key: &Array, _width: i32) -> Result<&Array> {
+    Ok(key)
+}
+
+/// The key, as another array for each width. MLX 0.30.1 takes bits of one shape and one key for the
+/// same when it compiles a function, whatever their widths.
+#[cfg(not(mlx_c_0_5))]
+fn apart(key: &Array, width: i32) -> Result<Array> {
+    let zero = Array::scalar(0u32)?;
+    match width {
+        1 => key.bitwise_or(&zero),
+        2 => key.bitwise_xor(&zero),
+        _ => Ok(key.clone()),
+    }
 }
 
 /// Up to here, MLX's floats stand for every integer.
