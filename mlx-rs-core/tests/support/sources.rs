@@ -70,7 +70,8 @@ fn implemented(line: &str) -> Option<String> {
     name_after(rest, &[""]).filter(|n| !n.is_empty())
 }
 
-/// The names of a macro's row: `one, two = mlx_one, ...` or `set = Set;`.
+/// The names of a macro's row: `one, two = mlx_one, ...` or `set = Set;`. `x = None;` is an
+/// assignment.
 fn row(line: &str) -> Vec<String> {
     let word = |w: &str| {
         !w.is_empty()
@@ -80,6 +81,7 @@ fn row(line: &str) -> Vec<String> {
     match line.split_once(" = ") {
         Some((names, value))
             if value.ends_with(';')
+                && value != "None;"
                 && (value.starts_with("mlx_")
                     || value
                         .trim_end_matches(';')
