@@ -431,7 +431,7 @@ fn to_bytes(
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::kernel::tests::noise;
+    use crate::testing::noise;
     use super::*;
 
     /// Where the high byte of an input stands among the 16 of its neighbors; the low one is four bytes after it.
