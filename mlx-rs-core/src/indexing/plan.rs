@@ -211,6 +211,9 @@ impl Builder<'_> {
 
     /// Adds an axis of the merged array with what to take of it.
     fn slice(&mut self, length: i32, (start, count, step): (i32, i32, i32)) {
+        // A step that is not taken is one: MLX forgets it, but not where it would have ended, and
+        // derivatives and mapped functions then take more than one element, or none.
+        let step = if count == 1 { 1 } else { step };
         let plan = &mut self.plan;
         plan.merged.push(length);
         plan.start.push(start);

@@ -93,6 +93,7 @@ pub(super) fn gather(a: &Array, gathered: &[(i32, Array)]) -> Result<Array> {
         sizes[axis as usize] = 1;
     }
     let indices = ArrayVec::new("gather", gathered.iter().map(|g| &g.1))?;
+    let a = a.for_blocks(|axis| sizes[axis])?;
     call::array("gather", |out, s| {
         // SAFETY: one axis per index array, all different; sizes inside the array; every index is in
         // range of its axis; all handles are live.

@@ -184,9 +184,12 @@ pub fn cross(a: &Array, b: &Array, axis: i32) -> Result<Array> {
             "booleans have no cross product",
         ));
     }
+    // MLX splits both; see `Array::split`.
+    let (left, right) = (a.contiguous()?, b.contiguous()?);
     call::array(op, |out, s| {
-        // SAFETY: all handles are live; the axis exists in both and has two or three values.
-        unsafe { sys::mlx_linalg_cross(out, a.raw(), b.raw(), axis, s) }
+        // SAFETY: all handles are live; the axis exists in both and has two or three values; no axis
+        // runs backwards.
+        unsafe { sys::mlx_linalg_cross(out, left.raw(), right.raw(), axis, s) }
     })
     .map_err(|e| e.with_inputs(&[a, b]))
 }

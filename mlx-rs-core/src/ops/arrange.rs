@@ -11,8 +11,6 @@
 //! # Ok(()) }
 //! ```
 
-use std::ffi::CStr;
-
 use mlx_sys as sys;
 
 use super::Axes;
@@ -207,7 +205,6 @@ impl Array {
             )
             .with_inputs(&[self]));
         }
-        let (value, name) = self.pad_value(op, mode)?;
         // MLX pads edges by the position in these lists, so they must name every axis in order.
         let n = self.ndim();
         let mut full = (vec![0; n], vec![0; n]);
@@ -215,6 +212,10 @@ impl Array {
             full.0[axis as usize] = low[i];
             full.1[axis as usize] = high[i];
         }
+        if let Some(value) = self.pad_value(op, mode)? {
+            return self.padded(&full.0, &full.1, value.as_ref());
+        }
+        let (value, name) = (Array::scalar(false)?.astype(self.dtype())?, c"edge");
         let all: Vec<i32> = (0..n).map(|i| i as i32).collect();
         call::array(op, |out, s| {
             // SAFETY: pointers and lengths describe lists of one entry per axis; every axis of the
@@ -264,7 +265,11 @@ impl Array {
             )
             .with_inputs(&[self]));
         }
-        let (value, name) = self.pad_value(op, mode)?;
+        if let Some(value) = self.pad_value(op, mode)? {
+            let width = vec![width; self.ndim()];
+            return self.padded(&width, &width, value.as_ref());
+        }
+        let (value, name) = (Array::scalar(false)?.astype(self.dtype())?, c"edge");
         call::array(op, |out, s| {
             // SAFETY: all handles are live; every axis of the result can be counted; the mode is a
             // static string.
@@ -273,19 +278,34 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    fn pad_value(&self, op: &'static str, mode: Pad<'_>) -> Result<(Array, &'static CStr)> {
+    /// With `value`, or zero, in `low[i]` places before and `high[i]` behind axis `i`: an update of an
+    /// array of it. MLX's own cannot be mapped.
+    fn padded(&self, low: &[i32], high: &[i32], value: Option<&Array>) -> Result<Array> {
+        let add = |a: &[i32], b: &[i32]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<_>>();
+        let stop = add(self.shape(), low);
+        let shape = add(&stop, high);
+        if shape == self.shape() {
+            return Ok(self.clone());
+        }
+        let around = match value {
+            Some(value) => super::full(&shape, value, self.dtype())?,
+            None => super::zeros(&shape, self.dtype())?,
+        };
+        around.slice_update(self, low, &stop, &vec![1; low.len()])
+    }
+
+    /// The value to pad with, as a scalar, or none to pad with zeros; none at all to pad with edges.
+    fn pad_value(&self, op: &'static str, mode: Pad<'_>) -> Result<Option<Option<Array>>> {
         match mode {
-            Pad::Zero => Ok((Array::scalar(false)?.astype(self.dtype())?, c"constant")),
-            Pad::Value(value) if value.size() == 1 => Ok((value.reshape(&[])?, c"constant")),
+            Pad::Zero => Ok(Some(None)),
+            Pad::Value(value) if value.size() == 1 => Ok(Some(Some(value.reshape(&[])?))),
             Pad::Value(value) => Err(Error::new(
                 ErrorKind::Shape,
                 op,
                 "the value to pad with must be a single one",
             )
             .with_inputs(&[self, value])),
-            Pad::Edge if self.size() > 0 => {
-                Ok((Array::scalar(false)?.astype(self.dtype())?, c"edge"))
-            }
+            Pad::Edge if self.size() > 0 => Ok(None),
             Pad::Edge => Err(
                 Error::new(ErrorKind::Shape, op, "an empty array has no edge").with_inputs(&[self]),
             ),
@@ -346,6 +366,7 @@ impl Array {
             // SAFETY: pointer and length describe the shape, which multiplies to the axis.
             unsafe { sys::mlx_unflatten(out, self.raw(), axis, shape.as_ptr(), shape.len(), s) }
         })
+        .and_then(|cut| cut.with_own_flags(self))
     }
 
     /// With new axes of length one at `axes` of the result.
@@ -421,12 +442,15 @@ impl Array {
                 format!("positions {positions:?} do not ascend inside an axis of length {length}"),
             ));
         }
+        // See `split`.
+        let this = self.contiguous()?;
         call::arrays(op, |out, s| {
-            // SAFETY: pointer and length describe the positions, which ascend inside the axis.
+            // SAFETY: pointer and length describe the positions, which ascend inside the axis; no
+            // axis runs backwards.
             unsafe {
                 sys::mlx_split_sections(
                     out,
-                    self.raw(),
+                    this.raw(),
                     positions.as_ptr(),
                     positions.len(),
                     axis,

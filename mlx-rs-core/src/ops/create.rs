@@ -85,19 +85,8 @@ pub fn ones(shape: &[i32], dtype: Dtype) -> Result<Array> {
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
 pub fn full(shape: &[i32], value: &Array, dtype: Dtype) -> Result<Array> {
     check_shape("full", shape, dtype)?;
-    call::array("full", |out, s| {
-        // SAFETY: the pointer and length describe the slice; all handles are live.
-        unsafe {
-            mlx_sys::mlx_full(
-                out,
-                shape.as_ptr(),
-                shape.len(),
-                value.raw(),
-                dtype.raw(),
-                s,
-            )
-        }
-    })
+    // MLX's own multiplies derivatives with the value.
+    value.astype(dtype)?.broadcast_to(shape)?.contiguous()
 }
 
 /// The values `start, start + step, ...` below `stop`.

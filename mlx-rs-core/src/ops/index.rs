@@ -1,6 +1,8 @@
 //! Slices, updates and gathers. MLX reads foreign memory for an index out of range, so indices are
 //! either checked here or clamped inside the graph.
 
+use std::borrow::Cow;
+
 use crate::array::Array;
 use crate::call;
 use crate::dtype::{Dtype, Element};
@@ -42,7 +44,7 @@ impl Array {
         start: &[i32],
         stop: &[i32],
         strides: &[i32],
-    ) -> Result<(Vec<i32>, Vec<i32>)> {
+    ) -> Result<[Vec<i32>; 3]> {
         let n = self.ndim();
         if start.len() != n || stop.len() != n || strides.len() != n {
             return Err(Error::new(
@@ -63,19 +65,23 @@ impl Array {
                 "a stride cannot be zero or i32::MIN",
             ));
         }
-        Ok(self
-            .shape()
-            .iter()
-            .enumerate()
-            .map(|(i, &length)| bounds(length, start[i], stop[i], strides[i]))
-            .unzip())
-    }
-
-    /// Strides longer than their axes take one element, like one as long as the axis. MLX adds them
-    /// to lengths, which must not overflow.
-    fn short_strides(&self, strides: &[i32]) -> Vec<i32> {
-        let short = |(&stride, &length): (&i32, &i32)| stride.clamp(-length.max(1), length.max(1));
-        strides.iter().zip(self.shape()).map(short).collect()
+        let mut lists = [Vec::new(), Vec::new(), Vec::new()];
+        for (i, &length) in self.shape().iter().enumerate() {
+            // An array has no element further off than its length.
+            let stride = strides[i].clamp(-length.max(1), length.max(1));
+            let (mut from, mut to) = bounds(length, start[i], stop[i], stride);
+            let mut step = stride;
+            let end = if to < 0 { -1 } else { to };
+            if end != from && (i64::from(end) - i64::from(from)).abs() <= i64::from(step).abs() {
+                // One element. MLX forgets the stride then, but not the stop, and derivatives and
+                // mapped functions take more than one element, or none.
+                (from, to, step) = (from, from + 1, 1);
+            }
+            for (list, value) in lists.iter_mut().zip([from, to, step]) {
+                list.push(value);
+            }
+        }
+        Ok(lists)
     }
 
     /// Elements `start` to `stop` of each axis in steps of `strides`; bounds count from the end when
@@ -93,8 +99,7 @@ impl Array {
     /// [`ErrorKind::Shape`] when there is not one bound per axis; [`ErrorKind::Value`] for a zero
     /// stride.
     pub fn slice(&self, start: &[i32], stop: &[i32], strides: &[i32]) -> Result<Array> {
-        let (start, stop) = self.slice_args("slice", start, stop, strides)?;
-        let strides = self.short_strides(strides);
+        let [start, stop, strides] = self.slice_args("slice", start, stop, strides)?;
         call::array("slice", |out, s| {
             // SAFETY: the three lists have one entry per axis and lie within it.
             unsafe {
@@ -152,8 +157,7 @@ impl Array {
         stop: &[i32],
         strides: &[i32],
     ) -> Result<Array> {
-        let (start, stop) = self.slice_args("slice_update", start, stop, strides)?;
-        let strides = self.short_strides(strides);
+        let [start, stop, strides] = self.slice_args("slice_update", start, stop, strides)?;
         call::array("slice_update", |out, s| {
             // SAFETY: the three lists have one entry per axis and lie within it.
             unsafe {
@@ -337,11 +341,25 @@ impl Array {
         })
     }
 
+    /// This array, laid out row-major where MLX would otherwise gather blocks of `size(axis)` wrongly:
+    /// the blocks of a column-major array it copies in the order of their memory, which is that of
+    /// the result only if no more than one axis is longer than one.
+    pub(crate) fn for_blocks(&self, size: impl Fn(usize) -> i32) -> Result<Cow<'_, Array>> {
+        let long = (0..self.ndim()).rfind(|&axis| size(axis) > 1).unwrap_or(0);
+        let whole = (0..long).all(|axis| size(axis) == self.shape()[axis]);
+        if whole && (0..long).any(|axis| size(axis) > 1) {
+            return self.contiguous().map(Cow::Owned);
+        }
+        Ok(Cow::Borrowed(self))
+    }
+
     fn take_raw(&self, op: &'static str, indices: &Array, axis: i32) -> Result<Array> {
+        let at = self.axis(op, axis)?;
+        let this = self.for_blocks(|i| if i == at { 1 } else { self.shape()[i] })?;
         call::array(op, |out, s| {
             // SAFETY: all handles are live; the axis exists and every index lies inside it, which
             // the callers check or enforce.
-            unsafe { mlx_sys::mlx_take_axis(out, self.raw(), indices.raw(), axis, s) }
+            unsafe { mlx_sys::mlx_take_axis(out, this.raw(), indices.raw(), axis, s) }
         })
         .map_err(|e| e.with_inputs(&[self, indices]))
     }

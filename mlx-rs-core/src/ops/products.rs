@@ -17,8 +17,10 @@ use mlx_sys as sys;
 use super::einsum_path;
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
+use crate::device::DeviceKind;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::stream::Stream;
 
 /// Which matrix of a batch each product takes: an index array, or the batch in order.
 ///
@@ -238,7 +240,37 @@ impl Array {
             }
         })
         .and_then(|product| product.unless_of_nothing(&[self, other]))
+        .and_then(|product| {
+            let masks = [mask_out, mask_lhs, mask_rhs];
+            let on_cpu = Stream::current()?.device().kind() == DeviceKind::Cpu;
+            if product.ndim() < 3 || !on_cpu || masks.iter().all(Option::is_none) {
+                return Ok(product);
+            }
+            // MLX's CPU kernel masks copies of the operands that keep the layout of their batches:
+            // a matrix that is broadcast is masked for all of them, and for batches in reverse it
+            // writes in front of the copy.
+            let lhs = self.masked_blocks(block_size, mask_lhs)?;
+            let rhs = other.masked_blocks(block_size, mask_rhs)?;
+            lhs.matmul(&rhs)?.masked_blocks(block_size, mask_out)
+        })
         .map_err(|e| e.with_inputs(&[self, other]))
+    }
+
+    /// Without the tiles that `mask` leaves out, or with each multiplied by its factor.
+    fn masked_blocks(&self, block_size: i32, mask: Option<&Array>) -> Result<Array> {
+        let Some(mask) = mask else {
+            return Ok(self.clone());
+        };
+        let (m, n) = (self.dim(-2)?, self.dim(-1)?);
+        let wide = mask
+            .repeat(block_size, -2)?
+            .slice_axis(-2, 0, m)?
+            .repeat(block_size, -1)?
+            .slice_axis(-1, 0, n)?;
+        if mask.dtype() == Dtype::Bool {
+            return super::where_(&wide, self, &Array::scalar(0.0f32)?.astype(self.dtype())?);
+        }
+        self.multiply(&wide.astype(self.dtype())?)
     }
 
     /// One product for each segment `[start, end)` of the inner axis: `[m, k] x [k, n]` with

@@ -8,12 +8,55 @@
 //! # Ok(()) }
 //! ```
 
+use super::full;
 use crate::array::Array;
 use crate::call;
+use crate::dtype::Dtype;
 use crate::error::Result;
 
+/// What a running reduction has before its first value.
+#[derive(Clone, Copy)]
+enum Start {
+    Zero,
+    One,
+    Least,
+    Greatest,
+}
+
+impl Start {
+    /// As a scalar of `dtype`. Complex numbers are not ordered; MLX starts from zero there.
+    fn of(self, dtype: Dtype) -> Result<Array> {
+        let least = matches!(self, Start::Least);
+        macro_rules! bound {
+            ($t:ty) => {
+                Array::scalar(if least { <$t>::MIN } else { <$t>::MAX })
+            };
+        }
+        match (self, dtype) {
+            (Start::Zero, _) => Array::scalar(0i32)?.astype(dtype),
+            (Start::One, _) => Array::scalar(1i32)?.astype(dtype),
+            (_, Dtype::Bool) => Array::scalar(!least),
+            (_, Dtype::Uint8) => bound!(u8),
+            (_, Dtype::Uint16) => bound!(u16),
+            (_, Dtype::Uint32) => bound!(u32),
+            (_, Dtype::Uint64) => bound!(u64),
+            (_, Dtype::Int8) => bound!(i8),
+            (_, Dtype::Int16) => bound!(i16),
+            (_, Dtype::Int32) => bound!(i32),
+            (_, Dtype::Int64) => bound!(i64),
+            (_, Dtype::Complex64) => Array::scalar(0i32)?.astype(dtype),
+            (_, _) => Array::scalar(if least {
+                f32::NEG_INFINITY
+            } else {
+                f32::INFINITY
+            })?
+            .astype(dtype),
+        }
+    }
+}
+
 macro_rules! scans {
-    ($($(#[$doc:meta])* example: $(#[$example:meta])* $name:ident = $c:ident;)*) => {
+    ($($(#[$doc:meta])* example: $(#[$example:meta])* $name:ident = $c:ident from $start:ident;)*) => {
         impl Array {
             $(
                 $(#[$doc])*
@@ -26,12 +69,14 @@ macro_rules! scans {
                 /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the data
                 /// type does not fit.
                 pub fn $name(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
-                    self.axis(stringify!($name), axis)?;
+                    let at = self.axis(stringify!($name), axis)?;
                     call::array(stringify!($name), |out, s| {
-                        // SAFETY: all handles are live; the axis exists.
+                        // SAFETY: all handles are live; the axis exists, and what it gives is not
+                        // computed when the axis has one element.
                         unsafe { mlx_sys::$c(out, self.raw(), axis, reverse, inclusive, s) }
                     })
                     .and_then(Array::unless_empty)
+                    .and_then(|scan| self.unless_single(scan, at, inclusive, Start::$start))
                     .map_err(|e| e.with_inputs(&[self]))
                 }
             )*
@@ -50,7 +95,7 @@ scans! {
     /// assert_eq!(a.cumsum(0, true, true)?.to_vec::<i32>()?, [6, 5, 3]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    cumsum = mlx_cumsum;
+    cumsum = mlx_cumsum from Zero;
     /// Running products.
     example:
     /// ```
@@ -58,7 +103,7 @@ scans! {
     /// assert_eq!(array!([2, 3, 4])?.cumprod(0, false, true)?.to_vec::<i32>()?, [2, 6, 24]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    cumprod = mlx_cumprod;
+    cumprod = mlx_cumprod from One;
     /// The greatest value so far.
     example:
     /// ```
@@ -66,7 +111,7 @@ scans! {
     /// assert_eq!(array!([1, 3, 2])?.cummax(0, false, true)?.to_vec::<i32>()?, [1, 3, 3]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    cummax = mlx_cummax;
+    cummax = mlx_cummax from Least;
     /// The least value so far.
     example:
     /// ```
@@ -74,7 +119,7 @@ scans! {
     /// assert_eq!(array!([3, 1, 2])?.cummin(0, false, true)?.to_vec::<i32>()?, [3, 1, 1]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    cummin = mlx_cummin;
+    cummin = mlx_cummin from Greatest;
 }
 
 impl Array {
@@ -93,13 +138,33 @@ impl Array {
     /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the data type does
     /// not fit.
     pub fn logcumsumexp(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
-        self.axis("logcumsumexp", axis)?;
+        let at = self.axis("logcumsumexp", axis)?;
         let this = self.inexact()?;
         call::array("logcumsumexp", |out, s| {
-            // SAFETY: all handles are live; the axis exists.
+            // SAFETY: all handles are live; the axis exists, and what it gives is not computed when
+            // the axis has one element.
             unsafe { mlx_sys::mlx_logcumsumexp(out, this.raw(), axis, reverse, inclusive, s) }
         })
         .and_then(Array::unless_empty)
+        .and_then(|scan| this.unless_single(scan, at, inclusive, Start::Least))
         .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// `scan`, not computed where `axis` has one element. MLX's CPU kernel divides by the stride of the
+    /// axis, which is zero for one that was broadcast and negative for one that was reversed.
+    fn unless_single(
+        &self,
+        scan: Array,
+        axis: usize,
+        inclusive: bool,
+        start: Start,
+    ) -> Result<Array> {
+        if self.shape()[axis] != 1 {
+            return Ok(scan);
+        }
+        if inclusive {
+            return self.astype(scan.dtype());
+        }
+        full(scan.shape(), &start.of(scan.dtype())?, scan.dtype())
     }
 }

@@ -9,8 +9,10 @@
 
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
+use crate::device::DeviceKind;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::stream::Stream;
 
 /// How a scatter combines an update with what is already there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -43,6 +45,78 @@ fn index_axes(op: &'static str, a: &Array, indices: &[&Array], axes: &[i32]) -> 
         ));
     }
     a.distinct_axes(op, axes)
+}
+
+/// Blocks that are longer than one along indexed axes, as elements with an index each: MLX takes
+/// their updates for single elements when it derives.
+struct Elements {
+    /// The indices, followed by one axis for each indexed axis of a block.
+    indices: Vec<Array>,
+    /// Blocks of one element along indexed axes.
+    sizes: Vec<i32>,
+    /// The axes of the blocks, after the indices: first those along indexed axes, then all others.
+    order: Vec<i32>,
+    /// The number of axes of the indices that were given.
+    lead: i32,
+}
+
+impl Elements {
+    /// None for blocks that are single elements along `axes`, or nothing.
+    fn of(indices: &[Array], axes: &[i32], block: &[i32]) -> Result<Option<Self>> {
+        let long = axes.iter().any(|&axis| block[axis as usize] > 1);
+        if !long || block.contains(&0) {
+            return Ok(None);
+        }
+        let shared = super::broadcast_arrays(&indices.iter().collect::<Vec<_>>())?;
+        let lead = shared[0].ndim();
+        let mut sizes = block.to_vec();
+        let mut each = Vec::with_capacity(axes.len());
+        for (i, (index, &axis)) in shared.iter().zip(axes).enumerate() {
+            let length = std::mem::replace(&mut sizes[axis as usize], 1);
+            let mut along = vec![1; axes.len()];
+            along[i] = length;
+            let steps = super::arange(0.0, f64::from(length), 1.0, index.dtype())?;
+            let at = [index.shape(), &vec![1; axes.len()]].concat();
+            each.push(index.reshape(&at)?.add(&steps.reshape(&along)?)?);
+        }
+        let others = (0..block.len() as i32).filter(|axis| !axes.contains(axis));
+        Ok(Some(Self {
+            indices: super::broadcast_arrays(&each.iter().collect::<Vec<_>>())?,
+            sizes,
+            order: axes.iter().copied().chain(others).collect(),
+            lead: lead as i32, // at most the number of axes of an array
+        }))
+    }
+
+    /// From `[indices .., indexed axes .., block with ones there]` to `[indices .., block]`.
+    fn to_blocks(&self, elements: &Array, block: &[i32]) -> Result<Array> {
+        let shape = elements.shape()[..self.lead as usize].to_vec();
+        let parts = self.order.iter().map(|&axis| block[axis as usize]);
+        let split = elements.reshape(&shape.iter().copied().chain(parts).collect::<Vec<_>>())?;
+        let back = (0..self.order.len() as i32).map(|axis| {
+            self.order
+                .iter()
+                .position(|&a| a == axis)
+                .unwrap_or_default() as i32
+        });
+        let all = (0..self.lead).chain(back.map(|at| self.lead + at));
+        split.transpose_axes(&all.collect::<Vec<_>>())
+    }
+
+    /// The reverse of [`Self::to_blocks`].
+    fn of_blocks(&self, updates: &Array) -> Result<Array> {
+        let all = (0..self.lead).chain(self.order.iter().map(|&axis| self.lead + axis));
+        let moved = updates.transpose_axes(&all.collect::<Vec<_>>())?;
+        let named = self.lead as usize + self.indices.len();
+        moved.reshape(&[&moved.shape()[..named], &self.sizes].concat())
+    }
+}
+
+/// The places in a vector of them, one array each.
+fn starts(start: &Array) -> Result<Vec<Array>> {
+    let each = 0..start.size() as i32; // at most the number of axes of an array
+    each.map(|i| start.slice_axis(0, i, i + 1)?.reshape(&[]))
+        .collect()
 }
 
 impl Array {
@@ -82,14 +156,20 @@ impl Array {
             .with_inputs(&[self]));
         }
         let safe = self.bring_into_range(op, indices, &axes, slice_sizes)?;
+        if let Some(each) = Elements::of(&safe, &axes, slice_sizes)? {
+            let indices: Vec<&Array> = each.indices.iter().collect();
+            let elements = self.gather(&indices, &axes, &each.sizes)?;
+            return each.to_blocks(&elements, slice_sizes);
+        }
         let vec = ArrayVec::new(op, &safe)?;
+        let this = self.for_blocks(|axis| slice_sizes[axis])?;
         call::array(op, |out, s| {
             // SAFETY: pointers and lengths describe live slices of one entry per index or axis; the
             // indices are clamped so that every block lies inside the array.
             unsafe {
                 mlx_sys::mlx_gather(
                     out,
-                    self.raw(),
+                    this.raw(),
                     vec.raw(),
                     axes.as_ptr(),
                     axes.len(),
@@ -164,6 +244,10 @@ impl Array {
             return Ok(self.clone());
         }
         let safe = self.bring_into_range(op, indices, &axes, &block)?;
+        if let Some(each) = Elements::of(&safe, &axes, &block)? {
+            let indices: Vec<&Array> = each.indices.iter().collect();
+            return self.scatter(&indices, &each.of_blocks(updates)?, &axes, mode);
+        }
         let vec = ArrayVec::new(op, &safe)?;
         call::array(op, |out, s| {
             let (a, i, u) = (self.raw(), vec.raw(), updates.raw());
@@ -261,6 +345,10 @@ impl Array {
             .with_inputs(&[self]));
         }
         let start = self.clamp_start(op, start, &axes, sizes)?;
+        if self.needs_indices()? {
+            let at = starts(&start)?;
+            return self.gather(&at.iter().collect::<Vec<_>>(), &axes, sizes);
+        }
         call::array(op, |out, s| {
             // SAFETY: pointers and lengths describe the slices; the start is clamped so that the
             // block lies inside the array.
@@ -309,6 +397,12 @@ impl Array {
             return Ok(self.clone());
         }
         let start = self.clamp_start(op, start, &axes, update.shape())?;
+        if self.needs_indices()? {
+            // The derivative would be such a slice.
+            let at = starts(&start)?;
+            let at: Vec<&Array> = at.iter().collect();
+            return self.scatter(&at, update, &axes, ScatterMode::Replace);
+        }
         call::array(op, |out, s| {
             // SAFETY: pointer and length describe the axes; the start is clamped so that the update
             // lies inside the array.
@@ -386,6 +480,13 @@ impl Array {
             rows.take_clamped(&number, 0)?.reshape(self.shape())?
         };
         super::where_(&wide_mask, &chosen, self)?.broadcast_to(self.shape())
+    }
+
+    /// Whether a block at a computed place is one of gathered indices here. MLX's CPU kernel for slices
+    /// copies as many blocks as the array has room for, one behind the other, and so writes behind the
+    /// result.
+    fn needs_indices(&self) -> Result<bool> {
+        Ok(self.ndim() > 2 && Stream::current()?.device().kind() == DeviceKind::Cpu)
     }
 
     /// `indices` brought into `0..=length - block` of their axes, negative ones from the end.

@@ -59,7 +59,18 @@ impl Array {
             // SAFETY: pointer and length describe the slice; all handles are live.
             unsafe { mlx_sys::mlx_reshape(out, self.raw(), shape.as_ptr(), shape.len(), s) }
         })
+        .and_then(|reshaped| reshaped.with_own_flags(self))
         .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// This array, a view of `source` in another shape. Where axes were cut, MLX keeps the mark of a
+    /// column-major `source` on a view that is not column-major, and adds such arrays in the order of
+    /// their memory. A transposition finds out the marks anew.
+    pub(crate) fn with_own_flags(self, source: &Array) -> Result<Array> {
+        if !cuts_axes(source.shape(), self.shape()) {
+            return Ok(self);
+        }
+        self.swap_axes(0, -1)?.swap_axes(0, -1)
     }
 
     /// The axes in the order given.
@@ -278,12 +289,14 @@ impl Array {
             )
             .with_inputs(&[self]));
         }
+        // MLX fails when it comes to a vector with gaps.
+        let this = self.contiguous()?;
         call::array(op, |out, s| {
             // SAFETY: both slices have the same length; every element lies inside the array.
             unsafe {
                 mlx_sys::mlx_as_strided(
                     out,
-                    self.raw(),
+                    this.raw(),
                     shape.as_ptr(),
                     shape.len(),
                     strides.as_ptr(),
@@ -316,9 +329,12 @@ impl Array {
                 format!("an axis of length {length} cannot be cut into {parts} equal parts"),
             ));
         }
+        // Parts of an array that runs backwards would be taken for scalars, and memory in front of
+        // and behind them read.
+        let this = self.contiguous()?;
         call::arrays("split", |out, s| {
-            // SAFETY: all handles are live; the axis exists and divides.
-            unsafe { mlx_sys::mlx_split(out, self.raw(), parts, axis, s) }
+            // SAFETY: all handles are live; the axis exists and divides; no axis runs backwards.
+            unsafe { mlx_sys::mlx_split(out, this.raw(), parts, axis, s) }
         })
     }
 
@@ -422,4 +438,43 @@ pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
         unsafe { mlx_sys::mlx_stack_axis(out, vec.raw(), axis, s) }
     })
     .map_err(|e| e.with_inputs(arrays))
+}
+
+/// Whether a reshape from one shape to the other may give a view whose axes are those of the source,
+/// in their order, with one or more cut into several. There must be two axes at least: all others
+/// become views of row-major arrays only.
+fn cuts_axes(from: &[i32], to: &[i32]) -> bool {
+    let long = |shape: &[i32]| shape.iter().filter(|&&d| d != 1).count();
+    if long(from) < 2 || long(to) <= long(from) || from.contains(&0) {
+        return false;
+    }
+    let mut parts = to.iter().filter(|&&d| d != 1);
+    from.iter().all(|&whole| {
+        let mut product = 1;
+        while product < i64::from(whole) {
+            match parts.next() {
+                Some(&part) => product *= i64::from(part),
+                None => return false,
+            }
+        }
+        product == i64::from(whole)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cuts_axes;
+
+    #[test]
+    fn only_finer_shapes_cut_axes() {
+        assert!(cuts_axes(&[4, 3], &[2, 2, 3]));
+        assert!(cuts_axes(&[1, 7, 64], &[1, 7, 4, 16]));
+        assert!(cuts_axes(&[4, 1, 6], &[2, 2, 2, 1, 3]));
+        assert!(!cuts_axes(&[1, 1, 64], &[1, 1, 4, 16]));
+        assert!(!cuts_axes(&[4, 3], &[4, 1, 3]));
+        assert!(!cuts_axes(&[4, 3], &[3, 4]));
+        assert!(!cuts_axes(&[4, 3], &[2, 6]));
+        assert!(!cuts_axes(&[4, 3], &[2, 3, 2]));
+        assert!(!cuts_axes(&[0, 3, 4], &[0, 3, 2, 2]));
+    }
 }

@@ -100,8 +100,19 @@ impl Array {
             )
             .with_inputs(&[self]));
         }
-        call::array(op, |out, s| {
-            // SAFETY: all handles are live; the last axis divides.
+        if from > to && self.shape().last() == Some(&1) {
+            // The stride of an axis of one element can be any, and MLX steps by it through the bytes.
+            // A reshape gives the new last axis a stride of one, or one that MLX copies for.
+            let mut shape = self.shape().to_vec();
+            shape.push(1);
+            return self.reshape(&shape)?.viewed(dtype)?.flatten(-2, -1);
+        }
+        self.viewed(dtype)
+    }
+
+    fn viewed(&self, dtype: Dtype) -> Result<Array> {
+        call::array("view", |out, s| {
+            // SAFETY: all handles are live; `view` has checked that the last axis divides.
             unsafe { mlx_sys::mlx_view(out, self.raw(), dtype.raw(), s) }
         })
     }
