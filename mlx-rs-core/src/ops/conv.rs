@@ -1,6 +1,8 @@
 //! Convolutions of channels-last arrays: `[N, .., C]` with weights `[C_out, .., C_in / groups]`, in
 //! one to three spatial axes. Every size is computed here first, in wide arithmetic: MLX divides by
-//! strides and groups and adds paddings without looking.
+//! strides and groups and adds paddings without looking. A geometry that its CPU kernels or its
+//! derivatives get wrong is computed as another one, with explicit zeros around the input or as a
+//! part of a larger result.
 //!
 //! ```
 //! use mlx_rs_core::{Array, Conv};
@@ -15,8 +17,10 @@
 
 use mlx_sys as sys;
 
+use super::Pad;
 use crate::array::Array;
 use crate::call;
+use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
@@ -41,13 +45,141 @@ pub struct Conv {
     pub flip: bool,
 }
 
-/// The lists of a [`Conv`], one entry per spatial axis, in range.
+/// One spatial axis: `result[o] += input[i] * kernel[t]` where
+/// `stride * o + dilation * t == input_dilation * i + low`.
+#[derive(Debug, Clone, Copy)]
+struct Axis {
+    /// Elements of the input.
+    length: i64,
+    /// Elements of the kernel.
+    taps: i64,
+    stride: i64,
+    dilation: i64,
+    input_dilation: i64,
+    /// Zeros in front of the dilated input; negative numbers cut it.
+    low: i64,
+    /// Zeros behind the dilated input; negative numbers cut it.
+    high: i64,
+    /// Elements of the result.
+    out: i64,
+}
+
+/// How an [`Axis`] is computed: what happens to the input, the convolution, and which part of its
+/// result is taken.
+#[derive(Debug, Clone, Copy)]
+struct Lowered {
+    /// Elements of the input are moved this far apart first.
+    stuff: i64,
+    /// Zeros around the input, or what is cut from it where negative.
+    around: (i64, i64),
+    /// What MLX computes then.
+    axis: Axis,
+    /// The first element of its result that is taken.
+    from: i64,
+}
+
+impl Axis {
+    /// The elements that the kernel spans.
+    fn span(&self) -> i64 {
+        1 + self.dilation * (self.taps - 1)
+    }
+
+    /// The elements that the input spans once it is dilated.
+    fn dilated(&self) -> i64 {
+        1 + self.input_dilation * (self.length - 1)
+    }
+
+    fn with_out(self) -> Self {
+        let places = self.dilated() + self.low + self.high - self.span();
+        Self {
+            out: places.div_euclid(self.stride) + 1,
+            ..self
+        }
+    }
+
+    /// Whether MLX is right about this axis and about the axes of the derivatives of any order, which
+    /// are convolutions too: the same three arrays with other roles. Three things go wrong there.
+    ///
+    /// * The CPU kernel computes `low / stride` results without a look at how many there are, and
+    ///   writes them.
+    /// * A negative padding cuts an input that is dilated by too much, and a derivative with
+    ///   respect to the input is cut twice.
+    /// * That derivative takes the two paddings for equal.
+    ///
+    /// `plain` says that the derivative with respect to the kernel is a matrix product.
+    fn is_sound(&self, plain: bool) -> bool {
+        let span = self.span();
+        // The convolution from the larger to the smaller side, of which this is one or the transpose.
+        let (length, stride, pad, out) = if self.input_dilation == 1 {
+            (self.length, self.stride, self.low, self.out)
+        } else {
+            (
+                self.out,
+                self.input_dilation,
+                span - 1 - self.low,
+                self.length,
+            )
+        };
+        let rest = length + 2 * pad - span - stride * (out - 1);
+        self.low == self.high
+            && (self.input_dilation == 1 || self.stride == 1)
+            && (0..span).contains(&pad)
+            && length >= span
+            && (pad == 0 || (stride * (out - 1) >= pad && (plain || rest == 0)))
+    }
+
+    /// An equal computation that MLX is right about.
+    fn lower(self, plain: bool) -> Lowered {
+        let own = Lowered {
+            stuff: 1,
+            around: (0, 0),
+            axis: self,
+            from: 0,
+        };
+        if self.is_sound(plain) {
+            return own;
+        }
+        if self.input_dilation > 1 && self.stride == 1 {
+            // All that the input reaches, of which the result is a part, with zeros in front and
+            // behind for what it does not reach.
+            let whole = self.span() - 1;
+            let step = self.input_dilation;
+            let missing = |pad: i64| ((pad - whole).max(0) + step - 1) / step;
+            let around = (missing(self.low), missing(self.high));
+            let axis = Axis {
+                length: self.length + around.0 + around.1,
+                low: whole,
+                high: whole,
+                ..self
+            };
+            return Lowered {
+                around,
+                axis: axis.with_out(),
+                from: whole - self.low + step * around.0,
+                ..own
+            };
+        }
+        let axis = Axis {
+            length: self.dilated() + self.low + self.high,
+            input_dilation: 1,
+            low: 0,
+            high: 0,
+            ..self
+        };
+        Lowered {
+            stuff: self.input_dilation,
+            around: (self.low, self.high),
+            axis,
+            ..own
+        }
+    }
+}
+
+/// A [`Conv`] of two arrays: all sizes are positive and below 2^30.
 struct Plan {
-    stride: Vec<i32>,
-    low: Vec<i32>,
-    high: Vec<i32>,
-    dilation: Vec<i32>,
-    input_dilation: Vec<i32>,
+    axes: Vec<Lowered>,
+    /// The elements of the result along each spatial axis.
+    out: Vec<i64>,
     groups: i32,
 }
 
@@ -123,63 +255,134 @@ impl Conv {
             let why = String::from("only transposed convolutions have output padding");
             return Err(bad(op, ErrorKind::Value, why, x, w));
         }
+        let flips = self.flip != transposed;
+        let plain =
+            !flips && groups == 1 && dilation.iter().chain(&inputs).all(|&d| d == 1) && !transposed;
         let mut plan = Plan {
-            low: padding.clone(),
-            high: padding.clone(),
-            stride: stride.clone(),
-            dilation: dilation.clone(),
-            input_dilation: inputs.clone(),
+            axes: Vec::with_capacity(axes),
+            out: Vec::with_capacity(axes),
             groups,
         };
-        let mut out = vec![xs[0]];
         for i in 0..axes {
-            let (n, k) = (i64::from(xs[i + 1]), i64::from(ws[i + 1]));
-            let kernel = 1 + i64::from(dilation[i]) * (k - 1);
-            let steps = if transposed { stride[i] } else { inputs[i] };
-            let dilated = 1 + i64::from(steps) * (n - 1);
             let pad = i64::from(padding[i]);
-            // A transposed convolution is a plain one of the dilated input with what is missing of
-            // the kernel as padding; padding beyond that cuts the input.
-            let (low, high, step) = if transposed {
-                (kernel - pad - 1, kernel - pad - 1 + i64::from(extra[i]), 1)
-            } else {
-                (pad, pad, i64::from(stride[i]))
+            let mut axis = Axis {
+                length: i64::from(xs[i + 1]),
+                taps: i64::from(ws[i + 1]),
+                stride: i64::from(stride[i]),
+                dilation: i64::from(dilation[i]),
+                input_dilation: i64::from(inputs[i]),
+                low: pad,
+                high: pad,
+                out: 0,
             };
-            let room = dilated + low + high;
-            let length = (room - kernel) / step + 1;
+            if transposed {
+                // A plain one of the dilated input, with what is missing of the kernel as padding.
+                (axis.stride, axis.input_dilation) = (1, axis.stride);
+                axis.low = axis.span() - 1 - pad;
+                axis.high = axis.low + i64::from(extra[i]);
+            }
             let countable = |v: i64| v.unsigned_abs() < (1 << 30);
-            let cut = low.min(0) + high.min(0) + n;
-            if room < kernel || !(countable(room) && countable(kernel) && countable(dilated)) {
+            let span = axis.span();
+            // Below 2^62 each.
+            let room = axis
+                .dilated()
+                .saturating_add(axis.low.saturating_add(axis.high));
+            if room < span || ![room, span, axis.dilated()].into_iter().all(countable) {
                 let why = format!(
-                    "along spatial axis {i} a kernel that spans {kernel} does not fit {room} places"
+                    "along spatial axis {i} a kernel that spans {span} does not fit {room} places"
                 );
                 return Err(bad(op, ErrorKind::Shape, why, x, w));
             }
-            if cut <= 0 || (transposed && (low < 0 || high < 0) && steps > 1) {
-                let why =
-                    format!("padding {pad} along spatial axis {i} is more than the kernel has");
-                return Err(bad(op, ErrorKind::Value, why, x, w));
+            let axis = axis.with_out();
+            let lowered = axis.lower(plain);
+            if !countable(lowered.axis.out) || !countable(lowered.axis.dilated()) {
+                let why = format!("spatial axis {i} is too long to be computed");
+                return Err(bad(op, ErrorKind::Shape, why, x, w));
             }
-            // All below 2^30 by the check above.
-            plan.low[i] = low as i32;
-            plan.high[i] = high as i32;
-            if transposed {
-                plan.input_dilation[i] = stride[i];
-                plan.stride[i] = 1;
-            }
-            out.push(length as i32);
+            plan.axes.push(lowered);
+            plan.out.push(axis.out);
         }
-        out.push(ws[0]);
-        // The padded input and the unfolded patches are made besides the result.
-        let patch: i64 = ws[1..].iter().map(|&d| i64::from(d)).product();
-        let bytes = memory::checked_bytes(&out, x.dtype().size())
-            .and_then(|b| b.checked_mul(u64::try_from(patch).ok()?))
-            .map(|b| b / u64::from(ws[0].unsigned_abs().max(1)));
-        if bytes.is_none_or(|b| b > memory::budget()) {
-            let why = format!("a result of shape {out:?} and its patches exceed the memory budget");
-            return Err(bad(op, ErrorKind::OutOfMemory, why, x, w));
-        }
+        plan.check_memory(op, x, w)?;
         Ok(plan)
+    }
+}
+
+impl Plan {
+    /// The padded input and the unfolded patches are made besides the result.
+    fn check_memory(&self, op: &'static str, x: &Array, w: &Array) -> Result<()> {
+        let wide = |d: &i32| i64::from(*d);
+        let bytes = |first: i64, spatial: &mut dyn Iterator<Item = i64>, last: i64| {
+            let size = x.dtype().size().max(w.dtype().size()) as u64;
+            [first, last]
+                .into_iter()
+                .chain(spatial)
+                .try_fold(size, |p, d| p.checked_mul(u64::try_from(d).ok()?))
+        };
+        let (xs, ws) = (x.shape(), w.shape());
+        let patch: Option<i64> = ws[1..].iter().map(wide).try_fold(1, i64::checked_mul);
+        let patches =
+            patch.and_then(|p| bytes(wide(&xs[0]), &mut self.axes.iter().map(|a| a.axis.out), p));
+        let result = bytes(
+            wide(&xs[0]),
+            &mut self.axes.iter().map(|a| a.axis.out),
+            wide(&ws[0]),
+        );
+        let padded = bytes(
+            wide(&xs[0]),
+            &mut self.axes.iter().map(|a| a.axis.length),
+            wide(&xs[xs.len() - 1]),
+        );
+        if [patches, result, padded]
+            .iter()
+            .all(|bytes| bytes.is_some_and(|b| b <= memory::budget()))
+        {
+            return Ok(());
+        }
+        let why = format!(
+            "a result with spatial axes {:?} and its patches exceed the memory budget",
+            self.out
+        );
+        Err(bad(op, ErrorKind::OutOfMemory, why, x, w))
+    }
+
+    /// The input that MLX is given.
+    fn input(&self, x: &Array) -> Result<Array> {
+        let mut x = x.clone();
+        for (at, lowered) in (1i32..).zip(&self.axes) {
+            if lowered.stuff > 1 {
+                let length = x.shape()[at as usize];
+                let step = lowered.stuff as i32;
+                x = x
+                    .expand_dims(at + 1)?
+                    .pad(&[at + 1], &[0], &[step - 1], Pad::Zero)?
+                    .flatten(at, at + 1)?
+                    .slice_axis(at, 0, 1 + step * (length - 1))?;
+            }
+            // Cutting comes last, so that it may take more than there was.
+            let (low, high) = (lowered.around.0 as i32, lowered.around.1 as i32);
+            if low > 0 || high > 0 {
+                x = x.pad(&[at], &[low.max(0)], &[high.max(0)], Pad::Zero)?;
+            }
+            if low < 0 || high < 0 {
+                let length = x.shape()[at as usize];
+                x = x.slice_axis(at, -low.min(0), length + high.min(0))?;
+            }
+        }
+        Ok(x)
+    }
+
+    /// The part of what MLX computes that is the result.
+    fn part(&self, y: Array) -> Result<Array> {
+        let (mut start, mut stop) = (vec![0; y.ndim()], y.shape().to_vec());
+        for (i, (lowered, &out)) in self.axes.iter().zip(&self.out).enumerate() {
+            start[i + 1] = lowered.from as i32;
+            stop[i + 1] = (lowered.from + out) as i32;
+        }
+        if stop == y.shape() && start.iter().all(|&s| s == 0) {
+            return Ok(y);
+        }
+        let strides = vec![1; y.ndim()];
+        y.slice(&start, &stop, &strides)
     }
 }
 
@@ -199,7 +402,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when arrays, lists or groups do not fit each other; [`ErrorKind::Value`] for
     /// strides and dilations below one or negative padding; [`ErrorKind::OutOfMemory`] beyond the
-    /// budget; MLX's message for types that are no floats.
+    /// budget; MLX's message for types that are no floats. `float64` is computed in `float32`.
     pub fn conv(&self, weight: &Array, conv: &Conv) -> Result<Array> {
         let op = "conv";
         let plan = conv.plan(op, self, weight, false)?;
@@ -228,25 +431,55 @@ impl Array {
         self.conv_raw(op, weight, &plan, !conv.flip)
     }
 
+    /// A kernel with its spatial axes in reverse.
+    fn reversed(&self) -> Result<Array> {
+        let (mut start, mut stop) = (vec![0; self.ndim()], self.shape().to_vec());
+        let mut strides = vec![1; self.ndim()];
+        for axis in 1..self.ndim() - 1 {
+            (start[axis], stop[axis], strides[axis]) = (i32::MAX, i32::MIN, -1);
+        }
+        self.slice(&start, &stop, &strides)
+    }
+
     fn conv_raw(&self, op: &'static str, weight: &Array, plan: &Plan, flip: bool) -> Result<Array> {
-        let n = plan.stride.len();
+        if self.dtype() == Dtype::Float64 || weight.dtype() == Dtype::Float64 {
+            // MLX multiplies in single precision or refuses, as the geometry has it.
+            let (x, w) = (self.astype(Dtype::Float32)?, weight.astype(Dtype::Float32)?);
+            return x.conv_raw(op, &w, plan, flip)?.astype(Dtype::Float64);
+        }
+        let x = plan.input(self)?;
+        // MLX reverses a derivative, and takes the derivative of that along an axis of one element
+        // for zero.
+        let flat = |a: &&Lowered| a.axis.taps == 1;
+        let (flip, weight) = match plan.axes.iter().find(flat) {
+            Some(_) if flip => (false, &weight.reversed()?),
+            _ => (flip, weight),
+        };
+        // All below 2^30, which the plan has checked.
+        let list = |of: fn(&Axis) -> i64| -> Vec<i32> {
+            plan.axes.iter().map(|a| of(&a.axis) as i32).collect()
+        };
+        let (stride, dilation) = (list(|a| a.stride), list(|a| a.dilation));
+        let (low, high) = (list(|a| a.low), list(|a| a.high));
+        let inputs = list(|a| a.input_dilation);
+        let n = stride.len();
         call::array(op, |out, s| {
             // SAFETY: every pointer is to a list of `n` entries, one per spatial axis, and the plan
-            // has checked them against both arrays.
+            // has checked them against both arrays; `Axis::is_sound` holds for each.
             unsafe {
                 sys::mlx_conv_general(
                     out,
-                    self.raw(),
+                    x.raw(),
                     weight.raw(),
-                    plan.stride.as_ptr(),
+                    stride.as_ptr(),
                     n,
-                    plan.low.as_ptr(),
+                    low.as_ptr(),
                     n,
-                    plan.high.as_ptr(),
+                    high.as_ptr(),
                     n,
-                    plan.dilation.as_ptr(),
+                    dilation.as_ptr(),
                     n,
-                    plan.input_dilation.as_ptr(),
+                    inputs.as_ptr(),
                     n,
                     plan.groups,
                     flip,
@@ -254,6 +487,7 @@ impl Array {
                 )
             }
         })
+        .and_then(|y| plan.part(y))
         .map_err(|e| e.with_inputs(&[self, weight]))
     }
 }
