@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use rust_mlx::hub;
 use rust_mlx::inference::{CancelToken, GenerateOptions, LoadOptions, Message, Result};
 use rust_mlx::metal_backend::train::config::TrainConfig;
-use rust_mlx::metal_backend::train::{Event, Run};
+use rust_mlx::metal_backend::train::{Event, Run, Start};
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -25,8 +25,8 @@ fn main() -> Result<()> {
         num_layers: -1,
         ..TrainConfig::default()
     };
-    let mut run = Run::prepare(&model, &LoadOptions::new(), config, false)?;
-    // Another thread, or a signal, may cancel it; all is saved then, and `true` above goes on from there.
+    let mut run = Run::prepare(&model, &LoadOptions::new(), config, Start::Fresh)?;
+    // Another thread, or a signal, may cancel it; all is saved then, and `Start::Resume` goes on from there.
     let cancel = CancelToken::new();
     let summary = run.train(&cancel, &mut |event| match event {
         Event::Train(report) => println!("step {}: loss {:.3}", report.step, report.loss),

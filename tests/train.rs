@@ -2,6 +2,8 @@
 //! interruption, and what is refused. Losses against mlx-lm's are `metal-backend/tests/training.rs`'.
 
 mod common;
+#[path = "train/flags.rs"]
+mod flags;
 #[path = "train/fused.rs"]
 mod fused;
 #[cfg(unix)]
@@ -15,7 +17,7 @@ use common::fixture;
 use inference::{CancelToken, LoadOptions};
 use metal_backend::train::config::TrainConfig;
 use metal_backend::train::journal::{Entry, LOG_FILE, PLOT_FILE, TrainReport};
-use metal_backend::train::{Event, Run, WEIGHTS_FILE};
+use metal_backend::train::{Event, Run, Start, WEIGHTS_FILE};
 use serde_json::Value;
 
 fn model() -> PathBuf {
@@ -66,9 +68,9 @@ fn cpu() -> LoadOptions {
 }
 
 /// Trains until `stop_after` steps, or to the end.
-fn train(config: TrainConfig, resume: bool, stop_after: Option<u64>) -> Vec<Entry> {
+fn train(config: TrainConfig, start: Start, stop_after: Option<u64>) -> Vec<Entry> {
     let dir = config.adapter_path.clone();
-    let mut run = Run::prepare(&model(), &cpu(), config, resume).unwrap();
+    let mut run = Run::prepare(&model(), &cpu(), config, start).unwrap();
     let cancel = CancelToken::new();
     let summary = run
         .train(&cancel, &mut |event| {
@@ -111,13 +113,13 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
                 lr_schedule: {name: cosine_decay, arguments: [5e-3, 7], warmup: 2}";
     let dirs = tempfile::tempdir().unwrap();
     let (whole, parts) = (dirs.path().join("whole"), dirs.path().join("parts"));
-    let expected = train(config(&whole, more), false, None);
+    let expected = train(config(&whole, more), Start::Fresh, None);
     assert_eq!(expected.len(), 14 + 4);
-    let stopped = train(config(&parts, more), false, Some(5));
+    let stopped = train(config(&parts, more), Start::Fresh, Some(5));
     // Gradients of the fifth batch waited for those of the sixth.
     assert_eq!(stopped.last().map(Entry::step), Some(6));
-    train(config(&parts, more), true, Some(8));
-    let resumed = train(config(&parts, more), true, None);
+    train(config(&parts, more), Start::Resume, Some(8));
+    let resumed = train(config(&parts, more), Start::Resume, None);
     assert_eq!(numbers(&resumed), numbers(&expected));
     for file in [WEIGHTS_FILE, "0000014_adapters.safetensors"] {
         let read = |dir: &Path| std::fs::read(dir.join(file)).unwrap();
@@ -136,17 +138,17 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
         ("compile: on", "compiled absent, this one has true"),
     ] {
         let other = config(&parts, &format!("{more}\n{other}"));
-        let Err(error) = Run::prepare(&model(), &cpu(), other, true) else {
+        let Err(error) = Run::prepare(&model(), &cpu(), other, Start::Resume) else {
             panic!("it went on, where {what}");
         };
         assert!(error.to_string().contains(what), "{error}");
     }
     let none = dirs.path().join("none");
-    assert!(Run::prepare(&model(), &cpu(), config(&none, more), true).is_err());
+    assert!(Run::prepare(&model(), &cpu(), config(&none, more), Start::Resume).is_err());
     // A longer run of the same settings goes on.
     let longer = train(
         config(&parts, &more.replace("iters: 14", "iters: 16")),
-        true,
+        Start::Resume,
         None,
     );
     assert_eq!(longer.last().map(Entry::step), Some(16));
@@ -157,9 +159,9 @@ fn so_does_one_that_trains_the_weights_themselves() {
     let more = "iters: 4\nfine_tune_type: full\nnum_layers: 2\ngrad_checkpoint: true";
     let dirs = tempfile::tempdir().unwrap();
     let (whole, parts) = (dirs.path().join("whole"), dirs.path().join("parts"));
-    let expected = train(config(&whole, more), false, None);
-    train(config(&parts, more), false, Some(2));
-    let resumed = train(config(&parts, more), true, None);
+    let expected = train(config(&whole, more), Start::Fresh, None);
+    train(config(&parts, more), Start::Fresh, Some(2));
+    let resumed = train(config(&parts, more), Start::Resume, None);
     assert_eq!(numbers(&resumed), numbers(&expected));
     let read = |dir: &Path| std::fs::read(dir.join(WEIGHTS_FILE)).unwrap();
     assert!(read(&whole) == read(&parts));
@@ -201,6 +203,7 @@ fn what_was_learned_is_said() {
             "mlp.up_proj,lm_head",
             "--lr-schedule",
             "linear",
+            "--train",
             "--test",
             "--json",
         ],
@@ -295,6 +298,7 @@ fn what_cannot_be_is_told_before_anything_is_written() {
     let train = |more: &[&str]| {
         let args = [
             &["--model", model, "--adapter-path", path, "--backend", "cpu"],
+            &["--overwrite"][..],
             more,
         ]
         .concat();
@@ -359,7 +363,7 @@ fn what_cannot_be_is_told_before_anything_is_written() {
             "q_proj",
         ),
         (
-            &["--data", data, "--test", "--skip-bad-lines"],
+            &["--data", data, "--train", "--test", "--skip-bad-lines"],
             "test.jsonl is missing",
         ),
         (
@@ -383,7 +387,11 @@ fn what_cannot_be_is_told_before_anything_is_written() {
 fn a_run_begins_with_another_s_adapter() {
     let dirs = tempfile::tempdir().unwrap();
     let (first, second) = (dirs.path().join("first"), dirs.path().join("second"));
-    let entries = train(config(&first, "iters: 4\nsave_every: 2"), false, None);
+    let entries = train(
+        config(&first, "iters: 4\nsave_every: 2"),
+        Start::Fresh,
+        None,
+    );
     let last = numbers(&entries).last().copied().unwrap();
     for (file, loss) in [
         ("0000004_adapters.safetensors", Some(last.1)),
@@ -393,7 +401,7 @@ fn a_run_begins_with_another_s_adapter() {
             "iters: 1\nresume_adapter_file: {}",
             first.join(file).display()
         );
-        let begun = numbers(&train(config(&second, &more), false, None));
+        let begun = numbers(&train(config(&second, &more), Start::Overwrite, None));
         match loss {
             // The validation before the first step is the earlier run's last.
             Some(loss) => assert_eq!(begun[0].1, loss),

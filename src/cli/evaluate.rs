@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use inference::CancelToken;
+use inference::{CancelToken, LoadOptions};
 use metal_backend::train::dataset::DataOptions;
 use metal_backend::train::judge::{Portions, evaluate};
 use serde_json::json;
@@ -56,44 +56,70 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     }
     let backend = choose_backend(args.load.backend.as_deref())?;
     let options = args.load.checked(backend.name())?;
-    let path = find_model(args.model.model.as_deref(), console)?;
-    let reading = DataOptions::new()
-        .with_mask_prompt(args.mask_prompt)
-        .with_skip_bad_lines(args.skip_bad_lines);
-    let portions = Portions {
-        batch_size: args.batch_size,
-        batches: args.test_batches,
-        max_seq_length: args.max_seq_length,
-        seed: args.seed,
-    };
-    let cancel = CancelToken::new();
-    let guard = console
-        .catches_interrupts
-        .then(|| cancel_on_interrupt(&cancel));
-    let mut spinner = Some(Spinner::start("loading the model and the data", console));
-    let mut bar = None;
-    let found = evaluate(
-        &path,
-        &options,
-        &args.data,
-        &reading,
-        &portions,
-        &cancel,
-        &mut |_, total| {
-            spinner = None;
-            bar.get_or_insert_with(|| CountBar::start("batches", total, console))
-                .advance(1);
+    let subject = Subject {
+        model: args.model.model.as_deref(),
+        load: options,
+        data: args.data.clone(),
+        reading: DataOptions::new()
+            .with_mask_prompt(args.mask_prompt)
+            .with_skip_bad_lines(args.skip_bad_lines),
+        portions: Portions {
+            batch_size: args.batch_size,
+            batches: args.test_batches,
+            max_seq_length: args.max_seq_length,
+            seed: args.seed,
         },
-    );
-    drop((spinner, bar, guard));
-    let found = found?;
-    for note in &found.notes {
-        console.warn(&format!("warning: {note}"));
+    };
+    subject.measure(args.json, console)
+}
+
+/// What is measured: also `mlx train --test`.
+pub struct Subject<'a> {
+    /// As `--model` names it.
+    pub model: Option<&'a str>,
+    /// How the model is loaded, with the adapter if there is one.
+    pub load: LoadOptions,
+    /// A JSONL file, or a directory with `test.jsonl`.
+    pub data: PathBuf,
+    /// How the data is read.
+    pub reading: DataOptions,
+    /// Which part of the data, in which portions.
+    pub portions: Portions,
+}
+
+impl Subject<'_> {
+    /// Measures it and prints the result.
+    pub fn measure(&self, as_json: bool, console: &mut Console<'_>) -> Result<(), Failure> {
+        let path = find_model(self.model, console)?;
+        let cancel = CancelToken::new();
+        let guard = console
+            .catches_interrupts
+            .then(|| cancel_on_interrupt(&cancel));
+        let mut spinner = Some(Spinner::start("loading the model and the data", console));
+        let mut bar = None;
+        let found = evaluate(
+            &path,
+            &self.load,
+            &self.data,
+            &self.reading,
+            &self.portions,
+            &cancel,
+            &mut |_, total| {
+                spinner = None;
+                bar.get_or_insert_with(|| CountBar::start("batches", total, console))
+                    .advance(1);
+            },
+        );
+        drop((spinner, bar, guard));
+        let found = found?;
+        for note in &found.notes {
+            console.warn(&format!("warning: {note}"));
+        }
+        if as_json {
+            let mut object = score(&found.score);
+            object["examples"] = json!(found.examples);
+            return console.json(&object);
+        }
+        console.line(&told(&found.score))
     }
-    if args.json {
-        let mut object = score(&found.score);
-        object["examples"] = json!(found.examples);
-        return console.json(&object);
-    }
-    console.line(&told(&found.score))
 }

@@ -3,12 +3,15 @@
 use std::path::PathBuf;
 
 use inference::{CancelToken, LoadOptions};
+use metal_backend::train::CONFIG_FILE;
 use metal_backend::train::config::TrainConfig;
 use metal_backend::train::journal::Score;
-use metal_backend::train::run::{Event, Run, Summary};
+use metal_backend::train::judge::Portions;
+use metal_backend::train::run::{Event, Run, Start, Summary, check_start};
 use serde_json::{Value, json};
 
 use super::console::{Console, bytes};
+use super::evaluate::Subject;
 use super::failure::Failure;
 use super::interrupt::cancel_on_interrupt;
 use super::load::{choose_backend, find_model};
@@ -25,6 +28,9 @@ pub struct Args {
     /// Go on with the interrupted run in --adapter-path, as if it had not been interrupted
     #[arg(long, conflicts_with = "resume_adapter_file")]
     resume: bool,
+    /// Replace the adapter of an earlier run in --adapter-path
+    #[arg(long, conflicts_with = "resume")]
+    overwrite: bool,
     /// Print a JSON object of what came of it
     #[arg(long)]
     json: bool,
@@ -40,13 +46,18 @@ before stays whole.";
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let config = args.flags.config()?;
+    if !config.train {
+        return test(args, &config, console);
+    }
+    let start = args.start();
+    check_start(&config.adapter_path, start)?;
     let backend = choose_backend(config.backend.as_deref())?;
     let mut load = LoadOptions::new().with_backend(backend.name());
     load.dtype = config.dtype;
     let path = find_model(config.model.as_deref(), console)?;
 
     let spinner = Spinner::start("loading the model and the data", console);
-    let prepared = Run::prepare(&path, &load, config, args.resume);
+    let prepared = Run::prepare(&path, &load, config, start);
     drop(spinner);
     let mut run = prepared?;
     for note in run.notes() {
@@ -72,6 +83,51 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         )));
     }
     Ok(())
+}
+
+impl Args {
+    fn start(&self) -> Start {
+        match (self.resume, self.overwrite) {
+            (true, _) => Start::Resume,
+            (false, true) => Start::Overwrite,
+            (false, false) => Start::Fresh,
+        }
+    }
+}
+
+/// `--test` without `--train`: measures on `test.jsonl` and writes nothing, as mlx-lm does.
+fn test(args: &Args, config: &TrainConfig, console: &mut Console<'_>) -> Result<(), Failure> {
+    if args.resume || args.overwrite {
+        return Err(Failure::usage(
+            "--test alone does not train, so --resume and --overwrite mean nothing; add --train",
+        ));
+    }
+    let backend = choose_backend(config.backend.as_deref())?;
+    let mut load = LoadOptions::new().with_backend(backend.name());
+    load.dtype = config.dtype;
+    let adapters = &config.adapter_path;
+    if !adapters.as_os_str().is_empty() {
+        if !adapters.join(CONFIG_FILE).is_file() {
+            return Err(Failure::failed(format!(
+                "there is no adapter in {}; --train makes one, --adapter-path \"\" tests the model alone",
+                adapters.display()
+            )));
+        }
+        load.adapter_path = Some(adapters.clone());
+    }
+    let subject = Subject {
+        model: config.model.as_deref(),
+        load,
+        data: config.data.clone().unwrap_or_default(),
+        reading: config.data_options(),
+        portions: Portions {
+            batch_size: config.batch_size,
+            batches: usize::try_from(config.test_batches).ok(),
+            max_seq_length: config.max_seq_length,
+            seed: config.seed,
+        },
+    };
+    subject.measure(args.json, console)
 }
 
 fn introduction(run: &Run, resumed: bool) -> String {

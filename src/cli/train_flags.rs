@@ -22,10 +22,11 @@ pub struct Flags {
     /// The directory with train.jsonl, and valid.jsonl and test.jsonl if wanted
     #[arg(long, short, value_name = "DIR", value_parser = directory)]
     data: Option<PathBuf>,
-    /// For scripts written for mlx-lm; this program trains without it too
-    #[arg(long, hide = true)]
+    /// Train; implied unless --test is given
+    #[arg(long)]
     train: bool,
-    /// Measure on test.jsonl afterwards
+    /// Measure on test.jsonl: with --train afterwards, alone instead of training, with the adapter in
+    /// --adapter-path ("" for the model alone)
     #[arg(long)]
     test: bool,
     /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
@@ -35,7 +36,7 @@ pub struct Flags {
     #[arg(long, value_name = "TYPE", value_parser = compute_type)]
     dtype: Option<ComputeType>,
     /// Where the adapter, the log and the plot go [default: adapters]
-    #[arg(long, value_name = "DIR", value_parser = directory, help_heading = "Files")]
+    #[arg(long, value_name = "DIR", value_parser = maybe_empty, help_heading = "Files")]
     adapter_path: Option<PathBuf>,
     /// Begin with this adapter (a directory, or a .safetensors file with its adapter_config.json) instead of a
     /// fresh one
@@ -227,6 +228,11 @@ fn compute_type(text: &str) -> Result<ComputeType, String> {
         .map_err(|_| "must be float32, float16 or bfloat16".to_owned())
 }
 
+/// A path that may be empty text, which clap's own parser refuses.
+fn maybe_empty(text: &str) -> Result<PathBuf, std::convert::Infallible> {
+    Ok(PathBuf::from(text))
+}
+
 /// Puts a flag, if given, in the place of what the file or the default says.
 fn put<T: Clone>(place: &mut T, flag: &Option<T>) {
     if let Some(value) = flag {
@@ -242,16 +248,16 @@ impl Flags {
             None => TrainConfig::default(),
         };
         self.put_over(&mut c);
-        if self.config.is_some() && !c.train && c.test && !self.train {
-            return Err(Failure::usage(
-                "the config file is only for a test; `mlx evaluate` does that",
-            ));
-        }
-        c.train = true;
+        // mlx-lm wants one of the two; `test` alone never trains there either.
+        c.train |= !c.test;
         if c.data.is_none() {
-            return Err(Failure::usage(
-                "--data is missing: a directory with train.jsonl",
-            ));
+            let file = if c.train { "train.jsonl" } else { "test.jsonl" };
+            return Err(Failure::usage(format!(
+                "--data is missing: a directory with {file}"
+            )));
+        }
+        if c.train && c.adapter_path.as_os_str().is_empty() {
+            return Err(Failure::usage("--adapter-path must name a directory"));
         }
         c.validate().map_err(|e| Failure::usage(e.to_string()))?;
         metal_backend::train::plan::check(&c).map_err(|e| Failure::usage(e.to_string()))?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use inference::{CancelToken, GenerateOptions, LoadOptions, Message, Prompt};
-use metal_backend::train::Run;
+use metal_backend::train::{Run, Start};
 
 use crate::common::{fixture, max_difference};
 use crate::{config, cpu, mlx, stderr};
@@ -16,7 +16,7 @@ fn a_quantized_model_is_fused_dense() {
     let mut options = config(&adapters, "iters: 3");
     options.val_batches = 0;
     let base = fixture("tiny/llama-q4");
-    let mut run = Run::prepare(&base, &cpu(), options, false).unwrap();
+    let mut run = Run::prepare(&base, &cpu(), options, Start::Fresh).unwrap();
     run.train(&CancelToken::new(), &mut |_| {}).unwrap();
     let fused = dirs.path().join("fused");
     let [base, adapters, fused] = [&base, &adapters, &fused].map(|p| p.to_str().unwrap());
@@ -70,7 +70,7 @@ fn a_gguf_file_is_fused_dense() {
         let (adapters, fused) = (dirs.path().join("a"), dirs.path().join("fused"));
         let mut options = config(&adapters, "iters: 3");
         options.val_batches = 0;
-        let mut run = Run::prepare(&base, &cpu(), options, false).unwrap();
+        let mut run = Run::prepare(&base, &cpu(), options, Start::Fresh).unwrap();
         run.train(&CancelToken::new(), &mut |_| {}).unwrap();
         let fuse = |more: &[&str]| {
             let [base, adapters, fused] = [&base, &adapters, &fused].map(|p| p.to_str().unwrap());

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use metal_backend::train::config::TrainConfig;
 use metal_backend::train::journal::{Entry, LOG_FILE};
-use metal_backend::train::{Run, STATE_FILE, WEIGHTS_FILE};
+use metal_backend::train::{Run, STATE_FILE, Start, WEIGHTS_FILE};
 use serde_json::Value;
 
 use crate::{command, cpu, log, model, pirate, stderr};
@@ -158,7 +158,7 @@ fn killed_at_any_moment_no_file_is_torn() {
         child.wait().unwrap();
         assert!(all_are_whole(&adapters) >= 3);
         let options = TrainConfig::read(adapters.join("training_config.yaml")).unwrap();
-        let resumed = Run::prepare(&model(), &cpu(), options, true).unwrap();
+        let resumed = Run::prepare(&model(), &cpu(), options, Start::Resume).unwrap();
         let step = resumed.step();
         let further = saved() != before;
         assert!(
@@ -210,7 +210,7 @@ fn ctrl_c_saves_and_leaves() {
         let numbers: Vec<u64> = entries.iter().map(Entry::step).collect();
         assert_eq!(numbers, (1..=steps).collect::<Vec<_>>());
         let options = TrainConfig::read(adapters.join("training_config.yaml")).unwrap();
-        let resumed = Run::prepare(&model(), &cpu(), options, true).unwrap();
+        let resumed = Run::prepare(&model(), &cpu(), options, Start::Resume).unwrap();
         assert_eq!(resumed.step(), steps);
         last = steps;
     }

@@ -36,7 +36,7 @@ pub use adapter::{CONFIG_FILE, WEIGHTS_FILE};
 pub use fuse::{fuse, fuse_dequantized};
 pub use lora::{AdapterKind, LoraAdapter};
 pub use optim::{Optimizer, OptimizerConfig};
-pub use run::{Event, Run, Summary};
+pub use run::{Event, Run, Start, Summary};
 pub use schedule::Schedule;
 pub use state::STATE_FILE;
 pub use step::{Compile, Evaluation, Preference, Sequence, StepReport, Trainer, Tuning};

@@ -83,6 +83,18 @@ pub struct Summary {
     pub peak_memory: u64,
 }
 
+/// How a run treats what an earlier run left in [`TrainConfig::adapter_path`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Start {
+    /// Begins anew, and refuses a directory that holds an adapter.
+    #[default]
+    Fresh,
+    /// Begins anew, and replaces the adapter of an earlier run.
+    Overwrite,
+    /// Goes on with the interrupted run there.
+    Resume,
+}
+
 /// A run that is ready to begin, or to go on.
 pub struct Run {
     trainer: Trainer,
@@ -92,7 +104,7 @@ pub struct Run {
     test: Vec<Example>,
     notes: Vec<String>,
     place: Place,
-    resumed: bool,
+    start: Start,
 }
 
 fn bad(message: impl Into<String>) -> Error {
@@ -101,16 +113,17 @@ fn bad(message: impl Into<String>) -> Error {
 
 impl Run {
     /// Loads a model and the data, and puts an adapter on the model: a fresh one, that of
-    /// [`TrainConfig::resume_adapter_file`], or with `resume` that of the interrupted run in
+    /// [`TrainConfig::resume_adapter_file`], or with [`Start::Resume`] that of the interrupted run in
     /// [`TrainConfig::adapter_path`], which must have had the same options.
     ///
     /// # Errors
-    /// Those of loading and of reading data; [`ErrorKind::InvalidOption`] naming the option.
+    /// Those of loading and of reading data; [`ErrorKind::InvalidOption`] naming the option;
+    /// [`ErrorKind::Io`] where [`check_start`] refuses the directory.
     pub fn prepare(
         model: &Path,
         load: &LoadOptions,
         config: TrainConfig,
-        resume: bool,
+        start: Start,
     ) -> Result<Self> {
         plan::check(&config)?;
         let tuning = plan::tuning(&config)?;
@@ -129,13 +142,7 @@ impl Run {
         let io = |e: std::io::Error| {
             Error::new(ErrorKind::Io, format!("cannot make the directory: {e}")).with_path(dir)
         };
-        if resume && !dir.join(state::STATE_FILE).is_file() {
-            return Err(bad(format!(
-                "there is no {} here to resume from; begin without resume",
-                state::STATE_FILE
-            ))
-            .with_path(dir));
-        }
+        check_start(dir, start)?;
         // Before hours of training, not after.
         std::fs::create_dir_all(dir).map_err(io)?;
 
@@ -183,7 +190,7 @@ impl Run {
         let lora = plan::lora(&config, &model.engine().layer_names())?;
         let mut trainer = Trainer::of(model, &lora, kind, tuning)?;
         let settings = settings(&trainer, &config, &examples)?;
-        let place = if resume {
+        let place = if start == Start::Resume {
             let dir = config.adapter_path.clone();
             state::load(&mut trainer, &settings, &dir)?
         } else {
@@ -197,7 +204,7 @@ impl Run {
             test,
             notes,
             place,
-            resumed: resume,
+            start,
         })
     }
 
@@ -241,7 +248,10 @@ impl Run {
         on_event: &mut dyn FnMut(&Event<'_>),
     ) -> Result<Summary> {
         let dir = self.config.adapter_path.clone();
-        let keep = self.resumed.then_some(self.place.step);
+        let keep = (self.start == Start::Resume).then_some(self.place.step);
+        if self.start == Start::Overwrite {
+            remove_earlier(&dir)?;
+        }
         let mut journal = Journal::open(&dir, keep)?;
         let options = serde_json::to_vec_pretty(&self.config)
             .map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
@@ -449,6 +459,59 @@ impl Since {
         self.tokens += report.tokens as u64;
         self.seconds += seconds;
     }
+}
+
+/// Refuses a directory in which a run of this kind cannot start. It needs no model, so a program can ask
+/// before it fetches one.
+///
+/// # Errors
+/// [`ErrorKind::Io`] for [`Start::Fresh`] where an adapter lies, [`ErrorKind::InvalidOption`] for
+/// [`Start::Resume`] where no run was saved.
+pub fn check_start(dir: &Path, start: Start) -> Result<()> {
+    match start {
+        Start::Resume if !dir.join(state::STATE_FILE).is_file() => Err(bad(format!(
+            "there is no {} here to resume from; begin without resume",
+            state::STATE_FILE
+        ))
+        .with_path(dir)),
+        Start::Fresh => match [state::STATE_FILE, WEIGHTS_FILE, super::CONFIG_FILE]
+            .into_iter()
+            .find(|name| dir.join(name).exists())
+        {
+            Some(name) => Err(Error::new(
+                ErrorKind::Io,
+                format!(
+                    "the directory holds {name} of an earlier run; --resume goes on with that run, --overwrite \
+                     replaces it"
+                ),
+            )
+            .with_path(dir)),
+            None => Ok(()),
+        },
+        Start::Resume | Start::Overwrite => Ok(()),
+    }
+}
+
+/// Removes what only the earlier run can go on from, so that nothing mixes both runs. The adapter itself
+/// stays until the first save replaces it.
+fn remove_earlier(dir: &Path) -> Result<()> {
+    let failed = |path: &Path, e: std::io::Error| {
+        Error::new(ErrorKind::Io, format!("cannot remove the file: {e}")).with_path(path)
+    };
+    let entries = std::fs::read_dir(dir).map_err(|e| failed(dir, e))?;
+    for entry in entries {
+        let entry = entry.map_err(|e| failed(dir, e))?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let numbered = name
+            .strip_suffix(WEIGHTS_FILE)
+            .and_then(|front| front.strip_suffix('_'))
+            .is_some_and(|n| n.len() == 7 && n.bytes().all(|b| b.is_ascii_digit()));
+        if numbered || name == state::STATE_FILE || name == PLOT_FILE {
+            std::fs::remove_file(entry.path()).map_err(|e| failed(&entry.path(), e))?;
+        }
+    }
+    Ok(())
 }
 
 /// Adds the adapter that was just saved under the number of its step. The adapter's file is replaced and never
