@@ -129,7 +129,9 @@ pub fn main() -> ExitCode {
     #[cfg(feature = "mlx-backend")]
     metal_backend::keep_freed(FREED);
     let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
-    let (mut input, mut out, mut err) = (stdin.lock(), stdout.lock(), &stderr);
+    // Standard input stays unlocked: on a terminal it cannot drive, the chat's line editor locks it itself.
+    let mut input = std::io::BufReader::new(std::io::stdin());
+    let (mut out, mut err) = (stdout.lock(), &stderr);
     let mut console = Console {
         input: &mut input,
         out: &mut out,

@@ -1,0 +1,142 @@
+//! A pseudo terminal with the program on it, for tests of what a person sees and types.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+/// How long anything may take before a test fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program on a terminal of its own.
+pub struct Terminal {
+    keys: File,
+    seen: Arc<Mutex<Vec<u8>>>,
+    child: Child,
+    /// Bytes of `seen` that earlier calls of [`Self::wait_for`] went past.
+    past: usize,
+}
+
+impl Terminal {
+    /// Starts `command` with its three streams on a terminal of `columns`.
+    pub fn start(command: &mut Command, columns: u16) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let slave = rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap();
+        let size = Winsize {
+            ws_row: 24,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&slave, size).unwrap();
+        let end = |fd: &OwnedFd| fd.try_clone().unwrap();
+        let child = command
+            .stdin(end(&slave))
+            .stdout(end(&slave))
+            .stderr(slave)
+            .spawn()
+            .unwrap();
+        // The command keeps its ends open otherwise, and the terminal never ends.
+        command.stdin(std::process::Stdio::null());
+        command.stdout(std::process::Stdio::null());
+        command.stderr(std::process::Stdio::null());
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let mut screen = File::from(master.try_clone().unwrap());
+        let kept = Arc::clone(&seen);
+        std::thread::spawn(move || {
+            let mut part = [0; 4096];
+            // Linux gives EIO once the last end is closed.
+            while let Ok(n) = screen.read(&mut part) {
+                if n == 0 {
+                    break;
+                }
+                kept.lock().unwrap().extend_from_slice(&part[..n]);
+            }
+        });
+        Self {
+            keys: File::from(master),
+            seen,
+            child,
+            past: 0,
+        }
+    }
+
+    /// Everything that was shown so far.
+    pub fn screen(&self) -> String {
+        String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned()
+    }
+
+    /// Types.
+    pub fn keys(&mut self, text: &str) {
+        self.keys.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Waits until `text` is shown after what the last call waited for, and returns what was shown up to it.
+    pub fn wait_for(&mut self, text: &str) -> String {
+        let begun = Instant::now();
+        loop {
+            {
+                let seen = self.seen.lock().unwrap();
+                let new = &seen[self.past..];
+                let found = new.windows(text.len()).position(|w| w == text.as_bytes());
+                if let Some(at) = found {
+                    let shown = String::from_utf8_lossy(&new[..at]).into_owned();
+                    self.past += at + text.len();
+                    return shown;
+                }
+            }
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "{text:?} is not shown: {:?}",
+                self.screen()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Sends a signal by its name, such as `INT`.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill")
+            .args([&format!("-{name}"), &self.child.id().to_string()])
+            .status()
+            .unwrap();
+        assert!(sent.success());
+    }
+
+    /// Waits for the program's end.
+    pub fn end(&mut self) -> ExitStatus {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                // What was written last may still be on its way.
+                std::thread::sleep(Duration::from_millis(50));
+                return status;
+            }
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "it does not end: {:?}",
+                self.screen()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // A failed test leaves no program behind.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
