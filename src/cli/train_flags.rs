@@ -38,8 +38,8 @@ pub struct Flags {
     /// Where the adapter, the log and the plot go [default: adapters]
     #[arg(long, value_name = "DIR", value_parser = maybe_empty, help_heading = "Files")]
     adapter_path: Option<PathBuf>,
-    /// Begin with this adapter (a directory, or a .safetensors file with its adapter_config.json) instead of a
-    /// fresh one
+    /// Begin with this adapter (a directory or a .safetensors file) instead of a fresh one; its shape is that
+    /// of its adapter_config.json, which flags must not contradict
     #[arg(long, value_name = "PATH", help_heading = "Files")]
     resume_adapter_file: Option<PathBuf>,
     /// Save every so many steps [default: 100]
@@ -256,6 +256,11 @@ impl Flags {
                 "--data is missing: a directory with {file}"
             )));
         }
+        if c.resume_adapter_file.is_some() && self.alpha.is_some() && self.rank.is_none() {
+            return Err(Failure::usage(
+                "--alpha means nothing without the rank of the adapter to begin with; add --rank, or give --scale",
+            ));
+        }
         if c.train && c.adapter_path.as_os_str().is_empty() {
             return Err(Failure::usage("--adapter-path must name a directory"));
         }
@@ -307,6 +312,13 @@ impl Flags {
         put(&mut c.val_batches, &self.val_batches);
         put(&mut c.test_batches, &self.test_batches);
         c.max_grad_norm = self.max_grad_norm.or(c.max_grad_norm);
+        let given = &mut c.given;
+        given.fine_tune_type |= self.fine_tune_type.is_some();
+        given.num_layers |= self.num_layers.is_some();
+        given.rank |= self.rank.is_some();
+        given.dropout |= self.dropout.is_some();
+        given.scale |= self.scale.is_some() || self.alpha.is_some();
+        given.keys |= self.keys.is_some();
         let lora = &mut c.lora_parameters;
         put(&mut lora.rank, &self.rank);
         put(&mut lora.dropout, &self.dropout);

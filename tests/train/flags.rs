@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use metal_backend::train::{STATE_FILE, WEIGHTS_FILE};
+use metal_backend::train::config::TrainConfig;
+use metal_backend::train::{CONFIG_FILE, STATE_FILE, WEIGHTS_FILE};
 
-use crate::{json, mlx, model, stderr};
+use crate::{json, mlx, model, pirate, stderr};
 
 /// `--test` without `--train` only measures, as in mlx-lm, and a run never replaces another's adapter unasked.
 #[test]
@@ -86,4 +87,97 @@ fn names(dir: &Path) -> Vec<String> {
         .collect();
     names.sort_unstable();
     names
+}
+
+/// Runs with an adapter of another shape than the default: what is not written down comes from it, what is
+/// must agree.
+#[test]
+fn an_earlier_adapter_keeps_its_shape() {
+    let dirs = tempfile::tempdir().unwrap();
+    let (model, data) = (model(), pirate());
+    let first = dirs.path().join("first");
+    let run = |adapters: &Path, more: &[&str]| {
+        let [model, data, path] = [&model, &data, adapters].map(|p| p.to_str().unwrap());
+        let args = [
+            &["--model", model, "--data", data, "--adapter-path", path],
+            &["--backend", "cpu", "--iters", "2", "--val-batches", "1"][..],
+            &["--batch-size", "1", "--json", "--overwrite"],
+            more,
+        ]
+        .concat();
+        mlx("train", &args)
+    };
+    let shape = [
+        "--fine-tune-type",
+        "dora",
+        "--num-layers",
+        "1",
+        "--rank",
+        "4",
+        "--scale",
+        "5",
+        "--dropout",
+        "0.25",
+        "--keys",
+        "self_attn.q_proj,mlp.up_proj",
+    ];
+    let begun = [&shape[..], &["--learning-rate", "1e-2"]].concat();
+    let trained = json(&run(&first, &begun));
+    let loss = trained["validation"]["loss"].as_f64().unwrap();
+    assert_ne!(trained["base"]["loss"], trained["validation"]["loss"]);
+    let config = |dir: &Path| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(dir.join(CONFIG_FILE)).unwrap()).unwrap()
+    };
+
+    let second = dirs.path().join("second");
+    let from = first.to_str().unwrap();
+    for more in [&[][..], &shape] {
+        let again = json(&run(
+            &second,
+            &[&["--resume-adapter-file", from], more].concat(),
+        ));
+        assert_eq!(again["base"]["loss"], loss);
+        assert_eq!(config(&second), config(&first));
+        let options = TrainConfig::read(second.join("training_config.yaml")).unwrap();
+        assert_eq!((options.num_layers, options.lora_parameters.rank), (1, 4));
+        assert_eq!(options.lora_parameters.scale, 5.0);
+    }
+    for (flag, value, theirs) in [
+        ("--fine-tune-type", "lora", "dora"),
+        ("--num-layers", "2", "1"),
+        ("--rank", "8", "4"),
+        ("--scale", "20", "5"),
+        ("--keys", "self_attn.q_proj", "mlp.up_proj,self_attn.q_proj"),
+    ] {
+        let refused = run(&second, &["--resume-adapter-file", from, flag, value]);
+        let told = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(1), "{flag}: {told}");
+        let name = flag.trim_start_matches('-').replace('-', "_");
+        assert!(told.contains(&format!("{name} is {value}")), "{told}");
+        assert!(told.contains(&format!("has {theirs};")), "{told}");
+    }
+    // What is dropped in training is no part of the adapter.
+    let other = ["--resume-adapter-file", from, "--dropout", "0.5"];
+    assert_eq!(json(&run(&second, &other))["base"]["loss"], loss);
+    assert_eq!(config(&second)["lora_parameters"]["dropout"], 0.5);
+
+    // A bare file has its rank, its layers and its type in it; only the scale is for the user to say.
+    let bare = dirs.path().join("bare.safetensors");
+    std::fs::copy(first.join(WEIGHTS_FILE), &bare).unwrap();
+    let from = bare.to_str().unwrap();
+    let made = run(&second, &["--resume-adapter-file", from, "--scale", "5"]);
+    assert!(stderr(&made).contains("its scale is taken to be 5"));
+    assert_eq!(json(&made)["base"]["loss"], loss);
+    let found = config(&second);
+    for name in ["fine_tune_type", "num_layers"] {
+        assert_eq!(found[name], config(&first)[name]);
+    }
+    let refused = run(&second, &["--resume-adapter-file", from, "--rank", "8"]);
+    assert!(
+        stderr(&refused).contains("rank is 8"),
+        "{}",
+        stderr(&refused)
+    );
+    let larger = json(&run(&second, &["--resume-adapter-file", from]));
+    assert_ne!(larger["base"]["loss"], loss);
 }

@@ -55,7 +55,7 @@ impl Naming {
 
     /// What mlx-lm's `keys` call a layer: what is after the number of the block, or all of it for one that
     /// is in none.
-    fn key(&self, name: &str) -> String {
+    pub(super) fn key(&self, name: &str) -> String {
         match key(name) {
             inside if inside.len() < name.len() => inside.to_owned(),
             whole => self.theirs(whole),

@@ -7,6 +7,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use inference::{ComputeType, Error, ErrorKind, Result};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::Compile;
@@ -158,6 +159,61 @@ pub struct TrainConfig {
     pub max_grad_norm: Option<f64>,
     /// Ours: whether a step is traced once and replayed.
     pub compile: Compile,
+    /// What of the adapter's shape somebody wrote down. It must agree with `resume_adapter_file`, and what
+    /// nobody wrote down comes from there.
+    #[serde(skip)]
+    pub given: Given,
+}
+
+/// Which options of the adapter's shape were written down, rather than left at their defaults.
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs, reason = "the names are those of the options")]
+pub struct Given {
+    pub fine_tune_type: bool,
+    pub num_layers: bool,
+    pub rank: bool,
+    pub dropout: bool,
+    pub scale: bool,
+    pub keys: bool,
+}
+
+/// Two configs that say the same are equal, however they came to say it.
+impl PartialEq for Given {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+/// What a file has of [`Given`]; `null` is as good as absent.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Written {
+    fine_tune_type: Option<IgnoredAny>,
+    num_layers: Option<IgnoredAny>,
+    lora_parameters: Option<WrittenShape>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WrittenShape {
+    rank: Option<IgnoredAny>,
+    dropout: Option<IgnoredAny>,
+    scale: Option<IgnoredAny>,
+    keys: Option<IgnoredAny>,
+}
+
+impl Written {
+    fn given(self) -> Given {
+        let shape = self.lora_parameters.unwrap_or_default();
+        Given {
+            fine_tune_type: self.fine_tune_type.is_some(),
+            num_layers: self.num_layers.is_some(),
+            rank: shape.rank.is_some(),
+            dropout: shape.dropout.is_some(),
+            scale: shape.scale.is_some(),
+            keys: shape.keys.is_some(),
+        }
+    }
 }
 
 /// A value in [`TrainConfig::optimizer_config`].
@@ -212,6 +268,7 @@ impl Default for TrainConfig {
             dtype: None,
             max_grad_norm: None,
             compile: Compile::default(),
+            given: Given::default(),
         }
     }
 }
@@ -272,9 +329,10 @@ impl TrainConfig {
         {
             return Ok(Self::default());
         }
-        serde_saphyr::from_str(text)
-            .map_err(|e| bad(helped(&e.to_string())))
-            .and_then(Self::checked)
+        let read: Self = serde_saphyr::from_str(text).map_err(|e| bad(helped(&e.to_string())))?;
+        let written: Written =
+            serde_saphyr::from_str(text).map_err(|e| bad(helped(&e.to_string())))?;
+        read.checked(written)
     }
 
     /// Reads TOML and checks it.
@@ -282,12 +340,13 @@ impl TrainConfig {
     /// # Errors
     /// As [`TrainConfig::read`].
     pub fn from_toml(text: &str) -> Result<Self> {
-        toml::from_str(text)
-            .map_err(|e| bad(helped(&e.to_string())))
-            .and_then(Self::checked)
+        let read: Self = toml::from_str(text).map_err(|e| bad(helped(&e.to_string())))?;
+        let written: Written = toml::from_str(text).map_err(|e| bad(helped(&e.to_string())))?;
+        read.checked(written)
     }
 
-    fn checked(self) -> Result<Self> {
+    fn checked(mut self, written: Written) -> Result<Self> {
+        self.given = written.given();
         self.validate()?;
         Ok(self)
     }

@@ -13,10 +13,11 @@
 //! - [`dataset`]: JSONL files to token ids, loss masks and batches;
 //! - [`config`]: the options of a run, from a YAML or TOML file;
 //! - `step.rs`: a step, from sequences to changed numbers, also as one graph (`step/compiled.rs`);
-//! - [`run`]: a whole run from its options to its files, with `plan.rs`, `state.rs` and [`journal`];
+//! - [`run`]: a whole run from its options to its files, with `plan.rs`, `begin.rs`, `state.rs` and [`journal`];
 //! - [`judge`]: how good a model is on data.
 
 mod adapter;
+mod begin;
 pub mod config;
 pub mod dataset;
 mod fuse;

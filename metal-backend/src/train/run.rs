@@ -1,7 +1,7 @@
 //! A training run from its options to its files: data, steps, reports, validations, saves. A run that was
 //! interrupted goes on as if it had not been. What a step is, is `step.rs`'s.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use inference::{Adapter as _, CancelToken, Error, ErrorKind, LoadOptions, Result};
@@ -15,7 +15,7 @@ use super::journal::{Entry, Journal, PLOT_FILE, Score, TrainReport, plot, replac
 use super::judge::{Portions, judge, sequences, usable};
 use super::state::{self, Place};
 use super::step::{StepReport, Trainer};
-use super::{WEIGHTS_FILE, plan};
+use super::{WEIGHTS_FILE, begin, plan};
 
 /// The options of the run, beside its adapter, as a file that a run can be begun with.
 pub const OPTIONS_FILE: &str = "training_config.yaml";
@@ -122,15 +122,14 @@ impl Run {
     pub fn prepare(
         model: &Path,
         load: &LoadOptions,
-        config: TrainConfig,
+        mut config: TrainConfig,
         start: Start,
     ) -> Result<Self> {
         plan::check(&config)?;
         let tuning = plan::tuning(&config)?;
-        let kind = plan::kind(&config);
         let data = config
             .data
-            .as_deref()
+            .clone()
             .ok_or_else(|| bad("data is missing; give a directory with train.jsonl"))?;
         if !data.is_dir() {
             return Err(
@@ -150,11 +149,15 @@ impl Run {
         let staged = config
             .resume_adapter_file
             .as_deref()
-            .map(stage)
+            .map(|path| begin::stage(path, &config))
             .transpose()?;
         load.adapter_path = staged.as_ref().map(|s| s.path().to_owned());
         let model = crate::backend::open(model, &load)?;
-        let data = DataDir::read(data, model.engine().text(), &config.data_options())?;
+        if let (Some(_), Some(adapter)) = (&staged, model.engine().adapter()) {
+            begin::agree(&mut config, &adapter)?;
+        }
+        let kind = plan::kind(&config);
+        let data = DataDir::read(&data, model.engine().text(), &config.data_options())?;
         let train = data
             .train
             .as_ref()
@@ -162,7 +165,8 @@ impl Run {
         if config.test && data.test.is_none() {
             return Err(bad("test is set, and test.jsonl is missing in the data"));
         }
-        let mut notes = Vec::new();
+        let note = staged.as_ref().and_then(|staged| staged.note());
+        let mut notes: Vec<String> = note.map(str::to_owned).into_iter().collect();
         let mut part = |data: &Dataset, packed: bool| {
             let (examples, said) = usable(data, config.max_seq_length, packed);
             notes.extend(said);
@@ -526,47 +530,6 @@ fn keep_numbered(dir: &Path, step: u64) -> Result<()> {
         .or_else(|_| std::fs::copy(&from, &fresh).map(drop))
         .and_then(|()| std::fs::rename(&fresh, &path))
         .map_err(failed)
-}
-
-/// An adapter as a directory: what was given, or for a single file one with it and its configuration.
-enum Staged {
-    Given(PathBuf),
-    Made(tempfile::TempDir),
-}
-
-impl Staged {
-    fn path(&self) -> &Path {
-        match self {
-            Self::Given(path) => path,
-            Self::Made(dir) => dir.path(),
-        }
-    }
-}
-
-fn stage(path: &Path) -> Result<Staged> {
-    if path.is_dir() {
-        return Ok(Staged::Given(path.to_owned()));
-    }
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
-    if path.file_name().is_some_and(|name| name == WEIGHTS_FILE) {
-        return Ok(Staged::Given(parent.to_owned()));
-    }
-    let failed = |e: std::io::Error| {
-        Error::new(
-            ErrorKind::Io,
-            format!(
-                "cannot read the adapter: {e}; give a directory, or a .safetensors file with {} beside it",
-                super::CONFIG_FILE
-            ),
-        )
-        .with_path(path)
-    };
-    let made = tempfile::tempdir().map_err(failed)?;
-    std::fs::copy(path, made.path().join(WEIGHTS_FILE)).map_err(failed)?;
-    let config = parent.join(super::CONFIG_FILE);
-    std::fs::copy(config, made.path().join(super::CONFIG_FILE)).map_err(failed)?;
-    Ok(Staged::Made(made))
 }
 
 /// All that the numbers of a run follow from, but for how long it is.
