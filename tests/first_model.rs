@@ -121,7 +121,7 @@ fn the_readme_s_command_answers_paris() {
     let output = mlx(&[
         "generate",
         "--prompt",
-        "The capital of France is",
+        "What is the capital of France?",
         "--max-tokens",
         "24",
     ]);
@@ -139,6 +139,27 @@ fn the_readme_s_command_answers_paris() {
         "8",
     ]);
     assert!(stdout(&output).starts_with(" Paris"));
+}
+
+/// What the template puts in front is all that stands in front of a message, as in mlx-lm.
+#[test]
+fn every_command_asks_as_the_template_says() {
+    let golden = golden(&common::fixture("first-model"));
+    for case in &golden["chat"].as_array().unwrap()[..2] {
+        let question = case["messages"][0]["content"].as_str().unwrap();
+        let expected = ids(&case["tokens"]).len();
+        let args = ["generate", "--json", "--ignore-eos", "-n", "24", "-p"];
+        let output = mlx(&[&args[..], &[question]].concat());
+        let json: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!(json["prompt_tokens"], expected);
+        assert_eq!(json["tokens"], case["greedy"]);
+        let output = chat(&["-n", "1"], &format!("{question}\n/stats\n"));
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            told.contains(&format!("prompt: {expected} tokens")),
+            "{told}"
+        );
+    }
 }
 
 #[test]
@@ -165,21 +186,23 @@ fn json_names_tokens_reason_and_figures() {
     );
 }
 
-#[test]
-fn a_chat_remembers_what_was_said() {
+fn chat(args: &[&str], script: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_mlx"))
-        .args(["chat", "--max-tokens", "16"])
+        .arg("chat")
+        .args(args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(script.as_bytes()).unwrap();
+    drop(input);
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_chat_remembers_what_was_said() {
     let script = "/system You are a helpful assistant.\nWhat is the capital of France?\n/bye\n";
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(script.as_bytes())
-        .unwrap();
-    assert!(stdout(&child.wait_with_output().unwrap()).contains("Paris"));
+    assert!(stdout(&chat(&["--max-tokens", "16"], script)).contains("Paris"));
 }

@@ -12,9 +12,6 @@ use super::prompt::{TokenList, read_text, read_tokens};
 use super::reply::{Reply, statistics};
 use super::sampling::SamplingArgs;
 
-/// What an instruct model is told unless the caller says otherwise.
-const DEFAULT_SYSTEM: &str = "You are a helpful assistant.";
-
 /// Generate a reply to a prompt
 #[derive(Debug, Clone, clap::Args)]
 #[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "tokens"])))]
@@ -27,7 +24,7 @@ pub struct Args {
     /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard input
     #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
     tokens: Option<TokenList>,
-    /// Instructions that come before the prompt [default: "You are a helpful assistant."; "" for none]
+    /// Instructions that come before the prompt; without them the model's chat template decides
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with_all = ["raw", "tokens"])]
     system: Option<String>,
     /// Use the prompt as it is, without the model's chat template
@@ -147,7 +144,7 @@ impl Args {
             return Ok(model.generate(&Prompt::Text(text), options)?);
         }
         if model.info().has_chat_template {
-            return Ok(model.chat(&self.messages(model, text), options)?);
+            return Ok(model.chat(&self.messages(text), options)?);
         }
         if self.system.is_some() {
             return Err(Failure::failed(
@@ -157,21 +154,12 @@ impl Args {
         Ok(model.generate(&Prompt::Text(text), options)?)
     }
 
-    /// The prompt as a conversation. The neutral instruction in front keeps small models to the
-    /// point; it is left out where the template knows no system message, or for `--system ""`.
-    fn messages(&self, model: &dyn TextModel, text: String) -> Vec<Message> {
-        let user = Message::user(text);
-        match self.system.as_deref() {
-            Some("") => vec![user],
-            Some(system) => vec![Message::system(system), user],
-            None => {
-                let both = vec![Message::system(DEFAULT_SYSTEM), user.clone()];
-                let taken = model
-                    .as_token_model()
-                    .is_some_and(|m| m.render_chat(&both, true).is_ok());
-                if taken { both } else { vec![user] }
-            }
-        }
+    /// The prompt as a conversation. Without `--system` the template alone decides what stands in front, as
+    /// in training and in mlx-lm.
+    fn messages(&self, text: String) -> Vec<Message> {
+        let system = self.system.as_deref().filter(|text| !text.is_empty());
+        let system = system.map(Message::system);
+        system.into_iter().chain([Message::user(text)]).collect()
     }
 }
 
@@ -242,7 +230,7 @@ mod tests {
             [
                 "text Capital?",
                 "tokens [7, 8]",
-                "chat system:You are a helpful assistant.|user:Capital?",
+                "chat user:Capital?",
                 "chat user:Capital?",
             ]
         );
