@@ -175,6 +175,8 @@ fn wrong_command_lines_exit_with_2_and_print_no_result() {
         &["nonsense"],
         &["generate"],
         &["generate", "--nonsense"],
+        &["generate", "--prompt", "a", "-q"],
+        &["ls", "-q"],
         &["generate", "--prompt", "a", "--tokens", "1"],
         &["generate", "--prompt", "a", "--temp", "-1"],
         &["generate", "--prompt", "a", "--temp", "nan"],

@@ -41,6 +41,18 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
+/// In mlx-lm `-q` is to quantize; as the program's `--quiet` it made a copy and said nothing.
+#[test]
+fn q_quantizes() {
+    let dirs = tempfile::tempdir().unwrap();
+    for flag in ["-q", "-Q", "--quantize"] {
+        let made = dirs.path().join(flag);
+        convert(&fixture("tiny/llama"), &made, &[flag]);
+        let config = json(&made.join("config.json"));
+        assert_eq!(config["quantization"]["bits"], 4, "{flag}");
+    }
+}
+
 /// Type, shape and digest of every tensor in a directory.
 fn tensors(dir: &Path) -> BTreeMap<String, (String, Value, String)> {
     let mut found = BTreeMap::new();

@@ -231,7 +231,7 @@ fn what_was_learned_is_said() {
                 "",
                 "-n",
                 "8",
-                "-q",
+                "--quiet",
             ],
             more,
         ]

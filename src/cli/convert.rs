@@ -23,7 +23,7 @@ pub struct Args {
     #[arg(long, short, visible_alias = "mlx-path", value_name = "DIR")]
     output: PathBuf,
     /// Quantize matrices (to 4 bits in groups of 64, unless told otherwise)
-    #[arg(long, short = 'Q')]
+    #[arg(long, short = 'q', visible_short_alias = 'Q')]
     quantize: bool,
     /// Bits of a weight: 2, 3, 4, 5, 6 or 8
     #[arg(

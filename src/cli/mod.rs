@@ -80,7 +80,8 @@ struct Cli {
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
     /// No progress and no statistics on standard error
-    #[arg(short, long, global = true)]
+    // No short form: `-q` is `--quantize` in mlx-lm's convert, and silently copying there misleads.
+    #[arg(long, global = true)]
     quiet: bool,
     #[command(subcommand)]
     command: Command,
