@@ -33,6 +33,7 @@ pub mod sample;
 pub mod survey;
 pub mod text;
 pub mod train;
+mod workdir;
 
 pub use backend::{architectures, gguf_architectures};
 pub use mlx_rs_core::memory::keep_freed;

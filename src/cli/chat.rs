@@ -3,6 +3,8 @@
 //! Replies go to standard output; prompts, messages and statistics do not, so that a chat can be
 //! scripted: with standard input not a terminal each line is a message.
 
+use std::path::Path;
+
 use inference::{
     CancelToken, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Message, TextModel,
 };
@@ -11,11 +13,12 @@ use super::console::{Console, bytes};
 use super::engine::{DraftArgs, EngineArgs};
 use super::failure::{Failure, chain};
 use super::interrupt::cancel_on_interrupt;
-use super::lines::{Edited, Line, Lines, Plain};
-use super::load::{LoadArgs, ModelArgs, load_drafted};
+use super::lines::{Edited, Line, Lines, Plain, Words};
+use super::load::{LoadArgs, Loaded, ModelArgs, load_drafted};
 use super::reply::{Reply, statistics};
 use super::sampling::SamplingArgs;
 use super::settings;
+use super::terminal::NoCaret;
 
 const HELP: &str = r#"/clear               forget the conversation
 /system TEXT         instructions for the model, from here on; without TEXT show them
@@ -28,6 +31,20 @@ const HELP: &str = r#"/clear               forget the conversation
 /bye, /exit          leave; so does Ctrl-D
 """                  begins and ends a message of several lines
 Ctrl-C               stops a reply"#;
+
+/// What Tab completes, besides the names of parameters.
+const COMMANDS: [&str; 10] = [
+    "/bye",
+    "/clear",
+    "/exit",
+    "/help",
+    "/quit",
+    "/set",
+    "/set system ",
+    "/show",
+    "/stats",
+    "/system ",
+];
 
 const QUOTES: &str = "\"\"\"";
 
@@ -71,9 +88,34 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         return session.run(&mut Plain, console);
     }
     let history = rust_mlx::hub::state_dir().map(|dir| dir.join("chat_history"));
-    let mut lines = Edited::open(history.ok())?;
-    console.note("/help for help, Ctrl-D to leave");
+    let parameters = settings::NAMES
+        .split(", ")
+        .map(|name| format!("/set {name} "));
+    let words = COMMANDS.map(String::from).into_iter().chain(parameters);
+    let mut lines = Edited::open(history.ok(), Words(words.collect()))?;
+    console.note(&introduction(args, &loaded));
     session.run(&mut lines, console)
+}
+
+/// What answers, in one line.
+fn introduction(args: &Args, loaded: &Loaded) -> String {
+    let info = loaded.model.info();
+    let is_name = |name: &&str| !Path::new(name).exists();
+    let file = loaded.path.file_stem().map(|name| name.to_string_lossy());
+    let name = match args.model.model.as_deref().filter(is_name) {
+        Some(name) => name.to_owned(),
+        None => file.map_or(info.architecture, |name| name.into_owned()),
+    };
+    let context = match (args.load.ctx_size, info.context_length) {
+        (Some(n), _) => format!("the last {n} tokens"),
+        (None, Some(n)) => format!("{n} tokens"),
+        (None, None) => String::from("unknown"),
+    };
+    format!(
+        "{name} on {} ({}), context: {context}; /help for help, Ctrl-D to leave",
+        loaded.backend.name(),
+        info.device
+    )
 }
 
 /// A conversation so far.
@@ -164,6 +206,7 @@ impl Session<'_> {
         let _guard = console
             .catches_interrupts
             .then(|| cancel_on_interrupt(&cancel));
+        let _no_caret = NoCaret::start(console);
         let system = self.system.as_ref().map(Message::system);
         let messages: Vec<Message> = system.into_iter().chain(self.messages.clone()).collect();
         let stream = self.model.chat(&messages, &options)?;

@@ -9,8 +9,13 @@ pub enum Failure {
     Usage(String),
     /// The reader of our output went away, which is its right: exit 0.
     PipeClosed,
-    /// Ctrl-C, after which all was saved: exit 130.
-    Interrupted(String),
+    /// A signal, after which all was saved: exit 130 for Ctrl-C, 143 for SIGTERM.
+    Interrupted {
+        /// What was saved.
+        message: String,
+        /// The exit code that a shell gives for the signal.
+        code: u8,
+    },
     /// Anything else: exit 1.
     Failed(anyhow::Error),
 }
@@ -31,7 +36,7 @@ impl Failure {
         match self {
             Failure::Usage(_) => 2,
             Failure::PipeClosed => 0,
-            Failure::Interrupted(_) => 130,
+            Failure::Interrupted { code, .. } => *code,
             Failure::Failed(_) => 1,
         }
     }
@@ -43,7 +48,7 @@ impl Failure {
                 Some(format!("{message}\n\nFor more information, try '--help'."))
             }
             Failure::PipeClosed => None,
-            Failure::Interrupted(message) => Some(message.clone()),
+            Failure::Interrupted { message, .. } => Some(message.clone()),
             Failure::Failed(error) => Some(chain(error.as_ref())),
         }
     }

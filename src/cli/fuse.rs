@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use metal_backend::convert::{ConvertOptions, convert};
 use metal_backend::train::{fuse, fuse_dequantized};
 use serde_json::json;
 
@@ -49,24 +48,10 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 }
 
 fn make(args: &Args, model: &Path) -> Result<usize, Failure> {
-    if !args.dequantize {
-        return Ok(fuse(model, &args.adapter_path, &args.output)?);
-    }
-    if model.is_dir() {
-        return Ok(fuse_dequantized(model, &args.adapter_path, &args.output)?);
-    }
-    let parent = args.output.parent().filter(|p| !p.as_os_str().is_empty());
-    let work = tempfile::Builder::new()
-        .prefix(".fuse-")
-        .tempdir_in(parent.unwrap_or(Path::new(".")))
-        .map_err(|e| {
-            Failure::failed(format!(
-                "cannot write beside {}: {e}",
-                args.output.display()
-            ))
-        })?;
-    let dense = work.path().join("dense");
-    let options = ConvertOptions::new().with_dequantize(true);
-    convert(model, &dense, &options, &mut |_, _| {})?;
-    Ok(fuse(&dense, &args.adapter_path, &args.output)?)
+    let make = if args.dequantize {
+        fuse_dequantized
+    } else {
+        fuse
+    };
+    Ok(make(model, &args.adapter_path, &args.output)?)
 }

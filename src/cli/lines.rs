@@ -4,9 +4,14 @@ use std::fs::OpenOptions;
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
-use rustyline::DefaultEditor;
-use rustyline::config::Config;
+use rustyline::completion::Completer;
+use rustyline::config::{CompletionType, Config};
 use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::FileHistory;
+use rustyline::validate::Validator;
+use rustyline::{Context, Editor, Helper};
 
 use super::console::Console;
 use super::failure::Failure;
@@ -59,21 +64,59 @@ impl Lines for Plain {
     }
 }
 
+/// Completes what begins a line, such as a command.
+pub struct Words(pub Vec<String>);
+
+impl Words {
+    fn beginning(&self, typed: &str) -> Vec<String> {
+        let fits = |word: &&String| !typed.is_empty() && word.starts_with(typed);
+        self.0.iter().filter(fits).cloned().collect()
+    }
+}
+
+impl Completer for Words {
+    type Candidate = String;
+
+    fn complete(
+        &self,
+        line: &str,
+        cursor: usize,
+        _: &Context<'_>,
+    ) -> rustyline::Result<(usize, Vec<String>)> {
+        let typed = line.get(..cursor).unwrap_or_default();
+        Ok((0, self.beginning(typed)))
+    }
+}
+
+impl Hinter for Words {
+    type Hint = String;
+}
+
+impl Highlighter for Words {}
+impl Validator for Words {}
+impl Helper for Words {}
+
 /// Edits lines on the terminal and remembers them, in a file that only the user can read.
 pub struct Edited {
-    editor: DefaultEditor,
+    editor: Editor<Words, FileHistory>,
     history: Option<PathBuf>,
 }
 
 impl Edited {
-    /// Opens the editor; a history that cannot be kept is only worth a warning.
-    pub fn open(history: Option<PathBuf>) -> Result<Self, Failure> {
+    /// Opens the editor, whose Tab completes `words`; a history that cannot be kept is only worth a warning.
+    pub fn open(history: Option<PathBuf>, words: Words) -> Result<Self, Failure> {
         let config = Config::builder()
             .max_history_size(HISTORY)
             .and_then(|builder| builder.history_ignore_dups(true))
-            .map(|builder| builder.history_ignore_space(true).build())
+            .map(|builder| {
+                builder
+                    .history_ignore_space(true)
+                    .completion_type(CompletionType::List)
+                    .build()
+            })
             .map_err(no_terminal)?;
-        let mut editor = DefaultEditor::with_config(config).map_err(no_terminal)?;
+        let mut editor = Editor::with_config(config).map_err(no_terminal)?;
+        editor.set_helper(Some(words));
         let history = history.filter(|path| match make_private(path) {
             Ok(()) => true,
             Err(e) => {
@@ -95,8 +138,7 @@ impl Lines for Edited {
         match self.editor.readline(prompt) {
             Ok(line) => {
                 if !line.trim().is_empty() {
-                    // Losing a line of history is not worth an error.
-                    let _ = self.editor.add_history_entry(line.as_str());
+                    self.remember(&line);
                 }
                 Ok(Line::Text(line))
             }
@@ -107,12 +149,19 @@ impl Lines for Edited {
     }
 }
 
-impl Drop for Edited {
-    fn drop(&mut self) {
+impl Edited {
+    /// Keeps a line, in the file at once: a program that is killed saves nothing at its end.
+    fn remember(&mut self, line: &str) {
+        let added = self.editor.add_history_entry(line);
+        if !matches!(added, Ok(true)) {
+            return;
+        }
         if let Some(path) = &self.history
-            && let Err(e) = self.editor.save_history(path)
+            && let Err(e) = self.editor.append_history(path)
         {
+            // Once is enough; the chat matters more.
             tracing::warn!(path = %path.display(), "the history is not saved: {e}");
+            self.history = None;
         }
     }
 }
@@ -154,6 +203,15 @@ mod tests {
         assert_eq!(next(), Line::Text("b".into()));
         assert_eq!(next(), Line::End);
         assert_eq!(streams.out(), "");
+    }
+
+    #[test]
+    fn what_is_typed_is_completed_from_its_beginning() {
+        let words = Words(["/set", "/show", "/set seed"].map(String::from).to_vec());
+        assert_eq!(words.beginning("/se"), ["/set", "/set seed"]);
+        assert_eq!(words.beginning("/set s"), ["/set seed"]);
+        // Every word of a message would be a candidate otherwise.
+        assert!(words.beginning("").is_empty() && words.beginning("a /s").is_empty());
     }
 
     #[cfg(unix)]

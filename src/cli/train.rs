@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::console::{Console, bytes};
 use super::evaluate::Subject;
 use super::failure::Failure;
-use super::interrupt::cancel_on_interrupt;
+use super::interrupt::{cancel_on_signals, exit_code};
 use super::load::{choose_backend, find_model};
 use super::progress::Spinner;
 use super::train_flags::Flags;
@@ -40,8 +40,8 @@ const AFTER_HELP: &str = "\
 The data is a directory with train.jsonl, and valid.jsonl and test.jsonl if wanted; a line is
 {\"messages\": [...]}, {\"prompt\": ..., \"completion\": ...} or {\"text\": ...}.
 
-Ctrl-C saves and exits with 130; --resume goes on from there. A second Ctrl-C ends at once; what was saved
-before stays whole.";
+Ctrl-C saves and exits with 130, SIGTERM with 143; --resume goes on from there. A second one ends at once;
+what was saved before stays whole.";
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
@@ -68,7 +68,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let cancel = CancelToken::new();
     let guard = console
         .catches_interrupts
-        .then(|| cancel_on_interrupt(&cancel));
+        .then(|| cancel_on_signals(&cancel));
     let mut show = Show::start(run.config().iters, run.step(), console);
     let done = run.train(&cancel, &mut |event: &Event<'_>| show.event(event));
     show.end();
@@ -76,11 +76,13 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let summary = done?;
     print(args, run.config(), &summary, console)?;
     if summary.interrupted {
-        return Err(Failure::Interrupted(format!(
-            "interrupted after {} of {} steps; all is saved, --resume goes on",
-            summary.step,
-            run.config().iters
-        )));
+        let (step, iters) = (summary.step, run.config().iters);
+        return Err(Failure::Interrupted {
+            message: format!(
+                "interrupted after {step} of {iters} steps; all is saved, --resume goes on"
+            ),
+            code: exit_code(),
+        });
     }
     Ok(())
 }

@@ -86,6 +86,11 @@ impl Terminal {
     pub fn wait_for(&mut self, text: &str) -> String {
         let begun = Instant::now();
         loop {
+            // Asked before looking, so that what was written last is looked at.
+            let ended = self.child.try_wait().unwrap().is_some();
+            if ended {
+                std::thread::sleep(Duration::from_millis(50));
+            }
             {
                 let seen = self.seen.lock().unwrap();
                 let new = &seen[self.past..];
@@ -97,7 +102,7 @@ impl Terminal {
                 }
             }
             assert!(
-                begun.elapsed() < PATIENCE,
+                !ended && begun.elapsed() < PATIENCE,
                 "{text:?} is not shown: {:?}",
                 self.screen()
             );

@@ -80,7 +80,11 @@ fn a_gguf_file_is_fused_dense() {
         // Packed again it cannot be, and nothing is left of the attempt.
         let refused = fuse(&[]);
         assert_eq!(refused.status.code(), Some(1), "{name}");
-        assert!(stderr(&refused).contains("convert"), "{}", stderr(&refused));
+        assert!(
+            stderr(&refused).contains("--dequantize"),
+            "{}",
+            stderr(&refused)
+        );
         assert!(!fused.exists());
         let made = fuse(&["--dequantize"]);
         assert!(made.status.success(), "{name}: {}", stderr(&made));

@@ -166,11 +166,14 @@ fn killed_at_any_moment_no_file_is_torn() {
             "round {round}: {step} after {last}"
         );
         last = step;
+        drop(resumed);
+        // A run that is prepared removes what a killed one left, and then its own.
+        assert_eq!(hidden(&adapters), 0, "round {round}");
     }
     assert!(last >= 3, "{last}");
 }
 
-/// Ctrl-C saves, says so, and leaves with 130, whatever is being done when it comes.
+/// Ctrl-C saves, says so, and leaves with 130, whatever is being done when it comes; SIGTERM with 143.
 #[test]
 fn ctrl_c_saves_and_leaves() {
     let mut moments = Moments::new();
@@ -191,14 +194,20 @@ fn ctrl_c_saves_and_leaves() {
         };
         wait(&mut child, || lines() >= last + 3);
         std::thread::sleep(moments.next(Duration::from_millis(40)));
+        let (signal, code) = if round == 1 {
+            ("-TERM", 143)
+        } else {
+            ("-INT", 130)
+        };
         let sent = Command::new("kill")
-            .args(["-INT", &child.id().to_string()])
+            .args([signal, &child.id().to_string()])
             .status()
             .unwrap();
         assert!(sent.success());
         let output = child.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
         assert!(stderr(&output).contains("--resume goes on"));
+        assert_eq!(hidden(&adapters), 0);
         let told: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(told["interrupted"], true);
         let steps = told["steps"].as_u64().unwrap();
@@ -214,6 +223,17 @@ fn ctrl_c_saves_and_leaves() {
         assert_eq!(resumed.step(), steps);
         last = steps;
     }
+}
+
+/// Files in the making.
+fn hidden(adapters: &Path) -> usize {
+    let names = std::fs::read_dir(adapters).unwrap();
+    names
+        .filter(|e| {
+            let name = e.as_ref().unwrap().file_name();
+            name.to_str().unwrap().starts_with('.')
+        })
+        .count()
 }
 
 /// Adapters that are kept under the number of their step.

@@ -26,6 +26,7 @@ use mlx_rs_core::{Device, QuantMode, Stream, cuda_is_available, metal_is_availab
 
 use crate::checkpoint::files::invalid;
 use crate::error::engine;
+use crate::workdir::WorkDir;
 use plan::Plan;
 use source::Source;
 
@@ -221,9 +222,7 @@ pub fn convert(
     let plan = Plan::new(&source, options).map_err(|e| e.or_path(model))?;
 
     let (parent, name) = parent_and_name(output)?;
-    let work = tempfile::Builder::new()
-        .prefix(&format!(".{name}.convert-"))
-        .tempdir_in(&parent)
+    let work = WorkDir::new(&parent, &format!(".{name}.convert-"))
         .map_err(|e| failed("cannot create a directory", &parent, e))?;
     let fresh = work.path().join("m");
     fs::create_dir(&fresh).map_err(|e| failed("cannot create a directory", &fresh, e))?;

@@ -12,8 +12,10 @@ use serde_json::Value;
 use super::adapter::{Stored, same_layer};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::checkpoint::{ModelFiles, locate};
+use crate::convert::{ConvertOptions, convert};
 use crate::error::engine;
 use crate::nn::adapter::{LowRank, SiteKind, adapted, lengths};
+use crate::workdir::WorkDir;
 
 /// Writes the model at `model` with the adapter at `adapter` into the new directory `output`. What is
 /// quantized stays so, in its format; the numbers of a fused model are those of the adapted one up to that.
@@ -27,22 +29,36 @@ pub fn fuse(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
 }
 
 /// As [`fuse`], but every quantized matrix is written as plain numbers of its scales' type, so that nothing is
-/// lost by packing again.
+/// lost by packing again. A GGUF file is converted to plain numbers first.
 ///
 /// # Errors
-/// As [`fuse`].
+/// As [`fuse`], but for the GGUF file.
 pub fn fuse_dequantized(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
-    fuse_as(model, adapter, output, true)
+    let ModelFiles::Gguf(file) = locate(model)? else {
+        return fuse_as(model, adapter, output, true);
+    };
+    // Before minutes of converting, not after.
+    must_be_new(output)?;
+    let parent = parent_of(output);
+    let work = WorkDir::new(parent, WORK_PREFIX)
+        .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(parent))?;
+    let dense = work.path().join("dense");
+    let options = ConvertOptions::new().with_dequantize(true);
+    convert(&file, &dense, &options, &mut |_, _| {})?;
+    fuse_as(&dense, adapter, output, true)
 }
 
-fn fuse_as(model: &Path, adapter: &Path, output: &Path, dequantize: bool) -> Result<usize> {
-    let ModelFiles::Directory(dir) = locate(model)? else {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "adapters are fused into directories of safetensors; convert the GGUF file first",
-        )
-        .with_path(model));
-    };
+/// How names of hidden directories with models in the making begin.
+const WORK_PREFIX: &str = ".fuse-";
+
+fn parent_of(output: &Path) -> &Path {
+    match output.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn must_be_new(output: &Path) -> Result<()> {
     if fs::symlink_metadata(output).is_ok() {
         return Err(Error::new(
             ErrorKind::InvalidOption,
@@ -50,6 +66,18 @@ fn fuse_as(model: &Path, adapter: &Path, output: &Path, dequantize: bool) -> Res
         )
         .with_path(output));
     }
+    Ok(())
+}
+
+fn fuse_as(model: &Path, adapter: &Path, output: &Path, dequantize: bool) -> Result<usize> {
+    let ModelFiles::Directory(dir) = locate(model)? else {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "a GGUF file takes no adapter while it stays quantized; add --dequantize (fuse_dequantized)",
+        )
+        .with_path(model));
+    };
+    must_be_new(output)?;
     let failed =
         |path: &Path, e: std::io::Error| Error::new(ErrorKind::Io, e.to_string()).with_path(path);
     let stream = Stream::default_of(Device::cpu()).map_err(engine("fuse"))?;
@@ -60,14 +88,8 @@ fn fuse_as(model: &Path, adapter: &Path, output: &Path, dequantize: bool) -> Res
         dequantize,
         done: BTreeSet::new(),
     };
-    let parent = match output.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let work = tempfile::Builder::new()
-        .prefix(".fuse-")
-        .tempdir_in(parent)
-        .map_err(|e| failed(parent, e))?;
+    let parent = parent_of(output);
+    let work = WorkDir::new(parent, WORK_PREFIX).map_err(|e| failed(parent, e))?;
     let fresh = work.path().join("m");
     fs::create_dir(&fresh).map_err(|e| failed(&fresh, e))?;
 

@@ -94,6 +94,11 @@ fn failed(path: &Path, doing: &str, e: std::io::Error) -> Error {
 /// Replaces a file as a whole, or leaves the old one.
 pub(super) fn replace(path: &Path, content: &[u8]) -> Result<()> {
     let dir = path.parent().filter(|p| !p.as_os_str().is_empty());
+    replace_by(dir.unwrap_or(Path::new(".")), path, content)
+}
+
+/// The same, written in `work` first, which is on the same disk.
+pub(super) fn replace_by(work: &Path, path: &Path, content: &[u8]) -> Result<()> {
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     {
@@ -102,7 +107,7 @@ pub(super) fn replace(path: &Path, content: &[u8]) -> Result<()> {
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     let write = || {
-        let mut file = builder.tempfile_in(dir.unwrap_or(Path::new(".")))?;
+        let mut file = builder.tempfile_in(work)?;
         file.write_all(content)?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|e| e.error)
@@ -119,6 +124,11 @@ impl Journal {
     /// # Errors
     /// When the file cannot be read or written.
     pub fn open(dir: &Path, keep: Option<u64>) -> Result<Self> {
+        Self::open_by(dir, dir, keep)
+    }
+
+    /// The same, with what is in the making in `work`.
+    pub(super) fn open_by(work: &Path, dir: &Path, keep: Option<u64>) -> Result<Self> {
         let path = dir.join(LOG_FILE);
         let mut entries = Vec::new();
         if let Some(step) = keep
@@ -139,7 +149,7 @@ impl Journal {
         for entry in &entries {
             text.push_str(&line(entry)?);
         }
-        replace(&path, text.as_bytes())?;
+        replace_by(work, &path, text.as_bytes())?;
         let file = OpenOptions::new()
             .append(true)
             .open(&path)
@@ -182,6 +192,12 @@ fn line(entry: &Entry) -> Result<String> {
 /// # Errors
 /// When the file cannot be written.
 pub fn plot(entries: &[Entry], path: &Path) -> Result<()> {
+    let dir = path.parent().filter(|p| !p.as_os_str().is_empty());
+    plot_by(dir.unwrap_or(Path::new(".")), entries, path)
+}
+
+/// The same, written in `work` first.
+pub(super) fn plot_by(work: &Path, entries: &[Entry], path: &Path) -> Result<()> {
     let points = |which: fn(&Entry) -> Option<(u64, f64)>| -> Vec<(f64, f64)> {
         let found = entries.iter().filter_map(which);
         found
@@ -206,7 +222,7 @@ pub fn plot(entries: &[Entry], path: &Path) -> Result<()> {
     let mut picture = String::new();
     draw(&mut picture, &train, &valid, last, highest.max(1e-3) * 1.05)
         .map_err(|e| Error::new(ErrorKind::Engine, format!("plot: {e}")))?;
-    replace(path, picture.as_bytes())
+    replace_by(work, path, picture.as_bytes())
 }
 
 fn draw(

@@ -11,14 +11,18 @@ use sha2::{Digest, Sha256};
 
 use super::config::TrainConfig;
 use super::dataset::{Batches, DataDir, Dataset, Example};
-use super::journal::{Entry, Journal, PLOT_FILE, Score, TrainReport, plot, replace};
+use super::journal::{Entry, Journal, PLOT_FILE, Score, TrainReport, plot_by, replace_by};
 use super::judge::{Portions, judge, sequences, usable};
 use super::state::{self, Place};
 use super::step::{StepReport, Trainer};
-use super::{WEIGHTS_FILE, begin, plan};
+use super::{CONFIG_FILE, WEIGHTS_FILE, begin, plan};
+use crate::workdir::WorkDir;
 
 /// The options of the run, beside its adapter, as a file that a run can be begun with.
 pub const OPTIONS_FILE: &str = "training_config.yaml";
+
+/// How names of a run's hidden directories begin.
+const WORK_PREFIX: &str = ".mlx-train-";
 
 /// What a run tells while it goes on.
 #[derive(Debug)]
@@ -105,6 +109,8 @@ pub struct Run {
     notes: Vec<String>,
     place: Place,
     start: Start,
+    /// Files in the making, in the adapter's directory.
+    work: WorkDir,
 }
 
 fn bad(message: impl Into<String>) -> Error {
@@ -144,6 +150,7 @@ impl Run {
         check_start(dir, start)?;
         // Before hours of training, not after.
         std::fs::create_dir_all(dir).map_err(io)?;
+        let work = WorkDir::new(dir, WORK_PREFIX).map_err(io)?;
 
         let mut load = load.clone();
         let staged = config
@@ -209,6 +216,7 @@ impl Run {
             notes,
             place,
             start,
+            work,
         })
     }
 
@@ -256,10 +264,10 @@ impl Run {
         if self.start == Start::Overwrite {
             remove_earlier(&dir)?;
         }
-        let mut journal = Journal::open(&dir, keep)?;
+        let mut journal = Journal::open_by(self.work.path(), &dir, keep)?;
         let options = serde_json::to_vec_pretty(&self.config)
             .map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
-        replace(&dir.join(OPTIONS_FILE), &options)?;
+        replace_by(self.work.path(), &dir.join(OPTIONS_FILE), &options)?;
         // A figure for people; nothing depends on it.
         let _ = memory::reset_peak();
 
@@ -411,10 +419,14 @@ impl Run {
     fn save(&self, journal: &Journal, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<()> {
         let dir = &self.config.adapter_path;
         let step = self.place.step;
-        self.trainer.save(dir)?;
-        keep_numbered(dir, step)?;
-        state::save(&self.trainer, &self.place, dir)?;
-        plot(journal.entries(), &dir.join(PLOT_FILE))?;
+        let work = self.work.path();
+        self.trainer.save(work)?;
+        publish(work, dir, CONFIG_FILE)?;
+        publish(work, dir, WEIGHTS_FILE)?;
+        keep_numbered(work, dir, step)?;
+        state::save(&self.trainer, &self.place, work)?;
+        publish(work, dir, state::STATE_FILE)?;
+        plot_by(work, journal.entries(), &dir.join(PLOT_FILE))?;
         on_event(&Event::Saved { step, dir });
         Ok(())
     }
@@ -478,7 +490,7 @@ pub fn check_start(dir: &Path, start: Start) -> Result<()> {
             state::STATE_FILE
         ))
         .with_path(dir)),
-        Start::Fresh => match [state::STATE_FILE, WEIGHTS_FILE, super::CONFIG_FILE]
+        Start::Fresh => match [state::STATE_FILE, WEIGHTS_FILE, CONFIG_FILE]
             .into_iter()
             .find(|name| dir.join(name).exists())
         {
@@ -518,13 +530,24 @@ fn remove_earlier(dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Puts a file that is whole in its place.
+fn publish(work: &Path, dir: &Path, name: &str) -> Result<()> {
+    let to = dir.join(name);
+    std::fs::rename(work.join(name), &to).map_err(|e| {
+        Error::new(
+            ErrorKind::Io,
+            format!("cannot put the file in its place: {e}"),
+        )
+        .with_path(&to)
+    })
+}
+
 /// Adds the adapter that was just saved under the number of its step. The adapter's file is replaced and never
 /// changed, so that another name for it is as good as a copy.
-fn keep_numbered(dir: &Path, step: u64) -> Result<()> {
+fn keep_numbered(work: &Path, dir: &Path, step: u64) -> Result<()> {
     let path = dir.join(format!("{step:07}_{WEIGHTS_FILE}"));
     let failed = |e: std::io::Error| Error::new(ErrorKind::Io, e.to_string()).with_path(&path);
-    let work = tempfile::tempdir_in(dir).map_err(failed)?;
-    let fresh = work.path().join(WEIGHTS_FILE);
+    let fresh = work.join("numbered");
     let from = dir.join(WEIGHTS_FILE);
     std::fs::hard_link(&from, &fresh)
         .or_else(|_| std::fs::copy(&from, &fresh).map(drop))
