@@ -1,7 +1,8 @@
 """Makes tests/fixtures/training: adapters, losses and gradients of Python mlx-lm on the tiny checkpoints.
 
 Each directory holds an adapter as mlx-lm writes it, the gradients of its numbers on the first batch, and golden.json:
-the batches, the logits with that adapter, and the loss of each of ten steps. optimizers.json holds what MLX's optimizers
+the batches, the logits with that adapter, and the loss of each of ten steps. muon.json holds such losses of some of them with
+Muon, which looks at the form of a matrix. optimizers.json holds what MLX's optimizers
 make of two parameters. All on the CPU in float32.
 """
 
@@ -121,6 +122,39 @@ def case(out: Path, name: str, checkpoint: str, kind: str, size: int, layers: in
     (directory / "golden.json").write_text(json.dumps(golden) + "\n")
 
 
+# Cases that Muon trains: matrices of both forms, experts, a table, and whole weights.
+MUON = ["llama-1", "llama-dora", "qwen3-moe-4", "llama-tied-table", "llama-full"]
+
+
+def muon_losses(out: Path, name: str) -> list[float]:
+    """The losses of a case's batches, from its adapter, with Muon."""
+    _, checkpoint, kind, _, layers, keys = next(one for one in CASES if one[0] == name)
+    golden = json.loads((out / name / "golden.json").read_text())
+    model, _ = load_model(FIXTURES / "tiny" / checkpoint)
+    model.set_dtype(mx.float32)
+    model.freeze()
+    if kind == "full":
+        for block in model.layers[-layers:]:
+            block.unfreeze()
+    else:
+        parameters = {"rank": 4, "scale": 2.0, "dropout": 0.0, "keys": keys}
+        linear_to_lora_layers(model, layers, parameters, use_dora=kind == "dora")
+    model.load_weights(str(out / name / "adapters.safetensors"), strict=False)
+    model.train()
+    step = nn.value_and_grad(model, default_loss)
+    optimizer = optimizers.Muon(learning_rate=MUON_RATE)
+    losses = []
+    for batch in golden["batches"]:
+        (loss, _), gradients = step(model, *padded(batch))
+        optimizer.update(model, gradients)
+        mx.eval(model.parameters(), optimizer.state)
+        losses.append(loss.item())
+    return losses
+
+
+MUON_RATE = 2e-3
+
+
 OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
     "adamw": (optimizers.AdamW, {"bias_correction": True}),
     "adamw_plain": (optimizers.AdamW, {"weight_decay": 0.1}),
@@ -170,6 +204,10 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     for one in CASES:
         case(out, *one)
+    losses = {name: muon_losses(out, name) for name in MUON}
+    (out / "muon.json").write_text(
+        json.dumps({"made_with": reference.versions(), "rate": MUON_RATE, "losses": losses}) + "\n"
+    )
     (out / "optimizers.json").write_text(json.dumps(optimizer_numbers()) + "\n")
 
 

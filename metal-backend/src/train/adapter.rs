@@ -77,8 +77,12 @@ pub(crate) fn key(name: &str) -> &str {
 
 /// mlx-lm has A as `[in, rank]` and B as `[rank, out]`, but those of experts as we do, and those of tables
 /// with their names exchanged, which turns them, too.
+pub(super) fn is_turned(part: &Array, kind: SiteKind) -> bool {
+    part.shape().len() == 2 && kind == SiteKind::Matrix
+}
+
 fn turned(part: &Array, kind: SiteKind) -> mlx_rs_core::Result<Array> {
-    if part.shape().len() == 2 && kind == SiteKind::Matrix {
+    if is_turned(part, kind) {
         part.swap_axes(0, 1)
     } else {
         Ok(part.clone())

@@ -111,6 +111,20 @@ impl LoraAdapter {
         &self.sites
     }
 
+    /// The names of those of its numbers that mlx-lm has the other way around.
+    pub(super) fn turned(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        for site in &self.sites {
+            let is_low = matches!(site.stored().as_deref(), Some(Delta::LowRank(_)));
+            for (end, part) in site.parts() {
+                if is_low && adapter::is_turned(&part, site.kind()) {
+                    names.push(format!("{}.{end}", site.name()));
+                }
+            }
+        }
+        names
+    }
+
     /// Its trainable numbers as they stand, by name.
     #[must_use]
     pub fn params(&self) -> Params {

@@ -2,7 +2,8 @@
 //! `mlx.optimizers`, except that moments are float32 whatever the parameters are, so that small steps on
 //! half types are not lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use inference::{Error as ApiError, ErrorKind as ApiErrorKind};
 use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result, eval};
@@ -218,6 +219,7 @@ pub struct Optimizer {
     steps: u64,
     /// By parameter and part, such as `model.layers.0.self_attn.q_proj.lora_a/m`.
     state: Params,
+    turned: Arc<BTreeSet<String>>,
 }
 
 impl Optimizer {
@@ -228,7 +230,20 @@ impl Optimizer {
             config,
             steps: 0,
             state: Params::new(),
+            turned: Arc::default(),
         }
+    }
+
+    /// Names the matrices that mlx-lm has the other way around: Muon's rate depends on the form.
+    #[must_use]
+    pub fn with_turned(mut self, names: impl IntoIterator<Item = String>) -> Self {
+        self.turned = Arc::new(names.into_iter().collect());
+        self
+    }
+
+    /// See [`Self::with_turned`].
+    pub(super) fn turned(&self) -> &Arc<BTreeSet<String>> {
+        &self.turned
     }
 
     /// Its numbers.
@@ -261,7 +276,14 @@ impl Optimizer {
     /// When a gradient is missing or of another shape, or memory runs out; nothing has changed then.
     pub fn update(&mut self, params: &Params, grads: &Params, rate: f32) -> Result<Params> {
         let numbers = self.numbers(rate)?;
-        let (next, state) = apply(&self.config, params, grads, &self.state, &numbers)?;
+        let (next, state) = apply(
+            &self.config,
+            &self.turned,
+            params,
+            grads,
+            &self.state,
+            &numbers,
+        )?;
         eval(next.values().chain(state.values()))?;
         self.advance(state);
         Ok(next)
@@ -282,12 +304,14 @@ impl Optimizer {
 }
 
 /// New parameters and what is to be remembered, from gradients of the same names and what was remembered
-/// before. Nothing is computed yet, and no value is looked at. `numbers` are [`Optimizer::numbers`].
+/// before. Nothing is computed yet, and no value is looked at. `numbers` are [`Optimizer::numbers`],
+/// `turned` is [`Optimizer::with_turned`]'s.
 ///
 /// # Errors
 /// When a gradient is missing or of another shape.
 pub(super) fn apply(
     config: &OptimizerConfig,
+    turned: &BTreeSet<String>,
     params: &Params,
     grads: &Params,
     old: &Params,
@@ -308,6 +332,7 @@ pub(super) fn apply(
         }
         let mut one = One {
             name,
+            turned: turned.contains(name),
             old,
             new: &mut state,
             grad: grad.astype(Dtype::Float32)?,
@@ -323,6 +348,8 @@ pub(super) fn apply(
 /// One parameter in one step; all in float32.
 struct One<'a> {
     name: &'a str,
+    /// Whether mlx-lm has it the other way around.
+    turned: bool,
     old: &'a Params,
     new: &'a mut Params,
     grad: Array,
@@ -524,8 +551,19 @@ impl One<'_> {
             v
         };
         let mut rate = self.number(0)?;
-        if let [.., rows, cols] = *update.shape() {
-            update = orthogonal(&update, steps)?;
+        let shape = update.shape().to_vec();
+        if let [.., rows, cols] = *shape {
+            // MLX takes a stack for one matrix with a row for each of its parts.
+            update = match *shape {
+                [first, _, _, ..] => orthogonal(&update.reshape(&[first, -1])?, steps)?,
+                _ => orthogonal(&update, steps)?,
+            }
+            .reshape(&shape)?;
+            let (rows, cols) = if self.turned {
+                (cols, rows)
+            } else {
+                (rows, cols)
+            };
             rate = times(&rate, (rows as f32 / cols.max(1) as f32).max(1.0).sqrt())?;
         }
         self.param.subtract(&update.multiply(&rate)?)

@@ -178,8 +178,8 @@ impl Trainer {
         let graphs = tuning.compile.on(engine).then(Graphs::default);
         Ok(Self {
             model,
+            optimizer: Optimizer::new(tuning.optimizer).with_turned(adapter.turned()),
             adapter,
-            optimizer: Optimizer::new(tuning.optimizer),
             tuning,
             batches: 0,
             gathered: None,

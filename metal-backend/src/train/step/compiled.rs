@@ -5,7 +5,7 @@
 //! gradients, the optimizer's memory and rates, and what dropout is drawn from. What stays is a constant in it:
 //! the frozen weights, the lengths of the sequences, and where the adapter stands.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use inference::Result;
@@ -104,6 +104,7 @@ struct Plan {
     accumulation: u64,
     clip: Option<f32>,
     optimizer: OptimizerConfig,
+    turned: Arc<BTreeSet<String>>,
     decoder: Arc<dyn Decoder>,
 }
 
@@ -157,7 +158,14 @@ impl Plan {
         let state = named(&self.state, &mut rest);
         let numbers: Vec<Array> = rest.collect();
         let (grads, norm) = averaged(grads, self.accumulation, self.clip)?;
-        let (next, state) = apply(&self.optimizer, &params, &grads, &state, &numbers)?;
+        let (next, state) = apply(
+            &self.optimizer,
+            &self.turned,
+            &params,
+            &grads,
+            &state,
+            &numbers,
+        )?;
         results.extend(next.into_values());
         results.extend(state.into_values());
         results.extend(norm);
@@ -232,6 +240,7 @@ impl Trainer {
                 accumulation,
                 clip: self.tuning.clip,
                 optimizer: self.tuning.optimizer,
+                turned: Arc::clone(self.optimizer.turned()),
                 decoder,
             });
             let results = graph.call(&args)?;
@@ -288,7 +297,14 @@ impl Trainer {
         numbers: &[Array],
     ) -> mlx_rs_core::Result<Vec<(String, Vec<i32>)>> {
         let config = &self.tuning.optimizer;
-        let (_, state) = apply(config, params, params, &Params::new(), numbers)?;
+        let (_, state) = apply(
+            config,
+            self.optimizer.turned(),
+            params,
+            params,
+            &Params::new(),
+            numbers,
+        )?;
         Ok(state
             .into_iter()
             .map(|(name, array)| (name, array.shape().to_vec()))
