@@ -7,11 +7,17 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use inference::{ComputeType, Error, ErrorKind, Result};
-use serde::de::IgnoredAny;
+use serde::de::{DeserializeOwned, Deserializer};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::Compile;
 use super::dataset::{BatchOptions, DataOptions, FieldNames, Order};
+
+mod written;
+
+pub use written::Given;
+use written::{Written, without_harmless};
 
 /// Bytes of a config file at most.
 const MAX_BYTES: u64 = 1 << 20;
@@ -29,8 +35,8 @@ pub enum FineTuneType {
     Full,
 }
 
-/// How weights follow gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+/// How weights follow gradients. In files their names may have any letter case, as in mlx-lm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "the names are those of the methods")]
 pub enum OptimizerName {
@@ -41,6 +47,22 @@ pub enum OptimizerName {
     Sgd,
     Adafactor,
     Lion,
+}
+
+impl<'de> Deserialize<'de> for OptimizerName {
+    fn deserialize<D: Deserializer<'de>>(reader: D) -> std::result::Result<Self, D::Error> {
+        const NAMES: [&str; 6] = ["adam", "adamw", "muon", "sgd", "adafactor", "lion"];
+        let name = String::deserialize(reader)?;
+        match name.to_ascii_lowercase().as_str() {
+            "adam" => Ok(Self::Adam),
+            "adamw" => Ok(Self::AdamW),
+            "muon" => Ok(Self::Muon),
+            "sgd" => Ok(Self::Sgd),
+            "adafactor" => Ok(Self::Adafactor),
+            "lion" => Ok(Self::Lion),
+            _ => Err(serde::de::Error::unknown_variant(&name, &NAMES)),
+        }
+    }
 }
 
 /// The adapters' shape, under mlx-lm's names.
@@ -165,57 +187,6 @@ pub struct TrainConfig {
     pub given: Given,
 }
 
-/// Which options of the adapter's shape were written down, rather than left at their defaults.
-#[derive(Debug, Clone, Copy, Default)]
-#[allow(missing_docs, reason = "the names are those of the options")]
-pub struct Given {
-    pub fine_tune_type: bool,
-    pub num_layers: bool,
-    pub rank: bool,
-    pub dropout: bool,
-    pub scale: bool,
-    pub keys: bool,
-}
-
-/// Two configs that say the same are equal, however they came to say it.
-impl PartialEq for Given {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-/// What a file has of [`Given`]; `null` is as good as absent.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Written {
-    fine_tune_type: Option<IgnoredAny>,
-    num_layers: Option<IgnoredAny>,
-    lora_parameters: Option<WrittenShape>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct WrittenShape {
-    rank: Option<IgnoredAny>,
-    dropout: Option<IgnoredAny>,
-    scale: Option<IgnoredAny>,
-    keys: Option<IgnoredAny>,
-}
-
-impl Written {
-    fn given(self) -> Given {
-        let shape = self.lora_parameters.unwrap_or_default();
-        Given {
-            fine_tune_type: self.fine_tune_type.is_some(),
-            num_layers: self.num_layers.is_some(),
-            rank: shape.rank.is_some(),
-            dropout: shape.dropout.is_some(),
-            scale: shape.scale.is_some(),
-            keys: shape.keys.is_some(),
-        }
-    }
-}
-
 /// A value in [`TrainConfig::optimizer_config`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -277,8 +248,24 @@ fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
+/// How a config is written.
+#[derive(Clone, Copy)]
+enum Format {
+    Yaml,
+    Toml,
+}
+
+impl Format {
+    fn read<T: DeserializeOwned>(self, text: &str) -> std::result::Result<T, String> {
+        match self {
+            Self::Yaml => serde_saphyr::from_str(text).map_err(|e| e.to_string()),
+            Self::Toml => toml::from_str(text).map_err(|e| e.to_string()),
+        }
+    }
+}
+
 impl TrainConfig {
-    /// Reads a file, `.yaml` or `.yml` or `.toml`, and checks it.
+    /// Reads a file, `.yaml`, `.yml`, `.json` (mlx-lm's `adapter_config.json`) or `.toml`, and checks it.
     ///
     /// # Errors
     /// `Io` if it cannot be read; `InvalidOption` for another kind of file, for a field that is unknown, of the wrong
@@ -291,11 +278,12 @@ impl TrainConfig {
             .and_then(|e| e.to_str())
             .unwrap_or_default();
         let parse = match kind.to_ascii_lowercase().as_str() {
-            "yaml" | "yml" => Self::from_yaml,
+            // JSON is YAML.
+            "yaml" | "yml" | "json" => Self::from_yaml,
             "toml" => Self::from_toml,
             _ => {
                 return Err(named(bad(
-                    "the file's name must end in .yaml, .yml or .toml",
+                    "the file's name must end in .yaml, .yml, .json or .toml",
                 )));
             }
         };
@@ -329,10 +317,7 @@ impl TrainConfig {
         {
             return Ok(Self::default());
         }
-        let read: Self = serde_saphyr::from_str(text).map_err(|e| bad(helped(&e.to_string())))?;
-        let written: Written =
-            serde_saphyr::from_str(text).map_err(|e| bad(helped(&e.to_string())))?;
-        read.checked(written)
+        Self::read_by(Format::Yaml, text)
     }
 
     /// Reads TOML and checks it.
@@ -340,14 +325,30 @@ impl TrainConfig {
     /// # Errors
     /// As [`TrainConfig::read`].
     pub fn from_toml(text: &str) -> Result<Self> {
-        let read: Self = toml::from_str(text).map_err(|e| bad(helped(&e.to_string())))?;
-        let written: Written = toml::from_str(text).map_err(|e| bad(helped(&e.to_string())))?;
-        read.checked(written)
+        Self::read_by(Format::Toml, text)
     }
 
-    fn checked(mut self, written: Written) -> Result<Self> {
-        self.given = written.given();
+    /// Reads one text as whatever is wanted of it.
+    fn read_by(format: Format, text: &str) -> Result<Self> {
+        let wrong = |e: String| bad(helped(&e));
+        match format.read::<Self>(text) {
+            Ok(config) => config.checked(|| format.read(text).map_err(wrong)),
+            Err(first) => {
+                // The reader tells lines, which a value has not, so it goes first.
+                let mut value: Value = format.read(text).map_err(|_| wrong(first.clone()))?;
+                if !without_harmless(&mut value) {
+                    return Err(wrong(first));
+                }
+                let again = |e: serde_json::Error| wrong(e.to_string());
+                let config = Self::deserialize(&value).map_err(again)?;
+                config.checked(|| Written::deserialize(&value).map_err(again))
+            }
+        }
+    }
+
+    fn checked(mut self, written: impl FnOnce() -> Result<Written>) -> Result<Self> {
         self.validate()?;
+        self.given = written()?.given();
         Ok(self)
     }
 
@@ -496,7 +497,6 @@ fn helped(message: &str) -> String {
     // Readers draw the line of the file below their message; one line is enough here.
     let message = message.trim().replace('\n', " ");
     let hint = |name: &str| match name {
-        "config" => Some("a config cannot name another one"),
         "hf_dataset" => {
             Some("give `data`, a directory with train.jsonl; data sets are not downloaded")
         }
@@ -620,6 +620,45 @@ lora_parameters:
     }
 
     #[test]
+    fn what_mlx_lm_writes_itself_is_read() {
+        // The fields of mlx-lm 0.30.7's adapter_config.json.
+        let json = r#"{
+            "adapter_path": "adapters", "batch_size": 1, "config": "lora.yaml", "data": "data",
+            "fine_tune_type": "lora", "grad_accumulation_steps": 1, "grad_checkpoint": false, "iters": 3,
+            "learning_rate": 1e-05, "lora_parameters": {"rank": 4, "dropout": 0.0, "scale": 20.0},
+            "lr_schedule": null, "mask_prompt": false, "max_seq_length": 2048, "model": "m",
+            "num_layers": 16, "optimizer": "adam", "optimizer_config": {"adam": {}, "adamw": {},
+            "muon": {}, "sgd": {}, "adafactor": {}}, "project_name": null, "report_to": null,
+            "resume_adapter_file": null, "save_every": 100, "seed": 0, "steps_per_eval": 200,
+            "steps_per_report": 10, "test": false, "test_batches": 500, "train": true, "val_batches": 25}"#;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("adapter_config.json");
+        std::fs::write(&path, json).unwrap();
+        let config = TrainConfig::read(&path).unwrap();
+        assert_eq!((config.iters, config.lora_parameters.rank), (3, 4));
+        assert!(config.given.rank && !config.given.keys);
+
+        let yaml = "optimizer: AdamW\noptimizer_config: {AdamW: {eps: 0.5}}\nreport_to: null\nproject_name: x\n\
+                    config: a.yaml\ntrust_remote_code: false\nclear_cache_threshold: 0\niters: 3\nval_batches: null\n";
+        let config = TrainConfig::from_yaml(yaml).unwrap();
+        assert_eq!((config.iters, config.val_batches), (3, 25));
+        assert_eq!(config.optimizer, OptimizerName::AdamW);
+        assert_eq!(
+            config.optimizer_config[&OptimizerName::AdamW]["eps"],
+            Setting::Number(0.5)
+        );
+        // What would change something is still told, beside what would not.
+        for (more, what) in [
+            ("itres: 3", "itres"),
+            ("trust_remote_code: true", "trust_remote_code"),
+            ("iters: 0", "iters is 0"),
+        ] {
+            let error = TrainConfig::from_yaml(&format!("project_name: x\n{more}")).unwrap_err();
+            assert!(error.to_string().contains(what), "{more}: {error}");
+        }
+    }
+
+    #[test]
     fn hostile_yaml_is_an_error() {
         let mut bomb = String::from("a: &a [x, x, x, x, x, x, x, x, x]\n");
         for (from, to) in "abcdefghij".chars().zip("bcdefghijk".chars()) {
@@ -640,7 +679,7 @@ lora_parameters:
         let path = dir.path().join("run.yaml");
         std::fs::write(&path, "iters: 5").unwrap();
         assert_eq!(TrainConfig::read(&path).unwrap().iters, 5);
-        let path = dir.path().join("run.json");
+        let path = dir.path().join("run.txt");
         assert!(
             TrainConfig::read(&path)
                 .unwrap_err()

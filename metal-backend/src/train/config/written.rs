@@ -1,0 +1,80 @@
+//! What a file says beyond the values: which options it has at all, and what only mlx-lm knows.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+/// Which options of the adapter's shape were written down, rather than left at their defaults.
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs, reason = "the names are those of the options")]
+pub struct Given {
+    pub fine_tune_type: bool,
+    pub num_layers: bool,
+    pub rank: bool,
+    pub dropout: bool,
+    pub scale: bool,
+    pub keys: bool,
+}
+
+/// Two configs that say the same are equal, however they came to say it.
+impl PartialEq for Given {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+/// What a file has of [`Given`]; `null` is as good as absent.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Written {
+    fine_tune_type: Option<IgnoredAny>,
+    num_layers: Option<IgnoredAny>,
+    lora_parameters: Option<Shape>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Shape {
+    rank: Option<IgnoredAny>,
+    dropout: Option<IgnoredAny>,
+    scale: Option<IgnoredAny>,
+    keys: Option<IgnoredAny>,
+}
+
+impl Written {
+    pub(super) fn given(self) -> Given {
+        let shape = self.lora_parameters.unwrap_or_default();
+        Given {
+            fine_tune_type: self.fine_tune_type.is_some(),
+            num_layers: self.num_layers.is_some(),
+            rank: shape.rank.is_some(),
+            dropout: shape.dropout.is_some(),
+            scale: shape.scale.is_some(),
+            keys: shape.keys.is_some(),
+        }
+    }
+}
+
+/// Takes out of a config what mlx-lm's own files have and what changes nothing here: options that are
+/// `null`, which mlx-lm reads as absent, and those of its reports, its cache and its loader. Returns whether
+/// there was any.
+pub(super) fn without_harmless(config: &mut Value) -> bool {
+    let Some(options) = config.as_object_mut() else {
+        return false;
+    };
+    let before = options.len();
+    options.retain(|name, value| {
+        let harmless = match name.as_str() {
+            // Where the options came from, and the title of reports that nobody asks for.
+            "config" | "project_name" => value.is_string(),
+            // When MLX gives memory back; the numbers are the same.
+            "clear_cache_threshold" => value.is_number(),
+            // Nothing here runs code of a model.
+            "trust_remote_code" => value == &Value::Bool(false),
+            "report_to" => value == "",
+            _ => false,
+        };
+        !harmless && !value.is_null()
+    });
+    options.len() < before
+}
