@@ -330,6 +330,18 @@ mod tests {
     }
 
     #[test]
+    fn a_line_is_read_to_the_bit() {
+        let mut loss = 2.0 / 3.0;
+        for step in 0..2000 {
+            // Numbers without a pattern, as losses and rates are.
+            loss = (loss * 1.618_033_988_749_895 + 0.1) % 7.0;
+            let first = line(&report(step, loss)).unwrap();
+            let again: Entry = serde_json::from_str(&first).unwrap();
+            assert_eq!(line(&again).unwrap(), first);
+        }
+    }
+
+    #[test]
     fn losses_are_drawn() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(PLOT_FILE);

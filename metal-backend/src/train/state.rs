@@ -90,7 +90,7 @@ impl Place {
     /// # Errors
     /// [`ErrorKind::InvalidOption`] with both values.
     pub fn same_settings(&self, now: &Value) -> Result<()> {
-        // Through text as the others, since reading a number may not give each bit of what was written.
+        // Through text as the others: a number in memory may be an integer there and a float here.
         let now: Value = serde_json::from_str(&now.to_string())
             .map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
         let empty = serde_json::Map::new();
