@@ -175,6 +175,8 @@ fn wrong_command_lines_exit_with_2_and_print_no_result() {
         &["nonsense"],
         &["generate"],
         &["generate", "--nonsense"],
+        &["generate", "--prompt", ""],
+        &["generate", "--prompt", " \n", "--raw"],
         &["generate", "--prompt", "a", "-q"],
         &["ls", "-q"],
         &["generate", "--prompt", "a", "--tokens", "1"],
@@ -222,6 +224,17 @@ fn wrong_command_lines_exit_with_2_and_print_no_result() {
 }
 
 #[test]
+fn a_negative_count_is_told_as_such() {
+    for flag in ["--top-k", "--max-tokens", "--min-tokens", "--repeat-last-n"] {
+        let err = stderr(&output(&["generate", "--prompt", "a", flag, "-3"]));
+        assert!(err.contains("'-3'") && err.contains("0 or more"), "{err}");
+        assert!(!err.contains("unexpected argument"), "{err}");
+    }
+    let err = stderr(&output(&["bench", "--repeat", "-3"]));
+    assert!(err.contains("1 or more"), "{err}");
+}
+
+#[test]
 fn a_negative_temperature_is_told_as_such() {
     // Not as an unknown flag `-1`.
     let err = stderr(&output(&["generate", "--prompt", "a", "--temp", "-1"]));
@@ -229,7 +242,7 @@ fn a_negative_temperature_is_told_as_such() {
 }
 
 #[test]
-fn an_unknown_backend_is_named_and_exits_with_1() {
+fn an_unknown_backend_is_named_and_exits_with_2() {
     let cache = tempfile::tempdir().unwrap();
     for from_variable in [false, true] {
         let mut args = vec!["generate", "--prompt", "a"];
@@ -242,7 +255,7 @@ fn an_unknown_backend_is_named_and_exits_with_1() {
         }
         let output = command.output().unwrap();
         let err = stderr(&output);
-        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert_eq!(output.status.code(), Some(2), "{err}");
         assert!(err.contains("abacus"), "{err}");
         let origin = if from_variable {
             "MLX_BACKEND"
@@ -464,4 +477,74 @@ fn nobody_listening_on_standard_error_is_no_crash() {
         let status = command.stderr(writer).status().unwrap();
         assert_eq!(status.code(), Some(code), "{args:?}");
     }
+}
+
+#[cfg(feature = "mlx-backend")]
+#[test]
+fn variables_that_mean_nothing_are_told() {
+    let cache = tempfile::tempdir().unwrap();
+    for (name, value, what) in [
+        ("MLX_NUM_THREADS", "abc", "1 or more"),
+        ("MLX_NUM_THREADS", "0", "1 or more"),
+        ("MLX_CPU_KERNELS", "bogus", "portable"),
+    ] {
+        let mut command = mlx(cache.path(), &["ls"]);
+        let output = command.env(name, value).output().unwrap();
+        let err = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{name}: {err}");
+        assert!(err.contains(name) && err.contains(value), "{err}");
+        assert!(err.contains(what), "{err}");
+    }
+    for (name, value) in [
+        ("MLX_NUM_THREADS", ""),
+        ("MLX_NUM_THREADS", "1"),
+        ("MLX_CPU_KERNELS", "off"),
+    ] {
+        let mut command = mlx(cache.path(), &["ls"]);
+        let output = command.env(name, value).output().unwrap();
+        assert_eq!(
+            output.status.code(),
+            Some(0),
+            "{name}={value}: {}",
+            stderr(&output)
+        );
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_is_not_the_network_s_fault() {
+    use std::os::unix::fs::PermissionsExt;
+    let cache = tempfile::tempdir().unwrap();
+    let python = cache.path().join("python");
+    let script = "#!/bin/sh\necho 'ERROR: Could not install packages due to an OSError: \
+                  [Errno 28] No space left on device' >&2\nexit 1\n";
+    std::fs::write(&python, script).unwrap();
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = mlx(cache.path(), &["pull", "smollm2"]);
+    let output = command
+        .env_remove("MLX_OFFLINE")
+        .env("MLX_PYTHON", &python)
+        .output()
+        .unwrap();
+    let err = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(
+        err.contains("is full") && err.contains("MLX_CACHE_DIR"),
+        "{err}"
+    );
+    assert!(!err.contains("check the network"), "{err}");
+}
+
+#[test]
+fn a_damaged_model_is_not_called_absent() {
+    let cache = tempfile::tempdir().unwrap();
+    let missing = stderr(&mlx(cache.path(), &["pull", "smollm2"]).output().unwrap());
+    assert!(missing.contains("is not in the cache"), "{missing}");
+    let dir = cache.path().join("models/smollm2-135m-instruct");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("SmolLM2-135M-Instruct.Q4_1.gguf"), "cut").unwrap();
+    let damaged = stderr(&mlx(cache.path(), &["pull", "smollm2"]).output().unwrap());
+    assert!(damaged.contains("is damaged in the cache"), "{damaged}");
+    assert!(!damaged.contains("is not in the cache"), "{damaged}");
 }

@@ -120,3 +120,107 @@ fn a_killed_chat_keeps_its_history() {
     let kept = history();
     assert!(kept.contains("line 0\nline 1\n"), "{kept}");
 }
+
+/// What was shown, line by line without what drives the terminal: bars are drawn over themselves.
+fn lines(screen: &str) -> Vec<String> {
+    let mut plain = String::new();
+    let mut rest = screen.chars().peekable();
+    while let Some(c) = rest.next() {
+        if c == '\u{1b}' && rest.peek() == Some(&'[') {
+            rest.find(|c| c.is_ascii_alphabetic());
+        } else {
+            plain.push(c);
+        }
+    }
+    plain.split(['\r', '\n']).map(str::to_owned).collect()
+}
+
+fn program(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
+    command
+        .args(args)
+        .env_remove("MLX_BACKEND")
+        .env_remove("RUST_LOG")
+        .env("NO_COLOR", "1")
+        .env("TERM", "xterm");
+    command
+}
+
+/// A bar that is wider than the terminal is drawn line after line.
+#[test]
+fn bars_fit_into_80_columns() {
+    let dirs = tempfile::tempdir().unwrap();
+    let model = fixture("tiny/llama");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/data/pirate");
+    let long = dirs
+        .path()
+        .join("a-directory-whose-name-is-much-longer-than-a-line-of-a-terminal-has-room-for");
+    let [model, data, long] = [&model, &data, &long].map(|p| p.to_str().unwrap());
+    let train = [
+        "train",
+        "--backend",
+        "cpu",
+        "-m",
+        model,
+        "--data",
+        data,
+        "--adapter-path",
+        long,
+        "--iters",
+        "30",
+        "--val-batches",
+        "0",
+        "--steps-per-report",
+        "1000",
+        "--save-every",
+        "1000",
+    ];
+    let mut terminal = Terminal::start(&mut program(&train), 80);
+    assert_eq!(terminal.end().code(), Some(0));
+    let screen = terminal.screen();
+    let shown = lines(&screen);
+    let bars: Vec<&String> = shown.iter().filter(|line| line.starts_with('[')).collect();
+    assert!(bars.iter().any(|bar| bar.contains("tok/s")), "{screen}");
+    for bar in bars {
+        assert!(bar.chars().count() <= 80, "{bar}");
+    }
+
+    let made = format!("{long}-converted");
+    let mut terminal = Terminal::start(&mut program(&["convert", "-m", model, "-o", &made]), 80);
+    assert_eq!(terminal.end().code(), Some(0));
+    let screen = terminal.screen();
+    let shown = lines(&screen);
+    let bars: Vec<&String> = shown.iter().filter(|line| line.contains("[")).collect();
+    assert!(!bars.is_empty(), "{screen}");
+    for bar in bars {
+        let columns = bar.chars().count();
+        assert!(columns <= 80 && !bar.contains(" 0 B/s"), "{bar}");
+    }
+}
+
+/// A prompt that takes long is no silence.
+#[test]
+fn a_long_prompt_shows_a_bar() {
+    let model = fixture("tiny/llama");
+    let ids = vec!["40"; 20_000].join(",");
+    let args = [
+        "generate",
+        "--backend",
+        "cpu",
+        "-m",
+        model.to_str().unwrap(),
+        "--tokens",
+        &ids,
+        "-n",
+        "1",
+        "-c",
+        "20000",
+        "--prefill-step-size",
+        "1",
+    ];
+    let mut terminal = Terminal::start(&mut program(&args), 80);
+    terminal.wait_for("reading the prompt");
+    terminal.wait_for("/20000 tokens");
+    terminal.signal("INT");
+    assert_eq!(terminal.end().code(), Some(130));
+}

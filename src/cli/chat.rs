@@ -10,11 +10,13 @@ use inference::{
 };
 
 use super::console::{Console, bytes};
+use super::context::{self, Counted};
 use super::engine::{DraftArgs, EngineArgs};
-use super::failure::{Failure, chain};
+use super::failure::{Failure, chain, of_options};
 use super::interrupt::cancel_on_interrupt;
 use super::lines::{Edited, Line, Lines, Plain, Words};
 use super::load::{LoadArgs, Loaded, ModelArgs, load_drafted};
+use super::progress::PrefillBar;
 use super::reply::{Reply, statistics};
 use super::sampling::SamplingArgs;
 use super::settings;
@@ -31,6 +33,11 @@ const HELP: &str = r#"/clear               forget the conversation
 /bye, /exit          leave; so does Ctrl-D
 """                  begins and ends a message of several lines
 Ctrl-C               stops a reply"#;
+
+/// A reply goes on to the end of the context.
+const UNBOUNDED: usize = usize::MAX;
+/// Tokens of prompt and reply where the model does not tell its context.
+const UNKNOWN_CONTEXT: usize = 8192;
 
 /// What Tab completes, besides the names of parameters.
 const COMMANDS: [&str; 10] = [
@@ -69,6 +76,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut options = args.sampling.options()?;
+    options.max_tokens = args.sampling.max_tokens.unwrap_or(UNBOUNDED);
     args.engine.apply(&mut options)?;
     args.draft.apply(&mut options)?;
     let draft = args.draft.draft_model.as_deref();
@@ -76,6 +84,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut session = Session {
         model: loaded.model.as_ref(),
         sampling: &args.sampling,
+        ctx_size: args.load.ctx_size,
         options,
         system: args.system.clone(),
         messages: Vec::new(),
@@ -122,6 +131,7 @@ fn introduction(args: &Args, loaded: &Loaded) -> String {
 struct Session<'a> {
     model: &'a dyn TextModel,
     sampling: &'a SamplingArgs,
+    ctx_size: Option<usize>,
     options: GenerateOptions,
     system: Option<String>,
     /// Without the system message.
@@ -209,14 +219,43 @@ impl Session<'_> {
         let _no_caret = NoCaret::start(console);
         let system = self.system.as_ref().map(Message::system);
         let messages: Vec<Message> = system.into_iter().chain(self.messages.clone()).collect();
-        let stream = self.model.chat(&messages, &options)?;
-        Reply::draw(stream, true, console)
+        let info = self.model.info();
+        let prompt = context::tokens(self.model, &Counted::Chat(&messages));
+        if let Some(prompt) = prompt {
+            context::check(&info, prompt, self.ctx_size)?;
+        }
+        if options.max_tokens == UNBOUNDED {
+            let context = self
+                .ctx_size
+                .or(info.context_length)
+                .unwrap_or(UNKNOWN_CONTEXT);
+            options.max_tokens = context.saturating_sub(prompt.unwrap_or(0)).max(1);
+        }
+        let bar = PrefillBar::start(&mut options, console);
+        let stream = self.model.chat(&messages, &options).map_err(of_options)?;
+        let reply = Reply::draw(stream, true, console)?;
+        drop(bar);
+        if reply.finish_reason == Some(FinishReason::Length) {
+            console.note(&format!(
+                "(cut after {} tokens; /set max_tokens N allows more)",
+                reply.metrics.generated_tokens
+            ));
+        }
+        let all = reply.metrics.prompt_tokens + reply.metrics.generated_tokens;
+        if let Some(warning) = context::beyond(&info, all, self.ctx_size) {
+            console.warn(&warning);
+        }
+        Ok(reply)
     }
 
     fn survive(&self, failure: Failure, console: &mut Console<'_>) -> Result<(), Failure> {
         match failure {
             Failure::Failed(error) if console.in_is_terminal && !is_final(&error) => {
                 console.warn(&format!("error: {}", chain(error.as_ref())));
+                Ok(())
+            }
+            Failure::Usage(message) if console.in_is_terminal => {
+                console.warn(&format!("error: {message}"));
                 Ok(())
             }
             other => Err(other),

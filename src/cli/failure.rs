@@ -2,6 +2,8 @@
 
 use std::error::Error as StdError;
 
+use inference::ErrorKind;
+
 /// Why a command stopped early.
 #[derive(Debug)]
 pub enum Failure {
@@ -56,7 +58,24 @@ impl Failure {
 
 impl From<inference::Error> for Failure {
     fn from(error: inference::Error) -> Self {
-        Failure::Failed(error.into())
+        match error.kind() {
+            // Nothing else cancels here.
+            ErrorKind::Cancelled => Failure::Interrupted {
+                message: chain(&error),
+                code: 130,
+            },
+            ErrorKind::UnknownBackend => Failure::Usage(chain(&error)),
+            _ => Failure::Failed(error.into()),
+        }
+    }
+}
+
+/// An error about options that only a model can check, such as a grammar: a usage error like those that
+/// were found before.
+pub fn of_options(error: inference::Error) -> Failure {
+    match error.kind() {
+        ErrorKind::InvalidOption => Failure::Usage(chain(&error)),
+        _ => error.into(),
     }
 }
 
@@ -78,7 +97,7 @@ pub fn chain(error: &dyn StdError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use inference::{Error, ErrorKind};
+    use inference::Error;
 
     #[test]
     fn causes_are_told_once() {

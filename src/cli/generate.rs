@@ -4,12 +4,14 @@ use inference::{CancelToken, GenerateOptions, Message, Prompt, TextModel, TokenS
 use serde_json::json;
 
 use super::console::Console;
+use super::context::{self, Counted};
 use super::engine::{DraftArgs, EngineArgs};
-use super::failure::Failure;
+use super::failure::{Failure, of_options};
 use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, ModelArgs, load_drafted};
+use super::progress::PrefillBar;
 use super::prompt::{TokenList, read_text, read_tokens};
-use super::reply::{Reply, statistics};
+use super::reply::{Reply, figures, statistics};
 use super::sampling::SamplingArgs;
 
 /// Generate a reply to a prompt
@@ -78,7 +80,16 @@ impl Args {
 
     fn request(&self, console: &mut Console<'_>) -> Result<Request, Failure> {
         match (&self.prompt, &self.tokens) {
-            (Some(prompt), None) => Ok(Request::Text(read_text(prompt, console)?)),
+            (Some(prompt), None) => {
+                let text = read_text(prompt, console)?;
+                // A kept prompt may well be gone on from without more.
+                if text.trim().is_empty() && self.prompt_cache_file.is_none() {
+                    return Err(Failure::usage(
+                        "the prompt is empty; there is nothing to reply to",
+                    ));
+                }
+                Ok(Request::Text(text))
+            }
             (None, Some(tokens)) => Ok(Request::Tokens(read_tokens(tokens, console)?)),
             _ => Err(Failure::usage("give one of --prompt and --tokens")),
         }
@@ -98,9 +109,14 @@ impl Args {
             .catches_interrupts
             .then(|| cancel_on_interrupt(&cancel));
 
+        let bar = PrefillBar::start(&mut options, console);
         let stream = self.begin(model, request, &options)?;
         let reply = Reply::draw(stream, !self.json, console)?;
-        drop(guard);
+        drop((bar, guard));
+        let all = reply.metrics.prompt_tokens + reply.metrics.generated_tokens;
+        if let Some(warning) = context::beyond(&model.info(), all, self.load.ctx_size) {
+            console.warn(&warning);
+        }
         if reply.error.is_none() || reply.was_interrupted() {
             if self.json {
                 let mut object = json!({
@@ -109,7 +125,7 @@ impl Args {
                     "prompt_tokens": reply.metrics.prompt_tokens,
                     "generated_tokens": reply.metrics.generated_tokens,
                     "finish_reason": reply.finish_reason,
-                    "metrics": reply.metrics,
+                    "metrics": figures(&reply.metrics),
                 });
                 if self.logprobs.is_some() {
                     object["logprobs"] = json!(reply.logprobs);
@@ -128,7 +144,12 @@ impl Args {
         options: &GenerateOptions,
     ) -> Result<TokenStream, Failure> {
         let text = match request {
-            Request::Tokens(ids) => return Ok(model.generate(&Prompt::Tokens(ids), options)?),
+            Request::Tokens(ids) => {
+                self.check(model, &Counted::Tokens(&ids))?;
+                return model
+                    .generate(&Prompt::Tokens(ids), options)
+                    .map_err(of_options);
+            }
             Request::Text(text) => text,
         };
         if let Some(path) = &self.prompt_cache_file {
@@ -138,20 +159,39 @@ impl Args {
                 .ok_or_else(|| Failure::failed("this backend keeps no prompts in files"))?;
             let mut ids = kept.load_prompt_cache(path)?;
             ids.extend(tokens.encode(&text, false)?);
-            return Ok(model.generate(&Prompt::Tokens(ids), options)?);
+            self.check(model, &Counted::Tokens(&ids))?;
+            return model
+                .generate(&Prompt::Tokens(ids), options)
+                .map_err(of_options);
         }
         if self.raw {
-            return Ok(model.generate(&Prompt::Text(text), options)?);
+            self.check(model, &Counted::Text(&text))?;
+            return model
+                .generate(&Prompt::Text(text), options)
+                .map_err(of_options);
         }
         if model.info().has_chat_template {
-            return Ok(model.chat(&self.messages(text), options)?);
+            let messages = self.messages(text);
+            self.check(model, &Counted::Chat(&messages))?;
+            return model.chat(&messages, options).map_err(of_options);
         }
         if self.system.is_some() {
             return Err(Failure::failed(
                 "--system: this model has no chat template; put the instructions into the prompt",
             ));
         }
-        Ok(model.generate(&Prompt::Text(text), options)?)
+        self.check(model, &Counted::Text(&text))?;
+        model
+            .generate(&Prompt::Text(text), options)
+            .map_err(of_options)
+    }
+
+    /// Refuses a prompt beyond the model's context.
+    fn check(&self, model: &dyn TextModel, prompt: &Counted<'_>) -> Result<(), Failure> {
+        match context::tokens(model, prompt) {
+            Some(n) => context::check(&model.info(), n, self.load.ctx_size),
+            None => Ok(()),
+        }
     }
 
     /// The prompt as a conversation. Without `--system` the template alone decides what stands in front, as

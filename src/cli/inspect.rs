@@ -113,10 +113,10 @@ fn is_too_large(_: &Survey) -> bool {
 
 /// The rows that the headers give. `loaded` says that the loaded model tells some of it better.
 #[cfg(feature = "mlx-backend")]
-fn survey_rows(survey: &Survey, loaded: bool) -> Vec<(&'static str, String)> {
+fn survey_rows(survey: &Survey, loaded: Option<&ModelInfo>) -> Vec<(&'static str, String)> {
     let millions = |n: u64| format!("{:.1} M", n as f64 / 1e6);
     let mut rows = Vec::new();
-    if !loaded {
+    if loaded.is_none() {
         let supported = if survey.supported {
             survey.model_type.clone()
         } else {
@@ -147,17 +147,25 @@ fn survey_rows(survey: &Survey, loaded: bool) -> Vec<(&'static str, String)> {
         "needs",
         format!(
             "{} for weights, {} for 1000 tokens, in {}",
-            bytes(memory.weights),
+            // What was measured beats what was foreseen.
+            bytes(loaded.map_or(memory.weights, |info| info.weight_bytes)),
             bytes(memory.cache_per_token.saturating_mul(1000)),
             memory.compute_type
         ),
     ));
     let available = bytes(memory.available);
     let mut fit = match memory.room_for_tokens {
-        Some(tokens) => format!("yes: {available} are free, room for {tokens} tokens"),
+        Some(tokens) => {
+            let context = loaded.and_then(|info| info.context_length);
+            let room = match context.filter(|&n| tokens >= n as u64) {
+                Some(n) => format!("the whole context of {n} tokens"),
+                None => format!("{tokens} tokens"),
+            };
+            format!("yes: {available} are free, room for {room}")
+        }
         None => format!("no: {available} are free"),
     };
-    if loaded {
+    if loaded.is_some() {
         fit.push_str(" (before it was loaded)");
     }
     rows.push(("fits", fit));
@@ -165,7 +173,7 @@ fn survey_rows(survey: &Survey, loaded: bool) -> Vec<(&'static str, String)> {
 }
 
 #[cfg(not(feature = "mlx-backend"))]
-fn survey_rows(_: &Survey, _: bool) -> Vec<(&'static str, String)> {
+fn survey_rows(_: &Survey, _: Option<&ModelInfo>) -> Vec<(&'static str, String)> {
     Vec::new()
 }
 
@@ -228,15 +236,13 @@ fn print(
             format!("{} ({})", files.num_files, bytes(files.bytes)),
         ));
     }
-    let is_loaded = loaded.is_some();
-    if let Some((backend, info)) = loaded {
+    if let Some((backend, info)) = &loaded {
         rows.push(("backend", format!("{backend} ({})", info.device)));
         rows.push(("architecture", info.architecture.clone()));
         rows.push((
             "parameters",
             format!("{:.1} M", info.parameters as f64 / 1e6),
         ));
-        rows.push(("weights in memory", bytes(info.weight_bytes)));
         rows.push(("layers", info.num_layers.to_string()));
         rows.push(("hidden size", info.hidden_size.to_string()));
         let heads = format!(
@@ -266,7 +272,7 @@ fn print(
         rows.push(("chat template", template));
     }
     if let Some(survey) = survey {
-        rows.extend(survey_rows(survey, is_loaded));
+        rows.extend(survey_rows(survey, loaded.as_ref().map(|(_, info)| info)));
     }
     for (name, value) in rows {
         console.line(&format!("{name:<18} {value}"))?;

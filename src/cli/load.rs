@@ -63,11 +63,16 @@ pub struct Loaded {
 
 /// Parses a count of at least one.
 pub fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("must be at least 1".into()),
-        Ok(n) => Ok(n),
-        Err(e) => Err(format!("{e}")),
+    match count(text) {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err("must be a whole number, 1 or more".into()),
     }
+}
+
+/// Parses a count.
+pub fn count(text: &str) -> Result<usize, String> {
+    text.parse()
+        .map_err(|_| "must be a whole number, 0 or more".into())
 }
 
 fn compute_type(text: &str) -> Result<ComputeType, String> {
@@ -151,6 +156,7 @@ pub fn load_with(
         options.draft_model = Some(find_model(Some(draft), console)?);
     }
     tracing::info!(path = %path.display(), backend = backend.name(), "loading");
+    tracing::debug!(?options, "load options");
     let spinner = Spinner::start("loading the model", console);
     let started = Instant::now();
     let model = inference::load_model(path, &options);
@@ -158,6 +164,15 @@ pub fn load_with(
     drop(spinner);
     let model = model?;
     tracing::info!(seconds = load_seconds, "loaded");
+    let info = model.info();
+    tracing::debug!(
+        architecture = info.architecture,
+        parameters = info.parameters,
+        layers = info.num_layers,
+        context = info.context_length,
+        device = info.device,
+        "the model"
+    );
     Ok(Loaded {
         model,
         backend,

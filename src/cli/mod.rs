@@ -14,10 +14,13 @@ mod cache_prompt;
 mod chat;
 mod classify;
 mod console;
+mod context;
 #[cfg(feature = "mlx-backend")]
 mod convert;
 mod embed;
 mod engine;
+#[cfg(feature = "mlx-backend")]
+mod environment;
 #[cfg(feature = "mlx-backend")]
 mod evaluate;
 mod failure;
@@ -54,7 +57,7 @@ mod train_show;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use console::Console;
 use failure::Failure;
@@ -122,11 +125,36 @@ enum Command {
     Bench(bench::Args),
 }
 
+/// The command line, whose values may begin with a minus and a digit: `--top-k -3` is told as out of range
+/// rather than as an unknown flag.
+fn command() -> clap::Command {
+    fn negative(command: clap::Command) -> clap::Command {
+        command
+            .mut_args(|arg| {
+                let takes = arg.get_action().takes_values();
+                if takes {
+                    arg.allow_negative_numbers(true)
+                } else {
+                    arg
+                }
+            })
+            .mut_subcommands(negative)
+    }
+    negative(Cli::command())
+}
+
 /// Runs the program and gives its exit code.
 pub fn main() -> ExitCode {
     // Wrong command lines exit with 2 here, help and version with 0.
-    let cli = Cli::parse();
+    let cli = match Cli::from_arg_matches(&command().get_matches()) {
+        Ok(cli) => cli,
+        Err(e) => e.exit(),
+    };
     start_log(cli.verbose);
+    #[cfg(feature = "mlx-backend")]
+    if let Err(failure) = environment::check() {
+        return ExitCode::from(finish(Err(failure), &mut std::io::stderr()));
+    }
     // What a pass frees the next one takes; no other program is in this process.
     #[cfg(feature = "mlx-backend")]
     metal_backend::keep_freed(FREED);
@@ -210,11 +238,10 @@ fn start_log(verbose: u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]

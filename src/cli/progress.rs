@@ -1,27 +1,96 @@
 //! Progress on standard error: bars on a terminal, plain lines elsewhere, nothing when quiet.
 
+use std::fmt;
 use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use inference::GenerateOptions;
 use rust_mlx::hub::{Progress, Stage};
 
 use super::console::{Console, bytes};
 
-const BYTES_BAR: &str = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}, {eta} left";
-const TOKEN_BAR: &str = "{msg} [{bar:30}] {pos}/{len} tokens, {eta} left";
-const COUNT_BAR: &str = "{msg} [{bar:30}] {pos}/{len}, {eta} left";
+// The message takes what is left of the line and is cut there: a line that wraps is drawn again and again.
+const BYTES_BAR: &str = "{wide_msg} [{bar:16}] {bytes}/{total_bytes}{speed}{left}";
+const TOKEN_BAR: &str = "{wide_msg} [{bar:16}] {pos}/{len} tokens{left}";
+const COUNT_BAR: &str = "{wide_msg} [{bar:16}] {pos}/{len}{left}";
+/// How long a prompt may take before a bar is worth showing.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How often a plain line is written while a download goes on.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-fn bar(total: u64, template: &str, message: String) -> ProgressBar {
+/// The look of a bar, with `{speed}` and `{left}` once there is something to tell them from.
+pub fn style(template: &str) -> ProgressStyle {
     // A template is ours and valid; were it not, the default look is no reason to stop.
-    let style = ProgressStyle::with_template(template)
+    ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
-        .progress_chars("=> ");
+        .progress_chars("=> ")
+        .with_key(
+            "speed",
+            |state: &ProgressState, line: &mut dyn fmt::Write| {
+                if state.per_sec() >= 1.0 {
+                    // The line is in memory.
+                    let _ = write!(line, " {}/s", bytes(state.per_sec() as u64));
+                }
+            },
+        )
+        .with_key(
+            "left",
+            |state: &ProgressState, line: &mut dyn fmt::Write| {
+                if state.pos() > 0 && state.per_sec() > 0.0 {
+                    let _ = write!(line, ", {:#} left", HumanDuration(state.eta()));
+                }
+            },
+        )
+}
+
+fn bar(total: u64, template: &str, message: String) -> ProgressBar {
     ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr())
-        .with_style(style)
+        .with_style(style(template))
         .with_message(message)
+}
+
+/// A bar for a prompt that takes long, until its first token; gone when dropped.
+pub struct PrefillBar(Option<Arc<Mutex<ProgressBar>>>);
+
+impl PrefillBar {
+    /// Lets `options` tell it how far the prompt is, on a terminal.
+    pub fn start(options: &mut GenerateOptions, console: &Console<'_>) -> Self {
+        if console.quiet || !console.err_is_terminal {
+            return Self(None);
+        }
+        let hidden = bar(0, TOKEN_BAR, String::from("reading the prompt"));
+        hidden.set_draw_target(ProgressDrawTarget::hidden());
+        let bar = Arc::new(Mutex::new(hidden));
+        let (shown, started) = (Arc::clone(&bar), Instant::now());
+        options.progress = Some(inference::Progress::new(move |done, total| {
+            let bar = shown.lock().unwrap_or_else(PoisonError::into_inner);
+            if bar.is_finished() {
+                return;
+            }
+            if done >= total {
+                bar.finish_and_clear();
+            } else if started.elapsed() >= PATIENCE {
+                if bar.is_hidden() {
+                    bar.set_draw_target(ProgressDrawTarget::stderr());
+                }
+                bar.set_length(total as u64);
+                bar.set_position(done as u64);
+            }
+        }));
+        Self(Some(bar))
+    }
+}
+
+impl Drop for PrefillBar {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .finish_and_clear();
+        }
+    }
 }
 
 /// Shows a fetch.

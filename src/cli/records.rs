@@ -27,7 +27,7 @@ pub struct InputArgs {
 /// One line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// Its number in the input, from 0; lines without anything are not counted.
+    /// Its number in the input, from 0: of a text the line, of a JSON value that among the values.
     pub index: usize,
     /// What its `id` field says.
     pub id: Option<Value>,
@@ -120,11 +120,9 @@ impl InputArgs {
             } else {
                 parse(line).map_err(|e| Failure::failed(format!("{name}, line {number}: {e}")))?
             };
-            all.push(Record {
-                index: all.len(),
-                id,
-                ask,
-            });
+            // A text is looked for by its line; a JSON value may have an id.
+            let index = if self.text { number - 1 } else { all.len() };
+            all.push(Record { index, id, ask });
         }
         if limited.limit() == 0 {
             return Err(Failure::failed(format!(
@@ -165,6 +163,13 @@ mod tests {
             text,
         };
         args.read(&mut Streams::new(input).console())
+    }
+
+    #[test]
+    fn the_index_of_a_text_is_its_line() {
+        let all = read("a\n\n  \nb\n", true).unwrap();
+        let lines: Vec<usize> = all.iter().map(|r| r.index).collect();
+        assert_eq!(lines, [0, 3]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! One reply: its tokens shown as they come, and what is said about it afterwards.
 
 use inference::{Error, ErrorKind, FinishReason, GenerateMetrics, TokenLogprobs, TokenStream};
+use serde_json::{Value, json};
 
 use super::console::{Console, bytes};
 use super::failure::Failure;
@@ -36,6 +37,7 @@ impl Reply {
         for token in stream.by_ref() {
             match token {
                 Ok(token) => {
+                    tracing::trace!(id = token.id, text = token.text, "token");
                     tokens.push(token.id);
                     logprobs.extend(token.logprobs);
                     text.push_str(&token.text);
@@ -53,6 +55,7 @@ impl Reply {
         if show && !text.is_empty() && !text.ends_with('\n') {
             console.text("\n")?;
         }
+        tracing::debug!(metrics = ?stream.metrics(), "the reply");
         Ok(Self {
             finish_reason: stream.finish_reason(),
             metrics: stream.metrics(),
@@ -71,17 +74,35 @@ impl Reply {
     }
 }
 
+/// The figures of a generation for scripts. Without a token there was no prefill whose speed could be told.
+pub fn figures(metrics: &GenerateMetrics) -> Value {
+    let mut figures = json!(metrics);
+    if metrics.generated_tokens == 0 {
+        figures["prefill_tokens_per_second"] = json!(0.0);
+    }
+    figures
+}
+
 /// The statistics of a generation, on one line.
 pub fn statistics(metrics: &GenerateMetrics, finish_reason: Option<FinishReason>) -> String {
-    let mut line = format!(
-        "prompt: {} tokens, {:.1} tok/s | generated: {} tokens, {:.1} tok/s | {:.2} s | peak memory: {}",
-        metrics.prompt_tokens,
-        metrics.prefill_tokens_per_second(),
-        metrics.generated_tokens,
-        metrics.decode_tokens_per_second(),
+    let mut line = format!("prompt: {} tokens", metrics.prompt_tokens);
+    if metrics.generated_tokens > 0 {
+        let rate = metrics.prefill_tokens_per_second();
+        line.push_str(&format!(", {rate:.1} tok/s"));
+    }
+    line.push_str(&format!(
+        " | generated: {} tokens",
+        metrics.generated_tokens
+    ));
+    if metrics.generated_tokens > 0 {
+        let rate = metrics.decode_tokens_per_second();
+        line.push_str(&format!(", {rate:.1} tok/s"));
+    }
+    line.push_str(&format!(
+        " | {:.2} s | peak memory: {}",
         metrics.total_time.as_secs_f64(),
-        bytes(metrics.peak_memory_bytes),
-    );
+        bytes(metrics.peak_memory_bytes)
+    ));
     if metrics.cached_tokens > 0 {
         line.push_str(&format!(" | reused: {} tokens", metrics.cached_tokens));
     }

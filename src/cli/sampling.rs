@@ -7,20 +7,24 @@ use inference::{GenerateOptions, LogitBias};
 
 use super::failure::Failure;
 use super::grammar::GrammarArgs;
+use super::load::count;
+
+/// Tokens of a reply at most, unless the caller says otherwise.
+const MAX_TOKENS: usize = 256;
 
 /// How tokens are chosen and when to stop. Greedy unless told otherwise.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Stop after this many tokens
+    /// Stop after this many tokens [default: 256; in a chat, where the model's context ends]
     #[arg(
         long,
         short = 'n',
         visible_alias = "n-predict",
         value_name = "N",
-        default_value_t = 256
+        value_parser = count
     )]
-    pub max_tokens: usize,
+    pub max_tokens: Option<usize>,
     /// Temperature; 0 takes the most likely token each time
     #[arg(
         long,
@@ -39,7 +43,7 @@ pub struct SamplingArgs {
     )]
     pub top_p: f32,
     /// Choose among this many of the most likely tokens; 0 is off
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = count)]
     pub top_k: usize,
     /// Leave out tokens less likely than this share of the most likely one; 0 is off
     #[arg(
@@ -63,7 +67,8 @@ pub struct SamplingArgs {
         long,
         visible_alias = "repetition-context-size",
         value_name = "N",
-        default_value_t = 64
+        default_value_t = 64,
+        value_parser = count
     )]
     pub repeat_last_n: usize,
     /// Take this off the logits of tokens that the reply holds already
@@ -108,7 +113,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub forced_tokens: Vec<u32>,
     /// Do not choose tokens that end the reply before it has this many
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count)]
     pub min_tokens: usize,
     /// Seed of the random choices; the same seed gives the same reply
     #[arg(long, value_name = "N")]
@@ -130,7 +135,7 @@ impl SamplingArgs {
     /// The options they amount to, checked. The deadline is set by [`start`](Self::start).
     pub fn options(&self) -> Result<GenerateOptions, Failure> {
         let mut options = GenerateOptions::default();
-        options.max_tokens = self.max_tokens;
+        options.max_tokens = self.max_tokens.unwrap_or(MAX_TOKENS);
         options.temperature = self.temp;
         options.top_p = self.top_p;
         options.top_k = self.top_k;

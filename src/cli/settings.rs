@@ -41,6 +41,10 @@ pub fn list(options: &GenerateOptions) -> String {
     let seed = options
         .seed
         .map_or("random".into(), |seed| seed.to_string());
+    let most = match options.max_tokens {
+        usize::MAX => String::from("(to the end of the context)"),
+        n => n.to_string(),
+    };
     format!(
         "temperature {}\ntop_p {}\ntop_k {}\nmin_p {}\nrepeat_penalty {}\nrepeat_last_n {}\n\
          presence_penalty {}\nfrequency_penalty {}\nxtc_probability {}\nxtc_threshold {}\nmax_tokens {}\n\
@@ -55,7 +59,7 @@ pub fn list(options: &GenerateOptions) -> String {
         options.frequency_penalty,
         options.xtc_probability,
         options.xtc_threshold,
-        options.max_tokens,
+        most,
         options.min_tokens,
         options.stop,
     )

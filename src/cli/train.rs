@@ -56,6 +56,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     load.dtype = config.dtype;
     let path = find_model(config.model.as_deref(), console)?;
 
+    tracing::info!(path = %path.display(), backend = backend.name(), "training");
+    tracing::debug!(?config, "options");
     let spinner = Spinner::start("loading the model and the data", console);
     let prepared = Run::prepare(&path, &load, config, start);
     drop(spinner);

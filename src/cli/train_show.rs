@@ -2,13 +2,14 @@
 
 use std::io::Write;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget};
 use metal_backend::train::run::Event;
 
 use super::console::{Console, bytes};
+use super::progress::style;
 use super::train::told;
 
-const BAR: &str = "[{bar:24}] {pos}/{len} {msg}, {eta} left";
+const BAR: &str = "[{bar:16}] {pos}/{len} {wide_msg}{left}";
 
 /// Shows a run on standard error.
 pub struct Show<'c> {
@@ -21,9 +22,6 @@ pub struct Show<'c> {
 impl<'c> Show<'c> {
     /// Begins to show a run of `iters` steps, of which `done` are done.
     pub fn start(iters: u64, done: u64, console: &'c mut Console<'_>) -> Self {
-        let style = ProgressStyle::with_template(BAR)
-            .unwrap_or_else(|_| ProgressStyle::default_bar())
-            .progress_chars("=> ");
         let shown = console.err_is_terminal && !console.quiet;
         let target = if shown {
             ProgressDrawTarget::stderr()
@@ -31,7 +29,7 @@ impl<'c> Show<'c> {
             ProgressDrawTarget::hidden()
         };
         let bar = ProgressBar::with_draw_target(Some(iters), target)
-            .with_style(style)
+            .with_style(style(BAR))
             .with_position(done);
         // What an earlier run did is no measure of this one's speed.
         bar.reset_eta();
@@ -64,6 +62,7 @@ impl<'c> Show<'c> {
                 memory,
                 ..
             } => {
+                tracing::trace!(step, loss = report.loss, tokens = report.tokens, "a step");
                 self.last = format!(
                     "loss {:.3}, {tokens_per_second:.0} tok/s, {}",
                     report.loss,

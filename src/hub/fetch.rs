@@ -201,14 +201,21 @@ impl Store<'_> {
     /// Downloads, checks and keeps the model. The lock is held.
     fn fill(&self, model: &KnownModel, progress: &mut dyn Progress) -> Result<()> {
         if self.offline {
-            return Err(Error::new(
-                ErrorKind::Io,
+            let path = self.path(model);
+            let what = if path.is_file() {
                 format!(
-                    "the model {} is not in the cache and MLX_OFFLINE forbids fetching it; {}",
+                    "the model {} is damaged in the cache ({}) and MLX_OFFLINE forbids fetching it again",
                     model.name,
-                    self.by_hand(model)
-                ),
-            ));
+                    path.display()
+                )
+            } else {
+                format!(
+                    "the model {} is not in the cache and MLX_OFFLINE forbids fetching it",
+                    model.name
+                )
+            };
+            let message = format!("{what}; {}", self.by_hand(model));
+            return Err(Error::new(ErrorKind::Io, message));
         }
         let dir = self.dir(model);
         remove_leftovers(&dir);

@@ -55,7 +55,7 @@ pub(super) fn download(
     progress.end();
     let status = outcome?;
     if !status.success() {
-        return Err(pip_failed(status, &read_tail(&log)));
+        return Err(pip_failed(status, &read_tail(&log), work));
     }
     wheel_in(&dest).ok_or_else(|| {
         Error::new(
@@ -187,8 +187,13 @@ fn read_tail(path: &Path) -> String {
 }
 
 /// Turns pip's last words into one error that says what to change.
-fn pip_failed(status: ExitStatus, log: &str) -> Error {
-    let message = if log.contains("No module named pip") {
+fn pip_failed(status: ExitStatus, log: &str, work: &Path) -> Error {
+    let message = if is_full(log) {
+        format!(
+            "the disk of {} is full; make room there, or let MLX_CACHE_DIR name a directory on another disk",
+            work.display()
+        )
+    } else if log.contains("No module named pip") {
         "this Python has no pip; install it (`python3 -m ensurepip`, or the system's python3-pip), \
          or set MLX_PYTHON to an interpreter that has it"
             .to_owned()
@@ -203,6 +208,16 @@ fn pip_failed(status: ExitStatus, log: &str) -> Error {
         )
     };
     Error::new(ErrorKind::Io, message)
+}
+
+/// Whether pip ran out of disk, by its words or those of the system.
+fn is_full(log: &str) -> bool {
+    let words = [
+        "No space left on device",
+        "[Errno 28]",
+        "Disk quota exceeded",
+    ];
+    words.iter().any(|words| log.contains(words))
 }
 
 /// pip's last `ERROR:` line, else its last line: printable characters only, at most 300.
@@ -223,7 +238,7 @@ mod tests {
     #[cfg(unix)]
     fn failure(log: &str) -> String {
         use std::os::unix::process::ExitStatusExt;
-        pip_failed(ExitStatus::from_raw(256), log).to_string()
+        pip_failed(ExitStatus::from_raw(256), log, Path::new("cache")).to_string()
     }
 
     #[cfg(unix)]
@@ -232,6 +247,11 @@ mod tests {
         let text = failure("/usr/bin/python3: No module named pip\n");
         assert!(
             text.contains("has no pip") && text.contains("MLX_PYTHON"),
+            "{text}"
+        );
+        let text = failure("ERROR: Could not install: [Errno 28] No space left on device\n");
+        assert!(
+            text.contains("cache is full") && !text.contains("network"),
             "{text}"
         );
         let text = failure("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM ...\n");

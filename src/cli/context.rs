@@ -1,0 +1,77 @@
+//! How long a prompt is beside what the model was made for.
+
+use inference::{Message, ModelInfo, TextModel};
+
+use super::failure::Failure;
+
+/// A prompt as the model counts it.
+pub enum Counted<'a> {
+    /// A text as it is.
+    Text(&'a str),
+    /// Token ids.
+    Tokens(&'a [u32]),
+    /// A conversation.
+    Chat(&'a [Message]),
+}
+
+/// The tokens of a prompt; `None` where the backend does not tell, or where asking the model will say why.
+pub fn tokens(model: &dyn TextModel, prompt: &Counted<'_>) -> Option<usize> {
+    let tokens = model.as_token_model();
+    match prompt {
+        Counted::Tokens(ids) => Some(ids.len()),
+        Counted::Text(text) => tokens?.encode(text, true).ok().map(|ids| ids.len()),
+        Counted::Chat(messages) => tokens?
+            .encode_chat(messages, true)
+            .ok()
+            .map(|ids| ids.len()),
+    }
+}
+
+/// Refuses a prompt that is longer than the model's context, where nothing bounds what is remembered.
+///
+/// # Errors
+/// With both counts.
+pub fn check(info: &ModelInfo, prompt: usize, ctx_size: Option<usize>) -> Result<(), Failure> {
+    match (ctx_size, info.context_length) {
+        (None, Some(context)) if prompt > context => Err(Failure::failed(format!(
+            "the prompt has {prompt} tokens, the model's context {context}; --ctx-size N remembers the last N \
+             and goes on"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What to say where prompt and reply went beyond the model's context.
+pub fn beyond(info: &ModelInfo, all: usize, ctx_size: Option<usize>) -> Option<String> {
+    let context = info.context_length?;
+    (ctx_size.is_none() && all > context).then(|| {
+        format!(
+            "warning: prompt and reply have {all} tokens, the model's context {context}; what it says beyond may \
+             make no sense (--ctx-size N remembers the last N)"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mock::Mock;
+    use super::*;
+
+    #[test]
+    fn both_counts_are_told() {
+        let mut info = Mock::instruct(&[]).info();
+        info.context_length = Some(100);
+        check(&info, 100, None).unwrap();
+        check(&info, 101, Some(50)).unwrap();
+        let told = check(&info, 101, None).unwrap_err().report().unwrap();
+        assert!(
+            told.contains("101") && told.contains("100; --ctx-size"),
+            "{told}"
+        );
+        assert_eq!(beyond(&info, 100, None), None);
+        assert_eq!(beyond(&info, 101, Some(50)), None);
+        assert!(beyond(&info, 101, None).unwrap().contains("101 tokens"));
+        info.context_length = None;
+        check(&info, 1 << 40, None).unwrap();
+    }
+}
