@@ -3,8 +3,9 @@
 mod adapters;
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
@@ -48,12 +49,12 @@ pub struct Engine {
     /// Guesses tokens; taken away by `close`.
     draft: Mutex<Option<Arc<dyn Decoder>>>,
     identity: String,
+    /// Tells this engine from all others, for files that no other can use.
+    nonce: u64,
     /// Where adapters can stand; taken away by `close`, as they hold the weights.
     sites: Mutex<Vec<Arc<Site>>>,
     /// The adapter there is.
     adapter: Mutex<Option<LoraAdapter>>,
-    /// How often the adapter changed; numbers of another one are not to be mixed with this one's.
-    adaptations: AtomicU64,
     metrics: Mutex<GenerateMetrics>,
     grammars: Compiler,
 }
@@ -104,9 +105,10 @@ impl Engine {
             draft_prefixes: Prefixes::new(parts.slots),
             draft: Mutex::new(parts.draft.map(Arc::from)),
             identity: parts.identity,
+            // Differs between processes, which may have the same id, and between calls.
+            nonce: RandomState::new().hash_one(()),
             sites: Mutex::new(parts.sites),
             adapter: Mutex::new(None),
-            adaptations: AtomicU64::new(0),
             metrics: Mutex::new(GenerateMetrics::default()),
         }
     }
@@ -175,13 +177,18 @@ impl Engine {
         &self.text
     }
 
-    /// Tells what this model computes from what others do, for files. Adapters in memory have no name, so
-    /// that files of one are only for this process.
-    fn identity(&self) -> String {
-        match self.adaptations.load(Ordering::Acquire) {
-            0 => self.identity.clone(),
-            n => format!("{}+{}.{n}", self.identity, std::process::id()),
-        }
+    /// Tells what this model computes from what others do, for files, and the adapter's epoch.
+    /// Adapters in memory have no name, so that files of one are only for this engine, and only until
+    /// it changes.
+    fn identity(&self) -> (String, u64) {
+        // Held, so that no change comes in between.
+        let adapter = locked(&self.adapter);
+        let epoch = self.prefixes.epoch();
+        let identity = match &*adapter {
+            None => self.identity.clone(),
+            Some(_) => format!("{}+{:016x}.{epoch}", self.identity, self.nonce),
+        };
+        (identity, epoch)
     }
 
     /// Remembers the figures of the request that ended last.
@@ -455,16 +462,25 @@ impl PromptCacheModel for MlxModel {
         let ids = engine.encode_prompt(prompt)?;
         engine.check_prompt(&ids)?;
         let decoder = engine.decoder()?;
+        let (identity, epoch) = engine.identity();
         engine.scope(|| {
-            let mut caches = decoder.new_caches(engine.cache_options());
+            let caches = decoder.new_caches(engine.cache_options());
+            let mut caches = caches.for_sequence(ids.len());
             let step = GenerateOptions::default().prefill_step_size;
             forward_prompt(decoder.as_ref(), &ids, &mut caches, step, &mut |_| {
                 engine.check_open()
             })?;
             cache::settle(&caches).map_err(engine_error("prefill"))?;
-            cache::file::save(path, &engine.identity(), &ids, &caches)?;
+            engine.check_open()?;
+            if engine.prefixes.epoch() != epoch {
+                return Err(Error::new(
+                    ErrorKind::Engine,
+                    "the adapter changed while the prompt was computed; nothing was saved, call again",
+                ));
+            }
+            cache::file::save(path, &identity, &ids, &caches)?;
             let n = ids.len();
-            engine.prefixes.put(ids, caches);
+            engine.prefixes.put(epoch, ids, caches);
             Ok(n)
         })
     }
@@ -473,10 +489,11 @@ impl PromptCacheModel for MlxModel {
         let engine = &self.engine;
         let decoder = engine.decoder()?;
         engine.scope(|| {
-            let mut caches = decoder.new_caches(engine.cache_options());
-            let tokens = cache::file::load(path, &engine.identity(), &mut caches)?;
+            let (identity, epoch) = engine.identity();
+            let empty = decoder.new_caches(engine.cache_options());
+            let (tokens, caches) = cache::file::load(path, &identity, empty)?;
             engine.check_prompt(&tokens)?;
-            engine.prefixes.put(tokens.clone(), caches);
+            engine.prefixes.put(epoch, tokens.clone(), caches);
             Ok(tokens)
         })
     }
@@ -516,7 +533,8 @@ impl TokenModel for MlxModel {
         engine.check_prompt(&ids)?;
         let decoder = engine.decoder()?;
         let logits = engine.scope(|| {
-            let mut caches = decoder.new_caches(engine.cache_options());
+            let caches = decoder.new_caches(engine.cache_options());
+            let mut caches = caches.for_sequence(ids.len());
             let mut parts = Vec::new();
             let step = GenerateOptions::default().prefill_step_size;
             if all {

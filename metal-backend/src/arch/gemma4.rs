@@ -280,11 +280,10 @@ impl Decoder for Gemma4 {
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {
         // Layers that look at the keys of others have no cache.
-        self.blocks
-            .iter()
-            .filter(|b| b.attention.k_proj.is_some())
-            .map(|b| options.cache(b.attention.window))
-            .collect()
+        let layers = || self.blocks.iter().map(|b| &b.attention);
+        let own = layers().filter(|layer| layer.k_proj.is_some());
+        let caches: Caches = own.map(|layer| options.cache(layer.window)).collect();
+        caches.with_switches(layers().filter_map(Attention::switch))
     }
 }
 

@@ -251,9 +251,8 @@ impl Decoder for Stack {
     }
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {
-        self.blocks
-            .iter()
-            .map(|block| options.cache(block.attention.window))
-            .collect()
+        let layers = || self.blocks.iter().map(|block| &block.attention);
+        let caches: Caches = layers().map(|layer| options.cache(layer.window)).collect();
+        caches.with_switches(layers().filter_map(Attention::switch))
     }
 }

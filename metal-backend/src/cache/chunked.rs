@@ -121,6 +121,7 @@ impl KvCache for ChunkedCache {
             offset,
             order: Order::Run { kept: 0, start: 0 },
             window: None,
+            reach: 0,
         })
     }
 

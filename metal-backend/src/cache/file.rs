@@ -27,6 +27,9 @@ struct About {
     /// Of the model.
     identity: String,
     tokens: Vec<u32>,
+    /// [`Caches::stretch`]. Files from before it was written hold keys of the first, or of several.
+    #[serde(default)]
+    stretch: usize,
     layers: Vec<Layer>,
 }
 
@@ -63,6 +66,7 @@ pub fn save(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Res
         format: FORMAT.to_owned(),
         identity: identity.to_owned(),
         tokens: tokens.to_vec(),
+        stretch: caches.stretch(),
         layers,
     };
     let about = serde_json::to_vec(&about)
@@ -99,11 +103,11 @@ pub fn save(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Res
     Ok(())
 }
 
-/// Reads a file of the model `identity` into the empty `caches`, and returns the tokens they hold.
+/// Reads a file of the model `identity`, and returns its tokens and `empty` caches filled with theirs.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] for a damaged file, one of another model, or one with other caches.
-pub fn load(path: &Path, identity: &str, caches: &mut Caches) -> Result<Vec<u32>> {
+pub fn load(path: &Path, identity: &str, empty: Caches) -> Result<(Vec<u32>, Caches)> {
     let file = SafetensorsCheckpoint::open_file(path)?;
     let fault = |message: String| invalid(path, message);
     let info = file
@@ -122,12 +126,18 @@ pub fn load(path: &Path, identity: &str, caches: &mut Caches) -> Result<Vec<u32>
             "it was computed by another model; make it again with this one".to_owned(),
         ));
     }
-    if about.layers.len() != caches.len() {
+    if about.layers.len() != empty.len() {
         return Err(fault(format!(
             "it has {} layers, the model {}",
             about.layers.len(),
-            caches.len()
+            empty.len()
         )));
+    }
+    let mut caches = empty.for_sequence(about.tokens.len());
+    if about.stretch != caches.stretch() {
+        return Err(fault(
+            "its keys are rotated for a prompt of another length; make it again".to_owned(),
+        ));
     }
     let n = i32::try_from(about.tokens.len()).unwrap_or(-1);
     for (i, (layer, cache)) in about.layers.into_iter().zip(caches.iter_mut()).enumerate() {
@@ -153,7 +163,7 @@ pub fn load(path: &Path, identity: &str, caches: &mut Caches) -> Result<Vec<u32>
             .restore(snapshot)
             .map_err(|message| fault(format!("layer {i}: {message}")))?;
     }
-    Ok(about.tokens)
+    Ok((about.tokens, caches))
 }
 
 /// An array's elements, row-major.
@@ -238,24 +248,31 @@ mod tests {
         let tokens = [5, 6, 7, 8, 9];
         for options in [plain, bounded, packed] {
             save(&path, "me", &tokens, &filled(options)).unwrap();
-            let mut caches = empty(options);
-            assert_eq!(load(&path, "me", &mut caches).unwrap(), tokens);
+            let (loaded, caches) = load(&path, "me", empty(options)).unwrap();
+            assert_eq!(loaded, tokens);
             assert_eq!(crate::cache::offset(&caches), 5);
-            let error = load(&path, "you", &mut empty(options)).unwrap_err();
+            let error = load(&path, "you", empty(options)).unwrap_err();
             assert!(error.to_string().contains("another model"), "{error}");
             for other in [plain, bounded, packed] {
                 if other != options {
-                    assert!(load(&path, "me", &mut empty(other)).is_err());
+                    assert!(load(&path, "me", empty(other)).is_err());
                 }
             }
-            let mut more = empty(options);
-            more.push(options.cache(None));
-            assert!(load(&path, "me", &mut more).is_err());
+            let more = (0..3).map(|_| options.cache(None)).collect();
+            assert!(load(&path, "me", more).is_err());
+            // Made before the length of a prompt changed its rotation as a whole.
+            let switching = empty(options).with_switches([3]);
+            let error = load(&path, "me", switching).unwrap_err();
+            assert!(error.to_string().contains("another length"), "{error}");
+            let long = filled(options).with_switches([3]).for_sequence(5);
+            save(&path, "me", &tokens, &long).unwrap();
+            let (_, caches) = load(&path, "me", empty(options).with_switches([3])).unwrap();
+            assert_eq!(caches.stretch(), 1);
         }
         let whole = std::fs::read(&path).unwrap();
         for cut in [0, 7, 20, whole.len() - 1] {
             std::fs::write(&path, &whole[..cut]).unwrap();
-            assert!(load(&path, "me", &mut empty(packed)).is_err(), "{cut}");
+            assert!(load(&path, "me", empty(packed)).is_err(), "{cut}");
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }

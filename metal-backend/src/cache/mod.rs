@@ -108,6 +108,8 @@ pub struct Seen {
     pub order: Order,
     /// The cache remembers so many positions back, besides those kept; `None` for all.
     pub window: Option<i32>,
+    /// As [`Caches::reach`].
+    pub reach: i32,
 }
 
 /// The memory of one attention layer for one row (`B` is 1 everywhere but in tests).
@@ -215,8 +217,82 @@ pub struct Snapshot {
     pub arrays: BTreeMap<String, Array>,
 }
 
-/// One cache a layer.
-pub type Caches = Vec<Box<dyn KvCache>>;
+/// One cache a layer, of one sequence.
+///
+/// A rotation may change with the length of the sequence (LongRoPE), and all keys that a query meets
+/// must be rotated as its own is. So the caches know how long the sequence is, beyond the step that
+/// runs: however a prompt is cut into steps, its keys are those of one pass. They never hold keys of
+/// two rotations: where [`Caches::until_switch`] is 0, the sequence is computed again from its start.
+#[derive(Debug, Default)]
+pub struct Caches {
+    layers: Vec<Box<dyn KvCache>>,
+    /// The rotation changes beyond so many positions; ascending.
+    switches: Vec<i32>,
+    reach: i32,
+}
+
+impl Caches {
+    /// Caches of layers whose rotations change beyond `switches` positions.
+    pub fn with_switches(mut self, switches: impl IntoIterator<Item = i32>) -> Self {
+        self.switches = switches.into_iter().collect();
+        self.switches.sort_unstable();
+        self.switches.dedup();
+        self
+    }
+
+    /// For a sequence that is known to have at least `positions` positions.
+    #[must_use]
+    pub fn for_sequence(mut self, positions: usize) -> Self {
+        self.reach = i32::try_from(positions).unwrap_or(i32::MAX);
+        self
+    }
+
+    /// The positions that the sequence is known to have; what is stored may be fewer or more.
+    pub fn reach(&self) -> i32 {
+        self.reach
+    }
+
+    /// How the keys' rotation is stretched: the number of switches that the sequence has passed.
+    pub fn stretch(&self) -> usize {
+        let length = self.reach.max(offset(self));
+        self.switches.partition_point(|&switch| switch < length)
+    }
+
+    /// How many positions can be added before the rotation changes.
+    pub fn until_switch(&self) -> i32 {
+        let next = self.switches.get(self.stretch());
+        next.map_or(i32::MAX, |switch| switch - offset(self))
+    }
+}
+
+impl std::ops::Deref for Caches {
+    type Target = [Box<dyn KvCache>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.layers
+    }
+}
+
+impl std::ops::DerefMut for Caches {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.layers
+    }
+}
+
+impl FromIterator<Box<dyn KvCache>> for Caches {
+    fn from_iter<I: IntoIterator<Item = Box<dyn KvCache>>>(layers: I) -> Self {
+        Self {
+            layers: layers.into_iter().collect(),
+            ..Self::default()
+        }
+    }
+}
+
+impl From<Box<dyn KvCache>> for Caches {
+    fn from(layer: Box<dyn KvCache>) -> Self {
+        Self::from_iter([layer])
+    }
+}
 
 /// One of the sequences that go through a model together. Their tokens are packed one after another,
 /// `[1, T]` with `T` the sum of the lengths, so that no position is padding; attention keeps them
@@ -308,9 +384,14 @@ pub fn trim(caches: &mut Caches, n: i32) -> bool {
     possible
 }
 
-/// Whether these can stand where `others` would: the same kinds, layer by layer.
+/// Whether these can stand where `others` would: the same kinds, layer by layer, and the same stretch.
 pub fn alike(caches: &Caches, others: &Caches) -> bool {
-    caches.len() == others.len() && caches.iter().zip(others).all(|(a, b)| a.kind() == b.kind())
+    caches.len() == others.len()
+        && caches.stretch() == others.stretch()
+        && caches
+            .iter()
+            .zip(others.iter())
+            .all(|(a, b)| a.kind() == b.kind())
 }
 
 /// Copies that go on by themselves.
@@ -319,10 +400,15 @@ pub fn alike(caches: &Caches, others: &Caches) -> bool {
 /// When memory runs out.
 pub fn copy(caches: &Caches) -> Result<Caches> {
     let in_place: Option<Vec<_>> = caches.iter().map(|c| c.in_place()).collect();
-    match in_place {
-        Some(layers) => Ok((InPlaceCache::copy_all(&layers)?.into_iter())
+    let layers = match in_place {
+        Some(layers) => (InPlaceCache::copy_all(&layers)?.into_iter())
             .map(|copy| Box::new(copy) as Box<dyn KvCache>)
-            .collect()),
-        None => caches.iter().map(|c| c.copy()).collect(),
-    }
+            .collect(),
+        None => caches.iter().map(|c| c.copy()).collect::<Result<_>>()?,
+    };
+    Ok(Caches {
+        layers,
+        switches: caches.switches.clone(),
+        reach: caches.reach,
+    })
 }

@@ -14,7 +14,7 @@ pub struct PassingCache;
 /// Such caches of `layers` layers for each of some rows.
 pub fn caches(rows: usize, layers: usize) -> Vec<Caches> {
     let one = || Box::new(PassingCache) as Box<dyn KvCache>;
-    let row = || (0..layers).map(|_| one()).collect();
+    let row = || (0..layers).map(|_| one()).collect::<Caches>();
     (0..rows).map(|_| row()).collect()
 }
 
@@ -34,6 +34,7 @@ fn passed(keys: &Array, values: &Array) -> Seen {
         offset: 0,
         order: Order::Run { kept: 0, start: 0 },
         window: None,
+        reach: 0,
     }
 }
 

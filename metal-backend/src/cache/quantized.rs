@@ -122,6 +122,7 @@ impl KvCache for QuantizedCache {
             offset,
             order: Order::Run { kept: 0, start: 0 },
             window: None,
+            reach: 0,
         })
     }
 

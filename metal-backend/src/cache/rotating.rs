@@ -107,6 +107,7 @@ impl RotatingCache {
             offset: self.offset,
             order,
             window: Some(self.ring()),
+            reach: 0,
         }
     }
 }

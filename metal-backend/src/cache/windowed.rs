@@ -83,6 +83,7 @@ impl KvCache for WindowedCache {
                 start: kept + self.dropped,
             },
             window: Some(self.ring()),
+            reach: 0,
         })
     }
 

@@ -18,8 +18,8 @@ pub struct Standing {
     pub held: usize,
     /// Whether some of its prompt is not computed yet.
     pub waits: bool,
-    /// How often the model's adapters had changed when it began: keys from before a change are another model's.
-    pub adaptations: u64,
+    /// Rows share only what is computed alike: [`super::Lane::kin`].
+    pub kin: (u64, usize),
 }
 
 /// What a row whose prompt is not computed does next.
@@ -53,8 +53,7 @@ pub fn turns(rows: &[Standing], cuttable: impl Fn(usize, usize) -> bool) -> Vec<
         let least = row.held + LEAST;
         let mut best: Option<(usize, usize)> = None;
         let others = rows.iter().enumerate();
-        let same =
-            |(j, other): &(usize, &Standing)| *j != i && other.adaptations == row.adaptations;
+        let same = |(j, other): &(usize, &Standing)| *j != i && other.kin == row.kin;
         for (j, other) in others.filter(same) {
             let alike = common(&other.tokens, &row.tokens).min(most);
             let n = if other.waits && j < i {
@@ -96,7 +95,7 @@ mod tests {
             tokens: tokens.into_iter().collect(),
             held,
             waits,
-            adaptations: 0,
+            kin: (0, 0),
         }
     }
 
@@ -146,10 +145,12 @@ mod tests {
     }
 
     #[test]
-    fn rows_from_before_an_adapter_are_not_copied() {
+    fn rows_of_another_adapter_or_stretch_are_not_copied() {
         let mut rows = [row(0..40, 40, false), row(0..40, 0, true)];
-        rows[1].adaptations = 1;
-        assert_eq!(turns(&rows, |_, _| true)[1], Some(Turn::Compute(40)));
+        for kin in [(1, 0), (0, 1)] {
+            rows[1].kin = kin;
+            assert_eq!(turns(&rows, |_, _| true)[1], Some(Turn::Compute(40)));
+        }
     }
 
     #[test]

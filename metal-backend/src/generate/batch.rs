@@ -73,22 +73,22 @@ impl Batch {
     fn standings(&self) -> Vec<Standing> {
         let of = |m: &Member| match &m.lane {
             Some(lane) if lane.next.is_none() => Standing {
-                tokens: m.request.prompt().to_vec(),
+                tokens: m.request.tokens(),
                 held: lane.fed,
                 waits: true,
-                adaptations: lane.adaptations,
+                kin: lane.kin(),
             },
             Some(lane) => Standing {
                 tokens: m.request.tokens(),
                 held: cache::offset(&lane.caches).unsigned_abs() as usize,
                 waits: false,
-                adaptations: lane.adaptations,
+                kin: lane.kin(),
             },
             None => Standing {
                 tokens: Vec::new(),
                 held: 0,
                 waits: false,
-                adaptations: 0,
+                kin: (0, 0),
             },
         };
         self.rows.iter().map(of).collect()
@@ -117,7 +117,7 @@ impl Batch {
             if copied.is_empty() {
                 let until = |(m, turn): (&Member, Option<Turn>)| match turn? {
                     Turn::Compute(until) => Some(until),
-                    Turn::Copy { .. } => Some(m.request.prompt().len()),
+                    Turn::Copy { .. } => Some(m.request.so_far().len()),
                     Turn::Wait => None,
                 };
                 return Ok(self.rows.iter().zip(turns).map(until).collect());
@@ -126,8 +126,12 @@ impl Batch {
                 let member = &mut self.rows[i];
                 if let Some(lane) = &mut member.lane {
                     cache::settle(&own).map_err(engine_error("prefill"))?;
-                    (lane.caches, lane.fed) = (own, tokens);
-                    member.request.clock().cached(tokens);
+                    let all = member.request.so_far().len();
+                    (lane.caches, lane.fed) = (own.for_sequence(all), tokens);
+                    lane.begun = true;
+                    if all == member.request.prompt().len() {
+                        member.request.clock().cached(tokens);
+                    }
                 }
             }
         }
@@ -139,6 +143,11 @@ impl Batch {
         let waits = |m: &Member| m.lane.as_ref().is_some_and(|lane| lane.next.is_none());
         if !self.rows.iter().any(waits) {
             return Ok(());
+        }
+        for member in &mut self.rows {
+            if let Some(lane) = &mut member.lane {
+                lane.refresh(&mut member.request);
+            }
         }
         let until = self.begin_alike()?;
         let mut waiting: Vec<(&mut Member, usize)> = self
@@ -167,7 +176,7 @@ impl Batch {
                 break;
             }
             let fed = member.lane.as_ref().map_or(0, |lane| lane.fed);
-            tokens.extend_from_slice(&member.request.prompt()[fed..fed + n]);
+            tokens.extend_from_slice(&member.request.so_far()[fed..fed + n]);
             chosen.push((member, n));
         }
         let mut rows = Vec::with_capacity(chosen.len());
@@ -177,6 +186,7 @@ impl Batch {
                 continue;
             };
             lane.fed += *n;
+            lane.begun = true;
             decoder.get_or_insert_with(|| Arc::clone(&lane.decoder));
             rows.push(Row {
                 length: i32::try_from(*n).unwrap_or(i32::MAX),
@@ -193,13 +203,11 @@ impl Batch {
         let logits = step.map_err(engine_error("prefill"))?;
         let mut ready = Vec::new();
         for (row, (member, _)) in chosen.iter_mut().enumerate() {
-            let total = member.request.prompt().len();
+            let total = member.request.so_far().len();
             let Some(lane) = member.lane.as_mut() else {
                 continue;
             };
-            if let Some(progress) = &member.request.options().progress {
-                progress.report(lane.fed, total);
-            }
+            member.request.report(lane.fed);
             if lane.fed == total {
                 ready.push((row, &mut **member));
             }
@@ -225,7 +233,7 @@ impl Batch {
         let (mut fed, mut rows, mut places) = (Vec::new(), Vec::new(), Vec::new());
         for (i, (member, pending)) in running.iter_mut().enumerate() {
             if member.request.room() > 1
-                && let Some(lane) = member.lane.as_mut()
+                && let Some(lane) = member.lane.as_mut().filter(|lane| !lane.must_restart())
             {
                 decoder.get_or_insert_with(|| Arc::clone(&lane.decoder));
                 fed.push(&pending.token);
@@ -259,6 +267,13 @@ impl Batch {
         for (member, pending) in running {
             let read = read(&pending, &member.request)?;
             member.request.accept(read);
+            if let Some(lane) = &mut member.lane
+                && lane.next.is_none()
+                && lane.must_restart()
+                && !member.request.is_over()
+            {
+                lane.restart(&member.request);
+            }
         }
         Ok(())
     }

@@ -68,10 +68,13 @@ pub struct Lane {
     pub sampler: Sampler,
     /// The next token; `None` before the prompt was run.
     pub next: Option<Pending>,
-    /// Prompt tokens that the caches hold.
+    /// How many tokens of [`Request::so_far`] the caches hold, until the next token is drawn.
     pub fed: usize,
-    /// [`crate::model::Engine::adaptations`] when it began.
-    pub adaptations: u64,
+    /// Whether it holds anything that was computed for the request.
+    pub begun: bool,
+    /// [`Prefixes::epoch`] before any of what the caches hold was computed.
+    epoch: u64,
+    options: CacheOptions,
 }
 
 impl Lane {
@@ -84,8 +87,8 @@ impl Lane {
         let model = Arc::clone(request.engine());
         let decoder = model.decoder()?;
         let sampler = model.sampler(request.options(), request.prompt())?;
-        let adaptations = model.adaptations();
-        let (caches, fed) = prepared(decoder.as_ref(), options, model.prefixes(), request);
+        let epoch = model.prefixes().epoch();
+        let (caches, fed) = prepared(decoder.as_ref(), options, model.prefixes(), epoch, request);
         request.clock().cached(fed);
         Ok(Self {
             decoder,
@@ -93,8 +96,40 @@ impl Lane {
             sampler,
             next: None,
             fed,
-            adaptations,
+            begun: false,
+            epoch,
+            options: *options,
         })
+    }
+
+    /// Call it before anything is computed: gives up what was reused if the adapter changed since the
+    /// request was made.
+    pub fn refresh(&mut self, request: &mut Request) {
+        let epoch = request.engine().prefixes().epoch();
+        if !self.begun && self.epoch != epoch {
+            self.epoch = epoch;
+            self.restart(request);
+            request.clock().cached(0);
+        }
+    }
+
+    /// Whether the next token changes the rotation of those before it, so that the sequence must be
+    /// computed again from its start.
+    pub fn must_restart(&self) -> bool {
+        self.caches.until_switch() < 1
+    }
+
+    /// Forgets what was computed: the next prefill is of all tokens so far.
+    pub fn restart(&mut self, request: &Request) {
+        self.caches = empty(self.decoder.as_ref(), &self.options, request);
+        self.fed = 0;
+        self.next = None;
+    }
+
+    /// Rows share what they begin with only where this is the same: the epoch of the adapter that
+    /// their keys were computed under, and the stretch of their rotation.
+    pub fn kin(&self) -> (u64, usize) {
+        (self.epoch, self.caches.stretch())
     }
 
     /// Queues the step that follows `token` and returns its token and logits, not yet computed.
@@ -142,31 +177,44 @@ impl Lane {
         if request.options().cache_prompt {
             let mut tokens = request.tokens();
             tokens.truncate(cache::offset(&self.caches).unsigned_abs() as usize);
-            request.engine().prefixes().put(tokens, self.caches);
+            let prefixes = request.engine().prefixes();
+            prefixes.put(self.epoch, tokens, self.caches);
         }
     }
 }
 
-/// Caches for `request`, and how much of its prompt they hold already: those of `prefixes` where they
-/// may be used, else empty ones.
+/// Caches for `request`, and how much of its prompt they hold already: those that `prefixes` holds of
+/// `epoch` where they may be used, else empty ones.
 pub fn prepared(
     decoder: &dyn Decoder,
     options: &CacheOptions,
     prefixes: &Prefixes,
+    epoch: u64,
     request: &Request,
 ) -> (Caches, usize) {
-    let empty = decoder.new_caches(options);
-    let reused = if request.options().cache_prompt {
-        prefixes.take(request.prompt(), &empty)
-    } else {
-        None
-    };
-    let (mut caches, fed) = reused.unwrap_or((empty, 0));
+    let empty = empty(decoder, options, request);
+    if !request.options().cache_prompt {
+        return (empty, 0);
+    }
+    match prefixes.take(epoch, request.prompt(), &empty) {
+        Some((caches, fed)) => (expecting(caches, request), fed),
+        None => (empty, 0),
+    }
+}
+
+/// Empty caches for what `request` holds so far and may still get.
+pub fn empty(decoder: &dyn Decoder, options: &CacheOptions, request: &Request) -> Caches {
+    let caches = decoder.new_caches(options);
+    expecting(caches.for_sequence(request.so_far().len()), request)
+}
+
+/// Says to `caches` how much `request` may store.
+fn expecting(mut caches: Caches, request: &Request) -> Caches {
     let all = request
         .prompt()
         .len()
         .saturating_add(request.options().max_tokens);
     let all = i32::try_from(all).unwrap_or(i32::MAX);
     caches.iter_mut().for_each(|cache| cache.expect(all));
-    (caches, fed)
+    caches
 }

@@ -132,11 +132,15 @@ impl Generation {
                     None => lane.prefill(request)?,
                 };
                 // Start on the next token before this one is read, so that the device never waits.
-                if request.room() > 1 {
+                let restart = lane.must_restart();
+                if request.room() > 1 && !restart {
                     lane.next = Some(lane.decode(&pending.token)?);
                 }
                 let read = read(&pending, request)?;
                 request.accept(read);
+                if restart && !request.is_over() {
+                    lane.restart(request);
+                }
             }
         }
         self.steps += 1;

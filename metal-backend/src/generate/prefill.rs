@@ -12,35 +12,31 @@ use crate::error::engine;
 use crate::nn::attention::Positions;
 
 impl Lane {
-    /// Runs what is left of the prompt and queues the first token.
+    /// Runs what is left of the prompt, or after a restart of all tokens so far, and queues the next
+    /// token.
     ///
     /// # Errors
     /// When memory runs out, or the request may not go on.
-    pub fn prefill(&mut self, request: &Request) -> Result<Pending> {
-        let options = request.options();
-        let prompt = request.prompt();
-        let total = prompt.len();
+    pub fn prefill(&mut self, request: &mut Request) -> Result<Pending> {
+        self.refresh(request);
+        self.begun = true;
+        let tokens = request.so_far();
+        let total = tokens.len();
         let from = self.fed.min(total.saturating_sub(1));
-        if let Some(progress) = &options.progress {
-            progress.report(from, total);
-        }
+        request.report(from);
         let logits = forward_prompt(
             self.decoder.as_ref(),
-            &prompt[from..],
+            &tokens[from..],
             &mut self.caches,
-            options.prefill_step_size,
+            request.options().prefill_step_size,
             &mut |done| {
-                if let Some(progress) = &options.progress {
-                    progress.report(from + done, total);
-                }
-                options.check_interrupt()
+                request.report(from + done);
+                request.options().check_interrupt()
             },
         )?;
         self.fed = total;
         let first = self.draw(&logits)?;
-        if let Some(progress) = &options.progress {
-            progress.report(total, total);
-        }
+        request.report(total);
         Ok(first)
     }
 }

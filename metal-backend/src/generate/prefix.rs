@@ -5,12 +5,24 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::cache::{self, Caches};
 
-/// Caches of finished requests, the newest last.
+/// Caches of finished requests.
+///
+/// Keys and values belong to the adapter they were computed under. An epoch counts the adapter's
+/// changes: a request reads it before it computes anything, and names it when it takes caches and
+/// when it puts them. Both compare it under the lock that [`Prefixes::renew`] holds, so that caches
+/// of one adapter never reach a request of another.
 #[derive(Debug)]
 pub struct Prefixes {
-    /// `None` once closed.
-    entries: Mutex<Option<Vec<Entry>>>,
+    store: Mutex<Store>,
     slots: usize,
+}
+
+#[derive(Debug, Default)]
+struct Store {
+    epoch: u64,
+    closed: bool,
+    /// All of `epoch`, the newest last.
+    entries: Vec<Entry>,
 }
 
 #[derive(Debug)]
@@ -25,31 +37,40 @@ pub fn common(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl Prefixes {
-    /// Room for so many.
+    /// Holds at most `slots` finished requests.
     pub fn new(slots: usize) -> Self {
         Self {
-            entries: Mutex::new(Some(Vec::new())),
+            store: Mutex::default(),
             slots,
         }
     }
 
-    fn entries(&self) -> MutexGuard<'_, Option<Vec<Entry>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    fn store(&self) -> MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets everything, because the model changed.
-    pub fn clear(&self) {
-        if let Some(entries) = self.entries().as_mut() {
-            entries.clear();
+    /// Counts the changes of the adapter. A request must read it before it computes anything.
+    pub fn epoch(&self) -> u64 {
+        self.store().epoch
+    }
+
+    /// Begins an epoch and forgets what was computed in the one before. Call it after the adapter
+    /// changed: a request that starts in between is of the old epoch and stores nothing.
+    pub fn renew(&self) {
+        let mut store = self.store();
+        store.epoch += 1;
+        store.entries.clear();
+    }
+
+    /// The caches of the kinds and the sequence of `like` that hold most of `prompt`'s beginning, cut to it, and how
+    /// much they hold; none in another epoch than `epoch`. They are taken out: the request gives them
+    /// back, longer, or loses them when it fails. At least one token is left to compute, from which
+    /// the first logits come.
+    pub fn take(&self, epoch: u64, prompt: &[u32], like: &Caches) -> Option<(Caches, usize)> {
+        let mut store = self.store();
+        if store.epoch != epoch {
+            return None;
         }
-    }
-
-    /// The caches of the kinds of `like` that hold most of `prompt`'s beginning, cut to it, and how much
-    /// they hold. They are taken out: who takes them gives them back, longer, or loses them with a request that fails.
-    /// At least one token is left to compute, from which the first logits come.
-    pub fn take(&self, prompt: &[u32], like: &Caches) -> Option<(Caches, usize)> {
-        let mut guard = self.entries();
-        let entries = guard.as_mut()?;
         let usable = |entry: &Entry| -> usize {
             let n = common(&entry.tokens, prompt).min(prompt.len().saturating_sub(1));
             let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
@@ -60,28 +81,32 @@ impl Prefixes {
                 0
             }
         };
-        let (best, n) = entries
+        let (best, n) = store
+            .entries
             .iter()
             .enumerate()
             .map(|(i, entry)| (i, usable(entry)))
             .max_by_key(|(_, n)| *n)
             .filter(|(_, n)| *n > 0)?;
-        let mut entry = entries.remove(best);
+        let mut entry = store.entries.remove(best);
         let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
-        cache::trim(&mut entry.caches, surplus).then_some((entry.caches, n))
+        let reach = usize::try_from(like.reach()).unwrap_or(0);
+        cache::trim(&mut entry.caches, surplus).then(|| (entry.caches.for_sequence(reach), n))
     }
 
-    /// Remembers the caches of `tokens`, and forgets the oldest where there is no room. What is a
-    /// beginning of the new one is forgotten too.
-    pub fn put(&self, tokens: Vec<u32>, caches: Caches) {
+    /// Remembers the caches of `tokens`, which a request that began in `epoch` computed, and forgets
+    /// the oldest where there is no room, as well as those that these begin with. Nothing is
+    /// remembered in another epoch.
+    pub fn put(&self, epoch: u64, tokens: Vec<u32>, caches: Caches) {
         let held = cache::offset(&caches).unsigned_abs() as usize;
         if tokens.is_empty() || held != tokens.len() {
             return;
         }
-        let mut guard = self.entries();
-        let Some(entries) = guard.as_mut() else {
+        let mut store = self.store();
+        if store.closed || store.epoch != epoch {
             return;
-        };
+        }
+        let entries = &mut store.entries;
         entries.retain(|entry| !tokens.starts_with(&entry.tokens));
         entries.push(Entry { tokens, caches });
         while entries.len() > self.slots {
@@ -91,74 +116,109 @@ impl Prefixes {
 
     /// Forgets everything, and remembers nothing from here on.
     pub fn close(&self) {
-        *self.entries() = None;
+        let mut store = self.store();
+        store.closed = true;
+        store.entries.clear();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{CacheOptions, KvCache as _, RotatingCache};
+    use crate::cache::{CacheOptions, KvCache, RotatingCache};
     use mlx_rs_core::zeros;
 
     fn filled(n: i32) -> Caches {
         let mut cache = CacheOptions::default().cache(None);
-        if n == 0 {
-            return vec![cache];
+        if n > 0 {
+            let part = zeros(&[1, 1, n, 2], mlx_rs_core::Dtype::Float32).unwrap();
+            cache.update(&part, &part).unwrap();
         }
-        let part = zeros(&[1, 1, n, 2], mlx_rs_core::Dtype::Float32).unwrap();
-        cache.update(&part, &part).unwrap();
-        vec![cache]
+        Caches::from(cache).with_switches([4])
     }
 
     #[test]
     fn the_longest_beginning_is_taken_once_and_one_token_is_left() {
         let prefixes = Prefixes::new(2);
-        prefixes.put(vec![1, 2, 3], filled(3));
-        prefixes.put(vec![1, 9], filled(2));
-        assert!(prefixes.take(&[7, 1], &filled(0)).is_none());
-        let (caches, n) = prefixes.take(&[1, 2, 3], &filled(0)).unwrap();
+        prefixes.put(0, vec![1, 2, 3], filled(3));
+        prefixes.put(0, vec![1, 9], filled(2));
+        assert!(prefixes.take(0, &[7, 1], &filled(0)).is_none());
+        let (caches, n) = prefixes.take(0, &[1, 2, 3], &filled(0)).unwrap();
         assert_eq!((n, cache::offset(&caches)), (2, 2));
-        let (_, n) = prefixes.take(&[1, 2, 3], &filled(0)).unwrap();
+        let (_, n) = prefixes.take(0, &[1, 2, 3], &filled(0)).unwrap();
         assert_eq!(n, 1, "the other one");
-        assert!(prefixes.take(&[1, 2, 3], &filled(0)).is_none());
+        assert!(prefixes.take(0, &[1, 2, 3], &filled(0)).is_none());
     }
 
     #[test]
     fn the_oldest_makes_room_and_beginnings_are_replaced() {
         let prefixes = Prefixes::new(2);
-        prefixes.put(vec![1], filled(1));
-        prefixes.put(vec![1, 2], filled(2));
-        prefixes.put(vec![3], filled(1));
+        prefixes.put(0, vec![1], filled(1));
+        prefixes.put(0, vec![1, 2], filled(2));
+        prefixes.put(0, vec![3], filled(1));
         assert_eq!(
-            prefixes.take(&[1, 2, 5], &filled(0)).unwrap().1,
+            prefixes.take(0, &[1, 2, 5], &filled(0)).unwrap().1,
             2,
             "still there"
         );
-        prefixes.put(vec![4], filled(1));
-        prefixes.put(vec![5], filled(1));
-        assert!(prefixes.take(&[3, 3], &filled(0)).is_none(), "gone");
+        prefixes.put(0, vec![4], filled(1));
+        prefixes.put(0, vec![5], filled(1));
+        assert!(prefixes.take(0, &[3, 3], &filled(0)).is_none(), "gone");
         // Caches that do not hold what is said of them are not kept.
-        prefixes.put(vec![6, 7], filled(1));
-        assert!(prefixes.take(&[6, 7, 8], &filled(0)).is_none());
+        prefixes.put(0, vec![6, 7], filled(1));
+        assert!(prefixes.take(0, &[6, 7, 8], &filled(0)).is_none());
         prefixes.close();
-        prefixes.put(vec![1], filled(1));
-        assert!(prefixes.take(&[1, 1], &filled(0)).is_none());
+        prefixes.put(0, vec![1], filled(1));
+        assert!(prefixes.take(0, &[1, 1], &filled(0)).is_none());
+    }
+
+    #[test]
+    fn an_epoch_takes_nothing_from_another() {
+        let prefixes = Prefixes::new(2);
+        prefixes.put(0, vec![1, 2, 3], filled(3));
+        prefixes.renew();
+        assert_eq!(prefixes.epoch(), 1);
+        assert!(prefixes.take(1, &[1, 2, 3], &filled(0)).is_none(), "gone");
+        // A request that began before, and ends only now.
+        prefixes.put(0, vec![1, 2, 3], filled(3));
+        assert!(prefixes.take(1, &[1, 2, 3], &filled(0)).is_none());
+        prefixes.put(1, vec![1, 2, 3], filled(3));
+        assert!(prefixes.take(0, &[1, 2, 3], &filled(0)).is_none());
+        assert_eq!(prefixes.take(1, &[1, 2, 3], &filled(0)).unwrap().1, 2);
+    }
+
+    #[test]
+    fn keys_of_another_stretch_are_not_reused() {
+        let prefixes = Prefixes::new(2);
+        let like = |n| filled(0).for_sequence(n);
+        prefixes.put(0, vec![1, 2, 3, 4], filled(4).for_sequence(4));
+        assert!(prefixes.take(0, &[1, 2, 3, 4, 5], &like(5)).is_none());
+        let (caches, n) = prefixes.take(0, &[1, 2, 3, 9], &like(4)).unwrap();
+        assert_eq!((n, caches.until_switch()), (3, 1));
+        prefixes.put(0, vec![1, 2, 3, 4, 5], filled(5).for_sequence(5));
+        assert!(prefixes.take(0, &[1, 2, 3, 4], &like(4)).is_none());
+        let (caches, n) = prefixes.take(0, &[1, 2, 9, 9, 9], &like(5)).unwrap();
+        // Cut below the switch, they are still those of a long sequence.
+        assert_eq!(
+            (n, caches.stretch(), caches.until_switch()),
+            (2, 1, i32::MAX)
+        );
     }
 
     #[test]
     fn what_a_circle_has_lost_is_not_reused() {
         let prefixes = Prefixes::new(1);
-        let mut cache = RotatingCache::new(4, 0);
+        let ring = || Caches::from(Box::new(RotatingCache::new(4, 0)) as Box<dyn KvCache>);
+        let mut caches = ring();
         let part = zeros(&[1, 1, 6, 2], mlx_rs_core::Dtype::Float32).unwrap();
-        cache.update(&part, &part).unwrap();
+        caches[0].update(&part, &part).unwrap();
         let tokens = vec![1, 2, 3, 4, 5, 6];
-        prefixes.put(tokens.clone(), vec![Box::new(cache)]);
-        let like: Caches = vec![Box::new(RotatingCache::new(4, 0))];
-        assert!(prefixes.take(&[1, 2, 3, 9], &like).is_none());
+        prefixes.put(0, tokens.clone(), caches);
+        let like = ring();
+        assert!(prefixes.take(0, &[1, 2, 3, 9], &like).is_none());
         let longer = [tokens, vec![7]].concat();
         // Caches of another kind do not stand for each other.
-        assert!(prefixes.take(&longer, &filled(0)).is_none());
-        assert_eq!(prefixes.take(&longer, &like).unwrap().1, 6);
+        assert!(prefixes.take(0, &longer, &filled(0)).is_none());
+        assert_eq!(prefixes.take(0, &longer, &like).unwrap().1, 6);
     }
 }

@@ -1,6 +1,7 @@
 //! What one request is, apart from the computation: its prompt, its options, the text that comes of
 //! its tokens, when it ends and what it took.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -71,7 +72,24 @@ impl Request {
 
     /// Prompt and drawn tokens, of which a cache holds the first so many.
     pub fn tokens(&self) -> Vec<u32> {
-        [self.prompt.as_slice(), &self.drawn].concat()
+        self.so_far().into_owned()
+    }
+
+    /// The same, borrowed while it is the prompt alone: what a prefill is of.
+    pub fn so_far(&self) -> Cow<'_, [u32]> {
+        if self.drawn.is_empty() {
+            Cow::Borrowed(&self.prompt)
+        } else {
+            Cow::Owned([self.prompt.as_slice(), &self.drawn].concat())
+        }
+    }
+
+    /// Says how much of the prompt is computed, to who wants to know. A prefill that repeats the
+    /// prompt with tokens of the reply is no news.
+    pub fn report(&self, done: usize) {
+        if let (Some(progress), true) = (&self.options.progress, self.drawn.is_empty()) {
+            progress.report(done, self.prompt.len());
+        }
     }
 
     /// Tokens that may still come.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, eval};
 
-use super::lane::{Lane, Pending, draw_rows, prepared};
+use super::lane::{Lane, Pending, draw_rows, empty, prepared};
 use super::prefill::{forward, forward_prompt};
 use super::{Request, read};
 use crate::arch::Decoder;
@@ -46,6 +46,14 @@ fn trimmable(engine: &Engine) -> CacheOptions {
     }
 }
 
+/// Small models have small heads, which groups may not divide.
+fn of_draft(options: CacheOptions) -> CacheOptions {
+    CacheOptions {
+        packing: None,
+        ..options
+    }
+}
+
 impl Drafting {
     /// Who guesses for `request`; `None` where nobody shall, or where each token changes what the next
     /// may be.
@@ -70,14 +78,19 @@ impl Drafting {
         let options = trimmable(&engine);
         let caches = match &guesser {
             Guesser::Model(draft) => {
-                // Small models have small heads, which groups may not divide.
-                let options = CacheOptions {
-                    packing: None,
-                    ..options
-                };
-                prepared(draft.as_ref(), &options, engine.draft_prefixes(), request).0
+                let options = of_draft(options);
+                // No adapter stands on the draft model, so its caches are all of one epoch.
+                let prefixes = engine.draft_prefixes();
+                prepared(
+                    draft.as_ref(),
+                    &options,
+                    prefixes,
+                    prefixes.epoch(),
+                    request,
+                )
+                .0
             }
-            Guesser::Lookup(_) => Vec::new(),
+            Guesser::Lookup(_) => Caches::default(),
         };
         Ok(Self {
             lane: Lane::new(request, &options)?,
@@ -92,7 +105,8 @@ impl Drafting {
         if let (Guesser::Model(_), true) = (&self.guesser, request.options().cache_prompt) {
             let mut tokens = self.tokens;
             tokens.truncate(cache::offset(&self.caches).unsigned_abs() as usize);
-            request.engine().draft_prefixes().put(tokens, self.caches);
+            let prefixes = request.engine().draft_prefixes();
+            prefixes.put(prefixes.epoch(), tokens, self.caches);
         }
         self.lane.keep(request);
     }
@@ -107,10 +121,19 @@ impl Drafting {
             self.take(request, &first)?;
             return Ok(());
         }
+        if self.lane.must_restart() {
+            self.lane.restart(request);
+            let next = self.lane.prefill(request)?;
+            self.take(request, &next)?;
+            return Ok(());
+        }
+        // All places of a pass have one rotation, that of the last; so none of them is beyond a switch.
+        let until_switch = self.lane.caches.until_switch() - 1;
         let most = request
             .options()
             .num_draft_tokens
-            .min(request.room().saturating_sub(1));
+            .min(request.room().saturating_sub(1))
+            .min(usize::try_from(until_switch).unwrap_or(0));
         let guesses = self.guess(most, request)?;
         let Some(last) = self.tokens.last().copied() else {
             return Err(Error::new(
@@ -190,7 +213,13 @@ impl Drafting {
             Guesser::Lookup(n) => Ok(look_up(&self.tokens, *n, most)),
             Guesser::Model(draft) => {
                 let fault = engine("draft");
-                let from = cache::offset(&self.caches).unsigned_abs() as usize;
+                let mut from = cache::offset(&self.caches).unsigned_abs() as usize;
+                let new = i32::try_from(self.tokens.len() - from).unwrap_or(i32::MAX);
+                if self.caches.until_switch() < new {
+                    let options = of_draft(trimmable(request.engine()));
+                    self.caches = empty(draft.as_ref(), &options, request);
+                    from = 0;
+                }
                 let mut logits = forward_prompt(
                     draft.as_ref(),
                     &self.tokens[from..],
@@ -198,6 +227,9 @@ impl Drafting {
                     request.options().prefill_step_size,
                     &mut |_| request.options().check_interrupt(),
                 )?;
+                // The first guess stores nothing, each further one the guess before it.
+                let storable = usize::try_from(self.caches.until_switch()).unwrap_or(0);
+                let most = most.min(storable.saturating_add(1));
                 let mut guesses: Vec<Array> = Vec::with_capacity(most);
                 loop {
                     let token = logits

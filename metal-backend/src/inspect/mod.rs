@@ -68,7 +68,7 @@ impl AttentionInspector for MlxModel {
         let decoder = engine.decoder()?;
         let info = engine.info();
         engine.scope(|| {
-            let mut caches = decoder.new_caches(&WHOLE);
+            let mut caches = decoder.new_caches(&WHOLE).for_sequence(tokens.len());
             let mut queries: BTreeMap<usize, Vec<Array>> = BTreeMap::new();
             run(
                 engine,
@@ -137,7 +137,7 @@ impl AttentionInspector for MlxModel {
         let decoder = engine.decoder()?;
         let info = engine.info();
         engine.scope(|| {
-            let mut caches = decoder.new_caches(&WHOLE);
+            let mut caches = decoder.new_caches(&WHOLE).for_sequence(tokens.len());
             // Of each position asked for, by block.
             let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
             let mut before = 0;
@@ -246,7 +246,8 @@ fn pooled(
 ) -> Result<Vec<Vec<f32>>> {
     let fault = engine_error("embed");
     let states = if let [(_, tokens)] = prompts {
-        let mut caches = decoder.new_caches(engine.cache_options());
+        let caches = decoder.new_caches(engine.cache_options());
+        let mut caches = caches.for_sequence(tokens.len());
         let mut parts = Vec::new();
         run(engine, decoder, tokens, &mut caches, &mut |_, forward| {
             let part = forward(Watch::nothing().instead_of_logits())
@@ -316,7 +317,8 @@ pub fn token_logprobs(engine: &Engine, tokens: &[u32]) -> Result<Vec<f32>> {
     let decoder = engine.decoder()?;
     engine.scope(|| {
         let fault = engine_error("logprobs");
-        let mut caches = decoder.new_caches(engine.cache_options());
+        let caches = decoder.new_caches(engine.cache_options());
+        let mut caches = caches.for_sequence(tokens.len());
         let mut found = Vec::with_capacity(tokens.len());
         let mut before = 0;
         run(

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
 use inference::{Adapter, LoraConfig, Result, TokenModel, TrainableModel};
 
@@ -39,7 +38,6 @@ impl Engine {
         let adapter =
             self.scope(|| LoraAdapter::fresh(&sites, config, kind, seed, architecture))?;
         *held = Some(adapter.clone());
-        drop(held);
         self.adapter_changed();
         Ok(adapter)
     }
@@ -52,7 +50,6 @@ impl Engine {
         let architecture = &self.info.architecture;
         let adapter = self.scope(|| LoraAdapter::load(&sites, dir, architecture))?;
         *held = Some(adapter.clone());
-        drop(held);
         self.adapter_changed();
         Ok(adapter)
     }
@@ -63,21 +60,20 @@ impl Engine {
         let mut held = locked(&self.adapter);
         if let Some(adapter) = held.take() {
             adapter.remove();
-            drop(held);
             self.adapter_changed();
         }
         Ok(())
     }
 
-    /// How often adapters, or their numbers, changed.
-    pub fn adaptations(&self) -> u64 {
-        self.adaptations.load(Ordering::Acquire)
+    /// Counts the changes of the adapter and of its numbers.
+    pub fn adapter_epoch(&self) -> u64 {
+        self.prefixes().epoch()
     }
 
-    /// Forgets what was computed with the numbers before.
+    /// Begins an epoch of the adapter; call it once its numbers stand. What was computed with those
+    /// before is forgotten, and what running requests compute is not kept.
     pub fn adapter_changed(&self) {
-        self.adaptations.fetch_add(1, Ordering::AcqRel);
-        self.prefixes.clear();
+        self.prefixes().renew();
     }
 }
 

@@ -124,6 +124,11 @@ impl Attention {
         self.o_proj.forward_from(None, &found, residual.as_ref())
     }
 
+    /// As [`Rope::switch`].
+    pub fn switch(&self) -> Option<i32> {
+        self.rope.as_ref().and_then(Rope::switch)
+    }
+
     /// The layer as our kernels take it, where they have all of it.
     pub fn kernel(&self) -> Option<cpu::Heads> {
         if adapter::differentiated() {
@@ -292,7 +297,8 @@ impl Attention {
             };
             from = to;
             let offset = row.caches.get(layer).map_or(0, |cache| cache.offset());
-            turned.push(self.rotate(&k, offset, offset + row.length)?);
+            let total = (offset + row.length).max(row.caches.reach());
+            turned.push(self.rotate(&k, offset, total)?);
         }
         let keys = match turned.as_slice() {
             [one] => one.clone(),
@@ -355,11 +361,11 @@ impl Attention {
                     queries.slice_axis(2, from, to)?
                 };
                 from = to;
-                let total = seen.offset + length;
-                let q = self.rotate(&q, total - left, total)?;
+                let end = seen.offset + length;
+                let q = self.rotate(&q, end - left, end.max(seen.reach))?;
                 saw(&q)?;
                 // [1, H, L, D] -> [1, L, H*D]
-                self.attend(&q, seen, total - left, left)?
+                self.attend(&q, seen, end - left, left)?
                     .transpose_axes(&[0, 2, 1, 3])?
                     .reshape(&[1, left, width])
             })
@@ -497,7 +503,10 @@ fn store(rows: &mut [Row<'_>], layer: usize, keys: &Array, values: &Array) -> Re
                 )
             };
             from = to;
-            seen
+            Ok(Seen {
+                reach: row.caches.reach(),
+                ..seen?
+            })
         })
         .collect()
 }

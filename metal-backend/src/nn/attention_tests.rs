@@ -91,7 +91,7 @@ fn distance(
     on_cpu: bool,
 ) -> f64 {
     let layer = layer(d, on_cpu);
-    let mut caches: Caches = vec![cache];
+    let mut caches = Caches::from(cache);
     let (mut at, mut worst) = (0, 0f64);
     for &n in steps.iter().cycle() {
         if at >= inputs.len() {

@@ -17,7 +17,7 @@ pub struct Rope {
     traditional: bool,
     /// Wavelengths (over 2 pi) of each pair, where the powers of theta alone do not say it.
     freqs: Option<Array>,
-    /// Those beyond so many positions.
+    /// Those of sequences of more than so many positions.
     beyond: Option<(i32, Array)>,
     /// Factor on what rotates, in the type of the computation.
     amplitude: Option<Array>,
@@ -172,13 +172,18 @@ impl Rope {
         })
     }
 
+    /// The number of positions beyond which all of a sequence's positions are rotated in another way.
+    pub fn switch(&self) -> Option<i32> {
+        self.beyond.as_ref().map(|(limit, _)| *limit)
+    }
+
     /// Elements of each head that rotate.
     pub fn dims(&self) -> i32 {
         self.dims
     }
 
-    /// Rotates `x` `[B, H, L, D]` at positions `offset..offset + L`. `total` is how many positions
-    /// there are with those of this call: it chooses between stretches.
+    /// Rotates `x` `[B, H, L, D]` at positions `offset..offset + L` of a sequence of `total`
+    /// positions, which choose between stretches ([`Rope::switch`]).
     ///
     /// # Errors
     /// When the shape does not fit.

@@ -71,8 +71,8 @@ pub(super) struct Graphs {
     state: Option<Vec<(String, Vec<i32>)>>,
     /// Where dropout is.
     dropping: Vec<String>,
-    /// How often adapters had changed after the last step: others than we trained may have another form.
-    adaptations: u64,
+    /// Of the adapter, after the last step: another than we trained may have another form.
+    epoch: u64,
 }
 
 impl Graphs {
@@ -191,12 +191,12 @@ impl Trainer {
         };
         let seed = self.dropout_seed();
         let held = self.model.engine();
-        let adaptations = held.adaptations();
+        let epoch = held.adapter_epoch();
         let mut graphs = self.graphs.take().unwrap_or_default();
-        if graphs.adaptations != adaptations {
+        if graphs.epoch != epoch {
             graphs = Graphs {
                 dropping: self.dropping(),
-                adaptations,
+                epoch,
                 ..Graphs::default()
             };
         }
@@ -263,7 +263,7 @@ impl Trainer {
             self.optimizer.advance(state);
             self.adopt(&numbers);
             if let Some(graphs) = &mut self.graphs {
-                graphs.adaptations = self.model.engine().adaptations();
+                graphs.epoch = self.model.engine().adapter_epoch();
             }
         } else {
             self.batches += 1;
