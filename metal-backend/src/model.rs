@@ -21,11 +21,12 @@ use crate::cache::{self, CacheOptions};
 use crate::error::engine as engine_error;
 use crate::generate::prefill::{forward, forward_prompt};
 use crate::generate::{Batch, Generation, Prefixes};
-use crate::nn::adapter::Site;
+use crate::nn::adapter::{Passes, Site};
 use crate::nn::attention::Positions;
 use crate::sample::{Compiler, Context, Sampler};
 use crate::text::{Detokenizer, TextPipeline};
 use crate::train::LoraAdapter;
+use adapters::Adapted;
 
 /// Requests of one call that run at the same time.
 const TOGETHER: usize = 32;
@@ -55,6 +56,7 @@ pub struct Engine {
     sites: Mutex<Vec<Arc<Site>>>,
     /// The adapter there is.
     adapter: Mutex<Option<LoraAdapter>>,
+    passes: Arc<Passes>,
     metrics: Mutex<GenerateMetrics>,
     grammars: Compiler,
 }
@@ -92,9 +94,14 @@ impl Engine {
     /// Puts an engine together.
     pub fn new(parts: Parts) -> Self {
         let tokenizer = Arc::clone(parts.text.tokenizer());
+        let passes = Arc::new(Passes::default());
+        let decoder = Adapted {
+            decoder: parts.decoder,
+            passes: Arc::clone(&passes),
+        };
         Self {
             grammars: Compiler::new(tokenizer, &parts.eos, parts.info.vocab_size),
-            decoder: Mutex::new(Some(Arc::from(parts.decoder))),
+            decoder: Mutex::new(Some(Arc::new(decoder))),
             closed: AtomicBool::new(false),
             text: parts.text,
             stream: parts.stream,
@@ -109,6 +116,7 @@ impl Engine {
             nonce: RandomState::new().hash_one(()),
             sites: Mutex::new(parts.sites),
             adapter: Mutex::new(None),
+            passes,
             metrics: Mutex::new(GenerateMetrics::default()),
         }
     }
@@ -438,9 +446,8 @@ impl TextModel for MlxModel {
         self.engine.closed.store(true, Ordering::Release);
         locked(&self.engine.decoder).take();
         locked(&self.engine.draft).take();
-        if let Some(adapter) = locked(&self.engine.adapter).take() {
-            adapter.remove();
-        }
+        // It stays where it is: steps that run must not go on without it. It goes with the weights.
+        locked(&self.engine.adapter).take();
         locked(&self.engine.sites).clear();
         self.engine.prefixes.close();
         self.engine.draft_prefixes.close();

@@ -282,3 +282,45 @@ fn prompt_files_of_an_adapter_are_for_its_engine_and_epoch() {
     assert_eq!(reply.cached, 29);
     assert_same(&reply, &alone(None), "base");
 }
+
+/// What a forward pass of `model` gives for [`prompt`].
+fn logits(model: &dyn TextModel) -> Vec<f32> {
+    let tokens = model.as_token_model().unwrap();
+    tokens.logits(&prompt(), false).unwrap().logits
+}
+
+#[test]
+fn a_pass_sees_all_of_a_change_or_nothing_of_it() {
+    let model = open(&cpu());
+    let names = [Some("llama-1"), Some("llama-4"), None];
+    let whole = names.map(|name| {
+        swap(model.as_ref(), name);
+        logits(model.as_ref())
+    });
+    let stop = AtomicBool::new(false);
+    let (mut passes, mut seen) = (0, [false; 3]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..150 {
+                for name in names {
+                    swap(model.as_ref(), name);
+                }
+            }
+            stop.store(true, Ordering::Release);
+        });
+        while !stop.load(Ordering::Acquire) {
+            let found = logits(model.as_ref());
+            let error = whole.each_ref().map(|whole| distance(whole, &found));
+            let nearest = (0..3)
+                .min_by(|&a, &b| error[a].total_cmp(&error[b]))
+                .unwrap();
+            assert!(error[nearest] < 1e-4, "pass {passes}: {error:?}");
+            seen[nearest] = true;
+            passes += 1;
+        }
+    });
+    assert!(
+        passes > 20 && seen == [true; 3],
+        "{passes} passes: {seen:?}"
+    );
+}

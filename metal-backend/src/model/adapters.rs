@@ -3,11 +3,45 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use inference::{Adapter, LoraConfig, Result, TokenModel, TrainableModel};
+use mlx_rs_core::Array;
 
 use super::{Engine, MlxModel, locked};
+use crate::arch::{Decoder, Watch};
+use crate::cache::{CacheOptions, Caches, Row};
+use crate::nn::adapter::Passes;
+use crate::nn::attention::Positions;
 use crate::train::{AdapterKind, LoraAdapter, key};
+
+/// A decoder whose passes see all of a change of the adapter, or none of it.
+#[derive(Debug)]
+pub(super) struct Adapted {
+    pub decoder: Box<dyn Decoder>,
+    pub passes: Arc<Passes>,
+}
+
+impl Decoder for Adapted {
+    fn forward(
+        &self,
+        ids: &Array,
+        rows: &mut [Row<'_>],
+        positions: Positions,
+        watch: &mut Watch<'_>,
+    ) -> mlx_rs_core::Result<Array> {
+        self.passes
+            .pass(|| self.decoder.forward(ids, rows, positions, watch))
+    }
+
+    fn new_caches(&self, options: &CacheOptions) -> Caches {
+        self.decoder.new_caches(options)
+    }
+
+    fn keys_of(&self, layer: usize) -> usize {
+        self.decoder.keys_of(layer)
+    }
+}
 
 impl Engine {
     /// What the matrices inside of blocks are called, such as `self_attn.q_proj`.
@@ -35,8 +69,8 @@ impl Engine {
         let mut held = locked(&self.adapter);
         let sites = locked(&self.sites).clone();
         let architecture = &self.info.architecture;
-        let adapter =
-            self.scope(|| LoraAdapter::fresh(&sites, config, kind, seed, architecture))?;
+        let adapter = self
+            .scope(|| LoraAdapter::fresh(&sites, config, kind, seed, architecture, &self.passes))?;
         *held = Some(adapter.clone());
         self.adapter_changed();
         Ok(adapter)
@@ -48,7 +82,7 @@ impl Engine {
         let mut held = locked(&self.adapter);
         let sites = locked(&self.sites).clone();
         let architecture = &self.info.architecture;
-        let adapter = self.scope(|| LoraAdapter::load(&sites, dir, architecture))?;
+        let adapter = self.scope(|| LoraAdapter::load(&sites, dir, architecture, &self.passes))?;
         *held = Some(adapter.clone());
         self.adapter_changed();
         Ok(adapter)
@@ -59,10 +93,15 @@ impl Engine {
         self.check_open()?;
         let mut held = locked(&self.adapter);
         if let Some(adapter) = held.take() {
-            adapter.remove();
+            adapter.remove(&self.passes);
             self.adapter_changed();
         }
         Ok(())
+    }
+
+    /// What keeps forward passes and changes of the adapter apart.
+    pub(crate) fn passes(&self) -> &Passes {
+        &self.passes
     }
 
     /// Counts the changes of the adapter and of its numbers.

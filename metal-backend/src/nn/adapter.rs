@@ -155,10 +155,10 @@ impl Site {
         }
     }
 
-    /// Replaces those of its trainable numbers that `other` has, by the ends of their names.
-    pub fn set_parts(&self, other: impl Fn(&str) -> Option<Array>) {
-        let Some(stored) = self.stored() else { return };
-        self.set(Some(self.with_parts(&stored, other)));
+    /// What stands here with those of its trainable numbers replaced that `other` has, by the ends of
+    /// their names; `None` where nothing stands.
+    pub fn replaced(&self, other: impl Fn(&str) -> Option<Array>) -> Option<Delta> {
+        Some(self.with_parts(&*self.stored()?, other))
     }
 
     /// A delta with those of its numbers replaced that `other` has.
@@ -186,11 +186,12 @@ impl Site {
         block_of(&self.name)
     }
 
-    /// Sets, exchanges or removes the adapter; requests that run take the new one with their next step.
-    pub fn set(&self, delta: Option<Delta>) {
+    /// Sets, exchanges or removes what stands here, and returns what did before. For whole adapters
+    /// there is [`Passes::change`].
+    fn set(&self, delta: Option<Delta>) -> Option<Arc<Delta>> {
         let mut held = self.delta.write().unwrap_or_else(PoisonError::into_inner);
         self.active.store(delta.is_some(), Ordering::Release);
-        *held = delta.map(Arc::new);
+        std::mem::replace(&mut held, delta.map(Arc::new))
     }
 
     /// The adapter, as it stands.
@@ -286,6 +287,31 @@ pub fn dropout_key(site: &str, seed: u64) -> Result<random::Key> {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
     random::Key::new(hash)
+}
+
+/// Keeps forward passes and changes of the adapter apart: a pass sees all of a change, or none of it.
+#[derive(Debug, Default)]
+pub struct Passes(RwLock<()>);
+
+impl Passes {
+    /// Runs a forward pass. One that is differentiated does not wait for a change: it holds MLX's lock,
+    /// for which passes that run may wait, and it has numbers of its own.
+    pub fn pass<R>(&self, f: impl FnOnce() -> R) -> R {
+        let lock = || self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let _pass = (!differentiated()).then(lock);
+        f()
+    }
+
+    /// Sets, exchanges or removes what stands at sites, in this order; requests that run take it with
+    /// their next step.
+    pub fn change(&self, sites: impl IntoIterator<Item = (Arc<Site>, Option<Delta>)>) {
+        // Collected before and freed after the lock is held: both may wait for MLX's own lock.
+        let sites: Vec<_> = sites.into_iter().collect();
+        let mut old = Vec::with_capacity(sites.len());
+        let change = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        old.extend(sites.into_iter().map(|(site, delta)| site.set(delta)));
+        drop(change);
+    }
 }
 
 /// A number in the type of `x`.

@@ -14,7 +14,7 @@ use super::journal::replace;
 use super::lora::{self, AdapterKind, LoraAdapter};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::error::engine;
-use crate::nn::adapter::{Delta, LowRank, Site, SiteKind, ends};
+use crate::nn::adapter::{Delta, LowRank, Passes, Site, SiteKind, ends};
 
 /// The trained numbers.
 pub const WEIGHTS_FILE: &str = "adapters.safetensors";
@@ -435,7 +435,7 @@ pub(super) fn same_layer(a: &str, b: &str) -> bool {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] naming the file and the number that does not fit this model.
-pub fn load(all: &[Arc<Site>], dir: &Path, naming: Naming) -> Result<LoraAdapter> {
+pub fn load(all: &[Arc<Site>], dir: &Path, naming: Naming, passes: &Passes) -> Result<LoraAdapter> {
     let stored = Stored::read(dir)?;
     let mut deltas = Vec::with_capacity(stored.layers.len());
     let missing = |name: &str| {
@@ -459,10 +459,8 @@ pub fn load(all: &[Arc<Site>], dir: &Path, naming: Naming) -> Result<LoraAdapter
             deltas.push((Arc::clone(site), Delta::Whole(whole)));
         }
     }
-    lora::remove(all);
-    for (site, delta) in deltas {
-        site.set(Some(delta));
-    }
+    let new = deltas.into_iter().map(|(site, delta)| (site, Some(delta)));
+    passes.change(lora::bare(all).chain(new));
     Ok(LoraAdapter::standing(all, stored.kind, naming))
 }
 

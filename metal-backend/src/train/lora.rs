@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Params, adapter};
 use crate::error::engine;
-use crate::nn::adapter::{Delta, LowRank, Site, lengths};
+use crate::nn::adapter::{Delta, LowRank, Passes, Site, lengths};
 
 /// What is trained.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +50,7 @@ impl LoraAdapter {
         kind: AdapterKind,
         seed: u64,
         architecture: &str,
+        passes: &Passes,
     ) -> Result<Self> {
         config.validate()?;
         let dtype = match config.dtype {
@@ -75,10 +76,8 @@ impl LoraAdapter {
                 (chosen, deltas)
             }
         };
-        remove(all);
-        for (site, delta) in chosen.iter().zip(deltas) {
-            site.set(Some(delta));
-        }
+        let new = chosen.iter().cloned().zip(deltas.into_iter().map(Some));
+        passes.change(bare(all).chain(new));
         Ok(Self {
             sites: chosen,
             kind,
@@ -91,8 +90,13 @@ impl LoraAdapter {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] naming the file and the number that does not fit this model.
-    pub(crate) fn load(all: &[Arc<Site>], dir: &Path, architecture: &str) -> Result<Self> {
-        adapter::load(all, dir, adapter::Naming::of(architecture))
+    pub(crate) fn load(
+        all: &[Arc<Site>],
+        dir: &Path,
+        architecture: &str,
+        passes: &Passes,
+    ) -> Result<Self> {
+        adapter::load(all, dir, adapter::Naming::of(architecture), passes)
     }
 
     /// The adapter that stands at some of `all`.
@@ -138,15 +142,16 @@ impl LoraAdapter {
     }
 
     /// Replaces its numbers by others of the same names; those that are not among them stay.
-    pub(crate) fn set_params(&self, params: &Params) {
-        for site in &self.sites {
-            site.set_parts(|end| params.get(&format!("{}.{end}", site.name())).cloned());
-        }
+    pub(crate) fn set_params(&self, params: &Params, passes: &Passes) {
+        passes.change(self.sites.iter().filter_map(|site| {
+            let part = |end: &str| params.get(&format!("{}.{end}", site.name())).cloned();
+            Some((Arc::clone(site), Some(site.replaced(part)?)))
+        }));
     }
 
     /// Takes it off the model, which then computes what its base does.
-    pub(crate) fn remove(&self) {
-        remove(&self.sites);
+    pub(crate) fn remove(&self, passes: &Passes) {
+        passes.change(bare(&self.sites));
     }
 }
 
@@ -156,11 +161,9 @@ pub(super) fn blocks(all: &[Arc<Site>]) -> usize {
     last.map_or(0, |n| n + 1)
 }
 
-/// Takes every adapter off.
-pub(crate) fn remove(sites: &[Arc<Site>]) {
-    for site in sites {
-        site.set(None);
-    }
+/// Nothing at every site.
+pub(super) fn bare(sites: &[Arc<Site>]) -> impl Iterator<Item = (Arc<Site>, Option<Delta>)> {
+    sites.iter().map(|site| (Arc::clone(site), None))
 }
 
 /// The first block that is trained.

@@ -259,7 +259,8 @@ impl Trainer {
                 ));
             }
         }
-        self.adapter.set_params(params);
+        self.adapter
+            .set_params(params, self.model.engine().passes());
         self.optimizer.restore(steps, state);
         self.batches = batches;
         self.gathered = None;
@@ -475,7 +476,8 @@ impl Trainer {
 
     /// Takes the numbers of a step.
     fn adopt(&mut self, changed: &Params) {
-        self.adapter.set_params(changed);
+        self.adapter
+            .set_params(changed, self.model.engine().passes());
         self.model.engine().adapter_changed();
         self.batches += 1;
         self.gathered = None;
