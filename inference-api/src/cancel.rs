@@ -1,7 +1,10 @@
-//! Cancellation of a request from another thread.
+//! Cancellation of a request from another thread, and at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use crate::error::{Error, ErrorKind, Result};
 
 /// A flag shared between a request and whoever may want to stop it. Clones share the flag.
 #[derive(Debug, Clone, Default)]
@@ -24,4 +27,77 @@ impl CancelToken {
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
+}
+
+/// What ends a computation early: a flag, a time, or both. The default never does.
+///
+/// [`GenerateOptions`](crate::GenerateOptions) have the same two for generation.
+///
+/// ```
+/// use std::time::{Duration, Instant};
+/// use inference::{CancelToken, ErrorKind, Interrupt};
+///
+/// let cancel = CancelToken::new();
+/// let interrupt = Interrupt::new()
+///     .with_deadline(Instant::now() + Duration::from_secs(60))
+///     .with_cancel(cancel.clone());
+/// interrupt.check()?;
+/// cancel.cancel();
+/// assert_eq!(interrupt.check().unwrap_err().kind(), ErrorKind::Cancelled);
+/// # Ok::<(), inference::Error>(())
+/// ```
+#[non_exhaustive]
+#[derive(Debug, Clone, Default)]
+pub struct Interrupt {
+    /// Ends it from another thread.
+    pub cancel: Option<CancelToken>,
+    /// Ends it at a time.
+    pub deadline: Option<Instant>,
+}
+
+impl Interrupt {
+    /// Never.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the flag that ends it.
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: impl Into<Option<CancelToken>>) -> Self {
+        self.cancel = cancel.into();
+        self
+    }
+
+    /// Sets the time that ends it.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: impl Into<Option<Instant>>) -> Self {
+        self.deadline = deadline.into();
+        self
+    }
+
+    /// Whether to end now; engines ask between steps.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cancelled`] or [`ErrorKind::DeadlineExceeded`].
+    pub fn check(&self) -> Result<()> {
+        check(self.cancel.as_ref(), self.deadline)
+    }
+}
+
+/// As [`Interrupt::check`].
+pub(crate) fn check(cancel: Option<&CancelToken>, deadline: Option<Instant>) -> Result<()> {
+    if cancel.is_some_and(CancelToken::is_cancelled) {
+        return Err(Error::new(
+            ErrorKind::Cancelled,
+            "the request was cancelled",
+        ));
+    }
+    if deadline.is_some_and(|d| Instant::now() >= d) {
+        return Err(Error::new(
+            ErrorKind::DeadlineExceeded,
+            "the request's deadline has passed",
+        ));
+    }
+    Ok(())
 }

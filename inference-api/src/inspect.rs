@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::backend::TextModel;
+use crate::cancel::Interrupt;
 use crate::error::Result;
 use crate::message::Prompt;
 
@@ -55,6 +56,22 @@ pub trait AttentionInspector: TextModel {
     /// As [`TextModel::generate`].
     fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot>;
 
+    /// [`AttentionInspector::inspect_attention`], unless `interrupt` ends it. Engines ask between the
+    /// steps of a prompt; this one, for those that do not, asks before and after.
+    ///
+    /// # Errors
+    /// As [`AttentionInspector::inspect_attention`] and [`Interrupt::check`].
+    fn inspect_attention_until(
+        &self,
+        prompt: &Prompt,
+        interrupt: &Interrupt,
+    ) -> Result<AttentionSnapshot> {
+        interrupt.check()?;
+        let snapshot = self.inspect_attention(prompt)?;
+        interrupt.check()?;
+        Ok(snapshot)
+    }
+
     /// Runs the prompt once and returns the output of every block at `positions`.
     ///
     /// # Errors
@@ -66,6 +83,23 @@ pub trait AttentionInspector: TextModel {
             crate::error::ErrorKind::Unsupported,
             "this backend does not show hidden states",
         ))
+    }
+
+    /// [`AttentionInspector::hidden_states`], unless `interrupt` ends it, as in
+    /// [`AttentionInspector::inspect_attention_until`].
+    ///
+    /// # Errors
+    /// As [`AttentionInspector::hidden_states`] and [`Interrupt::check`].
+    fn hidden_states_until(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        interrupt: &Interrupt,
+    ) -> Result<HiddenStates> {
+        interrupt.check()?;
+        let states = self.hidden_states(prompt, positions)?;
+        interrupt.check()?;
+        Ok(states)
     }
 }
 
@@ -105,4 +139,22 @@ pub trait EmbeddingModel: TextModel {
     /// As [`TextModel::generate`], for any of the prompts.
     fn embed(&self, prompts: &[Prompt], pooling: Pooling, normalize: bool)
     -> Result<Vec<Vec<f32>>>;
+
+    /// [`EmbeddingModel::embed`], unless `interrupt` ends it. Engines ask between the steps of a prompt;
+    /// this one, for those that do not, asks before and after.
+    ///
+    /// # Errors
+    /// As [`EmbeddingModel::embed`] and [`Interrupt::check`].
+    fn embed_until(
+        &self,
+        prompts: &[Prompt],
+        pooling: Pooling,
+        normalize: bool,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Vec<f32>>> {
+        interrupt.check()?;
+        let vectors = self.embed(prompts, pooling, normalize)?;
+        interrupt.check()?;
+        Ok(vectors)
+    }
 }

@@ -169,6 +169,7 @@ mod batch;
 mod cancel;
 mod discover;
 mod error;
+mod grammar_limits;
 mod info;
 mod inspect;
 mod message;
@@ -183,7 +184,7 @@ mod train;
 
 pub use backend::{Backend, Capabilities, TextModel};
 pub use batch::{BatchEvent, BatchSession, RowId};
-pub use cancel::CancelToken;
+pub use cancel::{CancelToken, Interrupt};
 pub use discover::{Discover, DiscoveredModel, ModelFormat, Quantization, discover};
 pub use error::{Error, ErrorKind, Result};
 pub use info::ModelInfo;

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cancel::CancelToken;
+use crate::cancel::{self, CancelToken, Interrupt};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sampling::{Grammar, LogitsProcessorFactory};
 
@@ -529,19 +529,15 @@ impl GenerateOptions {
     /// # Errors
     /// [`ErrorKind::Cancelled`] or [`ErrorKind::DeadlineExceeded`].
     pub fn check_interrupt(&self) -> Result<()> {
-        if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
-            return Err(Error::new(
-                ErrorKind::Cancelled,
-                "the request was cancelled",
-            ));
-        }
-        if self.deadline.is_some_and(|d| Instant::now() >= d) {
-            return Err(Error::new(
-                ErrorKind::DeadlineExceeded,
-                "the request's deadline has passed",
-            ));
-        }
-        Ok(())
+        cancel::check(self.cancel.as_ref(), self.deadline)
+    }
+
+    /// What ends the request early, for calls that take no options.
+    #[must_use]
+    pub fn interrupt(&self) -> Interrupt {
+        Interrupt::new()
+            .with_cancel(self.cancel.clone())
+            .with_deadline(self.deadline)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::backend::TextModel;
+use crate::cancel::Interrupt;
 use crate::error::Result;
 use crate::message::Prompt;
 
@@ -14,6 +15,21 @@ pub trait PromptCacheModel: TextModel {
     /// # Errors
     /// As [`TextModel::generate`], and [`crate::ErrorKind::Io`] when the file cannot be written.
     fn save_prompt_cache(&self, prompt: &Prompt, path: &Path) -> Result<usize>;
+
+    /// [`PromptCacheModel::save_prompt_cache`], unless `interrupt` ends it. Engines ask between the steps
+    /// of the prompt, and then write nothing; this one, for those that do not, asks before.
+    ///
+    /// # Errors
+    /// As [`PromptCacheModel::save_prompt_cache`] and [`Interrupt::check`].
+    fn save_prompt_cache_until(
+        &self,
+        prompt: &Prompt,
+        path: &Path,
+        interrupt: &Interrupt,
+    ) -> Result<usize> {
+        interrupt.check()?;
+        self.save_prompt_cache(prompt, path)
+    }
 
     /// Reads what [`PromptCacheModel::save_prompt_cache`] wrote, so that the next prompt that begins with
     /// the tokens returned is not computed from the start.

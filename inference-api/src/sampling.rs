@@ -9,12 +9,20 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::grammar_limits;
 
 /// What a reply must look like. Only tokens that lead to such a reply are drawn.
 ///
 /// A reply that ends with [`FinishReason::Stop`](crate::FinishReason::Stop) by the model's
 /// end-of-text token matches as a whole. One that is cut (by `max_tokens`, a stop string, a stop
 /// token, a deadline or a cancellation) is the beginning of one that matches.
+///
+/// A grammar that is too large is an error before anything is made of it. A schema may have
+/// 1 MiB, 100,000 values that are 128 levels deep at most, 2,000 members in an object or elements
+/// in an array (10,000 in an `enum`), 1,000 different targets of `$ref` with 4,096 levels in all,
+/// patterns of 4,096 bytes, 64 `patternProperties`, 10 patterns or formats that one string must
+/// match at once, and bounds such as `maxItems` up to 2,147,483,647. A regular expression may have
+/// 256 KiB, a Lark grammar 128 KiB, 4,000 colons and 10 intersections (`&`).
 ///
 /// In JSON: `{"json_schema": {"type": "object"}}`, `{"regex": "yes|no"}` or `{"lark": "start: ..."}`.
 #[non_exhaustive]
@@ -40,8 +48,15 @@ impl Grammar {
     /// The schema in `text`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] when it is no JSON.
+    /// [`ErrorKind::InvalidOption`] when it is no JSON, or longer than a schema may be.
     pub fn from_json_schema(text: &str) -> Result<Self> {
+        if text.len() > grammar_limits::SCHEMA_BYTES {
+            return Err(invalid(format!(
+                "the JSON schema has {} bytes; at most {} can be",
+                text.len(),
+                grammar_limits::SCHEMA_BYTES
+            )));
+        }
         text.parse()
             .map(Grammar::JsonSchema)
             .map_err(|e| invalid(format!("the JSON schema is no JSON: {e}")))
@@ -57,16 +72,31 @@ impl Grammar {
         }
     }
 
-    /// Checks what can be checked without a vocabulary. The engine checks the rest when a request
-    /// starts.
+    /// Checks what can be checked without a vocabulary, its size first. The engine checks the rest
+    /// when a request starts.
+    ///
+    /// A value that a program made may be deeper than any text that is read: call this before
+    /// anything that recurses over it, such as a clone. It does not recurse itself.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] saying what is wrong.
+    /// [`ErrorKind::InvalidOption`] saying what is wrong; of a limit, which one, and the JSON pointer
+    /// of the place.
     pub fn validate(&self) -> Result<()> {
+        match self {
+            Grammar::JsonSchema(value) => grammar_limits::check_schema(value)?,
+            Grammar::Regex(text) => grammar_limits::check_regex(text)?,
+            Grammar::Lark(text) => grammar_limits::check_lark(text)?,
+        }
         match self {
             Grammar::JsonSchema(value) if !value.is_object() && !value.is_boolean() => {
                 Err(invalid(format!(
-                    "the JSON schema is {value}; it must be an object, or true for any JSON"
+                    "the JSON schema is {}; it must be an object, or true for any JSON",
+                    match value {
+                        serde_json::Value::Null => "null",
+                        serde_json::Value::Number(_) => "a number",
+                        serde_json::Value::String(_) => "a string",
+                        _ => "an array",
+                    }
                 )))
             }
             Grammar::JsonSchema(serde_json::Value::Bool(false)) => Err(invalid(

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::backend::TextModel;
+use crate::cancel::Interrupt;
 use crate::error::Result;
 use crate::message::{Message, Prompt};
 
@@ -69,6 +70,23 @@ pub trait TokenModel: TextModel {
     /// As [`TextModel::generate`].
     fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput>;
 
+    /// [`TokenModel::logits`], unless `interrupt` ends it. Engines ask between the steps of a prompt; this
+    /// one, for those that do not, asks before and after.
+    ///
+    /// # Errors
+    /// As [`TokenModel::logits`] and [`Interrupt::check`].
+    fn logits_until(
+        &self,
+        prompt: &Prompt,
+        all: bool,
+        interrupt: &Interrupt,
+    ) -> Result<LogitsOutput> {
+        interrupt.check()?;
+        let output = self.logits(prompt, all)?;
+        interrupt.check()?;
+        Ok(output)
+    }
+
     /// The natural logarithm of the probability of each token of the prompt but the first, given those
     /// before it.
     ///
@@ -80,6 +98,17 @@ pub trait TokenModel: TextModel {
             crate::error::ErrorKind::Unsupported,
             "this backend does not give the probabilities of a prompt's tokens",
         ))
+    }
+
+    /// [`TokenModel::token_logprobs`], unless `interrupt` ends it, as in [`TokenModel::logits_until`].
+    ///
+    /// # Errors
+    /// As [`TokenModel::token_logprobs`] and [`Interrupt::check`].
+    fn token_logprobs_until(&self, prompt: &Prompt, interrupt: &Interrupt) -> Result<Vec<f32>> {
+        interrupt.check()?;
+        let logprobs = self.token_logprobs(prompt)?;
+        interrupt.check()?;
+        Ok(logprobs)
     }
 
     /// Tokens that end a reply.

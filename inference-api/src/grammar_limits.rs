@@ -1,0 +1,437 @@
+//! How large a grammar may be. Grammar libraries recurse over schemas, and take a time that some schemas
+//! make exponential: what exceeds these limits is refused before a library sees it. The walk itself
+//! does not recurse, so that it fits every stack.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Bytes of a schema, about as its text has them.
+pub const SCHEMA_BYTES: usize = 1 << 20;
+/// JSON values within each other, as many as `serde_json` reads.
+pub const SCHEMA_DEPTH: usize = 128;
+/// JSON values of a schema.
+pub const SCHEMA_VALUES: usize = 100_000;
+/// Members of one object: properties, definitions.
+pub const MEMBERS: usize = 2_000;
+/// Values of an `enum`.
+pub const ENUM: usize = 10_000;
+/// Elements of any other array: `anyOf`, `prefixItems`.
+pub const ELEMENTS: usize = 2_000;
+/// Different targets of `$ref`, which is also how long a chain of them can be.
+pub const REFERENCES: usize = 1_000;
+/// The depths of all targets of `$ref` together: how deep schemas are within each other through them.
+pub const REFERENCED_DEPTH: usize = 4_096;
+/// Bytes of one `pattern`, or of a key of `patternProperties`.
+pub const PATTERN: usize = 4_096;
+/// Keys of one `patternProperties`, each of which is compared with each.
+pub const PATTERN_PROPERTIES: usize = 64;
+/// Patterns and formats that one string must match at once, through `allOf` and `$ref`: the time
+/// to combine them doubles with each.
+pub const COMBINED_PATTERNS: usize = 10;
+/// A number of repetitions, such as `maxItems`.
+pub const REPETITIONS: u64 = i32::MAX as u64;
+/// Bytes of a regular expression.
+pub const REGEX_BYTES: usize = 256 << 10;
+/// Bytes of a Lark grammar.
+pub const LARK_BYTES: usize = 128 << 10;
+/// Colons of a Lark grammar, of which each rule and each terminal has one.
+pub const LARK_COLONS: usize = 4_000;
+/// `&` in a Lark grammar, as [`COMBINED_PATTERNS`].
+pub const LARK_INTERSECTIONS: usize = 10;
+
+/// Characters of a place that an error shows.
+const SHOWN: usize = 200;
+
+fn invalid<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::InvalidOption, message))
+}
+
+/// How one value is found in another.
+#[derive(Clone, Copy)]
+enum Step<'a> {
+    Root,
+    Key(&'a str),
+    Index(usize),
+}
+
+struct Node<'a> {
+    value: &'a Value,
+    parent: usize,
+    step: Step<'a>,
+    depth: usize,
+    /// Its members or elements are nodes `first..first + count`.
+    first: usize,
+    count: usize,
+}
+
+struct Walk<'a> {
+    nodes: Vec<Node<'a>>,
+}
+
+/// Refuses a schema that is too large or too deep, or that means too much work.
+///
+/// # Errors
+/// [`ErrorKind::InvalidOption`] naming the limit and the JSON pointer of the place.
+pub fn check_schema(schema: &Value) -> Result<()> {
+    let walk = Walk::new(schema)?;
+    for at in 0..walk.nodes.len() {
+        walk.check_keywords(at)?;
+    }
+    let targets = walk.check_references(schema)?;
+    walk.check_patterns(&targets)
+}
+
+impl<'a> Walk<'a> {
+    /// All values, each before those in it.
+    fn new(schema: &'a Value) -> Result<Self> {
+        let mut walk = Self {
+            nodes: vec![Node {
+                value: schema,
+                parent: 0,
+                step: Step::Root,
+                depth: 1,
+                first: 0,
+                count: 0,
+            }],
+        };
+        let mut bytes = 0usize;
+        let mut at = 0;
+        while at < walk.nodes.len() {
+            let (value, depth) = (walk.nodes[at].value, walk.nodes[at].depth);
+            if depth > SCHEMA_DEPTH {
+                return walk.refuse(
+                    at,
+                    format!("values are nested deeper than {SCHEMA_DEPTH} levels"),
+                );
+            }
+            if let Step::Key(key) = walk.nodes[at].step {
+                bytes = bytes.saturating_add(key.len() + 3);
+            }
+            bytes = bytes.saturating_add(match value {
+                Value::String(text) => text.len() + 3,
+                Value::Number(_) => 8,
+                _ => 3,
+            });
+            if bytes > SCHEMA_BYTES {
+                return walk.refuse(
+                    at,
+                    format!("the schema is longer than {SCHEMA_BYTES} bytes"),
+                );
+            }
+            walk.check_lengths(at)?;
+            let first = walk.nodes.len();
+            let child = |value, step| Node {
+                value,
+                parent: at,
+                step,
+                depth: depth + 1,
+                first: 0,
+                count: 0,
+            };
+            match value {
+                Value::Object(members) => {
+                    let members = members.iter();
+                    let nodes = members.map(|(key, value)| child(value, Step::Key(key)));
+                    walk.nodes.extend(nodes);
+                }
+                Value::Array(elements) => {
+                    let elements = elements.iter().enumerate();
+                    let nodes = elements.map(|(i, value)| child(value, Step::Index(i)));
+                    walk.nodes.extend(nodes);
+                }
+                _ => {}
+            }
+            let count = walk.nodes.len() - first;
+            (walk.nodes[at].first, walk.nodes[at].count) = (first, count);
+            if walk.nodes.len() > SCHEMA_VALUES {
+                return walk.refuse(
+                    at,
+                    format!("the schema has more than {SCHEMA_VALUES} values"),
+                );
+            }
+            at += 1;
+        }
+        Ok(walk)
+    }
+
+    /// Refuses objects and arrays that are too long, before what they hold is looked at.
+    fn check_lengths(&self, at: usize) -> Result<()> {
+        let step = self.nodes[at].step;
+        let (found, most, what) = match (self.nodes[at].value, step) {
+            (Value::Object(members), Step::Key("patternProperties")) => {
+                (members.len(), PATTERN_PROPERTIES, "patternProperties")
+            }
+            (Value::Object(members), _) => (members.len(), MEMBERS, "members of one object"),
+            (Value::Array(values), Step::Key("enum")) => (values.len(), ENUM, "values of an enum"),
+            (Value::Array(values), _) => (values.len(), ELEMENTS, "elements of one array"),
+            _ => return Ok(()),
+        };
+        if found > most {
+            return self.refuse(
+                at,
+                format!("there are {found} {what}; at most {most} can be"),
+            );
+        }
+        Ok(())
+    }
+
+    fn check_keywords(&self, at: usize) -> Result<()> {
+        let node = &self.nodes[at];
+        let Step::Key(key) = node.step else {
+            return Ok(());
+        };
+        let in_patterns = matches!(self.nodes[node.parent].step, Step::Key("patternProperties"));
+        let pattern = match (key, node.value) {
+            ("pattern" | "whitespace_pattern", Value::String(pattern)) => pattern.len(),
+            _ if in_patterns => key.len(),
+            _ => 0,
+        };
+        if pattern > PATTERN {
+            return self.refuse(
+                at,
+                format!("a pattern has {pattern} bytes; at most {PATTERN} can be"),
+            );
+        }
+        let counts = ["minItems", "maxItems", "minLength", "maxLength"];
+        let counts = counts.iter().chain(&["minProperties", "maxProperties"]);
+        let mut counts = counts.filter(|name| **name == key);
+        match (counts.next(), node.value.as_u64()) {
+            (Some(name), Some(n)) if n > REPETITIONS => {
+                self.refuse(at, format!("{name} is {n}; at most {REPETITIONS} can be"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The node that each `$ref` means, where there is one in the schema.
+    fn check_references(&self, schema: &'a Value) -> Result<HashMap<&'a str, usize>> {
+        let places: HashMap<*const Value, usize> = self
+            .nodes
+            .iter()
+            .enumerate()
+            .map(|(at, node)| (std::ptr::from_ref(node.value), at))
+            .collect();
+        let mut heights = vec![1usize; self.nodes.len()];
+        for (at, node) in self.nodes.iter().enumerate().skip(1).rev() {
+            heights[node.parent] = heights[node.parent].max(heights[at] + 1);
+        }
+        let mut targets: HashMap<&str, usize> = HashMap::new();
+        let mut names = 0;
+        let mut depth = heights[0];
+        for (at, node) in self.nodes.iter().enumerate() {
+            let (Step::Key("$ref"), Value::String(target)) = (node.step, node.value) else {
+                continue;
+            };
+            if targets.contains_key(target.as_str()) {
+                continue;
+            }
+            names += 1;
+            if names > REFERENCES {
+                return self.refuse(
+                    at,
+                    format!("there are more than {REFERENCES} different targets of $ref"),
+                );
+            }
+            let found = resolve(schema, target).and_then(|v| places.get(&std::ptr::from_ref(v)));
+            if let Some(&found) = found {
+                depth += heights[found];
+                targets.insert(target, found);
+            }
+            if depth > REFERENCED_DEPTH {
+                return self.refuse(
+                    at,
+                    format!(
+                        "the targets of $ref are deeper than {REFERENCED_DEPTH} levels together"
+                    ),
+                );
+            }
+        }
+        Ok(targets)
+    }
+
+    /// Refuses strings that must match too many patterns at once.
+    fn check_patterns(&self, targets: &HashMap<&str, usize>) -> Result<()> {
+        /// Of a node: not looked at, looked at now, or how many patterns a string in it must match.
+        #[derive(Clone, Copy, PartialEq)]
+        enum State {
+            New,
+            Open,
+            Done(usize),
+        }
+        let mut states = vec![State::New; self.nodes.len()];
+        // Another visit of a node follows those of the nodes that it depends on.
+        let mut stack = vec![0];
+        while let Some(&at) = stack.last() {
+            let node = &self.nodes[at];
+            let children = node.first..node.first + node.count;
+            let target = match (node.step, node.value) {
+                (Step::Key("$ref"), Value::String(target)) => targets.get(target.as_str()),
+                _ => None,
+            };
+            if states[at] == State::New {
+                states[at] = State::Open;
+                let needed = children.clone().chain(target.copied());
+                stack.extend(needed.filter(|&other| states[other] == State::New));
+                continue;
+            }
+            stack.pop();
+            if states[at] != State::Open {
+                continue;
+            }
+            // What is open here is a cycle, which adds nothing.
+            let of = |other: usize| match states[other] {
+                State::Done(n) => n,
+                _ => 0,
+            };
+            let most = || children.clone().map(of).max().unwrap_or(0);
+            let count = match (node.step, node.value) {
+                (Step::Key("$ref"), _) => target.map_or(0, |&other| of(other)),
+                (Step::Key("pattern" | "format"), Value::String(_)) => 1,
+                (Step::Key("allOf"), Value::Array(_)) => children.clone().map(of).sum(),
+                (Step::Key("enum" | "const" | "default" | "examples"), _) => 0,
+                // Members of a schema hold at once, those of properties each for another value.
+                (_, Value::Object(_)) if !self.is_map(at) => {
+                    let mut together = 0;
+                    let mut apart = 0;
+                    for child in children.clone() {
+                        match self.nodes[child].step {
+                            Step::Key(
+                                "items"
+                                | "prefixItems"
+                                | "additionalProperties"
+                                | "additionalItems"
+                                | "$defs"
+                                | "definitions",
+                            ) => apart = apart.max(of(child)),
+                            _ => together += of(child),
+                        }
+                    }
+                    together.max(apart)
+                }
+                _ => most(),
+            };
+            if count > COMBINED_PATTERNS {
+                return self.refuse(
+                    at,
+                    format!(
+                        "a string must match {count} patterns or formats at once; at most \
+                         {COMBINED_PATTERNS} can be"
+                    ),
+                );
+            }
+            states[at] = State::Done(count);
+        }
+        Ok(())
+    }
+
+    /// Whether an object's members are schemas by name, rather than keywords.
+    fn is_map(&self, at: usize) -> bool {
+        let maps = ["properties", "patternProperties", "$defs", "definitions"];
+        let Step::Key(key) = self.nodes[at].step else {
+            return false;
+        };
+        // A property may have such a name.
+        maps.contains(&key) && (at == 0 || !self.is_map_key(self.nodes[at].parent))
+    }
+
+    fn is_map_key(&self, at: usize) -> bool {
+        let maps = ["properties", "patternProperties", "$defs", "definitions"];
+        matches!(self.nodes[at].step, Step::Key(key) if maps.contains(&key))
+    }
+
+    /// The error about a place.
+    fn refuse<T>(&self, at: usize, message: String) -> Result<T> {
+        let mut steps = Vec::new();
+        let mut here = at;
+        loop {
+            match self.nodes[here].step {
+                Step::Root => break,
+                Step::Key(key) => steps.push(key.replace('~', "~0").replace('/', "~1")),
+                Step::Index(i) => steps.push(i.to_string()),
+            }
+            here = self.nodes[here].parent;
+        }
+        let mut pointer = String::new();
+        for step in steps.iter().rev() {
+            pointer.push('/');
+            pointer.push_str(step);
+        }
+        // Names may be long, and so may paths.
+        let place = match pointer.chars().count() {
+            0 => String::from("its root"),
+            ..=SHOWN => format!("`{pointer}`"),
+            _ => format!("`{}...`", pointer.chars().take(SHOWN).collect::<String>()),
+        };
+        invalid(format!(
+            "the JSON schema is too large: at {place}, {message}"
+        ))
+    }
+}
+
+/// The place in `schema` that a `$ref` means, if it is in it.
+fn resolve<'a>(schema: &'a Value, target: &str) -> Option<&'a Value> {
+    let pointer = target.strip_prefix('#')?;
+    if pointer.is_empty() || pointer == "/" {
+        return Some(schema);
+    }
+    // Libraries differ in whether they undo the escapes of JSON pointers.
+    let plain = pointer.strip_prefix('/')?.split('/');
+    let plain = plain
+        .into_iter()
+        .try_fold(schema, |value, key| match value {
+            Value::Array(elements) => elements.get(key.parse::<usize>().ok()?),
+            _ => value.get(key),
+        });
+    plain.or_else(|| schema.pointer(pointer))
+}
+
+/// Refuses a regular expression that is too long.
+///
+/// # Errors
+/// [`ErrorKind::InvalidOption`] naming the limit.
+pub fn check_regex(regex: &str) -> Result<()> {
+    if regex.len() > REGEX_BYTES {
+        return invalid(format!(
+            "the regular expression has {} bytes; at most {REGEX_BYTES} can be",
+            regex.len()
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses a Lark grammar that is too large, and one with a schema that is.
+///
+/// # Errors
+/// [`ErrorKind::InvalidOption`] naming the limit, and the line of a schema.
+pub fn check_lark(text: &str) -> Result<()> {
+    let most = |what: &str, found: usize, most: usize| {
+        if found > most {
+            return invalid(format!(
+                "the Lark grammar has {found} {what}; at most {most} can be"
+            ));
+        }
+        Ok(())
+    };
+    most("bytes", text.len(), LARK_BYTES)?;
+    let colons = text.matches(':').count();
+    most("colons, one a rule", colons, LARK_COLONS)?;
+    let intersections = text.matches('&').count();
+    most("intersections (&)", intersections, LARK_INTERSECTIONS)?;
+    for (at, keyword) in text.match_indices("%json") {
+        let rest = &text[at + keyword.len()..];
+        let schemas = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+        // What is no JSON is the library's to say.
+        if let Some(Ok(schema)) = schemas.into_iter().next() {
+            let line = text[..at].lines().count().max(1);
+            check_schema(&schema).map_err(|e| e.context(format!("line {line} of the grammar")))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "grammar_limits_tests.rs"]
+mod tests;
