@@ -267,7 +267,7 @@ fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
         let vectors = model.as_embedding_model().unwrap();
         found.extend(
             vectors
-                .embed(&[prompt.clone()], Pooling::Mean, false)
+                .embed(std::slice::from_ref(&prompt), Pooling::Mean, false)
                 .unwrap()
                 .concat(),
         );

@@ -362,7 +362,7 @@ impl<'a> Walk<'a> {
         // Names may be long, and so may paths.
         let place = match pointer.chars().count() {
             0 => String::from("its root"),
-            ..=SHOWN => format!("`{pointer}`"),
+            1..=SHOWN => format!("`{pointer}`"),
             _ => format!("`{}...`", pointer.chars().take(SHOWN).collect::<String>()),
         };
         invalid(format!(

@@ -431,8 +431,8 @@ fn to_bytes(
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use crate::testing::noise;
     use super::*;
+    use crate::testing::noise;
 
     /// Where the high byte of an input stands among the 16 of its neighbors; the low one is four bytes after it.
     fn place(i: usize, bits: u32) -> usize {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::io;
@@ -12,7 +13,7 @@ use super::config::{FineTuneType, TrainConfig};
 use super::lora::{AdapterKind, LoraAdapter};
 use super::{CONFIG_FILE, WEIGHTS_FILE};
 use crate::checkpoint::files::invalid;
-use crate::nn::adapter::Delta;
+use crate::nn::adapter::{Delta, Passes};
 
 /// An adapter as a directory: what was given, or for a single file one with it and its configuration.
 pub(super) enum Staged {
@@ -104,7 +105,11 @@ fn described(path: &Path, config: &TrainConfig) -> Result<serde_json::Value> {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] naming the first option that contradicts the adapter.
-pub(super) fn agree(config: &mut TrainConfig, adapter: &LoraAdapter) -> Result<()> {
+pub(super) fn agree(
+    config: &mut TrainConfig,
+    adapter: &LoraAdapter,
+    passes: &Passes,
+) -> Result<()> {
     let fault = |option: &str, theirs: String, ours: String| {
         Err(Error::new(
             ErrorKind::InvalidOption,
@@ -148,7 +153,7 @@ pub(super) fn agree(config: &mut TrainConfig, adapter: &LoraAdapter) -> Result<(
             // What is dropped in training is no part of what the adapter computes.
             let mut low = low.clone();
             low.dropout = lora.dropout;
-            site.set(Some(Delta::LowRank(low)));
+            passes.change([(Arc::clone(site), Some(Delta::LowRank(low)))]);
         } else {
             lora.dropout = low.dropout;
         }

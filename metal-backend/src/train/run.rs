@@ -161,7 +161,7 @@ impl Run {
         load.adapter_path = staged.as_ref().map(|s| s.path().to_owned());
         let model = crate::backend::open(model, &load)?;
         if let (Some(_), Some(adapter)) = (&staged, model.engine().adapter()) {
-            begin::agree(&mut config, &adapter)?;
+            begin::agree(&mut config, &adapter, model.engine().passes())?;
         }
         let kind = plan::kind(&config);
         let data = DataDir::read(&data, model.engine().text(), &config.data_options())?;
