@@ -127,7 +127,7 @@ fn lines(screen: &str) -> Vec<String> {
     let mut rest = screen.chars().peekable();
     while let Some(c) = rest.next() {
         if c == '\u{1b}' && rest.peek() == Some(&'[') {
-            rest.find(|c| c.is_ascii_alphabetic());
+            rest.find(char::is_ascii_alphabetic);
         } else {
             plain.push(c);
         }

@@ -113,7 +113,7 @@ fn introduction(args: &Args, loaded: &Loaded) -> String {
     let file = loaded.path.file_stem().map(|name| name.to_string_lossy());
     let name = match args.model.model.as_deref().filter(is_name) {
         Some(name) => name.to_owned(),
-        None => file.map_or(info.architecture, |name| name.into_owned()),
+        None => file.map_or(info.architecture, std::borrow::Cow::into_owned),
     };
     let context = match (args.load.ctx_size, info.context_length) {
         (Some(n), _) => format!("the last {n} tokens"),
