@@ -48,6 +48,30 @@ fn spacing_is_as_exact_as_its_type() {
 }
 
 #[test]
+fn eight_bit_floats_are_numbers_or_not() {
+    let codes: Vec<u8> = (0..=255).collect();
+    let codes = Array::vector(&codes).unwrap();
+    for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
+        let got = codes.from_fp8(dtype).unwrap();
+        assert_eq!(got.dtype(), dtype);
+        let got = got.astype(Dtype::Float32).unwrap().to_vec::<f32>().unwrap();
+        for (code, got) in got.iter().enumerate() {
+            let (exponent, mantissa) = ((code >> 3 & 15) as i32, (code & 7) as f32 / 8.0);
+            let size = match (exponent, code & 7) {
+                (15, 7) => f32::NAN,
+                (0, _) => mantissa / 64.0,
+                _ => (1.0 + mantissa) * 2f32.powi(exponent - 7),
+            };
+            let want = if code < 128 { size } else { -size };
+            assert!(
+                *got == want || got.is_nan() && want.is_nan(),
+                "{got} for {code:#x}"
+            );
+        }
+    }
+}
+
+#[test]
 fn functions_of_one_and_two_arrays() {
     limited();
     type Binary = fn(&Array, &Array) -> Result<Array>;

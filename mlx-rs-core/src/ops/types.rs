@@ -33,7 +33,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// 8-bit floats (E4M3) in `uint8` as `dtype`.
+    /// 8-bit floats (E4M3) in `uint8` as `dtype`; the codes `0x7f` and `0xff` are no numbers.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array};
@@ -55,10 +55,14 @@ impl Array {
                 ),
             ));
         }
-        call::array("from_fp8", |out, s| {
+        let numbers = call::array("from_fp8", |out, s| {
             // SAFETY: all handles are live for the length of the call.
             unsafe { mlx_sys::mlx_from_fp8(out, self.raw(), dtype.raw(), s) }
-        })
+        })?;
+        // MLX 0.30.6 takes the two codes that are no numbers for -480 and 480.
+        let size = self.bitwise_and(&Array::scalar(0x7f_u8)?)?;
+        let no_number = Array::scalar(f32::NAN)?.astype(dtype)?;
+        super::where_(&size.equal(&Array::scalar(0x7f_u8)?)?, &no_number, &numbers)
     }
 
     /// The bytes of the array read as another type; when its size differs the last axis grows or
