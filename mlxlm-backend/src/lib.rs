@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod libraries;
 mod model;
 mod options;
 mod pipes;

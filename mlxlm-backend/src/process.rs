@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use inference::{Error, ErrorKind, Result};
 use serde_json::Value;
 
+use crate::libraries::keep_apart;
 use crate::pipes::{Line, Tail, keep_tail, read_lines, write_messages};
 use crate::protocol::Reply;
 use crate::script::Script;
@@ -63,6 +64,7 @@ impl Process {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        keep_apart(&mut command, |name| std::env::var_os(name));
         #[cfg(unix)]
         {
             use std::os::unix::process::CommandExt;
