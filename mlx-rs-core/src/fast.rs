@@ -97,6 +97,8 @@ pub fn rope(
     offset: i32,
 ) -> Result<Array> {
     let (theta, freqs) = check_rope(x, dims, base)?;
+    // Of one pair both are the same, and the derivative of the traditional one is wrong.
+    let traditional = traditional && dims != 2;
     let length = x.shape()[x.ndim() - 2];
     if i64::from(offset) + i64::from(length) > i64::from(i32::MAX) || offset < 0 {
         return Err(Error::new(
@@ -149,6 +151,8 @@ pub fn rope_at(
     offset: &Array,
 ) -> Result<Array> {
     let (theta, freqs) = check_rope(x, dims, base)?;
+    // Of one pair both are the same, and the derivative of the traditional one is wrong.
+    let traditional = traditional && dims != 2;
     if !offset.dtype().is_integer() {
         return Err(Error::new(
             ErrorKind::Dtype,

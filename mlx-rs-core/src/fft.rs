@@ -17,6 +17,7 @@ use mlx_sys as sys;
 use crate::array::Array;
 use crate::call;
 use crate::error::{Error, ErrorKind, Result};
+use crate::mapped;
 use crate::ops::Axes;
 
 /// Which half of a transform is real.
@@ -79,6 +80,26 @@ fn plan(
     Ok((lengths, axes))
 }
 
+/// Transforms between real and complex numbers over several axes inside a mapped function, as one over
+/// the last axis and one over the others: MLX shortens all axes of a batch, and writes behind them.
+fn in_parts(x: &Array, n: &[i32], axes: &[i32], kind: Kind) -> Option<Result<Array>> {
+    let ((&length, lengths), (&last, others)) = (n.split_last()?, axes.split_last()?);
+    if !mapped::inside() || others.is_empty() {
+        return None;
+    }
+    match kind {
+        Kind::Complex => None,
+        Kind::FromReal => {
+            let half = rfft(x, Some(length), last);
+            Some(half.and_then(|half| fftn(&half, Some(lengths), others)))
+        }
+        Kind::ToReal => {
+            let half = ifftn(x, Some(lengths), others);
+            Some(half.and_then(|half| irfft(&half, Some(length), last)))
+        }
+    }
+}
+
 macro_rules! transforms {
     (
         $($(#[$doc:meta])*
@@ -117,6 +138,9 @@ macro_rules! transforms {
             pub fn $two(x: &Array, n: Option<[i32; 2]>, axes: [i32; 2]) -> Result<Array> {
                 let op = stringify!($two);
                 let (n, axes) = plan(op, x, n.as_ref().map(|n| &n[..]), &axes, Kind::$kind)?;
+                if let Some(parts) = in_parts(x, &n, &axes, Kind::$kind) {
+                    return parts;
+                }
                 call::array(op, |out, s| {
                     // SAFETY: pointers and lengths describe the slices; the axes exist and the lengths
                     // are positive.
@@ -145,6 +169,9 @@ macro_rules! transforms {
                 let op = stringify!($many);
                 let axes = x.listed(axes.into());
                 let (n, axes) = plan(op, x, n, &axes, Kind::$kind)?;
+                if let Some(parts) = in_parts(x, &n, &axes, Kind::$kind) {
+                    return parts;
+                }
                 call::array(op, |out, s| {
                     // SAFETY: pointers and lengths describe the slices; the axes exist and the lengths
                     // are positive.

@@ -63,6 +63,7 @@ pub mod indexing;
 pub mod io;
 pub mod kernel;
 pub mod linalg;
+mod mapped;
 pub mod memory;
 pub mod metal;
 pub mod random;

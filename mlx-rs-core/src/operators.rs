@@ -18,6 +18,7 @@ use crate::array::Array;
 use crate::call;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::mapped;
 use crate::ops::where_;
 
 /// An array that is borrowed, or made for the occasion.
@@ -181,23 +182,30 @@ fn bitwise(
         mlx_sys::mlx_stream,
     ) -> i32,
 ) -> Result<Array> {
-    call::array(op, |out, s| {
-        // SAFETY: `f` is one of mlx-c's functions of two arrays; all handles are live.
-        unsafe { f(out, a.raw(), b.raw(), s) }
-    })
-    .map_err(|e| e.with_inputs(&[a, b]))
+    let raw = |a: &Array, b: &Array| {
+        call::array(op, |out, s| {
+            // SAFETY: `f` is one of mlx-c's functions of two arrays; all handles are live.
+            unsafe { f(out, a.raw(), b.raw(), s) }
+        })
+    };
+    let result = if mapped::inside() {
+        mapped::binary(op, a, b, raw)
+    } else {
+        raw(a, b)
+    };
+    result.map_err(|e| e.with_inputs(&[a, b]))
 }
 
 fn and(a: &Array, b: &Array) -> Result<Array> {
-    bitwise("bitwise_and", a, b, mlx_sys::mlx_bitwise_and)
+    a.bitwise_and(b)
 }
 
 fn or(a: &Array, b: &Array) -> Result<Array> {
-    bitwise("bitwise_or", a, b, mlx_sys::mlx_bitwise_or)
+    a.bitwise_or(b)
 }
 
 fn xor(a: &Array, b: &Array) -> Result<Array> {
-    bitwise("bitwise_xor", a, b, mlx_sys::mlx_bitwise_xor)
+    a.bitwise_xor(b)
 }
 
 fn invert(a: &Array) -> Result<Array> {

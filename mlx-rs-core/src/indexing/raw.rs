@@ -4,6 +4,7 @@
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
 use crate::error::Result;
+use crate::mapped;
 
 /// How scattered values combine with those that are there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,10 +79,7 @@ pub(super) fn expand(a: &Array, axes: &[i32]) -> Result<Array> {
     if axes.is_empty() {
         return Ok(a.clone());
     }
-    call::array("expand_dims", |out, s| {
-        // SAFETY: pointer and length describe the list; the handle is live; MLX checks the axes.
-        unsafe { mlx_sys::mlx_expand_dims_axes(out, a.raw(), axes.as_ptr(), axes.len(), s) }
-    })
+    a.expand_dims_axes(axes)
 }
 
 /// For each index, one element of each indexed axis and all of the others: the shape of the indices
@@ -120,7 +118,16 @@ pub(super) fn scatter(
     how: Scatter,
 ) -> Result<Array> {
     let axes: Vec<i32> = gathered.iter().map(|g| g.0).collect();
-    let indices = ArrayVec::new("scatter", gathered.iter().map(|g| &g.1))?;
+    let (a, updates) = if mapped::inside() {
+        (&mapped::batch_first(a)?, &mapped::batch_first(updates)?)
+    } else {
+        (a, updates)
+    };
+    let indices = gathered.iter().map(|g| match mapped::inside() {
+        true => mapped::batch_first(&g.1),
+        false => Ok(g.1.clone()),
+    });
+    let indices = ArrayVec::new("scatter", &indices.collect::<Result<Vec<_>>>()?)?;
     let f = match how {
         Scatter::Set => mlx_sys::mlx_scatter,
         Scatter::Add => mlx_sys::mlx_scatter_add,
@@ -128,6 +135,10 @@ pub(super) fn scatter(
         Scatter::Maximum => mlx_sys::mlx_scatter_max,
         Scatter::Minimum => mlx_sys::mlx_scatter_min,
     };
+    let mut block = a.shape().to_vec();
+    for &axis in &axes {
+        block[axis as usize] = 1;
+    }
     call::array("scatter", |out, s| {
         // SAFETY: one axis per index array, all different; every index is in range of its axis;
         // `updates` has the shape of a gather, which MLX checks again; all handles are live.
@@ -143,4 +154,5 @@ pub(super) fn scatter(
             )
         }
     })
+    .and_then(|scattered| scattered.with_laid_out_cotangent(&block))
 }

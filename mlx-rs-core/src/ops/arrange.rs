@@ -17,6 +17,7 @@ use super::Axes;
 use crate::array::{Array, axis_of};
 use crate::call::{self, ArrayVec};
 use crate::error::{Error, ErrorKind, Result};
+use crate::mapped;
 
 impl Array {
     /// The whole array `reps[i]` times along axis `i`; missing counts at the front are one, missing
@@ -392,6 +393,13 @@ impl Array {
                     format!("axis {axis} is named twice in {axes:?}"),
                 ));
             }
+        }
+        if mapped::inside() {
+            // MLX counts wrongly where the batch axis is among several new ones.
+            let new = (0..total as i32).zip(seen).filter(|(_, seen)| *seen);
+            return new
+                .map(|(at, _)| at)
+                .try_fold(self.clone(), |a, at| a.expand_dims(at));
         }
         call::array(op, |out, s| {
             // SAFETY: pointer and length describe the axes, which exist in the result.

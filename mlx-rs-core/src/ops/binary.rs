@@ -15,8 +15,11 @@
 use super::binary_ops;
 use crate::array::Array;
 use crate::call;
+use crate::device::DeviceKind;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::mapped;
+use crate::stream::Stream;
 
 binary_ops! {
     /// The angle of the point `(other, self)`, in radians.
@@ -254,33 +257,53 @@ impl Array {
     /// # Errors
     /// MLX's message when the shapes do not broadcast or the types do not fit.
     pub fn divmod(&self, other: &Array) -> Result<(Array, Array)> {
-        let double = [self.dtype(), other.dtype()].contains(&Dtype::Float64);
-        // MLX's function of both is wrong for double precision.
-        if !self.floats(other) || double {
-            return Ok((self.floor_divide(other)?, self.remainder(other)?));
+        // MLX's function of both rounds quotients of floats towards zero.
+        Ok((self.floor_divide(other)?, self.remainder(other)?))
+    }
+
+    /// An operation of two booleans that MLX's CPU kernels do twice, one after the other, by another
+    /// one. The second time they read what the first has written, where memory is used again.
+    #[inline]
+    pub(crate) fn of_booleans(&self, name: &str, other: &Array) -> Option<Result<Array>> {
+        let twice = matches!(name, "bitwise_xor" | "right_shift");
+        if !twice || self.dtype() != Dtype::Bool || other.dtype() != Dtype::Bool {
+            return None;
         }
-        let parts = call::arrays("divmod", |out, s| {
-            // SAFETY: all handles are live; floats never trap.
-            unsafe { mlx_sys::mlx_divmod(out, self.raw(), other.raw(), s) }
+        Some(if name == "bitwise_xor" {
+            self.not_equal(other)
+        } else {
+            other.logical_not().and_then(|zero| self.logical_and(&zero))
         })
-        .map_err(|e| e.with_inputs(&[self, other]))?;
-        let mut parts = parts.into_iter();
-        match (parts.next(), parts.next()) {
-            (Some(q), Some(r)) => Ok((q, r)),
-            _ => Err(Error::new(
-                ErrorKind::Mlx,
-                "divmod",
-                "MLX returned too few arrays",
-            )),
-        }
     }
 
     fn floor_divide_raw(&self, other: &Array) -> Result<Array> {
-        call::array("floor_divide", |out, s| {
+        let quotient = call::array("floor_divide", |out, s| {
             // SAFETY: all handles are live; no integer divisor can trap, which the callers ensure.
             unsafe { mlx_sys::mlx_floor_divide(out, self.raw(), other.raw(), s) }
         })
-        .map_err(|e| e.with_inputs(&[self, other]))
+        .map_err(|e| e.with_inputs(&[self, other]))?;
+        if !mapped::inside() || self.floats(other) {
+            return Ok(quotient);
+        }
+        // Mapped over a batch, MLX divides integers as floats, and keeps those.
+        if quotient.dtype().size() > 4 || Stream::current()?.device().kind() != DeviceKind::Cpu {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "floor_divide",
+                "integers of 64 bits, or of any size on a GPU, cannot be divided inside vmap; convert \
+                 to a float type first",
+            )
+            .with_inputs(&[self, other]));
+        }
+        let wide = |a: &Array| a.astype(Dtype::Float64);
+        let exact = wide(self)?.divide(&wide(other)?)?;
+        // Towards zero, as integers are divided.
+        where_(
+            &exact.less(&Array::scalar(0.0f64)?)?,
+            &exact.ceil()?,
+            &exact.floor()?,
+        )?
+        .astype(quotient.dtype())
     }
 
     fn remainder_raw(&self, other: &Array) -> Result<Array> {

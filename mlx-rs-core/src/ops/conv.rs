@@ -22,7 +22,7 @@ use crate::array::Array;
 use crate::call;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory;
+use crate::{mapped, memory};
 
 /// How a convolution moves. Lists have one entry per spatial axis, one entry for all of them, or none
 /// for the default.
@@ -447,7 +447,12 @@ impl Array {
             let (x, w) = (self.astype(Dtype::Float32)?, weight.astype(Dtype::Float32)?);
             return x.conv_raw(op, &w, plan, flip)?.astype(Dtype::Float64);
         }
-        let x = plan.input(self)?;
+        let mut x = plan.input(self)?;
+        if plan.groups > 1 && mapped::inside() {
+            // Mapped over kernels only, MLX gives their channels to other groups.
+            let one = weight.flatten(0, -1)?.slice_axis(0, 0, 1)?.reshape(&[])?;
+            x = mapped::with_batch_of(&x, &one.astype(x.dtype())?)?;
+        }
         // MLX reverses a derivative, and takes the derivative of that along an axis of one element
         // for zero.
         let flat = |a: &&Lowered| a.axis.taps == 1;

@@ -345,15 +345,21 @@ impl Array {
     /// the blocks of a column-major array it copies in the order of their memory, which is that of
     /// the result only if no more than one axis is longer than one.
     pub(crate) fn for_blocks(&self, size: impl Fn(usize) -> i32) -> Result<Cow<'_, Array>> {
-        let long = (0..self.ndim()).rfind(|&axis| size(axis) > 1).unwrap_or(0);
-        let whole = (0..long).all(|axis| size(axis) == self.shape()[axis]);
-        if whole && (0..long).any(|axis| size(axis) > 1) {
+        if self.gathers_wrongly(size) {
             return self.contiguous().map(Cow::Owned);
         }
         Ok(Cow::Borrowed(self))
     }
 
-    fn take_raw(&self, op: &'static str, indices: &Array, axis: i32) -> Result<Array> {
+    /// Whether blocks of `size(axis)` would come in another order if this array were column-major.
+    pub(crate) fn gathers_wrongly(&self, size: impl Fn(usize) -> i32) -> bool {
+        let long = (0..self.ndim()).rfind(|&axis| size(axis) > 1).unwrap_or(0);
+        let whole = (0..long).all(|axis| size(axis) == self.shape()[axis]);
+        whole && (0..long).any(|axis| size(axis) > 1)
+    }
+
+    /// [`Array::take`] of indices that are known to lie inside the axis.
+    pub(crate) fn take_raw(&self, op: &'static str, indices: &Array, axis: i32) -> Result<Array> {
         let at = self.axis(op, axis)?;
         let this = self.for_blocks(|i| if i == at { 1 } else { self.shape()[i] })?;
         call::array(op, |out, s| {
@@ -462,11 +468,17 @@ impl Array {
     pub fn take_along_axis(&self, indices: &Array, axis: i32) -> Result<Array> {
         let length = self.shape()[self.axis("take_along_axis", axis)?];
         let indices = Self::clamp_indices("take_along_axis", indices, length)?;
+        self.take_along_raw(&indices, axis)
+    }
+
+    /// [`Array::take_along_axis`] of indices that are known to lie inside the axis.
+    pub(crate) fn take_along_raw(&self, indices: &Array, axis: i32) -> Result<Array> {
         call::array("take_along_axis", |out, s| {
-            // SAFETY: all handles are live; the axis exists and indices are clamped to it.
+            // SAFETY: all handles are live; the axis exists and every index lies inside it, which
+            // the callers enforce.
             unsafe { mlx_sys::mlx_take_along_axis(out, self.raw(), indices.raw(), axis, s) }
         })
-        .map_err(|e| e.with_inputs(&[self, &indices]))
+        .map_err(|e| e.with_inputs(&[self, indices]))
     }
 
     /// A copy in which the element of `axis` that `indices` names at each position is replaced by

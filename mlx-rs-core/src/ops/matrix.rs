@@ -177,6 +177,21 @@ impl Array {
     pub fn diagonal(&self, offset: i32, axis1: i32, axis2: i32) -> Result<Array> {
         let op = "diagonal";
         let (axes, offset) = self.check_diagonal(op, offset, axis1, axis2)?;
+        if self.ndim() > 2 {
+            // MLX gathers blocks of a view here, which it gets wrong if that is column-major.
+            let rest = (0..self.ndim() as i32).filter(|axis| !axes.contains(axis));
+            let order: Vec<i32> = axes.iter().copied().chain(rest).collect();
+            let moved = self.transpose_axes(&order)?;
+            let (rows, columns) = (-offset.min(0), offset.max(0));
+            let length = (moved.dim(0)? - rows).min(moved.dim(1)? - columns).max(0);
+            let steps = |from: i32| {
+                let (first, end) = (f64::from(from), f64::from(from + length));
+                super::arange(first, end, 1.0, Dtype::Int32)
+            };
+            let sizes = [&[1, 1], &moved.shape()[2..]].concat();
+            let blocks = moved.gather(&[&steps(rows)?, &steps(columns)?], &[0, 1], &sizes)?;
+            return blocks.squeeze_axes(&[1, 2])?.move_axis(0, -1);
+        }
         call::array(op, |out, s| {
             // SAFETY: all handles are live; the axes exist and the offset lies within them.
             unsafe { mlx_sys::mlx_diagonal(out, self.raw(), offset, axes[0], axes[1], s) }
@@ -222,6 +237,10 @@ impl Array {
             // Nothing to add up, which MLX does not come to an end with.
             let lead = &diagonal.shape()[..diagonal.ndim() - 1];
             return super::zeros(lead, dtype);
+        }
+        if self.ndim() > 2 {
+            // See `diagonal`.
+            return diagonal.astype(dtype)?.sum(-1, false)?.astype(dtype);
         }
         call::array(op, |out, s| {
             // SAFETY: all handles are live; the axes exist and the offset lies within them.

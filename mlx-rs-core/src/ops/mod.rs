@@ -60,11 +60,20 @@ macro_rules! binary_ops {
                 /// # Errors
                 /// MLX's message when the shapes do not broadcast or the types do not fit.
                 pub fn $name(&self, other: &$crate::Array) -> $crate::Result<$crate::Array> {
-                    $crate::call::array(stringify!($name), |out, s| {
-                        // SAFETY: all handles are live for the length of the call.
-                        unsafe { mlx_sys::$c(out, self.raw(), other.raw(), s) }
-                    })
-                    .map_err(|e| e.with_inputs(&[self, other]))
+                    let raw = |a: &$crate::Array, b: &$crate::Array| {
+                        $crate::call::array(stringify!($name), |out, s| {
+                            // SAFETY: all handles are live for the length of the call.
+                            unsafe { mlx_sys::$c(out, a.raw(), b.raw(), s) }
+                        })
+                    };
+                    let result = if let Some(other) = self.of_booleans(stringify!($name), other) {
+                        other
+                    } else if $crate::mapped::inside() {
+                        $crate::mapped::binary(stringify!($name), self, other, raw)
+                    } else {
+                        raw(self, other)
+                    };
+                    result.map_err(|e| e.with_inputs(&[self, other]))
                 }
             )*
         }

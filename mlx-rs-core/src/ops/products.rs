@@ -304,6 +304,17 @@ impl Array {
         let start = limit.slice_axis(-1, 0, 1)?;
         let end = limit.slice_axis(-1, 1, 2)?.maximum(&start)?;
         let safe = super::concatenate(&[&start, &end], -1)?;
+        let half = |a: &Array| matches!(a.dtype(), Dtype::Float16 | Dtype::Bfloat16);
+        if half(self) || half(other) {
+            // MLX's CPU kernel of half precision takes the segment for the whole matrix.
+            let dtype = self.slice_axis(0, 0, 0)?.matmul(other)?.dtype();
+            let wide = |a: &Array| a.astype(Dtype::Float32);
+            if half(&Array::scalar(false)?.astype(dtype)?) {
+                return wide(self)?
+                    .segmented_mm(&wide(other)?, segments)?
+                    .astype(dtype);
+            }
+        }
         call::array(op, |out, s| {
             // SAFETY: all handles are live; 0 <= start <= end <= k for every segment.
             unsafe { sys::mlx_segmented_mm(out, self.raw(), other.raw(), safe.raw(), s) }

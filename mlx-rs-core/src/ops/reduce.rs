@@ -197,6 +197,14 @@ impl Array {
                 mlx_sys::mlx_logsumexp_axes(out, this.raw(), axes, n, keepdims, s)
             },
         })
+        .and_then(|sum| {
+            // Of an array with one row, MLX keeps an axis.
+            let all = matches!(axes, Axes::All) || listed.len() == self.ndim();
+            if all && !keepdims && sum.size() == 1 {
+                return sum.reshape(&[]);
+            }
+            Ok(sum)
+        })
         .map_err(|e| e.with_inputs(&[self]))
     }
 
@@ -361,11 +369,35 @@ impl Array {
             // Each value is its own median; MLX would look for an axis to flatten.
             return self.mean(&[] as &[i32], keepdims);
         }
-        call::array(op, |out, s| {
-            // SAFETY: pointer and length describe the axes, which exist and are not empty.
-            unsafe { mlx_sys::mlx_median(out, self.raw(), axes.as_ptr(), axes.len(), keepdims, s) }
-        })
-        .map_err(|e| e.with_inputs(&[self]))
+        // As MLX does, but for a sort whose derivative is right.
+        let mut order: Vec<i32> = (0..self.ndim() as i32).collect();
+        order.retain(|axis| !axes.contains(axis));
+        let kept = order.len() as i32;
+        order.extend(&axes);
+        let sorted = self.transpose_axes(&order)?.flatten(kept, -1)?.sort(-1)?;
+        let (length, at) = (sorted.dim(-1)?, sorted.dim(-1)? / 2);
+        let middle = |at: i32| -> Result<Array> {
+            let one = sorted.slice_axis(-1, at, at + 1)?.squeeze_axis(-1)?;
+            let exact = one.dtype().is_float() || one.dtype() == crate::Dtype::Complex64;
+            one.astype(if exact {
+                one.dtype()
+            } else {
+                crate::Dtype::Float32
+            })
+        };
+        let median = if length % 2 == 0 {
+            let half = Array::scalar(0.5f32)?.astype(middle(at)?.dtype())?;
+            middle(at)?.add(&middle(at - 1)?)?.multiply(&half)?
+        } else {
+            middle(at)?
+        };
+        let mut axes = axes;
+        axes.sort_unstable();
+        if keepdims {
+            median.expand_dims_axes(&axes)
+        } else {
+            Ok(median)
+        }
     }
 
     /// The number of elements along `axes` as a scalar of `dtype`, or one divided by it when

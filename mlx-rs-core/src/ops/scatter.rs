@@ -12,6 +12,7 @@ use crate::call::{self, ArrayVec};
 use crate::device::DeviceKind;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::mapped;
 use crate::stream::Stream;
 
 /// How a scatter combines an update with what is already there.
@@ -109,6 +110,18 @@ impl Elements {
         let moved = updates.transpose_axes(&all.collect::<Vec<_>>())?;
         let named = self.lead as usize + self.indices.len();
         moved.reshape(&[&moved.shape()[..named], &self.sizes].concat())
+    }
+}
+
+impl Array {
+    /// The result of a scatter of such blocks. What is derived by it is gathered in blocks; see
+    /// [`Array::for_blocks`]. A reshape and back lays it out row-major.
+    pub(crate) fn with_laid_out_cotangent(self, block: &[i32]) -> Result<Array> {
+        if !self.gathers_wrongly(|axis| block[axis]) {
+            return Ok(self);
+        }
+        let shape = self.shape().to_vec();
+        self.reshape(&[self.count("scatter")?])?.reshape(&shape)
     }
 }
 
@@ -243,14 +256,41 @@ impl Array {
         if updates.size() == 0 {
             return Ok(self.clone());
         }
+        if axes.is_empty() {
+            return self.combine(op, updates, mode);
+        }
+        // MLX derives as if blocks were as long as the array along all other axes.
+        let mut region = self.shape().to_vec();
+        for (axis, length) in region.iter_mut().enumerate() {
+            if !axes.contains(&(axis as i32)) {
+                *length = block[axis];
+            }
+        }
+        if region != self.shape() {
+            let (start, steps) = (vec![0; n], vec![1; n]);
+            let part = self.slice(&start, &region, &steps)?;
+            let part = part.scatter(indices, updates, &axes, mode)?;
+            return self.slice_update(&part, &start, &region, &steps);
+        }
         let safe = self.bring_into_range(op, indices, &axes, &block)?;
         if let Some(each) = Elements::of(&safe, &axes, &block)? {
             let indices: Vec<&Array> = each.indices.iter().collect();
             return self.scatter(&indices, &each.of_blocks(updates)?, &axes, mode);
         }
+        let (this, updates, safe) = if mapped::inside() {
+            let safe = safe.iter().map(mapped::batch_first);
+            let safe = safe.collect::<Result<Vec<_>>>()?;
+            (
+                &mapped::batch_first(self)?,
+                &mapped::batch_first(updates)?,
+                safe,
+            )
+        } else {
+            (self, updates, safe)
+        };
         let vec = ArrayVec::new(op, &safe)?;
         call::array(op, |out, s| {
-            let (a, i, u) = (self.raw(), vec.raw(), updates.raw());
+            let (a, i, u) = (this.raw(), vec.raw(), updates.raw());
             let (at, n) = (axes.as_ptr(), axes.len());
             // SAFETY: pointer and length describe the axes, which exist; the indices are clamped so
             // that every block of the updates lies inside the array.
@@ -264,7 +304,29 @@ impl Array {
                 }
             }
         })
+        .and_then(|scattered| scattered.with_laid_out_cotangent(&block))
         .map_err(|e| e.with_inputs(&[self, updates]))
+    }
+
+    /// One block at the first place of every axis. Mapped over a batch, MLX would number the examples
+    /// by the type of the updates, and end the process when it comes to indices that are no integers.
+    fn combine(&self, op: &'static str, updates: &Array, mode: ScatterMode) -> Result<Array> {
+        if updates.ndim() != self.ndim() {
+            let why = "without indices there is one update, with the axes of the array";
+            return Err(Error::new(ErrorKind::Shape, op, why).with_inputs(&[self, updates]));
+        }
+        let (start, stop) = (vec![0; self.ndim()], updates.shape());
+        let steps = vec![1; self.ndim()];
+        let updates = updates.astype(self.dtype())?;
+        let part = self.slice(&start, stop, &steps)?;
+        let part = match mode {
+            ScatterMode::Replace => updates.clone(),
+            ScatterMode::Add => part.add(&updates)?,
+            ScatterMode::Prod => part.multiply(&updates)?,
+            ScatterMode::Max => part.maximum(&updates)?,
+            ScatterMode::Min => part.minimum(&updates)?,
+        };
+        self.slice_update(&part, &start, stop, &steps)
     }
 
     /// [`Array::scatter`] with one index array on one axis.
@@ -484,9 +546,10 @@ impl Array {
 
     /// Whether a block at a computed place is one of gathered indices here. MLX's CPU kernel for slices
     /// copies as many blocks as the array has room for, one behind the other, and so writes behind the
-    /// result.
+    /// result. Mapped over a batch, updates of all examples with the same block change the first only.
     fn needs_indices(&self) -> Result<bool> {
-        Ok(self.ndim() > 2 && Stream::current()?.device().kind() == DeviceKind::Cpu)
+        let on_cpu = || Ok(Stream::current()?.device().kind() == DeviceKind::Cpu);
+        Ok(mapped::inside() || (self.ndim() > 2 && on_cpu()?))
     }
 
     /// `indices` brought into `0..=length - block` of their axes, negative ones from the end.

@@ -10,10 +10,13 @@
 //! # Ok(()) }
 //! ```
 
+use std::borrow::Cow;
+
 use crate::array::Array;
 use crate::call;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::mapped;
 
 impl Array {
     /// Values in ascending order along `axis`.
@@ -27,9 +30,14 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
     pub fn sort(&self, axis: i32) -> Result<Array> {
-        if self.shape()[self.axis("sort", axis)?] == 0 {
+        let axis = self.axis("sort", axis)? as i32; // an axis number is at most i32::MAX
+        if self.dim(axis)? == 0 {
             // MLX divides by the length.
             return Ok(self.clone());
+        }
+        if self.dtype().is_float() {
+            // MLX takes the derivative of the inverse order for that of the order.
+            return self.take_along_raw(&self.argsort(axis)?, axis);
         }
         call::array("sort", |out, s| {
             // SAFETY: all handles are live; the axis exists and is not empty.
@@ -48,14 +56,26 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
     pub fn argsort(&self, axis: i32) -> Result<Array> {
-        if self.shape()[self.axis("argsort", axis)?] == 0 {
+        // MLX keeps an axis that is counted from the last, and mixes it up in a batch.
+        let axis = self.axis("argsort", axis)? as i32; // an axis number is at most i32::MAX
+        if self.dim(axis)? == 0 {
             // MLX divides by the length.
             return super::zeros(self.shape(), Dtype::Uint32);
         }
+        let this = self.ordered()?;
         call::array("argsort", |out, s| {
             // SAFETY: all handles are live; the axis exists and is not empty.
-            unsafe { mlx_sys::mlx_argsort_axis(out, self.raw(), axis, s) }
+            unsafe { mlx_sys::mlx_argsort_axis(out, this.raw(), axis, s) }
         })
+    }
+
+    /// The values as a type whose order MLX knows: its indices of half precision are in no order when
+    /// there are values that are not numbers.
+    fn ordered(&self) -> Result<Cow<'_, Array>> {
+        match self.dtype() {
+            Dtype::Float16 | Dtype::Bfloat16 => self.astype(Dtype::Float32).map(Cow::Owned),
+            _ => Ok(Cow::Borrowed(self)),
+        }
     }
 
     fn check_rank(&self, op: &'static str, rank: i32, axis: i32) -> Result<()> {
@@ -83,10 +103,8 @@ impl Array {
     /// [`ErrorKind::Index`] when the axis or the rank does not exist.
     pub fn partition(&self, rank: i32, axis: i32) -> Result<Array> {
         self.check_rank("partition", rank, axis)?;
-        call::array("partition", |out, s| {
-            // SAFETY: all handles are live; axis and rank exist.
-            unsafe { mlx_sys::mlx_partition_axis(out, self.raw(), rank, axis, s) }
-        })
+        // The derivative of MLX's own is that of another arrangement.
+        self.take_along_raw(&self.argpartition(rank, axis)?, axis)
     }
 
     /// The indices (`uint32`) that [`Array::partition`] arranges by.
@@ -101,9 +119,15 @@ impl Array {
     /// [`ErrorKind::Index`] when the axis or the rank does not exist.
     pub fn argpartition(&self, rank: i32, axis: i32) -> Result<Array> {
         self.check_rank("argpartition", rank, axis)?;
+        let axis = self.axis("argpartition", axis)? as i32; // an axis number is at most i32::MAX
+        if mapped::inside() {
+            // MLX would forget the axis and take it for the rank.
+            return self.argsort(axis);
+        }
+        let this = self.ordered()?;
         call::array("argpartition", |out, s| {
             // SAFETY: all handles are live; axis and rank exist.
-            unsafe { mlx_sys::mlx_argpartition_axis(out, self.raw(), rank, axis, s) }
+            unsafe { mlx_sys::mlx_argpartition_axis(out, this.raw(), rank, axis, s) }
         })
     }
 
@@ -120,10 +144,9 @@ impl Array {
     /// [`ErrorKind::Index`] when the axis does not exist or has fewer values.
     pub fn topk(&self, k: i32, axis: i32) -> Result<Array> {
         self.check_rank("topk", k.saturating_sub(1), axis)?;
-        call::array("topk", |out, s| {
-            // SAFETY: all handles are live; the axis exists and is long enough.
-            unsafe { mlx_sys::mlx_topk_axis(out, self.raw(), k, axis, s) }
-        })
+        let length = self.dim(axis)?;
+        let order = self.argpartition(length - k, axis)?;
+        self.take_along_raw(&order.slice_axis(axis, length - k, length)?, axis)
     }
 
     /// [`Array::sort`] of the flattened array.
@@ -137,13 +160,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] for more elements than one axis can count.
     pub fn sort_flat(&self) -> Result<Array> {
-        if self.count("sort")? == 0 {
-            return super::zeros(&[0], self.dtype());
-        }
-        call::array("sort", |out, s| {
-            // SAFETY: all handles are live; the elements can be counted.
-            unsafe { mlx_sys::mlx_sort(out, self.raw(), s) }
-        })
+        self.flat("sort")?.sort(0)
     }
 
     /// [`Array::argsort`] of the flattened array.
@@ -157,25 +174,11 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] for more elements than one axis can count.
     pub fn argsort_flat(&self) -> Result<Array> {
-        if self.count("argsort")? == 0 {
-            return super::zeros(&[0], Dtype::Uint32);
-        }
-        call::array("argsort", |out, s| {
-            // SAFETY: all handles are live; the elements can be counted.
-            unsafe { mlx_sys::mlx_argsort(out, self.raw(), s) }
-        })
+        self.flat("argsort")?.argsort(0)
     }
 
-    fn check_flat_rank(&self, op: &'static str, rank: i32) -> Result<()> {
-        let length = self.count(op)?;
-        if (0..length).contains(&rank) {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Index,
-            op,
-            format!("rank {rank} is not inside {length} elements"),
-        ))
+    fn flat(&self, op: &'static str) -> Result<Array> {
+        self.reshape(&[self.count(op)?])
     }
 
     /// [`Array::partition`] of the flattened array.
@@ -189,11 +192,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] when the rank does not exist.
     pub fn partition_flat(&self, rank: i32) -> Result<Array> {
-        self.check_flat_rank("partition", rank)?;
-        call::array("partition", |out, s| {
-            // SAFETY: all handles are live; the rank exists.
-            unsafe { mlx_sys::mlx_partition(out, self.raw(), rank, s) }
-        })
+        self.flat("partition")?.partition(rank, 0)
     }
 
     /// [`Array::argpartition`] of the flattened array.
@@ -207,11 +206,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] when the rank does not exist.
     pub fn argpartition_flat(&self, rank: i32) -> Result<Array> {
-        self.check_flat_rank("argpartition", rank)?;
-        call::array("argpartition", |out, s| {
-            // SAFETY: all handles are live; the rank exists.
-            unsafe { mlx_sys::mlx_argpartition(out, self.raw(), rank, s) }
-        })
+        self.flat("argpartition")?.argpartition(rank, 0)
     }
 
     /// [`Array::topk`] of the flattened array.
@@ -225,10 +220,6 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] when there are fewer elements, or `k` is not positive.
     pub fn topk_flat(&self, k: i32) -> Result<Array> {
-        self.check_flat_rank("topk", k.saturating_sub(1))?;
-        call::array("topk", |out, s| {
-            // SAFETY: all handles are live; there are enough elements.
-            unsafe { mlx_sys::mlx_topk(out, self.raw(), k, s) }
-        })
+        self.flat("topk")?.topk(k, 0)
     }
 }

@@ -13,6 +13,7 @@ use crate::array::Array;
 use crate::call;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::mapped;
 
 impl Array {
     /// The values converted to `dtype`; the same array when it already has that type.
@@ -104,7 +105,16 @@ impl Array {
             )
             .with_inputs(&[self]));
         }
-        if from > to && self.shape().last() == Some(&1) {
+        if from < to && mapped::inside() {
+            // MLX would take the last axis of the batch. A reshape puts the batch first.
+            let (mut shape, parts) = (self.shape().to_vec(), (to / from) as i32);
+            if let Some(last) = shape.last_mut() {
+                *last /= parts;
+            }
+            shape.push(parts);
+            return self.reshape(&shape)?.viewed(dtype)?.squeeze_axis(-1);
+        }
+        if from > to && (self.shape().last() == Some(&1) || mapped::inside()) {
             // The stride of an axis of one element can be any, and MLX steps by it through the bytes.
             // A reshape gives the new last axis a stride of one, or one that MLX copies for.
             let mut shape = self.shape().to_vec();

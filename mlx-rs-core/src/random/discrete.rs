@@ -276,11 +276,9 @@ pub fn permutation(a: &Array, axis: i32, key: &Key) -> Result<Array> {
     if a.shape()[a.axis(op, axis)?] == 0 {
         return Ok(a.clone());
     }
-    call::array(op, |out, s| {
-        // SAFETY: all handles are live; the axis exists and is not empty.
-        unsafe { sys::mlx_random_permutation(out, a.raw(), axis, key.0.raw(), s) }
-    })
-    .map_err(|e| e.with_inputs(&[a]))
+    // As MLX does, but for arrays that its own gather gets wrong.
+    let order = permutation_of(a.dim(axis)?, key)?;
+    a.take_raw(op, &order, axis)
 }
 
 /// The numbers `0..count` (`uint32`) in random order.

@@ -6,6 +6,7 @@ use crate::array::{Array, axis_of};
 use crate::call::{self, ArrayVec};
 use crate::closure::{self, ClosureError, Outcome};
 use crate::error::{Error, ErrorKind, Result};
+use crate::mapped::Recording;
 use crate::stack;
 
 /// Which axis of each argument or output is the batch.
@@ -90,13 +91,21 @@ where
     let (in_axes, out_axes) = (in_axes.into(), out_axes.into());
     move |inputs| {
         let mut body = |x: &[Array]| -> Outcome {
-            let outputs = closure::guarded(|| f(x))?;
+            let outputs = closure::guarded(|| f(x).and_then(apart))?;
             // MLX also walks what leads to arguments without a batch.
             stack::check("vmap", &outputs, &[])?;
             Ok(outputs)
         };
         vectorize("vmap", &mut body, inputs, &in_axes, &out_axes)
     }
+}
+
+/// The outputs, no two of which are one array: MLX would move the batch axis of it twice.
+fn apart<E: ClosureError>(outputs: Vec<Array>) -> Result<Vec<Array>, E> {
+    if outputs.len() < 2 {
+        return Ok(outputs);
+    }
+    Ok(outputs.iter().map(Array::copy).collect::<Result<_>>()?)
 }
 
 const NONE: i32 = -1;
@@ -112,6 +121,7 @@ fn vectorize<E: ClosureError>(
     closure::run(op, || {
         let args = ArrayVec::new(op, inputs)?;
         let (mut traced_in, mut traced_out) = (ArrayVec::empty(), ArrayVec::empty());
+        let recording = Recording::start();
         closure::scoped(body, |function| {
             call::status(op, || {
                 // SAFETY: both results are writable, closure and vector are live; there is an axis
@@ -128,6 +138,7 @@ fn vectorize<E: ClosureError>(
                 }
             })
         })?;
+        drop(recording);
         let traced = traced_out.to_arrays(op)?;
         let wanted = out_axes.spread(op, "output", traced.len())?;
         let mut axes = Vec::with_capacity(wanted.len());

@@ -1,0 +1,64 @@
+//! Whether operations are recorded for a function that is mapped over a batch. MLX replaces what
+//! was recorded by operations on the whole batch, and some of its replacements are wrong: they forget
+//! an argument, count axes without the batch, or assume that both operands have it. Inside `vmap`
+//! such operations are recorded as others.
+
+use std::cell::Cell;
+
+use crate::array::Array;
+use crate::error::Result;
+use crate::ops::where_;
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// While it lives, operations of this thread are recorded for a mapped function.
+pub(crate) struct Recording(());
+
+impl Recording {
+    pub(crate) fn start() -> Self {
+        DEPTH.with(|depth| depth.set(depth.get() + 1));
+        Self(())
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        DEPTH.with(|depth| depth.set(depth.get() - 1));
+    }
+}
+
+/// Whether this thread records a mapped function.
+pub(crate) fn inside() -> bool {
+    DEPTH.with(|depth| depth.get() > 0)
+}
+
+/// `a`, which has a batch where `b` has one, in their common shape and type.
+pub(crate) fn with_batch_of(a: &Array, b: &Array) -> Result<Array> {
+    where_(&Array::scalar(true)?, a, b)
+}
+
+/// `a` with the batch, where it has one, as the first axis: what a reshape leaves.
+pub(crate) fn batch_first(a: &Array) -> Result<Array> {
+    let shape = [a.shape(), &[1]].concat();
+    a.reshape(&shape)?.squeeze_axis(-1)
+}
+
+/// An operation of two arrays inside a mapped function.
+pub(crate) fn binary(
+    name: &str,
+    a: &Array,
+    b: &Array,
+    raw: impl Fn(&Array, &Array) -> Result<Array>,
+) -> Result<Array> {
+    match name {
+        // The batch is sought where it was before the operands were aligned.
+        "not_equal" => a.equal(b)?.logical_not(),
+        // The result gets the shape of the first operand, and no operand is broadcast.
+        "bitwise_and" | "bitwise_or" | "bitwise_xor" | "left_shift" | "right_shift" => {
+            raw(&with_batch_of(a, b)?, &with_batch_of(b, a)?)
+        }
+        _ => raw(a, b),
+    }
+}
