@@ -245,8 +245,52 @@ fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
     assert!(max_difference(&ours.logits, &floats(&case["logits"])) < 1e-3);
 
     let anew = dir.path().join("anew");
-    convert(&file, &anew, &["--quantize", "--bits", "8"]);
+    let run = mlx(&file, &anew, &["--quantize", "--bits", "8"]);
+    assert!(run.status.success());
     assert_eq!(load(&anew).info().quantization_bits, Some(8));
+    // Rounding twice is told, and the scales are no larger than those of the blocks.
+    let told = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(
+        told.contains("quantized again to affine, 8 bits in groups of 64"),
+        "{told}"
+    );
+    let kind = |dir: &Path, name: &str| tensors(dir)[name].0.clone();
+    let scales = "model.layers.0.mlp.up_proj.scales";
+    assert_eq!(kind(&anew, scales), "F16");
+    // What has the target's form keeps its numbers, and nothing is said of it.
+    let same = dir.path().join("same");
+    let run = mlx(&file, &same, &["--quantize", "--group-size", "32"]);
+    assert!(run.status.success());
+    let weight = "model.layers.0.mlp.up_proj.weight";
+    assert_eq!(tensors(&same)[weight], tensors(&kept)[weight]);
+    assert_eq!(kind(&same, scales), "F16");
+}
+
+/// A directory that is quantized as asked is copied with its packed weights; another target is refused.
+#[test]
+fn a_quantized_directory_is_not_quantized_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = fixture("tiny/llama-q4");
+    let config = json(&source.join("config.json"));
+    let group = config["quantization"]["group_size"].to_string();
+    let (copy, same) = (dir.path().join("copy"), dir.path().join("same"));
+    convert(&source, &copy, &[]);
+    let run = mlx(&source, &same, &["--quantize", "--group-size", &group]);
+    let told = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(run.status.success(), "{told}");
+    assert!(told.contains("its packed weights are kept"), "{told}");
+    assert_eq!(tensors(&same), tensors(&copy));
+    let run = mlx(
+        &source,
+        &dir.path().join("x"),
+        &["--quantize", "--bits", "8"],
+    );
+    let told = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert_eq!(run.status.code(), Some(1));
+    assert!(
+        told.contains("(affine, 4 bits in groups of") && told.contains("--dequantize"),
+        "{told}"
+    );
 }
 
 #[test]
@@ -332,7 +376,7 @@ fn nothing_is_left_behind_or_lost_when_it_fails() {
     let run = mlx(
         &fixture("tiny/llama-q4"),
         &dir.path().join("x"),
-        &["--quantize"],
+        &["--quantize", "--bits", "8"],
     );
     assert_eq!(run.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&run.stderr).contains("quantized already"));

@@ -10,6 +10,7 @@ mod config;
 mod gguf;
 mod plan;
 mod rules;
+mod scales;
 mod source;
 mod stored;
 mod work;

@@ -7,12 +7,11 @@ use mlx_rs_core::QuantMode;
 use safetensors::Dtype;
 use serde_json::{Map, Value};
 
-use super::rules::{self, Chooser, Format};
+use super::rules::{self, Chooser, Format, base_format};
+use super::scales;
 use super::source::{Source, Stored, Tensor};
 use super::stored::StoredQuantization;
 use super::{ConvertOptions, FloatType, wrong};
-use crate::checkpoint::gguf::GgmlType;
-use crate::checkpoint::gguf_quant;
 
 /// A tensor that is written.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,13 +76,30 @@ impl Plan {
 
     pub(super) fn new(source: &Source, options: &ConvertOptions) -> Result<Self> {
         let stored = StoredQuantization::read(source)?;
-        if options.quantize.is_some() && stored.is_quantized {
+        let Some(quantize) = options.quantize.as_ref().filter(|_| stored.is_quantized) else {
+            return Planner::new(source, options, stored)?.run();
+        };
+        let wanted = base_format(quantize)?;
+        if quantize.recipe.is_some() || stored.base() != Some(wanted) {
+            let have = stored
+                .base()
+                .map_or_else(String::new, |f| format!(" ({})", f.told()));
             return Err(Error::new(
                 ErrorKind::InvalidOption,
-                "the model is quantized already; dequantize it first, or convert the original",
+                format!(
+                    "the model is quantized already{have}; quantizing again would round twice: convert the \
+                     original, or --dequantize it first"
+                ),
             ));
         }
-        Planner::new(source, options, stored)?.run()
+        let mut as_it_is = options.clone();
+        as_it_is.quantize = None;
+        let mut plan = Planner::new(source, &as_it_is, stored)?.run()?;
+        plan.notes.push(format!(
+            "the model is quantized so already ({}); its packed weights are kept",
+            wanted.told()
+        ));
+        Ok(plan)
     }
 }
 
@@ -98,6 +114,8 @@ struct Planner<'a> {
     formats: BTreeMap<String, Format>,
     counts: HashMap<Format, u64>,
     dense_blocks: u64,
+    /// Matrices whose blocks are quantized again, by their type.
+    requantized: BTreeMap<String, usize>,
     dropped: usize,
     items: Vec<Item>,
     parameters: u64,
@@ -139,6 +157,7 @@ impl<'a> Planner<'a> {
             formats: BTreeMap::new(),
             counts: HashMap::new(),
             dense_blocks: 0,
+            requantized: BTreeMap::new(),
             dropped: 0,
             items: Vec::new(),
             parameters: 0,
@@ -361,8 +380,16 @@ impl<'a> Planner<'a> {
         };
         if let (Some(path), Some(float)) = (path, like.float()) {
             if let Some(format) = self.chooser.as_ref().and_then(|c| c.format(path, &shape)) {
-                let work = match kind.and_then(|k| lossless(k, format)) {
-                    Some(scales) => Work::Repack(self.options.dtype.unwrap_or(scales)),
+                let block = kind.filter(|kind| scales::is_block(*kind));
+                let work = match block {
+                    Some(kind) if scales::packing(kind) == Some(format) => {
+                        Work::Repack(self.scales_of(&parts)?)
+                    }
+                    Some(kind) => {
+                        *self.requantized.entry(kind.name()).or_default() += 1;
+                        // As the blocks have their own; their numbers are no finer.
+                        Work::Quantize(format, self.options.dtype.unwrap_or(FloatType::F16))
+                    }
                     None => Work::Quantize(format, self.options.dtype.unwrap_or(float)),
                 };
                 return self.push_packed(path, &shape, parts, work, format, transposed);
@@ -370,15 +397,12 @@ impl<'a> Planner<'a> {
             let repacked = kind.filter(|_| {
                 !self.options.dequantize && self.chooser.is_none() && rules::is_matrix(path, &shape)
             });
-            if let Some((format, scales)) = repacked.and_then(packing) {
-                let work = Work::Repack(self.options.dtype.unwrap_or(scales));
+            if let Some(format) = repacked.and_then(scales::packing) {
+                let work = Work::Repack(self.scales_of(&parts)?);
                 return self.push_packed(path, &shape, parts, work, format, transposed);
             }
         }
-        if kind.is_some_and(|k| {
-            gguf_quant::repack(k, &[]).is_some()
-                || matches!(k, GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q6K)
-        }) {
+        if kind.is_some_and(scales::is_block) {
             self.dense_blocks += 1;
         }
         let (work, dtype) = match (like.float(), self.options.dtype) {
@@ -401,6 +425,17 @@ impl<'a> Planner<'a> {
             }],
         });
         Ok(())
+    }
+
+    /// The type of the scales of blocks that keep their numbers.
+    fn scales_of(&self, parts: &[usize]) -> Result<FloatType> {
+        match self.options.dtype {
+            Some(dtype) => Ok(dtype),
+            None => {
+                let tensors = parts.iter().map(|part| &self.source.tensors[*part]);
+                scales::exact(self.source, tensors)
+            }
+        }
     }
 
     fn push_packed(
@@ -476,6 +511,19 @@ impl<'a> Planner<'a> {
                 self.dense_blocks
             ));
         }
+        if let (Some(chooser), false) = (&self.chooser, self.requantized.is_empty()) {
+            let kinds: Vec<String> = self
+                .requantized
+                .iter()
+                .map(|(kind, n)| format!("{n} of {kind}"))
+                .collect();
+            notes.push(format!(
+                "the file is quantized already: {} matrices are quantized again to {}, which rounds twice; \
+                 without --quantize they keep their numbers where MLX has a form for them",
+                kinds.join(", "),
+                chooser.base.told()
+            ));
+        }
         let kept = self.formats.is_empty() && self.stored.is_quantized && !self.options.dequantize;
         let quantization = if kept {
             let said = self
@@ -542,29 +590,4 @@ pub(super) fn file_type(float: FloatType) -> Dtype {
         FloatType::F16 => Dtype::F16,
         FloatType::BF16 => Dtype::BF16,
     }
-}
-
-/// MLX's form of a GGUF type with the same numbers, and the smallest type that holds its scales: those
-/// of K blocks are products and need all of an `f32`.
-fn packing(kind: GgmlType) -> Option<(Format, FloatType)> {
-    let bits = gguf_quant::repack(kind, &[])?.bits;
-    let scales = match kind {
-        GgmlType::Q4K | GgmlType::Q5K => FloatType::F32,
-        _ => FloatType::F16,
-    };
-    Some((
-        Format {
-            bits,
-            group_size: 32,
-            mode: QuantMode::Affine,
-        },
-        scales,
-    ))
-}
-
-/// The scales' type, when a GGUF type already is what is asked for.
-fn lossless(kind: GgmlType, format: Format) -> Option<FloatType> {
-    packing(kind)
-        .filter(|(found, _)| *found == format)
-        .map(|(_, scales)| scales)
 }

@@ -69,6 +69,12 @@ pub(super) struct Format {
 }
 
 impl Format {
+    /// For people.
+    pub(super) fn told(self) -> String {
+        let (bits, group, mode) = (self.bits, self.group_size, self.mode_name());
+        format!("{mode}, {bits} bits in groups of {group}")
+    }
+
     /// The mode's name in a `config.json`.
     pub(super) fn mode_name(self) -> &'static str {
         match self.mode {

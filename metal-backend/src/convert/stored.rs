@@ -50,6 +50,11 @@ impl StoredQuantization {
         Ok(found)
     }
 
+    /// The format of most matrices.
+    pub(super) fn base(&self) -> Option<Format> {
+        self.base
+    }
+
     /// The format of the matrix `path`.
     pub(super) fn of(&self, path: &str) -> Option<Format> {
         self.layers.get(path).copied().or(self.base)
