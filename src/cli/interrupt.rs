@@ -12,12 +12,12 @@ use inference::CancelToken;
 /// What a shell gives for SIGINT.
 const INTERRUPTED: u8 = 130;
 /// What a shell gives for SIGTERM.
-#[cfg(unix)]
+#[cfg(all(unix, feature = "mlx-backend"))]
 const TERMINATED: u8 = 143;
 
 static CURRENT: Mutex<Option<CancelToken>> = Mutex::new(None);
 static HANDLER: Once = Once::new();
-#[cfg(unix)]
+#[cfg(all(unix, feature = "mlx-backend"))]
 static TERM_HANDLER: Once = Once::new();
 /// The exit code of the signal that cancelled last.
 static CODE: AtomicU8 = AtomicU8::new(INTERRUPTED);
