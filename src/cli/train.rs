@@ -86,6 +86,14 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             code: exit_code(),
         });
     }
+    if cancel.is_cancelled() && run.config().test && summary.test.is_none() {
+        return Err(Failure::Interrupted {
+            message: String::from(
+                "the test was interrupted; all steps are made and saved, --test alone measures",
+            ),
+            code: exit_code(),
+        });
+    }
     Ok(())
 }
 
