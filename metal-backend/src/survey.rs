@@ -346,7 +346,11 @@ fn of_gguf(
         // The packed words, and scale and bias for each 32.
         Some(packed) => {
             let bits = u64::from(packed.bits.unsigned_abs());
-            (parameters.saturating_mul(bits) / 8).saturating_add(parameters / 16 * width)
+            // The kernels keep factors as halves where that is exact: those of K blocks are products.
+            let product = matches!(tensor.kind, GgmlType::Q4K | GgmlType::Q5K);
+            let halves = halves_stay && !product && tensor.shape.len() == 2;
+            let factor = if halves { 2 } else { width };
+            (parameters.saturating_mul(bits) / 8).saturating_add(parameters / 16 * factor)
         }
         // As `Weights::matrix` has it; stacks of experts have three axes.
         None if halves_stay
@@ -451,14 +455,16 @@ mod tests {
             assert_eq!(entry.parameters, 8192);
             entry.loaded
         };
-        // 4 bits each, and 256 groups with two numbers.
-        assert_eq!(of(GgmlType::Q4_1, 5120, 4), 4096 + 256 * 8);
+        // 4 bits each, and 256 groups with two numbers, which the kernels keep as halves.
+        assert_eq!(of(GgmlType::Q4_1, 5120, 4), 4096 + 256 * 4);
+        assert_eq!(of(GgmlType::Q4K, 4608, 4), 4096 + 256 * 8);
         assert_eq!(of(GgmlType::Q8_0, 8704, 2), 8192 + 256 * 4);
         assert_eq!(of(GgmlType::Q6K, 6720, 4), 4 * 8192);
         assert_eq!(of(GgmlType::BF16, 16384, 2), 2 * 8192);
         // Matrices of 16 bits stay so for the kernels, and become what is computed with elsewhere.
         assert_eq!(of(GgmlType::F16, 16384, 4), 2 * 8192);
         stays.set(false);
+        assert_eq!(of(GgmlType::Q4_1, 5120, 4), 4096 + 256 * 8);
         assert_eq!(of(GgmlType::F16, 16384, 4), 4 * 8192);
     }
 
