@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::time::Instant;
+
 use common::{fixture, floats, max_difference, tiny};
-use inference::{ErrorKind, LoadOptions, Pooling, Prompt};
+use inference::{CancelToken, ErrorKind, Interrupt, LoadOptions, Pooling, Prompt};
 
 fn ids(n: u32) -> Prompt {
     Prompt::Tokens((0..n).map(|i| 5 + (i * 7 + i * i % 11) % 90).collect())
@@ -290,4 +292,80 @@ fn a_closed_model_shows_nothing() {
             .kind(),
     );
     closed(model.batch_session().err().unwrap().kind());
+}
+
+/// Each call without options ends at its deadline, between two steps of a long prompt.
+#[test]
+fn calls_end_between_the_steps_of_a_prompt() {
+    let model = tiny("llama");
+    let prompt = Prompt::Tokens((0..2300u32).map(|i| 5 + i * i % 290).collect());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("prompt.safetensors");
+    type Call<'a> = Box<dyn Fn(&Interrupt) -> inference::Result<()> + 'a>;
+    let tokens = model.as_token_model().unwrap();
+    let vectors = model.as_embedding_model().unwrap();
+    let inside = model.as_attention_inspector().unwrap();
+    let files = model.as_prompt_cache().unwrap();
+    let prompts = std::slice::from_ref(&prompt);
+    let calls: [(&str, Call<'_>); 7] = [
+        (
+            "logits",
+            Box::new(|i| tokens.logits_until(&prompt, false, i).map(drop)),
+        ),
+        (
+            "all logits",
+            Box::new(|i| tokens.logits_until(&prompt, true, i).map(drop)),
+        ),
+        (
+            "logprobs",
+            Box::new(|i| tokens.token_logprobs_until(&prompt, i).map(drop)),
+        ),
+        (
+            "embed",
+            Box::new(|i| {
+                vectors
+                    .embed_until(prompts, Pooling::Mean, true, i)
+                    .map(drop)
+            }),
+        ),
+        (
+            "attention",
+            Box::new(|i| inside.inspect_attention_until(&prompt, i).map(drop)),
+        ),
+        (
+            "hidden",
+            Box::new(|i| inside.hidden_states_until(&prompt, &[9], i).map(drop)),
+        ),
+        (
+            "file",
+            Box::new(|i| files.save_prompt_cache_until(&prompt, &path, i).map(drop)),
+        ),
+    ];
+    for (name, call) in &calls {
+        let start = Instant::now();
+        call(&Interrupt::new()).unwrap();
+        let whole = start.elapsed();
+        std::fs::remove_file(&path).ok();
+        let start = Instant::now();
+        let error = call(&Interrupt::new().with_deadline(start + whole / 10)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{name}");
+        let (took, asked) = (start.elapsed(), whole / 10);
+        assert!(
+            took < whole * 7 / 10,
+            "{name}: {took:?} of {whole:?} instead of {asked:?}"
+        );
+        assert!(took >= asked, "{name}");
+        // From another thread.
+        let cancel = CancelToken::new();
+        let interrupt = Interrupt::new().with_cancel(cancel.clone());
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(whole / 10);
+                cancel.cancel();
+            });
+            call(&interrupt).unwrap_err()
+        });
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{name}");
+        assert!(!path.exists(), "{name}");
+    }
 }

@@ -1,6 +1,6 @@
-//! LongRoPE: the rotation of all positions changes with the length of the sequence. However a sequence
-//! is computed, its reply is the one that a single pass over it gives, which is the reference's
-//! (`tools/golden/longrope.py`).
+//! LongRoPE: the rotation of all positions changes with the length of the sequence. However a
+//! sequence is computed, its reply is the one that a single pass over it gives, which is the
+//! reference's (`tools/golden/longrope.py`).
 
 mod common;
 
@@ -227,8 +227,8 @@ fn prompt_files_hold_one_rotation() {
     }
 }
 
-/// 600 tokens are more than a step of the default size, of which there are then two, on either side of
-/// a switch at 550.
+/// 600 tokens are more than a step of the default size, of which there are then two, on either side
+/// of a switch at 550.
 #[test]
 fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
     let dir = tempfile::tempdir().unwrap();
@@ -298,7 +298,8 @@ fn golden_config(dir: &std::path::Path) -> serde_json::Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// No other family's rotation depends on the length: cutting a prompt changes nothing but roundings.
+/// No other family's rotation depends on the length: cutting a prompt changes nothing but
+/// roundings.
 #[test]
 fn only_phi3_depends_on_the_length() {
     for name in common::tiny_names() {

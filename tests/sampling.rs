@@ -261,3 +261,64 @@ fn a_failing_processor_ends_its_reply_only() {
     assert!(e.to_string().contains("enough"), "{e}");
     assert_eq!(reply(model.as_ref(), &greedy(5)).tokens.len(), 5);
 }
+
+/// Hostile schemas are refused, and large ones work, on a stack as small as threads of servers
+/// have.
+#[test]
+fn grammars_need_no_stack_of_the_caller() {
+    let model = tiny("llama");
+    let model = model.as_ref();
+    let prompt = prompt();
+    let with = |schema| {
+        greedy(4)
+            .with_ignore_eos(false)
+            .with_grammar(Grammar::JsonSchema(schema))
+    };
+    let chain = |n: usize| {
+        let refer = |i: usize| serde_json::json!({"$ref": format!("#/$defs/d{i}")});
+        let mut defs: serde_json::Map<String, serde_json::Value> =
+            (1..n).map(|i| (format!("d{i}"), refer(i + 1))).collect();
+        defs.insert(format!("d{n}"), serde_json::json!({"type": "integer"}));
+        serde_json::json!({"$defs": defs, "$ref": "#/$defs/d1"})
+    };
+    std::thread::scope(|scope| {
+        // Where a value that deep is made and dropped.
+        let large = std::thread::Builder::new().stack_size(1 << 30);
+        let all = || {
+            let deep = (0..100_000).fold(serde_json::Value::Null, |inner, _| {
+                serde_json::Value::Object([(String::from("items"), inner)].into_iter().collect())
+            });
+            let refused = [with(deep), with(chain(20_000))];
+            let works = with(chain(1000));
+            std::thread::scope(|scope| {
+                let small = std::thread::Builder::new().stack_size(256 << 10);
+                let calls = || {
+                    let invalid = |error: inference::Error| {
+                        assert_eq!(error.kind(), ErrorKind::InvalidOption);
+                        assert!(
+                            error.to_string().contains("JSON schema is too large"),
+                            "{error}"
+                        );
+                    };
+                    let one = std::slice::from_ref(&prompt);
+                    for options in &refused {
+                        invalid(model.generate(&prompt, options).err().unwrap());
+                        let hello = [inference::Message::user("hello")];
+                        invalid(model.chat(&hello, options).err().unwrap());
+                        invalid(model.classify(one, options, false).unwrap_err());
+                        invalid(model.batch_generate(one, options).unwrap_err());
+                        let mut session = model.batch_session().unwrap();
+                        invalid(session.add(&prompt, options).unwrap_err());
+                    }
+                    let text = reply(model, &works).text;
+                    assert!(
+                        text.trim_start_matches('-').parse::<i64>().is_ok(),
+                        "{text}"
+                    );
+                };
+                small.spawn_scoped(scope, calls).unwrap().join().unwrap();
+            });
+        };
+        large.spawn_scoped(scope, all).unwrap().join().unwrap();
+    });
+}

@@ -1,6 +1,6 @@
-//! How large a grammar may be. Grammar libraries recurse over schemas, and take a time that some schemas
-//! make exponential: what exceeds these limits is refused before a library sees it. The walk itself
-//! does not recurse, so that it fits every stack.
+//! How large a grammar may be. Grammar libraries recurse over schemas, and take a time that some
+//! schemas make exponential: what exceeds these limits is refused before a library sees it. The
+//! walk itself does not recurse, so that it fits every stack.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,8 @@ pub const ENUM: usize = 10_000;
 pub const ELEMENTS: usize = 2_000;
 /// Different targets of `$ref`, which is also how long a chain of them can be.
 pub const REFERENCES: usize = 1_000;
-/// The depths of all targets of `$ref` together: how deep schemas are within each other through them.
+/// The depths of all targets of `$ref` together: how deep schemas are within each other through
+/// them.
 pub const REFERENCED_DEPTH: usize = 4_096;
 /// Bytes of one `pattern`, or of a key of `patternProperties`.
 pub const PATTERN: usize = 4_096;

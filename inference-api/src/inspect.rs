@@ -56,8 +56,8 @@ pub trait AttentionInspector: TextModel {
     /// As [`TextModel::generate`].
     fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot>;
 
-    /// [`AttentionInspector::inspect_attention`], unless `interrupt` ends it. Engines ask between the
-    /// steps of a prompt; this one, for those that do not, asks before and after.
+    /// [`AttentionInspector::inspect_attention`], unless `interrupt` ends it. Engines ask between
+    /// the steps of a prompt; this one, for those that do not, asks before and after.
     ///
     /// # Errors
     /// As [`AttentionInspector::inspect_attention`] and [`Interrupt::check`].
@@ -140,8 +140,8 @@ pub trait EmbeddingModel: TextModel {
     fn embed(&self, prompts: &[Prompt], pooling: Pooling, normalize: bool)
     -> Result<Vec<Vec<f32>>>;
 
-    /// [`EmbeddingModel::embed`], unless `interrupt` ends it. Engines ask between the steps of a prompt;
-    /// this one, for those that do not, asks before and after.
+    /// [`EmbeddingModel::embed`], unless `interrupt` ends it. Engines ask between the steps of a
+    /// prompt; this one, for those that do not, asks before and after.
     ///
     /// # Errors
     /// As [`EmbeddingModel::embed`] and [`Interrupt::check`].

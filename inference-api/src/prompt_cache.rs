@@ -16,8 +16,8 @@ pub trait PromptCacheModel: TextModel {
     /// As [`TextModel::generate`], and [`crate::ErrorKind::Io`] when the file cannot be written.
     fn save_prompt_cache(&self, prompt: &Prompt, path: &Path) -> Result<usize>;
 
-    /// [`PromptCacheModel::save_prompt_cache`], unless `interrupt` ends it. Engines ask between the steps
-    /// of the prompt, and then write nothing; this one, for those that do not, asks before.
+    /// [`PromptCacheModel::save_prompt_cache`], unless `interrupt` ends it. Engines ask between the
+    /// steps of the prompt, and then write nothing; this one, for those that do not, asks before.
     ///
     /// # Errors
     /// As [`PromptCacheModel::save_prompt_cache`] and [`Interrupt::check`].

@@ -79,8 +79,8 @@ impl Grammar {
     /// anything that recurses over it, such as a clone. It does not recurse itself.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] saying what is wrong; of a limit, which one, and the JSON pointer
-    /// of the place.
+    /// [`ErrorKind::InvalidOption`] saying what is wrong; of a limit, which one, and the JSON
+    /// pointer of the place.
     pub fn validate(&self) -> Result<()> {
         match self {
             Grammar::JsonSchema(value) => grammar_limits::check_schema(value)?,

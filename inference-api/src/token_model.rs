@@ -70,8 +70,8 @@ pub trait TokenModel: TextModel {
     /// As [`TextModel::generate`].
     fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput>;
 
-    /// [`TokenModel::logits`], unless `interrupt` ends it. Engines ask between the steps of a prompt; this
-    /// one, for those that do not, asks before and after.
+    /// [`TokenModel::logits`], unless `interrupt` ends it. Engines ask between the steps of a
+    /// prompt; this one, for those that do not, asks before and after.
     ///
     /// # Errors
     /// As [`TokenModel::logits`] and [`Interrupt::check`].
@@ -100,7 +100,8 @@ pub trait TokenModel: TextModel {
         ))
     }
 
-    /// [`TokenModel::token_logprobs`], unless `interrupt` ends it, as in [`TokenModel::logits_until`].
+    /// [`TokenModel::token_logprobs`], unless `interrupt` ends it, as in
+    /// [`TokenModel::logits_until`].
     ///
     /// # Errors
     /// As [`TokenModel::token_logprobs`] and [`Interrupt::check`].

@@ -260,6 +260,9 @@ checks! {
     Attention "attention"
         "the attention snapshot has the shapes it says"
         capability!(attention_inspection), training::attention;
+    CallsInterrupted "calls_interrupted"
+        "logits, probabilities, embeddings and attention that are cancelled, or out of time, fail with that kind"
+        Need::WherePossible, interrupt::calls;
     Concurrent "concurrent"
         "callers in several threads get what they get alone"
         Need::Always, threads::concurrent;

@@ -87,6 +87,7 @@ const FAULTS: &[(Fault, Check)] = &[
     (Fault::LoraRankZero, Check::Training),
     (Fault::AdapterNotReadBack, Check::AdapterSaved),
     (Fault::AttentionTooShort, Check::Attention),
+    (Fault::LogitsOutliveDeadline, Check::CallsInterrupted),
     (Fault::MixesRequests, Check::Concurrent),
     (Fault::BoundToThread, Check::Crossing),
     (Fault::OneStreamAThread, Check::Interleaved),

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
     AttentionInspector, BatchEvent, BatchResult, BatchSession, ClassifyResult, EmbeddingModel,
-    Error, ErrorKind, GenerateMetrics, GenerateOptions, LogitsOutput, Message, ModelInfo, Prompt,
-    PromptCacheModel, Result, TextModel, Token, TokenLogprobs, TokenModel, TokenStream, TopLogprob,
-    TrainableModel,
+    Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, Message,
+    ModelInfo, Prompt, PromptCacheModel, Result, TextModel, Token, TokenLogprobs, TokenModel,
+    TokenStream, TopLogprob, TrainableModel,
 };
 use mlx_rs_core::{DeviceKind, Stream, concatenate, eval};
 
@@ -186,8 +186,8 @@ impl Engine {
     }
 
     /// Tells what this model computes from what others do, for files, and the adapter's epoch.
-    /// Adapters in memory have no name, so that files of one are only for this engine, and only until
-    /// it changes.
+    /// Adapters in memory have no name, so that files of one are only for this engine, and only
+    /// until it changes.
     fn identity(&self) -> (String, u64) {
         // Held, so that no change comes in between.
         let adapter = locked(&self.adapter);
@@ -298,6 +298,8 @@ impl MlxModel {
     }
 
     fn start(&self, ids: Vec<u32>, options: &GenerateOptions) -> Result<Generation> {
+        // Before they are cloned, which recurses over a schema.
+        options.validate()?;
         Generation::new(Arc::clone(&self.engine), ids, options.clone())
     }
 
@@ -465,6 +467,15 @@ impl TextModel for MlxModel {
 
 impl PromptCacheModel for MlxModel {
     fn save_prompt_cache(&self, prompt: &Prompt, path: &Path) -> Result<usize> {
+        self.save_prompt_cache_until(prompt, path, &Interrupt::new())
+    }
+
+    fn save_prompt_cache_until(
+        &self,
+        prompt: &Prompt,
+        path: &Path,
+        interrupt: &Interrupt,
+    ) -> Result<usize> {
         let engine = &self.engine;
         let ids = engine.encode_prompt(prompt)?;
         engine.check_prompt(&ids)?;
@@ -474,11 +485,11 @@ impl PromptCacheModel for MlxModel {
             let caches = decoder.new_caches(engine.cache_options());
             let mut caches = caches.for_sequence(ids.len());
             let step = GenerateOptions::default().prefill_step_size;
-            forward_prompt(decoder.as_ref(), &ids, &mut caches, step, &mut |_| {
-                engine.check_open()
-            })?;
+            let check = || engine.check_open().and_then(|()| interrupt.check());
+            check()?;
+            forward_prompt(decoder.as_ref(), &ids, &mut caches, step, &mut |_| check())?;
             cache::settle(&caches).map_err(engine_error("prefill"))?;
-            engine.check_open()?;
+            check()?;
             if engine.prefixes.epoch() != epoch {
                 return Err(Error::new(
                     ErrorKind::Engine,
@@ -535,6 +546,15 @@ impl TokenModel for MlxModel {
     }
 
     fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
+        self.logits_until(prompt, all, &Interrupt::new())
+    }
+
+    fn logits_until(
+        &self,
+        prompt: &Prompt,
+        all: bool,
+        interrupt: &Interrupt,
+    ) -> Result<LogitsOutput> {
         let engine = &self.engine;
         let ids = engine.encode_prompt(prompt)?;
         engine.check_prompt(&ids)?;
@@ -544,9 +564,11 @@ impl TokenModel for MlxModel {
             let mut caches = caches.for_sequence(ids.len());
             let mut parts = Vec::new();
             let step = GenerateOptions::default().prefill_step_size;
+            let check = || engine.check_open().and_then(|()| interrupt.check());
+            check()?;
             if all {
                 for tokens in ids.chunks(step) {
-                    engine.check_open()?;
+                    check()?;
                     let part = forward(decoder.as_ref(), tokens, &mut caches, Positions::All)
                         .and_then(|part| eval([&part]).map(|()| part))
                         .map_err(engine_error("logits"))?;
@@ -558,7 +580,7 @@ impl TokenModel for MlxModel {
                     &ids,
                     &mut caches,
                     step,
-                    &mut |_| engine.check_open(),
+                    &mut |_| check(),
                 )?);
             }
             concatenate(&parts.iter().collect::<Vec<_>>(), 1)
@@ -570,9 +592,13 @@ impl TokenModel for MlxModel {
     }
 
     fn token_logprobs(&self, prompt: &Prompt) -> Result<Vec<f32>> {
+        self.token_logprobs_until(prompt, &Interrupt::new())
+    }
+
+    fn token_logprobs_until(&self, prompt: &Prompt, interrupt: &Interrupt) -> Result<Vec<f32>> {
         let ids = self.engine.encode_prompt(prompt)?;
         self.engine.check_prompt(&ids)?;
-        crate::inspect::token_logprobs(&self.engine, &ids)
+        crate::inspect::token_logprobs(&self.engine, &ids, interrupt)
     }
 
     fn eos_tokens(&self) -> Vec<u32> {

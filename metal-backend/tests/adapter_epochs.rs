@@ -1,5 +1,5 @@
-//! Adapters exchanged while requests run: a request of one adapter leaves nothing for those of another,
-//! however it is computed and wherever its keys and values are kept.
+//! Adapters exchanged while requests run: a request of one adapter leaves nothing for those of
+//! another, however it is computed and wherever its keys and values are kept.
 
 mod training_common;
 

@@ -49,5 +49,21 @@ pub(crate) fn grammars(context: &Context) -> Verdict {
         answer,
         &[ErrorKind::InvalidOption],
     )?;
+    // Neither depth nor references may be left to a library that recurses.
+    let deep = (0..1000).fold(serde_json::Value::Bool(true), |inner, _| {
+        serde_json::Value::Object([(String::from("items"), inner)].into_iter().collect())
+    });
+    let refer = |i: usize| serde_json::json!({"$ref": format!("#/$defs/{i}")});
+    let definitions = (0..3000).map(|i| (i.to_string(), refer(i + 1)));
+    let definitions: serde_json::Map<_, _> = definitions.collect();
+    let chain = serde_json::json!({"$defs": definitions, "$ref": "#/$defs/0"});
+    for (what, schema) in [("too deep", deep), ("a chain of references", chain)] {
+        let options = greedy(N)
+            .with_ignore_eos(false)
+            .with_grammar(Grammar::JsonSchema(schema));
+        let answer = first_item(model.generate(&prompt, &options));
+        let what = format!("a schema that is {what}");
+        refused(&what, answer, &[ErrorKind::InvalidOption])?;
+    }
     usable(model.as_ref(), &prompt, &before)
 }

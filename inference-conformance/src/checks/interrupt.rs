@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use inference::{CancelToken, ErrorKind, GenerateOptions, TokenStream};
+use inference::{
+    CancelToken, Error, ErrorKind, GenerateOptions, Interrupt, Pooling, TextModel, TokenStream,
+};
 
 use super::errors::interrupted;
-use crate::context::{Context, Verdict, ensure, fail};
+use crate::context::{Context, Verdict, ensure, fail, skip};
 use crate::probe::{GROWTH, LONG, N, ends_with, greedy, read, reply, same, start, usable};
 
 /// A request that must end before its first token, at the call or in the stream.
@@ -102,6 +104,77 @@ pub(crate) fn deadline_during(context: &Context) -> Verdict {
         }
     }
     drop(stream);
+    usable(model.as_ref(), &context.prompt(), &before)
+}
+
+/// What a call ended with, if it is there.
+type Ended = Option<Result<(), Error>>;
+
+/// A call that takes no options.
+type Call = fn(&dyn TextModel, &Context, &Interrupt) -> Ended;
+
+/// Those that a model may have.
+const CALLS: [(&str, Call); 5] = [
+    ("logits", |model, context, interrupt| {
+        let tokens = model.as_token_model()?;
+        let answer = tokens.logits_until(&context.prompt(), false, interrupt);
+        Some(answer.map(|_| ()))
+    }),
+    ("logits of all positions", |model, context, interrupt| {
+        let tokens = model.as_token_model()?;
+        let answer = tokens.logits_until(&context.prompt(), true, interrupt);
+        Some(answer.map(|_| ()))
+    }),
+    ("token_logprobs", |model, context, interrupt| {
+        let tokens = model.as_token_model()?;
+        let answer = tokens.token_logprobs_until(&context.prompt(), interrupt);
+        Some(answer.map(|_| ()))
+    }),
+    ("embed", |model, context, interrupt| {
+        let vectors = model.as_embedding_model()?;
+        let prompts = [context.prompt(), context.prompt()];
+        let answer = vectors.embed_until(&prompts, Pooling::Mean, true, interrupt);
+        Some(answer.map(|_| ()))
+    }),
+    ("inspect_attention", |model, context, interrupt| {
+        let inspector = model.as_attention_inspector()?;
+        let answer = inspector.inspect_attention_until(&context.prompt(), interrupt);
+        Some(answer.map(|_| ()))
+    }),
+];
+
+pub(crate) fn calls(context: &Context) -> Verdict {
+    let model = context.model()?;
+    let before = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
+    let later = Instant::now() + Duration::from_secs(3600);
+    let never = Interrupt::new()
+        .with_cancel(CancelToken::new())
+        .with_deadline(later);
+    let mut checked = 0;
+    for (what, call) in CALLS {
+        match call(model.as_ref(), context, &never) {
+            None => continue,
+            Some(Err(e)) if e.kind() == ErrorKind::Unsupported => continue,
+            Some(Err(e)) => return fail(format!("{what}, which nothing interrupts: {e}")),
+            Some(Ok(())) => checked += 1,
+        }
+        for (why, kind, options) in interrupted(N) {
+            match call(model.as_ref(), context, &options.interrupt()) {
+                Some(Err(e)) => ensure!(
+                    e.kind() == kind,
+                    "{what}, {why}, failed with kind {}, expected {kind}: {e}",
+                    e.kind()
+                ),
+                _ => return fail(format!("{what}, {why}, did not fail")),
+            }
+        }
+        let Some(Ok(())) = call(model.as_ref(), context, &never) else {
+            return fail(format!("{what} does not work after it was interrupted"));
+        };
+    }
+    if checked == 0 {
+        return skip("the model has none of these calls");
+    }
     usable(model.as_ref(), &context.prompt(), &before)
 }
 

@@ -19,7 +19,7 @@ fn alternatives(grammar: &Grammar) -> Vec<String> {
 }
 
 pub fn is_broken(grammar: &Grammar) -> bool {
-    *grammar == Grammar::Regex("(".into())
+    *grammar == Grammar::Regex("(".into()) || grammar.validate().is_err()
 }
 
 /// A processor that allows what leads to one of the alternatives.

@@ -75,6 +75,7 @@ pub enum Fault {
     FiguresGoDown,
     ModelFiguresMissing,
     NanIsGreedy,
+    LogitsOutliveDeadline,
     ForeignIdsPass,
     EmptyTextPanics,
     ChatIgnoresMaxTokens,

@@ -7,8 +7,8 @@ use std::thread::ThreadId;
 
 use inference::{
     Adapter, AttentionInspector, AttentionSnapshot, BatchResult, ClassifyResult, Error, ErrorKind,
-    GenerateMetrics, GenerateOptions, LogitsOutput, LoraConfig, Message, ModelInfo, Prompt, Result,
-    TextModel, TokenModel, TokenStream, TrainableModel,
+    GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, LoraConfig, Message, ModelInfo,
+    Prompt, Result, TextModel, TokenModel, TokenStream, TrainableModel,
 };
 
 use super::Fault;
@@ -341,6 +341,18 @@ impl TokenModel for Model {
             _ => {}
         }
         Ok(output)
+    }
+
+    fn logits_until(
+        &self,
+        prompt: &Prompt,
+        all: bool,
+        interrupt: &Interrupt,
+    ) -> Result<LogitsOutput> {
+        if self.fault != Fault::LogitsOutliveDeadline {
+            interrupt.check()?;
+        }
+        self.logits(prompt, all)
     }
 
     fn eos_tokens(&self) -> Vec<u32> {

@@ -103,7 +103,8 @@ pub fn save(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Res
     Ok(())
 }
 
-/// Reads a file of the model `identity`, and returns its tokens and `empty` caches filled with theirs.
+/// Reads a file of the model `identity`, and returns its tokens and `empty` caches filled with
+/// theirs.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] for a damaged file, one of another model, or one with other caches.

@@ -219,10 +219,11 @@ pub struct Snapshot {
 
 /// One cache a layer, of one sequence.
 ///
-/// A rotation may change with the length of the sequence (LongRoPE), and all keys that a query meets
-/// must be rotated as its own is. So the caches know how long the sequence is, beyond the step that
-/// runs: however a prompt is cut into steps, its keys are those of one pass. They never hold keys of
-/// two rotations: where [`Caches::until_switch`] is 0, the sequence is computed again from its start.
+/// A rotation may change with the length of the sequence (LongRoPE), and all keys that a query
+/// meets must be rotated as its own is. So the caches know how long the sequence is, beyond the
+/// step that runs: however a prompt is cut into steps, its keys are those of one pass. They never
+/// hold keys of two rotations: where [`Caches::until_switch`] is 0, the sequence is computed again
+/// from its start.
 #[derive(Debug, Default)]
 pub struct Caches {
     layers: Vec<Box<dyn KvCache>>,
@@ -384,7 +385,8 @@ pub fn trim(caches: &mut Caches, n: i32) -> bool {
     possible
 }
 
-/// Whether these can stand where `others` would: the same kinds, layer by layer, and the same stretch.
+/// Whether these can stand where `others` would: the same kinds, layer by layer, and the same
+/// stretch.
 pub fn alike(caches: &Caches, others: &Caches) -> bool {
     caches.len() == others.len()
         && caches.stretch() == others.stretch()

@@ -55,6 +55,8 @@ impl Batch {
     /// # Errors
     /// As [`super::Generation::new`].
     pub fn add_ids(&mut self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<RowId> {
+        // Before they are cloned, which recurses over a schema.
+        options.validate()?;
         let mut request = Request::new(Arc::clone(&self.engine), prompt, options.clone())?;
         let caches = self.engine.cache_options();
         let lane = self.engine.scope(|| Lane::new(&mut request, caches))?;

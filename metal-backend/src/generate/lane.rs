@@ -102,8 +102,8 @@ impl Lane {
         })
     }
 
-    /// Call it before anything is computed: gives up what was reused if the adapter changed since the
-    /// request was made.
+    /// Call it before anything is computed: gives up what was reused if the adapter changed since
+    /// the request was made.
     pub fn refresh(&mut self, request: &mut Request) {
         let epoch = request.engine().prefixes().epoch();
         if !self.begun && self.epoch != epoch {
@@ -183,8 +183,8 @@ impl Lane {
     }
 }
 
-/// Caches for `request`, and how much of its prompt they hold already: those that `prefixes` holds of
-/// `epoch` where they may be used, else empty ones.
+/// Caches for `request`, and how much of its prompt they hold already: those that `prefixes` holds
+/// of `epoch` where they may be used, else empty ones.
 pub fn prepared(
     decoder: &dyn Decoder,
     options: &CacheOptions,

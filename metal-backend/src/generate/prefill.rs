@@ -12,8 +12,8 @@ use crate::error::engine;
 use crate::nn::attention::Positions;
 
 impl Lane {
-    /// Runs what is left of the prompt, or after a restart of all tokens so far, and queues the next
-    /// token.
+    /// Runs what is left of the prompt, or after a restart of all tokens so far, and queues the
+    /// next token.
     ///
     /// # Errors
     /// When memory runs out, or the request may not go on.

@@ -62,10 +62,10 @@ impl Prefixes {
         store.entries.clear();
     }
 
-    /// The caches of the kinds and the sequence of `like` that hold most of `prompt`'s beginning, cut to it, and how
-    /// much they hold; none in another epoch than `epoch`. They are taken out: the request gives them
-    /// back, longer, or loses them when it fails. At least one token is left to compute, from which
-    /// the first logits come.
+    /// The caches of the kinds and the sequence of `like` that hold most of `prompt`'s beginning,
+    /// cut to it, and how much they hold; none in another epoch than `epoch`. They are taken out:
+    /// the request gives them back, longer, or loses them when it fails. At least one token is left
+    /// to compute, from which the first logits come.
     pub fn take(&self, epoch: u64, prompt: &[u32], like: &Caches) -> Option<(Caches, usize)> {
         let mut store = self.store();
         if store.epoch != epoch {
@@ -94,9 +94,9 @@ impl Prefixes {
         cache::trim(&mut entry.caches, surplus).then(|| (entry.caches.for_sequence(reach), n))
     }
 
-    /// Remembers the caches of `tokens`, which a request that began in `epoch` computed, and forgets
-    /// the oldest where there is no room, as well as those that these begin with. Nothing is
-    /// remembered in another epoch.
+    /// Remembers the caches of `tokens`, which a request that began in `epoch` computed, and
+    /// forgets the oldest where there is no room, as well as those that these begin with. Nothing
+    /// is remembered in another epoch.
     pub fn put(&self, epoch: u64, tokens: Vec<u32>, caches: Caches) {
         let held = cache::offset(&caches).unsigned_abs() as usize;
         if tokens.is_empty() || held != tokens.len() {

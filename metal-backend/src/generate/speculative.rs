@@ -127,7 +127,8 @@ impl Drafting {
             self.take(request, &next)?;
             return Ok(());
         }
-        // All places of a pass have one rotation, that of the last; so none of them is beyond a switch.
+        // All places of a pass have one rotation, that of the last; so none of them is beyond a
+        // switch.
         let until_switch = self.lane.caches.until_switch() - 1;
         let most = request
             .options()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use inference::{
     AttentionInspector, AttentionSnapshot, EmbeddingModel, Error, ErrorKind, GenerateOptions,
-    HiddenStates, Pooling, Prompt, Result,
+    HiddenStates, Interrupt, Pooling, Prompt, Result,
 };
 use mlx_rs_core::{Array, Dtype, concatenate, eval};
 
@@ -30,23 +30,39 @@ fn step() -> usize {
 /// One step's forward pass, watched.
 type Forward<'a> = dyn FnMut(Watch<'_>) -> mlx_rs_core::Result<Array> + 'a;
 
+/// What computes, and what ends it early.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    engine: &'a Engine,
+    decoder: &'a dyn Decoder,
+    interrupt: &'a Interrupt,
+}
+
+impl Run<'_> {
+    /// Whether to go on.
+    fn check(&self) -> Result<()> {
+        self.engine.check_open()?;
+        self.interrupt.check()
+    }
+}
+
 /// Runs a prompt in steps; `f` is given the tokens of each, and what runs them.
 fn run(
-    engine: &Engine,
-    decoder: &dyn Decoder,
+    run: Run<'_>,
     tokens: &[u32],
     caches: &mut Caches,
     f: &mut dyn FnMut(&[u32], &mut Forward<'_>) -> Result<()>,
 ) -> Result<()> {
     for part in tokens.chunks(step()) {
-        engine.check_open()?;
+        run.check()?;
         f(part, &mut |mut watch| {
             let ids = ids(part)?;
             let mut rows = [Row {
                 length: ids.dim(1)?,
                 caches,
             }];
-            decoder.forward(&ids, &mut rows, Positions::All, &mut watch)
+            run.decoder
+                .forward(&ids, &mut rows, Positions::All, &mut watch)
         })?;
     }
     Ok(())
@@ -62,6 +78,14 @@ fn heads(array: &Array) -> mlx_rs_core::Result<Vec<Vec<f32>>> {
 
 impl AttentionInspector for MlxModel {
     fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot> {
+        self.inspect_attention_until(prompt, &Interrupt::new())
+    }
+
+    fn inspect_attention_until(
+        &self,
+        prompt: &Prompt,
+        interrupt: &Interrupt,
+    ) -> Result<AttentionSnapshot> {
         let engine = self.engine();
         let tokens = engine.encode_prompt(prompt)?;
         engine.check_prompt(&tokens)?;
@@ -71,8 +95,11 @@ impl AttentionInspector for MlxModel {
             let mut caches = decoder.new_caches(&WHOLE).for_sequence(tokens.len());
             let mut queries: BTreeMap<usize, Vec<Array>> = BTreeMap::new();
             run(
-                engine,
-                decoder.as_ref(),
+                Run {
+                    engine,
+                    decoder: decoder.as_ref(),
+                    interrupt,
+                },
                 &tokens,
                 &mut caches,
                 &mut |_, forward| {
@@ -122,6 +149,15 @@ impl AttentionInspector for MlxModel {
     }
 
     fn hidden_states(&self, prompt: &Prompt, positions: &[usize]) -> Result<HiddenStates> {
+        self.hidden_states_until(prompt, positions, &Interrupt::new())
+    }
+
+    fn hidden_states_until(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        interrupt: &Interrupt,
+    ) -> Result<HiddenStates> {
         let engine = self.engine();
         let tokens = engine.encode_prompt(prompt)?;
         engine.check_prompt(&tokens)?;
@@ -142,8 +178,11 @@ impl AttentionInspector for MlxModel {
             let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
             let mut before = 0;
             run(
-                engine,
-                decoder.as_ref(),
+                Run {
+                    engine,
+                    decoder: decoder.as_ref(),
+                    interrupt,
+                },
                 &tokens,
                 &mut caches,
                 &mut |part, forward| {
@@ -198,6 +237,16 @@ impl EmbeddingModel for MlxModel {
         pooling: Pooling,
         normalize: bool,
     ) -> Result<Vec<Vec<f32>>> {
+        self.embed_until(prompts, pooling, normalize, &Interrupt::new())
+    }
+
+    fn embed_until(
+        &self,
+        prompts: &[Prompt],
+        pooling: Pooling,
+        normalize: bool,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Vec<f32>>> {
         let engine = self.engine();
         let mut encoded = Vec::with_capacity(prompts.len());
         for (i, prompt) in prompts.iter().enumerate() {
@@ -211,10 +260,15 @@ impl EmbeddingModel for MlxModel {
         // Like lengths go together; the vectors are put back in their places.
         encoded.sort_by_key(|(_, tokens)| tokens.len());
         let mut vectors = vec![Vec::new(); prompts.len()];
+        let run = Run {
+            engine,
+            decoder: decoder.as_ref(),
+            interrupt,
+        };
         engine.scope(|| {
             let mut rest = encoded.as_slice();
             while !rest.is_empty() {
-                engine.check_open()?;
+                run.check()?;
                 let mut total = 0;
                 let n = rest
                     .iter()
@@ -225,7 +279,7 @@ impl EmbeddingModel for MlxModel {
                     .count()
                     .max(1);
                 let (now, later) = rest.split_at(n);
-                let pooled = pooled(engine, decoder.as_ref(), now, pooling, normalize)?;
+                let pooled = pooled(run, now, pooling, normalize)?;
                 for ((i, _), vector) in now.iter().zip(pooled) {
                     vectors[*i] = vector;
                 }
@@ -238,18 +292,20 @@ impl EmbeddingModel for MlxModel {
 
 /// The vectors of a few prompts: several short ones in one pass, or a long one in steps.
 fn pooled(
-    engine: &Engine,
-    decoder: &dyn Decoder,
+    of: Run<'_>,
     prompts: &[(usize, Vec<u32>)],
     pooling: Pooling,
     normalize: bool,
 ) -> Result<Vec<Vec<f32>>> {
+    let Run {
+        engine, decoder, ..
+    } = of;
     let fault = engine_error("embed");
     let states = if let [(_, tokens)] = prompts {
         let caches = decoder.new_caches(engine.cache_options());
         let mut caches = caches.for_sequence(tokens.len());
         let mut parts = Vec::new();
-        run(engine, decoder, tokens, &mut caches, &mut |_, forward| {
+        run(of, tokens, &mut caches, &mut |_, forward| {
             let part = forward(Watch::nothing().instead_of_logits())
                 .and_then(|part| eval([&part]).map(|()| part))
                 .map_err(engine_error("embed"))?;
@@ -312,8 +368,8 @@ fn pooled(
 /// The log-probability of each token but the first.
 ///
 /// # Errors
-/// When memory runs out, or the model is closed.
-pub fn token_logprobs(engine: &Engine, tokens: &[u32]) -> Result<Vec<f32>> {
+/// When memory runs out, the model is closed, or `interrupt` says so.
+pub fn token_logprobs(engine: &Engine, tokens: &[u32], interrupt: &Interrupt) -> Result<Vec<f32>> {
     let decoder = engine.decoder()?;
     engine.scope(|| {
         let fault = engine_error("logprobs");
@@ -322,8 +378,11 @@ pub fn token_logprobs(engine: &Engine, tokens: &[u32]) -> Result<Vec<f32>> {
         let mut found = Vec::with_capacity(tokens.len());
         let mut before = 0;
         run(
-            engine,
-            decoder.as_ref(),
+            Run {
+                engine,
+                decoder: decoder.as_ref(),
+                interrupt,
+            },
             tokens,
             &mut caches,
             &mut |part, forward| {

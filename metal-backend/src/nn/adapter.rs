@@ -155,8 +155,8 @@ impl Site {
         }
     }
 
-    /// What stands here with those of its trainable numbers replaced that `other` has, by the ends of
-    /// their names; `None` where nothing stands.
+    /// What stands here with those of its trainable numbers replaced that `other` has, by the ends
+    /// of their names; `None` where nothing stands.
     pub fn replaced(&self, other: impl Fn(&str) -> Option<Array>) -> Option<Delta> {
         Some(self.with_parts(&*self.stored()?, other))
     }
@@ -289,21 +289,22 @@ pub fn dropout_key(site: &str, seed: u64) -> Result<random::Key> {
     random::Key::new(hash)
 }
 
-/// Keeps forward passes and changes of the adapter apart: a pass sees all of a change, or none of it.
+/// Keeps forward passes and changes of the adapter apart: a pass sees all of a change, or none of
+/// it.
 #[derive(Debug, Default)]
 pub struct Passes(RwLock<()>);
 
 impl Passes {
-    /// Runs a forward pass. One that is differentiated does not wait for a change: it holds MLX's lock,
-    /// for which passes that run may wait, and it has numbers of its own.
+    /// Runs a forward pass. One that is differentiated does not wait for a change: it holds MLX's
+    /// lock, for which passes that run may wait, and it has numbers of its own.
     pub fn pass<R>(&self, f: impl FnOnce() -> R) -> R {
         let lock = || self.0.read().unwrap_or_else(PoisonError::into_inner);
         let _pass = (!differentiated()).then(lock);
         f()
     }
 
-    /// Sets, exchanges or removes what stands at sites, in this order; requests that run take it with
-    /// their next step.
+    /// Sets, exchanges or removes what stands at sites, in this order; requests that run take it
+    /// with their next step.
     pub fn change(&self, sites: impl IntoIterator<Item = (Arc<Site>, Option<Delta>)>) {
         // Collected before and freed after the lock is held: both may wait for MLX's own lock.
         let sites: Vec<_> = sites.into_iter().collect();

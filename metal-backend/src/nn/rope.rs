@@ -172,7 +172,8 @@ impl Rope {
         })
     }
 
-    /// The number of positions beyond which all of a sequence's positions are rotated in another way.
+    /// The number of positions beyond which all of a sequence's positions are rotated in another
+    /// way.
     pub fn switch(&self) -> Option<i32> {
         self.beyond.as_ref().map(|(limit, _)| *limit)
     }

@@ -249,3 +249,221 @@ fn a_vocabulary_without_an_end_is_unsupported() {
     let e = c.compile(&Grammar::json_object()).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported);
 }
+
+/// A chain of `n` definitions, each of which refers to the next.
+fn chain(n: usize, link: impl Fn(String) -> Value) -> Grammar {
+    let mut defs = Map::new();
+    for i in 1..n {
+        defs.insert(format!("d{i}"), link(format!("#/$defs/d{}", i + 1)));
+    }
+    defs.insert(format!("d{n}"), json!({"type": "string"}));
+    Grammar::JsonSchema(json!({"$defs": defs, "$ref": "#/$defs/d1"}))
+}
+
+/// `levels` values within each other, the innermost an object.
+fn nested(levels: usize, wrap: fn(Value) -> Value) -> Grammar {
+    let mut inner = json!({"type": "string"});
+    while depth(&inner) < levels {
+        inner = wrap(inner);
+    }
+    Grammar::JsonSchema(inner)
+}
+
+fn depth(value: &Value) -> usize {
+    let inner = match value {
+        Value::Object(members) => members.values().map(depth).max(),
+        Value::Array(elements) => elements.iter().map(depth).max(),
+        _ => None,
+    };
+    1 + inner.unwrap_or(0)
+}
+
+/// Grammars as large as they may be, each in one way.
+fn largest() -> Vec<(&'static str, Grammar)> {
+    let members = |n: usize, value: Value| -> Map<String, Value> {
+        (0..n).map(|i| (format!("k{i}"), value.clone())).collect()
+    };
+    let names = |n: usize| -> Vec<String> { (0..n).map(|i| format!("k{i}")).collect() };
+    let schema = Grammar::JsonSchema;
+    let rules = |n: usize, rule: &dyn Fn(usize) -> String| -> String { (1..n).map(rule).collect() };
+    let number = json!({"type": "integer"});
+    let most = i32::MAX;
+    vec![
+        ("items", nested(127, |v| json!({"items": v}))),
+        (
+            "properties",
+            nested(126, |v| {
+                json!({"type": "object", "required": ["a"],
+            "properties": {"a": v}})
+            }),
+        ),
+        (
+            "any",
+            nested(126, |v| json!({"anyOf": [v, {"type": "null"}]})),
+        ),
+        (
+            "all",
+            nested(126, |v| json!({"allOf": [v, {"maxLength": 9}]})),
+        ),
+        ("references", chain(1000, |next| json!({"$ref": next}))),
+        (
+            "referred",
+            chain(800, |next| {
+                json!({"type": "object", "properties":
+            {"a": {"$ref": next}}})
+            }),
+        ),
+        (
+            "members",
+            schema(
+                json!({"type": "object", "properties": members(2000, number.clone()),
+            "required": names(2000)}),
+            ),
+        ),
+        ("enum", schema(json!({"enum": names(10_000)}))),
+        (
+            "elements",
+            schema(json!({"prefixItems": vec![number.clone(); 2000]})),
+        ),
+        (
+            "alternatives",
+            schema(json!({"anyOf": (0..2000).map(|i| json!({"type": "object",
+            "properties": {format!("k{i}"): number}})).collect::<Vec<_>>()})),
+        ),
+        (
+            "patterns",
+            schema(json!({"type": "string", "allOf": (0..10)
+            .map(|i| json!({"pattern": format!("a{i}|b")})).collect::<Vec<_>>()})),
+        ),
+        (
+            "pattern properties",
+            schema(json!({"type": "object", "patternProperties": (0..64)
+            .map(|i| (format!("^a{i}$"), number.clone())).collect::<Map<_, _>>()})),
+        ),
+        (
+            "repetitions",
+            schema(json!({"type": "array", "minItems": most, "items":
+            {"type": "string", "minLength": most, "maxLength": most}})),
+        ),
+        (
+            "numbers",
+            schema(json!({"items": {"type": "number", "minimum": 1e300,
+            "multipleOf": 1e-300}})),
+        ),
+        (
+            "constant",
+            schema(json!({"const": "x".repeat((1 << 20) - 20)})),
+        ),
+        (
+            "groups",
+            Grammar::Regex(format!("{}a{}", "(".repeat(131_000), ")".repeat(131_000))),
+        ),
+        ("stars", Grammar::Regex(format!("a{}", "*".repeat(262_000)))),
+        ("a long text", Grammar::Regex("ab?c*".repeat(52_000))),
+        (
+            "a thousand thousands",
+            Grammar::Regex("(a{1000}){1000}(b{1,9}|c){1000}".into()),
+        ),
+        ("words", Grammar::Regex(names(30_000).join("|"))),
+        (
+            "rules",
+            Grammar::Lark(format!(
+                "start: r1\n{}r3900: \"a\"\n",
+                rules(3900, &|i| format!("r{i}: \"x\" r{} | \"y\"\n", i + 1))
+            )),
+        ),
+        (
+            "terminals",
+            Grammar::Lark(format!(
+                "start: T1\n{}T3900: \"a\"\n",
+                rules(3900, &|i| format!("T{i}: \"x\" T{} | \"y\"\n", i + 1))
+            )),
+        ),
+        (
+            "parentheses",
+            Grammar::Lark(format!(
+                "start: {}\"a\"{}",
+                "(".repeat(65_000),
+                ")".repeat(65_000)
+            )),
+        ),
+        (
+            "maybes",
+            Grammar::Lark(format!(
+                "start: {}\"a\"{}",
+                "[".repeat(65_000),
+                "]".repeat(65_000)
+            )),
+        ),
+        (
+            "repeated rules",
+            Grammar::Lark(
+                "start: b{2000000000}\nb: (c{30000}){30000}\nc: \"x\" start \"y\" | \"z\"\n".into(),
+            ),
+        ),
+        (
+            "intersections",
+            Grammar::Lark(format!("start: T\nT: /x/{}\n", " & /a1|x/".repeat(10))),
+        ),
+        (
+            "schemas in rules",
+            Grammar::Lark(format!(
+                "start: %json {}\n",
+                match chain(1000, |next| json!({"$ref": next})) {
+                    Grammar::JsonSchema(schema) => schema,
+                    _ => json!(true),
+                }
+            )),
+        ),
+    ]
+}
+
+/// Whatever their outcome, none of them takes a stack that the caller does not have.
+#[test]
+fn the_largest_grammars_fit_small_stacks() {
+    let compiler = bytes();
+    let mut usable = Vec::new();
+    for (name, grammar) in largest() {
+        grammar.validate().unwrap_or_else(|e| panic!("{name}: {e}"));
+        let start = std::time::Instant::now();
+        let works = thread::scope(|scope| {
+            let run = || {
+                let mut matcher = compiler.compile(&grammar).ok()?;
+                for n in 0..40 {
+                    let Some(words) = matcher.allowed().ok()? else {
+                        return Some(()); // the end
+                    };
+                    let ids = (0..words.len() as u32 * 32)
+                        .filter(|i| words[*i as usize / 32] >> (i % 32) & 1 == 1);
+                    let ids: Vec<u32> = ids.collect();
+                    matcher
+                        .accept(*ids.get(n * 7919 % ids.len().max(1))?)
+                        .ok()?;
+                }
+                Some(())
+            };
+            let builder = thread::Builder::new().stack_size(128 << 10);
+            builder.spawn_scoped(scope, run).unwrap().join().unwrap()
+        });
+        assert!(
+            start.elapsed().as_secs() < 60,
+            "{name} took {:?}",
+            start.elapsed()
+        );
+        if works.is_some() {
+            usable.push(name);
+        }
+    }
+    // The others are refused by the library, after it has worked on them.
+    for name in [
+        "properties",
+        "all",
+        "references",
+        "referred",
+        "rules",
+        "terminals",
+        "patterns",
+    ] {
+        assert!(usable.contains(&name), "{name} is not among {usable:?}");
+    }
+}
