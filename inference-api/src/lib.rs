@@ -33,128 +33,24 @@
 //! # Writing a backend
 //!
 //! Implement [`Backend`], [`TextModel`] and, for its streams, [`TokenSource`]; then register it by
-//! name. This is a whole one, whose model repeats the prompt:
+//! name. This is a whole one, whose models recite a text. It passes the conformance suite, and so
+//! should yours (the crate `inference-conformance`): options that a backend does not honor are
+//! refused ([`GenerateOptions::refuse_all_but`]), never passed over.
 //!
 //! ```
-//! use std::path::Path;
-//!
-//! use inference::{
-//!     Backend, BatchResult, Capabilities, ClassifyResult, Error, ErrorKind, FinishReason,
-//!     GenerateMetrics, GenerateOptions, LoadOptions, Message, ModelInfo, Prompt, Result, TextModel,
-//!     Token, TokenSource, TokenStream,
-//! };
-//!
-//! struct Echo;
-//!
-//! impl Backend for Echo {
-//!     fn name(&self) -> &str {
-//!         "echo" // the name it is registered by
-//!     }
-//!     fn available(&self) -> bool {
-//!         true // whether its device is there; say why not in `unavailable_reason`
-//!     }
-//!     fn device(&self) -> String {
-//!         String::from("no device at all")
-//!     }
-//!     fn capabilities(&self) -> Capabilities {
-//!         Capabilities::new().with_streaming()
-//!     }
-//!     fn load_model(&self, _path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
-//!         options.validate()?; // a backend may be called directly
-//!         Ok(Box::new(EchoModel))
-//!     }
-//! }
-//!
-//! inference::register_backend!("echo", || Box::new(Echo));
-//!
-//! struct EchoModel;
-//!
-//! impl TextModel for EchoModel {
-//!     fn generate(&self, prompt: &Prompt, options: &GenerateOptions) -> Result<TokenStream> {
-//!         options.validate()?;
-//!         let Prompt::Text(text) = prompt else {
-//!             return unsupported("prompts of ids");
-//!         };
-//!         Ok(TokenStream::new(EchoSource {
-//!             words: text.split_inclusive(' ').map(String::from).collect::<Vec<_>>().into_iter(),
-//!             options: options.clone(),
-//!             metrics: GenerateMetrics::default(),
-//!             finish: None,
-//!         }))
-//!     }
-//!     fn model_type(&self) -> &str {
-//!         "echo"
-//!     }
-//!     fn info(&self) -> ModelInfo {
-//!         ModelInfo::default()
-//!     }
-//!     fn metrics(&self) -> GenerateMetrics {
-//!         GenerateMetrics::default()
-//!     }
-//!     fn close(&self) -> Result<()> {
-//!         Ok(()) // nothing to give back
-//!     }
-//!     // What is not declared in the capabilities:
-//!     fn chat(&self, _: &[Message], _: &GenerateOptions) -> Result<TokenStream> {
-//!         unsupported("chat")
-//!     }
-//!     fn classify(&self, _: &[Prompt], _: &GenerateOptions, _: bool) -> Result<Vec<ClassifyResult>> {
-//!         unsupported("classify")
-//!     }
-//!     fn batch_generate(&self, _: &[Prompt], _: &GenerateOptions) -> Result<Vec<BatchResult>> {
-//!         unsupported("batch_generate")
-//!     }
-//! }
-//!
-//! fn unsupported<T>(what: &str) -> Result<T> {
-//!     Err(Error::new(ErrorKind::Unsupported, format!("backend `echo` does not have {what}")))
-//! }
-//!
-//! /// One request. Dropping it must end the request: here there is nothing to end.
-//! struct EchoSource {
-//!     words: std::vec::IntoIter<String>,
-//!     options: GenerateOptions,
-//!     metrics: GenerateMetrics,
-//!     finish: Option<FinishReason>,
-//! }
-//!
-//! impl Iterator for EchoSource {
-//!     type Item = Result<Token>;
-//!     fn next(&mut self) -> Option<Result<Token>> {
-//!         if self.metrics.generated_tokens == self.options.max_tokens {
-//!             self.finish = Some(FinishReason::Length);
-//!             return None;
-//!         }
-//!         if let Err(e) = self.options.check_interrupt() {
-//!             self.finish = Some(FinishReason::of_error(&e));
-//!             return Some(Err(e)); // the stream ends after an error
-//!         }
-//!         let Some(word) = self.words.next() else {
-//!             self.finish = Some(FinishReason::Stop);
-//!             return None;
-//!         };
-//!         self.metrics.generated_tokens += 1;
-//!         Some(Ok(Token::new(self.metrics.generated_tokens as u32, word)))
-//!     }
-//! }
-//!
-//! impl TokenSource for EchoSource {
-//!     fn finish_reason(&self) -> Option<FinishReason> {
-//!         self.finish
-//!     }
-//!     fn metrics(&self) -> GenerateMetrics {
-//!         self.metrics.clone()
-//!     }
-//! }
+#![doc = include_str!("front_page.rs")]
 //!
 //! # fn main() -> Result<()> {
 //! // And a program that uses it:
-//! # let path = ".";
-//! let model = inference::load_model(path, &LoadOptions::new().with_backend("echo"))?;
-//! let stream = model.generate(&"one two three".into(), &GenerateOptions::new().with_max_tokens(2))?;
-//! let output = stream.collect_output()?;
-//! assert_eq!(output.text, "one two ");
-//! assert_eq!(output.finish_reason, Some(FinishReason::Length));
+//! # let path = std::env::temp_dir().join(format!("front-page-{}.txt", std::process::id()));
+//! # let written = std::fs::write(&path, "to be or not to be");
+//! # written.map_err(|e| Error::new(ErrorKind::Io, e.to_string()))?;
+//! let model = inference::load_model(&path, &LoadOptions::new().with_backend("parrot"))?;
+//! let options = GenerateOptions::new().with_stop(vec![String::from(" not")]);
+//! let output = model.generate(&Prompt::Tokens(vec![0; 19]), &options)?.collect_output()?;
+//! assert_eq!(output.text, "to be or");
+//! assert_eq!(output.finish_reason, Some(FinishReason::Stop));
+//! # std::fs::remove_file(path).ok();
 //! # Ok(()) }
 //! ```
 //!

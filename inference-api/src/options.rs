@@ -157,6 +157,17 @@ impl LoadOptions {
         self
     }
 
+    /// Refuses every option that is neither as by default nor in `honored`, by the names of the fields,
+    /// as [`GenerateOptions::refuse_all_but`] does. Not the backend's name, and not `gpu_layers`, which a
+    /// backend with one device ignores.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] naming `backend` and the option.
+    pub fn refuse_all_but(&self, backend: &str, honored: &[&str]) -> Result<()> {
+        let others = ["backend", "gpu_layers"];
+        refuse(self, &Self::default(), backend, &[honored, &others])
+    }
+
     /// Sets the adapter's directory.
     #[must_use]
     pub fn with_adapter_path(mut self, path: impl Into<PathBuf>) -> Self {
@@ -208,6 +219,30 @@ impl LoadOptions {
             _ => Ok(()),
         }
     }
+}
+
+fn unsupported<T>(backend: &str, option: &str) -> Result<T> {
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!("backend `{backend}` does not have the option {option}; leave it out"),
+    ))
+}
+
+/// Refuses the first field of `options` that differs from `usual` and is in none of `known`.
+fn refuse<T: Serialize>(options: &T, usual: &T, backend: &str, known: &[&[&str]]) -> Result<()> {
+    let fields = |options: &T| match serde_json::to_value(options) {
+        Ok(serde_json::Value::Object(fields)) => Ok(fields),
+        // A number that JSON does not have, which no valid option is.
+        other => invalid(format!("the options cannot be compared: {other:?}")),
+    };
+    let usual = fields(usual)?;
+    for (name, value) in fields(options)? {
+        let known = known.iter().any(|names| names.contains(&name.as_str()));
+        if !known && usual.get(&name) != Some(&value) {
+            return unsupported(backend, &name);
+        }
+    }
+    Ok(())
 }
 
 /// The most alternatives that [`GenerateOptions::logprobs`] may ask for.
@@ -530,6 +565,37 @@ impl GenerateOptions {
     /// [`ErrorKind::Cancelled`] or [`ErrorKind::DeadlineExceeded`].
     pub fn check_interrupt(&self) -> Result<()> {
         cancel::check(self.cancel.as_ref(), self.deadline)
+    }
+
+    /// Refuses every option that is neither as by default nor in `honored`, by the names of the fields.
+    /// A backend that calls it after [`GenerateOptions::validate`] passes over none of them, those of
+    /// later versions included. Options that only change how fast the same reply comes are not refused,
+    /// and the cancel token and the deadline are for every backend to honor.
+    ///
+    /// ```
+    /// use inference::{ErrorKind, GenerateOptions};
+    ///
+    /// let honored = ["max_tokens", "temperature"];
+    /// let options = GenerateOptions::new().with_temperature(0.7);
+    /// options.refuse_all_but("mine", &honored)?;
+    /// let error = options.with_top_k(40).refuse_all_but("mine", &honored).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Unsupported);
+    /// # Ok::<(), inference::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] naming `backend` and the option.
+    pub fn refuse_all_but(&self, backend: &str, honored: &[&str]) -> Result<()> {
+        if !self.logits_processors.is_empty() && !honored.contains(&"logits_processors") {
+            return unsupported(backend, "logits_processors");
+        }
+        const FASTER: [&str; 4] = [
+            "prefill_step_size",
+            "cache_prompt",
+            "num_draft_tokens",
+            "prompt_lookup",
+        ];
+        refuse(self, &Self::default(), backend, &[honored, &FASTER])
     }
 
     /// What ends the request early, for calls that take no options.

@@ -131,5 +131,22 @@ mod tests {
             let failure = grammar(args).map(|_| ()).expect_err(&args.join(" "));
             assert_eq!(failure.exit_code(), 2, "{args:?}");
         }
+        // Files that overflowed the stack of a grammar library, or would have.
+        let deep = format!("{}{{}}{}", "{\"items\":".repeat(5000), "}".repeat(5000));
+        let refer = |i: usize| format!("\"d{i}\": {{\"$ref\": \"#/$defs/d{}\"}}", i + 1);
+        let chain: Vec<String> = (0..20_000).map(refer).collect();
+        let chain = format!(
+            "{{\"$ref\": \"#/$defs/d0\", \"$defs\": {{{}}}}}",
+            chain.join(", ")
+        );
+        let path = dir.path().join("hostile.json");
+        for (text, says) in [(deep, "recursion limit"), (chain, "members of one object")] {
+            std::fs::write(&path, text).unwrap();
+            let args = ["--json-schema-file", path.to_str().unwrap()];
+            let failure = grammar(&args).map(|_| ()).unwrap_err();
+            assert_eq!(failure.exit_code(), 2);
+            let said = failure.to_string();
+            assert!(said.contains(says), "{said}");
+        }
     }
 }

@@ -462,7 +462,8 @@ fn the_largest_grammars_fit_small_stacks() {
         "referred",
         "rules",
         "terminals",
-        "patterns",
+        "members",
+        "enum",
     ] {
         assert!(usable.contains(&name), "{name} is not among {usable:?}");
     }

@@ -1,0 +1,323 @@
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use inference::{
+    Backend, BatchResult, Capabilities, ClassifyResult, Error, ErrorKind, FinishReason,
+    GenerateMetrics, GenerateOptions, LoadOptions, Message, ModelInfo, Prompt, Result, TextModel,
+    Token, TokenSource, TokenStream,
+};
+
+/// A backend whose models recite a text, of which each byte is a token.
+pub struct Parrot;
+
+inference::register_backend!("parrot", || Box::new(Parrot));
+
+/// The token that ends a reply; those below are bytes.
+const END: u32 = 128;
+
+fn error<T>(kind: ErrorKind, message: impl Into<String>) -> Result<T> {
+    Err(Error::new(kind, message))
+}
+
+impl Backend for Parrot {
+    fn name(&self) -> &str {
+        "parrot" // the name it is registered by
+    }
+    fn available(&self) -> bool {
+        true // whether its device is there; say why not in `unavailable_reason`
+    }
+    fn device(&self) -> String {
+        String::from("no device at all")
+    }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new().with_streaming()
+    }
+    fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
+        options.validate()?; // a backend may be called directly
+        options.refuse_all_but("parrot", &["parallel_slots"])?;
+        if path.extension().is_none_or(|end| end != "txt") {
+            return Err(Error::new(ErrorKind::InvalidModel, "not a .txt file").with_path(path));
+        }
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| Error::new(ErrorKind::ModelNotFound, e.to_string()).with_path(path))?;
+        if text.is_empty() || !text.is_ascii() {
+            return Err(Error::new(ErrorKind::InvalidModel, "not ASCII text").with_path(path));
+        }
+        Ok(Box::new(ParrotModel(Arc::new(Shared {
+            text: text.into_bytes(),
+            closed: AtomicBool::new(false),
+            metrics: Mutex::default(),
+        }))))
+    }
+}
+
+/// What the requests of a model share.
+struct Shared {
+    text: Vec<u8>,
+    closed: AtomicBool,
+    metrics: Mutex<GenerateMetrics>,
+}
+
+impl Shared {
+    fn check_open(&self) -> Result<()> {
+        match self.closed.load(Ordering::Acquire) {
+            true => error(ErrorKind::Closed, "the model was closed; load it again"),
+            false => Ok(()),
+        }
+    }
+}
+
+struct ParrotModel(Arc<Shared>);
+
+/// The options that it honors, besides the cancel token and the deadline.
+const HONORED: [&str; 7] = [
+    "max_tokens",
+    "temperature",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_tokens",
+    "ignore_eos",
+];
+
+impl TextModel for ParrotModel {
+    fn generate(&self, prompt: &Prompt, options: &GenerateOptions) -> Result<TokenStream> {
+        options.validate()?;
+        options.refuse_all_but("parrot", &HONORED)?; // what it would pass over
+        self.0.check_open()?;
+        let prompt_tokens = match prompt {
+            Prompt::Text(text) => text.len(),
+            Prompt::Tokens(ids) if ids.iter().all(|id| *id <= END) => ids.len(),
+            _ => {
+                return error(
+                    ErrorKind::InvalidOption,
+                    "a token is outside the vocabulary",
+                );
+            }
+        };
+        if prompt_tokens == 0 {
+            return error(ErrorKind::InvalidOption, "the prompt is empty");
+        }
+        // Without a seed, draws differ from call to call.
+        let seed = options
+            .seed
+            .unwrap_or_else(|| RandomState::new().hash_one(()));
+        Ok(TokenStream::new(Recital {
+            model: Arc::clone(&self.0),
+            options: options.clone(),
+            at: prompt_tokens,
+            random: seed,
+            prompt_tokens,
+            produced: 0,
+            waiting: VecDeque::new(),
+            ready: VecDeque::new(),
+            handed_out: 0,
+            finish: None,
+            started: Instant::now(),
+            times: None,
+            total: None,
+        }))
+    }
+    fn model_type(&self) -> &str {
+        "parrot"
+    }
+    fn info(&self) -> ModelInfo {
+        let mut info = ModelInfo::default();
+        info.architecture = String::from("parrot");
+        info.vocab_size = END as usize + 1;
+        info
+    }
+    fn metrics(&self) -> GenerateMetrics {
+        self.0.metrics.lock().map(|m| m.clone()).unwrap_or_default()
+    }
+    fn close(&self) -> Result<()> {
+        self.0.closed.store(true, Ordering::Release);
+        Ok(())
+    }
+    // What is not declared in the capabilities:
+    fn chat(&self, _: &[Message], _: &GenerateOptions) -> Result<TokenStream> {
+        error(
+            ErrorKind::Unsupported,
+            "backend `parrot` does not have chat",
+        )
+    }
+    fn classify(&self, _: &[Prompt], _: &GenerateOptions, _: bool) -> Result<Vec<ClassifyResult>> {
+        error(
+            ErrorKind::Unsupported,
+            "backend `parrot` does not have classify",
+        )
+    }
+    fn batch_generate(&self, _: &[Prompt], _: &GenerateOptions) -> Result<Vec<BatchResult>> {
+        error(
+            ErrorKind::Unsupported,
+            "backend `parrot` does not have batch_generate",
+        )
+    }
+}
+
+/// One request. Dropping it ends it.
+struct Recital {
+    model: Arc<Shared>,
+    options: GenerateOptions,
+    at: usize,
+    random: u64,
+    prompt_tokens: usize,
+    produced: usize,
+    /// Tokens that a stop string may still take back.
+    waiting: VecDeque<Token>,
+    ready: VecDeque<Token>,
+    handed_out: usize,
+    finish: Option<FinishReason>,
+    started: Instant,
+    /// When the first token came, and the last.
+    times: Option<(Duration, Duration)>,
+    total: Option<Duration>,
+}
+
+impl Recital {
+    /// The next token of the text, or at a temperature sometimes another.
+    fn draw(&mut self) -> u32 {
+        let text = &self.model.text;
+        let place = self.at % (text.len() + 1);
+        self.at += 1;
+        // Splitmix64 (Steele et al. 2014).
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let uniform = (z >> 40) as f32 / (1u64 << 24) as f32;
+        // The next token has the weight e^(3 / temperature), each of 95 printable bytes has 1.
+        let next = (3.0 / self.options.temperature.max(1e-6)).exp();
+        let others = if self.options.min_p * next > 1.0 {
+            0.0
+        } else {
+            95.0
+        };
+        let drawn = uniform * (next + others);
+        if self.options.temperature > 0.0 && drawn < others {
+            return 32 + drawn as u32;
+        }
+        text.get(place).map_or(END, |byte| u32::from(*byte))
+    }
+
+    /// Takes one token, or ends.
+    fn step(&mut self) -> Result<()> {
+        self.options.check_interrupt()?;
+        self.model.check_open()?;
+        if self.produced == self.options.max_tokens {
+            self.end(FinishReason::Length);
+            return Ok(());
+        }
+        let id = self.draw();
+        let now = self.started.elapsed();
+        self.times = Some((self.times.map_or(now, |(first, _)| first), now));
+        if id == END && !self.options.ignore_eos || self.options.stop_tokens.contains(&id) {
+            self.end(FinishReason::Stop);
+            return Ok(());
+        }
+        self.produced += 1;
+        let text = u8::try_from(id).ok().filter(u8::is_ascii);
+        let text = text.map_or(String::new(), |byte| char::from(byte).to_string());
+        self.waiting.push_back(Token::new(id, text));
+        let text: String = self
+            .waiting
+            .iter()
+            .map(|token| token.text.as_str())
+            .collect();
+        let stops = &self.options.stop;
+        if let Some(at) = stops
+            .iter()
+            .filter_map(|stop| text.find(stop.as_str()))
+            .min()
+        {
+            self.release(at);
+            self.waiting.clear();
+            self.finish(FinishReason::Stop);
+            return Ok(());
+        }
+        // The longest end of the text that a stop string begins with.
+        let begun =
+            (0..text.len()).find(|&from| stops.iter().any(|stop| stop.starts_with(&text[from..])));
+        self.release(begun.unwrap_or(text.len()));
+        Ok(())
+    }
+
+    /// Hands out the tokens of the first `bytes` of the text that waits.
+    fn release(&mut self, mut bytes: usize) {
+        while let Some(token) = self.waiting.front() {
+            if token.text.len() > bytes {
+                return;
+            }
+            bytes -= token.text.len();
+            self.ready.extend(self.waiting.pop_front());
+        }
+    }
+
+    fn end(&mut self, reason: FinishReason) {
+        self.ready.append(&mut self.waiting);
+        self.finish(reason);
+    }
+
+    fn finish(&mut self, reason: FinishReason) {
+        self.finish = Some(reason);
+        self.total = Some(self.started.elapsed());
+    }
+
+    fn publish(&self) {
+        if let Ok(mut metrics) = self.model.metrics.lock() {
+            *metrics = self.metrics();
+        }
+    }
+}
+
+impl Iterator for Recital {
+    type Item = Result<Token>;
+    fn next(&mut self) -> Option<Result<Token>> {
+        loop {
+            if let Some(token) = self.ready.pop_front() {
+                self.handed_out += 1;
+                return Some(Ok(token));
+            }
+            if self.finish.is_some() {
+                self.publish();
+                return None;
+            }
+            if let Err(e) = self.step() {
+                self.waiting.clear();
+                self.finish(FinishReason::of_error(&e));
+                self.publish();
+                return Some(Err(e)); // the stream ends after an error
+            }
+        }
+    }
+}
+
+impl TokenSource for Recital {
+    fn finish_reason(&self) -> Option<FinishReason> {
+        self.finish.filter(|_| self.ready.is_empty()) // not before the last token is read
+    }
+    fn metrics(&self) -> GenerateMetrics {
+        let total = self.total.unwrap_or_else(|| self.started.elapsed());
+        let (first, last) = self.times.unwrap_or((total, total));
+        let mut metrics = GenerateMetrics::default();
+        metrics.prompt_tokens = self.prompt_tokens;
+        metrics.generated_tokens = self.handed_out;
+        (metrics.prefill_time, metrics.time_to_first_token) = (first, first);
+        metrics.decode_time = last.saturating_sub(first);
+        metrics.total_time = total;
+        metrics
+    }
+}
+
+impl Drop for Recital {
+    fn drop(&mut self) {
+        if self.finish.is_none() {
+            self.finish(FinishReason::Cancelled);
+            self.publish();
+        }
+    }
+}
