@@ -80,8 +80,9 @@ fn plan(
     Ok((lengths, axes))
 }
 
-/// Transforms between real and complex numbers over several axes inside a mapped function, as one over
-/// the last axis and one over the others: MLX shortens all axes of a batch, and writes behind them.
+/// Transforms between real and complex numbers over several axes inside a mapped function, as one
+/// over the last axis and one over the others: MLX shortens all axes of a batch, and writes behind
+/// them.
 fn in_parts(x: &Array, n: &[i32], axes: &[i32], kind: Kind) -> Option<Result<Array>> {
     let ((&length, lengths), (&last, others)) = (n.split_last()?, axes.split_last()?);
     if !mapped::inside() || others.is_empty() {

@@ -217,7 +217,8 @@ impl Case {
         same("d/dx", &first[0], &direct.x(&ws, &cs));
         same("d/dw", &first[1], &direct.w(&xs, &cs));
 
-        // Those of a derivative times an array like it, which takes the place of what was derived by.
+        // Those of a derivative times an array like it, which takes the place of what was derived
+        // by.
         let vs = [numbers(&self.x, 4), numbers(&self.w, 5)];
         for by in 0..2usize {
             let v = Array::from_slice(&vs[by], all[by].shape()).unwrap();

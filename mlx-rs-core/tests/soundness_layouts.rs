@@ -1,10 +1,10 @@
-//! Arrays that lie in memory in uncommon ways: reversed, column-major, broadcast, or with a stride of
-//! an axis of one element that means nothing. MLX's CPU kernels read and write elsewhere for these,
-//! end the process, or have the elements in the wrong order.
+//! Arrays that lie in memory in uncommon ways: reversed, column-major, broadcast, or with a stride
+//! of an axis of one element that means nothing. MLX's CPU kernels read and write elsewhere for
+//! these, end the process, or have the elements in the wrong order.
 
 use mlx_rs_core::transforms::{grad, vmap};
 use mlx_rs_core::{
-    All, Array, Dtype, Pad, Result, ScatterMode, arange, linalg, random, where_, zeros,
+    All, Array, Dtype, Pad, Result, ScatterMode, arange, fast, linalg, random, where_, zeros,
 };
 
 /// `0, 1, 2, ..` in this shape.
@@ -287,7 +287,8 @@ fn windows_of_vectors_with_gaps() {
     );
 }
 
-/// MLX masks the one copy that broadcast batches share, and writes in front of that of reversed ones.
+/// MLX masks the one copy that broadcast batches share, and writes in front of that of reversed
+/// ones.
 #[test]
 fn masked_products_of_batches() {
     let random = |shape: &[i32], seed| {
@@ -453,4 +454,40 @@ fn derivatives_of_scattered_blocks() {
     };
     let seven = Array::scalar(7.0f32).unwrap();
     is(Ok(grad(total, &[0])(&[seven]).unwrap().remove(0)), &[6.0]);
+}
+
+/// MLX counts the elements of some empty views down from zero.
+#[test]
+fn empty_views_come_to_an_end() {
+    let done = std::sync::mpsc::channel();
+    let work = std::thread::spawn(move || {
+        for shape in [&[0, 3, 4][..], &[2, 0], &[0, 1, 2], &[0]] {
+            let a = zeros(shape, Dtype::Float16).unwrap().transpose().unwrap();
+            let last = a.shape()[a.ndim() - 1];
+            let weight = zeros(&[last], Dtype::Float16).unwrap();
+            let results = [
+                fast::rms_norm(&a, Some(&weight), 1e-5),
+                fast::rms_norm(&a, None, 1e-5),
+                fast::layer_norm(&a, Some(&weight), Some(&weight), 1e-5),
+                linalg::norm(&a, linalg::Norm::L2, All, false),
+                linalg::norm(&a, linalg::Norm::L2, 0, false),
+                a.softmax(-1, true),
+                a.logsumexp(-1, true),
+                a.mean(All, false),
+                a.var(All, false, 0),
+            ];
+            for result in results {
+                let Ok(result) = result else { continue };
+                result.eval().unwrap();
+            }
+            assert!(a.array_equal(&a).unwrap());
+            assert!(a.all_close(&a, 1e-3, 1e-3).unwrap());
+        }
+        done.0.send(()).unwrap();
+    });
+    let limit = std::time::Duration::from_secs(60);
+    match done.1.recv_timeout(limit) {
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("no end in {limit:?}"),
+        _ => work.join().unwrap(),
+    }
 }

@@ -187,8 +187,8 @@ pub fn cross(a: &Array, b: &Array, axis: i32) -> Result<Array> {
     // MLX splits both; see `Array::split`.
     let (left, right) = (a.contiguous()?, b.contiguous()?);
     call::array(op, |out, s| {
-        // SAFETY: all handles are live; the axis exists in both and has two or three values; no axis
-        // runs backwards.
+        // SAFETY: all handles are live; the axis exists in both and has two or three values; no
+        // axis runs backwards.
         unsafe { sys::mlx_linalg_cross(out, left.raw(), right.raw(), axis, s) }
     })
     .map_err(|e| e.with_inputs(&[a, b]))

@@ -279,8 +279,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// With `value`, or zero, in `low[i]` places before and `high[i]` behind axis `i`: an update of an
-    /// array of it. MLX's own cannot be mapped.
+    /// With `value`, or zero, in `low[i]` places before and `high[i]` behind axis `i`: an update of
+    /// an array of it. MLX's own cannot be mapped.
     fn padded(&self, low: &[i32], high: &[i32], value: Option<&Array>) -> Result<Array> {
         let add = |a: &[i32], b: &[i32]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<_>>();
         let stop = add(self.shape(), low);
@@ -295,7 +295,8 @@ impl Array {
         around.slice_update(self, low, &stop, &vec![1; low.len()])
     }
 
-    /// The value to pad with, as a scalar, or none to pad with zeros; none at all to pad with edges.
+    /// The value to pad with, as a scalar, or none to pad with zeros; none at all to pad with
+    /// edges.
     fn pad_value(&self, op: &'static str, mode: Pad<'_>) -> Result<Option<Option<Array>>> {
         match mode {
             Pad::Zero => Ok(Some(None)),

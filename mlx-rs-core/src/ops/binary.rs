@@ -261,8 +261,9 @@ impl Array {
         Ok((self.floor_divide(other)?, self.remainder(other)?))
     }
 
-    /// An operation of two booleans that MLX's CPU kernels do twice, one after the other, by another
-    /// one. The second time they read what the first has written, where memory is used again.
+    /// An operation of two booleans that MLX's CPU kernels do twice, one after the other, by
+    /// another one. The second time they read what the first has written, where memory is used
+    /// again.
     #[inline]
     pub(crate) fn of_booleans(&self, name: &str, other: &Array) -> Option<Result<Array>> {
         let twice = matches!(name, "bitwise_xor" | "right_shift");

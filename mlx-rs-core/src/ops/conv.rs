@@ -97,8 +97,9 @@ impl Axis {
         }
     }
 
-    /// Whether MLX is right about this axis and about the axes of the derivatives of any order, which
-    /// are convolutions too: the same three arrays with other roles. Three things go wrong there.
+    /// Whether MLX is right about this axis and about the axes of the derivatives of any order,
+    /// which are convolutions too: the same three arrays with other roles. Three things go wrong
+    /// there.
     ///
     /// * The CPU kernel computes `low / stride` results without a look at how many there are, and
     ///   writes them.
@@ -109,7 +110,8 @@ impl Axis {
     /// `plain` says that the derivative with respect to the kernel is a matrix product.
     fn is_sound(&self, plain: bool) -> bool {
         let span = self.span();
-        // The convolution from the larger to the smaller side, of which this is one or the transpose.
+        // The convolution from the larger to the smaller side, of which this is one or the
+        // transpose.
         let (length, stride, pad, out) = if self.input_dilation == 1 {
             (self.length, self.stride, self.low, self.out)
         } else {
@@ -403,6 +405,10 @@ impl Array {
     /// [`ErrorKind::Shape`] when arrays, lists or groups do not fit each other; [`ErrorKind::Value`] for
     /// strides and dilations below one or negative padding; [`ErrorKind::OutOfMemory`] beyond the
     /// budget; MLX's message for types that are no floats. `float64` is computed in `float32`.
+    ///
+    /// Of the mixed second derivatives take that by the input first. For a convolution without
+    /// dilation, groups and flip, MLX's derivative by the kernel cannot be derived by the input: the
+    /// result is wrong, or an error that says that shapes do not broadcast.
     pub fn conv(&self, weight: &Array, conv: &Conv) -> Result<Array> {
         let op = "conv";
         let plan = conv.plan(op, self, weight, false)?;

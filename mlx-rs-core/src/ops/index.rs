@@ -341,9 +341,9 @@ impl Array {
         })
     }
 
-    /// This array, laid out row-major where MLX would otherwise gather blocks of `size(axis)` wrongly:
-    /// the blocks of a column-major array it copies in the order of their memory, which is that of
-    /// the result only if no more than one axis is longer than one.
+    /// This array, laid out row-major where MLX would otherwise gather blocks of `size(axis)`
+    /// wrongly: the blocks of a column-major array it copies in the order of their memory, which is
+    /// that of the result only if no more than one axis is longer than one.
     pub(crate) fn for_blocks(&self, size: impl Fn(usize) -> i32) -> Result<Cow<'_, Array>> {
         if self.gathers_wrongly(size) {
             return self.contiguous().map(Cow::Owned);

@@ -150,8 +150,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// `scan`, not computed where `axis` has one element. MLX's CPU kernel divides by the stride of the
-    /// axis, which is zero for one that was broadcast and negative for one that was reversed.
+    /// `scan`, not computed where `axis` has one element. MLX's CPU kernel divides by the stride of
+    /// the axis, which is zero for one that was broadcast and negative for one that was reversed.
     fn unless_single(
         &self,
         scan: Array,

@@ -308,8 +308,9 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, updates]))
     }
 
-    /// One block at the first place of every axis. Mapped over a batch, MLX would number the examples
-    /// by the type of the updates, and end the process when it comes to indices that are no integers.
+    /// One block at the first place of every axis. Mapped over a batch, MLX would number the
+    /// examples by the type of the updates, and end the process when it comes to indices that are
+    /// no integers.
     fn combine(&self, op: &'static str, updates: &Array, mode: ScatterMode) -> Result<Array> {
         if updates.ndim() != self.ndim() {
             let why = "without indices there is one update, with the axes of the array";
@@ -544,9 +545,10 @@ impl Array {
         super::where_(&wide_mask, &chosen, self)?.broadcast_to(self.shape())
     }
 
-    /// Whether a block at a computed place is one of gathered indices here. MLX's CPU kernel for slices
-    /// copies as many blocks as the array has room for, one behind the other, and so writes behind the
-    /// result. Mapped over a batch, updates of all examples with the same block change the first only.
+    /// Whether a block at a computed place is one of gathered indices here. MLX's CPU kernel for
+    /// slices copies as many blocks as the array has room for, one behind the other, and so writes
+    /// behind the result. Mapped over a batch, updates of all examples with the same block change
+    /// the first only.
     fn needs_indices(&self) -> Result<bool> {
         let on_cpu = || Ok(Stream::current()?.device().kind() == DeviceKind::Cpu);
         Ok(mapped::inside() || (self.ndim() > 2 && on_cpu()?))

@@ -63,9 +63,9 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// This array, a view of `source` in another shape. Where axes were cut, MLX keeps the mark of a
-    /// column-major `source` on a view that is not column-major, and adds such arrays in the order of
-    /// their memory. A transposition finds out the marks anew.
+    /// This array, a view of `source` in another shape. Where axes were cut, MLX keeps the mark of
+    /// a column-major `source` on a view that is not column-major, and adds such arrays in the
+    /// order of their memory. A transposition finds out the marks anew.
     pub(crate) fn with_own_flags(self, source: &Array) -> Result<Array> {
         if !cuts_axes(source.shape(), self.shape()) {
             return Ok(self);
@@ -440,9 +440,9 @@ pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
     .map_err(|e| e.with_inputs(arrays))
 }
 
-/// Whether a reshape from one shape to the other may give a view whose axes are those of the source,
-/// in their order, with one or more cut into several. There must be two axes at least: all others
-/// become views of row-major arrays only.
+/// Whether a reshape from one shape to the other may give a view whose axes are those of the
+/// source, in their order, with one or more cut into several. There must be two axes at least: all
+/// others become views of row-major arrays only.
 fn cuts_axes(from: &[i32], to: &[i32]) -> bool {
     let long = |shape: &[i32]| shape.iter().filter(|&&d| d != 1).count();
     if long(from) < 2 || long(to) <= long(from) || from.contains(&0) {

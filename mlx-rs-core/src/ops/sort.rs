@@ -69,8 +69,8 @@ impl Array {
         })
     }
 
-    /// The values as a type whose order MLX knows: its indices of half precision are in no order when
-    /// there are values that are not numbers.
+    /// The values as a type whose order MLX knows: its indices of half precision are in no order
+    /// when there are values that are not numbers.
     fn ordered(&self) -> Result<Cow<'_, Array>> {
         match self.dtype() {
             Dtype::Float16 | Dtype::Bfloat16 => self.astype(Dtype::Float32).map(Cow::Owned),

@@ -115,8 +115,8 @@ impl Array {
             return self.reshape(&shape)?.viewed(dtype)?.squeeze_axis(-1);
         }
         if from > to && (self.shape().last() == Some(&1) || mapped::inside()) {
-            // The stride of an axis of one element can be any, and MLX steps by it through the bytes.
-            // A reshape gives the new last axis a stride of one, or one that MLX copies for.
+            // The stride of an axis of one element can be any, and MLX steps by it through the
+            // bytes. A reshape gives the new last axis a stride of one, or one that MLX copies for.
             let mut shape = self.shape().to_vec();
             shape.push(1);
             return self.reshape(&shape)?.viewed(dtype)?.flatten(-2, -1);

@@ -436,8 +436,8 @@ fn derived(
     let slopes = grad(total.clone(), &by)(&point)?;
     let (mut expected, mut size) = (0.0, 1.0f64);
     let (mut up, mut down) = (point.clone(), point.clone());
-    // MLX computes elementary functions of double precision in single precision. What has corners is
-    // linear beside them.
+    // MLX computes elementary functions of double precision in single precision. What has corners
+    // is linear beside them.
     let corners = [
         "sort",
         "topk",

@@ -1,7 +1,7 @@
-//! Random programs over arrays in every layout, type and size. Each step must give the same on views
-//! as on fresh row-major copies of the same values, mapped over a batch as on each of it, and compiled;
-//! slopes must be those of differences. Programs run in processes of their own, so that one that ends
-//! its process is a finding like any other.
+//! Random programs over arrays in every layout, type and size. Each step must give the same on
+//! views as on fresh row-major copies of the same values, mapped over a batch as on each of it, and
+//! compiled; slopes must be those of differences. Programs run in processes of their own, so that
+//! one that ends its process is a finding like any other.
 //!
 //! `MLX_PROGRAMS_SECONDS=3600 MLX_PROGRAMS_SEED=1` runs other programs for an hour.
 //! `MLX_PROGRAMS_JSON=file` writes each step for `tools/programs.py`, which computes it with NumPy.
@@ -14,10 +14,14 @@ mod value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use judge::{Judge, Report, needed};
 use make::{Maker, Program};
+
+/// A child that says nothing for as long has no end.
+const SILENCE: Duration = Duration::from_secs(90);
 
 /// Steps of a program.
 const STEPS: usize = 24;
@@ -135,8 +139,22 @@ fn run(
     });
     let mut found = Vec::new();
     let mut last = (seed, 0, String::new());
-    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-    for line in lines.map_while(Result::ok) {
+    let out = BufReader::new(child.stdout.take().expect("piped"));
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let lines = out.lines().map_while(Result::ok);
+        lines.for_each(|line| drop(tell.send(line)));
+    });
+    loop {
+        let line = match told.recv_timeout(SILENCE) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                // Its end is a finding, as that of a crash is.
+                child.kill().expect("the child can be ended");
+                break;
+            }
+        };
         let Some((mark, rest)) = line.split_once(' ') else {
             continue;
         };
