@@ -220,7 +220,7 @@ impl Session<'_> {
         let system = self.system.as_ref().map(Message::system);
         let messages: Vec<Message> = system.into_iter().chain(self.messages.clone()).collect();
         let info = self.model.info();
-        let prompt = context::tokens(self.model, &Counted::Chat(&messages));
+        let prompt = context::tokens(self.model, &Counted::Chat(&messages))?;
         if let Some(prompt) = prompt {
             context::check(&info, prompt, self.ctx_size)?;
         }

@@ -1,6 +1,6 @@
 //! How long a prompt is beside what the model was made for.
 
-use inference::{Message, ModelInfo, TextModel};
+use inference::{ErrorKind, Message, ModelInfo, TextModel};
 
 use super::failure::Failure;
 
@@ -14,17 +14,23 @@ pub enum Counted<'a> {
     Chat(&'a [Message]),
 }
 
-/// The tokens of a prompt; `None` where the backend does not tell, or where asking the model will say why.
-pub fn tokens(model: &dyn TextModel, prompt: &Counted<'_>) -> Option<usize> {
-    let tokens = model.as_token_model();
-    match prompt {
+/// The tokens of a prompt; `None` where the backend does not tell.
+///
+/// # Errors
+/// When the template refuses the conversation, which is no fault of the command line.
+pub fn tokens(model: &dyn TextModel, prompt: &Counted<'_>) -> Result<Option<usize>, Failure> {
+    let Some(tokens) = model.as_token_model() else {
+        return Ok(None);
+    };
+    Ok(match prompt {
         Counted::Tokens(ids) => Some(ids.len()),
-        Counted::Text(text) => tokens?.encode(text, true).ok().map(|ids| ids.len()),
-        Counted::Chat(messages) => tokens?
-            .encode_chat(messages, true)
-            .ok()
-            .map(|ids| ids.len()),
-    }
+        Counted::Text(text) => tokens.encode(text, true).ok().map(|ids| ids.len()),
+        Counted::Chat(messages) => match tokens.encode_chat(messages, true) {
+            Ok(ids) => Some(ids.len()),
+            Err(e) if e.kind() == ErrorKind::InvalidOption => return Err(e.into()),
+            Err(_) => None,
+        },
+    })
 }
 
 /// Refuses a prompt that is longer than the model's context, where nothing bounds what is remembered.

@@ -188,7 +188,7 @@ impl Args {
 
     /// Refuses a prompt beyond the model's context.
     fn check(&self, model: &dyn TextModel, prompt: &Counted<'_>) -> Result<(), Failure> {
-        match context::tokens(model, prompt) {
+        match context::tokens(model, prompt)? {
             Some(n) => context::check(&model.info(), n, self.load.ctx_size),
             None => Ok(()),
         }
