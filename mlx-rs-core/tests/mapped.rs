@@ -400,4 +400,16 @@ fn values() {
             .unwrap(),
         [1_088_718_485]
     );
+    let zeros = array!([[-0.0, 0.0], [-0.0, 1.0]]).unwrap();
+    for dtype in [Dtype::Float16, Dtype::Float32, Dtype::Float64] {
+        let zeros = zeros.astype(dtype).unwrap();
+        assert_eq!(
+            zeros.any(1, false).unwrap().to_vec::<bool>().unwrap(),
+            [false, true]
+        );
+        assert_eq!(
+            zeros.all(0, false).unwrap().to_vec::<bool>().unwrap(),
+            [false, false]
+        );
+    }
 }

@@ -65,7 +65,11 @@ macro_rules! reductions {
                 /// type does not fit or nothing is left to reduce.
                 pub fn $name<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
                     let op = stringify!($name);
-                    let this = self.laid_out_if_empty()?;
+                    let mut this = self.laid_out_if_empty()?;
+                    if matches!(stringify!($name), "all" | "any") && self.dtype().is_float() {
+                        // MLX looks at the bits, of which minus zero has one.
+                        this = std::borrow::Cow::Owned(this.astype(crate::Dtype::Bool)?);
+                    }
                     match axes.into() {
                         Axes::All => call::array(op, |out, s| {
                             // SAFETY: all handles are live for the length of the call.
