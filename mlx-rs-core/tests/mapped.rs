@@ -400,6 +400,8 @@ fn values() {
             .unwrap(),
         [1_088_718_485]
     );
+    let rows = count(&[3, 3, 1, 1], Dtype::Float32);
+    assert_eq!(rows.logsumexp(&[2, 3], false).unwrap().shape(), [3, 3]);
     let zeros = array!([[-0.0, 0.0], [-0.0, 1.0]]).unwrap();
     for dtype in [Dtype::Float16, Dtype::Float32, Dtype::Float64] {
         let zeros = zeros.astype(dtype).unwrap();

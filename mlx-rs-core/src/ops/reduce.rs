@@ -202,10 +202,16 @@ impl Array {
             },
         })
         .and_then(|sum| {
-            // Of an array with one row, MLX keeps an axis.
-            let all = matches!(axes, Axes::All) || listed.len() == self.ndim();
-            if all && !keepdims && sum.size() == 1 {
-                return sum.reshape(&[]);
+            // Of several axes of one element, MLX keeps all but one.
+            if keepdims || sum.ndim() + listed.len() == self.ndim() {
+                return Ok(sum);
+            }
+            let own = self.distinct_axes(op, &self.listed(axes))?;
+            let kept = self.shape().iter().enumerate();
+            let kept = kept.filter(|(axis, _)| !own.contains(&(*axis as i32)));
+            let shape: Vec<i32> = kept.map(|(_, &length)| length).collect();
+            if sum.shape() != shape {
+                return sum.reshape(&shape);
             }
             Ok(sum)
         })
