@@ -228,6 +228,18 @@ fn places_in_batches() {
             &[a.clone(), block],
         );
     }
+    let flat = count(&[4, 1, 1], Dtype::Float32);
+    maps(
+        "diagonal",
+        &|x| one(x[0].transpose()?.diagonal(0, 0, 1)),
+        std::slice::from_ref(&flat),
+    );
+    let columns = [count(&[1, 3, 4], Dtype::Float32)];
+    maps(
+        "take",
+        &|x| one(x[0].transpose()?.take_clamped(&array!([0])?, 2)),
+        &columns,
+    );
     let start = array!([1, 1]).unwrap();
     let block = count(&[2, 2], Dtype::Float32);
     maps(

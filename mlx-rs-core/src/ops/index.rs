@@ -7,6 +7,7 @@ use crate::array::Array;
 use crate::call;
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, ErrorKind, Result};
+use crate::mapped;
 
 /// Start and stop of one axis as MLX wants them, from Python-like bounds that may be negative or
 /// beyond the end.
@@ -353,6 +354,10 @@ impl Array {
 
     /// Whether blocks of `size(axis)` would come in another order if this array were column-major.
     pub(crate) fn gathers_wrongly(&self, size: impl Fn(usize) -> i32) -> bool {
+        if mapped::inside() && (0..self.ndim()).any(|axis| size(axis) > 1) {
+            // The batch may be another axis of the blocks.
+            return true;
+        }
         let long = (0..self.ndim()).rfind(|&axis| size(axis) > 1).unwrap_or(0);
         let whole = (0..long).all(|axis| size(axis) == self.shape()[axis]);
         whole && (0..long).any(|axis| size(axis) > 1)
