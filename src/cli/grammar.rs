@@ -145,7 +145,7 @@ mod tests {
             let args = ["--json-schema-file", path.to_str().unwrap()];
             let failure = grammar(&args).map(|_| ()).unwrap_err();
             assert_eq!(failure.exit_code(), 2);
-            let said = failure.to_string();
+            let said = failure.report().unwrap();
             assert!(said.contains(says), "{said}");
         }
     }
