@@ -20,6 +20,7 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -216,13 +217,14 @@ pub(crate) fn live() -> i64 {
 }
 
 /// What a C closure owns.
-pub(crate) struct Payload<T> {
-    pub(crate) body: T,
+pub(crate) struct Payload<T: 'static> {
+    pub(crate) body: ManuallyDrop<T>,
 }
 
 impl<T> Payload<T> {
     pub(crate) fn new(body: T) -> Arc<Self> {
         LIVE.fetch_add(1, Ordering::Relaxed);
+        let body = ManuallyDrop::new(body);
         Arc::new(Self { body })
     }
 }
@@ -230,6 +232,51 @@ impl<T> Payload<T> {
 impl<T> Drop for Payload<T> {
     fn drop(&mut self) {
         LIVE.fetch_sub(1, Ordering::Relaxed);
+        // SAFETY: nothing uses the body after this.
+        let body = unsafe { ManuallyDrop::take(&mut self.body) };
+        drop_in_turn(Box::new(body));
+    }
+}
+
+thread_local! {
+    /// Bodies that wait for the one that is being dropped in this thread, if any is.
+    static WAITING: RefCell<Option<Vec<Box<dyn Any>>>> = const { RefCell::new(None) };
+}
+
+/// Drops a body. One that another body owns, whose drop is in progress, waits for its end: functions of
+/// functions, however many, take no more stack than one.
+fn drop_in_turn(body: Box<dyn Any>) {
+    /// Ends the waiting, also when a drop panics.
+    struct End;
+    impl Drop for End {
+        fn drop(&mut self) {
+            let left = WAITING.try_with(RefCell::take).ok().flatten();
+            for body in left.into_iter().flatten() {
+                // A second panic would end the process.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(body)));
+            }
+        }
+    }
+    let mut body = Some(body);
+    let waits = WAITING.try_with(|waiting| match &mut *waiting.borrow_mut() {
+        Some(list) => {
+            list.extend(body.take());
+            true
+        }
+        none => {
+            *none = Some(Vec::new());
+            false
+        }
+    });
+    if matches!(waits, Ok(true)) {
+        return;
+    }
+    // Without the list, in the destructors of a thread, each is dropped inside the one before.
+    let _end = waits.is_ok().then_some(End);
+    while let Some(next) = body.take() {
+        drop(next);
+        let pop = |waiting: &RefCell<Option<Vec<_>>>| waiting.borrow_mut().as_mut()?.pop();
+        body = WAITING.try_with(pop).ok().flatten();
     }
 }
 
@@ -557,7 +604,7 @@ unsafe extern "C" fn call_kwargs(
     finish(|| {
         // SAFETY: the payload of a closure made by `KwargsClosure::new`, alive while it is called.
         let payload = unsafe { &*payload.cast::<Payload<KwargsFunction>>() };
-        let (function, keys) = &payload.body;
+        let (function, keys) = &*payload.body;
         let mut inputs = call::read_vec("closure", args)?;
         for key in keys {
             inputs.push(call::adopt("closure", |out| {

@@ -173,3 +173,22 @@ fn long_chains_of_functions_are_evaluated() {
         assert_eq!(g[0].item::<f32>().unwrap(), 1.0);
     });
 }
+
+#[test]
+fn functions_of_functions_are_dropped() {
+    type Function = Box<dyn Fn(&[Array]) -> Arrays + Send>;
+    with_little_stack(|| {
+        let mut f: Function = Box::new(|x: &[Array]| -> Arrays { Ok(x.to_vec()) });
+        for i in 0..100_000 {
+            let inner = f;
+            f = if i % 2 == 0 {
+                Box::new(custom_vjp(inner, |_, cotangents, _| {
+                    Ok(vec![cotangents[0].clone()])
+                }))
+            } else {
+                Box::new(checkpoint(inner))
+            };
+        }
+        drop(f);
+    });
+}
