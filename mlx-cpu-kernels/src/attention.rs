@@ -145,7 +145,7 @@ impl Attend {
     /// The same for keys and values of all queries that are to be stored before.
     ///
     /// # Safety
-    /// As of [`Fresh::store`].
+    /// As of [`Work::run`]; keys and values must be float32, and nothing else may use them meanwhile.
     pub unsafe fn run_storing(&self, inputs: &[Input], fresh: &Fresh<'_>, output: &mut [f32]) {
         self.run_with(inputs, Some(fresh), output);
     }
