@@ -138,7 +138,7 @@ impl TextModel for ParrotModel {
         self.0.closed.store(true, Ordering::Release);
         Ok(())
     }
-    // What is not declared in the capabilities:
+    // Options that the capabilities do not declare:
     fn chat(&self, _: &[Message], _: &GenerateOptions) -> Result<TokenStream> {
         error(
             ErrorKind::Unsupported,

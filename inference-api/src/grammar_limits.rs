@@ -282,7 +282,7 @@ impl<'a> Walk<'a> {
             if states[at] != State::Open {
                 continue;
             }
-            // What is open here is a cycle, which adds nothing.
+            // A node that is still open closes a cycle, which adds nothing.
             let of = |other: usize| match states[other] {
                 State::Done(n) => n,
                 _ => 0,
@@ -424,7 +424,7 @@ pub fn check_lark(text: &str) -> Result<()> {
     for (at, keyword) in text.match_indices("%json") {
         let rest = &text[at + keyword.len()..];
         let schemas = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
-        // What is no JSON is the library's to say.
+        // The library reports text that is not JSON.
         if let Some(Ok(schema)) = schemas.into_iter().next() {
             let line = text[..at].lines().count().max(1);
             check_schema(&schema).map_err(|e| e.context(format!("line {line} of the grammar")))?;

@@ -227,7 +227,7 @@ pub struct Snapshot {
 #[derive(Debug, Default)]
 pub struct Caches {
     layers: Vec<Box<dyn KvCache>>,
-    /// The rotation changes beyond so many positions; ascending.
+    /// Sequence lengths beyond which the rotation changes, ascending.
     switches: Vec<i32>,
     reach: i32,
 }
