@@ -9,73 +9,38 @@
 //! behavior, so [`Work::run`] is `unsafe`.
 
 #![deny(missing_docs)]
-mod ahead;
-#[cfg(target_arch = "x86_64")]
-mod amx;
 mod attention;
-mod bands;
-#[cfg(target_arch = "x86_64")]
-mod bricks;
-mod choose;
-mod dense;
-#[cfg(target_arch = "aarch64")]
-mod dot;
-mod glance;
-mod inputs;
-mod kernel;
-mod many;
-#[cfg(target_arch = "aarch64")]
-mod neon;
-mod nucleus;
+mod gemm;
+mod layout;
 mod once;
-mod planes;
+mod partition;
 mod pool;
 #[cfg(test)]
 mod pool_tests;
-mod product;
-mod rotation;
-mod select;
-mod share;
-mod singles;
-#[cfg(target_arch = "x86_64")]
-mod sixteen;
-#[cfg(target_arch = "x86_64")]
-mod squares;
-mod store;
-mod sweep;
+mod sampling;
+mod simd;
 mod sync;
-mod take_rows;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-mod tile;
-mod turn;
-mod view;
-mod vjp;
-mod weigh;
-#[cfg(target_arch = "x86_64")]
-mod whole;
-#[cfg(target_arch = "x86_64")]
-mod wide;
-#[cfg(target_arch = "x86_64")]
-mod x86;
+mod work;
 
-pub use attention::{Attend, Plan, Query};
-pub use bands::BAND;
-pub use choose::{Choice, Choose, Count, Filters, Pick, Repeat};
-pub use dense::Number;
-pub use kernel::Isa;
-pub use nucleus::Nucleus;
+pub use attention::attend::{Attend, Plan, Query};
+pub use attention::kv_copy::Plane;
+pub use attention::kv_write::{Fresh, Keys, Positions, Store, Tokens};
+pub use attention::rope::Rotation;
+pub use gemm::dense::Number;
+pub use gemm::gather_rows::Taken;
+pub use gemm::product::{Gate, Held, Kind, MAX_PARTS, Part, Product, Size};
+pub use gemm::vjp::Back;
+pub use layout::packed::BAND;
 pub use once::Once;
-pub use planes::Plane;
 pub use pool::followed_by;
-pub use product::{Gate, Held, Kind, MAX_PARTS, Part, Product, Size};
-pub use rotation::Rotation;
-pub use select::{Draw, LONGEST, Logarithms, Select};
-pub use store::{Fresh, Keys, Positions, Store, Tokens};
-pub use take_rows::Taken;
-pub use tile::LANES;
-pub use view::{Input, Work, count};
-pub use vjp::Back;
+pub use sampling::sample::{Choice, Choose, Count, Filters, Pick, Repeat};
+pub use sampling::top_k::{Draw, LONGEST, Logarithms, Select};
+pub use sampling::top_p::Nucleus;
+pub use simd::dispatch::Isa;
+pub use simd::microkernel::LANES;
+pub use work::{Input, Work, count};
 
 use std::sync::OnceLock;
 
@@ -115,7 +80,7 @@ pub fn threads() -> usize {
 /// assert!(!mlx_cpu_kernels::instruction_set().is_empty());
 /// ```
 pub fn instruction_set() -> &'static str {
-    kernel::Isa::detect().name()
+    simd::dispatch::Isa::detect().name()
 }
 
 /// What runs products on this processor, for people: the instruction set, why it is not a better one where
@@ -132,7 +97,7 @@ pub fn status() -> String {
     if !enabled() {
         return String::from("kernels off by MLX_CPU_KERNELS: MLX's own products");
     }
-    let isa = kernel::Isa::detect();
+    let isa = simd::dispatch::Isa::detect();
     let why = match isa.next_needs() {
         None => String::new(),
         Some(_) if isa.has_better() => String::from(" as MLX_CPU_KERNELS says"),

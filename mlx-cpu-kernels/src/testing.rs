@@ -2,10 +2,10 @@
 
 use std::cell::Cell;
 
-pub use crate::choose::{MOST_CANDIDATES, tail};
-use crate::kernel::Isa;
-pub use crate::select::ascending;
-pub use crate::weigh::depth;
+pub use crate::sampling::sample::{MOST_CANDIDATES, tail};
+pub use crate::sampling::softmax_pass::depth;
+pub use crate::sampling::top_k::ascending;
+use crate::simd::dispatch::Isa;
 
 thread_local! {
     static FORCED: Cell<Option<Isa>> = const { Cell::new(None) };

@@ -1,0 +1,272 @@
+//! Attention of many queries of one row, as in a prompt: sixteen queries at a time sweep over the keys in
+//! blocks with a running softmax (Milakov and Gimelshein 2018; Dao et al. 2022), in register tiles. Not for
+//! single queries, which `attention.rs` answers key by key.
+
+use std::cell::RefCell;
+
+use crate::attention::attend::{Attend, Rows};
+use crate::simd::dispatch::Isa;
+use crate::simd::microkernel::{self, LANES, Left, Product, Right};
+use crate::simd::transpose::{self, Scaled};
+
+/// Keys at a time: their scores, and the keys and values of a usual head, fit the second cache, and the
+/// scores the first. A multiple of a tile's rows.
+const KEYS: usize = 192;
+
+/// Queries of one row from which this pays.
+pub(crate) const MANY: usize = 4;
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+#[derive(Default)]
+struct Scratch {
+    /// `[D, LANES]`.
+    queries: Vec<f32>,
+    /// `[KEYS, LANES]`.
+    scores: Vec<f32>,
+    /// `[LANES, D]`.
+    found: Vec<f32>,
+}
+
+/// The keys that a query sees: the first so many, and a range.
+type Seen = (usize, std::ops::Range<usize>);
+
+/// What the sweep is over.
+pub(crate) struct Sweep<'a> {
+    pub attend: &'a Attend,
+    /// Of the row.
+    pub keys: Rows<'a>,
+    pub values: Rows<'a>,
+    /// The head of keys and values.
+    pub group: usize,
+    /// The score of the head that adds nothing.
+    pub sink: Option<f32>,
+    /// Of each query, at most `LANES`.
+    pub seen: &'a [Seen],
+}
+
+/// Whether the sweep has heads of so many elements.
+pub(crate) fn fits(d: usize) -> bool {
+    d.is_multiple_of(LANES)
+}
+
+impl Sweep<'_> {
+    /// `query(i, place)` writes query `i`, scaled; `found(i, values)` takes what it finds.
+    pub(crate) fn run(
+        &self,
+        mut query: impl FnMut(usize, &mut [f32]),
+        mut found: impl FnMut(usize, &[f32]),
+    ) {
+        let d = self.attend.d;
+        SCRATCH.with_borrow_mut(|scratch| {
+            let Scratch {
+                queries,
+                scores,
+                found: sums,
+            } = scratch;
+            let n = self.seen.len();
+            queries.resize(d * LANES, 0.0);
+            scores.resize(KEYS * LANES, 0.0);
+            // The queries as rows at first.
+            sums.resize(LANES * d, 0.0);
+            for (i, place) in sums.chunks_exact_mut(d).take(n).enumerate() {
+                query(i, place);
+            }
+            let mut rows: [Scaled<'_>; LANES] = [(&[], 1.0); LANES];
+            for (row, own) in rows.iter_mut().zip(sums.chunks_exact(d)) {
+                row.0 = own;
+            }
+            transpose::pack(self.attend.isa, &rows[..n], None, queries);
+            sums.fill(0.0);
+            let mut state = State {
+                greatest: [self.sink.unwrap_or(f32::NEG_INFINITY); LANES],
+                total: [if self.sink.is_some() { 1.0 } else { 0.0 }; LANES],
+            };
+            // The kept keys first, then the others that any query sees.
+            let kept = self.seen.iter().map(|s| s.0).max().unwrap_or(0);
+            let begin = self.seen.iter().map(|s| s.1.start).min().unwrap_or(0);
+            let end = self.seen.iter().map(|s| s.1.end).max().unwrap_or(0);
+            for (from, to, is_kept) in [(0, kept, true), (begin, end, false)] {
+                for at in (from..to).step_by(KEYS) {
+                    let next = (at + KEYS).min(to);
+                    self.block((at, next, is_kept), queries, scores, sums, &mut state);
+                }
+            }
+            for (i, place) in sums.chunks_exact_mut(d).take(n).enumerate() {
+                let whole = 1.0 / state.total[i];
+                place.iter_mut().for_each(|v| *v *= whole);
+                found(i, place);
+            }
+        });
+    }
+
+    fn block(
+        &self,
+        (from, to, is_kept): (usize, usize, bool),
+        queries: &[f32],
+        scores: &mut [f32],
+        sums: &mut [f32],
+        state: &mut State,
+    ) {
+        let (isa, d, n) = (self.attend.isa, self.attend.d, to - from);
+        let keys = &self.keys.reach(self.group, from, to, d);
+        let scores = &mut scores[..n * LANES];
+        let left = Left {
+            data: keys.as_ptr(),
+            row_step: self.keys.position,
+            step: 1,
+        };
+        let right = Right {
+            data: queries.as_ptr(),
+            step: LANES,
+        };
+        let product = Product {
+            data: scores.as_mut_ptr(),
+            row_step: LANES,
+            adds: false,
+        };
+        assert!(queries.len() >= d * LANES && sums.len() >= LANES * d);
+        // SAFETY: `keys` reaches from the first to the last of `n` rows of `d`; the queries are `d` times
+        // `LANES` and the scores `n` times `LANES`, by the assertion and the slice.
+        unsafe { microkernel::tiles(isa, n, d, left, right, product) };
+        let lanes = scores.as_chunks_mut::<LANES>().0;
+        for (i, (kept, range)) in self.seen.iter().enumerate() {
+            let sees = if is_kept { 0..*kept } else { range.clone() };
+            if sees.start <= from && sees.end >= to {
+                continue;
+            }
+            for (key, lanes) in (from..).zip(lanes.iter_mut()) {
+                if !sees.contains(&key) {
+                    lanes[i] = f32::NEG_INFINITY;
+                }
+            }
+        }
+        let factors = soften(isa, self.attend.softcap, lanes, state);
+        for (row, factor) in sums.chunks_exact_mut(d).zip(factors) {
+            if factor != 1.0 {
+                row.iter_mut().for_each(|v| *v *= factor);
+            }
+        }
+        let values = &self.values.reach(self.group, from, to, d);
+        for at in (0..d).step_by(LANES) {
+            let left = Left {
+                data: scores.as_ptr(),
+                row_step: 1,
+                step: LANES,
+            };
+            let right = Right {
+                data: values[at..].as_ptr(),
+                step: self.values.position,
+            };
+            let product = Product {
+                data: sums[at..].as_mut_ptr(),
+                row_step: d,
+                adds: true,
+            };
+            // SAFETY: the scores are `n` times `LANES`, `values` reaches to the last of `n` rows of `d`,
+            // a multiple of `LANES` (see `fits`), and the sums are `LANES` rows of `d`.
+            unsafe { microkernel::tiles(isa, self.seen.len(), n, left, right, product) };
+        }
+    }
+}
+
+/// Of each query: its greatest score so far, and the sum of the exponentials below it.
+struct State {
+    greatest: [f32; LANES],
+    total: [f32; LANES],
+}
+
+/// Replaces scores by their exponentials below the greatest so far; returns the factors for what was found
+/// before.
+fn soften(
+    isa: Isa,
+    cap: Option<f32>,
+    scores: &mut [[f32; LANES]],
+    state: &mut State,
+) -> [f32; LANES] {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
+        Isa::Avx2 => unsafe { soften_avx2(cap, scores, state) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: these are made by `detect` only, where the processor has avx512f.
+        Isa::Avx512 | Isa::Amx => unsafe { soften_avx512(cap, scores, state) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::Dot => soften_with(cap, scores, state),
+        Isa::Portable => soften_with(cap, scores, state),
+    }
+}
+
+/// # Safety
+/// The processor must have avx2 and fma.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn soften_avx2(
+    cap: Option<f32>,
+    scores: &mut [[f32; LANES]],
+    state: &mut State,
+) -> [f32; LANES] {
+    soften_with(cap, scores, state)
+}
+
+/// # Safety
+/// The processor must have avx2, fma and avx512f.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,avx512f")]
+unsafe fn soften_avx512(
+    cap: Option<f32>,
+    scores: &mut [[f32; LANES]],
+    state: &mut State,
+) -> [f32; LANES] {
+    soften_with(cap, scores, state)
+}
+
+#[inline(always)]
+fn soften_with(cap: Option<f32>, scores: &mut [[f32; LANES]], state: &mut State) -> [f32; LANES] {
+    if let Some(cap) = cap {
+        for lanes in scores.iter_mut() {
+            for score in lanes {
+                // What is not seen stays so.
+                *score = if *score == f32::NEG_INFINITY {
+                    *score
+                } else {
+                    microkernel::tanh(*score / cap) * cap
+                };
+            }
+        }
+    }
+    let before = state.greatest;
+    for lanes in scores.iter() {
+        for (greatest, score) in state.greatest.iter_mut().zip(lanes) {
+            *greatest = if *score > *greatest {
+                *score
+            } else {
+                *greatest
+            };
+        }
+    }
+    // A query that has seen nothing yet would subtract infinities.
+    let base: [f32; LANES] = std::array::from_fn(|i| {
+        let greatest = state.greatest[i];
+        if greatest == f32::NEG_INFINITY {
+            0.0
+        } else {
+            greatest
+        }
+    });
+    let factors: [f32; LANES] = std::array::from_fn(|i| microkernel::exp(before[i] - base[i]));
+    let mut sums = [0.0f32; LANES];
+    for lanes in scores.iter_mut() {
+        for i in 0..LANES {
+            let share = microkernel::exp(lanes[i] - base[i]);
+            lanes[i] = share;
+            sums[i] += share;
+        }
+    }
+    for i in 0..LANES {
+        state.total[i] = state.total[i] * factors[i] + sums[i];
+    }
+    factors
+}

@@ -1,0 +1,69 @@
+//! Copies of keys and values from cache to cache.
+
+use crate::partition::{Output, share};
+use crate::work::{Input, count};
+
+/// Keys or values of a layer, `[heads, room, width]`, of which so many positions are copied.
+#[derive(Debug, Clone, Copy)]
+pub struct Plane {
+    heads: usize,
+    room: usize,
+    width: usize,
+    filled: usize,
+}
+
+impl Plane {
+    /// Of the shape `[1, heads, room, width]`.
+    pub fn of(&[_, heads, room, width]: &[i32; 4], filled: i32) -> Self {
+        Self {
+            heads: count(heads),
+            room: count(room),
+            width: count(width),
+            filled: count(filled),
+        }
+    }
+
+    /// Elements of a plane.
+    pub fn elements(self) -> usize {
+        self.heads * self.room * self.width
+    }
+
+    /// Copies the first positions of each to one plane after another.
+    ///
+    /// # Safety
+    /// `from` must be float32 `[1, heads, .., width]` with at least as many positions, which nothing writes
+    /// meanwhile; `output` must have one plane for each.
+    pub unsafe fn copy(self, from: &[Input], output: &mut [f32]) {
+        let Self {
+            heads,
+            room,
+            width,
+            filled,
+        } = self;
+        if filled == 0 || from.is_empty() {
+            return;
+        }
+        // SAFETY: the caller vouches for type, shape and the absence of writes.
+        let from: Vec<(&[f32], Vec<usize>)> = (from.iter())
+            .map(|input| (unsafe { &*input.reach::<f32>() }, input.strides()))
+            .collect();
+        // Neighboring positions at once, where they are neighbors.
+        let whole = from.iter().all(|(_, strides)| strides[2] == width);
+        let run = if whole { filled } else { 1 };
+        let runs = filled / run;
+        let out = Output::new(output);
+        // What is new to the process is slow to write at first, which two threads share.
+        let units = from.len() * heads * runs;
+        share(units, units * run * width, &|first, end| {
+            for unit in first..end {
+                let (plane, i) = (unit / runs / heads, unit % runs * run);
+                let h = unit / runs % heads;
+                let (data, strides) = &from[plane];
+                let (start, n) = (h * strides[1] + i * strides[2], run * width);
+                // SAFETY: each position of each head of a plane is one unit's alone.
+                let to = unsafe { out.part(((plane * heads + h) * room + i) * width, n) };
+                to.copy_from_slice(&data[start..start + n]);
+            }
+        });
+    }
+}

@@ -1,0 +1,9 @@
+//! Attention over key and value caches, rotary positions, and writes into caches.
+
+pub(crate) mod attend;
+pub(crate) mod decode_attention;
+pub(crate) mod decode_schedule;
+pub(crate) mod flash_attention;
+pub(crate) mod kv_copy;
+pub(crate) mod kv_write;
+pub(crate) mod rope;

@@ -1,0 +1,105 @@
+//! Rotary positions for the kernels, and their sines and cosines, which all layers of a pass share.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::simd::dispatch::Isa;
+
+/// Rotary positions (Su et al. 2021).
+#[derive(Debug, Clone)]
+pub struct Rotation {
+    /// Radians a position, for each pair; the first `2 * pairs` elements of a head rotate.
+    pub radians: Arc<[f32]>,
+    /// Neighbors make a pair, rather than elements of both halves.
+    pub traditional: bool,
+    /// Factor on what rotates.
+    pub amplitude: f32,
+}
+
+/// For each position the sines of all pairs, then their cosines.
+type Turns = Rc<[f32]>;
+
+/// Turns, and what they are of.
+struct Table {
+    radians: Arc<[f32]>,
+    positions: Vec<i32>,
+    turns: Turns,
+}
+
+/// Tables of turns that are remembered: those of local and global layers, for all positions and the last.
+const TABLES: usize = 4;
+
+thread_local! {
+    /// All layers of a pass need the same ones.
+    static KNOWN: RefCell<VecDeque<Table>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// For each position the sines of all pairs, then their cosines.
+pub(crate) fn turns(rotation: &Rotation, positions: &[i32]) -> Turns {
+    KNOWN.with_borrow_mut(|known| {
+        let same = known
+            .iter()
+            .find(|t| t.positions == positions && t.radians == rotation.radians);
+        if let Some(table) = same {
+            return Rc::clone(&table.turns);
+        }
+        let angles = |p: i32| rotation.radians.iter().map(move |r| p as f32 * r);
+        let turns: Turns = positions
+            .iter()
+            .flat_map(|&p| angles(p).map(f32::sin).chain(angles(p).map(f32::cos)))
+            .collect();
+        known.truncate(TABLES - 1);
+        known.push_front(Table {
+            radians: Arc::clone(&rotation.radians),
+            positions: positions.to_vec(),
+            turns: Rc::clone(&turns),
+        });
+        turns
+    })
+}
+
+/// Rotates a head in place, by the turns of its position.
+pub(crate) fn rotate(isa: Isa, rotation: &Rotation, turns: &[f32], head: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `detect` makes these only where the processor has avx2.
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { rotate_avx2(rotation, turns, head) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::Dot => rotate_with(rotation, turns, head),
+        Isa::Portable => rotate_with(rotation, turns, head),
+    }
+}
+
+/// # Safety
+/// The processor must have avx2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn rotate_avx2(rotation: &Rotation, turns: &[f32], head: &mut [f32]) {
+    rotate_with(rotation, turns, head);
+}
+
+#[inline(always)]
+fn rotate_with(rotation: &Rotation, turns: &[f32], head: &mut [f32]) {
+    let (sines, cosines) = turns.split_at(turns.len() / 2);
+    let pairs = sines.len();
+    let amplitude = rotation.amplitude;
+    let turn = |a: &mut f32, b: &mut f32, sin: &f32, cos: &f32| {
+        let (x, y) = (*a * amplitude, *b * amplitude);
+        (*a, *b) = (x * cos - y * sin, x * sin + y * cos);
+    };
+    let turns = sines.iter().zip(cosines);
+    if rotation.traditional {
+        let (all, _) = head[..2 * pairs].as_chunks_mut::<2>();
+        for ([a, b], (sin, cos)) in all.iter_mut().zip(turns) {
+            turn(a, b, sin, cos);
+        }
+    } else {
+        // Without an index that is looked at, so that it is done in vectors.
+        let (first, second) = head[..2 * pairs].split_at_mut(pairs);
+        for ((a, b), (sin, cos)) in first.iter_mut().zip(second).zip(turns) {
+            turn(a, b, sin, cos);
+        }
+    }
+}

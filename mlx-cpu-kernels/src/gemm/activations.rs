@@ -1,0 +1,141 @@
+//! Rows of inputs as the kernels take them: through a norm, and prepared for each packing that the matrices have.
+
+use crate::simd::dispatch::{self, Isa, MAX_ROWS, Panel, Prepared};
+
+/// Kept from one operation to the next, since every token needs them hundreds of times.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    normed: Vec<f32>,
+    forms: Vec<Form>,
+}
+
+/// Inputs prepared for one packing.
+#[derive(Default)]
+struct Form {
+    /// What a row has of the following.
+    each: [usize; 4],
+    values: Vec<f32>,
+    whole: Vec<i16>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+/// Rows of an input, in each form that is needed.
+pub(crate) struct Rows<'a> {
+    /// How many.
+    pub count: usize,
+    /// As floats, through the norm.
+    values: &'a [f32],
+    k: usize,
+    forms: &'a [Form],
+}
+
+impl Scratch {
+    /// Rows of `k` elements through a norm (a weight, and what is added under the root) if there is one, for these
+    /// packings.
+    pub(crate) fn fill<'a>(
+        &'a mut self,
+        isa: Isa,
+        x: &'a [f32],
+        norm: Option<(&[f32], f32)>,
+        k: usize,
+        packings: &[(u32, usize)],
+    ) -> Rows<'a> {
+        let values = match norm {
+            Some((weight, eps)) => {
+                self.normed.resize(x.len(), 0.0);
+                normalize(isa, x, weight, eps, &mut self.normed);
+                &self.normed
+            }
+            None => x,
+        };
+        while self.forms.len() < packings.len() {
+            self.forms.push(Form::default());
+        }
+        let forms = &mut self.forms[..packings.len()];
+        for (form, packing) in forms.iter_mut().zip(packings) {
+            form.fill(isa, values, k, *packing);
+        }
+        Rows {
+            count: x.len() / k,
+            values,
+            k,
+            forms,
+        }
+    }
+}
+
+impl Form {
+    fn fill(&mut self, isa: Isa, x: &[f32], k: usize, (bits, group): (u32, usize)) {
+        let rows = x.len() / k;
+        let (floats, wholes) = if dispatch::in_whole(isa) {
+            (0, k)
+        } else {
+            (k, 0)
+        };
+        self.each = [
+            floats,
+            wholes,
+            wholes / dispatch::sharing(isa, bits),
+            k / group,
+        ];
+        let [floats, wholes, scales, sums] = self.each;
+        self.values.resize(rows * floats, 0.0);
+        self.whole.resize(rows * wholes, 0);
+        self.scales.resize(rows * scales, 0.0);
+        self.sums.resize(rows * sums, 0.0);
+        for first in (0..rows).step_by(MAX_ROWS) {
+            let last = rows.min(first + MAX_ROWS);
+            let to = Prepared {
+                values: &mut self.values[first * floats..last * floats],
+                whole: &mut self.whole[first * wholes..last * wholes],
+                scales: &mut self.scales[first * scales..last * scales],
+                sums: &mut self.sums[first * sums..last * sums],
+            };
+            dispatch::prepare(isa, &x[first * k..last * k], k, (bits, group), to);
+        }
+    }
+
+    /// The panel of `n` rows from `from` on.
+    fn panel(&self, from: usize, n: usize) -> Panel<'_> {
+        let [floats, wholes, scales, sums] = self.each;
+        Panel {
+            rows: n,
+            values: &self.values[from * floats..(from + n) * floats],
+            whole: &self.whole[from * wholes..(from + n) * wholes],
+            scales: &self.scales[from * scales..(from + n) * scales],
+            sums: &self.sums[from * sums..(from + n) * sums],
+        }
+    }
+}
+
+impl Rows<'_> {
+    /// At most [`MAX_ROWS`] rows from `from` on, prepared in this form.
+    pub(crate) fn panel(&self, form: usize, from: usize) -> Panel<'_> {
+        self.forms[form].panel(from, MAX_ROWS.min(self.count - from))
+    }
+
+    /// At most [`MAX_ROWS`] rows from `from` on, as floats: `f` of them.
+    pub(crate) fn dense<R>(&self, from: usize, f: impl FnOnce(&[&[f32]]) -> R) -> R {
+        let mut rows = [&[][..]; MAX_ROWS];
+        let own = self.values[from * self.k..].chunks_exact(self.k);
+        let mut n = 0;
+        for (row, own) in rows.iter_mut().zip(own) {
+            *row = own;
+            n += 1;
+        }
+        f(&rows[..n])
+    }
+}
+
+/// `x / sqrt(mean(x^2) + eps) * weight`, row by row.
+fn normalize(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let k = weight.len();
+    for (x, out) in x.chunks_exact(k).zip(out.chunks_exact_mut(k)) {
+        let square = dispatch::inner(isa, x, x);
+        let factor = 1.0 / (square / k as f32 + eps).sqrt();
+        for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+            *out = x * factor * w;
+        }
+    }
+}

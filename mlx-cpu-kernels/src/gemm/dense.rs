@@ -1,0 +1,93 @@
+//! Matrices that are not quantized, as they lie in memory: float32, or numbers of 16 bits, which become float32 a few at a
+//! time. Exactly, so that the products are those with the same matrix of float32.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use crate::simd::dispatch::{self, Isa, MAX_ROWS};
+use crate::work::Input;
+
+/// The type of a matrix's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Number {
+    /// float32.
+    Single,
+    /// float16.
+    Half,
+    /// bfloat16.
+    Brain,
+}
+
+/// Elements of a row that become float32 at a time: they stay in the first cache until they are multiplied.
+const AT_ONCE: usize = 2048;
+
+thread_local! {
+    static WIDE: RefCell<Vec<f32>> = RefCell::default();
+}
+
+/// Elements in memory.
+#[derive(Clone, Copy)]
+pub(crate) enum Dense<'a> {
+    Single(&'a [f32]),
+    /// float16.
+    Half(&'a [u16]),
+    /// bfloat16.
+    Brain(&'a [u16]),
+}
+
+impl<'a> Dense<'a> {
+    /// An input's elements.
+    ///
+    /// # Safety
+    /// They must be of that type.
+    pub(crate) unsafe fn of(number: Number, input: Option<&'a Input>) -> Self {
+        // SAFETY: the caller's promise; both types of 16 bits can be read as what they are made of.
+        unsafe {
+            match number {
+                Number::Single => Self::Single(input.map(|i| i.as_slice()).unwrap_or_default()),
+                Number::Half => Self::Half(input.map(|i| i.as_slice()).unwrap_or_default()),
+                Number::Brain => Self::Brain(input.map(|i| i.as_slice()).unwrap_or_default()),
+            }
+        }
+    }
+
+    /// Elements as float32, as many as `to` has, from `from` on.
+    pub(crate) fn widen(self, isa: Isa, from: usize, to: &mut [f32]) {
+        let all = from..from + to.len();
+        match self {
+            Self::Single(elements) => to.copy_from_slice(&elements[all]),
+            Self::Half(elements) => dispatch::widen(isa, &elements[all], to),
+            Self::Brain(elements) => {
+                for (to, from) in to.iter_mut().zip(&elements[all]) {
+                    *to = f32::from_bits(u32::from(*from) << 16);
+                }
+            }
+        }
+    }
+
+    /// The inner products of the elements of `row` with each of at most [`MAX_ROWS`] `x`, which are as long.
+    pub(crate) fn products(self, isa: Isa, row: Range<usize>, x: &[&[f32]], out: &mut [f32]) {
+        if let Self::Single(elements) = self {
+            return dispatch::dense(isa, &elements[row], x, out);
+        }
+        WIDE.with_borrow_mut(|wide| {
+            wide.resize(AT_ONCE, 0.0);
+            out.fill(0.0);
+            for from in row.clone().step_by(AT_ONCE) {
+                let n = AT_ONCE.min(row.end - from);
+                self.widen(isa, from, &mut wide[..n]);
+                let at = from - row.start;
+                let mut parts = [&[][..]; MAX_ROWS];
+                for (part, x) in parts.iter_mut().zip(x) {
+                    *part = &x[at..at + n];
+                }
+                let mut sums = [0.0; MAX_ROWS];
+                let sums = &mut sums[..out.len()];
+                dispatch::dense(isa, &wide[..n], &parts[..x.len()], sums);
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out += *sum;
+                }
+            }
+        });
+    }
+}

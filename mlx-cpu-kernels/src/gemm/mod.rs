@@ -1,0 +1,13 @@
+//! Products of rows with quantized and dense matrices, from one row to a prompt.
+
+pub(crate) mod activations;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx_gemm_bf16;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx_qgemm;
+pub(crate) mod dense;
+pub(crate) mod gather_rows;
+pub(crate) mod packed_gemm;
+pub(crate) mod prefetch;
+pub(crate) mod product;
+pub(crate) mod vjp;

@@ -1,0 +1,346 @@
+//! Products with many rows of inputs, as in a prompt: the rows stand sixteen beside another in panels, blocks
+//! of the matrix are unpacked once for all panels, and register tiles do the rest. Not for a few rows, which
+//! `project.rs` multiplies without unpacking.
+
+use std::cell::RefCell;
+
+use crate::gemm::dense::Dense;
+use crate::gemm::product::{Data, Gate, Product};
+use crate::layout::packed::BAND;
+use crate::partition::{Output, WORTH_SHARING, share};
+use crate::pool;
+use crate::simd::dispatch::{self, Isa};
+use crate::simd::microkernel::{self, LANES, Left, Right};
+use crate::simd::transpose::{self, Scaled};
+
+/// Rows of inputs from which this pays.
+pub(crate) const MANY: usize = 16;
+
+/// Rows of inputs at a time: what their panels take stays within a few MiB.
+const ROWS: usize = 512;
+
+/// Rows of a matrix that are unpacked at a time, a multiple of a tile's and of a band's: many, so that the panels pass by
+/// seldom, or few, so that each thread gets enough of them. They fit the second cache.
+const WIDE: usize = 48;
+const NARROW: usize = 24;
+
+/// Rows of the output from which blocks are wide.
+const MANY_COLUMNS: usize = 1200;
+
+/// Products that are summed before the tile is stored: as many elements of a panel fit the first cache.
+const DEPTH: usize = 256;
+
+/// What a thread needs for a block.
+#[derive(Default)]
+struct Scratch {
+    weights: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+thread_local! {
+    /// The inputs.
+    static PANELS: RefCell<Vec<f32>> = RefCell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Rows of a matrix: `from..to` of part `part`, whose outputs begin at `start`.
+#[derive(Clone, Copy)]
+pub(crate) struct Block {
+    pub part: usize,
+    pub from: usize,
+    pub to: usize,
+    pub start: usize,
+}
+
+/// The product, and what it reads.
+pub(crate) struct Many<'a> {
+    pub product: &'a Product,
+    pub x: &'a [f32],
+    pub norm: Option<(&'a [f32], f32)>,
+    pub data: &'a [(Data<'a>, Option<&'a [f32]>)],
+    pub residual: Option<&'a [f32]>,
+}
+
+impl Many<'_> {
+    pub(crate) fn run(&self, out: &Output) {
+        let blocks = self.blocks();
+        PANELS.with_borrow_mut(|panels| {
+            for first in (0..self.product.rows).step_by(ROWS) {
+                let rows = (first, (first + ROWS).min(self.product.rows));
+                self.fill(rows, panels);
+                self.multiply(rows, panels, &blocks, out);
+            }
+        });
+    }
+
+    fn blocks(&self) -> Vec<Block> {
+        let width = if self.product.n >= MANY_COLUMNS {
+            WIDE
+        } else {
+            NARROW
+        };
+        // With a gate, half of a block's rows are of the second matrix.
+        let (width, parts) = match self.product.gate {
+            Some(_) => ((width / 2).next_multiple_of(BAND), 1),
+            None => (width, self.product.parts.len()),
+        };
+        let mut blocks = Vec::new();
+        let mut start = 0;
+        for (part, own) in self.product.parts[..parts].iter().enumerate() {
+            for from in (0..own.size.n).step_by(width) {
+                blocks.push(Block {
+                    part,
+                    from,
+                    to: (from + width).min(own.size.n),
+                    start,
+                });
+            }
+            start += own.size.n;
+        }
+        blocks
+    }
+
+    /// Puts rows of the input into panels, through the norm.
+    fn fill(&self, (first, last): (usize, usize), panels: &mut Vec<f32>) {
+        let Product { k, isa, .. } = *self.product;
+        let count = (last - first).div_ceil(LANES);
+        panels.resize(count * LANES * k, 0.0);
+        let all = Output::new(panels);
+        share(count, (last - first) * k * 4, &|from, to| {
+            for i in from..to {
+                let begin = first + i * LANES;
+                let mut rows: [Scaled<'_>; LANES] = [(&[], 0.0); LANES];
+                let n = LANES.min(last - begin);
+                for (row, own) in (begin..).zip(&mut rows[..n]) {
+                    let x = &self.x[row * k..(row + 1) * k];
+                    *own = (x, self.factor(isa, x));
+                }
+                let weight = self.norm.map(|(weight, _)| weight);
+                // SAFETY: each panel is written by one part alone.
+                let panel = unsafe { all.part(i * LANES * k, LANES * k) };
+                transpose::pack(isa, &rows[..n], weight, panel);
+            }
+        });
+    }
+
+    /// What a row is multiplied with by the norm, if there is one.
+    pub(crate) fn factor(&self, isa: Isa, x: &[f32]) -> f32 {
+        self.norm.map_or(1.0, |(_, eps)| {
+            1.0 / (dispatch::inner(isa, x, x) / x.len() as f32 + eps).sqrt()
+        })
+    }
+
+    fn multiply(
+        &self,
+        (first, last): (usize, usize),
+        panels: &[f32],
+        blocks: &[Block],
+        out: &Output,
+    ) {
+        let Product { k, n, .. } = *self.product;
+        let work = (last - first) * n * k;
+        let run = |i: usize| {
+            SCRATCH.with_borrow_mut(|scratch| {
+                self.block((first, last), panels, blocks[i], scratch, out);
+            });
+        };
+        if work < WORTH_SHARING {
+            (0..blocks.len()).for_each(run);
+        } else {
+            pool::pool().run(blocks.len(), &run);
+        }
+    }
+
+    /// Rows of one matrix, or of the two of a gate, with all panels.
+    fn block(
+        &self,
+        (first, last): (usize, usize),
+        panels: &[f32],
+        block: Block,
+        Scratch { weights, sums }: &mut Scratch,
+        out: &Output,
+    ) {
+        let Product { k, isa, gate, .. } = *self.product;
+        let columns = block.to - block.from;
+        let parts = block.part..block.part + 1 + usize::from(gate.is_some());
+        // The last band may be wider than the matrix.
+        let wide = columns.next_multiple_of(BAND);
+        weights.resize(parts.len() * wide * k, 0.0);
+        for (part, weights) in parts.clone().zip(weights.chunks_exact_mut(wide * k)) {
+            match self.data[part].0 {
+                Data::Quantized { bands, .. } => {
+                    let own = bands.part(block.from / BAND..block.to.div_ceil(BAND));
+                    own.unpack_columns(isa, weights);
+                }
+                Data::Dense(Dense::Single(_)) => {}
+                Data::Dense(matrix) => {
+                    matrix.widen(isa, block.from * k, &mut weights[..columns * k]);
+                }
+            }
+        }
+        sums.resize(parts.len() * columns * LANES, 0.0);
+        for panel in 0..(last - first).div_ceil(LANES) {
+            for (i, part) in parts.clone().enumerate() {
+                let (data, bias) = &self.data[part];
+                let x = &panels[panel * LANES * k..][..LANES * k];
+                // The matrix, and how far rows and columns of it are apart.
+                let (w, row_step, step) = match data {
+                    Data::Dense(Dense::Single(weight)) => {
+                        (&weight[block.from * k..block.to * k], k, 1)
+                    }
+                    Data::Dense(_) => (&weights[i * wide * k..(i + 1) * wide * k], k, 1),
+                    Data::Quantized { .. } => (&weights[i * wide * k..(i + 1) * wide * k], 1, wide),
+                };
+                let sums = &mut sums[i * columns * LANES..(i + 1) * columns * LANES];
+                for at in (0..k).step_by(DEPTH) {
+                    let depth = DEPTH.min(k - at);
+                    let left = Left {
+                        data: w[at * step..].as_ptr(),
+                        row_step,
+                        step,
+                    };
+                    let right = Right {
+                        data: x[at * LANES..].as_ptr(),
+                        step: LANES,
+                    };
+                    let product = microkernel::Product {
+                        data: sums.as_mut_ptr(),
+                        row_step: LANES,
+                        adds: at > 0,
+                    };
+                    // SAFETY: `w` has `columns` rows of `k` elements, one way or the other, `x` has `k` times `LANES`, `sums` has
+                    // `columns` times `LANES`; the slices above say so.
+                    unsafe { microkernel::tiles(isa, columns, depth, left, right, product) };
+                }
+                if let Some(bias) = bias {
+                    let bias = &bias[block.from..block.to];
+                    for (sums, bias) in sums.as_chunks_mut::<LANES>().0.iter_mut().zip(bias) {
+                        sums.iter_mut().for_each(|sum| *sum += bias);
+                    }
+                }
+            }
+            if let Some(gate) = gate {
+                let (gates, ups) = sums.split_at_mut(columns * LANES);
+                gate_all(isa, gate, gates, ups);
+            }
+            let begin = first + panel * LANES;
+            self.write(
+                &sums[..columns * LANES],
+                (begin, LANES.min(last - begin)),
+                block,
+                out,
+            );
+        }
+    }
+
+    /// Writes a tile `[columns, LANES]` to rows of the output from `begin` on.
+    pub(crate) fn write(
+        &self,
+        sums: &[f32],
+        (begin, count): (usize, usize),
+        block: Block,
+        out: &Output,
+    ) {
+        let Product { n, isa, .. } = *self.product;
+        let columns = block.to - block.from;
+        let start = |lane: usize| (begin + lane) * n + block.start + block.from;
+        for lane in (0..count).step_by(8) {
+            let rows = 8.min(count - lane);
+            let mut done = 0;
+            if rows == 8 {
+                let at = start(lane);
+                let reach = 7 * n + columns;
+                let before = self.residual.map(|r| r[at..at + reach].as_ptr());
+                // SAFETY: these columns of these rows belong to this block alone, and are there: both
+                // reaches are checked.
+                done = unsafe {
+                    let to = out.address(at, reach);
+                    transpose::rows(isa, sums, lane, (to, n), before)
+                };
+            }
+            let sums = sums.as_chunks::<LANES>().0;
+            for lane in lane..lane + rows {
+                let at = start(lane);
+                // SAFETY: as above.
+                let place = unsafe { out.part(at + done, columns - done) };
+                let before = self.residual.map(|r| &r[at + done..at + columns]);
+                for (i, (place, sums)) in place.iter_mut().zip(&sums[done..]).enumerate() {
+                    *place = sums[lane] + before.map_or(0.0, |before| before[i]);
+                }
+            }
+        }
+    }
+}
+
+/// `gates = gate(gates) * ups`.
+pub(crate) fn gate_all(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
+        Isa::Avx2 => unsafe { crate::simd::avx2::vmath::gate(gate, gates, ups) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: these are made by `detect` only, where the processor has avx512f.
+        Isa::Avx512 | Isa::Amx => unsafe { crate::simd::avx512::vmath::gate(gate, gates, ups) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::Dot => gate_with(gate, gates, ups),
+        Isa::Portable => gate_with(gate, gates, ups),
+    }
+}
+
+#[inline(always)]
+fn gate_with(gate: Gate, gates: &mut [f32], ups: &[f32]) {
+    // One loop for each, so that each is in vectors.
+    let both = gates.iter_mut().zip(ups);
+    match gate {
+        Gate::Silu => both.for_each(|(g, u)| *g = Gate::Silu.apply(*g) * u),
+        Gate::GeluTanh => both.for_each(|(g, u)| *g = Gate::GeluTanh.apply(*g) * u),
+        Gate::Relu => both.for_each(|(g, u)| *g = Gate::Relu.apply(*g) * u),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{noise, with_each};
+
+    /// A row alone and among others, and cut anywhere, must come out the same.
+    #[test]
+    fn an_element_goes_through_a_gate_in_the_same_way_wherever_it_stands() {
+        let (own, ups) = (noise(43, 1), noise(43, 2));
+        let own: Vec<f32> = own.iter().map(|v| 9.0 * v).collect();
+        with_each(|isa| {
+            for gate in [Gate::Silu, Gate::GeluTanh, Gate::Relu] {
+                let mut all = own.clone();
+                gate_all(isa, gate, &mut all, &ups);
+                for ((x, up), got) in own.iter().zip(&ups).zip(&all) {
+                    let wanted = exact(gate, f64::from(*x)) * f64::from(*up);
+                    assert!((f64::from(*got) - wanted).abs() < 1e-5, "{gate:?} {x}");
+                }
+                for from in 0..own.len() {
+                    for to in from..own.len() {
+                        let mut some = own[from..to].to_vec();
+                        gate_all(isa, gate, &mut some, &ups[from..to]);
+                        assert_eq!(some, all[from..to], "{gate:?} {from} {to}");
+                    }
+                }
+                let mut ends = [f32::INFINITY, f32::NAN, 3e38, 0.0, -1000.0];
+                gate_all(isa, gate, &mut ends, &[1.0; 5]);
+                assert_eq!(ends[0], f32::INFINITY, "{gate:?}");
+                assert!(ends[1].is_nan(), "{gate:?}");
+                assert!((ends[2] / 3e38 - 1.0).abs() < 1e-6, "{gate:?}");
+                assert_eq!(ends[3], 0.0, "{gate:?}");
+                assert!(ends[4].abs() < 1e-30, "{gate:?}");
+            }
+        });
+    }
+
+    fn exact(gate: Gate, x: f64) -> f64 {
+        match gate {
+            Gate::Silu => x / (1.0 + (-x).exp()),
+            Gate::GeluTanh => {
+                0.5 * x * (1.0 + (0.797_884_560_8 * (x + 0.044_715 * x.powi(3))).tanh())
+            }
+            Gate::Relu => x.max(0.0),
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What a product or an attention reads first, fetched while threads still wait for each other in what comes before it: nothing
+//! else asks for the first elements of a matrix before they are multiplied, as it begins where no other one ends, and nothing
+//! for the first keys.
+
+use std::ops::Range;
+
+use crate::attention::attend::{Attend, Rows};
+use crate::gemm::product::{Kind, Part, Product};
+use crate::layout::packed::Bands;
+use crate::pool;
+use crate::work::Input;
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+
+/// Rows up to which a product's time is that of reading its matrices, and an attention's that of reading keys and values.
+const FEW: usize = 16;
+
+/// Bands that are read at the same time: two tiles' outputs.
+const BANDS: usize = 4;
+
+/// Bytes of a band's words, or of keys; the processor itself asks for what follows.
+const BYTES: usize = 4096;
+
+/// Bytes of a line of the cache.
+#[cfg(target_arch = "x86_64")]
+const LINE: usize = 64;
+
+impl Product {
+    /// Fetches what thread `me` of the pool multiplies first, of matrices that are held.
+    pub fn fetch(&self, me: usize) {
+        if self.rows > FEW {
+            return;
+        }
+        let Some((matrices, own)) = self.first_bands(|places| pool::pool().first(places, me))
+        else {
+            return;
+        };
+        for part in &self.parts[matrices] {
+            if let (Kind::Quantized { bits, group, half }, Some(held)) = (part.kind, &part.held) {
+                // SAFETY: `Projection::plan` has them from a matrix of this form.
+                let bands = unsafe { Bands::of(held.inputs(), (bits, self.k / group, half)) };
+                bands.part(own.clone()).fetch();
+            }
+        }
+    }
+
+    /// The matrices and the bands of each that who begins at place `first` of all reads at first; of a gate both matrices.
+    fn first_bands(&self, first: impl Fn(usize) -> usize) -> Option<(Range<usize>, Range<usize>)> {
+        let (parts, each) = match self.gate {
+            Some(_) => (&self.parts[..1], BANDS / 2),
+            None => (&self.parts[..], BANDS),
+        };
+        let places = |part: &Part| part.bands().div_ceil(each);
+        let mut place = first(parts.iter().map(places).sum());
+        for (i, part) in parts.iter().enumerate() {
+            if place < places(part) {
+                let matrices = if self.gate.is_some() { 0..2 } else { i..i + 1 };
+                let begin = place * each;
+                return Some((matrices, begin..part.bands().min(begin + each)));
+            }
+            place -= places(part);
+        }
+        None
+    }
+}
+
+impl Attend {
+    /// A function that prefetches the first keys of a thread of the pool, where each looks at whole heads.
+    ///
+    /// # Safety
+    /// The caches, keys and values of each lane, must be of float32.
+    pub unsafe fn prefetch<'a>(&'a self, caches: &'a [Input]) -> impl Fn(usize) + Sync + 'a {
+        let keys: Vec<Rows<'a>> = if (2..=FEW).contains(&self.queries.len()) {
+            let keys = caches.iter().step_by(2);
+            // SAFETY: the caller's promise; nothing is read.
+            keys.map(|keys| unsafe { Rows::of(keys) }).collect()
+        } else {
+            Vec::new()
+        };
+        move |me| self.fetch(me, &keys)
+    }
+
+    /// Fetches the first keys that thread `me` of the pool looks at, where each looks at whole heads.
+    fn fetch(&self, me: usize, keys: &[Rows<'_>]) {
+        let groups = self.heads / self.repeats;
+        let unit = pool::pool().first(self.queries.len() * groups, me);
+        let (q, group) = (unit / groups, unit % groups);
+        let Some(keys) = self.queries.get(q).and_then(|q| keys.get(q.lane)) else {
+            return;
+        };
+        let bytes = self.keys_of(q) * keys.position * size_of::<f32>();
+        let first = keys.place(group, self.first_seen(q));
+        lines(first.cast(), bytes.min(BYTES));
+    }
+}
+
+impl Bands<'_> {
+    /// Asks for the first elements of each of these bands.
+    fn fetch(self) {
+        for band in 0..self.count() {
+            let own = self.part(band..band + 1);
+            let words = own.words.as_ptr_range();
+            lines(words.start.cast(), (own.words.len() * 4).min(BYTES));
+            for factors in [own.scales, own.biases] {
+                let (at, bytes) = factors.bytes();
+                lines(at, bytes);
+            }
+        }
+    }
+}
+
+/// Asks for elements that are read soon.
+pub(crate) fn read(elements: &[f32]) {
+    lines(elements.as_ptr().cast(), size_of_val(elements));
+}
+
+/// Asks for so many bytes, which need not be there.
+#[cfg(target_arch = "x86_64")]
+fn lines(at: *const u8, bytes: usize) {
+    for offset in (0..bytes).step_by(LINE) {
+        // SAFETY: every x86-64 has it, and it reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(offset).cast()) };
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn lines(_: *const u8, _: usize) {}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::gemm::product::{Gate, Held, Size};
+    use crate::layout::packed::BAND;
+    use crate::simd::dispatch::Isa;
+
+    /// A held matrix `[n, 64]` of zeros, of 4 bits in groups of 32.
+    fn part(n: usize) -> Part {
+        let bands = n.div_ceil(BAND);
+        let owner = Arc::new((vec![0u32; bands * 8 * BAND], vec![0.0f32; bands * 2 * BAND]));
+        let (words, factors) = &*owner;
+        // SAFETY: the owner keeps the elements, and nothing writes them.
+        let held = unsafe {
+            let words = Input::from_raw(words.as_ptr().cast(), words.len());
+            let factors = Input::from_raw(factors.as_ptr().cast(), factors.len());
+            Held::new([words, factors, factors], owner)
+        };
+        Part {
+            kind: Kind::Quantized {
+                bits: 4,
+                group: 32,
+                half: false,
+            },
+            size: Size { n, k: 64 },
+            bias: false,
+            held: Some(held),
+        }
+    }
+
+    fn product(sizes: &[usize], gate: Option<Gate>) -> Product {
+        let n = sizes.iter().sum::<usize>() / if gate.is_some() { 2 } else { 1 };
+        Product {
+            parts: sizes.iter().map(|&n| part(n)).collect(),
+            rows: 3,
+            k: 64,
+            n,
+            eps: None,
+            gate,
+            adds: false,
+            in_floats: false,
+            isa: Isa::detect(),
+        }
+    }
+
+    /// Outputs go to threads 32 at a time, or 16 of each of a gate's matrices.
+    #[test]
+    fn bands_are_where_a_thread_begins() {
+        let work = product(&[64, 40, 9], None);
+        for (place, wanted) in [
+            (0, Some((0..1, 0..4))),
+            (1, Some((0..1, 4..8))),
+            (2, Some((1..2, 0..4))),
+            // The matrix ends.
+            (3, Some((1..2, 4..5))),
+            (4, Some((2..3, 0..2))),
+            (5, None),
+        ] {
+            let first = |places: usize| {
+                assert_eq!(places, 5);
+                place
+            };
+            assert_eq!(work.first_bands(first), wanted, "{place}");
+        }
+        let gate = product(&[40, 40], Some(Gate::Silu));
+        assert_eq!(gate.first_bands(|_| 1), Some((0..2, 2..4)));
+        assert_eq!(gate.first_bands(|_| 2), Some((0..2, 4..5)));
+        // They need not exist for every thread.
+        for work in [&work, &gate] {
+            (0..=pool::pool().width()).for_each(|me| work.fetch(me));
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The backward pass of a product with a matrix: rows of gradients times the matrix itself, rather than its
+//! transpose. Matrices stay as they are stored; a few of their rows are unpacked at a time.
+
+use std::cell::RefCell;
+
+use crate::gemm::dense::Dense;
+use crate::gemm::product::{Kind, Size};
+use crate::layout::packed::{Bands, Room};
+use crate::partition::{Output, share};
+use crate::simd::dispatch::{CHUNK, Isa};
+use crate::simd::microkernel::{self, LANES, Left, Right};
+use crate::work::{Input, Work};
+
+/// Columns of the matrix in one part; a multiple of every group.
+const WIDE: usize = 128;
+
+/// Rows of the matrix that are unpacked at a time: with so many columns they fit the first caches.
+const DEEP: usize = 64;
+
+/// Rows of gradients `[rows, n]` times a matrix `[n, k]`. Its inputs are the rows, float32, and the
+/// matrix: one array when dense, words, scales and biases when quantized.
+pub struct Back {
+    /// Of the matrix.
+    pub size: Size,
+    /// Of the gradients.
+    pub rows: usize,
+    /// How the matrix is stored.
+    pub kind: Kind,
+    /// The instruction set.
+    pub isa: Isa,
+}
+
+/// The matrix as it lies in memory.
+#[derive(Clone, Copy)]
+enum Stored<'a> {
+    Dense(Dense<'a>),
+    Quantized(Bands<'a>),
+}
+
+/// What a thread needs.
+#[derive(Default)]
+struct Scratch {
+    /// Unpacked rows.
+    weights: Vec<f32>,
+    room: Room,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Work for Back {
+    fn outputs(&self) -> usize {
+        self.rows * self.size.k
+    }
+
+    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        // SAFETY: `pulled_back` gave arrays of these types, in this order.
+        let of = |i: usize| unsafe {
+            let input = inputs.get(i);
+            input.map(|i| i.as_slice::<f32>()).unwrap_or_default()
+        };
+        let c = of(0);
+        let stored = match self.kind {
+            // SAFETY: as above.
+            Kind::Dense(number) => Stored::Dense(unsafe { Dense::of(number, inputs.get(1)) }),
+            Kind::Quantized { bits, group, half } => {
+                let groups = self.size.k / group;
+                let matrix = inputs.get(1..).unwrap_or_default();
+                // SAFETY: as above.
+                Stored::Quantized(unsafe { Bands::of(matrix, (bits, groups, half)) })
+            }
+        };
+        let Size { n, k } = self.size;
+        assert!(c.len() >= self.rows * n);
+        if self.rows == 0 {
+            return;
+        }
+        let out = Output::new(output);
+        share(k.div_ceil(WIDE), self.rows * n * k, &|first, last| {
+            for part in first..last {
+                let columns = (part * WIDE, ((part + 1) * WIDE).min(k));
+                SCRATCH.with_borrow_mut(|scratch| self.part(c, stored, columns, scratch, &out));
+            }
+        });
+    }
+}
+
+impl Back {
+    /// Columns `from..to` of the output.
+    fn part(
+        &self,
+        c: &[f32],
+        stored: Stored<'_>,
+        (from, to): (usize, usize),
+        Scratch { weights, room }: &mut Scratch,
+        out: &Output,
+    ) {
+        let Size { n, k } = self.size;
+        let width = to - from;
+        weights.resize(DEEP * width, 0.0);
+        for first in (0..n).step_by(DEEP) {
+            let depth = DEEP.min(n - first);
+            let rows = &mut weights[..depth * width];
+            match stored {
+                Stored::Dense(weight) => {
+                    for (row, to) in (first..).zip(rows.chunks_exact_mut(width)) {
+                        weight.widen(self.isa, row * k + from, to);
+                    }
+                }
+                Stored::Quantized(bands) => {
+                    bands.unpack(self.isa, first..first + depth, from, room, rows);
+                }
+            }
+            for column in (0..width).step_by(LANES) {
+                let left = Left {
+                    data: c[first..].as_ptr(),
+                    row_step: n,
+                    step: 1,
+                };
+                let right = Right {
+                    data: weights[column..].as_ptr(),
+                    step: width,
+                };
+                let product = microkernel::Product {
+                    data: out.address(from + column, (self.rows - 1) * k + LANES),
+                    row_step: k,
+                    adds: first > 0,
+                };
+                // SAFETY: `rows` rows of `c` (its length is asserted) have `depth` elements from `first` on;
+                // `weights` has as many rows of `width`, a multiple of `LANES`; the output has these columns
+                // in each row, which belong to this part alone.
+                unsafe { microkernel::tiles(self.isa, self.rows, depth, left, right, product) };
+            }
+        }
+        if matches!(stored, Stored::Quantized(bands) if bands.bits == 4) {
+            for row in 0..self.rows {
+                // SAFETY: these columns belong to this part alone, and the tiles are done.
+                let columns = unsafe { out.part(row * k + from, width) };
+                columns.as_chunks_mut::<CHUNK>().0.iter_mut().for_each(pair);
+            }
+        }
+    }
+}
+
+/// Even elements before odd ones, back to pairs.
+fn pair(chunk: &mut [f32; CHUNK]) {
+    let apart = *chunk;
+    for i in 0..CHUNK / 2 {
+        chunk[2 * i] = apart[i];
+        chunk[2 * i + 1] = apart[CHUNK / 2 + i];
+    }
+}

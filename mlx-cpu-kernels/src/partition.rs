@@ -1,0 +1,137 @@
+//! Cutting work into parts for the pool, and outputs that several threads write.
+
+use std::marker::PhantomData;
+
+use crate::pool;
+
+/// Work smaller than this (multiplications) is not worth a second thread.
+pub(crate) const WORTH_SHARING: usize = 1 << 15;
+
+/// Parts that each thread gets, so that a late one does not keep the others waiting.
+const PARTS_PER_THREAD: usize = 4;
+
+/// Cuts `0..n` into parts and runs `part(from, to)` on all threads; so many multiplications in all.
+pub(crate) fn share(n: usize, multiplications: usize, part: &(dyn Fn(usize, usize) + Sync)) {
+    let pool = pool::pool();
+    if multiplications < WORTH_SHARING || pool.width() == 1 {
+        part(0, n);
+        return;
+    }
+    let size = n.div_ceil(pool.width() * PARTS_PER_THREAD).max(1);
+    pool.run(n.div_ceil(size), &|i| {
+        part(i * size, ((i + 1) * size).min(n));
+    });
+}
+
+/// Runs `part` on all threads with the numbers of `0..n` that each is to do, all of which it takes; so many multiplications in
+/// all.
+pub(crate) fn spread(
+    n: usize,
+    multiplications: usize,
+    part: &(dyn Fn(&mut dyn Iterator<Item = usize>) + Sync),
+) {
+    if multiplications < WORTH_SHARING {
+        part(&mut (0..n));
+        return;
+    }
+    pool::pool().spread(n, part);
+}
+
+/// An output, written by several threads in places of their own.
+pub(crate) struct Output<T = f32> {
+    data: *mut T,
+    len: usize,
+}
+
+// SAFETY: each part writes places of its own; see `share`. What is written is sent to the thread that reads it.
+unsafe impl<T: Send> Sync for Output<T> {}
+
+impl<T> Output<T> {
+    /// The output, which must not be used otherwise while this is.
+    pub(crate) fn new(output: &mut [T]) -> Self {
+        Self {
+            data: output.as_mut_ptr(),
+            len: output.len(),
+        }
+    }
+
+    /// The address of element `from`, with at least `n` elements from there on.
+    pub(crate) fn address(&self, from: usize, n: usize) -> *mut T {
+        assert!(from <= self.len && n <= self.len - from);
+        self.data.wrapping_add(from)
+    }
+
+    /// So many rows of so many columns, for one part alone: the first begins at element `from`, each `step` after the
+    /// one before.
+    ///
+    /// # Safety
+    /// No other part may use any of them.
+    pub(crate) unsafe fn columns(
+        &self,
+        from: usize,
+        step: usize,
+        (rows, width): (usize, usize),
+    ) -> Columns<'_, T> {
+        assert!(rows > 0 && width <= step);
+        Columns {
+            data: self.address(from, (rows - 1) * step + width),
+            step,
+            rows,
+            width,
+            own: PhantomData,
+        }
+    }
+
+    /// The elements `from..from + n`, for one part alone.
+    ///
+    /// # Safety
+    /// No other part may use any of them.
+    #[allow(clippy::mut_from_ref, reason = "each part has elements of its own")]
+    pub(crate) unsafe fn part(&self, from: usize, n: usize) -> &mut [T] {
+        assert!(from <= self.len && n <= self.len - from);
+        // SAFETY: within the output; that nobody else uses them is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(from), n) }
+    }
+}
+
+/// Columns of neighboring rows, which nobody else uses meanwhile.
+pub(crate) struct Columns<'a, T = f32> {
+    data: *mut T,
+    step: usize,
+    rows: usize,
+    width: usize,
+    own: PhantomData<&'a mut [T]>,
+}
+
+impl<'a, T> Columns<'a, T> {
+    /// All of some rows that stand one after another.
+    pub(crate) fn all(data: &'a mut [T], rows: usize) -> Self {
+        let width = data.len() / rows.max(1);
+        Self {
+            data: data.as_mut_ptr(),
+            step: width,
+            rows,
+            width,
+            own: PhantomData,
+        }
+    }
+
+    /// Rows, and columns.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        (self.rows, self.width)
+    }
+
+    /// The address of the first one, and how far the first ones of rows are apart.
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    pub(crate) fn places(&mut self) -> (*mut T, usize) {
+        (self.data, self.step)
+    }
+
+    /// Those of a row.
+    pub(crate) fn row(&mut self, i: usize) -> &mut [T] {
+        assert!(i < self.rows);
+        // SAFETY: they are there and nobody else's: that is what `all` was given, and what whom `Output::columns` asked
+        // has promised.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.step), self.width) }
+    }
+}

@@ -1,0 +1,6 @@
+//! Tokens from rows of logits: penalties, filters, draws, and the passes over a vocabulary that they need.
+
+pub(crate) mod sample;
+pub(crate) mod softmax_pass;
+pub(crate) mod top_k;
+pub(crate) mod top_p;

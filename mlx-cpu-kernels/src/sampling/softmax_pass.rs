@@ -1,0 +1,320 @@
+//! Passes over long rows of logits: the greatest of each block, and exponentials. Not what is chosen by
+//! them, which is in `select`, `nucleus` and `choose`.
+//!
+//! Written for eight neighbors at a time, which the compiler turns into vectors, and without fused
+//! multiply-adds: so every instruction set gives the same bits, and a seed the same text.
+
+use std::ops::Range;
+
+use crate::partition::{Output, share};
+use crate::simd::dispatch::Isa;
+
+/// Neighbors that share a greatest one and a sum.
+pub(crate) const BLOCK: usize = 32;
+
+/// Elements of a vector.
+const LANES: usize = 8;
+
+/// Logits this far below the greatest weigh nothing: together less than the rounding of the rest.
+pub(crate) const DEPTH: f32 = 60.0;
+
+/// How far `x` lies below the greatest: 0 or less. Infinities that are the greatest are level.
+#[inline(always)]
+pub fn depth(x: f32, max: f32) -> f32 {
+    if x == max { 0.0 } else { x - max }
+}
+
+/// `exp(x)` for `x` from -[`DEPTH`] to 0, within two units in the last place: the power of two is taken
+/// out, and the rest, at most half a `ln 2`, goes through a polynomial (Cephes' `expf`, Moshier 1989).
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    /// Added to a small number, it leaves its nearest whole one in the lowest bits.
+    const ROUND: f32 = 12_582_912.0;
+    /// `ln 2` in two parts, the first of few bits, so that its multiples are exact.
+    const LN_2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = x - n * LN_2[0] - n * LN_2[1];
+    // In pairs, so that no long chain of additions has to be waited for.
+    let square = r * r;
+    let high = 1.987_569_1e-4 * r + 1.398_2e-3;
+    let middle = 8.333_452e-3 * r + 4.166_579_6e-2;
+    let low = 1.666_666_5e-1 * r + 0.5;
+    let y = ((high * square + middle) * square + low) * square + (r + 1.0);
+    // Multiplied by the power of two: what `ROUND` adds to the bits is shifted out.
+    f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23))
+}
+
+/// The weight of a logit under `softmax(logits * scale)`, where that of the greatest is 1. What is no
+/// number weighs nothing.
+#[inline(always)]
+fn weight(x: f32, max: f32, scale: f32) -> f32 {
+    // No branches: with bits it stays one straight line for every element of a vector.
+    let level = keep(x - max, x != max);
+    let below = level * scale;
+    keep(exp(below), below > -DEPTH)
+}
+
+/// `x`, or 0 where it is not wanted.
+#[inline(always)]
+fn keep(x: f32, wanted: bool) -> f32 {
+    f32::from_bits(x.to_bits() & u32::from(wanted).wrapping_neg())
+}
+
+/// Defines a pass for each instruction set from one body.
+macro_rules! pass {
+    ($(#[$doc:meta])* $name:ident = $body:ident($($arg:ident: $type:ty),*)) => {
+        $(#[$doc])*
+        pub(crate) fn $name(isa: Isa, $($arg: $type),*) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2")]
+                fn avx2($($arg: $type),*) {
+                    $body($($arg),*);
+                }
+                if isa.has_avx2() {
+                    // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
+                    unsafe { avx2($($arg),*) };
+                    return;
+                }
+            }
+            // Vectors of four are what every other processor has, NEON's among them.
+            let _ = isa;
+            $body($($arg),*);
+        }
+    };
+}
+
+/// Cuts a row into parts of whole blocks for the threads, where it is `alone`, and gives each its part of `out`, which has an
+/// element for each block.
+fn in_parts<T: Copy + Send + Sync>(
+    row: &[f32],
+    out: &mut Vec<T>,
+    (zero, alone): (T, bool),
+    part: impl Fn(Range<usize>, &[f32], &mut [T]) + Sync,
+) {
+    let blocks = row.len().div_ceil(BLOCK);
+    out.clear();
+    out.resize(blocks, zero);
+    let all = Output::new(out);
+    // Each element costs about as much as two multiplications.
+    let work = if alone { 2 * row.len() } else { 0 };
+    share(blocks, work, &|from, to| {
+        let own = &row[from * BLOCK..row.len().min(to * BLOCK)];
+        // SAFETY: the blocks of a part are its own.
+        part(from..to, own, unsafe { all.part(from, to - from) });
+    });
+}
+
+/// The greatest of each block of `row`; minus infinity where there is no number. Where the row is `alone`, threads share it.
+pub(crate) fn peaks(isa: Isa, row: &[f32], out: &mut Vec<f32>, alone: bool) {
+    in_parts(row, out, (0.0, alone), |_, row, out| {
+        own_peaks(isa, row, out);
+    });
+}
+
+pass! {
+    /// The greatest of each block.
+    own_peaks = peaks_with(row: &[f32], out: &mut [f32])
+}
+
+#[inline(always)]
+fn peaks_with(row: &[f32], out: &mut [f32]) {
+    // Plain loops: what runs inside of the library's would not be compiled for these vectors.
+    let (blocks, rest) = row.as_chunks::<BLOCK>();
+    for (block, out) in blocks.iter().zip(out.iter_mut()) {
+        let mut greatest = [f32::NEG_INFINITY; LANES];
+        let (vectors, _) = block.as_chunks::<LANES>();
+        for vector in vectors {
+            for (g, &x) in greatest.iter_mut().zip(vector) {
+                // In this form no number is never the greatest, at no cost.
+                *g = if x > *g { x } else { *g };
+            }
+        }
+        *out = peak(&greatest);
+    }
+    if let (Some(last), false) = (out.get_mut(blocks.len()), rest.is_empty()) {
+        *last = peak(rest);
+    }
+}
+
+/// The greatest of a few.
+#[inline(always)]
+pub(crate) fn peak(values: &[f32]) -> f32 {
+    let mut greatest = f32::NEG_INFINITY;
+    for &x in values {
+        greatest = if x > greatest { x } else { greatest };
+    }
+    greatest
+}
+
+/// How the elements of a row are weighed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scale {
+    /// The greatest of the row, which is above minus infinity.
+    pub max: f32,
+    /// What distances below it are multiplied with.
+    pub by: f32,
+}
+
+/// The sum of the weights of each block, whose greatest ones are `peaks`. Where the row is `alone`, threads share it.
+pub(crate) fn sums(
+    isa: Isa,
+    row: &[f32],
+    (peaks, scale): (&[f32], Scale),
+    out: &mut Vec<f64>,
+    alone: bool,
+) {
+    in_parts(row, out, (0.0, alone), |part, row, out| {
+        own_sums(isa, row, &peaks[part], scale, out);
+    });
+}
+
+pass! {
+    /// The sum of the weights of each block that weighs anything.
+    own_sums = sums_with(row: &[f32], peaks: &[f32], scale: Scale, out: &mut [f64])
+}
+
+#[inline(always)]
+fn sums_with(row: &[f32], peaks: &[f32], scale: Scale, out: &mut [f64]) {
+    let (blocks, rest) = row.as_chunks::<BLOCK>();
+    for ((block, &peak), out) in blocks.iter().zip(peaks).zip(out.iter_mut()) {
+        if weighs(peak, scale) {
+            *out = sum_of(block, scale);
+        }
+    }
+    if let (Some(&peak), Some(out)) = (peaks.get(blocks.len()), out.get_mut(blocks.len()))
+        && weighs(peak, scale)
+    {
+        let mut block = [f32::NEG_INFINITY; BLOCK];
+        for (to, &x) in block.iter_mut().zip(rest) {
+            *to = x;
+        }
+        *out = sum_of(&block, scale);
+    }
+}
+
+/// Whether the greatest of some does.
+#[inline(always)]
+fn weighs(peak: f32, Scale { max, by }: Scale) -> bool {
+    depth(peak, max) * by > -DEPTH
+}
+
+/// The sum of the weights of a block.
+#[inline(always)]
+fn sum_of(block: &[f32; BLOCK], Scale { max, by }: Scale) -> f64 {
+    let mut each = [0.0f32; BLOCK];
+    for (w, &x) in each.iter_mut().zip(block) {
+        *w = weight(x, max, by);
+    }
+    let mut sum = [0.0f32; LANES];
+    for (i, sum) in sum.iter_mut().enumerate() {
+        *sum = (each[i] + each[i + 8]) + (each[i + 16] + each[i + 24]);
+    }
+    let [a, b, c, d, e, f, g, h] = sum;
+    let halves = [f64::from(a) + f64::from(e), f64::from(b) + f64::from(f)];
+    let others = [f64::from(c) + f64::from(g), f64::from(d) + f64::from(h)];
+    (halves[0] + others[0]) + (halves[1] + others[1])
+}
+
+pass! {
+    /// The weight of each element.
+    weights = weights_with(values: &[f32], scale: Scale, out: &mut Vec<f32>)
+}
+
+#[inline(always)]
+fn weights_with(values: &[f32], scale: Scale, out: &mut Vec<f32>) {
+    let Scale { max, by } = scale;
+    out.clear();
+    out.resize(values.len(), 0.0);
+    for (&x, out) in values.iter().zip(out.iter_mut()) {
+        *out = weight(x, max, by);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO: f32 = f32::NEG_INFINITY;
+
+    #[test]
+    fn exponentials_are_close_and_end_at_one() {
+        let mut worst = 0.0f64;
+        for i in 0..600_000 {
+            let x = -(i as f32) * 1e-4;
+            let exact = f64::from(x).exp();
+            worst = worst.max((f64::from(exp(x)) - exact).abs() / exact);
+        }
+        assert!(worst < 2.4e-7, "{worst}");
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(-0.0), 1.0);
+    }
+
+    #[test]
+    fn what_is_certain_or_impossible_has_its_weight() {
+        let inf = f32::INFINITY;
+        for (x, max, expected) in [
+            (1.0, 1.0, 1.0),
+            (NO, 1.0, 0.0),
+            (inf, inf, 1.0),
+            (3e38, inf, 0.0),
+            (-3e38, 3e38, 0.0),
+            (f32::NAN, 1.0, 0.0),
+            (f32::NAN, inf, 0.0),
+        ] {
+            for scale in [0.0, 1e-3, 1.0, f32::MAX] {
+                // Without a scale everything is alike that is possible and not infinitely far.
+                if scale == 0.0 && x == -3e38 {
+                    continue;
+                }
+                assert_eq!(weight(x, max, scale), expected, "{x} of {max} by {scale}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        let mut state = 9u32;
+        let row: Vec<f32> = (0..1000)
+            .map(|i| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                match i % 97 {
+                    13 => NO,
+                    14 => f32::NAN,
+                    _ => (state >> 8) as f32 / (1 << 24) as f32 * 70.0 - 60.0,
+                }
+            })
+            .collect();
+        // The longest is shared by the threads.
+        let row: Vec<f32> = row.iter().cycle().take(40_007).copied().collect();
+        for n in [1usize, 7, 8, 31, 32, 33, 64, 100, 1000, 40_007] {
+            let row = &row[..n];
+            let all = |isa| {
+                let (mut p, mut s, mut w) = (Vec::new(), Vec::new(), Vec::new());
+                let alone = isa != Isa::Portable;
+                peaks(isa, row, &mut p, alone);
+                let scale = Scale {
+                    max: peak(row),
+                    by: 0.7,
+                };
+                sums(isa, row, (&p, scale), &mut s, alone);
+                weights(isa, row, scale, &mut w);
+                let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                let sums: Vec<u64> = s.iter().map(|x| x.to_bits()).collect();
+                (bits(&p), sums, bits(&w))
+            };
+            let (p, s, w) = all(Isa::detect());
+            let portable = all(Isa::Portable);
+            assert_eq!((&p, &s, &w), (&portable.0, &portable.1, &portable.2));
+            assert_eq!(p.len(), n.div_ceil(BLOCK));
+            let total: f64 = s.iter().map(|&s| f64::from_bits(s)).sum();
+            let each: f64 = w.iter().map(|&w| f64::from(f32::from_bits(w))).sum();
+            assert!((total - each).abs() <= 1e-6 * each, "{total} {each}");
+            for (block, p) in row.chunks(BLOCK).zip(p) {
+                let greatest = block.iter().copied().fold(NO, f32::max);
+                assert_eq!(f32::from_bits(p), greatest);
+            }
+        }
+    }
+}

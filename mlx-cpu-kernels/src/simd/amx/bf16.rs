@@ -1,0 +1,227 @@
+//! Matrices of bfloat16 with any rows of inputs: tiles of a matrix come from its memory as they are, and inputs are what stands
+//! in pairs, so that sums are `[outputs, rows of inputs]`.
+
+use std::arch::asm;
+
+use super::activations::{natural, split};
+use super::{DEEP, LINE, Line, Outputs, Registers, SIDE};
+
+/// Tiles of outputs that are multiplied together: their sums have a register each.
+pub(crate) const TOGETHER: usize = 4;
+
+/// Up to [`SIDE`] rows of inputs in tiles: for each block of inputs the greater parts, a line for each two inputs, and what
+/// they lack.
+#[derive(Default)]
+pub(crate) struct Panel {
+    lines: Vec<Line>,
+}
+
+impl Panel {
+    /// Inputs of a row must be whole blocks.
+    pub(crate) fn fits(k: usize) -> bool {
+        k > 0 && k.is_multiple_of(DEEP)
+    }
+
+    /// Makes room for rows of `k` inputs, all zeros.
+    pub(crate) fn clear(&mut self, k: usize) {
+        assert!(Self::fits(k));
+        self.lines.clear();
+        self.lines.resize(2 * SIDE * (k / DEEP), Line([0; DEEP]));
+    }
+
+    /// Writes row `lane`: each element times the factor and its weight, where there are weights.
+    ///
+    /// # Safety
+    /// The processor must have avx512f and avx512bw.
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+    pub(crate) unsafe fn row(
+        &mut self,
+        lane: usize,
+        x: &[f32],
+        (factor, weight): (f32, Option<&[f32]>),
+    ) {
+        let blocks = self.lines.len() / (2 * SIDE);
+        assert!(lane < SIDE && x.len() == blocks * DEEP);
+        assert!(weight.is_none_or(|w| w.len() == x.len()));
+        let order = natural();
+        for (block, tiles) in self.lines.chunks_exact_mut(2 * SIDE).enumerate() {
+            let mut parts = [Line([0; DEEP]); 2];
+            let [high, low] = &mut parts;
+            let weight = weight.map(|w| w[block * DEEP..].as_ptr());
+            // SAFETY: `DEEP` elements and weights from here on, as asserted; features are the caller's promise.
+            unsafe {
+                split(
+                    x[block * DEEP..].as_ptr(),
+                    (factor, weight),
+                    &order,
+                    (high, low),
+                )
+            };
+            for (tile, part) in tiles.chunks_exact_mut(SIDE).zip(&parts) {
+                for (line, pair) in tile.iter_mut().zip(part.0.as_chunks::<2>().0) {
+                    line.0[2 * lane..2 * lane + 2].copy_from_slice(pair);
+                }
+            }
+        }
+    }
+}
+
+impl Registers {
+    /// For [`products`].
+    ///
+    /// # Safety
+    /// [`super::available`] must have said so.
+    pub(crate) unsafe fn whole() -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::with([SIDE; 8]) }
+    }
+}
+
+/// Products of up to [`TOGETHER`] tiles' outputs with a panel: `[tiles, SIDE outputs, SIDE rows of inputs]`. A tile is [`SIDE`]
+/// neighboring rows of a matrix, which the processor fetches ahead by itself: asking for more was slower.
+///
+/// # Panics
+/// If they do not fit each other.
+pub(crate) fn products(tiles: &[&[u16]], panel: &Panel, _: &Registers, out: &mut [Outputs]) {
+    let blocks = panel.lines.len() / (2 * SIDE);
+    let k = blocks * DEEP;
+    assert!((1..=TOGETHER).contains(&tiles.len()) && out.len() == tiles.len() * SIDE);
+    assert!(tiles.iter().all(|tile| tile.len() == SIDE * k));
+    // SAFETY: registers are set up, as theirs says; blocks are those that tiles and panel have, and `out` has places for all
+    // tiles.
+    unsafe {
+        zero();
+        let (panel, tile) = (panel.lines.as_ptr(), |i: usize| tiles[i].as_ptr());
+        match tiles.len() {
+            1 => multiply::<1>([tile(0); 4], k, panel, blocks),
+            2 => multiply::<2>([tile(0), tile(1), tile(0), tile(0)], k, panel, blocks),
+            3 => multiply::<3>([tile(0), tile(1), tile(2), tile(0)], k, panel, blocks),
+            _ => multiply::<4>([tile(0), tile(1), tile(2), tile(3)], k, panel, blocks),
+        }
+        store(tiles.len(), out.as_mut_ptr());
+    }
+}
+
+/// Sums of nothing.
+///
+/// # Safety
+/// The registers must be set up.
+#[inline]
+unsafe fn zero() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            options(nomem, nostack),
+        );
+    }
+}
+
+/// Adds the products of `T` tiles of a matrix, whose rows are `k` elements apart, with tiles of inputs, for so many blocks.
+///
+/// # Safety
+/// The registers must be set up, and all must be there.
+#[inline]
+unsafe fn multiply<const T: usize>(
+    tiles: [*const u16; TOGETHER],
+    k: usize,
+    panel: *const Line,
+    blocks: usize,
+) {
+    let [a, b, c, d] = tiles;
+    macro_rules! for_blocks {
+        ($($line:expr),*) => {
+            asm!(
+                "2:",
+                "tileloadd tmm4, [{x} + {line}*1]",
+                "tileloadd tmm5, [{x} + {line}*1 + 1024]",
+                $($line,)*
+                "add {x}, 2048",
+                "add {a}, 64",
+                "add {b}, 64",
+                "add {c}, 64",
+                "add {d}, 64",
+                "dec {n}",
+                "jnz 2b",
+                a = inout(reg) a => _,
+                b = inout(reg) b => _,
+                c = inout(reg) c => _,
+                d = inout(reg) d => _,
+                x = inout(reg) panel => _,
+                n = inout(reg) blocks => _,
+                row = in(reg) k * size_of::<u16>(),
+                line = in(reg) LINE,
+                options(nostack, readonly),
+            )
+        };
+    }
+    macro_rules! tile {
+        ($sums:literal, $matrix:literal, $at:literal) => {
+            concat!(
+                "tileloadd ",
+                $matrix,
+                ", [{",
+                $at,
+                "} + {row}*1]\n",
+                "tdpbf16ps ",
+                $sums,
+                ", ",
+                $matrix,
+                ", tmm4\n",
+                "tdpbf16ps ",
+                $sums,
+                ", ",
+                $matrix,
+                ", tmm5",
+            )
+        };
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match T {
+            1 => for_blocks!(tile!("tmm0", "tmm6", "a")),
+            2 => for_blocks!(tile!("tmm0", "tmm6", "a"), tile!("tmm1", "tmm7", "b")),
+            3 => for_blocks!(
+                tile!("tmm0", "tmm6", "a"),
+                tile!("tmm1", "tmm7", "b"),
+                tile!("tmm2", "tmm6", "c")
+            ),
+            _ => for_blocks!(
+                tile!("tmm0", "tmm6", "a"),
+                tile!("tmm1", "tmm7", "b"),
+                tile!("tmm2", "tmm6", "c"),
+                tile!("tmm3", "tmm7", "d")
+            ),
+        }
+    }
+}
+
+/// Writes the sums of so many tiles.
+///
+/// # Safety
+/// The registers must be set up, and there must be room.
+#[inline]
+unsafe fn store(tiles: usize, to: *mut Outputs) {
+    macro_rules! one {
+        ($i:literal, $register:literal) => {
+            if tiles > $i {
+                asm!(
+                    concat!("tilestored [{to} + {line}*1], ", $register),
+                    to = in(reg) to.add($i * SIDE),
+                    line = in(reg) LINE,
+                    options(nostack),
+                );
+            }
+        };
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        one!(0, "tmm0");
+        one!(1, "tmm1");
+        one!(2, "tmm2");
+        one!(3, "tmm3");
+    }
+}

@@ -1,0 +1,451 @@
+//! What is done for each group of inputs of a chunk of tiles of sixteen rows, as one piece of assembly: while a tile is multiplied, the
+//! sums of the one before leave their registers, and those of the one before that meet their scales and are added to totals in
+//! memory. The numbers of the next group come into tiles between two groups. Why it is one piece: see `steps.rs`.
+
+use std::mem::offset_of;
+
+use super::small_m_asm::{DEEPEST, SLOT};
+use super::{CHUNK, DEEP, LINE, Line, Outputs, SIDE};
+
+/// From a tile that is multiplied to the one whose sums are added.
+pub(crate) const LATER: usize = 2;
+
+/// What the assembly reads and writes, besides inputs, the matrix and totals.
+#[repr(C, align(4096))]
+pub(crate) struct Hall {
+    /// Tiles of sums: of two products, two each.
+    pub found: [[Line; 2 * SIDE]; 2],
+    /// In the place of totals before there are any, of both tiles.
+    nothing: [Outputs; 2 * LATER * SIDE],
+    at: Course,
+    /// Numbers of two groups: for each block two tiles.
+    matrix: [[Line; SLOT]; 2],
+}
+
+impl Default for Hall {
+    fn default() -> Self {
+        Self {
+            found: [[Line([0; DEEP]); 2 * SIDE]; 2],
+            nothing: [Outputs::default(); 2 * LATER * SIDE],
+            at: Course::default(),
+            matrix: [[Line([0; DEEP]); SLOT]; 2],
+        }
+    }
+}
+
+/// Where the assembly is, and how it goes on.
+#[derive(Default)]
+#[repr(C)]
+struct Course {
+    /// The numbers of this group, and of the next one.
+    now: usize,
+    next: usize,
+    /// Blocks of inputs of a group, and tiles beside each other.
+    deep: usize,
+    tiles: usize,
+    /// Groups that are left.
+    groups: usize,
+    /// Bytes of inputs from a block to the next, from the last one of a tile to the first of the tile beside it, and from
+    /// behind the last tile to the next group.
+    across: usize,
+    beside: isize,
+    rest: usize,
+    /// Where totals end for now, and where they begin and end.
+    end: usize,
+    first: usize,
+    last: usize,
+    /// Bytes from one tile's outputs to the other's, for now and of totals.
+    plane: usize,
+    whole: usize,
+    /// The factors of the group that is added.
+    factors: usize,
+    /// Whether the next product goes into the second pair of registers.
+    odd: usize,
+}
+
+/// What is multiplied.
+pub(crate) struct Piece<'a> {
+    /// Words of both tiles' two bands.
+    pub words: [[*const u32; 2]; 2],
+    /// Bytes on to what is fetched ahead.
+    pub ahead: usize,
+    /// Tiles of inputs, `[blocks, tiles]`.
+    pub inputs: *const Line,
+    /// Their sums, `[groups, tiles, SIDE]`, with [`LATER`] tiles' room before.
+    pub sums: *const f32,
+    /// Four lines of anything, then those of each group.
+    pub factors: *const Line,
+    /// `[tiles, SIDE]`, and behind as many rows as `plane` says the same for the other tile.
+    pub totals: &'a mut [Outputs],
+    pub plane: usize,
+    /// Groups, blocks of inputs of each, and tiles.
+    pub sizes: (usize, usize, usize),
+}
+
+/// Inputs or sums or what the matrix has, as a tile.
+macro_rules! load {
+    ($tile:literal, $at:literal) => {
+        concat!("tileloadd ", $tile, ", [", $at, "]\n")
+    };
+}
+
+/// A product of two tiles.
+macro_rules! product {
+    ($sums:literal, $inputs:literal, $matrix:literal) => {
+        concat!("tdpbf16ps ", $sums, ", ", $inputs, ", ", $matrix, "\n")
+    };
+}
+
+/// A block of inputs, both parts, with its tiles, into two tiles of sums.
+macro_rules! multiply_both {
+    ($one:literal, $other:literal) => {
+        concat!(
+            load!("tmm6", "{to} + {line}*1"),
+            load!("tmm4", "{inputs} + {line}*1"),
+            product!($one, "tmm4", "tmm6"),
+            load!("tmm7", "{to} + {line}*1 + 1024"),
+            product!($other, "tmm4", "tmm7"),
+            load!("tmm5", "{inputs} + {line}*1 + 1024"),
+            product!($one, "tmm5", "tmm6"),
+            product!($other, "tmm5", "tmm7"),
+        )
+    };
+}
+
+/// A row's sums of both tiles to its totals, by way of registers for these and for the sum of its inputs.
+macro_rules! add_row {
+    ($found:literal, $row:literal, $sum:literal, [$one:literal, $other:literal, $inputs:literal]) => {
+        concat!(
+            "vmovaps ",
+            $one,
+            ", [{totals} + ",
+            $row,
+            "]\n",
+            "vmovaps ",
+            $other,
+            ", [{totals} + {n} + ",
+            $row,
+            "]\n",
+            "vbroadcastss ",
+            $inputs,
+            ", [{sums} + ",
+            $sum,
+            "]\n",
+            "vfmadd231ps ",
+            $one,
+            ", zmm30, ",
+            $inputs,
+            "\n",
+            "vfmadd231ps ",
+            $other,
+            ", zmm31, ",
+            $inputs,
+            "\n",
+            "vfmadd231ps ",
+            $one,
+            ", zmm28, [{hall} + ",
+            $found,
+            " + ",
+            $row,
+            "]\n",
+            "vfmadd231ps ",
+            $other,
+            ", zmm29, [{hall} + ",
+            $found,
+            " + 1024 + ",
+            $row,
+            "]\n",
+            "vmovaps [{totals} + ",
+            $row,
+            "], ",
+            $one,
+            "\n",
+            "vmovaps [{totals} + {n} + ",
+            $row,
+            "], ",
+            $other,
+            "\n",
+        )
+    };
+}
+
+/// Two rows of sixteen, the first of them by number.
+macro_rules! add_rows {
+    ($found:literal, 0) => {
+        concat!(
+            add_row!($found, "0", "0", ["zmm0", "zmm1", "zmm16"]),
+            add_row!($found, "64", "4", ["zmm2", "zmm3", "zmm17"]),
+        )
+    };
+    ($found:literal, 2) => {
+        concat!(
+            add_row!($found, "128", "8", ["zmm4", "zmm5", "zmm18"]),
+            add_row!($found, "192", "12", ["zmm6", "zmm7", "zmm19"]),
+        )
+    };
+    ($found:literal, 4) => {
+        concat!(
+            add_row!($found, "256", "16", ["zmm8", "zmm9", "zmm16"]),
+            add_row!($found, "320", "20", ["zmm10", "zmm11", "zmm17"]),
+        )
+    };
+    ($found:literal, 6) => {
+        concat!(
+            add_row!($found, "384", "24", ["zmm12", "zmm13", "zmm18"]),
+            add_row!($found, "448", "28", ["zmm14", "zmm15", "zmm19"]),
+        )
+    };
+    ($found:literal, 8) => {
+        concat!(
+            add_row!($found, "512", "32", ["zmm0", "zmm1", "zmm16"]),
+            add_row!($found, "576", "36", ["zmm2", "zmm3", "zmm17"]),
+        )
+    };
+    ($found:literal, 10) => {
+        concat!(
+            add_row!($found, "640", "40", ["zmm4", "zmm5", "zmm18"]),
+            add_row!($found, "704", "44", ["zmm6", "zmm7", "zmm19"]),
+        )
+    };
+    ($found:literal, 12) => {
+        concat!(
+            add_row!($found, "768", "48", ["zmm8", "zmm9", "zmm16"]),
+            add_row!($found, "832", "52", ["zmm10", "zmm11", "zmm17"]),
+        )
+    };
+    ($found:literal, 14) => {
+        concat!(
+            add_row!($found, "896", "56", ["zmm12", "zmm13", "zmm18"]),
+            add_row!($found, "960", "60", ["zmm14", "zmm15", "zmm19"]),
+        )
+    };
+}
+
+/// The tiles of the last block of a group come to `tmm6` and `tmm7`, or are there.
+macro_rules! matrix {
+    (comes, $tile:literal, $at:literal) => {
+        load!($tile, $at)
+    };
+    (stays, $tile:literal, $at:literal) => {
+        ""
+    };
+}
+
+/// A tile: its product, the sums of the one before, and the totals of the one before that, whose rows are woven into the
+/// product: neither waits long for the other then.
+macro_rules! tile {
+    ($matrix:tt, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal, $odd:literal) => {
+        concat!(
+            "mov {to}, [{hall} + {factors}]\n",
+            "vmovaps zmm28, [{to}]\n",
+            "vmovaps zmm29, [{to} + 64]\n",
+            "vmovaps zmm30, [{to} + 128]\n",
+            "vmovaps zmm31, [{to} + 192]\n",
+            "tilezero ",
+            $one,
+            "\n",
+            "tilezero ",
+            $other,
+            "\n",
+            blocks_before!($matrix, $one, $other),
+            "mov {n}, [{hall} + {plane}]\n",
+            matrix!($matrix, "tmm6", "{to} + {line}*1"),
+            load!("tmm4", "{inputs} + {line}*1"),
+            add_rows!($before, 0),
+            product!($one, "tmm4", "tmm6"),
+            matrix!($matrix, "tmm7", "{to} + {line}*1 + 1024"),
+            add_rows!($before, 2),
+            product!($other, "tmm4", "tmm7"),
+            add_rows!($before, 4),
+            load!("tmm5", "{inputs} + {line}*1 + 1024"),
+            add_rows!($before, 6),
+            product!($one, "tmm5", "tmm6"),
+            add_rows!($before, 8),
+            product!($other, "tmm5", "tmm7"),
+            add_rows!($before, 10),
+            "tilestored [{hall} + {line}*1 + ",
+            $found,
+            "], ",
+            $out,
+            "\n",
+            add_rows!($before, 12),
+            "tilestored [{hall} + {line}*1 + ",
+            $found,
+            " + 1024], ",
+            $too,
+            "\n",
+            add_rows!($before, 14),
+            "add {inputs}, [{hall} + {beside}]\n",
+            "add {sums}, 64\n",
+            "add {totals}, 1024\n",
+            "cmp {totals}, [{hall} + {end}]\n",
+            "jne 7f\n",
+            // Once around: the next group's.
+            "mov {totals}, [{hall} + {first}]\n",
+            "mov {n}, [{hall} + {last}]\n",
+            "mov [{hall} + {end}], {n}\n",
+            "mov {n}, [{hall} + {whole}]\n",
+            "mov [{hall} + {plane}], {n}\n",
+            "add qword ptr [{hall} + {factors}], 256\n",
+            "7:\n",
+            "mov qword ptr [{hall} + {odd}], ",
+            $odd,
+            "\n",
+            "dec {count}\n",
+        )
+    };
+}
+
+/// All blocks of a group but the last, of which there are some where the matrix comes.
+macro_rules! blocks_before {
+    (comes, $one:literal, $other:literal) => {
+        concat!(
+            "mov {to}, [{hall} + {now}]\n",
+            "mov {n}, [{hall} + {deep}]\n",
+            "dec {n}\n",
+            "9:\n",
+            multiply_both!($one, $other),
+            "add {to}, 2048\n",
+            "add {inputs}, [{hall} + {across}]\n",
+            "dec {n}\n",
+            "jnz 9b\n",
+        )
+    };
+    (stays, $one:literal, $other:literal) => {
+        ""
+    };
+}
+
+/// All groups. The sums of the last [`LATER`] products, of a tile and a group each, are not added: those of product number `n` are in
+/// `hall.found[(n + 1) % 2]`.
+///
+/// # Safety
+/// The tile registers must be set up, and the processor must have avx512f and avx512bw; all must be there as said, for at least
+/// one group and tile; what is fetched ahead need not be there.
+pub(crate) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
+    const { assert!(BITS == 4 || BITS == 8) };
+    let (groups, deep, tiles) = piece.sizes;
+    assert!(groups > 0 && (1..=DEEPEST).contains(&deep) && (1..=CHUNK).contains(&tiles));
+    assert!(piece.plane >= tiles * SIDE && piece.totals.len() >= piece.plane + tiles * SIDE);
+    let across = tiles * 2 * SIDE * LINE;
+    let first = piece.totals.as_mut_ptr();
+    let nothing = hall.nothing.as_mut_ptr();
+    hall.at = Course {
+        now: hall.matrix[0].as_mut_ptr().expose_provenance(),
+        next: hall.matrix[1].as_mut_ptr().expose_provenance(),
+        deep,
+        tiles,
+        groups,
+        across,
+        beside: (2 * SIDE * LINE).cast_signed() - ((deep - 1) * across).cast_signed(),
+        rest: (deep - 1) * across,
+        end: nothing.expose_provenance() + LATER * SIDE * LINE,
+        first: first.expose_provenance(),
+        last: first.expose_provenance() + tiles * SIDE * LINE,
+        plane: LATER * SIDE * LINE,
+        whole: piece.plane * LINE,
+        factors: piece.factors.expose_provenance(),
+        odd: 0,
+    };
+    macro_rules! all {
+        ($bits:tt) => {
+            with_numbers!(
+                [
+                "mov {n}, [{hall} + {deep}]",
+                "mov {to}, [{hall} + {now}]",
+                "3:",
+                unpack!($bits),
+                "dec {n}",
+                "jnz 3b",
+                "2:",
+                "cmp qword ptr [{hall} + {groups}], 1",
+                "je 8f",
+                "mov {n}, [{hall} + {deep}]",
+                "mov {to}, [{hall} + {next}]",
+                "3:",
+                unpack!($bits),
+                "dec {n}",
+                "jnz 3b",
+                "8:",
+                "mov {count}, [{hall} + {tiles}]",
+                "cmp qword ptr [{hall} + {deep}], 1",
+                "jne 3f",
+                // One block: its tiles stay where they are.
+                "mov {to}, [{hall} + {now}]",
+                load!("tmm6", "{to} + {line}*1"),
+                load!("tmm7", "{to} + {line}*1 + 1024"),
+                "cmp qword ptr [{hall} + {odd}], 0",
+                "jne 5f",
+                "4:",
+                tile!(stays, ["tmm0", "tmm1"], ["tmm2", "tmm3"], "0", "2048", "1"),
+                "jz 6f",
+                "5:",
+                tile!(stays, ["tmm2", "tmm3"], ["tmm0", "tmm1"], "2048", "0", "0"),
+                "jnz 4b",
+                "jmp 6f",
+                "3:",
+                "cmp qword ptr [{hall} + {odd}], 0",
+                "jne 5f",
+                "4:",
+                tile!(comes, ["tmm0", "tmm1"], ["tmm2", "tmm3"], "0", "2048", "1"),
+                "jz 6f",
+                "5:",
+                tile!(comes, ["tmm2", "tmm3"], ["tmm0", "tmm1"], "2048", "0", "0"),
+                "jnz 4b",
+                "6:",
+                "add {inputs}, [{hall} + {rest}]",
+                "mov {n}, [{hall} + {now}]",
+                "mov {to}, [{hall} + {next}]",
+                "mov [{hall} + {now}], {to}",
+                "mov [{hall} + {next}], {n}",
+                "dec qword ptr [{hall} + {groups}]",
+                "jnz 2b",
+                "cmp qword ptr [{hall} + {odd}], 0",
+                "je 8f",
+                "tilestored [{hall} + {line}*1 + 2048], tmm0",
+                "tilestored [{hall} + {line}*1 + 3072], tmm1",
+                "jmp 9f",
+                "8:",
+                "tilestored [{hall} + {line}*1], tmm2",
+                "tilestored [{hall} + {line}*1 + 1024], tmm3",
+                "9:",
+                ],
+                hall = in(reg) std::ptr::from_mut(hall),
+                a = inout(reg) piece.words[0][0] => _,
+                b = inout(reg) piece.words[0][1] => _,
+                c = inout(reg) piece.words[1][0] => _,
+                d = inout(reg) piece.words[1][1] => _,
+                ahead = in(reg) piece.ahead,
+                inputs = inout(reg) piece.inputs => _,
+                sums = inout(reg) piece.sums => _,
+                totals = inout(reg) nothing => _,
+                line = in(reg) LINE,
+                n = out(reg) _,
+                to = out(reg) _,
+                count = out(reg) _,
+                now = const offset_of!(Hall, at.now),
+                next = const offset_of!(Hall, at.next),
+                deep = const offset_of!(Hall, at.deep),
+                tiles = const offset_of!(Hall, at.tiles),
+                groups = const offset_of!(Hall, at.groups),
+                across = const offset_of!(Hall, at.across),
+                beside = const offset_of!(Hall, at.beside),
+                rest = const offset_of!(Hall, at.rest),
+                end = const offset_of!(Hall, at.end),
+                first = const offset_of!(Hall, at.first),
+                last = const offset_of!(Hall, at.last),
+                plane = const offset_of!(Hall, at.plane),
+                whole = const offset_of!(Hall, at.whole),
+                factors = const offset_of!(Hall, at.factors),
+                odd = const offset_of!(Hall, at.odd),
+            )
+        };
+    }
+    // SAFETY: the caller's promises; `Hall` has room for the greatest group, and for what is added before there is anything.
+    unsafe {
+        match BITS {
+            4 => all!(4),
+            _ => all!(8),
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! Products of quantized matrices with a few rows of inputs that were made 16-bit whole numbers, for x86-64
+//! with AVX2: sums of neighbors are exact integers, and only they meet the scales. Not for many rows, whose
+//! matrices become floats once for all of them (`many.rs`). `wide.rs` has the products for AVX-512.
+
+use std::arch::x86_64::{
+    __m256, __m256i, _CMP_GT_OQ, _MM_HINT_T0, _mm_blend_epi16, _mm_cvtss_f32, _mm_loadu_si128,
+    _mm_packs_epi32, _mm_prefetch, _mm_setr_epi8, _mm_shuffle_epi8, _mm_slli_epi32,
+    _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256,
+    _mm256_andnot_ps, _mm256_broadcast_ss, _mm256_castps256_ps128, _mm256_castsi256_si128,
+    _mm256_cmp_ps, _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps,
+    _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_fnmadd_ps,
+    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps,
+    _mm256_permute_ps, _mm256_permute2f128_ps, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_srli_epi16, _mm256_storeu_ps,
+};
+
+use crate::layout::packed::{BAND, Bands, Factors};
+use crate::partition::Columns;
+use crate::simd::avx2::vmath::horizontal;
+use crate::simd::dispatch::{LARGEST, Panel, Prepared, neighbors};
+
+/// How far ahead words are fetched, in bytes: what the processor itself foresees ends with each page, and where
+/// another thread's part begins.
+pub(crate) const AHEAD: usize = 4096;
+
+/// Rows of inputs, as addresses.
+#[derive(Clone, Copy)]
+pub(crate) struct Inputs {
+    pub whole: *const i16,
+    pub scales: *const f32,
+    pub sums: *const f32,
+}
+
+impl Inputs {
+    pub(crate) fn of(x: Panel<'_>) -> Self {
+        Self {
+            whole: x.whole.as_ptr(),
+            scales: x.scales.as_ptr(),
+            sums: x.sums.as_ptr(),
+        }
+    }
+}
+
+/// A band, as addresses: scales and biases are float16 or float32.
+#[derive(Clone, Copy)]
+pub(crate) struct Band {
+    pub words: *const u32,
+    pub scales: *const u8,
+    pub biases: *const u8,
+    /// Groups of a row.
+    pub groups: usize,
+    /// Words of a group.
+    pub per: usize,
+}
+
+impl Band {
+    /// The first of `bands`, and whether its scales are float16. Says that all of them, inputs and output fit each
+    /// other, so that reads and writes for each band, group, word and row of inputs are in their places.
+    ///
+    /// # Panics
+    /// If they do not.
+    pub(crate) fn first(bands: Bands<'_>, x: Panel<'_>, out: &Columns<'_>) -> (Self, bool) {
+        let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
+        let k = groups * per * bands.per_word();
+        assert!(bands.words.len() == count * groups * per * BAND);
+        assert!(bands.scales.len() == count * groups * BAND);
+        assert!(bands.biases.len() == count * groups * BAND);
+        assert!(neighbors(bands.bits) == bands.per_word());
+        assert!(x.whole.len() == x.rows * k && out.size() == (x.rows, count * BAND));
+        assert!(x.scales.len() * bands.per_word() == x.rows * k);
+        assert!(x.sums.len() == x.rows * groups);
+        let (scales, biases, half) = match (bands.scales, bands.biases) {
+            (Factors::Half(scales), Factors::Half(biases)) => {
+                (scales.as_ptr().cast(), biases.as_ptr().cast(), true)
+            }
+            (Factors::Single(scales), Factors::Single(biases)) => {
+                (scales.as_ptr().cast(), biases.as_ptr().cast(), false)
+            }
+            _ => unreachable!("scales and biases are of one type"),
+        };
+        let words = bands.words.as_ptr();
+        let first = Self {
+            words,
+            scales,
+            biases,
+            groups,
+            per,
+        };
+        (first, half)
+    }
+
+    /// The band `i` places on, with factors of so many bytes.
+    ///
+    /// # Safety
+    /// It must be there.
+    #[inline]
+    pub(crate) unsafe fn after(self, i: usize, factor: usize) -> Self {
+        let factors = i * self.groups * BAND * factor;
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                words: self.words.add(i * self.groups * self.per * BAND),
+                scales: self.scales.add(factors),
+                biases: self.biases.add(factors),
+                ..self
+            }
+        }
+    }
+}
+
+/// `block`, compiled for `$features`: bits, the type of factors and the rows of inputs become constants of the function
+/// `bands` that stands beside it.
+macro_rules! with_constants {
+    ($features:literal) => {
+        /// Bands with each of the inputs; see [`crate::simd::dispatch::block`].
+        ///
+        /// # Safety
+        /// The processor must have what this is compiled for.
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
+            let count = bands.count();
+            let (first, half) = Band::first(bands, x, out);
+            // SAFETY: features are the caller's promise; `Band::first` has seen the lengths.
+            unsafe {
+                match (bands.bits, half) {
+                    (4, true) => rows::<4, true>(first, count, x, out),
+                    (4, false) => rows::<4, false>(first, count, x, out),
+                    (8, true) => rows::<8, true>(first, count, x, out),
+                    (8, false) => rows::<8, false>(first, count, x, out),
+                    _ => unreachable!("4 or 8 bits"),
+                }
+            }
+        }
+
+        /// All bands with all rows.
+        ///
+        /// # Safety
+        /// As of [`block`], with the lengths that [`Band::first`] asserts.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn rows<const BITS: u32, const HALF: bool>(
+            first: Band,
+            count: usize,
+            x: Panel<'_>,
+            out: &mut Columns<'_>,
+        ) {
+            // SAFETY: the caller's promises.
+            unsafe {
+                match x.rows {
+                    1 => bands::<1, BITS, HALF>(first, count, x, out),
+                    2 => bands::<2, BITS, HALF>(first, count, x, out),
+                    3 => bands::<3, BITS, HALF>(first, count, x, out),
+                    4 => bands::<4, BITS, HALF>(first, count, x, out),
+                    5 => bands::<5, BITS, HALF>(first, count, x, out),
+                    6 => bands::<6, BITS, HALF>(first, count, x, out),
+                    7 => bands::<7, BITS, HALF>(first, count, x, out),
+                    8 => bands::<8, BITS, HALF>(first, count, x, out),
+                    _ => unreachable!("at most eight rows"),
+                }
+            }
+        }
+    };
+}
+pub(crate) use with_constants;
+
+with_constants!("avx2,fma,f16c");
+
+/// All bands with `M` rows.
+///
+/// # Safety
+/// As of [`rows`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
+    first: Band,
+    count: usize,
+    x: Panel<'_>,
+    out: &mut Columns<'_>,
+) {
+    let x = Inputs::of(x);
+    let factor = if HALF { 2 } else { 4 };
+    let (to, step) = out.places();
+    for i in 0..count {
+        // SAFETY: band `i` of `count`, and its place in each row of the output: `Band::first` has seen that they are there.
+        unsafe {
+            let band = first.after(i, factor);
+            let found = tile::<M, BITS, HALF>(band, x);
+            for (m, found) in found.into_iter().enumerate() {
+                _mm256_storeu_ps(to.add(m * step + i * BAND), found);
+            }
+        }
+    }
+}
+
+/// A band with `M` rows of inputs.
+///
+/// # Safety
+/// The processor must have avx2, fma and f16c; `band` and `x` must have as many groups and words as it says.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
+    band: Band,
+    x: Inputs,
+) -> [__m256; M] {
+    let mut totals = [_mm256_setzero_ps(); M];
+    for g in 0..band.groups {
+        let mut sums = [_mm256_setzero_ps(); M];
+        // SAFETY: below the words and groups that the caller promises; what is fetched ahead need not be there.
+        unsafe {
+            for w in g * band.per..(g + 1) * band.per {
+                let at = band.words.add(w * BAND);
+                if w % 2 == 0 {
+                    _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(AHEAD));
+                }
+                let q = _mm256_loadu_si256(at.cast());
+                if BITS == 4 {
+                    add_nibbles(&mut sums, q, x, w);
+                } else {
+                    add_octets(&mut sums, q, x, w);
+                }
+            }
+            let (scale, bias) = if HALF {
+                let ahead = AHEAD / 8;
+                _mm_prefetch::<_MM_HINT_T0>(band.scales.wrapping_add(g * 16 + ahead).cast());
+                _mm_prefetch::<_MM_HINT_T0>(band.biases.wrapping_add(g * 16 + ahead).cast());
+                (
+                    _mm256_cvtph_ps(_mm_loadu_si128(band.scales.add(g * 16).cast())),
+                    _mm256_cvtph_ps(_mm_loadu_si128(band.biases.add(g * 16).cast())),
+                )
+            } else {
+                (
+                    _mm256_loadu_ps(band.scales.add(g * 32).cast()),
+                    _mm256_loadu_ps(band.biases.add(g * 32).cast()),
+                )
+            };
+            for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
+                let group = _mm256_broadcast_ss(&*x.sums.add(m * band.groups + g));
+                *total = _mm256_fmadd_ps(bias, group, _mm256_fmadd_ps(scale, sum, *total));
+            }
+        }
+    }
+    totals
+}
+
+/// Two inputs in each lane.
+///
+/// # Safety
+/// The processor must have avx2; there must be two.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn pair(at: *const i16) -> __m256i {
+    // SAFETY: the caller's promise.
+    _mm256_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() })
+}
+
+/// Adds the products of a word of eight numbers. A lane sums eight products below 16 * 2^15.
+///
+/// # Safety
+/// The processor must have avx2 and fma; the word must be within the inputs.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_nibbles<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: Inputs, word: usize) {
+    let mask = _mm256_set1_epi16(15);
+    let n = [
+        _mm256_and_si256(q, mask),
+        _mm256_and_si256(_mm256_srli_epi16::<4>(q), mask),
+        _mm256_and_si256(_mm256_srli_epi16::<8>(q), mask),
+        _mm256_srli_epi16::<12>(q),
+    ];
+    for (m, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: the word is within the inputs: the caller's promise.
+        unsafe {
+            let at = x.whole.add((word * M + m) * 8);
+            let part = |i: usize| _mm256_madd_epi16(n[i], pair(at.add(2 * i)));
+            let exact = _mm256_add_epi32(
+                _mm256_add_epi32(part(0), part(1)),
+                _mm256_add_epi32(part(2), part(3)),
+            );
+            let scale = _mm256_broadcast_ss(&*x.scales.add(word * M + m));
+            *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
+        }
+    }
+}
+
+/// Adds the products of a word of four numbers. A lane sums four products below 2^23.
+///
+/// # Safety
+/// As of [`add_nibbles`].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_octets<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: Inputs, word: usize) {
+    let even = _mm256_and_si256(q, _mm256_set1_epi16(255));
+    let odd = _mm256_srli_epi16::<8>(q);
+    for (m, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: the word is within the inputs: the caller's promise.
+        unsafe {
+            let at = x.whole.add((word * M + m) * 4);
+            let exact = _mm256_add_epi32(
+                _mm256_madd_epi16(even, pair(at)),
+                _mm256_madd_epi16(odd, pair(at.add(2))),
+            );
+            let scale = _mm256_broadcast_ss(&*x.scales.add(word * M + m));
+            *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
+        }
+    }
+}
+
+/// See [`crate::simd::dispatch::prepare`].
+///
+/// # Safety
+/// The processor must have avx2 and fma.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prepared<'_>) {
+    let (rows, groups) = (x.len() / k, k / group);
+    // The writes below stay within these.
+    assert!(to.whole.len() == rows * k && groups * group == k && group.is_multiple_of(8));
+    assert!(to.scales.len() * neighbors(bits) == rows * k);
+    assert!(to.sums.len() == rows * groups);
+    for (row, x) in x.chunks_exact(k).enumerate() {
+        for (g, x) in x.chunks_exact(group).enumerate() {
+            let (mut sum, mut rest) = (_mm256_setzero_ps(), _mm256_setzero_ps());
+            for (i, x) in (g * group / 8..).zip(x.as_chunks::<8>().0) {
+                // SAFETY: features are the caller's promise; these eight, of which the row has `k / 8`, have places.
+                unsafe {
+                    let v = _mm256_loadu_ps(x.as_ptr());
+                    sum = _mm256_add_ps(sum, v);
+                    let (whole, scales) = (to.whole.as_mut_ptr(), to.scales.as_mut_ptr());
+                    let lost = if bits == 4 {
+                        let place = i * rows + row;
+                        eight_to_whole(v, whole.add(place * 8), scales.add(place))
+                    } else {
+                        let place = 2 * i * rows + row;
+                        fours_to_whole(v, rows, whole.add(place * 4), scales.add(place))
+                    };
+                    rest = _mm256_add_ps(rest, lost);
+                }
+            }
+            to.sums[row * groups + g] = horizontal(sum) - horizontal(rest);
+        }
+    }
+}
+
+/// The greatest of four neighbors in each of them.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn greatest_of_four(v: __m256) -> __m256 {
+    // What is no number is not greater.
+    let size = _mm256_max_ps(
+        _mm256_andnot_ps(_mm256_set1_ps(-0.0), v),
+        _mm256_setzero_ps(),
+    );
+    let two = _mm256_max_ps(size, _mm256_permute_ps::<0b10_11_00_01>(size));
+    _mm256_max_ps(two, _mm256_permute_ps::<0b01_00_11_10>(two))
+}
+
+/// Whole numbers for elements whose greatest neighbor is known, their scales, and what rounding takes.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn rounded(v: __m256, most: __m256) -> (__m256i, __m256, __m256) {
+    let largest = _mm256_set1_ps(LARGEST);
+    let scale = _mm256_div_ps(most, largest);
+    let some = _mm256_cmp_ps::<_CMP_GT_OQ>(most, _mm256_setzero_ps());
+    let inverse = _mm256_and_ps(some, _mm256_div_ps(largest, most));
+    let whole = _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse));
+    let lost = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(whole), scale, v);
+    (whole, scale, lost)
+}
+
+/// Eight elements that share a scale, in the order of [`crate::simd::dispatch::place`]; returns what rounding takes.
+///
+/// # Safety
+/// The processor must have avx2 and fma; there must be room for eight, and one scale.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn eight_to_whole(v: __m256, to: *mut i16, scales: *mut f32) -> __m256 {
+    let four = greatest_of_four(v);
+    let most = _mm256_max_ps(four, _mm256_permute2f128_ps::<1>(four, four));
+    let (whole, scale, lost) = rounded(v, most);
+    let (low, high) = (
+        _mm256_castsi256_si128(whole),
+        _mm256_extracti128_si256::<1>(whole),
+    );
+    // An element, and the one four after it.
+    let pairs = _mm_blend_epi16::<0b1010_1010>(low, _mm_slli_epi32::<16>(high));
+    // SAFETY: the caller's promise.
+    unsafe {
+        _mm_storeu_si128(to.cast(), pairs);
+        *scales = _mm_cvtss_f32(_mm256_castps256_ps128(scale));
+    }
+    lost
+}
+
+/// Twice four elements that share a scale, the second ones `rows` words after the first; else as [`eight_to_whole`].
+///
+/// # Safety
+/// The processor must have avx2 and fma; there must be room for four at both places, and a scale each.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn fours_to_whole(v: __m256, rows: usize, to: *mut i16, scales: *mut f32) -> __m256 {
+    let (whole, scale, lost) = rounded(v, greatest_of_four(v));
+    let all = _mm_packs_epi32(
+        _mm256_castsi256_si128(whole),
+        _mm256_extracti128_si256::<1>(whole),
+    );
+    // An element, and the one two after it.
+    let order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    let mut two = [0u64; 2];
+    // SAFETY: sixteen bytes; the places are the caller's promise.
+    unsafe {
+        _mm_storeu_si128(two.as_mut_ptr().cast(), _mm_shuffle_epi8(all, order));
+        to.cast::<u64>().write_unaligned(two[0]);
+        to.add(rows * 4).cast::<u64>().write_unaligned(two[1]);
+        *scales = _mm_cvtss_f32(_mm256_castps256_ps128(scale));
+        *scales.add(rows) = _mm_cvtss_f32(_mm256_extractf128_ps::<1>(scale));
+    }
+    lost
+}

@@ -1,0 +1,290 @@
+//! The kernels for x86-64 with AVX2 and FMA: eight float32 at a time.
+
+use std::arch::x86_64::{
+    __m256, _CMP_LT_OQ, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehl_ps,
+    _mm_shuffle_ps, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_andnot_ps,
+    _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
+    _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps,
+    _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_ps, _mm256_min_ps,
+    _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
+    _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm256_xor_ps,
+};
+
+use crate::gemm::product::{CUBE, Gate, ROOT};
+use crate::layout::packed::{BAND, Bands, Factors};
+use crate::simd::dispatch::QuantizedRow;
+use crate::simd::microkernel::{LEAST, LN_2, MOST, POLYNOMIAL, ROUND};
+
+/// See [`crate::simd::dispatch::unpack`].
+///
+/// # Safety
+/// The processor must have avx2 and fma.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn unpack(row: QuantizedRow<'_>, bits: u32, out: &mut [f32]) {
+    crate::simd::dispatch::unpack_with(row, bits, out);
+}
+
+/// See [`Bands::unpack_columns`].
+///
+/// # Safety
+/// The processor must have avx2, fma and f16c.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn unpack_columns(bands: Bands<'_>, out: &mut [f32]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if bands.bits == 4 {
+            columns_of::<4>(bands, out);
+        } else {
+            columns_of::<8>(bands, out);
+        }
+    }
+}
+
+/// [`unpack_columns`] of numbers of so many bits.
+///
+/// # Safety
+/// As [`unpack_columns`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn columns_of<const BITS: i32>(bands: Bands<'_>, out: &mut [f32]) {
+    let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
+    let (width, near) = (count * BAND, 32 / BITS as usize);
+    // The reads and writes below stay within these.
+    assert!(bands.words.len() == groups * per * width && bands.bits == BITS as u32);
+    assert!(bands.scales.len() == groups * width && bands.biases.len() == groups * width);
+    assert!(out.len() == groups * per * near * width);
+    let mask = _mm256_set1_epi32((1 << BITS) - 1);
+    for i in 0..count {
+        for g in 0..groups {
+            // SAFETY: group `g` of band `i`, words `g * per` and on of `groups * per`, and their columns: all asserted.
+            unsafe {
+                let at = i * groups + g;
+                let (scale, bias) = (eight(bands.scales, at), eight(bands.biases, at));
+                for w in g * per..(g + 1) * per {
+                    let words = bands.words.as_ptr().add((i * groups * per + w) * BAND);
+                    let mut q = _mm256_loadu_si256(words.cast());
+                    for j in 0..near {
+                        let n = _mm256_cvtepi32_ps(_mm256_and_si256(q, mask));
+                        let n = _mm256_add_ps(_mm256_mul_ps(n, scale), bias);
+                        let to = out.as_mut_ptr().add((w * near + j) * width + i * BAND);
+                        _mm256_storeu_ps(to, n);
+                        q = _mm256_srli_epi32::<BITS>(q);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The scales or biases of a group of a band.
+///
+/// # Safety
+/// The processor must have avx2 and f16c; there must be as many groups.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn eight(factors: Factors<'_>, group: usize) -> __m256 {
+    // SAFETY: the caller's promises.
+    unsafe {
+        match factors {
+            Factors::Single(all) => _mm256_loadu_ps(all.as_ptr().add(group * BAND)),
+            Factors::Half(all) => {
+                _mm256_cvtph_ps(_mm_loadu_si128(all.as_ptr().add(group * BAND).cast()))
+            }
+        }
+    }
+}
+
+/// Numbers of float16 as float32, as many as both have.
+///
+/// # Safety
+/// The processor must have avx2, fma and f16c.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn widen(from: &[u16], to: &mut [f32]) {
+    let n = from.len().min(to.len());
+    let (from, from_rest) = from[..n].as_chunks::<8>();
+    let (to, to_rest) = to[..n].as_chunks_mut::<8>();
+    for (from, to) in from.iter().zip(to) {
+        // SAFETY: eight elements each.
+        unsafe {
+            let eight = _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast()));
+            _mm256_storeu_ps(to.as_mut_ptr(), eight);
+        }
+    }
+    let mut last = [0u16; 8];
+    last[..from_rest.len()].copy_from_slice(from_rest);
+    let mut wide = [0.0f32; 8];
+    // SAFETY: eight elements each.
+    unsafe {
+        let eight = _mm256_cvtph_ps(_mm_loadu_si128(last.as_ptr().cast()));
+        _mm256_storeu_ps(wide.as_mut_ptr(), eight);
+    }
+    to_rest.copy_from_slice(&wide[..to_rest.len()]);
+}
+
+/// Eight times [`crate::simd::microkernel::exp`].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn exp(x: __m256) -> __m256 {
+    let all = _mm256_set1_ps;
+    let least = all(LEAST);
+    // The second operand is what comes out where one is no number.
+    let bounded = _mm256_max_ps(least, _mm256_min_ps(all(MOST), x));
+    let shifted = _mm256_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND));
+    let n = _mm256_sub_ps(shifted, all(ROUND));
+    let r = _mm256_fnmadd_ps(n, all(LN_2[0]), bounded);
+    let r = _mm256_fnmadd_ps(n, all(LN_2[1]), r);
+    let mut p = all(POLYNOMIAL[0]);
+    for factor in &POLYNOMIAL[1..] {
+        p = _mm256_fmadd_ps(p, r, all(*factor));
+    }
+    let value = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), all(1.0));
+    let power = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
+    let power = _mm256_add_epi32(power, _mm256_castps_si256(all(1.0)));
+    let power = _mm256_mul_ps(value, _mm256_castsi256_ps(power));
+    // Below the least it is zero.
+    let below = _mm256_cmp_ps::<_CMP_LT_OQ>(x, least);
+    _mm256_andnot_ps(below, power)
+}
+
+/// `gates = gate(gates) * ups`, which have as many elements; see [`Gate::apply`]. Each element is computed in the same way, wherever it
+/// stands.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn gate(gate: Gate, gates: &mut [f32], ups: &[f32]) {
+    assert!(gates.len() == ups.len());
+    let eight = |gates: &mut [f32; 8], ups: &[f32; 8]| {
+        // SAFETY: eight elements each.
+        unsafe {
+            let own = gated(gate, _mm256_loadu_ps(gates.as_ptr()));
+            let own = _mm256_mul_ps(own, _mm256_loadu_ps(ups.as_ptr()));
+            _mm256_storeu_ps(gates.as_mut_ptr(), own);
+        }
+    };
+    let (gates, last_gates) = gates.as_chunks_mut::<8>();
+    let (ups, last_ups) = ups.as_chunks::<8>();
+    gates.iter_mut().zip(ups).for_each(|(g, u)| eight(g, u));
+    if !last_gates.is_empty() {
+        let (mut own, mut other) = ([0.0; 8], [0.0; 8]);
+        own[..last_gates.len()].copy_from_slice(last_gates);
+        other[..last_ups.len()].copy_from_slice(last_ups);
+        eight(&mut own, &other);
+        last_gates.copy_from_slice(&own[..last_gates.len()]);
+    }
+}
+
+/// [`Gate::apply`].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn gated(gate: Gate, x: __m256) -> __m256 {
+    let all = _mm256_set1_ps;
+    let negative = |x: __m256| _mm256_xor_ps(x, all(-0.0));
+    match gate {
+        Gate::Silu => _mm256_div_ps(x, _mm256_add_ps(all(1.0), exp(negative(x)))),
+        Gate::GeluTanh => {
+            let cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
+            let inner = _mm256_fmadd_ps(all(CUBE), cube, x);
+            // `2 * inner`, and half of `1 + tanh(inner)`.
+            let power = exp(negative(_mm256_mul_ps(all(2.0 * ROOT), inner)));
+            _mm256_div_ps(x, _mm256_add_ps(all(1.0), power))
+        }
+        // What is no number is not less.
+        Gate::Relu => _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, all(0.0)), x),
+    }
+}
+
+/// The sum of the eight elements.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn horizontal(v: __m256) -> f32 {
+    let half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    _mm_cvtss_f32(_mm_add_ss(quarter, _mm_shuffle_ps::<1>(quarter, quarter)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn dot(a: *const f32, b: *const f32, n: usize) -> f32 {
+    // SAFETY: the caller has `n` elements in both.
+    unsafe {
+        let mut sum = _mm256_setzero_ps();
+        let whole = n / 8 * 8;
+        let mut i = 0;
+        while i < whole {
+            sum = _mm256_fmadd_ps(_mm256_loadu_ps(a.add(i)), _mm256_loadu_ps(b.add(i)), sum);
+            i += 8;
+        }
+        let mut total = horizontal(sum);
+        while i < n {
+            total += *a.add(i) * *b.add(i);
+            i += 1;
+        }
+        total
+    }
+}
+
+/// See [`crate::simd::dispatch::dense`].
+///
+/// # Safety
+/// The processor must have avx2 and fma.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn dense(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
+    let mut done = 0;
+    while done < x.len() {
+        // SAFETY: the features are the caller's promise; each call is given as many rows as it takes.
+        done += unsafe {
+            match x.len() - done {
+                8.. => dense_rows::<8, 1>(row, &x[done..], &mut out[done..]),
+                4.. => dense_rows::<4, 1>(row, &x[done..], &mut out[done..]),
+                2.. => dense_rows::<2, 4>(row, &x[done..], &mut out[done..]),
+                _ => dense_rows::<1, 8>(row, &x[done..], &mut out[done..]),
+            }
+        };
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn dense_rows<const M: usize, const A: usize>(
+    row: &[f32],
+    x: &[&[f32]],
+    out: &mut [f32],
+) -> usize {
+    let k = row.len();
+    assert!(x.len() >= M && out.len() >= M);
+    for x in &x[..M] {
+        assert!(x.len() >= k);
+    }
+    // SAFETY: all offsets are below the lengths asserted above; features are the caller's promise.
+    unsafe {
+        let mut sums = [[_mm256_setzero_ps(); A]; M];
+        let whole = k / (8 * A) * (8 * A);
+        let mut at = 0;
+        while at < whole {
+            let mut w = [_mm256_setzero_ps(); A];
+            for (a, w) in w.iter_mut().enumerate() {
+                *w = _mm256_loadu_ps(row.as_ptr().add(at + 8 * a));
+            }
+            for (sums, x) in sums.iter_mut().zip(x) {
+                for (a, (sum, w)) in sums.iter_mut().zip(w).enumerate() {
+                    let x = _mm256_loadu_ps(x.as_ptr().add(at + 8 * a));
+                    *sum = _mm256_fmadd_ps(w, x, *sum);
+                }
+            }
+            at += 8 * A;
+        }
+        for m in 0..M {
+            let sum = sums[m][1..]
+                .iter()
+                .fold(sums[m][0], |a, b| _mm256_add_ps(a, *b));
+            out[m] = horizontal(sum) + dot(row.as_ptr().add(at), x[m].as_ptr().add(at), k - at);
+        }
+    }
+    M
+}
+
+/// `a . b`.
+///
+/// # Safety
+/// The processor must have avx2 and fma.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn inner(a: &[f32], b: &[f32]) -> f32 {
+    // SAFETY: as many elements as both have; features are the caller's promise.
+    unsafe { dot(a.as_ptr(), b.as_ptr(), a.len().min(b.len())) }
+}

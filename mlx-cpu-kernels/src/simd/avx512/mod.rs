@@ -1,0 +1,4 @@
+//! Kernels for x86-64 with AVX-512 F, BW and VNNI.
+
+pub(crate) mod qgemv;
+pub(crate) mod vmath;

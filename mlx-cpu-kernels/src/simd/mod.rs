@@ -1,0 +1,13 @@
+//! Kernels of each instruction set, and the functions that choose among them.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod dispatch;
+pub(crate) mod microkernel;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+pub(crate) mod transpose;

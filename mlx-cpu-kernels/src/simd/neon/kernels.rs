@@ -1,0 +1,341 @@
+//! The kernels for aarch64: four float32 at a time in the 32 registers of NEON, which each such processor with an
+//! operating system has. Quantized rows become floats in registers. Loops that compilers put into vectors by themselves
+//! (exponentials, gates, unpacking) are those of the other files: for this architecture they are compiled with NEON
+//! anyway.
+
+use std::arch::aarch64::{
+    float32x4_t, vaddq_f32, vaddvq_f32, vandq_u32, vcvtq_f32_u32, vdupq_n_f32, vdupq_n_u32,
+    vfmaq_f32, vfmaq_n_f32, vld1q_f32, vld1q_u32, vmulq_f32, vmulq_n_f32, vreinterpretq_f32_f64,
+    vreinterpretq_f64_f32, vshrq_n_u32, vst1q_f32, vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64,
+};
+
+use crate::layout::packed::{BAND, Bands};
+use crate::partition::Columns;
+use crate::simd::dispatch::Panel;
+use crate::simd::microkernel::{LANES, Left, Product, Right};
+use crate::simd::transpose::Scaled;
+
+/// Elements of a vector.
+const WIDTH: usize = 4;
+
+/// Vectors of a row of a tile.
+const VECTORS: usize = LANES / WIDTH;
+
+/// A band, as addresses.
+#[derive(Clone, Copy)]
+struct Band<'a> {
+    words: *const u32,
+    /// Words of a group.
+    per: usize,
+    own: Bands<'a>,
+}
+
+/// See [`crate::simd::dispatch::block`].
+#[target_feature(enable = "neon")]
+pub(crate) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
+    let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
+    let k = groups * per * bands.per_word();
+    // The reads in `tile` stay within these.
+    assert!(bands.words.len() == count * groups * per * BAND);
+    assert!(x.values.len() == x.rows * k && x.sums.len() == x.rows * groups);
+    for i in 0..count {
+        let own = bands.part(i..i + 1);
+        let band = Band {
+            words: own.words.as_ptr(),
+            per,
+            own,
+        };
+        let mut row = 0;
+        while row < x.rows {
+            let at = (row, k, i);
+            // SAFETY: the lengths are asserted above, and each call is given as many rows as it takes.
+            row += unsafe {
+                match (bands.bits, x.rows - row) {
+                    (4, 8..) => few::<8, 1, 4>(band, x, at, out),
+                    (4, 4..) => few::<4, 2, 4>(band, x, at, out),
+                    (4, 2..) => few::<2, 4, 4>(band, x, at, out),
+                    (4, _) => few::<1, 4, 4>(band, x, at, out),
+                    (_, 8..) => few::<8, 1, 8>(band, x, at, out),
+                    (_, 4..) => few::<4, 2, 8>(band, x, at, out),
+                    (_, 2..) => few::<2, 4, 8>(band, x, at, out),
+                    (_, _) => few::<1, 4, 8>(band, x, at, out),
+                }
+            };
+        }
+    }
+}
+
+/// A band, the `i`th, with `M` rows of `k` inputs from `row` on: `S` sums of each, so that one need not wait
+/// for another. Returns `M`.
+///
+/// # Safety
+/// Lengths as [`block`] asserts them, with `M` rows of inputs from `row` on, and numbers of `BITS`.
+#[target_feature(enable = "neon")]
+unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
+    band: Band<'_>,
+    x: Panel<'_>,
+    (row, k, i): (usize, usize, usize),
+    out: &mut Columns<'_>,
+) -> usize {
+    let zero = vdupq_n_f32(0.0);
+    let (near, groups) = (32 / BITS as usize, band.own.groups);
+    let mask = vdupq_n_u32(u32::MAX >> (32 - BITS));
+    let mut totals = [[zero; 2]; M];
+    for g in 0..groups {
+        let mut sums = [[[zero; 2]; S]; M];
+        for w in g * band.per..(g + 1) * band.per {
+            // SAFETY: word `w` of each of the eight rows, which the caller promises.
+            let mut q = unsafe {
+                let at = band.words.add(w * BAND);
+                [vld1q_u32(at), vld1q_u32(at.add(WIDTH))]
+            };
+            for j in 0..near {
+                let n = q.map(|q| vcvtq_f32_u32(vandq_u32(q, mask)));
+                q = q.map(|q| vshrq_n_u32::<BITS>(q));
+                for (m, sums) in sums.iter_mut().enumerate() {
+                    // SAFETY: the input that this number meets; the caller promises `k` of each row.
+                    let x = unsafe { *x.values.as_ptr().add((row + m) * k + w * near + j) };
+                    for (sum, n) in sums[j % S].iter_mut().zip(n) {
+                        *sum = vfmaq_n_f32(*sum, n, x);
+                    }
+                }
+            }
+        }
+        let (scales, biases) = (band.own.scales.eight(g), band.own.biases.eight(g));
+        for (m, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
+            let group = x.sums[(row + m) * groups + g];
+            for (half, total) in totals.iter_mut().enumerate() {
+                let sum = sums[1..]
+                    .iter()
+                    .fold(sums[0][half], |a, b| vaddq_f32(a, b[half]));
+                // SAFETY: four of eight.
+                let (scale, bias) = unsafe {
+                    let at = half * WIDTH;
+                    (
+                        vld1q_f32(scales.as_ptr().add(at)),
+                        vld1q_f32(biases.as_ptr().add(at)),
+                    )
+                };
+                *total = vfmaq_n_f32(vfmaq_f32(*total, sum, scale), bias, group);
+            }
+        }
+    }
+    for (m, totals) in totals.iter().enumerate() {
+        let place = &mut out.row(row + m)[i * BAND..][..BAND];
+        for (half, total) in totals.iter().enumerate() {
+            // SAFETY: four of the eight places.
+            unsafe { vst1q_f32(place.as_mut_ptr().add(half * WIDTH), *total) };
+        }
+    }
+    M
+}
+
+/// # Safety
+/// There must be `n` elements at both.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn dot(a: *const f32, b: *const f32, n: usize) -> f32 {
+    // Four sums hide the latency of the multiplication.
+    let mut sums = [vdupq_n_f32(0.0); 4];
+    let mut i = 0;
+    // SAFETY: all offsets are below `n`.
+    unsafe {
+        while i + 4 * WIDTH <= n {
+            for (j, sum) in sums.iter_mut().enumerate() {
+                let at = i + WIDTH * j;
+                *sum = vfmaq_f32(*sum, vld1q_f32(a.add(at)), vld1q_f32(b.add(at)));
+            }
+            i += 4 * WIDTH;
+        }
+        while i + WIDTH <= n {
+            sums[0] = vfmaq_f32(sums[0], vld1q_f32(a.add(i)), vld1q_f32(b.add(i)));
+            i += WIDTH;
+        }
+        let mut total = vaddvq_f32(added(&sums));
+        while i < n {
+            total = (*a.add(i)).mul_add(*b.add(i), total);
+            i += 1;
+        }
+        total
+    }
+}
+
+/// The sum of vectors, at least one.
+#[inline]
+#[target_feature(enable = "neon")]
+fn added(sums: &[float32x4_t]) -> float32x4_t {
+    sums[1..].iter().fold(sums[0], |a, b| vaddq_f32(a, *b))
+}
+
+/// See [`crate::simd::dispatch::dense`].
+#[target_feature(enable = "neon")]
+pub(crate) fn dense(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
+    let mut done = 0;
+    while done < x.len() {
+        // Sixteen sums in all, which hide the latency of the multiplication.
+        done += match x.len() - done {
+            8.. => dense_rows::<8, 2>(row, &x[done..], &mut out[done..]),
+            4.. => dense_rows::<4, 4>(row, &x[done..], &mut out[done..]),
+            2.. => dense_rows::<2, 8>(row, &x[done..], &mut out[done..]),
+            _ => dense_rows::<1, 8>(row, &x[done..], &mut out[done..]),
+        };
+    }
+}
+
+/// A row with `M` of inputs, in `A` independent sums each. Returns `M`.
+#[target_feature(enable = "neon")]
+fn dense_rows<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &mut [f32]) -> usize {
+    let k = row.len();
+    assert!(x.len() >= M && out.len() >= M);
+    for x in &x[..M] {
+        assert!(x.len() >= k);
+    }
+    let zero = vdupq_n_f32(0.0);
+    let mut sums = [[zero; A]; M];
+    let whole = k / (WIDTH * A) * (WIDTH * A);
+    for at in (0..whole).step_by(WIDTH * A) {
+        // SAFETY: all offsets are below `whole`, which all rows have.
+        unsafe {
+            let mut w = [zero; A];
+            for (a, w) in w.iter_mut().enumerate() {
+                *w = vld1q_f32(row.as_ptr().add(at + WIDTH * a));
+            }
+            for (sums, x) in sums.iter_mut().zip(x) {
+                for (a, (sum, w)) in sums.iter_mut().zip(w).enumerate() {
+                    *sum = vfmaq_f32(*sum, w, vld1q_f32(x.as_ptr().add(at + WIDTH * a)));
+                }
+            }
+        }
+    }
+    for ((sums, x), out) in sums.iter().zip(x).zip(out) {
+        *out = vaddvq_f32(added(sums)) + inner(&row[whole..], &x[whole..k]);
+    }
+    M
+}
+
+/// `a . b`.
+#[target_feature(enable = "neon")]
+pub(crate) fn inner(a: &[f32], b: &[f32]) -> f32 {
+    // SAFETY: as many elements as both have.
+    unsafe { dot(a.as_ptr(), b.as_ptr(), a.len().min(b.len())) }
+}
+
+/// `M` rows of [`crate::simd::microkernel::tiles`]: six with four vectors each leave eight registers for the factors.
+///
+/// # Safety
+/// As [`crate::simd::microkernel::tiles`], for `M` rows.
+#[target_feature(enable = "neon")]
+pub(crate) unsafe fn tile<const M: usize>(
+    depth: usize,
+    left: Left,
+    right: Right,
+    product: Product,
+) {
+    let mut sums = [[vdupq_n_f32(0.0); VECTORS]; M];
+    let (mut a, mut b) = (left.data, right.data);
+    for _ in 0..depth {
+        // SAFETY: the elements are the caller's promise.
+        unsafe {
+            let lanes: [_; VECTORS] = std::array::from_fn(|v| vld1q_f32(b.wrapping_add(WIDTH * v)));
+            for (m, sums) in sums.iter_mut().enumerate() {
+                let factor = *a.wrapping_add(m * left.row_step);
+                for (sum, lanes) in sums.iter_mut().zip(lanes) {
+                    *sum = vfmaq_n_f32(*sum, lanes, factor);
+                }
+            }
+        }
+        a = a.wrapping_add(left.step);
+        b = b.wrapping_add(right.step);
+    }
+    for (m, sums) in sums.into_iter().enumerate() {
+        for (v, sum) in sums.into_iter().enumerate() {
+            let to = product.data.wrapping_add(m * product.row_step + WIDTH * v);
+            // SAFETY: as above.
+            unsafe {
+                let sum = if product.adds {
+                    vaddq_f32(vld1q_f32(to), sum)
+                } else {
+                    sum
+                };
+                vst1q_f32(to, sum);
+            }
+        }
+    }
+}
+
+/// Four rows of inputs, their first `whole` elements, to `lane` and the next three of a panel.
+#[target_feature(enable = "neon")]
+pub(crate) fn pack(
+    rows: &[Scaled<'_>; WIDTH],
+    weight: Option<&[f32]>,
+    whole: usize,
+    (lane, panel): (usize, &mut [f32]),
+) {
+    assert!(whole.is_multiple_of(WIDTH) && lane + WIDTH <= LANES && panel.len() >= whole * LANES);
+    assert!(rows.iter().all(|(row, _)| row.len() >= whole));
+    assert!(weight.is_none_or(|w| w.len() >= whole));
+    // A chunk is cut nowhere, so that its elements stay within it.
+    for at in (0..whole).step_by(WIDTH) {
+        let mut block = [vdupq_n_f32(0.0); WIDTH];
+        // SAFETY: four elements from `at` on are below `whole`, which rows, weight and panel have.
+        unsafe {
+            for (block, (row, factor)) in block.iter_mut().zip(rows) {
+                *block = vmulq_n_f32(vld1q_f32(row.as_ptr().add(at)), *factor);
+                if let Some(weight) = weight {
+                    *block = vmulq_f32(*block, vld1q_f32(weight.as_ptr().add(at)));
+                }
+            }
+            for (i, column) in (at..).zip(transposed(block)) {
+                let to = panel.as_mut_ptr().add(i * LANES + lane);
+                vst1q_f32(to, column);
+            }
+        }
+    }
+}
+
+/// See [`crate::simd::transpose::rows`].
+///
+/// # Safety
+/// As there.
+#[target_feature(enable = "neon")]
+pub(crate) unsafe fn rows(
+    sums: &[f32],
+    lane: usize,
+    (to, step): (*mut f32, usize),
+    before: Option<*const f32>,
+) -> usize {
+    assert!(lane + 2 * WIDTH <= LANES);
+    let whole = sums.len() / LANES / WIDTH * WIDTH;
+    for at in (0..whole).step_by(WIDTH) {
+        for first in [0, WIDTH] {
+            let mut block = [vdupq_n_f32(0.0); WIDTH];
+            // SAFETY: four columns from `at` on are in `sums`; the rows are the caller's promise.
+            unsafe {
+                for (i, block) in block.iter_mut().enumerate() {
+                    *block = vld1q_f32(sums.as_ptr().add((at + i) * LANES + lane + first));
+                }
+                for (i, mut row) in (first..).zip(transposed(block)) {
+                    if let Some(before) = before {
+                        row = vaddq_f32(row, vld1q_f32(before.add(i * step + at)));
+                    }
+                    vst1q_f32(to.add(i * step + at), row);
+                }
+            }
+        }
+    }
+    whole
+}
+
+/// Rows as columns.
+#[inline]
+#[target_feature(enable = "neon")]
+fn transposed([a, b, c, d]: [float32x4_t; WIDTH]) -> [float32x4_t; WIDTH] {
+    let even = |a, b| vreinterpretq_f64_f32(vtrn1q_f32(a, b));
+    let odd = |a, b| vreinterpretq_f64_f32(vtrn2q_f32(a, b));
+    [
+        vreinterpretq_f32_f64(vtrn1q_f64(even(a, b), even(c, d))),
+        vreinterpretq_f32_f64(vtrn1q_f64(odd(a, b), odd(c, d))),
+        vreinterpretq_f32_f64(vtrn2q_f64(even(a, b), even(c, d))),
+        vreinterpretq_f32_f64(vtrn2q_f64(odd(a, b), odd(c, d))),
+    ]
+}

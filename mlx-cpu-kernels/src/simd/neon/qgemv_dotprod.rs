@@ -1,0 +1,573 @@
+//! Products of quantized matrices with a few rows of inputs that were made 16-bit whole numbers, for aarch64 with the
+//! extension dotprod (Apple silicon, Neoverse, Cortex-A76 and later): an instruction adds four products of 8-bit numbers
+//! to each lane, so an input is a high and a low byte, and sums of neighbors are exact integers that only then meet the
+//! scales. Everything else is as without the extension (`neon.rs`); for x86-64 see `whole.rs`.
+
+use std::arch::aarch64::{
+    float32x4_t, int8x16_t, int32x4_t, uint16x4_t, vabsq_f32, vaddq_f32, vaddvq_f32, vandq_u8,
+    vandq_u32, vcgtq_f32, vcombine_s8, vcombine_s16, vcvtnq_s32_f32, vcvtq_f32_s32, vdivq_f32,
+    vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, veorq_u8, vfmaq_f32, vfmaq_n_f32, vfmsq_n_f32, vld1_u16,
+    vld1q_f32, vld1q_s8, vld1q_u8, vmaxnmq_f32, vmovn_s16, vmulq_n_f32, vpmaxnmq_f32, vqmovn_s32,
+    vreinterpret_s8_s32, vreinterpret_s32_s8, vreinterpretq_f32_u32, vreinterpretq_s8_u8,
+    vreinterpretq_u32_f32, vrshrn_n_s16, vshlq_n_s32, vshrq_n_u8, vst1q_f32, vst1q_s8, vuzp1_s8,
+    vuzp2_s8, vzip1_s32, vzip2_s32,
+};
+use std::arch::asm;
+
+use crate::layout::packed::{BAND, Bands, Factors};
+use crate::partition::Columns;
+use crate::simd::dispatch::{Panel, Prepared};
+
+/// Neighboring inputs that share a scale, and stand in one vector of 16 bytes. With 8 bits they meet two words of a matrix.
+pub(crate) const NEAR: usize = 8;
+
+/// The largest whole number whose high byte, rounded so that the low one is signed, is a signed one too.
+pub(crate) const LARGEST: f32 = 127.0 * 256.0 + 127.0;
+
+/// Inputs among neighbors that are no larger count as zeros: what they would be divided by has no inverse.
+const TINY: f32 = 1e-34;
+
+/// Elements of a vector of floats.
+const WIDTH: usize = 4;
+
+/// Rows of inputs, as addresses.
+#[derive(Clone, Copy)]
+struct Inputs {
+    bytes: *const i8,
+    scales: *const f32,
+    sums: *const f32,
+}
+
+/// A band, as addresses: scales and biases are float16 or float32.
+#[derive(Clone, Copy)]
+struct Band {
+    words: *const u32,
+    scales: *const u8,
+    biases: *const u8,
+    half: bool,
+    /// Groups of a row.
+    groups: usize,
+    /// How often [`NEAR`] numbers are in a group.
+    per: usize,
+}
+
+/// Bands with each of the inputs; see [`crate::simd::dispatch::block`].
+#[target_feature(enable = "neon,dotprod")]
+pub(crate) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
+    let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
+    let k = groups * per * bands.per_word();
+    // The reads and writes below stay within these.
+    assert!(bands.words.len() == count * groups * per * BAND);
+    assert!(bands.scales.len() == count * groups * BAND);
+    assert!(bands.biases.len() == count * groups * BAND);
+    assert!((per * bands.per_word()).is_multiple_of(NEAR));
+    assert!(x.whole.len() == x.rows * k && out.size() == (x.rows, count * BAND));
+    assert!(x.scales.len() * NEAR == x.rows * k);
+    assert!(x.sums.len() == x.rows * groups);
+    let (scales, biases, half) = match (bands.scales, bands.biases) {
+        (Factors::Half(scales), Factors::Half(biases)) => {
+            (scales.as_ptr().cast(), biases.as_ptr().cast(), true)
+        }
+        (Factors::Single(scales), Factors::Single(biases)) => {
+            (scales.as_ptr().cast(), biases.as_ptr().cast(), false)
+        }
+        _ => unreachable!("scales and biases are of one type"),
+    };
+    let first = Band {
+        words: bands.words.as_ptr(),
+        scales,
+        biases,
+        half,
+        groups,
+        per: per * bands.per_word() / NEAR,
+    };
+    // SAFETY: the lengths are asserted, for numbers of so many bits.
+    unsafe {
+        match bands.bits {
+            4 => rows::<4>(first, count, x, out),
+            8 => rows::<8>(first, count, x, out),
+            _ => unreachable!("4 or 8 bits"),
+        }
+    }
+}
+
+/// All bands with all rows.
+///
+/// # Safety
+/// The lengths must be those that [`block`] asserts, for numbers of `BITS`.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn rows<const BITS: u32>(first: Band, count: usize, x: Panel<'_>, out: &mut Columns<'_>) {
+    // SAFETY: the caller's promise; each is given as many rows as it takes.
+    unsafe {
+        match x.rows {
+            1 => bands::<1, BITS>(first, count, x, out),
+            2 => bands::<2, BITS>(first, count, x, out),
+            3 => bands::<3, BITS>(first, count, x, out),
+            4 => bands::<4, BITS>(first, count, x, out),
+            5 => bands::<5, BITS>(first, count, x, out),
+            6 => bands::<6, BITS>(first, count, x, out),
+            7 => bands::<7, BITS>(first, count, x, out),
+            8 => bands::<8, BITS>(first, count, x, out),
+            _ => unreachable!("at most eight rows"),
+        }
+    }
+}
+
+/// All bands with `M` rows.
+///
+/// # Safety
+/// As of [`rows`], and there must be `M` rows.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn bands<const M: usize, const BITS: u32>(
+    first: Band,
+    count: usize,
+    x: Panel<'_>,
+    out: &mut Columns<'_>,
+) {
+    let x = Inputs {
+        bytes: x.whole.as_ptr().cast(),
+        scales: x.scales.as_ptr(),
+        sums: x.sums.as_ptr(),
+    };
+    let words = first.groups * first.per * words_of::<BITS>();
+    let factors = first.groups * BAND * if first.half { 2 } else { 4 };
+    let (to, step) = out.places();
+    for i in 0..count {
+        // SAFETY: band `i` of `count`, and its place in each row of the output: the caller's promise.
+        unsafe {
+            let band = Band {
+                words: first.words.add(i * words),
+                scales: first.scales.add(i * factors),
+                biases: first.biases.add(i * factors),
+                ..first
+            };
+            let found = tile::<M, BITS>(band, x);
+            for (m, [low, high]) in found.into_iter().enumerate() {
+                let to = to.add(m * step + i * BAND);
+                vst1q_f32(to, low);
+                vst1q_f32(to.add(WIDTH), high);
+            }
+        }
+    }
+}
+
+/// Words in which a band has [`NEAR`] numbers of each row.
+const fn words_of<const BITS: u32>() -> usize {
+    NEAR * BITS as usize / 32 * BAND
+}
+
+/// A band with `M` rows of inputs: its eight outputs for each.
+///
+/// # Safety
+/// `band` and `x` must have as many groups and numbers as `band` says.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn tile<const M: usize, const BITS: u32>(band: Band, x: Inputs) -> [[float32x4_t; 2]; M] {
+    let zero = vdupq_n_f32(0.0);
+    // With eight rows only the sums of a group stay in registers.
+    let mut totals = [[zero; 2]; M];
+    for g in 0..band.groups {
+        let mut sums = [[zero; 2]; M];
+        // SAFETY: below the words, inputs and groups that the caller promises.
+        unsafe {
+            for n in g * band.per..(g + 1) * band.per {
+                let numbers = numbers::<BITS>(band.words.add(n * words_of::<BITS>()));
+                // In two loops: one of eight is not unrolled, and then no sum is in a register.
+                let (low, high) = sums.split_at_mut(M.min(4));
+                for (m, sum) in low.iter_mut().enumerate() {
+                    add(sum, numbers, x, n * M + m);
+                }
+                for (m, sum) in high.iter_mut().enumerate() {
+                    add(sum, numbers, x, n * M + 4 + m);
+                }
+            }
+            let (scales, mut biases) = (
+                factors(band.scales, g, band.half),
+                factors(band.biases, g, band.half),
+            );
+            if BITS == 8 {
+                // What was taken from the numbers to make them signed.
+                biases[0] = vfmaq_n_f32(biases[0], scales[0], 128.0);
+                biases[1] = vfmaq_n_f32(biases[1], scales[1], 128.0);
+            }
+            for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
+                let group = *x.sums.add(m * band.groups + g);
+                for half in 0..2 {
+                    let product = vfmaq_f32(total[half], sum[half], scales[half]);
+                    total[half] = vfmaq_n_f32(product, biases[half], group);
+                }
+            }
+        }
+    }
+    totals
+}
+
+/// [`NEAR`] numbers of each of eight rows, as signed bytes: four of each row in two vectors, and the other four in two
+/// more. Of 4 bits these are the even ones of a row's word and the odd ones; of 8 bits those of its first word and of
+/// its second, 128 less.
+///
+/// # Safety
+/// There must be so many words.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn numbers<const BITS: u32>(words: *const u32) -> [[int8x16_t; 2]; 2] {
+    let at = words.cast::<u8>();
+    // SAFETY: the caller's promise: 32 bytes, or twice as many.
+    unsafe {
+        if BITS == 4 {
+            let (q, mask) = ([vld1q_u8(at), vld1q_u8(at.add(16))], vdupq_n_u8(15));
+            let low = |q| vreinterpretq_s8_u8(vandq_u8(q, mask));
+            let high = |q| vreinterpretq_s8_u8(vshrq_n_u8::<4>(q));
+            [[low(q[0]), low(q[1])], [high(q[0]), high(q[1])]]
+        } else {
+            let signed = |at| vreinterpretq_s8_u8(veorq_u8(vld1q_u8(at), vdupq_n_u8(128)));
+            [
+                [signed(at), signed(at.add(16))],
+                [signed(at.add(32)), signed(at.add(48))],
+            ]
+        }
+    }
+}
+
+/// Adds the products of numbers with [`NEAR`] inputs of a row, which stand at `place`.
+///
+/// # Safety
+/// The inputs must have that place.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn add(
+    sums: &mut [float32x4_t; 2],
+    [first, second]: [[int8x16_t; 2]; 2],
+    x: Inputs,
+    place: usize,
+) {
+    // SAFETY: the caller's promise.
+    let (own, scale) = unsafe {
+        (
+            vld1q_s8(x.bytes.add(place * 2 * NEAR)),
+            *x.scales.add(place),
+        )
+    };
+    let exact = exact(first, second, own);
+    sums[0] = vfmaq_n_f32(sums[0], vcvtq_f32_s32(exact[0]), scale);
+    sums[1] = vfmaq_n_f32(sums[1], vcvtq_f32_s32(exact[1]), scale);
+}
+
+/// The sums of products of [`NEAR`] numbers of eight rows with as many inputs, which are below 2^25 in size: the
+/// products with high bytes count 256 times.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn exact(first: [int8x16_t; 2], second: [int8x16_t; 2], x: int8x16_t) -> [int32x4_t; 2] {
+    let zero = vdupq_n_s32(0);
+    // Both at a time, so that one need not wait for the other where a processor keeps the order.
+    let sums = [dot::<0>(zero, first[0], x), dot::<0>(zero, first[1], x)];
+    let sums = [
+        dot::<2>(sums[0], second[0], x),
+        dot::<2>(sums[1], second[1], x),
+    ];
+    let sums = [vshlq_n_s32::<8>(sums[0]), vshlq_n_s32::<8>(sums[1])];
+    let sums = [
+        dot::<1>(sums[0], first[0], x),
+        dot::<1>(sums[1], first[1], x),
+    ];
+    [
+        dot::<3>(sums[0], second[0], x),
+        dot::<3>(sums[1], second[1], x),
+    ]
+}
+
+/// Adds to each lane of `sums` the products of its four bytes of `w` with bytes `4 * I..4 * I + 4` of `x`.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn dot<const I: usize>(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    let mut sums = sums;
+    // The intrinsic is not stable.
+    // SAFETY: it computes with these registers only; dotprod, which it needs, is enabled here; `I` is at most 3, or it
+    // does not assemble.
+    unsafe {
+        asm!(
+            "sdot {sums:v}.4s, {w:v}.16b, {x:v}.4b[{i}]",
+            sums = inout(vreg) sums,
+            w = in(vreg) w,
+            x = in(vreg) x,
+            i = const I,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}
+
+/// The scales or biases of a group of eight rows.
+///
+/// # Safety
+/// There must be eight of the group, of float16 where they are `half`, else of float32.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn factors(all: *const u8, group: usize, half: bool) -> [float32x4_t; 2] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if half {
+            let at = all.cast::<u16>().add(group * BAND);
+            [wide(vld1_u16(at)), wide(vld1_u16(at.add(WIDTH)))]
+        } else {
+            let at = all.cast::<f32>().add(group * BAND);
+            [vld1q_f32(at), vld1q_f32(at.add(WIDTH))]
+        }
+    }
+}
+
+/// Numbers of float16 as float32.
+#[inline]
+#[target_feature(enable = "neon")]
+fn wide(from: uint16x4_t) -> float32x4_t {
+    let to: float32x4_t;
+    // The intrinsic needs a type that is not stable.
+    // SAFETY: it computes with these registers only, and every processor with neon has it.
+    unsafe {
+        asm!(
+            "fcvtl {to:v}.4s, {from:v}.4h",
+            to = lateout(vreg) to,
+            from = in(vreg) from,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    to
+}
+
+/// See [`crate::simd::dispatch::prepare`].
+#[target_feature(enable = "neon,dotprod")]
+pub(crate) fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prepared<'_>) {
+    /// Neighbors of four scales, which are computed together.
+    const FOUR: usize = WIDTH * NEAR;
+    let (rows, groups) = (x.len() / k, k / group);
+    // The writes below stay within these.
+    assert!(to.whole.len() == rows * k && groups * group == k && group.is_multiple_of(FOUR));
+    assert!(to.scales.len() * NEAR == rows * k);
+    assert!(to.sums.len() == rows * groups);
+    let (bytes, scales) = (to.whole.as_mut_ptr().cast::<i8>(), to.scales.as_mut_ptr());
+    for (row, x) in x.chunks_exact(k).enumerate() {
+        for (g, x) in x.chunks_exact(group).enumerate() {
+            let (mut sum, mut rest) = (vdupq_n_f32(0.0), vdupq_n_f32(0.0));
+            for (i, x) in (g * group / FOUR..).zip(x.as_chunks::<FOUR>().0) {
+                let mut eights = [[vdupq_n_f32(0.0); 2]; WIDTH];
+                for (eight, x) in eights.iter_mut().zip(x.as_chunks::<NEAR>().0) {
+                    // SAFETY: the eight elements of `x`.
+                    *eight = unsafe { [vld1q_f32(x.as_ptr()), vld1q_f32(x.as_ptr().add(WIDTH))] };
+                }
+                let (units, inverses) = units(eights);
+                for (j, eight) in eights.into_iter().enumerate() {
+                    sum = vaddq_f32(sum, vaddq_f32(eight[0], eight[1]));
+                    let (own, lost) = to_bytes(eight, bits, units[j], inverses[j]);
+                    rest = vaddq_f32(rest, lost);
+                    let place = (i * WIDTH + j) * rows + row;
+                    // SAFETY: these eight, of which the row has `k / 8`, have 16 bytes and a scale.
+                    unsafe {
+                        vst1q_s8(bytes.add(place * 2 * NEAR), own);
+                        *scales.add(place) = units[j];
+                    }
+                }
+            }
+            to.sums[row * groups + g] = vaddvq_f32(sum) - vaddvq_f32(rest);
+        }
+    }
+}
+
+/// For four times eight neighbors: what one of their whole numbers stands for, and how many of these are 1.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn units(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) {
+    // What is no number is not greater.
+    let most = |[a, b]: [float32x4_t; 2]| vmaxnmq_f32(vabsq_f32(a), vabsq_f32(b));
+    let most = vpmaxnmq_f32(
+        vpmaxnmq_f32(most(eights[0]), most(eights[1])),
+        vpmaxnmq_f32(most(eights[2]), most(eights[3])),
+    );
+    let largest = vdupq_n_f32(LARGEST);
+    let some = vcgtq_f32(most, vdupq_n_f32(TINY));
+    let only = |v| vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(v), some));
+    let (mut units, mut inverses) = ([0.0; WIDTH], [0.0; WIDTH]);
+    // SAFETY: four elements each.
+    unsafe {
+        vst1q_f32(units.as_mut_ptr(), only(vdivq_f32(most, largest)));
+        vst1q_f32(inverses.as_mut_ptr(), only(vdivq_f32(largest, most)));
+    }
+    (units, inverses)
+}
+
+/// Eight elements that share a scale as bytes, and what rounding takes from them: the high bytes of the four that meet
+/// the first four [`numbers`], their low bytes, then those of the other four.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn to_bytes(
+    [a, b]: [float32x4_t; 2],
+    bits: u32,
+    unit: f32,
+    inverse: f32,
+) -> (int8x16_t, float32x4_t) {
+    let whole = [
+        vcvtnq_s32_f32(vmulq_n_f32(a, inverse)),
+        vcvtnq_s32_f32(vmulq_n_f32(b, inverse)),
+    ];
+    let lost = vaddq_f32(
+        vfmsq_n_f32(a, vcvtq_f32_s32(whole[0]), unit),
+        vfmsq_n_f32(b, vcvtq_f32_s32(whole[1]), unit),
+    );
+    let all = vcombine_s16(vqmovn_s32(whole[0]), vqmovn_s32(whole[1]));
+    // The low byte is signed, so the high one is the nearest, not the one below.
+    let (high, low) = (vrshrn_n_s16::<8>(all), vmovn_s16(all));
+    let own = if bits == 4 {
+        vcombine_s8(vuzp1_s8(high, low), vuzp2_s8(high, low))
+    } else {
+        let (high, low) = (vreinterpret_s32_s8(high), vreinterpret_s32_s8(low));
+        vcombine_s8(
+            vreinterpret_s8_s32(vzip1_s32(high, low)),
+            vreinterpret_s8_s32(vzip2_s32(high, low)),
+        )
+    };
+    (own, lost)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::testing::noise;
+
+    /// Where the high byte of an input stands among the 16 of its neighbors; the low one is four bytes after it.
+    fn place(i: usize, bits: u32) -> usize {
+        if bits == 4 {
+            i % 2 * 8 + i / 2
+        } else {
+            i / 4 * 8 + i % 4
+        }
+    }
+
+    /// [`super::prepare`] by the definition.
+    pub(crate) fn plain(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prepared<'_>) {
+        let rows = x.len() / k;
+        let bytes: &mut [i8] = bytemuck::cast_slice_mut(to.whole);
+        to.sums.fill(0.0);
+        for (row, x) in x.chunks_exact(k).enumerate() {
+            for (n, x) in x.chunks_exact(NEAR).enumerate() {
+                let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                let (unit, inverse) = if most > TINY {
+                    (most / LARGEST, LARGEST / most)
+                } else {
+                    (0.0, 0.0)
+                };
+                let at = n * rows + row;
+                to.scales[at] = unit;
+                for (i, x) in x.iter().enumerate() {
+                    let whole = (x * inverse).round_ties_even() as i32;
+                    let low = whole as i8;
+                    let high = (whole - i32::from(low)) / 256;
+                    let place = at * 2 * NEAR + place(i, bits);
+                    bytes[place] = i8::try_from(high).unwrap();
+                    bytes[place + 4] = low;
+                    to.sums[row * (k / group) + n * NEAR / group] += whole as f32 * unit;
+                }
+            }
+        }
+    }
+
+    /// Products of bands of 32 inputs, each of whose numbers is `q`, with `x`.
+    fn products(bits: u32, q: u32, (scale, bias): (f32, f32), x: &[f32]) -> Vec<f32> {
+        const K: usize = 32;
+        let (rows, byte) = (x.len() / K, if bits == 4 { q * 17 } else { q });
+        let bands = Bands {
+            words: &vec![byte * 0x0101_0101; K * BAND * bits as usize / 32],
+            scales: Factors::Single(&[scale; BAND]),
+            biases: Factors::Single(&[bias; BAND]),
+            groups: 1,
+            bits,
+        };
+        let (mut whole, mut scales) = (vec![7; rows * K], vec![7.0; rows * K / NEAR]);
+        let (mut sums, mut out) = (vec![7.0; rows], vec![7.0; rows * BAND]);
+        let to = Prepared {
+            values: &mut [],
+            whole: &mut whole,
+            scales: &mut scales,
+            sums: &mut sums,
+        };
+        // SAFETY: the callers see to it that the processor has neon and dotprod.
+        unsafe { prepare(x, K, (bits, K), to) };
+        let x = Panel {
+            rows,
+            values: &[],
+            whole: &whole,
+            scales: &scales,
+            sums: &sums,
+        };
+        let mut columns = Columns::all(&mut out, rows);
+        // SAFETY: as above.
+        unsafe { block(bands, x, &mut columns) };
+        out
+    }
+
+    fn is_here() -> bool {
+        std::arch::is_aarch64_feature_detected!("dotprod")
+    }
+
+    /// Neither bytes nor sums overflow: the largest numbers, with inputs that are all as large as one of them can be.
+    #[test]
+    fn the_largest_numbers_are_exact() {
+        if !is_here() {
+            return;
+        }
+        for (bits, most) in [(4, 15), (8, 255)] {
+            for q in [0, 1, 7, 8, most / 2, most / 2 + 1, most - 1, most] {
+                for (x, bias) in [(1.0f32, 0.0f32), (-1.0, 0.0), (-1.0, -100.0), (1e30, 0.5)] {
+                    let wanted = 32.0 * x * (q as f32 + bias);
+                    for got in products(bits, q, (1.0, bias), &[x; 3 * 32]) {
+                        let size = 32.0 * x.abs() * (most as f32 + bias.abs());
+                        assert!(
+                            (got - wanted).abs() <= 1e-6 * size,
+                            "{bits} {q}: {got} {wanted}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Each byte of an input counts: large ones beside small ones, and those on both sides of where a high byte begins.
+    #[test]
+    fn all_whole_numbers_come_back() {
+        if !is_here() {
+            return;
+        }
+        // Signed numbers that meet no bias, so that nothing is rounded.
+        for (bits, q, bias) in [(4, 3, 0.0), (8, 131, -128.0), (8, 125, -128.0)] {
+            let w = q as f32 + bias;
+            for first in (-32_639..=32_639i32 - 6).step_by(97) {
+                let mut x = [0.0; 32];
+                for (i, x) in x[..7].iter_mut().enumerate() {
+                    *x = (first + i as i32) as f32;
+                }
+                // The unit is 1.
+                x[7] = LARGEST;
+                let wanted: f32 = x.iter().map(|x| w * x).sum();
+                for got in products(bits, q, (1.0, bias), &x) {
+                    assert_eq!(got, wanted, "{bits} bits, from {first} on");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_no_inverse_is_zero() {
+        if !is_here() {
+            return;
+        }
+        for x in [0.0, 1e-45, -1e-40, 1e-36, 9e-35] {
+            for got in products(8, 200, (1.0, 0.5), &[x; 32]) {
+                assert!(got.abs() < 1e-30, "{x}: {got}");
+            }
+        }
+        let mut x = noise(32, 1);
+        x[9] = 1e-38;
+        let wanted: f32 = x.iter().sum();
+        assert!((products(4, 1, (1.0, 0.0), &x)[0] - wanted).abs() < 1e-3);
+    }
+}
