@@ -11,6 +11,7 @@
 #![deny(missing_docs)]
 mod attention;
 mod gemm;
+mod isa;
 mod layout;
 mod once;
 mod partition;
@@ -30,16 +31,17 @@ pub use attention::kv_write::{Fresh, Keys, Positions, Store, Tokens};
 pub use attention::rope::Rotation;
 pub use gemm::dense::Number;
 pub use gemm::gather_rows::Taken;
-pub use gemm::product::{Gate, Held, Kind, MAX_PARTS, Part, Product, Size};
+pub use gemm::product::{Held, Kind, MAX_PARTS, Part, Product, Size};
 pub use gemm::vjp::Back;
+pub use isa::Isa;
 pub use layout::packed::BAND;
+pub use layout::tile::LANES;
 pub use once::Once;
 pub use pool::followed_by;
 pub use sampling::sample::{Choice, Choose, Count, Filters, Pick, Repeat};
 pub use sampling::top_k::{Draw, LONGEST, Logarithms, Select};
 pub use sampling::top_p::Nucleus;
-pub use simd::dispatch::Isa;
-pub use simd::microkernel::LANES;
+pub use simd::portable::vmath::Gate;
 pub use work::{Input, Work, count};
 
 use std::sync::OnceLock;
@@ -61,12 +63,6 @@ pub fn enabled() -> bool {
     })
 }
 
-/// Whether `MLX_CPU_KERNELS` is the name of this instruction set: the kernels are used, without better ones that the
-/// processor has. For tests and comparisons.
-fn wanted(name: &str) -> bool {
-    std::env::var("MLX_CPU_KERNELS").is_ok_and(|v| v.eq_ignore_ascii_case(name))
-}
-
 /// Cores that the kernels use: `MLX_NUM_THREADS`, or as many as the process may use.
 /// ```
 /// assert!(mlx_cpu_kernels::threads() >= 1);
@@ -80,7 +76,7 @@ pub fn threads() -> usize {
 /// assert!(!mlx_cpu_kernels::instruction_set().is_empty());
 /// ```
 pub fn instruction_set() -> &'static str {
-    simd::dispatch::Isa::detect().name()
+    isa::Isa::detect().name()
 }
 
 /// What runs products on this processor, for people: the instruction set, why it is not a better one where
@@ -97,7 +93,7 @@ pub fn status() -> String {
     if !enabled() {
         return String::from("kernels off by MLX_CPU_KERNELS: MLX's own products");
     }
-    let isa = simd::dispatch::Isa::detect();
+    let isa = isa::Isa::detect();
     let why = match isa.next_needs() {
         None => String::new(),
         Some(_) if isa.has_better() => String::from(" as MLX_CPU_KERNELS says"),

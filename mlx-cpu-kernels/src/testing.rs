@@ -1,20 +1,9 @@
 //! For tests, also those of crates on top: the instruction set of a thread, and numbers.
 
-use std::cell::Cell;
-
+use crate::isa::{FORCED, Isa};
 pub use crate::sampling::sample::{MOST_CANDIDATES, tail};
 pub use crate::sampling::softmax_pass::depth;
 pub use crate::sampling::top_k::ascending;
-use crate::simd::dispatch::Isa;
-
-thread_local! {
-    static FORCED: Cell<Option<Isa>> = const { Cell::new(None) };
-}
-
-/// The instruction set that [`with_each`] runs with now.
-pub(crate) fn forced() -> Option<Isa> {
-    FORCED.get()
-}
 
 /// Runs `f` with each instruction set of this processor, which operations that this thread makes use.
 pub fn with_each(f: impl Fn(Isa)) {

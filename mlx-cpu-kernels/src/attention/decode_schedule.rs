@@ -6,9 +6,9 @@ use std::cell::RefCell;
 use crate::attention::attend::{Attend, Task};
 use crate::attention::decode_attention::{self, Found, Glance};
 use crate::attention::kv_write::Fresh;
-use crate::gemm::prefetch;
 use crate::partition::{Output, share, spread};
 use crate::pool;
+use crate::simd::prefetch;
 
 /// What a thread needs to look at the keys of a head.
 #[derive(Default)]
@@ -37,12 +37,6 @@ impl Attend {
             all += keys;
         }
         decode_attention::segments(most) == 1 || 4 * most * pool::pool().width() <= groups * all
-    }
-
-    /// How many keys a query sees.
-    pub(crate) fn keys_of(&self, q: usize) -> usize {
-        let (kept, range) = self.seen(q);
-        kept + range.len()
     }
 }
 

@@ -5,9 +5,10 @@
 use std::cell::RefCell;
 
 use crate::attention::attend::{Attend, Rows};
-use crate::simd::dispatch::Isa;
-use crate::simd::microkernel::{self, LANES, Left, Product, Right};
-use crate::simd::transpose::{self, Scaled};
+use crate::isa::Isa;
+use crate::layout::tile::{LANES, Left, Product, Right, Scaled};
+use crate::simd::portable::vmath;
+use crate::simd::{microkernel, transpose};
 
 /// Keys at a time: their scores, and the keys and values of a usual head, fit the second cache, and the
 /// scores the first. A multiple of a tile's rows.
@@ -232,7 +233,7 @@ fn soften_with(cap: Option<f32>, scores: &mut [[f32; LANES]], state: &mut State)
                 *score = if *score == f32::NEG_INFINITY {
                     *score
                 } else {
-                    microkernel::tanh(*score / cap) * cap
+                    vmath::tanh(*score / cap) * cap
                 };
             }
         }
@@ -256,11 +257,11 @@ fn soften_with(cap: Option<f32>, scores: &mut [[f32; LANES]], state: &mut State)
             greatest
         }
     });
-    let factors: [f32; LANES] = std::array::from_fn(|i| microkernel::exp(before[i] - base[i]));
+    let factors: [f32; LANES] = std::array::from_fn(|i| vmath::exp(before[i] - base[i]));
     let mut sums = [0.0f32; LANES];
     for lanes in scores.iter_mut() {
         for i in 0..LANES {
-            let share = microkernel::exp(lanes[i] - base[i]);
+            let share = vmath::exp(lanes[i] - base[i]);
             lanes[i] = share;
             sums[i] += share;
         }

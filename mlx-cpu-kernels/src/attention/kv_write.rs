@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 
 use crate::attention::rope::{Rotation, rotate, turns};
+use crate::isa::Isa;
 use crate::partition::{Output, share};
-use crate::simd::dispatch::{self, Isa};
+use crate::simd::vmath;
 use crate::work::{Input, Work};
 
 /// Neighboring tokens of one row in a packed projection.
@@ -20,7 +21,7 @@ pub struct Tokens {
 
 /// Divides a head by the root of its mean square, in place.
 pub(crate) fn normalize(isa: Isa, weight: &[f32], eps: f32, head: &mut [f32]) {
-    let square = dispatch::inner(isa, head, head);
+    let square = vmath::inner(isa, head, head);
     let factor = 1.0 / (square / head.len() as f32 + eps).sqrt();
     for (v, w) in head.iter_mut().zip(weight) {
         *v *= factor * w;

@@ -6,4 +6,6 @@ pub(crate) mod decode_schedule;
 pub(crate) mod flash_attention;
 pub(crate) mod kv_copy;
 pub(crate) mod kv_write;
+pub(crate) mod prefetch;
 pub(crate) mod rope;
+pub(crate) mod run;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::simd::dispatch::Isa;
+use crate::isa::Isa;
 
 /// Rotary positions (Su et al. 2021).
 #[derive(Debug, Clone)]

@@ -1,6 +1,8 @@
 //! Rows of inputs as the kernels take them: through a norm, and prepared for each packing that the matrices have.
 
-use crate::simd::dispatch::{self, Isa, MAX_ROWS, Panel, Prepared};
+use crate::isa::Isa;
+use crate::layout::input_panel::{MAX_ROWS, Panel, Prepared};
+use crate::simd::{qgemv, vmath};
 
 /// Kept from one operation to the next, since every token needs them hundreds of times.
 #[derive(Default)]
@@ -68,15 +70,11 @@ impl Scratch {
 impl Form {
     fn fill(&mut self, isa: Isa, x: &[f32], k: usize, (bits, group): (u32, usize)) {
         let rows = x.len() / k;
-        let (floats, wholes) = if dispatch::in_whole(isa) {
-            (0, k)
-        } else {
-            (k, 0)
-        };
+        let (floats, wholes) = if qgemv::in_whole(isa) { (0, k) } else { (k, 0) };
         self.each = [
             floats,
             wholes,
-            wholes / dispatch::sharing(isa, bits),
+            wholes / qgemv::sharing(isa, bits),
             k / group,
         ];
         let [floats, wholes, scales, sums] = self.each;
@@ -92,7 +90,7 @@ impl Form {
                 scales: &mut self.scales[first * scales..last * scales],
                 sums: &mut self.sums[first * sums..last * sums],
             };
-            dispatch::prepare(isa, &x[first * k..last * k], k, (bits, group), to);
+            qgemv::prepare(isa, &x[first * k..last * k], k, (bits, group), to);
         }
     }
 
@@ -132,7 +130,7 @@ impl Rows<'_> {
 fn normalize(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let k = weight.len();
     for (x, out) in x.chunks_exact(k).zip(out.chunks_exact_mut(k)) {
-        let square = dispatch::inner(isa, x, x);
+        let square = vmath::inner(isa, x, x);
         let factor = 1.0 / (square / k as f32 + eps).sqrt();
         for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
             *out = x * factor * w;

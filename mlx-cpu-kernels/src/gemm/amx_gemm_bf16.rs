@@ -4,11 +4,12 @@
 use std::cell::RefCell;
 
 use crate::gemm::dense::Dense;
-use crate::gemm::packed_gemm::{Block, Many, gate_all};
+use crate::gemm::packed_gemm::{Block, Many};
 use crate::gemm::product::{Data, Product};
+use crate::isa::Isa;
 use crate::partition::{Output, share};
 use crate::simd::amx::{Outputs, Panel, Registers, SIDE, TOGETHER, dense_products};
-use crate::simd::dispatch::Isa;
+use crate::simd::vmath::gate_all;
 
 /// Rows of inputs at a time: their panels fit the second cache.
 const ROWS: usize = 256;

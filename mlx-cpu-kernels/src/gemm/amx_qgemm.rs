@@ -5,11 +5,11 @@ use std::cell::RefCell;
 
 use crate::gemm::packed_gemm::Many;
 use crate::gemm::product::{Data, Product};
+use crate::isa::Isa;
 use crate::layout::packed::BAND;
 use crate::partition::{Output, share, spread};
 use crate::pool;
 use crate::simd::amx::{self, Filling, Outputs, Registers, SIDE, Squares, Two};
-use crate::simd::dispatch::Isa;
 
 /// The most rows of inputs at a time, and elements of them: their tiles are to fit the second cache.
 const ROWS: usize = 256;

@@ -4,7 +4,9 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use crate::simd::dispatch::{self, Isa, MAX_ROWS};
+use crate::isa::Isa;
+use crate::layout::input_panel::MAX_ROWS;
+use crate::simd::vmath;
 use crate::work::Input;
 
 /// The type of a matrix's elements.
@@ -56,7 +58,7 @@ impl<'a> Dense<'a> {
         let all = from..from + to.len();
         match self {
             Self::Single(elements) => to.copy_from_slice(&elements[all]),
-            Self::Half(elements) => dispatch::widen(isa, &elements[all], to),
+            Self::Half(elements) => vmath::widen(isa, &elements[all], to),
             Self::Brain(elements) => {
                 for (to, from) in to.iter_mut().zip(&elements[all]) {
                     *to = f32::from_bits(u32::from(*from) << 16);
@@ -68,7 +70,7 @@ impl<'a> Dense<'a> {
     /// The inner products of the elements of `row` with each of at most [`MAX_ROWS`] `x`, which are as long.
     pub(crate) fn products(self, isa: Isa, row: Range<usize>, x: &[&[f32]], out: &mut [f32]) {
         if let Self::Single(elements) = self {
-            return dispatch::dense(isa, &elements[row], x, out);
+            return vmath::dense(isa, &elements[row], x, out);
         }
         WIDE.with_borrow_mut(|wide| {
             wide.resize(AT_ONCE, 0.0);
@@ -83,7 +85,7 @@ impl<'a> Dense<'a> {
                 }
                 let mut sums = [0.0; MAX_ROWS];
                 let sums = &mut sums[..out.len()];
-                dispatch::dense(isa, &wide[..n], &parts[..x.len()], sums);
+                vmath::dense(isa, &wide[..n], &parts[..x.len()], sums);
                 for (out, sum) in out.iter_mut().zip(sums) {
                     *out += *sum;
                 }

@@ -5,13 +5,14 @@
 use std::cell::RefCell;
 
 use crate::gemm::dense::Dense;
-use crate::gemm::product::{Data, Gate, Product};
+use crate::gemm::product::{Data, Product};
+use crate::isa::Isa;
 use crate::layout::packed::BAND;
+use crate::layout::tile::{self, LANES, Left, Right, Scaled};
 use crate::partition::{Output, WORTH_SHARING, share};
 use crate::pool;
-use crate::simd::dispatch::{self, Isa};
-use crate::simd::microkernel::{self, LANES, Left, Right};
-use crate::simd::transpose::{self, Scaled};
+use crate::simd::vmath::{self, gate_all};
+use crate::simd::{microkernel, transpose};
 
 /// Rows of inputs from which this pays.
 pub(crate) const MANY: usize = 16;
@@ -126,7 +127,7 @@ impl Many<'_> {
     /// What a row is multiplied with by the norm, if there is one.
     pub(crate) fn factor(&self, isa: Isa, x: &[f32]) -> f32 {
         self.norm.map_or(1.0, |(_, eps)| {
-            1.0 / (dispatch::inner(isa, x, x) / x.len() as f32 + eps).sqrt()
+            1.0 / (vmath::inner(isa, x, x) / x.len() as f32 + eps).sqrt()
         })
     }
 
@@ -203,7 +204,7 @@ impl Many<'_> {
                         data: x[at * LANES..].as_ptr(),
                         step: LANES,
                     };
-                    let product = microkernel::Product {
+                    let product = tile::Product {
                         data: sums.as_mut_ptr(),
                         row_step: LANES,
                         adds: at > 0,
@@ -268,79 +269,6 @@ impl Many<'_> {
                     *place = sums[lane] + before.map_or(0.0, |before| before[i]);
                 }
             }
-        }
-    }
-}
-
-/// `gates = gate(gates) * ups`.
-pub(crate) fn gate_all(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-        Isa::Avx2 => unsafe { crate::simd::avx2::vmath::gate(gate, gates, ups) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: these are made by `detect` only, where the processor has avx512f.
-        Isa::Avx512 | Isa::Amx => unsafe { crate::simd::avx512::vmath::gate(gate, gates, ups) },
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::Dot => gate_with(gate, gates, ups),
-        Isa::Portable => gate_with(gate, gates, ups),
-    }
-}
-
-#[inline(always)]
-fn gate_with(gate: Gate, gates: &mut [f32], ups: &[f32]) {
-    // One loop for each, so that each is in vectors.
-    let both = gates.iter_mut().zip(ups);
-    match gate {
-        Gate::Silu => both.for_each(|(g, u)| *g = Gate::Silu.apply(*g) * u),
-        Gate::GeluTanh => both.for_each(|(g, u)| *g = Gate::GeluTanh.apply(*g) * u),
-        Gate::Relu => both.for_each(|(g, u)| *g = Gate::Relu.apply(*g) * u),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::{noise, with_each};
-
-    /// A row alone and among others, and cut anywhere, must come out the same.
-    #[test]
-    fn an_element_goes_through_a_gate_in_the_same_way_wherever_it_stands() {
-        let (own, ups) = (noise(43, 1), noise(43, 2));
-        let own: Vec<f32> = own.iter().map(|v| 9.0 * v).collect();
-        with_each(|isa| {
-            for gate in [Gate::Silu, Gate::GeluTanh, Gate::Relu] {
-                let mut all = own.clone();
-                gate_all(isa, gate, &mut all, &ups);
-                for ((x, up), got) in own.iter().zip(&ups).zip(&all) {
-                    let wanted = exact(gate, f64::from(*x)) * f64::from(*up);
-                    assert!((f64::from(*got) - wanted).abs() < 1e-5, "{gate:?} {x}");
-                }
-                for from in 0..own.len() {
-                    for to in from..own.len() {
-                        let mut some = own[from..to].to_vec();
-                        gate_all(isa, gate, &mut some, &ups[from..to]);
-                        assert_eq!(some, all[from..to], "{gate:?} {from} {to}");
-                    }
-                }
-                let mut ends = [f32::INFINITY, f32::NAN, 3e38, 0.0, -1000.0];
-                gate_all(isa, gate, &mut ends, &[1.0; 5]);
-                assert_eq!(ends[0], f32::INFINITY, "{gate:?}");
-                assert!(ends[1].is_nan(), "{gate:?}");
-                assert!((ends[2] / 3e38 - 1.0).abs() < 1e-6, "{gate:?}");
-                assert_eq!(ends[3], 0.0, "{gate:?}");
-                assert!(ends[4].abs() < 1e-30, "{gate:?}");
-            }
-        });
-    }
-
-    fn exact(gate: Gate, x: f64) -> f64 {
-        match gate {
-            Gate::Silu => x / (1.0 + (-x).exp()),
-            Gate::GeluTanh => {
-                0.5 * x * (1.0 + (0.797_884_560_8 * (x + 0.044_715 * x.powi(3))).tanh())
-            }
-            Gate::Relu => x.max(0.0),
         }
     }
 }

@@ -1,17 +1,11 @@
-//! What a product or an attention reads first, fetched while threads still wait for each other in what comes before it: nothing
-//! else asks for the first elements of a matrix before they are multiplied, as it begins where no other one ends, and nothing
-//! for the first keys.
+//! Prefetches what a product reads first, while threads still wait for each other in the operation before.
 
 use std::ops::Range;
 
-use crate::attention::attend::{Attend, Rows};
 use crate::gemm::product::{Kind, Part, Product};
 use crate::layout::packed::Bands;
 use crate::pool;
-use crate::work::Input;
-
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use crate::simd::prefetch::lines;
 
 /// Rows up to which a product's time is that of reading its matrices, and an attention's that of reading keys and values.
 const FEW: usize = 16;
@@ -21,10 +15,6 @@ const BANDS: usize = 4;
 
 /// Bytes of a band's words, or of keys; the processor itself asks for what follows.
 const BYTES: usize = 4096;
-
-/// Bytes of a line of the cache.
-#[cfg(target_arch = "x86_64")]
-const LINE: usize = 64;
 
 impl Product {
     /// Fetches what thread `me` of the pool multiplies first, of matrices that are held.
@@ -65,36 +55,6 @@ impl Product {
     }
 }
 
-impl Attend {
-    /// A function that prefetches the first keys of a thread of the pool, where each looks at whole heads.
-    ///
-    /// # Safety
-    /// The caches, keys and values of each lane, must be of float32.
-    pub unsafe fn prefetch<'a>(&'a self, caches: &'a [Input]) -> impl Fn(usize) + Sync + 'a {
-        let keys: Vec<Rows<'a>> = if (2..=FEW).contains(&self.queries.len()) {
-            let keys = caches.iter().step_by(2);
-            // SAFETY: the caller's promise; nothing is read.
-            keys.map(|keys| unsafe { Rows::of(keys) }).collect()
-        } else {
-            Vec::new()
-        };
-        move |me| self.fetch(me, &keys)
-    }
-
-    /// Fetches the first keys that thread `me` of the pool looks at, where each looks at whole heads.
-    fn fetch(&self, me: usize, keys: &[Rows<'_>]) {
-        let groups = self.heads / self.repeats;
-        let unit = pool::pool().first(self.queries.len() * groups, me);
-        let (q, group) = (unit / groups, unit % groups);
-        let Some(keys) = self.queries.get(q).and_then(|q| keys.get(q.lane)) else {
-            return;
-        };
-        let bytes = self.keys_of(q) * keys.position * size_of::<f32>();
-        let first = keys.place(group, self.first_seen(q));
-        lines(first.cast(), bytes.min(BYTES));
-    }
-}
-
 impl Bands<'_> {
     /// Asks for the first elements of each of these bands.
     fn fetch(self) {
@@ -110,31 +70,16 @@ impl Bands<'_> {
     }
 }
 
-/// Asks for elements that are read soon.
-pub(crate) fn read(elements: &[f32]) {
-    lines(elements.as_ptr().cast(), size_of_val(elements));
-}
-
-/// Asks for so many bytes, which need not be there.
-#[cfg(target_arch = "x86_64")]
-fn lines(at: *const u8, bytes: usize) {
-    for offset in (0..bytes).step_by(LINE) {
-        // SAFETY: every x86-64 has it, and it reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(offset).cast()) };
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn lines(_: *const u8, _: usize) {}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::gemm::product::{Gate, Held, Size};
+    use crate::gemm::product::{Held, Size};
+    use crate::isa::Isa;
     use crate::layout::packed::BAND;
-    use crate::simd::dispatch::Isa;
+    use crate::simd::portable::vmath::Gate;
+    use crate::work::Input;
 
     /// A held matrix `[n, 64]` of zeros, of 4 bits in groups of 32.
     fn part(n: usize) -> Part {

@@ -5,10 +5,12 @@ use std::cell::RefCell;
 
 use crate::gemm::dense::Dense;
 use crate::gemm::product::{Kind, Size};
-use crate::layout::packed::{Bands, Room};
+use crate::isa::Isa;
+use crate::layout::packed::{Bands, CHUNK};
+use crate::layout::tile::{self, LANES, Left, Right};
 use crate::partition::{Output, share};
-use crate::simd::dispatch::{CHUNK, Isa};
-use crate::simd::microkernel::{self, LANES, Left, Right};
+use crate::simd::dequantize::Room;
+use crate::simd::microkernel;
 use crate::work::{Input, Work};
 
 /// Columns of the matrix in one part; a multiple of every group.
@@ -122,7 +124,7 @@ impl Back {
                     data: weights[column..].as_ptr(),
                     step: width,
                 };
-                let product = microkernel::Product {
+                let product = tile::Product {
                     data: out.address(from + column, (self.rows - 1) * k + LANES),
                     row_step: k,
                     adds: first > 0,

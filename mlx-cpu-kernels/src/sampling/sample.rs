@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
+use crate::isa::Isa;
 use crate::partition::{Output, share};
 use crate::sampling::softmax_pass::{BLOCK, Scale, depth, peak};
 use crate::sampling::top_k::{Room, ascending, gather, most, pass, pick, select, weigh};
 use crate::sampling::top_p::nucleus;
-use crate::simd::dispatch::Isa;
 use crate::work::{Input, Work};
 
 /// How a token is chosen from one row of logits.

@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
+use crate::isa::Isa;
 use crate::partition::{Output, share};
-use crate::simd::dispatch::Isa;
 
 /// Neighbors that share a greatest one and a sum.
 pub(crate) const BLOCK: usize = 32;

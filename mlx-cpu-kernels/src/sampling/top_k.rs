@@ -5,8 +5,8 @@
 use std::cell::RefCell;
 use std::cmp::Ordering;
 
+use crate::isa::Isa;
 use crate::sampling::softmax_pass::{self, BLOCK, Scale, depth, peak};
-use crate::simd::dispatch::Isa;
 use crate::work::{Input, Work};
 
 /// The longest row that is chosen from: an index beyond is not exact as float32, in which results come.

@@ -2,9 +2,9 @@
 //! is looked at, sums of exponentials in bins by value find where the cut falls, and only the bin of the
 //! cut is sorted.
 
+use crate::isa::Isa;
 use crate::sampling::softmax_pass::{DEPTH, Scale, depth, peak};
 use crate::sampling::top_k::{Found, Room, ascending, gather, weigh};
-use crate::simd::dispatch::Isa;
 use crate::work::{Input, Work};
 
 /// How far below the greatest the nucleus is looked for, first near, where it mostly ends.

@@ -6,8 +6,12 @@ pub(crate) mod amx;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
-pub(crate) mod dispatch;
+pub(crate) mod dequantize;
 pub(crate) mod microkernel;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+pub(crate) mod portable;
+pub(crate) mod prefetch;
+pub(crate) mod qgemv;
 pub(crate) mod transpose;
+pub(crate) mod vmath;

@@ -1,16 +1,12 @@
 //! Rows to columns and back: inputs into panels of `LANES` rows beside each other, and tiles out of them. Eight by
 //! eight in registers where there is AVX2, four by four where there is NEON.
 
-use crate::simd::dispatch::Isa;
-use crate::simd::microkernel::LANES;
+use crate::isa::Isa;
+use crate::layout::tile::{LANES, Scaled};
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{
-    __m256, _mm256_add_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_set1_ps,
-    _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
-};
-
-/// A row of inputs, and what its elements are multiplied with.
-pub(crate) type Scaled<'a> = (&'a [f32], f32);
+use crate::simd::avx2;
+#[cfg(target_arch = "aarch64")]
+use crate::simd::neon;
 
 /// At most `LANES` rows one beside another, `[k, LANES]`: each element times its row's factor and its weight,
 /// where there are weights. Rows that are not there are zeros.
@@ -25,7 +21,7 @@ pub(crate) fn pack(isa: Isa, rows: &[Scaled<'_>], weight: Option<&[f32]>, panel:
             let (eights, _) = rows.as_chunks::<8>();
             for (group, rows) in eights.iter().enumerate() {
                 // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-                unsafe { pack_avx2(rows, weight, whole, (8 * group, &mut *panel)) };
+                unsafe { avx2::transpose::pack(rows, weight, whole, (8 * group, &mut *panel)) };
             }
             // What is left of these rows.
             let done = 8 * eights.len();
@@ -39,7 +35,7 @@ pub(crate) fn pack(isa: Isa, rows: &[Scaled<'_>], weight: Option<&[f32]>, panel:
             for (group, rows) in fours.iter().enumerate() {
                 // SAFETY: these are made by `detect` only, where the processor has neon.
                 unsafe {
-                    crate::simd::neon::kernels::pack(rows, weight, whole, (4 * group, &mut *panel));
+                    neon::kernels::pack(rows, weight, whole, (4 * group, &mut *panel));
                 }
             }
             let done = 4 * fours.len();
@@ -67,40 +63,6 @@ fn scatter(
     }
 }
 
-/// Eight rows, their first `whole` elements, to `lane` and the next seven.
-///
-/// # Safety
-/// The processor must have avx2 and fma.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn pack_avx2(
-    rows: &[Scaled<'_>; 8],
-    weight: Option<&[f32]>,
-    whole: usize,
-    (lane, panel): (usize, &mut [f32]),
-) {
-    assert!(whole.is_multiple_of(8) && lane + 8 <= LANES && panel.len() >= whole * LANES);
-    assert!(rows.iter().all(|(row, _)| row.len() >= whole));
-    assert!(weight.is_none_or(|w| w.len() >= whole));
-    for at in (0..whole).step_by(8) {
-        // SAFETY: eight elements from `at` on are below `whole`, which rows, weight and panel have; features are the caller's promise.
-        unsafe {
-            let mut block = [_mm256_setzero_ps(); 8];
-            for (block, (row, factor)) in block.iter_mut().zip(rows) {
-                let x = _mm256_loadu_ps(row.as_ptr().add(at));
-                *block = _mm256_mul_ps(x, _mm256_set1_ps(*factor));
-                if let Some(weight) = weight {
-                    *block = _mm256_mul_ps(*block, _mm256_loadu_ps(weight.as_ptr().add(at)));
-                }
-            }
-            for (i, column) in (at..).zip(transposed(block)) {
-                let to = panel.as_mut_ptr().add(i * LANES + lane);
-                _mm256_storeu_ps(to, column);
-            }
-        }
-    }
-}
-
 /// Lanes `lane..lane + 8` of `columns` sums each, `[columns, LANES]`, as rows that are `step` apart from `to` on,
 /// with what is at the same places of `before` added. Returns the columns that are done, from the first on.
 ///
@@ -117,97 +79,16 @@ pub(crate) unsafe fn rows(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2; the rest is the
         // caller's promise.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { rows_avx2(sums, lane, (to, step), before) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
+            avx2::transpose::rows(sums, lane, (to, step), before)
+        },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: these are made by `detect` only, where the processor has neon; the rest is the
         // caller's promise.
-        Isa::Neon | Isa::Dot => unsafe {
-            crate::simd::neon::kernels::rows(sums, lane, (to, step), before)
-        },
+        Isa::Neon | Isa::Dot => unsafe { neon::kernels::rows(sums, lane, (to, step), before) },
         Isa::Portable => {
             let _ = (sums, lane, to, step, before);
             0
         }
     }
-}
-
-/// # Safety
-/// As [`rows`], and the processor must have avx2 and fma.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn rows_avx2(
-    sums: &[f32],
-    lane: usize,
-    (to, step): (*mut f32, usize),
-    before: Option<*const f32>,
-) -> usize {
-    assert!(lane + 8 <= LANES);
-    let whole = sums.len() / LANES / 8 * 8;
-    for at in (0..whole).step_by(8) {
-        // SAFETY: eight columns from `at` on are in `sums`; the rows are the caller's promise, as are the
-        // features.
-        unsafe {
-            let mut block = [_mm256_setzero_ps(); 8];
-            for (i, block) in block.iter_mut().enumerate() {
-                *block = _mm256_loadu_ps(sums.as_ptr().add((at + i) * LANES + lane));
-            }
-            for (i, mut row) in transposed(block).into_iter().enumerate() {
-                if let Some(before) = before {
-                    row = _mm256_add_ps(row, _mm256_loadu_ps(before.add(i * step + at)));
-                }
-                _mm256_storeu_ps(to.add(i * step + at), row);
-            }
-        }
-    }
-    whole
-}
-
-/// What stands `[n, 8]`, as `[8, n]`, whatever the bits mean. Returns how many of `n` are done, from the first on.
-///
-/// # Safety
-/// The processor must have avx2 and fma; both must be of the same length.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn eights_avx2(from: &[f32], to: &mut [f32]) -> usize {
-    let n = from.len() / 8;
-    let whole = n / 8 * 8;
-    for at in (0..whole).step_by(8) {
-        // SAFETY: eight vectors from `at` on, and their places in eight rows of `n`.
-        unsafe {
-            let mut block = [_mm256_setzero_ps(); 8];
-            for (i, block) in block.iter_mut().enumerate() {
-                *block = _mm256_loadu_ps(from.as_ptr().add((at + i) * 8));
-            }
-            for (i, row) in transposed(block).into_iter().enumerate() {
-                _mm256_storeu_ps(to.as_mut_ptr().add(i * n + at), row);
-            }
-        }
-    }
-    whole
-}
-
-/// Rows as columns.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn transposed(r: [__m256; 8]) -> [__m256; 8] {
-    let mut pairs = [_mm256_setzero_ps(); 8];
-    for i in 0..4 {
-        pairs[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-        pairs[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-    }
-    let mut fours = [_mm256_setzero_ps(); 8];
-    for half in 0..2 {
-        let p = &pairs[4 * half..4 * half + 4];
-        fours[4 * half] = _mm256_shuffle_ps::<0x44>(p[0], p[2]);
-        fours[4 * half + 1] = _mm256_shuffle_ps::<0xee>(p[0], p[2]);
-        fours[4 * half + 2] = _mm256_shuffle_ps::<0x44>(p[1], p[3]);
-        fours[4 * half + 3] = _mm256_shuffle_ps::<0xee>(p[1], p[3]);
-    }
-    let mut columns = [_mm256_setzero_ps(); 8];
-    for i in 0..4 {
-        columns[i] = _mm256_permute2f128_ps::<0x20>(fours[i], fours[4 + i]);
-        columns[4 + i] = _mm256_permute2f128_ps::<0x31>(fours[i], fours[4 + i]);
-    }
-    columns
 }

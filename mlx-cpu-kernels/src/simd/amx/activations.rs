@@ -8,7 +8,7 @@ use std::arch::x86_64::{
 };
 
 use super::{CHUNK, DEEP, Line, SIDE, large_m_asm, small_m_asm};
-use crate::simd::dispatch::place;
+use crate::layout::input_panel::place;
 
 /// Sums before the first: what is added before there is anything.
 pub(crate) const LEAD: usize = large_m_asm::LATER * SIDE;
@@ -283,7 +283,7 @@ pub(crate) unsafe fn split(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::dispatch::Isa;
+    use crate::isa::Isa;
     use crate::testing::{noise, with_each};
 
     fn value(line: &Line, at: usize) -> f32 {

@@ -70,7 +70,7 @@ impl Registers {
     /// For [`products`].
     ///
     /// # Safety
-    /// [`super::available`] must have said so.
+    /// The system must let the process use AMX, as for `Isa::Amx`.
     pub(crate) unsafe fn whole() -> Self {
         // SAFETY: the caller's promise.
         unsafe { Self::with([SIDE; 8]) }

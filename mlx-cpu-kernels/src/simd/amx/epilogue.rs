@@ -5,9 +5,9 @@ use std::arch::x86_64::{
 };
 
 use super::{Outputs, SIDE};
-use crate::gemm::product::Gate;
 use crate::partition::Columns;
 use crate::simd::avx512::vmath::{first, gated};
+use crate::simd::portable::vmath::Gate;
 
 /// What follows a product.
 pub(crate) struct Then<'a> {

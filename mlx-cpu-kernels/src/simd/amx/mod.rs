@@ -21,9 +21,7 @@ mod small_m;
 mod small_m_asm;
 
 use std::arch::asm;
-use std::arch::x86_64::__cpuid_count;
 use std::marker::PhantomData;
-use std::sync::OnceLock;
 
 use crate::layout::packed::{BAND, Bands, Factors};
 
@@ -40,42 +38,6 @@ const DEEP: usize = 32;
 /// The most tiles of inputs that are multiplied with a group's numbers before the next group: they and their totals are to stay
 /// in the first cache.
 const CHUNK: usize = 6;
-
-/// Whether the processor has tiles of bfloat16, and the kernel lets this process use them. To be asked where it has AVX-512.
-pub(crate) fn available() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| {
-        let features = __cpuid_count(7, 0);
-        let (bf16, tile) = (features.edx >> 22 & 1, features.edx >> 24 & 1);
-        // What makes numbers of eight bits: float16 and shifts across two vectors, which all processors with tiles have so far.
-        let (float16, shifts) = (features.edx >> 23 & 1, features.ecx >> 6 & 1);
-        bf16 & tile & float16 & shifts == 1 && enabled_by_system() && permitted()
-    })
-}
-
-/// Whether the system keeps tile registers for each thread.
-fn enabled_by_system() -> bool {
-    let low: u32;
-    // SAFETY: a processor with AVX-512 in use has this instruction, which reads a register that says what is kept.
-    unsafe {
-        asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _, options(nomem, nostack));
-    }
-    low >> 17 & 3 == 3
-}
-
-/// Asks Linux for the registers' room, which it gives a process that wants it.
-#[cfg(target_os = "linux")]
-fn permitted() -> bool {
-    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-    const TILE_DATA: libc::c_long = 18;
-    // SAFETY: this call reads and writes no memory of ours.
-    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn permitted() -> bool {
-    false
-}
 
 /// A row of a tile.
 #[derive(Clone, Copy)]
@@ -116,7 +78,7 @@ impl Registers {
     /// For whole tiles.
     ///
     /// # Safety
-    /// [`available`] must have said so.
+    /// The system must let the process use AMX, as for `Isa::Amx`.
     pub(crate) unsafe fn new() -> Self {
         // SAFETY: the caller's promise.
         unsafe { Self::with([SIDE; 8]) }

@@ -1,4 +1,8 @@
 //! Kernels for x86-64 with AVX2, FMA and F16C.
 
+pub(crate) mod decode_attention;
+pub(crate) mod dequantize;
+pub(crate) mod microkernel;
 pub(crate) mod qgemv;
+pub(crate) mod transpose;
 pub(crate) mod vmath;

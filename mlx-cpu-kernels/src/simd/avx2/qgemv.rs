@@ -14,10 +14,10 @@ use std::arch::x86_64::{
     _mm256_set1_ps, _mm256_setzero_ps, _mm256_srli_epi16, _mm256_storeu_ps,
 };
 
+use crate::layout::input_panel::{LARGEST, Panel, Prepared, neighbors};
 use crate::layout::packed::{BAND, Bands, Factors};
 use crate::partition::Columns;
 use crate::simd::avx2::vmath::horizontal;
-use crate::simd::dispatch::{LARGEST, Panel, Prepared, neighbors};
 
 /// How far ahead words are fetched, in bytes: what the processor itself foresees ends with each page, and where
 /// another thread's part begins.
@@ -112,7 +112,7 @@ impl Band {
 /// `bands` that stands beside it.
 macro_rules! with_constants {
     ($features:literal) => {
-        /// Bands with each of the inputs; see [`crate::simd::dispatch::block`].
+        /// Bands with each of the inputs; see [`crate::simd::qgemv::block`].
         ///
         /// # Safety
         /// The processor must have what this is compiled for.
@@ -305,7 +305,7 @@ unsafe fn add_octets<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: Inpu
     }
 }
 
-/// See [`crate::simd::dispatch::prepare`].
+/// See [`crate::simd::qgemv::prepare`].
 ///
 /// # Safety
 /// The processor must have avx2 and fma.
@@ -366,7 +366,7 @@ fn rounded(v: __m256, most: __m256) -> (__m256i, __m256, __m256) {
     (whole, scale, lost)
 }
 
-/// Eight elements that share a scale, in the order of [`crate::simd::dispatch::place`]; returns what rounding takes.
+/// Eight elements that share a scale, in the order of [`crate::layout::input_panel::place`]; returns what rounding takes.
 ///
 /// # Safety
 /// The processor must have avx2 and fma; there must be room for eight, and one scale.

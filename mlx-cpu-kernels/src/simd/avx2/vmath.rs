@@ -1,97 +1,15 @@
-//! The kernels for x86-64 with AVX2 and FMA: eight float32 at a time.
+//! Element-wise functions and inner products for AVX2: eight float32 at a time.
+
+use crate::simd::portable::vmath::{CUBE, Gate, LEAST, LN_2, MOST, POLYNOMIAL, ROOT, ROUND};
 
 use std::arch::x86_64::{
     __m256, _CMP_LT_OQ, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehl_ps,
-    _mm_shuffle_ps, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_andnot_ps,
-    _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
-    _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps,
-    _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_ps, _mm256_min_ps,
-    _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
-    _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm256_xor_ps,
+    _mm_shuffle_ps, _mm256_add_epi32, _mm256_add_ps, _mm256_andnot_ps, _mm256_castps_si256,
+    _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_div_ps,
+    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_max_ps,
+    _mm256_min_ps, _mm256_mul_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
+    _mm256_storeu_ps, _mm256_sub_ps, _mm256_xor_ps,
 };
-
-use crate::gemm::product::{CUBE, Gate, ROOT};
-use crate::layout::packed::{BAND, Bands, Factors};
-use crate::simd::dispatch::QuantizedRow;
-use crate::simd::microkernel::{LEAST, LN_2, MOST, POLYNOMIAL, ROUND};
-
-/// See [`crate::simd::dispatch::unpack`].
-///
-/// # Safety
-/// The processor must have avx2 and fma.
-#[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn unpack(row: QuantizedRow<'_>, bits: u32, out: &mut [f32]) {
-    crate::simd::dispatch::unpack_with(row, bits, out);
-}
-
-/// See [`Bands::unpack_columns`].
-///
-/// # Safety
-/// The processor must have avx2, fma and f16c.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn unpack_columns(bands: Bands<'_>, out: &mut [f32]) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if bands.bits == 4 {
-            columns_of::<4>(bands, out);
-        } else {
-            columns_of::<8>(bands, out);
-        }
-    }
-}
-
-/// [`unpack_columns`] of numbers of so many bits.
-///
-/// # Safety
-/// As [`unpack_columns`].
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn columns_of<const BITS: i32>(bands: Bands<'_>, out: &mut [f32]) {
-    let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
-    let (width, near) = (count * BAND, 32 / BITS as usize);
-    // The reads and writes below stay within these.
-    assert!(bands.words.len() == groups * per * width && bands.bits == BITS as u32);
-    assert!(bands.scales.len() == groups * width && bands.biases.len() == groups * width);
-    assert!(out.len() == groups * per * near * width);
-    let mask = _mm256_set1_epi32((1 << BITS) - 1);
-    for i in 0..count {
-        for g in 0..groups {
-            // SAFETY: group `g` of band `i`, words `g * per` and on of `groups * per`, and their columns: all asserted.
-            unsafe {
-                let at = i * groups + g;
-                let (scale, bias) = (eight(bands.scales, at), eight(bands.biases, at));
-                for w in g * per..(g + 1) * per {
-                    let words = bands.words.as_ptr().add((i * groups * per + w) * BAND);
-                    let mut q = _mm256_loadu_si256(words.cast());
-                    for j in 0..near {
-                        let n = _mm256_cvtepi32_ps(_mm256_and_si256(q, mask));
-                        let n = _mm256_add_ps(_mm256_mul_ps(n, scale), bias);
-                        let to = out.as_mut_ptr().add((w * near + j) * width + i * BAND);
-                        _mm256_storeu_ps(to, n);
-                        q = _mm256_srli_epi32::<BITS>(q);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// The scales or biases of a group of a band.
-///
-/// # Safety
-/// The processor must have avx2 and f16c; there must be as many groups.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn eight(factors: Factors<'_>, group: usize) -> __m256 {
-    // SAFETY: the caller's promises.
-    unsafe {
-        match factors {
-            Factors::Single(all) => _mm256_loadu_ps(all.as_ptr().add(group * BAND)),
-            Factors::Half(all) => {
-                _mm256_cvtph_ps(_mm_loadu_si128(all.as_ptr().add(group * BAND).cast()))
-            }
-        }
-    }
-}
 
 /// Numbers of float16 as float32, as many as both have.
 ///
@@ -120,7 +38,7 @@ pub(crate) unsafe fn widen(from: &[u16], to: &mut [f32]) {
     to_rest.copy_from_slice(&wide[..to_rest.len()]);
 }
 
-/// Eight times [`crate::simd::microkernel::exp`].
+/// Eight times [`crate::simd::portable::vmath::exp`].
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn exp(x: __m256) -> __m256 {
@@ -220,7 +138,7 @@ unsafe fn dot(a: *const f32, b: *const f32, n: usize) -> f32 {
     }
 }
 
-/// See [`crate::simd::dispatch::dense`].
+/// See [`crate::simd::vmath::dense`].
 ///
 /// # Safety
 /// The processor must have avx2 and fma.

@@ -1,4 +1,5 @@
 //! Kernels for x86-64 with AVX-512 F, BW and VNNI.
 
+pub(crate) mod microkernel;
 pub(crate) mod qgemv;
 pub(crate) mod vmath;

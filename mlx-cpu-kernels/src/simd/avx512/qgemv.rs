@@ -10,10 +10,10 @@ use std::arch::x86_64::{
     _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
+use crate::layout::input_panel::Panel;
 use crate::layout::packed::{BAND, Bands};
 use crate::partition::Columns;
 use crate::simd::avx2::qgemv::{AHEAD, Band, Inputs, with_constants};
-use crate::simd::dispatch::Panel;
 
 with_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni");
 

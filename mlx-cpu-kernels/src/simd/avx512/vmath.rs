@@ -9,8 +9,7 @@ use std::arch::x86_64::{
     _mm512_sub_ps, _mm512_xor_si512,
 };
 
-use crate::gemm::product::{CUBE, Gate, ROOT};
-use crate::simd::microkernel::{LEAST, LN_2, MOST, POLYNOMIAL, ROUND};
+use crate::simd::portable::vmath::{CUBE, Gate, LEAST, LN_2, MOST, POLYNOMIAL, ROOT, ROUND};
 
 /// Sixteen times [`crate::simd::microkernel::exp`].
 #[inline]

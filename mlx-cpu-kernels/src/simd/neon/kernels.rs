@@ -9,11 +9,10 @@ use std::arch::aarch64::{
     vreinterpretq_f64_f32, vshrq_n_u32, vst1q_f32, vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64,
 };
 
+use crate::layout::input_panel::Panel;
 use crate::layout::packed::{BAND, Bands};
+use crate::layout::tile::{LANES, Left, Product, Right, Scaled};
 use crate::partition::Columns;
-use crate::simd::dispatch::Panel;
-use crate::simd::microkernel::{LANES, Left, Product, Right};
-use crate::simd::transpose::Scaled;
 
 /// Elements of a vector.
 const WIDTH: usize = 4;
@@ -30,7 +29,7 @@ struct Band<'a> {
     own: Bands<'a>,
 }
 
-/// See [`crate::simd::dispatch::block`].
+/// See [`crate::simd::qgemv::block`].
 #[target_feature(enable = "neon")]
 pub(crate) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
     let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
@@ -167,7 +166,7 @@ fn added(sums: &[float32x4_t]) -> float32x4_t {
     sums[1..].iter().fold(sums[0], |a, b| vaddq_f32(a, *b))
 }
 
-/// See [`crate::simd::dispatch::dense`].
+/// See [`crate::simd::vmath::dense`].
 #[target_feature(enable = "neon")]
 pub(crate) fn dense(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     let mut done = 0;

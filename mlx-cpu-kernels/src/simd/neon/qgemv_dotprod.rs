@@ -14,9 +14,9 @@ use std::arch::aarch64::{
 };
 use std::arch::asm;
 
+use crate::layout::input_panel::{Panel, Prepared};
 use crate::layout::packed::{BAND, Bands, Factors};
 use crate::partition::Columns;
-use crate::simd::dispatch::{Panel, Prepared};
 
 /// Neighboring inputs that share a scale, and stand in one vector of 16 bytes. With 8 bits they meet two words of a matrix.
 pub(crate) const NEAR: usize = 8;
@@ -51,7 +51,7 @@ struct Band {
     per: usize,
 }
 
-/// Bands with each of the inputs; see [`crate::simd::dispatch::block`].
+/// Bands with each of the inputs; see [`crate::simd::qgemv::block`].
 #[target_feature(enable = "neon,dotprod")]
 pub(crate) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
     let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
@@ -336,7 +336,7 @@ fn wide(from: uint16x4_t) -> float32x4_t {
     to
 }
 
-/// See [`crate::simd::dispatch::prepare`].
+/// See [`crate::simd::qgemv::prepare`].
 #[target_feature(enable = "neon,dotprod")]
 pub(crate) fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prepared<'_>) {
     /// Neighbors of four scales, which are computed together.

@@ -2,7 +2,10 @@
 //! kernels share.
 
 use super::*;
-use crate::layout::packed::Factors;
+use crate::layout::input_panel::{LARGEST, MAX_ROWS};
+use crate::layout::packed::{BAND, Factors};
+use crate::simd::portable::qgemv::prepare_with;
+use crate::simd::vmath::dense;
 use crate::testing::noise;
 
 /// [`prepare`] by the definition.

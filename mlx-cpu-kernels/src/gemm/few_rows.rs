@@ -1,0 +1,152 @@
+//! Products with a few rows of inputs: matrices are read once, packed as they are.
+
+use crate::gemm::activations::Rows;
+use crate::gemm::product::{Data, Part, Product};
+use crate::layout::input_panel::MAX_ROWS;
+use crate::layout::packed::BAND;
+use crate::partition::{Columns, Output, share};
+use crate::simd::portable::vmath::Gate;
+use crate::simd::qgemv;
+use crate::simd::vmath::gate_all;
+
+/// Rows of a matrix that stay in the cache while all rows of inputs pass by.
+const BLOCK: usize = 32;
+
+/// Elements of a block's rows, unless that leaves too few rows.
+const LONG: usize = 1 << 15;
+
+impl Product {
+    /// The products of the inputs from `from` on with bands `bands.0..bands.1` of a matrix, and its biases, for as many
+    /// rows of the output as there are inputs. The matrix may end before the last band does: `out` has its columns only.
+    fn block(
+        &self,
+        (data, bias): (Data<'_>, Option<&[f32]>),
+        bands: (usize, usize),
+        rows: &Rows<'_>,
+        from: usize,
+        out: &mut Columns<'_>,
+    ) {
+        let (first, width) = (bands.0 * BAND, (bands.1 - bands.0) * BAND);
+        let (n, columns) = out.size();
+        match data {
+            Data::Quantized { form, bands: all } => {
+                let (x, all) = (rows.panel(form, from), all.part(bands.0..bands.1));
+                if columns == width {
+                    qgemv::block(self.isa, all, x, out);
+                } else {
+                    let mut sums = [0.0; BLOCK * MAX_ROWS];
+                    for at in (0..width).step_by(BLOCK) {
+                        let part = at..width.min(at + BLOCK);
+                        let sums = &mut sums[..n * part.len()];
+                        let all = all.part(part.start / BAND..part.end / BAND);
+                        qgemv::block(self.isa, all, x, &mut Columns::all(sums, n));
+                        for (i, sums) in sums.chunks_exact(part.len()).enumerate() {
+                            let to = &mut out.row(i)[at..columns.min(part.end)];
+                            to.copy_from_slice(&sums[..to.len()]);
+                        }
+                    }
+                }
+            }
+            Data::Dense(matrix) => {
+                rows.dense(from, |x| {
+                    for column in 0..columns {
+                        let at = (first + column) * self.k;
+                        let mut sums = [0.0; MAX_ROWS];
+                        let sums = &mut sums[..x.len()];
+                        matrix.products(self.isa, at..at + self.k, x, sums);
+                        for (i, sum) in sums.iter().enumerate() {
+                            out.row(i)[column] = *sum;
+                        }
+                    }
+                });
+            }
+        }
+        if let Some(bias) = bias {
+            for i in 0..n {
+                let row = out.row(i).iter_mut();
+                row.zip(&bias[first..]).for_each(|(v, b)| *v += b);
+            }
+        }
+    }
+
+    /// Bands of a matrix at a time: fewer of long rows, so that the first cache holds what is computed with.
+    fn block_bands(&self) -> usize {
+        (LONG / self.k.max(1)).clamp(BAND, BLOCK) / BAND
+    }
+
+    pub(crate) fn plain(
+        &self,
+        data: &[(Data<'_>, Option<&[f32]>)],
+        residual: Option<&[f32]>,
+        rows: &Rows<'_>,
+        out: &Output,
+    ) {
+        let alone = rows.count == 1;
+        let all: usize = self.parts.iter().map(Part::bands).sum();
+        // One row needs nothing to stay in a cache.
+        let block = if alone { all } else { self.block_bands() };
+        share(all, rows.count * self.n * self.k, &|first, last| {
+            let (mut start, mut place) = (0, 0);
+            for (part, own) in self.parts.iter().zip(data) {
+                let end = start + part.bands();
+                let (mut at, stop) = (first.max(start), last.min(end));
+                while at < stop {
+                    let next = (at + block).min(stop);
+                    let column = (at - start) * BAND;
+                    // The last band may be wider than the matrix.
+                    let columns = ((next - at) * BAND).min(part.size.n - column);
+                    for from in (0..rows.count).step_by(MAX_ROWS) {
+                        let n = MAX_ROWS.min(rows.count - from);
+                        let at_row = |i: usize| (from + i) * self.n + place + column;
+                        // SAFETY: these columns belong to this part alone.
+                        let mut to = unsafe { out.columns(at_row(0), self.n, (n, columns)) };
+                        self.block(*own, (at - start, next - start), rows, from, &mut to);
+                        if let Some(residual) = residual {
+                            for i in 0..n {
+                                let before = &residual[at_row(i)..];
+                                let to = to.row(i).iter_mut();
+                                to.zip(before).for_each(|(to, before)| *to += before);
+                            }
+                        }
+                    }
+                    at = next;
+                }
+                start = end;
+                place += part.size.n;
+            }
+        });
+    }
+
+    pub(crate) fn gated(
+        &self,
+        gate: Gate,
+        data: &[(Data<'_>, Option<&[f32]>)],
+        rows: &Rows<'_>,
+        out: &Output,
+    ) {
+        let [first, second] = data else {
+            return;
+        };
+        let block = self.block_bands();
+        let work = 2 * rows.count * self.n * self.k;
+        share(self.n.div_ceil(BAND), work, &|begin, last| {
+            for at in (begin..last).step_by(block) {
+                let bands = (at, (at + block).min(last));
+                let columns = ((bands.1 - at) * BAND).min(self.n - at * BAND);
+                for from in (0..rows.count).step_by(MAX_ROWS) {
+                    let n = MAX_ROWS.min(rows.count - from);
+                    let place = from * self.n + at * BAND;
+                    // SAFETY: these columns belong to this part alone.
+                    let mut gates = unsafe { out.columns(place, self.n, (n, columns)) };
+                    let mut ups = [0.0; BLOCK * MAX_ROWS];
+                    let mut ups = Columns::all(&mut ups[..n * columns], n);
+                    self.block(*first, bands, rows, from, &mut gates);
+                    self.block(*second, bands, rows, from, &mut ups);
+                    for i in 0..n {
+                        gate_all(self.isa, gate, gates.row(i), ups.row(i));
+                    }
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,172 @@
+//! Instruction sets of processors, and which one the kernels use. Not the kernels themselves.
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::asm;
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::__cpuid_count;
+#[cfg(any(test, feature = "testing"))]
+use std::cell::Cell;
+use std::sync::OnceLock;
+
+#[cfg(any(test, feature = "testing"))]
+thread_local! {
+    /// The instruction set that a test gives to the operations of its thread.
+    pub(crate) static FORCED: Cell<Option<Isa>> = const { Cell::new(None) };
+}
+
+/// An instruction set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isa {
+    /// AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// The same, and AVX-512 F, BW and VNNI: made by `detect` only where all are, so what is said of `Avx2` holds.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// All that `Avx512` has, and AMX with tiles of bfloat16, which the system lets the process use: made by `detect` only
+    /// where it does, so what is said of `Avx512` and `Avx2` holds.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// NEON and dotprod.
+    #[cfg(target_arch = "aarch64")]
+    Dot,
+    /// No vectors of its own.
+    Portable,
+}
+
+impl Isa {
+    /// The best one of this processor, or a lesser one where that is asked for.
+    pub fn detect() -> Self {
+        static FOUND: OnceLock<Isa> = OnceLock::new();
+        #[cfg(any(test, feature = "testing"))]
+        if let Some(isa) = FORCED.get() {
+            return isa;
+        }
+        *FOUND.get_or_init(|| {
+            let all = Self::all();
+            let wanted = all.iter().find(|isa| wanted(isa.name()));
+            wanted.or(all.last()).copied().unwrap_or(Self::Portable)
+        })
+    }
+
+    /// Those of this processor, each better than the one before.
+    pub(crate) fn all() -> Vec<Self> {
+        let mut all = vec![Self::Portable];
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+        {
+            all.push(Self::Avx2);
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vnni")
+            {
+                all.push(Self::Avx512);
+                if amx_available() {
+                    all.push(Self::Amx);
+                }
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            all.push(Self::Neon);
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                all.push(Self::Dot);
+            }
+        }
+        all
+    }
+
+    /// What a processor must have for the next better one, if there is one for its kind.
+    pub fn next_needs(self) -> Option<&'static str> {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => Some("AVX-512 with VNNI"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => Some("AMX with bfloat16"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => None,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => Some("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            Self::Dot => None,
+            Self::Portable if cfg!(target_arch = "x86_64") => Some("AVX2, FMA and F16C"),
+            Self::Portable => None,
+        }
+    }
+
+    /// Whether it has AVX2 and FMA.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn has_avx2(self) -> bool {
+        matches!(self, Self::Avx2 | Self::Avx512 | Self::Amx)
+    }
+
+    /// Whether the processor has a better one.
+    pub fn has_better(self) -> bool {
+        Self::all().last() != Some(&self)
+    }
+
+    /// Its name in `MLX_CPU_KERNELS`.
+    pub fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => "amx",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Self::Dot => "neon+dotprod",
+            Self::Portable => "portable",
+        }
+    }
+}
+
+/// Whether `MLX_CPU_KERNELS` is the name of this instruction set: the kernels are used, without better ones that the
+/// processor has. For tests and comparisons.
+fn wanted(name: &str) -> bool {
+    std::env::var("MLX_CPU_KERNELS").is_ok_and(|v| v.eq_ignore_ascii_case(name))
+}
+
+/// Whether the processor has tiles of bfloat16, and the kernel lets this process use them. To be asked where it has AVX-512.
+#[cfg(target_arch = "x86_64")]
+fn amx_available() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let features = __cpuid_count(7, 0);
+        let (bf16, tile) = (features.edx >> 22 & 1, features.edx >> 24 & 1);
+        // What makes numbers of eight bits: float16 and shifts across two vectors, which all processors with tiles have so far.
+        let (float16, shifts) = (features.edx >> 23 & 1, features.ecx >> 6 & 1);
+        bf16 & tile & float16 & shifts == 1 && enabled_by_system() && permitted()
+    })
+}
+
+/// Whether the system keeps tile registers for each thread.
+#[cfg(target_arch = "x86_64")]
+fn enabled_by_system() -> bool {
+    let low: u32;
+    // SAFETY: a processor with AVX-512 in use has this instruction, which reads a register that says what is kept.
+    unsafe {
+        asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _, options(nomem, nostack));
+    }
+    low >> 17 & 3 == 3
+}
+
+/// Asks Linux for the registers' room, which it gives a process that wants it.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const TILE_DATA: libc::c_long = 18;
+    // SAFETY: this call reads and writes no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn permitted() -> bool {
+    false
+}

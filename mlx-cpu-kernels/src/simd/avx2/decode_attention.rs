@@ -1,0 +1,166 @@
+//! Attention of single queries for AVX2: scores, softmax and weighted sums.
+
+use crate::simd::avx2::vmath::{exp, horizontal};
+use crate::simd::portable::softmax::{base, greatest};
+use crate::simd::portable::vmath;
+use crate::simd::prefetch::Next;
+
+use std::arch::x86_64::{
+    __m256, _mm_add_ps, _mm_storeu_ps, _mm256_add_ps, _mm256_broadcast_ss, _mm256_castps256_ps128,
+    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps, _mm256_max_ps,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps,
+};
+
+/// Lanes that heads gather at a time: with three heads, twelve sums fill the registers.
+pub(crate) const WIDE: usize = 32;
+
+/// Adds `WIDE` lanes of `n` values, each times its share, for `R` heads. Each of the three is an address, and how many
+/// elements are from a row to the next: shares and sums have a row for each head, values have `n`.
+///
+/// # Safety
+/// The processor must have avx2 and fma; all these elements must be there, and nobody else may use the sums.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn gather<const R: usize>(
+    (shares, step): (*const f32, usize),
+    (values, position): (*const f32, usize),
+    n: usize,
+    (sums, row): (*mut f32, usize),
+    next: Next,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut totals = [[_mm256_setzero_ps(); WIDE / 8]; R];
+        for i in 0..n {
+            next.fetch(i, WIDE);
+            let value = values.add(i * position);
+            let mut own = [_mm256_setzero_ps(); R];
+            for (r, own) in own.iter_mut().enumerate() {
+                *own = _mm256_broadcast_ss(&*shares.add(r * step + i));
+            }
+            for j in 0..WIDE / 8 {
+                let value = _mm256_loadu_ps(value.add(8 * j));
+                for (totals, own) in totals.iter_mut().zip(own) {
+                    totals[j] = _mm256_fmadd_ps(own, value, totals[j]);
+                }
+            }
+        }
+        for (r, totals) in totals.into_iter().enumerate() {
+            for (j, total) in totals.into_iter().enumerate() {
+                let to = sums.add(r * row + 8 * j);
+                _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), total));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The processor must have avx2 and fma. There must be `R` queries of `d` elements, a multiple of 8; `n` keys so far
+/// apart; and room for `n` results of each query so far apart.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn inner<const R: usize>(
+    queries: *const f32,
+    (keys, step): (*const f32, usize),
+    (n, d): (usize, usize),
+    (to, row): (*mut f32, usize),
+    next: Next,
+) {
+    // SAFETY: all offsets are within what the caller promises.
+    unsafe {
+        let mut i = 0;
+        while i + 4 <= n {
+            (i..i + 4).for_each(|i| next.fetch(i, d));
+            let sums = inner_some::<R, 4>(queries, keys.add(i * step), step, d);
+            for (r, [a, b, c, e]) in sums.into_iter().enumerate() {
+                let four = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, e));
+                let sum = _mm_add_ps(
+                    _mm256_castps256_ps128(four),
+                    _mm256_extractf128_ps::<1>(four),
+                );
+                _mm_storeu_ps(to.add(r * row + i), sum);
+            }
+            i += 4;
+        }
+        while i < n {
+            next.fetch(i, d);
+            let sums = inner_some::<R, 1>(queries, keys.add(i * step), step, d);
+            for (r, [a]) in sums.into_iter().enumerate() {
+                let two = _mm256_hadd_ps(a, a);
+                let one = _mm256_hadd_ps(two, two);
+                let sum = _mm_add_ps(_mm256_castps256_ps128(one), _mm256_extractf128_ps::<1>(one));
+                *to.add(r * row + i) = std::arch::x86_64::_mm_cvtss_f32(sum);
+            }
+            i += 1;
+        }
+    }
+}
+
+/// Products of `R` queries with `K` keys, in eight sums each.
+///
+/// # Safety
+/// As [`inner`].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn inner_some<const R: usize, const K: usize>(
+    queries: *const f32,
+    keys: *const f32,
+    step: usize,
+    d: usize,
+) -> [[__m256; K]; R] {
+    let mut sums = [[_mm256_setzero_ps(); K]; R];
+    let mut at = 0;
+    while at < d {
+        // SAFETY: below `d` in each query and key.
+        unsafe {
+            let mut own = [_mm256_setzero_ps(); K];
+            for (k, own) in own.iter_mut().enumerate() {
+                *own = _mm256_loadu_ps(keys.add(k * step + at));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let query = _mm256_loadu_ps(queries.add(r * d + at));
+                for (sum, key) in sums.iter_mut().zip(own) {
+                    *sum = _mm256_fmadd_ps(query, key, *sum);
+                }
+            }
+        }
+        at += 8;
+    }
+    sums
+}
+
+/// # Safety
+/// The processor must have avx2 and fma.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn soften(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
+    if let Some(cap) = cap {
+        scores
+            .iter_mut()
+            .for_each(|s| *s = vmath::tanh(*s / cap) * cap);
+    }
+    let (lanes, rest) = scores.as_chunks_mut::<8>();
+    let mut most = _mm256_set1_ps(f32::NEG_INFINITY);
+    for scores in &*lanes {
+        // SAFETY: eight elements. What is no number is not greater.
+        most = unsafe { _mm256_max_ps(_mm256_loadu_ps(scores.as_ptr()), most) };
+    }
+    let mut eight = [0.0; 8];
+    // SAFETY: eight elements.
+    unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), most) };
+    let greatest = greatest(&eight).max(greatest(rest));
+    let base = base(greatest);
+    let mut sums = _mm256_setzero_ps();
+    for scores in lanes {
+        // SAFETY: eight elements; features are the caller's promise.
+        unsafe {
+            let below = _mm256_sub_ps(_mm256_loadu_ps(scores.as_ptr()), _mm256_set1_ps(base));
+            let power = exp(below);
+            _mm256_storeu_ps(scores.as_mut_ptr(), power);
+            sums = _mm256_add_ps(sums, power);
+        }
+    }
+    let mut total = horizontal(sums);
+    for score in rest {
+        *score = vmath::exp(*score - base);
+        total += *score;
+    }
+    (greatest, total)
+}

@@ -1,0 +1,45 @@
+//! The micro-kernel for AVX2.
+
+use crate::layout::tile::{Left, Product, Right};
+
+use std::arch::x86_64::{
+    _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps,
+    _mm256_storeu_ps,
+};
+
+/// # Safety
+/// As [`crate::simd::microkernel::tiles`], and the processor must have avx2 and fma.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn tile<const M: usize>(
+    depth: usize,
+    left: Left,
+    right: Right,
+    product: Product,
+) {
+    // SAFETY: the elements are the caller's promise.
+    unsafe {
+        let mut sums = [[_mm256_setzero_ps(); 2]; M];
+        let (mut a, mut b) = (left.data, right.data);
+        for _ in 0..depth {
+            let (low, high) = (_mm256_loadu_ps(b), _mm256_loadu_ps(b.wrapping_add(8)));
+            for (m, sum) in sums.iter_mut().enumerate() {
+                let factor = _mm256_broadcast_ss(&*a.wrapping_add(m * left.row_step));
+                sum[0] = _mm256_fmadd_ps(factor, low, sum[0]);
+                sum[1] = _mm256_fmadd_ps(factor, high, sum[1]);
+            }
+            a = a.wrapping_add(left.step);
+            b = b.wrapping_add(right.step);
+        }
+        for (m, sum) in sums.into_iter().enumerate() {
+            for (half, sum) in sum.into_iter().enumerate() {
+                let to = product.data.wrapping_add(m * product.row_step + 8 * half);
+                let sum = if product.adds {
+                    _mm256_add_ps(_mm256_loadu_ps(to), sum)
+                } else {
+                    sum
+                };
+                _mm256_storeu_ps(to, sum);
+            }
+        }
+    }
+}

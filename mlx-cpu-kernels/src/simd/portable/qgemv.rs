@@ -1,0 +1,94 @@
+//! Products of quantized matrices with a few rows of inputs, without vector instructions.
+
+use crate::layout::input_panel::{LARGEST, Panel, Prepared, neighbors, place};
+use crate::layout::packed::{BAND, Bands};
+use crate::partition::Columns;
+
+/// [`crate::simd::qgemv::prepare`] for whatever instructions it is compiled for.
+#[inline(always)]
+pub(crate) fn prepare_with(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prepared<'_>) {
+    for (sum, part) in to.sums.iter_mut().zip(x.chunks_exact(group)) {
+        // Over eight lanes: exact enough, and vectorizable.
+        let mut lanes = [0.0f32; 8];
+        for part in part.as_chunks::<8>().0 {
+            for (lane, value) in lanes.iter_mut().zip(part) {
+                *lane += value;
+            }
+        }
+        *sum = lanes.iter().sum();
+    }
+    if !to.whole.is_empty() {
+        let rows = x.len() / k;
+        let sums = to.sums.chunks_exact_mut(k / group);
+        for ((row, x), sums) in x.chunks_exact(k).enumerate().zip(sums) {
+            for ((g, x), sum) in x.chunks_exact(group).enumerate().zip(sums) {
+                let first = g * group / neighbors(bits);
+                *sum -= to_whole(x, first, (bits, row, rows), to.whole, to.scales);
+            }
+        }
+    } else {
+        to.values.copy_from_slice(x);
+    }
+}
+
+/// A group of a row in whole numbers, from word `first` of the row on; returns what rounding took from its sum. What is
+/// no number becomes some number here; the group's sum carries it on.
+#[inline(always)]
+fn to_whole(
+    x: &[f32],
+    first: usize,
+    (bits, row, rows): (u32, usize, usize),
+    whole: &mut [i16],
+    scales: &mut [f32],
+) -> f32 {
+    let near = neighbors(bits);
+    let mut rest = 0.0;
+    for (word, x) in (first..).zip(x.chunks_exact(near)) {
+        let whole = &mut whole[(word * rows + row) * near..][..near];
+        let greatest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let inverse = if greatest > 0.0 {
+            LARGEST / greatest
+        } else {
+            0.0
+        };
+        let scale = greatest / LARGEST;
+        scales[word * rows + row] = scale;
+        for (i, x) in x.iter().enumerate() {
+            let own = (x * inverse).round_ties_even() as i16;
+            rest += x - f32::from(own) * scale;
+            whole[place(i, near)] = own;
+        }
+    }
+    rest
+}
+
+/// See [`crate::simd::qgemv::block`].
+pub(crate) fn block<const BITS: u32>(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
+    let (groups, per, near) = (bands.groups, bands.group_words(), 32 / BITS as usize);
+    for band in 0..bands.count() {
+        let own = bands.part(band..band + 1);
+        let words = own.words.as_chunks::<BAND>().0;
+        for i in 0..x.rows {
+            let row = x.row(i, groups * per * near, groups);
+            let mut totals = [0.0f32; BAND];
+            for g in 0..groups {
+                let mut sums = [0.0f32; BAND];
+                let values = row.values[g * per * near..].chunks_exact(near);
+                for (words, x) in words[g * per..(g + 1) * per].iter().zip(values) {
+                    for (i, x) in x.iter().enumerate() {
+                        for (sum, word) in sums.iter_mut().zip(words) {
+                            let q = word >> (i as u32 * BITS) & (u32::MAX >> (32 - BITS));
+                            // Signed ones become floats faster.
+                            *sum += q.cast_signed() as f32 * x;
+                        }
+                    }
+                }
+                let (scales, biases) = (own.scales.eight(g), own.biases.eight(g));
+                for lane in 0..BAND {
+                    totals[lane] += scales[lane] * sums[lane] + biases[lane] * row.sums[g];
+                }
+            }
+            out.row(i)[band * BAND..][..BAND].copy_from_slice(&totals);
+        }
+    }
+}

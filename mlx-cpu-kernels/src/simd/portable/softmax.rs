@@ -1,0 +1,54 @@
+//! The softmax of one row of scores.
+
+use crate::simd::portable::vmath;
+
+/// See [`crate::attention::decode_attention`].
+#[inline(always)]
+pub(crate) fn soften(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
+    if let Some(cap) = cap {
+        scores
+            .iter_mut()
+            .for_each(|s| *s = vmath::tanh(*s / cap) * cap);
+    }
+    let greatest = greatest(scores);
+    let base = base(greatest);
+    let (lanes, rest) = scores.as_chunks_mut::<8>();
+    let mut sums = [0.0f32; 8];
+    for scores in lanes {
+        for (sum, score) in sums.iter_mut().zip(scores) {
+            *score = vmath::exp(*score - base);
+            *sum += *score;
+        }
+    }
+    let mut total: f32 = sums.iter().sum();
+    for score in rest {
+        *score = vmath::exp(*score - base);
+        total += *score;
+    }
+    (greatest, total)
+}
+
+/// The greatest score; none is no number's.
+#[inline(always)]
+pub(crate) fn greatest(scores: &[f32]) -> f32 {
+    let (lanes, rest) = scores.as_chunks::<8>();
+    let mut most = [f32::NEG_INFINITY; 8];
+    for scores in lanes {
+        for (most, score) in most.iter_mut().zip(scores) {
+            *most = if *score > *most { *score } else { *most };
+        }
+    }
+    most.iter()
+        .chain(rest)
+        .fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
+}
+
+/// What exponentials are taken below: a query that sees nothing but impossible scores would subtract infinities.
+#[inline(always)]
+pub(crate) fn base(greatest: f32) -> f32 {
+    if greatest == f32::NEG_INFINITY {
+        0.0
+    } else {
+        greatest
+    }
+}

@@ -1,0 +1,125 @@
+//! Scalar definitions: exponentials, gates, inner products. Vector kernels follow the same steps.
+
+/// Below this, `exp` is zero here: what would be no normal number.
+pub(crate) const LEAST: f32 = -87.33;
+
+/// Above this, `exp` is what it is here.
+pub(crate) const MOST: f32 = 88.37;
+
+/// Adding 1.5 * 2^23 rounds to a whole number, which is then in the lowest bits.
+pub(crate) const ROUND: f32 = 12_582_912.0;
+
+/// The logarithm of 2, in two parts, so that a whole number times the first is exact.
+pub(crate) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+
+/// That of Cephes' `expf` (S. Moshier), from the highest power on.
+pub(crate) const POLYNOMIAL: [f32; 6] = [
+    1.987_569_1e-4,
+    1.398_199_9e-3,
+    8.333_452e-3,
+    4.166_579_6e-2,
+    1.666_666_5e-1,
+    0.5,
+];
+
+/// `exp(x)` to about two units in the last place, in operations that every vector unit has. What is no
+/// number stays so.
+#[inline(always)]
+pub(crate) fn exp(x: f32) -> f32 {
+    let high = if x > MOST { MOST } else { x };
+    let bounded = if high < LEAST { LEAST } else { high };
+    let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = bounded - n * LN_2[0];
+    let r = r - n * LN_2[1];
+    let mut p = POLYNOMIAL[0];
+    for factor in &POLYNOMIAL[1..] {
+        p = p * r + factor;
+    }
+    let value = p * (r * r) + r + 1.0;
+    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
+    // Not by the bounded value, which is a number always.
+    if x < LEAST { 0.0 } else { value * power }
+}
+
+/// `2 / (1 + exp(-2x)) - 1`: the hyperbolic tangent, to about 1e-7.
+#[inline(always)]
+pub(crate) fn tanh(x: f32) -> f32 {
+    2.0 / (1.0 + exp(-2.0 * x)) - 1.0
+}
+
+/// Of the tanh approximation to `x * Phi(x)`, `0.5 x (1 + tanh(ROOT (x + CUBE x^3)))` (Hendrycks and Gimpel 2016): the root of
+/// 2 / pi, and the weight of the cube.
+pub(crate) const ROOT: f32 = 0.797_884_6;
+pub(crate) const CUBE: f32 = 0.044_715;
+
+/// An element-wise function on a gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `x * Phi(x)` by the tanh approximation.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+}
+
+impl Gate {
+    #[inline(always)]
+    pub(crate) fn apply(self, x: f32) -> f32 {
+        match self {
+            Gate::Silu => x / (1.0 + exp(-x)),
+            Gate::GeluTanh => {
+                let inner = ROOT * (x + CUBE * x * x * x);
+                0.5 * x * (1.0 + tanh(inner))
+            }
+            // Not `max`, which would lose what is no number.
+            Gate::Relu if x < 0.0 => 0.0,
+            Gate::Relu => x,
+        }
+    }
+}
+
+/// `gates = gate(gates) * ups`.
+#[inline(always)]
+pub(crate) fn gate(gate: Gate, gates: &mut [f32], ups: &[f32]) {
+    // One loop for each, so that each is in vectors.
+    let both = gates.iter_mut().zip(ups);
+    match gate {
+        Gate::Silu => both.for_each(|(g, u)| *g = Gate::Silu.apply(*g) * u),
+        Gate::GeluTanh => both.for_each(|(g, u)| *g = Gate::GeluTanh.apply(*g) * u),
+        Gate::Relu => both.for_each(|(g, u)| *g = Gate::Relu.apply(*g) * u),
+    }
+}
+
+/// `row . x`.
+pub(crate) fn dot(row: &[f32], x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    let (head, tail) = row.as_chunks::<16>();
+    let (x_head, x_tail) = x.as_chunks::<16>();
+    for (w, x) in head.iter().zip(x_head) {
+        for i in 0..16 {
+            lanes[i] += w[i] * x[i];
+        }
+    }
+    let rest: f32 = tail.iter().zip(x_tail).map(|(w, x)| w * x).sum();
+    lanes.iter().sum::<f32>() + rest
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn exponentials_and_tangents() {
+        for i in -2000..2000 {
+            let x = i as f32 * 0.0435;
+            let (got, exact) = (f64::from(super::exp(x)), f64::from(x).exp());
+            assert!((got - exact).abs() <= 4e-7 * exact, "{x}: {got} {exact}");
+            let difference = (f64::from(super::tanh(x)) - f64::from(x).tanh()).abs();
+            assert!(difference < 4e-7, "{x}");
+        }
+        assert_eq!(super::exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(super::exp(-1000.0), 0.0);
+        assert!(super::exp(f32::NAN).is_nan());
+        assert!(super::exp(1000.0).is_finite() && super::exp(0.0) == 1.0);
+    }
+}

@@ -1,0 +1,64 @@
+//! Prefetches: of lines that are read next, which need not exist.
+
+#[cfg(target_arch = "x86_64")]
+use crate::layout::tile::LANES;
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+
+/// Bytes of a line of the cache.
+#[cfg(target_arch = "x86_64")]
+const LINE: usize = 64;
+
+/// Asks for elements that are read soon.
+pub(crate) fn read(elements: &[f32]) {
+    lines(elements.as_ptr().cast(), size_of_val(elements));
+}
+
+/// Asks for so many bytes, which need not be there.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn lines(at: *const u8, bytes: usize) {
+    for offset in (0..bytes).step_by(LINE) {
+        // SAFETY: every x86-64 has it, and it reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(offset).cast()) };
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn lines(_: *const u8, _: usize) {}
+
+/// What is fetched while something else is computed: memory, not the processor, is what single queries wait for, and what
+/// the processor fetches ahead by itself ends with each page and each segment.
+#[derive(Clone, Copy)]
+pub(crate) struct Next {
+    /// The first of neighboring positions, which need not be there; null for nothing.
+    pub data: *const f32,
+    /// Elements from one to the next.
+    pub position: usize,
+}
+
+impl Next {
+    /// The lanes from `at` on, if they are `wanted`.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn lanes(self, at: usize, wanted: bool) -> Self {
+        let data = if wanted && !self.data.is_null() {
+            self.data.wrapping_add(at)
+        } else {
+            std::ptr::null()
+        };
+        Self { data, ..self }
+    }
+
+    /// Fetches so many elements of position `i`.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) fn fetch(self, i: usize, n: usize) {
+        if self.data.is_null() {
+            return;
+        }
+        for at in (0..n).step_by(LANES) {
+            let place = self.data.wrapping_add(i * self.position + at);
+            // SAFETY: what is not there is not fetched; the processors of this architecture have sse.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+        }
+    }
+}
