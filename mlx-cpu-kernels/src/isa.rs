@@ -1,4 +1,4 @@
-//! Instruction sets of processors, and which one the kernels use. Not the kernels themselves.
+//! Instruction sets, and which one the kernels use. Not the kernels themselves.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::asm;

@@ -1,11 +1,20 @@
-//! Kernels for decoders on CPUs: products with quantized and dense matrices, attention, and choices from
-//! long rows of logits. Slices in, slices out: nothing here knows arrays, graphs or files. `mlx-rs-core`
-//! puts them into MLX's graphs.
+//! Kernels of language model decoders on CPUs: products with quantized and dense matrices,
+//! attention, and sampling from logits. Slices in, slices out: no arrays, graphs or files.
+//! `mlx-rs-core` puts the kernels into MLX's graphs.
 //!
-//! The instruction set is found at run time: portable code, AVX2, AVX-512, AMX, NEON. The environment
+//! | Room | Contents |
+//! |---|---|
+//! | `gemm`, `attention`, `sampling` | the operations, each a [`Work`] |
+//! | `simd` | kernels by instruction set, and the functions that choose among them |
+//! | `layout` | packed matrices, input panels, tiles: types without arithmetic |
+//! | `pool`, `partition`, `isa`, `work` | threads, parallel loops, instruction sets, inputs |
+//!
+//! A room uses only those below it; `tests/layering.rs` checks that.
+//!
+//! The instruction set is chosen at run time: portable, AVX2, AVX-512, AMX, NEON. The environment
 //! variable `MLX_CPU_KERNELS` asks for a lesser one, `MLX_NUM_THREADS` for fewer threads.
 //!
-//! A type that implements [`Work`] says which inputs it reads; to run it with others is undefined
+//! A type that implements [`Work`] documents its inputs. To run it with others is undefined
 //! behavior, so [`Work::run`] is `unsafe`.
 
 #![deny(missing_docs)]
@@ -25,24 +34,26 @@ mod sync;
 pub mod testing;
 mod work;
 
-pub use attention::attend::{Attend, Plan, Query};
-pub use attention::kv_copy::Plane;
-pub use attention::kv_write::{Fresh, Keys, Positions, Store, Tokens};
+pub use attention::attend::{Attention, AttentionMask, Query};
+pub use attention::kv_copy::KvPlane;
+pub use attention::kv_write::{KvWrite, NewKv, ProjectKeys, TokenPositions, TokenRange};
 pub use attention::rope::Rotation;
-pub use gemm::dense::Number;
-pub use gemm::gather_rows::Taken;
-pub use gemm::product::{Held, Kind, MAX_PARTS, Part, Product, Size};
-pub use gemm::vjp::Back;
+pub use gemm::dense::DenseType;
+pub use gemm::gather_rows::GatherRows;
+pub use gemm::product::{HeldMatrix, MAX_PARTS, MatrixFormat, MatrixPart, Product, Size};
+pub use gemm::vjp::ProductVjp;
 pub use isa::Isa;
-pub use layout::packed::BAND;
+pub use layout::packed::INTERLEAVED_ROWS;
 pub use layout::tile::LANES;
 pub use once::Once;
-pub use pool::followed_by;
-pub use sampling::sample::{Choice, Choose, Count, Filters, Pick, Repeat};
-pub use sampling::top_k::{Draw, LONGEST, Logarithms, Select};
-pub use sampling::top_p::Nucleus;
+pub use pool::with_barrier_hook;
+pub use sampling::sample::{
+    CountPenalties, DrawParams, Pick, RepetitionPenalty, Sample, SampleParams,
+};
+pub use sampling::top_k::{Draw, LogProbs, MAX_ROW_LEN, TopK};
+pub use sampling::top_p::TopP;
 pub use simd::portable::vmath::Gate;
-pub use work::{Input, Work, count};
+pub use work::{Input, Work, dim};
 
 use std::sync::OnceLock;
 

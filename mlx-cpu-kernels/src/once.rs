@@ -1,4 +1,4 @@
-//! The right to run once.
+//! A flag that only the first caller finds unset.
 
 use super::sync::{AtomicBool, Ordering};
 

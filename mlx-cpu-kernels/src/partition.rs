@@ -1,23 +1,27 @@
-//! Cutting work into parts for the pool, and outputs that several threads write.
+//! Parallel loops over the pool, and outputs that several threads write in disjoint places.
 
 use std::marker::PhantomData;
 
 use crate::pool;
 
 /// Work smaller than this (multiplications) is not worth a second thread.
-pub(crate) const WORTH_SHARING: usize = 1 << 15;
+pub(crate) const MIN_PARALLEL_WORK: usize = 1 << 15;
 
 /// Parts that each thread gets, so that a late one does not keep the others waiting.
 const PARTS_PER_THREAD: usize = 4;
 
 /// Cuts `0..n` into parts and runs `part(from, to)` on all threads; so many multiplications in all.
-pub(crate) fn share(n: usize, multiplications: usize, part: &(dyn Fn(usize, usize) + Sync)) {
+pub(crate) fn parallel_ranges(
+    n: usize,
+    multiplications: usize,
+    part: &(dyn Fn(usize, usize) + Sync),
+) {
     let pool = pool::pool();
-    if multiplications < WORTH_SHARING || pool.width() == 1 {
+    if multiplications < MIN_PARALLEL_WORK || pool.threads() == 1 {
         part(0, n);
         return;
     }
-    let size = n.div_ceil(pool.width() * PARTS_PER_THREAD).max(1);
+    let size = n.div_ceil(pool.threads() * PARTS_PER_THREAD).max(1);
     pool.run(n.div_ceil(size), &|i| {
         part(i * size, ((i + 1) * size).min(n));
     });
@@ -25,28 +29,28 @@ pub(crate) fn share(n: usize, multiplications: usize, part: &(dyn Fn(usize, usiz
 
 /// Runs `part` on all threads with the numbers of `0..n` that each is to do, all of which it takes; so many multiplications in
 /// all.
-pub(crate) fn spread(
+pub(crate) fn parallel_parts(
     n: usize,
     multiplications: usize,
     part: &(dyn Fn(&mut dyn Iterator<Item = usize>) + Sync),
 ) {
-    if multiplications < WORTH_SHARING {
+    if multiplications < MIN_PARALLEL_WORK {
         part(&mut (0..n));
         return;
     }
-    pool::pool().spread(n, part);
+    pool::pool().run_iter(n, part);
 }
 
 /// An output, written by several threads in places of their own.
-pub(crate) struct Output<T = f32> {
+pub(crate) struct SharedOutput<T = f32> {
     data: *mut T,
     len: usize,
 }
 
-// SAFETY: each part writes places of its own; see `share`. What is written is sent to the thread that reads it.
-unsafe impl<T: Send> Sync for Output<T> {}
+// SAFETY: each part writes places of its own; see `parallel_ranges`. What is written is sent to the thread that reads it.
+unsafe impl<T: Send> Sync for SharedOutput<T> {}
 
-impl<T> Output<T> {
+impl<T> SharedOutput<T> {
     /// The output, which must not be used otherwise while this is.
     pub(crate) fn new(output: &mut [T]) -> Self {
         Self {
@@ -56,7 +60,7 @@ impl<T> Output<T> {
     }
 
     /// The address of element `from`, with at least `n` elements from there on.
-    pub(crate) fn address(&self, from: usize, n: usize) -> *mut T {
+    pub(crate) fn ptr(&self, from: usize, n: usize) -> *mut T {
         assert!(from <= self.len && n <= self.len - from);
         self.data.wrapping_add(from)
     }
@@ -66,15 +70,15 @@ impl<T> Output<T> {
     ///
     /// # Safety
     /// No other part may use any of them.
-    pub(crate) unsafe fn columns(
+    pub(crate) unsafe fn block(
         &self,
         from: usize,
         step: usize,
         (rows, width): (usize, usize),
-    ) -> Columns<'_, T> {
+    ) -> OutputBlock<'_, T> {
         assert!(rows > 0 && width <= step);
-        Columns {
-            data: self.address(from, (rows - 1) * step + width),
+        OutputBlock {
+            data: self.ptr(from, (rows - 1) * step + width),
             step,
             rows,
             width,
@@ -87,7 +91,7 @@ impl<T> Output<T> {
     /// # Safety
     /// No other part may use any of them.
     #[allow(clippy::mut_from_ref, reason = "each part has elements of its own")]
-    pub(crate) unsafe fn part(&self, from: usize, n: usize) -> &mut [T] {
+    pub(crate) unsafe fn slice_mut(&self, from: usize, n: usize) -> &mut [T] {
         assert!(from <= self.len && n <= self.len - from);
         // SAFETY: within the output; that nobody else uses them is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(from), n) }
@@ -95,7 +99,7 @@ impl<T> Output<T> {
 }
 
 /// Columns of neighboring rows, which nobody else uses meanwhile.
-pub(crate) struct Columns<'a, T = f32> {
+pub(crate) struct OutputBlock<'a, T = f32> {
     data: *mut T,
     step: usize,
     rows: usize,
@@ -103,9 +107,9 @@ pub(crate) struct Columns<'a, T = f32> {
     own: PhantomData<&'a mut [T]>,
 }
 
-impl<'a, T> Columns<'a, T> {
+impl<'a, T> OutputBlock<'a, T> {
     /// All of some rows that stand one after another.
-    pub(crate) fn all(data: &'a mut [T], rows: usize) -> Self {
+    pub(crate) fn contiguous(data: &'a mut [T], rows: usize) -> Self {
         let width = data.len() / rows.max(1);
         Self {
             data: data.as_mut_ptr(),
@@ -117,20 +121,20 @@ impl<'a, T> Columns<'a, T> {
     }
 
     /// Rows, and columns.
-    pub(crate) fn size(&self) -> (usize, usize) {
+    pub(crate) fn dims(&self) -> (usize, usize) {
         (self.rows, self.width)
     }
 
     /// The address of the first one, and how far the first ones of rows are apart.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    pub(crate) fn places(&mut self) -> (*mut T, usize) {
+    pub(crate) fn raw_parts(&mut self) -> (*mut T, usize) {
         (self.data, self.step)
     }
 
     /// Those of a row.
-    pub(crate) fn row(&mut self, i: usize) -> &mut [T] {
+    pub(crate) fn row_mut(&mut self, i: usize) -> &mut [T] {
         assert!(i < self.rows);
-        // SAFETY: they are there and nobody else's: that is what `all` was given, and what whom `Output::columns` asked
+        // SAFETY: they are there and nobody else's: that is what `all` was given, and what whom `SharedOutput::columns` asked
         // has promised.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.step), self.width) }
     }

@@ -20,39 +20,39 @@ const MAX_THREADS: usize = 64;
 /// What each thread does with its parts, which it takes all of.
 type Run<'a> = dyn Fn(&mut dyn Iterator<Item = usize>) + Sync + 'a;
 
-/// What each thread does before it waits for the others; see [`followed_by`].
-type Then<'a> = dyn Fn(usize) + Sync + 'a;
+/// What each thread does before it waits for the others; see [`with_barrier_hook`].
+type BarrierHook<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// A job: `run` with the numbers of parts, and `then`. The pointers are to closures that outlive the job.
+/// A job: `run` with the numbers of parts, and `hook`. The pointers are to closures that outlive the job.
 #[derive(Clone, Copy)]
 struct Job {
     run: *const Run<'static>,
     parts: usize,
-    then: Option<*const Then<'static>>,
+    hook: Option<*const BarrierHook<'static>>,
 }
 
-// SAFETY: the closures are `Sync`, and `Pool::spread` keeps them alive until every worker is done with them.
+// SAFETY: the closures are `Sync`, and `Pool::run_iter` keeps them alive until every worker is done with them.
 unsafe impl Send for Job {}
 
 thread_local! {
-    /// What follows the jobs of this thread, as long as [`followed_by`] runs.
-    static THEN: Cell<Option<*const Then<'static>>> = const { Cell::new(None) };
+    /// What follows the jobs of this thread, as long as [`with_barrier_hook`] runs.
+    static BARRIER_HOOK: Cell<Option<*const BarrierHook<'static>>> = const { Cell::new(None) };
 }
 
-/// Runs `work`. Each thread that has a job of it and finds no more parts calls `then` with its number before it waits for
+/// Runs `work`. Each thread that has a job of it and finds no more parts calls `hook` with its number before it waits for
 /// others: to fetch what it reads next. Only where there is something to wait for.
-pub fn followed_by<R>(then: &Then<'_>, work: impl FnOnce() -> R) -> R {
+pub fn with_barrier_hook<R>(hook: &BarrierHook<'_>, work: impl FnOnce() -> R) -> R {
     /// What was there before, again when this is left, also by a panic.
-    struct Before(Option<*const Then<'static>>);
-    impl Drop for Before {
+    struct Restore(Option<*const BarrierHook<'static>>);
+    impl Drop for Restore {
         fn drop(&mut self) {
-            THEN.set(self.0);
+            BARRIER_HOOK.set(self.0);
         }
     }
     // SAFETY: only the lifetime changes. It is called by jobs of `work` only: none has begun before, and when one returns,
     // everybody has left it. The pointer is gone when this returns.
-    let then: &'static Then<'static> = unsafe { std::mem::transmute(then) };
-    let _before = Before(THEN.replace(Some(then)));
+    let hook: &'static BarrierHook<'static> = unsafe { std::mem::transmute(hook) };
+    let _restore = Restore(BARRIER_HOOK.replace(Some(hook)));
     work()
 }
 
@@ -65,9 +65,9 @@ struct Shared {
     /// Workers that wait to be woken; changed under the lock of `job`.
     asleep: AtomicUsize,
     /// The next part of each thread.
-    next: Vec<Own>,
+    next: Vec<PartCounter>,
     /// Workers that are in the current job.
-    inside: AtomicUsize,
+    active: AtomicUsize,
     /// Whether a part panicked.
     failed: AtomicBool,
     /// Whether workers are to end.
@@ -76,7 +76,7 @@ struct Shared {
 
 /// In a cache line of its own.
 #[repr(align(64))]
-struct Own(AtomicUsize);
+struct PartCounter(AtomicUsize);
 
 /// The threads of the process.
 pub(crate) struct Pool {
@@ -107,14 +107,14 @@ pub(crate) fn pool() -> &'static Pool {
 
 impl Pool {
     pub(crate) fn start(threads: usize) -> Self {
-        let own = |_| Own(AtomicUsize::new(0));
+        let own = |_| PartCounter(AtomicUsize::new(0));
         let shared = Arc::new(Shared {
             job: Mutex::new(None),
             wake: Condvar::new(),
             generation: AtomicUsize::new(0),
             asleep: AtomicUsize::new(0),
             next: (0..threads.max(1)).map(own).collect(),
-            inside: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         });
@@ -134,43 +134,44 @@ impl Pool {
     }
 
     /// The first of so many parts that thread `me` has.
-    pub(crate) fn first(&self, parts: usize, me: usize) -> usize {
-        self.shared.first(parts, me)
+    pub(crate) fn first_part(&self, parts: usize, me: usize) -> usize {
+        self.shared.first_part(parts, me)
     }
 
     /// All parts of the thread that has part `i` of so many.
-    pub(crate) fn around(&self, parts: usize, i: usize) -> Range<usize> {
-        let first = |thread: usize| self.first(parts, thread);
+    pub(crate) fn owner_parts(&self, parts: usize, i: usize) -> Range<usize> {
+        let first = |thread: usize| self.first_part(parts, thread);
         let thread = (0..self.shared.next.len()).find(|&thread| i < first(thread + 1));
         thread.map_or(0..parts, |thread| first(thread)..first(thread + 1))
     }
 
     /// Threads that work on a job, the caller included.
-    pub(crate) fn width(&self) -> usize {
+    pub(crate) fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs `run` for each of `0..parts`, spread over the threads; see [`Self::spread`].
+    /// Runs `run` for each of `0..parts`, spread over the threads; see [`Self::run_iter`].
     pub(crate) fn run(&self, parts: usize, run: &(dyn Fn(usize) + Sync)) {
-        self.spread(parts, &|own| own.for_each(run));
+        self.run_iter(parts, &|own| own.for_each(run));
     }
 
     /// Calls `run` on the threads with the numbers of the parts that each is to do, mostly neighbors, together `0..parts`; what
     /// it needs for all of them it makes once. Returns when all are done. A panic in a part is resumed here as one of its own.
-    pub(crate) fn spread(&self, parts: usize, run: &Run<'_>) {
+    pub(crate) fn run_iter(&self, parts: usize, run: &Run<'_>) {
         if parts <= 1 || self.workers.is_empty() {
             run(&mut (0..parts));
             return;
         }
         let _one = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. Workers use the pointer between entering (`inside`) and
+        // SAFETY: only the lifetime changes. Workers use the pointer between entering (`active`) and
         // leaving a job; below, the job is withdrawn and everybody has left before this returns.
         let run: &'static Run<'static> = unsafe { std::mem::transmute(run) };
-        let then = THEN.get();
-        let job = Job { run, parts, then };
+        let hook = BARRIER_HOOK.get();
+        let job = Job { run, parts, hook };
         for (own, next) in shared.next.iter().enumerate() {
-            next.0.store(shared.first(parts, own), Ordering::Relaxed);
+            next.0
+                .store(shared.first_part(parts, own), Ordering::Relaxed);
         }
         shared.failed.store(false, Ordering::Relaxed);
         let asleep = {
@@ -188,7 +189,7 @@ impl Pool {
         // Nobody enters from here on; those inside finish their parts.
         *lock(&shared.job) = None;
         let mut spins = 0u32;
-        while shared.inside.load(Ordering::Acquire) > 0 {
+        while shared.active.load(Ordering::Acquire) > 0 {
             pause(&mut spins);
         }
         assert!(
@@ -219,7 +220,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     /// The first part of a thread: each has as many neighbors, so that what it reads is one piece of memory.
-    fn first(&self, parts: usize, own: usize) -> usize {
+    fn first_part(&self, parts: usize, own: usize) -> usize {
         parts * own / self.next.len().max(1)
     }
 }
@@ -240,7 +241,7 @@ impl Iterator for Parts<'_> {
         let threads = self.shared.next.len();
         while self.before < threads {
             let part = self.shared.next[self.of].0.fetch_add(1, Ordering::Relaxed);
-            if part < self.shared.first(self.parts, self.of + 1) {
+            if part < self.shared.first_part(self.parts, self.of + 1) {
                 return Some(part);
             }
             self.of = (self.of + 1) % threads;
@@ -252,7 +253,7 @@ impl Iterator for Parts<'_> {
 
 /// Runs the parts of thread `me`, then what others have not begun.
 fn take_parts(shared: &Shared, job: Job, me: usize) {
-    // SAFETY: the caller is the job's owner or is counted in `inside`, so its closures are alive.
+    // SAFETY: the caller is the job's owner or is counted in `active`, so its closures are alive.
     let run = unsafe { &*job.run };
     let mut own = Parts {
         shared,
@@ -262,9 +263,9 @@ fn take_parts(shared: &Shared, job: Job, me: usize) {
     };
     let all = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         run(&mut own);
-        if let Some(then) = job.then {
+        if let Some(hook) = job.hook {
             // SAFETY: as above.
-            unsafe { (*then)(me) };
+            unsafe { (*hook)(me) };
         }
     }));
     if all.is_err() {
@@ -309,13 +310,13 @@ fn work(shared: &Shared, me: usize) {
             // Entering under the lock: the owner withdraws the job under it, and waits for those
             // who entered before.
             if slot.is_some() {
-                shared.inside.fetch_add(1, Ordering::Relaxed);
+                shared.active.fetch_add(1, Ordering::Relaxed);
             }
             *slot
         };
         if let Some(job) = job {
             take_parts(shared, job, me);
-            shared.inside.fetch_sub(1, Ordering::Release);
+            shared.active.fetch_sub(1, Ordering::Release);
         } else if shared.stopped.load(Ordering::Relaxed) {
             return;
         }

@@ -1,8 +1,8 @@
-//! The pool with real threads; `tests/models.rs` looks at all orders of their steps.
+//! The pool with real threads. `tests/models.rs` checks all orders of their steps.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::pool::{Pool, followed_by};
+use super::pool::{Pool, with_barrier_hook};
 
 #[test]
 fn every_part_runs_once_whatever_the_width() {
@@ -40,7 +40,7 @@ fn callers_take_turns() {
 fn what_follows_is_done_by_each_thread_of_a_job_and_no_longer() {
     let pool = Pool::start(2);
     let counts = [const { AtomicUsize::new(0) }; 2];
-    let then = |me: usize| {
+    let hook = |me: usize| {
         counts[me].fetch_add(1, Ordering::Relaxed);
     };
     let seen = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
@@ -54,16 +54,16 @@ fn what_follows_is_done_by_each_thread_of_a_job_and_no_longer() {
             }
         });
     };
-    followed_by(&then, || pool.run(1, &|_| {}));
+    with_barrier_hook(&hook, || pool.run(1, &|_| {}));
     assert_eq!(seen(), [0, 0], "nobody to wait for");
-    followed_by(&then, || {
+    with_barrier_hook(&hook, || {
         job();
         job();
     });
     assert_eq!(seen(), [2, 2]);
     job();
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        followed_by(&then, || panic!("in between"));
+        with_barrier_hook(&hook, || panic!("in between"));
     }));
     assert!(caught.is_err());
     job();

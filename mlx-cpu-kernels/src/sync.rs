@@ -1,5 +1,5 @@
-//! What the threads of kernels synchronize by. A test replaces this module by a model checker's
-//! (`tests/models.rs`).
+//! The synchronization primitives of the pool. `tests/models.rs` replaces this module by a model
+//! checker's.
 
 pub(super) use std::hint::spin_loop;
 pub(super) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

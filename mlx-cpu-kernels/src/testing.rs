@@ -1,8 +1,8 @@
-//! For tests, also those of crates on top: the instruction set of a thread, and numbers.
+//! Helpers for tests, also of crates above: the instruction set of a thread, and noise.
 
 use crate::isa::{FORCED, Isa};
 pub use crate::sampling::sample::{MOST_CANDIDATES, tail};
-pub use crate::sampling::softmax_pass::depth;
+pub use crate::sampling::softmax_pass::relative_logit;
 pub use crate::sampling::top_k::ascending;
 
 /// Runs `f` with each instruction set of this processor, which operations that this thread makes use.

@@ -1,4 +1,4 @@
-//! Inputs of kernels, and the trait of what computes with them.
+//! The inputs of operations as views, and the trait of an operation.
 
 use std::ffi::c_void;
 
@@ -16,7 +16,7 @@ pub trait Work: Send + Sync + 'static {
 }
 
 /// A dimension, which is not negative.
-pub fn count(n: i32) -> usize {
+pub fn dim(n: i32) -> usize {
     usize::try_from(n).unwrap_or(0)
 }
 
@@ -32,7 +32,7 @@ pub struct Input {
 
 impl Input {
     /// Elements that are no array of MLX's, and have no strides: what one part of an operation leaves to the next.
-    pub fn of(data: &[f32]) -> Self {
+    pub fn from_slice(data: &[f32]) -> Self {
         Self {
             data: data.as_ptr().cast(),
             size: data.len(),
@@ -59,7 +59,7 @@ impl Input {
     /// Elements with a layout of `ndim` axes, as C passes them.
     ///
     /// # Safety
-    /// As of [`Self::at`], where shape and strides have `ndim` elements each.
+    /// As of [`Self::strided`], where shape and strides have `ndim` elements each.
     pub unsafe fn with_layout(
         data: *const c_void,
         size: usize,
@@ -79,7 +79,7 @@ impl Input {
     /// # Safety
     /// As long as this is used all of them, and the layout, must be there; none of its strides is negative, and no index leads
     /// beyond the elements.
-    pub unsafe fn at(data: *const f32, size: usize, shape: &[i32], strides: &[i64]) -> Self {
+    pub unsafe fn strided(data: *const f32, size: usize, shape: &[i32], strides: &[i64]) -> Self {
         Self {
             data: data.cast(),
             size,
@@ -98,7 +98,7 @@ impl Input {
         clippy::mut_from_ref,
         reason = "an input is an address, and whose memory it is the caller's promise"
     )]
-    pub unsafe fn part_mut<T>(&self, from: usize, n: usize) -> &mut [T] {
+    pub unsafe fn slice_mut<T>(&self, from: usize, n: usize) -> &mut [T] {
         assert!(from <= self.size && n <= self.size - from);
         if n == 0 {
             return &mut [];
@@ -136,7 +136,7 @@ impl Input {
     ///
     /// # Safety
     /// The elements must be of type `T`.
-    pub unsafe fn reach<T>(&self) -> *const [T] {
+    pub unsafe fn span<T>(&self) -> *const [T] {
         if self.size == 0 {
             return &[];
         }

@@ -2,7 +2,7 @@
 //! instead of copying everything; the first chunk in powers of two, since fresh memory costs many short prompts
 //! together more than their copies.
 
-use mlx_rs_core::cpu::{Heads, Tokens};
+use mlx_rs_core::cpu::{Heads, TokenRange};
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
 
 use super::{KvCache, Order, Seen, Snapshot, Stored};
@@ -141,7 +141,7 @@ impl KvCache for ChunkedCache {
         let end = self.offset.saturating_add(length);
         let shape = [1, heads.n_kv_heads, length, heads.head_dim];
         let (k, v) = self.room(end, i32::MAX, (&shape, &shape, Dtype::Float32))?;
-        let tokens = Tokens {
+        let tokens = TokenRange {
             first,
             length,
             offset: self.offset,

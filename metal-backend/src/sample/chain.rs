@@ -51,9 +51,9 @@ impl Choice {
     /// The same for the kernel of CPUs.
     pub(super) fn pick(self) -> cpu::Pick {
         match self {
-            Choice::Forced(id) => cpu::Pick::Token(id),
-            Choice::Greedy => cpu::Pick::Greatest,
-            Choice::Draw(d) => cpu::Pick::Draw(cpu::Filters {
+            Choice::Forced(id) => cpu::Pick::Forced(id),
+            Choice::Greedy => cpu::Pick::Greedy,
+            Choice::Draw(d) => cpu::Pick::Draw(cpu::DrawParams {
                 top_p: d.top_p,
                 min_p: d.min_p,
                 xtc: d.xtc.map(|threshold| (threshold, d.spared)),

@@ -157,7 +157,7 @@ impl Sampler {
             .iter()
             .map(inference::LogitsProcessorFactory::make)
             .collect();
-        let on_cpu = context.on_cpu && cpu::enabled() && context.vocabulary <= cpu::LONGEST;
+        let on_cpu = context.on_cpu && cpu::enabled() && context.vocabulary <= cpu::MAX_ROW_LEN;
         let whole = on_cpu && processors.is_empty();
         let enders: Vec<u32> = context
             .eos
@@ -335,7 +335,7 @@ impl Sampler {
     /// What the kernel of CPUs does with this row.
     fn row(&mut self) -> Result<cpu::Row> {
         let pick = self.choice().pick();
-        if !self.whole || matches!(pick, cpu::Pick::Token(_)) {
+        if !self.whole || matches!(pick, cpu::Pick::Forced(_)) {
             return Ok(cpu::Row::new(pick));
         }
         let only = self.allowed()?;
@@ -346,14 +346,14 @@ impl Sampler {
         };
         Ok(cpu::Row {
             seen: self.history.clone(),
-            repeat: (self.repeat_penalty != 1.0).then_some(cpu::Repeat {
+            repeat: (self.repeat_penalty != 1.0).then_some(cpu::RepetitionPenalty {
                 last: match self.window {
                     0 => usize::MAX,
                     n => n,
                 },
                 penalty: self.repeat_penalty,
             }),
-            count: self.counts_tokens().then(|| cpu::Count {
+            count: self.counts_tokens().then(|| cpu::CountPenalties {
                 last: usize::try_from(self.step).unwrap_or(usize::MAX),
                 presence: self.presence,
                 frequency: self.frequency,

@@ -1,19 +1,19 @@
-//! Attention over caches: what an operation is given, and what its units of work share. `run.rs` computes it.
+//! What an attention operation is given, and what its units of work share. `run.rs` computes it.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::attention::kv_write::normalize;
-use crate::attention::rope::{Rotation, rotate};
+use crate::attention::rope::{Rotation, apply_rope};
 use crate::isa::Isa;
-use crate::partition::Output;
-use crate::work::{Input, count};
+use crate::partition::SharedOutput;
+use crate::work::{Input, dim};
 
 /// One query: of which lane, where in the packed rows, and its position.
 #[derive(Debug, Clone, Copy)]
 pub struct Query {
     /// The lane of the batch.
-    pub lane: usize,
+    pub sequence: usize,
     /// The packed row.
     pub row: usize,
     /// Its position in the sequence.
@@ -22,9 +22,9 @@ pub struct Query {
 
 /// What the queries of a lane may see.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub struct AttentionMask {
     /// So many keys count.
-    pub n: usize,
+    pub len: usize,
     /// The number of kept keys, which stand first, and the position of the first of the others. `None`: the
     /// keys are unordered, and a query sees all.
     pub order: Option<(usize, i32)>,
@@ -32,19 +32,19 @@ pub struct Plan {
     pub window: Option<i32>,
 }
 
-impl Plan {
+impl AttentionMask {
     /// The keys that a query sees: the first so many, and a range.
-    pub(crate) fn seen(&self, position: i32) -> (usize, Range<usize>) {
-        let Some((kept, start)) = self.order else {
-            return (0, 0..self.n);
+    pub(crate) fn visible_keys(&self, position: i32) -> (usize, Range<usize>) {
+        let Some((sink_tokens, start)) = self.order else {
+            return (0, 0..self.len);
         };
-        let kept_seen = kept.min(count(position.saturating_add(1)));
-        // Key `kept + i` stands at `start + i`.
-        let after = |p: i32| kept + count(p.saturating_sub(start)).min(self.n - kept);
+        let kept_seen = sink_tokens.min(dim(position.saturating_add(1)));
+        // Key `sink_tokens + i` stands at `start + i`.
+        let after = |p: i32| sink_tokens + dim(p.saturating_sub(start)).min(self.len - sink_tokens);
         let end = after(position.saturating_add(1));
         let begin = match self.window {
             Some(window) => after(position.saturating_add(1).saturating_sub(window)),
-            None => kept,
+            None => sink_tokens,
         };
         (kept_seen, begin.min(end)..end)
     }
@@ -52,13 +52,13 @@ impl Plan {
 
 /// Attention of packed queries over caches. Its inputs are float32: packed rows `[rows, width]`, the weight of
 /// the norm of queries `[d]`, the sinks `[heads]`, and keys and values `[1, Hkv, n, d]` of each lane.
-pub struct Attend {
+pub struct Attention {
     /// Query heads.
     pub heads: usize,
     /// Query heads for each head of keys and values.
-    pub repeats: usize,
+    pub queries_per_kv: usize,
     /// Elements of a head.
-    pub d: usize,
+    pub head_dim: usize,
     /// Elements of a packed row.
     pub width: usize,
     /// The factor on scores.
@@ -74,36 +74,38 @@ pub struct Attend {
     /// The queries, one row of the output each.
     pub queries: Vec<Query>,
     /// Of each lane.
-    pub plans: Vec<Plan>,
+    pub plans: Vec<AttentionMask>,
     /// The instruction set.
     pub isa: Isa,
 }
 
-impl Attend {
+impl Attention {
     /// The keys that a query sees.
-    pub(crate) fn seen(&self, q: usize) -> (usize, Range<usize>) {
-        let Query { lane, position, .. } = self.queries[q];
-        self.plans[lane].seen(position)
+    pub(crate) fn visible_keys(&self, q: usize) -> (usize, Range<usize>) {
+        let Query {
+            sequence, position, ..
+        } = self.queries[q];
+        self.plans[sequence].visible_keys(position)
     }
 
     /// The first position that a query sees.
-    pub(crate) fn first_seen(&self, q: usize) -> usize {
-        match self.seen(q) {
+    pub(crate) fn first_visible(&self, q: usize) -> usize {
+        match self.visible_keys(q) {
             (0, range) => range.start,
             _ => 0,
         }
     }
 
     /// How many keys a query sees.
-    pub(crate) fn keys_of(&self, q: usize) -> usize {
-        let (kept, range) = self.seen(q);
-        kept + range.len()
+    pub(crate) fn visible_count(&self, q: usize) -> usize {
+        let (sink_tokens, range) = self.visible_keys(q);
+        sink_tokens + range.len()
     }
 }
 
 /// Keys or values of a row of a batch.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct KvRows<'a> {
     data: *const [f32],
     /// Elements from one head to the next.
     head: usize,
@@ -112,17 +114,17 @@ pub(crate) struct Rows<'a> {
     memory: PhantomData<&'a [f32]>,
 }
 
-// SAFETY: elements that no thread writes while one reads them, as promised to `Rows::of`.
-unsafe impl Sync for Rows<'_> {}
+// SAFETY: elements that no thread writes while one reads them, as promised to `KvRows::of`.
+unsafe impl Sync for KvRows<'_> {}
 
-impl<'a> Rows<'a> {
+impl<'a> KvRows<'a> {
     /// # Safety
     /// The array must be of float32; what is asked of [`Self::reach`] must not be written any more.
-    pub(crate) unsafe fn of(input: &'a Input) -> Self {
+    pub(crate) unsafe fn from_input(input: &'a Input) -> Self {
         let strides = input.strides();
         Self {
             // SAFETY: the caller's promise; the strides say how far the elements reach.
-            data: unsafe { input.reach() },
+            data: unsafe { input.span() },
             head: strides[1],
             position: strides[2],
             memory: PhantomData,
@@ -130,13 +132,13 @@ impl<'a> Rows<'a> {
     }
 
     /// Where a position begins, if it is there.
-    pub(crate) fn place(&self, h: usize, at: usize) -> *const f32 {
+    pub(crate) fn ptr(&self, h: usize, at: usize) -> *const f32 {
         let first = self.data.cast::<f32>();
         first.wrapping_add(h * self.head + at * self.position)
     }
 
     /// Everything from the first element of position `from` to the last before position `to`.
-    pub(crate) fn reach(&self, h: usize, from: usize, to: usize, d: usize) -> &'a [f32] {
+    pub(crate) fn span(&self, h: usize, from: usize, to: usize, d: usize) -> &'a [f32] {
         let start = h * self.head + from * self.position;
         let n = (to - from - 1) * self.position + d;
         assert!(start <= self.data.len() && n <= self.data.len() - start);
@@ -146,22 +148,22 @@ impl<'a> Rows<'a> {
 }
 
 /// What all units of an operation read, and where they write.
-pub(crate) struct Task<'a> {
-    pub attend: &'a Attend,
+pub(crate) struct AttentionTask<'a> {
+    pub attend: &'a Attention,
     pub packed: &'a [f32],
     pub norm: Option<(&'a [f32], f32)>,
     pub rotation: Option<(&'a Rotation, &'a [f32])>,
     /// Keys and values of each row.
-    pub rest: &'a [Rows<'a>],
+    pub kv: &'a [KvRows<'a>],
     pub sinks: Option<&'a [f32]>,
-    pub out: Output,
+    pub out: SharedOutput,
 }
 
-impl Task<'_> {
+impl AttentionTask<'_> {
     /// Head `h` of query `q`, through norm and rotation, scaled.
     pub(crate) fn query(&self, q: usize, h: usize, query: &mut [f32]) {
-        let Attend {
-            d,
+        let Attention {
+            head_dim: d,
             width,
             isa,
             scale,
@@ -173,7 +175,7 @@ impl Task<'_> {
             normalize(isa, weight, eps, query);
         }
         if let Some((rotation, _)) = self.rotation {
-            rotate(isa, rotation, self.turns(q), query);
+            apply_rope(isa, rotation, self.rope_table(q), query);
         }
         query.iter_mut().for_each(|v| *v *= scale);
     }
@@ -185,13 +187,13 @@ impl Task<'_> {
     }
 
     /// Of the position of query `q`.
-    pub(crate) fn turns(&self, q: usize) -> &[f32] {
-        let Some((rotation, turns)) = self.rotation else {
+    pub(crate) fn rope_table(&self, q: usize) -> &[f32] {
+        let Some((rotation, rope_table)) = self.rotation else {
             return &[];
         };
         // A sine and a cosine.
         let each = 2 * rotation.radians.len();
-        &turns[q * each..(q + 1) * each]
+        &rope_table[q * each..(q + 1) * each]
     }
 
     /// Where head `h` of query `q` goes.
@@ -202,19 +204,23 @@ impl Task<'_> {
         clippy::mut_from_ref,
         reason = "each query and head has a place of its own"
     )]
-    pub(crate) unsafe fn place(&self, q: usize, h: usize) -> &mut [f32] {
-        let Attend { d, heads, .. } = *self.attend;
+    pub(crate) unsafe fn output(&self, q: usize, h: usize) -> &mut [f32] {
+        let Attention {
+            head_dim: d, heads, ..
+        } = *self.attend;
         // SAFETY: the caller's promise.
-        unsafe { self.out.part((q * heads + h) * d, d) }
+        unsafe { self.out.slice_mut((q * heads + h) * d, d) }
     }
 
     /// Multiplications for queries, roughly.
-    pub(crate) fn work(&self, queries: impl Iterator<Item = usize>) -> usize {
-        let Attend { heads, d, .. } = *self.attend;
+    pub(crate) fn multiplications(&self, queries: impl Iterator<Item = usize>) -> usize {
+        let Attention {
+            heads, head_dim: d, ..
+        } = *self.attend;
         let keys: usize = queries
             .map(|q| {
-                let (kept, range) = self.attend.seen(q);
-                kept + range.len() + 16
+                let (sink_tokens, range) = self.attend.visible_keys(q);
+                sink_tokens + range.len() + 16
             })
             .sum();
         2 * keys * heads * d

@@ -1,19 +1,20 @@
-//! Attention of single queries, as when tokens are generated: the heads that share keys look at them together, and
-//! long memories are cut into segments for several threads, which are put together after (Dao et al. 2023,
-//! "Flash-Decoding"). Not for many queries of one row, which `sweep.rs` answers.
+//! Attention of single queries, as in token generation (Dao et al. 2023, "Flash-Decoding"). Heads
+//! that share keys are computed together. Long caches are cut into segments for several threads,
+//! and the partial results are combined. Not for many queries of one sequence: see
+//! `flash_attention.rs`.
 
 use std::ops::Range;
 
-use crate::attention::attend::Rows;
+use crate::attention::attend::KvRows;
 use crate::isa::Isa;
-use crate::layout::tile::{self, LANES, Left, Right};
+use crate::layout::tile::{self, LANES, TileA, TileB};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx2;
-use crate::simd::prefetch::Next;
+use crate::simd::prefetch::KeyPrefetch;
 use crate::simd::{microkernel, portable, vmath};
 
 /// Heads that look at keys together, so that their sums fit the registers.
-const TOGETHER: usize = 3;
+const HEADS_TOGETHER: usize = 3;
 
 /// Keys of a segment: few where there are few, so that each thread gets some. How a row is cut must depend on
 /// nothing but its own length, so that it finds the same alone and among others.
@@ -27,12 +28,12 @@ pub(crate) fn segments(n: usize) -> usize {
 }
 
 /// The heads of one query that share keys and values.
-pub(crate) struct Glance<'a> {
+pub(crate) struct DecodeTask<'a> {
     pub isa: Isa,
     pub d: usize,
     pub softcap: Option<f32>,
-    pub keys: Rows<'a>,
-    pub values: Rows<'a>,
+    pub keys: KvRows<'a>,
+    pub values: KvRows<'a>,
     /// The head of keys and values.
     pub group: usize,
     /// Runs of positions that the query sees.
@@ -42,21 +43,21 @@ pub(crate) struct Glance<'a> {
 }
 
 /// What heads found in a segment.
-pub(crate) struct Found<'a> {
+pub(crate) struct PartialSoftmax<'a> {
     /// `[heads, D]`: sums of values, each times its exponential.
     pub sums: &'a mut [f32],
     /// Of each head: the greatest score, and the sum of the exponentials below it.
     pub states: &'a mut [(f32, f32)],
 }
 
-impl Glance<'_> {
+impl DecodeTask<'_> {
     /// Looks at the keys of segment `number`. `queries` is `[heads, D]`, scaled; `scores` is room to use.
-    pub(crate) fn look(
+    pub(crate) fn run_segment(
         &self,
         number: usize,
         queries: &[f32],
         scores: &mut Vec<f32>,
-        found: Found<'_>,
+        found: PartialSoftmax<'_>,
     ) {
         let d = self.d;
         let heads = queries.len() / d;
@@ -77,14 +78,14 @@ impl Glance<'_> {
         }
         for (part, first) in &parts {
             if !part.is_empty() {
-                let keys = self.keys.reach(self.group, part.start, part.end, d);
-                for h in (0..heads).step_by(TOGETHER) {
-                    let some = TOGETHER.min(heads - h);
+                let keys = self.keys.span(self.group, part.start, part.end, d);
+                for h in (0..heads).step_by(HEADS_TOGETHER) {
+                    let some = HEADS_TOGETHER.min(heads - h);
                     let queries = &queries[h * d..(h + some) * d];
                     let to = (&mut scores[h * n + first..], n);
                     let next = next(&self.values, (self.group, part.start), h == 0);
                     let keys = (keys, self.keys.position);
-                    inner_products(self.isa, queries, keys, (part.len(), d), to, next);
+                    scores_of(self.isa, queries, keys, (part.len(), d), to, next);
                 }
             }
         }
@@ -94,97 +95,103 @@ impl Glance<'_> {
             return;
         }
         for (scores, state) in scores.chunks_exact_mut(n).zip(found.states.iter_mut()) {
-            *state = soften(self.isa, self.softcap, scores);
+            *state = softmax_block(self.isa, self.softcap, scores);
         }
         found.sums.fill(0.0);
         for (part, first) in &parts {
             if !part.is_empty() {
-                let values = self.values.reach(self.group, part.start, part.end, d);
+                let values = self.values.span(self.group, part.start, part.end, d);
                 let shares = (&scores[*first..], n);
                 // Most likely the next segment's keys.
                 let mut next = next(&self.keys, (self.group, part.end), true);
                 if part.end >= self.runs[1].end {
                     next.data = self.after;
                 }
-                self.gather(shares, values, part.len(), found.sums, next);
+                self.accumulate_values(shares, values, part.len(), found.sums, next);
             }
         }
     }
 
     /// Adds values, each times its share: `shares` is `[heads, ..]` with rows `step` apart.
-    fn gather(
+    fn accumulate_values(
         &self,
         (shares, step): (&[f32], usize),
         values: &[f32],
         n: usize,
         sums: &mut [f32],
-        next: Next,
+        next: KeyPrefetch,
     ) {
         let d = self.d;
         let heads = sums.len() / d;
         assert!(shares.len() >= (heads - 1) * step + n);
         assert!(values.len() >= (n - 1) * self.values.position + d);
-        let wide = self.gather_wide((shares, step), values, n, sums, next);
+        let wide = self.accumulate_values_avx2((shares, step), values, n, sums, next);
         let whole = d / LANES * LANES;
         for at in (wide..whole).step_by(LANES) {
-            let left = Left {
+            let left = TileA {
                 data: shares.as_ptr(),
-                row_step: step,
-                step: 1,
+                row_stride: step,
+                stride: 1,
             };
-            let right = Right {
+            let right = TileB {
                 data: values[at..].as_ptr(),
-                step: self.values.position,
+                stride: self.values.position,
             };
-            let product = tile::Product {
+            let product = tile::TileC {
                 data: sums[at..].as_mut_ptr(),
-                row_step: d,
-                adds: true,
+                row_stride: d,
+                accumulate: true,
             };
             // SAFETY: `n` shares of each head and `n` rows of values with `d` elements, as asserted; `at` and the
             // lanes after it are below `d`, and the sums are `heads` rows of `d`.
-            unsafe { microkernel::tiles(self.isa, heads, n, left, right, product) };
+            unsafe { microkernel::gemm_tiles(self.isa, heads, n, left, right, product) };
         }
         for h in 0..heads {
-            for (i, share) in shares[h * step..h * step + n].iter().enumerate() {
+            for (i, parallel_ranges) in shares[h * step..h * step + n].iter().enumerate() {
                 let row = &values[i * self.values.position..][whole..d];
                 for (sum, value) in sums[h * d + whole..(h + 1) * d].iter_mut().zip(row) {
-                    *sum += share * value;
+                    *sum += parallel_ranges * value;
                 }
             }
         }
     }
 
-    /// [`Self::gather`] for lanes that tiles of few rows leave waiting for one another: more of them at a time. Returns
+    /// [`Self::accumulate_values`] for lanes that tiles of few rows leave waiting for one another: more of them at a time. Returns
     /// how many of `d` are done.
-    fn gather_wide(
+    fn accumulate_values_avx2(
         &self,
         (shares, step): (&[f32], usize),
         values: &[f32],
         n: usize,
         sums: &mut [f32],
-        next: Next,
+        next: KeyPrefetch,
     ) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.isa.has_avx2() {
             let d = self.d;
             let (heads, whole) = (
                 sums.len() / d,
-                d / avx2::decode_attention::WIDE * avx2::decode_attention::WIDE,
+                d / avx2::decode_attention::VALUE_LANES * avx2::decode_attention::VALUE_LANES,
             );
-            for h in (0..heads).step_by(TOGETHER) {
-                for at in (0..whole).step_by(avx2::decode_attention::WIDE) {
+            for h in (0..heads).step_by(HEADS_TOGETHER) {
+                for at in (0..whole).step_by(avx2::decode_attention::VALUE_LANES) {
                     let shares = (shares[h * step..].as_ptr(), step);
                     let next = next.lanes(at, h == 0);
                     let values = (values[at..].as_ptr(), self.values.position);
                     let sums = (sums[h * d + at..].as_mut_ptr(), d);
-                    // SAFETY: `Isa::Avx2` is made by `detect` only; `gather` asserts the lengths, and the heads and
+                    // SAFETY: `Isa::Avx2` is made by `detect` only; `accumulate_values` asserts the lengths, and the heads and
                     // lanes are within them.
                     unsafe {
                         match heads - h {
-                            1 => avx2::decode_attention::gather::<1>(shares, values, n, sums, next),
-                            2 => avx2::decode_attention::gather::<2>(shares, values, n, sums, next),
-                            _ => avx2::decode_attention::gather::<3>(shares, values, n, sums, next),
+                            1 => avx2::decode_attention::accumulate_values::<1>(
+                                shares, values, n, sums, next,
+                            ),
+                            2 => avx2::decode_attention::accumulate_values::<2>(
+                                shares, values, n, sums, next,
+                            ),
+                            _ => avx2::decode_attention::accumulate_values::<3>(
+                                shares, values, n, sums, next,
+                            ),
                         }
                     }
                 }
@@ -197,10 +204,10 @@ impl Glance<'_> {
 }
 
 /// Position `at` of head `h` and those after it, if it is `wanted`.
-fn next(rows: &Rows<'_>, (h, at): (usize, usize), wanted: bool) -> Next {
-    Next {
+fn next(rows: &KvRows<'_>, (h, at): (usize, usize), wanted: bool) -> KeyPrefetch {
+    KeyPrefetch {
         data: if wanted {
-            rows.place(h, at)
+            rows.ptr(h, at)
         } else {
             std::ptr::null()
         },
@@ -209,12 +216,12 @@ fn next(rows: &Rows<'_>, (h, at): (usize, usize), wanted: bool) -> Next {
 }
 
 /// What the heads found in all segments: `sums` is `[segments, D]` of one head, `sink` a score that adds nothing.
-pub(crate) fn together<'a>(
+pub(crate) fn combine_segments<'a>(
     parts: impl Iterator<Item = (&'a [f32], (f32, f32))> + Clone,
     sink: Option<f32>,
     out: &mut [f32],
 ) {
-    let greatest = parts.clone().map(|(_, (greatest, _))| greatest).fold(
+    let max_score = parts.clone().map(|(_, (max_score, _))| max_score).fold(
         sink.unwrap_or(f32::NEG_INFINITY),
         |a, b| {
             // What is no number stays.
@@ -222,12 +229,12 @@ pub(crate) fn together<'a>(
         },
     );
     out.fill(0.0);
-    let mut total = sink.map_or(0.0, |sink| (sink - greatest).exp());
+    let mut total = sink.map_or(0.0, |sink| (sink - max_score).exp());
     for (sums, (own, sum)) in parts {
         if sum == 0.0 {
             continue;
         }
-        let factor = (own - greatest).exp();
+        let factor = (own - max_score).exp();
         total += sum * factor;
         for (out, sum) in out.iter_mut().zip(sums) {
             *out += sum * factor;
@@ -237,32 +244,32 @@ pub(crate) fn together<'a>(
 }
 
 /// Replaces scores by their exponentials below the greatest; returns that one and their sum.
-fn soften(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
+fn softmax_block(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
-            avx2::decode_attention::soften(cap, scores)
+            avx2::decode_attention::softmax(cap, scores)
         },
         // Every aarch64 processor has neon.
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::Dot => portable::softmax::soften(cap, scores),
-        Isa::Portable => portable::softmax::soften(cap, scores),
+        Isa::Neon | Isa::Dot => portable::softmax::softmax(cap, scores),
+        Isa::Portable => portable::softmax::softmax(cap, scores),
     }
 }
 
 /// Products of a few queries `[heads, d]` with `n` keys, `step` elements apart: row `h` of them begins `row` elements
 /// after the one before.
-fn inner_products(
+fn scores_of(
     isa: Isa,
     queries: &[f32],
     (keys, step): (&[f32], usize),
     (n, d): (usize, usize),
     (to, row): (&mut [f32], usize),
-    next: Next,
+    next: KeyPrefetch,
 ) {
     let heads = queries.len() / d;
-    assert!(heads <= TOGETHER && keys.len() >= (n - 1) * step + d);
+    assert!(heads <= HEADS_TOGETHER && keys.len() >= (n - 1) * step + d);
     assert!(to.len() >= (heads - 1) * row + n);
     #[cfg(target_arch = "x86_64")]
     if isa.has_avx2() && d.is_multiple_of(8) {
@@ -271,16 +278,16 @@ fn inner_products(
         // SAFETY: `Isa::Avx2` is made by `detect` only; the lengths are asserted.
         return unsafe {
             match heads {
-                3 => avx2::decode_attention::inner::<3>(queries.as_ptr(), keys, (n, d), to, next),
-                2 => avx2::decode_attention::inner::<2>(queries.as_ptr(), keys, (n, d), to, next),
-                _ => avx2::decode_attention::inner::<1>(queries.as_ptr(), keys, (n, d), to, next),
+                3 => avx2::decode_attention::scores::<3>(queries.as_ptr(), keys, (n, d), to, next),
+                2 => avx2::decode_attention::scores::<2>(queries.as_ptr(), keys, (n, d), to, next),
+                _ => avx2::decode_attention::scores::<1>(queries.as_ptr(), keys, (n, d), to, next),
             }
         };
     }
     let _ = next;
     for (h, query) in queries.chunks_exact(d).enumerate() {
         for i in 0..n {
-            to[h * row + i] = vmath::inner(isa, query, &keys[i * step..][..d]);
+            to[h * row + i] = vmath::dot(isa, query, &keys[i * step..][..d]);
         }
     }
 }

@@ -1,18 +1,19 @@
-//! Single queries of an attention, and which thread looks at what: at all keys of a head where there are enough heads
-//! and rows for all threads, else at a segment of them, which are put together after.
+//! Which thread computes which part of a decode attention: whole heads where there are enough of
+//! them, otherwise segments of the cache, which are combined afterwards. The arithmetic is in
+//! `decode_attention.rs`.
 
 use std::cell::RefCell;
 
-use crate::attention::attend::{Attend, Task};
-use crate::attention::decode_attention::{self, Found, Glance};
-use crate::attention::kv_write::Fresh;
-use crate::partition::{Output, share, spread};
+use crate::attention::attend::{Attention, AttentionTask};
+use crate::attention::decode_attention::{self, DecodeTask, PartialSoftmax};
+use crate::attention::kv_write::NewKv;
+use crate::partition::{SharedOutput, parallel_parts, parallel_ranges};
 use crate::pool;
 use crate::simd::prefetch;
 
 /// What a thread needs to look at the keys of a head.
 #[derive(Default)]
-struct Desk {
+struct DecodeScratch {
     /// `[heads, D]`: queries that look together.
     queries: Vec<f32>,
     scores: Vec<f32>,
@@ -23,34 +24,37 @@ struct Desk {
 }
 
 thread_local! {
-    static DESK: RefCell<Desk> = RefCell::default();
+    static SCRATCH: RefCell<DecodeScratch> = RefCell::default();
 }
 
-impl Attend {
+impl Attention {
     /// Whether one thread each looks at all keys of a head: none of them has much more to do than others then.
     pub(crate) fn by_head(&self, queries: &[usize]) -> bool {
-        let groups = self.heads / self.repeats;
+        let groups = self.heads / self.queries_per_kv;
         let (mut most, mut all) = (0, 0);
         for &q in queries {
-            let keys = self.keys_of(q);
+            let keys = self.visible_count(q);
             most = most.max(keys);
             all += keys;
         }
-        decode_attention::segments(most) == 1 || 4 * most * pool::pool().width() <= groups * all
+        decode_attention::segments(most) == 1 || 4 * most * pool::pool().threads() <= groups * all
     }
 }
 
-impl Task<'_> {
-    /// Each head of keys and values by one thread, which writes a `fresh` one's before. All queries of a row see it.
-    pub(crate) fn glances_by_head(&self, queries: &[usize], fresh: Option<&Fresh<'_>>) {
-        let Attend {
-            d, repeats, heads, ..
+impl AttentionTask<'_> {
+    /// Each head of keys and values by one thread, which writes a `new_kv` one's before. All queries of a row see it.
+    pub(crate) fn decode_by_head(&self, queries: &[usize], new_kv: Option<&NewKv<'_>>) {
+        let Attention {
+            head_dim: d,
+            queries_per_kv,
+            heads,
+            ..
         } = *self.attend;
         if queries.is_empty() {
             return;
         }
-        let groups = heads / repeats;
-        let work = self.work(queries.iter().copied());
+        let groups = heads / queries_per_kv;
+        let work = self.multiplications(queries.iter().copied());
         let unit = |unit: usize| {
             let (at, group) = (unit / groups, unit % groups);
             let q = queries[at];
@@ -60,58 +64,64 @@ impl Task<'_> {
                     prefetch::read(self.packed_row(q));
                 }
             }
-            if let Some(fresh) = fresh {
-                let row = self.attend.queries[q].lane;
-                // SAFETY: what `Attend::run_storing` is promised; rows have one token, and this head of it is this unit's alone.
-                unsafe { fresh.store_head(self.packed, self.turns(q), (row, 0, group)) };
+            if let Some(new_kv) = new_kv {
+                let row = self.attend.queries[q].sequence;
+                // SAFETY: what `Attention::run_with_new_kv` is promised; rows have one token, and this head of it is this unit's alone.
+                unsafe { new_kv.write_kv_head(self.packed, self.rope_table(q), (row, 0, group)) };
             }
-            DESK.with_borrow_mut(|desk| {
-                self.fill_queries(q, group, &mut desk.queries);
-                let segments = decode_attention::segments(self.attend.keys_of(q));
-                desk.sums.resize(segments * repeats * d, 0.0);
-                desk.states.resize(segments * repeats, (0.0, 0.0));
-                let glance = self.glance(&queries[at..], group);
-                let each = desk.sums.chunks_exact_mut(repeats * d);
-                let each = each.zip(desk.states.chunks_exact_mut(repeats));
+            SCRATCH.with_borrow_mut(|scratch| {
+                self.fill_queries(q, group, &mut scratch.queries);
+                let segments = decode_attention::segments(self.attend.visible_count(q));
+                scratch.sums.resize(segments * queries_per_kv * d, 0.0);
+                scratch.states.resize(segments * queries_per_kv, (0.0, 0.0));
+                let decode_task = self.decode_task(&queries[at..], group);
+                let each = scratch.sums.chunks_exact_mut(queries_per_kv * d);
+                let each = each.zip(scratch.states.chunks_exact_mut(queries_per_kv));
                 for (segment, (sums, states)) in each.enumerate() {
-                    let found = Found { sums, states };
-                    glance.look(segment, &desk.queries, &mut desk.scores, found);
+                    let found = PartialSoftmax { sums, states };
+                    decode_task.run_segment(segment, &scratch.queries, &mut scratch.scores, found);
                 }
-                for i in 0..repeats {
+                for i in 0..queries_per_kv {
                     let parts = (0..segments).map(|segment| {
-                        let head = segment * repeats + i;
-                        (&desk.sums[head * d..(head + 1) * d], desk.states[head])
+                        let head = segment * queries_per_kv + i;
+                        (
+                            &scratch.sums[head * d..(head + 1) * d],
+                            scratch.states[head],
+                        )
                     });
-                    self.conclude(q, group * repeats + i, parts);
+                    self.combine_segments(q, group * queries_per_kv + i, parts);
                 }
             });
         };
-        spread(queries.len() * groups, work, &|own| own.for_each(unit));
+        parallel_parts(queries.len() * groups, work, &|own| own.for_each(unit));
     }
 
     /// Segment by segment.
-    pub(crate) fn glances_by_segment(&self, queries: &[usize]) {
-        let Attend {
-            d, repeats, heads, ..
+    pub(crate) fn decode_by_segment(&self, queries: &[usize]) {
+        let Attention {
+            head_dim: d,
+            queries_per_kv,
+            heads,
+            ..
         } = *self.attend;
         if queries.is_empty() {
             return;
         }
-        let groups = heads / repeats;
+        let groups = heads / queries_per_kv;
         // Each query's segments begin here.
         let mut begins = Vec::with_capacity(queries.len() + 1);
         let mut count = 0;
         for &q in queries {
             begins.push(count);
-            count += decode_attention::segments(self.attend.keys_of(q));
+            count += decode_attention::segments(self.attend.visible_count(q));
         }
         begins.push(count);
         let mut sums = vec![0.0f32; count * heads * d];
         let mut states = vec![(0.0f32, 0.0f32); count * heads];
-        let (all_sums, all_states) = (Output::new(&mut sums), Output::new(&mut states));
-        let work = self.work(queries.iter().copied());
-        share(count * groups, work, &|from, to| {
-            DESK.with_borrow_mut(|desk| {
+        let (all_sums, all_states) = (SharedOutput::new(&mut sums), SharedOutput::new(&mut states));
+        let work = self.multiplications(queries.iter().copied());
+        parallel_ranges(count * groups, work, &|from, to| {
+            SCRATCH.with_borrow_mut(|scratch| {
                 let mut known = None;
                 for unit in from..to {
                     // The segments of a group stand one after another, so that one thread makes its queries once.
@@ -122,77 +132,82 @@ impl Task<'_> {
                     let part = begins[at] + segment;
                     let q = queries[at];
                     if known != Some((q, group)) {
-                        self.fill_queries(q, group, &mut desk.queries);
+                        self.fill_queries(q, group, &mut scratch.queries);
                         known = Some((q, group));
                     }
-                    let head = part * heads + group * repeats;
+                    let head = part * heads + group * queries_per_kv;
                     // SAFETY: these heads of this segment are this unit's alone.
                     let found = unsafe {
-                        Found {
-                            sums: all_sums.part(head * d, repeats * d),
-                            states: all_states.part(head, repeats),
+                        PartialSoftmax {
+                            sums: all_sums.slice_mut(head * d, queries_per_kv * d),
+                            states: all_states.slice_mut(head, queries_per_kv),
                         }
                     };
-                    let glance = self.glance(&queries[at..], group);
-                    glance.look(segment, &desk.queries, &mut desk.scores, found);
+                    let decode_task = self.decode_task(&queries[at..], group);
+                    decode_task.run_segment(segment, &scratch.queries, &mut scratch.scores, found);
                 }
             });
         });
         let pieces = count * heads * d;
-        share(queries.len() * heads, pieces, &|from, to| {
+        parallel_ranges(queries.len() * heads, pieces, &|from, to| {
             for unit in from..to {
                 let (at, h) = (unit / heads, unit % heads);
                 let parts = (begins[at]..begins[at + 1]).map(|part| {
                     let head = part * heads + h;
                     (&sums[head * d..(head + 1) * d], states[head])
                 });
-                self.conclude(queries[at], h, parts);
+                self.combine_segments(queries[at], h, parts);
             }
         });
     }
 
     /// The queries of the heads that share those of `group`, `[heads, D]`.
     fn fill_queries(&self, q: usize, group: usize, queries: &mut Vec<f32>) {
-        let Attend { d, repeats, .. } = *self.attend;
-        queries.resize(repeats * d, 0.0);
+        let Attention {
+            head_dim: d,
+            queries_per_kv,
+            ..
+        } = *self.attend;
+        queries.resize(queries_per_kv * d, 0.0);
         for (i, own) in queries.chunks_exact_mut(d).enumerate() {
-            self.query(q, group * repeats + i, own);
+            self.query(q, group * queries_per_kv + i, own);
         }
     }
 
     /// For the first of these queries, and a head of keys and values.
-    fn glance(&self, queries: &[usize], group: usize) -> Glance<'_> {
+    fn decode_task(&self, queries: &[usize], group: usize) -> DecodeTask<'_> {
         let q = queries[0];
-        let lane = |q: usize| self.attend.queries[q].lane;
-        let first =
-            |q: usize, group: usize| self.rest[2 * lane(q)].place(group, self.attend.first_seen(q));
+        let sequence = |q: usize| self.attend.queries[q].sequence;
+        let first = |q: usize, group: usize| {
+            self.kv[2 * sequence(q)].ptr(group, self.attend.first_visible(q))
+        };
         let after = match queries.get(1) {
-            _ if group + 1 < self.attend.heads / self.attend.repeats => first(q, group + 1),
+            _ if group + 1 < self.attend.heads / self.attend.queries_per_kv => first(q, group + 1),
             Some(&next) => first(next, 0),
             None => std::ptr::null(),
         };
-        let (kept, range) = self.attend.seen(q);
-        Glance {
+        let (sink_tokens, range) = self.attend.visible_keys(q);
+        DecodeTask {
             isa: self.attend.isa,
-            d: self.attend.d,
+            d: self.attend.head_dim,
             softcap: self.attend.softcap,
-            keys: self.rest[2 * lane(q)],
-            values: self.rest[2 * lane(q) + 1],
+            keys: self.kv[2 * sequence(q)],
+            values: self.kv[2 * sequence(q) + 1],
             group,
-            runs: [0..kept, range],
+            runs: [0..sink_tokens, range],
             after,
         }
     }
 
     /// Puts together what head `h` of query `q` found in all segments, of which nobody else does that.
-    fn conclude<'a>(
+    fn combine_segments<'a>(
         &self,
         q: usize,
         h: usize,
         parts: impl Iterator<Item = (&'a [f32], (f32, f32))> + Clone,
     ) {
         // SAFETY: this head of this query is the caller's alone.
-        let place = unsafe { self.place(q, h) };
-        decode_attention::together(parts, self.sinks.map(|s| s[h]), place);
+        let place = unsafe { self.output(q, h) };
+        decode_attention::combine_segments(parts, self.sinks.map(|s| s[h]), place);
     }
 }

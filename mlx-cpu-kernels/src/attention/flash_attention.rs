@@ -1,21 +1,21 @@
-//! Attention of many queries of one row, as in a prompt: sixteen queries at a time sweep over the keys in
-//! blocks with a running softmax (Milakov and Gimelshein 2018; Dao et al. 2022), in register tiles. Not for
-//! single queries, which `attention.rs` answers key by key.
+//! Attention of many queries of one sequence, as in a prompt. Panels of sixteen queries pass over
+//! blocks of keys with a running softmax (Milakov and Gimelshein 2018; Dao et al. 2022), in
+//! register tiles. Not for single queries: see `decode_attention.rs`.
 
 use std::cell::RefCell;
 
-use crate::attention::attend::{Attend, Rows};
+use crate::attention::attend::{Attention, KvRows};
 use crate::isa::Isa;
-use crate::layout::tile::{LANES, Left, Product, Right, Scaled};
+use crate::layout::tile::{LANES, ScaledRow, TileA, TileB, TileC};
 use crate::simd::portable::vmath;
 use crate::simd::{microkernel, transpose};
 
 /// Keys at a time: their scores, and the keys and values of a usual head, fit the second cache, and the
 /// scores the first. A multiple of a tile's rows.
-const KEYS: usize = 192;
+const BLOCK_KEYS: usize = 192;
 
 /// Queries of one row from which this pays.
-pub(crate) const MANY: usize = 4;
+pub(crate) const MIN_PANEL_QUERIES: usize = 4;
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
@@ -25,27 +25,27 @@ thread_local! {
 struct Scratch {
     /// `[D, LANES]`.
     queries: Vec<f32>,
-    /// `[KEYS, LANES]`.
+    /// `[BLOCK_KEYS, LANES]`.
     scores: Vec<f32>,
     /// `[LANES, D]`.
     found: Vec<f32>,
 }
 
 /// The keys that a query sees: the first so many, and a range.
-type Seen = (usize, std::ops::Range<usize>);
+type VisibleKeys = (usize, std::ops::Range<usize>);
 
 /// What the sweep is over.
-pub(crate) struct Sweep<'a> {
-    pub attend: &'a Attend,
+pub(crate) struct FlashPanel<'a> {
+    pub attend: &'a Attention,
     /// Of the row.
-    pub keys: Rows<'a>,
-    pub values: Rows<'a>,
+    pub keys: KvRows<'a>,
+    pub values: KvRows<'a>,
     /// The head of keys and values.
     pub group: usize,
     /// The score of the head that adds nothing.
     pub sink: Option<f32>,
     /// Of each query, at most `LANES`.
-    pub seen: &'a [Seen],
+    pub visible_keys: &'a [VisibleKeys],
 }
 
 /// Whether the sweep has heads of so many elements.
@@ -53,45 +53,50 @@ pub(crate) fn fits(d: usize) -> bool {
     d.is_multiple_of(LANES)
 }
 
-impl Sweep<'_> {
+impl FlashPanel<'_> {
     /// `query(i, place)` writes query `i`, scaled; `found(i, values)` takes what it finds.
     pub(crate) fn run(
         &self,
         mut query: impl FnMut(usize, &mut [f32]),
         mut found: impl FnMut(usize, &[f32]),
     ) {
-        let d = self.attend.d;
+        let d = self.attend.head_dim;
         SCRATCH.with_borrow_mut(|scratch| {
             let Scratch {
                 queries,
                 scores,
                 found: sums,
             } = scratch;
-            let n = self.seen.len();
+            let n = self.visible_keys.len();
             queries.resize(d * LANES, 0.0);
-            scores.resize(KEYS * LANES, 0.0);
+            scores.resize(BLOCK_KEYS * LANES, 0.0);
             // The queries as rows at first.
             sums.resize(LANES * d, 0.0);
             for (i, place) in sums.chunks_exact_mut(d).take(n).enumerate() {
                 query(i, place);
             }
-            let mut rows: [Scaled<'_>; LANES] = [(&[], 1.0); LANES];
+            let mut rows: [ScaledRow<'_>; LANES] = [(&[], 1.0); LANES];
             for (row, own) in rows.iter_mut().zip(sums.chunks_exact(d)) {
                 row.0 = own;
             }
-            transpose::pack(self.attend.isa, &rows[..n], None, queries);
+            transpose::pack_rows(self.attend.isa, &rows[..n], None, queries);
             sums.fill(0.0);
             let mut state = State {
                 greatest: [self.sink.unwrap_or(f32::NEG_INFINITY); LANES],
                 total: [if self.sink.is_some() { 1.0 } else { 0.0 }; LANES],
             };
             // The kept keys first, then the others that any query sees.
-            let kept = self.seen.iter().map(|s| s.0).max().unwrap_or(0);
-            let begin = self.seen.iter().map(|s| s.1.start).min().unwrap_or(0);
-            let end = self.seen.iter().map(|s| s.1.end).max().unwrap_or(0);
-            for (from, to, is_kept) in [(0, kept, true), (begin, end, false)] {
-                for at in (from..to).step_by(KEYS) {
-                    let next = (at + KEYS).min(to);
+            let sink_tokens = self.visible_keys.iter().map(|s| s.0).max().unwrap_or(0);
+            let begin = self
+                .visible_keys
+                .iter()
+                .map(|s| s.1.start)
+                .min()
+                .unwrap_or(0);
+            let end = self.visible_keys.iter().map(|s| s.1.end).max().unwrap_or(0);
+            for (from, to, is_kept) in [(0, sink_tokens, true), (begin, end, false)] {
+                for at in (from..to).step_by(BLOCK_KEYS) {
+                    let next = (at + BLOCK_KEYS).min(to);
                     self.block((at, next, is_kept), queries, scores, sums, &mut state);
                 }
             }
@@ -111,30 +116,34 @@ impl Sweep<'_> {
         sums: &mut [f32],
         state: &mut State,
     ) {
-        let (isa, d, n) = (self.attend.isa, self.attend.d, to - from);
-        let keys = &self.keys.reach(self.group, from, to, d);
+        let (isa, d, n) = (self.attend.isa, self.attend.head_dim, to - from);
+        let keys = &self.keys.span(self.group, from, to, d);
         let scores = &mut scores[..n * LANES];
-        let left = Left {
+        let left = TileA {
             data: keys.as_ptr(),
-            row_step: self.keys.position,
-            step: 1,
+            row_stride: self.keys.position,
+            stride: 1,
         };
-        let right = Right {
+        let right = TileB {
             data: queries.as_ptr(),
-            step: LANES,
+            stride: LANES,
         };
-        let product = Product {
+        let product = TileC {
             data: scores.as_mut_ptr(),
-            row_step: LANES,
-            adds: false,
+            row_stride: LANES,
+            accumulate: false,
         };
         assert!(queries.len() >= d * LANES && sums.len() >= LANES * d);
         // SAFETY: `keys` reaches from the first to the last of `n` rows of `d`; the queries are `d` times
         // `LANES` and the scores `n` times `LANES`, by the assertion and the slice.
-        unsafe { microkernel::tiles(isa, n, d, left, right, product) };
+        unsafe { microkernel::gemm_tiles(isa, n, d, left, right, product) };
         let lanes = scores.as_chunks_mut::<LANES>().0;
-        for (i, (kept, range)) in self.seen.iter().enumerate() {
-            let sees = if is_kept { 0..*kept } else { range.clone() };
+        for (i, (sink_tokens, range)) in self.visible_keys.iter().enumerate() {
+            let sees = if is_kept {
+                0..*sink_tokens
+            } else {
+                range.clone()
+            };
             if sees.start <= from && sees.end >= to {
                 continue;
             }
@@ -144,31 +153,33 @@ impl Sweep<'_> {
                 }
             }
         }
-        let factors = soften(isa, self.attend.softcap, lanes, state);
+        let factors = softmax_block(isa, self.attend.softcap, lanes, state);
         for (row, factor) in sums.chunks_exact_mut(d).zip(factors) {
             if factor != 1.0 {
                 row.iter_mut().for_each(|v| *v *= factor);
             }
         }
-        let values = &self.values.reach(self.group, from, to, d);
+        let values = &self.values.span(self.group, from, to, d);
         for at in (0..d).step_by(LANES) {
-            let left = Left {
+            let left = TileA {
                 data: scores.as_ptr(),
-                row_step: 1,
-                step: LANES,
+                row_stride: 1,
+                stride: LANES,
             };
-            let right = Right {
+            let right = TileB {
                 data: values[at..].as_ptr(),
-                step: self.values.position,
+                stride: self.values.position,
             };
-            let product = Product {
+            let product = TileC {
                 data: sums[at..].as_mut_ptr(),
-                row_step: d,
-                adds: true,
+                row_stride: d,
+                accumulate: true,
             };
             // SAFETY: the scores are `n` times `LANES`, `values` reaches to the last of `n` rows of `d`,
             // a multiple of `LANES` (see `fits`), and the sums are `LANES` rows of `d`.
-            unsafe { microkernel::tiles(isa, self.seen.len(), n, left, right, product) };
+            unsafe {
+                microkernel::gemm_tiles(isa, self.visible_keys.len(), n, left, right, product);
+            };
         }
     }
 }
@@ -181,7 +192,7 @@ struct State {
 
 /// Replaces scores by their exponentials below the greatest so far; returns the factors for what was found
 /// before.
-fn soften(
+fn softmax_block(
     isa: Isa,
     cap: Option<f32>,
     scores: &mut [[f32; LANES]],
@@ -190,13 +201,13 @@ fn soften(
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-        Isa::Avx2 => unsafe { soften_avx2(cap, scores, state) },
+        Isa::Avx2 => unsafe { softmax_block_avx2(cap, scores, state) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: these are made by `detect` only, where the processor has avx512f.
-        Isa::Avx512 | Isa::Amx => unsafe { soften_avx512(cap, scores, state) },
+        Isa::Avx512 | Isa::Amx => unsafe { softmax_block_avx512(cap, scores, state) },
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::Dot => soften_with(cap, scores, state),
-        Isa::Portable => soften_with(cap, scores, state),
+        Isa::Neon | Isa::Dot => softmax_block_with(cap, scores, state),
+        Isa::Portable => softmax_block_with(cap, scores, state),
     }
 }
 
@@ -204,28 +215,32 @@ fn soften(
 /// The processor must have avx2 and fma.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn soften_avx2(
+unsafe fn softmax_block_avx2(
     cap: Option<f32>,
     scores: &mut [[f32; LANES]],
     state: &mut State,
 ) -> [f32; LANES] {
-    soften_with(cap, scores, state)
+    softmax_block_with(cap, scores, state)
 }
 
 /// # Safety
 /// The processor must have avx2, fma and avx512f.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,avx512f")]
-unsafe fn soften_avx512(
+unsafe fn softmax_block_avx512(
     cap: Option<f32>,
     scores: &mut [[f32; LANES]],
     state: &mut State,
 ) -> [f32; LANES] {
-    soften_with(cap, scores, state)
+    softmax_block_with(cap, scores, state)
 }
 
 #[inline(always)]
-fn soften_with(cap: Option<f32>, scores: &mut [[f32; LANES]], state: &mut State) -> [f32; LANES] {
+fn softmax_block_with(
+    cap: Option<f32>,
+    scores: &mut [[f32; LANES]],
+    state: &mut State,
+) -> [f32; LANES] {
     if let Some(cap) = cap {
         for lanes in scores.iter_mut() {
             for score in lanes {
@@ -261,9 +276,9 @@ fn soften_with(cap: Option<f32>, scores: &mut [[f32; LANES]], state: &mut State)
     let mut sums = [0.0f32; LANES];
     for lanes in scores.iter_mut() {
         for i in 0..LANES {
-            let share = vmath::exp(lanes[i] - base[i]);
-            lanes[i] = share;
-            sums[i] += share;
+            let parallel_ranges = vmath::exp(lanes[i] - base[i]);
+            lanes[i] = parallel_ranges;
+            sums[i] += parallel_ranges;
         }
     }
     for i in 0..LANES {

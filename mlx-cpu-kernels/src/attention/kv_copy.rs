@@ -1,25 +1,25 @@
-//! Copies of keys and values from cache to cache.
+//! Copies of keys and values from one cache to another. No norm and no rotation: see `kv_write.rs`.
 
-use crate::partition::{Output, share};
-use crate::work::{Input, count};
+use crate::partition::{SharedOutput, parallel_ranges};
+use crate::work::{Input, dim};
 
 /// Keys or values of a layer, `[heads, room, width]`, of which so many positions are copied.
 #[derive(Debug, Clone, Copy)]
-pub struct Plane {
+pub struct KvPlane {
     heads: usize,
     room: usize,
     width: usize,
     filled: usize,
 }
 
-impl Plane {
+impl KvPlane {
     /// Of the shape `[1, heads, room, width]`.
     pub fn of(&[_, heads, room, width]: &[i32; 4], filled: i32) -> Self {
         Self {
-            heads: count(heads),
-            room: count(room),
-            width: count(width),
-            filled: count(filled),
+            heads: dim(heads),
+            room: dim(room),
+            width: dim(width),
+            filled: dim(filled),
         }
     }
 
@@ -45,23 +45,23 @@ impl Plane {
         }
         // SAFETY: the caller vouches for type, shape and the absence of writes.
         let from: Vec<(&[f32], Vec<usize>)> = (from.iter())
-            .map(|input| (unsafe { &*input.reach::<f32>() }, input.strides()))
+            .map(|input| (unsafe { &*input.span::<f32>() }, input.strides()))
             .collect();
         // Neighboring positions at once, where they are neighbors.
         let whole = from.iter().all(|(_, strides)| strides[2] == width);
         let run = if whole { filled } else { 1 };
         let runs = filled / run;
-        let out = Output::new(output);
+        let out = SharedOutput::new(output);
         // What is new to the process is slow to write at first, which two threads share.
         let units = from.len() * heads * runs;
-        share(units, units * run * width, &|first, end| {
+        parallel_ranges(units, units * run * width, &|first, end| {
             for unit in first..end {
                 let (plane, i) = (unit / runs / heads, unit % runs * run);
                 let h = unit / runs % heads;
                 let (data, strides) = &from[plane];
                 let (start, n) = (h * strides[1] + i * strides[2], run * width);
                 // SAFETY: each position of each head of a plane is one unit's alone.
-                let to = unsafe { out.part(((plane * heads + h) * room + i) * width, n) };
+                let to = unsafe { out.slice_mut(((plane * heads + h) * room + i) * width, n) };
                 to.copy_from_slice(&data[start..start + n]);
             }
         });

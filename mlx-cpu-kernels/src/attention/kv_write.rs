@@ -1,16 +1,16 @@
-//! Keys and values out of packed projections: keys with norm and rotation, into a cache in place or alone.
+//! Writes keys and values of a packed projection into a cache, keys through norm and rotation.
 
 use std::borrow::Cow;
 
-use crate::attention::rope::{Rotation, rotate, turns};
+use crate::attention::rope::{Rotation, apply_rope, rope_table};
 use crate::isa::Isa;
-use crate::partition::{Output, share};
+use crate::partition::{SharedOutput, parallel_ranges};
 use crate::simd::vmath;
 use crate::work::{Input, Work};
 
 /// Neighboring tokens of one row in a packed projection.
 #[derive(Debug, Clone, Copy)]
-pub struct Tokens {
+pub struct TokenRange {
     /// The first one's place in the projection.
     pub first: i32,
     /// How many.
@@ -21,7 +21,7 @@ pub struct Tokens {
 
 /// Divides a head by the root of its mean square, in place.
 pub(crate) fn normalize(isa: Isa, weight: &[f32], eps: f32, head: &mut [f32]) {
-    let square = vmath::inner(isa, head, head);
+    let square = vmath::dot(isa, head, head);
     let factor = 1.0 / (square / head.len() as f32 + eps).sqrt();
     for (v, w) in head.iter_mut().zip(weight) {
         *v *= factor * w;
@@ -29,14 +29,14 @@ pub(crate) fn normalize(isa: Isa, weight: &[f32], eps: f32, head: &mut [f32]) {
 }
 
 /// The positions of tokens.
-pub enum Positions {
+pub enum TokenPositions {
     /// So many from the first one on, as is usual, without a list of them.
     From(i32, usize),
     /// Any.
     Any(Vec<i32>),
 }
 
-impl Positions {
+impl TokenPositions {
     fn count(&self) -> usize {
         match self {
             Self::From(_, count) => *count,
@@ -54,23 +54,23 @@ impl Positions {
 
 /// Heads out of packed rows, to `[n, room, d]` from `slot` on. Its inputs are float32: a cache, which the
 /// output begins as and which is not read, packed rows, and the weight of the norm `[d]`.
-pub struct Store {
+pub struct KvWrite {
     /// Heads.
-    pub n: usize,
+    pub heads: usize,
     /// Positions of the cache.
-    pub room: usize,
+    pub capacity: usize,
     /// Elements of a head.
-    pub d: usize,
+    pub head_dim: usize,
     /// Elements of a packed row.
     pub width: usize,
     /// Of the first head in a packed row.
-    pub first: usize,
+    pub first_column: usize,
     /// The first packed row.
-    pub from: usize,
+    pub first_row: usize,
     /// The first position of the cache that is written.
     pub slot: usize,
     /// The tokens' positions in the sequence.
-    pub positions: Positions,
+    pub positions: TokenPositions,
     /// What the norm adds under the root, where there is one.
     pub eps: Option<f32>,
     /// Rotary positions.
@@ -79,32 +79,38 @@ pub struct Store {
     pub isa: Isa,
 }
 
-impl Store {
+impl KvWrite {
     pub(crate) fn write(&self, packed: &[f32], norm: Option<&[f32]>, output: &mut [f32]) {
-        let out = Output::new(output);
+        let out = SharedOutput::new(output);
         let total = self.positions.count();
-        let turns = self
+        let rope_table = self
             .rotation
             .as_ref()
-            .map(|r| (r, turns(r, &self.positions.list())));
+            .map(|r| (r, rope_table(r, &self.positions.list())));
         // Not the counted pointer, which stays on this thread.
-        let turns = turns.as_ref().map_or(&[][..], |(_, turns)| turns);
-        let each = turns.len() / total.max(1);
-        share(total, total * self.n * self.d * 32, &|from, to| {
-            for t in from..to {
-                for h in 0..self.n {
-                    // SAFETY: each token and head has a place of its own.
-                    let head = unsafe { out.part(self.place(t, h), self.d) };
-                    let turns = &turns[t * each..(t + 1) * each];
-                    self.write_head(packed, norm, turns, (t, h), head);
+        let rope_table = rope_table
+            .as_ref()
+            .map_or(&[][..], |(_, rope_table)| rope_table);
+        let each = rope_table.len() / total.max(1);
+        parallel_ranges(
+            total,
+            total * self.heads * self.head_dim * 32,
+            &|from, to| {
+                for t in from..to {
+                    for h in 0..self.heads {
+                        // SAFETY: each token and head has a place of its own.
+                        let head = unsafe { out.slice_mut(self.place(t, h), self.head_dim) };
+                        let rope_table = &rope_table[t * each..(t + 1) * each];
+                        self.write_head(packed, norm, rope_table, (t, h), head);
+                    }
                 }
-            }
-        });
+            },
+        );
     }
 
     /// Where head `h` of token `t` goes.
     fn place(&self, t: usize, h: usize) -> usize {
-        (h * self.room + self.slot + t) * self.d
+        (h * self.capacity + self.slot + t) * self.head_dim
     }
 
     /// Head `h` of token `t`, through norm and rotation, by the turns of its position.
@@ -112,85 +118,93 @@ impl Store {
         &self,
         packed: &[f32],
         norm: Option<&[f32]>,
-        turns: &[f32],
+        rope_table: &[f32],
         (t, h): (usize, usize),
         head: &mut [f32],
     ) {
-        let start = (self.from + t) * self.width + self.first + h * self.d;
-        head.copy_from_slice(&packed[start..start + self.d]);
+        let start = (self.first_row + t) * self.width + self.first_column + h * self.head_dim;
+        head.copy_from_slice(&packed[start..start + self.head_dim]);
         if let (Some(weight), Some(eps)) = (norm, self.eps) {
             normalize(self.isa, weight, eps, head);
         }
         if let Some(rotation) = &self.rotation {
-            rotate(self.isa, rotation, turns, head);
+            apply_rope(self.isa, rotation, rope_table, head);
         }
     }
 }
 
 /// Keys and values of this step's tokens, and where they go.
-pub struct Fresh<'a> {
+pub struct NewKv<'a> {
     /// Of each row, one after another.
-    pub stores: &'a [(Store, Store)],
+    pub writes: &'a [(KvWrite, KvWrite)],
     /// The weight of the norm of keys.
     pub norm: Option<&'a [f32]>,
     /// Keys and values of each row.
     pub caches: &'a [Input],
 }
 
-// SAFETY: of the caches their addresses are looked at, and elements that nobody else uses then, as promised to `store` and `store_head`.
-unsafe impl Sync for Fresh<'_> {}
+// SAFETY: of the caches their addresses are looked at, and elements that nobody else uses then, as promised to `store` and `write_kv_head`.
+unsafe impl Sync for NewKv<'_> {}
 
-impl Fresh<'_> {
+impl NewKv<'_> {
     /// Whether no row has more than one token.
-    pub(crate) fn single(&self) -> bool {
-        (self.stores.iter()).all(|(keys, _)| keys.positions.count() == 1)
+    pub(crate) fn is_single_token(&self) -> bool {
+        (self.writes.iter()).all(|(keys, _)| keys.positions.count() == 1)
     }
 
     /// Writes all of them, by the turns of each token's position.
     ///
     /// # Safety
     /// The caches must be of float32, and nothing of them in use.
-    pub(crate) unsafe fn store(&self, packed: &[f32], turns: &[f32]) {
-        let Some((last, _)) = self.stores.last() else {
+    pub(crate) unsafe fn write_all(&self, packed: &[f32], rope_table: &[f32]) {
+        let Some((last, _)) = self.writes.last() else {
             return;
         };
-        let total = last.from + last.positions.count();
-        let each = turns.len() / total.max(1);
-        share(total, total * last.n * last.d * 64, &|from, to| {
-            for token in from..to {
-                let row = self.stores.partition_point(|(keys, _)| keys.from <= token) - 1;
-                let turns = &turns[token * each..(token + 1) * each];
-                for h in 0..last.n {
-                    let t = token - self.stores[row].0.from;
-                    // SAFETY: the caller's promise; each token and head has a place of its own.
-                    unsafe { self.store_head(packed, turns, (row, t, h)) };
+        let total = last.first_row + last.positions.count();
+        let each = rope_table.len() / total.max(1);
+        parallel_ranges(
+            total,
+            total * last.heads * last.head_dim * 64,
+            &|from, to| {
+                for token in from..to {
+                    let row = self
+                        .writes
+                        .partition_point(|(keys, _)| keys.first_row <= token)
+                        - 1;
+                    let rope_table = &rope_table[token * each..(token + 1) * each];
+                    for h in 0..last.heads {
+                        let t = token - self.writes[row].0.first_row;
+                        // SAFETY: the caller's promise; each token and head has a place of its own.
+                        unsafe { self.write_kv_head(packed, rope_table, (row, t, h)) };
+                    }
                 }
-            }
-        });
+            },
+        );
     }
 
     /// Writes head `h` of token `t` of a row, by the turns of its position.
     ///
     /// # Safety
     /// The caches must be of float32, and nobody else may use the place of this head and token.
-    pub(crate) unsafe fn store_head(
+    pub(crate) unsafe fn write_kv_head(
         &self,
         packed: &[f32],
-        turns: &[f32],
+        rope_table: &[f32],
         (row, t, h): (usize, usize, usize),
     ) {
-        let (keys, values) = &self.stores[row];
+        let (keys, values) = &self.writes[row];
         for (store, i, norm) in [(keys, 0, self.norm), (values, 1, None)] {
             // SAFETY: the caller's promise.
-            let head = unsafe { self.caches[2 * row + i].part_mut(store.place(t, h), store.d) };
-            store.write_head(packed, norm, turns, (t, h), head);
+            let head =
+                unsafe { self.caches[2 * row + i].slice_mut(store.place(t, h), store.head_dim) };
+            store.write_head(packed, norm, rope_table, (t, h), head);
         }
     }
 }
 
-impl Work for Store {
+impl Work for KvWrite {
     fn outputs(&self) -> usize {
-        self.n * self.room * self.d
+        self.heads * self.capacity * self.head_dim
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
@@ -202,9 +216,9 @@ impl Work for Store {
 }
 
 /// Keys alone, without a cache. Its inputs are float32: packed rows, and the weight of the norm `[d]`.
-pub struct Keys(pub Store);
+pub struct ProjectKeys(pub KvWrite);
 
-impl Work for Keys {
+impl Work for ProjectKeys {
     fn outputs(&self) -> usize {
         self.0.outputs()
     }

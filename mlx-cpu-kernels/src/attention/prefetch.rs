@@ -1,6 +1,6 @@
-//! Prefetches the first keys that threads look at, while they still wait for each other in the operation before.
+//! Prefetches the first keys of each thread at the barrier before an attention.
 
-use crate::attention::attend::{Attend, Rows};
+use crate::attention::attend::{Attention, KvRows};
 use crate::pool;
 use crate::simd::prefetch::lines;
 use crate::work::Input;
@@ -11,16 +11,17 @@ const FEW: usize = 16;
 /// Bytes of keys; the processor itself asks for what follows.
 const BYTES: usize = 4096;
 
-impl Attend {
+impl Attention {
     /// A function that prefetches the first keys of a thread of the pool, where each looks at whole heads.
     ///
     /// # Safety
     /// The caches, keys and values of each lane, must be of float32.
     pub unsafe fn prefetch<'a>(&'a self, caches: &'a [Input]) -> impl Fn(usize) + Sync + 'a {
-        let keys: Vec<Rows<'a>> = if (2..=FEW).contains(&self.queries.len()) {
+        let keys: Vec<KvRows<'a>> = if (2..=FEW).contains(&self.queries.len()) {
             let keys = caches.iter().step_by(2);
             // SAFETY: the caller's promise; nothing is read.
-            keys.map(|keys| unsafe { Rows::of(keys) }).collect()
+            keys.map(|keys| unsafe { KvRows::from_input(keys) })
+                .collect()
         } else {
             Vec::new()
         };
@@ -28,15 +29,15 @@ impl Attend {
     }
 
     /// Fetches the first keys that thread `me` of the pool looks at, where each looks at whole heads.
-    fn fetch(&self, me: usize, keys: &[Rows<'_>]) {
-        let groups = self.heads / self.repeats;
-        let unit = pool::pool().first(self.queries.len() * groups, me);
+    fn fetch(&self, me: usize, keys: &[KvRows<'_>]) {
+        let groups = self.heads / self.queries_per_kv;
+        let unit = pool::pool().first_part(self.queries.len() * groups, me);
         let (q, group) = (unit / groups, unit % groups);
-        let Some(keys) = self.queries.get(q).and_then(|q| keys.get(q.lane)) else {
+        let Some(keys) = self.queries.get(q).and_then(|q| keys.get(q.sequence)) else {
             return;
         };
-        let bytes = self.keys_of(q) * keys.position * size_of::<f32>();
-        let first = keys.place(group, self.first_seen(q));
+        let bytes = self.visible_count(q) * keys.position * size_of::<f32>();
+        let first = keys.ptr(group, self.first_visible(q));
         lines(first.cast(), bytes.min(BYTES));
     }
 }

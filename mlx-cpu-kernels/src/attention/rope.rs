@@ -1,4 +1,4 @@
-//! Rotary positions for the kernels, and their sines and cosines, which all layers of a pass share.
+//! Rotary positions, and the table of sines and cosines that all layers of a pass share.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,13 +19,13 @@ pub struct Rotation {
 }
 
 /// For each position the sines of all pairs, then their cosines.
-type Turns = Rc<[f32]>;
+type RopeTable = Rc<[f32]>;
 
 /// Turns, and what they are of.
 struct Table {
     radians: Arc<[f32]>,
     positions: Vec<i32>,
-    turns: Turns,
+    rope_table: RopeTable,
 }
 
 /// Tables of turns that are remembered: those of local and global layers, for all positions and the last.
@@ -33,20 +33,20 @@ const TABLES: usize = 4;
 
 thread_local! {
     /// All layers of a pass need the same ones.
-    static KNOWN: RefCell<VecDeque<Table>> = const { RefCell::new(VecDeque::new()) };
+    static CACHE: RefCell<VecDeque<Table>> = const { RefCell::new(VecDeque::new()) };
 }
 
 /// For each position the sines of all pairs, then their cosines.
-pub(crate) fn turns(rotation: &Rotation, positions: &[i32]) -> Turns {
-    KNOWN.with_borrow_mut(|known| {
+pub(crate) fn rope_table(rotation: &Rotation, positions: &[i32]) -> RopeTable {
+    CACHE.with_borrow_mut(|known| {
         let same = known
             .iter()
             .find(|t| t.positions == positions && t.radians == rotation.radians);
         if let Some(table) = same {
-            return Rc::clone(&table.turns);
+            return Rc::clone(&table.rope_table);
         }
         let angles = |p: i32| rotation.radians.iter().map(move |r| p as f32 * r);
-        let turns: Turns = positions
+        let rope_table: RopeTable = positions
             .iter()
             .flat_map(|&p| angles(p).map(f32::sin).chain(angles(p).map(f32::cos)))
             .collect();
@@ -54,21 +54,23 @@ pub(crate) fn turns(rotation: &Rotation, positions: &[i32]) -> Turns {
         known.push_front(Table {
             radians: Arc::clone(&rotation.radians),
             positions: positions.to_vec(),
-            turns: Rc::clone(&turns),
+            rope_table: Rc::clone(&rope_table),
         });
-        turns
+        rope_table
     })
 }
 
 /// Rotates a head in place, by the turns of its position.
-pub(crate) fn rotate(isa: Isa, rotation: &Rotation, turns: &[f32], head: &mut [f32]) {
+pub(crate) fn apply_rope(isa: Isa, rotation: &Rotation, rope_table: &[f32], head: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `detect` makes these only where the processor has avx2.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { rotate_avx2(rotation, turns, head) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
+            apply_rope_avx2(rotation, rope_table, head);
+        },
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::Dot => rotate_with(rotation, turns, head),
-        Isa::Portable => rotate_with(rotation, turns, head),
+        Isa::Neon | Isa::Dot => apply_rope_with(rotation, rope_table, head),
+        Isa::Portable => apply_rope_with(rotation, rope_table, head),
     }
 }
 
@@ -76,29 +78,29 @@ pub(crate) fn rotate(isa: Isa, rotation: &Rotation, turns: &[f32], head: &mut [f
 /// The processor must have avx2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn rotate_avx2(rotation: &Rotation, turns: &[f32], head: &mut [f32]) {
-    rotate_with(rotation, turns, head);
+unsafe fn apply_rope_avx2(rotation: &Rotation, rope_table: &[f32], head: &mut [f32]) {
+    apply_rope_with(rotation, rope_table, head);
 }
 
 #[inline(always)]
-fn rotate_with(rotation: &Rotation, turns: &[f32], head: &mut [f32]) {
-    let (sines, cosines) = turns.split_at(turns.len() / 2);
+fn apply_rope_with(rotation: &Rotation, rope_table: &[f32], head: &mut [f32]) {
+    let (sines, cosines) = rope_table.split_at(rope_table.len() / 2);
     let pairs = sines.len();
     let amplitude = rotation.amplitude;
     let turn = |a: &mut f32, b: &mut f32, sin: &f32, cos: &f32| {
         let (x, y) = (*a * amplitude, *b * amplitude);
         (*a, *b) = (x * cos - y * sin, x * sin + y * cos);
     };
-    let turns = sines.iter().zip(cosines);
+    let rope_table = sines.iter().zip(cosines);
     if rotation.traditional {
         let (all, _) = head[..2 * pairs].as_chunks_mut::<2>();
-        for ([a, b], (sin, cos)) in all.iter_mut().zip(turns) {
+        for ([a, b], (sin, cos)) in all.iter_mut().zip(rope_table) {
             turn(a, b, sin, cos);
         }
     } else {
         // Without an index that is looked at, so that it is done in vectors.
         let (first, second) = head[..2 * pairs].split_at_mut(pairs);
-        for ((a, b), (sin, cos)) in first.iter_mut().zip(second).zip(turns) {
+        for ((a, b), (sin, cos)) in first.iter_mut().zip(second).zip(rope_table) {
             turn(a, b, sin, cos);
         }
     }

@@ -1,23 +1,24 @@
-//! Attention over a cache as one operation: norms and rotation of queries and keys, scores, softmax and the
-//! weighted sum, for rows of any length, straight from the packed projection and the caches.
+//! Attention over a cache as one operation: norms and rotation of queries and keys, scores, softmax
+//! and the weighted sum, from the packed projection and the caches. It chooses between flash and
+//! decode attention for each panel of queries.
 
 use std::ops::Range;
 
-use crate::attention::attend::{Attend, Rows, Task};
-use crate::attention::flash_attention::{self, Sweep};
-use crate::attention::kv_write::Fresh;
-use crate::attention::rope::turns;
+use crate::attention::attend::{Attention, AttentionTask, KvRows};
+use crate::attention::flash_attention::{self, FlashPanel};
+use crate::attention::kv_write::NewKv;
+use crate::attention::rope::rope_table;
 use crate::layout::tile::LANES;
-use crate::partition::{Output, spread};
+use crate::partition::{SharedOutput, parallel_parts};
 use crate::pool;
 use crate::work::{Input, Work};
 
 /// Parts of a thread's sweeps, so that others can take what a late one has not begun.
 const PARTS: usize = 16;
 
-impl Work for Attend {
+impl Work for Attention {
     fn outputs(&self) -> usize {
-        self.queries.len() * self.heads * self.d
+        self.queries.len() * self.heads * self.head_dim
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
@@ -25,17 +26,17 @@ impl Work for Attend {
     }
 }
 
-impl Attend {
+impl Attention {
     /// The same for keys and values of all queries that are to be stored before.
     ///
     /// # Safety
     /// As of [`Work::run`]; keys and values must be float32, and nothing else may use them meanwhile.
-    pub unsafe fn run_storing(&self, inputs: &[Input], fresh: &Fresh<'_>, output: &mut [f32]) {
-        self.run_with(inputs, Some(fresh), output);
+    pub unsafe fn run_with_new_kv(&self, inputs: &[Input], new_kv: &NewKv<'_>, output: &mut [f32]) {
+        self.run_with(inputs, Some(new_kv), output);
     }
 
-    /// What is `fresh` is as [`Self::run_storing`] is told.
-    fn run_with(&self, inputs: &[Input], fresh: Option<&Fresh<'_>>, output: &mut [f32]) {
+    /// What is `new_kv` is as [`Self::run_with_new_kv`] is told.
+    fn run_with(&self, inputs: &[Input], new_kv: Option<&NewKv<'_>>, output: &mut [f32]) {
         let mut inputs = inputs.iter();
         let packed = inputs.next();
         let norm = self.eps.map(|eps| (inputs.next(), eps));
@@ -46,47 +47,49 @@ impl Attend {
         }
         let (packed, sinks) = (slice(packed), sinks.map(|i| slice(Some(i))));
         let norm = norm.map(|(weight, eps)| (slice(weight), eps));
-        let (mut sweeps, mut singles) = (Vec::new(), Vec::new());
+        let (mut flash_panels, mut decode_queries) = (Vec::new(), Vec::new());
         for panel in self.panels() {
-            if panel.len() >= flash_attention::MANY && flash_attention::fits(self.d) {
-                sweeps.push(panel);
+            if panel.len() >= flash_attention::MIN_PANEL_QUERIES
+                && flash_attention::fits(self.head_dim)
+            {
+                flash_panels.push(panel);
             } else {
-                singles.extend(panel);
+                decode_queries.extend(panel);
             }
         }
         let rotation = self.rotation.as_ref().map(|r| {
             let positions: Vec<i32> = self.queries.iter().map(|q| q.position).collect();
-            (r, turns(r, &positions))
+            (r, rope_table(r, &positions))
         });
-        let rotation = rotation.as_ref().map(|(r, turns)| (*r, &**turns));
+        let rotation = rotation.as_ref().map(|(r, rope_table)| (*r, &**rope_table));
         // Whoever looks at a head's keys writes the fresh one before, where there is but one.
-        let by_head = self.by_head(&singles);
-        let mut later = None;
-        if let Some(fresh) = fresh {
-            if sweeps.is_empty() && fresh.single() && by_head {
-                later = Some(fresh);
+        let by_head = self.by_head(&decode_queries);
+        let mut deferred = None;
+        if let Some(new_kv) = new_kv {
+            if flash_panels.is_empty() && new_kv.is_single_token() && by_head {
+                deferred = Some(new_kv);
             } else {
-                let turns = rotation.map_or(&[][..], |(_, turns)| turns);
-                // SAFETY: what `run_storing` is promised.
-                unsafe { fresh.store(packed, turns) };
+                let rope_table = rotation.map_or(&[][..], |(_, rope_table)| rope_table);
+                // SAFETY: what `run_with_new_kv` is promised.
+                unsafe { new_kv.write_all(packed, rope_table) };
             }
         }
         // SAFETY: as of `slice`; they are stored, or are read by whom stores them.
-        let rest: Vec<Rows<'_>> = inputs.map(|i| unsafe { Rows::of(i) }).collect();
-        let task = Task {
+        let rest: Vec<KvRows<'_>> = inputs.map(|i| unsafe { KvRows::from_input(i) }).collect();
+        let task = AttentionTask {
             attend: self,
             packed,
             norm,
             rotation,
-            rest: &rest,
+            kv: &rest,
             sinks,
-            out: Output::new(output),
+            out: SharedOutput::new(output),
         };
-        task.sweeps(&sweeps);
+        task.flash_panels(&flash_panels);
         if by_head {
-            task.glances_by_head(&singles, later);
+            task.decode_by_head(&decode_queries, deferred);
         } else {
-            task.glances_by_segment(&singles);
+            task.decode_by_segment(&decode_queries);
         }
     }
 
@@ -95,10 +98,10 @@ impl Attend {
         let mut panels = Vec::new();
         let mut from = 0;
         while from < self.queries.len() {
-            let lane = self.queries[from].lane;
+            let sequence = self.queries[from].sequence;
             let most = (from + LANES).min(self.queries.len());
             let to = (from..most)
-                .find(|&i| self.queries[i].lane != lane)
+                .find(|&i| self.queries[i].sequence != sequence)
                 .unwrap_or(most);
             panels.push(from..to);
             from = to;
@@ -107,42 +110,45 @@ impl Attend {
     }
 }
 
-impl Task<'_> {
+impl AttentionTask<'_> {
     /// Many queries of a row at a time.
-    fn sweeps(&self, panels: &[Range<usize>]) {
+    fn flash_panels(&self, panels: &[Range<usize>]) {
         let heads = self.attend.heads;
-        let work = self.work(panels.iter().cloned().flatten());
+        let work = self.multiplications(panels.iter().cloned().flatten());
         let units = panels.len() * heads;
-        let size = units.div_ceil(PARTS * pool::pool().width());
+        let size = units.div_ceil(PARTS * pool::pool().threads());
         let parts = units.div_ceil(size.max(1));
-        spread(parts, work, &|own| {
+        parallel_parts(parts, work, &|own| {
             for part in own {
-                let first = backward(part, parts) * size;
+                let first = last_first(part, parts) * size;
                 for unit in first..units.min(first + size) {
-                    self.sweep(panels[unit / heads].clone(), unit % heads);
+                    self.flash_panel(panels[unit / heads].clone(), unit % heads);
                 }
             }
         });
     }
 
-    fn sweep(&self, panel: Range<usize>, h: usize) {
+    fn flash_panel(&self, panel: Range<usize>, h: usize) {
         let queries = &self.attend.queries[panel.clone()];
-        let lane = queries[0].lane;
-        let plan = &self.attend.plans[lane];
-        let seen: Vec<_> = queries.iter().map(|q| plan.seen(q.position)).collect();
-        let sweep = Sweep {
+        let sequence = queries[0].sequence;
+        let plan = &self.attend.plans[sequence];
+        let visible_keys: Vec<_> = queries
+            .iter()
+            .map(|q| plan.visible_keys(q.position))
+            .collect();
+        let flash_panel = FlashPanel {
             attend: self.attend,
-            keys: self.rest[2 * lane],
-            values: self.rest[2 * lane + 1],
-            group: h / self.attend.repeats,
+            keys: self.kv[2 * sequence],
+            values: self.kv[2 * sequence + 1],
+            group: h / self.attend.queries_per_kv,
             sink: self.sinks.map(|s| s[h]),
-            seen: &seen,
+            visible_keys: &visible_keys,
         };
-        sweep.run(
+        flash_panel.run(
             |i, query| self.query(panel.start + i, h, query),
             |i, found| {
                 // SAFETY: this head of this query is this unit's alone.
-                unsafe { self.place(panel.start + i, h) }.copy_from_slice(found);
+                unsafe { self.output(panel.start + i, h) }.copy_from_slice(found);
             },
         );
     }
@@ -150,8 +156,8 @@ impl Task<'_> {
 
 /// Which of so many parts is number `i` of those that threads take: each has its own, the last of them first. That one sees the most
 /// keys, and should not be left over for one thread; the thread's own rows are those that it has projected.
-fn backward(i: usize, parts: usize) -> usize {
-    let own = pool::pool().around(parts, i);
+fn last_first(i: usize, parts: usize) -> usize {
+    let own = pool::pool().owner_parts(parts, i);
     own.start + own.end - 1 - i
 }
 
@@ -162,8 +168,8 @@ mod tests {
     #[test]
     fn backward_is_each_part_once() {
         for parts in 1..100 {
-            let mut all: Vec<usize> = (0..parts).map(|i| backward(i, parts)).collect();
-            let first = pool::pool().around(parts, parts - 1).start;
+            let mut all: Vec<usize> = (0..parts).map(|i| last_first(i, parts)).collect();
+            let first = pool::pool().owner_parts(parts, parts - 1).start;
             assert_eq!(
                 all[first],
                 parts - 1,

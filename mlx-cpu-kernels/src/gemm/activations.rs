@@ -1,19 +1,20 @@
-//! Rows of inputs as the kernels take them: through a norm, and prepared for each packing that the matrices have.
+//! Rows of inputs in the forms that the kernels for few rows read: normalized, then prepared for
+//! each packing.
 
 use crate::isa::Isa;
-use crate::layout::input_panel::{MAX_ROWS, Panel, Prepared};
+use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_ROWS};
 use crate::simd::{qgemv, vmath};
 
 /// Kept from one operation to the next, since every token needs them hundreds of times.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    normed: Vec<f32>,
-    forms: Vec<Form>,
+    normalized: Vec<f32>,
+    forms: Vec<PreparedForm>,
 }
 
 /// Inputs prepared for one packing.
 #[derive(Default)]
-struct Form {
+struct PreparedForm {
     /// What a row has of the following.
     each: [usize; 4],
     values: Vec<f32>,
@@ -23,13 +24,13 @@ struct Form {
 }
 
 /// Rows of an input, in each form that is needed.
-pub(crate) struct Rows<'a> {
+pub(crate) struct PreparedRows<'a> {
     /// How many.
     pub count: usize,
     /// As floats, through the norm.
     values: &'a [f32],
     k: usize,
-    forms: &'a [Form],
+    forms: &'a [PreparedForm],
 }
 
 impl Scratch {
@@ -42,23 +43,23 @@ impl Scratch {
         norm: Option<(&[f32], f32)>,
         k: usize,
         packings: &[(u32, usize)],
-    ) -> Rows<'a> {
+    ) -> PreparedRows<'a> {
         let values = match norm {
             Some((weight, eps)) => {
-                self.normed.resize(x.len(), 0.0);
-                normalize(isa, x, weight, eps, &mut self.normed);
-                &self.normed
+                self.normalized.resize(x.len(), 0.0);
+                normalize(isa, x, weight, eps, &mut self.normalized);
+                &self.normalized
             }
             None => x,
         };
         while self.forms.len() < packings.len() {
-            self.forms.push(Form::default());
+            self.forms.push(PreparedForm::default());
         }
         let forms = &mut self.forms[..packings.len()];
         for (form, packing) in forms.iter_mut().zip(packings) {
             form.fill(isa, values, k, *packing);
         }
-        Rows {
+        PreparedRows {
             count: x.len() / k,
             values,
             k,
@@ -67,14 +68,18 @@ impl Scratch {
     }
 }
 
-impl Form {
+impl PreparedForm {
     fn fill(&mut self, isa: Isa, x: &[f32], k: usize, (bits, group): (u32, usize)) {
         let rows = x.len() / k;
-        let (floats, wholes) = if qgemv::in_whole(isa) { (0, k) } else { (k, 0) };
+        let (floats, wholes) = if qgemv::quantizes_inputs(isa) {
+            (0, k)
+        } else {
+            (k, 0)
+        };
         self.each = [
             floats,
             wholes,
-            wholes / qgemv::sharing(isa, bits),
+            wholes / qgemv::inputs_per_scale(isa, bits),
             k / group,
         ];
         let [floats, wholes, scales, sums] = self.each;
@@ -84,32 +89,32 @@ impl Form {
         self.sums.resize(rows * sums, 0.0);
         for first in (0..rows).step_by(MAX_ROWS) {
             let last = rows.min(first + MAX_ROWS);
-            let to = Prepared {
+            let to = InputPanelMut {
                 values: &mut self.values[first * floats..last * floats],
-                whole: &mut self.whole[first * wholes..last * wholes],
+                quants: &mut self.whole[first * wholes..last * wholes],
                 scales: &mut self.scales[first * scales..last * scales],
                 sums: &mut self.sums[first * sums..last * sums],
             };
-            qgemv::prepare(isa, &x[first * k..last * k], k, (bits, group), to);
+            qgemv::prepare_inputs(isa, &x[first * k..last * k], k, (bits, group), to);
         }
     }
 
     /// The panel of `n` rows from `from` on.
-    fn panel(&self, from: usize, n: usize) -> Panel<'_> {
+    fn panel(&self, from: usize, n: usize) -> InputPanel<'_> {
         let [floats, wholes, scales, sums] = self.each;
-        Panel {
+        InputPanel {
             rows: n,
             values: &self.values[from * floats..(from + n) * floats],
-            whole: &self.whole[from * wholes..(from + n) * wholes],
+            quants: &self.whole[from * wholes..(from + n) * wholes],
             scales: &self.scales[from * scales..(from + n) * scales],
             sums: &self.sums[from * sums..(from + n) * sums],
         }
     }
 }
 
-impl Rows<'_> {
+impl PreparedRows<'_> {
     /// At most [`MAX_ROWS`] rows from `from` on, prepared in this form.
-    pub(crate) fn panel(&self, form: usize, from: usize) -> Panel<'_> {
+    pub(crate) fn panel(&self, form: usize, from: usize) -> InputPanel<'_> {
         self.forms[form].panel(from, MAX_ROWS.min(self.count - from))
     }
 
@@ -130,7 +135,7 @@ impl Rows<'_> {
 fn normalize(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let k = weight.len();
     for (x, out) in x.chunks_exact(k).zip(out.chunks_exact_mut(k)) {
-        let square = vmath::inner(isa, x, x);
+        let square = vmath::dot(isa, x, x);
         let factor = 1.0 / (square / k as f32 + eps).sqrt();
         for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
             *out = x * factor * w;

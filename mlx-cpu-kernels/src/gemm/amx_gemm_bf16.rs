@@ -1,41 +1,44 @@
-//! Products of matrices of bfloat16 where the processor has AMX (`amx/brain.rs`): inputs go into panels of sixteen rows, and a few
-//! tiles of outputs at a time, neighbors or as many of each of a gate's two matrices, go through all of them.
+//! Products with bfloat16 matrices on AMX: schedules the tiles of `simd/amx/bf16.rs` over threads.
+//! Inputs are packed into panels of sixteen rows, which up to four tiles of outputs pass over.
 
 use std::cell::RefCell;
 
-use crate::gemm::dense::Dense;
-use crate::gemm::packed_gemm::{Block, Many};
-use crate::gemm::product::{Data, Product};
+use crate::gemm::dense::DenseView;
+use crate::gemm::packed_gemm::{ColumnBlock, GemmTask};
+use crate::gemm::product::{MatrixData, Product};
 use crate::isa::Isa;
-use crate::partition::{Output, share};
-use crate::simd::amx::{Outputs, Panel, Registers, SIDE, TOGETHER, dense_products};
-use crate::simd::vmath::gate_all;
+use crate::partition::{SharedOutput, parallel_ranges};
+use crate::simd::amx::{
+    Bf16Panel, OutputRow, TILE_ROWS, TILES_TOGETHER, TileRegisters, dense_products,
+};
+use crate::simd::vmath::gate_mul;
 
 /// Rows of inputs at a time: their panels fit the second cache.
-const ROWS: usize = 256;
+const BLOCK_M: usize = 256;
 
 thread_local! {
-    static PANELS: RefCell<Vec<Panel>> = RefCell::default();
-    static SUMS: RefCell<Vec<Outputs>> = RefCell::default();
+    static PANELS: RefCell<Vec<Bf16Panel>> = RefCell::default();
+    static SUMS: RefCell<Vec<OutputRow>> = RefCell::default();
 }
 
-impl Many<'_> {
-    /// Whether the product is one for [`Self::run_in_bricks`].
-    pub(crate) fn fits_bricks(&self) -> bool {
-        let brain = |(data, _): &(Data<'_>, _)| matches!(data, Data::Dense(Dense::Brain(_)));
-        let whole = self.product.parts.iter().all(|p| p.size.n % SIDE == 0);
+impl GemmTask<'_> {
+    /// Whether the product is one for [`Self::run_amx_bf16`].
+    pub(crate) fn fits_amx_bf16(&self) -> bool {
+        let brain =
+            |(data, _): &(MatrixData<'_>, _)| matches!(data, MatrixData::Dense(DenseView::Bf16(_)));
+        let whole = self.product.parts.iter().all(|p| p.size.n % TILE_ROWS == 0);
         self.product.isa == Isa::Amx
-            && Panel::fits(self.product.k)
+            && Bf16Panel::fits(self.product.k)
             && whole
             && self.data.iter().all(brain)
     }
 
     /// All products, to be asked for where they fit.
-    pub(crate) fn run_in_bricks(&self, out: &Output) {
+    pub(crate) fn run_amx_bf16(&self, out: &SharedOutput) {
         let Product { rows, n, k, .. } = *self.product;
         let (per, parts) = match self.product.gate {
-            Some(_) => (TOGETHER / 2 * SIDE, 1),
-            None => (TOGETHER * SIDE, self.product.parts.len()),
+            Some(_) => (TILES_TOGETHER / 2 * TILE_ROWS, 1),
+            None => (TILES_TOGETHER * TILE_ROWS, self.product.parts.len()),
         };
         let parts = &self.product.parts[..parts];
         let blocks: usize = parts.iter().map(|p| p.size.n.div_ceil(per)).sum();
@@ -45,7 +48,7 @@ impl Many<'_> {
                 let count = own.size.n.div_ceil(per);
                 if i < count {
                     let (from, to) = (i * per, own.size.n.min((i + 1) * per));
-                    return Block {
+                    return ColumnBlock {
                         part,
                         from,
                         to,
@@ -55,19 +58,19 @@ impl Many<'_> {
                 i -= count;
                 start += own.size.n;
             }
-            unreachable!("as many as there are")
+            unreachable!("as task as there are")
         };
         PANELS.with_borrow_mut(|panels| {
-            for first in (0..rows).step_by(ROWS) {
-                let last = rows.min(first + ROWS);
+            for first in (0..rows).step_by(BLOCK_M) {
+                let last = rows.min(first + BLOCK_M);
                 self.fill_panels((first, last), panels);
-                let panels = &panels[..(last - first).div_ceil(SIDE)];
-                share(blocks, (last - first) * n * k, &|from, to| {
+                let panels = &panels[..(last - first).div_ceil(TILE_ROWS)];
+                parallel_ranges(blocks, (last - first) * n * k, &|from, to| {
                     // SAFETY: `Isa::Amx` is made by `detect` only, where they are available.
-                    let registers = unsafe { Registers::whole() };
+                    let registers = unsafe { TileRegisters::whole() };
                     SUMS.with_borrow_mut(|sums| {
                         for i in from..to {
-                            self.brick((first, last), panels, &registers, block(i), sums, out);
+                            self.bf16_block((first, last), panels, &registers, block(i), sums, out);
                         }
                     });
                 });
@@ -76,17 +79,17 @@ impl Many<'_> {
     }
 
     /// Puts rows of the input into panels, through the norm.
-    fn fill_panels(&self, (first, last): (usize, usize), panels: &mut Vec<Panel>) {
+    fn fill_panels(&self, (first, last): (usize, usize), panels: &mut Vec<Bf16Panel>) {
         let k = self.product.k;
-        let count = (last - first).div_ceil(SIDE);
-        panels.resize_with(count.max(panels.len()), Panel::default);
-        let all = Output::new(&mut panels[..count]);
-        share(count, (last - first) * k * 4, &|from, to| {
+        let count = (last - first).div_ceil(TILE_ROWS);
+        panels.resize_with(count.max(panels.len()), Bf16Panel::default);
+        let all = SharedOutput::new(&mut panels[..count]);
+        parallel_ranges(count, (last - first) * k * 4, &|from, to| {
             for i in from..to {
                 // SAFETY: each panel is written by one part alone.
-                let panel = &mut unsafe { all.part(i, 1) }[0];
+                let panel = &mut unsafe { all.slice_mut(i, 1) }[0];
                 panel.clear(k);
-                for (lane, row) in (first + i * SIDE..last).take(SIDE).enumerate() {
+                for (lane, row) in (first + i * TILE_ROWS..last).take(TILE_ROWS).enumerate() {
                     let x = &self.x[row * k..(row + 1) * k];
                     let weight = self.norm.map(|(weight, _)| weight);
                     let factor = self.factor(self.product.isa, x);
@@ -98,33 +101,33 @@ impl Many<'_> {
     }
 
     /// Rows of the matrices with all panels.
-    fn brick(
+    fn bf16_block(
         &self,
         (first, last): (usize, usize),
-        panels: &[Panel],
-        registers: &Registers,
-        block: Block,
-        sums: &mut Vec<Outputs>,
-        out: &Output,
+        panels: &[Bf16Panel],
+        registers: &TileRegisters,
+        block: ColumnBlock,
+        sums: &mut Vec<OutputRow>,
+        out: &SharedOutput,
     ) {
         let Product { isa, gate, k, .. } = *self.product;
         let matrix = |part: usize| match self.data[part].0 {
-            Data::Dense(Dense::Brain(all)) => all,
+            MatrixData::Dense(DenseView::Bf16(all)) => all,
             _ => unreachable!("what fits is bfloat16"),
         };
         let parts = block.part..block.part + 1 + usize::from(gate.is_some());
         let columns = block.to - block.from;
-        let mut tiles = [&[][..]; TOGETHER];
+        let mut tiles = [&[][..]; TILES_TOGETHER];
         let mut count = 0;
         for part in parts.clone() {
             let own = &matrix(part)[block.from * k..block.to * k];
-            for tile in own.chunks_exact(SIDE * k) {
+            for tile in own.chunks_exact(TILE_ROWS * k) {
                 tiles[count] = tile;
                 count += 1;
             }
         }
         let tiles = &tiles[..count];
-        sums.resize(count * SIDE, Outputs::default());
+        sums.resize(count * TILE_ROWS, OutputRow::default());
         for (panel, inputs) in panels.iter().enumerate() {
             dense_products(tiles, inputs, registers, sums);
             for (part, sums) in parts.clone().zip(sums.chunks_exact_mut(columns)) {
@@ -137,12 +140,12 @@ impl Many<'_> {
             }
             let all: &mut [f32] = bytemuck::cast_slice_mut(sums);
             if let Some(gate) = gate {
-                let (gates, ups) = all.split_at_mut(columns * SIDE);
-                gate_all(isa, gate, gates, ups);
+                let (gates, ups) = all.split_at_mut(columns * TILE_ROWS);
+                gate_mul(isa, gate, gates, ups);
             }
-            let begin = first + panel * SIDE;
-            let rows = (begin, SIDE.min(last - begin));
-            self.write(&all[..columns * SIDE], rows, block, out);
+            let begin = first + panel * TILE_ROWS;
+            let rows = (begin, TILE_ROWS.min(last - begin));
+            self.write(&all[..columns * TILE_ROWS], rows, block, out);
         }
     }
 }

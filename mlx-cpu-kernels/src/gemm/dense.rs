@@ -1,5 +1,6 @@
-//! Matrices that are not quantized, as they lie in memory: float32, or numbers of 16 bits, which become float32 a few at a
-//! time. Exactly, so that the products are those with the same matrix of float32.
+//! Matrices that are not quantized, as they lie in memory: float32, float16 or bfloat16. Elements
+//! of 16 bits become float32 a few at a time and exactly, so products equal those with a float32
+//! matrix.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -11,13 +12,13 @@ use crate::work::Input;
 
 /// The type of a matrix's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Number {
+pub enum DenseType {
     /// float32.
-    Single,
+    F32,
     /// float16.
-    Half,
+    F16,
     /// bfloat16.
-    Brain,
+    Bf16,
 }
 
 /// Elements of a row that become float32 at a time: they stay in the first cache until they are multiplied.
@@ -29,37 +30,37 @@ thread_local! {
 
 /// Elements in memory.
 #[derive(Clone, Copy)]
-pub(crate) enum Dense<'a> {
-    Single(&'a [f32]),
+pub(crate) enum DenseView<'a> {
+    F32(&'a [f32]),
     /// float16.
-    Half(&'a [u16]),
+    F16(&'a [u16]),
     /// bfloat16.
-    Brain(&'a [u16]),
+    Bf16(&'a [u16]),
 }
 
-impl<'a> Dense<'a> {
+impl<'a> DenseView<'a> {
     /// An input's elements.
     ///
     /// # Safety
     /// They must be of that type.
-    pub(crate) unsafe fn of(number: Number, input: Option<&'a Input>) -> Self {
+    pub(crate) unsafe fn of(number: DenseType, input: Option<&'a Input>) -> Self {
         // SAFETY: the caller's promise; both types of 16 bits can be read as what they are made of.
         unsafe {
             match number {
-                Number::Single => Self::Single(input.map(|i| i.as_slice()).unwrap_or_default()),
-                Number::Half => Self::Half(input.map(|i| i.as_slice()).unwrap_or_default()),
-                Number::Brain => Self::Brain(input.map(|i| i.as_slice()).unwrap_or_default()),
+                DenseType::F32 => Self::F32(input.map(|i| i.as_slice()).unwrap_or_default()),
+                DenseType::F16 => Self::F16(input.map(|i| i.as_slice()).unwrap_or_default()),
+                DenseType::Bf16 => Self::Bf16(input.map(|i| i.as_slice()).unwrap_or_default()),
             }
         }
     }
 
     /// Elements as float32, as many as `to` has, from `from` on.
-    pub(crate) fn widen(self, isa: Isa, from: usize, to: &mut [f32]) {
+    pub(crate) fn to_f32(self, isa: Isa, from: usize, to: &mut [f32]) {
         let all = from..from + to.len();
         match self {
-            Self::Single(elements) => to.copy_from_slice(&elements[all]),
-            Self::Half(elements) => vmath::widen(isa, &elements[all], to),
-            Self::Brain(elements) => {
+            Self::F32(elements) => to.copy_from_slice(&elements[all]),
+            Self::F16(elements) => vmath::f16_to_f32(isa, &elements[all], to),
+            Self::Bf16(elements) => {
                 for (to, from) in to.iter_mut().zip(&elements[all]) {
                     *to = f32::from_bits(u32::from(*from) << 16);
                 }
@@ -68,16 +69,16 @@ impl<'a> Dense<'a> {
     }
 
     /// The inner products of the elements of `row` with each of at most [`MAX_ROWS`] `x`, which are as long.
-    pub(crate) fn products(self, isa: Isa, row: Range<usize>, x: &[&[f32]], out: &mut [f32]) {
-        if let Self::Single(elements) = self {
-            return vmath::dense(isa, &elements[row], x, out);
+    pub(crate) fn dot_rows(self, isa: Isa, row: Range<usize>, x: &[&[f32]], out: &mut [f32]) {
+        if let Self::F32(elements) = self {
+            return vmath::dot_rows(isa, &elements[row], x, out);
         }
         WIDE.with_borrow_mut(|wide| {
             wide.resize(AT_ONCE, 0.0);
             out.fill(0.0);
             for from in row.clone().step_by(AT_ONCE) {
                 let n = AT_ONCE.min(row.end - from);
-                self.widen(isa, from, &mut wide[..n]);
+                self.to_f32(isa, from, &mut wide[..n]);
                 let at = from - row.start;
                 let mut parts = [&[][..]; MAX_ROWS];
                 for (part, x) in parts.iter_mut().zip(x) {
@@ -85,7 +86,7 @@ impl<'a> Dense<'a> {
                 }
                 let mut sums = [0.0; MAX_ROWS];
                 let sums = &mut sums[..out.len()];
-                vmath::dense(isa, &wide[..n], &parts[..x.len()], sums);
+                vmath::dot_rows(isa, &wide[..n], &parts[..x.len()], sums);
                 for (out, sum) in out.iter_mut().zip(sums) {
                     *out += *sum;
                 }

@@ -1,13 +1,14 @@
-//! Products with a few rows of inputs: matrices are read once, packed as they are.
+//! Products with a few rows of inputs, as in token generation. Each matrix is read once, in packed
+//! form. Not for prompts: see `packed_gemm.rs`.
 
-use crate::gemm::activations::Rows;
-use crate::gemm::product::{Data, Part, Product};
+use crate::gemm::activations::PreparedRows;
+use crate::gemm::product::{MatrixData, MatrixPart, Product};
 use crate::layout::input_panel::MAX_ROWS;
-use crate::layout::packed::BAND;
-use crate::partition::{Columns, Output, share};
+use crate::layout::packed::INTERLEAVED_ROWS;
+use crate::partition::{OutputBlock, SharedOutput, parallel_ranges};
 use crate::simd::portable::vmath::Gate;
 use crate::simd::qgemv;
-use crate::simd::vmath::gate_all;
+use crate::simd::vmath::gate_mul;
 
 /// Rows of a matrix that stay in the cache while all rows of inputs pass by.
 const BLOCK: usize = 32;
@@ -18,44 +19,49 @@ const LONG: usize = 1 << 15;
 impl Product {
     /// The products of the inputs from `from` on with bands `bands.0..bands.1` of a matrix, and its biases, for as many
     /// rows of the output as there are inputs. The matrix may end before the last band does: `out` has its columns only.
-    fn block(
+    fn qgemv(
         &self,
-        (data, bias): (Data<'_>, Option<&[f32]>),
+        (data, bias): (MatrixData<'_>, Option<&[f32]>),
         bands: (usize, usize),
-        rows: &Rows<'_>,
+        rows: &PreparedRows<'_>,
         from: usize,
-        out: &mut Columns<'_>,
+        out: &mut OutputBlock<'_>,
     ) {
-        let (first, width) = (bands.0 * BAND, (bands.1 - bands.0) * BAND);
-        let (n, columns) = out.size();
+        let (first, width) = (
+            bands.0 * INTERLEAVED_ROWS,
+            (bands.1 - bands.0) * INTERLEAVED_ROWS,
+        );
+        let (n, columns) = out.dims();
         match data {
-            Data::Quantized { form, bands: all } => {
-                let (x, all) = (rows.panel(form, from), all.part(bands.0..bands.1));
+            MatrixData::Quantized { form, bands: all } => {
+                let (x, all) = (rows.panel(form, from), all.block_range(bands.0..bands.1));
                 if columns == width {
-                    qgemv::block(self.isa, all, x, out);
+                    qgemv::qgemv(self.isa, all, x, out);
                 } else {
                     let mut sums = [0.0; BLOCK * MAX_ROWS];
                     for at in (0..width).step_by(BLOCK) {
                         let part = at..width.min(at + BLOCK);
                         let sums = &mut sums[..n * part.len()];
-                        let all = all.part(part.start / BAND..part.end / BAND);
-                        qgemv::block(self.isa, all, x, &mut Columns::all(sums, n));
+                        let all = all.block_range(
+                            part.start / INTERLEAVED_ROWS..part.end / INTERLEAVED_ROWS,
+                        );
+                        qgemv::qgemv(self.isa, all, x, &mut OutputBlock::contiguous(sums, n));
                         for (i, sums) in sums.chunks_exact(part.len()).enumerate() {
-                            let to = &mut out.row(i)[at..columns.min(part.end)];
+                            let to = &mut out.row_mut(i)[at..columns.min(part.end)];
                             to.copy_from_slice(&sums[..to.len()]);
                         }
                     }
                 }
             }
-            Data::Dense(matrix) => {
+            MatrixData::Dense(matrix) => {
                 rows.dense(from, |x| {
                     for column in 0..columns {
                         let at = (first + column) * self.k;
                         let mut sums = [0.0; MAX_ROWS];
                         let sums = &mut sums[..x.len()];
-                        matrix.products(self.isa, at..at + self.k, x, sums);
+                        matrix.dot_rows(self.isa, at..at + self.k, x, sums);
                         for (i, sum) in sums.iter().enumerate() {
-                            out.row(i)[column] = *sum;
+                            out.row_mut(i)[column] = *sum;
                         }
                     }
                 });
@@ -63,7 +69,7 @@ impl Product {
         }
         if let Some(bias) = bias {
             for i in 0..n {
-                let row = out.row(i).iter_mut();
+                let row = out.row_mut(i).iter_mut();
                 row.zip(&bias[first..]).for_each(|(v, b)| *v += b);
             }
         }
@@ -71,40 +77,40 @@ impl Product {
 
     /// Bands of a matrix at a time: fewer of long rows, so that the first cache holds what is computed with.
     fn block_bands(&self) -> usize {
-        (LONG / self.k.max(1)).clamp(BAND, BLOCK) / BAND
+        (LONG / self.k.max(1)).clamp(INTERLEAVED_ROWS, BLOCK) / INTERLEAVED_ROWS
     }
 
-    pub(crate) fn plain(
+    pub(crate) fn run_few_rows(
         &self,
-        data: &[(Data<'_>, Option<&[f32]>)],
+        data: &[(MatrixData<'_>, Option<&[f32]>)],
         residual: Option<&[f32]>,
-        rows: &Rows<'_>,
-        out: &Output,
+        rows: &PreparedRows<'_>,
+        out: &SharedOutput,
     ) {
         let alone = rows.count == 1;
-        let all: usize = self.parts.iter().map(Part::bands).sum();
+        let all: usize = self.parts.iter().map(MatrixPart::bands).sum();
         // One row needs nothing to stay in a cache.
         let block = if alone { all } else { self.block_bands() };
-        share(all, rows.count * self.n * self.k, &|first, last| {
+        parallel_ranges(all, rows.count * self.n * self.k, &|first, last| {
             let (mut start, mut place) = (0, 0);
             for (part, own) in self.parts.iter().zip(data) {
                 let end = start + part.bands();
                 let (mut at, stop) = (first.max(start), last.min(end));
                 while at < stop {
                     let next = (at + block).min(stop);
-                    let column = (at - start) * BAND;
+                    let column = (at - start) * INTERLEAVED_ROWS;
                     // The last band may be wider than the matrix.
-                    let columns = ((next - at) * BAND).min(part.size.n - column);
+                    let columns = ((next - at) * INTERLEAVED_ROWS).min(part.size.n - column);
                     for from in (0..rows.count).step_by(MAX_ROWS) {
                         let n = MAX_ROWS.min(rows.count - from);
                         let at_row = |i: usize| (from + i) * self.n + place + column;
                         // SAFETY: these columns belong to this part alone.
-                        let mut to = unsafe { out.columns(at_row(0), self.n, (n, columns)) };
-                        self.block(*own, (at - start, next - start), rows, from, &mut to);
+                        let mut to = unsafe { out.block(at_row(0), self.n, (n, columns)) };
+                        self.qgemv(*own, (at - start, next - start), rows, from, &mut to);
                         if let Some(residual) = residual {
                             for i in 0..n {
                                 let before = &residual[at_row(i)..];
-                                let to = to.row(i).iter_mut();
+                                let to = to.row_mut(i).iter_mut();
                                 to.zip(before).for_each(|(to, before)| *to += before);
                             }
                         }
@@ -117,33 +123,34 @@ impl Product {
         });
     }
 
-    pub(crate) fn gated(
+    pub(crate) fn run_few_rows_gated(
         &self,
         gate: Gate,
-        data: &[(Data<'_>, Option<&[f32]>)],
-        rows: &Rows<'_>,
-        out: &Output,
+        data: &[(MatrixData<'_>, Option<&[f32]>)],
+        rows: &PreparedRows<'_>,
+        out: &SharedOutput,
     ) {
         let [first, second] = data else {
             return;
         };
         let block = self.block_bands();
         let work = 2 * rows.count * self.n * self.k;
-        share(self.n.div_ceil(BAND), work, &|begin, last| {
+        parallel_ranges(self.n.div_ceil(INTERLEAVED_ROWS), work, &|begin, last| {
             for at in (begin..last).step_by(block) {
                 let bands = (at, (at + block).min(last));
-                let columns = ((bands.1 - at) * BAND).min(self.n - at * BAND);
+                let columns =
+                    ((bands.1 - at) * INTERLEAVED_ROWS).min(self.n - at * INTERLEAVED_ROWS);
                 for from in (0..rows.count).step_by(MAX_ROWS) {
                     let n = MAX_ROWS.min(rows.count - from);
-                    let place = from * self.n + at * BAND;
+                    let place = from * self.n + at * INTERLEAVED_ROWS;
                     // SAFETY: these columns belong to this part alone.
-                    let mut gates = unsafe { out.columns(place, self.n, (n, columns)) };
+                    let mut gates = unsafe { out.block(place, self.n, (n, columns)) };
                     let mut ups = [0.0; BLOCK * MAX_ROWS];
-                    let mut ups = Columns::all(&mut ups[..n * columns], n);
-                    self.block(*first, bands, rows, from, &mut gates);
-                    self.block(*second, bands, rows, from, &mut ups);
+                    let mut ups = OutputBlock::contiguous(&mut ups[..n * columns], n);
+                    self.qgemv(*first, bands, rows, from, &mut gates);
+                    self.qgemv(*second, bands, rows, from, &mut ups);
                     for i in 0..n {
-                        gate_all(self.isa, gate, gates.row(i), ups.row(i));
+                        gate_mul(self.isa, gate, gates.row_mut(i), ups.row_mut(i));
                     }
                 }
             }

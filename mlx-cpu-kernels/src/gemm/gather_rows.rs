@@ -1,12 +1,12 @@
-//! Rows of a quantized matrix by their numbers, as float32.
+//! Rows of a quantized matrix by their index, as float32: the embedding lookup.
 
-use crate::gemm::product::{Held, Size};
-use crate::layout::packed::Bands;
+use crate::gemm::product::{HeldMatrix, Size};
+use crate::layout::packed::PackedMatrix;
 use crate::work::{Input, Work};
 
 /// Rows of a quantized matrix by their numbers. Its inputs are the numbers, of 32 bits, and the matrix
 /// unless it is held. A number beyond the matrix takes the row at that end.
-pub struct Taken {
+pub struct GatherRows {
     /// How many.
     pub count: usize,
     /// Whether the numbers are signed.
@@ -20,10 +20,10 @@ pub struct Taken {
     /// Whether scales and biases are float16.
     pub half: bool,
     /// The matrix, unless it is among the inputs.
-    pub held: Option<Held>,
+    pub held: Option<HeldMatrix>,
 }
 
-impl Work for Taken {
+impl Work for GatherRows {
     fn outputs(&self) -> usize {
         self.count * self.size.k
     }
@@ -32,11 +32,14 @@ impl Work for Taken {
         let Some((ids, matrix)) = inputs.split_first() else {
             return;
         };
-        let matrix = self.held.as_ref().map_or(matrix, Held::inputs);
+        let matrix = self.held.as_ref().map_or(matrix, HeldMatrix::inputs);
         // SAFETY: `take_rows` gave arrays of these types, in this order.
         let (ids, bands) = unsafe {
             let packing = (self.bits, self.groups, self.half);
-            (ids.as_slice::<u32>(), Bands::of(matrix, packing))
+            (
+                ids.as_slice::<u32>(),
+                PackedMatrix::from_inputs(matrix, packing),
+            )
         };
         for (id, out) in ids.iter().zip(output.chunks_exact_mut(self.size.k)) {
             let id = match id.cast_signed() {
@@ -46,7 +49,7 @@ impl Work for Taken {
             let row = usize::try_from(id)
                 .unwrap_or(usize::MAX)
                 .min(self.size.n - 1);
-            bands.row(row, out);
+            bands.dequantize_row(row, out);
         }
     }
 }

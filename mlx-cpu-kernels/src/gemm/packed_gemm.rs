@@ -1,35 +1,35 @@
-//! Products with many rows of inputs, as in a prompt: the rows stand sixteen beside another in panels, blocks
-//! of the matrix are unpacked once for all panels, and register tiles do the rest. Not for a few rows, which
-//! `project.rs` multiplies without unpacking.
+//! Products with many rows of inputs, as in a prompt (GotoBLAS scheme). Inputs are packed into
+//! panels of sixteen rows, blocks of the matrix are dequantized once for all panels, and the
+//! micro-kernel multiplies them. Not for a few rows: see `few_rows.rs`.
 
 use std::cell::RefCell;
 
-use crate::gemm::dense::Dense;
-use crate::gemm::product::{Data, Product};
+use crate::gemm::dense::DenseView;
+use crate::gemm::product::{MatrixData, Product};
 use crate::isa::Isa;
-use crate::layout::packed::BAND;
-use crate::layout::tile::{self, LANES, Left, Right, Scaled};
-use crate::partition::{Output, WORTH_SHARING, share};
+use crate::layout::packed::INTERLEAVED_ROWS;
+use crate::layout::tile::{self, LANES, ScaledRow, TileA, TileB};
+use crate::partition::{MIN_PARALLEL_WORK, SharedOutput, parallel_ranges};
 use crate::pool;
-use crate::simd::vmath::{self, gate_all};
+use crate::simd::vmath::{self, gate_mul};
 use crate::simd::{microkernel, transpose};
 
 /// Rows of inputs from which this pays.
-pub(crate) const MANY: usize = 16;
+pub(crate) const MIN_GEMM_ROWS: usize = 16;
 
 /// Rows of inputs at a time: what their panels take stays within a few MiB.
-const ROWS: usize = 512;
+const BLOCK_M: usize = 512;
 
 /// Rows of a matrix that are unpacked at a time, a multiple of a tile's and of a band's: many, so that the panels pass by
 /// seldom, or few, so that each thread gets enough of them. They fit the second cache.
-const WIDE: usize = 48;
-const NARROW: usize = 24;
+const BLOCK_N_LARGE: usize = 48;
+const BLOCK_N_SMALL: usize = 24;
 
 /// Rows of the output from which blocks are wide.
-const MANY_COLUMNS: usize = 1200;
+const LARGE_N: usize = 1200;
 
 /// Products that are summed before the tile is stored: as many elements of a panel fit the first cache.
-const DEPTH: usize = 256;
+const BLOCK_K: usize = 256;
 
 /// What a thread needs for a block.
 #[derive(Default)]
@@ -46,7 +46,7 @@ thread_local! {
 
 /// Rows of a matrix: `from..to` of part `part`, whose outputs begin at `start`.
 #[derive(Clone, Copy)]
-pub(crate) struct Block {
+pub(crate) struct ColumnBlock {
     pub part: usize,
     pub from: usize,
     pub to: usize,
@@ -54,42 +54,42 @@ pub(crate) struct Block {
 }
 
 /// The product, and what it reads.
-pub(crate) struct Many<'a> {
+pub(crate) struct GemmTask<'a> {
     pub product: &'a Product,
     pub x: &'a [f32],
     pub norm: Option<(&'a [f32], f32)>,
-    pub data: &'a [(Data<'a>, Option<&'a [f32]>)],
+    pub data: &'a [(MatrixData<'a>, Option<&'a [f32]>)],
     pub residual: Option<&'a [f32]>,
 }
 
-impl Many<'_> {
-    pub(crate) fn run(&self, out: &Output) {
+impl GemmTask<'_> {
+    pub(crate) fn run(&self, out: &SharedOutput) {
         let blocks = self.blocks();
         PANELS.with_borrow_mut(|panels| {
-            for first in (0..self.product.rows).step_by(ROWS) {
-                let rows = (first, (first + ROWS).min(self.product.rows));
+            for first in (0..self.product.rows).step_by(BLOCK_M) {
+                let rows = (first, (first + BLOCK_M).min(self.product.rows));
                 self.fill(rows, panels);
                 self.multiply(rows, panels, &blocks, out);
             }
         });
     }
 
-    fn blocks(&self) -> Vec<Block> {
-        let width = if self.product.n >= MANY_COLUMNS {
-            WIDE
+    fn blocks(&self) -> Vec<ColumnBlock> {
+        let width = if self.product.n >= LARGE_N {
+            BLOCK_N_LARGE
         } else {
-            NARROW
+            BLOCK_N_SMALL
         };
         // With a gate, half of a block's rows are of the second matrix.
         let (width, parts) = match self.product.gate {
-            Some(_) => ((width / 2).next_multiple_of(BAND), 1),
+            Some(_) => ((width / 2).next_multiple_of(INTERLEAVED_ROWS), 1),
             None => (width, self.product.parts.len()),
         };
         let mut blocks = Vec::new();
         let mut start = 0;
         for (part, own) in self.product.parts[..parts].iter().enumerate() {
             for from in (0..own.size.n).step_by(width) {
-                blocks.push(Block {
+                blocks.push(ColumnBlock {
                     part,
                     from,
                     to: (from + width).min(own.size.n),
@@ -106,11 +106,11 @@ impl Many<'_> {
         let Product { k, isa, .. } = *self.product;
         let count = (last - first).div_ceil(LANES);
         panels.resize(count * LANES * k, 0.0);
-        let all = Output::new(panels);
-        share(count, (last - first) * k * 4, &|from, to| {
+        let all = SharedOutput::new(panels);
+        parallel_ranges(count, (last - first) * k * 4, &|from, to| {
             for i in from..to {
                 let begin = first + i * LANES;
-                let mut rows: [Scaled<'_>; LANES] = [(&[], 0.0); LANES];
+                let mut rows: [ScaledRow<'_>; LANES] = [(&[], 0.0); LANES];
                 let n = LANES.min(last - begin);
                 for (row, own) in (begin..).zip(&mut rows[..n]) {
                     let x = &self.x[row * k..(row + 1) * k];
@@ -118,8 +118,8 @@ impl Many<'_> {
                 }
                 let weight = self.norm.map(|(weight, _)| weight);
                 // SAFETY: each panel is written by one part alone.
-                let panel = unsafe { all.part(i * LANES * k, LANES * k) };
-                transpose::pack(isa, &rows[..n], weight, panel);
+                let panel = unsafe { all.slice_mut(i * LANES * k, LANES * k) };
+                transpose::pack_rows(isa, &rows[..n], weight, panel);
             }
         });
     }
@@ -127,7 +127,7 @@ impl Many<'_> {
     /// What a row is multiplied with by the norm, if there is one.
     pub(crate) fn factor(&self, isa: Isa, x: &[f32]) -> f32 {
         self.norm.map_or(1.0, |(_, eps)| {
-            1.0 / (vmath::inner(isa, x, x) / x.len() as f32 + eps).sqrt()
+            1.0 / (vmath::dot(isa, x, x) / x.len() as f32 + eps).sqrt()
         })
     }
 
@@ -135,8 +135,8 @@ impl Many<'_> {
         &self,
         (first, last): (usize, usize),
         panels: &[f32],
-        blocks: &[Block],
-        out: &Output,
+        blocks: &[ColumnBlock],
+        out: &SharedOutput,
     ) {
         let Product { k, n, .. } = *self.product;
         let work = (last - first) * n * k;
@@ -145,7 +145,7 @@ impl Many<'_> {
                 self.block((first, last), panels, blocks[i], scratch, out);
             });
         };
-        if work < WORTH_SHARING {
+        if work < MIN_PARALLEL_WORK {
             (0..blocks.len()).for_each(run);
         } else {
             pool::pool().run(blocks.len(), &run);
@@ -157,25 +157,27 @@ impl Many<'_> {
         &self,
         (first, last): (usize, usize),
         panels: &[f32],
-        block: Block,
+        block: ColumnBlock,
         Scratch { weights, sums }: &mut Scratch,
-        out: &Output,
+        out: &SharedOutput,
     ) {
         let Product { k, isa, gate, .. } = *self.product;
         let columns = block.to - block.from;
         let parts = block.part..block.part + 1 + usize::from(gate.is_some());
         // The last band may be wider than the matrix.
-        let wide = columns.next_multiple_of(BAND);
+        let wide = columns.next_multiple_of(INTERLEAVED_ROWS);
         weights.resize(parts.len() * wide * k, 0.0);
         for (part, weights) in parts.clone().zip(weights.chunks_exact_mut(wide * k)) {
             match self.data[part].0 {
-                Data::Quantized { bands, .. } => {
-                    let own = bands.part(block.from / BAND..block.to.div_ceil(BAND));
-                    own.unpack_columns(isa, weights);
+                MatrixData::Quantized { bands, .. } => {
+                    let own = bands.block_range(
+                        block.from / INTERLEAVED_ROWS..block.to.div_ceil(INTERLEAVED_ROWS),
+                    );
+                    own.dequantize_transposed(isa, weights);
                 }
-                Data::Dense(Dense::Single(_)) => {}
-                Data::Dense(matrix) => {
-                    matrix.widen(isa, block.from * k, &mut weights[..columns * k]);
+                MatrixData::Dense(DenseView::F32(_)) => {}
+                MatrixData::Dense(matrix) => {
+                    matrix.to_f32(isa, block.from * k, &mut weights[..columns * k]);
                 }
             }
         }
@@ -185,33 +187,35 @@ impl Many<'_> {
                 let (data, bias) = &self.data[part];
                 let x = &panels[panel * LANES * k..][..LANES * k];
                 // The matrix, and how far rows and columns of it are apart.
-                let (w, row_step, step) = match data {
-                    Data::Dense(Dense::Single(weight)) => {
+                let (w, row_stride, step) = match data {
+                    MatrixData::Dense(DenseView::F32(weight)) => {
                         (&weight[block.from * k..block.to * k], k, 1)
                     }
-                    Data::Dense(_) => (&weights[i * wide * k..(i + 1) * wide * k], k, 1),
-                    Data::Quantized { .. } => (&weights[i * wide * k..(i + 1) * wide * k], 1, wide),
+                    MatrixData::Dense(_) => (&weights[i * wide * k..(i + 1) * wide * k], k, 1),
+                    MatrixData::Quantized { .. } => {
+                        (&weights[i * wide * k..(i + 1) * wide * k], 1, wide)
+                    }
                 };
                 let sums = &mut sums[i * columns * LANES..(i + 1) * columns * LANES];
-                for at in (0..k).step_by(DEPTH) {
-                    let depth = DEPTH.min(k - at);
-                    let left = Left {
+                for at in (0..k).step_by(BLOCK_K) {
+                    let depth = BLOCK_K.min(k - at);
+                    let left = TileA {
                         data: w[at * step..].as_ptr(),
-                        row_step,
-                        step,
+                        row_stride,
+                        stride: step,
                     };
-                    let right = Right {
+                    let right = TileB {
                         data: x[at * LANES..].as_ptr(),
-                        step: LANES,
+                        stride: LANES,
                     };
-                    let product = tile::Product {
+                    let product = tile::TileC {
                         data: sums.as_mut_ptr(),
-                        row_step: LANES,
-                        adds: at > 0,
+                        row_stride: LANES,
+                        accumulate: at > 0,
                     };
                     // SAFETY: `w` has `columns` rows of `k` elements, one way or the other, `x` has `k` times `LANES`, `sums` has
                     // `columns` times `LANES`; the slices above say so.
-                    unsafe { microkernel::tiles(isa, columns, depth, left, right, product) };
+                    unsafe { microkernel::gemm_tiles(isa, columns, depth, left, right, product) };
                 }
                 if let Some(bias) = bias {
                     let bias = &bias[block.from..block.to];
@@ -222,7 +226,7 @@ impl Many<'_> {
             }
             if let Some(gate) = gate {
                 let (gates, ups) = sums.split_at_mut(columns * LANES);
-                gate_all(isa, gate, gates, ups);
+                gate_mul(isa, gate, gates, ups);
             }
             let begin = first + panel * LANES;
             self.write(
@@ -239,8 +243,8 @@ impl Many<'_> {
         &self,
         sums: &[f32],
         (begin, count): (usize, usize),
-        block: Block,
-        out: &Output,
+        block: ColumnBlock,
+        out: &SharedOutput,
     ) {
         let Product { n, isa, .. } = *self.product;
         let columns = block.to - block.from;
@@ -255,15 +259,15 @@ impl Many<'_> {
                 // SAFETY: these columns of these rows belong to this block alone, and are there: both
                 // reaches are checked.
                 done = unsafe {
-                    let to = out.address(at, reach);
-                    transpose::rows(isa, sums, lane, (to, n), before)
+                    let to = out.ptr(at, reach);
+                    transpose::store_rows(isa, sums, lane, (to, n), before)
                 };
             }
             let sums = sums.as_chunks::<LANES>().0;
             for lane in lane..lane + rows {
                 let at = start(lane);
                 // SAFETY: as above.
-                let place = unsafe { out.part(at + done, columns - done) };
+                let place = unsafe { out.slice_mut(at + done, columns - done) };
                 let before = self.residual.map(|r| &r[at + done..at + columns]);
                 for (i, (place, sums)) in place.iter_mut().zip(&sums[done..]).enumerate() {
                     *place = sums[lane] + before.map_or(0.0, |before| before[i]);

@@ -1,9 +1,10 @@
-//! Prefetches what a product reads first, while threads still wait for each other in the operation before.
+//! Prefetches the first rows of the next product's matrices at the barrier before it. The hardware
+//! prefetcher cannot see across matrices.
 
 use std::ops::Range;
 
-use crate::gemm::product::{Kind, Part, Product};
-use crate::layout::packed::Bands;
+use crate::gemm::product::{MatrixFormat, MatrixPart, Product};
+use crate::layout::packed::PackedMatrix;
 use crate::pool;
 use crate::simd::prefetch::lines;
 
@@ -22,15 +23,19 @@ impl Product {
         if self.rows > FEW {
             return;
         }
-        let Some((matrices, own)) = self.first_bands(|places| pool::pool().first(places, me))
+        let Some((matrices, own)) = self.first_bands(|places| pool::pool().first_part(places, me))
         else {
             return;
         };
         for part in &self.parts[matrices] {
-            if let (Kind::Quantized { bits, group, half }, Some(held)) = (part.kind, &part.held) {
+            if let (MatrixFormat::Quantized { bits, group, half }, Some(held)) =
+                (part.kind, &part.held)
+            {
                 // SAFETY: `Projection::plan` has them from a matrix of this form.
-                let bands = unsafe { Bands::of(held.inputs(), (bits, self.k / group, half)) };
-                bands.part(own.clone()).fetch();
+                let bands = unsafe {
+                    PackedMatrix::from_inputs(held.inputs(), (bits, self.k / group, half))
+                };
+                bands.block_range(own.clone()).fetch();
             }
         }
     }
@@ -41,7 +46,7 @@ impl Product {
             Some(_) => (&self.parts[..1], BANDS / 2),
             None => (&self.parts[..], BANDS),
         };
-        let places = |part: &Part| part.bands().div_ceil(each);
+        let places = |part: &MatrixPart| part.bands().div_ceil(each);
         let mut place = first(parts.iter().map(places).sum());
         for (i, part) in parts.iter().enumerate() {
             if place < places(part) {
@@ -55,15 +60,15 @@ impl Product {
     }
 }
 
-impl Bands<'_> {
+impl PackedMatrix<'_> {
     /// Asks for the first elements of each of these bands.
     fn fetch(self) {
-        for band in 0..self.count() {
-            let own = self.part(band..band + 1);
+        for band in 0..self.row_blocks() {
+            let own = self.block_range(band..band + 1);
             let words = own.words.as_ptr_range();
             lines(words.start.cast(), (own.words.len() * 4).min(BYTES));
             for factors in [own.scales, own.biases] {
-                let (at, bytes) = factors.bytes();
+                let (at, bytes) = factors.raw_bytes();
                 lines(at, bytes);
             }
         }
@@ -75,25 +80,28 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::gemm::product::{Held, Size};
+    use crate::gemm::product::{HeldMatrix, Size};
     use crate::isa::Isa;
-    use crate::layout::packed::BAND;
+    use crate::layout::packed::INTERLEAVED_ROWS;
     use crate::simd::portable::vmath::Gate;
     use crate::work::Input;
 
     /// A held matrix `[n, 64]` of zeros, of 4 bits in groups of 32.
-    fn part(n: usize) -> Part {
-        let bands = n.div_ceil(BAND);
-        let owner = Arc::new((vec![0u32; bands * 8 * BAND], vec![0.0f32; bands * 2 * BAND]));
+    fn part(n: usize) -> MatrixPart {
+        let bands = n.div_ceil(INTERLEAVED_ROWS);
+        let owner = Arc::new((
+            vec![0u32; bands * 8 * INTERLEAVED_ROWS],
+            vec![0.0f32; bands * 2 * INTERLEAVED_ROWS],
+        ));
         let (words, factors) = &*owner;
         // SAFETY: the owner keeps the elements, and nothing writes them.
         let held = unsafe {
             let words = Input::from_raw(words.as_ptr().cast(), words.len());
             let factors = Input::from_raw(factors.as_ptr().cast(), factors.len());
-            Held::new([words, factors, factors], owner)
+            HeldMatrix::new([words, factors, factors], owner)
         };
-        Part {
-            kind: Kind::Quantized {
+        MatrixPart {
+            kind: MatrixFormat::Quantized {
                 bits: 4,
                 group: 32,
                 half: false,
@@ -113,8 +121,8 @@ mod tests {
             n,
             eps: None,
             gate,
-            adds: false,
-            in_floats: false,
+            residual: false,
+            float_inputs: false,
             isa: Isa::detect(),
         }
     }
@@ -143,7 +151,7 @@ mod tests {
         assert_eq!(gate.first_bands(|_| 2), Some((0..2, 4..5)));
         // They need not exist for every thread.
         for work in [&work, &gate] {
-            (0..=pool::pool().width()).for_each(|me| work.fetch(me));
+            (0..=pool::pool().threads()).for_each(|me| work.fetch(me));
         }
     }
 }

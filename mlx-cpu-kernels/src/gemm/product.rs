@@ -1,12 +1,12 @@
-//! A product of rows with matrices and what surrounds it in a decoder: a norm, several matrices on the same input, biases, a
-//! gate, a residual. Types only; `run.rs` computes it.
+//! A product of rows with matrices and what surrounds it in a decoder: a norm, several matrices on
+//! the same input, biases, a gate, a residual. Types only; `run.rs` computes it.
 
 use std::any::Any;
 use std::sync::Arc;
 
-use crate::gemm::dense::{Dense, Number};
+use crate::gemm::dense::{DenseType, DenseView};
 use crate::isa::Isa;
-use crate::layout::packed::{BAND, Bands};
+use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
 use crate::simd::portable::vmath::Gate;
 use crate::work::Input;
 
@@ -24,20 +24,20 @@ pub struct Size {
 
 /// The arrays of a quantized matrix that an operation keeps, instead of having them as inputs.
 #[derive(Clone)]
-pub struct Held {
+pub struct HeldMatrix {
     /// Words, scales and biases.
     inputs: [Input; 3],
     /// Keeps the memory of the inputs.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: `Held::new` demands that the inputs are in memory that the owner keeps and nothing writes.
-unsafe impl Send for Held {}
+// SAFETY: `HeldMatrix::new` demands that the inputs are in memory that the owner keeps and nothing writes.
+unsafe impl Send for HeldMatrix {}
 
 // SAFETY: as for Send.
-unsafe impl Sync for Held {}
+unsafe impl Sync for HeldMatrix {}
 
-impl Held {
+impl HeldMatrix {
     /// Words, scales and biases in memory that `owner` keeps.
     ///
     /// # Safety
@@ -56,7 +56,7 @@ impl Held {
 
 /// How a matrix is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MatrixFormat {
     /// In affine mode, in bands.
     Quantized {
         /// Of a number: 4 or 8.
@@ -67,25 +67,25 @@ pub enum Kind {
         half: bool,
     },
     /// Of this type.
-    Dense(Number),
+    Dense(DenseType),
 }
 
 /// One matrix of a product.
-pub struct Part {
+pub struct MatrixPart {
     /// How it is stored.
-    pub kind: Kind,
+    pub kind: MatrixFormat,
     /// Its sizes.
     pub size: Size,
     /// Whether a bias follows it among the inputs.
     pub bias: bool,
     /// A quantized matrix, unless it is among the inputs.
-    pub held: Option<Held>,
+    pub held: Option<HeldMatrix>,
 }
 
-impl Part {
+impl MatrixPart {
     /// Of its matrix.
     pub(crate) fn bands(&self) -> usize {
-        self.size.n.div_ceil(BAND)
+        self.size.n.div_ceil(INTERLEAVED_ROWS)
     }
 }
 
@@ -95,7 +95,7 @@ impl Part {
 /// the residual `[rows, n]`.
 pub struct Product {
     /// Matrices with the same inputs.
-    pub parts: Vec<Part>,
+    pub parts: Vec<MatrixPart>,
     /// Rows of the input.
     pub rows: usize,
     /// Columns of the input.
@@ -107,20 +107,20 @@ pub struct Product {
     /// The first of two parts goes through it and is multiplied with the second.
     pub gate: Option<Gate>,
     /// Whether a residual is added.
-    pub adds: bool,
+    pub residual: bool,
     /// Whether few rows are multiplied like many.
-    pub in_floats: bool,
+    pub float_inputs: bool,
     /// The instruction set.
     pub isa: Isa,
 }
 
 /// A matrix as it lies in memory.
 #[derive(Clone, Copy)]
-pub(crate) enum Data<'a> {
+pub(crate) enum MatrixData<'a> {
     Quantized {
-        bands: Bands<'a>,
+        bands: PackedMatrix<'a>,
         /// Which of the prepared inputs it takes.
         form: usize,
     },
-    Dense(Dense<'a>),
+    Dense(DenseView<'a>),
 }

@@ -1,13 +1,14 @@
-//! Which kernels compute a product: by rows of inputs, the matrices' types and the instruction set.
+//! Chooses the kernels of a product by its rows, the formats of its matrices and the instruction
+//! set.
 
 use std::cell::RefCell;
 
 use crate::gemm::activations::Scratch;
-use crate::gemm::dense::Dense;
-use crate::gemm::packed_gemm::{MANY, Many};
-use crate::gemm::product::{Data, Kind, MAX_PARTS, Product};
-use crate::layout::packed::Bands;
-use crate::partition::Output;
+use crate::gemm::dense::DenseView;
+use crate::gemm::packed_gemm::{GemmTask, MIN_GEMM_ROWS};
+use crate::gemm::product::{MAX_PARTS, MatrixData, MatrixFormat, Product};
+use crate::layout::packed::PackedMatrix;
+use crate::partition::SharedOutput;
 use crate::work::{Input, Work};
 
 thread_local! {
@@ -29,12 +30,14 @@ impl Work for Product {
         let x = floats(inputs.next());
         let norm = self.eps.map(|eps| (floats(inputs.next()), eps));
         let mut packings: Vec<(u32, usize)> = Vec::with_capacity(MAX_PARTS);
-        let mut data: Vec<(Data<'_>, Option<&[f32]>)> = Vec::with_capacity(self.parts.len());
+        let mut data: Vec<(MatrixData<'_>, Option<&[f32]>)> = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
             let own = match part.kind {
-                // SAFETY: as of `floats`.
-                Kind::Dense(number) => Data::Dense(unsafe { Dense::of(number, inputs.next()) }),
-                Kind::Quantized { bits, group, half } => {
+                MatrixFormat::Dense(number) => {
+                    // SAFETY: as of `floats`.
+                    MatrixData::Dense(unsafe { DenseView::of(number, inputs.next()) })
+                }
+                MatrixFormat::Quantized { bits, group, half } => {
                     let packing = (bits, group);
                     let known = packings.iter().position(|p| *p == packing);
                     let matrix = match &part.held {
@@ -46,9 +49,11 @@ impl Work for Product {
                             matrix
                         }
                     };
-                    Data::Quantized {
+                    MatrixData::Quantized {
                         // SAFETY: as above.
-                        bands: unsafe { Bands::of(matrix, (bits, self.k / group, half)) },
+                        bands: unsafe {
+                            PackedMatrix::from_inputs(matrix, (bits, self.k / group, half))
+                        },
                         form: known.unwrap_or_else(|| {
                             packings.push(packing);
                             packings.len() - 1
@@ -59,9 +64,9 @@ impl Work for Product {
             let bias = part.bias.then(|| floats(inputs.next()));
             data.push((own, bias));
         }
-        let residual = self.adds.then(|| floats(inputs.next()));
-        let out = Output::new(output);
-        let many = Many {
+        let residual = self.residual.then(|| floats(inputs.next()));
+        let out = SharedOutput::new(output);
+        let task = GemmTask {
             product: self,
             x,
             norm,
@@ -69,22 +74,22 @@ impl Work for Product {
             residual,
         };
         #[cfg(target_arch = "x86_64")]
-        if !self.in_floats {
-            if many.fits_squares() {
-                return many.run_in_squares(&packings, &out);
+        if !self.float_inputs {
+            if task.fits_amx_quantized() {
+                return task.run_amx_quantized(&packings, &out);
             }
-            if many.fits_bricks() {
-                return many.run_in_bricks(&out);
+            if task.fits_amx_bf16() {
+                return task.run_amx_bf16(&out);
             }
         }
-        if self.rows >= MANY || self.in_floats {
-            return many.run(&out);
+        if self.rows >= MIN_GEMM_ROWS || self.float_inputs {
+            return task.run(&out);
         }
         SCRATCH.with_borrow_mut(|scratch| {
             let rows = scratch.fill(self.isa, x, norm, self.k, &packings);
             match self.gate {
-                Some(gate) => self.gated(gate, &data, &rows, &out),
-                None => self.plain(&data, residual, &rows, &out),
+                Some(gate) => self.run_few_rows_gated(gate, &data, &rows, &out),
+                None => self.run_few_rows(&data, residual, &rows, &out),
             }
         });
     }

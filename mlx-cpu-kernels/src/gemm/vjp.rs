@@ -1,15 +1,16 @@
-//! The backward pass of a product with a matrix: rows of gradients times the matrix itself, rather than its
-//! transpose. Matrices stay as they are stored; a few of their rows are unpacked at a time.
+//! The backward pass of a product with respect to its rows: gradients times the matrix, not its
+//! transpose. Matrices stay packed; a few rows are dequantized at a time. No gradient with respect
+//! to the matrix.
 
 use std::cell::RefCell;
 
-use crate::gemm::dense::Dense;
-use crate::gemm::product::{Kind, Size};
+use crate::gemm::dense::DenseView;
+use crate::gemm::product::{MatrixFormat, Size};
 use crate::isa::Isa;
-use crate::layout::packed::{Bands, CHUNK};
-use crate::layout::tile::{self, LANES, Left, Right};
-use crate::partition::{Output, share};
-use crate::simd::dequantize::Room;
+use crate::layout::packed::{CHUNK, PackedMatrix};
+use crate::layout::tile::{self, LANES, TileA, TileB};
+use crate::partition::{SharedOutput, parallel_ranges};
+use crate::simd::dequantize::DequantizeScratch;
 use crate::simd::microkernel;
 use crate::work::{Input, Work};
 
@@ -17,17 +18,17 @@ use crate::work::{Input, Work};
 const WIDE: usize = 128;
 
 /// Rows of the matrix that are unpacked at a time: with so many columns they fit the first caches.
-const DEEP: usize = 64;
+const TILE_K: usize = 64;
 
 /// Rows of gradients `[rows, n]` times a matrix `[n, k]`. Its inputs are the rows, float32, and the
 /// matrix: one array when dense, words, scales and biases when quantized.
-pub struct Back {
+pub struct ProductVjp {
     /// Of the matrix.
     pub size: Size,
     /// Of the gradients.
     pub rows: usize,
     /// How the matrix is stored.
-    pub kind: Kind,
+    pub kind: MatrixFormat,
     /// The instruction set.
     pub isa: Isa,
 }
@@ -35,8 +36,8 @@ pub struct Back {
 /// The matrix as it lies in memory.
 #[derive(Clone, Copy)]
 enum Stored<'a> {
-    Dense(Dense<'a>),
-    Quantized(Bands<'a>),
+    Dense(DenseView<'a>),
+    Quantized(PackedMatrix<'a>),
 }
 
 /// What a thread needs.
@@ -44,14 +45,14 @@ enum Stored<'a> {
 struct Scratch {
     /// Unpacked rows.
     weights: Vec<f32>,
-    room: Room,
+    buffer: DequantizeScratch,
 }
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-impl Work for Back {
+impl Work for ProductVjp {
     fn outputs(&self) -> usize {
         self.rows * self.size.k
     }
@@ -64,13 +65,17 @@ impl Work for Back {
         };
         let c = of(0);
         let stored = match self.kind {
-            // SAFETY: as above.
-            Kind::Dense(number) => Stored::Dense(unsafe { Dense::of(number, inputs.get(1)) }),
-            Kind::Quantized { bits, group, half } => {
+            MatrixFormat::Dense(number) => {
+                // SAFETY: as above.
+                Stored::Dense(unsafe { DenseView::of(number, inputs.get(1)) })
+            }
+            MatrixFormat::Quantized { bits, group, half } => {
                 let groups = self.size.k / group;
                 let matrix = inputs.get(1..).unwrap_or_default();
                 // SAFETY: as above.
-                Stored::Quantized(unsafe { Bands::of(matrix, (bits, groups, half)) })
+                Stored::Quantized(unsafe {
+                    PackedMatrix::from_inputs(matrix, (bits, groups, half))
+                })
             }
         };
         let Size { n, k } = self.size;
@@ -78,8 +83,8 @@ impl Work for Back {
         if self.rows == 0 {
             return;
         }
-        let out = Output::new(output);
-        share(k.div_ceil(WIDE), self.rows * n * k, &|first, last| {
+        let out = SharedOutput::new(output);
+        parallel_ranges(k.div_ceil(WIDE), self.rows * n * k, &|first, last| {
             for part in first..last {
                 let columns = (part * WIDE, ((part + 1) * WIDE).min(k));
                 SCRATCH.with_borrow_mut(|scratch| self.part(c, stored, columns, scratch, &out));
@@ -88,57 +93,59 @@ impl Work for Back {
     }
 }
 
-impl Back {
+impl ProductVjp {
     /// Columns `from..to` of the output.
     fn part(
         &self,
         c: &[f32],
         stored: Stored<'_>,
         (from, to): (usize, usize),
-        Scratch { weights, room }: &mut Scratch,
-        out: &Output,
+        Scratch { weights, buffer }: &mut Scratch,
+        out: &SharedOutput,
     ) {
         let Size { n, k } = self.size;
         let width = to - from;
-        weights.resize(DEEP * width, 0.0);
-        for first in (0..n).step_by(DEEP) {
-            let depth = DEEP.min(n - first);
+        weights.resize(TILE_K * width, 0.0);
+        for first in (0..n).step_by(TILE_K) {
+            let depth = TILE_K.min(n - first);
             let rows = &mut weights[..depth * width];
             match stored {
                 Stored::Dense(weight) => {
                     for (row, to) in (first..).zip(rows.chunks_exact_mut(width)) {
-                        weight.widen(self.isa, row * k + from, to);
+                        weight.to_f32(self.isa, row * k + from, to);
                     }
                 }
                 Stored::Quantized(bands) => {
-                    bands.unpack(self.isa, first..first + depth, from, room, rows);
+                    bands.dequantize_rows(self.isa, first..first + depth, from, buffer, rows);
                 }
             }
             for column in (0..width).step_by(LANES) {
-                let left = Left {
+                let left = TileA {
                     data: c[first..].as_ptr(),
-                    row_step: n,
-                    step: 1,
+                    row_stride: n,
+                    stride: 1,
                 };
-                let right = Right {
+                let right = TileB {
                     data: weights[column..].as_ptr(),
-                    step: width,
+                    stride: width,
                 };
-                let product = tile::Product {
-                    data: out.address(from + column, (self.rows - 1) * k + LANES),
-                    row_step: k,
-                    adds: first > 0,
+                let product = tile::TileC {
+                    data: out.ptr(from + column, (self.rows - 1) * k + LANES),
+                    row_stride: k,
+                    accumulate: first > 0,
                 };
                 // SAFETY: `rows` rows of `c` (its length is asserted) have `depth` elements from `first` on;
                 // `weights` has as many rows of `width`, a multiple of `LANES`; the output has these columns
                 // in each row, which belong to this part alone.
-                unsafe { microkernel::tiles(self.isa, self.rows, depth, left, right, product) };
+                unsafe {
+                    microkernel::gemm_tiles(self.isa, self.rows, depth, left, right, product);
+                };
             }
         }
         if matches!(stored, Stored::Quantized(bands) if bands.bits == 4) {
             for row in 0..self.rows {
                 // SAFETY: these columns belong to this part alone, and the tiles are done.
-                let columns = unsafe { out.part(row * k + from, width) };
+                let columns = unsafe { out.slice_mut(row * k + from, width) };
                 columns.as_chunks_mut::<CHUNK>().0.iter_mut().for_each(pair);
             }
         }
@@ -147,9 +154,9 @@ impl Back {
 
 /// Even elements before odd ones, back to pairs.
 fn pair(chunk: &mut [f32; CHUNK]) {
-    let apart = *chunk;
+    let deinterleave = *chunk;
     for i in 0..CHUNK / 2 {
-        chunk[2 * i] = apart[i];
-        chunk[2 * i + 1] = apart[CHUNK / 2 + i];
+        chunk[2 * i] = deinterleave[i];
+        chunk[2 * i + 1] = deinterleave[CHUNK / 2 + i];
     }
 }

@@ -1,4 +1,5 @@
-//! A few rows of inputs as the products with quantized matrices take them. Made and read in `simd`.
+//! A few rows of inputs in the form that products with quantized matrices read. Types and index
+//! functions only; `simd` fills and reads them.
 
 /// Rows of inputs that share one unpacked row of the matrix.
 pub(crate) const MAX_ROWS: usize = 8;
@@ -19,21 +20,21 @@ pub(crate) struct InputRow<'a> {
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
     allow(dead_code, reason = "whole numbers are for AVX2 and dotprod")
 )]
-pub(crate) struct Panel<'a> {
+pub(crate) struct InputPanel<'a> {
     /// How many.
     pub rows: usize,
     /// The elements row after row; empty where they are whole numbers.
     pub values: &'a [f32],
-    /// Whole numbers `[words, rows, neighbors]`, in the order of [`place`] (with dotprod as bytes, see `dot.rs`), or empty.
-    pub whole: &'a [i16],
-    /// What they are multiplied with: one for each few neighbors ([`sharing`]), `[words, rows]`.
+    /// Whole numbers `[words, rows, inputs_per_word]`, in the order of [`pair_index`] (with dotprod as bytes, see `dot.rs`), or empty.
+    pub quants: &'a [i16],
+    /// What they are multiplied with: one for each few neighbors ([`inputs_per_scale`]), `[words, rows]`.
     pub scales: &'a [f32],
     /// The sum of each group, `[rows, groups]`: of whole numbers what they stand for, so that a rounding counts times the
     /// weight that it meets, bias and all, rather than times the packed number alone, which is never negative.
     pub sums: &'a [f32],
 }
 
-impl<'a> Panel<'a> {
+impl<'a> InputPanel<'a> {
     /// Row `i` of a panel of floats with rows of `k` elements in so many groups.
     pub(crate) fn row(self, i: usize, k: usize, groups: usize) -> InputRow<'a> {
         InputRow {
@@ -43,25 +44,25 @@ impl<'a> Panel<'a> {
     }
 }
 
-/// A panel while it is prepared; see [`Panel`].
-pub(crate) struct Prepared<'a> {
+/// A panel while it is prepared; see [`InputPanel`].
+pub(crate) struct InputPanelMut<'a> {
     pub values: &'a mut [f32],
-    pub whole: &'a mut [i16],
+    pub quants: &'a mut [i16],
     pub scales: &'a mut [f32],
     pub sums: &'a mut [f32],
 }
 
 /// Neighboring inputs that share a scale, so that what is large leaves others precise: those whose products with a
 /// word of a matrix of so many bits end in one lane.
-pub(crate) fn neighbors(bits: u32) -> usize {
+pub(crate) fn inputs_per_word(bits: u32) -> usize {
     if bits == 4 { 8 } else { 4 }
 }
 
 /// Where an input stands among its neighbors: shifts of a word bring pairs of its numbers that are half a word
 /// apart into 16-bit lanes.
-pub(crate) const fn place(i: usize, near: usize) -> usize {
+pub(crate) const fn pair_index(i: usize, near: usize) -> usize {
     2 * (i % (near / 2)) + i / (near / 2)
 }
 
 /// The largest whole number.
-pub(crate) const LARGEST: f32 = 32_767.0;
+pub(crate) const MAX_QUANT: f32 = 32_767.0;

@@ -1,6 +1,6 @@
-//! Quantized matrices as the kernels store them: in bands of eight rows, a word of each beside another, so that a vector
-//! holds one word of each row and its lanes are outputs. Nothing is summed across lanes then, and memory is read from
-//! the first byte to the last. Products and unpacking are in `simd`.
+//! Quantized matrices as the kernels store them. Eight rows are interleaved word by word, so a
+//! vector register holds one word of each row and its lanes are outputs. Products need no sum
+//! across lanes and read memory sequentially. Products and dequantization are in `simd`.
 
 use std::ops::Range;
 
@@ -12,11 +12,11 @@ use crate::work::Input;
 pub(crate) const CHUNK: usize = 32;
 
 /// Rows of a band.
-pub const BAND: usize = 8;
+pub const INTERLEAVED_ROWS: usize = 8;
 
 /// A row of a quantized matrix: `w = scale * q + bias`, group after group.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct QuantizedRow<'a> {
+pub(crate) struct PackedRow<'a> {
     /// Packed numbers: two to a byte, the lower half first, or one.
     pub packed: &'a [u8],
     /// One a group.
@@ -27,58 +27,58 @@ pub(crate) struct QuantizedRow<'a> {
 
 /// Scales or biases of a matrix as they are stored.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Factors<'a> {
+pub(crate) enum GroupParams<'a> {
     /// As float32.
-    Single(&'a [f32]),
+    F32(&'a [f32]),
     /// The bits of float16.
-    Half(&'a [u16]),
+    F16(&'a [u16]),
 }
 
-impl<'a> Factors<'a> {
+impl<'a> GroupParams<'a> {
     /// What an operation was given.
     ///
     /// # Safety
     /// The array given to the operation in this place must be of float16 where they are `half`, else of float32.
-    pub(crate) unsafe fn of(input: &'a Input, half: bool) -> Self {
+    pub(crate) unsafe fn from_input(input: &'a Input, half: bool) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
             if half {
-                Self::Half(input.as_slice::<u16>())
+                Self::F16(input.as_slice::<u16>())
             } else {
-                Self::Single(input.as_slice::<f32>())
+                Self::F32(input.as_slice::<f32>())
             }
         }
     }
 
     pub(crate) fn len(self) -> usize {
         match self {
-            Self::Single(all) => all.len(),
-            Self::Half(all) => all.len(),
+            Self::F32(all) => all.len(),
+            Self::F16(all) => all.len(),
         }
     }
 
     /// Where they are, and how many bytes.
-    pub(crate) fn bytes(self) -> (*const u8, usize) {
+    pub(crate) fn raw_bytes(self) -> (*const u8, usize) {
         match self {
-            Self::Single(all) => (all.as_ptr().cast(), size_of_val(all)),
-            Self::Half(all) => (all.as_ptr().cast(), size_of_val(all)),
+            Self::F32(all) => (all.as_ptr().cast(), size_of_val(all)),
+            Self::F16(all) => (all.as_ptr().cast(), size_of_val(all)),
         }
     }
 
-    pub(crate) fn part(self, range: Range<usize>) -> Self {
+    pub(crate) fn slice(self, range: Range<usize>) -> Self {
         match self {
-            Self::Single(all) => Self::Single(&all[range]),
-            Self::Half(all) => Self::Half(&all[range]),
+            Self::F32(all) => Self::F32(&all[range]),
+            Self::F16(all) => Self::F16(&all[range]),
         }
     }
 
     /// One group of a band's rows.
-    pub(crate) fn eight(self, group: usize) -> [f32; BAND] {
-        let at = group * BAND..(group + 1) * BAND;
-        let mut eight = [0.0; BAND];
+    pub(crate) fn group(self, group: usize) -> [f32; INTERLEAVED_ROWS] {
+        let at = group * INTERLEAVED_ROWS..(group + 1) * INTERLEAVED_ROWS;
+        let mut eight = [0.0; INTERLEAVED_ROWS];
         match self {
-            Self::Single(all) => eight.copy_from_slice(&all[at]),
-            Self::Half(all) => {
+            Self::F32(all) => eight.copy_from_slice(&all[at]),
+            Self::F16(all) => {
                 for (to, from) in eight.iter_mut().zip(&all[at]) {
                     *to = f16::from_bits(*from).to_f32();
                 }
@@ -90,28 +90,31 @@ impl<'a> Factors<'a> {
 
 /// Bands of a quantized matrix, one after another: `w = scale * q + bias`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bands<'a> {
-    /// Packed numbers `[bands, words, BAND]`, the first in the lowest bits.
+pub(crate) struct PackedMatrix<'a> {
+    /// Packed numbers `[bands, words, INTERLEAVED_ROWS]`, the first in the lowest bits.
     pub words: &'a [u32],
-    /// `[bands, groups, BAND]`.
-    pub scales: Factors<'a>,
-    /// `[bands, groups, BAND]`.
-    pub biases: Factors<'a>,
+    /// `[bands, groups, INTERLEAVED_ROWS]`.
+    pub scales: GroupParams<'a>,
+    /// `[bands, groups, INTERLEAVED_ROWS]`.
+    pub biases: GroupParams<'a>,
     /// Of a row.
     pub groups: usize,
     /// Of a number: 4 or 8.
     pub bits: u32,
 }
 
-impl<'a> Bands<'a> {
+impl<'a> PackedMatrix<'a> {
     /// What an operation was given: the arrays of a `QuantizedMatrix`, with groups of so many numbers of `bits` in a row.
     /// Nothing without them.
     ///
     /// # Safety
     /// The first must be of words, the others of float16 where they are `half`, else of float32.
-    pub(crate) unsafe fn of(inputs: &'a [Input], (bits, groups, half): (u32, usize, bool)) -> Self {
+    pub(crate) unsafe fn from_inputs(
+        inputs: &'a [Input],
+        (bits, groups, half): (u32, usize, bool),
+    ) -> Self {
         let [words, scales, biases] = inputs else {
-            let nothing = Factors::Single(&[]);
+            let nothing = GroupParams::F32(&[]);
             return Self {
                 words: &[],
                 scales: nothing,
@@ -124,50 +127,50 @@ impl<'a> Bands<'a> {
         unsafe {
             Self {
                 words: words.as_slice::<u32>(),
-                scales: Factors::of(scales, half),
-                biases: Factors::of(biases, half),
+                scales: GroupParams::from_input(scales, half),
+                biases: GroupParams::from_input(biases, half),
                 groups,
                 bits,
             }
         }
     }
 
-    pub(crate) fn count(self) -> usize {
-        self.scales.len() / (self.groups * BAND).max(1)
+    pub(crate) fn row_blocks(self) -> usize {
+        self.scales.len() / (self.groups * INTERLEAVED_ROWS).max(1)
     }
 
     /// Words of a row's group.
-    pub(crate) fn group_words(self) -> usize {
+    pub(crate) fn words_per_group(self) -> usize {
         self.words.len() / self.scales.len().max(1)
     }
 
     /// Numbers of a word.
-    pub(crate) fn per_word(self) -> usize {
+    pub(crate) fn values_per_word(self) -> usize {
         32 / self.bits as usize
     }
 
     /// Some of them.
-    pub(crate) fn part(self, bands: Range<usize>) -> Self {
-        let per = |n: usize| bands.start * n * BAND..bands.end * n * BAND;
-        let (words, factors) = (per(self.groups * self.group_words()), per(self.groups));
+    pub(crate) fn block_range(self, bands: Range<usize>) -> Self {
+        let per = |n: usize| bands.start * n * INTERLEAVED_ROWS..bands.end * n * INTERLEAVED_ROWS;
+        let (words, factors) = (per(self.groups * self.words_per_group()), per(self.groups));
         Self {
             words: &self.words[words],
-            scales: self.scales.part(factors.clone()),
-            biases: self.biases.part(factors),
+            scales: self.scales.slice(factors.clone()),
+            biases: self.biases.slice(factors),
             ..self
         }
     }
 
     /// A row of the matrix as floats, in order.
-    pub(crate) fn row(self, row: usize, out: &mut [f32]) {
-        let own = row % BAND;
-        let band = self.part(row / BAND..row / BAND + 1);
-        let (per, near) = (self.group_words(), self.per_word());
+    pub(crate) fn dequantize_row(self, row: usize, out: &mut [f32]) {
+        let own = row % INTERLEAVED_ROWS;
+        let band = self.block_range(row / INTERLEAVED_ROWS..row / INTERLEAVED_ROWS + 1);
+        let (per, near) = (self.words_per_group(), self.values_per_word());
         let mask = u32::MAX >> (32 - self.bits);
         for (g, out) in out.chunks_exact_mut(per * near).enumerate() {
-            let (scale, bias) = (band.scales.eight(g)[own], band.biases.eight(g)[own]);
+            let (scale, bias) = (band.scales.group(g)[own], band.biases.group(g)[own]);
             for (w, out) in (g * per..).zip(out.chunks_exact_mut(near)) {
-                let word = band.words[w * BAND + own];
+                let word = band.words[w * INTERLEAVED_ROWS + own];
                 for (i, out) in out.iter_mut().enumerate() {
                     let q = word >> (i as u32 * self.bits) & mask;
                     *out = q as f32 * scale + bias;

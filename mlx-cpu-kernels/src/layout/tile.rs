@@ -1,31 +1,31 @@
-//! Operands of the register-tile micro-kernel, as addresses and strides.
+//! Operands of the micro-kernel, as addresses and strides.
 
 /// Columns of a tile, and rows of inputs in a panel.
 pub const LANES: usize = 16;
 
-/// One factor of a tile: element `(row, i)` stands at `data + row * row_step + i * step`.
+/// One factor of a tile: element `(row, i)` stands at `data + row * row_stride + i * step`.
 #[derive(Clone, Copy)]
-pub(crate) struct Left {
+pub(crate) struct TileA {
     pub data: *const f32,
-    pub row_step: usize,
-    pub step: usize,
+    pub row_stride: usize,
+    pub stride: usize,
 }
 
 /// The other one: `LANES` neighbors for each `i`, at `data + i * step`.
 #[derive(Clone, Copy)]
-pub(crate) struct Right {
+pub(crate) struct TileB {
     pub data: *const f32,
-    pub step: usize,
+    pub stride: usize,
 }
 
-/// The product: `LANES` neighbors for each row, at `data + row * row_step`.
+/// The product: `LANES` neighbors for each row, at `data + row * row_stride`.
 #[derive(Clone, Copy)]
-pub(crate) struct Product {
+pub(crate) struct TileC {
     pub data: *mut f32,
-    pub row_step: usize,
+    pub row_stride: usize,
     /// What is there is added to, rather than replaced.
-    pub adds: bool,
+    pub accumulate: bool,
 }
 
 /// A row of inputs, and what its elements are multiplied with.
-pub(crate) type Scaled<'a> = (&'a [f32], f32);
+pub(crate) type ScaledRow<'a> = (&'a [f32], f32);

@@ -1,4 +1,5 @@
-//! Tokens from rows of logits: penalties, filters, draws, and the passes over a vocabulary that they need.
+//! Tokens from rows of logits: penalties, filters, draws, and the passes over a vocabulary that
+//! they need.
 
 pub(crate) mod sample;
 pub(crate) mod softmax_pass;

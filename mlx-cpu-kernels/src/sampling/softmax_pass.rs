@@ -1,13 +1,13 @@
-//! Passes over long rows of logits: the greatest of each block, and exponentials. Not what is chosen by
-//! them, which is in `select`, `nucleus` and `choose`.
+//! Passes over long rows of logits: block maxima, and sums of exponentials. Filters and draws are
+//! in the other files.
 //!
-//! Written for eight neighbors at a time, which the compiler turns into vectors, and without fused
-//! multiply-adds: so every instruction set gives the same bits, and a seed the same text.
+//! The loops work on eight adjacent elements, which compilers vectorize, and use no fused
+//! multiply-add. So every instruction set gives the same bits, and a seed gives the same text.
 
 use std::ops::Range;
 
 use crate::isa::Isa;
-use crate::partition::{Output, share};
+use crate::partition::{SharedOutput, parallel_ranges};
 
 /// Neighbors that share a greatest one and a sum.
 pub(crate) const BLOCK: usize = 32;
@@ -16,24 +16,24 @@ pub(crate) const BLOCK: usize = 32;
 const LANES: usize = 8;
 
 /// Logits this far below the greatest weigh nothing: together less than the rounding of the rest.
-pub(crate) const DEPTH: f32 = 60.0;
+pub(crate) const MIN_RELATIVE_LOGIT: f32 = 60.0;
 
 /// How far `x` lies below the greatest: 0 or less. Infinities that are the greatest are level.
 #[inline(always)]
-pub fn depth(x: f32, max: f32) -> f32 {
+pub fn relative_logit(x: f32, max: f32) -> f32 {
     if x == max { 0.0 } else { x - max }
 }
 
-/// `exp(x)` for `x` from -[`DEPTH`] to 0, within two units in the last place: the power of two is taken
+/// `exp(x)` for `x` from -[`MIN_RELATIVE_LOGIT`] to 0, within two units in the last place: the power of two is taken
 /// out, and the rest, at most half a `ln 2`, goes through a polynomial (Cephes' `expf`, Moshier 1989).
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     /// Added to a small number, it leaves its nearest whole one in the lowest bits.
-    const ROUND: f32 = 12_582_912.0;
+    const ROUND_BIAS: f32 = 12_582_912.0;
     /// `ln 2` in two parts, the first of few bits, so that its multiples are exact.
     const LN_2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
+    let shifted = x * std::f32::consts::LOG2_E + ROUND_BIAS;
+    let n = shifted - ROUND_BIAS;
     let r = x - n * LN_2[0] - n * LN_2[1];
     // In pairs, so that no long chain of additions has to be waited for.
     let square = r * r;
@@ -41,7 +41,7 @@ fn exp(x: f32) -> f32 {
     let middle = 8.333_452e-3 * r + 4.166_579_6e-2;
     let low = 1.666_666_5e-1 * r + 0.5;
     let y = ((high * square + middle) * square + low) * square + (r + 1.0);
-    // Multiplied by the power of two: what `ROUND` adds to the bits is shifted out.
+    // Multiplied by the power of two: what `ROUND_BIAS` adds to the bits is shifted out.
     f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
@@ -52,7 +52,7 @@ fn weight(x: f32, max: f32, scale: f32) -> f32 {
     // No branches: with bits it stays one straight line for every element of a vector.
     let level = keep(x - max, x != max);
     let below = level * scale;
-    keep(exp(below), below > -DEPTH)
+    keep(exp(below), below > -MIN_RELATIVE_LOGIT)
 }
 
 /// `x`, or 0 where it is not wanted.
@@ -87,7 +87,7 @@ macro_rules! pass {
 
 /// Cuts a row into parts of whole blocks for the threads, where it is `alone`, and gives each its part of `out`, which has an
 /// element for each block.
-fn in_parts<T: Copy + Send + Sync>(
+fn for_blocks<T: Copy + Send + Sync>(
     row: &[f32],
     out: &mut Vec<T>,
     (zero, alone): (T, bool),
@@ -96,30 +96,30 @@ fn in_parts<T: Copy + Send + Sync>(
     let blocks = row.len().div_ceil(BLOCK);
     out.clear();
     out.resize(blocks, zero);
-    let all = Output::new(out);
+    let all = SharedOutput::new(out);
     // Each element costs about as much as two multiplications.
     let work = if alone { 2 * row.len() } else { 0 };
-    share(blocks, work, &|from, to| {
+    parallel_ranges(blocks, work, &|from, to| {
         let own = &row[from * BLOCK..row.len().min(to * BLOCK)];
         // SAFETY: the blocks of a part are its own.
-        part(from..to, own, unsafe { all.part(from, to - from) });
+        part(from..to, own, unsafe { all.slice_mut(from, to - from) });
     });
 }
 
 /// The greatest of each block of `row`; minus infinity where there is no number. Where the row is `alone`, threads share it.
-pub(crate) fn peaks(isa: Isa, row: &[f32], out: &mut Vec<f32>, alone: bool) {
-    in_parts(row, out, (0.0, alone), |_, row, out| {
-        own_peaks(isa, row, out);
+pub(crate) fn block_maxima(isa: Isa, row: &[f32], out: &mut Vec<f32>, alone: bool) {
+    for_blocks(row, out, (0.0, alone), |_, row, out| {
+        block_maxima_part(isa, row, out);
     });
 }
 
 pass! {
     /// The greatest of each block.
-    own_peaks = peaks_with(row: &[f32], out: &mut [f32])
+    block_maxima_part = block_maxima_with(row: &[f32], out: &mut [f32])
 }
 
 #[inline(always)]
-fn peaks_with(row: &[f32], out: &mut [f32]) {
+fn block_maxima_with(row: &[f32], out: &mut [f32]) {
     // Plain loops: what runs inside of the library's would not be compiled for these vectors.
     let (blocks, rest) = row.as_chunks::<BLOCK>();
     for (block, out) in blocks.iter().zip(out.iter_mut()) {
@@ -131,16 +131,16 @@ fn peaks_with(row: &[f32], out: &mut [f32]) {
                 *g = if x > *g { x } else { *g };
             }
         }
-        *out = peak(&greatest);
+        *out = max_of(&greatest);
     }
     if let (Some(last), false) = (out.get_mut(blocks.len()), rest.is_empty()) {
-        *last = peak(rest);
+        *last = max_of(rest);
     }
 }
 
 /// The greatest of a few.
 #[inline(always)]
-pub(crate) fn peak(values: &[f32]) -> f32 {
+pub(crate) fn max_of(values: &[f32]) -> f32 {
     let mut greatest = f32::NEG_INFINITY;
     for &x in values {
         greatest = if x > greatest { x } else { greatest };
@@ -157,34 +157,34 @@ pub(crate) struct Scale {
     pub by: f32,
 }
 
-/// The sum of the weights of each block, whose greatest ones are `peaks`. Where the row is `alone`, threads share it.
+/// The sum of the weights of each block, whose greatest ones are `block_maxima`. Where the row is `alone`, threads share it.
 pub(crate) fn sums(
     isa: Isa,
     row: &[f32],
-    (peaks, scale): (&[f32], Scale),
+    (block_maxima, scale): (&[f32], Scale),
     out: &mut Vec<f64>,
     alone: bool,
 ) {
-    in_parts(row, out, (0.0, alone), |part, row, out| {
-        own_sums(isa, row, &peaks[part], scale, out);
+    for_blocks(row, out, (0.0, alone), |part, row, out| {
+        block_sums_part(isa, row, &block_maxima[part], scale, out);
     });
 }
 
 pass! {
     /// The sum of the weights of each block that weighs anything.
-    own_sums = sums_with(row: &[f32], peaks: &[f32], scale: Scale, out: &mut [f64])
+    block_sums_part = block_sums_with(row: &[f32], block_maxima: &[f32], scale: Scale, out: &mut [f64])
 }
 
 #[inline(always)]
-fn sums_with(row: &[f32], peaks: &[f32], scale: Scale, out: &mut [f64]) {
+fn block_sums_with(row: &[f32], block_maxima: &[f32], scale: Scale, out: &mut [f64]) {
     let (blocks, rest) = row.as_chunks::<BLOCK>();
-    for ((block, &peak), out) in blocks.iter().zip(peaks).zip(out.iter_mut()) {
-        if weighs(peak, scale) {
+    for ((block, &max_of), out) in blocks.iter().zip(block_maxima).zip(out.iter_mut()) {
+        if weighs(max_of, scale) {
             *out = sum_of(block, scale);
         }
     }
-    if let (Some(&peak), Some(out)) = (peaks.get(blocks.len()), out.get_mut(blocks.len()))
-        && weighs(peak, scale)
+    if let (Some(&max_of), Some(out)) = (block_maxima.get(blocks.len()), out.get_mut(blocks.len()))
+        && weighs(max_of, scale)
     {
         let mut block = [f32::NEG_INFINITY; BLOCK];
         for (to, &x) in block.iter_mut().zip(rest) {
@@ -196,8 +196,8 @@ fn sums_with(row: &[f32], peaks: &[f32], scale: Scale, out: &mut [f64]) {
 
 /// Whether the greatest of some does.
 #[inline(always)]
-fn weighs(peak: f32, Scale { max, by }: Scale) -> bool {
-    depth(peak, max) * by > -DEPTH
+fn weighs(max_of: f32, Scale { max, by }: Scale) -> bool {
+    relative_logit(max_of, max) * by > -MIN_RELATIVE_LOGIT
 }
 
 /// The sum of the weights of a block.
@@ -293,9 +293,9 @@ mod tests {
             let all = |isa| {
                 let (mut p, mut s, mut w) = (Vec::new(), Vec::new(), Vec::new());
                 let alone = isa != Isa::Portable;
-                peaks(isa, row, &mut p, alone);
+                block_maxima(isa, row, &mut p, alone);
                 let scale = Scale {
-                    max: peak(row),
+                    max: max_of(row),
                     by: 0.7,
                 };
                 sums(isa, row, (&p, scale), &mut s, alone);

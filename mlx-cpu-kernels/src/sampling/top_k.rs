@@ -1,81 +1,85 @@
-//! Choosing from long rows: the greatest elements, and a draw by weight. MLX partitions and sorts whole
-//! rows, draws a random number for every element, and computes its exponentials one by one; one pass
-//! over a row does here what the choice needs.
+//! The greatest elements of long rows, log-probabilities, and draws by weight. MLX sorts whole rows
+//! and draws a random number for each element; here one pass over a row finds the candidates.
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
 
 use crate::isa::Isa;
-use crate::sampling::softmax_pass::{self, BLOCK, Scale, depth, peak};
+use crate::sampling::softmax_pass::{self, BLOCK, Scale, max_of, relative_logit};
 use crate::work::{Input, Work};
 
 /// The longest row that is chosen from: an index beyond is not exact as float32, in which results come.
-pub const LONGEST: usize = 1 << 24;
+pub const MAX_ROW_LEN: usize = 1 << 24;
 
 /// An element and its place.
-pub type Found = (f32, u32);
+pub type Candidate = (f32, u32);
 
 /// Memory of a thread for what it works on, kept from row to row.
 #[derive(Default)]
-pub(crate) struct Room {
+pub(crate) struct Workspace {
     /// A row that is changed.
     pub row: Vec<f32>,
     /// The greatest of each block of the row.
-    pub peaks: Vec<f32>,
+    pub block_maxima: Vec<f32>,
     /// The sum of each block's weights.
     pub sums: Vec<f64>,
     /// What is looked at.
-    pub found: Vec<Found>,
+    pub candidates: Vec<Candidate>,
     /// Its values, and weights.
     pub values: Vec<f32>,
     pub weights: Vec<f32>,
     /// How often each token occurs; zeros between uses.
     pub counts: Vec<u32>,
     /// Whether other threads have rows of their own, so that they cannot help with this one.
-    pub crowded: bool,
+    pub rows_in_parallel: bool,
 }
 
-impl Room {
+impl Workspace {
     /// Finds the greatest of each block of a row.
-    pub(crate) fn find_peaks(&mut self, isa: Isa, row: &[f32]) {
-        softmax_pass::peaks(isa, row, &mut self.peaks, !self.crowded);
+    pub(crate) fn find_block_maxima(&mut self, isa: Isa, row: &[f32]) {
+        softmax_pass::block_maxima(isa, row, &mut self.block_maxima, !self.rows_in_parallel);
     }
 
     /// Weighs each block of a row, whose peaks are here. Returns the sum.
-    pub(crate) fn find_sums(&mut self, isa: Isa, row: &[f32], scale: Scale) -> f64 {
+    pub(crate) fn find_block_sums(&mut self, isa: Isa, row: &[f32], scale: Scale) -> f64 {
         softmax_pass::sums(
             isa,
             row,
-            (&self.peaks, scale),
+            (&self.block_maxima, scale),
             &mut self.sums,
-            !self.crowded,
+            !self.rows_in_parallel,
         );
         self.sums.iter().sum()
     }
 
     /// Works in the memory of this thread.
-    pub(crate) fn with(work: impl FnOnce(&mut Room)) {
+    pub(crate) fn with(work: impl FnOnce(&mut Workspace)) {
         thread_local! {
-            static ROOM: RefCell<Room> = RefCell::default();
+            static WORKSPACE: RefCell<Workspace> = RefCell::default();
         }
-        ROOM.with(|room| match room.try_borrow_mut() {
-            Ok(mut room) => work(&mut room),
-            Err(_) => work(&mut Room::default()),
+        WORKSPACE.with(|workspace| match workspace.try_borrow_mut() {
+            Ok(mut workspace) => work(&mut workspace),
+            Err(_) => work(&mut Workspace::default()),
         });
     }
 }
 
 /// By value, and of equals by place.
-pub fn ascending(a: &Found, b: &Found) -> Ordering {
+pub fn ascending(a: &Candidate, b: &Candidate) -> Ordering {
     // Adding zero makes -0 the 0 that it equals.
     (a.0 + 0.0).total_cmp(&(b.0 + 0.0)).then(a.1.cmp(&b.1))
 }
 
 /// All elements from `least` on, in order of place. What is no number counts as minus infinity.
-pub(crate) fn gather(row: &[f32], peaks: &[f32], least: f32, found: &mut Vec<Found>) {
-    found.clear();
-    for (at, (block, &peak)) in (0u32..).zip(row.chunks(BLOCK).zip(peaks)) {
-        if peak < least {
+pub(crate) fn candidates_above(
+    row: &[f32],
+    block_maxima: &[f32],
+    least: f32,
+    candidates: &mut Vec<Candidate>,
+) {
+    candidates.clear();
+    for (at, (block, &max_of)) in (0u32..).zip(row.chunks(BLOCK).zip(block_maxima)) {
+        if max_of < least {
             continue;
         }
         // First all comparisons, without branches: which of them hold cannot be foreseen.
@@ -89,52 +93,57 @@ pub(crate) fn gather(row: &[f32], peaks: &[f32], least: f32, found: &mut Vec<Fou
             wanted &= wanted - 1;
             let x = block[i as usize];
             let x = if x.is_nan() { f32::NEG_INFINITY } else { x };
-            found.push((x, at * BLOCK as u32 + i));
+            candidates.push((x, at * BLOCK as u32 + i));
         }
     }
 }
 
 /// Weighs what was found, and returns the sum.
-pub(crate) fn weigh(
+pub(crate) fn softmax_weights(
     isa: Isa,
-    found: &[Found],
+    candidates: &[Candidate],
     scale: Scale,
     values: &mut Vec<f32>,
     weights: &mut Vec<f32>,
 ) -> f64 {
     values.clear();
-    values.extend(found.iter().map(|f| f.0));
+    values.extend(candidates.iter().map(|f| f.0));
     softmax_pass::weights(isa, values, scale, weights);
     weights.iter().map(|&w| f64::from(w)).sum()
 }
 
 /// Leaves the `k` greatest, in no order; of equals those behind.
-pub(crate) fn most(found: &mut Vec<Found>, k: usize) {
-    if k > 0 && k < found.len() {
-        found.select_nth_unstable_by(k - 1, |a, b| ascending(b, a));
-        found.truncate(k);
+pub(crate) fn keep_top_k(candidates: &mut Vec<Candidate>, k: usize) {
+    if k > 0 && k < candidates.len() {
+        candidates.select_nth_unstable_by(k - 1, |a, b| ascending(b, a));
+        candidates.truncate(k);
     }
 }
 
-/// Finds the `k` greatest of a row whose peaks are in `room`, in no order; of equals those behind.
-pub(crate) fn select(row: &[f32], k: usize, room: &mut Room) {
+/// Finds the `k` greatest of a row whose peaks are in `workspace`, in no order; of equals those behind.
+pub(crate) fn select_top_k(row: &[f32], k: usize, workspace: &mut Workspace) {
     // As many blocks have an element from the least of their greatest ones on.
     let mut least = f32::NEG_INFINITY;
-    if k > 0 && k <= room.peaks.len() {
-        room.values.clear();
-        room.values.extend_from_slice(&room.peaks);
-        let (_, kth, _) = room
+    if k > 0 && k <= workspace.block_maxima.len() {
+        workspace.values.clear();
+        workspace.values.extend_from_slice(&workspace.block_maxima);
+        let (_, kth, _) = workspace
             .values
             .select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
         least = *kth;
     }
-    gather(row, &room.peaks, least, &mut room.found);
-    most(&mut room.found, k);
+    candidates_above(
+        row,
+        &workspace.block_maxima,
+        least,
+        &mut workspace.candidates,
+    );
+    keep_top_k(&mut workspace.candidates, k);
 }
 
 /// The `k` greatest elements of rows, ascending: how far each lies below the greatest, their places, and
 /// `log(sum(exp(x - max)))`. Its input is float32 `[rows, n]`, its output `[rows, 2 k + 1]`.
-pub struct Select {
+pub struct TopK {
     /// Rows.
     pub rows: usize,
     /// Elements of a row.
@@ -143,18 +152,18 @@ pub struct Select {
     pub k: usize,
 }
 
-impl Work for Select {
+impl Work for TopK {
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         // SAFETY: `greatest` passes one array, of float32.
         let logits: &[f32] = unsafe { inputs[0].as_slice() };
         let width = 2 * self.k + 1;
         let rows = logits.chunks_exact(self.n);
-        Room::with(|room| {
+        Workspace::with(|workspace| {
             for (row, out) in rows.zip(output.chunks_exact_mut(width)) {
                 let (values, rest) = out.split_at_mut(self.k);
                 let (indices, total) = rest.split_at_mut(self.k);
-                let max = rank(Isa::detect(), row, room, values, indices);
-                total[0] = log_total(Isa::detect(), row, max, room);
+                let max = rank(Isa::detect(), row, workspace, values, indices);
+                total[0] = log_total(Isa::detect(), row, max, workspace);
             }
         });
     }
@@ -166,31 +175,39 @@ impl Work for Select {
 
 /// The greatest of a row, as many as there is room for in `values`, ascending: how far they lie below the
 /// greatest one, which is returned, and where they stand.
-fn rank(isa: Isa, row: &[f32], room: &mut Room, values: &mut [f32], places: &mut [f32]) -> f32 {
-    room.find_peaks(isa, row);
-    let max = peak(&room.peaks);
+fn rank(
+    isa: Isa,
+    row: &[f32],
+    workspace: &mut Workspace,
+    values: &mut [f32],
+    places: &mut [f32],
+) -> f32 {
+    workspace.find_block_maxima(isa, row);
+    let max = max_of(&workspace.block_maxima);
     if !values.is_empty() {
-        select(row, values.len(), room);
-        room.found.sort_unstable_by(ascending);
-        for ((&(x, i), value), place) in room.found.iter().zip(values).zip(places) {
-            *value = depth(x, max);
-            *place = i as f32; // below `LONGEST`
+        select_top_k(row, values.len(), workspace);
+        workspace.candidates.sort_unstable_by(ascending);
+        for ((&(x, i), value), place) in workspace.candidates.iter().zip(values).zip(places) {
+            *value = relative_logit(x, max);
+            *place = i as f32; // below `MAX_ROW_LEN`
         }
     }
     max
 }
 
-/// The logarithm of the sum of the weights of a row with its peaks in `room`.
-fn log_total(isa: Isa, row: &[f32], max: f32, room: &mut Room) -> f32 {
+/// The logarithm of the sum of the weights of a row with its peaks in `workspace`.
+fn log_total(isa: Isa, row: &[f32], max: f32, workspace: &mut Workspace) -> f32 {
     if max == f32::NEG_INFINITY {
         return max;
     }
-    room.find_sums(isa, row, Scale { max, by: 1.0 }).ln() as f32
+    workspace
+        .find_block_sums(isa, row, Scale { max, by: 1.0 })
+        .ln() as f32
 }
 
 /// Logarithms of probabilities: of one element of each row, and of the `k` greatest, with their places. Its
 /// inputs are float32 `[rows, n]` and uint32 `[rows]`, its output `[rows, 2 k + 1]`.
-pub struct Logarithms {
+pub struct LogProbs {
     /// Rows.
     pub rows: usize,
     /// Elements of a row.
@@ -199,26 +216,26 @@ pub struct Logarithms {
     pub k: usize,
 }
 
-impl Work for Logarithms {
+impl Work for LogProbs {
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         // SAFETY: `log_probabilities` passes float32 and then uint32.
         let (logits, chosen): (&[f32], &[u32]) =
             unsafe { (inputs[0].as_slice(), inputs[1].as_slice()) };
         let isa = Isa::detect();
         let rows = logits.chunks_exact(self.n).zip(chosen);
-        Room::with(|room| {
+        Workspace::with(|workspace| {
             for ((row, &id), out) in rows.zip(output.chunks_exact_mut(2 * self.k + 1)) {
                 let (first, rest) = out.split_at_mut(1);
                 let (values, places) = rest.split_at_mut(self.k);
-                let max = rank(isa, row, room, values, places);
+                let max = rank(isa, row, workspace, values, places);
                 if max == f32::NEG_INFINITY {
                     first.fill(max);
                     values.fill(max);
                     continue;
                 }
-                let total = log_total(isa, row, max, room);
+                let total = log_total(isa, row, max, workspace);
                 let x = row.get(id as usize).copied();
-                first[0] = depth(x.unwrap_or(f32::NEG_INFINITY), max) - total;
+                first[0] = relative_logit(x.unwrap_or(f32::NEG_INFINITY), max) - total;
                 for value in values {
                     *value -= total;
                 }
@@ -248,11 +265,11 @@ impl Work for Draw {
         let isa = Isa::detect();
         let parameters = self.scale.iter().zip(&self.uniform);
         let rows = logits.chunks_exact(self.n).zip(output).zip(parameters);
-        Room::with(|room| {
+        Workspace::with(|workspace| {
             for ((row, out), (&by, &uniform)) in rows {
-                room.find_peaks(isa, row);
-                let max = peak(&room.peaks);
-                *out = pick(isa, row, Scale { max, by }, uniform, room) as f32;
+                workspace.find_block_maxima(isa, row);
+                let max = max_of(&workspace.block_maxima);
+                *out = draw_from(isa, row, Scale { max, by }, uniform, workspace) as f32;
             }
         });
     }
@@ -263,20 +280,32 @@ impl Work for Draw {
 }
 
 /// The place at which the running sum of the weights passes `uniform` of their total, in a row with its
-/// peaks in `room`.
-pub(crate) fn pick(isa: Isa, row: &[f32], scale: Scale, uniform: f64, room: &mut Room) -> usize {
+/// peaks in `workspace`.
+pub(crate) fn draw_from(
+    isa: Isa,
+    row: &[f32],
+    scale: Scale,
+    uniform: f64,
+    workspace: &mut Workspace,
+) -> usize {
     if scale.max == f32::NEG_INFINITY {
         return 0;
     }
-    let target = uniform * room.find_sums(isa, row, scale);
+    let target = uniform * workspace.find_block_sums(isa, row, scale);
     // First the block, then the place in it.
-    let (block, before) = pass(room.sums.iter().copied(), 0.0, target);
+    let (block, before) = pass(workspace.sums.iter().copied(), 0.0, target);
     let start = block * BLOCK;
     let Some(block) = row.get(start..row.len().min(start + BLOCK)) else {
         return 0;
     };
-    softmax_pass::weights(isa, block, scale, &mut room.weights);
-    start + pass(room.weights.iter().map(|&w| f64::from(w)), before, target).0
+    softmax_pass::weights(isa, block, scale, &mut workspace.weights);
+    start
+        + pass(
+            workspace.weights.iter().map(|&w| f64::from(w)),
+            before,
+            target,
+        )
+        .0
 }
 
 /// Where the running sum of `weights`, which begins at `sum`, passes `target`, and what it is before; the

@@ -1,43 +1,42 @@
-//! The nucleus of a distribution (top-p) without sorting the vocabulary: only what lies near the greatest
-//! is looked at, sums of exponentials in bins by value find where the cut falls, and only the bin of the
-//! cut is sorted.
+//! Top-p without sorting the vocabulary. Candidates near the maximum are binned by value; sums of
+//! the bins locate the cut, and only the bin of the cut is sorted.
 
 use crate::isa::Isa;
-use crate::sampling::softmax_pass::{DEPTH, Scale, depth, peak};
-use crate::sampling::top_k::{Found, Room, ascending, gather, weigh};
+use crate::sampling::softmax_pass::{MIN_RELATIVE_LOGIT, Scale, max_of, relative_logit};
+use crate::sampling::top_k::{Candidate, Workspace, ascending, candidates_above, softmax_weights};
 use crate::work::{Input, Work};
 
 /// How far below the greatest the nucleus is looked for, first near, where it mostly ends.
-const REACHES: [f32; 3] = [8.0, 16.0, DEPTH];
+const REACHES: [f32; 3] = [8.0, 16.0, MIN_RELATIVE_LOGIT];
 
 const BINS: usize = 1024;
 
 /// Rows of logits in which only the nucleus is left, and everything else is minus infinity. Its input is
 /// float32 `[rows, n]`.
-pub struct Nucleus {
+pub struct TopP {
     /// Elements of a row.
     pub n: usize,
     /// The probability that the nucleus of each row reaches.
     pub p: Vec<f32>,
 }
 
-impl Work for Nucleus {
+impl Work for TopP {
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         // SAFETY: `top_p` passes one array, of float32.
         let logits: &[f32] = unsafe { inputs[0].as_slice() };
         let rows = logits.chunks_exact(self.n);
         let isa = Isa::detect();
-        Room::with(|room| {
+        Workspace::with(|workspace| {
             for ((row, out), &p) in rows.zip(output.chunks_exact_mut(self.n)).zip(&self.p) {
-                room.find_peaks(isa, row);
-                let max = peak(&room.peaks);
+                workspace.find_block_maxima(isa, row);
+                let max = max_of(&workspace.block_maxima);
                 if max == f32::NEG_INFINITY || p > 1.0 {
                     out.copy_from_slice(row); // nothing is possible, or all of it stays
                     continue;
                 }
-                nucleus(isa, row, (max, f32::NEG_INFINITY), p, room);
+                keep_top_p(isa, row, (max, f32::NEG_INFINITY), p, workspace);
                 out.fill(f32::NEG_INFINITY);
-                for &(x, i) in &room.found {
+                for &(x, i) in &workspace.candidates {
                     out[i as usize] = x;
                 }
             }
@@ -49,27 +48,50 @@ impl Work for Nucleus {
     }
 }
 
-/// Leaves in `room.found`, in order of place, the nucleus of a row whose greatest is `max`, above minus
-/// infinity, and whose peaks are in `room`. Below `least` nothing is wanted, whether it is found or not.
-pub(crate) fn nucleus(isa: Isa, row: &[f32], (max, least): (f32, f32), p: f32, room: &mut Room) {
-    let share = 1.0 - f64::from(p);
+/// Leaves in `workspace.candidates`, in order of place, the nucleus of a row whose greatest is `max`, above minus
+/// infinity, and whose peaks are in `workspace`. Below `least` nothing is wanted, whether it is found or not.
+pub(crate) fn keep_top_p(
+    isa: Isa,
+    row: &[f32],
+    (max, least): (f32, f32),
+    p: f32,
+    workspace: &mut Workspace,
+) {
+    let parallel_ranges = 1.0 - f64::from(p);
     let scale = Scale { max, by: 1.0 };
     let mut total = None;
     // If the nucleus ends below, all above is in it. Not where that is next to nothing: the greatest has to stay.
     let own = max - least;
     let first = (1.0..REACHES[0]).contains(&own).then_some((own, least));
     for (reach, from) in first.into_iter().chain(REACHES.map(|r| (r, max - r))) {
-        gather(row, &room.peaks, from, &mut room.found);
-        let mass = weigh(isa, &room.found, scale, &mut room.values, &mut room.weights);
+        candidates_above(
+            row,
+            &workspace.block_maxima,
+            from,
+            &mut workspace.candidates,
+        );
+        let mass = softmax_weights(
+            isa,
+            &workspace.candidates,
+            scale,
+            &mut workspace.values,
+            &mut workspace.weights,
+        );
         // What may go: the least probable, as long as their sum stays within what is to spare.
-        let (spare, gone) = if reach == DEPTH {
-            (share * mass, 0.0)
+        let (spare, gone) = if reach == MIN_RELATIVE_LOGIT {
+            (parallel_ranges * mass, 0.0)
         } else {
-            let total = *total.get_or_insert_with(|| room.find_sums(isa, row, scale));
-            (share * total, (total - mass).max(0.0))
+            let total = *total.get_or_insert_with(|| workspace.find_block_sums(isa, row, scale));
+            (parallel_ranges * total, (total - mass).max(0.0))
         };
-        if gone <= spare || reach == DEPTH {
-            cut(&mut room.found, &room.weights, (max, reach), spare, gone);
+        if gone <= spare || reach == MIN_RELATIVE_LOGIT {
+            cut(
+                &mut workspace.candidates,
+                &workspace.weights,
+                (max, reach),
+                spare,
+                gone,
+            );
             return;
         }
         if from == least {
@@ -78,22 +100,22 @@ pub(crate) fn nucleus(isa: Isa, row: &[f32], (max, least): (f32, f32), p: f32, r
     }
 }
 
-/// Takes the least of `found` away, which lie within `reach` of `max`, as long as their weights and what
+/// Takes the least of `candidates` away, which lie within `reach` of `max`, as long as their weights and what
 /// is `gone` already stay within `spare`.
 fn cut(
-    found: &mut Vec<Found>,
+    candidates: &mut Vec<Candidate>,
     weights: &[f32],
     (max, reach): (f32, f32),
     spare: f64,
     mut gone: f64,
 ) {
     let bin = |x: f32| {
-        let at = (depth(x, max) + reach) * (BINS as f32 / reach);
+        let at = (relative_logit(x, max) + reach) * (BINS as f32 / reach);
         // A conversion from float saturates: what is too far falls into bin 0.
         (at as usize).min(BINS - 1)
     };
     let mut sums = [0.0f64; BINS];
-    for (&(x, _), &w) in found.iter().zip(weights) {
+    for (&(x, _), &w) in candidates.iter().zip(weights) {
         sums[bin(x)] += f64::from(w);
     }
     let mut border = 0;
@@ -102,27 +124,27 @@ fn cut(
         border += 1;
     }
     // Everything below the border's bin goes, everything above stays; inside it, one by one.
-    let mut inside: Vec<(Found, f32)> = found
+    let mut inside: Vec<(Candidate, f32)> = candidates
         .iter()
         .zip(weights)
         .filter(|((x, _), _)| bin(*x) == border)
-        .map(|(&found, &w)| (found, w))
+        .map(|(&candidates, &w)| (candidates, w))
         .collect();
     inside.sort_unstable_by(|a, b| ascending(&a.0, &b.0));
     // The most probable stays whatever p is.
     let last = if border == BINS - 1 { 1 } else { 0 };
     let n = inside.len().saturating_sub(last);
     let mut edge = None;
-    for (found, w) in &inside[..n] {
+    for (candidates, w) in &inside[..n] {
         gone += f64::from(*w);
         if gone > spare {
             break;
         }
-        edge = Some(*found);
+        edge = Some(*candidates);
     }
-    found.retain(|found| {
-        let at = bin(found.0);
-        at > border || (at == border && edge.is_none_or(|e| ascending(found, &e).is_gt()))
+    candidates.retain(|candidates| {
+        let at = bin(candidates.0);
+        at > border || (at == border && edge.is_none_or(|e| ascending(candidates, &e).is_gt()))
     });
 }
 
@@ -138,23 +160,23 @@ mod tests {
             (state >> 8) as f32 / (1 << 24) as f32
         };
         // From a few probable tokens to nearly equal ones.
-        for spread in [40.0f32, 12.0, 6.0, 2.0, 0.5] {
-            let row: Vec<f32> = (0..5000).map(|_| next() * spread).collect();
+        for parallel_parts in [40.0f32, 12.0, 6.0, 2.0, 0.5] {
+            let row: Vec<f32> = (0..5000).map(|_| next() * parallel_parts).collect();
             for p in [0.0, 0.05, 0.5, 0.9, 0.99, 1.0] {
                 for min_p in [0.0f32, 1e-4, 0.02, 0.2, 0.5, 1.0] {
-                    Room::with(|room| {
+                    Workspace::with(|workspace| {
                         let isa = Isa::detect();
-                        room.find_peaks(isa, &row);
-                        let max = peak(&room.peaks);
+                        workspace.find_block_maxima(isa, &row);
+                        let max = max_of(&workspace.block_maxima);
                         let least = max + min_p.ln();
-                        let wanted = |room: &Room| {
-                            let all = room.found.iter().copied();
+                        let wanted = |workspace: &Workspace| {
+                            let all = workspace.candidates.iter().copied();
                             all.filter(|f| f.0 >= least).collect::<Vec<_>>()
                         };
-                        nucleus(isa, &row, (max, f32::NEG_INFINITY), p, room);
-                        let all = wanted(room);
-                        nucleus(isa, &row, (max, least), p, room);
-                        assert_eq!(wanted(room), all, "{spread} {p} {min_p}");
+                        keep_top_p(isa, &row, (max, f32::NEG_INFINITY), p, workspace);
+                        let all = wanted(workspace);
+                        keep_top_p(isa, &row, (max, least), p, workspace);
+                        assert_eq!(wanted(workspace), all, "{parallel_parts} {p} {min_p}");
                         assert!(!all.is_empty());
                     });
                 }

@@ -1,16 +1,16 @@
-//! Quantized matrices as floats: rows, or columns of all rows.
+//! Quantized matrices as float32, by instruction set: some rows, or all rows transposed.
 
 use std::ops::Range;
 
 use crate::isa::Isa;
-use crate::layout::packed::{BAND, Bands, Factors, QuantizedRow};
+use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx2;
 use crate::simd::{portable, vmath};
 
 /// Room for the rows of a band, one after another.
 #[derive(Default)]
-pub(crate) struct Room {
+pub(crate) struct DequantizeScratch {
     /// As floats, which are as large; nothing is computed with them.
     words: Vec<f32>,
     scales: Vec<f32>,
@@ -19,110 +19,119 @@ pub(crate) struct Room {
     wide: Vec<f32>,
 }
 
-impl Bands<'_> {
+impl PackedMatrix<'_> {
     /// Some rows of the matrix as floats, a row after another, from column `from` on, which begins a group; `out` is
     /// `[rows, columns]` with whole groups. With 4 bits the even elements of a chunk come before the odd ones.
-    pub(crate) fn unpack(
+    pub(crate) fn dequantize_rows(
         self,
         isa: Isa,
         rows: Range<usize>,
         from: usize,
-        room: &mut Room,
+        buffer: &mut DequantizeScratch,
         out: &mut [f32],
     ) {
         let columns = out.len() / rows.len().max(1);
         if columns == 0 {
             return;
         }
-        let per = self.group_words();
-        let width = per * self.per_word();
+        let per = self.words_per_group();
+        let width = per * self.values_per_word();
         let groups = from / width..(from + columns) / width;
         let n = groups.len();
         for (row, out) in rows.clone().zip(out.chunks_exact_mut(columns)) {
-            let own = row % BAND;
+            let own = row % INTERLEAVED_ROWS;
             if own == 0 || row == rows.start {
-                let band = self.part(row / BAND..row / BAND + 1);
-                let words = &band.words[groups.start * per * BAND..groups.end * per * BAND];
-                room.words.resize(words.len(), 0.0);
-                apart(isa, bytemuck::cast_slice(words), &mut room.words);
+                let band = self.block_range(row / INTERLEAVED_ROWS..row / INTERLEAVED_ROWS + 1);
+                let words = &band.words
+                    [groups.start * per * INTERLEAVED_ROWS..groups.end * per * INTERLEAVED_ROWS];
+                buffer.words.resize(words.len(), 0.0);
+                deinterleave(isa, bytemuck::cast_slice(words), &mut buffer.words);
                 let own = groups.clone();
-                spread(
+                group_params_by_row(
                     isa,
                     band.scales,
                     own.clone(),
-                    &mut room.wide,
-                    &mut room.scales,
+                    &mut buffer.wide,
+                    &mut buffer.scales,
                 );
-                spread(isa, band.biases, own, &mut room.wide, &mut room.biases);
+                group_params_by_row(isa, band.biases, own, &mut buffer.wide, &mut buffer.biases);
             }
-            let row = QuantizedRow {
-                packed: bytemuck::cast_slice(&room.words[own * n * per..(own + 1) * n * per]),
-                scales: &room.scales[own * n..(own + 1) * n],
-                biases: &room.biases[own * n..(own + 1) * n],
+            let row = PackedRow {
+                packed: bytemuck::cast_slice(&buffer.words[own * n * per..(own + 1) * n * per]),
+                scales: &buffer.scales[own * n..(own + 1) * n],
+                biases: &buffer.biases[own * n..(own + 1) * n],
             };
-            unpack_row(isa, row, self.bits, out);
+            dequantize_packed_row(isa, row, self.bits, out);
         }
     }
 
     /// All rows as floats, a column after another: `[columns, rows]`, without a step across lanes.
-    pub(crate) fn unpack_columns(self, isa: Isa, out: &mut [f32]) {
+    pub(crate) fn dequantize_transposed(self, isa: Isa, out: &mut [f32]) {
         match isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
             Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
-                avx2::dequantize::unpack_columns(self, out);
+                avx2::dequantize::dequantize_transposed(self, out);
             },
-            _ => portable::dequantize::unpack_columns(self, out),
+            _ => portable::dequantize::dequantize_transposed(self, out),
         }
     }
 }
 
 /// A row of a matrix as floats. With 4 bits the even elements of a chunk come before the odd ones.
-fn unpack_row(isa: Isa, row: QuantizedRow<'_>, bits: u32, out: &mut [f32]) {
+fn dequantize_packed_row(isa: Isa, row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::dequantize::unpack(row, bits, out) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
+            avx2::dequantize::dequantize_row(row, bits, out);
+        },
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::Dot => portable::dequantize::unpack(row, bits, out),
-        Isa::Portable => portable::dequantize::unpack(row, bits, out),
+        Isa::Neon | Isa::Dot => portable::dequantize::dequantize_row(row, bits, out),
+        Isa::Portable => portable::dequantize::dequantize_row(row, bits, out),
     }
 }
 
 /// Scales or biases of a band's rows, a row after another.
-fn spread(
+fn group_params_by_row(
     isa: Isa,
-    band: Factors<'_>,
+    band: GroupParams<'_>,
     groups: Range<usize>,
-    room: &mut Vec<f32>,
+    buffer: &mut Vec<f32>,
     to: &mut Vec<f32>,
 ) {
     let n = groups.len();
-    to.resize(BAND * n, 0.0);
-    match band.part(groups.start * BAND..groups.end * BAND) {
-        Factors::Single(all) => apart(isa, all, to),
-        Factors::Half(all) => {
-            room.resize(BAND * n, 0.0);
-            vmath::widen(isa, all, room);
-            apart(isa, room, to);
+    to.resize(INTERLEAVED_ROWS * n, 0.0);
+    match band.slice(groups.start * INTERLEAVED_ROWS..groups.end * INTERLEAVED_ROWS) {
+        GroupParams::F32(all) => deinterleave(isa, all, to),
+        GroupParams::F16(all) => {
+            buffer.resize(INTERLEAVED_ROWS * n, 0.0);
+            vmath::f16_to_f32(isa, all, buffer);
+            deinterleave(isa, buffer, to);
         }
     }
 }
 
-/// What stands `[n, BAND]`, as `[BAND, n]`: whatever the bits mean.
-fn apart(isa: Isa, from: &[f32], to: &mut [f32]) {
+/// What stands `[n, INTERLEAVED_ROWS]`, as `[INTERLEAVED_ROWS, n]`: whatever the bits mean.
+fn deinterleave(isa: Isa, from: &[f32], to: &mut [f32]) {
     assert!(from.len() == to.len());
     #[cfg(target_arch = "x86_64")]
     let done = match isa {
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma; the lengths are
         // asserted.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::transpose::eights(from, to) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::transpose::transpose_8(from, to) },
         Isa::Portable => 0,
     };
     #[cfg(not(target_arch = "x86_64"))]
     let (done, _) = (0, isa);
-    let n = from.len() / BAND;
-    for (i, eight) in from.as_chunks::<BAND>().0.iter().enumerate().skip(done) {
+    let n = from.len() / INTERLEAVED_ROWS;
+    for (i, eight) in from
+        .as_chunks::<INTERLEAVED_ROWS>()
+        .0
+        .iter()
+        .enumerate()
+        .skip(done)
+    {
         for (row, word) in eight.iter().enumerate() {
             to[row * n + i] = *word;
         }

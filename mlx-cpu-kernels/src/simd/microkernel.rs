@@ -1,35 +1,35 @@
-//! Register tiles: a few rows of one matrix with sixteen columns of another, the core of products with many
-//! rows and of attention over many queries.
+//! The register-tile micro-kernel, by instruction set: a few rows of one matrix times sixteen
+//! columns of another. The core of products with many rows and of flash attention.
 
 use crate::isa::Isa;
-use crate::layout::tile::{Left, Product, Right};
+use crate::layout::tile::{TileA, TileB, TileC};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx2::microkernel::tile as tile_avx2;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx512::microkernel::tile as tile_avx512;
 #[cfg(target_arch = "aarch64")]
-use crate::simd::neon::kernels::tile as tile_neon;
+use crate::simd::neon::f32::tile as tile_neon;
 use crate::simd::portable::microkernel::tile as tile_portable;
 
 /// The most rows of a tile: with two vectors of eight each, twelve sums fill the registers of AVX2.
-pub(crate) const TALL: usize = 6;
+pub(crate) const MAX_TILE_ROWS: usize = 6;
 
 /// `product[row][lane] (+)= sum over i < depth of left[row][i] * right[i][lane]`, for `rows` rows.
 ///
 /// # Safety
 /// All elements that the three name for these rows and `depth` must be there, and nobody else may use those
 /// of the product.
-pub(crate) unsafe fn tiles(
+pub(crate) unsafe fn gemm_tiles(
     isa: Isa,
     rows: usize,
     depth: usize,
-    mut left: Left,
-    right: Right,
-    mut product: Product,
+    mut left: TileA,
+    right: TileB,
+    mut product: TileC,
 ) {
     let mut rest = rows;
     while rest > 0 {
-        let tall = rest.min(TALL);
+        let tall = rest.min(MAX_TILE_ROWS);
         // SAFETY: `tall` of the rows that the caller promises; `Isa::Avx2` is made by `detect` only, where
         // the processor has avx2 and fma, `Isa::Avx512` where it has avx512f as well, `Isa::Neon` and `Isa::Dot` where it
         // has neon.
@@ -79,8 +79,8 @@ pub(crate) unsafe fn tiles(
                 (Isa::Portable, _) => tile_portable::<1>(depth, left, right, product),
             }
         }
-        left.data = left.data.wrapping_add(tall * left.row_step);
-        product.data = product.data.wrapping_add(tall * product.row_step);
+        left.data = left.data.wrapping_add(tall * left.row_stride);
+        product.data = product.data.wrapping_add(tall * product.row_stride);
         rest -= tall;
     }
 }

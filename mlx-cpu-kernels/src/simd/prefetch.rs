@@ -1,4 +1,4 @@
-//! Prefetches: of lines that are read next, which need not exist.
+//! Prefetches of cache lines. Addresses need not be valid.
 
 #[cfg(target_arch = "x86_64")]
 use crate::layout::tile::LANES;
@@ -7,7 +7,7 @@ use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
 /// Bytes of a line of the cache.
 #[cfg(target_arch = "x86_64")]
-const LINE: usize = 64;
+const ROW_BYTES: usize = 64;
 
 /// Asks for elements that are read soon.
 pub(crate) fn read(elements: &[f32]) {
@@ -17,7 +17,7 @@ pub(crate) fn read(elements: &[f32]) {
 /// Asks for so many bytes, which need not be there.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn lines(at: *const u8, bytes: usize) {
-    for offset in (0..bytes).step_by(LINE) {
+    for offset in (0..bytes).step_by(ROW_BYTES) {
         // SAFETY: every x86-64 has it, and it reads nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(offset).cast()) };
     }
@@ -29,14 +29,14 @@ pub(crate) fn lines(_: *const u8, _: usize) {}
 /// What is fetched while something else is computed: memory, not the processor, is what single queries wait for, and what
 /// the processor fetches ahead by itself ends with each page and each segment.
 #[derive(Clone, Copy)]
-pub(crate) struct Next {
+pub(crate) struct KeyPrefetch {
     /// The first of neighboring positions, which need not be there; null for nothing.
     pub data: *const f32,
     /// Elements from one to the next.
     pub position: usize,
 }
 
-impl Next {
+impl KeyPrefetch {
     /// The lanes from `at` on, if they are `wanted`.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn lanes(self, at: usize, wanted: bool) -> Self {

@@ -1,8 +1,7 @@
-//! Rows to columns and back: inputs into panels of `LANES` rows beside each other, and tiles out of them. Eight by
-//! eight in registers where there is AVX2, four by four where there is NEON.
+//! Transposes, by instruction set: rows into panels of `LANES` rows, and tiles back into rows.
 
 use crate::isa::Isa;
-use crate::layout::tile::{LANES, Scaled};
+use crate::layout::tile::{LANES, ScaledRow};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx2;
 #[cfg(target_arch = "aarch64")]
@@ -10,7 +9,12 @@ use crate::simd::neon;
 
 /// At most `LANES` rows one beside another, `[k, LANES]`: each element times its row's factor and its weight,
 /// where there are weights. Rows that are not there are zeros.
-pub(crate) fn pack(isa: Isa, rows: &[Scaled<'_>], weight: Option<&[f32]>, panel: &mut [f32]) {
+pub(crate) fn pack_rows(
+    isa: Isa,
+    rows: &[ScaledRow<'_>],
+    weight: Option<&[f32]>,
+    panel: &mut [f32],
+) {
     if rows.len() < LANES {
         panel.fill(0.0);
     }
@@ -21,7 +25,9 @@ pub(crate) fn pack(isa: Isa, rows: &[Scaled<'_>], weight: Option<&[f32]>, panel:
             let (eights, _) = rows.as_chunks::<8>();
             for (group, rows) in eights.iter().enumerate() {
                 // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-                unsafe { avx2::transpose::pack(rows, weight, whole, (8 * group, &mut *panel)) };
+                unsafe {
+                    avx2::transpose::pack_rows(rows, weight, whole, (8 * group, &mut *panel));
+                };
             }
             // What is left of these rows.
             let done = 8 * eights.len();
@@ -35,7 +41,7 @@ pub(crate) fn pack(isa: Isa, rows: &[Scaled<'_>], weight: Option<&[f32]>, panel:
             for (group, rows) in fours.iter().enumerate() {
                 // SAFETY: these are made by `detect` only, where the processor has neon.
                 unsafe {
-                    neon::kernels::pack(rows, weight, whole, (4 * group, &mut *panel));
+                    neon::f32::pack_rows(rows, weight, whole, (4 * group, &mut *panel));
                 }
             }
             let done = 4 * fours.len();
@@ -49,7 +55,7 @@ pub(crate) fn pack(isa: Isa, rows: &[Scaled<'_>], weight: Option<&[f32]>, panel:
 
 /// The elements from `from` on of some rows, the first of which is at `lane`.
 fn scatter(
-    rows: &[Scaled<'_>],
+    rows: &[ScaledRow<'_>],
     weight: Option<&[f32]>,
     (from, lane): (usize, usize),
     panel: &mut [f32],
@@ -68,7 +74,7 @@ fn scatter(
 ///
 /// # Safety
 /// There must be `columns` elements in each of eight rows, which nobody else uses.
-pub(crate) unsafe fn rows(
+pub(crate) unsafe fn store_rows(
     isa: Isa,
     sums: &[f32],
     lane: usize,
@@ -80,12 +86,12 @@ pub(crate) unsafe fn rows(
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2; the rest is the
         // caller's promise.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
-            avx2::transpose::rows(sums, lane, (to, step), before)
+            avx2::transpose::store_rows(sums, lane, (to, step), before)
         },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: these are made by `detect` only, where the processor has neon; the rest is the
         // caller's promise.
-        Isa::Neon | Isa::Dot => unsafe { neon::kernels::rows(sums, lane, (to, step), before) },
+        Isa::Neon | Isa::Dot => unsafe { neon::f32::store_rows(sums, lane, (to, step), before) },
         Isa::Portable => {
             let _ = (sums, lane, to, step, before);
             0

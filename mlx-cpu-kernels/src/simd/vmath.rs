@@ -9,11 +9,11 @@ use crate::simd::portable::vmath::Gate;
 use crate::simd::{avx2, avx512};
 
 /// Numbers of float16 as float32, as many as both have.
-pub(crate) fn widen(isa: Isa, from: &[u16], to: &mut [f32]) {
+pub(crate) fn f16_to_f32(isa: Isa, from: &[u16], to: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::vmath::widen(from, to) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::vmath::f16_to_f32(from, to) },
         _ => {
             for (to, from) in to.iter_mut().zip(from) {
                 *to = half::f16::from_bits(*from).to_f32();
@@ -23,14 +23,14 @@ pub(crate) fn widen(isa: Isa, from: &[u16], to: &mut [f32]) {
 }
 
 /// `row . x` for each `x`; at most [`MAX_ROWS`] of them, as many as `out` has elements.
-pub(crate) fn dense(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
+pub(crate) fn dot_rows(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::vmath::dense(row, x, out) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::vmath::dot_rows(row, x, out) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: these are made by `detect` only, where the processor has neon.
-        Isa::Neon | Isa::Dot => unsafe { neon::kernels::dense(row, x, out) },
+        Isa::Neon | Isa::Dot => unsafe { neon::f32::dot_rows(row, x, out) },
         Isa::Portable => {
             for (out, x) in out.iter_mut().zip(x) {
                 *out = portable::vmath::dot(row, x);
@@ -40,33 +40,33 @@ pub(crate) fn dense(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
 }
 
 /// `a . b`.
-pub(crate) fn inner(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn dot(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 => unsafe { avx2::vmath::inner(a, b) },
+        Isa::Avx2 => unsafe { avx2::vmath::dot(a, b) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: these are made by `detect` only, where the processor has avx512f.
-        Isa::Avx512 | Isa::Amx => unsafe { avx512::vmath::inner(a, b) },
+        Isa::Avx512 | Isa::Amx => unsafe { avx512::vmath::dot(a, b) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: these are made by `detect` only, where the processor has neon.
-        Isa::Neon | Isa::Dot => unsafe { neon::kernels::inner(a, b) },
+        Isa::Neon | Isa::Dot => unsafe { neon::f32::dot(a, b) },
         Isa::Portable => portable::vmath::dot(a, b),
     }
 }
 
 /// `gates = gate(gates) * ups`.
-pub(crate) fn gate_all(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
+pub(crate) fn gate_mul(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
-        Isa::Avx2 => unsafe { avx2::vmath::gate(gate, gates, ups) },
+        Isa::Avx2 => unsafe { avx2::vmath::gate_mul(gate, gates, ups) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: these are made by `detect` only, where the processor has avx512f.
-        Isa::Avx512 | Isa::Amx => unsafe { avx512::vmath::gate(gate, gates, ups) },
+        Isa::Avx512 | Isa::Amx => unsafe { avx512::vmath::gate_mul(gate, gates, ups) },
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::Dot => portable::vmath::gate(gate, gates, ups),
-        Isa::Portable => portable::vmath::gate(gate, gates, ups),
+        Isa::Neon | Isa::Dot => portable::vmath::gate_mul(gate, gates, ups),
+        Isa::Portable => portable::vmath::gate_mul(gate, gates, ups),
     }
 }
 
@@ -83,7 +83,7 @@ mod tests {
         with_each(|isa| {
             for gate in [Gate::Silu, Gate::GeluTanh, Gate::Relu] {
                 let mut all = own.clone();
-                gate_all(isa, gate, &mut all, &ups);
+                gate_mul(isa, gate, &mut all, &ups);
                 for ((x, up), got) in own.iter().zip(&ups).zip(&all) {
                     let wanted = exact(gate, f64::from(*x)) * f64::from(*up);
                     assert!((f64::from(*got) - wanted).abs() < 1e-5, "{gate:?} {x}");
@@ -91,12 +91,12 @@ mod tests {
                 for from in 0..own.len() {
                     for to in from..own.len() {
                         let mut some = own[from..to].to_vec();
-                        gate_all(isa, gate, &mut some, &ups[from..to]);
+                        gate_mul(isa, gate, &mut some, &ups[from..to]);
                         assert_eq!(some, all[from..to], "{gate:?} {from} {to}");
                     }
                 }
                 let mut ends = [f32::INFINITY, f32::NAN, 3e38, 0.0, -1000.0];
-                gate_all(isa, gate, &mut ends, &[1.0; 5]);
+                gate_mul(isa, gate, &mut ends, &[1.0; 5]);
                 assert_eq!(ends[0], f32::INFINITY, "{gate:?}");
                 assert!(ends[1].is_nan(), "{gate:?}");
                 assert!((ends[2] / 3e38 - 1.0).abs() < 1e-6, "{gate:?}");

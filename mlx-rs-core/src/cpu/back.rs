@@ -1,7 +1,7 @@
 //! The backward pass of a product with a matrix: rows of gradients times the matrix itself, rather than its
 //! transpose. Matrices stay as they are stored; a few of their rows are unpacked at a time.
 
-use mlx_cpu_kernels::{Back, Isa, LANES};
+use mlx_cpu_kernels::{Isa, LANES, ProductVjp};
 
 use super::host_op::{self, Meaning};
 use super::matrix::Matrix;
@@ -66,7 +66,7 @@ impl Matrix {
         if let (Some(last), Ok(k)) = (shape.last_mut(), i32::try_from(size.k)) {
             *last = k;
         }
-        let work = Back {
+        let work = ProductVjp {
             size,
             rows: c.size() / size.n,
             kind: self.kind(),

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use mlx_cpu_kernels::{
-    Attend, Fresh, Gate, Input, Product, Store, Tokens, Work, count, followed_by,
+    Attention, Gate, Input, KvWrite, NewKv, Product, TokenRange, Work, dim, with_barrier_hook,
 };
 
 use super::heads::{Heads, View, total};
@@ -92,9 +92,9 @@ pub struct Block<'a> {
 /// A row's tokens, and its memory with room for them.
 #[derive(Debug)]
 pub struct Room<'a> {
-    /// Tokens in this step.
+    /// TokenRange in this step.
     pub length: i32,
-    /// Tokens before them.
+    /// TokenRange before them.
     pub offset: i32,
     /// Their keys and values, and where the new ones go.
     pub memory: &'a mut KvMemory,
@@ -208,7 +208,7 @@ impl Block<'_> {
             return Err(fault(format!("needs float32 [1, {total}, {hidden}]")));
         }
         let packed = self.heads.check_parts()?;
-        let rows = count(total);
+        let rows = dim(total);
         let projection = |parts, norm, then| Projection { parts, norm, then };
         let nothing = Then::Nothing;
         let all = projection(&self.projections[..], self.attention_norm, nothing);
@@ -222,7 +222,7 @@ impl Block<'_> {
         let feed = Part::plan(two, rows, false, inputs)?;
         let one = projection(std::slice::from_ref(&self.down), None, nothing);
         let down = Part::plan(one, rows, true, inputs)?;
-        let width = count(self.heads.n_heads) * count(self.heads.head_dim);
+        let width = dim(self.heads.n_heads) * dim(self.heads.head_dim);
         let chain = [
             (project.work.n, packed),
             (output.work.k, width),
@@ -241,7 +241,7 @@ impl Block<'_> {
         let mut held = Vec::with_capacity(rooms.len());
         let mut first = 0;
         for room in rooms {
-            let tokens = Tokens {
+            let tokens = TokenRange {
                 first,
                 length: room.length,
                 offset: room.offset,
@@ -294,10 +294,10 @@ struct Step {
     /// Of the attention, besides packed rows, keys and values.
     attention_inputs: usize,
     /// Keys and values of each row.
-    stores: Vec<(Store, Store)>,
+    stores: Vec<(KvWrite, KvWrite)>,
     /// Where these are.
     held: Vec<Arc<Kept>>,
-    attend: Attend,
+    attend: Attention,
     output: Part,
     feed: Part,
     down: Part,
@@ -360,7 +360,7 @@ impl Work for Steps {
                 let y = room(to, step.down.work.outputs());
                 // SAFETY: as above.
                 unsafe { step.run(x, own, parts, Some(after), y) };
-                x = Input::of(y);
+                x = Input::from_slice(y);
                 std::mem::swap(from, to);
             }
         });
@@ -393,45 +393,45 @@ impl Step {
         let packed = room(&mut between.packed, self.project.work.outputs());
         // SAFETY: caches of a `KvMemory` are float32.
         let prefetch = unsafe { self.attend.prefetch(&caches) };
-        followed_by(&prefetch, || {
+        with_barrier_hook(&prefetch, || {
             // SAFETY: the caller's promise.
             unsafe { self.project.run(x, &mut &*own, None, packed) };
         });
         let found = room(&mut between.found, self.attend.outputs());
-        let mut seen = vec![Input::of(packed)];
+        let mut seen = vec![Input::from_slice(packed)];
         seen.extend(seen_with);
         seen.extend(&caches);
-        let fresh = Fresh {
-            stores: &self.stores,
+        let fresh = NewKv {
+            writes: &self.stores,
             // SAFETY: `Heads::check_parts` has seen that it is float32.
             norm: norm.map(|norm| unsafe { norm.as_slice::<f32>() }),
             caches: &caches,
         };
-        followed_by(&|me| self.output.work.fetch(me), || {
+        with_barrier_hook(&|me| self.output.work.fetch(me), || {
             // SAFETY: they are float32, as planned with, and of a `KvMemory`, which gives its arrays to this operation and to
             // those that copy them only; each of these comes after those before it (`KvMemory::before`), so none runs
             // meanwhile. Nothing of them is in use here yet.
-            unsafe { self.attend.run_storing(&seen, &fresh, found) };
+            unsafe { self.attend.run_with_new_kv(&seen, &fresh, found) };
         });
         let attended = room(&mut between.attended, self.output.work.outputs());
-        let found = Input::of(found);
-        followed_by(&|me| self.feed.work.fetch(me), || {
+        let found = Input::from_slice(found);
+        with_barrier_hook(&|me| self.feed.work.fetch(me), || {
             // SAFETY: as above.
             unsafe { self.output.run(found, &mut rest, Some(x), attended) };
         });
-        let attended = Input::of(attended);
+        let attended = Input::from_slice(attended);
         let gated = room(&mut between.gated, self.feed.work.outputs());
-        followed_by(&|me| self.down.work.fetch(me), || {
+        with_barrier_hook(&|me| self.down.work.fetch(me), || {
             // SAFETY: as above.
             unsafe { self.feed.run(attended, &mut rest, None, gated) };
         });
-        let gated = Input::of(gated);
+        let gated = Input::from_slice(gated);
         let fetch = |me| {
             if let Some(after) = after {
                 after.project.work.fetch(me);
             }
         };
-        followed_by(&fetch, || {
+        with_barrier_hook(&fetch, || {
             // SAFETY: as above.
             unsafe { self.down.run(gated, &mut rest, Some(attended), output) };
         });

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use mlx_cpu_kernels::{Choice, Choose, Count, Pick, Repeat};
+use mlx_cpu_kernels::{CountPenalties, Pick, RepetitionPenalty, Sample, SampleParams};
 
 use super::host_op::{self, Meaning};
 use super::select::size;
@@ -21,9 +21,9 @@ pub struct Row {
     /// The tokens that penalties look at, the latest last: uint32, of any shape.
     pub seen: Option<Array>,
     /// The repetition penalty.
-    pub repeat: Option<Repeat>,
+    pub repeat: Option<RepetitionPenalty>,
     /// Presence and frequency penalties.
-    pub count: Option<Count>,
+    pub count: Option<CountPenalties>,
     /// What is added to the logits of tokens.
     pub bias: Arc<[(u32, f32)]>,
     /// Tokens that are impossible.
@@ -39,7 +39,7 @@ impl Row {
     /// A row that nothing is done with but to choose.
     /// ```
     /// use mlx_rs_core::cpu::{Pick, Row};
-    /// assert!(Row::new(Pick::Greatest).bias.is_empty());
+    /// assert!(Row::new(Pick::Greedy).bias.is_empty());
     /// ```
     pub fn new(pick: Pick) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Row {
 /// use mlx_rs_core::{Array, Device, Stream, cpu};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
 ///     let logits = Array::from_slice(&[1.0f32, 3.0, 2.0], &[1, 3])?;
-///     let row = cpu::Row { never: [1].into(), ..cpu::Row::new(cpu::Pick::Greatest) };
+///     let row = cpu::Row { never: [1].into(), ..cpu::Row::new(cpu::Pick::Greedy) };
 ///     assert_eq!(cpu::choose(&logits, vec![row])?.to_vec::<u32>()?, [2]);
 ///     Ok(())
 /// })?;
@@ -88,12 +88,12 @@ pub fn choose(logits: &Array, rows: Vec<Row>) -> Result<Array> {
             only,
             pick,
         } = row;
-        let choice = Choice {
+        let choice = SampleParams {
             repeat,
             count,
             bias,
-            never,
-            only,
+            banned: never,
+            allowed: only,
             pick,
         };
         if let Some(tokens) = tokens {
@@ -107,7 +107,7 @@ pub fn choose(logits: &Array, rows: Vec<Row>) -> Result<Array> {
         }
     }
     let inputs: Vec<&Array> = std::iter::once(logits).chain(&seen).collect();
-    let work = Choose { n, rows: plans };
+    let work = Sample { n, rows: plans };
     host_op::add(OP, Meaning::Opaque, work, &inputs, &[count as i32])?.astype(Dtype::Uint32)
 }
 

@@ -1,7 +1,7 @@
 //! The one operation against its stages one by one, in float64 and with full sorts.
 
-use mlx_cpu_kernels::Filters;
-use mlx_cpu_kernels::testing::{MOST_CANDIDATES, ascending, depth, tail};
+use mlx_cpu_kernels::DrawParams;
+use mlx_cpu_kernels::testing::{MOST_CANDIDATES, ascending, relative_logit, tail};
 use proptest::prelude::*;
 
 use super::*;
@@ -78,7 +78,7 @@ fn greatest(of: &[(f32, u32)]) -> f32 {
 }
 
 /// Weights of what is left, in the order in which they are summed; `None` too close to a border.
-fn left(x: &[f32], f: &Filters) -> Option<Vec<(u32, f64)>> {
+fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
     let n = x.len();
     let mut near = false;
     let mut order: Vec<(f32, u32)> = x
@@ -111,7 +111,7 @@ fn left(x: &[f32], f: &Filters) -> Option<Vec<(u32, f64)>> {
     if f.min_p > 0.0 {
         let least = f.min_p.ln();
         order.retain(|o| match candidates {
-            true => depth(o.0, max) >= least,
+            true => relative_logit(o.0, max) >= least,
             false => o.0 >= max + least,
         });
     }
@@ -161,7 +161,7 @@ fn check(logits: &[f32], seen: &[u32], row: &Row) {
     let mut before = 0.0;
     for (id, w) in left {
         if w / total > MARGIN && rows.len() < 64 {
-            let filters = Filters {
+            let filters = DrawParams {
                 uniform: (before + w / 2.0) / total,
                 ..filters.clone()
             };
@@ -178,8 +178,8 @@ fn check(logits: &[f32], seen: &[u32], row: &Row) {
     assert_eq!(got, expected, "{row:?} of {logits:?}, {seen:?}");
 }
 
-fn filters() -> Filters {
-    Filters {
+fn filters() -> DrawParams {
+    DrawParams {
         top_p: 1.0,
         min_p: 0.0,
         xtc: None,
@@ -189,7 +189,7 @@ fn filters() -> Filters {
     }
 }
 
-fn draw(f: Filters) -> Row {
+fn draw(f: DrawParams) -> Row {
     Row::new(Pick::Draw(f))
 }
 
@@ -225,7 +225,7 @@ fn numbers() -> impl Strategy<Value = Vec<f32>> {
         })
 }
 
-fn some_filters() -> impl Strategy<Value = Filters> {
+fn some_filters() -> impl Strategy<Value = DrawParams> {
     let xtc = prop_oneof![
         3 => Just(None),
         1 => (0.0f32..0.6, prop::collection::vec(0u32..300, 0..3))
@@ -239,7 +239,7 @@ fn some_filters() -> impl Strategy<Value = Filters> {
         prop::sample::select(vec![0usize, 0, 1, 2, 7, 40, 150, 199, 2000]),
         prop::sample::select(vec![0.0f32, 0.3, 1.0, 1.25, 20.0, f32::MAX]),
     )
-        .prop_map(|(top_p, min_p, xtc, top_k, scale)| Filters {
+        .prop_map(|(top_p, min_p, xtc, top_k, scale)| DrawParams {
             top_p,
             min_p,
             xtc,
@@ -251,7 +251,7 @@ fn some_filters() -> impl Strategy<Value = Filters> {
 
 fn some_row() -> impl Strategy<Value = Row> {
     let pick = prop_oneof![
-        1 => Just(Pick::Greatest),
+        1 => Just(Pick::Greedy),
         6 => some_filters().prop_map(Pick::Draw),
     ];
     let penalties = (
@@ -267,8 +267,8 @@ fn some_row() -> impl Strategy<Value = Row> {
     )
         .prop_map(|(pick, (repeat, count), bias, never, only)| Row {
             seen: None,
-            repeat: repeat.map(|(last, penalty)| Repeat { last, penalty }),
-            count: count.map(|(last, presence, frequency)| Count {
+            repeat: repeat.map(|(last, penalty)| RepetitionPenalty { last, penalty }),
+            count: count.map(|(last, presence, frequency)| CountPenalties {
                 last,
                 presence: presence as f32 * 0.5,
                 frequency: frequency as f32 * 0.25,
@@ -307,41 +307,41 @@ fn long_rows_do_as_short_ones() {
             .collect();
         for f in [
             filters(),
-            Filters {
+            DrawParams {
                 top_p: 0.9,
                 ..filters()
             },
-            Filters {
+            DrawParams {
                 top_p: 0.999_9,
                 ..filters()
             },
-            Filters {
+            DrawParams {
                 min_p: 0.05,
                 ..filters()
             },
-            Filters {
+            DrawParams {
                 top_p: 0.95,
                 min_p: 0.02,
                 top_k: 40,
                 ..filters()
             },
-            Filters {
+            DrawParams {
                 top_p: 0.95,
                 xtc: Some((1e-3, [17, 18].into())),
                 top_k: 40,
                 ..filters()
             },
-            Filters {
+            DrawParams {
                 xtc: Some((1e-3, Arc::default())),
                 ..filters()
             },
-            Filters {
+            DrawParams {
                 top_k: 1500,
                 ..filters()
             },
         ] {
             let row = Row {
-                repeat: Some(Repeat {
+                repeat: Some(RepetitionPenalty {
                     last: 64,
                     penalty: 1.1,
                 }),
@@ -355,13 +355,13 @@ fn long_rows_do_as_short_ones() {
 
 #[test]
 fn the_ends() {
-    let at = |logits: &[f32], f: Filters, uniform: f64| {
+    let at = |logits: &[f32], f: DrawParams, uniform: f64| {
         chosen(
             &[logits.to_vec()],
-            &[(draw(Filters { uniform, ..f }), Vec::new())],
+            &[(draw(DrawParams { uniform, ..f }), Vec::new())],
         )[0]
     };
-    let p = |top_p, top_k| Filters {
+    let p = |top_p, top_k| DrawParams {
         top_p,
         top_k,
         ..filters()
@@ -395,15 +395,15 @@ fn the_ends() {
 fn rows_are_chosen_each_in_its_own_way() {
     let logits = vec![vec![4.0f32, 3.0, 2.0, 1.0]; 5];
     let rows = [
-        (Row::new(Pick::Token(77)), vec![]),
-        (Row::new(Pick::Greatest), vec![]),
+        (Row::new(Pick::Forced(77)), vec![]),
+        (Row::new(Pick::Greedy), vec![]),
         (
             Row {
-                repeat: Some(Repeat {
+                repeat: Some(RepetitionPenalty {
                     last: 1,
                     penalty: 8.0,
                 }),
-                ..Row::new(Pick::Greatest)
+                ..Row::new(Pick::Greedy)
             },
             vec![1, 0],
         ),
@@ -417,7 +417,7 @@ fn rows_are_chosen_each_in_its_own_way() {
         (
             Row {
                 never: [0, 1, 9].into(),
-                ..draw(Filters {
+                ..draw(DrawParams {
                     scale: f32::MAX,
                     ..filters()
                 })
@@ -435,7 +435,7 @@ fn rows_are_chosen_each_in_its_own_way() {
 #[test]
 fn what_does_not_fit_is_an_error() {
     let x = Array::from_slice(&[1.0f32, 2.0], &[1, 2]).unwrap();
-    let row = || Row::new(Pick::Greatest);
+    let row = || Row::new(Pick::Greedy);
     let kind = |r: Result<Array>| r.unwrap_err().kind();
     assert_eq!(kind(choose(&x, vec![])), ErrorKind::Shape);
     assert_eq!(kind(choose(&x, vec![row(), row()])), ErrorKind::Shape);

@@ -1,7 +1,10 @@
 //! A layer's heads: what attention, and the storing of keys and values, are asked with, and what they plan of it.
 //! The kernels compute it.
 
-use mlx_cpu_kernels::{Attend, Isa, Keys, Plan, Positions, Query, Rotation, Store, Tokens, count};
+use mlx_cpu_kernels::{
+    Attention, AttentionMask, Isa, KvWrite, ProjectKeys, Query, Rotation, TokenPositions,
+    TokenRange, dim,
+};
 
 use super::host_op::{self, Meaning};
 use crate::array::Array;
@@ -19,7 +22,7 @@ pub struct HeadNorm {
 
 /// The heads of an attention layer.
 /// ```
-/// use mlx_rs_core::{Array, Device, Dtype, Stream, cpu::{Heads, Lane, Tokens}, zeros};
+/// use mlx_rs_core::{Array, Device, Dtype, Stream, cpu::{Heads, Lane, TokenRange}, zeros};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
 ///     let heads = Heads {
 ///         n_heads: 1,
@@ -36,7 +39,7 @@ pub struct HeadNorm {
 ///     let packed = Array::from_slice(&[1.0f32, 0.0, 1.0, 0.0, 5.0, 6.0], &[1, 1, 6])?;
 ///     assert_eq!(heads.keys(&packed, &[(1, 0)])?.to_vec::<f32>()?, [1.0, 0.0]);
 ///     // A cache with room for four.
-///     let tokens = Tokens { first: 0, length: 1, offset: 0 };
+///     let tokens = TokenRange { first: 0, length: 1, offset: 0 };
 ///     let empty = zeros(&[1, 1, 4, 2], Dtype::Float32)?;
 ///     let lane = Lane {
 ///         length: 1,
@@ -134,7 +137,7 @@ impl Heads {
     /// Returns [`Self::width`].
     fn check(&self, packed: &Array, total: i32) -> Result<usize> {
         let width = self.check_parts()?;
-        let fits = |shape: &[i32]| matches!(*shape, [1, tokens, last] if tokens == total && count(last) == width);
+        let fits = |shape: &[i32]| matches!(*shape, [1, tokens, last] if tokens == total && dim(last) == width);
         if packed.dtype() != Dtype::Float32 || !fits(packed.shape()) {
             let wanted = format!("needs float32 [1, {total}, {width}]");
             return Err(fault(wanted).with_inputs(&[packed]));
@@ -151,7 +154,7 @@ impl Heads {
             )));
         };
         if let Some(rotation) = &self.rotation
-            && rotation.radians.len() * 2 > count(self.head_dim)
+            && rotation.radians.len() * 2 > dim(self.head_dim)
         {
             return Err(fault("more elements rotate than a head has"));
         }
@@ -166,10 +169,10 @@ impl Heads {
                 return Err(fault(format!("needs float32 [{n}]")).with_inputs(&[a]));
             }
         }
-        Ok(count(width))
+        Ok(dim(width))
     }
 
-    /// Keys with norm and rotation from a packed projection `[1, T, (H + 2 Hkv) * D]` of rows with these
+    /// ProjectKeys with norm and rotation from a packed projection `[1, T, (H + 2 Hkv) * D]` of rows with these
     /// lengths and offsets: `[1, Hkv, T, D]`.
     ///
     /// # Errors
@@ -180,15 +183,15 @@ impl Heads {
         let width = self.check(packed, total)?;
         let mut inputs = vec![packed];
         inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
-        let work = Keys(Store {
-            n: count(self.n_kv_heads),
-            room: count(total),
-            d: count(self.head_dim),
+        let work = ProjectKeys(KvWrite {
+            heads: dim(self.n_kv_heads),
+            capacity: dim(total),
+            head_dim: dim(self.head_dim),
             width,
-            first: count(self.n_heads) * count(self.head_dim),
-            from: 0,
+            first_column: dim(self.n_heads) * dim(self.head_dim),
+            first_row: 0,
             slot: 0,
-            positions: Positions::Any(positions(rows)),
+            positions: TokenPositions::Any(positions(rows)),
             eps: self.k_norm.as_ref().map(|norm| norm.eps),
             rotation: self.rotation.clone(),
             isa: Isa::detect(),
@@ -202,7 +205,7 @@ impl Heads {
     ///
     /// # Errors
     /// As [`Self::keys`], also when tokens or positions are not there.
-    pub fn store_keys(&self, cache: &Array, packed: &Array, tokens: Tokens) -> Result<Array> {
+    pub fn store_keys(&self, cache: &Array, packed: &Array, tokens: TokenRange) -> Result<Array> {
         let mut inputs = vec![cache, packed];
         inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
         let total = packed.dim(1)?;
@@ -220,17 +223,27 @@ impl Heads {
     }
 
     /// Work that stores the keys of some of `total` packed rows, in a cache of this shape.
-    pub(super) fn plan_keys(&self, cache: &[i32], total: i32, tokens: Tokens) -> Result<Store> {
-        Ok(Store {
+    pub(super) fn plan_keys(
+        &self,
+        cache: &[i32],
+        total: i32,
+        tokens: TokenRange,
+    ) -> Result<KvWrite> {
+        Ok(KvWrite {
             eps: self.k_norm.as_ref().map(|norm| norm.eps),
             rotation: self.rotation.clone(),
-            ..self.plan_store(cache, total, tokens, count(self.n_heads))?
+            ..self.plan_store(cache, total, tokens, dim(self.n_heads))?
         })
     }
 
     /// Work that stores the values of some of `total` packed rows, likewise.
-    pub(super) fn plan_values(&self, cache: &[i32], total: i32, tokens: Tokens) -> Result<Store> {
-        let before = count(self.n_heads) + count(self.n_kv_heads);
+    pub(super) fn plan_values(
+        &self,
+        cache: &[i32],
+        total: i32,
+        tokens: TokenRange,
+    ) -> Result<KvWrite> {
+        let before = dim(self.n_heads) + dim(self.n_kv_heads);
         self.plan_store(cache, total, tokens, before)
     }
 
@@ -238,7 +251,7 @@ impl Heads {
     ///
     /// # Errors
     /// As [`Self::store_keys`].
-    pub fn store_values(&self, cache: &Array, packed: &Array, tokens: Tokens) -> Result<Array> {
+    pub fn store_values(&self, cache: &Array, packed: &Array, tokens: TokenRange) -> Result<Array> {
         let total = packed.dim(1)?;
         self.check(packed, total)?;
         let work = self.plan_values(self.shape(cache)?, total, tokens)?;
@@ -246,7 +259,13 @@ impl Heads {
     }
 
     /// Work that stores what comes after so many heads of a packed row.
-    fn plan_store(&self, cache: &[i32], total: i32, tokens: Tokens, heads: usize) -> Result<Store> {
+    fn plan_store(
+        &self,
+        cache: &[i32],
+        total: i32,
+        tokens: TokenRange,
+        heads: usize,
+    ) -> Result<KvWrite> {
         let width = self.check_parts()?;
         let (n, d) = (self.n_kv_heads, self.head_dim);
         let room = match *cache {
@@ -256,7 +275,7 @@ impl Heads {
                 return Err(fault(message));
             }
         };
-        let Tokens {
+        let TokenRange {
             first: from,
             length,
             offset,
@@ -265,15 +284,15 @@ impl Heads {
         if length < 1 || length > room || !within(from, total) || !within(offset, room) {
             return Err(fault("tokens that are not there, or no room for them"));
         }
-        Ok(Store {
-            n: count(n),
-            room: count(room),
-            d: count(d),
+        Ok(KvWrite {
+            heads: dim(n),
+            capacity: dim(room),
+            head_dim: dim(d),
             width,
-            first: heads * count(d),
-            from: count(from),
-            slot: count(offset),
-            positions: Positions::From(offset, count(length)),
+            first_column: heads * dim(d),
+            first_row: dim(from),
+            slot: dim(offset),
+            positions: TokenPositions::From(offset, dim(length)),
             eps: None,
             rotation: None,
             isa: Isa::detect(),
@@ -323,7 +342,7 @@ impl Heads {
 
     /// The work of an attention over these rows: it reads packed rows, the norm's weight and the sinks where
     /// there are any, and each row's keys and values.
-    pub(super) fn plan_attention(&self, lanes: &[View], last: bool) -> Result<Attend> {
+    pub(super) fn plan_attention(&self, lanes: &[View], last: bool) -> Result<Attention> {
         let width = self.check_parts()?;
         let mut queries = Vec::new();
         let mut at = 0;
@@ -338,22 +357,22 @@ impl Heads {
             let skipped = if last { lane.length - 1 } else { 0 };
             for j in skipped..lane.length {
                 queries.push(Query {
-                    lane: i,
-                    row: count(at + j),
+                    sequence: i,
+                    row: dim(at + j),
                     position: lane.offset + j,
                 });
             }
             at += lane.length;
-            plans.push(Plan {
-                n: count(filled),
-                order: lane.order.map(|(kept, start)| (count(kept), start)),
+            plans.push(AttentionMask {
+                len: dim(filled),
+                order: lane.order.map(|(kept, start)| (dim(kept), start)),
                 window: lane.window,
             });
         }
-        Ok(Attend {
-            heads: count(self.n_heads),
-            repeats: count(self.n_heads / self.n_kv_heads),
-            d: count(self.head_dim),
+        Ok(Attention {
+            heads: dim(self.n_heads),
+            queries_per_kv: dim(self.n_heads / self.n_kv_heads),
+            head_dim: dim(self.head_dim),
             width,
             scale: self.scale,
             softcap: self.softcap,

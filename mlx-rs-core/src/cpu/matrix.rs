@@ -1,6 +1,6 @@
 //! Matrices that the kernels multiply with: what is checked once. The products are in `project.rs`.
 
-use mlx_cpu_kernels::{Kind, Number, Size, count};
+use mlx_cpu_kernels::{DenseType, MatrixFormat, Size, dim};
 
 use super::enabled;
 use super::project::{Projection, Then};
@@ -13,19 +13,19 @@ use crate::error::{Error, ErrorKind, Result};
 pub(super) fn size_of(shape: &[i32]) -> Option<Size> {
     match *shape {
         [n, k] if n > 0 && k > 0 => Some(Size {
-            n: count(n),
-            k: count(k),
+            n: dim(n),
+            k: dim(k),
         }),
         _ => None,
     }
 }
 
 /// `None` for a type that the kernels do not multiply with.
-fn number_of(dtype: Dtype) -> Option<Number> {
+fn number_of(dtype: Dtype) -> Option<DenseType> {
     match dtype {
-        Dtype::Float32 => Some(Number::Single),
-        Dtype::Float16 => Some(Number::Half),
-        Dtype::Bfloat16 => Some(Number::Brain),
+        Dtype::Float32 => Some(DenseType::F32),
+        Dtype::Float16 => Some(DenseType::F16),
+        Dtype::Bfloat16 => Some(DenseType::Bf16),
         _ => None,
     }
 }
@@ -47,7 +47,7 @@ fn number_of(dtype: Dtype) -> Option<Number> {
 pub struct DenseMatrix {
     weight: Array,
     size: Size,
-    pub(super) number: Number,
+    pub(super) number: DenseType,
 }
 
 impl DenseMatrix {
@@ -121,15 +121,15 @@ impl Matrix {
         self.product_with(x, false)
     }
 
-    /// [`Self::product`], with floats throughout where `in_floats`.
-    pub(super) fn product_with(&self, x: &Array, in_floats: bool) -> Result<Array> {
+    /// [`Self::product`], with floats throughout where `float_inputs`.
+    pub(super) fn product_with(&self, x: &Array, float_inputs: bool) -> Result<Array> {
         let parts = [(self, None)];
         Projection {
             parts: &parts,
             norm: None,
             then: Then::Nothing,
         }
-        .with(x, in_floats)
+        .with(x, float_inputs)
     }
 
     /// Rows of the matrix: outputs.
@@ -146,14 +146,14 @@ impl Matrix {
     }
 
     /// How it is stored.
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> MatrixFormat {
         match self {
-            Matrix::Quantized(q) => Kind::Quantized {
+            Matrix::Quantized(q) => MatrixFormat::Quantized {
                 bits: q.bits,
                 group: q.group,
                 half: q.half,
             },
-            Matrix::Dense(d) => Kind::Dense(d.number),
+            Matrix::Dense(d) => MatrixFormat::Dense(d.number),
         }
     }
 

@@ -31,8 +31,8 @@ pub use heads::{HeadNorm, Heads, Lane};
 pub use matrix::{DenseMatrix, Matrix};
 pub use memory::KvMemory;
 pub use mlx_cpu_kernels::{
-    Count, Filters, Gate, LONGEST, Pick, Repeat, Rotation, Tokens, enabled, instruction_set,
-    status, threads,
+    CountPenalties, DrawParams, Gate, MAX_ROW_LEN, Pick, RepetitionPenalty, Rotation, TokenRange,
+    enabled, instruction_set, status, threads,
 };
 pub use project::{Projection, Then};
 pub use quantized::QuantizedMatrix;

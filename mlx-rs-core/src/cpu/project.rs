@@ -1,7 +1,7 @@
 //! Products of rows with matrices, and what stands before and after them in a decoder, as one operation: a
 //! norm, several matrices on the same input, biases, a gate, a residual.
 
-use mlx_cpu_kernels::{Gate, Isa, Kind, MAX_PARTS, Part, Product};
+use mlx_cpu_kernels::{Gate, Isa, MAX_PARTS, MatrixFormat, MatrixPart, Product};
 
 use super::host_op::{self, Meaning};
 use super::matrix::Matrix;
@@ -59,9 +59,9 @@ impl<'a> Projection<'a> {
         self.with(x, false)
     }
 
-    /// [`Self::of`], with floats throughout where `in_floats`: what is differentiated has no steps then, however few rows
+    /// [`Self::of`], with floats throughout where `float_inputs`: what is differentiated has no steps then, however few rows
     /// there are.
-    pub(super) fn with(&self, x: &Array, in_floats: bool) -> Result<Array> {
+    pub(super) fn with(&self, x: &Array, float_inputs: bool) -> Result<Array> {
         let op = "cpu::project";
         let fault = |message: String| Error::new(ErrorKind::Shape, op, message).with_inputs(&[x]);
         let Some((first, _)) = self.parts.first() else {
@@ -83,7 +83,7 @@ impl<'a> Projection<'a> {
             ([(_, None)], None, Then::Nothing)
         );
         let mut work = self.plan(x.size() / k, (adds, !alone), &mut inputs)?;
-        work.in_floats = in_floats;
+        work.float_inputs = float_inputs;
         let mut shape = x.shape().to_vec();
         match (shape.last_mut(), i32::try_from(work.n)) {
             (Some(last), Ok(n)) => *last = n,
@@ -97,8 +97,8 @@ impl<'a> Projection<'a> {
         }
         let meaning = match work.parts.as_slice() {
             [part] if alone => match part.kind {
-                Kind::Dense(_) => Meaning::DenseProduct,
-                Kind::Quantized { bits, group, .. } => Meaning::QuantizedProduct {
+                MatrixFormat::Dense(_) => Meaning::DenseProduct,
+                MatrixFormat::Quantized { bits, group, .. } => Meaning::QuantizedProduct {
                     rows: part.size.n as i32, // all of them were i32 in the matrix
                     group_size: group as i32,
                     bits: bits as i32,
@@ -149,7 +149,7 @@ impl<'a> Projection<'a> {
                 }
                 inputs.push(bias);
             }
-            parts.push(Part {
+            parts.push(MatrixPart {
                 kind: matrix.kind(),
                 size,
                 bias: bias.is_some(),
@@ -176,8 +176,8 @@ impl<'a> Projection<'a> {
                 Then::Gate(gate) => Some(gate),
                 _ => None,
             },
-            adds,
-            in_floats: false,
+            residual: adds,
+            float_inputs: false,
             isa: Isa::detect(),
         })
     }

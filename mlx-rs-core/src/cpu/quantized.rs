@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use mlx_cpu_kernels::{BAND, Held, Input, Size, Taken};
+use mlx_cpu_kernels::{GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, Size};
 
 use super::enabled;
 use super::host_op::{self, Meaning, input_of};
@@ -49,7 +49,7 @@ pub struct QuantizedMatrix {
 
 impl QuantizedMatrix {
     /// Rows that stand side by side.
-    pub const BAND: usize = BAND;
+    pub const BAND: usize = INTERLEAVED_ROWS;
 
     /// Whether the kernels are on and have matrices of this mode, with so many bits, groups of so many numbers and
     /// scales of this type.
@@ -150,7 +150,10 @@ impl QuantizedMatrix {
         let groups = scales.shape().get(1).copied().unwrap_or(0);
         let k = groups.checked_mul(group_size).unwrap_or(0);
         let fits = |size: Size| {
-            let (bands, band) = (size.n.div_ceil(BAND) as i32, BAND as i32); // below `n`
+            let (bands, band) = (
+                size.n.div_ceil(INTERLEAVED_ROWS) as i32,
+                INTERLEAVED_ROWS as i32,
+            ); // below `n`
             let factor = |a: &Array| {
                 a.shape() == [bands, groups, band]
                     && matches!(a.dtype(), Dtype::Float16 | Dtype::Float32)
@@ -202,7 +205,7 @@ impl QuantizedMatrix {
             );
             return Err(error.with_inputs(&[rows]));
         };
-        let band = BAND as i32;
+        let band = INTERLEAVED_ROWS as i32;
         let bands = n / band + i32::from(n % band != 0);
         let missing = (band - n % band) % band;
         let full = match missing {
@@ -273,7 +276,7 @@ impl QuantizedMatrix {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn rows(&self, from: i32, to: i32) -> Result<Option<Self>> {
-        let (n, band) = (self.outputs(), BAND as i32);
+        let (n, band) = (self.outputs(), INTERLEAVED_ROWS as i32);
         let whole = from % band == 0 && (to % band == 0 || to == n);
         if !whole || from < 0 || from >= to || to > n {
             return Ok(None);
@@ -321,7 +324,7 @@ impl QuantizedMatrix {
             Dtype::Int32 | Dtype::Uint32 => ids.clone(),
             _ => Array::clamp_indices(op, ids, self.outputs())?.astype(Dtype::Int32)?,
         };
-        let work = Taken {
+        let work = GatherRows {
             count: ids.size(),
             signed: ids.dtype() == Dtype::Int32,
             size: self.size,
@@ -402,10 +405,10 @@ impl QuantizedMatrix {
 
     /// What an operation without derivatives computes with, besides its inputs, so that these, each of which MLX's
     /// evaluation looks at, are fewer. `None` where a derivative with respect to them must be refused.
-    pub(super) fn held(&self) -> Option<Held> {
+    pub(super) fn held(&self) -> Option<HeldMatrix> {
         let stored = Arc::clone(&self.stored);
         // SAFETY: the inputs are the elements of arrays that `Stored` keeps; arrays do not change.
-        (!self.traced).then(|| unsafe { Held::new(self.stored.inputs, stored) })
+        (!self.traced).then(|| unsafe { HeldMatrix::new(self.stored.inputs, stored) })
     }
 
     /// Bytes in memory.
@@ -447,7 +450,7 @@ impl Drop for QuantizedMatrix {
 /// The arrays of a quantized matrix.
 #[derive(Debug)]
 pub(super) struct Stored {
-    /// Packed numbers `[bands, words, BAND]`, scales and biases `[bands, groups, BAND]`; see `bands.rs`.
+    /// Packed numbers `[bands, words, INTERLEAVED_ROWS]`, scales and biases `[bands, groups, INTERLEAVED_ROWS]`; see `bands.rs`.
     arrays: Vec<Array>,
     /// Where their elements are.
     pub inputs: [Input; 3],

@@ -2,7 +2,7 @@
 //! partitions and sorts whole rows, draws a random number for every element, and computes its exponentials
 //! one by one; the kernels pass over a row once for what the choice needs.
 
-use mlx_cpu_kernels::{Draw, LONGEST, Logarithms, Select};
+use mlx_cpu_kernels::{Draw, LogProbs, MAX_ROW_LEN, TopK};
 
 use super::host_op::{self, Meaning};
 use crate::array::Array;
@@ -14,7 +14,7 @@ pub(super) fn size(op: &'static str, logits: &Array) -> Result<(usize, usize)> {
     match *logits.shape() {
         [rows, n] if rows > 0 && n > 0 && logits.dtype() == Dtype::Float32 => {
             let (rows, n) = (rows.unsigned_abs() as usize, n.unsigned_abs() as usize);
-            if n <= LONGEST {
+            if n <= MAX_ROW_LEN {
                 return Ok((rows, n));
             }
         }
@@ -23,7 +23,7 @@ pub(super) fn size(op: &'static str, logits: &Array) -> Result<(usize, usize)> {
     Err(Error::new(
         ErrorKind::Shape,
         op,
-        format!("needs float32 [rows, n], not empty, n at most {LONGEST}"),
+        format!("needs float32 [rows, n], not empty, n at most {MAX_ROW_LEN}"),
     )
     .with_inputs(&[logits]))
 }
@@ -70,7 +70,7 @@ pub fn greatest(logits: &Array, k: usize) -> Result<Greatest> {
     let out = host_op::add(
         OP,
         Meaning::Opaque,
-        Select { rows, n, k },
+        TopK { rows, n, k },
         &[logits],
         &[rows_i, 2 * k_i + 1],
     )?;
@@ -131,7 +131,7 @@ pub fn log_probabilities(logits: &Array, chosen: &Array, k: usize) -> Result<Log
     let out = host_op::add(
         OP,
         Meaning::Opaque,
-        Logarithms { rows, n, k },
+        LogProbs { rows, n, k },
         &[logits, chosen],
         &[rows_i, 2 * k_i + 1],
     )?;

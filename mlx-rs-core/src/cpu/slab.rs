@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mlx_cpu_kernels::{Input, Plane, Work, count};
+use mlx_cpu_kernels::{Input, KvPlane, Work, dim};
 use mlx_sys as sys;
 
 use super::host_op;
@@ -20,9 +20,7 @@ const SHARED: usize = 1 << 20;
 
 /// The number of layers of this shape that share an array.
 pub(super) fn layers_per_array(shape: &[i32; 4]) -> usize {
-    let elements = shape
-        .iter()
-        .try_fold(2usize, |n, &d| n.checked_mul(count(d)));
+    let elements = shape.iter().try_fold(2usize, |n, &d| n.checked_mul(dim(d)));
     (SHARED / elements.unwrap_or(usize::MAX).max(1)).max(1)
 }
 
@@ -46,7 +44,7 @@ impl Slab {
     /// Its elements, valid while `self` lives.
     fn all(&self) -> Input {
         // SAFETY: `array` has this number of elements; there is no layout to outlive.
-        unsafe { Input::at(self.first, self.elements, &[], &[]) }
+        unsafe { Input::strided(self.first, self.elements, &[], &[]) }
     }
 }
 
@@ -105,12 +103,12 @@ impl Kept {
 
     /// Keys and values, valid while `self` lives.
     pub(super) fn parts(&self) -> [Input; 2] {
-        let n = self.shape.iter().map(|&d| count(d)).product();
+        let n = self.shape.iter().map(|&d| dim(d)).product();
         [0, 1].map(|which| {
             let at = self.slab.first.wrapping_add((2 * self.layer + which) * n);
             // SAFETY: the array has `2 * n` elements for each layer. `self` keeps the array and the
             // layout, whose strides stay within `n` elements.
-            unsafe { Input::at(at, n, &self.shape, &self.strides) }
+            unsafe { Input::strided(at, n, &self.shape, &self.strides) }
         })
     }
 
@@ -125,7 +123,7 @@ impl Kept {
         let work = Take {
             from: Arc::clone(self),
             which,
-            plane: Plane::of(&shape, n),
+            plane: KvPlane::of(&shape, n),
         };
         host_op::add_once(OP, work, inputs, 0, &shape)
     }
@@ -166,7 +164,7 @@ pub(super) enum From {
 /// MLX's message when the current stream is not on the CPU.
 pub(super) fn fill(to: &Arc<Kept>, from: From, filled: i32, inputs: &[&Array]) -> Result<Array> {
     let work = Fill {
-        plane: Plane::of(to.shape(), filled),
+        plane: KvPlane::of(to.shape(), filled),
         to: Arc::clone(to),
         from,
     };
@@ -174,7 +172,7 @@ pub(super) fn fill(to: &Arc<Kept>, from: From, filled: i32, inputs: &[&Array]) -
 }
 
 struct Fill {
-    plane: Plane,
+    plane: KvPlane,
     to: Arc<Kept>,
     from: From,
 }
@@ -198,7 +196,7 @@ impl Work for Fill {
         let all = self.to.slab.all();
         // SAFETY: memory is float32 and belongs to this operation alone until it has run: every other
         // operation on it depends on the output, and `add_once` runs it once.
-        let all = unsafe { all.part_mut::<f32>(0, self.to.slab.elements) };
+        let all = unsafe { all.slice_mut::<f32>(0, self.to.slab.elements) };
         // SAFETY: `KvMemory` has seen types and shapes; writers of the sources come before or after.
         unsafe { self.plane.copy(&from, all) };
         output.fill(0.0);
@@ -209,7 +207,7 @@ impl Work for Fill {
 struct Take {
     from: Arc<Kept>,
     which: usize,
-    plane: Plane,
+    plane: KvPlane,
 }
 
 impl Work for Take {

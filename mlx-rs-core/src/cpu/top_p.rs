@@ -1,6 +1,6 @@
 //! Top-p as an operation of MLX's graph.
 
-use mlx_cpu_kernels::Nucleus;
+use mlx_cpu_kernels::TopP;
 
 use super::host_op::{self, Meaning};
 use crate::array::Array;
@@ -39,7 +39,7 @@ pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
         )
         .with_inputs(&[logits]));
     }
-    let work = Nucleus { n, p: p.to_vec() };
+    let work = TopP { n, p: p.to_vec() };
     host_op::add(
         "cpu::top_p",
         Meaning::Opaque,

@@ -1,4 +1,5 @@
-//! Rows of inputs as tiles of bfloat16: of each element the nearest one, and the nearest to what that lacks.
+//! Rows of inputs as tiles of bfloat16 pairs: the nearest bfloat16 of each element, and the nearest
+//! of the remainder.
 
 use std::arch::x86_64::{
     __m512, __m512i, _CMP_ORD_Q, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
@@ -7,16 +8,18 @@ use std::arch::x86_64::{
     _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
 
-use super::{CHUNK, DEEP, Line, SIDE, large_m_asm, small_m_asm};
-use crate::layout::input_panel::place;
+use super::large_m_asm;
+use super::small_m_asm;
+use super::tiles::{TILE_K, TILE_ROWS, TILES_PER_CHUNK, TileRow};
+use crate::layout::input_panel::pair_index;
 
 /// Sums before the first: what is added before there is anything.
-pub(crate) const LEAD: usize = large_m_asm::LATER * SIDE;
+pub(crate) const SUMS_LEAD: usize = large_m_asm::PIPELINE_DEPTH * TILE_ROWS;
 
 /// Rows of inputs in tiles of sixteen rows. These stand in pairs: greater parts, and what they lack; of at most eight rows both
-/// are in one tile. Tiles that are multiplied together, at most [`CHUNK`], are a chunk: `[chunks, blocks of inputs, tiles]`.
+/// are in one tile. Tiles that are multiplied together, at most [`TILES_PER_CHUNK`], are a chunk: `[chunks, blocks of inputs, tiles]`.
 #[derive(Default)]
-pub(crate) struct Squares {
+pub(crate) struct InputTiles {
     rows: usize,
     k: usize,
     bits: u32,
@@ -25,39 +28,43 @@ pub(crate) struct Squares {
     count: usize,
     /// Tiles of a chunk; the last one may have fewer.
     wide: usize,
-    tiles: Vec<Line>,
+    tiles: Vec<TileRow>,
     /// Room that is read and not looked at, and the sums of groups, `[chunks, groups, rows]`: of what the pairs stand for, so that a rounding counts times the weight,
     /// not times the packed number alone.
     sums: Vec<f32>,
 }
 
-impl Squares {
+impl InputTiles {
     /// Makes room for so many rows of `k` inputs, for matrices of so many bits and this group size.
     pub(crate) fn resize(&mut self, rows: usize, k: usize, (bits, group): (u32, usize)) {
         assert!(rows > 0 && k > 0 && k.is_multiple_of(group));
-        assert!(matches!(bits, 4 | 8) && group.is_multiple_of(DEEP));
+        assert!(matches!(bits, 4 | 8) && group.is_multiple_of(TILE_K));
         (self.rows, self.k, self.bits, self.group) = (rows, k, bits, group);
-        let stacked = 2 * rows <= SIDE && k / group >= small_m_asm::LATER;
-        self.tall = if stacked { SIDE / 2 } else { SIDE };
+        let is_stacked = 2 * rows <= TILE_ROWS && k / group >= small_m_asm::PIPELINE_DEPTH;
+        self.tall = if is_stacked { TILE_ROWS / 2 } else { TILE_ROWS };
         self.count = rows.div_ceil(self.tall);
         // About as many in each.
-        self.wide = self.count.div_ceil(self.count.div_ceil(CHUNK));
+        self.wide = self.count.div_ceil(self.count.div_ceil(TILES_PER_CHUNK));
         let lines = self.pair() * self.count();
         // What was there is written again before it is read; shrunk, it would be filled with zeros whenever it grows again.
-        let (lines, sums) = (lines * self.blocks(), LEAD + k / group * self.padded());
+        let (lines, sums) = (lines * self.blocks(), SUMS_LEAD + k / group * self.padded());
         self.tiles
-            .resize(lines.max(self.tiles.len()), Line([0; DEEP]));
+            .resize(lines.max(self.tiles.len()), TileRow([0; TILE_K]));
         self.sums.resize(sums.max(self.sums.len()), 0.0);
     }
 
     /// Whether both parts of the inputs stand in one tile, one after the other.
-    pub(crate) fn stacked(&self) -> bool {
-        self.tall < SIDE
+    pub(crate) fn is_stacked(&self) -> bool {
+        self.tall < TILE_ROWS
     }
 
     /// Lines that the two parts take.
     fn pair(&self) -> usize {
-        if self.stacked() { SIDE } else { 2 * SIDE }
+        if self.is_stacked() {
+            TILE_ROWS
+        } else {
+            2 * TILE_ROWS
+        }
     }
 
     /// Tiles beside each other.
@@ -85,9 +92,9 @@ impl Squares {
         (self.k / self.group, self.bits)
     }
 
-    /// Blocks of [`DEEP`] inputs.
+    /// Blocks of [`TILE_K`] inputs.
     pub(crate) fn blocks(&self) -> usize {
-        self.k / DEEP
+        self.k / TILE_K
     }
 
     /// The first tile of each chunk, and how many it has.
@@ -113,11 +120,11 @@ impl Squares {
     /// Where the sums of a tile's rows are for a group.
     fn sums_place(&self, tile: usize, group: usize) -> usize {
         let (before, at, wide) = self.chunk(tile);
-        LEAD + self.tall * (before * (self.k / self.group) + group * wide + at)
+        SUMS_LEAD + self.tall * (before * (self.k / self.group) + group * wide + at)
     }
 
     /// A tile's pair for a block of inputs; those that follow in its chunk are behind.
-    pub(super) fn tile(&self, tile: usize, block: usize) -> &[Line] {
+    pub(super) fn tile(&self, tile: usize, block: usize) -> &[TileRow] {
         &self.tiles[self.place(tile, block)..]
     }
 
@@ -127,18 +134,18 @@ impl Squares {
     }
 
     /// All tiles.
-    pub(super) fn tiles(&self) -> *const Line {
+    pub(super) fn tiles(&self) -> *const TileRow {
         self.tiles.as_ptr()
     }
 
     /// The room before the sums of a chunk, which it begins with this tile.
     pub(crate) fn lead(&self, tile: usize) -> *const f32 {
-        self.sums[self.sums_place(tile, 0) - LEAD..].as_ptr()
+        self.sums[self.sums_place(tile, 0) - SUMS_LEAD..].as_ptr()
     }
 
     /// Where rows are written; each by one thread.
-    pub(crate) fn filling(&mut self) -> Filling<'_> {
-        Filling {
+    pub(crate) fn writer(&mut self) -> InputTilesWriter<'_> {
+        InputTilesWriter {
             sums: self.sums.as_mut_ptr(),
             tiles: self.tiles.as_mut_ptr(),
             to: self,
@@ -146,17 +153,17 @@ impl Squares {
     }
 }
 
-/// [`Squares`] while rows are written.
-pub(crate) struct Filling<'a> {
-    to: &'a Squares,
+/// [`InputTiles`] while rows are written.
+pub(crate) struct InputTilesWriter<'a> {
+    to: &'a InputTiles,
     sums: *mut f32,
-    tiles: *mut Line,
+    tiles: *mut TileRow,
 }
 
 // SAFETY: each row's places are its own; that a row is written by one thread is what `row` demands.
-unsafe impl Sync for Filling<'_> {}
+unsafe impl Sync for InputTilesWriter<'_> {}
 
-impl Filling<'_> {
+impl InputTilesWriter<'_> {
     /// Writes row `row`: each element times the factor and its weight, where there are weights; zeros without elements.
     ///
     /// # Safety
@@ -168,7 +175,7 @@ impl Filling<'_> {
         x: Option<&[f32]>,
         (factor, weight): (f32, Option<&[f32]>),
     ) {
-        let Squares {
+        let InputTiles {
             tall,
             k,
             bits,
@@ -178,28 +185,32 @@ impl Filling<'_> {
         assert!(row < self.to.padded());
         assert!(x.is_none_or(|x| x.len() == k) && weight.is_none_or(|w| w.len() == k));
         let (tile, line) = (row / tall, row % tall);
-        let second = if self.to.stacked() { tall } else { SIDE };
-        let order = order(bits);
+        let second = if self.to.is_stacked() {
+            tall
+        } else {
+            TILE_ROWS
+        };
+        let code_order = code_order(bits);
         let first = self.to.place(tile, 0) + line;
         let step = self.to.place(tile, 1) - self.to.place(tile, 0);
-        let deep = group / DEEP;
+        let deep = group / TILE_K;
         let first_sum = self.to.sums_place(tile, 0) + line;
         let next_sum = self.to.sums_place(tile, 1) - self.to.sums_place(tile, 0);
         for g in 0..k / group {
             let mut sum = 0.0;
             for block in g * deep..(g + 1) * deep {
                 // SAFETY: a line of this row for each part, of which `resize` made room for all blocks; `x` and the weights
-                // have `DEEP` elements from here on; the rest is the caller's promise.
+                // have `TILE_K` elements from here on; the rest is the caller's promise.
                 unsafe {
                     let high = self.tiles.add(first + block * step);
                     let low = high.add(second);
                     match x {
                         Some(x) => {
-                            let weight = weight.map(|w| w.as_ptr().add(block * DEEP));
-                            let x = x.as_ptr().add(block * DEEP);
-                            sum += split(x, (factor, weight), order, (high, low));
+                            let weight = weight.map(|w| w.as_ptr().add(block * TILE_K));
+                            let x = x.as_ptr().add(block * TILE_K);
+                            sum += split(x, (factor, weight), code_order, (high, low));
                         }
-                        None => (*high, *low) = (Line([0; DEEP]), Line([0; DEEP])),
+                        None => (*high, *low) = (TileRow([0; TILE_K]), TileRow([0; TILE_K])),
                     }
                 }
             }
@@ -209,34 +220,34 @@ impl Filling<'_> {
     }
 }
 
-/// Inputs as they come; see [`order`].
-pub(crate) fn natural() -> [u16; DEEP] {
+/// Inputs as they come; see [`code_order`].
+pub(crate) fn natural_order() -> [u16; TILE_K] {
     std::array::from_fn(|i| 2 * i as u16 + 1)
 }
 
 /// For each place of a tile's row, where the upper half of its input stands among those of a block.
-fn order(bits: u32) -> &'static [u16; DEEP] {
-    const FOUR: [u16; DEEP] = ordered(8);
-    const EIGHT: [u16; DEEP] = ordered(4);
+fn code_order(bits: u32) -> &'static [u16; TILE_K] {
+    const FOUR: [u16; TILE_K] = code_order_for(8);
+    const EIGHT: [u16; TILE_K] = code_order_for(4);
     if bits == 4 { &FOUR } else { &EIGHT }
 }
 
-/// [`order`] where a word has so many numbers.
-const fn ordered(near: usize) -> [u16; DEEP] {
-    let mut order = [0; DEEP];
+/// [`code_order`] where a word has so many numbers.
+const fn code_order_for(near: usize) -> [u16; TILE_K] {
+    let mut code_order = [0; TILE_K];
     let mut i = 0;
-    while i < DEEP {
-        order[i / near * near + place(i % near, near)] = 2 * i as u16 + 1;
+    while i < TILE_K {
+        code_order[i / near * near + pair_index(i % near, near)] = 2 * i as u16 + 1;
         i += 1;
     }
-    order
+    code_order
 }
 
 /// The bits of the nearest bfloat16 in the upper halves, with others below; their value; and what it lacks. Of what is no
 /// number only the upper half says so: it must not have come from memory as it is.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
-pub(crate) fn nearest(v: __m512) -> (__m512i, __m512, __m512) {
+pub(crate) fn round_to_bf16(v: __m512) -> (__m512i, __m512, __m512) {
     let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(v, v);
     let bits = _mm512_castps_si512(v);
     let bits = _mm512_mask_add_epi32(bits, number, bits, _mm512_set1_epi32(0x8000));
@@ -248,14 +259,14 @@ pub(crate) fn nearest(v: __m512) -> (__m512i, __m512, __m512) {
 /// A block of inputs as a pair; returns the sum of what it stands for.
 ///
 /// # Safety
-/// The processor must have avx512f and avx512bw; there must be `DEEP` elements, and weights, and room.
+/// The processor must have avx512f and avx512bw; there must be `TILE_K` elements, and weights, and room.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 pub(crate) unsafe fn split(
     x: *const f32,
     (factor, weight): (f32, Option<*const f32>),
-    order: &[u16; DEEP],
-    (high, low): (*mut Line, *mut Line),
+    code_order: &[u16; TILE_K],
+    (high, low): (*mut TileRow, *mut TileRow),
 ) -> f32 {
     let mut sum = _mm512_setzero_ps();
     let (mut highs, mut lows) = ([_mm512_set1_epi32(0); 2], [_mm512_set1_epi32(0); 2]);
@@ -266,14 +277,14 @@ pub(crate) unsafe fn split(
             if let Some(weight) = weight {
                 v = _mm512_mul_ps(v, _mm512_loadu_ps(weight.add(16 * i)));
             }
-            let (bits, near, rest) = nearest(v);
-            let (rest_bits, rest, _) = nearest(rest);
+            let (bits, near, rest) = round_to_bf16(v);
+            let (rest_bits, rest, _) = round_to_bf16(rest);
             (highs[i], lows[i]) = (bits, rest_bits);
             sum = _mm512_add_ps(sum, _mm512_add_ps(near, rest));
         }
-        let order = _mm512_loadu_si512(order.as_ptr().cast());
+        let code_order = _mm512_loadu_si512(code_order.as_ptr().cast());
         for (halves, to) in [(highs, high), (lows, low)] {
-            let both = _mm512_permutex2var_epi16(halves[0], order, halves[1]);
+            let both = _mm512_permutex2var_epi16(halves[0], code_order, halves[1]);
             _mm512_storeu_si512(to.cast(), both);
         }
     }
@@ -286,7 +297,7 @@ mod tests {
     use crate::isa::Isa;
     use crate::testing::{noise, with_each};
 
-    fn value(line: &Line, at: usize) -> f32 {
+    fn value(line: &TileRow, at: usize) -> f32 {
         f32::from_bits(u32::from(line.0[at]) << 16)
     }
 
@@ -309,25 +320,25 @@ mod tests {
             ] {
                 let x: Vec<f32> = noise(rows * k, 3).iter().map(|v| v * 37.0).collect();
                 let weight = noise(k, 4);
-                let mut squares = Squares::default();
-                squares.resize(rows, k, (bits, group));
-                let padded = squares.padded();
-                let filling = squares.filling();
+                let mut tiles = InputTiles::default();
+                tiles.resize(rows, k, (bits, group));
+                let padded = tiles.padded();
+                let writer = tiles.writer();
                 for row in 0..padded {
                     let own = (row < rows).then(|| &x[row * k..(row + 1) * k]);
                     // SAFETY: this instruction set has AVX-512; one thread writes.
-                    unsafe { filling.row(row, own, (0.5, Some(&weight))) };
+                    unsafe { writer.row(row, own, (0.5, Some(&weight))) };
                 }
-                let order = order(bits);
+                let code_order = code_order(bits);
                 for row in 0..padded {
-                    let (tile, line) = (row / squares.tall(), row % squares.tall());
+                    let (tile, line) = (row / tiles.tall(), row % tiles.tall());
                     for g in 0..k / group {
                         let mut sum = 0.0;
                         for i in g * group..(g + 1) * group {
-                            let pair = squares.tile(tile, i / DEEP);
-                            let second = if squares.stacked() { rows } else { SIDE };
-                            let wanted = 2 * (i % DEEP) as u16 + 1;
-                            let at = order.iter().position(|o| *o == wanted).unwrap();
+                            let pair = tiles.tile(tile, i / TILE_K);
+                            let second = if tiles.is_stacked() { rows } else { TILE_ROWS };
+                            let wanted = 2 * (i % TILE_K) as u16 + 1;
+                            let at = code_order.iter().position(|o| *o == wanted).unwrap();
                             let near = value(&pair[line], at);
                             let got = near + value(&pair[line + second], at);
                             let exact = if row < rows {
@@ -339,7 +350,7 @@ mod tests {
                             assert!((got - exact).abs() <= allowed, "{row} {i}: {got} {exact}");
                             sum += f64::from(got);
                         }
-                        let got = f64::from(squares.sums(tile, g)[line]);
+                        let got = f64::from(tiles.sums(tile, g)[line]);
                         assert!((got - sum).abs() < 1e-4, "{row} {g}: {got} {sum}");
                     }
                 }

@@ -1,5 +1,6 @@
-//! Pieces of assembly that `steps.rs` and `tall.rs` have in common: packed numbers of two bands a tile, whose words are at `a` to
-//! `d`, as tiles of a matrix at `to`. `zmm24` to `zmm27` have what makes numbers of them (`numbers.rs`).
+//! Assembly that `small_m_asm.rs` and `large_m_asm.rs` share: decodes packed words of two row
+//! blocks (at `a` to `d`) into tiles at `to`. `zmm24` to `zmm27` hold the constants of
+//! `encoding.rs`.
 
 /// A word of each of two bands, as a line.
 macro_rules! both {
@@ -180,7 +181,7 @@ macro_rules! unpack {
 /// Lines of assembly with what [`unpack`] needs in its registers, and their operands, among them `n`, which is anything. All vector
 /// registers may be used; in the end they are as other code wants them: with their upper parts in use, its narrow instructions
 /// wait for them.
-macro_rules! with_numbers {
+macro_rules! asm_with_codes {
     ([$($line:expr),* $(,)?], $($operands:tt)*) => {
         ::std::arch::asm!(
             "mov {n:e}, {counting}",
@@ -194,10 +195,10 @@ macro_rules! with_numbers {
             $($line,)*
             "vzeroupper",
             $($operands)*
-            counting = const super::encoding::COUNTING,
-            sixteen = const super::encoding::SIXTEEN,
-            byte = const super::encoding::BYTE,
-            longer = const super::encoding::LONGER,
+            counting = const super::encoding::MANTISSA_NIBBLE,
+            sixteen = const super::encoding::BF16_SIXTEEN,
+            byte = const super::encoding::LOW_BYTE,
+            longer = const super::encoding::BF16_EXPONENT_FILL,
             out("zmm0") _,
             out("zmm1") _,
             out("zmm2") _,

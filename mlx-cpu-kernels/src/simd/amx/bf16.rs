@@ -1,32 +1,33 @@
-//! Matrices of bfloat16 with any rows of inputs: tiles of a matrix come from its memory as they are, and inputs are what stands
-//! in pairs, so that sums are `[outputs, rows of inputs]`.
+//! bfloat16 matrices on AMX: tiles are loaded from the matrix as it lies in memory. Inputs are the
+//! operand in pairs, so sums are `[outputs, rows of inputs]`.
 
 use std::arch::asm;
 
-use super::activations::{natural, split};
-use super::{DEEP, LINE, Line, Outputs, Registers, SIDE};
+use super::activations::{natural_order, split};
+use super::tiles::{OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TileRegisters, TileRow};
 
 /// Tiles of outputs that are multiplied together: their sums have a register each.
-pub(crate) const TOGETHER: usize = 4;
+pub(crate) const TILES_TOGETHER: usize = 4;
 
-/// Up to [`SIDE`] rows of inputs in tiles: for each block of inputs the greater parts, a line for each two inputs, and what
+/// Up to [`TILE_ROWS`] rows of inputs in tiles: for each block of inputs the greater parts, a line for each two inputs, and what
 /// they lack.
 #[derive(Default)]
-pub(crate) struct Panel {
-    lines: Vec<Line>,
+pub(crate) struct Bf16Panel {
+    lines: Vec<TileRow>,
 }
 
-impl Panel {
+impl Bf16Panel {
     /// Inputs of a row must be whole blocks.
     pub(crate) fn fits(k: usize) -> bool {
-        k > 0 && k.is_multiple_of(DEEP)
+        k > 0 && k.is_multiple_of(TILE_K)
     }
 
     /// Makes room for rows of `k` inputs, all zeros.
     pub(crate) fn clear(&mut self, k: usize) {
         assert!(Self::fits(k));
         self.lines.clear();
-        self.lines.resize(2 * SIDE * (k / DEEP), Line([0; DEEP]));
+        self.lines
+            .resize(2 * TILE_ROWS * (k / TILE_K), TileRow([0; TILE_K]));
     }
 
     /// Writes row `lane`: each element times the factor and its weight, where there are weights.
@@ -40,24 +41,24 @@ impl Panel {
         x: &[f32],
         (factor, weight): (f32, Option<&[f32]>),
     ) {
-        let blocks = self.lines.len() / (2 * SIDE);
-        assert!(lane < SIDE && x.len() == blocks * DEEP);
+        let blocks = self.lines.len() / (2 * TILE_ROWS);
+        assert!(lane < TILE_ROWS && x.len() == blocks * TILE_K);
         assert!(weight.is_none_or(|w| w.len() == x.len()));
-        let order = natural();
-        for (block, tiles) in self.lines.chunks_exact_mut(2 * SIDE).enumerate() {
-            let mut parts = [Line([0; DEEP]); 2];
+        let code_order = natural_order();
+        for (block, tiles) in self.lines.chunks_exact_mut(2 * TILE_ROWS).enumerate() {
+            let mut parts = [TileRow([0; TILE_K]); 2];
             let [high, low] = &mut parts;
-            let weight = weight.map(|w| w[block * DEEP..].as_ptr());
-            // SAFETY: `DEEP` elements and weights from here on, as asserted; features are the caller's promise.
+            let weight = weight.map(|w| w[block * TILE_K..].as_ptr());
+            // SAFETY: `TILE_K` elements and weights from here on, as asserted; features are the caller's promise.
             unsafe {
                 split(
-                    x[block * DEEP..].as_ptr(),
+                    x[block * TILE_K..].as_ptr(),
                     (factor, weight),
-                    &order,
+                    &code_order,
                     (high, low),
                 )
             };
-            for (tile, part) in tiles.chunks_exact_mut(SIDE).zip(&parts) {
+            for (tile, part) in tiles.chunks_exact_mut(TILE_ROWS).zip(&parts) {
                 for (line, pair) in tile.iter_mut().zip(part.0.as_chunks::<2>().0) {
                     line.0[2 * lane..2 * lane + 2].copy_from_slice(pair);
                 }
@@ -66,27 +67,32 @@ impl Panel {
     }
 }
 
-impl Registers {
+impl TileRegisters {
     /// For [`products`].
     ///
     /// # Safety
     /// The system must let the process use AMX, as for `Isa::Amx`.
     pub(crate) unsafe fn whole() -> Self {
         // SAFETY: the caller's promise.
-        unsafe { Self::with([SIDE; 8]) }
+        unsafe { Self::with([TILE_ROWS; 8]) }
     }
 }
 
-/// Products of up to [`TOGETHER`] tiles' outputs with a panel: `[tiles, SIDE outputs, SIDE rows of inputs]`. A tile is [`SIDE`]
+/// Products of up to [`TILES_TOGETHER`] tiles' outputs with a panel: `[tiles, TILE_ROWS outputs, TILE_ROWS rows of inputs]`. A tile is [`TILE_ROWS`]
 /// neighboring rows of a matrix, which the processor fetches ahead by itself: asking for more was slower.
 ///
 /// # Panics
 /// If they do not fit each other.
-pub(crate) fn products(tiles: &[&[u16]], panel: &Panel, _: &Registers, out: &mut [Outputs]) {
-    let blocks = panel.lines.len() / (2 * SIDE);
-    let k = blocks * DEEP;
-    assert!((1..=TOGETHER).contains(&tiles.len()) && out.len() == tiles.len() * SIDE);
-    assert!(tiles.iter().all(|tile| tile.len() == SIDE * k));
+pub(crate) fn products(
+    tiles: &[&[u16]],
+    panel: &Bf16Panel,
+    _: &TileRegisters,
+    out: &mut [OutputRow],
+) {
+    let blocks = panel.lines.len() / (2 * TILE_ROWS);
+    let k = blocks * TILE_K;
+    assert!((1..=TILES_TOGETHER).contains(&tiles.len()) && out.len() == tiles.len() * TILE_ROWS);
+    assert!(tiles.iter().all(|tile| tile.len() == TILE_ROWS * k));
     // SAFETY: registers are set up, as theirs says; blocks are those that tiles and panel have, and `out` has places for all
     // tiles.
     unsafe {
@@ -126,9 +132,9 @@ unsafe fn zero() {
 /// The registers must be set up, and all must be there.
 #[inline]
 unsafe fn multiply<const T: usize>(
-    tiles: [*const u16; TOGETHER],
+    tiles: [*const u16; TILES_TOGETHER],
     k: usize,
-    panel: *const Line,
+    panel: *const TileRow,
     blocks: usize,
 ) {
     let [a, b, c, d] = tiles;
@@ -153,7 +159,7 @@ unsafe fn multiply<const T: usize>(
                 x = inout(reg) panel => _,
                 n = inout(reg) blocks => _,
                 row = in(reg) k * size_of::<u16>(),
-                line = in(reg) LINE,
+                line = in(reg) ROW_BYTES,
                 options(nostack, readonly),
             )
         };
@@ -204,14 +210,14 @@ unsafe fn multiply<const T: usize>(
 /// # Safety
 /// The registers must be set up, and there must be room.
 #[inline]
-unsafe fn store(tiles: usize, to: *mut Outputs) {
+unsafe fn store(tiles: usize, to: *mut OutputRow) {
     macro_rules! one {
         ($i:literal, $register:literal) => {
             if tiles > $i {
                 asm!(
                     concat!("tilestored [{to} + {line}*1], ", $register),
-                    to = in(reg) to.add($i * SIDE),
-                    line = in(reg) LINE,
+                    to = in(reg) to.add($i * TILE_ROWS),
+                    line = in(reg) ROW_BYTES,
                     options(nostack),
                 );
             }

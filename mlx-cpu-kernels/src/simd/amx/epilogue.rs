@@ -1,22 +1,23 @@
-//! What becomes of the products of two tiles of a matrix: biases, a gate, what is added, and their way to rows of an output.
+//! The epilogue of a pair of output tiles: biases, gate, residual, and the store to rows of the
+//! output.
 
 use std::arch::x86_64::{
     __m512, _mm512_add_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
 };
 
-use super::{Outputs, SIDE};
-use crate::partition::Columns;
-use crate::simd::avx512::vmath::{first, gated};
+use super::tiles::{OutputRow, TILE_ROWS};
+use crate::partition::OutputBlock;
+use crate::simd::avx512::vmath::{apply_gate, lane_mask};
 use crate::simd::portable::vmath::Gate;
 
 /// What follows a product.
-pub(crate) struct Then<'a> {
+pub(crate) struct Epilogue<'a> {
     /// Of both tiles, as long as their columns are there.
     pub biases: [Option<&'a [f32]>; 2],
     /// The first tile's products go through it, and are multiplied with the second's.
     pub gate: Option<Gate>,
     /// What is added, rows as far apart as those of the output.
-    pub before: Option<&'a [f32]>,
+    pub residual: Option<&'a [f32]>,
 }
 
 /// Brings `sums`, `[2, padded rows]`, to as many columns as there are; with a gate, to those of one tile.
@@ -27,38 +28,42 @@ pub(crate) struct Then<'a> {
 /// # Safety
 /// The processor must have avx512f.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
-pub(crate) unsafe fn put(sums: &[Outputs], then: &Then<'_>, to: &mut Columns<'_>) {
-    let (rows, width) = to.size();
-    let (to, step) = to.places();
+pub(crate) unsafe fn store_outputs(
+    sums: &[OutputRow],
+    epilogue: &Epilogue<'_>,
+    to: &mut OutputBlock<'_>,
+) {
+    let (rows, width) = to.dims();
+    let (to, step) = to.raw_parts();
     let (one, other) = sums.split_at(sums.len() / 2);
     let (one, other) = (&one[..rows], &other[..rows]);
-    let tiles = if then.gate.is_some() { 1 } else { 2 };
-    assert!((1..=tiles * SIDE).contains(&width));
-    assert!((then.before).is_none_or(|before| before.len() >= (rows - 1) * step + width));
-    let lanes = [first(width), first(width.saturating_sub(SIDE))];
-    let tiles = width.div_ceil(SIDE);
-    let bias = then.biases.map(|bias| {
+    let tiles = if epilogue.gate.is_some() { 1 } else { 2 };
+    assert!((1..=tiles * TILE_ROWS).contains(&width));
+    assert!((epilogue.residual).is_none_or(|residual| residual.len() >= (rows - 1) * step + width));
+    let lanes = [lane_mask(width), lane_mask(width.saturating_sub(TILE_ROWS))];
+    let tiles = width.div_ceil(TILE_ROWS);
+    let bias = epilogue.biases.map(|bias| {
         // SAFETY: as many elements as there are lanes.
-        bias.map(|own| unsafe { _mm512_maskz_loadu_ps(first(own.len()), own.as_ptr()) })
+        bias.map(|own| unsafe { _mm512_maskz_loadu_ps(lane_mask(own.len()), own.as_ptr()) })
     });
-    let biased = |sums: &Outputs, bias: Option<__m512>| {
+    let biased = |sums: &OutputRow, bias: Option<__m512>| {
         // SAFETY: there are sixteen.
         let sums = unsafe { _mm512_loadu_ps(sums.0.as_ptr()) };
         bias.map_or(sums, |bias| _mm512_add_ps(sums, bias))
     };
     for (row, sums) in one.iter().zip(other).enumerate() {
         let mut both = [biased(sums.0, bias[0]), biased(sums.1, bias[1])];
-        if let Some(gate) = then.gate {
-            both[0] = gated(gate, both[0], both[1]);
+        if let Some(gate) = epilogue.gate {
+            both[0] = apply_gate(gate, both[0], both[1]);
         }
         for (i, own) in both.into_iter().take(tiles).enumerate() {
-            let at = row * step + i * SIDE;
+            let at = row * step + i * TILE_ROWS;
             // SAFETY: the columns of this row are there, of what is added as well, by the assertions; the lanes are no more.
             unsafe {
-                let own = match then.before {
-                    Some(before) => {
-                        let before = _mm512_maskz_loadu_ps(lanes[i], before.as_ptr().add(at));
-                        _mm512_add_ps(own, before)
+                let own = match epilogue.residual {
+                    Some(residual) => {
+                        let residual = _mm512_maskz_loadu_ps(lanes[i], residual.as_ptr().add(at));
+                        _mm512_add_ps(own, residual)
                     }
                     None => own,
                 };

@@ -1,38 +1,39 @@
-//! Tiles of inputs with packed numbers of a matrix, a chunk of them at a time: group after group, each of whose tiles of numbers
-//! all tiles of the chunk meet (`tall.rs`).
+//! More than eight rows of inputs with a packed matrix, group by group: each group's codes are
+//! decoded once for all input tiles of a chunk. The inner loop is in `large_m_asm.rs`.
 
 use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_storeu_ps};
 
-use super::large_m_asm::{LATER, Piece, tiles};
+use super::activations::InputTiles;
+use super::large_m_asm::{LargeMArgs, LargeMScratch, PIPELINE_DEPTH, run_groups};
 use super::scales::prepare;
-use super::{DEEP, Line, Outputs, Registers, SIDE, Scratch, Sources, Squares, Two};
+use super::tiles::{OutputRow, TILE_K, TILE_ROWS, TilePair, TileRegisters, TileRow, TileSources};
 
 /// See [`super::products`].
 ///
 /// # Safety
 /// As of [`super::products`], with what it asserts.
 pub(crate) unsafe fn run<const BITS: u32>(
-    two: Two<'_>,
-    x: &Squares,
-    _: &Registers,
-    Scratch { hall, factors, .. }: &mut Scratch,
-    out: &mut [Outputs],
+    two: TilePair<'_>,
+    x: &InputTiles,
+    _: &TileRegisters,
+    (scratch, factors): (&mut LargeMScratch, &mut Vec<TileRow>),
+    out: &mut [OutputRow],
 ) {
-    let from = Sources::of(two);
+    let from = TileSources::of(two);
     let (groups, _) = x.packing();
     let plane = x.padded();
-    assert!(x.tall() == SIDE && out.len() == 2 * plane);
+    assert!(x.tall() == TILE_ROWS && out.len() == 2 * plane);
     // Blocks of inputs of a group.
     let deep = x.blocks() / groups;
     // A group's lines stand before the first.
-    factors.resize(4 * (groups + 1), Line([0; DEEP]));
-    out.fill(Outputs::default());
+    factors.resize(4 * (groups + 1), TileRow([0; TILE_K]));
+    out.fill(OutputRow::default());
     // SAFETY: as many groups of all; features are the caller's promise.
     unsafe {
         prepare::<BITS>(&from, groups, factors.as_mut_ptr().add(4));
         for (first, count) in x.chunks() {
-            let out = &mut out[first * SIDE..];
-            let piece = Piece {
+            let out = &mut out[first * TILE_ROWS..];
+            let piece = LargeMArgs {
                 words: from.words,
                 ahead: from.ahead[0] * size_of::<u32>(),
                 inputs: x.tile(first, 0).as_ptr(),
@@ -42,15 +43,15 @@ pub(crate) unsafe fn run<const BITS: u32>(
                 plane,
                 sizes: (groups, deep, count),
             };
-            tiles::<BITS>(hall, piece);
+            run_groups::<BITS>(scratch, piece);
             // What the assembly leaves: the sums of the last products.
             let all = groups * count;
-            for n in all.saturating_sub(LATER)..all {
+            for n in all.saturating_sub(PIPELINE_DEPTH)..all {
                 let (group, tile) = (n / count, n % count);
-                let found = hall.found[(n + 1) % 2].as_ptr();
+                let found = scratch.found[(n + 1) % 2].as_ptr();
                 let factors = factors.as_ptr().add(4 * (group + 1));
-                let to = out.as_mut_ptr().add(tile * SIDE);
-                let sums = &x.sums(first + tile, group)[..SIDE];
+                let to = out.as_mut_ptr().add(tile * TILE_ROWS);
+                let sums = &x.sums(first + tile, group)[..TILE_ROWS];
                 add(found, factors, sums, (to, plane));
             }
         }
@@ -64,10 +65,10 @@ pub(crate) unsafe fn run<const BITS: u32>(
 /// The processor must have avx512f; all must be there.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 unsafe fn add(
-    found: *const Line,
-    factors: *const Line,
+    found: *const TileRow,
+    factors: *const TileRow,
     inputs: &[f32],
-    (to, plane): (*mut Outputs, usize),
+    (to, plane): (*mut OutputRow, usize),
 ) {
     for (row, inputs) in inputs.iter().enumerate() {
         let inputs = _mm512_set1_ps(*inputs);
@@ -75,7 +76,7 @@ unsafe fn add(
             // SAFETY: the caller's promise.
             unsafe {
                 let factor = |at: usize| _mm512_loadu_ps(factors.add(at).cast());
-                let found = _mm512_loadu_ps(found.add(i * SIDE + row).cast());
+                let found = _mm512_loadu_ps(found.add(i * TILE_ROWS + row).cast());
                 let to = to.add(i * plane + row).cast();
                 let sum = _mm512_fmadd_ps(factor(2 + i), inputs, _mm512_loadu_ps(to));
                 _mm512_storeu_ps(to, _mm512_fmadd_ps(factor(i), found, sum));

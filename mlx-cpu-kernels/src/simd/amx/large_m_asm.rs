@@ -1,34 +1,35 @@
-//! What is done for each group of inputs of a chunk of tiles of sixteen rows, as one piece of assembly: while a tile is multiplied, the
-//! sums of the one before leave their registers, and those of the one before that meet their scales and are added to totals in
-//! memory. The numbers of the next group come into tiles between two groups. Why it is one piece: see `steps.rs`.
+//! The inner loop for tiles of sixteen rows, as one piece of assembly. It is software-pipelined:
+//! while a tile is multiplied, the sums of the tile before are stored, and those of the tile before
+//! that are scaled and added to totals in memory. The next group's codes are decoded between two
+//! groups. `small_m_asm.rs` says why it is one piece.
 
 use std::mem::offset_of;
 
-use super::small_m_asm::{DEEPEST, SLOT};
-use super::{CHUNK, DEEP, LINE, Line, Outputs, SIDE};
+use super::small_m_asm::{GROUP_ROWS, MAX_BLOCKS_PER_GROUP};
+use super::tiles::{OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TILES_PER_CHUNK, TileRow};
 
 /// From a tile that is multiplied to the one whose sums are added.
-pub(crate) const LATER: usize = 2;
+pub(crate) const PIPELINE_DEPTH: usize = 2;
 
 /// What the assembly reads and writes, besides inputs, the matrix and totals.
 #[repr(C, align(4096))]
-pub(crate) struct Hall {
+pub(crate) struct LargeMScratch {
     /// Tiles of sums: of two products, two each.
-    pub found: [[Line; 2 * SIDE]; 2],
+    pub found: [[TileRow; 2 * TILE_ROWS]; 2],
     /// In the place of totals before there are any, of both tiles.
-    nothing: [Outputs; 2 * LATER * SIDE],
-    at: Course,
+    nothing: [OutputRow; 2 * PIPELINE_DEPTH * TILE_ROWS],
+    at: LoopState,
     /// Numbers of two groups: for each block two tiles.
-    matrix: [[Line; SLOT]; 2],
+    matrix: [[TileRow; GROUP_ROWS]; 2],
 }
 
-impl Default for Hall {
+impl Default for LargeMScratch {
     fn default() -> Self {
         Self {
-            found: [[Line([0; DEEP]); 2 * SIDE]; 2],
-            nothing: [Outputs::default(); 2 * LATER * SIDE],
-            at: Course::default(),
-            matrix: [[Line([0; DEEP]); SLOT]; 2],
+            found: [[TileRow([0; TILE_K]); 2 * TILE_ROWS]; 2],
+            nothing: [OutputRow::default(); 2 * PIPELINE_DEPTH * TILE_ROWS],
+            at: LoopState::default(),
+            matrix: [[TileRow([0; TILE_K]); GROUP_ROWS]; 2],
         }
     }
 }
@@ -36,7 +37,7 @@ impl Default for Hall {
 /// Where the assembly is, and how it goes on.
 #[derive(Default)]
 #[repr(C)]
-struct Course {
+struct LoopState {
     /// The numbers of this group, and of the next one.
     now: usize,
     next: usize,
@@ -64,19 +65,19 @@ struct Course {
 }
 
 /// What is multiplied.
-pub(crate) struct Piece<'a> {
+pub(crate) struct LargeMArgs<'a> {
     /// Words of both tiles' two bands.
     pub words: [[*const u32; 2]; 2],
     /// Bytes on to what is fetched ahead.
     pub ahead: usize,
     /// Tiles of inputs, `[blocks, tiles]`.
-    pub inputs: *const Line,
-    /// Their sums, `[groups, tiles, SIDE]`, with [`LATER`] tiles' room before.
+    pub inputs: *const TileRow,
+    /// Their sums, `[groups, tiles, TILE_ROWS]`, with [`PIPELINE_DEPTH`] tiles' room before.
     pub sums: *const f32,
     /// Four lines of anything, then those of each group.
-    pub factors: *const Line,
-    /// `[tiles, SIDE]`, and behind as many rows as `plane` says the same for the other tile.
-    pub totals: &'a mut [Outputs],
+    pub factors: *const TileRow,
+    /// `[tiles, TILE_ROWS]`, and behind as many rows as `plane` says the same for the other tile.
+    pub totals: &'a mut [OutputRow],
     pub plane: usize,
     /// Groups, blocks of inputs of each, and tiles.
     pub sizes: (usize, usize, usize),
@@ -143,14 +144,14 @@ macro_rules! add_row {
             "\n",
             "vfmadd231ps ",
             $one,
-            ", zmm28, [{hall} + ",
+            ", zmm28, [{scratch} + ",
             $found,
             " + ",
             $row,
             "]\n",
             "vfmadd231ps ",
             $other,
-            ", zmm29, [{hall} + ",
+            ", zmm29, [{scratch} + ",
             $found,
             " + 1024 + ",
             $row,
@@ -236,7 +237,7 @@ macro_rules! matrix {
 macro_rules! tile {
     ($matrix:tt, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal, $odd:literal) => {
         concat!(
-            "mov {to}, [{hall} + {factors}]\n",
+            "mov {to}, [{scratch} + {factors}]\n",
             "vmovaps zmm28, [{to}]\n",
             "vmovaps zmm29, [{to} + 64]\n",
             "vmovaps zmm30, [{to} + 128]\n",
@@ -248,7 +249,7 @@ macro_rules! tile {
             $other,
             "\n",
             blocks_before!($matrix, $one, $other),
-            "mov {n}, [{hall} + {plane}]\n",
+            "mov {n}, [{scratch} + {plane}]\n",
             matrix!($matrix, "tmm6", "{to} + {line}*1"),
             load!("tmm4", "{inputs} + {line}*1"),
             add_rows!($before, 0),
@@ -263,32 +264,32 @@ macro_rules! tile {
             add_rows!($before, 8),
             product!($other, "tmm5", "tmm7"),
             add_rows!($before, 10),
-            "tilestored [{hall} + {line}*1 + ",
+            "tilestored [{scratch} + {line}*1 + ",
             $found,
             "], ",
             $out,
             "\n",
             add_rows!($before, 12),
-            "tilestored [{hall} + {line}*1 + ",
+            "tilestored [{scratch} + {line}*1 + ",
             $found,
             " + 1024], ",
             $too,
             "\n",
             add_rows!($before, 14),
-            "add {inputs}, [{hall} + {beside}]\n",
+            "add {inputs}, [{scratch} + {beside}]\n",
             "add {sums}, 64\n",
             "add {totals}, 1024\n",
-            "cmp {totals}, [{hall} + {end}]\n",
+            "cmp {totals}, [{scratch} + {end}]\n",
             "jne 7f\n",
             // Once around: the next group's.
-            "mov {totals}, [{hall} + {first}]\n",
-            "mov {n}, [{hall} + {last}]\n",
-            "mov [{hall} + {end}], {n}\n",
-            "mov {n}, [{hall} + {whole}]\n",
-            "mov [{hall} + {plane}], {n}\n",
-            "add qword ptr [{hall} + {factors}], 256\n",
+            "mov {totals}, [{scratch} + {first}]\n",
+            "mov {n}, [{scratch} + {last}]\n",
+            "mov [{scratch} + {end}], {n}\n",
+            "mov {n}, [{scratch} + {whole}]\n",
+            "mov [{scratch} + {plane}], {n}\n",
+            "add qword ptr [{scratch} + {factors}], 256\n",
             "7:\n",
-            "mov qword ptr [{hall} + {odd}], ",
+            "mov qword ptr [{scratch} + {odd}], ",
             $odd,
             "\n",
             "dec {count}\n",
@@ -300,13 +301,13 @@ macro_rules! tile {
 macro_rules! blocks_before {
     (comes, $one:literal, $other:literal) => {
         concat!(
-            "mov {to}, [{hall} + {now}]\n",
-            "mov {n}, [{hall} + {deep}]\n",
+            "mov {to}, [{scratch} + {now}]\n",
+            "mov {n}, [{scratch} + {deep}]\n",
             "dec {n}\n",
             "9:\n",
             multiply_both!($one, $other),
             "add {to}, 2048\n",
-            "add {inputs}, [{hall} + {across}]\n",
+            "add {inputs}, [{scratch} + {across}]\n",
             "dec {n}\n",
             "jnz 9b\n",
         )
@@ -316,65 +317,74 @@ macro_rules! blocks_before {
     };
 }
 
-/// All groups. The sums of the last [`LATER`] products, of a tile and a group each, are not added: those of product number `n` are in
-/// `hall.found[(n + 1) % 2]`.
+/// All groups. The sums of the last [`PIPELINE_DEPTH`] products, of a tile and a group each, are not added: those of product number `n` are in
+/// `scratch.found[(n + 1) % 2]`.
 ///
 /// # Safety
 /// The tile registers must be set up, and the processor must have avx512f and avx512bw; all must be there as said, for at least
 /// one group and tile; what is fetched ahead need not be there.
-pub(crate) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
+pub(crate) unsafe fn run_groups<const BITS: u32>(
+    scratch: &mut LargeMScratch,
+    piece: LargeMArgs<'_>,
+) {
     const { assert!(BITS == 4 || BITS == 8) };
     let (groups, deep, tiles) = piece.sizes;
-    assert!(groups > 0 && (1..=DEEPEST).contains(&deep) && (1..=CHUNK).contains(&tiles));
-    assert!(piece.plane >= tiles * SIDE && piece.totals.len() >= piece.plane + tiles * SIDE);
-    let across = tiles * 2 * SIDE * LINE;
+    assert!(
+        groups > 0
+            && (1..=MAX_BLOCKS_PER_GROUP).contains(&deep)
+            && (1..=TILES_PER_CHUNK).contains(&tiles)
+    );
+    assert!(
+        piece.plane >= tiles * TILE_ROWS && piece.totals.len() >= piece.plane + tiles * TILE_ROWS
+    );
+    let across = tiles * 2 * TILE_ROWS * ROW_BYTES;
     let first = piece.totals.as_mut_ptr();
-    let nothing = hall.nothing.as_mut_ptr();
-    hall.at = Course {
-        now: hall.matrix[0].as_mut_ptr().expose_provenance(),
-        next: hall.matrix[1].as_mut_ptr().expose_provenance(),
+    let nothing = scratch.nothing.as_mut_ptr();
+    scratch.at = LoopState {
+        now: scratch.matrix[0].as_mut_ptr().expose_provenance(),
+        next: scratch.matrix[1].as_mut_ptr().expose_provenance(),
         deep,
         tiles,
         groups,
         across,
-        beside: (2 * SIDE * LINE).cast_signed() - ((deep - 1) * across).cast_signed(),
+        beside: (2 * TILE_ROWS * ROW_BYTES).cast_signed() - ((deep - 1) * across).cast_signed(),
         rest: (deep - 1) * across,
-        end: nothing.expose_provenance() + LATER * SIDE * LINE,
+        end: nothing.expose_provenance() + PIPELINE_DEPTH * TILE_ROWS * ROW_BYTES,
         first: first.expose_provenance(),
-        last: first.expose_provenance() + tiles * SIDE * LINE,
-        plane: LATER * SIDE * LINE,
-        whole: piece.plane * LINE,
+        last: first.expose_provenance() + tiles * TILE_ROWS * ROW_BYTES,
+        plane: PIPELINE_DEPTH * TILE_ROWS * ROW_BYTES,
+        whole: piece.plane * ROW_BYTES,
         factors: piece.factors.expose_provenance(),
         odd: 0,
     };
     macro_rules! all {
         ($bits:tt) => {
-            with_numbers!(
+            asm_with_codes!(
                 [
-                "mov {n}, [{hall} + {deep}]",
-                "mov {to}, [{hall} + {now}]",
+                "mov {n}, [{scratch} + {deep}]",
+                "mov {to}, [{scratch} + {now}]",
                 "3:",
                 unpack!($bits),
                 "dec {n}",
                 "jnz 3b",
                 "2:",
-                "cmp qword ptr [{hall} + {groups}], 1",
+                "cmp qword ptr [{scratch} + {groups}], 1",
                 "je 8f",
-                "mov {n}, [{hall} + {deep}]",
-                "mov {to}, [{hall} + {next}]",
+                "mov {n}, [{scratch} + {deep}]",
+                "mov {to}, [{scratch} + {next}]",
                 "3:",
                 unpack!($bits),
                 "dec {n}",
                 "jnz 3b",
                 "8:",
-                "mov {count}, [{hall} + {tiles}]",
-                "cmp qword ptr [{hall} + {deep}], 1",
+                "mov {count}, [{scratch} + {tiles}]",
+                "cmp qword ptr [{scratch} + {deep}], 1",
                 "jne 3f",
                 // One block: its tiles stay where they are.
-                "mov {to}, [{hall} + {now}]",
+                "mov {to}, [{scratch} + {now}]",
                 load!("tmm6", "{to} + {line}*1"),
                 load!("tmm7", "{to} + {line}*1 + 1024"),
-                "cmp qword ptr [{hall} + {odd}], 0",
+                "cmp qword ptr [{scratch} + {odd}], 0",
                 "jne 5f",
                 "4:",
                 tile!(stays, ["tmm0", "tmm1"], ["tmm2", "tmm3"], "0", "2048", "1"),
@@ -384,7 +394,7 @@ pub(crate) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
                 "jnz 4b",
                 "jmp 6f",
                 "3:",
-                "cmp qword ptr [{hall} + {odd}], 0",
+                "cmp qword ptr [{scratch} + {odd}], 0",
                 "jne 5f",
                 "4:",
                 tile!(comes, ["tmm0", "tmm1"], ["tmm2", "tmm3"], "0", "2048", "1"),
@@ -393,24 +403,24 @@ pub(crate) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
                 tile!(comes, ["tmm2", "tmm3"], ["tmm0", "tmm1"], "2048", "0", "0"),
                 "jnz 4b",
                 "6:",
-                "add {inputs}, [{hall} + {rest}]",
-                "mov {n}, [{hall} + {now}]",
-                "mov {to}, [{hall} + {next}]",
-                "mov [{hall} + {now}], {to}",
-                "mov [{hall} + {next}], {n}",
-                "dec qword ptr [{hall} + {groups}]",
+                "add {inputs}, [{scratch} + {rest}]",
+                "mov {n}, [{scratch} + {now}]",
+                "mov {to}, [{scratch} + {next}]",
+                "mov [{scratch} + {now}], {to}",
+                "mov [{scratch} + {next}], {n}",
+                "dec qword ptr [{scratch} + {groups}]",
                 "jnz 2b",
-                "cmp qword ptr [{hall} + {odd}], 0",
+                "cmp qword ptr [{scratch} + {odd}], 0",
                 "je 8f",
-                "tilestored [{hall} + {line}*1 + 2048], tmm0",
-                "tilestored [{hall} + {line}*1 + 3072], tmm1",
+                "tilestored [{scratch} + {line}*1 + 2048], tmm0",
+                "tilestored [{scratch} + {line}*1 + 3072], tmm1",
                 "jmp 9f",
                 "8:",
-                "tilestored [{hall} + {line}*1], tmm2",
-                "tilestored [{hall} + {line}*1 + 1024], tmm3",
+                "tilestored [{scratch} + {line}*1], tmm2",
+                "tilestored [{scratch} + {line}*1 + 1024], tmm3",
                 "9:",
                 ],
-                hall = in(reg) std::ptr::from_mut(hall),
+                scratch = in(reg) std::ptr::from_mut(scratch),
                 a = inout(reg) piece.words[0][0] => _,
                 b = inout(reg) piece.words[0][1] => _,
                 c = inout(reg) piece.words[1][0] => _,
@@ -419,29 +429,29 @@ pub(crate) unsafe fn tiles<const BITS: u32>(hall: &mut Hall, piece: Piece<'_>) {
                 inputs = inout(reg) piece.inputs => _,
                 sums = inout(reg) piece.sums => _,
                 totals = inout(reg) nothing => _,
-                line = in(reg) LINE,
+                line = in(reg) ROW_BYTES,
                 n = out(reg) _,
                 to = out(reg) _,
                 count = out(reg) _,
-                now = const offset_of!(Hall, at.now),
-                next = const offset_of!(Hall, at.next),
-                deep = const offset_of!(Hall, at.deep),
-                tiles = const offset_of!(Hall, at.tiles),
-                groups = const offset_of!(Hall, at.groups),
-                across = const offset_of!(Hall, at.across),
-                beside = const offset_of!(Hall, at.beside),
-                rest = const offset_of!(Hall, at.rest),
-                end = const offset_of!(Hall, at.end),
-                first = const offset_of!(Hall, at.first),
-                last = const offset_of!(Hall, at.last),
-                plane = const offset_of!(Hall, at.plane),
-                whole = const offset_of!(Hall, at.whole),
-                factors = const offset_of!(Hall, at.factors),
-                odd = const offset_of!(Hall, at.odd),
+                now = const offset_of!(LargeMScratch, at.now),
+                next = const offset_of!(LargeMScratch, at.next),
+                deep = const offset_of!(LargeMScratch, at.deep),
+                tiles = const offset_of!(LargeMScratch, at.tiles),
+                groups = const offset_of!(LargeMScratch, at.groups),
+                across = const offset_of!(LargeMScratch, at.across),
+                beside = const offset_of!(LargeMScratch, at.beside),
+                rest = const offset_of!(LargeMScratch, at.rest),
+                end = const offset_of!(LargeMScratch, at.end),
+                first = const offset_of!(LargeMScratch, at.first),
+                last = const offset_of!(LargeMScratch, at.last),
+                plane = const offset_of!(LargeMScratch, at.plane),
+                whole = const offset_of!(LargeMScratch, at.whole),
+                factors = const offset_of!(LargeMScratch, at.factors),
+                odd = const offset_of!(LargeMScratch, at.odd),
             )
         };
     }
-    // SAFETY: the caller's promises; `Hall` has room for the greatest group, and for what is added before there is anything.
+    // SAFETY: the caller's promises; `LargeMScratch` has room for the greatest group, and for what is added before there is anything.
     unsafe {
         match BITS {
             4 => all!(4),

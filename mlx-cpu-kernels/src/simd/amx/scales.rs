@@ -1,4 +1,4 @@
-//! The scales and biases of a place's outputs, made ready before its groups are multiplied.
+//! Scales and biases of a pair of output tiles, converted before its groups are multiplied.
 
 use std::arch::x86_64::{
     __m512, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_castsi128_si256,
@@ -7,24 +7,28 @@ use std::arch::x86_64::{
     _mm512_storeu_ps,
 };
 
-use super::encoding::form;
-use super::{LINE, Line, Sources};
-use crate::layout::packed::{BAND, Factors};
+use super::encoding::code_offset_and_scale;
+use super::tiles::{ROW_BYTES, TileRow, TileSources};
+use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS};
 
 /// The scales and biases of both tiles' outputs, a line each, group after group. Biases make up for numbers that are greater than
-/// they should be, and scales for numbers in another measure ([`form`]).
+/// they should be, and scales for numbers in another measure ([`code_offset_and_scale`]).
 ///
 /// # Safety
 /// The processor must have avx512f and f16c; there must be as many groups, and four lines for each.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
-pub(crate) unsafe fn prepare<const BITS: u32>(from: &Sources<'_>, groups: usize, to: *mut Line) {
+pub(crate) unsafe fn prepare<const BITS: u32>(
+    from: &TileSources<'_>,
+    groups: usize,
+    to: *mut TileRow,
+) {
     for i in 0..2 {
         let second = from.second[i];
         // SAFETY: the caller's promise.
         unsafe {
             let to = to.add(i);
             match (from.scales[i], from.biases[i]) {
-                (Factors::Half(scales), Factors::Half(biases)) => {
+                (GroupParams::F16(scales), GroupParams::F16(biases)) => {
                     let all = [scales.as_ptr(), biases.as_ptr()];
                     let sixteen = |at: *const u16| {
                         let low = _mm_loadu_si128(at.cast());
@@ -34,7 +38,7 @@ pub(crate) unsafe fn prepare<const BITS: u32>(from: &Sources<'_>, groups: usize,
                     };
                     convert::<BITS, _>(all, second, groups, to, sixteen);
                 }
-                (Factors::Single(scales), Factors::Single(biases)) => {
+                (GroupParams::F32(scales), GroupParams::F32(biases)) => {
                     let all = [scales.as_ptr(), biases.as_ptr()];
                     let sixteen = |at: *const f32| {
                         let low = _mm512_castpd256_pd512(_mm256_loadu_pd(at.cast()));
@@ -43,7 +47,7 @@ pub(crate) unsafe fn prepare<const BITS: u32>(from: &Sources<'_>, groups: usize,
                     };
                     convert::<BITS, _>(all, second, groups, to, sixteen);
                 }
-                _ => unreachable!("`Bands::of` takes both as the same"),
+                _ => unreachable!("`PackedMatrix::of` takes both as the same"),
             }
         }
     }
@@ -60,16 +64,16 @@ unsafe fn convert<const BITS: u32, T>(
     all: [*const T; 2],
     second: usize,
     groups: usize,
-    to: *mut Line,
+    to: *mut TileRow,
     sixteen: impl Fn(*const T) -> __m512,
 ) {
-    let (more, measure) = form(BITS);
+    let (more, measure) = code_offset_and_scale(BITS);
     let (more, measure) = (_mm512_set1_ps(more / measure), _mm512_set1_ps(measure));
     // Two tiles of two bands are ahead, as of words.
-    let ahead = 4 * groups * BAND;
+    let ahead = 4 * groups * INTERLEAVED_ROWS;
     for group in 0..groups {
-        let own = all.map(|all| all.wrapping_add(group * BAND));
-        if group % (LINE / (BAND * size_of::<T>())) == 0 {
+        let own = all.map(|all| all.wrapping_add(group * INTERLEAVED_ROWS));
+        if group % (ROW_BYTES / (INTERLEAVED_ROWS * size_of::<T>())) == 0 {
             for at in own {
                 let next = at.wrapping_add(ahead);
                 _mm_prefetch::<_MM_HINT_T0>(next.cast());

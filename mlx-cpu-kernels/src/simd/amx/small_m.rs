@@ -1,10 +1,15 @@
-//! At most eight rows of inputs with packed numbers, whose two parts stand in one tile: all groups of a row after another
-//! (`steps.rs`), across the outputs that a thread has. The last sums of a place are complete while the first groups of the next one
-//! are unpacked.
+//! At most eight rows of inputs with a packed matrix. Both bfloat16 parts of the inputs stand in
+//! one tile. The pipeline of `small_m_asm.rs` runs on across the output tiles of a thread: the last
+//! sums of one are complete while the first groups of the next are decoded.
 
+use super::activations::InputTiles;
 use super::scales::prepare;
-use super::small_m_asm::{Bench, DEEPEST, LATER, Places, ROWS, steps};
-use super::{DEEP, LINE, Line, Outputs, Registers, SIDE, Sources, Squares, Two};
+use super::small_m_asm::{
+    LoopState, MAX_BLOCKS_PER_GROUP, PIPELINE_DEPTH, SMALL_ROWS, SmallMScratch, run_groups,
+};
+use super::tiles::{
+    OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TilePair, TileRegisters, TileRow, TileSources,
+};
 
 /// Outputs `places`, each two tiles' of `source`, which then go to `done`; see [`super::products`].
 ///
@@ -12,58 +17,58 @@ use super::{DEEP, LINE, Line, Outputs, Registers, SIDE, Sources, Squares, Two};
 /// As of [`super::products`]; what `source` gives must fit `x`, which is stacked.
 pub(crate) unsafe fn run<'a, const BITS: u32>(
     places: &mut dyn Iterator<Item = usize>,
-    source: &dyn Fn(usize) -> Two<'a>,
-    x: &Squares,
-    _: &Registers,
-    (bench, factors): (&mut Bench, &mut Vec<Line>),
-    done: &mut dyn FnMut(usize, &[Outputs]),
+    source: &dyn Fn(usize) -> TilePair<'a>,
+    x: &InputTiles,
+    _: &TileRegisters,
+    (scratch, factors): (&mut SmallMScratch, &mut Vec<TileRow>),
+    done: &mut dyn FnMut(usize, &[OutputRow]),
 ) {
     let (groups, _) = x.packing();
     let deep = x.blocks() / groups;
-    assert!(deep <= DEEPEST && groups >= LATER && x.padded() == ROWS);
+    assert!(deep <= MAX_BLOCKS_PER_GROUP && groups >= PIPELINE_DEPTH && x.padded() == SMALL_ROWS);
     // Of the outputs that are unpacked, and of those before, whose last sums are added meanwhile.
-    factors.resize(2 * 4 * groups, Line([0; DEEP]));
+    factors.resize(2 * 4 * groups, TileRow([0; TILE_K]));
     let factors = factors.as_mut_ptr();
     let inputs = x.tiles();
     let sums = x.sums(0, 0).as_ptr();
-    bench.at.odd = 0;
+    scratch.at.odd = 0;
     let mut before = None;
     for (turn, place) in places.enumerate() {
-        let from = Sources::of(source(place));
+        let from = TileSources::of(source(place));
         // SAFETY: lines of four factors for each group of two places; blocks and sums of as many groups. What the first ones
         // complete is not looked at.
         unsafe {
             let own = factors.add(turn % 2 * 4 * groups);
             let last = factors.add((turn + 1) % 2 * 4 * groups);
             prepare::<BITS>(&from, groups, own);
-            bench.at = Places {
+            scratch.at = LoopState {
                 words: from.words,
                 ahead: from.ahead[0] * size_of::<u32>(),
-                inputs: inputs.add((groups - 1) * deep * SIDE),
-                all_inputs: [inputs, inputs.add(groups * deep * SIDE)],
-                sums: sums.add((groups - LATER) * ROWS),
-                factors: last.add(4 * (groups - LATER)),
+                inputs: inputs.add((groups - 1) * deep * TILE_ROWS),
+                all_inputs: [inputs, inputs.add(groups * deep * TILE_ROWS)],
+                sums: sums.add((groups - PIPELINE_DEPTH) * SMALL_ROWS),
+                factors: last.add(4 * (groups - PIPELINE_DEPTH)),
                 first_sums: sums,
                 first_factors: own,
-                left: groups - LATER,
+                left: groups - PIPELINE_DEPTH,
                 deep,
-                rest: (deep - 1) * 2 * SIDE * LINE,
-                odd: bench.at.odd,
+                rest: (deep - 1) * 2 * TILE_ROWS * ROW_BYTES,
+                odd: scratch.at.odd,
             };
-            steps::<BITS>(bench, groups);
+            run_groups::<BITS>(scratch, groups);
         }
-        bench.at.odd = (bench.at.odd + groups) % 2;
+        scratch.at.odd = (scratch.at.odd + groups) % 2;
         if let Some(before) = before.replace(place) {
-            done(before, &bench.totals);
+            done(before, &scratch.totals);
         }
     }
     if let Some(before) = before {
         // SAFETY: the same again: the first groups of the last place are unpacked once more, and its last ones completed.
         unsafe {
-            bench.at.factors = bench.at.first_factors.add(4 * (groups - LATER));
-            bench.at.left = 0;
-            steps::<BITS>(bench, LATER);
+            scratch.at.factors = scratch.at.first_factors.add(4 * (groups - PIPELINE_DEPTH));
+            scratch.at.left = 0;
+            run_groups::<BITS>(scratch, PIPELINE_DEPTH);
         }
-        done(before, &bench.totals);
+        done(before, &scratch.totals);
     }
 }

@@ -1,49 +1,49 @@
-//! What is done for each group of inputs of at most eight rows, as one piece of assembly that goes on to the next groups: while
-//! numbers of one come into tiles, those of the group before are multiplied, sums of the one before that leave their registers,
-//! and those of a third meet their scales. Each of these would wait for the one before it. It is one piece because the compiler
-//! puts totals into memory between several, which takes half as long again.
+//! The inner loop for at most eight rows, as one piece of assembly. It is software-pipelined over
+//! groups: one group is decoded, the one before is multiplied, the sums of the one before that are
+//! stored, and those of a third are scaled. It is one piece because compilers spill the totals
+//! between several, which takes half as long again.
 
 use std::mem::offset_of;
 use std::ptr;
 
-use super::{DEEP, LINE, Line, Outputs, SIDE};
+use super::tiles::{OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TileRow};
 
 /// Rows of inputs in a tile, with those that fill it.
-pub(crate) const ROWS: usize = SIDE / 2;
+pub(crate) const SMALL_ROWS: usize = TILE_ROWS / 2;
 
 /// The blocks of inputs of the greatest group.
-pub(crate) const DEEPEST: usize = 4;
+pub(crate) const MAX_BLOCKS_PER_GROUP: usize = 4;
 
 /// Lines for the numbers of a group. One tile more than the greatest one takes: two of them would meet in the same sets of the first
 /// cache.
-pub(crate) const SLOT: usize = (2 * DEEPEST + 1) * SIDE;
+pub(crate) const GROUP_ROWS: usize = (2 * MAX_BLOCKS_PER_GROUP + 1) * TILE_ROWS;
 
 /// From a group that is unpacked to the one whose sums are added.
-pub(crate) const LATER: usize = 3;
+pub(crate) const PIPELINE_DEPTH: usize = 3;
 
 /// What the assembly reads and writes, besides inputs and the matrix.
 #[repr(C, align(4096))]
-pub(crate) struct Bench {
+pub(crate) struct SmallMScratch {
     /// Tiles of sums: of two groups, two each.
-    found: [[Line; 2 * SIDE]; 2],
+    found: [[TileRow; 2 * TILE_ROWS]; 2],
     /// Both tiles' outputs, complete.
-    pub totals: [Outputs; 2 * ROWS],
+    pub totals: [OutputRow; 2 * SMALL_ROWS],
     /// Those that are not yet.
-    kept: [Outputs; 2 * ROWS],
+    kept: [OutputRow; 2 * SMALL_ROWS],
     /// Where it begins, and where it goes on.
-    pub at: Places,
+    pub at: LoopState,
     /// Numbers of two groups: for each block two tiles.
-    matrix: [[Line; SLOT]; 2],
+    matrix: [[TileRow; GROUP_ROWS]; 2],
 }
 
-impl Default for Bench {
+impl Default for SmallMScratch {
     fn default() -> Self {
         Self {
-            found: [[Line([0; DEEP]); 2 * SIDE]; 2],
-            totals: [Outputs::default(); 2 * ROWS],
-            kept: [Outputs::default(); 2 * ROWS],
-            at: Places::default(),
-            matrix: [[Line([0; DEEP]); SLOT]; 2],
+            found: [[TileRow([0; TILE_K]); 2 * TILE_ROWS]; 2],
+            totals: [OutputRow::default(); 2 * SMALL_ROWS],
+            kept: [OutputRow::default(); 2 * SMALL_ROWS],
+            at: LoopState::default(),
+            matrix: [[TileRow([0; TILE_K]); GROUP_ROWS]; 2],
         }
     }
 }
@@ -51,21 +51,21 @@ impl Default for Bench {
 /// Where the assembly begins, and where it goes on.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Places {
+pub(crate) struct LoopState {
     /// Of both tiles' two bands.
     pub words: [[*const u32; 2]; 2],
     /// Bytes on to what is fetched ahead.
     pub ahead: usize,
     /// The inputs of the group before the first that is unpacked.
-    pub inputs: *const Line,
+    pub inputs: *const TileRow,
     /// Where inputs begin, and end.
-    pub all_inputs: [*const Line; 2],
-    /// The sums of the inputs of the group [`LATER`] before, and its factors.
+    pub all_inputs: [*const TileRow; 2],
+    /// The sums of the inputs of the group [`PIPELINE_DEPTH`] before, and its factors.
     pub sums: *const f32,
-    pub factors: *const Line,
+    pub factors: *const TileRow,
     /// Those of the first group.
     pub first_sums: *const f32,
-    pub first_factors: *const Line,
+    pub first_factors: *const TileRow,
     /// How many groups are left when totals are complete.
     pub left: usize,
     /// Blocks of inputs of a group, and bytes of tiles before those of the last one.
@@ -75,7 +75,7 @@ pub(crate) struct Places {
     pub odd: usize,
 }
 
-impl Default for Places {
+impl Default for LoopState {
     fn default() -> Self {
         Self {
             words: [[ptr::null(); 2]; 2],
@@ -123,14 +123,14 @@ macro_rules! add {
 macro_rules! both_parts {
     ($found:literal, $row:literal, $high:literal, $low:literal) => {
         concat!(
-            "vmovaps zmm17, [{bench} + ",
+            "vmovaps zmm17, [{scratch} + ",
             $found,
             " + ",
             $row,
             " + ",
             $high,
             "]\n",
-            "vaddps zmm17, zmm17, [{bench} + ",
+            "vaddps zmm17, zmm17, [{scratch} + ",
             $found,
             " + ",
             $row,
@@ -163,7 +163,7 @@ macro_rules! product {
 macro_rules! found {
     ($found:literal, $at:literal, $sums:literal) => {
         concat!(
-            "tilestored [{bench} + {line}*1 + ",
+            "tilestored [{scratch} + {line}*1 + ",
             $found,
             " + ",
             $at,
@@ -184,10 +184,10 @@ macro_rules! step {
             "tilezero ",
             $other,
             "\n",
-            "cmp qword ptr [{bench} + {deep}], 1\n",
+            "cmp qword ptr [{scratch} + {deep}], 1\n",
             "je 8f\n",
-            "mov {n}, [{bench} + {deep}]\n",
-            "lea {to}, [{bench} + ",
+            "mov {n}, [{scratch} + {deep}]\n",
+            "lea {to}, [{scratch} + ",
             $to,
             "]\n",
             "dec {n}\n",
@@ -195,8 +195,8 @@ macro_rules! step {
             unpack!($bits),
             "dec {n}\n",
             "jnz 3b\n",
-            "mov {to}, [{bench} + {deep}]\n",
-            "lea {n}, [{bench} + ",
+            "mov {to}, [{scratch} + {deep}]\n",
+            "lea {n}, [{scratch} + ",
             $from,
             "]\n",
             "dec {to}\n",
@@ -209,11 +209,11 @@ macro_rules! step {
             "dec {to}\n",
             "jnz 4b\n",
             "8:\n",
-            "mov {n}, [{bench} + {rest}]\n",
-            "lea {to}, [{bench} + {n} + ",
+            "mov {n}, [{scratch} + {rest}]\n",
+            "lea {to}, [{scratch} + {n} + ",
             $to,
             "]\n",
-            "lea {n}, [{bench} + {n} + ",
+            "lea {n}, [{scratch} + {n} + ",
             $from,
             "]\n",
             "vmovaps zmm28, [{factors}]\n",
@@ -239,16 +239,16 @@ macro_rules! step {
             found!($found, "1024", $too),
             next_words!($bits),
             "add {inputs}, 1024\n",
-            "cmp {inputs}, [{bench} + {all_inputs} + 8]\n",
-            "cmove {inputs}, [{bench} + {all_inputs}]\n",
+            "cmp {inputs}, [{scratch} + {all_inputs} + 8]\n",
+            "cmove {inputs}, [{scratch} + {all_inputs}]\n",
             "add {factors}, 256\n",
             "add {sums}, 32\n",
             "dec {count}\n",
-            "cmp {count}, [{bench} + {left}]\n",
+            "cmp {count}, [{scratch} + {left}]\n",
             "jne 7f\n",
             for_totals!(complete),
-            "mov {sums}, [{bench} + {first_sums}]\n",
-            "mov {factors}, [{bench} + {first_factors}]\n",
+            "mov {sums}, [{scratch} + {first_sums}]\n",
+            "mov {factors}, [{scratch} + {first_factors}]\n",
             "7:\n",
             "test {count}, {count}\n",
         )
@@ -283,7 +283,7 @@ macro_rules! for_totals {
 macro_rules! complete {
     ($total:literal, $at:literal) => {
         concat!(
-            "vmovaps [{bench} + {totals} + ",
+            "vmovaps [{scratch} + {totals} + ",
             $at,
             "], ",
             $total,
@@ -301,30 +301,30 @@ macro_rules! complete {
 
 macro_rules! take {
     ($total:literal, $at:literal) => {
-        concat!("vmovaps ", $total, ", [{bench} + {kept} + ", $at, "]\n")
+        concat!("vmovaps ", $total, ", [{scratch} + {kept} + ", $at, "]\n")
     };
 }
 
 macro_rules! keep {
     ($total:literal, $at:literal) => {
-        concat!("vmovaps [{bench} + {kept} + ", $at, "], ", $total, "\n")
+        concat!("vmovaps [{scratch} + {kept} + ", $at, "], ", $total, "\n")
     };
 }
 
-/// So many groups, at least one, from where `bench` says.
+/// So many groups, at least one, from where `scratch` says.
 ///
 /// # Safety
 /// The tile registers must be set up, and the processor must have avx512f and avx512bw; at each place must be what as many
 /// groups take; what is fetched ahead need not be there.
-pub(crate) unsafe fn steps<const BITS: u32>(bench: &mut Bench, count: usize) {
+pub(crate) unsafe fn run_groups<const BITS: u32>(scratch: &mut SmallMScratch, count: usize) {
     const { assert!(BITS == 4 || BITS == 8) };
-    let at = bench.at;
+    let at = scratch.at;
     macro_rules! all {
         ($bits:tt) => {
-            with_numbers!(
+            asm_with_codes!(
                 [
                 for_totals!(take),
-                "cmp qword ptr [{bench} + {odd}], 0",
+                "cmp qword ptr [{scratch} + {odd}], 0",
                 "jne 5f",
                 "2:",
                 step!($bits, "{even_matrix}", "{odd_matrix}", ["tmm0", "tmm1"], ["tmm2", "tmm3"], "0", "2048"),
@@ -335,7 +335,7 @@ pub(crate) unsafe fn steps<const BITS: u32>(bench: &mut Bench, count: usize) {
                 "6:",
                 for_totals!(keep),
                 ],
-                bench = in(reg) std::ptr::from_mut(bench),
+                scratch = in(reg) std::ptr::from_mut(scratch),
                 a = inout(reg) at.words[0][0] => _,
                 b = inout(reg) at.words[0][1] => _,
                 c = inout(reg) at.words[1][0] => _,
@@ -345,24 +345,24 @@ pub(crate) unsafe fn steps<const BITS: u32>(bench: &mut Bench, count: usize) {
                 sums = inout(reg) at.sums => _,
                 factors = inout(reg) at.factors => _,
                 count = inout(reg) count => _,
-                line = in(reg) LINE,
+                line = in(reg) ROW_BYTES,
                 n = out(reg) _,
                 to = out(reg) _,
-                deep = const offset_of!(Bench, at.deep),
-                rest = const offset_of!(Bench, at.rest),
-                left = const offset_of!(Bench, at.left),
-                all_inputs = const offset_of!(Bench, at.all_inputs),
-                first_sums = const offset_of!(Bench, at.first_sums),
-                first_factors = const offset_of!(Bench, at.first_factors),
-                odd = const offset_of!(Bench, at.odd),
-                totals = const offset_of!(Bench, totals),
-                kept = const offset_of!(Bench, kept),
-                even_matrix = const offset_of!(Bench, matrix),
-                odd_matrix = const offset_of!(Bench, matrix) + size_of::<[Line; SLOT]>(),
+                deep = const offset_of!(SmallMScratch, at.deep),
+                rest = const offset_of!(SmallMScratch, at.rest),
+                left = const offset_of!(SmallMScratch, at.left),
+                all_inputs = const offset_of!(SmallMScratch, at.all_inputs),
+                first_sums = const offset_of!(SmallMScratch, at.first_sums),
+                first_factors = const offset_of!(SmallMScratch, at.first_factors),
+                odd = const offset_of!(SmallMScratch, at.odd),
+                totals = const offset_of!(SmallMScratch, totals),
+                kept = const offset_of!(SmallMScratch, kept),
+                even_matrix = const offset_of!(SmallMScratch, matrix),
+                odd_matrix = const offset_of!(SmallMScratch, matrix) + size_of::<[TileRow; GROUP_ROWS]>(),
             )
         };
     }
-    // SAFETY: the caller's promises; `Bench` has room for the greatest group.
+    // SAFETY: the caller's promises; `SmallMScratch` has room for the greatest group.
     unsafe {
         match BITS {
             4 => all!(4),

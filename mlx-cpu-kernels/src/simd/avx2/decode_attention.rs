@@ -1,9 +1,9 @@
 //! Attention of single queries for AVX2: scores, softmax and weighted sums.
 
-use crate::simd::avx2::vmath::{exp, horizontal};
-use crate::simd::portable::softmax::{base, greatest};
+use crate::simd::avx2::vmath::{exp, horizontal_sum};
+use crate::simd::portable::softmax::{max_score, softmax_base};
 use crate::simd::portable::vmath;
-use crate::simd::prefetch::Next;
+use crate::simd::prefetch::KeyPrefetch;
 
 use std::arch::x86_64::{
     __m256, _mm_add_ps, _mm_storeu_ps, _mm256_add_ps, _mm256_broadcast_ss, _mm256_castps256_ps128,
@@ -12,32 +12,32 @@ use std::arch::x86_64::{
 };
 
 /// Lanes that heads gather at a time: with three heads, twelve sums fill the registers.
-pub(crate) const WIDE: usize = 32;
+pub(crate) const VALUE_LANES: usize = 32;
 
-/// Adds `WIDE` lanes of `n` values, each times its share, for `R` heads. Each of the three is an address, and how many
+/// Adds `VALUE_LANES` lanes of `n` values, each times its share, for `R` heads. Each of the three is an address, and how many
 /// elements are from a row to the next: shares and sums have a row for each head, values have `n`.
 ///
 /// # Safety
 /// The processor must have avx2 and fma; all these elements must be there, and nobody else may use the sums.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn gather<const R: usize>(
+pub(crate) unsafe fn accumulate_values<const R: usize>(
     (shares, step): (*const f32, usize),
     (values, position): (*const f32, usize),
     n: usize,
     (sums, row): (*mut f32, usize),
-    next: Next,
+    next: KeyPrefetch,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut totals = [[_mm256_setzero_ps(); WIDE / 8]; R];
+        let mut totals = [[_mm256_setzero_ps(); VALUE_LANES / 8]; R];
         for i in 0..n {
-            next.fetch(i, WIDE);
+            next.fetch(i, VALUE_LANES);
             let value = values.add(i * position);
             let mut own = [_mm256_setzero_ps(); R];
             for (r, own) in own.iter_mut().enumerate() {
                 *own = _mm256_broadcast_ss(&*shares.add(r * step + i));
             }
-            for j in 0..WIDE / 8 {
+            for j in 0..VALUE_LANES / 8 {
                 let value = _mm256_loadu_ps(value.add(8 * j));
                 for (totals, own) in totals.iter_mut().zip(own) {
                     totals[j] = _mm256_fmadd_ps(own, value, totals[j]);
@@ -57,19 +57,19 @@ pub(crate) unsafe fn gather<const R: usize>(
 /// The processor must have avx2 and fma. There must be `R` queries of `d` elements, a multiple of 8; `n` keys so far
 /// apart; and room for `n` results of each query so far apart.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn inner<const R: usize>(
+pub(crate) unsafe fn scores<const R: usize>(
     queries: *const f32,
     (keys, step): (*const f32, usize),
     (n, d): (usize, usize),
     (to, row): (*mut f32, usize),
-    next: Next,
+    next: KeyPrefetch,
 ) {
     // SAFETY: all offsets are within what the caller promises.
     unsafe {
         let mut i = 0;
         while i + 4 <= n {
             (i..i + 4).for_each(|i| next.fetch(i, d));
-            let sums = inner_some::<R, 4>(queries, keys.add(i * step), step, d);
+            let sums = scores_block::<R, 4>(queries, keys.add(i * step), step, d);
             for (r, [a, b, c, e]) in sums.into_iter().enumerate() {
                 let four = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, e));
                 let sum = _mm_add_ps(
@@ -82,7 +82,7 @@ pub(crate) unsafe fn inner<const R: usize>(
         }
         while i < n {
             next.fetch(i, d);
-            let sums = inner_some::<R, 1>(queries, keys.add(i * step), step, d);
+            let sums = scores_block::<R, 1>(queries, keys.add(i * step), step, d);
             for (r, [a]) in sums.into_iter().enumerate() {
                 let two = _mm256_hadd_ps(a, a);
                 let one = _mm256_hadd_ps(two, two);
@@ -97,10 +97,10 @@ pub(crate) unsafe fn inner<const R: usize>(
 /// Products of `R` queries with `K` keys, in eight sums each.
 ///
 /// # Safety
-/// As [`inner`].
+/// As [`scores`].
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn inner_some<const R: usize, const K: usize>(
+unsafe fn scores_block<const R: usize, const K: usize>(
     queries: *const f32,
     keys: *const f32,
     step: usize,
@@ -130,7 +130,7 @@ unsafe fn inner_some<const R: usize, const K: usize>(
 /// # Safety
 /// The processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn soften(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
+pub(crate) unsafe fn softmax(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     if let Some(cap) = cap {
         scores
             .iter_mut()
@@ -145,22 +145,25 @@ pub(crate) unsafe fn soften(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) 
     let mut eight = [0.0; 8];
     // SAFETY: eight elements.
     unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), most) };
-    let greatest = greatest(&eight).max(greatest(rest));
-    let base = base(greatest);
+    let max_score = max_score(&eight).max(max_score(rest));
+    let softmax_base = softmax_base(max_score);
     let mut sums = _mm256_setzero_ps();
     for scores in lanes {
         // SAFETY: eight elements; features are the caller's promise.
         unsafe {
-            let below = _mm256_sub_ps(_mm256_loadu_ps(scores.as_ptr()), _mm256_set1_ps(base));
+            let below = _mm256_sub_ps(
+                _mm256_loadu_ps(scores.as_ptr()),
+                _mm256_set1_ps(softmax_base),
+            );
             let power = exp(below);
             _mm256_storeu_ps(scores.as_mut_ptr(), power);
             sums = _mm256_add_ps(sums, power);
         }
     }
-    let mut total = horizontal(sums);
+    let mut total = horizontal_sum(sums);
     for score in rest {
-        *score = vmath::exp(*score - base);
+        *score = vmath::exp(*score - softmax_base);
         total += *score;
     }
-    (greatest, total)
+    (max_score, total)
 }

@@ -1,6 +1,6 @@
 //! The micro-kernel for AVX2.
 
-use crate::layout::tile::{Left, Product, Right};
+use crate::layout::tile::{TileA, TileB, TileC};
 
 use std::arch::x86_64::{
     _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps,
@@ -8,14 +8,9 @@ use std::arch::x86_64::{
 };
 
 /// # Safety
-/// As [`crate::simd::microkernel::tiles`], and the processor must have avx2 and fma.
+/// As [`crate::simd::microkernel::gemm_tiles`], and the processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn tile<const M: usize>(
-    depth: usize,
-    left: Left,
-    right: Right,
-    product: Product,
-) {
+pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: TileB, product: TileC) {
     // SAFETY: the elements are the caller's promise.
     unsafe {
         let mut sums = [[_mm256_setzero_ps(); 2]; M];
@@ -23,17 +18,17 @@ pub(crate) unsafe fn tile<const M: usize>(
         for _ in 0..depth {
             let (low, high) = (_mm256_loadu_ps(b), _mm256_loadu_ps(b.wrapping_add(8)));
             for (m, sum) in sums.iter_mut().enumerate() {
-                let factor = _mm256_broadcast_ss(&*a.wrapping_add(m * left.row_step));
+                let factor = _mm256_broadcast_ss(&*a.wrapping_add(m * left.row_stride));
                 sum[0] = _mm256_fmadd_ps(factor, low, sum[0]);
                 sum[1] = _mm256_fmadd_ps(factor, high, sum[1]);
             }
-            a = a.wrapping_add(left.step);
-            b = b.wrapping_add(right.step);
+            a = a.wrapping_add(left.stride);
+            b = b.wrapping_add(right.stride);
         }
         for (m, sum) in sums.into_iter().enumerate() {
             for (half, sum) in sum.into_iter().enumerate() {
-                let to = product.data.wrapping_add(m * product.row_step + 8 * half);
-                let sum = if product.adds {
+                let to = product.data.wrapping_add(m * product.row_stride + 8 * half);
+                let sum = if product.accumulate {
                     _mm256_add_ps(_mm256_loadu_ps(to), sum)
                 } else {
                     sum

@@ -1,6 +1,7 @@
-//! Products of quantized matrices with a few rows of inputs that were made 16-bit whole numbers, for x86-64
-//! with AVX2: sums of neighbors are exact integers, and only they meet the scales. Not for many rows, whose
-//! matrices become floats once for all of them (`many.rs`). `wide.rs` has the products for AVX-512.
+//! Products of quantized matrices with a few rows of inputs, for AVX2. Inputs are quantized to 16
+//! bits with a scale for each word's inputs, so sums of products are exact integers until they meet
+//! the scales. `avx512/qgemv.rs` reads the same inputs. Not for many rows: see
+//! `gemm/packed_gemm.rs`.
 
 use std::arch::x86_64::{
     __m256, __m256i, _CMP_GT_OQ, _MM_HINT_T0, _mm_blend_epi16, _mm_cvtss_f32, _mm_loadu_si128,
@@ -14,27 +15,27 @@ use std::arch::x86_64::{
     _mm256_set1_ps, _mm256_setzero_ps, _mm256_srli_epi16, _mm256_storeu_ps,
 };
 
-use crate::layout::input_panel::{LARGEST, Panel, Prepared, neighbors};
-use crate::layout::packed::{BAND, Bands, Factors};
-use crate::partition::Columns;
-use crate::simd::avx2::vmath::horizontal;
+use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_QUANT, inputs_per_word};
+use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix};
+use crate::partition::OutputBlock;
+use crate::simd::avx2::vmath::horizontal_sum;
 
 /// How far ahead words are fetched, in bytes: what the processor itself foresees ends with each page, and where
 /// another thread's part begins.
-pub(crate) const AHEAD: usize = 4096;
+pub(crate) const PREFETCH_BYTES: usize = 4096;
 
 /// Rows of inputs, as addresses.
 #[derive(Clone, Copy)]
-pub(crate) struct Inputs {
-    pub whole: *const i16,
+pub(crate) struct InputPtrs {
+    pub quants: *const i16,
     pub scales: *const f32,
     pub sums: *const f32,
 }
 
-impl Inputs {
-    pub(crate) fn of(x: Panel<'_>) -> Self {
+impl InputPtrs {
+    pub(crate) fn of(x: InputPanel<'_>) -> Self {
         Self {
-            whole: x.whole.as_ptr(),
+            quants: x.quants.as_ptr(),
             scales: x.scales.as_ptr(),
             sums: x.sums.as_ptr(),
         }
@@ -43,7 +44,7 @@ impl Inputs {
 
 /// A band, as addresses: scales and biases are float16 or float32.
 #[derive(Clone, Copy)]
-pub(crate) struct Band {
+pub(crate) struct RowBlock {
     pub words: *const u32,
     pub scales: *const u8,
     pub biases: *const u8,
@@ -53,27 +54,31 @@ pub(crate) struct Band {
     pub per: usize,
 }
 
-impl Band {
+impl RowBlock {
     /// The first of `bands`, and whether its scales are float16. Says that all of them, inputs and output fit each
     /// other, so that reads and writes for each band, group, word and row of inputs are in their places.
     ///
     /// # Panics
     /// If they do not.
-    pub(crate) fn first(bands: Bands<'_>, x: Panel<'_>, out: &Columns<'_>) -> (Self, bool) {
-        let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
-        let k = groups * per * bands.per_word();
-        assert!(bands.words.len() == count * groups * per * BAND);
-        assert!(bands.scales.len() == count * groups * BAND);
-        assert!(bands.biases.len() == count * groups * BAND);
-        assert!(neighbors(bands.bits) == bands.per_word());
-        assert!(x.whole.len() == x.rows * k && out.size() == (x.rows, count * BAND));
-        assert!(x.scales.len() * bands.per_word() == x.rows * k);
+    pub(crate) fn first(
+        bands: PackedMatrix<'_>,
+        x: InputPanel<'_>,
+        out: &OutputBlock<'_>,
+    ) -> (Self, bool) {
+        let (count, groups, per) = (bands.row_blocks(), bands.groups, bands.words_per_group());
+        let k = groups * per * bands.values_per_word();
+        assert!(bands.words.len() == count * groups * per * INTERLEAVED_ROWS);
+        assert!(bands.scales.len() == count * groups * INTERLEAVED_ROWS);
+        assert!(bands.biases.len() == count * groups * INTERLEAVED_ROWS);
+        assert!(inputs_per_word(bands.bits) == bands.values_per_word());
+        assert!(x.quants.len() == x.rows * k && out.dims() == (x.rows, count * INTERLEAVED_ROWS));
+        assert!(x.scales.len() * bands.values_per_word() == x.rows * k);
         assert!(x.sums.len() == x.rows * groups);
         let (scales, biases, half) = match (bands.scales, bands.biases) {
-            (Factors::Half(scales), Factors::Half(biases)) => {
+            (GroupParams::F16(scales), GroupParams::F16(biases)) => {
                 (scales.as_ptr().cast(), biases.as_ptr().cast(), true)
             }
-            (Factors::Single(scales), Factors::Single(biases)) => {
+            (GroupParams::F32(scales), GroupParams::F32(biases)) => {
                 (scales.as_ptr().cast(), biases.as_ptr().cast(), false)
             }
             _ => unreachable!("scales and biases are of one type"),
@@ -95,11 +100,13 @@ impl Band {
     /// It must be there.
     #[inline]
     pub(crate) unsafe fn after(self, i: usize, factor: usize) -> Self {
-        let factors = i * self.groups * BAND * factor;
+        let factors = i * self.groups * INTERLEAVED_ROWS * factor;
         // SAFETY: the caller's promise.
         unsafe {
             Self {
-                words: self.words.add(i * self.groups * self.per * BAND),
+                words: self
+                    .words
+                    .add(i * self.groups * self.per * INTERLEAVED_ROWS),
                 scales: self.scales.add(factors),
                 biases: self.biases.add(factors),
                 ..self
@@ -108,19 +115,23 @@ impl Band {
     }
 }
 
-/// `block`, compiled for `$features`: bits, the type of factors and the rows of inputs become constants of the function
+/// `qgemv`, compiled for `$features`: bits, the type of factors and the rows of inputs become constants of the function
 /// `bands` that stands beside it.
-macro_rules! with_constants {
+macro_rules! qgemv_for_constants {
     ($features:literal) => {
-        /// Bands with each of the inputs; see [`crate::simd::qgemv::block`].
+        /// Bands with each of the inputs; see [`crate::simd::qgemv::qgemv`].
         ///
         /// # Safety
         /// The processor must have what this is compiled for.
         #[target_feature(enable = $features)]
-        pub(crate) unsafe fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
-            let count = bands.count();
-            let (first, half) = Band::first(bands, x, out);
-            // SAFETY: features are the caller's promise; `Band::first` has seen the lengths.
+        pub(crate) unsafe fn qgemv(
+            bands: PackedMatrix<'_>,
+            x: InputPanel<'_>,
+            out: &mut OutputBlock<'_>,
+        ) {
+            let count = bands.row_blocks();
+            let (first, half) = RowBlock::first(bands, x, out);
+            // SAFETY: features are the caller's promise; `RowBlock::first` has seen the lengths.
             unsafe {
                 match (bands.bits, half) {
                     (4, true) => rows::<4, true>(first, count, x, out),
@@ -135,14 +146,14 @@ macro_rules! with_constants {
         /// All bands with all rows.
         ///
         /// # Safety
-        /// As of [`block`], with the lengths that [`Band::first`] asserts.
+        /// As of [`qgemv`], with the lengths that [`RowBlock::first`] asserts.
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn rows<const BITS: u32, const HALF: bool>(
-            first: Band,
+            first: RowBlock,
             count: usize,
-            x: Panel<'_>,
-            out: &mut Columns<'_>,
+            x: InputPanel<'_>,
+            out: &mut OutputBlock<'_>,
         ) {
             // SAFETY: the caller's promises.
             unsafe {
@@ -161,9 +172,9 @@ macro_rules! with_constants {
         }
     };
 }
-pub(crate) use with_constants;
+pub(crate) use qgemv_for_constants;
 
-with_constants!("avx2,fma,f16c");
+qgemv_for_constants!("avx2,fma,f16c");
 
 /// All bands with `M` rows.
 ///
@@ -172,21 +183,21 @@ with_constants!("avx2,fma,f16c");
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
-    first: Band,
+    first: RowBlock,
     count: usize,
-    x: Panel<'_>,
-    out: &mut Columns<'_>,
+    x: InputPanel<'_>,
+    out: &mut OutputBlock<'_>,
 ) {
-    let x = Inputs::of(x);
+    let x = InputPtrs::of(x);
     let factor = if HALF { 2 } else { 4 };
-    let (to, step) = out.places();
+    let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: band `i` of `count`, and its place in each row of the output: `Band::first` has seen that they are there.
+        // SAFETY: band `i` of `count`, and its place in each row of the output: `RowBlock::first` has seen that they are there.
         unsafe {
             let band = first.after(i, factor);
             let found = tile::<M, BITS, HALF>(band, x);
             for (m, found) in found.into_iter().enumerate() {
-                _mm256_storeu_ps(to.add(m * step + i * BAND), found);
+                _mm256_storeu_ps(to.add(m * step + i * INTERLEAVED_ROWS), found);
             }
         }
     }
@@ -199,8 +210,8 @@ unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
-    band: Band,
-    x: Inputs,
+    band: RowBlock,
+    x: InputPtrs,
 ) -> [__m256; M] {
     let mut totals = [_mm256_setzero_ps(); M];
     for g in 0..band.groups {
@@ -208,19 +219,19 @@ unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
         // SAFETY: below the words and groups that the caller promises; what is fetched ahead need not be there.
         unsafe {
             for w in g * band.per..(g + 1) * band.per {
-                let at = band.words.add(w * BAND);
+                let at = band.words.add(w * INTERLEAVED_ROWS);
                 if w % 2 == 0 {
-                    _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(AHEAD));
+                    _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
                 }
                 let q = _mm256_loadu_si256(at.cast());
                 if BITS == 4 {
-                    add_nibbles(&mut sums, q, x, w);
+                    add_4bit(&mut sums, q, x, w);
                 } else {
-                    add_octets(&mut sums, q, x, w);
+                    add_8bit(&mut sums, q, x, w);
                 }
             }
             let (scale, bias) = if HALF {
-                let ahead = AHEAD / 8;
+                let ahead = PREFETCH_BYTES / 8;
                 _mm_prefetch::<_MM_HINT_T0>(band.scales.wrapping_add(g * 16 + ahead).cast());
                 _mm_prefetch::<_MM_HINT_T0>(band.biases.wrapping_add(g * 16 + ahead).cast());
                 (
@@ -248,7 +259,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
 /// The processor must have avx2; there must be two.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn pair(at: *const i16) -> __m256i {
+unsafe fn broadcast_pair(at: *const i16) -> __m256i {
     // SAFETY: the caller's promise.
     _mm256_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() })
 }
@@ -259,7 +270,7 @@ unsafe fn pair(at: *const i16) -> __m256i {
 /// The processor must have avx2 and fma; the word must be within the inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn add_nibbles<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: Inputs, word: usize) {
+unsafe fn add_4bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputPtrs, word: usize) {
     let mask = _mm256_set1_epi16(15);
     let n = [
         _mm256_and_si256(q, mask),
@@ -270,8 +281,8 @@ unsafe fn add_nibbles<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: Inp
     for (m, sum) in sums.iter_mut().enumerate() {
         // SAFETY: the word is within the inputs: the caller's promise.
         unsafe {
-            let at = x.whole.add((word * M + m) * 8);
-            let part = |i: usize| _mm256_madd_epi16(n[i], pair(at.add(2 * i)));
+            let at = x.quants.add((word * M + m) * 8);
+            let part = |i: usize| _mm256_madd_epi16(n[i], broadcast_pair(at.add(2 * i)));
             let exact = _mm256_add_epi32(
                 _mm256_add_epi32(part(0), part(1)),
                 _mm256_add_epi32(part(2), part(3)),
@@ -285,19 +296,19 @@ unsafe fn add_nibbles<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: Inp
 /// Adds the products of a word of four numbers. A lane sums four products below 2^23.
 ///
 /// # Safety
-/// As of [`add_nibbles`].
+/// As of [`add_4bit`].
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn add_octets<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: Inputs, word: usize) {
+unsafe fn add_8bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputPtrs, word: usize) {
     let even = _mm256_and_si256(q, _mm256_set1_epi16(255));
     let odd = _mm256_srli_epi16::<8>(q);
     for (m, sum) in sums.iter_mut().enumerate() {
         // SAFETY: the word is within the inputs: the caller's promise.
         unsafe {
-            let at = x.whole.add((word * M + m) * 4);
+            let at = x.quants.add((word * M + m) * 4);
             let exact = _mm256_add_epi32(
-                _mm256_madd_epi16(even, pair(at)),
-                _mm256_madd_epi16(odd, pair(at.add(2))),
+                _mm256_madd_epi16(even, broadcast_pair(at)),
+                _mm256_madd_epi16(odd, broadcast_pair(at.add(2))),
             );
             let scale = _mm256_broadcast_ss(&*x.scales.add(word * M + m));
             *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
@@ -305,16 +316,21 @@ unsafe fn add_octets<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: Inpu
     }
 }
 
-/// See [`crate::simd::qgemv::prepare`].
+/// See [`crate::simd::qgemv::prepare_inputs`].
 ///
 /// # Safety
 /// The processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prepared<'_>) {
+pub(crate) unsafe fn prepare_inputs(
+    x: &[f32],
+    k: usize,
+    (bits, group): (u32, usize),
+    to: InputPanelMut<'_>,
+) {
     let (rows, groups) = (x.len() / k, k / group);
     // The writes below stay within these.
-    assert!(to.whole.len() == rows * k && groups * group == k && group.is_multiple_of(8));
-    assert!(to.scales.len() * neighbors(bits) == rows * k);
+    assert!(to.quants.len() == rows * k && groups * group == k && group.is_multiple_of(8));
+    assert!(to.scales.len() * inputs_per_word(bits) == rows * k);
     assert!(to.sums.len() == rows * groups);
     for (row, x) in x.chunks_exact(k).enumerate() {
         for (g, x) in x.chunks_exact(group).enumerate() {
@@ -324,18 +340,18 @@ pub(crate) unsafe fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), t
                 unsafe {
                     let v = _mm256_loadu_ps(x.as_ptr());
                     sum = _mm256_add_ps(sum, v);
-                    let (whole, scales) = (to.whole.as_mut_ptr(), to.scales.as_mut_ptr());
-                    let lost = if bits == 4 {
+                    let (quants, scales) = (to.quants.as_mut_ptr(), to.scales.as_mut_ptr());
+                    let error = if bits == 4 {
                         let place = i * rows + row;
-                        eight_to_whole(v, whole.add(place * 8), scales.add(place))
+                        quantize_8(v, quants.add(place * 8), scales.add(place))
                     } else {
                         let place = 2 * i * rows + row;
-                        fours_to_whole(v, rows, whole.add(place * 4), scales.add(place))
+                        quantize_2x4(v, rows, quants.add(place * 4), scales.add(place))
                     };
-                    rest = _mm256_add_ps(rest, lost);
+                    rest = _mm256_add_ps(rest, error);
                 }
             }
-            to.sums[row * groups + g] = horizontal(sum) - horizontal(rest);
+            to.sums[row * groups + g] = horizontal_sum(sum) - horizontal_sum(rest);
         }
     }
 }
@@ -343,7 +359,7 @@ pub(crate) unsafe fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), t
 /// The greatest of four neighbors in each of them.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn greatest_of_four(v: __m256) -> __m256 {
+fn max_of_4(v: __m256) -> __m256 {
     // What is no number is not greater.
     let size = _mm256_max_ps(
         _mm256_andnot_ps(_mm256_set1_ps(-0.0), v),
@@ -356,29 +372,29 @@ fn greatest_of_four(v: __m256) -> __m256 {
 /// Whole numbers for elements whose greatest neighbor is known, their scales, and what rounding takes.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn rounded(v: __m256, most: __m256) -> (__m256i, __m256, __m256) {
-    let largest = _mm256_set1_ps(LARGEST);
+fn quantize(v: __m256, most: __m256) -> (__m256i, __m256, __m256) {
+    let largest = _mm256_set1_ps(MAX_QUANT);
     let scale = _mm256_div_ps(most, largest);
     let some = _mm256_cmp_ps::<_CMP_GT_OQ>(most, _mm256_setzero_ps());
     let inverse = _mm256_and_ps(some, _mm256_div_ps(largest, most));
-    let whole = _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse));
-    let lost = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(whole), scale, v);
-    (whole, scale, lost)
+    let quants = _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse));
+    let error = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(quants), scale, v);
+    (quants, scale, error)
 }
 
-/// Eight elements that share a scale, in the order of [`crate::layout::input_panel::place`]; returns what rounding takes.
+/// Eight elements that share a scale, in the order of [`crate::layout::input_panel::pair_index`]; returns what rounding takes.
 ///
 /// # Safety
 /// The processor must have avx2 and fma; there must be room for eight, and one scale.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn eight_to_whole(v: __m256, to: *mut i16, scales: *mut f32) -> __m256 {
-    let four = greatest_of_four(v);
+unsafe fn quantize_8(v: __m256, to: *mut i16, scales: *mut f32) -> __m256 {
+    let four = max_of_4(v);
     let most = _mm256_max_ps(four, _mm256_permute2f128_ps::<1>(four, four));
-    let (whole, scale, lost) = rounded(v, most);
+    let (quants, scale, error) = quantize(v, most);
     let (low, high) = (
-        _mm256_castsi256_si128(whole),
-        _mm256_extracti128_si256::<1>(whole),
+        _mm256_castsi256_si128(quants),
+        _mm256_extracti128_si256::<1>(quants),
     );
     // An element, and the one four after it.
     let pairs = _mm_blend_epi16::<0b1010_1010>(low, _mm_slli_epi32::<16>(high));
@@ -387,20 +403,20 @@ unsafe fn eight_to_whole(v: __m256, to: *mut i16, scales: *mut f32) -> __m256 {
         _mm_storeu_si128(to.cast(), pairs);
         *scales = _mm_cvtss_f32(_mm256_castps256_ps128(scale));
     }
-    lost
+    error
 }
 
-/// Twice four elements that share a scale, the second ones `rows` words after the first; else as [`eight_to_whole`].
+/// Twice four elements that share a scale, the second ones `rows` words after the first; else as [`quantize_8`].
 ///
 /// # Safety
 /// The processor must have avx2 and fma; there must be room for four at both places, and a scale each.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn fours_to_whole(v: __m256, rows: usize, to: *mut i16, scales: *mut f32) -> __m256 {
-    let (whole, scale, lost) = rounded(v, greatest_of_four(v));
+unsafe fn quantize_2x4(v: __m256, rows: usize, to: *mut i16, scales: *mut f32) -> __m256 {
+    let (quants, scale, error) = quantize(v, max_of_4(v));
     let all = _mm_packs_epi32(
-        _mm256_castsi256_si128(whole),
-        _mm256_extracti128_si256::<1>(whole),
+        _mm256_castsi256_si128(quants),
+        _mm256_extracti128_si256::<1>(quants),
     );
     // An element, and the one two after it.
     let order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
@@ -413,5 +429,5 @@ unsafe fn fours_to_whole(v: __m256, rows: usize, to: *mut i16, scales: *mut f32)
         *scales = _mm_cvtss_f32(_mm256_castps256_ps128(scale));
         *scales.add(rows) = _mm_cvtss_f32(_mm256_extractf128_ps::<1>(scale));
     }
-    lost
+    error
 }

@@ -1,6 +1,6 @@
 //! Transposes of eight by eight float32 in registers.
 
-use crate::layout::tile::{LANES, Scaled};
+use crate::layout::tile::{LANES, ScaledRow};
 
 use std::arch::x86_64::{
     __m256, _mm256_add_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_set1_ps,
@@ -12,8 +12,8 @@ use std::arch::x86_64::{
 /// # Safety
 /// The processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn pack(
-    rows: &[Scaled<'_>; 8],
+pub(crate) unsafe fn pack_rows(
+    rows: &[ScaledRow<'_>; 8],
     weight: Option<&[f32]>,
     whole: usize,
     (lane, panel): (usize, &mut [f32]),
@@ -41,9 +41,9 @@ pub(crate) unsafe fn pack(
 }
 
 /// # Safety
-/// As [`crate::simd::transpose::rows`], and the processor must have avx2 and fma.
+/// As [`crate::simd::transpose::store_rows`], and the processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn rows(
+pub(crate) unsafe fn store_rows(
     sums: &[f32],
     lane: usize,
     (to, step): (*mut f32, usize),
@@ -75,7 +75,7 @@ pub(crate) unsafe fn rows(
 /// # Safety
 /// The processor must have avx2 and fma; both must be of the same length.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn eights(from: &[f32], to: &mut [f32]) -> usize {
+pub(crate) unsafe fn transpose_8(from: &[f32], to: &mut [f32]) -> usize {
     let n = from.len() / 8;
     let whole = n / 8 * 8;
     for at in (0..whole).step_by(8) {

@@ -1,6 +1,8 @@
 //! Element-wise functions and inner products for AVX2: eight float32 at a time.
 
-use crate::simd::portable::vmath::{CUBE, Gate, LEAST, LN_2, MOST, POLYNOMIAL, ROOT, ROUND};
+use crate::simd::portable::vmath::{
+    EXP_MAX, EXP_MIN, EXP_POLY, GELU_CUBIC, Gate, LN_2, ROUND_BIAS, SQRT_2_OVER_PI,
+};
 
 use std::arch::x86_64::{
     __m256, _CMP_LT_OQ, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehl_ps,
@@ -16,7 +18,7 @@ use std::arch::x86_64::{
 /// # Safety
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn widen(from: &[u16], to: &mut [f32]) {
+pub(crate) unsafe fn f16_to_f32(from: &[u16], to: &mut [f32]) {
     let n = from.len().min(to.len());
     let (from, from_rest) = from[..n].as_chunks::<8>();
     let (to, to_rest) = to[..n].as_chunks_mut::<8>();
@@ -43,15 +45,15 @@ pub(crate) unsafe fn widen(from: &[u16], to: &mut [f32]) {
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn exp(x: __m256) -> __m256 {
     let all = _mm256_set1_ps;
-    let least = all(LEAST);
+    let least = all(EXP_MIN);
     // The second operand is what comes out where one is no number.
-    let bounded = _mm256_max_ps(least, _mm256_min_ps(all(MOST), x));
-    let shifted = _mm256_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND));
-    let n = _mm256_sub_ps(shifted, all(ROUND));
+    let bounded = _mm256_max_ps(least, _mm256_min_ps(all(EXP_MAX), x));
+    let shifted = _mm256_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
+    let n = _mm256_sub_ps(shifted, all(ROUND_BIAS));
     let r = _mm256_fnmadd_ps(n, all(LN_2[0]), bounded);
     let r = _mm256_fnmadd_ps(n, all(LN_2[1]), r);
-    let mut p = all(POLYNOMIAL[0]);
-    for factor in &POLYNOMIAL[1..] {
+    let mut p = all(EXP_POLY[0]);
+    for factor in &EXP_POLY[1..] {
         p = _mm256_fmadd_ps(p, r, all(*factor));
     }
     let value = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), all(1.0));
@@ -66,12 +68,12 @@ pub(crate) fn exp(x: __m256) -> __m256 {
 /// `gates = gate(gates) * ups`, which have as many elements; see [`Gate::apply`]. Each element is computed in the same way, wherever it
 /// stands.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) fn gate(gate: Gate, gates: &mut [f32], ups: &[f32]) {
+pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     assert!(gates.len() == ups.len());
     let eight = |gates: &mut [f32; 8], ups: &[f32; 8]| {
         // SAFETY: eight elements each.
         unsafe {
-            let own = gated(gate, _mm256_loadu_ps(gates.as_ptr()));
+            let own = apply_gate(gate, _mm256_loadu_ps(gates.as_ptr()));
             let own = _mm256_mul_ps(own, _mm256_loadu_ps(ups.as_ptr()));
             _mm256_storeu_ps(gates.as_mut_ptr(), own);
         }
@@ -91,16 +93,16 @@ pub(crate) fn gate(gate: Gate, gates: &mut [f32], ups: &[f32]) {
 /// [`Gate::apply`].
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn gated(gate: Gate, x: __m256) -> __m256 {
+fn apply_gate(gate: Gate, x: __m256) -> __m256 {
     let all = _mm256_set1_ps;
     let negative = |x: __m256| _mm256_xor_ps(x, all(-0.0));
     match gate {
         Gate::Silu => _mm256_div_ps(x, _mm256_add_ps(all(1.0), exp(negative(x)))),
         Gate::GeluTanh => {
             let cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
-            let inner = _mm256_fmadd_ps(all(CUBE), cube, x);
+            let inner = _mm256_fmadd_ps(all(GELU_CUBIC), cube, x);
             // `2 * inner`, and half of `1 + tanh(inner)`.
-            let power = exp(negative(_mm256_mul_ps(all(2.0 * ROOT), inner)));
+            let power = exp(negative(_mm256_mul_ps(all(2.0 * SQRT_2_OVER_PI), inner)));
             _mm256_div_ps(x, _mm256_add_ps(all(1.0), power))
         }
         // What is no number is not less.
@@ -111,7 +113,7 @@ fn gated(gate: Gate, x: __m256) -> __m256 {
 /// The sum of the eight elements.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-pub(crate) fn horizontal(v: __m256) -> f32 {
+pub(crate) fn horizontal_sum(v: __m256) -> f32 {
     let half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
     let quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
     _mm_cvtss_f32(_mm_add_ss(quarter, _mm_shuffle_ps::<1>(quarter, quarter)))
@@ -119,7 +121,7 @@ pub(crate) fn horizontal(v: __m256) -> f32 {
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn dot(a: *const f32, b: *const f32, n: usize) -> f32 {
+unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
     // SAFETY: the caller has `n` elements in both.
     unsafe {
         let mut sum = _mm256_setzero_ps();
@@ -129,7 +131,7 @@ unsafe fn dot(a: *const f32, b: *const f32, n: usize) -> f32 {
             sum = _mm256_fmadd_ps(_mm256_loadu_ps(a.add(i)), _mm256_loadu_ps(b.add(i)), sum);
             i += 8;
         }
-        let mut total = horizontal(sum);
+        let mut total = horizontal_sum(sum);
         while i < n {
             total += *a.add(i) * *b.add(i);
             i += 1;
@@ -138,28 +140,28 @@ unsafe fn dot(a: *const f32, b: *const f32, n: usize) -> f32 {
     }
 }
 
-/// See [`crate::simd::vmath::dense`].
+/// See [`crate::simd::vmath::dot_rows`].
 ///
 /// # Safety
 /// The processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn dense(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
+pub(crate) unsafe fn dot_rows(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     let mut done = 0;
     while done < x.len() {
         // SAFETY: the features are the caller's promise; each call is given as many rows as it takes.
         done += unsafe {
             match x.len() - done {
-                8.. => dense_rows::<8, 1>(row, &x[done..], &mut out[done..]),
-                4.. => dense_rows::<4, 1>(row, &x[done..], &mut out[done..]),
-                2.. => dense_rows::<2, 4>(row, &x[done..], &mut out[done..]),
-                _ => dense_rows::<1, 8>(row, &x[done..], &mut out[done..]),
+                8.. => dot_rows_m::<8, 1>(row, &x[done..], &mut out[done..]),
+                4.. => dot_rows_m::<4, 1>(row, &x[done..], &mut out[done..]),
+                2.. => dot_rows_m::<2, 4>(row, &x[done..], &mut out[done..]),
+                _ => dot_rows_m::<1, 8>(row, &x[done..], &mut out[done..]),
             }
         };
     }
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn dense_rows<const M: usize, const A: usize>(
+unsafe fn dot_rows_m<const M: usize, const A: usize>(
     row: &[f32],
     x: &[&[f32]],
     out: &mut [f32],
@@ -191,7 +193,8 @@ unsafe fn dense_rows<const M: usize, const A: usize>(
             let sum = sums[m][1..]
                 .iter()
                 .fold(sums[m][0], |a, b| _mm256_add_ps(a, *b));
-            out[m] = horizontal(sum) + dot(row.as_ptr().add(at), x[m].as_ptr().add(at), k - at);
+            out[m] =
+                horizontal_sum(sum) + dot_ptr(row.as_ptr().add(at), x[m].as_ptr().add(at), k - at);
         }
     }
     M
@@ -202,7 +205,7 @@ unsafe fn dense_rows<const M: usize, const A: usize>(
 /// # Safety
 /// The processor must have avx2 and fma.
 #[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn inner(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
     // SAFETY: as many elements as both have; features are the caller's promise.
-    unsafe { dot(a.as_ptr(), b.as_ptr(), a.len().min(b.len())) }
+    unsafe { dot_ptr(a.as_ptr(), b.as_ptr(), a.len().min(b.len())) }
 }

@@ -1,6 +1,6 @@
 //! The micro-kernel for AVX-512.
 
-use crate::layout::tile::{Left, Product, Right};
+use crate::layout::tile::{TileA, TileB, TileC};
 
 use std::arch::x86_64::{
     _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
@@ -10,14 +10,9 @@ use std::arch::x86_64::{
 /// Two sums for each row, so that one need not wait for the other.
 ///
 /// # Safety
-/// As [`crate::simd::microkernel::tiles`], and the processor must have avx512f.
+/// As [`crate::simd::microkernel::gemm_tiles`], and the processor must have avx512f.
 #[target_feature(enable = "avx512f")]
-pub(crate) unsafe fn tile<const M: usize>(
-    depth: usize,
-    left: Left,
-    right: Right,
-    product: Product,
-) {
+pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: TileB, product: TileC) {
     // SAFETY: the elements are the caller's promise.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
@@ -25,28 +20,28 @@ pub(crate) unsafe fn tile<const M: usize>(
         for _ in 0..depth / 2 {
             let lanes = [
                 _mm512_loadu_ps(b),
-                _mm512_loadu_ps(b.wrapping_add(right.step)),
+                _mm512_loadu_ps(b.wrapping_add(right.stride)),
             ];
             for (m, sum) in sums.iter_mut().enumerate() {
-                let at = a.wrapping_add(m * left.row_step);
-                let next = at.wrapping_add(left.step);
+                let at = a.wrapping_add(m * left.row_stride);
+                let next = at.wrapping_add(left.stride);
                 sum[0] = _mm512_fmadd_ps(_mm512_set1_ps(*at), lanes[0], sum[0]);
                 sum[1] = _mm512_fmadd_ps(_mm512_set1_ps(*next), lanes[1], sum[1]);
             }
-            a = a.wrapping_add(2 * left.step);
-            b = b.wrapping_add(2 * right.step);
+            a = a.wrapping_add(2 * left.stride);
+            b = b.wrapping_add(2 * right.stride);
         }
         if depth % 2 == 1 {
             let lanes = _mm512_loadu_ps(b);
             for (m, sum) in sums.iter_mut().enumerate() {
-                let factor = _mm512_set1_ps(*a.wrapping_add(m * left.row_step));
+                let factor = _mm512_set1_ps(*a.wrapping_add(m * left.row_stride));
                 sum[0] = _mm512_fmadd_ps(factor, lanes, sum[0]);
             }
         }
         for (m, sum) in sums.into_iter().enumerate() {
-            let to = product.data.wrapping_add(m * product.row_step);
+            let to = product.data.wrapping_add(m * product.row_stride);
             let mut sum = _mm512_add_ps(sum[0], sum[1]);
-            if product.adds {
+            if product.accumulate {
                 sum = _mm512_add_ps(_mm512_loadu_ps(to), sum);
             }
             _mm512_storeu_ps(to, sum);

@@ -1,5 +1,5 @@
-//! Element-wise functions for x86-64 with AVX-512: sixteen float32 at a time, in the same steps as eight in `x86.rs`, so that an
-//! element comes out alike from both.
+//! Element-wise functions for AVX-512, in the same steps as `avx2/vmath.rs`, so both give the same
+//! bits.
 
 use std::arch::x86_64::{
     __m512, __mmask16, _CMP_LT_OQ, _mm512_add_epi32, _mm512_add_ps, _mm512_castps_si512,
@@ -9,22 +9,24 @@ use std::arch::x86_64::{
     _mm512_sub_ps, _mm512_xor_si512,
 };
 
-use crate::simd::portable::vmath::{CUBE, Gate, LEAST, LN_2, MOST, POLYNOMIAL, ROOT, ROUND};
+use crate::simd::portable::vmath::{
+    EXP_MAX, EXP_MIN, EXP_POLY, GELU_CUBIC, Gate, LN_2, ROUND_BIAS, SQRT_2_OVER_PI,
+};
 
 /// Sixteen times [`crate::simd::microkernel::exp`].
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn exp(x: __m512) -> __m512 {
     let all = _mm512_set1_ps;
-    let least = all(LEAST);
+    let least = all(EXP_MIN);
     // The second operand is what comes out where one is no number.
-    let bounded = _mm512_max_ps(least, _mm512_min_ps(all(MOST), x));
-    let shifted = _mm512_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND));
-    let n = _mm512_sub_ps(shifted, all(ROUND));
+    let bounded = _mm512_max_ps(least, _mm512_min_ps(all(EXP_MAX), x));
+    let shifted = _mm512_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
+    let n = _mm512_sub_ps(shifted, all(ROUND_BIAS));
     let r = _mm512_fnmadd_ps(n, all(LN_2[0]), bounded);
     let r = _mm512_fnmadd_ps(n, all(LN_2[1]), r);
-    let mut p = all(POLYNOMIAL[0]);
-    for factor in &POLYNOMIAL[1..] {
+    let mut p = all(EXP_POLY[0]);
+    for factor in &EXP_POLY[1..] {
         p = _mm512_fmadd_ps(p, r, all(*factor));
     }
     let value = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), all(1.0));
@@ -49,7 +51,7 @@ fn quotient(x: __m512, y: __m512) -> __m512 {
 /// `x` through the gate, times `up`; see [`Gate::apply`].
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(crate) fn gated(gate: Gate, x: __m512, up: __m512) -> __m512 {
+pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
     let all = _mm512_set1_ps;
     let negative = |x: __m512| {
         let (x, sign) = (_mm512_castps_si512(x), _mm512_castps_si512(all(-0.0)));
@@ -59,9 +61,9 @@ pub(crate) fn gated(gate: Gate, x: __m512, up: __m512) -> __m512 {
         Gate::Silu => quotient(x, _mm512_add_ps(all(1.0), exp(negative(x)))),
         Gate::GeluTanh => {
             let cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
-            let inner = _mm512_fmadd_ps(all(CUBE), cube, x);
+            let inner = _mm512_fmadd_ps(all(GELU_CUBIC), cube, x);
             // `2 * inner`, and half of `1 + tanh(inner)`.
-            let power = exp(negative(_mm512_mul_ps(all(2.0 * ROOT), inner)));
+            let power = exp(negative(_mm512_mul_ps(all(2.0 * SQRT_2_OVER_PI), inner)));
             quotient(x, _mm512_add_ps(all(1.0), power))
         }
         // What is no number is not less.
@@ -74,20 +76,20 @@ pub(crate) fn gated(gate: Gate, x: __m512, up: __m512) -> __m512 {
 }
 
 /// The first so many lanes, at most sixteen.
-pub(crate) fn first(lanes: usize) -> __mmask16 {
+pub(crate) fn lane_mask(lanes: usize) -> __mmask16 {
     ((1_u32 << lanes.min(16)) - 1) as __mmask16
 }
 
 /// `gates = gate(gates) * ups`, which have as many elements.
 #[target_feature(enable = "avx512f")]
-pub(crate) fn gate(gate: Gate, gates: &mut [f32], ups: &[f32]) {
+pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     assert!(gates.len() == ups.len());
     for (gates, ups) in gates.chunks_mut(16).zip(ups.chunks(16)) {
-        let lanes = first(gates.len());
+        let lanes = lane_mask(gates.len());
         // SAFETY: as many elements of both as there are lanes.
         unsafe {
             let own = _mm512_maskz_loadu_ps(lanes, gates.as_ptr());
-            let own = gated(gate, own, _mm512_maskz_loadu_ps(lanes, ups.as_ptr()));
+            let own = apply_gate(gate, own, _mm512_maskz_loadu_ps(lanes, ups.as_ptr()));
             _mm512_mask_storeu_ps(gates.as_mut_ptr(), lanes, own);
         }
     }
@@ -95,13 +97,13 @@ pub(crate) fn gate(gate: Gate, gates: &mut [f32], ups: &[f32]) {
 
 /// `a . b`, of as many elements as both have.
 #[target_feature(enable = "avx512f")]
-pub(crate) fn inner(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     // So that none waits for the one before it.
     let mut sums = [_mm512_setzero_ps(); 4];
     for (a, b) in a.chunks(64).zip(b.chunks(64)) {
         let n = a.len().min(b.len());
         for (i, sum) in sums.iter_mut().enumerate().take(n.div_ceil(16)) {
-            let lanes = first(n - 16 * i);
+            let lanes = lane_mask(n - 16 * i);
             // SAFETY: as many elements of both as there are lanes.
             unsafe {
                 let a = _mm512_maskz_loadu_ps(lanes, a.as_ptr().add(16 * i));

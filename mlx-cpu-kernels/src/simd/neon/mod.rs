@@ -1,4 +1,4 @@
 //! Kernels for aarch64: NEON, and the extension dotprod.
 
-pub(crate) mod kernels;
+pub(crate) mod f32;
 pub(crate) mod qgemv_dotprod;

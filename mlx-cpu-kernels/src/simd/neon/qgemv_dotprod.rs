@@ -1,7 +1,7 @@
-//! Products of quantized matrices with a few rows of inputs that were made 16-bit whole numbers, for aarch64 with the
-//! extension dotprod (Apple silicon, Neoverse, Cortex-A76 and later): an instruction adds four products of 8-bit numbers
-//! to each lane, so an input is a high and a low byte, and sums of neighbors are exact integers that only then meet the
-//! scales. Everything else is as without the extension (`neon.rs`); for x86-64 see `whole.rs`.
+//! Products of quantized matrices with a few rows of inputs, for aarch64 with the extension dotprod
+//! (Apple silicon, Neoverse, Cortex-A76 and later). `sdot` adds four products of 8-bit integers to
+//! each lane. So inputs are quantized to 16 bits as a high and a low byte, and sums are exact
+//! integers until they meet the scales. `avx2/qgemv.rs` is the x86-64 version.
 
 use std::arch::aarch64::{
     float32x4_t, int8x16_t, int32x4_t, uint16x4_t, vabsq_f32, vaddq_f32, vaddvq_f32, vandq_u8,
@@ -14,25 +14,25 @@ use std::arch::aarch64::{
 };
 use std::arch::asm;
 
-use crate::layout::input_panel::{Panel, Prepared};
-use crate::layout::packed::{BAND, Bands, Factors};
-use crate::partition::Columns;
+use crate::layout::input_panel::{InputPanel, InputPanelMut};
+use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix};
+use crate::partition::OutputBlock;
 
 /// Neighboring inputs that share a scale, and stand in one vector of 16 bytes. With 8 bits they meet two words of a matrix.
-pub(crate) const NEAR: usize = 8;
+pub(crate) const INPUTS_PER_SCALE: usize = 8;
 
 /// The largest whole number whose high byte, rounded so that the low one is signed, is a signed one too.
-pub(crate) const LARGEST: f32 = 127.0 * 256.0 + 127.0;
+pub(crate) const MAX_QUANT: f32 = 127.0 * 256.0 + 127.0;
 
-/// Inputs among neighbors that are no larger count as zeros: what they would be divided by has no inverse.
-const TINY: f32 = 1e-34;
+/// InputPtrs among neighbors that are no larger count as zeros: what they would be divided by has no inverse.
+const MIN_MAGNITUDE: f32 = 1e-34;
 
 /// Elements of a vector of floats.
 const WIDTH: usize = 4;
 
 /// Rows of inputs, as addresses.
 #[derive(Clone, Copy)]
-struct Inputs {
+struct InputPtrs {
     bytes: *const i8,
     scales: *const f32,
     sums: *const f32,
@@ -40,46 +40,46 @@ struct Inputs {
 
 /// A band, as addresses: scales and biases are float16 or float32.
 #[derive(Clone, Copy)]
-struct Band {
+struct RowBlock {
     words: *const u32,
     scales: *const u8,
     biases: *const u8,
     half: bool,
     /// Groups of a row.
     groups: usize,
-    /// How often [`NEAR`] numbers are in a group.
+    /// How often [`INPUTS_PER_SCALE`] numbers are in a group.
     per: usize,
 }
 
-/// Bands with each of the inputs; see [`crate::simd::qgemv::block`].
+/// Bands with each of the inputs; see [`crate::simd::qgemv::qgemv`].
 #[target_feature(enable = "neon,dotprod")]
-pub(crate) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
-    let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
-    let k = groups * per * bands.per_word();
+pub(crate) fn qgemv(bands: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
+    let (count, groups, per) = (bands.row_blocks(), bands.groups, bands.words_per_group());
+    let k = groups * per * bands.values_per_word();
     // The reads and writes below stay within these.
-    assert!(bands.words.len() == count * groups * per * BAND);
-    assert!(bands.scales.len() == count * groups * BAND);
-    assert!(bands.biases.len() == count * groups * BAND);
-    assert!((per * bands.per_word()).is_multiple_of(NEAR));
-    assert!(x.whole.len() == x.rows * k && out.size() == (x.rows, count * BAND));
-    assert!(x.scales.len() * NEAR == x.rows * k);
+    assert!(bands.words.len() == count * groups * per * INTERLEAVED_ROWS);
+    assert!(bands.scales.len() == count * groups * INTERLEAVED_ROWS);
+    assert!(bands.biases.len() == count * groups * INTERLEAVED_ROWS);
+    assert!((per * bands.values_per_word()).is_multiple_of(INPUTS_PER_SCALE));
+    assert!(x.quants.len() == x.rows * k && out.dims() == (x.rows, count * INTERLEAVED_ROWS));
+    assert!(x.scales.len() * INPUTS_PER_SCALE == x.rows * k);
     assert!(x.sums.len() == x.rows * groups);
     let (scales, biases, half) = match (bands.scales, bands.biases) {
-        (Factors::Half(scales), Factors::Half(biases)) => {
+        (GroupParams::F16(scales), GroupParams::F16(biases)) => {
             (scales.as_ptr().cast(), biases.as_ptr().cast(), true)
         }
-        (Factors::Single(scales), Factors::Single(biases)) => {
+        (GroupParams::F32(scales), GroupParams::F32(biases)) => {
             (scales.as_ptr().cast(), biases.as_ptr().cast(), false)
         }
         _ => unreachable!("scales and biases are of one type"),
     };
-    let first = Band {
+    let first = RowBlock {
         words: bands.words.as_ptr(),
         scales,
         biases,
         half,
         groups,
-        per: per * bands.per_word() / NEAR,
+        per: per * bands.values_per_word() / INPUTS_PER_SCALE,
     };
     // SAFETY: the lengths are asserted, for numbers of so many bits.
     unsafe {
@@ -94,10 +94,15 @@ pub(crate) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
 /// All bands with all rows.
 ///
 /// # Safety
-/// The lengths must be those that [`block`] asserts, for numbers of `BITS`.
+/// The lengths must be those that [`qgemv`] asserts, for numbers of `BITS`.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn rows<const BITS: u32>(first: Band, count: usize, x: Panel<'_>, out: &mut Columns<'_>) {
+unsafe fn rows<const BITS: u32>(
+    first: RowBlock,
+    count: usize,
+    x: InputPanel<'_>,
+    out: &mut OutputBlock<'_>,
+) {
     // SAFETY: the caller's promise; each is given as many rows as it takes.
     unsafe {
         match x.rows {
@@ -121,23 +126,23 @@ unsafe fn rows<const BITS: u32>(first: Band, count: usize, x: Panel<'_>, out: &m
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn bands<const M: usize, const BITS: u32>(
-    first: Band,
+    first: RowBlock,
     count: usize,
-    x: Panel<'_>,
-    out: &mut Columns<'_>,
+    x: InputPanel<'_>,
+    out: &mut OutputBlock<'_>,
 ) {
-    let x = Inputs {
-        bytes: x.whole.as_ptr().cast(),
+    let x = InputPtrs {
+        bytes: x.quants.as_ptr().cast(),
         scales: x.scales.as_ptr(),
         sums: x.sums.as_ptr(),
     };
     let words = first.groups * first.per * words_of::<BITS>();
-    let factors = first.groups * BAND * if first.half { 2 } else { 4 };
-    let (to, step) = out.places();
+    let factors = first.groups * INTERLEAVED_ROWS * if first.half { 2 } else { 4 };
+    let (to, step) = out.raw_parts();
     for i in 0..count {
         // SAFETY: band `i` of `count`, and its place in each row of the output: the caller's promise.
         unsafe {
-            let band = Band {
+            let band = RowBlock {
                 words: first.words.add(i * words),
                 scales: first.scales.add(i * factors),
                 biases: first.biases.add(i * factors),
@@ -145,7 +150,7 @@ unsafe fn bands<const M: usize, const BITS: u32>(
             };
             let found = tile::<M, BITS>(band, x);
             for (m, [low, high]) in found.into_iter().enumerate() {
-                let to = to.add(m * step + i * BAND);
+                let to = to.add(m * step + i * INTERLEAVED_ROWS);
                 vst1q_f32(to, low);
                 vst1q_f32(to.add(WIDTH), high);
             }
@@ -153,9 +158,9 @@ unsafe fn bands<const M: usize, const BITS: u32>(
     }
 }
 
-/// Words in which a band has [`NEAR`] numbers of each row.
+/// Words in which a band has [`INPUTS_PER_SCALE`] numbers of each row.
 const fn words_of<const BITS: u32>() -> usize {
-    NEAR * BITS as usize / 32 * BAND
+    INPUTS_PER_SCALE * BITS as usize / 32 * INTERLEAVED_ROWS
 }
 
 /// A band with `M` rows of inputs: its eight outputs for each.
@@ -164,7 +169,10 @@ const fn words_of<const BITS: u32>() -> usize {
 /// `band` and `x` must have as many groups and numbers as `band` says.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn tile<const M: usize, const BITS: u32>(band: Band, x: Inputs) -> [[float32x4_t; 2]; M] {
+unsafe fn tile<const M: usize, const BITS: u32>(
+    band: RowBlock,
+    x: InputPtrs,
+) -> [[float32x4_t; 2]; M] {
     let zero = vdupq_n_f32(0.0);
     // With eight rows only the sums of a group stay in registers.
     let mut totals = [[zero; 2]; M];
@@ -204,7 +212,7 @@ unsafe fn tile<const M: usize, const BITS: u32>(band: Band, x: Inputs) -> [[floa
     totals
 }
 
-/// [`NEAR`] numbers of each of eight rows, as signed bytes: four of each row in two vectors, and the other four in two
+/// [`INPUTS_PER_SCALE`] numbers of each of eight rows, as signed bytes: four of each row in two vectors, and the other four in two
 /// more. Of 4 bits these are the even ones of a row's word and the odd ones; of 8 bits those of its first word and of
 /// its second, 128 less.
 ///
@@ -231,7 +239,7 @@ unsafe fn numbers<const BITS: u32>(words: *const u32) -> [[int8x16_t; 2]; 2] {
     }
 }
 
-/// Adds the products of numbers with [`NEAR`] inputs of a row, which stand at `place`.
+/// Adds the products of numbers with [`INPUTS_PER_SCALE`] inputs of a row, which stand at `place`.
 ///
 /// # Safety
 /// The inputs must have that place.
@@ -240,13 +248,13 @@ unsafe fn numbers<const BITS: u32>(words: *const u32) -> [[int8x16_t; 2]; 2] {
 unsafe fn add(
     sums: &mut [float32x4_t; 2],
     [first, second]: [[int8x16_t; 2]; 2],
-    x: Inputs,
+    x: InputPtrs,
     place: usize,
 ) {
     // SAFETY: the caller's promise.
     let (own, scale) = unsafe {
         (
-            vld1q_s8(x.bytes.add(place * 2 * NEAR)),
+            vld1q_s8(x.bytes.add(place * 2 * INPUTS_PER_SCALE)),
             *x.scales.add(place),
         )
     };
@@ -255,7 +263,7 @@ unsafe fn add(
     sums[1] = vfmaq_n_f32(sums[1], vcvtq_f32_s32(exact[1]), scale);
 }
 
-/// The sums of products of [`NEAR`] numbers of eight rows with as many inputs, which are below 2^25 in size: the
+/// The sums of products of [`INPUTS_PER_SCALE`] numbers of eight rows with as many inputs, which are below 2^25 in size: the
 /// products with high bytes count 256 times.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
@@ -309,10 +317,10 @@ unsafe fn factors(all: *const u8, group: usize, half: bool) -> [float32x4_t; 2] 
     // SAFETY: the caller's promise.
     unsafe {
         if half {
-            let at = all.cast::<u16>().add(group * BAND);
+            let at = all.cast::<u16>().add(group * INTERLEAVED_ROWS);
             [wide(vld1_u16(at)), wide(vld1_u16(at.add(WIDTH)))]
         } else {
-            let at = all.cast::<f32>().add(group * BAND);
+            let at = all.cast::<f32>().add(group * INTERLEAVED_ROWS);
             [vld1q_f32(at), vld1q_f32(at.add(WIDTH))]
         }
     }
@@ -336,35 +344,40 @@ fn wide(from: uint16x4_t) -> float32x4_t {
     to
 }
 
-/// See [`crate::simd::qgemv::prepare`].
+/// See [`crate::simd::qgemv::prepare_inputs`].
 #[target_feature(enable = "neon,dotprod")]
-pub(crate) fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prepared<'_>) {
+pub(crate) fn prepare_inputs(
+    x: &[f32],
+    k: usize,
+    (bits, group): (u32, usize),
+    to: InputPanelMut<'_>,
+) {
     /// Neighbors of four scales, which are computed together.
-    const FOUR: usize = WIDTH * NEAR;
+    const FOUR: usize = WIDTH * INPUTS_PER_SCALE;
     let (rows, groups) = (x.len() / k, k / group);
     // The writes below stay within these.
-    assert!(to.whole.len() == rows * k && groups * group == k && group.is_multiple_of(FOUR));
-    assert!(to.scales.len() * NEAR == rows * k);
+    assert!(to.quants.len() == rows * k && groups * group == k && group.is_multiple_of(FOUR));
+    assert!(to.scales.len() * INPUTS_PER_SCALE == rows * k);
     assert!(to.sums.len() == rows * groups);
-    let (bytes, scales) = (to.whole.as_mut_ptr().cast::<i8>(), to.scales.as_mut_ptr());
+    let (bytes, scales) = (to.quants.as_mut_ptr().cast::<i8>(), to.scales.as_mut_ptr());
     for (row, x) in x.chunks_exact(k).enumerate() {
         for (g, x) in x.chunks_exact(group).enumerate() {
             let (mut sum, mut rest) = (vdupq_n_f32(0.0), vdupq_n_f32(0.0));
             for (i, x) in (g * group / FOUR..).zip(x.as_chunks::<FOUR>().0) {
                 let mut eights = [[vdupq_n_f32(0.0); 2]; WIDTH];
-                for (eight, x) in eights.iter_mut().zip(x.as_chunks::<NEAR>().0) {
+                for (eight, x) in eights.iter_mut().zip(x.as_chunks::<INPUTS_PER_SCALE>().0) {
                     // SAFETY: the eight elements of `x`.
                     *eight = unsafe { [vld1q_f32(x.as_ptr()), vld1q_f32(x.as_ptr().add(WIDTH))] };
                 }
-                let (units, inverses) = units(eights);
+                let (units, inverses) = scales_of(eights);
                 for (j, eight) in eights.into_iter().enumerate() {
                     sum = vaddq_f32(sum, vaddq_f32(eight[0], eight[1]));
-                    let (own, lost) = to_bytes(eight, bits, units[j], inverses[j]);
+                    let (own, lost) = quantize_8(eight, bits, units[j], inverses[j]);
                     rest = vaddq_f32(rest, lost);
                     let place = (i * WIDTH + j) * rows + row;
                     // SAFETY: these eight, of which the row has `k / 8`, have 16 bytes and a scale.
                     unsafe {
-                        vst1q_s8(bytes.add(place * 2 * NEAR), own);
+                        vst1q_s8(bytes.add(place * 2 * INPUTS_PER_SCALE), own);
                         *scales.add(place) = units[j];
                     }
                 }
@@ -377,15 +390,15 @@ pub(crate) fn prepare(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prep
 /// For four times eight neighbors: what one of their whole numbers stands for, and how many of these are 1.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn units(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) {
+fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) {
     // What is no number is not greater.
     let most = |[a, b]: [float32x4_t; 2]| vmaxnmq_f32(vabsq_f32(a), vabsq_f32(b));
     let most = vpmaxnmq_f32(
         vpmaxnmq_f32(most(eights[0]), most(eights[1])),
         vpmaxnmq_f32(most(eights[2]), most(eights[3])),
     );
-    let largest = vdupq_n_f32(LARGEST);
-    let some = vcgtq_f32(most, vdupq_n_f32(TINY));
+    let largest = vdupq_n_f32(MAX_QUANT);
+    let some = vcgtq_f32(most, vdupq_n_f32(MIN_MAGNITUDE));
     let only = |v| vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(v), some));
     let (mut units, mut inverses) = ([0.0; WIDTH], [0.0; WIDTH]);
     // SAFETY: four elements each.
@@ -400,7 +413,7 @@ fn units(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) {
 /// the first four [`numbers`], their low bytes, then those of the other four.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn to_bytes(
+fn quantize_8(
     [a, b]: [float32x4_t; 2],
     bits: u32,
     unit: f32,
@@ -443,16 +456,16 @@ pub(crate) mod tests {
         }
     }
 
-    /// [`super::prepare`] by the definition.
-    pub(crate) fn plain(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prepared<'_>) {
+    /// [`super::prepare_inputs`] by the definition.
+    pub(crate) fn plain(x: &[f32], k: usize, (bits, group): (u32, usize), to: InputPanelMut<'_>) {
         let rows = x.len() / k;
-        let bytes: &mut [i8] = bytemuck::cast_slice_mut(to.whole);
+        let bytes: &mut [i8] = bytemuck::cast_slice_mut(to.quants);
         to.sums.fill(0.0);
         for (row, x) in x.chunks_exact(k).enumerate() {
-            for (n, x) in x.chunks_exact(NEAR).enumerate() {
+            for (n, x) in x.chunks_exact(INPUTS_PER_SCALE).enumerate() {
                 let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-                let (unit, inverse) = if most > TINY {
-                    (most / LARGEST, LARGEST / most)
+                let (unit, inverse) = if most > MIN_MAGNITUDE {
+                    (most / MAX_QUANT, MAX_QUANT / most)
                 } else {
                     (0.0, 0.0)
                 };
@@ -462,10 +475,11 @@ pub(crate) mod tests {
                     let whole = (x * inverse).round_ties_even() as i32;
                     let low = whole as i8;
                     let high = (whole - i32::from(low)) / 256;
-                    let place = at * 2 * NEAR + place(i, bits);
+                    let place = at * 2 * INPUTS_PER_SCALE + place(i, bits);
                     bytes[place] = i8::try_from(high).unwrap();
                     bytes[place + 4] = low;
-                    to.sums[row * (k / group) + n * NEAR / group] += whole as f32 * unit;
+                    to.sums[row * (k / group) + n * INPUTS_PER_SCALE / group] +=
+                        whole as f32 * unit;
                 }
             }
         }
@@ -475,33 +489,33 @@ pub(crate) mod tests {
     fn products(bits: u32, q: u32, (scale, bias): (f32, f32), x: &[f32]) -> Vec<f32> {
         const K: usize = 32;
         let (rows, byte) = (x.len() / K, if bits == 4 { q * 17 } else { q });
-        let bands = Bands {
-            words: &vec![byte * 0x0101_0101; K * BAND * bits as usize / 32],
-            scales: Factors::Single(&[scale; BAND]),
-            biases: Factors::Single(&[bias; BAND]),
+        let bands = PackedMatrix {
+            words: &vec![byte * 0x0101_0101; K * INTERLEAVED_ROWS * bits as usize / 32],
+            scales: GroupParams::F32(&[scale; INTERLEAVED_ROWS]),
+            biases: GroupParams::F32(&[bias; INTERLEAVED_ROWS]),
             groups: 1,
             bits,
         };
-        let (mut whole, mut scales) = (vec![7; rows * K], vec![7.0; rows * K / NEAR]);
-        let (mut sums, mut out) = (vec![7.0; rows], vec![7.0; rows * BAND]);
-        let to = Prepared {
+        let (mut whole, mut scales) = (vec![7; rows * K], vec![7.0; rows * K / INPUTS_PER_SCALE]);
+        let (mut sums, mut out) = (vec![7.0; rows], vec![7.0; rows * INTERLEAVED_ROWS]);
+        let to = InputPanelMut {
             values: &mut [],
-            whole: &mut whole,
+            quants: &mut whole,
             scales: &mut scales,
             sums: &mut sums,
         };
         // SAFETY: the callers see to it that the processor has neon and dotprod.
-        unsafe { prepare(x, K, (bits, K), to) };
-        let x = Panel {
+        unsafe { prepare_inputs(x, K, (bits, K), to) };
+        let x = InputPanel {
             rows,
             values: &[],
-            whole: &whole,
+            quants: &whole,
             scales: &scales,
             sums: &sums,
         };
-        let mut columns = Columns::all(&mut out, rows);
+        let mut columns = OutputBlock::contiguous(&mut out, rows);
         // SAFETY: as above.
-        unsafe { block(bands, x, &mut columns) };
+        unsafe { qgemv(bands, x, &mut columns) };
         out
     }
 
@@ -546,7 +560,7 @@ pub(crate) mod tests {
                     *x = (first + i as i32) as f32;
                 }
                 // The unit is 1.
-                x[7] = LARGEST;
+                x[7] = MAX_QUANT;
                 let wanted: f32 = x.iter().map(|x| w * x).sum();
                 for got in products(bits, q, (1.0, bias), &x) {
                     assert_eq!(got, wanted, "{bits} bits, from {first} on");

@@ -1,10 +1,10 @@
 //! Quantized matrices as floats, without vector instructions.
 
-use crate::layout::packed::{BAND, Bands, CHUNK, QuantizedRow};
+use crate::layout::packed::{CHUNK, INTERLEAVED_ROWS, PackedMatrix, PackedRow};
 
 /// A row as floats, for whatever instructions it is compiled for.
 #[inline(always)]
-pub(crate) fn unpack(row: QuantizedRow<'_>, bits: u32, out: &mut [f32]) {
+pub(crate) fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
     let groups = row.scales.len().max(1);
     let (width, bytes) = (out.len() / groups, row.packed.len() / groups);
     let parts = out
@@ -29,19 +29,28 @@ pub(crate) fn unpack(row: QuantizedRow<'_>, bits: u32, out: &mut [f32]) {
     }
 }
 
-/// See [`Bands::unpack_columns`].
-pub(crate) fn unpack_columns(bands: Bands<'_>, out: &mut [f32]) {
-    let (per, near) = (bands.group_words(), bands.per_word());
-    let (width, mask) = (bands.count() * BAND, u32::MAX >> (32 - bands.bits));
-    for i in 0..bands.count() {
-        let band = bands.part(i..i + 1);
+/// See [`PackedMatrix::dequantize_transposed`].
+pub(crate) fn dequantize_transposed(bands: PackedMatrix<'_>, out: &mut [f32]) {
+    let (per, near) = (bands.words_per_group(), bands.values_per_word());
+    let (width, mask) = (
+        bands.row_blocks() * INTERLEAVED_ROWS,
+        u32::MAX >> (32 - bands.bits),
+    );
+    for i in 0..bands.row_blocks() {
+        let band = bands.block_range(i..i + 1);
         let groups = out.chunks_exact_mut(per * near * width);
-        for ((g, out), words) in groups.enumerate().zip(band.words.chunks_exact(per * BAND)) {
-            let (scales, biases) = (band.scales.eight(g), band.biases.eight(g));
-            let words = words.as_chunks::<BAND>().0.iter();
+        for ((g, out), words) in groups
+            .enumerate()
+            .zip(band.words.chunks_exact(per * INTERLEAVED_ROWS))
+        {
+            let (scales, biases) = (band.scales.group(g), band.biases.group(g));
+            let words = words.as_chunks::<INTERLEAVED_ROWS>().0.iter();
             for (words, columns) in words.zip(out.chunks_exact_mut(near * width)) {
                 for (j, column) in columns.chunks_exact_mut(width).enumerate() {
-                    for (lane, out) in column[i * BAND..][..BAND].iter_mut().enumerate() {
+                    for (lane, out) in column[i * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS]
+                        .iter_mut()
+                        .enumerate()
+                    {
                         let q = words[lane] >> (j as u32 * bands.bits) & mask;
                         *out = q.cast_signed() as f32 * scales[lane] + biases[lane];
                     }

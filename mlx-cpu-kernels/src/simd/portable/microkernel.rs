@@ -1,15 +1,10 @@
 //! The micro-kernel without vector instructions.
 
-use crate::layout::tile::{LANES, Left, Product, Right};
+use crate::layout::tile::{LANES, TileA, TileB, TileC};
 
 /// # Safety
-/// As [`crate::simd::microkernel::tiles`].
-pub(crate) unsafe fn tile<const M: usize>(
-    depth: usize,
-    left: Left,
-    right: Right,
-    product: Product,
-) {
+/// As [`crate::simd::microkernel::gemm_tiles`].
+pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: TileB, product: TileC) {
     let mut sums = [[0.0f32; LANES]; M];
     let (mut a, mut b) = (left.data, right.data);
     for _ in 0..depth {
@@ -17,20 +12,20 @@ pub(crate) unsafe fn tile<const M: usize>(
         let lanes = unsafe { b.cast::<[f32; LANES]>().read_unaligned() };
         for (m, sum) in sums.iter_mut().enumerate() {
             // SAFETY: as above.
-            let factor = unsafe { a.wrapping_add(m * left.row_step).read() };
+            let factor = unsafe { a.wrapping_add(m * left.row_stride).read() };
             for (sum, lane) in sum.iter_mut().zip(lanes) {
                 *sum += factor * lane;
             }
         }
-        a = a.wrapping_add(left.step);
-        b = b.wrapping_add(right.step);
+        a = a.wrapping_add(left.stride);
+        b = b.wrapping_add(right.stride);
     }
     for (m, sum) in sums.iter().enumerate() {
         for (lane, sum) in sum.iter().enumerate() {
-            let to = product.data.wrapping_add(m * product.row_step + lane);
+            let to = product.data.wrapping_add(m * product.row_stride + lane);
             // SAFETY: as above.
             unsafe {
-                *to = if product.adds { *to + sum } else { *sum };
+                *to = if product.accumulate { *to + sum } else { *sum };
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Kernels without instructions of their own, and the scalar definitions of the others.
+//! Kernels without vector intrinsics, and the scalar definitions that the others follow.
 
 pub(crate) mod dequantize;
 pub(crate) mod microkernel;

@@ -1,12 +1,19 @@
 //! Products of quantized matrices with a few rows of inputs, without vector instructions.
 
-use crate::layout::input_panel::{LARGEST, Panel, Prepared, neighbors, place};
-use crate::layout::packed::{BAND, Bands};
-use crate::partition::Columns;
+use crate::layout::input_panel::{
+    InputPanel, InputPanelMut, MAX_QUANT, inputs_per_word, pair_index,
+};
+use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
+use crate::partition::OutputBlock;
 
-/// [`crate::simd::qgemv::prepare`] for whatever instructions it is compiled for.
+/// [`crate::simd::qgemv::prepare_inputs`] for whatever instructions it is compiled for.
 #[inline(always)]
-pub(crate) fn prepare_with(x: &[f32], k: usize, (bits, group): (u32, usize), to: Prepared<'_>) {
+pub(crate) fn prepare_inputs(
+    x: &[f32],
+    k: usize,
+    (bits, group): (u32, usize),
+    to: InputPanelMut<'_>,
+) {
     for (sum, part) in to.sums.iter_mut().zip(x.chunks_exact(group)) {
         // Over eight lanes: exact enough, and vectorizable.
         let mut lanes = [0.0f32; 8];
@@ -17,13 +24,13 @@ pub(crate) fn prepare_with(x: &[f32], k: usize, (bits, group): (u32, usize), to:
         }
         *sum = lanes.iter().sum();
     }
-    if !to.whole.is_empty() {
+    if !to.quants.is_empty() {
         let rows = x.len() / k;
         let sums = to.sums.chunks_exact_mut(k / group);
         for ((row, x), sums) in x.chunks_exact(k).enumerate().zip(sums) {
             for ((g, x), sum) in x.chunks_exact(group).enumerate().zip(sums) {
-                let first = g * group / neighbors(bits);
-                *sum -= to_whole(x, first, (bits, row, rows), to.whole, to.scales);
+                let first = g * group / inputs_per_word(bits);
+                *sum -= quantize_inputs(x, first, (bits, row, rows), to.quants, to.scales);
             }
         }
     } else {
@@ -34,45 +41,49 @@ pub(crate) fn prepare_with(x: &[f32], k: usize, (bits, group): (u32, usize), to:
 /// A group of a row in whole numbers, from word `first` of the row on; returns what rounding took from its sum. What is
 /// no number becomes some number here; the group's sum carries it on.
 #[inline(always)]
-fn to_whole(
+fn quantize_inputs(
     x: &[f32],
     first: usize,
     (bits, row, rows): (u32, usize, usize),
     whole: &mut [i16],
     scales: &mut [f32],
 ) -> f32 {
-    let near = neighbors(bits);
+    let near = inputs_per_word(bits);
     let mut rest = 0.0;
     for (word, x) in (first..).zip(x.chunks_exact(near)) {
         let whole = &mut whole[(word * rows + row) * near..][..near];
         let greatest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
         let inverse = if greatest > 0.0 {
-            LARGEST / greatest
+            MAX_QUANT / greatest
         } else {
             0.0
         };
-        let scale = greatest / LARGEST;
+        let scale = greatest / MAX_QUANT;
         scales[word * rows + row] = scale;
         for (i, x) in x.iter().enumerate() {
             let own = (x * inverse).round_ties_even() as i16;
             rest += x - f32::from(own) * scale;
-            whole[place(i, near)] = own;
+            whole[pair_index(i, near)] = own;
         }
     }
     rest
 }
 
-/// See [`crate::simd::qgemv::block`].
-pub(crate) fn block<const BITS: u32>(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
-    let (groups, per, near) = (bands.groups, bands.group_words(), 32 / BITS as usize);
-    for band in 0..bands.count() {
-        let own = bands.part(band..band + 1);
-        let words = own.words.as_chunks::<BAND>().0;
+/// See [`crate::simd::qgemv::qgemv`].
+pub(crate) fn qgemv<const BITS: u32>(
+    bands: PackedMatrix<'_>,
+    x: InputPanel<'_>,
+    out: &mut OutputBlock<'_>,
+) {
+    let (groups, per, near) = (bands.groups, bands.words_per_group(), 32 / BITS as usize);
+    for band in 0..bands.row_blocks() {
+        let own = bands.block_range(band..band + 1);
+        let words = own.words.as_chunks::<INTERLEAVED_ROWS>().0;
         for i in 0..x.rows {
             let row = x.row(i, groups * per * near, groups);
-            let mut totals = [0.0f32; BAND];
+            let mut totals = [0.0f32; INTERLEAVED_ROWS];
             for g in 0..groups {
-                let mut sums = [0.0f32; BAND];
+                let mut sums = [0.0f32; INTERLEAVED_ROWS];
                 let values = row.values[g * per * near..].chunks_exact(near);
                 for (words, x) in words[g * per..(g + 1) * per].iter().zip(values) {
                     for (i, x) in x.iter().enumerate() {
@@ -83,12 +94,12 @@ pub(crate) fn block<const BITS: u32>(bands: Bands<'_>, x: Panel<'_>, out: &mut C
                         }
                     }
                 }
-                let (scales, biases) = (own.scales.eight(g), own.biases.eight(g));
-                for lane in 0..BAND {
+                let (scales, biases) = (own.scales.group(g), own.biases.group(g));
+                for lane in 0..INTERLEAVED_ROWS {
                     totals[lane] += scales[lane] * sums[lane] + biases[lane] * row.sums[g];
                 }
             }
-            out.row(i)[band * BAND..][..BAND].copy_from_slice(&totals);
+            out.row_mut(i)[band * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS].copy_from_slice(&totals);
         }
     }
 }

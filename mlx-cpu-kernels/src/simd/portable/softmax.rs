@@ -4,33 +4,33 @@ use crate::simd::portable::vmath;
 
 /// See [`crate::attention::decode_attention`].
 #[inline(always)]
-pub(crate) fn soften(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
+pub(crate) fn softmax(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     if let Some(cap) = cap {
         scores
             .iter_mut()
             .for_each(|s| *s = vmath::tanh(*s / cap) * cap);
     }
-    let greatest = greatest(scores);
-    let base = base(greatest);
+    let max_score = max_score(scores);
+    let softmax_base = softmax_base(max_score);
     let (lanes, rest) = scores.as_chunks_mut::<8>();
     let mut sums = [0.0f32; 8];
     for scores in lanes {
         for (sum, score) in sums.iter_mut().zip(scores) {
-            *score = vmath::exp(*score - base);
+            *score = vmath::exp(*score - softmax_base);
             *sum += *score;
         }
     }
     let mut total: f32 = sums.iter().sum();
     for score in rest {
-        *score = vmath::exp(*score - base);
+        *score = vmath::exp(*score - softmax_base);
         total += *score;
     }
-    (greatest, total)
+    (max_score, total)
 }
 
 /// The greatest score; none is no number's.
 #[inline(always)]
-pub(crate) fn greatest(scores: &[f32]) -> f32 {
+pub(crate) fn max_score(scores: &[f32]) -> f32 {
     let (lanes, rest) = scores.as_chunks::<8>();
     let mut most = [f32::NEG_INFINITY; 8];
     for scores in lanes {
@@ -45,10 +45,10 @@ pub(crate) fn greatest(scores: &[f32]) -> f32 {
 
 /// What exponentials are taken below: a query that sees nothing but impossible scores would subtract infinities.
 #[inline(always)]
-pub(crate) fn base(greatest: f32) -> f32 {
-    if greatest == f32::NEG_INFINITY {
+pub(crate) fn softmax_base(max_score: f32) -> f32 {
+    if max_score == f32::NEG_INFINITY {
         0.0
     } else {
-        greatest
+        max_score
     }
 }

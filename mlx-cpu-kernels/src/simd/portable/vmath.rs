@@ -1,19 +1,19 @@
 //! Scalar definitions: exponentials, gates, inner products. Vector kernels follow the same steps.
 
 /// Below this, `exp` is zero here: what would be no normal number.
-pub(crate) const LEAST: f32 = -87.33;
+pub(crate) const EXP_MIN: f32 = -87.33;
 
 /// Above this, `exp` is what it is here.
-pub(crate) const MOST: f32 = 88.37;
+pub(crate) const EXP_MAX: f32 = 88.37;
 
 /// Adding 1.5 * 2^23 rounds to a whole number, which is then in the lowest bits.
-pub(crate) const ROUND: f32 = 12_582_912.0;
+pub(crate) const ROUND_BIAS: f32 = 12_582_912.0;
 
 /// The logarithm of 2, in two parts, so that a whole number times the first is exact.
 pub(crate) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 
 /// That of Cephes' `expf` (S. Moshier), from the highest power on.
-pub(crate) const POLYNOMIAL: [f32; 6] = [
+pub(crate) const EXP_POLY: [f32; 6] = [
     1.987_569_1e-4,
     1.398_199_9e-3,
     8.333_452e-3,
@@ -26,20 +26,20 @@ pub(crate) const POLYNOMIAL: [f32; 6] = [
 /// number stays so.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    let high = if x > MOST { MOST } else { x };
-    let bounded = if high < LEAST { LEAST } else { high };
-    let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
+    let high = if x > EXP_MAX { EXP_MAX } else { x };
+    let bounded = if high < EXP_MIN { EXP_MIN } else { high };
+    let shifted = bounded * std::f32::consts::LOG2_E + ROUND_BIAS;
+    let n = shifted - ROUND_BIAS;
     let r = bounded - n * LN_2[0];
     let r = r - n * LN_2[1];
-    let mut p = POLYNOMIAL[0];
-    for factor in &POLYNOMIAL[1..] {
+    let mut p = EXP_POLY[0];
+    for factor in &EXP_POLY[1..] {
         p = p * r + factor;
     }
     let value = p * (r * r) + r + 1.0;
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
     // Not by the bounded value, which is a number always.
-    if x < LEAST { 0.0 } else { value * power }
+    if x < EXP_MIN { 0.0 } else { value * power }
 }
 
 /// `2 / (1 + exp(-2x)) - 1`: the hyperbolic tangent, to about 1e-7.
@@ -48,10 +48,10 @@ pub(crate) fn tanh(x: f32) -> f32 {
     2.0 / (1.0 + exp(-2.0 * x)) - 1.0
 }
 
-/// Of the tanh approximation to `x * Phi(x)`, `0.5 x (1 + tanh(ROOT (x + CUBE x^3)))` (Hendrycks and Gimpel 2016): the root of
+/// Of the tanh approximation to `x * Phi(x)`, `0.5 x (1 + tanh(SQRT_2_OVER_PI (x + GELU_CUBIC x^3)))` (Hendrycks and Gimpel 2016): the root of
 /// 2 / pi, and the weight of the cube.
-pub(crate) const ROOT: f32 = 0.797_884_6;
-pub(crate) const CUBE: f32 = 0.044_715;
+pub(crate) const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+pub(crate) const GELU_CUBIC: f32 = 0.044_715;
 
 /// An element-wise function on a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl Gate {
         match self {
             Gate::Silu => x / (1.0 + exp(-x)),
             Gate::GeluTanh => {
-                let inner = ROOT * (x + CUBE * x * x * x);
+                let inner = SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x);
                 0.5 * x * (1.0 + tanh(inner))
             }
             // Not `max`, which would lose what is no number.
@@ -82,7 +82,7 @@ impl Gate {
 
 /// `gates = gate(gates) * ups`.
 #[inline(always)]
-pub(crate) fn gate(gate: Gate, gates: &mut [f32], ups: &[f32]) {
+pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     // One loop for each, so that each is in vectors.
     let both = gates.iter_mut().zip(ups);
     match gate {

@@ -272,7 +272,7 @@ fn heads_that_cannot_be_are_errors() {
         // 65,538 heads of 65,536 elements are 2 to the 32 and 131,072.
         let (large, width) = (heads(65_536, 1, 65_536), 131_072);
         let packed = array(&vec![0.0; width], &[1, 1, width as i32]);
-        let token = Tokens {
+        let token = TokenRange {
             first: 0,
             length: 1,
             offset: 0,

@@ -28,7 +28,7 @@ fn stored_keys_and_values_stand_where_they_belong() {
         let before = noise(n * room * d, 2);
         let shape = [1, n as i32, room as i32, d as i32];
         let cache = array(&before, &shape);
-        let tokens = Tokens {
+        let tokens = TokenRange {
             first: 1,
             length: 3,
             offset: 6,
@@ -70,7 +70,7 @@ fn stored_keys_and_values_stand_where_they_belong() {
             (0, 11, 0),
             (0, 1, -1),
         ] {
-            let tokens = Tokens {
+            let tokens = TokenRange {
                 first,
                 length,
                 offset,
@@ -179,7 +179,7 @@ fn a_block_is_its_parts() {
                 let mut lanes = Vec::new();
                 let mut first = 0;
                 for (row, (keys, values)) in arrays.iter_mut().enumerate() {
-                    let tokens = Tokens {
+                    let tokens = TokenRange {
                         first,
                         length: lengths[row],
                         offset: offsets[row],

@@ -1,7 +1,6 @@
-//! The kernels for aarch64: four float32 at a time in the 32 registers of NEON, which each such processor with an
-//! operating system has. Quantized rows become floats in registers. Loops that compilers put into vectors by themselves
-//! (exponentials, gates, unpacking) are those of the other files: for this architecture they are compiled with NEON
-//! anyway.
+//! Kernels on float32 for aarch64, four at a time. Quantized rows become floats in registers. Loops
+//! that compilers vectorize (exponentials, gates, dequantization) are those of `portable`, which
+//! this target compiles with NEON.
 
 use std::arch::aarch64::{
     float32x4_t, vaddq_f32, vaddvq_f32, vandq_u32, vcvtq_f32_u32, vdupq_n_f32, vdupq_n_u32,
@@ -9,10 +8,10 @@ use std::arch::aarch64::{
     vreinterpretq_f64_f32, vshrq_n_u32, vst1q_f32, vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64,
 };
 
-use crate::layout::input_panel::Panel;
-use crate::layout::packed::{BAND, Bands};
-use crate::layout::tile::{LANES, Left, Product, Right, Scaled};
-use crate::partition::Columns;
+use crate::layout::input_panel::InputPanel;
+use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
+use crate::layout::tile::{LANES, ScaledRow, TileA, TileB, TileC};
+use crate::partition::OutputBlock;
 
 /// Elements of a vector.
 const WIDTH: usize = 4;
@@ -22,24 +21,24 @@ const VECTORS: usize = LANES / WIDTH;
 
 /// A band, as addresses.
 #[derive(Clone, Copy)]
-struct Band<'a> {
+struct RowBlock<'a> {
     words: *const u32,
     /// Words of a group.
     per: usize,
-    own: Bands<'a>,
+    own: PackedMatrix<'a>,
 }
 
-/// See [`crate::simd::qgemv::block`].
+/// See [`crate::simd::qgemv::qgemv`].
 #[target_feature(enable = "neon")]
-pub(crate) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
-    let (count, groups, per) = (bands.count(), bands.groups, bands.group_words());
-    let k = groups * per * bands.per_word();
+pub(crate) fn qgemv(bands: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
+    let (count, groups, per) = (bands.row_blocks(), bands.groups, bands.words_per_group());
+    let k = groups * per * bands.values_per_word();
     // The reads in `tile` stay within these.
-    assert!(bands.words.len() == count * groups * per * BAND);
+    assert!(bands.words.len() == count * groups * per * INTERLEAVED_ROWS);
     assert!(x.values.len() == x.rows * k && x.sums.len() == x.rows * groups);
     for i in 0..count {
-        let own = bands.part(i..i + 1);
-        let band = Band {
+        let own = bands.block_range(i..i + 1);
+        let band = RowBlock {
             words: own.words.as_ptr(),
             per,
             own,
@@ -68,13 +67,13 @@ pub(crate) fn block(bands: Bands<'_>, x: Panel<'_>, out: &mut Columns<'_>) {
 /// for another. Returns `M`.
 ///
 /// # Safety
-/// Lengths as [`block`] asserts them, with `M` rows of inputs from `row` on, and numbers of `BITS`.
+/// Lengths as [`qgemv`] asserts them, with `M` rows of inputs from `row` on, and numbers of `BITS`.
 #[target_feature(enable = "neon")]
 unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
-    band: Band<'_>,
-    x: Panel<'_>,
+    band: RowBlock<'_>,
+    x: InputPanel<'_>,
     (row, k, i): (usize, usize, usize),
-    out: &mut Columns<'_>,
+    out: &mut OutputBlock<'_>,
 ) -> usize {
     let zero = vdupq_n_f32(0.0);
     let (near, groups) = (32 / BITS as usize, band.own.groups);
@@ -85,7 +84,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
         for w in g * band.per..(g + 1) * band.per {
             // SAFETY: word `w` of each of the eight rows, which the caller promises.
             let mut q = unsafe {
-                let at = band.words.add(w * BAND);
+                let at = band.words.add(w * INTERLEAVED_ROWS);
                 [vld1q_u32(at), vld1q_u32(at.add(WIDTH))]
             };
             for j in 0..near {
@@ -100,7 +99,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
                 }
             }
         }
-        let (scales, biases) = (band.own.scales.eight(g), band.own.biases.eight(g));
+        let (scales, biases) = (band.own.scales.group(g), band.own.biases.group(g));
         for (m, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
             let group = x.sums[(row + m) * groups + g];
             for (half, total) in totals.iter_mut().enumerate() {
@@ -120,7 +119,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
         }
     }
     for (m, totals) in totals.iter().enumerate() {
-        let place = &mut out.row(row + m)[i * BAND..][..BAND];
+        let place = &mut out.row_mut(row + m)[i * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS];
         for (half, total) in totals.iter().enumerate() {
             // SAFETY: four of the eight places.
             unsafe { vst1q_f32(place.as_mut_ptr().add(half * WIDTH), *total) };
@@ -133,7 +132,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
 /// There must be `n` elements at both.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn dot(a: *const f32, b: *const f32, n: usize) -> f32 {
+unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
     // Four sums hide the latency of the multiplication.
     let mut sums = [vdupq_n_f32(0.0); 4];
     let mut i = 0;
@@ -166,24 +165,24 @@ fn added(sums: &[float32x4_t]) -> float32x4_t {
     sums[1..].iter().fold(sums[0], |a, b| vaddq_f32(a, *b))
 }
 
-/// See [`crate::simd::vmath::dense`].
+/// See [`crate::simd::vmath::dot_rows`].
 #[target_feature(enable = "neon")]
-pub(crate) fn dense(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
+pub(crate) fn dot_rows(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     let mut done = 0;
     while done < x.len() {
         // Sixteen sums in all, which hide the latency of the multiplication.
         done += match x.len() - done {
-            8.. => dense_rows::<8, 2>(row, &x[done..], &mut out[done..]),
-            4.. => dense_rows::<4, 4>(row, &x[done..], &mut out[done..]),
-            2.. => dense_rows::<2, 8>(row, &x[done..], &mut out[done..]),
-            _ => dense_rows::<1, 8>(row, &x[done..], &mut out[done..]),
+            8.. => dot_rows_m::<8, 2>(row, &x[done..], &mut out[done..]),
+            4.. => dot_rows_m::<4, 4>(row, &x[done..], &mut out[done..]),
+            2.. => dot_rows_m::<2, 8>(row, &x[done..], &mut out[done..]),
+            _ => dot_rows_m::<1, 8>(row, &x[done..], &mut out[done..]),
         };
     }
 }
 
 /// A row with `M` of inputs, in `A` independent sums each. Returns `M`.
 #[target_feature(enable = "neon")]
-fn dense_rows<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &mut [f32]) -> usize {
+fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &mut [f32]) -> usize {
     let k = row.len();
     assert!(x.len() >= M && out.len() >= M);
     for x in &x[..M] {
@@ -207,29 +206,24 @@ fn dense_rows<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &m
         }
     }
     for ((sums, x), out) in sums.iter().zip(x).zip(out) {
-        *out = vaddvq_f32(added(sums)) + inner(&row[whole..], &x[whole..k]);
+        *out = vaddvq_f32(added(sums)) + dot(&row[whole..], &x[whole..k]);
     }
     M
 }
 
 /// `a . b`.
 #[target_feature(enable = "neon")]
-pub(crate) fn inner(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     // SAFETY: as many elements as both have.
-    unsafe { dot(a.as_ptr(), b.as_ptr(), a.len().min(b.len())) }
+    unsafe { dot_ptr(a.as_ptr(), b.as_ptr(), a.len().min(b.len())) }
 }
 
-/// `M` rows of [`crate::simd::microkernel::tiles`]: six with four vectors each leave eight registers for the factors.
+/// `M` rows of [`crate::simd::microkernel::gemm_tiles`]: six with four vectors each leave eight registers for the factors.
 ///
 /// # Safety
-/// As [`crate::simd::microkernel::tiles`], for `M` rows.
+/// As [`crate::simd::microkernel::gemm_tiles`], for `M` rows.
 #[target_feature(enable = "neon")]
-pub(crate) unsafe fn tile<const M: usize>(
-    depth: usize,
-    left: Left,
-    right: Right,
-    product: Product,
-) {
+pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: TileB, product: TileC) {
     let mut sums = [[vdupq_n_f32(0.0); VECTORS]; M];
     let (mut a, mut b) = (left.data, right.data);
     for _ in 0..depth {
@@ -237,21 +231,23 @@ pub(crate) unsafe fn tile<const M: usize>(
         unsafe {
             let lanes: [_; VECTORS] = std::array::from_fn(|v| vld1q_f32(b.wrapping_add(WIDTH * v)));
             for (m, sums) in sums.iter_mut().enumerate() {
-                let factor = *a.wrapping_add(m * left.row_step);
+                let factor = *a.wrapping_add(m * left.row_stride);
                 for (sum, lanes) in sums.iter_mut().zip(lanes) {
                     *sum = vfmaq_n_f32(*sum, lanes, factor);
                 }
             }
         }
-        a = a.wrapping_add(left.step);
-        b = b.wrapping_add(right.step);
+        a = a.wrapping_add(left.stride);
+        b = b.wrapping_add(right.stride);
     }
     for (m, sums) in sums.into_iter().enumerate() {
         for (v, sum) in sums.into_iter().enumerate() {
-            let to = product.data.wrapping_add(m * product.row_step + WIDTH * v);
+            let to = product
+                .data
+                .wrapping_add(m * product.row_stride + WIDTH * v);
             // SAFETY: as above.
             unsafe {
-                let sum = if product.adds {
+                let sum = if product.accumulate {
                     vaddq_f32(vld1q_f32(to), sum)
                 } else {
                     sum
@@ -264,8 +260,8 @@ pub(crate) unsafe fn tile<const M: usize>(
 
 /// Four rows of inputs, their first `whole` elements, to `lane` and the next three of a panel.
 #[target_feature(enable = "neon")]
-pub(crate) fn pack(
-    rows: &[Scaled<'_>; WIDTH],
+pub(crate) fn pack_rows(
+    rows: &[ScaledRow<'_>; WIDTH],
     weight: Option<&[f32]>,
     whole: usize,
     (lane, panel): (usize, &mut [f32]),
@@ -292,12 +288,12 @@ pub(crate) fn pack(
     }
 }
 
-/// See [`crate::simd::transpose::rows`].
+/// See [`crate::simd::transpose::store_rows`].
 ///
 /// # Safety
 /// As there.
 #[target_feature(enable = "neon")]
-pub(crate) unsafe fn rows(
+pub(crate) unsafe fn store_rows(
     sums: &[f32],
     lane: usize,
     (to, step): (*mut f32, usize),
