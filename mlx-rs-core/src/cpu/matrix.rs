@@ -3,7 +3,7 @@
 use mlx_cpu_kernels::{DenseType, MatrixFormat, Size, dim};
 
 use super::enabled;
-use super::project::{Projection, Then};
+use super::projection::{Projection, Then};
 use super::quantized::QuantizedMatrix;
 use crate::array::Array;
 use crate::dtype::Dtype;

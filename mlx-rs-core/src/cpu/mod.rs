@@ -10,31 +10,31 @@
 //! `MLX_CPU_KERNELS=off` turns the kernels off, `MLX_CPU_KERNELS=portable` keeps them from the processor's
 //! wider vectors, `avx2` from AVX-512, `avx512` from AMX.
 
-mod back;
-mod block;
-mod choose;
-mod heads;
+mod attention;
+mod decoder_block;
 mod host_op;
+mod kv_arena;
+mod kv_buffer;
+mod logits;
 mod matrix;
-mod memory;
-mod project;
+mod projection;
 mod quantized;
-mod select;
-mod slab;
+mod sample;
 #[cfg(test)]
 mod tests;
 mod top_p;
+mod vjp;
 
-pub use block::{Biased, Block, Room, RowNorm};
-pub use choose::{Row, choose};
-pub use heads::{HeadNorm, Heads, Lane};
+pub use attention::{HeadNorm, Heads, Lane};
+pub use decoder_block::{Biased, Block, Room, RowNorm};
+pub use kv_buffer::KvMemory;
+pub use logits::{Greatest, LogProbabilities, draw, greatest, log_probabilities};
 pub use matrix::{DenseMatrix, Matrix};
-pub use memory::KvMemory;
 pub use mlx_cpu_kernels::{
     CountPenalties, DrawParams, Gate, MAX_ROW_LEN, Pick, RepetitionPenalty, Rotation, TokenRange,
     enabled, instruction_set, status, threads,
 };
-pub use project::{Projection, Then};
+pub use projection::{Projection, Then};
 pub use quantized::QuantizedMatrix;
-pub use select::{Greatest, LogProbabilities, draw, greatest, log_probabilities};
+pub use sample::{Row, choose};
 pub use top_p::top_p;

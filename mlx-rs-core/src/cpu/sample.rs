@@ -10,7 +10,7 @@ use std::sync::Arc;
 use mlx_cpu_kernels::{CountPenalties, Pick, RepetitionPenalty, Sample, SampleParams};
 
 use super::host_op::{self, Meaning};
-use super::select::size;
+use super::logits::size;
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -112,5 +112,5 @@ pub fn choose(logits: &Array, rows: Vec<Row>) -> Result<Array> {
 }
 
 #[cfg(test)]
-#[path = "choose_tests.rs"]
+#[path = "sample_tests.rs"]
 mod tests;

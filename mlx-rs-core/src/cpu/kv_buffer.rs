@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::slab::{self, From, Kept, layers_per_array};
+use super::kv_arena::{self, From, Kept, layers_per_array};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -154,7 +154,7 @@ impl KvMemory {
         check_shape(shape, filled)?;
         let kept = Kept::allocate(layers, shape)?;
         let written = match (from, kept.first()) {
-            (Some((from, 1..)), Some(first)) => Some(slab::fill(first, from, filled, inputs)?),
+            (Some((from, 1..)), Some(first)) => Some(kv_arena::fill(first, from, filled, inputs)?),
             _ => None,
         };
         let written = written.map(Arc::new);

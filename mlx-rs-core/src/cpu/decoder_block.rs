@@ -9,12 +9,12 @@ use mlx_cpu_kernels::{
     Attention, Gate, Input, KvWrite, NewKv, Product, TokenRange, Work, dim, with_barrier_hook,
 };
 
-use super::heads::{Heads, View, total};
+use super::attention::{Heads, View, total};
 use super::host_op;
+use super::kv_arena::{Kept, Writing, broken};
+use super::kv_buffer::KvMemory;
 use super::matrix::Matrix;
-use super::memory::KvMemory;
-use super::project::{Projection, Then};
-use super::slab::{Kept, Writing, broken};
+use super::projection::{Projection, Then};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};

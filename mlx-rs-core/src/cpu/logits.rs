@@ -185,5 +185,5 @@ pub fn draw(logits: &Array, scale: &[f32], uniform: &[f64]) -> Result<Array> {
 }
 
 #[cfg(test)]
-#[path = "select_tests.rs"]
+#[path = "logits_tests.rs"]
 mod tests;
