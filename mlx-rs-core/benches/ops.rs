@@ -183,7 +183,7 @@ mod attention {
         };
         processor().scope(|| {
             let packed = noise(&[1, queries, 15 * 64], 1);
-            let lanes = [cpu::Lane {
+            let lanes = [cpu::KvView {
                 length: queries,
                 offset: 512 - queries,
                 keys: noise(&[1, 3, 512, 64], 2),
@@ -379,12 +379,12 @@ mod sample_32k {
 
     #[divan::bench(max_time = SECONDS)]
     fn greatest_kernel(bencher: Bencher<'_, '_>) {
-        run(bencher, &processor(), |x| Ok(cpu::greatest(x, 1)?.indices));
+        run(bencher, &processor(), |x| Ok(cpu::top_k(x, 1)?.indices));
     }
 
     #[divan::bench(max_time = SECONDS)]
     fn top_40_kernel(bencher: Bencher<'_, '_>) {
-        run(bencher, &processor(), |x| Ok(cpu::greatest(x, 40)?.indices));
+        run(bencher, &processor(), |x| Ok(cpu::top_k(x, 40)?.indices));
     }
 
     #[divan::bench(max_time = SECONDS)]

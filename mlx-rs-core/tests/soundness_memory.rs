@@ -1,7 +1,7 @@
-//! Keys and values in place (`cpu::KvMemory`) under transforms that run operations again, in long
+//! Keys and values in place (`cpu::KvBuffer`) under transforms that run operations again, in long
 //! unevaluated chains, and in sizes that no machine has.
 
-use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Heads, KvMemory, Matrix, Room};
+use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Heads, KvBuffer, KvSlot, Matrix};
 use mlx_rs_core::transforms::compile;
 use mlx_rs_core::{Array, Device, ErrorKind, Result, Stream};
 
@@ -18,7 +18,7 @@ fn keys(values: &[f32]) -> Array {
 }
 
 /// The first element of each of the first `n` values in memory.
-fn firsts(memory: &KvMemory, n: i32) -> Vec<f32> {
+fn firsts(memory: &KvBuffer, n: i32) -> Vec<f32> {
     let values = memory.copy(n).unwrap().1.to_vec::<f32>().unwrap();
     values.chunks(D as usize).map(|v| v[0]).collect()
 }
@@ -56,7 +56,7 @@ impl Identity {
         Some(Self { heads, matrix })
     }
 
-    fn step(&self, x: &Array, memory: &mut KvMemory, offset: i32) -> Result<Array> {
+    fn step(&self, x: &Array, memory: &mut KvBuffer, offset: i32) -> Result<Array> {
         let one = (&self.matrix, None);
         let block = Block {
             heads: &self.heads,
@@ -68,7 +68,7 @@ impl Identity {
             gate_up: [one; 2],
             down: one,
         };
-        let room = Room {
+        let room = KvSlot {
             length: 1,
             offset,
             memory,
@@ -86,7 +86,7 @@ fn token(value: f32) -> Array {
 fn memory_made_inside_a_compiled_function_is_written_once() {
     on_cpu(|| {
         let copied = compile(|x: &[Array]| -> Result<Vec<Array>> {
-            Ok(vec![KvMemory::holding(&x[0], &x[0], 4, 64)?.copy(4)?.0])
+            Ok(vec![KvBuffer::holding(&x[0], &x[0], 4, 64)?.copy(4)?.0])
         });
         let first = keys(&[1.0, 2.0, 3.0, 4.0]);
         let mut held = Vec::new();
@@ -107,7 +107,7 @@ fn memory_made_inside_a_compiled_function_is_written_once() {
 #[test]
 fn forks_made_inside_a_compiled_function_are_written_once() {
     on_cpu(|| {
-        let memory = KvMemory::holding(&keys(&[1.0, 2.0]), &keys(&[1.0, 2.0]), 2, 4).unwrap();
+        let memory = KvBuffer::holding(&keys(&[1.0, 2.0]), &keys(&[1.0, 2.0]), 2, 4).unwrap();
         memory.written().unwrap().eval().unwrap();
         let memory = std::sync::Mutex::new(memory);
         let forked = compile(move |x: &[Array]| -> Result<Vec<Array>> {
@@ -129,7 +129,7 @@ fn a_step_inside_a_compiled_function_rewrites_no_token() {
             return;
         };
         let memory =
-            std::sync::Arc::new(std::sync::Mutex::new(KvMemory::empty((1, D), 4).unwrap()));
+            std::sync::Arc::new(std::sync::Mutex::new(KvBuffer::empty((1, D), 4).unwrap()));
         let before = {
             let mut memory = memory.lock().unwrap();
             block.step(&token(1.0), &mut memory, 0).unwrap()
@@ -166,7 +166,7 @@ fn a_captured_step_runs_once() {
         let Some(block) = Identity::new() else {
             return;
         };
-        let mut memory = KvMemory::empty((1, D), 4).unwrap();
+        let mut memory = KvBuffer::empty((1, D), 4).unwrap();
         let y = block.step(&token(1.0), &mut memory, 0).unwrap();
         let captured = y.clone();
         let added =
@@ -184,7 +184,7 @@ fn a_captured_step_runs_once() {
         drop(added);
 
         // Evaluated before it is captured, it is a value like any other.
-        let mut memory = KvMemory::empty((1, D), 4).unwrap();
+        let mut memory = KvBuffer::empty((1, D), 4).unwrap();
         let y = block.step(&token(1.0), &mut memory, 0).unwrap();
         let expected = y.to_vec::<f32>().unwrap();
         let added = compile(move |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].add(&y)?]) });
@@ -200,14 +200,14 @@ fn a_captured_step_runs_once() {
 fn sizes_that_no_machine_has_are_errors() {
     on_cpu(|| {
         for layers in [1 << 40, usize::MAX] {
-            let e = KvMemory::several(layers, (1, 1), 1).unwrap_err();
+            let e = KvBuffer::several(layers, (1, 1), 1).unwrap_err();
             assert_eq!(e.kind(), ErrorKind::OutOfMemory, "{layers}: {e}");
         }
         for heads in [(i32::MAX, i32::MAX), (1 << 20, 1 << 20)] {
-            let e = KvMemory::empty(heads, i32::MAX).unwrap_err();
+            let e = KvBuffer::empty(heads, i32::MAX).unwrap_err();
             assert_eq!(e.kind(), ErrorKind::OutOfMemory, "{heads:?}: {e}");
         }
-        let mut memory = KvMemory::empty((1, D), 4).unwrap();
+        let mut memory = KvBuffer::empty((1, D), 4).unwrap();
         assert!(memory.grow(0, i32::MAX).is_ok() || memory.room() == 4);
     });
 }
@@ -219,12 +219,12 @@ fn a_long_chain_of_unevaluated_growth_is_dropped() {
     let grown = small.spawn(|| {
         on_cpu(|| {
             let pair = keys(&[1.0]);
-            let mut memory = KvMemory::holding(&pair, &pair, 1, 1).unwrap();
+            let mut memory = KvBuffer::holding(&pair, &pair, 1, 1).unwrap();
             for _ in 0..300_000 {
                 memory.grow(1, 1).unwrap();
             }
             drop(memory);
-            let mut memory = KvMemory::holding(&pair, &pair, 1, 1).unwrap();
+            let mut memory = KvBuffer::holding(&pair, &pair, 1, 1).unwrap();
             for _ in 0..20_000 {
                 memory = memory.fork(1, 1).unwrap();
             }

@@ -2,7 +2,7 @@
 //! that our kernels write in place once a block runs as one operation (`nn/fused.rs`). What is stored moves
 //! from one to the other when the other is asked for: seldom, since a request is a prompt and then single tokens.
 
-use mlx_rs_core::cpu::{Heads, KvMemory};
+use mlx_rs_core::cpu::{Heads, KvBuffer};
 use mlx_rs_core::{Array, Result};
 
 use super::chunked::{CHUNK, ChunkedCache, capacity};
@@ -13,7 +13,7 @@ use super::{KvCache, Seen, Snapshot};
 pub struct InPlaceCache {
     /// The number of positions, and their keys and values unless there is `memory`.
     chunks: ChunkedCache,
-    memory: Option<KvMemory>,
+    memory: Option<KvBuffer>,
     /// So many positions are expected in all.
     expected: i32,
 }
@@ -23,7 +23,7 @@ pub struct InPlaceCache {
 pub struct Shelf {
     /// Layers that may still come.
     layers: usize,
-    made: Vec<KvMemory>,
+    made: Vec<KvBuffer>,
 }
 
 impl Shelf {
@@ -36,14 +36,14 @@ impl Shelf {
     }
 
     /// What the next layer takes.
-    fn take(&mut self, (heads, width): (i32, i32), room: i32) -> Result<KvMemory> {
+    fn take(&mut self, (heads, width): (i32, i32), room: i32) -> Result<KvBuffer> {
         let others = self.layers.saturating_sub(1);
         self.layers = others;
-        let fits = |memory: &mut KvMemory| memory.shape() == [1, heads, room, width];
+        let fits = |memory: &mut KvBuffer| memory.shape() == [1, heads, room, width];
         if let Some(memory) = self.made.pop_if(fits) {
             return Ok(memory);
         }
-        let mut made = KvMemory::several(1 + others, (heads, width), room)?;
+        let mut made = KvBuffer::several(1 + others, (heads, width), room)?;
         self.made = made.split_off(1);
         Ok(made.remove(0))
     }
@@ -81,8 +81,8 @@ impl InPlaceCache {
         let forked: Vec<_> = layers.iter().filter_map(|layer| layer.forked()).collect();
         let mut forks = Vec::with_capacity(forked.len());
         for alike in forked.chunk_by(|a, b| (a.1, a.2) == (b.1, b.2)) {
-            let memories: Vec<&KvMemory> = alike.iter().map(|(memory, ..)| *memory).collect();
-            forks.extend(KvMemory::fork_all(&memories, alike[0].1, alike[0].2)?);
+            let memories: Vec<&KvBuffer> = alike.iter().map(|(memory, ..)| *memory).collect();
+            forks.extend(KvBuffer::fork_all(&memories, alike[0].1, alike[0].2)?);
         }
         let mut forks = forks.into_iter();
         (layers.iter())
@@ -91,14 +91,14 @@ impl InPlaceCache {
     }
 
     /// The memory that a copy takes a fork of, how much of it, and its room; `None` where a copy is of arrays.
-    fn forked(&self) -> Option<(&KvMemory, i32, i32)> {
+    fn forked(&self) -> Option<(&KvBuffer, i32, i32)> {
         let filled = self.chunks.offset;
         let memory = self.memory.as_ref().filter(|_| filled > 0)?;
         Some((memory, filled, self.rooms(filled).0))
     }
 
     /// A copy with such a fork.
-    fn copy_with(&self, memory: Option<KvMemory>) -> Result<Self> {
+    fn copy_with(&self, memory: Option<KvBuffer>) -> Result<Self> {
         let chunks = match memory {
             Some(_) => self.chunks.clone(),
             None => self.as_chunks()?,
@@ -138,7 +138,7 @@ impl KvCache for InPlaceCache {
         self.chunks()?.store(heads, packed, tokens)
     }
 
-    fn memory(&mut self, heads: &Heads, length: i32, shelf: &mut Shelf) -> Result<&mut KvMemory> {
+    fn memory(&mut self, heads: &Heads, length: i32, shelf: &mut Shelf) -> Result<&mut KvBuffer> {
         let filled = self.chunks.offset;
         let end = filled.saturating_add(length);
         let (expected, chunk) = self.rooms(end);
@@ -159,7 +159,7 @@ impl KvCache for InPlaceCache {
                 }
                 memory
             }
-            (None, Some((keys, values))) => KvMemory::holding(keys, values, filled, room)?,
+            (None, Some((keys, values))) => KvBuffer::holding(keys, values, filled, room)?,
             (None, None) => shelf.take((heads.n_kv_heads, heads.head_dim), room)?,
         };
         self.chunks.buffers = None;
@@ -218,7 +218,7 @@ impl KvCache for InPlaceCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Matrix, Room};
+    use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, KvSlot, Matrix};
     use mlx_rs_core::{Device, Dtype, Stream, zeros};
 
     /// A matrix of zeros, where the kernels are on.
@@ -266,7 +266,7 @@ mod tests {
             }
             let memory = cache.memory(&heads, prompt, &mut Shelf::new(1)).unwrap();
             rooms.0 = memory.room();
-            let room = Room {
+            let room = KvSlot {
                 length: rooms.0,
                 offset: 0,
                 memory,
@@ -283,7 +283,7 @@ mod tests {
     /// Writes tokens, whose keys and values are zeros, after those that are there.
     fn write(cache: &mut InPlaceCache, tokens: i32) {
         let (heads, none, offset) = (heads(), none().unwrap(), cache.offset());
-        let room = Room {
+        let room = KvSlot {
             length: tokens,
             offset,
             memory: cache.memory(&heads, tokens, &mut Shelf::new(1)).unwrap(),

@@ -153,7 +153,7 @@ pub trait KvCache: std::fmt::Debug + Send {
         _heads: &cpu::Heads,
         _length: i32,
         _shelf: &mut Shelf,
-    ) -> Result<&mut cpu::KvMemory> {
+    ) -> Result<&mut cpu::KvBuffer> {
         Err(mlx_rs_core::Error::new(
             mlx_rs_core::ErrorKind::Value,
             "cache",

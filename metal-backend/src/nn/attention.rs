@@ -176,7 +176,7 @@ impl Attention {
             return Ok(None);
         };
         let layers = [&self.q_proj, k_proj, v_proj];
-        let Some(packed) = project(&layers, norm, cpu::Then::Nothing, x)? else {
+        let Some(packed) = project(&layers, norm, cpu::Epilogue::None, x)? else {
             return Ok(None);
         };
         let places: Vec<(i32, i32)> = rows
@@ -199,12 +199,12 @@ impl Attention {
             .reshape(&[1, total, n, d])?
             .transpose_axes(&[0, 2, 1, 3])?;
         let seen = store(rows, layer, &keys, &values)?;
-        let lanes: Option<Vec<cpu::Lane>> = seen
+        let lanes: Option<Vec<cpu::KvView>> = seen
             .iter()
             .zip(&places)
             .map(
                 |(seen, &(length, offset))| match (&seen.keys, &seen.values) {
-                    (Stored::Plain(keys), Stored::Plain(values)) => Some(cpu::Lane {
+                    (Stored::Plain(keys), Stored::Plain(values)) => Some(cpu::KvView {
                         length,
                         offset,
                         keys: keys.clone(),
@@ -241,7 +241,7 @@ impl Attention {
         rows: &mut [Row<'_>],
         places: &[(i32, i32)],
         layer: usize,
-    ) -> Result<Option<Vec<cpu::Lane>>> {
+    ) -> Result<Option<Vec<cpu::KvView>>> {
         let stores = |row: &Row<'_>| row.caches.get(layer).is_some_and(|cache| cache.stores());
         if !rows.iter().all(stores) {
             return Ok(None);
@@ -253,7 +253,7 @@ impl Attention {
                 return Ok(None);
             };
             let (keys, values) = cache.store(heads, packed, (first, length))?;
-            lanes.push(cpu::Lane {
+            lanes.push(cpu::KvView {
                 length,
                 offset,
                 keys,

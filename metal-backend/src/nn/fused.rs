@@ -52,13 +52,13 @@ impl Fused<'_> {
         if count == 0 {
             return Ok(None);
         }
-        let mut rooms: Vec<Vec<cpu::Room<'_>>> = Vec::new();
+        let mut rooms: Vec<Vec<cpu::KvSlot<'_>>> = Vec::new();
         rooms.resize_with(count, || Vec::with_capacity(rows.len()));
         for row in rows.iter_mut() {
             let caches = row.caches.iter_mut().skip(layer);
             let mut shelf = Shelf::new(count);
             for ((cache, rooms), (fused, heads)) in caches.zip(&mut rooms).zip(&all) {
-                rooms.push(cpu::Room {
+                rooms.push(cpu::KvSlot {
                     length: row.length,
                     offset: cache.offset(),
                     memory: cache.memory(heads, row.length, &mut shelf)?,

@@ -262,7 +262,7 @@ impl Linear {
         x: &Array,
         add: Option<&Array>,
     ) -> Result<Array> {
-        let then = add.map_or(cpu::Then::Nothing, cpu::Then::Add);
+        let then = add.map_or(cpu::Epilogue::None, cpu::Epilogue::Add);
         if let Some(done) = project(&[self], norm, then, x)? {
             return Ok(done);
         }
@@ -283,7 +283,7 @@ impl Linear {
 pub fn project(
     layers: &[&Linear],
     norm: Option<&Norm>,
-    then: cpu::Then<'_>,
+    then: cpu::Epilogue<'_>,
     x: &Array,
 ) -> Result<Option<Array>> {
     if adapter::differentiated() {
@@ -363,7 +363,7 @@ mod tests {
                     &plain[0].forward(&x).unwrap()
                 ));
                 let all: Vec<&Linear> = ours.iter().collect();
-                let nothing = cpu::Then::Nothing;
+                let nothing = cpu::Epilogue::None;
                 let joined = project(&all, Some(&norm), nothing, &x).unwrap();
                 let normed = norm.forward(&x).unwrap();
                 let parts: Vec<Array> = plain.iter().map(|l| l.forward(&normed).unwrap()).collect();
@@ -383,7 +383,8 @@ mod tests {
                     (cpu::Gate::Relu, super::super::Activation::Relu),
                 ] {
                     let pair = [&ours[1], &ours[2]];
-                    let Some(got) = project(&pair, None, cpu::Then::Gate(gate), &x).unwrap() else {
+                    let Some(got) = project(&pair, None, cpu::Epilogue::Gate(gate), &x).unwrap()
+                    else {
                         continue;
                     };
                     let open = activation.apply(&plain[1].forward(&x).unwrap()).unwrap();

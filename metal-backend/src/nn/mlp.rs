@@ -75,7 +75,7 @@ impl GatedMlp {
         add: Option<&Array>,
     ) -> Result<Array> {
         if let Some(gate) = self.activation.kernel()
-            && let Some(y) = project(&[&self.gate, &self.up], norm, cpu::Then::Gate(gate), x)?
+            && let Some(y) = project(&[&self.gate, &self.up], norm, cpu::Epilogue::Gate(gate), x)?
         {
             return self.down.forward_from(None, &y, add);
         }

@@ -7,7 +7,7 @@
 //! divided by the sum over the whole vocabulary. The draw is Gumbel's: the greatest of logits plus
 //! noise has the distribution of the softmax.
 //!
-//! On the CPU all of it is one kernel instead (`cpu::choose`), which draws by a running sum: the same
+//! On the CPU all of it is one kernel instead (`cpu::sample`), which draws by a running sum: the same
 //! distribution, other tokens for a seed.
 
 use mlx_rs_core::random::gumbel;

@@ -10,7 +10,7 @@
 //! What changes logits is in `penalties`, in this order: repetition, presence and frequency, bias,
 //! logits processors, banned tokens, minimal length, grammar. What chooses is in `filters`, and
 //! `chain` composes it: top-p, min-p, XTC, top-k, temperature, draw. On the CPU, one kernel does all
-//! of it (`cpu::choose`), but for what logits processors must see changed before.
+//! of it (`cpu::sample`), but for what logits processors must see changed before.
 
 mod chain;
 mod filters;
@@ -333,19 +333,18 @@ impl Sampler {
     }
 
     /// What the kernel of CPUs does with this row.
-    fn row(&mut self) -> Result<cpu::Row> {
+    fn row(&mut self) -> Result<cpu::SampleRow> {
         let pick = self.choice().pick();
         if !self.whole || matches!(pick, cpu::Pick::Forced(_)) {
-            return Ok(cpu::Row::new(pick));
+            return Ok(cpu::SampleParams::new(pick).into());
         }
-        let only = self.allowed()?;
-        let never = match only {
+        let allowed = self.allowed()?;
+        let banned = match allowed {
             Some(_) => Arc::default(), // already out of it
             None if self.step < self.min_tokens => Arc::clone(&self.banned_yet),
             None => Arc::clone(&self.banned),
         };
-        Ok(cpu::Row {
-            seen: self.history.clone(),
+        let params = cpu::SampleParams {
             repeat: (self.repeat_penalty != 1.0).then_some(cpu::RepetitionPenalty {
                 last: match self.window {
                     0 => usize::MAX,
@@ -359,9 +358,13 @@ impl Sampler {
                 frequency: self.frequency,
             }),
             bias: Arc::clone(&self.biases),
-            never,
-            only,
+            banned,
+            allowed,
             pick,
+        };
+        Ok(cpu::SampleRow {
+            seen: self.history.clone(),
+            params,
         })
     }
 
@@ -526,7 +529,7 @@ pub fn sample(rows: &mut [&mut Sampler], logits: &Array) -> Result<Drawn> {
     let on_cpu = rows.iter().any(|r| r.on_cpu);
     let tokens = if on_cpu {
         let rows = rows.iter_mut().map(|r| r.row()).collect::<Result<_>>()?;
-        cpu::choose(&changed, rows)
+        cpu::sample(&changed, rows)
     } else {
         let choices: Vec<Choice> = rows.iter().map(|r| r.choice()).collect();
         chain::choose(&changed, &choices)

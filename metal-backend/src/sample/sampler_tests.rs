@@ -403,7 +403,7 @@ fn by_stages(
     let excludes = seed.coin(step) < o.xtc_probability;
     let one = |v: f32| Array::from_slice(&[v], &[1, 1]);
     if o.top_k > 0 && o.top_k < c.vocabulary && o.top_k <= 1024 && !excludes {
-        let best = cpu::greatest(&x, o.top_k)?;
+        let best = cpu::top_k(&x, o.top_k)?;
         let mut y = best.values;
         if o.top_p < 1.0 {
             let before = y

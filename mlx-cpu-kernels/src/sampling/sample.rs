@@ -85,6 +85,24 @@ pub struct SampleParams {
     pub pick: Pick,
 }
 
+impl SampleParams {
+    /// The choice alone, without penalties, biases or bans.
+    /// ```
+    /// use mlx_cpu_kernels::{Pick, SampleParams};
+    /// assert!(SampleParams::new(Pick::Greedy).bias.is_empty());
+    /// ```
+    pub fn new(pick: Pick) -> Self {
+        Self {
+            repeat: None,
+            count: None,
+            bias: Arc::default(),
+            banned: Arc::default(),
+            allowed: None,
+            pick,
+        }
+    }
+}
+
 /// More candidates than this are filtered as all others are.
 pub const MOST_CANDIDATES: usize = 1024;
 

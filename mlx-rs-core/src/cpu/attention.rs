@@ -1,12 +1,12 @@
-//! A layer's heads: what attention, and the storing of keys and values, are asked with, and what they plan of it.
-//! The kernels compute it.
+//! The heads of an attention layer, and the operations that attend and that write keys and values.
+//! It plans and checks them; the kernels compute them.
 
 use mlx_cpu_kernels::{
     Attention, AttentionMask, Isa, KvWrite, ProjectKeys, Query, Rotation, TokenPositions,
     TokenRange, dim,
 };
 
-use super::host_op::{self, Meaning};
+use super::host_op::{self, OpKind};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -22,7 +22,7 @@ pub struct HeadNorm {
 
 /// The heads of an attention layer.
 /// ```
-/// use mlx_rs_core::{Array, Device, Dtype, Stream, cpu::{Heads, Lane, TokenRange}, zeros};
+/// use mlx_rs_core::{Array, Device, Dtype, Stream, cpu::{Heads, KvView, TokenRange}, zeros};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
 ///     let heads = Heads {
 ///         n_heads: 1,
@@ -41,7 +41,7 @@ pub struct HeadNorm {
 ///     // A cache with room for four.
 ///     let tokens = TokenRange { first: 0, length: 1, offset: 0 };
 ///     let empty = zeros(&[1, 1, 4, 2], Dtype::Float32)?;
-///     let lane = Lane {
+///     let lane = KvView {
 ///         length: 1,
 ///         offset: 0,
 ///         keys: heads.store_keys(&empty, &packed, tokens)?,
@@ -80,7 +80,7 @@ pub struct Heads {
 
 /// One row of a packed batch.
 #[derive(Debug, Clone)]
-pub struct Lane {
+pub struct KvView {
     /// Its positions in this pass.
     pub length: i32,
     /// Positions before them.
@@ -98,9 +98,9 @@ pub struct Lane {
     pub window: Option<i32>,
 }
 
-/// A [`Lane`] without its arrays.
+/// A [`KvView`] without its arrays.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct View {
+pub(super) struct KvViewShape {
     pub length: i32,
     pub offset: i32,
     /// Positions that there are.
@@ -197,7 +197,7 @@ impl Heads {
             isa: Isa::detect(),
         });
         let shape = [1, self.n_kv_heads, total, self.head_dim];
-        host_op::add("cpu::keys", Meaning::Opaque, work, &inputs, &shape)
+        host_op::add("cpu::keys", OpKind::Opaque, work, &inputs, &shape)
     }
 
     /// `cache` `[1, Hkv, n, D]` with the keys, with norm and rotation, of some tokens of a packed projection
@@ -304,7 +304,7 @@ impl Heads {
     ///
     /// # Errors
     /// As [`Self::keys`].
-    pub fn attend(&self, packed: &Array, lanes: &[Lane], last: bool) -> Result<Array> {
+    pub fn attend(&self, packed: &Array, lanes: &[KvView], last: bool) -> Result<Array> {
         let total = total(lanes.iter().map(|lane| (lane.length, lane.offset)))?;
         self.check(packed, total)?;
         let mut inputs = vec![packed];
@@ -322,7 +322,7 @@ impl Heads {
         host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
     }
 
-    fn view(&self, lane: &Lane) -> Result<View> {
+    fn view(&self, lane: &KvView) -> Result<KvViewShape> {
         let room = lane.keys.dim(2)?;
         let shape = [1, self.n_kv_heads, room, self.head_dim];
         for a in [&lane.keys, &lane.values] {
@@ -330,7 +330,7 @@ impl Heads {
                 return Err(fault(format!("a row needs float32 {shape:?}")).with_inputs(&[a]));
             }
         }
-        Ok(View {
+        Ok(KvViewShape {
             length: lane.length,
             offset: lane.offset,
             room,
@@ -342,7 +342,7 @@ impl Heads {
 
     /// The work of an attention over these rows: it reads packed rows, the norm's weight and the sinks where
     /// there are any, and each row's keys and values.
-    pub(super) fn plan_attention(&self, lanes: &[View], last: bool) -> Result<Attention> {
+    pub(super) fn plan_attention(&self, lanes: &[KvViewShape], last: bool) -> Result<Attention> {
         let width = self.check_parts()?;
         let mut queries = Vec::new();
         let mut at = 0;

@@ -1,6 +1,6 @@
-//! Whole decoder blocks as one operation: what `project.rs`, `store.rs` and `attention.rs` do
-//! one after another, without a node of MLX's graph between them, and the next block after that. Building and evaluating
-//! a node for each part took as long as a fifth of a decode step's arithmetic, one for each block a tenth of a core's time.
+//! Whole decoder blocks as one operation: projections, writes to the KV cache, attention, and the
+//! feed-forward part, for one block or a chain of them. No graph node stands between the parts: to
+//! build and evaluate a node for each took a fifth of a decode step, one for each block a tenth.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use mlx_cpu_kernels::{
     Attention, Gate, Input, KvWrite, NewKv, Product, TokenRange, Work, dim, with_barrier_hook,
 };
 
-use super::attention::{Heads, View, total};
+use super::attention::{Heads, KvViewShape, total};
 use super::host_op;
-use super::kv_arena::{Kept, Writing, broken};
-use super::kv_buffer::KvMemory;
+use super::kv_arena::{KvLayer, PoisonOnPanic, poisoned};
+use super::kv_buffer::KvBuffer;
 use super::matrix::Matrix;
-use super::projection::{Projection, Then};
+use super::projection::{Epilogue, Projection};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -29,7 +29,7 @@ pub type RowNorm<'a> = Option<(&'a Array, f32)>;
 /// each added to what went in.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream};
-/// use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Heads, KvMemory, Matrix, Room};
+/// use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Heads, KvBuffer, Matrix, KvSlot};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
 ///     let heads = Heads {
 ///         n_heads: 1,
@@ -58,10 +58,10 @@ pub type RowNorm<'a> = Option<(&'a Array, f32)>;
 ///             gate_up: [(&none, None); 2],
 ///             down: (&none, None),
 ///         };
-///         let mut memory = KvMemory::empty((1, 2), 4)?;
+///         let mut memory = KvBuffer::empty((1, 2), 4)?;
 ///         let x = Array::from_slice(&[3.0f32, 4.0], &[1, 1, 2])?;
 ///         // A token that sees itself only finds itself.
-///         let room = Room { length: 1, offset: 0, memory: &mut memory, window: None };
+///         let room = KvSlot { length: 1, offset: 0, memory: &mut memory, window: None };
 ///         assert_eq!(block.step(&x, &mut [room])?.to_vec::<f32>()?, [6.0, 8.0]);
 ///         assert_eq!(memory.copy(1)?.0.to_vec::<f32>()?, [3.0, 4.0]);
 ///     }
@@ -91,13 +91,13 @@ pub struct Block<'a> {
 
 /// A row's tokens, and its memory with room for them.
 #[derive(Debug)]
-pub struct Room<'a> {
+pub struct KvSlot<'a> {
     /// TokenRange in this step.
     pub length: i32,
     /// TokenRange before them.
     pub offset: i32,
     /// Their keys and values, and where the new ones go.
-    pub memory: &'a mut KvMemory,
+    pub memory: &'a mut KvBuffer,
     /// A query sees only the last so many positions, itself included.
     pub window: Option<i32>,
 }
@@ -150,7 +150,7 @@ impl Block<'_> {
     /// # Errors
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is not
     /// on the CPU.
-    pub fn step(&self, x: &Array, rooms: &mut [Room<'_>]) -> Result<Array> {
+    pub fn step(&self, x: &Array, rooms: &mut [KvSlot<'_>]) -> Result<Array> {
         Self::steps(x, &mut [(self, rooms)])
     }
 
@@ -166,7 +166,7 @@ impl Block<'_> {
     /// # })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
-    pub fn steps(x: &Array, blocks: &mut [(&Block<'_>, &mut [Room<'_>])]) -> Result<Array> {
+    pub fn steps(x: &Array, blocks: &mut [(&Block<'_>, &mut [KvSlot<'_>])]) -> Result<Array> {
         let mut before = Vec::new();
         for (_, rooms) in &*blocks {
             for room in &**rooms {
@@ -181,7 +181,7 @@ impl Block<'_> {
         // What must be done before; its elements are not looked at.
         inputs.extend(before.iter().map(|array| &**array));
         let row_major = inputs.len();
-        let y = host_op::add_once(OP, Steps(steps), &inputs, row_major, x.shape())?;
+        let y = host_op::add_once(OP, BlockChain(steps), &inputs, row_major, x.shape())?;
         let y = Arc::new(y);
         for (_, rooms) in blocks {
             for room in &mut **rooms {
@@ -195,9 +195,9 @@ impl Block<'_> {
     fn plan<'p>(
         &'p self,
         x: &Array,
-        rooms: &'p [Room<'_>],
+        rooms: &'p [KvSlot<'_>],
         inputs: &mut Vec<&'p Array>,
-    ) -> Result<Step> {
+    ) -> Result<BlockPlan> {
         let fault = |message: String| Error::new(ErrorKind::Shape, OP, message).with_inputs(&[x]);
         let first_input = inputs.len();
         let total = total(rooms.iter().map(|room| (room.length, room.offset)))?;
@@ -210,7 +210,7 @@ impl Block<'_> {
         let packed = self.heads.check_parts()?;
         let rows = dim(total);
         let projection = |parts, norm, then| Projection { parts, norm, then };
-        let nothing = Then::Nothing;
+        let nothing = Epilogue::None;
         let all = projection(&self.projections[..], self.attention_norm, nothing);
         let project = Part::plan(all, rows, false, inputs)?;
         inputs.extend(self.heads.k_norm.iter().map(|norm| &norm.weight));
@@ -218,7 +218,7 @@ impl Block<'_> {
         inputs.extend(&self.heads.sinks);
         let one = projection(std::slice::from_ref(&self.output), None, nothing);
         let output = Part::plan(one, rows, true, inputs)?;
-        let two = projection(&self.gate_up[..], self.feed_norm, Then::Gate(self.gate));
+        let two = projection(&self.gate_up[..], self.feed_norm, Epilogue::Gate(self.gate));
         let feed = Part::plan(two, rows, false, inputs)?;
         let one = projection(std::slice::from_ref(&self.down), None, nothing);
         let down = Part::plan(one, rows, true, inputs)?;
@@ -254,7 +254,7 @@ impl Block<'_> {
                 self.heads.plan_values(shape, total, tokens)?,
             ));
             held.push(room.memory.kept());
-            lanes.push(View {
+            lanes.push(KvViewShape {
                 length: room.length,
                 offset: room.offset,
                 room: room.memory.room(),
@@ -263,7 +263,7 @@ impl Block<'_> {
                 window: room.window,
             });
         }
-        Ok(Step {
+        Ok(BlockPlan {
             inputs: inputs.len() - first_input,
             project,
             k_norm: self.heads.k_norm.is_some(),
@@ -286,7 +286,7 @@ const OP: &str = "cpu::block";
 const KEPT: usize = 256;
 
 /// What a block computes.
-struct Step {
+struct BlockPlan {
     /// How many of the operation's inputs it reads.
     inputs: usize,
     project: Part,
@@ -296,7 +296,7 @@ struct Step {
     /// Keys and values of each row.
     stores: Vec<(KvWrite, KvWrite)>,
     /// Where these are.
-    held: Vec<Arc<Kept>>,
+    held: Vec<Arc<KvLayer>>,
     attend: Attention,
     output: Part,
     feed: Part,
@@ -305,7 +305,7 @@ struct Step {
 
 /// What stands between the blocks, and between their parts.
 #[derive(Default)]
-struct Between {
+struct Intermediates {
     blocks: [Vec<f32>; 2],
     parts: Parts,
 }
@@ -319,7 +319,7 @@ struct Parts {
 }
 
 thread_local! {
-    static BETWEEN: RefCell<Between> = RefCell::default();
+    static INTERMEDIATES: RefCell<Intermediates> = RefCell::default();
 }
 
 /// The first `n` elements, of which none is known.
@@ -331,9 +331,9 @@ fn room(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
 }
 
 /// Blocks one after another.
-struct Steps(Vec<Step>);
+struct BlockChain(Vec<BlockPlan>);
 
-impl Work for Steps {
+impl Work for BlockChain {
     fn outputs(&self) -> usize {
         self.0.last().map_or(0, |step| step.down.work.outputs())
     }
@@ -343,11 +343,11 @@ impl Work for Steps {
         let Some(&first) = next(&mut rest, 1).first() else {
             return;
         };
-        if broken(self.0.iter().flat_map(|step| &step.held)) {
+        if poisoned(self.0.iter().flat_map(|step| &step.held)) {
             output.fill(f32::NAN);
             return;
         }
-        BETWEEN.with_borrow_mut(|Between { blocks, parts }| {
+        INTERMEDIATES.with_borrow_mut(|Intermediates { blocks, parts }| {
             let [from, to] = blocks;
             let mut x = first;
             for (i, step) in self.0.iter().enumerate() {
@@ -366,12 +366,12 @@ impl Work for Steps {
         });
         // A prompt's part comes seldom, and is large.
         if self.0.iter().any(|step| step.project.work.rows > KEPT) {
-            BETWEEN.take();
+            INTERMEDIATES.take();
         }
     }
 }
 
-impl Step {
+impl BlockPlan {
     /// While threads wait for each other they prefetch the first elements of the next part, at the end
     /// those of the step `after` this one.
     ///
@@ -382,16 +382,16 @@ impl Step {
         x: Input,
         inputs: &[Input],
         between: &mut Parts,
-        after: Option<&Step>,
+        after: Option<&BlockPlan>,
         output: &mut [f32],
     ) {
         let (own, mut rest) = inputs.split_at(inputs.len().min(self.project.inputs));
         let norm = next(&mut rest, usize::from(self.k_norm)).first();
         let seen_with = next(&mut rest, self.attention_inputs);
-        let _writing = Writing(&self.held);
+        let _writing = PoisonOnPanic(&self.held);
         let caches: Vec<Input> = self.held.iter().flat_map(|kept| kept.parts()).collect();
         let packed = room(&mut between.packed, self.project.work.outputs());
-        // SAFETY: caches of a `KvMemory` are float32.
+        // SAFETY: caches of a `KvBuffer` are float32.
         let prefetch = unsafe { self.attend.prefetch(&caches) };
         with_barrier_hook(&prefetch, || {
             // SAFETY: the caller's promise.
@@ -408,8 +408,8 @@ impl Step {
             caches: &caches,
         };
         with_barrier_hook(&|me| self.output.work.fetch(me), || {
-            // SAFETY: they are float32, as planned with, and of a `KvMemory`, which gives its arrays to this operation and to
-            // those that copy them only; each of these comes after those before it (`KvMemory::before`), so none runs
+            // SAFETY: they are float32, as planned with, and of a `KvBuffer`, which gives its arrays to this operation and to
+            // those that copy them only; each of these comes after those before it (`KvBuffer::before`), so none runs
             // meanwhile. Nothing of them is in use here yet.
             unsafe { self.attend.run_with_new_kv(&seen, &fresh, found) };
         });

@@ -1,4 +1,4 @@
-//! A Rust function as an operation in MLX's graph.
+//! A Rust function as an operation of MLX's graph.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,12 +14,12 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// What an operation computes, so that it has derivatives and works in batches.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Meaning {
+pub(super) enum OpKind {
     /// Anything: it has neither.
     Opaque,
     /// Inputs `x [.., k]` and `w [n, k]`: `x` times `w` transposed.
     DenseProduct,
-    /// Inputs `x [.., k]` and the parts of a matrix `[rows, k]` quantized in affine mode, in bands (`bands.rs`):
+    /// Inputs `x [.., k]` and the parts of a matrix `[rows, k]` quantized in affine mode, interleaved (`quantized.rs`):
     /// likewise.
     QuantizedProduct {
         rows: i32,
@@ -28,22 +28,22 @@ pub(super) enum Meaning {
     },
 }
 
-impl Meaning {
+impl OpKind {
     fn raw(self) -> sys::rust_mlx_meaning {
         match self {
-            Meaning::Opaque => sys::rust_mlx_meaning {
+            OpKind::Opaque => sys::rust_mlx_meaning {
                 kind: sys::RUST_MLX_OPAQUE,
                 rows: 0,
                 group_size: 0,
                 bits: 0,
             },
-            Meaning::DenseProduct => sys::rust_mlx_meaning {
+            OpKind::DenseProduct => sys::rust_mlx_meaning {
                 kind: sys::RUST_MLX_DENSE_PRODUCT,
                 rows: 0,
                 group_size: 0,
                 bits: 0,
             },
-            Meaning::QuantizedProduct {
+            OpKind::QuantizedProduct {
                 rows,
                 group_size,
                 bits,
@@ -86,7 +86,7 @@ pub(super) fn add_strided<W: Work>(
     first: usize,
     shape: &[i32],
 ) -> Result<Array> {
-    add_with(op, Meaning::Opaque, work, inputs, shape, (first, false))
+    add_with(op, OpKind::Opaque, work, inputs, shape, (first, false))
 }
 
 /// The operation's output: float32 of `shape`. The work sees row-contiguous inputs: those that are not when they
@@ -96,7 +96,7 @@ pub(super) fn add_strided<W: Work>(
 /// MLX's message when the current stream is not on the CPU.
 pub(super) fn add<W: Work>(
     op: &'static str,
-    meaning: Meaning,
+    meaning: OpKind,
     work: W,
     inputs: &[&Array],
     shape: &[i32],
@@ -120,19 +120,19 @@ pub(super) fn add_once<W: Work>(
     first: usize,
     shape: &[i32],
 ) -> Result<Array> {
-    let work = AtMostOnce {
+    let work = RunOnce {
         once: Once::default(),
         work,
     };
     add_strided(op, work, inputs, first, shape)
 }
 
-struct AtMostOnce<W> {
+struct RunOnce<W> {
     once: Once,
     work: W,
 }
 
-impl<W: Work> Work for AtMostOnce<W> {
+impl<W: Work> Work for RunOnce<W> {
     fn outputs(&self) -> usize {
         self.work.outputs()
     }
@@ -158,12 +158,12 @@ pub(super) fn add_in_place<W: Work>(
     inputs: &[&Array],
     shape: &[i32],
 ) -> Result<Array> {
-    add_with(op, Meaning::Opaque, work, inputs, shape, (usize::MAX, true))
+    add_with(op, OpKind::Opaque, work, inputs, shape, (usize::MAX, true))
 }
 
 fn add_with<W: Work>(
     op: &'static str,
-    meaning: Meaning,
+    meaning: OpKind,
     work: W,
     inputs: &[&Array],
     shape: &[i32],
@@ -276,7 +276,7 @@ mod tests {
             let work = Touchy {
                 _alive: Arc::default(),
             };
-            let e = add("touchy", Meaning::Opaque, work, &[&x], shape).unwrap_err();
+            let e = add("touchy", OpKind::Opaque, work, &[&x], shape).unwrap_err();
             assert_eq!(e.kind(), ErrorKind::Shape, "{shape:?}");
         }
     }
@@ -290,7 +290,7 @@ mod tests {
                 let work = Touchy {
                     _alive: Arc::clone(&alive),
                 };
-                let y = add("touchy", Meaning::Opaque, work, &[&x], &[3]).unwrap();
+                let y = add("touchy", OpKind::Opaque, work, &[&x], &[3]).unwrap();
                 y.to_vec::<f32>().unwrap()
             };
             assert_eq!(run([1.0, 2.0, 3.0]), [2.0, 4.0, 6.0]);

@@ -1,8 +1,8 @@
-//! The memory behind `KvMemory` (`memory.rs`): one array for several layers, and the operations that
-//! fill it and copy from it.
+//! The memory behind `KvBuffer` (`kv_buffer.rs`): one array for several layers, and the operations
+//! that fill it and copy from it.
 //!
-//! The array exists before any operation that uses it, and each such operation keeps it alive. So an
-//! address never dangles, also where a transform runs an operation again (`host_op::add_once`).
+//! The array exists before any operation that uses it, and each such operation keeps it alive. So
+//! an address never dangles, also where a transform runs an operation again (`host_op::add_once`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,28 +19,28 @@ use crate::{call, closure};
 const SHARED: usize = 1 << 20;
 
 /// The number of layers of this shape that share an array.
-pub(super) fn layers_per_array(shape: &[i32; 4]) -> usize {
+pub(super) fn layers_per_arena(shape: &[i32; 4]) -> usize {
     let elements = shape.iter().try_fold(2usize, |n, &d| n.checked_mul(dim(d)));
     (SHARED / elements.unwrap_or(usize::MAX).max(1)).max(1)
 }
 
 /// The memory of several layers, `[layers, 2, Hkv, room, D]`.
-struct Slab {
+struct KvArena {
     // Exactly one array. Never expose it: a clone would observe writes in place.
     array: Vec<Array>,
     first: *mut f32,
     elements: usize,
     /// An operation panicked while it wrote here, so that elements may have no value.
-    broken: AtomicBool,
+    poisoned: AtomicBool,
 }
 
 // SAFETY: `first` points into memory that `array` owns. The dependencies between operations order
-// all accesses to it (`memory.rs`).
-unsafe impl Send for Slab {}
+// all accesses to it (`kv_buffer.rs`).
+unsafe impl Send for KvArena {}
 // SAFETY: as for Send.
-unsafe impl Sync for Slab {}
+unsafe impl Sync for KvArena {}
 
-impl Slab {
+impl KvArena {
     /// Its elements, valid while `self` lives.
     fn all(&self) -> Input {
         // SAFETY: `array` has this number of elements; there is no layout to outlive.
@@ -48,7 +48,7 @@ impl Slab {
     }
 }
 
-impl Drop for Slab {
+impl Drop for KvArena {
     /// A thread of MLX's may free the last operation that holds this.
     fn drop(&mut self) {
         closure::part_with(std::mem::take(&mut self.array));
@@ -56,14 +56,14 @@ impl Drop for Slab {
 }
 
 /// Keys and values of a layer.
-pub(super) struct Kept {
-    slab: Arc<Slab>,
+pub(super) struct KvLayer {
+    slab: Arc<KvArena>,
     layer: usize,
     shape: [i32; 4],
     strides: [i64; 4],
 }
 
-impl Kept {
+impl KvLayer {
     /// Keys and values of layers that share an array, `[1, Hkv, room, D]` each. No element has a value.
     ///
     /// # Errors
@@ -78,11 +78,11 @@ impl Kept {
             unsafe { sys::rust_mlx_uninitialized(out, all.as_ptr(), all.len()) }
         })?;
         let (_, data, elements) = array.row_major(OP)?;
-        let slab = Arc::new(Slab {
+        let slab = Arc::new(KvArena {
             array: vec![array],
             first: data.cast::<f32>().cast_mut(),
             elements,
-            broken: AtomicBool::new(false),
+            poisoned: AtomicBool::new(false),
         });
         let [_, _, room, width] = shape.map(i64::from);
         let of = |layer: usize| {
@@ -132,18 +132,18 @@ impl Kept {
 const OP: &str = "cpu::memory";
 
 /// Whether an earlier operation left one of these half written.
-pub(super) fn broken<'k>(kept: impl IntoIterator<Item = &'k Arc<Kept>>) -> bool {
-    (kept.into_iter()).any(|kept| kept.slab.broken.load(Ordering::Relaxed))
+pub(super) fn poisoned<'k>(kept: impl IntoIterator<Item = &'k Arc<KvLayer>>) -> bool {
+    (kept.into_iter()).any(|kept| kept.slab.poisoned.load(Ordering::Relaxed))
 }
 
 /// Marks memory as broken when a panic leaves the operation that writes it.
-pub(super) struct Writing<'k>(pub &'k [Arc<Kept>]);
+pub(super) struct PoisonOnPanic<'k>(pub &'k [Arc<KvLayer>]);
 
-impl Drop for Writing<'_> {
+impl Drop for PoisonOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for kept in self.0 {
-                kept.slab.broken.store(true, Ordering::Relaxed);
+                kept.slab.poisoned.store(true, Ordering::Relaxed);
             }
         }
     }
@@ -154,15 +154,15 @@ pub(super) enum From {
     /// Keys and values, the operation's first two inputs.
     Arrays,
     /// Other memory of the same number of layers.
-    Kept(Vec<Arc<Kept>>),
+    KvLayer(Vec<Arc<KvLayer>>),
 }
 
-/// Copies the first `filled` positions of `from` to all layers that [`Kept::allocate`] made with `to`.
+/// Copies the first `filled` positions of `from` to all layers that [`KvLayer::allocate`] made with `to`.
 /// The output, one zero, exists only to order other operations after this one.
 ///
 /// # Errors
 /// MLX's message when the current stream is not on the CPU.
-pub(super) fn fill(to: &Arc<Kept>, from: From, filled: i32, inputs: &[&Array]) -> Result<Array> {
+pub(super) fn fill(to: &Arc<KvLayer>, from: From, filled: i32, inputs: &[&Array]) -> Result<Array> {
     let work = Fill {
         plane: KvPlane::of(to.shape(), filled),
         to: Arc::clone(to),
@@ -173,7 +173,7 @@ pub(super) fn fill(to: &Arc<Kept>, from: From, filled: i32, inputs: &[&Array]) -
 
 struct Fill {
     plane: KvPlane,
-    to: Arc<Kept>,
+    to: Arc<KvLayer>,
     from: From,
 }
 
@@ -185,19 +185,19 @@ impl Work for Fill {
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         let from: Vec<Input> = match &self.from {
             From::Arrays => inputs[..2].to_vec(),
-            From::Kept(layers) => layers.iter().flat_map(|kept| kept.parts()).collect(),
+            From::KvLayer(layers) => layers.iter().flat_map(|kept| kept.parts()).collect(),
         };
-        if matches!(&self.from, From::Kept(layers) if broken(layers)) {
-            self.to.slab.broken.store(true, Ordering::Relaxed);
+        if matches!(&self.from, From::KvLayer(layers) if poisoned(layers)) {
+            self.to.slab.poisoned.store(true, Ordering::Relaxed);
             output.fill(f32::NAN);
             return;
         }
-        let _writing = Writing(std::slice::from_ref(&self.to));
+        let _writing = PoisonOnPanic(std::slice::from_ref(&self.to));
         let all = self.to.slab.all();
         // SAFETY: memory is float32 and belongs to this operation alone until it has run: every other
         // operation on it depends on the output, and `add_once` runs it once.
         let all = unsafe { all.slice_mut::<f32>(0, self.to.slab.elements) };
-        // SAFETY: `KvMemory` has seen types and shapes; writers of the sources come before or after.
+        // SAFETY: `KvBuffer` has seen types and shapes; writers of the sources come before or after.
         unsafe { self.plane.copy(&from, all) };
         output.fill(0.0);
     }
@@ -205,7 +205,7 @@ impl Work for Fill {
 
 /// Copies keys, or values.
 struct Take {
-    from: Arc<Kept>,
+    from: Arc<KvLayer>,
     which: usize,
     plane: KvPlane,
 }
@@ -216,7 +216,7 @@ impl Work for Take {
     }
 
     unsafe fn run(&self, _: &[Input], output: &mut [f32]) {
-        if broken([&self.from]) {
+        if poisoned([&self.from]) {
             output.fill(f32::NAN);
             return;
         }

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::kv_arena::{self, From, Kept, layers_per_array};
+use super::kv_arena::{self, From, KvLayer, layers_per_arena};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,19 +14,19 @@ use crate::memory;
 
 /// Keys and values of one row in one layer, with room for more. [`super::Block::step`] writes them in place.
 /// ```
-/// use mlx_rs_core::{Array, Device, Stream, cpu::KvMemory};
+/// use mlx_rs_core::{Array, Device, Stream, cpu::KvBuffer};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
 ///     // Two positions of one head with two elements.
 ///     let keys = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2])?;
-///     let memory = KvMemory::holding(&keys, &keys, 2, 256)?;
+///     let memory = KvBuffer::holding(&keys, &keys, 2, 256)?;
 ///     assert_eq!(memory.room(), 256);
 ///     assert_eq!(memory.copy(1)?.1.to_vec::<f32>()?, [1.0, 2.0]);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), mlx_rs_core::Error>(())
 /// ```
-pub struct KvMemory {
-    kept: Arc<Kept>,
+pub struct KvBuffer {
+    kept: Arc<KvLayer>,
     /// So many positions were written, from the first on: nothing is known of the others, which nobody may see.
     known: i32,
     /// What the last operation that writes here makes, the same for all that it writes. Every reader and writer after it
@@ -36,10 +36,10 @@ pub struct KvMemory {
     copies: RefCell<Vec<Arc<Array>>>,
 }
 
-impl std::fmt::Debug for KvMemory {
+impl std::fmt::Debug for KvBuffer {
     // Not the elements, which may be about to change.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KvMemory")
+        f.debug_struct("KvBuffer")
             .field("shape", &self.shape())
             .finish_non_exhaustive()
     }
@@ -73,17 +73,17 @@ fn fault(message: String) -> Error {
     Error::new(ErrorKind::Shape, "cpu::memory", message)
 }
 
-impl KvMemory {
-    /// Room for `room` positions of so many heads with so many elements each, none of which is
+impl KvBuffer {
+    /// KvSlot for `room` positions of so many heads with so many elements each, none of which is
     /// there before it is written, nor takes any of the machine's memory.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when a number is not positive; [`ErrorKind::OutOfMemory`] beyond the
     /// [budget](crate::memory::budget); MLX's message when memory runs out.
     /// ```
-    /// use mlx_rs_core::{Device, Stream, cpu::KvMemory};
+    /// use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
-    ///     let memory = KvMemory::empty((2, 64), 256)?;
+    ///     let memory = KvBuffer::empty((2, 64), 256)?;
     ///     assert_eq!(memory.shape(), [1, 2, 256, 64]);
     ///     Ok(())
     /// })?;
@@ -99,9 +99,9 @@ impl KvMemory {
     /// # Errors
     /// As [`Self::empty`], where the budget is that of all layers together.
     /// ```
-    /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
+    /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
-    /// let layers = KvMemory::several(30, (2, 64), 256)?;
+    /// let layers = KvBuffer::several(30, (2, 64), 256)?;
     /// assert_eq!(layers.len(), 30);
     /// assert_eq!(layers[29].shape(), [1, 2, 256, 64]);
     /// # Ok(())
@@ -114,7 +114,7 @@ impl KvMemory {
         check_budget(layers, shape)?;
         let mut all = Vec::with_capacity(layers);
         while all.len() < layers {
-            let some = layers_per_array(&shape).min(layers - all.len());
+            let some = layers_per_arena(&shape).min(layers - all.len());
             all.extend(Self::make(some, shape, None, &[])?);
         }
         Ok(all)
@@ -152,7 +152,7 @@ impl KvMemory {
     ) -> Result<Vec<Self>> {
         let filled = from.as_ref().map_or(0, |(_, filled)| *filled);
         check_shape(shape, filled)?;
-        let kept = Kept::allocate(layers, shape)?;
+        let kept = KvLayer::allocate(layers, shape)?;
         let written = match (from, kept.first()) {
             (Some((from, 1..)), Some(first)) => Some(kv_arena::fill(first, from, filled, inputs)?),
             _ => None,
@@ -172,9 +172,9 @@ impl KvMemory {
     /// # Errors
     /// As [`Self::holding`], also when fewer were written; nothing has changed then.
     /// ```
-    /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
+    /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
-    /// let mut memory = KvMemory::empty((2, 64), 256)?;
+    /// let mut memory = KvBuffer::empty((2, 64), 256)?;
     /// memory.grow(0, 512)?;
     /// assert_eq!(memory.room(), 512);
     /// # Ok(())
@@ -183,7 +183,7 @@ impl KvMemory {
     /// ```
     pub fn grow(&mut self, filled: i32, room: i32) -> Result<()> {
         self.check(filled)?;
-        let from = From::Kept(vec![Arc::clone(&self.kept)]);
+        let from = From::KvLayer(vec![Arc::clone(&self.kept)]);
         let after = after([&*self]);
         let from = Some((from, filled));
         *self = Self::make(1, self.with(room), from, &arrays(&after))?.remove(0);
@@ -201,9 +201,9 @@ impl KvMemory {
     /// # Errors
     /// As [`Self::holding`], also when fewer were written.
     /// ```
-    /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
+    /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
-    /// assert!(KvMemory::empty((1, 8), 4)?.copy(1).is_err());
+    /// assert!(KvBuffer::empty((1, 8), 4)?.copy(1).is_err());
     /// # Ok(())
     /// # })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
@@ -227,10 +227,10 @@ impl KvMemory {
     /// # Errors
     /// As [`Self::holding`], also when fewer were written.
     /// ```
-    /// # use mlx_rs_core::{Array, Device, Stream, cpu::KvMemory};
+    /// # use mlx_rs_core::{Array, Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
     /// let keys = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2])?;
-    /// let memory = KvMemory::holding(&keys, &keys, 2, 4)?;
+    /// let memory = KvBuffer::holding(&keys, &keys, 2, 4)?;
     /// let other = memory.fork(1, 8)?;
     /// assert_eq!(other.room(), 8);
     /// assert_eq!(other.copy(1)?.0.to_vec::<f32>()?, [1.0, 2.0]);
@@ -248,12 +248,12 @@ impl KvMemory {
     /// # Errors
     /// As [`Self::fork`].
     /// ```
-    /// # use mlx_rs_core::{Array, Device, Stream, cpu::KvMemory};
+    /// # use mlx_rs_core::{Array, Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
     /// let keys = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2])?;
-    /// let one = KvMemory::holding(&keys, &keys, 2, 4)?;
-    /// let other = KvMemory::holding(&keys.negative()?, &keys, 2, 4)?;
-    /// let forks = KvMemory::fork_all(&[&one, &other], 1, 8)?;
+    /// let one = KvBuffer::holding(&keys, &keys, 2, 4)?;
+    /// let other = KvBuffer::holding(&keys.negative()?, &keys, 2, 4)?;
+    /// let forks = KvBuffer::fork_all(&[&one, &other], 1, 8)?;
     /// assert_eq!(forks[1].copy(1)?.0.to_vec::<f32>()?, [-1.0, -2.0]);
     /// # Ok(())
     /// # })?;
@@ -265,8 +265,8 @@ impl KvMemory {
         }
         let mut forks = Vec::with_capacity(layers.len());
         let alike = layers.chunk_by(|a, b| a.with(room) == b.with(room));
-        for some in alike.flat_map(|alike| alike.chunks(layers_per_array(&alike[0].with(room)))) {
-            let from = From::Kept(some.iter().map(|layer| Arc::clone(&layer.kept)).collect());
+        for some in alike.flat_map(|alike| alike.chunks(layers_per_arena(&alike[0].with(room)))) {
+            let from = From::KvLayer(some.iter().map(|layer| Arc::clone(&layer.kept)).collect());
             let after = after(some.iter().copied());
             let shape = some[0].with(room);
             forks.extend(Self::make(
@@ -303,9 +303,9 @@ impl KvMemory {
 
     /// `[1, Hkv, room, D]`.
     /// ```
-    /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
+    /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
-    /// assert_eq!(KvMemory::empty((1, 8), 4)?.shape(), [1, 1, 4, 8]);
+    /// assert_eq!(KvBuffer::empty((1, 8), 4)?.shape(), [1, 1, 4, 8]);
     /// # Ok(())
     /// # })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
@@ -317,9 +317,9 @@ impl KvMemory {
     /// What to evaluate so that all is written; `None` when nothing was. It is one array, in one place, for all that one
     /// operation wrote.
     /// ```
-    /// # use mlx_rs_core::{Device, Stream, cpu::KvMemory};
+    /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
-    /// assert!(KvMemory::empty((1, 8), 4)?.written().is_none());
+    /// assert!(KvBuffer::empty((1, 8), 4)?.written().is_none());
     /// # Ok(())
     /// # })?;
     /// # Ok::<(), mlx_rs_core::Error>(())
@@ -329,7 +329,7 @@ impl KvMemory {
     }
 
     /// Keys and values for an operation that writes them, and must have [`Self::before`] among its inputs.
-    pub(super) fn kept(&self) -> Arc<Kept> {
+    pub(super) fn kept(&self) -> Arc<KvLayer> {
         Arc::clone(&self.kept)
     }
 
@@ -364,7 +364,7 @@ fn add(known: &mut Vec<Arc<Array>>, array: &Arc<Array>) {
 }
 
 /// What comes before an operation that reads all of these.
-fn after<'m>(all: impl IntoIterator<Item = &'m KvMemory>) -> Vec<Arc<Array>> {
+fn after<'m>(all: impl IntoIterator<Item = &'m KvBuffer>) -> Vec<Arc<Array>> {
     let mut known = Vec::new();
     for memory in all {
         memory.made(&mut known);

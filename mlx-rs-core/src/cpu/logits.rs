@@ -1,10 +1,10 @@
-//! The greatest elements of long rows, probabilities and draws, as operations of MLX's graph. MLX
-//! partitions and sorts whole rows, draws a random number for every element, and computes its exponentials
-//! one by one; the kernels pass over a row once for what the choice needs.
+//! The greatest elements of long rows, log-probabilities and draws, as operations of MLX's graph.
+//! MLX sorts whole rows and draws a random number for each element; the kernels pass over a row
+//! once.
 
-use mlx_cpu_kernels::{Draw, LogProbs, MAX_ROW_LEN, TopK};
+use mlx_cpu_kernels::{self as kernels, Draw, LogProbs, MAX_ROW_LEN};
 
-use super::host_op::{self, Meaning};
+use super::host_op::{self, OpKind};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -30,7 +30,7 @@ pub(super) fn size(op: &'static str, logits: &Array) -> Result<(usize, usize)> {
 
 /// The greatest elements of each row of `[rows, n]`.
 #[derive(Debug, Clone)]
-pub struct Greatest {
+pub struct TopK {
     /// How far each lies below the greatest of its row, ascending: float32 `[rows, k]`.
     pub values: Array,
     /// Where each stands: uint32 `[rows, k]`.
@@ -48,15 +48,15 @@ pub struct Greatest {
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
-///     let found = cpu::greatest(&Array::from_slice(&[3.0f32, 7.0, 5.0], &[1, 3])?, 2)?;
+///     let found = cpu::top_k(&Array::from_slice(&[3.0f32, 7.0, 5.0], &[1, 3])?, 2)?;
 ///     assert_eq!(found.indices.to_vec::<u32>()?, [2, 1]);
 ///     assert_eq!(found.values.to_vec::<f32>()?, [-2.0, 0.0]);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), mlx_rs_core::Error>(())
 /// ```
-pub fn greatest(logits: &Array, k: usize) -> Result<Greatest> {
-    const OP: &str = "cpu::greatest";
+pub fn top_k(logits: &Array, k: usize) -> Result<TopK> {
+    const OP: &str = "cpu::top_k";
     let (rows, n) = size(OP, logits)?;
     if k == 0 || k > n {
         return Err(Error::new(
@@ -69,12 +69,12 @@ pub fn greatest(logits: &Array, k: usize) -> Result<Greatest> {
     let (rows_i, k_i) = (rows as i32, k as i32); // both were dimensions, or are below one
     let out = host_op::add(
         OP,
-        Meaning::Opaque,
-        TopK { rows, n, k },
+        OpKind::Opaque,
+        kernels::TopK { rows, n, k },
         &[logits],
         &[rows_i, 2 * k_i + 1],
     )?;
-    Ok(Greatest {
+    Ok(TopK {
         values: out.slice_axis(1, 0, k_i)?,
         indices: out.slice_axis(1, k_i, 2 * k_i)?.astype(Dtype::Uint32)?,
         log_total: out.slice_axis(1, 2 * k_i, 2 * k_i + 1)?,
@@ -130,7 +130,7 @@ pub fn log_probabilities(logits: &Array, chosen: &Array, k: usize) -> Result<Log
     }
     let out = host_op::add(
         OP,
-        Meaning::Opaque,
+        OpKind::Opaque,
         LogProbs { rows, n, k },
         &[logits, chosen],
         &[rows_i, 2 * k_i + 1],
@@ -181,7 +181,7 @@ pub fn draw(logits: &Array, scale: &[f32], uniform: &[f64]) -> Result<Array> {
         scale: scale.to_vec(),
         uniform: uniform.to_vec(),
     };
-    host_op::add(OP, Meaning::Opaque, work, &[logits], &[rows as i32])?.astype(Dtype::Uint32)
+    host_op::add(OP, OpKind::Opaque, work, &[logits], &[rows as i32])?.astype(Dtype::Uint32)
 }
 
 #[cfg(test)]

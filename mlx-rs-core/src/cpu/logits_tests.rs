@@ -30,7 +30,7 @@ fn the_greatest_are_those_of_a_full_sort() {
     let rows = [numbers(3000), numbers(6000)[3000..].to_vec()];
     for k in [1usize, 2, 40, 1024, 2999, 3000] {
         let (values, indices, totals) = on_cpu(|| {
-            let g = greatest(&array(&rows), k).unwrap();
+            let g = top_k(&array(&rows), k).unwrap();
             (
                 g.values.to_vec::<f32>().unwrap(),
                 g.indices.to_vec::<u32>().unwrap(),
@@ -59,7 +59,7 @@ fn infinities_have_their_place() {
         vec![NO, NO, NO, NO],
         vec![f32::NAN, -0.0, 0.0, NO],
     ];
-    let g = on_cpu(|| greatest(&array(&rows), 3)).unwrap();
+    let g = on_cpu(|| top_k(&array(&rows), 3)).unwrap();
     assert_eq!(
         g.indices.to_vec::<u32>().unwrap(),
         [2, 1, 3, 1, 2, 3, 3, 1, 2]
@@ -147,13 +147,10 @@ fn logarithms_are_those_of_the_softmax() {
 #[test]
 fn what_does_not_fit_is_an_error() {
     let x = array(&[vec![1.0, 2.0]]);
-    let kind = |r: Result<Greatest>| r.unwrap_err().kind();
-    assert_eq!(kind(greatest(&x, 0)), ErrorKind::Index);
-    assert_eq!(kind(greatest(&x, 3)), ErrorKind::Index);
-    assert_eq!(
-        kind(greatest(&x.flatten(0, -1).unwrap(), 1)),
-        ErrorKind::Shape
-    );
+    let kind = |r: Result<TopK>| r.unwrap_err().kind();
+    assert_eq!(kind(top_k(&x, 0)), ErrorKind::Index);
+    assert_eq!(kind(top_k(&x, 3)), ErrorKind::Index);
+    assert_eq!(kind(top_k(&x.flatten(0, -1).unwrap(), 1)), ErrorKind::Shape);
     let e = draw(&x, &[1.0, 1.0], &[0.5]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Shape);
     let x = Array::from_slice(&[1i32, 2], &[1, 2]).unwrap();

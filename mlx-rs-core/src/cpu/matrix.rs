@@ -1,9 +1,9 @@
-//! Matrices that the kernels multiply with: what is checked once. The products are in `project.rs`.
+//! Matrices that the kernels multiply with, checked once. The products are in `projection.rs`.
 
 use mlx_cpu_kernels::{DenseType, MatrixFormat, Size, dim};
 
 use super::enabled;
-use super::projection::{Projection, Then};
+use super::projection::{Epilogue, Projection};
 use super::quantized::QuantizedMatrix;
 use crate::array::Array;
 use crate::dtype::Dtype;
@@ -127,7 +127,7 @@ impl Matrix {
         Projection {
             parts: &parts,
             norm: None,
-            then: Then::Nothing,
+            then: Epilogue::None,
         }
         .with(x, float_inputs)
     }

@@ -1,14 +1,15 @@
-//! Kernels of our own for CPUs in MLX's graph: products with quantized and dense matrices, which MLX
-//! computes on one core and without the processor's vector units, attention and whole decoder blocks, and
-//! choices from long rows. The kernels are the crate `mlx-cpu-kernels`; here they become operations (the
-//! shim of `mlx-sys`), so laziness, streams and memory stay MLX's.
+//! The kernels of `mlx-cpu-kernels` as operations of MLX's graph: products with quantized and dense
+//! matrices, attention, whole decoder blocks, and sampling from long rows. MLX computes these on
+//! one core and without vector units. Laziness, streams and memory stay MLX's (through the shim of
+//! `mlx-sys`); the arithmetic is in `mlx-cpu-kernels`.
 //!
-//! MLX's own operations compute their derivatives with respect to the rows (and to a dense matrix), and
-//! batches of rows under `vmap`, unless [`Matrix::product_for_gradients`] is asked for. A gradient with
-//! respect to a quantized matrix or its scales is an error, and so is one of a fused operation.
+//! Derivatives of a single product with respect to the rows (and to a dense matrix), and `vmap`
+//! over rows, are computed by MLX's own operations, unless [`Matrix::product_for_gradients`] is
+//! used. A gradient with respect to a quantized matrix or its scales is an error, and so is one of
+//! a fused operation.
 //!
-//! `MLX_CPU_KERNELS=off` turns the kernels off, `MLX_CPU_KERNELS=portable` keeps them from the processor's
-//! wider vectors, `avx2` from AVX-512, `avx512` from AMX.
+//! `MLX_CPU_KERNELS=off` turns the kernels off. `portable`, `avx2` and `avx512` limit the
+//! instruction set.
 
 mod attention;
 mod decoder_block;
@@ -25,16 +26,16 @@ mod tests;
 mod top_p;
 mod vjp;
 
-pub use attention::{HeadNorm, Heads, Lane};
-pub use decoder_block::{Biased, Block, Room, RowNorm};
-pub use kv_buffer::KvMemory;
-pub use logits::{Greatest, LogProbabilities, draw, greatest, log_probabilities};
+pub use attention::{HeadNorm, Heads, KvView};
+pub use decoder_block::{Biased, Block, KvSlot, RowNorm};
+pub use kv_buffer::KvBuffer;
+pub use logits::{LogProbabilities, TopK, draw, log_probabilities, top_k};
 pub use matrix::{DenseMatrix, Matrix};
 pub use mlx_cpu_kernels::{
-    CountPenalties, DrawParams, Gate, MAX_ROW_LEN, Pick, RepetitionPenalty, Rotation, TokenRange,
-    enabled, instruction_set, status, threads,
+    CountPenalties, DrawParams, Gate, MAX_ROW_LEN, Pick, RepetitionPenalty, Rotation, SampleParams,
+    TokenRange, enabled, instruction_set, status, threads,
 };
-pub use projection::{Projection, Then};
+pub use projection::{Epilogue, Projection};
 pub use quantized::QuantizedMatrix;
-pub use sample::{Row, choose};
+pub use sample::{SampleRow, sample};
 pub use top_p::top_p;

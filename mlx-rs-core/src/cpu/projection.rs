@@ -1,9 +1,9 @@
-//! Products of rows with matrices, and what stands before and after them in a decoder, as one operation: a
-//! norm, several matrices on the same input, biases, a gate, a residual.
+//! Products of rows with matrices and what surrounds them in a decoder, as one operation: a norm,
+//! several matrices on the same input, biases, and an epilogue (gate or residual).
 
 use mlx_cpu_kernels::{Gate, Isa, MAX_PARTS, MatrixFormat, MatrixPart, Product};
 
-use super::host_op::{self, Meaning};
+use super::host_op::{self, OpKind};
 use super::matrix::Matrix;
 use crate::array::Array;
 use crate::dtype::Dtype;
@@ -11,9 +11,9 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// What becomes of the products.
 #[derive(Debug, Clone, Copy)]
-pub enum Then<'a> {
+pub enum Epilogue<'a> {
     /// They stand one after another in the last axis.
-    Nothing,
+    None,
     /// They are added to this, of the output's shape.
     Add(&'a Array),
     /// The first of two goes through a gate and is multiplied with the second.
@@ -22,14 +22,14 @@ pub enum Then<'a> {
 
 /// A product of the rows of an input with the transposes of matrices.
 /// ```
-/// use mlx_rs_core::{Array, Device, Stream, cpu::{DenseMatrix, Matrix, Projection, Then}};
+/// use mlx_rs_core::{Array, Device, Stream, cpu::{DenseMatrix, Matrix, Projection, Epilogue}};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
 ///     let weight = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
 ///     if let Some(matrix) = DenseMatrix::new(&weight)?.map(Matrix::Dense) {
 ///         let bias = Array::from_slice(&[0.5f32, -0.5], &[2])?;
 ///         let before = Array::from_slice(&[100.0f32, 200.0], &[1, 2])?;
 ///         let parts = [(&matrix, Some(&bias))];
-///         let block = Projection { parts: &parts, norm: None, then: Then::Add(&before) };
+///         let block = Projection { parts: &parts, norm: None, then: Epilogue::Add(&before) };
 ///         let y = block.of(&Array::from_slice(&[1.0f32, 10.0], &[1, 2])?)?;
 ///         assert_eq!(y.to_vec::<f32>()?, [121.5, 242.5]);
 ///     }
@@ -45,7 +45,7 @@ pub struct Projection<'a> {
     /// with a float32 weight `[k]` before.
     pub norm: Option<(&'a Array, f32)>,
     /// What follows.
-    pub then: Then<'a>,
+    pub then: Epilogue<'a>,
 }
 
 impl<'a> Projection<'a> {
@@ -76,11 +76,11 @@ impl<'a> Projection<'a> {
             return Err(fault(format!("needs float32 [.., {k}]")));
         }
         let mut inputs = vec![x];
-        let adds = matches!(self.then, Then::Add(_));
+        let adds = matches!(self.then, Epilogue::Add(_));
         // A product alone has derivatives, for which MLX must see its matrix.
         let alone = matches!(
             (self.parts, self.norm, self.then),
-            ([(_, None)], None, Then::Nothing)
+            ([(_, None)], None, Epilogue::None)
         );
         let mut work = self.plan(x.size() / k, (adds, !alone), &mut inputs)?;
         work.float_inputs = float_inputs;
@@ -89,7 +89,7 @@ impl<'a> Projection<'a> {
             (Some(last), Ok(n)) => *last = n,
             _ => return Err(fault(format!("an axis cannot have {} outputs", work.n))),
         }
-        if let Then::Add(residual) = self.then {
+        if let Epilogue::Add(residual) = self.then {
             if residual.shape() != shape || residual.dtype() != Dtype::Float32 {
                 return Err(fault(format!("what is added must be float32 {shape:?}")));
             }
@@ -97,14 +97,14 @@ impl<'a> Projection<'a> {
         }
         let meaning = match work.parts.as_slice() {
             [part] if alone => match part.kind {
-                MatrixFormat::Dense(_) => Meaning::DenseProduct,
-                MatrixFormat::Quantized { bits, group, .. } => Meaning::QuantizedProduct {
+                MatrixFormat::Dense(_) => OpKind::DenseProduct,
+                MatrixFormat::Quantized { bits, group, .. } => OpKind::QuantizedProduct {
                     rows: part.size.n as i32, // all of them were i32 in the matrix
                     group_size: group as i32,
                     bits: bits as i32,
                 },
             },
-            _ => Meaning::Opaque,
+            _ => OpKind::Opaque,
         };
         host_op::add(op, meaning, work, &inputs, &shape)
     }
@@ -157,7 +157,7 @@ impl<'a> Projection<'a> {
             });
             n += size.n;
         }
-        if let Then::Gate(_) = self.then {
+        if let Epilogue::Gate(_) = self.then {
             let [(gate, _), (up, _)] = self.parts else {
                 return Err(fault("a gate needs two matrices".into()));
             };
@@ -173,7 +173,7 @@ impl<'a> Projection<'a> {
             n,
             eps: self.norm.map(|(_, eps)| eps),
             gate: match self.then {
-                Then::Gate(gate) => Some(gate),
+                Epilogue::Gate(gate) => Some(gate),
                 _ => None,
             },
             residual: adds,

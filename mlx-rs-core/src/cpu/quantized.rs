@@ -1,5 +1,6 @@
-//! Quantized matrices for the kernels: making them, parts of them, rows by their numbers, and back to MLX's form. The
-//! order that they are kept in is that of `bands.rs`, products are in `project.rs`.
+//! Quantized matrices for the kernels: made from MLX's form and turned back into it, cut into
+//! parts, and read by row. Their layout is documented in `mlx-cpu-kernels/src/layout/packed.rs`;
+//! products are in `projection.rs`.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use half::slice::HalfFloatSliceExt;
 use mlx_cpu_kernels::{GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, Size};
 
 use super::enabled;
-use super::host_op::{self, Meaning, input_of};
+use super::host_op::{self, OpKind, input_of};
 use super::matrix::{Matrix, size_of};
 use crate::array::Array;
 use crate::closure;
@@ -36,7 +37,7 @@ use crate::ops::{Pad, QuantMode, Quantized};
 /// ```
 #[derive(Debug, Clone)]
 pub struct QuantizedMatrix {
-    stored: Arc<Stored>,
+    stored: Arc<MatrixArrays>,
     pub(super) size: Size,
     pub(super) bits: u32,
     pub(super) group: usize,
@@ -49,7 +50,7 @@ pub struct QuantizedMatrix {
 
 impl QuantizedMatrix {
     /// Rows that stand side by side.
-    pub const BAND: usize = INTERLEAVED_ROWS;
+    pub const INTERLEAVED_ROWS: usize = INTERLEAVED_ROWS;
 
     /// Whether the kernels are on and have matrices of this mode, with so many bits, groups of so many numbers and
     /// scales of this type.
@@ -112,7 +113,7 @@ impl QuantizedMatrix {
             let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
             return Err(error.with_inputs(&[&rows]));
         }
-        let exact = are_halves(&rows.data::<f32>()?);
+        let exact = fit_in_f16(&rows.data::<f32>()?);
         let rows = if exact {
             let half = rows.astype(Dtype::Float16)?;
             crate::eval([&half])?;
@@ -175,7 +176,7 @@ impl QuantizedMatrix {
         let (scales, biases) = (scales.astype(dtype)?, biases.astype(dtype)?);
         crate::eval([&words, &scales, &biases])?;
         Ok(Self {
-            stored: Stored::new([words, scales, biases])?,
+            stored: MatrixArrays::new([words, scales, biases])?,
             size,
             bits: bits.unsigned_abs(),
             group: group_size.unsigned_abs() as usize,
@@ -286,7 +287,7 @@ impl QuantizedMatrix {
             return Err(lost());
         };
         Ok(Some(Self {
-            stored: Stored::new([cut(words)?, cut(scales)?, cut(biases)?])?,
+            stored: MatrixArrays::new([cut(words)?, cut(scales)?, cut(biases)?])?,
             size: Size {
                 n: (to - from).unsigned_abs() as usize,
                 ..self.size
@@ -339,7 +340,7 @@ impl QuantizedMatrix {
             Some(_) => vec![&ids],
             None => std::iter::once(&ids).chain(self.arrays()).collect(),
         };
-        host_op::add(op, Meaning::Opaque, work, &inputs, &shape)
+        host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }
 
     /// Inputs of a group: 32, 64 or 128.
@@ -407,7 +408,7 @@ impl QuantizedMatrix {
     /// evaluation looks at, are fewer. `None` where a derivative with respect to them must be refused.
     pub(super) fn held(&self) -> Option<HeldMatrix> {
         let stored = Arc::clone(&self.stored);
-        // SAFETY: the inputs are the elements of arrays that `Stored` keeps; arrays do not change.
+        // SAFETY: the inputs are the elements of arrays that `MatrixArrays` keeps; arrays do not change.
         (!self.traced).then(|| unsafe { HeldMatrix::new(self.stored.inputs, stored) })
     }
 
@@ -449,8 +450,8 @@ impl Drop for QuantizedMatrix {
 
 /// The arrays of a quantized matrix.
 #[derive(Debug)]
-pub(super) struct Stored {
-    /// Packed numbers `[bands, words, INTERLEAVED_ROWS]`, scales and biases `[bands, groups, INTERLEAVED_ROWS]`; see `bands.rs`.
+pub(super) struct MatrixArrays {
+    /// Packed numbers `[row blocks, words, 8]`, scales and biases `[row blocks, groups, 8]`.
     arrays: Vec<Array>,
     /// Where their elements are.
     pub inputs: [Input; 3],
@@ -458,11 +459,11 @@ pub(super) struct Stored {
 
 // SAFETY: the addresses are those of the arrays' elements, which stay there as long as these are kept, and which nobody
 // writes.
-unsafe impl Send for Stored {}
+unsafe impl Send for MatrixArrays {}
 // SAFETY: as for Send.
-unsafe impl Sync for Stored {}
+unsafe impl Sync for MatrixArrays {}
 
-impl Stored {
+impl MatrixArrays {
     fn new(arrays: [Array; 3]) -> Result<Arc<Self>> {
         let [words, scales, biases] = &arrays;
         // SAFETY: the arrays are kept beside them.
@@ -474,7 +475,7 @@ impl Stored {
     }
 }
 
-impl Drop for Stored {
+impl Drop for MatrixArrays {
     /// An operation that held them may be freed by a thread of MLX's.
     fn drop(&mut self) {
         closure::part_with(std::mem::take(&mut self.arrays));
@@ -482,7 +483,7 @@ impl Drop for Stored {
 }
 
 /// Whether all are numbers of float16.
-fn are_halves(all: &[f32]) -> bool {
+fn fit_in_f16(all: &[f32]) -> bool {
     let mut halves = [f16::ZERO; 256];
     let mut back = [0.0f32; 256];
     all.chunks(256).all(|part| {

@@ -1,7 +1,9 @@
 //! The one operation against its stages one by one, in float64 and with full sorts.
 
-use mlx_cpu_kernels::DrawParams;
+use std::sync::Arc;
+
 use mlx_cpu_kernels::testing::{MOST_CANDIDATES, ascending, relative_logit, tail};
+use mlx_cpu_kernels::{CountPenalties, DrawParams, Pick, RepetitionPenalty};
 use proptest::prelude::*;
 
 use super::*;
@@ -12,24 +14,21 @@ const NO: f32 = f32::NEG_INFINITY;
 /// Closer than this to a border, rounding may decide.
 const MARGIN: f64 = 1e-5;
 
-fn chosen(logits: &[Vec<f32>], rows: &[(Row, Vec<u32>)]) -> Vec<u32> {
+fn chosen(logits: &[Vec<f32>], rows: &[(SampleParams, Vec<u32>)]) -> Vec<u32> {
     let n = logits[0].len();
     Stream::default_of(Device::cpu()).unwrap().scope(|| {
         let x = Array::from_slice(&logits.concat(), &[logits.len() as i32, n as i32]).unwrap();
-        let rows = rows.iter().map(|(row, seen)| {
-            let mut row = row.clone();
-            if !seen.is_empty() {
-                row.seen = Some(Array::vector(seen).unwrap());
-            }
-            row
+        let rows = rows.iter().map(|(row, seen)| SampleRow {
+            seen: (!seen.is_empty()).then(|| Array::vector(seen).unwrap()),
+            params: row.clone(),
         });
-        let tokens = choose(&x, rows.collect()).unwrap();
+        let tokens = sample(&x, rows.collect()).unwrap();
         tokens.to_vec::<u32>().unwrap()
     })
 }
 
 /// The logits after all changes.
-fn changed(logits: &[f32], seen: &[u32], row: &Row) -> Vec<f32> {
+fn changed(logits: &[f32], seen: &[u32], row: &SampleParams) -> Vec<f32> {
     let mut x = logits.to_vec();
     for (id, x) in x.iter_mut().enumerate() {
         let id = id as u32;
@@ -58,7 +57,7 @@ fn changed(logits: &[f32], seen: &[u32], row: &Row) -> Vec<f32> {
             let word = words.get(id as usize / 32);
             word.is_some_and(|w| w >> (id % 32) & 1 == 1)
         };
-        if row.never.contains(&id) || !row.only.as_ref().is_none_or(bit) {
+        if row.banned.contains(&id) || !row.allowed.as_ref().is_none_or(bit) {
             *x = NO;
         }
     }
@@ -73,7 +72,7 @@ fn below(x: f32, max: f32) -> f64 {
     }
 }
 
-fn greatest(of: &[(f32, u32)]) -> f32 {
+fn top_k(of: &[(f32, u32)]) -> f32 {
     of.iter().map(|f| f.0).fold(NO, f32::max)
 }
 
@@ -87,7 +86,7 @@ fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
         .zip(0..)
         .collect();
     order.sort_by(ascending);
-    let max = greatest(&order);
+    let max = top_k(&order);
     if max == NO {
         return Some(vec![(0, 1.0)]);
     }
@@ -132,7 +131,7 @@ fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
     if !candidates {
         order.sort_by_key(|o| o.1);
     }
-    let max = greatest(&order);
+    let max = top_k(&order);
     let weight = |x: f32| match below(x, max) {
         0.0 => 1.0,
         f64::NEG_INFINITY => 0.0,
@@ -143,7 +142,7 @@ fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
 }
 
 /// Checks every draw of `row` that rounding does not decide.
-fn check(logits: &[f32], seen: &[u32], row: &Row) {
+fn check(logits: &[f32], seen: &[u32], row: &SampleParams) {
     let x = changed(logits, seen, row);
     let Pick::Draw(filters) = &row.pick else {
         let best = x.iter().copied().fold(NO, f32::max);
@@ -165,7 +164,7 @@ fn check(logits: &[f32], seen: &[u32], row: &Row) {
                 uniform: (before + w / 2.0) / total,
                 ..filters.clone()
             };
-            let row = Row {
+            let row = SampleParams {
                 pick: Pick::Draw(filters),
                 ..row.clone()
             };
@@ -189,8 +188,8 @@ fn filters() -> DrawParams {
     }
 }
 
-fn draw(f: DrawParams) -> Row {
-    Row::new(Pick::Draw(f))
+fn draw(f: DrawParams) -> SampleParams {
+    SampleParams::new(Pick::Draw(f))
 }
 
 /// Logits of a coarse scale, so that there are equals and nothing nearly equal.
@@ -249,7 +248,7 @@ fn some_filters() -> impl Strategy<Value = DrawParams> {
         })
 }
 
-fn some_row() -> impl Strategy<Value = Row> {
+fn some_row() -> impl Strategy<Value = SampleParams> {
     let pick = prop_oneof![
         1 => Just(Pick::Greedy),
         6 => some_filters().prop_map(Pick::Draw),
@@ -265,19 +264,20 @@ fn some_row() -> impl Strategy<Value = Row> {
         prop::collection::vec(0u32..300, 0..4),
         prop::option::weighted(0.2, prop::collection::vec(any::<u32>(), 0..7)),
     )
-        .prop_map(|(pick, (repeat, count), bias, never, only)| Row {
-            seen: None,
-            repeat: repeat.map(|(last, penalty)| RepetitionPenalty { last, penalty }),
-            count: count.map(|(last, presence, frequency)| CountPenalties {
-                last,
-                presence: presence as f32 * 0.5,
-                frequency: frequency as f32 * 0.25,
-            }),
-            bias: bias.into_iter().collect(),
-            never: never.into(),
-            only,
-            pick,
-        })
+        .prop_map(
+            |(pick, (repeat, count), bias, banned, allowed)| SampleParams {
+                repeat: repeat.map(|(last, penalty)| RepetitionPenalty { last, penalty }),
+                count: count.map(|(last, presence, frequency)| CountPenalties {
+                    last,
+                    presence: presence as f32 * 0.5,
+                    frequency: frequency as f32 * 0.25,
+                }),
+                bias: bias.into_iter().collect(),
+                banned: banned.into(),
+                allowed,
+                pick,
+            },
+        )
 }
 
 proptest! {
@@ -340,7 +340,7 @@ fn long_rows_do_as_short_ones() {
                 ..filters()
             },
         ] {
-            let row = Row {
+            let row = SampleParams {
                 repeat: Some(RepetitionPenalty {
                     last: 64,
                     penalty: 1.1,
@@ -395,28 +395,28 @@ fn the_ends() {
 fn rows_are_chosen_each_in_its_own_way() {
     let logits = vec![vec![4.0f32, 3.0, 2.0, 1.0]; 5];
     let rows = [
-        (Row::new(Pick::Forced(77)), vec![]),
-        (Row::new(Pick::Greedy), vec![]),
+        (SampleParams::new(Pick::Forced(77)), vec![]),
+        (SampleParams::new(Pick::Greedy), vec![]),
         (
-            Row {
+            SampleParams {
                 repeat: Some(RepetitionPenalty {
                     last: 1,
                     penalty: 8.0,
                 }),
-                ..Row::new(Pick::Greedy)
+                ..SampleParams::new(Pick::Greedy)
             },
             vec![1, 0],
         ),
         (
-            Row {
-                only: Some(vec![0b1000]),
+            SampleParams {
+                allowed: Some(vec![0b1000]),
                 ..draw(filters())
             },
             vec![],
         ),
         (
-            Row {
-                never: [0, 1, 9].into(),
+            SampleParams {
+                banned: [0, 1, 9].into(),
                 ..draw(DrawParams {
                     scale: f32::MAX,
                     ..filters()
@@ -435,15 +435,15 @@ fn rows_are_chosen_each_in_its_own_way() {
 #[test]
 fn what_does_not_fit_is_an_error() {
     let x = Array::from_slice(&[1.0f32, 2.0], &[1, 2]).unwrap();
-    let row = || Row::new(Pick::Greedy);
+    let row = || SampleRow::from(SampleParams::new(Pick::Greedy));
     let kind = |r: Result<Array>| r.unwrap_err().kind();
-    assert_eq!(kind(choose(&x, vec![])), ErrorKind::Shape);
-    assert_eq!(kind(choose(&x, vec![row(), row()])), ErrorKind::Shape);
-    let seen = Row {
+    assert_eq!(kind(sample(&x, vec![])), ErrorKind::Shape);
+    assert_eq!(kind(sample(&x, vec![row(), row()])), ErrorKind::Shape);
+    let seen = SampleRow {
         seen: Some(Array::vector(&[1.0f32]).unwrap()),
         ..row()
     };
-    assert_eq!(kind(choose(&x, vec![seen])), ErrorKind::Shape);
+    assert_eq!(kind(sample(&x, vec![seen])), ErrorKind::Shape);
     let x = Array::from_slice(&[1i32, 2], &[1, 2]).unwrap();
-    assert_eq!(kind(choose(&x, vec![row()])), ErrorKind::Shape);
+    assert_eq!(kind(sample(&x, vec![row()])), ErrorKind::Shape);
 }

@@ -2,7 +2,7 @@
 
 use mlx_cpu_kernels::TopP;
 
-use super::host_op::{self, Meaning};
+use super::host_op::{self, OpKind};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -42,7 +42,7 @@ pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let work = TopP { n, p: p.to_vec() };
     host_op::add(
         "cpu::top_p",
-        Meaning::Opaque,
+        OpKind::Opaque,
         work,
         &[logits],
         logits.shape(),

@@ -1,9 +1,9 @@
-//! The backward pass of a product with a matrix: rows of gradients times the matrix itself, rather than its
-//! transpose. Matrices stay as they are stored; a few of their rows are unpacked at a time.
+//! Products whose backward pass is a kernel, too: gradients times the matrix, not its transpose.
+//! Matrices stay packed.
 
 use mlx_cpu_kernels::{Isa, LANES, ProductVjp};
 
-use super::host_op::{self, Meaning};
+use super::host_op::{self, OpKind};
 use super::matrix::Matrix;
 use crate::array::Array;
 use crate::dtype::Dtype;
@@ -39,7 +39,7 @@ impl Matrix {
             _ => Err(one("argument")),
         });
         let product = product.with_vjp(move |_, cotangents, _| match cotangents {
-            [cotangent] => Ok(vec![backward.pulled_back(cotangent)?]),
+            [cotangent] => Ok(vec![backward.vjp_of(cotangent)?]),
             _ => Err(one("cotangent")),
         });
         let mut outputs = product.call(std::slice::from_ref(x))?;
@@ -51,8 +51,8 @@ impl Matrix {
     /// # Errors
     /// [`ErrorKind::Shape`] when `c` is of another type or does not end in the matrix's outputs; MLX's message
     /// when the current stream is not on the CPU.
-    fn pulled_back(&self, c: &Array) -> Result<Array> {
-        let op = "cpu::pulled_back";
+    fn vjp_of(&self, c: &Array) -> Result<Array> {
+        let op = "cpu::vjp_of";
         let size = self.size();
         let fits = c.dtype() == Dtype::Float32
             && c.shape()
@@ -74,7 +74,7 @@ impl Matrix {
         };
         let c = c.contiguous()?;
         let inputs: Vec<&Array> = std::iter::once(&c).chain(self.arrays()).collect();
-        host_op::add(op, Meaning::Opaque, work, &inputs, &shape)
+        host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }
 }
 

@@ -60,7 +60,7 @@ impl Whole {
     }
 }
 
-const BAND: usize = cpu::QuantizedMatrix::BAND;
+const BAND: usize = cpu::QuantizedMatrix::INTERLEAVED_ROWS;
 
 impl Weights {
     /// What `parts` say, from pieces that `read` makes, in their orders, of rows `first..first + count`. `stored` is how

@@ -3,7 +3,7 @@
 //! bits of theirs (`inputs.rs`); what is too small to be a normal number counts as zero. Of quantized matrices, packed numbers are
 //! multiplied (`numbers.rs`), which are exact in bfloat16, and scales meet the sums of a group (`eight.rs` with `steps.rs`, and
 //! `chunks.rs` with `tall.rs`). Matrices of bfloat16 are multiplied as they are (`brain.rs`).
-//! What goes in and comes out is in `tiles.rs` and `bricks.rs`.
+//! What goes in and comes out is in `gemm/amx_qgemm.rs` and `gemm/amx_gemm_bf16.rs`.
 //!
 //! The instructions are written as assembly, since the standard library does not have them yet. The compiler itself never
 //! uses tile registers, so that they keep what they hold from one piece of assembly to the next.

@@ -83,7 +83,7 @@ fn many_queries_find_what_the_definition_says() {
                 rotation: None,
                 sinks: with_sinks.then(|| array(&own_sinks, &[h as i32])),
             };
-            let lane = |order| Lane {
+            let lane = |order| KvView {
                 length: length as i32,
                 offset: before as i32,
                 keys: array(&keys, &lane_shape),
@@ -153,13 +153,13 @@ fn rows_of_a_batch_do_not_see_each_other() {
             sinks: None,
         };
         let places: Vec<(i32, i32)> = lengths.iter().map(|n| (*n as i32, 2)).collect();
-        let lanes: Vec<Lane> = lengths
+        let lanes: Vec<KvView> = lengths
             .iter()
             .enumerate()
             .map(|(i, &length)| {
                 let shape = [1, kv as i32, length as i32 + 2, d as i32];
                 let values = |seed| array(&noise(kv * (length + 2) * d, seed), &shape);
-                Lane {
+                KvView {
                     length: length as i32,
                     offset: 2,
                     keys: values(10 + i as u32),
@@ -212,7 +212,7 @@ fn single_queries_find_the_same_alone_and_among_others() {
     let packed = noise(total * width, 1);
     on_cpu(|| {
         let heads = plain_heads(h as i32, kv as i32, d as i32);
-        let lanes: Vec<Lane> = (lengths.iter().zip(filled).zip(0..))
+        let lanes: Vec<KvView> = (lengths.iter().zip(filled).zip(0..))
             .map(|((&length, filled), seed)| {
                 let n = filled + 10;
                 let cache = |seed| {
@@ -222,7 +222,7 @@ fn single_queries_find_the_same_alone_and_among_others() {
                     }
                     array(&values, &[1, kv as i32, n as i32, d as i32])
                 };
-                Lane {
+                KvView {
                     length: length as i32,
                     offset: (filled - length) as i32,
                     keys: cache(10 + seed),
@@ -259,7 +259,7 @@ fn single_queries_find_the_same_alone_and_among_others() {
 #[test]
 fn heads_that_cannot_be_are_errors() {
     let heads = |n_heads, n_kv_heads, head_dim| plain_heads(n_heads, n_kv_heads, head_dim);
-    let lane = |length, offset, d| Lane {
+    let lane = |length, offset, d| KvView {
         length,
         offset,
         keys: array(&vec![0.0; d], &[1, 1, 1, d as i32]),
@@ -305,7 +305,7 @@ fn heads_that_cannot_be_are_errors() {
             &[(-2, 0), (3, 0)],
             &[(i32::MIN, 0), (i32::MIN, 0), (1, 0)],
         ] {
-            let lanes: Vec<Lane> = rows.iter().map(|&(n, at)| lane(n, at, 2)).collect();
+            let lanes: Vec<KvView> = rows.iter().map(|&(n, at)| lane(n, at, 2)).collect();
             assert!(usual.keys(&packed, rows).is_err(), "{rows:?}");
             assert!(usual.attend(&packed, &lanes, false).is_err(), "{rows:?}");
         }

@@ -106,7 +106,7 @@ fn a_derivative_of_a_held_matrix_is_refused() {
             let product = Projection {
                 parts: &[(&matrix, None)],
                 norm: Some((&norm, 1e-5)),
-                then: Then::Nothing,
+                then: Epilogue::None,
             };
             Ok(vec![product.of(&x)?.sum(All, false)?])
         };

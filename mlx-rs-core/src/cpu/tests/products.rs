@@ -120,7 +120,7 @@ fn products_of_few_and_many_rows_equal_the_definition() {
                     let with_bias = Projection {
                         parts: &[(&matrices[0], Some(&bias))],
                         norm: None,
-                        then: Then::Add(&after),
+                        then: Epilogue::Add(&after),
                     };
                     let wanted: Vec<f64> = first
                         .iter()
@@ -131,7 +131,7 @@ fn products_of_few_and_many_rows_equal_the_definition() {
                     let added = Projection {
                         parts: &[(&matrices[0], None)],
                         norm: None,
-                        then: Then::Add(&after),
+                        then: Epilogue::Add(&after),
                     };
                     let sums = first.iter().zip(&residual);
                     let wanted: Vec<f64> = sums.map(|(v, r)| v + f64::from(*r)).collect();
@@ -140,7 +140,7 @@ fn products_of_few_and_many_rows_equal_the_definition() {
                     let packed = Projection {
                         parts: &both,
                         norm: Some((&norm, 1e-5)),
-                        then: Then::Nothing,
+                        then: Epilogue::None,
                     };
                     let biased: Vec<f64> = second
                         .iter()
@@ -157,7 +157,7 @@ fn products_of_few_and_many_rows_equal_the_definition() {
                         let gated = Projection {
                             parts: &both,
                             norm: Some((&norm, 1e-5)),
-                            then: Then::Gate(gate),
+                            then: Epilogue::Gate(gate),
                         };
                         let wanted: Vec<f64> = before
                             .iter()
@@ -204,7 +204,7 @@ fn formats_go_together() {
                 let packed = Projection {
                     parts: &all,
                     norm: None,
-                    then: Then::Nothing,
+                    then: Epilogue::None,
                 };
                 let wanted: Vec<f64> = (0..rows)
                     .flat_map(|row| {
@@ -218,7 +218,7 @@ fn formats_go_together() {
                 let gated = Projection {
                     parts: &[(&gate.0, None), (&up.0, None)],
                     norm: None,
-                    then: Then::Gate(Gate::Silu),
+                    then: Epilogue::Gate(Gate::Silu),
                 };
                 let both = gate.1.iter().zip(&up.1);
                 let wanted: Vec<f64> = both.map(|(g, u)| exact(Gate::Silu, *g) * u).collect();
@@ -269,7 +269,7 @@ fn inputs_of_any_layout() {
         let keys = array(&noise(16 * 6, 5), &[1, 1, 16, 6])
             .swap_axes(2, 3)
             .unwrap();
-        let lane = |keys: &Array| Lane {
+        let lane = |keys: &Array| KvView {
             length: 6,
             offset: 0,
             keys: keys.clone(),

@@ -146,12 +146,12 @@ fn a_block_is_its_parts() {
                 gate_up: [(gate, None), (up, None)],
                 down: (down, None),
             };
-            let project = |parts: &[Biased<'_>], norm, then: Then<'_>, x: &Array| {
+            let project = |parts: &[Biased<'_>], norm, then: Epilogue<'_>, x: &Array| {
                 Projection { parts, norm, then }.of(x).unwrap()
             };
             // Rows, each with its memory, and what arrays of its keys and values hold.
             let mut memories =
-                [8, 8].map(|room| KvMemory::empty((groups as i32, d as i32), room).unwrap());
+                [8, 8].map(|room| KvBuffer::empty((groups as i32, d as i32), room).unwrap());
             let empty = array(&[0.0; 2 * 32 * 16], &[1, groups as i32, 32, d as i32]);
             let mut arrays = [0, 1].map(|_| (empty.clone(), empty.clone()));
             let mut offsets = [0i32; 2];
@@ -164,10 +164,10 @@ fn a_block_is_its_parts() {
                         memory.grow(offsets[row], 32).unwrap();
                     }
                 }
-                let mut rooms: Vec<Room<'_>> = memories
+                let mut rooms: Vec<KvSlot<'_>> = memories
                     .iter_mut()
                     .enumerate()
-                    .map(|(row, memory)| Room {
+                    .map(|(row, memory)| KvSlot {
                         length: lengths[row],
                         offset: offsets[row],
                         memory,
@@ -175,7 +175,7 @@ fn a_block_is_its_parts() {
                     })
                     .collect();
                 let got = block.step(&x, &mut rooms).unwrap();
-                let packed = project(&block.projections, block.attention_norm, Then::Nothing, &x);
+                let packed = project(&block.projections, block.attention_norm, Epilogue::None, &x);
                 let mut lanes = Vec::new();
                 let mut first = 0;
                 for (row, (keys, values)) in arrays.iter_mut().enumerate() {
@@ -187,7 +187,7 @@ fn a_block_is_its_parts() {
                     *keys = heads.store_keys(keys, &packed, tokens).unwrap();
                     *values = heads.store_values(values, &packed, tokens).unwrap();
                     first += lengths[row];
-                    lanes.push(Lane {
+                    lanes.push(KvView {
                         length: lengths[row],
                         offset: offsets[row],
                         keys: keys.clone(),
@@ -198,10 +198,10 @@ fn a_block_is_its_parts() {
                     });
                 }
                 let found = heads.attend(&packed, &lanes, false).unwrap();
-                let attended = project(&[block.output], None, Then::Add(&x), &found);
-                let gated = Then::Gate(Gate::Silu);
+                let attended = project(&[block.output], None, Epilogue::Add(&x), &found);
+                let gated = Epilogue::Gate(Gate::Silu);
                 let gated = project(&block.gate_up, block.feed_norm, gated, &attended);
-                let wanted = project(&[block.down], None, Then::Add(&attended), &gated);
+                let wanted = project(&[block.down], None, Epilogue::Add(&attended), &gated);
                 assert_eq!(host(&got), host(&wanted), "{isa:?}, step {step}");
                 for row in 0..2 {
                     offsets[row] += lengths[row];
@@ -229,7 +229,7 @@ fn a_block_is_its_parts() {
                 (1, -1),
                 (1, i32::MAX),
             ] {
-                let room = Room {
+                let room = KvSlot {
                     length,
                     offset,
                     memory: &mut memories[0],
@@ -241,7 +241,7 @@ fn a_block_is_its_parts() {
                 output: (gate, None),
                 ..block
             };
-            let room = Room {
+            let room = KvSlot {
                 length: 1,
                 offset: 0,
                 memory: &mut memories[0],
@@ -296,16 +296,16 @@ fn blocks_in_a_row_are_their_steps() {
                 down: (&m[6], None),
             })
             .collect();
-        let empty = || [0, 1, 2].map(|_| [4, 8].map(|room| KvMemory::empty((1, d), room).unwrap()));
+        let empty = || [0, 1, 2].map(|_| [4, 8].map(|room| KvBuffer::empty((1, d), room).unwrap()));
         let (mut alone, mut together) = (empty(), empty());
         fn rooms<'a>(
-            memories: &'a mut [KvMemory; 2],
+            memories: &'a mut [KvBuffer; 2],
             lengths: &[i32; 2],
             offsets: &[i32; 2],
-        ) -> Vec<Room<'a>> {
+        ) -> Vec<KvSlot<'a>> {
             let places = lengths.iter().zip(offsets);
             (memories.iter_mut().zip(places))
-                .map(|(memory, (&length, &offset))| Room {
+                .map(|(memory, (&length, &offset))| KvSlot {
                     length,
                     offset,
                     memory,
@@ -342,7 +342,7 @@ fn blocks_in_a_row_are_their_steps() {
                 let mut rooms = rooms(memories, lengths, &offsets);
                 got = block.step(&got, &mut rooms).unwrap();
             }
-            let mut all: Vec<Vec<Room<'_>>> = together[first..]
+            let mut all: Vec<Vec<KvSlot<'_>>> = together[first..]
                 .iter_mut()
                 .map(|memories| rooms(memories, lengths, &offsets))
                 .collect();
@@ -381,7 +381,7 @@ fn blocks_in_a_row_are_their_steps() {
 }
 
 /// With what writes a token's key and value, all of whose eight elements are so many, at a position of a memory.
-fn with_writer(f: impl FnOnce(&dyn Fn(&mut KvMemory, f32, i32) -> Array)) {
+fn with_writer(f: impl FnOnce(&dyn Fn(&mut KvBuffer, f32, i32) -> Array)) {
     on_cpu(|| {
         let d = 8i32;
         let heads = plain_heads(1, 1, d);
@@ -403,7 +403,7 @@ fn with_writer(f: impl FnOnce(&dyn Fn(&mut KvMemory, f32, i32) -> Array)) {
         };
         f(&|memory, value, offset| {
             let x = array(&[value; 8], &[1, 1, d]);
-            let room = Room {
+            let room = KvSlot {
                 length: 1,
                 offset,
                 memory,
@@ -418,7 +418,7 @@ fn with_writer(f: impl FnOnce(&dyn Fn(&mut KvMemory, f32, i32) -> Array)) {
 #[test]
 fn copies_of_memory_come_before_what_is_written_after() {
     with_writer(|write| {
-        let mut memory = KvMemory::empty((1, 8), 4).unwrap();
+        let mut memory = KvBuffer::empty((1, 8), 4).unwrap();
         let _first = write(&mut memory, 1.0, 0);
         let copy = memory.copy(1).unwrap();
         // Never looked at, but written.
@@ -430,10 +430,10 @@ fn copies_of_memory_come_before_what_is_written_after() {
         assert_eq!(host(&later.1), [2.0; 8]);
         assert_eq!(host(&copy.0), [1.0; 8]);
         assert!(memory.copy(5).is_err() && memory.copy(0).is_err() && memory.grow(1, 0).is_err());
-        assert!(KvMemory::empty((0, 8), 1).is_err() && KvMemory::empty((1, 8), -1).is_err());
+        assert!(KvBuffer::empty((0, 8), 1).is_err() && KvBuffer::empty((1, 8), -1).is_err());
         let keys = &copy.0;
-        assert!(KvMemory::holding(keys, keys, 2, 4).is_err());
-        assert!(KvMemory::holding(keys, &one_of(keys), 1, 4).is_err());
+        assert!(KvBuffer::holding(keys, keys, 2, 4).is_err());
+        assert!(KvBuffer::holding(keys, &one_of(keys), 1, 4).is_err());
     });
 }
 
@@ -442,7 +442,7 @@ fn copies_of_memory_come_before_what_is_written_after() {
 fn forks_of_memory_go_on_by_themselves() {
     with_writer(|write| {
         let of = firsts;
-        let mut memory = KvMemory::empty((1, 8), 4).unwrap();
+        let mut memory = KvBuffer::empty((1, 8), 4).unwrap();
         drop(write(&mut memory, 1.0, 0));
         drop(write(&mut memory, 2.0, 1));
         let mut fork = memory.fork(2, 8).unwrap();
@@ -463,7 +463,7 @@ fn forks_of_memory_go_on_by_themselves() {
 }
 
 /// The first element of each value that was written.
-fn firsts(memory: &KvMemory, n: i32) -> Vec<f32> {
+fn firsts(memory: &KvBuffer, n: i32) -> Vec<f32> {
     let values = host(&memory.copy(n).unwrap().1);
     values.chunks(8).map(|v| v[0]).collect()
 }
@@ -472,7 +472,7 @@ fn firsts(memory: &KvMemory, n: i32) -> Vec<f32> {
 #[test]
 fn layers_made_together_are_apart() {
     with_writer(|write| {
-        let mut layers = KvMemory::several(3, (1, 8), 2).unwrap();
+        let mut layers = KvBuffer::several(3, (1, 8), 2).unwrap();
         for (i, layer) in layers.iter_mut().enumerate() {
             assert!(layer.written().is_none() && layer.copy(1).is_err());
             drop(write(layer, 1.0 + i as f32, 0));
@@ -489,12 +489,12 @@ fn layers_made_together_are_apart() {
         drop(write(&mut layers[1], 8.0, 0));
         assert_eq!(firsts(&layers[1], 2), [8.0, 6.0]);
 
-        let mut large = KvMemory::several(2, (8, 8), 1 << 16).unwrap();
+        let mut large = KvBuffer::several(2, (8, 8), 1 << 16).unwrap();
         assert_eq!(large[1].shape(), [1, 8, 1 << 16, 8]);
         assert!(large[1].grow(0, 4).is_ok() && large.len() == 2);
-        assert!(KvMemory::several(0, (1, 8), 2).unwrap().is_empty());
-        assert!(KvMemory::several(2, (1, 0), 2).is_err());
-        assert!(KvMemory::several(2, (i32::MAX, i32::MAX), i32::MAX).is_err());
+        assert!(KvBuffer::several(0, (1, 8), 2).unwrap().is_empty());
+        assert!(KvBuffer::several(2, (1, 0), 2).is_err());
+        assert!(KvBuffer::several(2, (i32::MAX, i32::MAX), i32::MAX).is_err());
     });
 }
 
@@ -502,17 +502,17 @@ fn layers_made_together_are_apart() {
 #[test]
 fn layers_are_forked_together() {
     with_writer(|write| {
-        let mut layers = KvMemory::several(2, (1, 8), 2).unwrap();
-        layers.push(KvMemory::empty((1, 8), 4).unwrap());
+        let mut layers = KvBuffer::several(2, (1, 8), 2).unwrap();
+        layers.push(KvBuffer::empty((1, 8), 4).unwrap());
         for (i, layer) in layers.iter_mut().enumerate() {
             drop(write(layer, 1.0 + i as f32, 0));
         }
         let pair = array(&[9.0; 4], &[1, 2, 1, 2]);
-        layers.push(KvMemory::holding(&pair, &pair, 1, 1).unwrap());
-        let all: Vec<&KvMemory> = layers.iter().collect();
-        let mut forks = KvMemory::fork_all(&all, 1, 3).unwrap();
-        assert!(KvMemory::fork_all(&all, 2, 3).is_err() && KvMemory::fork_all(&all, 1, 0).is_err());
-        let rooms: Vec<i32> = forks.iter().map(KvMemory::room).collect();
+        layers.push(KvBuffer::holding(&pair, &pair, 1, 1).unwrap());
+        let all: Vec<&KvBuffer> = layers.iter().collect();
+        let mut forks = KvBuffer::fork_all(&all, 1, 3).unwrap();
+        assert!(KvBuffer::fork_all(&all, 2, 3).is_err() && KvBuffer::fork_all(&all, 1, 0).is_err());
+        let rooms: Vec<i32> = forks.iter().map(KvBuffer::room).collect();
         assert_eq!((forks.len(), rooms), (4, vec![3; 4]));
         // Neither was evaluated yet.
         drop(write(&mut layers[1], 5.0, 0));
