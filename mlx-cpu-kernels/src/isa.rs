@@ -20,11 +20,12 @@ pub enum Isa {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// The same, and AVX-512 F, BW and VNNI: made by `detect` only where all are, so what is said of `Avx2` holds.
+    /// The same, and AVX-512 F, BW and VNNI: made by `detect` only where all are, so what is said
+    /// of `Avx2` holds.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// All that `Avx512` has, and AMX with tiles of bfloat16, which the system lets the process use: made by `detect` only
-    /// where it does, so what is said of `Avx512` and `Avx2` holds.
+    /// All that `Avx512` has, and AMX with tiles of bfloat16, which the system lets the process
+    /// use: made by `detect` only where it does, so what is said of `Avx512` and `Avx2` holds.
     #[cfg(target_arch = "x86_64")]
     Amx,
     #[cfg(target_arch = "aarch64")]
@@ -127,20 +128,22 @@ impl Isa {
     }
 }
 
-/// Whether `MLX_CPU_KERNELS` is the name of this instruction set: the kernels are used, without better ones that the
-/// processor has. For tests and comparisons.
+/// Whether `MLX_CPU_KERNELS` is the name of this instruction set: the kernels are used, without
+/// better ones that the processor has. For tests and comparisons.
 fn wanted(name: &str) -> bool {
     std::env::var("MLX_CPU_KERNELS").is_ok_and(|v| v.eq_ignore_ascii_case(name))
 }
 
-/// Whether the processor has tiles of bfloat16, and the kernel lets this process use them. To be asked where it has AVX-512.
+/// Whether the processor has tiles of bfloat16, and the kernel lets this process use them. To be
+/// asked where it has AVX-512.
 #[cfg(target_arch = "x86_64")]
 fn amx_available() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
         let features = __cpuid_count(7, 0);
         let (bf16, tile) = (features.edx >> 22 & 1, features.edx >> 24 & 1);
-        // What makes numbers of eight bits: float16 and shifts across two vectors, which all processors with tiles have so far.
+        // What makes numbers of eight bits: float16 and shifts across two vectors, which all
+        // processors with tiles have so far.
         let (float16, shifts) = (features.edx >> 23 & 1, features.ecx >> 6 & 1);
         bf16 & tile & float16 & shifts == 1 && enabled_by_system() && permitted()
     })
@@ -150,7 +153,8 @@ fn amx_available() -> bool {
 #[cfg(target_arch = "x86_64")]
 fn enabled_by_system() -> bool {
     let low: u32;
-    // SAFETY: a processor with AVX-512 in use has this instruction, which reads a register that says what is kept.
+    // SAFETY: a processor with AVX-512 in use has this instruction, which reads a register that
+    // says what is kept.
     unsafe {
         asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _, options(nomem, nostack));
     }

@@ -82,7 +82,8 @@ pub fn threads() -> usize {
     pool::threads()
 }
 
-/// The instruction set that the kernels use here, such as `amx`, `avx512`, `avx2`, `neon+dotprod`, `neon` or `portable`.
+/// The instruction set that the kernels use here, such as `amx`, `avx512`, `avx2`, `neon+dotprod`,
+/// `neon` or `portable`.
 /// ```
 /// assert!(!mlx_cpu_kernels::instruction_set().is_empty());
 /// ```
@@ -90,8 +91,8 @@ pub fn instruction_set() -> &'static str {
     isa::Isa::detect().name()
 }
 
-/// What runs products on this processor, for people: the instruction set, why it is not a better one where
-/// the kernels fall back, and the threads.
+/// What runs products on this processor, for people: the instruction set, why it is not a better
+/// one where the kernels fall back, and the threads.
 /// ```
 /// // Such as "kernels: avx2, 8 threads".
 /// assert!(mlx_cpu_kernels::status().contains("kernels"));

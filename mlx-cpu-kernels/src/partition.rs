@@ -27,8 +27,8 @@ pub(crate) fn parallel_ranges(
     });
 }
 
-/// Runs `part` on all threads with the numbers of `0..n` that each is to do, all of which it takes; so many multiplications in
-/// all.
+/// Runs `part` on all threads with the numbers of `0..n` that each is to do, all of which it takes;
+/// so many multiplications in all.
 pub(crate) fn parallel_parts(
     n: usize,
     multiplications: usize,
@@ -47,7 +47,8 @@ pub(crate) struct SharedOutput<T = f32> {
     len: usize,
 }
 
-// SAFETY: each part writes places of its own; see `parallel_ranges`. What is written is sent to the thread that reads it.
+// SAFETY: each part writes places of its own; see `parallel_ranges`. What is written is sent to the
+// thread that reads it.
 unsafe impl<T: Send> Sync for SharedOutput<T> {}
 
 impl<T> SharedOutput<T> {
@@ -65,8 +66,8 @@ impl<T> SharedOutput<T> {
         self.data.wrapping_add(from)
     }
 
-    /// So many rows of so many columns, for one part alone: the first begins at element `from`, each `step` after the
-    /// one before.
+    /// So many rows of so many columns, for one part alone: the first begins at element `from`,
+    /// each `step` after the one before.
     ///
     /// # Safety
     /// No other part may use any of them.
@@ -93,12 +94,12 @@ impl<T> SharedOutput<T> {
     #[allow(clippy::mut_from_ref, reason = "each part has elements of its own")]
     pub(crate) unsafe fn slice_mut(&self, from: usize, n: usize) -> &mut [T] {
         assert!(from <= self.len && n <= self.len - from);
-        // SAFETY: within the output; that nobody else uses them is the caller's promise.
+        // SAFETY: within the output; that no other thread uses them is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(from), n) }
     }
 }
 
-/// Columns of neighboring rows, which nobody else uses meanwhile.
+/// Columns of adjacent rows, which no other thread uses meanwhile.
 pub(crate) struct OutputBlock<'a, T = f32> {
     data: *mut T,
     step: usize,
@@ -134,8 +135,8 @@ impl<'a, T> OutputBlock<'a, T> {
     /// Those of a row.
     pub(crate) fn row_mut(&mut self, i: usize) -> &mut [T] {
         assert!(i < self.rows);
-        // SAFETY: they are there and nobody else's: that is what `all` was given, and what whom `SharedOutput::columns` asked
-        // has promised.
+        // SAFETY: they are there and nobody else's: that is what `all` was given, and what whom
+        // `SharedOutput::columns` asked has promised.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.step), self.width) }
     }
 }

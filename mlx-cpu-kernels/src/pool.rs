@@ -23,7 +23,8 @@ type Run<'a> = dyn Fn(&mut dyn Iterator<Item = usize>) + Sync + 'a;
 /// What each thread does before it waits for the others; see [`with_barrier_hook`].
 type BarrierHook<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// A job: `run` with the numbers of parts, and `hook`. The pointers are to closures that outlive the job.
+/// A job: `run` with the numbers of parts, and `hook`. The pointers are to closures that outlive
+/// the job.
 #[derive(Clone, Copy)]
 struct Job {
     run: *const Run<'static>,
@@ -31,7 +32,8 @@ struct Job {
     hook: Option<*const BarrierHook<'static>>,
 }
 
-// SAFETY: the closures are `Sync`, and `Pool::run_iter` keeps them alive until every worker is done with them.
+// SAFETY: the closures are `Sync`, and `Pool::run_iter` keeps them alive until every worker is done
+// with them.
 unsafe impl Send for Job {}
 
 thread_local! {
@@ -39,8 +41,9 @@ thread_local! {
     static BARRIER_HOOK: Cell<Option<*const BarrierHook<'static>>> = const { Cell::new(None) };
 }
 
-/// Runs `work`. Each thread that has a job of it and finds no more parts calls `hook` with its number before it waits for
-/// others: to fetch what it reads next. Only where there is something to wait for.
+/// Runs `work`. Each thread that has a job of it and finds no more parts calls `hook` with its
+/// number before it waits for others: to fetch what it reads next. Only where there is something to
+/// wait for.
 pub fn with_barrier_hook<R>(hook: &BarrierHook<'_>, work: impl FnOnce() -> R) -> R {
     /// What was there before, again when this is left, also by a panic.
     struct Restore(Option<*const BarrierHook<'static>>);
@@ -49,8 +52,8 @@ pub fn with_barrier_hook<R>(hook: &BarrierHook<'_>, work: impl FnOnce() -> R) ->
             BARRIER_HOOK.set(self.0);
         }
     }
-    // SAFETY: only the lifetime changes. It is called by jobs of `work` only: none has begun before, and when one returns,
-    // everybody has left it. The pointer is gone when this returns.
+    // SAFETY: only the lifetime changes. It is called by jobs of `work` only: none has begun
+    // before, and when one returns, everybody has left it. The pointer is gone when this returns.
     let hook: &'static BarrierHook<'static> = unsafe { std::mem::transmute(hook) };
     let _restore = Restore(BARRIER_HOOK.replace(Some(hook)));
     work()
@@ -155,8 +158,9 @@ impl Pool {
         self.run_iter(parts, &|own| own.for_each(run));
     }
 
-    /// Calls `run` on the threads with the numbers of the parts that each is to do, mostly neighbors, together `0..parts`; what
-    /// it needs for all of them it makes once. Returns when all are done. A panic in a part is resumed here as one of its own.
+    /// Calls `run` on the threads with the numbers of the parts that each is to do, mostly
+    /// neighbors, together `0..parts`; what it needs for all of them it makes once. Returns when
+    /// all are done. A panic in a part is resumed here as one of its own.
     pub(crate) fn run_iter(&self, parts: usize, run: &Run<'_>) {
         if parts <= 1 || self.workers.is_empty() {
             run(&mut (0..parts));
@@ -164,8 +168,9 @@ impl Pool {
         }
         let _one = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. Workers use the pointer between entering (`active`) and
-        // leaving a job; below, the job is withdrawn and everybody has left before this returns.
+        // SAFETY: only the lifetime changes. Workers use the pointer between entering (`active`)
+        // and leaving a job; below, the job is withdrawn and everybody has left before this
+        // returns.
         let run: &'static Run<'static> = unsafe { std::mem::transmute(run) };
         let hook = BARRIER_HOOK.get();
         let job = Job { run, parts, hook };
@@ -177,7 +182,8 @@ impl Pool {
         let asleep = {
             let mut slot = lock(&shared.job);
             *slot = Some(job);
-            // Under the lock, or a worker that has just seen the old count and is about to wait misses the call.
+            // Under the lock, or a worker that has just seen the old count and is about to wait
+            // misses the call.
             shared.generation.fetch_add(1, Ordering::Release);
             shared.asleep.load(Ordering::Relaxed)
         };
@@ -186,7 +192,7 @@ impl Pool {
             shared.wake.notify_all();
         }
         take_parts(shared, job, 0);
-        // Nobody enters from here on; those inside finish their parts.
+        // No worker enters from here on; those inside finish their parts.
         *lock(&shared.job) = None;
         let mut spins = 0u32;
         while shared.active.load(Ordering::Acquire) > 0 {
@@ -219,7 +225,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// The first part of a thread: each has as many neighbors, so that what it reads is one piece of memory.
+    /// The first part of a thread: each has as many neighbors, so that what it reads is one piece
+    /// of memory.
     fn first_part(&self, parts: usize, own: usize) -> usize {
         parts * own / self.next.len().max(1)
     }
@@ -277,8 +284,8 @@ fn take_parts(shared: &Shared, job: Job, me: usize) {
     }
 }
 
-/// Waits a moment, as turn `spins` of a loop. Now and then the core goes to whoever needs it: where there
-/// are more threads than cores, the one that is waited for may be among them.
+/// Waits a moment, as turn `spins` of a loop. Now and then the core goes to what needs it: where
+/// there are more threads than cores, the one that is waited for may be among them.
 fn pause(spins: &mut u32) {
     *spins = spins.wrapping_add(1);
     if spins.is_multiple_of(YIELD_EVERY) {

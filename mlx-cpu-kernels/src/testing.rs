@@ -5,7 +5,8 @@ pub use crate::sampling::sample::{MOST_CANDIDATES, tail};
 pub use crate::sampling::softmax_pass::relative_logit;
 pub use crate::sampling::top_k::ascending;
 
-/// Runs `f` with each instruction set of this processor, which operations that this thread makes use.
+/// Runs `f` with each instruction set of this processor, which operations that this thread makes
+/// use.
 pub fn with_each(f: impl Fn(Isa)) {
     for isa in Isa::all() {
         FORCED.set(Some(isa));

@@ -7,8 +7,9 @@ pub trait Work: Send + Sync + 'static {
     /// Fills `output` from the inputs.
     ///
     /// # Safety
-    /// The inputs must have the types, sizes and order that the type's documentation says, for sizes that
-    /// fit each other, and must be there during the call. The instruction set must be one of this processor.
+    /// The inputs must have the types, sizes and order that the type's documentation says, for
+    /// sizes that fit each other, and must be there during the call. The instruction set must be
+    /// one of this processor.
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]);
 
     /// Elements of the output.
@@ -31,7 +32,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// Elements that are no array of MLX's, and have no strides: what one part of an operation leaves to the next.
+    /// Elements that are no array of MLX's, and have no strides: what one part of an operation
+    /// leaves to the next.
     pub fn from_slice(data: &[f32]) -> Self {
         Self {
             data: data.as_ptr().cast(),
@@ -77,8 +79,8 @@ impl Input {
     /// So many elements from an address on, with a layout.
     ///
     /// # Safety
-    /// As long as this is used all of them, and the layout, must be there; none of its strides is negative, and no index leads
-    /// beyond the elements.
+    /// As long as this is used all of them, and the layout, must be there; none of its strides is
+    /// negative, and no index leads beyond the elements.
     pub unsafe fn strided(data: *const f32, size: usize, shape: &[i32], strides: &[i64]) -> Self {
         Self {
             data: data.cast(),
@@ -103,7 +105,8 @@ impl Input {
         if n == 0 {
             return &mut [];
         }
-        // SAFETY: among as many elements as MLX says, alive while the work runs; the rest is the caller's promise.
+        // SAFETY: among as many elements as MLX says, alive while the work runs; the rest is the
+        // caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.data.cast_mut().cast::<T>().add(from), n) }
     }
 
@@ -120,8 +123,8 @@ impl Input {
         unsafe { std::slice::from_raw_parts(self.data.cast(), self.size) }
     }
 
-    /// Elements between neighbors along each axis; 0 where it would be negative, which MLX's slices of
-    /// caches never are.
+    /// Elements between neighbors along each axis; 0 where it would be negative, which MLX's slices
+    /// of caches never are.
     pub fn strides(&self) -> Vec<usize> {
         // SAFETY: the shim passes as many as there are axes, alive for the call.
         let strides = unsafe { std::slice::from_raw_parts(self.strides, self.ndim) };
@@ -131,8 +134,8 @@ impl Input {
             .collect()
     }
 
-    /// All elements from the first to the last that an index reaches, as an address: others of them may be written while some
-    /// are read.
+    /// All elements from the first to the last that an index reaches, as an address: others of them
+    /// may be written while some are read.
     ///
     /// # Safety
     /// The elements must be of type `T`.
@@ -147,7 +150,8 @@ impl Input {
             .zip(self.strides())
             .map(|(&d, s)| usize::try_from(d - 1).unwrap_or(0) * s)
             .sum();
-        // The index of the last element is within the array's memory, and so are those before it, as no stride is negative.
+        // The index of the last element is within the array's memory, and so are those before it,
+        // as no stride is negative.
         std::ptr::slice_from_raw_parts(self.data.cast(), last + 1)
     }
 }

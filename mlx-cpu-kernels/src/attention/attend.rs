@@ -25,8 +25,8 @@ pub struct Query {
 pub struct AttentionMask {
     /// So many keys count.
     pub len: usize,
-    /// The number of kept keys, which stand first, and the position of the first of the others. `None`: the
-    /// keys are unordered, and a query sees all.
+    /// The number of kept keys, which stand first, and the position of the first of the others.
+    /// `None`: the keys are unordered, and a query sees all.
     pub order: Option<(usize, i32)>,
     /// A query sees the kept keys and this number of others, the last ones.
     pub window: Option<i32>,
@@ -50,8 +50,9 @@ impl AttentionMask {
     }
 }
 
-/// Attention of packed queries over caches. Its inputs are float32: packed rows `[rows, width]`, the weight of
-/// the norm of queries `[d]`, the sinks `[heads]`, and keys and values `[1, Hkv, n, d]` of each lane.
+/// Attention of packed queries over caches. Its inputs are float32: packed rows `[rows, width]`,
+/// the weight of the norm of queries `[d]`, the sinks `[heads]`, and keys and values `[1, Hkv, n,
+/// d]` of each lane.
 pub struct Attention {
     /// Query heads.
     pub heads: usize,
@@ -199,7 +200,7 @@ impl AttentionTask<'_> {
     /// Where head `h` of query `q` goes.
     ///
     /// # Safety
-    /// Nobody else may use it.
+    /// No other thread may use it.
     #[allow(
         clippy::mut_from_ref,
         reason = "each query and head has a place of its own"

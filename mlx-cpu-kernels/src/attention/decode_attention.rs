@@ -16,8 +16,8 @@ use crate::simd::{microkernel, portable, vmath};
 /// Heads that look at keys together, so that their sums fit the registers.
 const HEADS_TOGETHER: usize = 3;
 
-/// Keys of a segment: few where there are few, so that each thread gets some. How a row is cut must depend on
-/// nothing but its own length, so that it finds the same alone and among others.
+/// Keys of a segment: few where there are few, so that each thread gets some. How a row is cut must
+/// depend on nothing but its own length, so that it finds the same alone and among others.
 fn segment(n: usize) -> usize {
     if n <= 512 { 64 } else { 128 }
 }
@@ -46,12 +46,13 @@ pub(crate) struct DecodeTask<'a> {
 pub(crate) struct PartialSoftmax<'a> {
     /// `[heads, D]`: sums of values, each times its exponential.
     pub sums: &'a mut [f32],
-    /// Of each head: the greatest score, and the sum of the exponentials below it.
+    /// Of each head: the maximum score, and the sum of the exponentials below it.
     pub states: &'a mut [(f32, f32)],
 }
 
 impl DecodeTask<'_> {
-    /// Looks at the keys of segment `number`. `queries` is `[heads, D]`, scaled; `scores` is room to use.
+    /// Looks at the keys of segment `number`. `queries` is `[heads, D]`, scaled; `scores` is room
+    /// to use.
     pub(crate) fn run_segment(
         &self,
         number: usize,
@@ -142,8 +143,9 @@ impl DecodeTask<'_> {
                 row_stride: d,
                 accumulate: true,
             };
-            // SAFETY: `n` shares of each head and `n` rows of values with `d` elements, as asserted; `at` and the
-            // lanes after it are below `d`, and the sums are `heads` rows of `d`.
+            // SAFETY: `n` shares of each head and `n` rows of values with `d` elements, as
+            // asserted; `at` and the lanes after it are below `d`, and the sums are `heads` rows of
+            // `d`.
             unsafe { microkernel::gemm_tiles(self.isa, heads, n, left, right, product) };
         }
         for h in 0..heads {
@@ -156,8 +158,8 @@ impl DecodeTask<'_> {
         }
     }
 
-    /// [`Self::accumulate_values`] for lanes that tiles of few rows leave waiting for one another: more of them at a time. Returns
-    /// how many of `d` are done.
+    /// [`Self::accumulate_values`] for lanes that tiles of few rows leave waiting for one another:
+    /// more of them at a time. Returns how many of `d` are done.
     fn accumulate_values_avx2(
         &self,
         (shares, step): (&[f32], usize),
@@ -179,8 +181,8 @@ impl DecodeTask<'_> {
                     let next = next.lanes(at, h == 0);
                     let values = (values[at..].as_ptr(), self.values.position);
                     let sums = (sums[h * d + at..].as_mut_ptr(), d);
-                    // SAFETY: `Isa::Avx2` is made by `detect` only; `accumulate_values` asserts the lengths, and the heads and
-                    // lanes are within them.
+                    // SAFETY: `Isa::Avx2` is made by `detect` only; `accumulate_values` asserts the
+                    // lengths, and the heads and lanes are within them.
                     unsafe {
                         match heads - h {
                             1 => avx2::decode_attention::accumulate_values::<1>(
@@ -215,7 +217,8 @@ fn next(rows: &KvRows<'_>, (h, at): (usize, usize), wanted: bool) -> KeyPrefetch
     }
 }
 
-/// What the heads found in all segments: `sums` is `[segments, D]` of one head, `sink` a score that adds nothing.
+/// What the heads found in all segments: `sums` is `[segments, D]` of one head, `sink` a score that
+/// adds nothing.
 pub(crate) fn combine_segments<'a>(
     parts: impl Iterator<Item = (&'a [f32], (f32, f32))> + Clone,
     sink: Option<f32>,
@@ -224,7 +227,7 @@ pub(crate) fn combine_segments<'a>(
     let max_score = parts.clone().map(|(_, (max_score, _))| max_score).fold(
         sink.unwrap_or(f32::NEG_INFINITY),
         |a, b| {
-            // What is no number stays.
+            // NaN stays.
             if b > a || b.is_nan() { b } else { a }
         },
     );
@@ -243,7 +246,7 @@ pub(crate) fn combine_segments<'a>(
     out.iter_mut().for_each(|v| *v /= total);
 }
 
-/// Replaces scores by their exponentials below the greatest; returns that one and their sum.
+/// Replaces scores by their exponentials below the maximum; returns that one and their sum.
 fn softmax_block(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -258,8 +261,8 @@ fn softmax_block(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     }
 }
 
-/// Products of a few queries `[heads, d]` with `n` keys, `step` elements apart: row `h` of them begins `row` elements
-/// after the one before.
+/// Products of a few queries `[heads, d]` with `n` keys, `step` elements apart: row `h` of them
+/// begins `row` elements after the one before.
 fn scores_of(
     isa: Isa,
     queries: &[f32],

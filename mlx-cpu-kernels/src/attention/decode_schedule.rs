@@ -28,7 +28,8 @@ thread_local! {
 }
 
 impl Attention {
-    /// Whether one thread each looks at all keys of a head: none of them has much more to do than others then.
+    /// Whether one thread each looks at all keys of a head: none of them has much more to do than
+    /// others then.
     pub(crate) fn by_head(&self, queries: &[usize]) -> bool {
         let groups = self.heads / self.queries_per_kv;
         let (mut most, mut all) = (0, 0);
@@ -42,7 +43,8 @@ impl Attention {
 }
 
 impl AttentionTask<'_> {
-    /// Each head of keys and values by one thread, which writes a `new_kv` one's before. All queries of a row see it.
+    /// Each head of keys and values by one thread, which writes a `new_kv` one's before. All
+    /// queries of a row see it.
     pub(crate) fn decode_by_head(&self, queries: &[usize], new_kv: Option<&NewKv<'_>>) {
         let Attention {
             head_dim: d,
@@ -66,7 +68,8 @@ impl AttentionTask<'_> {
             }
             if let Some(new_kv) = new_kv {
                 let row = self.attend.queries[q].sequence;
-                // SAFETY: what `Attention::run_with_new_kv` is promised; rows have one token, and this head of it is this unit's alone.
+                // SAFETY: what `Attention::run_with_new_kv` is promised; rows have one token, and
+                // this head of it is this unit's alone.
                 unsafe { new_kv.write_kv_head(self.packed, self.rope_table(q), (row, 0, group)) };
             }
             SCRATCH.with_borrow_mut(|scratch| {
@@ -124,7 +127,8 @@ impl AttentionTask<'_> {
             SCRATCH.with_borrow_mut(|scratch| {
                 let mut known = None;
                 for unit in from..to {
-                    // The segments of a group stand one after another, so that one thread makes its queries once.
+                    // The segments of a group stand one after another, so that one thread makes its
+                    // queries once.
                     let at = begins.partition_point(|&begin| begin * groups <= unit) - 1;
                     let own_unit = unit - begins[at] * groups;
                     let segments = begins[at + 1] - begins[at];
@@ -199,7 +203,8 @@ impl AttentionTask<'_> {
         }
     }
 
-    /// Puts together what head `h` of query `q` found in all segments, of which nobody else does that.
+    /// Puts together what head `h` of query `q` found in all segments, of which no other thread
+    /// does that.
     fn combine_segments<'a>(
         &self,
         q: usize,

@@ -10,7 +10,7 @@ use crate::layout::tile::{LANES, ScaledRow, TileA, TileB, TileC};
 use crate::simd::portable::vmath;
 use crate::simd::{microkernel, transpose};
 
-/// Keys at a time: their scores, and the keys and values of a usual head, fit the second cache, and the
+/// Keys at a time: their scores, and the keys and values of a usual head, fit the L2 cache, and the
 /// scores the first. A multiple of a tile's rows.
 const BLOCK_KEYS: usize = 192;
 
@@ -34,7 +34,7 @@ struct Scratch {
 /// The keys that a query sees: the first so many, and a range.
 type VisibleKeys = (usize, std::ops::Range<usize>);
 
-/// What the sweep is over.
+/// What the flash panel is over.
 pub(crate) struct FlashPanel<'a> {
     pub attend: &'a Attention,
     /// Of the row.
@@ -48,7 +48,7 @@ pub(crate) struct FlashPanel<'a> {
     pub visible_keys: &'a [VisibleKeys],
 }
 
-/// Whether the sweep has heads of so many elements.
+/// Whether the flash panel has heads of so many elements.
 pub(crate) fn fits(d: usize) -> bool {
     d.is_multiple_of(LANES)
 }
@@ -134,8 +134,8 @@ impl FlashPanel<'_> {
             accumulate: false,
         };
         assert!(queries.len() >= d * LANES && sums.len() >= LANES * d);
-        // SAFETY: `keys` reaches from the first to the last of `n` rows of `d`; the queries are `d` times
-        // `LANES` and the scores `n` times `LANES`, by the assertion and the slice.
+        // SAFETY: `keys` reaches from the first to the last of `n` rows of `d`; the queries are `d`
+        // times `LANES` and the scores `n` times `LANES`, by the assertion and the slice.
         unsafe { microkernel::gemm_tiles(isa, n, d, left, right, product) };
         let lanes = scores.as_chunks_mut::<LANES>().0;
         for (i, (sink_tokens, range)) in self.visible_keys.iter().enumerate() {
@@ -175,8 +175,8 @@ impl FlashPanel<'_> {
                 row_stride: d,
                 accumulate: true,
             };
-            // SAFETY: the scores are `n` times `LANES`, `values` reaches to the last of `n` rows of `d`,
-            // a multiple of `LANES` (see `fits`), and the sums are `LANES` rows of `d`.
+            // SAFETY: the scores are `n` times `LANES`, `values` reaches to the last of `n` rows of
+            // `d`, a multiple of `LANES` (see `fits`), and the sums are `LANES` rows of `d`.
             unsafe {
                 microkernel::gemm_tiles(isa, self.visible_keys.len(), n, left, right, product);
             };
@@ -190,8 +190,8 @@ struct State {
     total: [f32; LANES],
 }
 
-/// Replaces scores by their exponentials below the greatest so far; returns the factors for what was found
-/// before.
+/// Replaces scores by their exponentials below the maximum so far; returns the factors for what was
+/// found before.
 fn softmax_block(
     isa: Isa,
     cap: Option<f32>,

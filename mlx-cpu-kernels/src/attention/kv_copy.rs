@@ -31,8 +31,8 @@ impl KvPlane {
     /// Copies the first positions of each to one plane after another.
     ///
     /// # Safety
-    /// `from` must be float32 `[1, heads, .., width]` with at least as many positions, which nothing writes
-    /// meanwhile; `output` must have one plane for each.
+    /// `from` must be float32 `[1, heads, .., width]` with at least as many positions, which
+    /// nothing writes meanwhile; `output` must have one plane for each.
     pub unsafe fn copy(self, from: &[Input], output: &mut [f32]) {
         let Self {
             heads,
@@ -47,7 +47,7 @@ impl KvPlane {
         let from: Vec<(&[f32], Vec<usize>)> = (from.iter())
             .map(|input| (unsafe { &*input.span::<f32>() }, input.strides()))
             .collect();
-        // Neighboring positions at once, where they are neighbors.
+        // Adjacent positions at once, where they are neighbors.
         let whole = from.iter().all(|(_, strides)| strides[2] == width);
         let run = if whole { filled } else { 1 };
         let runs = filled / run;

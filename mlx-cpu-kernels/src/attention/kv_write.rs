@@ -8,7 +8,7 @@ use crate::partition::{SharedOutput, parallel_ranges};
 use crate::simd::vmath;
 use crate::work::{Input, Work};
 
-/// Neighboring tokens of one row in a packed projection.
+/// Adjacent tokens of one row in a packed projection.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenRange {
     /// The first one's place in the projection.
@@ -52,8 +52,8 @@ impl TokenPositions {
     }
 }
 
-/// Heads out of packed rows, to `[n, room, d]` from `slot` on. Its inputs are float32: a cache, which the
-/// output begins as and which is not read, packed rows, and the weight of the norm `[d]`.
+/// Heads out of packed rows, to `[n, room, d]` from `slot` on. Its inputs are float32: a cache,
+/// which the output begins as and which is not read, packed rows, and the weight of the norm `[d]`.
 pub struct KvWrite {
     /// Heads.
     pub heads: usize,
@@ -143,7 +143,8 @@ pub struct NewKv<'a> {
     pub caches: &'a [Input],
 }
 
-// SAFETY: of the caches their addresses are looked at, and elements that nobody else uses then, as promised to `store` and `write_kv_head`.
+// SAFETY: of the caches their addresses are looked at, and elements that no other thread uses then,
+// as promised to `store` and `write_kv_head`.
 unsafe impl Sync for NewKv<'_> {}
 
 impl NewKv<'_> {
@@ -185,7 +186,7 @@ impl NewKv<'_> {
     /// Writes head `h` of token `t` of a row, by the turns of its position.
     ///
     /// # Safety
-    /// The caches must be of float32, and nobody else may use the place of this head and token.
+    /// The caches must be of float32, and no other thread may use the place of this head and token.
     pub(crate) unsafe fn write_kv_head(
         &self,
         packed: &[f32],
@@ -215,7 +216,8 @@ impl Work for KvWrite {
     }
 }
 
-/// Keys alone, without a cache. Its inputs are float32: packed rows, and the weight of the norm `[d]`.
+/// Keys alone, without a cache. Its inputs are float32: packed rows, and the weight of the norm
+/// `[d]`.
 pub struct ProjectKeys(pub KvWrite);
 
 impl Work for ProjectKeys {

@@ -12,7 +12,8 @@ const FEW: usize = 16;
 const BYTES: usize = 4096;
 
 impl Attention {
-    /// A function that prefetches the first keys of a thread of the pool, where each looks at whole heads.
+    /// A function that prefetches the first keys of a thread of the pool, where each looks at whole
+    /// heads.
     ///
     /// # Safety
     /// The caches, keys and values of each lane, must be of float32.
@@ -28,7 +29,8 @@ impl Attention {
         move |me| self.fetch(me, &keys)
     }
 
-    /// Fetches the first keys that thread `me` of the pool looks at, where each looks at whole heads.
+    /// Fetches the first keys that thread `me` of the pool looks at, where each looks at whole
+    /// heads.
     fn fetch(&self, me: usize, keys: &[KvRows<'_>]) {
         let groups = self.heads / self.queries_per_kv;
         let unit = pool::pool().first_part(self.queries.len() * groups, me);

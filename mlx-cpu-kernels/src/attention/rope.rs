@@ -28,7 +28,8 @@ struct Table {
     rope_table: RopeTable,
 }
 
-/// Tables of turns that are remembered: those of local and global layers, for all positions and the last.
+/// Tables of turns that are remembered: those of local and global layers, for all positions and the
+/// last.
 const TABLES: usize = 4;
 
 thread_local! {

@@ -13,7 +13,7 @@ use crate::partition::{SharedOutput, parallel_parts};
 use crate::pool;
 use crate::work::{Input, Work};
 
-/// Parts of a thread's sweeps, so that others can take what a late one has not begun.
+/// Parts of a thread's flash panels, so that others can take what a late one has not begun.
 const PARTS: usize = 16;
 
 impl Work for Attention {
@@ -30,7 +30,8 @@ impl Attention {
     /// The same for keys and values of all queries that are to be stored before.
     ///
     /// # Safety
-    /// As of [`Work::run`]; keys and values must be float32, and nothing else may use them meanwhile.
+    /// As of [`Work::run`]; keys and values must be float32, and nothing else may use them
+    /// meanwhile.
     pub unsafe fn run_with_new_kv(&self, inputs: &[Input], new_kv: &NewKv<'_>, output: &mut [f32]) {
         self.run_with(inputs, Some(new_kv), output);
     }
@@ -93,7 +94,7 @@ impl Attention {
         }
     }
 
-    /// The queries in runs of one row, of as many as a sweep takes.
+    /// The queries in runs of one row, of as many as a flash panel takes.
     fn panels(&self) -> Vec<Range<usize>> {
         let mut panels = Vec::new();
         let mut from = 0;
@@ -154,8 +155,9 @@ impl AttentionTask<'_> {
     }
 }
 
-/// Which of so many parts is number `i` of those that threads take: each has its own, the last of them first. That one sees the most
-/// keys, and should not be left over for one thread; the thread's own rows are those that it has projected.
+/// Which of so many parts is number `i` of those that threads take: each has its own, the last of
+/// them first. That one sees the most keys, and should not be left over for one thread; the
+/// thread's own rows are those that it has projected.
 fn last_first(i: usize, parts: usize) -> usize {
     let own = pool::pool().owner_parts(parts, i);
     own.start + own.end - 1 - i

@@ -13,7 +13,7 @@ use crate::simd::amx::{
 };
 use crate::simd::vmath::gate_mul;
 
-/// Rows of inputs at a time: their panels fit the second cache.
+/// Rows of inputs at a time: their panels fit the L2 cache.
 const BLOCK_M: usize = 256;
 
 thread_local! {

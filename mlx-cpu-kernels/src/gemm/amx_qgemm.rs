@@ -14,19 +14,19 @@ use crate::simd::amx::{
     self, InputTiles, InputTilesWriter, OutputRow, TILE_ROWS, TilePair, TileRegisters,
 };
 
-/// The most rows of inputs at a time, and elements of them: their tiles are to fit the second cache.
+/// The most rows of inputs at a time, and elements of them: their tiles are to fit the L2 cache.
 const BLOCK_M: usize = 256;
 const MAX_ELEMENTS: usize = 1 << 18;
 
 /// Rows of inputs from which this pays.
 const MIN_ROWS: usize = 2;
 
-/// Rows up to which each thread makes its own tiles of them: to make them takes less than to wait for those that another one
-/// makes, and to fetch them.
+/// Rows up to which each thread makes its own tiles of them: to make them takes less than to wait
+/// for those that another one makes, and to fetch them.
 const MAX_PRIVATE_ROWS: usize = 16;
 
-/// Rows for each thread from which it has rows of its own, and all outputs of them: what it reads was written by itself then, mostly,
-/// and each number of a matrix still meets enough of them.
+/// Rows for each thread from which it has rows of its own, and all outputs of them: what it reads
+/// was written by itself then, mostly, and each number of a matrix still meets enough of them.
 const MIN_ROWS_PER_THREAD: usize = 32;
 
 /// Parts of a thread's outputs, so that others can take what a late one has not begun.
@@ -40,7 +40,8 @@ thread_local! {
     static SCRATCH: RefCell<amx::Scratch> = RefCell::default();
 }
 
-/// Outputs `from..` of a part, at most two tiles' (of a gate, one's of each part), and where they stand in a row.
+/// Outputs `from..` of a part, at most two tiles' (of a gate, one's of each part), and where they
+/// stand in a row.
 #[derive(Clone, Copy)]
 struct TilePlace {
     part: usize,
@@ -232,7 +233,8 @@ impl GemmTask<'_> {
             let x = (first + row < last).then(|| &self.x[(first + row) * k..][..k]);
             let factor = x.map_or(1.0, |x| self.factor(self.product.isa, x));
             let weight = self.norm.map(|(weight, _)| weight);
-            // SAFETY: each row is written by one part alone; `Isa::Amx` is made by `detect` only, where the processor has AVX-512.
+            // SAFETY: each row is written by one part alone; `Isa::Amx` is made by `detect` only,
+            // where the processor has AVX-512.
             unsafe { writer.row(row, x, (factor, weight)) };
         }
     }
@@ -255,10 +257,10 @@ impl GemmTask<'_> {
     /// The two tiles' rows of the matrix; the first one's twice where there is only one.
     fn source(&self, place: TilePlace) -> TilePair<'_> {
         let tile = |part: usize, from: usize| match self.data[part].0 {
-            MatrixData::Quantized { bands, .. } => {
-                let (first, count) = (from / INTERLEAVED_ROWS, bands.row_blocks());
+            MatrixData::Quantized { matrix, .. } => {
+                let (first, count) = (from / INTERLEAVED_ROWS, matrix.row_blocks());
                 (first < count).then(|| {
-                    bands.block_range(first..count.min(first + TILE_ROWS / INTERLEAVED_ROWS))
+                    matrix.block_range(first..count.min(first + TILE_ROWS / INTERLEAVED_ROWS))
                 })
             }
             MatrixData::Dense(_) => None,
@@ -283,7 +285,7 @@ impl GemmTask<'_> {
         out: &SharedOutput,
     ) {
         let Product { n, gate, .. } = *self.product;
-        // The last band may be wider than the matrix.
+        // The last row block may be wider than the matrix.
         let end = self.product.parts[place.part].size.n;
         let most = if gate.is_some() {
             TILE_ROWS
@@ -308,8 +310,8 @@ impl GemmTask<'_> {
             gate,
             residual: self.residual.map(|all| &all[at..]),
         };
-        // SAFETY: these columns of these rows belong to this place alone; `Isa::Amx` is made by `detect` only, where the
-        // processor has AVX-512.
+        // SAFETY: these columns of these rows belong to this place alone; `Isa::Amx` is made by
+        // `detect` only, where the processor has AVX-512.
         unsafe {
             let mut to = out.block(at, n, (last - first, width));
             amx::store_outputs(sums, &then, &mut to);

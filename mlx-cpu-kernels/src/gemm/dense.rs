@@ -21,7 +21,8 @@ pub enum DenseType {
     Bf16,
 }
 
-/// Elements of a row that become float32 at a time: they stay in the first cache until they are multiplied.
+/// Elements of a row that become float32 at a time: they stay in the L1 cache until they are
+/// multiplied.
 const AT_ONCE: usize = 2048;
 
 thread_local! {
@@ -68,7 +69,8 @@ impl<'a> DenseView<'a> {
         }
     }
 
-    /// The inner products of the elements of `row` with each of at most [`MAX_ROWS`] `x`, which are as long.
+    /// The inner products of the elements of `row` with each of at most [`MAX_ROWS`] `x`, which are
+    /// as long.
     pub(crate) fn dot_rows(self, isa: Isa, row: Range<usize>, x: &[&[f32]], out: &mut [f32]) {
         if let Self::F32(elements) = self {
             return vmath::dot_rows(isa, &elements[row], x, out);

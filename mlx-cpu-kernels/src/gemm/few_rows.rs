@@ -17,24 +17,25 @@ const BLOCK: usize = 32;
 const LONG: usize = 1 << 15;
 
 impl Product {
-    /// The products of the inputs from `from` on with bands `bands.0..bands.1` of a matrix, and its biases, for as many
-    /// rows of the output as there are inputs. The matrix may end before the last band does: `out` has its columns only.
+    /// The products of the inputs from `from` on with row blocks `blocks.0..blocks.1` of a matrix,
+    /// and its biases, for as many rows of the output as there are inputs. The matrix may end
+    /// before the last row block does: `out` has its columns only.
     fn qgemv(
         &self,
         (data, bias): (MatrixData<'_>, Option<&[f32]>),
-        bands: (usize, usize),
+        blocks: (usize, usize),
         rows: &PreparedRows<'_>,
         from: usize,
         out: &mut OutputBlock<'_>,
     ) {
         let (first, width) = (
-            bands.0 * INTERLEAVED_ROWS,
-            (bands.1 - bands.0) * INTERLEAVED_ROWS,
+            blocks.0 * INTERLEAVED_ROWS,
+            (blocks.1 - blocks.0) * INTERLEAVED_ROWS,
         );
         let (n, columns) = out.dims();
         match data {
-            MatrixData::Quantized { form, bands: all } => {
-                let (x, all) = (rows.panel(form, from), all.block_range(bands.0..bands.1));
+            MatrixData::Quantized { form, matrix: all } => {
+                let (x, all) = (rows.panel(form, from), all.block_range(blocks.0..blocks.1));
                 if columns == width {
                     qgemv::qgemv(self.isa, all, x, out);
                 } else {
@@ -75,8 +76,9 @@ impl Product {
         }
     }
 
-    /// Bands of a matrix at a time: fewer of long rows, so that the first cache holds what is computed with.
-    fn block_bands(&self) -> usize {
+    /// Row blocks of a matrix at a time: fewer of long rows, so that the L1 cache holds what is
+    /// computed with.
+    fn blocks_at_once(&self) -> usize {
         (LONG / self.k.max(1)).clamp(INTERLEAVED_ROWS, BLOCK) / INTERLEAVED_ROWS
     }
 
@@ -88,18 +90,18 @@ impl Product {
         out: &SharedOutput,
     ) {
         let alone = rows.count == 1;
-        let all: usize = self.parts.iter().map(MatrixPart::bands).sum();
+        let all: usize = self.parts.iter().map(MatrixPart::row_blocks).sum();
         // One row needs nothing to stay in a cache.
-        let block = if alone { all } else { self.block_bands() };
+        let block = if alone { all } else { self.blocks_at_once() };
         parallel_ranges(all, rows.count * self.n * self.k, &|first, last| {
             let (mut start, mut place) = (0, 0);
             for (part, own) in self.parts.iter().zip(data) {
-                let end = start + part.bands();
+                let end = start + part.row_blocks();
                 let (mut at, stop) = (first.max(start), last.min(end));
                 while at < stop {
                     let next = (at + block).min(stop);
                     let column = (at - start) * INTERLEAVED_ROWS;
-                    // The last band may be wider than the matrix.
+                    // The last row block may be wider than the matrix.
                     let columns = ((next - at) * INTERLEAVED_ROWS).min(part.size.n - column);
                     for from in (0..rows.count).step_by(MAX_ROWS) {
                         let n = MAX_ROWS.min(rows.count - from);
@@ -133,13 +135,13 @@ impl Product {
         let [first, second] = data else {
             return;
         };
-        let block = self.block_bands();
+        let block = self.blocks_at_once();
         let work = 2 * rows.count * self.n * self.k;
         parallel_ranges(self.n.div_ceil(INTERLEAVED_ROWS), work, &|begin, last| {
             for at in (begin..last).step_by(block) {
-                let bands = (at, (at + block).min(last));
+                let blocks = (at, (at + block).min(last));
                 let columns =
-                    ((bands.1 - at) * INTERLEAVED_ROWS).min(self.n - at * INTERLEAVED_ROWS);
+                    ((blocks.1 - at) * INTERLEAVED_ROWS).min(self.n - at * INTERLEAVED_ROWS);
                 for from in (0..rows.count).step_by(MAX_ROWS) {
                     let n = MAX_ROWS.min(rows.count - from);
                     let place = from * self.n + at * INTERLEAVED_ROWS;
@@ -147,8 +149,8 @@ impl Product {
                     let mut gates = unsafe { out.block(place, self.n, (n, columns)) };
                     let mut ups = [0.0; BLOCK * MAX_ROWS];
                     let mut ups = OutputBlock::contiguous(&mut ups[..n * columns], n);
-                    self.qgemv(*first, bands, rows, from, &mut gates);
-                    self.qgemv(*second, bands, rows, from, &mut ups);
+                    self.qgemv(*first, blocks, rows, from, &mut gates);
+                    self.qgemv(*second, blocks, rows, from, &mut ups);
                     for i in 0..n {
                         gate_mul(self.isa, gate, gates.row_mut(i), ups.row_mut(i));
                     }

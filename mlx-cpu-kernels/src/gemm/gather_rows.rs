@@ -4,8 +4,8 @@ use crate::gemm::product::{HeldMatrix, Size};
 use crate::layout::packed::PackedMatrix;
 use crate::work::{Input, Work};
 
-/// Rows of a quantized matrix by their numbers. Its inputs are the numbers, of 32 bits, and the matrix
-/// unless it is held. A number beyond the matrix takes the row at that end.
+/// Rows of a quantized matrix by their numbers. Its inputs are the numbers, of 32 bits, and the
+/// matrix unless it is held. A number beyond the matrix takes the row at that end.
 pub struct GatherRows {
     /// How many.
     pub count: usize,
@@ -34,7 +34,7 @@ impl Work for GatherRows {
         };
         let matrix = self.held.as_ref().map_or(matrix, HeldMatrix::inputs);
         // SAFETY: `take_rows` gave arrays of these types, in this order.
-        let (ids, bands) = unsafe {
+        let (ids, matrix) = unsafe {
             let packing = (self.bits, self.groups, self.half);
             (
                 ids.as_slice::<u32>(),
@@ -49,7 +49,7 @@ impl Work for GatherRows {
             let row = usize::try_from(id)
                 .unwrap_or(usize::MAX)
                 .min(self.size.n - 1);
-            bands.dequantize_row(row, out);
+            matrix.dequantize_row(row, out);
         }
     }
 }

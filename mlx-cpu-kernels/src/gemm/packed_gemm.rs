@@ -20,15 +20,17 @@ pub(crate) const MIN_GEMM_ROWS: usize = 16;
 /// Rows of inputs at a time: what their panels take stays within a few MiB.
 const BLOCK_M: usize = 512;
 
-/// Rows of a matrix that are unpacked at a time, a multiple of a tile's and of a band's: many, so that the panels pass by
-/// seldom, or few, so that each thread gets enough of them. They fit the second cache.
+/// Rows of a matrix that are unpacked at a time, a multiple of a tile's and of a row block's: many,
+/// so that the panels pass by seldom, or few, so that each thread gets enough of them. They fit the
+/// L2 cache.
 const BLOCK_N_LARGE: usize = 48;
 const BLOCK_N_SMALL: usize = 24;
 
 /// Rows of the output from which blocks are wide.
 const LARGE_N: usize = 1200;
 
-/// Products that are summed before the tile is stored: as many elements of a panel fit the first cache.
+/// Products that are summed before the tile is stored: as many elements of a panel fit the L1
+/// cache.
 const BLOCK_K: usize = 256;
 
 /// What a thread needs for a block.
@@ -164,13 +166,13 @@ impl GemmTask<'_> {
         let Product { k, isa, gate, .. } = *self.product;
         let columns = block.to - block.from;
         let parts = block.part..block.part + 1 + usize::from(gate.is_some());
-        // The last band may be wider than the matrix.
+        // The last row block may be wider than the matrix.
         let wide = columns.next_multiple_of(INTERLEAVED_ROWS);
         weights.resize(parts.len() * wide * k, 0.0);
         for (part, weights) in parts.clone().zip(weights.chunks_exact_mut(wide * k)) {
             match self.data[part].0 {
-                MatrixData::Quantized { bands, .. } => {
-                    let own = bands.block_range(
+                MatrixData::Quantized { matrix, .. } => {
+                    let own = matrix.block_range(
                         block.from / INTERLEAVED_ROWS..block.to.div_ceil(INTERLEAVED_ROWS),
                     );
                     own.dequantize_transposed(isa, weights);
@@ -213,8 +215,9 @@ impl GemmTask<'_> {
                         row_stride: LANES,
                         accumulate: at > 0,
                     };
-                    // SAFETY: `w` has `columns` rows of `k` elements, one way or the other, `x` has `k` times `LANES`, `sums` has
-                    // `columns` times `LANES`; the slices above say so.
+                    // SAFETY: `w` has `columns` rows of `k` elements, one way or the other, `x` has
+                    // `k` times `LANES`, `sums` has `columns` times `LANES`; the slices above say
+                    // so.
                     unsafe { microkernel::gemm_tiles(isa, columns, depth, left, right, product) };
                 }
                 if let Some(bias) = bias {
@@ -256,8 +259,8 @@ impl GemmTask<'_> {
                 let at = start(lane);
                 let reach = 7 * n + columns;
                 let before = self.residual.map(|r| r[at..at + reach].as_ptr());
-                // SAFETY: these columns of these rows belong to this block alone, and are there: both
-                // reaches are checked.
+                // SAFETY: these columns of these rows belong to this block alone, and are there:
+                // both reaches are checked.
                 done = unsafe {
                     let to = out.ptr(at, reach);
                     transpose::store_rows(isa, sums, lane, (to, n), before)

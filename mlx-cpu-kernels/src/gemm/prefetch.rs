@@ -8,13 +8,14 @@ use crate::layout::packed::PackedMatrix;
 use crate::pool;
 use crate::simd::prefetch::lines;
 
-/// Rows up to which a product's time is that of reading its matrices, and an attention's that of reading keys and values.
+/// Rows up to which a product's time is that of reading its matrices, and an attention's that of
+/// reading keys and values.
 const FEW: usize = 16;
 
-/// Bands that are read at the same time: two tiles' outputs.
-const BANDS: usize = 4;
+/// Row blocks that are read at the same time: two tiles' outputs.
+const ROW_BLOCKS: usize = 4;
 
-/// Bytes of a band's words, or of keys; the processor itself asks for what follows.
+/// Bytes of a row block's words, or of keys; the processor itself asks for what follows.
 const BYTES: usize = 4096;
 
 impl Product {
@@ -23,7 +24,8 @@ impl Product {
         if self.rows > FEW {
             return;
         }
-        let Some((matrices, own)) = self.first_bands(|places| pool::pool().first_part(places, me))
+        let Some((matrices, own)) =
+            self.first_row_blocks(|places| pool::pool().first_part(places, me))
         else {
             return;
         };
@@ -32,27 +34,31 @@ impl Product {
                 (part.kind, &part.held)
             {
                 // SAFETY: `Projection::plan` has them from a matrix of this form.
-                let bands = unsafe {
+                let matrix = unsafe {
                     PackedMatrix::from_inputs(held.inputs(), (bits, self.k / group, half))
                 };
-                bands.block_range(own.clone()).fetch();
+                matrix.block_range(own.clone()).fetch();
             }
         }
     }
 
-    /// The matrices and the bands of each that who begins at place `first` of all reads at first; of a gate both matrices.
-    fn first_bands(&self, first: impl Fn(usize) -> usize) -> Option<(Range<usize>, Range<usize>)> {
+    /// The matrices and the row blocks of each that who begins at place `first` of all reads at
+    /// first; of a gate both matrices.
+    fn first_row_blocks(
+        &self,
+        first: impl Fn(usize) -> usize,
+    ) -> Option<(Range<usize>, Range<usize>)> {
         let (parts, each) = match self.gate {
-            Some(_) => (&self.parts[..1], BANDS / 2),
-            None => (&self.parts[..], BANDS),
+            Some(_) => (&self.parts[..1], ROW_BLOCKS / 2),
+            None => (&self.parts[..], ROW_BLOCKS),
         };
-        let places = |part: &MatrixPart| part.bands().div_ceil(each);
+        let places = |part: &MatrixPart| part.row_blocks().div_ceil(each);
         let mut place = first(parts.iter().map(places).sum());
         for (i, part) in parts.iter().enumerate() {
             if place < places(part) {
                 let matrices = if self.gate.is_some() { 0..2 } else { i..i + 1 };
                 let begin = place * each;
-                return Some((matrices, begin..part.bands().min(begin + each)));
+                return Some((matrices, begin..part.row_blocks().min(begin + each)));
             }
             place -= places(part);
         }
@@ -61,10 +67,10 @@ impl Product {
 }
 
 impl PackedMatrix<'_> {
-    /// Asks for the first elements of each of these bands.
+    /// Asks for the first elements of each of these row blocks.
     fn fetch(self) {
-        for band in 0..self.row_blocks() {
-            let own = self.block_range(band..band + 1);
+        for block in 0..self.row_blocks() {
+            let own = self.block_range(block..block + 1);
             let words = own.words.as_ptr_range();
             lines(words.start.cast(), (own.words.len() * 4).min(BYTES));
             for factors in [own.scales, own.biases] {
@@ -88,10 +94,10 @@ mod tests {
 
     /// A held matrix `[n, 64]` of zeros, of 4 bits in groups of 32.
     fn part(n: usize) -> MatrixPart {
-        let bands = n.div_ceil(INTERLEAVED_ROWS);
+        let matrix = n.div_ceil(INTERLEAVED_ROWS);
         let owner = Arc::new((
-            vec![0u32; bands * 8 * INTERLEAVED_ROWS],
-            vec![0.0f32; bands * 2 * INTERLEAVED_ROWS],
+            vec![0u32; matrix * 8 * INTERLEAVED_ROWS],
+            vec![0.0f32; matrix * 2 * INTERLEAVED_ROWS],
         ));
         let (words, factors) = &*owner;
         // SAFETY: the owner keeps the elements, and nothing writes them.
@@ -144,11 +150,11 @@ mod tests {
                 assert_eq!(places, 5);
                 place
             };
-            assert_eq!(work.first_bands(first), wanted, "{place}");
+            assert_eq!(work.first_row_blocks(first), wanted, "{place}");
         }
         let gate = product(&[40, 40], Some(Gate::Silu));
-        assert_eq!(gate.first_bands(|_| 1), Some((0..2, 2..4)));
-        assert_eq!(gate.first_bands(|_| 2), Some((0..2, 4..5)));
+        assert_eq!(gate.first_row_blocks(|_| 1), Some((0..2, 2..4)));
+        assert_eq!(gate.first_row_blocks(|_| 2), Some((0..2, 4..5)));
         // They need not exist for every thread.
         for work in [&work, &gate] {
             (0..=pool::pool().threads()).for_each(|me| work.fetch(me));

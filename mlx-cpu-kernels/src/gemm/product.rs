@@ -31,7 +31,8 @@ pub struct HeldMatrix {
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: `HeldMatrix::new` demands that the inputs are in memory that the owner keeps and nothing writes.
+// SAFETY: `HeldMatrix::new` demands that the inputs are in memory that the owner keeps and nothing
+// writes.
 unsafe impl Send for HeldMatrix {}
 
 // SAFETY: as for Send.
@@ -57,7 +58,7 @@ impl HeldMatrix {
 /// How a matrix is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixFormat {
-    /// In affine mode, in bands.
+    /// In affine mode, in row blocks.
     Quantized {
         /// Of a number: 4 or 8.
         bits: u32,
@@ -84,15 +85,15 @@ pub struct MatrixPart {
 
 impl MatrixPart {
     /// Of its matrix.
-    pub(crate) fn bands(&self) -> usize {
+    pub(crate) fn row_blocks(&self) -> usize {
         self.size.n.div_ceil(INTERLEAVED_ROWS)
     }
 }
 
-/// A product of rows with the transposes of matrices: a norm before it, biases, a gate or a residual after
-/// it. Its inputs are float32: the rows `[rows, k]`, the weight of the norm `[k]`, for each part the matrix
-/// (one array when dense, words, scales and biases when quantized, none when held) and its bias `[n]`, and
-/// the residual `[rows, n]`.
+/// A product of rows with the transposes of matrices: a norm before it, biases, a gate or a
+/// residual after it. Its inputs are float32: the rows `[rows, k]`, the weight of the norm `[k]`,
+/// for each part the matrix (one array when dense, words, scales and biases when quantized, none
+/// when held) and its bias `[n]`, and the residual `[rows, n]`.
 pub struct Product {
     /// Matrices with the same inputs.
     pub parts: Vec<MatrixPart>,
@@ -118,7 +119,7 @@ pub struct Product {
 #[derive(Clone, Copy)]
 pub(crate) enum MatrixData<'a> {
     Quantized {
-        bands: PackedMatrix<'a>,
+        matrix: PackedMatrix<'a>,
         /// Which of the prepared inputs it takes.
         form: usize,
     },

@@ -23,8 +23,8 @@ impl Work for Product {
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         let mut inputs = inputs.iter();
         fn floats(input: Option<&Input>) -> &[f32] {
-            // SAFETY: `Projection::plan` and its caller gave arrays of these types, or of words as large, in this
-            // order.
+            // SAFETY: `Projection::plan` and its caller gave arrays of these types, or of words as
+            // large, in this order.
             input.map_or(&[][..], |i| unsafe { i.as_slice::<f32>() })
         }
         let x = floats(inputs.next());
@@ -51,7 +51,7 @@ impl Work for Product {
                     };
                     MatrixData::Quantized {
                         // SAFETY: as above.
-                        bands: unsafe {
+                        matrix: unsafe {
                             PackedMatrix::from_inputs(matrix, (bits, self.k / group, half))
                         },
                         form: known.unwrap_or_else(|| {

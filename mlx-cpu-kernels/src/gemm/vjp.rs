@@ -17,7 +17,8 @@ use crate::work::{Input, Work};
 /// Columns of the matrix in one part; a multiple of every group.
 const WIDE: usize = 128;
 
-/// Rows of the matrix that are unpacked at a time: with so many columns they fit the first caches.
+/// Rows of the matrix that are unpacked at a time: with so many columns they fit the L1 and L2
+/// caches.
 const TILE_K: usize = 64;
 
 /// Rows of gradients `[rows, n]` times a matrix `[n, k]`. Its inputs are the rows, float32, and the
@@ -115,8 +116,8 @@ impl ProductVjp {
                         weight.to_f32(self.isa, row * k + from, to);
                     }
                 }
-                Stored::Quantized(bands) => {
-                    bands.dequantize_rows(self.isa, first..first + depth, from, buffer, rows);
+                Stored::Quantized(matrix) => {
+                    matrix.dequantize_rows(self.isa, first..first + depth, from, buffer, rows);
                 }
             }
             for column in (0..width).step_by(LANES) {
@@ -134,15 +135,15 @@ impl ProductVjp {
                     row_stride: k,
                     accumulate: first > 0,
                 };
-                // SAFETY: `rows` rows of `c` (its length is asserted) have `depth` elements from `first` on;
-                // `weights` has as many rows of `width`, a multiple of `LANES`; the output has these columns
-                // in each row, which belong to this part alone.
+                // SAFETY: `rows` rows of `c` (its length is asserted) have `depth` elements from
+                // `first` on; `weights` has as many rows of `width`, a multiple of `LANES`; the
+                // output has these columns in each row, which belong to this part alone.
                 unsafe {
                     microkernel::gemm_tiles(self.isa, self.rows, depth, left, right, product);
                 };
             }
         }
-        if matches!(stored, Stored::Quantized(bands) if bands.bits == 4) {
+        if matches!(stored, Stored::Quantized(matrix) if matrix.bits == 4) {
             for row in 0..self.rows {
                 // SAFETY: these columns belong to this part alone, and the tiles are done.
                 let columns = unsafe { out.slice_mut(row * k + from, width) };

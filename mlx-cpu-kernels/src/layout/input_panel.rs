@@ -13,8 +13,9 @@ pub(crate) struct InputRow<'a> {
     pub sums: &'a [f32],
 }
 
-/// At most [`MAX_ROWS`] rows of inputs, prepared: as floats, or as whole numbers of 16 bits with a scale for
-/// each few neighbors. The latter stand word of the matrix after word, for a word row after row.
+/// At most [`MAX_ROWS`] rows of inputs, prepared: as floats, or as integers of 16 bits with a scale
+/// for each few neighbors. The latter stand word of the matrix after word, for a word row after
+/// row.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -23,14 +24,17 @@ pub(crate) struct InputRow<'a> {
 pub(crate) struct InputPanel<'a> {
     /// How many.
     pub rows: usize,
-    /// The elements row after row; empty where they are whole numbers.
+    /// The elements row after row; empty where they are integers.
     pub values: &'a [f32],
-    /// Whole numbers `[words, rows, inputs_per_word]`, in the order of [`pair_index`] (with dotprod as bytes, see `dot.rs`), or empty.
+    /// Whole numbers `[words, rows, inputs_per_word]`, in the order of [`pair_index`] (with dotprod
+    /// as bytes, see `dot.rs`), or empty.
     pub quants: &'a [i16],
-    /// What they are multiplied with: one for each few neighbors ([`inputs_per_scale`]), `[words, rows]`.
+    /// What they are multiplied with: one for each few neighbors ([`inputs_per_scale`]), `[words,
+    /// rows]`.
     pub scales: &'a [f32],
-    /// The sum of each group, `[rows, groups]`: of whole numbers what they stand for, so that a rounding counts times the
-    /// weight that it meets, bias and all, rather than times the packed number alone, which is never negative.
+    /// The sum of each group, `[rows, groups]`: of integers what they stand for, so that a rounding
+    /// counts times the weight that it meets, bias and all, rather than times the packed number
+    /// alone, which is never negative.
     pub sums: &'a [f32],
 }
 
@@ -52,17 +56,17 @@ pub(crate) struct InputPanelMut<'a> {
     pub sums: &'a mut [f32],
 }
 
-/// Neighboring inputs that share a scale, so that what is large leaves others precise: those whose products with a
-/// word of a matrix of so many bits end in one lane.
+/// Adjacent inputs that share a scale, so that what is large leaves others precise: those whose
+/// products with a word of a matrix of this bit width end in one lane.
 pub(crate) fn inputs_per_word(bits: u32) -> usize {
     if bits == 4 { 8 } else { 4 }
 }
 
-/// Where an input stands among its neighbors: shifts of a word bring pairs of its numbers that are half a word
-/// apart into 16-bit lanes.
+/// Where an input stands among its neighbors: shifts of a word bring pairs of its numbers that are
+/// half a word apart into 16-bit lanes.
 pub(crate) const fn pair_index(i: usize, near: usize) -> usize {
     2 * (i % (near / 2)) + i / (near / 2)
 }
 
-/// The largest whole number.
+/// The largest integer.
 pub(crate) const MAX_QUANT: f32 = 32_767.0;

@@ -11,13 +11,13 @@ use crate::work::Input;
 /// Elements that are unpacked at a time; every group size is a multiple.
 pub(crate) const CHUNK: usize = 32;
 
-/// Rows of a band.
+/// Rows of a row block.
 pub const INTERLEAVED_ROWS: usize = 8;
 
 /// A row of a quantized matrix: `w = scale * q + bias`, group after group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PackedRow<'a> {
-    /// Packed numbers: two to a byte, the lower half first, or one.
+    /// Packed codes: two to a byte, the lower half first, or one.
     pub packed: &'a [u8],
     /// One a group.
     pub scales: &'a [f32],
@@ -38,7 +38,8 @@ impl<'a> GroupParams<'a> {
     /// What an operation was given.
     ///
     /// # Safety
-    /// The array given to the operation in this place must be of float16 where they are `half`, else of float32.
+    /// The array given to the operation in this place must be of float16 where they are `half`,
+    /// else of float32.
     pub(crate) unsafe fn from_input(input: &'a Input, half: bool) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
@@ -72,7 +73,7 @@ impl<'a> GroupParams<'a> {
         }
     }
 
-    /// One group of a band's rows.
+    /// One group of a row block's rows.
     pub(crate) fn group(self, group: usize) -> [f32; INTERLEAVED_ROWS] {
         let at = group * INTERLEAVED_ROWS..(group + 1) * INTERLEAVED_ROWS;
         let mut eight = [0.0; INTERLEAVED_ROWS];
@@ -88,14 +89,14 @@ impl<'a> GroupParams<'a> {
     }
 }
 
-/// Bands of a quantized matrix, one after another: `w = scale * q + bias`.
+/// Row blocks of a quantized matrix, one after another: `w = scale * q + bias`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PackedMatrix<'a> {
-    /// Packed numbers `[bands, words, INTERLEAVED_ROWS]`, the first in the lowest bits.
+    /// Packed codes `[matrix, words, INTERLEAVED_ROWS]`, the first in the lowest bits.
     pub words: &'a [u32],
-    /// `[bands, groups, INTERLEAVED_ROWS]`.
+    /// `[matrix, groups, INTERLEAVED_ROWS]`.
     pub scales: GroupParams<'a>,
-    /// `[bands, groups, INTERLEAVED_ROWS]`.
+    /// `[matrix, groups, INTERLEAVED_ROWS]`.
     pub biases: GroupParams<'a>,
     /// Of a row.
     pub groups: usize,
@@ -104,8 +105,8 @@ pub(crate) struct PackedMatrix<'a> {
 }
 
 impl<'a> PackedMatrix<'a> {
-    /// What an operation was given: the arrays of a `QuantizedMatrix`, with groups of so many numbers of `bits` in a row.
-    /// Nothing without them.
+    /// What an operation was given: the arrays of a `QuantizedMatrix`, with groups of so many
+    /// numbers of `bits` in a row. Nothing without them.
     ///
     /// # Safety
     /// The first must be of words, the others of float16 where they are `half`, else of float32.
@@ -150,8 +151,8 @@ impl<'a> PackedMatrix<'a> {
     }
 
     /// Some of them.
-    pub(crate) fn block_range(self, bands: Range<usize>) -> Self {
-        let per = |n: usize| bands.start * n * INTERLEAVED_ROWS..bands.end * n * INTERLEAVED_ROWS;
+    pub(crate) fn block_range(self, matrix: Range<usize>) -> Self {
+        let per = |n: usize| matrix.start * n * INTERLEAVED_ROWS..matrix.end * n * INTERLEAVED_ROWS;
         let (words, factors) = (per(self.groups * self.words_per_group()), per(self.groups));
         Self {
             words: &self.words[words],
@@ -164,13 +165,13 @@ impl<'a> PackedMatrix<'a> {
     /// A row of the matrix as floats, in order.
     pub(crate) fn dequantize_row(self, row: usize, out: &mut [f32]) {
         let own = row % INTERLEAVED_ROWS;
-        let band = self.block_range(row / INTERLEAVED_ROWS..row / INTERLEAVED_ROWS + 1);
+        let block = self.block_range(row / INTERLEAVED_ROWS..row / INTERLEAVED_ROWS + 1);
         let (per, near) = (self.words_per_group(), self.values_per_word());
         let mask = u32::MAX >> (32 - self.bits);
         for (g, out) in out.chunks_exact_mut(per * near).enumerate() {
-            let (scale, bias) = (band.scales.group(g)[own], band.biases.group(g)[own]);
+            let (scale, bias) = (block.scales.group(g)[own], block.biases.group(g)[own]);
             for (w, out) in (g * per..).zip(out.chunks_exact_mut(near)) {
-                let word = band.words[w * INTERLEAVED_ROWS + own];
+                let word = block.words[w * INTERLEAVED_ROWS + own];
                 for (i, out) in out.iter_mut().enumerate() {
                     let q = word >> (i as u32 * self.bits) & mask;
                     *out = q as f32 * scale + bias;

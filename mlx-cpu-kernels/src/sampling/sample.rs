@@ -22,22 +22,23 @@ use crate::work::{Input, Work};
 pub enum Pick {
     /// This one, whatever the logits.
     Forced(u32),
-    /// The greatest; of equals the first.
+    /// The maximum; of equals the first.
     Greedy,
     /// A draw.
     Draw(DrawParams),
 }
 
-/// What a draw chooses from, and how. The stages come in this order: top-p, min-p, XTC, top-k, temperature.
-/// With a top-k and no XTC those before it see the `k` greatest alone, with probabilities under the whole row.
+/// What a draw chooses from, and how. The stages come in this order: top-p, min-p, XTC, top-k,
+/// temperature. With a top-k and no XTC those before it see the `k` greatest alone, with
+/// probabilities under the whole row.
 #[derive(Debug, Clone)]
 pub struct DrawParams {
     /// Keeps the smallest set of the most probable whose probability reaches this; 1 keeps all.
     pub top_p: f32,
     /// Keeps what is at least this many times as probable as the most probable; 0 keeps all.
     pub min_p: f32,
-    /// Leaves out all that is more probable than a threshold but the least probable of these, and the
-    /// tokens named.
+    /// Leaves out all that is more probable than a threshold but the least probable of these, and
+    /// the tokens named.
     pub xtc: Option<(f32, Arc<[u32]>)>,
     /// Keeps so many; 0 keeps all.
     pub top_k: usize,
@@ -67,7 +68,8 @@ pub struct CountPenalties {
     pub frequency: f32,
 }
 
-/// The operations on one row of logits, in the order of the fields. Tokens beyond the row are ignored.
+/// The operations on one row of logits, in the order of the fields. Tokens beyond the row are
+/// ignored.
 #[derive(Debug, Clone)]
 pub struct SampleParams {
     /// The repetition penalty.
@@ -78,8 +80,8 @@ pub struct SampleParams {
     pub bias: Arc<[(u32, f32)]>,
     /// Tokens that are impossible.
     pub banned: Arc<[u32]>,
-    /// The tokens that are possible: token `i` is bit `i % 32` of word `i / 32`; missing words count as
-    /// zero.
+    /// The tokens that are possible: token `i` is bit `i % 32` of word `i / 32`; missing words
+    /// count as zero.
     pub allowed: Option<Vec<u32>>,
     /// The choice.
     pub pick: Pick,
@@ -106,8 +108,8 @@ impl SampleParams {
 /// More candidates than this are filtered as all others are.
 pub const MOST_CANDIDATES: usize = 1024;
 
-/// A token for each row. Its inputs are the logits, float32 `[rows, n]`, and arrays of uint32 with tokens
-/// seen; its output is `[rows]`.
+/// A token for each row. Its inputs are the logits, float32 `[rows, n]`, and arrays of uint32 with
+/// tokens seen; its output is `[rows]`.
 pub struct Sample {
     /// Elements of a row.
     pub n: usize,
@@ -264,7 +266,7 @@ impl SampleParams {
     }
 }
 
-/// The place of the greatest; of equals the first, and 0 where there is no number.
+/// The place of the maximum; of equals the first, and 0 where there is NaN.
 fn argmax(x: &[f32], block_maxima: &[f32]) -> u32 {
     let max = max_of(block_maxima);
     let start = block_maxima.iter().position(|&p| p == max).unwrap_or(0) * BLOCK;
@@ -395,7 +397,7 @@ impl DrawParams {
             workspace.candidates.sort_unstable_by_key(|f| f.1);
         }
         if !candidates {
-            // The greatest may have been left out.
+            // The maximum may have been left out.
             let scale = Scale {
                 max: max_of(&workspace.block_maxima),
                 by: self.scale,
@@ -429,7 +431,8 @@ fn candidate_at(workspace: &Workspace, first: usize, target: f64) -> u32 {
     workspace.candidates.get(first + place).map_or(0, |f| f.1)
 }
 
-/// The least probable of those more probable than `threshold`, by its probability; infinity where there is none.
+/// The least probable of those more probable than `threshold`, by its probability; infinity where
+/// there is none.
 fn least_above(weights: &[f32], total: f64, threshold: f32) -> f32 {
     weights
         .iter()

@@ -15,17 +15,18 @@ pub(crate) const BLOCK: usize = 32;
 /// Elements of a vector.
 const LANES: usize = 8;
 
-/// Logits this far below the greatest weigh nothing: together less than the rounding of the rest.
+/// Logits this far below the maximum weigh nothing: together less than the rounding of the rest.
 pub(crate) const MIN_RELATIVE_LOGIT: f32 = 60.0;
 
-/// How far `x` lies below the greatest: 0 or less. Infinities that are the greatest are level.
+/// How far `x` lies below the maximum: 0 or less. Infinities that are the maximum are level.
 #[inline(always)]
 pub fn relative_logit(x: f32, max: f32) -> f32 {
     if x == max { 0.0 } else { x - max }
 }
 
-/// `exp(x)` for `x` from -[`MIN_RELATIVE_LOGIT`] to 0, within two units in the last place: the power of two is taken
-/// out, and the rest, at most half a `ln 2`, goes through a polynomial (Cephes' `expf`, Moshier 1989).
+/// `exp(x)` for `x` from -[`MIN_RELATIVE_LOGIT`] to 0, within two units in the last place: the
+/// power of two is taken out, and the rest, at most half a `ln 2`, goes through a polynomial
+/// (Cephes' `expf`, Moshier 1989).
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     /// Added to a small number, it leaves its nearest whole one in the lowest bits.
@@ -45,8 +46,8 @@ fn exp(x: f32) -> f32 {
     f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// The weight of a logit under `softmax(logits * scale)`, where that of the greatest is 1. What is no
-/// number weighs nothing.
+/// The weight of a logit under `softmax(logits * scale)`, where that of the maximum is 1. What is
+/// no number weighs nothing.
 #[inline(always)]
 fn weight(x: f32, max: f32, scale: f32) -> f32 {
     // No branches: with bits it stays one straight line for every element of a vector.
@@ -85,8 +86,8 @@ macro_rules! pass {
     };
 }
 
-/// Cuts a row into parts of whole blocks for the threads, where it is `alone`, and gives each its part of `out`, which has an
-/// element for each block.
+/// Cuts a row into parts of whole blocks for the threads, where it is `alone`, and gives each its
+/// part of `out`, which has an element for each block.
 fn for_blocks<T: Copy + Send + Sync>(
     row: &[f32],
     out: &mut Vec<T>,
@@ -106,7 +107,8 @@ fn for_blocks<T: Copy + Send + Sync>(
     });
 }
 
-/// The greatest of each block of `row`; minus infinity where there is no number. Where the row is `alone`, threads share it.
+/// The maximum of each block of `row`; minus infinity where there is NaN. Where the row is `alone`,
+/// threads share it.
 pub(crate) fn block_maxima(isa: Isa, row: &[f32], out: &mut Vec<f32>, alone: bool) {
     for_blocks(row, out, (0.0, alone), |_, row, out| {
         block_maxima_part(isa, row, out);
@@ -114,7 +116,7 @@ pub(crate) fn block_maxima(isa: Isa, row: &[f32], out: &mut Vec<f32>, alone: boo
 }
 
 pass! {
-    /// The greatest of each block.
+    /// The maximum of each block.
     block_maxima_part = block_maxima_with(row: &[f32], out: &mut [f32])
 }
 
@@ -127,7 +129,7 @@ fn block_maxima_with(row: &[f32], out: &mut [f32]) {
         let (vectors, _) = block.as_chunks::<LANES>();
         for vector in vectors {
             for (g, &x) in greatest.iter_mut().zip(vector) {
-                // In this form no number is never the greatest, at no cost.
+                // In this form NaN is never the maximum, at no cost.
                 *g = if x > *g { x } else { *g };
             }
         }
@@ -138,7 +140,7 @@ fn block_maxima_with(row: &[f32], out: &mut [f32]) {
     }
 }
 
-/// The greatest of a few.
+/// The maximum of a few.
 #[inline(always)]
 pub(crate) fn max_of(values: &[f32]) -> f32 {
     let mut greatest = f32::NEG_INFINITY;
@@ -151,13 +153,14 @@ pub(crate) fn max_of(values: &[f32]) -> f32 {
 /// How the elements of a row are weighed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scale {
-    /// The greatest of the row, which is above minus infinity.
+    /// The maximum of the row, which is above minus infinity.
     pub max: f32,
     /// What distances below it are multiplied with.
     pub by: f32,
 }
 
-/// The sum of the weights of each block, whose greatest ones are `block_maxima`. Where the row is `alone`, threads share it.
+/// The sum of the weights of each block, whose greatest ones are `block_maxima`. Where the row is
+/// `alone`, threads share it.
 pub(crate) fn sums(
     isa: Isa,
     row: &[f32],
@@ -194,7 +197,7 @@ fn block_sums_with(row: &[f32], block_maxima: &[f32], scale: Scale, out: &mut [f
     }
 }
 
-/// Whether the greatest of some does.
+/// Whether the maximum of some does.
 #[inline(always)]
 fn weighs(max_of: f32, Scale { max, by }: Scale) -> bool {
     relative_logit(max_of, max) * by > -MIN_RELATIVE_LOGIT

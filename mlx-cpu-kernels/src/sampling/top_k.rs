@@ -1,4 +1,4 @@
-//! The greatest elements of long rows, log-probabilities, and draws by weight. MLX sorts whole rows
+//! The maximum elements of long rows, log-probabilities, and draws by weight. MLX sorts whole rows
 //! and draws a random number for each element; here one pass over a row finds the candidates.
 
 use std::cell::RefCell;
@@ -8,7 +8,8 @@ use crate::isa::Isa;
 use crate::sampling::softmax_pass::{self, BLOCK, Scale, max_of, relative_logit};
 use crate::work::{Input, Work};
 
-/// The longest row that is chosen from: an index beyond is not exact as float32, in which results come.
+/// The longest row that is chosen from: an index beyond is not exact as float32, in which results
+/// come.
 pub const MAX_ROW_LEN: usize = 1 << 24;
 
 /// An element and its place.
@@ -19,7 +20,7 @@ pub type Candidate = (f32, u32);
 pub(crate) struct Workspace {
     /// A row that is changed.
     pub row: Vec<f32>,
-    /// The greatest of each block of the row.
+    /// The maximum of each block of the row.
     pub block_maxima: Vec<f32>,
     /// The sum of each block's weights.
     pub sums: Vec<f64>,
@@ -35,7 +36,7 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// Finds the greatest of each block of a row.
+    /// Finds the maximum of each block of a row.
     pub(crate) fn find_block_maxima(&mut self, isa: Isa, row: &[f32]) {
         softmax_pass::block_maxima(isa, row, &mut self.block_maxima, !self.rows_in_parallel);
     }
@@ -70,7 +71,7 @@ pub fn ascending(a: &Candidate, b: &Candidate) -> Ordering {
     (a.0 + 0.0).total_cmp(&(b.0 + 0.0)).then(a.1.cmp(&b.1))
 }
 
-/// All elements from `least` on, in order of place. What is no number counts as minus infinity.
+/// All elements from `least` on, in order of place. NaN counts as minus infinity.
 pub(crate) fn candidates_above(
     row: &[f32],
     block_maxima: &[f32],
@@ -120,7 +121,8 @@ pub(crate) fn keep_top_k(candidates: &mut Vec<Candidate>, k: usize) {
     }
 }
 
-/// Finds the `k` greatest of a row whose peaks are in `workspace`, in no order; of equals those behind.
+/// Finds the `k` greatest of a row whose peaks are in `workspace`, in no order; of equals those
+/// behind.
 pub(crate) fn select_top_k(row: &[f32], k: usize, workspace: &mut Workspace) {
     // As many blocks have an element from the least of their greatest ones on.
     let mut least = f32::NEG_INFINITY;
@@ -141,8 +143,8 @@ pub(crate) fn select_top_k(row: &[f32], k: usize, workspace: &mut Workspace) {
     keep_top_k(&mut workspace.candidates, k);
 }
 
-/// The `k` greatest elements of rows, ascending: how far each lies below the greatest, their places, and
-/// `log(sum(exp(x - max)))`. Its input is float32 `[rows, n]`, its output `[rows, 2 k + 1]`.
+/// The `k` greatest elements of rows, ascending: how far each lies below the maximum, their places,
+/// and `log(sum(exp(x - max)))`. Its input is float32 `[rows, n]`, its output `[rows, 2 k + 1]`.
 pub struct TopK {
     /// Rows.
     pub rows: usize,
@@ -173,8 +175,8 @@ impl Work for TopK {
     }
 }
 
-/// The greatest of a row, as many as there is room for in `values`, ascending: how far they lie below the
-/// greatest one, which is returned, and where they stand.
+/// The maximum of a row, as many as there is room for in `values`, ascending: how far they lie
+/// below the greatest one, which is returned, and where they stand.
 fn rank(
     isa: Isa,
     row: &[f32],
@@ -205,14 +207,14 @@ fn log_total(isa: Isa, row: &[f32], max: f32, workspace: &mut Workspace) -> f32 
         .ln() as f32
 }
 
-/// Logarithms of probabilities: of one element of each row, and of the `k` greatest, with their places. Its
-/// inputs are float32 `[rows, n]` and uint32 `[rows]`, its output `[rows, 2 k + 1]`.
+/// Logarithms of probabilities: of one element of each row, and of the `k` greatest, with their
+/// places. Its inputs are float32 `[rows, n]` and uint32 `[rows]`, its output `[rows, 2 k + 1]`.
 pub struct LogProbs {
     /// Rows.
     pub rows: usize,
     /// Elements of a row.
     pub n: usize,
-    /// How many of the greatest.
+    /// How many of the maximum.
     pub k: usize,
 }
 
@@ -279,8 +281,8 @@ impl Work for Draw {
     }
 }
 
-/// The place at which the running sum of the weights passes `uniform` of their total, in a row with its
-/// peaks in `workspace`.
+/// The place at which the running sum of the weights passes `uniform` of their total, in a row with
+/// its peaks in `workspace`.
 pub(crate) fn draw_from(
     isa: Isa,
     row: &[f32],
@@ -308,8 +310,8 @@ pub(crate) fn draw_from(
         .0
 }
 
-/// Where the running sum of `weights`, which begins at `sum`, passes `target`, and what it is before; the
-/// last place that weighs anything where rounding keeps it from that.
+/// Where the running sum of `weights`, which begins at `sum`, passes `target`, and what it is
+/// before; the last place that weighs anything where rounding keeps it from that.
 pub(crate) fn pass(weights: impl Iterator<Item = f64>, mut sum: f64, target: f64) -> (usize, f64) {
     let (mut place, mut before) = (0, sum);
     for (i, w) in weights.enumerate() {

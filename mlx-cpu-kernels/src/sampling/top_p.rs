@@ -6,13 +6,13 @@ use crate::sampling::softmax_pass::{MIN_RELATIVE_LOGIT, Scale, max_of, relative_
 use crate::sampling::top_k::{Candidate, Workspace, ascending, candidates_above, softmax_weights};
 use crate::work::{Input, Work};
 
-/// How far below the greatest the nucleus is looked for, first near, where it mostly ends.
+/// How far below the maximum the nucleus is looked for, first near, where it mostly ends.
 const REACHES: [f32; 3] = [8.0, 16.0, MIN_RELATIVE_LOGIT];
 
 const BINS: usize = 1024;
 
-/// Rows of logits in which only the nucleus is left, and everything else is minus infinity. Its input is
-/// float32 `[rows, n]`.
+/// Rows of logits in which only the nucleus is left, and everything else is minus infinity. Its
+/// input is float32 `[rows, n]`.
 pub struct TopP {
     /// Elements of a row.
     pub n: usize,
@@ -48,8 +48,9 @@ impl Work for TopP {
     }
 }
 
-/// Leaves in `workspace.candidates`, in order of place, the nucleus of a row whose greatest is `max`, above minus
-/// infinity, and whose peaks are in `workspace`. Below `least` nothing is wanted, whether it is found or not.
+/// Leaves in `workspace.candidates`, in order of place, the nucleus of a row whose greatest is
+/// `max`, above minus infinity, and whose peaks are in `workspace`. Below `least` nothing is
+/// wanted, whether it is found or not.
 pub(crate) fn keep_top_p(
     isa: Isa,
     row: &[f32],
@@ -60,7 +61,8 @@ pub(crate) fn keep_top_p(
     let parallel_ranges = 1.0 - f64::from(p);
     let scale = Scale { max, by: 1.0 };
     let mut total = None;
-    // If the nucleus ends below, all above is in it. Not where that is next to nothing: the greatest has to stay.
+    // If the nucleus ends below, all above is in it. Not where that is next to nothing: the maximum
+    // has to stay.
     let own = max - least;
     let first = (1.0..REACHES[0]).contains(&own).then_some((own, least));
     for (reach, from) in first.into_iter().chain(REACHES.map(|r| (r, max - r))) {
@@ -100,8 +102,8 @@ pub(crate) fn keep_top_p(
     }
 }
 
-/// Takes the least of `candidates` away, which lie within `reach` of `max`, as long as their weights and what
-/// is `gone` already stay within `spare`.
+/// Takes the least of `candidates` away, which lie within `reach` of `max`, as long as their
+/// weights and what is `gone` already stay within `spare`.
 fn cut(
     candidates: &mut Vec<Candidate>,
     weights: &[f32],

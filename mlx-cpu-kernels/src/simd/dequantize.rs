@@ -8,7 +8,7 @@ use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedR
 use crate::simd::avx2;
 use crate::simd::{portable, vmath};
 
-/// Room for the rows of a band, one after another.
+/// Room for the rows of a row block, one after another.
 #[derive(Default)]
 pub(crate) struct DequantizeScratch {
     /// As floats, which are as large; nothing is computed with them.
@@ -20,8 +20,9 @@ pub(crate) struct DequantizeScratch {
 }
 
 impl PackedMatrix<'_> {
-    /// Some rows of the matrix as floats, a row after another, from column `from` on, which begins a group; `out` is
-    /// `[rows, columns]` with whole groups. With 4 bits the even elements of a chunk come before the odd ones.
+    /// Some rows of the matrix as floats, a row after another, from column `from` on, which begins
+    /// a group; `out` is `[rows, columns]` with whole groups. With 4 bits the even elements of a
+    /// chunk come before the odd ones.
     pub(crate) fn dequantize_rows(
         self,
         isa: Isa,
@@ -41,20 +42,20 @@ impl PackedMatrix<'_> {
         for (row, out) in rows.clone().zip(out.chunks_exact_mut(columns)) {
             let own = row % INTERLEAVED_ROWS;
             if own == 0 || row == rows.start {
-                let band = self.block_range(row / INTERLEAVED_ROWS..row / INTERLEAVED_ROWS + 1);
-                let words = &band.words
+                let block = self.block_range(row / INTERLEAVED_ROWS..row / INTERLEAVED_ROWS + 1);
+                let words = &block.words
                     [groups.start * per * INTERLEAVED_ROWS..groups.end * per * INTERLEAVED_ROWS];
                 buffer.words.resize(words.len(), 0.0);
                 deinterleave(isa, bytemuck::cast_slice(words), &mut buffer.words);
                 let own = groups.clone();
                 group_params_by_row(
                     isa,
-                    band.scales,
+                    block.scales,
                     own.clone(),
                     &mut buffer.wide,
                     &mut buffer.scales,
                 );
-                group_params_by_row(isa, band.biases, own, &mut buffer.wide, &mut buffer.biases);
+                group_params_by_row(isa, block.biases, own, &mut buffer.wide, &mut buffer.biases);
             }
             let row = PackedRow {
                 packed: bytemuck::cast_slice(&buffer.words[own * n * per..(own + 1) * n * per]),
@@ -69,7 +70,8 @@ impl PackedMatrix<'_> {
     pub(crate) fn dequantize_transposed(self, isa: Isa, out: &mut [f32]) {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
+            // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and
+            // f16c.
             Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
                 avx2::dequantize::dequantize_transposed(self, out);
             },
@@ -92,17 +94,17 @@ fn dequantize_packed_row(isa: Isa, row: PackedRow<'_>, bits: u32, out: &mut [f32
     }
 }
 
-/// Scales or biases of a band's rows, a row after another.
+/// Scales or biases of a row block's rows, a row after another.
 fn group_params_by_row(
     isa: Isa,
-    band: GroupParams<'_>,
+    block: GroupParams<'_>,
     groups: Range<usize>,
     buffer: &mut Vec<f32>,
     to: &mut Vec<f32>,
 ) {
     let n = groups.len();
     to.resize(INTERLEAVED_ROWS * n, 0.0);
-    match band.slice(groups.start * INTERLEAVED_ROWS..groups.end * INTERLEAVED_ROWS) {
+    match block.slice(groups.start * INTERLEAVED_ROWS..groups.end * INTERLEAVED_ROWS) {
         GroupParams::F32(all) => deinterleave(isa, all, to),
         GroupParams::F16(all) => {
             buffer.resize(INTERLEAVED_ROWS * n, 0.0);
@@ -117,8 +119,8 @@ fn deinterleave(isa: Isa, from: &[f32], to: &mut [f32]) {
     assert!(from.len() == to.len());
     #[cfg(target_arch = "x86_64")]
     let done = match isa {
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma; the lengths are
-        // asserted.
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma; the
+        // lengths are asserted.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::transpose::transpose_8(from, to) },
         Isa::Portable => 0,
     };

@@ -26,11 +26,12 @@ pub(crate) fn lines(at: *const u8, bytes: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn lines(_: *const u8, _: usize) {}
 
-/// What is fetched while something else is computed: memory, not the processor, is what single queries wait for, and what
-/// the processor fetches ahead by itself ends with each page and each segment.
+/// What is prefetched while something else is computed: memory, not the processor, is what single
+/// queries wait for, and what the processor fetches ahead by itself ends with each page and each
+/// segment.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyPrefetch {
-    /// The first of neighboring positions, which need not be there; null for nothing.
+    /// The first of adjacent positions, which need not be there; null for nothing.
     pub data: *const f32,
     /// Elements from one to the next.
     pub position: usize,
@@ -57,7 +58,8 @@ impl KeyPrefetch {
         }
         for at in (0..n).step_by(LANES) {
             let place = self.data.wrapping_add(i * self.position + at);
-            // SAFETY: what is not there is not fetched; the processors of this architecture have sse.
+            // SAFETY: what is not there is not fetched; the processors of this architecture have
+            // sse.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
         }
     }

@@ -11,7 +11,7 @@ use crate::simd::portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2, avx512};
 
-/// Neighboring inputs that share a scale with this instruction set.
+/// Adjacent inputs that share a scale with this instruction set.
 pub(crate) fn inputs_per_scale(isa: Isa, bits: u32) -> usize {
     match isa {
         #[cfg(target_arch = "aarch64")]
@@ -20,7 +20,7 @@ pub(crate) fn inputs_per_scale(isa: Isa, bits: u32) -> usize {
     }
 }
 
-/// Whether inputs are prepared as whole numbers.
+/// Whether inputs are prepared as integers.
 pub(crate) fn quantizes_inputs(isa: Isa) -> bool {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -33,7 +33,7 @@ pub(crate) fn quantizes_inputs(isa: Isa) -> bool {
     }
 }
 
-/// Puts rows of `k` inputs into the form that the kernels read, and sums each group: whole numbers where
+/// Puts rows of `k` inputs into the form that the kernels read, and sums each group: integers where
 /// [`quantizes_inputs`] says so.
 pub(crate) fn prepare_inputs(
     isa: Isa,
@@ -57,28 +57,29 @@ pub(crate) fn prepare_inputs(
     }
 }
 
-/// Products of the rows of bands with rows of inputs: `out` is `[inputs, rows of the bands]`.
+/// Products of the rows of row blocks with rows of inputs: `out` is `[inputs, rows of the matrix]`.
 pub(crate) fn qgemv(
     isa: Isa,
-    bands: PackedMatrix<'_>,
+    matrix: PackedMatrix<'_>,
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
 ) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
-        Isa::Avx2 => unsafe { avx2::qgemv::qgemv(bands, x, out) },
+        Isa::Avx2 => unsafe { avx2::qgemv::qgemv(matrix, x, out) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx512` is made by `detect` only, where the processor has all that it names.
-        Isa::Avx512 | Isa::Amx => unsafe { avx512::qgemv::qgemv(bands, x, out) },
+        // SAFETY: `Isa::Avx512` is made by `detect` only, where the processor has all that it
+        // names.
+        Isa::Avx512 | Isa::Amx => unsafe { avx512::qgemv::qgemv(matrix, x, out) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
-        Isa::Neon => unsafe { neon::f32::qgemv(bands, x, out) },
+        Isa::Neon => unsafe { neon::f32::qgemv(matrix, x, out) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Dot` is made by `detect` only, where the processor has neon and dotprod.
-        Isa::Dot => unsafe { neon::qgemv_dotprod::qgemv(bands, x, out) },
-        Isa::Portable if bands.bits == 4 => portable::qgemv::qgemv::<4>(bands, x, out),
-        Isa::Portable => portable::qgemv::qgemv::<8>(bands, x, out),
+        Isa::Dot => unsafe { neon::qgemv_dotprod::qgemv(matrix, x, out) },
+        Isa::Portable if matrix.bits == 4 => portable::qgemv::qgemv::<4>(matrix, x, out),
+        Isa::Portable => portable::qgemv::qgemv::<8>(matrix, x, out),
     }
 }
 

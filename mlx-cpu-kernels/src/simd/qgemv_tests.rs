@@ -16,7 +16,7 @@ fn plain(isa: Isa, x: &[f32], k: usize, packing: (u32, usize), to: InputPanelMut
     }
 }
 
-/// The largest whole number.
+/// The largest integer.
 fn largest(isa: Isa) -> f32 {
     match isa {
         #[cfg(target_arch = "aarch64")]
@@ -52,7 +52,7 @@ fn quantized_rows_equal_the_definition() {
         };
         let (scales, biases) = (halves(1), halves(2));
         let (wide_scales, wide_biases) = (wide(&scales), wide(&biases));
-        let bands = PackedMatrix {
+        let matrix = PackedMatrix {
             words: &words,
             scales: if half {
                 GroupParams::F16(&scales)
@@ -68,20 +68,20 @@ fn quantized_rows_equal_the_definition() {
             bits,
         };
         assert_eq!(
-            (bands.row_blocks(), bands.values_per_word()),
+            (matrix.row_blocks(), matrix.values_per_word()),
             (ROWS / INTERLEAVED_ROWS, near)
         );
         let at = |row: usize, i: usize| {
-            let (band, lane) = (row / INTERLEAVED_ROWS, row % INTERLEAVED_ROWS);
-            let word = words[(band * (k / near) + i / near) * INTERLEAVED_ROWS + lane];
+            let (block, lane) = (row / INTERLEAVED_ROWS, row % INTERLEAVED_ROWS);
+            let word = words[(block * (k / near) + i / near) * INTERLEAVED_ROWS + lane];
             let q = word >> (i % near * bits as usize) & ((1 << bits) - 1);
-            let g = (band * groups + i / group) * INTERLEAVED_ROWS + lane;
+            let g = (block * groups + i / group) * INTERLEAVED_ROWS + lane;
             f64::from(wide_scales[g]) * f64::from(q) + f64::from(wide_biases[g])
         };
         // As rows.
         let mut row = vec![0.0; k];
         for r in 0..ROWS {
-            bands.dequantize_row(r, &mut row);
+            matrix.dequantize_row(r, &mut row);
             for (i, got) in row.iter().enumerate() {
                 assert!((at(r, i) - f64::from(*got)).abs() < 1e-4, "{r} {i}");
             }
@@ -114,13 +114,13 @@ fn quantized_rows_equal_the_definition() {
                     sums: &sums,
                 };
                 let mut out = vec![0.0; m * ROWS];
-                qgemv(isa, bands, x, &mut OutputBlock::contiguous(&mut out, m));
+                qgemv(isa, matrix, x, &mut OutputBlock::contiguous(&mut out, m));
                 for (x, got) in all.chunks(k).zip(out.chunks(ROWS)) {
                     for (row, got) in got.iter().enumerate() {
                         let part = |(i, x): (usize, &f32)| at(row, i) * f64::from(*x);
                         let exact: f64 = x.iter().enumerate().map(part).sum();
                         let size: f64 = x.iter().enumerate().map(|one| part(one).abs()).sum();
-                        // Each element is off by half of a whole number's unit at most.
+                        // Each element is off by half of a integer's unit at most.
                         let rounding: f64 = (0..k)
                             .filter(|_| quantizes_inputs(isa))
                             .map(|i| {

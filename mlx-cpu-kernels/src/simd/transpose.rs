@@ -7,8 +7,8 @@ use crate::simd::avx2;
 #[cfg(target_arch = "aarch64")]
 use crate::simd::neon;
 
-/// At most `LANES` rows one beside another, `[k, LANES]`: each element times its row's factor and its weight,
-/// where there are weights. Rows that are not there are zeros.
+/// At most `LANES` rows one beside another, `[k, LANES]`: each element times its row's factor and
+/// its weight, where there are weights. Rows that are not there are zeros.
 pub(crate) fn pack_rows(
     isa: Isa,
     rows: &[ScaledRow<'_>],
@@ -69,11 +69,12 @@ fn scatter(
     }
 }
 
-/// Lanes `lane..lane + 8` of `columns` sums each, `[columns, LANES]`, as rows that are `step` apart from `to` on,
-/// with what is at the same places of `before` added. Returns the columns that are done, from the first on.
+/// Lanes `lane..lane + 8` of `columns` sums each, `[columns, LANES]`, as rows that are `step` apart
+/// from `to` on, with what is at the same places of `before` added. Returns the columns that are
+/// done, from the first on.
 ///
 /// # Safety
-/// There must be `columns` elements in each of eight rows, which nobody else uses.
+/// There must be `columns` elements in each of eight rows, which no other thread uses.
 pub(crate) unsafe fn store_rows(
     isa: Isa,
     sums: &[f32],
@@ -83,8 +84,8 @@ pub(crate) unsafe fn store_rows(
 ) -> usize {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2; the rest is the
-        // caller's promise.
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2; the rest is
+        // the caller's promise.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
             avx2::transpose::store_rows(sums, lane, (to, step), before)
         },

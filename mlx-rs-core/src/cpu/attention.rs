@@ -91,8 +91,8 @@ pub struct KvView {
     pub values: Array,
     /// So many of the `n` positions count, from the first on.
     pub filled: i32,
-    /// The first `kept` keys stand at `0..kept`, the others from `start` on; `None`: anyhow, and every
-    /// query sees all.
+    /// The first `kept` keys stand at `0..kept`, the others from `start` on; `None`: anyhow, and
+    /// every query sees all.
     pub order: Option<(i32, i32)>,
     /// A query sees the kept keys and the last so many others.
     pub window: Option<i32>,
@@ -126,7 +126,8 @@ pub(super) fn total(rows: impl Iterator<Item = (i32, i32)>) -> Result<i32> {
 }
 
 impl Heads {
-    /// Elements of a packed projection: queries, keys, values. `None` for heads that there cannot be.
+    /// Elements of a packed projection: queries, keys, values. `None` for heads that there cannot
+    /// be.
     fn width(&self) -> Option<i32> {
         let sane = self.n_heads.min(self.n_kv_heads).min(self.head_dim) > 0
             && self.n_heads % self.n_kv_heads == 0;
@@ -172,12 +173,12 @@ impl Heads {
         Ok(dim(width))
     }
 
-    /// ProjectKeys with norm and rotation from a packed projection `[1, T, (H + 2 Hkv) * D]` of rows with these
-    /// lengths and offsets: `[1, Hkv, T, D]`.
+    /// ProjectKeys with norm and rotation from a packed projection `[1, T, (H + 2 Hkv) * D]` of
+    /// rows with these lengths and offsets: `[1, Hkv, T, D]`.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is not
-    /// on the CPU.
+    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
+    /// is not on the CPU.
     pub fn keys(&self, packed: &Array, rows: &[(i32, i32)]) -> Result<Array> {
         let total = total(rows.iter().copied())?;
         let width = self.check(packed, total)?;
@@ -200,8 +201,8 @@ impl Heads {
         host_op::add("cpu::keys", OpKind::Opaque, work, &inputs, &shape)
     }
 
-    /// `cache` `[1, Hkv, n, D]` with the keys, with norm and rotation, of some tokens of a packed projection
-    /// at their positions. The cache's memory is used where nobody else needs it.
+    /// `cache` `[1, Hkv, n, D]` with the keys, with norm and rotation, of some tokens of a packed
+    /// projection at their positions. The cache's memory is used where nothing else needs it.
     ///
     /// # Errors
     /// As [`Self::keys`], also when tokens or positions are not there.
@@ -299,8 +300,9 @@ impl Heads {
         })
     }
 
-    /// What the queries of a packed projection find in the keys and values of their rows, after those of
-    /// this pass were added: `[1, T, H * D]`, or `[1, rows, H * D]` for the last query of each row.
+    /// What the queries of a packed projection find in the keys and values of their rows, after
+    /// those of this pass were added: `[1, T, H * D]`, or `[1, rows, H * D]` for the last query of
+    /// each row.
     ///
     /// # Errors
     /// As [`Self::keys`].
@@ -340,8 +342,8 @@ impl Heads {
         })
     }
 
-    /// The work of an attention over these rows: it reads packed rows, the norm's weight and the sinks where
-    /// there are any, and each row's keys and values.
+    /// The work of an attention over these rows: it reads packed rows, the norm's weight and the
+    /// sinks where there are any, and each row's keys and values.
     pub(super) fn plan_attention(&self, lanes: &[KvViewShape], last: bool) -> Result<Attention> {
         let width = self.check_parts()?;
         let mut queries = Vec::new();

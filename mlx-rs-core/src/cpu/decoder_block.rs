@@ -25,8 +25,8 @@ pub type Biased<'a> = (&'a Matrix, Option<&'a Array>);
 /// A norm by the root of the mean square: a float32 weight `[k]`, and what is added under the root.
 pub type RowNorm<'a> = Option<(&'a Array, f32)>;
 
-/// A decoder block: attention with a norm before it, then a feed-forward part with a gate and a norm before it,
-/// each added to what went in.
+/// A decoder block: attention with a norm before it, then a feed-forward part with a gate and a
+/// norm before it, each added to what went in.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream};
 /// use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Heads, KvBuffer, Matrix, KvSlot};
@@ -126,7 +126,8 @@ impl Part {
     /// Multiplies `x`, with the next of the operation's inputs; `add` is added to it.
     ///
     /// # Safety
-    /// The rest must be the inputs that `plan` appended, `x` and `add` the rows that it was made for.
+    /// The rest must be the inputs that `plan` appended, `x` and `add` the rows that it was made
+    /// for.
     unsafe fn run(&self, x: Input, rest: &mut &[Input], add: Option<Input>, output: &mut [f32]) {
         let mut inputs = vec![x];
         inputs.extend(next(rest, self.inputs));
@@ -144,17 +145,18 @@ fn next<'i>(rest: &mut &'i [Input], n: usize) -> &'i [Input] {
 }
 
 impl Block<'_> {
-    /// The block's output for `x`, float32 `[1, T, hidden]`: the tokens of the rows one after another. Their keys
-    /// and values are in the rows' memory once it is evaluated.
+    /// The block's output for `x`, float32 `[1, T, hidden]`: the tokens of the rows one after
+    /// another. Their keys and values are in the rows' memory once it is evaluated.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is not
-    /// on the CPU.
+    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
+    /// is not on the CPU.
     pub fn step(&self, x: &Array, rooms: &mut [KvSlot<'_>]) -> Result<Array> {
         Self::steps(x, &mut [(self, rooms)])
     }
 
-    /// The output of blocks that follow each other, as one operation; for each the same rows, with memory of its own.
+    /// The output of blocks that follow each other, as one operation; for each the same rows, with
+    /// memory of its own.
     ///
     /// # Errors
     /// As [`Self::step`], also without a block.
@@ -191,7 +193,8 @@ impl Block<'_> {
         Ok((*y).clone())
     }
 
-    /// The work of this block on tokens like those of `x`, which reads what is appended to `inputs` here.
+    /// The work of this block on tokens like those of `x`, which reads what is appended to `inputs`
+    /// here.
     fn plan<'p>(
         &'p self,
         x: &Array,
@@ -281,8 +284,8 @@ impl Block<'_> {
 
 const OP: &str = "cpu::block";
 
-/// The most tokens for which memory between the parts is kept for the next ones: as many as requests that are answered together
-/// have in a pass.
+/// The most tokens for which memory between the parts is kept for the next ones: as many as
+/// requests that are answered together have in a pass.
 const KEPT: usize = 256;
 
 /// What a block computes.
@@ -372,8 +375,8 @@ impl Work for BlockChain {
 }
 
 impl BlockPlan {
-    /// While threads wait for each other they prefetch the first elements of the next part, at the end
-    /// those of the step `after` this one.
+    /// While threads wait for each other they prefetch the first elements of the next part, at the
+    /// end those of the step `after` this one.
     ///
     /// # Safety
     /// `inputs` must be those that `Block::plan` appended for this step, `x` its rows.
@@ -408,9 +411,10 @@ impl BlockPlan {
             caches: &caches,
         };
         with_barrier_hook(&|me| self.output.work.fetch(me), || {
-            // SAFETY: they are float32, as planned with, and of a `KvBuffer`, which gives its arrays to this operation and to
-            // those that copy them only; each of these comes after those before it (`KvBuffer::before`), so none runs
-            // meanwhile. Nothing of them is in use here yet.
+            // SAFETY: they are float32, as planned with, and of a `KvBuffer`, which gives its
+            // arrays to this operation and to those that copy them only; each of these comes after
+            // those before it (`KvBuffer::before`), so none runs meanwhile. Nothing of them is in
+            // use here yet.
             unsafe { self.attend.run_with_new_kv(&seen, &fresh, found) };
         });
         let attended = room(&mut between.attended, self.output.work.outputs());

@@ -19,8 +19,8 @@ pub(super) enum OpKind {
     Opaque,
     /// Inputs `x [.., k]` and `w [n, k]`: `x` times `w` transposed.
     DenseProduct,
-    /// Inputs `x [.., k]` and the parts of a matrix `[rows, k]` quantized in affine mode, interleaved (`quantized.rs`):
-    /// likewise.
+    /// Inputs `x [.., k]` and the parts of a matrix `[rows, k]` quantized in affine mode,
+    /// interleaved (`quantized.rs`): likewise.
     QuantizedProduct {
         rows: i32,
         group_size: i32,
@@ -74,8 +74,8 @@ pub(super) unsafe fn input_of(array: &Array) -> Result<Input> {
     Ok(unsafe { Input::from_raw(data.cast(), size) })
 }
 
-/// As [`add`], for work that looks at strides: inputs from number `first` on may lie in memory as they like, but
-/// for the last axis, whose elements must be neighbors.
+/// As [`add`], for work that looks at strides: inputs from number `first` on may lie in memory as
+/// they like, but for the last axis, whose elements must be neighbors.
 ///
 /// # Errors
 /// As [`add`].
@@ -89,8 +89,8 @@ pub(super) fn add_strided<W: Work>(
     add_with(op, OpKind::Opaque, work, inputs, shape, (first, false))
 }
 
-/// The operation's output: float32 of `shape`. The work sees row-contiguous inputs: those that are not when they
-/// are computed are copied.
+/// The operation's output: float32 of `shape`. The work sees row-contiguous inputs: those that are
+/// not when they are computed are copied.
 ///
 /// # Errors
 /// MLX's message when the current stream is not on the CPU.
@@ -105,11 +105,11 @@ pub(super) fn add<W: Work>(
 }
 
 /// As [`add_strided`], for work that writes to memory other than its output. Transforms may run an
-/// operation of a graph more than once, `compile` with each call. Such work runs the first time only;
-/// later the output is not a number.
+/// operation of a graph more than once, `compile` with each call. Such work runs the first time
+/// only; later the output is not a number.
 ///
-/// An operation stays on its stream, which runs one at a time. So a later run, though it does nothing,
-/// comes after the first one, and what depends on either comes after the work.
+/// An operation stays on its stream, which runs one at a time. So a later run, though it does
+/// nothing, comes after the first one, and what depends on either comes after the work.
 ///
 /// # Errors
 /// As [`add`].
@@ -147,8 +147,8 @@ impl<W: Work> Work for RunOnce<W> {
     }
 }
 
-/// As [`add`], with an output that begins as the first input: in its memory, where nobody else needs that. The work
-/// writes only what changes, and must not read its first input.
+/// As [`add`], with an output that begins as the first input: in its memory, where nothing else
+/// needs that. The work writes only what changes, and must not read its first input.
 ///
 /// # Errors
 /// As [`add`].
@@ -226,8 +226,8 @@ unsafe extern "C" fn run<W: Work>(
         })
         .collect();
     // SAFETY: the shim has allocated the output, of the shape that `add` was given, and nobody else
-    // has it yet, or nobody else needs it; work in place does not read the input that it may be. Its
-    // elements are written before anything reads them; f32 has no invalid values.
+    // has it yet, or nothing else needs it; work in place does not read the input that it may be.
+    // Its elements are written before anything reads them; f32 has no invalid values.
     let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), work.outputs()) };
     // A panic must not cross into C++. What it leaves is not a number, which nobody takes for one.
     // SAFETY: `add` was given these inputs for this work, by its caller's promise.

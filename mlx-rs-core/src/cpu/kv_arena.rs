@@ -64,11 +64,12 @@ pub(super) struct KvLayer {
 }
 
 impl KvLayer {
-    /// Keys and values of layers that share an array, `[1, Hkv, room, D]` each. No element has a value.
+    /// Keys and values of layers that share an array, `[1, Hkv, room, D]` each. No element has a
+    /// value.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) beyond the budget; MLX's message when
-    /// memory runs out.
+    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) beyond the budget; MLX's message
+    /// when memory runs out.
     pub(super) fn allocate(layers: usize, shape: [i32; 4]) -> Result<Vec<Arc<Self>>> {
         let [_, heads, room, width] = shape;
         let all = i32::try_from(layers).unwrap_or(i32::MAX);
@@ -157,8 +158,8 @@ pub(super) enum From {
     KvLayer(Vec<Arc<KvLayer>>),
 }
 
-/// Copies the first `filled` positions of `from` to all layers that [`KvLayer::allocate`] made with `to`.
-/// The output, one zero, exists only to order other operations after this one.
+/// Copies the first `filled` positions of `from` to all layers that [`KvLayer::allocate`] made with
+/// `to`. The output, one zero, exists only to order other operations after this one.
 ///
 /// # Errors
 /// MLX's message when the current stream is not on the CPU.
@@ -194,10 +195,11 @@ impl Work for Fill {
         }
         let _writing = PoisonOnPanic(std::slice::from_ref(&self.to));
         let all = self.to.slab.all();
-        // SAFETY: memory is float32 and belongs to this operation alone until it has run: every other
-        // operation on it depends on the output, and `add_once` runs it once.
+        // SAFETY: memory is float32 and belongs to this operation alone until it has run: every
+        // other operation on it depends on the output, and `add_once` runs it once.
         let all = unsafe { all.slice_mut::<f32>(0, self.to.slab.elements) };
-        // SAFETY: `KvBuffer` has seen types and shapes; writers of the sources come before or after.
+        // SAFETY: `KvBuffer` has seen types and shapes; writers of the sources come before or
+        // after.
         unsafe { self.plane.copy(&from, all) };
         output.fill(0.0);
     }

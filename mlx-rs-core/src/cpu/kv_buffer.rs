@@ -1,7 +1,7 @@
-//! Keys and values that a decoder block writes in place. MLX's own arrays never change: a cache made of
-//! them is a new array with each token, and an append copies as long as an operation in flight refers to
-//! the old one. Here the memory stays with its owner. Each operation on it depends on those before it
-//! that write what it reads or read what it writes, and runs at most once.
+//! Keys and values that a decoder block writes in place. MLX's own arrays never change: a cache
+//! made of them is a new array with each token, and an append copies as long as an operation in
+//! flight refers to the old one. Here the memory stays with its owner. Each operation on it depends
+//! on those before it that write what it reads or read what it writes, and runs at most once.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
-/// Keys and values of one row in one layer, with room for more. [`super::Block::step`] writes them in place.
+/// Keys and values of one row in one layer, with room for more. [`super::Block::step`] writes them
+/// in place.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::KvBuffer};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -27,10 +28,11 @@ use crate::memory;
 /// ```
 pub struct KvBuffer {
     kept: Arc<KvLayer>,
-    /// So many positions were written, from the first on: nothing is known of the others, which nobody may see.
+    /// So many positions were written, from the first on: nothing is known of the others, which
+    /// nobody may see.
     known: i32,
-    /// What the last operation that writes here makes, the same for all that it writes. Every reader and writer after it
-    /// has it among its inputs, and so comes after it.
+    /// What the last operation that writes here makes, the same for all that it writes. Every
+    /// reader and writer after it has it among its inputs, and so comes after it.
     written: Option<Arc<Array>>,
     /// What was copied from here since, for the next writer to come after.
     copies: RefCell<Vec<Arc<Array>>>,
@@ -93,8 +95,8 @@ impl KvBuffer {
         Ok(Self::several(1, heads, room)?.remove(0))
     }
 
-    /// The memory of a row in several layers. Small layers share allocations, which are freed once all
-    /// layers in them are dropped or have grown.
+    /// The memory of a row in several layers. Small layers share allocations, which are freed once
+    /// all layers in them are dropped or have grown.
     ///
     /// # Errors
     /// As [`Self::empty`], where the budget is that of all layers together.
@@ -120,7 +122,8 @@ impl KvBuffer {
         Ok(all)
     }
 
-    /// A copy of the first `filled` positions of keys and values, float32 `[1, Hkv, n, D]`, with room for `room`.
+    /// A copy of the first `filled` positions of keys and values, float32 `[1, Hkv, n, D]`, with
+    /// room for `room`.
     ///
     /// # Errors
     /// As [`Self::empty`], also when there are not so many positions, or no room for them.
@@ -142,8 +145,8 @@ impl KvBuffer {
         Ok(Self::make(1, shape, Some((From::Arrays, filled)), &[keys, values])?.remove(0))
     }
 
-    /// Memory of several layers in one array. Its first positions are copies of `from`; the copy runs
-    /// after `inputs`.
+    /// Memory of several layers in one array. Its first positions are copies of `from`; the copy
+    /// runs after `inputs`.
     fn make(
         layers: usize,
         shape: [i32; 4],
@@ -221,8 +224,8 @@ impl KvBuffer {
         Ok((keys, values))
     }
 
-    /// A memory of its own that begins with the first `n` positions of this one, and has room for `room`. What is written here
-    /// later comes after the copy.
+    /// A memory of its own that begins with the first `n` positions of this one, and has room for
+    /// `room`. What is written here later comes after the copy.
     ///
     /// # Errors
     /// As [`Self::holding`], also when fewer were written.
@@ -314,8 +317,8 @@ impl KvBuffer {
         self.kept.shape()
     }
 
-    /// What to evaluate so that all is written; `None` when nothing was. It is one array, in one place, for all that one
-    /// operation wrote.
+    /// What to evaluate so that all is written; `None` when nothing was. It is one array, in one
+    /// place, for all that one operation wrote.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -328,12 +331,14 @@ impl KvBuffer {
         self.written.as_deref()
     }
 
-    /// Keys and values for an operation that writes them, and must have [`Self::before`] among its inputs.
+    /// Keys and values for an operation that writes them, and must have [`Self::before`] among its
+    /// inputs.
     pub(super) fn kept(&self) -> Arc<KvLayer> {
         Arc::clone(&self.kept)
     }
 
-    /// What comes before an operation that writes here, besides what others wrote in `known`, to which it is added.
+    /// What comes before an operation that writes here, besides what others wrote in `known`, to
+    /// which it is added.
     pub(super) fn before(&self, known: &mut Vec<Arc<Array>>) {
         self.made(known);
         for copy in &*self.copies.borrow() {

@@ -1,4 +1,4 @@
-//! The greatest elements of long rows, log-probabilities and draws, as operations of MLX's graph.
+//! The maximum elements of long rows, log-probabilities and draws, as operations of MLX's graph.
 //! MLX sorts whole rows and draws a random number for each element; the kernels pass over a row
 //! once.
 
@@ -28,23 +28,24 @@ pub(super) fn size(op: &'static str, logits: &Array) -> Result<(usize, usize)> {
     .with_inputs(&[logits]))
 }
 
-/// The greatest elements of each row of `[rows, n]`.
+/// The maximum elements of each row of `[rows, n]`.
 #[derive(Debug, Clone)]
 pub struct TopK {
-    /// How far each lies below the greatest of its row, ascending: float32 `[rows, k]`.
+    /// How far each lies below the maximum of its row, ascending: float32 `[rows, k]`.
     pub values: Array,
     /// Where each stands: uint32 `[rows, k]`.
     pub indices: Array,
-    /// `log(sum(exp(x - max)))` of the whole row: float32 `[rows, 1]`. Taken off a value it gives the
-    /// logarithm of its probability.
+    /// `log(sum(exp(x - max)))` of the whole row: float32 `[rows, 1]`. Taken off a value it gives
+    /// the logarithm of its probability.
     pub log_total: Array,
 }
 
-/// The `k` greatest elements of each row of float32 `[rows, n]`; of equals those behind. On the CPU.
+/// The `k` greatest elements of each row of float32 `[rows, n]`; of equals those behind. On the
+/// CPU.
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] when `logits` is of another type or shape; [`ErrorKind::Index`] when `k` is 0
-/// or more than `n`; MLX's message when the current stream is not on the CPU.
+/// [`ErrorKind::Shape`] when `logits` is of another type or shape; [`ErrorKind::Index`] when `k` is
+/// 0 or more than `n`; MLX's message when the current stream is not on the CPU.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -86,18 +87,19 @@ pub fn top_k(logits: &Array, k: usize) -> Result<TopK> {
 pub struct LogProbabilities {
     /// Of one element a row: float32 `[rows]`.
     pub chosen: Array,
-    /// Of the greatest, ascending: float32 `[rows, k]`.
+    /// Of the maximum, ascending: float32 `[rows, k]`.
     pub values: Array,
     /// Where these stand: uint32 `[rows, k]`.
     pub indices: Array,
 }
 
-/// The logarithms of the probabilities of the elements `chosen` (uint32 `[rows]`) of float32 `[rows, n]`, and
-/// of the `k` greatest of each row, of equals those behind. An element beyond the row is impossible. On the CPU.
+/// The logarithms of the probabilities of the elements `chosen` (uint32 `[rows]`) of float32
+/// `[rows, n]`, and of the `k` greatest of each row, of equals those behind. An element beyond the
+/// row is impossible. On the CPU.
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] when an array is of another type or shape; [`ErrorKind::Index`] when `k` is more than
-/// `n`; MLX's message when the current stream is not on the CPU.
+/// [`ErrorKind::Shape`] when an array is of another type or shape; [`ErrorKind::Index`] when `k` is
+/// more than `n`; MLX's message when the current stream is not on the CPU.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -145,8 +147,9 @@ pub fn log_probabilities(logits: &Array, chosen: &Array, k: usize) -> Result<Log
 }
 
 /// One index (uint32 `[rows]`) of each row of float32 `[rows, n]`, drawn with probabilities
-/// `softmax(logits * scale)`: the one at which the running sum passes `uniform`, a number in `[0, 1)`.
-/// `scale` and `uniform` have one value a row. A row of nothing but minus infinity gives 0. On the CPU.
+/// `softmax(logits * scale)`: the one at which the running sum passes `uniform`, a number in `[0,
+/// 1)`. `scale` and `uniform` have one value a row. A row of nothing but minus infinity gives 0. On
+/// the CPU.
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] when `logits` is of another type or shape, or the parameters are not one a

@@ -30,7 +30,8 @@ fn number_of(dtype: Dtype) -> Option<DenseType> {
     }
 }
 
-/// A matrix of float32, float16 or bfloat16. The latter stay so in memory, and become float32 where they are multiplied.
+/// A matrix of float32, float16 or bfloat16. The latter stay so in memory, and become float32 where
+/// they are multiplied.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::DenseMatrix};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {

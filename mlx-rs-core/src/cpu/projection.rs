@@ -41,26 +41,26 @@ pub enum Epilogue<'a> {
 pub struct Projection<'a> {
     /// Matrices with as many inputs, each with a float32 bias `[n]` or without.
     pub parts: &'a [(&'a Matrix, Option<&'a Array>)],
-    /// The input is divided by the root of its mean square (with so much added under it) and multiplied
-    /// with a float32 weight `[k]` before.
+    /// The input is divided by the root of its mean square (with so much added under it) and
+    /// multiplied with a float32 weight `[k]` before.
     pub norm: Option<(&'a Array, f32)>,
     /// What follows.
     pub then: Epilogue<'a>,
 }
 
 impl<'a> Projection<'a> {
-    /// Computes it for `x`, on the CPU: float32 `[.., k]` to `[.., n]`, with `n` the sum of the matrices'
-    /// outputs, or that of one with a gate.
+    /// Computes it for `x`, on the CPU: float32 `[.., k]` to `[.., n]`, with `n` the sum of the
+    /// matrices' outputs, or that of one with a gate.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is not
-    /// on the CPU.
+    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
+    /// is not on the CPU.
     pub fn of(&self, x: &Array) -> Result<Array> {
         self.with(x, false)
     }
 
-    /// [`Self::of`], with floats throughout where `float_inputs`: what is differentiated has no steps then, however few rows
-    /// there are.
+    /// [`Self::of`], with floats throughout where `float_inputs`: what is differentiated has no
+    /// steps then, however few rows there are.
     pub(super) fn with(&self, x: &Array, float_inputs: bool) -> Result<Array> {
         let op = "cpu::project";
         let fault = |message: String| Error::new(ErrorKind::Shape, op, message).with_inputs(&[x]);
@@ -109,8 +109,9 @@ impl<'a> Projection<'a> {
         host_op::add(op, meaning, work, &inputs, &shape)
     }
 
-    /// The work for so many rows, which reads the rows, then what is appended to `inputs` here, then what is
-    /// added where it `adds`. Where it `holds`, matrices are not among the inputs, if that can be.
+    /// The work for so many rows, which reads the rows, then what is appended to `inputs` here,
+    /// then what is added where it `adds`. Where it `holds`, matrices are not among the inputs, if
+    /// that can be.
     pub(super) fn plan(
         &self,
         rows: usize,

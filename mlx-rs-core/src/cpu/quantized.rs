@@ -18,8 +18,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{Pad, QuantMode, Quantized};
 
-/// A matrix quantized in affine mode to 4 or 8 bits, with float32 scales, as the kernels read it: eight rows interleaved,
-/// word by word.
+/// A matrix quantized in affine mode to 4 or 8 bits, with float32 scales, as the kernels read it:
+/// eight rows interleaved, word by word.
 /// ```
 /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -41,8 +41,8 @@ pub struct QuantizedMatrix {
     pub(super) size: Size,
     pub(super) bits: u32,
     pub(super) group: usize,
-    /// Whether scales and biases are kept as float16, which they are without loss where they come from GGUF: a fifth
-    /// less to read for each token.
+    /// Whether scales and biases are kept as float16, which they are without loss where they come
+    /// from GGUF: a fifth less to read for each token.
     pub(super) half: bool,
     /// Whether it was made where an array may be one that is differentiated.
     traced: bool,
@@ -52,8 +52,8 @@ impl QuantizedMatrix {
     /// Rows that stand side by side.
     pub const INTERLEAVED_ROWS: usize = INTERLEAVED_ROWS;
 
-    /// Whether the kernels are on and have matrices of this mode, with so many bits, groups of so many numbers and
-    /// scales of this type.
+    /// Whether the kernels are on and have matrices of this mode, with so many bits, groups of so
+    /// many numbers and scales of this type.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, cpu::QuantizedMatrix};
@@ -67,7 +67,8 @@ impl QuantizedMatrix {
             && scales == Dtype::Float32
     }
 
-    /// The matrix for the kernels, in memory of its own, where they are on and have its format; `None` otherwise.
+    /// The matrix for the kernels, in memory of its own, where they are on and have its format;
+    /// `None` otherwise.
     ///
     /// # Errors
     /// When its parts do not fit each other, or memory runs out.
@@ -93,8 +94,8 @@ impl QuantizedMatrix {
         Self::from_interleaved(words, factors, (*n, bits, group_size)).map(Some)
     }
 
-    /// Scales or biases `[n, groups]` of float32 [interleaved](Self::interleaved), as float16 where that is exact. They
-    /// are freed as soon as they can be.
+    /// Scales or biases `[n, groups]` of float32 [interleaved](Self::interleaved), as float16 where
+    /// that is exact. They are freed as soon as they can be.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when they are no rows of float32; when memory runs out.
@@ -126,11 +127,12 @@ impl QuantizedMatrix {
         Ok(all)
     }
 
-    /// From packed numbers that [`Self::interleaved`] and scales and biases that [`Self::factors`] put in order, and `n`,
-    /// bits and group size.
+    /// From packed codes that [`Self::interleaved`] and scales and biases that [`Self::factors`]
+    /// put in order, and `n`, bits and group size.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when they do not fit each other, or the kernels do not have their format; when memory runs out.
+    /// [`ErrorKind::Shape`] when they do not fit each other, or the kernels do not have their
+    /// format; when memory runs out.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
@@ -185,8 +187,8 @@ impl QuantizedMatrix {
         })
     }
 
-    /// Rows `[n, width]` as the kernels keep them: `[bands, width, 8]`, eight rows side by side, with zeros for those
-    /// that the last eight lack.
+    /// Rows `[n, width]` as the kernels keep them: `[bands, width, 8]`, eight rows side by side,
+    /// with zeros for those that the last eight lack.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when they are no rows; when memory runs out.
@@ -218,7 +220,8 @@ impl QuantizedMatrix {
             .contiguous()
     }
 
-    /// The matrix as MLX's own operations read it, with float32 scales, in memory of its own once it is computed.
+    /// The matrix as MLX's own operations read it, with float32 scales, in memory of its own once
+    /// it is computed.
     ///
     /// # Errors
     /// When memory runs out.
@@ -257,8 +260,8 @@ impl QuantizedMatrix {
         })
     }
 
-    /// Rows `from..to` in the same memory, where they are whole bands: both are multiples of 8, or `to` is the end.
-    /// `None` otherwise.
+    /// Rows `from..to` in the same memory, where they are whole row blocks: both are multiples of
+    /// 8, or `to` is the end. `None` otherwise.
     ///
     /// # Errors
     /// When memory runs out.
@@ -299,11 +302,12 @@ impl QuantizedMatrix {
         }))
     }
 
-    /// The rows that `ids` name, as plain numbers: integers `[..]` to float32 `[.., k]`, on the CPU. An id beyond the
-    /// matrix takes the row at that end.
+    /// The rows that `ids` name, as plain numbers: integers `[..]` to float32 `[.., k]`, on the
+    /// CPU. An id beyond the matrix takes the row at that end.
     ///
     /// # Errors
-    /// [`ErrorKind::Dtype`] when the ids are not integers; MLX's message when the current stream is not on the CPU.
+    /// [`ErrorKind::Dtype`] when the ids are not integers; MLX's message when the current stream is
+    /// not on the CPU.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
@@ -404,11 +408,13 @@ impl QuantizedMatrix {
         &self.stored.arrays
     }
 
-    /// What an operation without derivatives computes with, besides its inputs, so that these, each of which MLX's
-    /// evaluation looks at, are fewer. `None` where a derivative with respect to them must be refused.
+    /// What an operation without derivatives computes with, besides its inputs, so that these, each
+    /// of which MLX's evaluation looks at, are fewer. `None` where a derivative with respect to
+    /// them must be refused.
     pub(super) fn held(&self) -> Option<HeldMatrix> {
         let stored = Arc::clone(&self.stored);
-        // SAFETY: the inputs are the elements of arrays that `MatrixArrays` keeps; arrays do not change.
+        // SAFETY: the inputs are the elements of arrays that `MatrixArrays` keeps; arrays do not
+        // change.
         (!self.traced).then(|| unsafe { HeldMatrix::new(self.stored.inputs, stored) })
     }
 
@@ -434,8 +440,8 @@ impl QuantizedMatrix {
     /// `x` times the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when `x` is of another type or does not end in the matrix's inputs; MLX's
-    /// message when the current stream is not on the CPU.
+    /// [`ErrorKind::Shape`] when `x` is of another type or does not end in the matrix's inputs;
+    /// MLX's message when the current stream is not on the CPU.
     pub fn product(&self, x: &Array) -> Result<Array> {
         Matrix::Quantized(self.clone()).product(x)
     }
@@ -451,14 +457,14 @@ impl Drop for QuantizedMatrix {
 /// The arrays of a quantized matrix.
 #[derive(Debug)]
 pub(super) struct MatrixArrays {
-    /// Packed numbers `[row blocks, words, 8]`, scales and biases `[row blocks, groups, 8]`.
+    /// Packed codes `[row blocks, words, 8]`, scales and biases `[row blocks, groups, 8]`.
     arrays: Vec<Array>,
     /// Where their elements are.
     pub inputs: [Input; 3],
 }
 
-// SAFETY: the addresses are those of the arrays' elements, which stay there as long as these are kept, and which nobody
-// writes.
+// SAFETY: the addresses are those of the arrays' elements, which stay there as long as these are
+// kept, and which nobody writes.
 unsafe impl Send for MatrixArrays {}
 // SAFETY: as for Send.
 unsafe impl Sync for MatrixArrays {}

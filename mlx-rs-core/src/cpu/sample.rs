@@ -28,8 +28,8 @@ impl From<SampleParams> for SampleRow {
 /// A token for each row of float32 `[rows, n]`: uint32 `[rows]`. On the CPU.
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] when `logits` are of another type or shape, there are not as many `rows`, or what a
-/// row has seen is not uint32; MLX's message when the current stream is not on the CPU.
+/// [`ErrorKind::Shape`] when `logits` are of another type or shape, there are not as many `rows`,
+/// or what a row has seen is not uint32; MLX's message when the current stream is not on the CPU.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {

@@ -212,7 +212,7 @@ fn numbers() -> impl Strategy<Value = Vec<f32>> {
     )
         .prop_map(|(mut x, odd, spread)| {
             for x in &mut x {
-                // Infinity times zero would be no number.
+                // Infinity times zero would be NaN.
                 *x = if x.is_infinite() { *x } else { *x * spread };
             }
             if let Some(odd) = odd {

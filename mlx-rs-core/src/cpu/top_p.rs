@@ -8,8 +8,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
 /// `logits` `[.., n]` in which only the smallest set of the most probable whose probability reaches
-/// `p` is left, and everything else minus infinity: one `p` a row. Of equal logits at the border the
-/// ones behind stay. The most probable stays whatever `p` is. On the CPU, float32.
+/// `p` is left, and everything else minus infinity: one `p` a row. Of equal logits at the border
+/// the ones behind stay. The most probable stays whatever `p` is. On the CPU, float32.
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] when `logits` is of another type, empty, or `p` has another number of rows;

@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::transforms::CustomFunction;
 
 impl Matrix {
-    /// [`Matrix::product`] for what is differentiated with respect to `x`: the backward pass is a kernel, too.
-    /// Under `vmap`, and for second derivatives, [`Matrix::product`] is there.
+    /// [`Matrix::product`] for what is differentiated with respect to `x`: the backward pass is a
+    /// kernel, too. Under `vmap`, and for second derivatives, [`Matrix::product`] is there.
     ///
     /// # Errors
     /// As [`Matrix::product`].
@@ -49,8 +49,8 @@ impl Matrix {
     /// `c` times the matrix: float32 `[.., n] -> [.., k]`.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when `c` is of another type or does not end in the matrix's outputs; MLX's message
-    /// when the current stream is not on the CPU.
+    /// [`ErrorKind::Shape`] when `c` is of another type or does not end in the matrix's outputs;
+    /// MLX's message when the current stream is not on the CPU.
     fn vjp_of(&self, c: &Array) -> Result<Array> {
         let op = "cpu::vjp_of";
         let size = self.size();

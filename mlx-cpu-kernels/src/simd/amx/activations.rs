@@ -16,8 +16,9 @@ use crate::layout::input_panel::pair_index;
 /// Sums before the first: what is added before there is anything.
 pub(crate) const SUMS_LEAD: usize = large_m_asm::PIPELINE_DEPTH * TILE_ROWS;
 
-/// Rows of inputs in tiles of sixteen rows. These stand in pairs: greater parts, and what they lack; of at most eight rows both
-/// are in one tile. Tiles that are multiplied together, at most [`TILES_PER_CHUNK`], are a chunk: `[chunks, blocks of inputs, tiles]`.
+/// Rows of inputs in tiles of sixteen rows. These stand in pairs: greater parts, and what they
+/// lack; of at most eight rows both are in one tile. Tiles that are multiplied together, at most
+/// [`TILES_PER_CHUNK`], are a chunk: `[chunks, blocks of inputs, tiles]`.
 #[derive(Default)]
 pub(crate) struct InputTiles {
     rows: usize,
@@ -29,13 +30,15 @@ pub(crate) struct InputTiles {
     /// Tiles of a chunk; the last one may have fewer.
     wide: usize,
     tiles: Vec<TileRow>,
-    /// Room that is read and not looked at, and the sums of groups, `[chunks, groups, rows]`: of what the pairs stand for, so that a rounding counts times the weight,
-    /// not times the packed number alone.
+    /// Room that is read and not looked at, and the sums of groups, `[chunks, groups, rows]`: of
+    /// what the pairs stand for, so that a rounding counts times the weight, not times the packed
+    /// number alone.
     sums: Vec<f32>,
 }
 
 impl InputTiles {
-    /// Makes room for so many rows of `k` inputs, for matrices of so many bits and this group size.
+    /// Makes room for so many rows of `k` inputs, for matrices of this bit width and this group
+    /// size.
     pub(crate) fn resize(&mut self, rows: usize, k: usize, (bits, group): (u32, usize)) {
         assert!(rows > 0 && k > 0 && k.is_multiple_of(group));
         assert!(matches!(bits, 4 | 8) && group.is_multiple_of(TILE_K));
@@ -46,7 +49,8 @@ impl InputTiles {
         // About as many in each.
         self.wide = self.count.div_ceil(self.count.div_ceil(TILES_PER_CHUNK));
         let lines = self.pair() * self.count();
-        // What was there is written again before it is read; shrunk, it would be filled with zeros whenever it grows again.
+        // What was there is written again before it is read; shrunk, it would be filled with zeros
+        // whenever it grows again.
         let (lines, sums) = (lines * self.blocks(), SUMS_LEAD + k / group * self.padded());
         self.tiles
             .resize(lines.max(self.tiles.len()), TileRow([0; TILE_K]));
@@ -105,13 +109,15 @@ impl InputTiles {
             .map(move |first| (first, wide.min(count - first)))
     }
 
-    /// Of how many tiles the chunks before a tile's are, its place among its own, and how many those are.
+    /// Of how many tiles the chunks before a tile's are, its place among its own, and how many
+    /// those are.
     fn chunk(&self, tile: usize) -> (usize, usize, usize) {
         let first = tile / self.wide * self.wide;
         (first, tile - first, self.wide.min(self.count - first))
     }
 
-    /// Where the greater parts of a tile are for a block of inputs, in lines; what they lack follows.
+    /// Where the greater parts of a tile are for a block of inputs, in lines; what they lack
+    /// follows.
     fn place(&self, tile: usize, block: usize) -> usize {
         let (before, at, wide) = self.chunk(tile);
         self.pair() * (before * self.blocks() + block * wide + at)
@@ -128,7 +134,8 @@ impl InputTiles {
         &self.tiles[self.place(tile, block)..]
     }
 
-    /// The sums of a group of a tile's rows; those that follow in its chunk are behind, and before there is some room.
+    /// The sums of a group of a tile's rows; those that follow in its chunk are behind, and before
+    /// there is some room.
     pub(crate) fn sums(&self, tile: usize, group: usize) -> &[f32] {
         &self.sums[self.sums_place(tile, group)..]
     }
@@ -164,7 +171,8 @@ pub(crate) struct InputTilesWriter<'a> {
 unsafe impl Sync for InputTilesWriter<'_> {}
 
 impl InputTilesWriter<'_> {
-    /// Writes row `row`: each element times the factor and its weight, where there are weights; zeros without elements.
+    /// Writes row `row`: each element times the factor and its weight, where there are weights;
+    /// zeros without elements.
     ///
     /// # Safety
     /// The processor must have avx512f and avx512bw; no other thread may write this row meanwhile.
@@ -199,8 +207,9 @@ impl InputTilesWriter<'_> {
         for g in 0..k / group {
             let mut sum = 0.0;
             for block in g * deep..(g + 1) * deep {
-                // SAFETY: a line of this row for each part, of which `resize` made room for all blocks; `x` and the weights
-                // have `TILE_K` elements from here on; the rest is the caller's promise.
+                // SAFETY: a line of this row for each part, of which `resize` made room for all
+                // blocks; `x` and the weights have `TILE_K` elements from here on; the rest is the
+                // caller's promise.
                 unsafe {
                     let high = self.tiles.add(first + block * step);
                     let low = high.add(second);
@@ -243,8 +252,9 @@ const fn code_order_for(near: usize) -> [u16; TILE_K] {
     code_order
 }
 
-/// The bits of the nearest bfloat16 in the upper halves, with others below; their value; and what it lacks. Of what is no
-/// number only the upper half says so: it must not have come from memory as it is.
+/// The bits of the nearest bfloat16 in the upper halves, with others below; their value; and what
+/// it lacks. Of what is no number only the upper half says so: it must not have come from memory as
+/// it is.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 pub(crate) fn round_to_bf16(v: __m512) -> (__m512i, __m512, __m512) {
@@ -259,7 +269,8 @@ pub(crate) fn round_to_bf16(v: __m512) -> (__m512i, __m512, __m512) {
 /// A block of inputs as a pair; returns the sum of what it stands for.
 ///
 /// # Safety
-/// The processor must have avx512f and avx512bw; there must be `TILE_K` elements, and weights, and room.
+/// The processor must have avx512f and avx512bw; there must be `TILE_K` elements, and weights, and
+/// room.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 pub(crate) unsafe fn split(
@@ -301,8 +312,8 @@ mod tests {
         f32::from_bits(u32::from(line.0[at]) << 16)
     }
 
-    /// Pairs are within 2^-17 of the inputs, wherever they stand; sums are those of the pairs; rows that fill a tile are
-    /// zeros.
+    /// Pairs are within 2^-17 of the inputs, wherever they stand; sums are those of the pairs; rows
+    /// that fill a tile are zeros.
     #[test]
     fn pairs_are_sixteen_bits_of_their_inputs() {
         with_each(|isa| {

@@ -2,7 +2,7 @@
 //! blocks (at `a` to `d`) into tiles at `to`. `zmm24` to `zmm27` hold the constants of
 //! `encoding.rs`.
 
-/// A word of each of two bands, as a line.
+/// A word of each of two row blocks, as a line.
 macro_rules! both {
     ($low:literal, $high:literal, $at:literal) => {
         concat!(
@@ -20,7 +20,8 @@ macro_rules! both {
     };
 }
 
-/// A word of each of two bands, and its vectors of numbers, as lines at the places (`numbers.rs`).
+/// A word of each of two row blocks, and its vectors of numbers, as lines at the places
+/// (`numbers.rs`).
 macro_rules! word {
     ($low:literal, $high:literal, $at:literal, [$a:literal, $b:literal, $c:literal, $d:literal]) => {
         concat!(
@@ -66,7 +67,7 @@ macro_rules! word {
     };
 }
 
-/// Two words, which are in one line of the cache, and what is fetched ahead.
+/// Two words, which are in one line of the cache, and what is prefetched.
 macro_rules! words {
     ($low:literal, $high:literal, $at:literal, $next:literal, $one:tt, $other:tt) => {
         concat!(
@@ -178,9 +179,9 @@ macro_rules! unpack {
     };
 }
 
-/// Lines of assembly with what [`unpack`] needs in its registers, and their operands, among them `n`, which is anything. All vector
-/// registers may be used; in the end they are as other code wants them: with their upper parts in use, its narrow instructions
-/// wait for them.
+/// Lines of assembly with what [`unpack`] needs in its registers, and their operands, among them
+/// `n`, which is anything. All vector registers may be used; in the end they are as other code
+/// wants them: with their upper parts in use, its narrow instructions wait for them.
 macro_rules! asm_with_codes {
     ([$($line:expr),* $(,)?], $($operands:tt)*) => {
         ::std::arch::asm!(

@@ -9,8 +9,8 @@ use super::tiles::{OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TileRegisters, TileR
 /// Tiles of outputs that are multiplied together: their sums have a register each.
 pub(crate) const TILES_TOGETHER: usize = 4;
 
-/// Up to [`TILE_ROWS`] rows of inputs in tiles: for each block of inputs the greater parts, a line for each two inputs, and what
-/// they lack.
+/// Up to [`TILE_ROWS`] rows of inputs in tiles: for each block of inputs the greater parts, a line
+/// for each two inputs, and what they lack.
 #[derive(Default)]
 pub(crate) struct Bf16Panel {
     lines: Vec<TileRow>,
@@ -49,7 +49,8 @@ impl Bf16Panel {
             let mut parts = [TileRow([0; TILE_K]); 2];
             let [high, low] = &mut parts;
             let weight = weight.map(|w| w[block * TILE_K..].as_ptr());
-            // SAFETY: `TILE_K` elements and weights from here on, as asserted; features are the caller's promise.
+            // SAFETY: `TILE_K` elements and weights from here on, as asserted; features are the
+            // caller's promise.
             unsafe {
                 split(
                     x[block * TILE_K..].as_ptr(),
@@ -78,8 +79,9 @@ impl TileRegisters {
     }
 }
 
-/// Products of up to [`TILES_TOGETHER`] tiles' outputs with a panel: `[tiles, TILE_ROWS outputs, TILE_ROWS rows of inputs]`. A tile is [`TILE_ROWS`]
-/// neighboring rows of a matrix, which the processor fetches ahead by itself: asking for more was slower.
+/// Products of up to [`TILES_TOGETHER`] tiles' outputs with a panel: `[tiles, TILE_ROWS outputs,
+/// TILE_ROWS rows of inputs]`. A tile is [`TILE_ROWS`] adjacent rows of a matrix, which the
+/// processor fetches ahead by itself: asking for more was slower.
 ///
 /// # Panics
 /// If they do not fit each other.
@@ -93,8 +95,8 @@ pub(crate) fn products(
     let k = blocks * TILE_K;
     assert!((1..=TILES_TOGETHER).contains(&tiles.len()) && out.len() == tiles.len() * TILE_ROWS);
     assert!(tiles.iter().all(|tile| tile.len() == TILE_ROWS * k));
-    // SAFETY: registers are set up, as theirs says; blocks are those that tiles and panel have, and `out` has places for all
-    // tiles.
+    // SAFETY: registers are set up, as theirs says; blocks are those that tiles and panel have, and
+    // `out` has places for all tiles.
     unsafe {
         zero();
         let (panel, tile) = (panel.lines.as_ptr(), |i: usize| tiles[i].as_ptr());
@@ -126,7 +128,8 @@ unsafe fn zero() {
     }
 }
 
-/// Adds the products of `T` tiles of a matrix, whose rows are `k` elements apart, with tiles of inputs, for so many blocks.
+/// Adds the products of `T` tiles of a matrix, whose rows are `k` elements apart, with tiles of
+/// inputs, for so many blocks.
 ///
 /// # Safety
 /// The registers must be set up, and all must be there.

@@ -20,7 +20,8 @@ pub(crate) struct Epilogue<'a> {
     pub residual: Option<&'a [f32]>,
 }
 
-/// Brings `sums`, `[2, padded rows]`, to as many columns as there are; with a gate, to those of one tile.
+/// Brings `sums`, `[2, padded rows]`, to as many columns as there are; with a gate, to those of one
+/// tile.
 ///
 /// # Panics
 /// If there are fewer sums than rows, or something is shorter than the output.
@@ -58,7 +59,8 @@ pub(crate) unsafe fn store_outputs(
         }
         for (i, own) in both.into_iter().take(tiles).enumerate() {
             let at = row * step + i * TILE_ROWS;
-            // SAFETY: the columns of this row are there, of what is added as well, by the assertions; the lanes are no more.
+            // SAFETY: the columns of this row are there, of what is added as well, by the
+            // assertions; the lanes are no more.
             unsafe {
                 let own = match epilogue.residual {
                     Some(residual) => {

@@ -58,8 +58,8 @@ pub(crate) unsafe fn run<const BITS: u32>(
     }
 }
 
-/// The sums of a group times its scales, and those of the inputs times its biases, to rows of both tiles' outputs, `plane`
-/// rows apart.
+/// The sums of a group times its scales, and those of the inputs times its biases, to rows of both
+/// tiles' outputs, `plane` rows apart.
 ///
 /// # Safety
 /// The processor must have avx512f; all must be there.

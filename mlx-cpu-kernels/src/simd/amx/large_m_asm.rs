@@ -46,8 +46,8 @@ struct LoopState {
     tiles: usize,
     /// Groups that are left.
     groups: usize,
-    /// Bytes of inputs from a block to the next, from the last one of a tile to the first of the tile beside it, and from
-    /// behind the last tile to the next group.
+    /// Bytes of inputs from a block to the next, from the last one of a tile to the first of the
+    /// tile beside it, and from behind the last tile to the next group.
     across: usize,
     beside: isize,
     rest: usize,
@@ -66,9 +66,9 @@ struct LoopState {
 
 /// What is multiplied.
 pub(crate) struct LargeMArgs<'a> {
-    /// Words of both tiles' two bands.
+    /// Words of both tiles' two row blocks.
     pub words: [[*const u32; 2]; 2],
-    /// Bytes on to what is fetched ahead.
+    /// Bytes on to what is prefetched.
     pub ahead: usize,
     /// Tiles of inputs, `[blocks, tiles]`.
     pub inputs: *const TileRow,
@@ -113,7 +113,8 @@ macro_rules! multiply_both {
     };
 }
 
-/// A row's sums of both tiles to its totals, by way of registers for these and for the sum of its inputs.
+/// A row's sums of both tiles to its totals, by way of registers for these and for the sum of its
+/// inputs.
 macro_rules! add_row {
     ($found:literal, $row:literal, $sum:literal, [$one:literal, $other:literal, $inputs:literal]) => {
         concat!(
@@ -232,8 +233,8 @@ macro_rules! matrix {
     };
 }
 
-/// A tile: its product, the sums of the one before, and the totals of the one before that, whose rows are woven into the
-/// product: neither waits long for the other then.
+/// A tile: its product, the sums of the one before, and the totals of the one before that, whose
+/// rows are woven into the product: neither waits long for the other then.
 macro_rules! tile {
     ($matrix:tt, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal, $odd:literal) => {
         concat!(
@@ -317,12 +318,12 @@ macro_rules! blocks_before {
     };
 }
 
-/// All groups. The sums of the last [`PIPELINE_DEPTH`] products, of a tile and a group each, are not added: those of product number `n` are in
-/// `scratch.found[(n + 1) % 2]`.
+/// All groups. The sums of the last [`PIPELINE_DEPTH`] products, of a tile and a group each, are
+/// not added: those of product number `n` are in `scratch.found[(n + 1) % 2]`.
 ///
 /// # Safety
-/// The tile registers must be set up, and the processor must have avx512f and avx512bw; all must be there as said, for at least
-/// one group and tile; what is fetched ahead need not be there.
+/// The tile registers must be set up, and the processor must have avx512f and avx512bw; all must be
+/// there as said, for at least one group and tile; what is prefetched need not be there.
 pub(crate) unsafe fn run_groups<const BITS: u32>(
     scratch: &mut LargeMScratch,
     piece: LargeMArgs<'_>,
@@ -451,7 +452,8 @@ pub(crate) unsafe fn run_groups<const BITS: u32>(
             )
         };
     }
-    // SAFETY: the caller's promises; `LargeMScratch` has room for the greatest group, and for what is added before there is anything.
+    // SAFETY: the caller's promises; `LargeMScratch` has room for the maximum group, and for what
+    // is added before there is anything.
     unsafe {
         match BITS {
             4 => all!(4),

@@ -1,12 +1,14 @@
 //! Products for x86-64 with AMX: tile registers that multiply sixteen rows of inputs with sixteen
-//! rows of a matrix, pairs of bfloat16 at a time, and sum in float32. Inputs are the sum of two bfloat16, which is sixteen
-//! bits of theirs (`inputs.rs`); what is too small to be a normal number counts as zero. Of quantized matrices, packed numbers are
-//! multiplied (`numbers.rs`), which are exact in bfloat16, and scales meet the sums of a group (`eight.rs` with `steps.rs`, and
-//! `chunks.rs` with `tall.rs`). Matrices of bfloat16 are multiplied as they are (`brain.rs`).
-//! What goes in and comes out is in `gemm/amx_qgemm.rs` and `gemm/amx_gemm_bf16.rs`.
+//! rows of a matrix, pairs of bfloat16 at a time, and sum in float32. Inputs are the sum of two
+//! bfloat16, which is sixteen bits of theirs (`inputs.rs`); what is too small to be a normal number
+//! counts as zero. Of quantized matrices, packed codes are multiplied (`numbers.rs`), which are
+//! exact in bfloat16, and scales meet the sums of a group (`eight.rs` with `steps.rs`, and
+//! `chunks.rs` with `tall.rs`). Matrices of bfloat16 are multiplied as they are (`brain.rs`). What
+//! goes in and comes out is in `gemm/amx_qgemm.rs` and `gemm/amx_gemm_bf16.rs`.
 //!
-//! The instructions are written as assembly, since the standard library does not have them yet. The compiler itself never
-//! uses tile registers, so that they keep what they hold from one piece of assembly to the next.
+//! The instructions are written as assembly, since the standard library does not have them yet. The
+//! compiler itself never uses tile registers, so that they keep what they hold from one piece of
+//! assembly to the next.
 
 #[macro_use]
 mod asm_macros;
@@ -41,8 +43,8 @@ pub(crate) struct Scratch {
     factors: Vec<TileRow>,
 }
 
-/// The products of all inputs with two tiles' outputs for each of `places`, which `source` names: `done` has them,
-/// `[2, padded rows]`.
+/// The products of all inputs with two tiles' outputs for each of `places`, which `source` names:
+/// `done` has them, `[2, padded rows]`.
 ///
 /// # Panics
 /// If the outputs do not fit the inputs.
@@ -71,7 +73,8 @@ pub(crate) unsafe fn products<'a>(
         assert!(two.0.into_iter().all(fits));
         two
     };
-    // SAFETY: the lengths are as asserted; features are the caller's promise, the registers are here.
+    // SAFETY: the lengths are as asserted; features are the caller's promise, the registers are
+    // here.
     unsafe {
         if x.is_stacked() {
             let scratch = (&mut *room.small_m, &mut room.factors);

@@ -11,8 +11,9 @@ use super::encoding::code_offset_and_scale;
 use super::tiles::{ROW_BYTES, TileRow, TileSources};
 use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS};
 
-/// The scales and biases of both tiles' outputs, a line each, group after group. Biases make up for numbers that are greater than
-/// they should be, and scales for numbers in another measure ([`code_offset_and_scale`]).
+/// The scales and biases of both tiles' outputs, a line each, group after group. Biases make up for
+/// numbers that are greater than they should be, and scales for numbers in another measure
+/// ([`code_offset_and_scale`]).
 ///
 /// # Safety
 /// The processor must have avx512f and f16c; there must be as many groups, and four lines for each.
@@ -53,11 +54,12 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
     }
 }
 
-/// The scales and biases of each group of two bands, the second `second` elements after the first, which `sixteen` puts together.
-/// Those that follow are fetched.
+/// The scales and biases of each group of two row blocks, the second `second` elements after the
+/// first, which `sixteen` puts together. Those that follow are fetched.
 ///
 /// # Safety
-/// The processor must have avx512f; `sixteen` may be called for each of as many groups, and `to` has lines for them.
+/// The processor must have avx512f; `sixteen` may be called for each of as many groups, and `to`
+/// has lines for them.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 unsafe fn convert<const BITS: u32, T>(
@@ -69,7 +71,7 @@ unsafe fn convert<const BITS: u32, T>(
 ) {
     let (more, measure) = code_offset_and_scale(BITS);
     let (more, measure) = (_mm512_set1_ps(more / measure), _mm512_set1_ps(measure));
-    // Two tiles of two bands are ahead, as of words.
+    // Two tiles of two row blocks are ahead, as of words.
     let ahead = 4 * groups * INTERLEAVED_ROWS;
     for group in 0..groups {
         let own = all.map(|all| all.wrapping_add(group * INTERLEAVED_ROWS));

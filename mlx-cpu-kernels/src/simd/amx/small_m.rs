@@ -35,8 +35,8 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
     let mut before = None;
     for (turn, place) in places.enumerate() {
         let from = TileSources::of(source(place));
-        // SAFETY: lines of four factors for each group of two places; blocks and sums of as many groups. What the first ones
-        // complete is not looked at.
+        // SAFETY: lines of four factors for each group of two places; blocks and sums of as many
+        // groups. What the first ones complete is not looked at.
         unsafe {
             let own = factors.add(turn % 2 * 4 * groups);
             let last = factors.add((turn + 1) % 2 * 4 * groups);
@@ -63,7 +63,8 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
         }
     }
     if let Some(before) = before {
-        // SAFETY: the same again: the first groups of the last place are unpacked once more, and its last ones completed.
+        // SAFETY: the same again: the first groups of the last place are unpacked once more, and
+        // its last ones completed.
         unsafe {
             scratch.at.factors = scratch.at.first_factors.add(4 * (groups - PIPELINE_DEPTH));
             scratch.at.left = 0;

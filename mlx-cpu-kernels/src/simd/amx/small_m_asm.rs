@@ -11,11 +11,11 @@ use super::tiles::{OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TileRow};
 /// Rows of inputs in a tile, with those that fill it.
 pub(crate) const SMALL_ROWS: usize = TILE_ROWS / 2;
 
-/// The blocks of inputs of the greatest group.
+/// The blocks of inputs of the maximum group.
 pub(crate) const MAX_BLOCKS_PER_GROUP: usize = 4;
 
-/// Lines for the numbers of a group. One tile more than the greatest one takes: two of them would meet in the same sets of the first
-/// cache.
+/// Lines for the numbers of a group. One tile more than the maximum one takes: two of them would
+/// meet in the same sets of the first cache.
 pub(crate) const GROUP_ROWS: usize = (2 * MAX_BLOCKS_PER_GROUP + 1) * TILE_ROWS;
 
 /// From a group that is unpacked to the one whose sums are added.
@@ -52,9 +52,9 @@ impl Default for SmallMScratch {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct LoopState {
-    /// Of both tiles' two bands.
+    /// Of both tiles' two row blocks.
     pub words: [[*const u32; 2]; 2],
-    /// Bytes on to what is fetched ahead.
+    /// Bytes on to what is prefetched.
     pub ahead: usize,
     /// The inputs of the group before the first that is unpacked.
     pub inputs: *const TileRow,
@@ -119,7 +119,8 @@ macro_rules! add {
     };
 }
 
-/// A row's sums of a tile, of both parts of the inputs. Beside tiles a multiplication takes as long as two additions.
+/// A row's sums of a tile, of both parts of the inputs. Beside tiles a multiplication takes as long
+/// as two additions.
 macro_rules! both_parts {
     ($found:literal, $row:literal, $high:literal, $low:literal) => {
         concat!(
@@ -174,7 +175,8 @@ macro_rules! found {
     };
 }
 
-/// All that is done at a time, for an even group or an odd one. Only the last block of a group is woven into the rest.
+/// All that is done at a time, for an even group or an odd one. Only the last block of a group is
+/// woven into the rest.
 macro_rules! step {
     ($bits:tt, $to:literal, $from:literal, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal) => {
         concat!(
@@ -314,8 +316,8 @@ macro_rules! keep {
 /// So many groups, at least one, from where `scratch` says.
 ///
 /// # Safety
-/// The tile registers must be set up, and the processor must have avx512f and avx512bw; at each place must be what as many
-/// groups take; what is fetched ahead need not be there.
+/// The tile registers must be set up, and the processor must have avx512f and avx512bw; at each
+/// place must be what as many groups take; what is prefetched need not be there.
 pub(crate) unsafe fn run_groups<const BITS: u32>(scratch: &mut SmallMScratch, count: usize) {
     const { assert!(BITS == 4 || BITS == 8) };
     let at = scratch.at;
@@ -362,7 +364,7 @@ pub(crate) unsafe fn run_groups<const BITS: u32>(scratch: &mut SmallMScratch, co
             )
         };
     }
-    // SAFETY: the caller's promises; `SmallMScratch` has room for the greatest group.
+    // SAFETY: the caller's promises; `SmallMScratch` has room for the maximum group.
     unsafe {
         match BITS {
             4 => all!(4),

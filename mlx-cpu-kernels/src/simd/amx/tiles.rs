@@ -11,8 +11,8 @@ pub(crate) const TILE_ROWS: usize = 16;
 /// Inputs that a tile has of each row.
 pub(crate) const TILE_K: usize = 32;
 
-/// The most tiles of inputs that are multiplied with a group's numbers before the next group: they and their totals are to stay
-/// in the first cache.
+/// The most tiles of inputs that are multiplied with a group's numbers before the next group: they
+/// and their totals are to stay in the L1 cache.
 pub(crate) const TILES_PER_CHUNK: usize = 6;
 
 /// A row of a tile.
@@ -28,7 +28,8 @@ pub(crate) struct OutputRow(pub [f32; TILE_ROWS]);
 /// Bytes from a row of a tile to the next, wherever one is in memory.
 pub(crate) const ROW_BYTES: usize = size_of::<TileRow>();
 
-/// Two tiles' outputs: sixteen rows of a matrix each, or eight where the matrix ends, or the same twice.
+/// Two tiles' outputs: sixteen rows of a matrix each, or eight where the matrix ends, or the same
+/// twice.
 #[derive(Clone, Copy)]
 pub(crate) struct TilePair<'a>(pub [PackedMatrix<'a>; 2]);
 
@@ -75,14 +76,14 @@ impl Drop for TileRegisters {
     }
 }
 
-/// Where rows of two tiles are: of each the two bands, or the same twice, and how far on what the next call reads is
-/// likely to be: neighbors of one matrix, or of two.
+/// Where rows of two tiles are: of each the two row blocks, or the same twice, and how far on what
+/// the next call reads is likely to be: neighbors of one matrix, or of two.
 #[derive(Clone, Copy)]
 pub(crate) struct TileSources<'a> {
     pub words: [[*const u32; 2]; 2],
     pub scales: [GroupParams<'a>; 2],
     pub biases: [GroupParams<'a>; 2],
-    /// From the first band's scales and biases to those of the second.
+    /// From the first row block's scales and biases to those of the second.
     pub second: [usize; 2],
     pub ahead: [usize; 2],
 }

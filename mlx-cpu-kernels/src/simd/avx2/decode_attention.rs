@@ -14,11 +14,13 @@ use std::arch::x86_64::{
 /// Lanes that heads gather at a time: with three heads, twelve sums fill the registers.
 pub(crate) const VALUE_LANES: usize = 32;
 
-/// Adds `VALUE_LANES` lanes of `n` values, each times its share, for `R` heads. Each of the three is an address, and how many
-/// elements are from a row to the next: shares and sums have a row for each head, values have `n`.
+/// Adds `VALUE_LANES` lanes of `n` values, each times its share, for `R` heads. Each of the three
+/// is an address, and how many elements are from a row to the next: shares and sums have a row for
+/// each head, values have `n`.
 ///
 /// # Safety
-/// The processor must have avx2 and fma; all these elements must be there, and nobody else may use the sums.
+/// The processor must have avx2 and fma; all these elements must be there, and no other thread may
+/// use the sums.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn accumulate_values<const R: usize>(
     (shares, step): (*const f32, usize),
@@ -54,8 +56,8 @@ pub(crate) unsafe fn accumulate_values<const R: usize>(
 }
 
 /// # Safety
-/// The processor must have avx2 and fma. There must be `R` queries of `d` elements, a multiple of 8; `n` keys so far
-/// apart; and room for `n` results of each query so far apart.
+/// The processor must have avx2 and fma. There must be `R` queries of `d` elements, a multiple of
+/// 8; `n` keys so far apart; and room for `n` results of each query so far apart.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn scores<const R: usize>(
     queries: *const f32,
@@ -139,7 +141,7 @@ pub(crate) unsafe fn softmax(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32)
     let (lanes, rest) = scores.as_chunks_mut::<8>();
     let mut most = _mm256_set1_ps(f32::NEG_INFINITY);
     for scores in &*lanes {
-        // SAFETY: eight elements. What is no number is not greater.
+        // SAFETY: eight elements. NaN is not greater.
         most = unsafe { _mm256_max_ps(_mm256_loadu_ps(scores.as_ptr()), most) };
     }
     let mut eight = [0.0; 8];

@@ -23,41 +23,42 @@ pub(crate) unsafe fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f3
 /// # Safety
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn dequantize_transposed(bands: PackedMatrix<'_>, out: &mut [f32]) {
+pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [f32]) {
     // SAFETY: the caller's promise.
     unsafe {
-        if bands.bits == 4 {
-            dequantize_transposed_bits::<4>(bands, out);
+        if matrix.bits == 4 {
+            dequantize_transposed_bits::<4>(matrix, out);
         } else {
-            dequantize_transposed_bits::<8>(bands, out);
+            dequantize_transposed_bits::<8>(matrix, out);
         }
     }
 }
 
-/// [`dequantize_transposed`] of numbers of so many bits.
+/// [`dequantize_transposed`] of numbers of this bit width.
 ///
 /// # Safety
 /// As [`dequantize_transposed`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dequantize_transposed_bits<const BITS: i32>(bands: PackedMatrix<'_>, out: &mut [f32]) {
-    let (count, groups, per) = (bands.row_blocks(), bands.groups, bands.words_per_group());
+unsafe fn dequantize_transposed_bits<const BITS: i32>(matrix: PackedMatrix<'_>, out: &mut [f32]) {
+    let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
     let (width, near) = (count * INTERLEAVED_ROWS, 32 / BITS as usize);
     // The reads and writes below stay within these.
-    assert!(bands.words.len() == groups * per * width && bands.bits == BITS as u32);
-    assert!(bands.scales.len() == groups * width && bands.biases.len() == groups * width);
+    assert!(matrix.words.len() == groups * per * width && matrix.bits == BITS as u32);
+    assert!(matrix.scales.len() == groups * width && matrix.biases.len() == groups * width);
     assert!(out.len() == groups * per * near * width);
     let mask = _mm256_set1_epi32((1 << BITS) - 1);
     for i in 0..count {
         for g in 0..groups {
-            // SAFETY: group `g` of band `i`, words `g * per` and on of `groups * per`, and their columns: all asserted.
+            // SAFETY: group `g` of row block `i`, words `g * per` and on of `groups * per`, and
+            // their columns: all asserted.
             unsafe {
                 let at = i * groups + g;
                 let (scale, bias) = (
-                    group_params(bands.scales, at),
-                    group_params(bands.biases, at),
+                    group_params(matrix.scales, at),
+                    group_params(matrix.biases, at),
                 );
                 for w in g * per..(g + 1) * per {
-                    let words = bands
+                    let words = matrix
                         .words
                         .as_ptr()
                         .add((i * groups * per + w) * INTERLEAVED_ROWS);
@@ -77,7 +78,7 @@ unsafe fn dequantize_transposed_bits<const BITS: i32>(bands: PackedMatrix<'_>, o
     }
 }
 
-/// The scales or biases of a group of a band.
+/// The scales or biases of a group of a row block.
 ///
 /// # Safety
 /// The processor must have avx2 and f16c; there must be as many groups.

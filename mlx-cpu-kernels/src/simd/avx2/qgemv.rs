@@ -20,8 +20,8 @@ use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix};
 use crate::partition::OutputBlock;
 use crate::simd::avx2::vmath::horizontal_sum;
 
-/// How far ahead words are fetched, in bytes: what the processor itself foresees ends with each page, and where
-/// another thread's part begins.
+/// How far ahead words are fetched, in bytes: what the processor itself foresees ends with each
+/// page, and where another thread's part begins.
 pub(crate) const PREFETCH_BYTES: usize = 4096;
 
 /// Rows of inputs, as addresses.
@@ -42,7 +42,7 @@ impl InputPtrs {
     }
 }
 
-/// A band, as addresses: scales and biases are float16 or float32.
+/// A row block, as addresses: scales and biases are float16 or float32.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBlock {
     pub words: *const u32,
@@ -55,26 +55,27 @@ pub(crate) struct RowBlock {
 }
 
 impl RowBlock {
-    /// The first of `bands`, and whether its scales are float16. Says that all of them, inputs and output fit each
-    /// other, so that reads and writes for each band, group, word and row of inputs are in their places.
+    /// The first of `matrix`, and whether its scales are float16. Says that all of them, inputs and
+    /// output fit each other, so that reads and writes for each row block, group, word and row of
+    /// inputs are in their places.
     ///
     /// # Panics
     /// If they do not.
     pub(crate) fn first(
-        bands: PackedMatrix<'_>,
+        matrix: PackedMatrix<'_>,
         x: InputPanel<'_>,
         out: &OutputBlock<'_>,
     ) -> (Self, bool) {
-        let (count, groups, per) = (bands.row_blocks(), bands.groups, bands.words_per_group());
-        let k = groups * per * bands.values_per_word();
-        assert!(bands.words.len() == count * groups * per * INTERLEAVED_ROWS);
-        assert!(bands.scales.len() == count * groups * INTERLEAVED_ROWS);
-        assert!(bands.biases.len() == count * groups * INTERLEAVED_ROWS);
-        assert!(inputs_per_word(bands.bits) == bands.values_per_word());
+        let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
+        let k = groups * per * matrix.values_per_word();
+        assert!(matrix.words.len() == count * groups * per * INTERLEAVED_ROWS);
+        assert!(matrix.scales.len() == count * groups * INTERLEAVED_ROWS);
+        assert!(matrix.biases.len() == count * groups * INTERLEAVED_ROWS);
+        assert!(inputs_per_word(matrix.bits) == matrix.values_per_word());
         assert!(x.quants.len() == x.rows * k && out.dims() == (x.rows, count * INTERLEAVED_ROWS));
-        assert!(x.scales.len() * bands.values_per_word() == x.rows * k);
+        assert!(x.scales.len() * matrix.values_per_word() == x.rows * k);
         assert!(x.sums.len() == x.rows * groups);
-        let (scales, biases, half) = match (bands.scales, bands.biases) {
+        let (scales, biases, half) = match (matrix.scales, matrix.biases) {
             (GroupParams::F16(scales), GroupParams::F16(biases)) => {
                 (scales.as_ptr().cast(), biases.as_ptr().cast(), true)
             }
@@ -83,7 +84,7 @@ impl RowBlock {
             }
             _ => unreachable!("scales and biases are of one type"),
         };
-        let words = bands.words.as_ptr();
+        let words = matrix.words.as_ptr();
         let first = Self {
             words,
             scales,
@@ -94,7 +95,7 @@ impl RowBlock {
         (first, half)
     }
 
-    /// The band `i` places on, with factors of so many bytes.
+    /// The row block `i` places on, with factors of so many bytes.
     ///
     /// # Safety
     /// It must be there.
@@ -115,25 +116,25 @@ impl RowBlock {
     }
 }
 
-/// `qgemv`, compiled for `$features`: bits, the type of factors and the rows of inputs become constants of the function
-/// `bands` that stands beside it.
+/// `qgemv`, compiled for `$features`: bits, the type of factors and the rows of inputs become
+/// constants of the function `matrix` that stands beside it.
 macro_rules! qgemv_for_constants {
     ($features:literal) => {
-        /// Bands with each of the inputs; see [`crate::simd::qgemv::qgemv`].
+        /// Row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
         ///
         /// # Safety
         /// The processor must have what this is compiled for.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn qgemv(
-            bands: PackedMatrix<'_>,
+            matrix: PackedMatrix<'_>,
             x: InputPanel<'_>,
             out: &mut OutputBlock<'_>,
         ) {
-            let count = bands.row_blocks();
-            let (first, half) = RowBlock::first(bands, x, out);
+            let count = matrix.row_blocks();
+            let (first, half) = RowBlock::first(matrix, x, out);
             // SAFETY: features are the caller's promise; `RowBlock::first` has seen the lengths.
             unsafe {
-                match (bands.bits, half) {
+                match (matrix.bits, half) {
                     (4, true) => rows::<4, true>(first, count, x, out),
                     (4, false) => rows::<4, false>(first, count, x, out),
                     (8, true) => rows::<8, true>(first, count, x, out),
@@ -143,7 +144,7 @@ macro_rules! qgemv_for_constants {
             }
         }
 
-        /// All bands with all rows.
+        /// All row blocks with all rows.
         ///
         /// # Safety
         /// As of [`qgemv`], with the lengths that [`RowBlock::first`] asserts.
@@ -158,14 +159,14 @@ macro_rules! qgemv_for_constants {
             // SAFETY: the caller's promises.
             unsafe {
                 match x.rows {
-                    1 => bands::<1, BITS, HALF>(first, count, x, out),
-                    2 => bands::<2, BITS, HALF>(first, count, x, out),
-                    3 => bands::<3, BITS, HALF>(first, count, x, out),
-                    4 => bands::<4, BITS, HALF>(first, count, x, out),
-                    5 => bands::<5, BITS, HALF>(first, count, x, out),
-                    6 => bands::<6, BITS, HALF>(first, count, x, out),
-                    7 => bands::<7, BITS, HALF>(first, count, x, out),
-                    8 => bands::<8, BITS, HALF>(first, count, x, out),
+                    1 => row_blocks::<1, BITS, HALF>(first, count, x, out),
+                    2 => row_blocks::<2, BITS, HALF>(first, count, x, out),
+                    3 => row_blocks::<3, BITS, HALF>(first, count, x, out),
+                    4 => row_blocks::<4, BITS, HALF>(first, count, x, out),
+                    5 => row_blocks::<5, BITS, HALF>(first, count, x, out),
+                    6 => row_blocks::<6, BITS, HALF>(first, count, x, out),
+                    7 => row_blocks::<7, BITS, HALF>(first, count, x, out),
+                    8 => row_blocks::<8, BITS, HALF>(first, count, x, out),
                     _ => unreachable!("at most eight rows"),
                 }
             }
@@ -176,13 +177,13 @@ pub(crate) use qgemv_for_constants;
 
 qgemv_for_constants!("avx2,fma,f16c");
 
-/// All bands with `M` rows.
+/// All row blocks with `M` rows.
 ///
 /// # Safety
 /// As of [`rows`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
+unsafe fn row_blocks<const M: usize, const BITS: u32, const HALF: bool>(
     first: RowBlock,
     count: usize,
     x: InputPanel<'_>,
@@ -192,10 +193,11 @@ unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
     let factor = if HALF { 2 } else { 4 };
     let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: band `i` of `count`, and its place in each row of the output: `RowBlock::first` has seen that they are there.
+        // SAFETY: row block `i` of `count`, and its place in each row of the output:
+        // `RowBlock::first` has seen that they are there.
         unsafe {
-            let band = first.after(i, factor);
-            let found = tile::<M, BITS, HALF>(band, x);
+            let block = first.after(i, factor);
+            let found = tile::<M, BITS, HALF>(block, x);
             for (m, found) in found.into_iter().enumerate() {
                 _mm256_storeu_ps(to.add(m * step + i * INTERLEAVED_ROWS), found);
             }
@@ -203,23 +205,25 @@ unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
     }
 }
 
-/// A band with `M` rows of inputs.
+/// A row block with `M` rows of inputs.
 ///
 /// # Safety
-/// The processor must have avx2, fma and f16c; `band` and `x` must have as many groups and words as it says.
+/// The processor must have avx2, fma and f16c; `block` and `x` must have as many groups and words as
+/// it says.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
-    band: RowBlock,
+    block: RowBlock,
     x: InputPtrs,
 ) -> [__m256; M] {
     let mut totals = [_mm256_setzero_ps(); M];
-    for g in 0..band.groups {
+    for g in 0..block.groups {
         let mut sums = [_mm256_setzero_ps(); M];
-        // SAFETY: below the words and groups that the caller promises; what is fetched ahead need not be there.
+        // SAFETY: below the words and groups that the caller promises; what is prefetched need not
+        // be there.
         unsafe {
-            for w in g * band.per..(g + 1) * band.per {
-                let at = band.words.add(w * INTERLEAVED_ROWS);
+            for w in g * block.per..(g + 1) * block.per {
+                let at = block.words.add(w * INTERLEAVED_ROWS);
                 if w % 2 == 0 {
                     _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
                 }
@@ -232,20 +236,20 @@ unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
             }
             let (scale, bias) = if HALF {
                 let ahead = PREFETCH_BYTES / 8;
-                _mm_prefetch::<_MM_HINT_T0>(band.scales.wrapping_add(g * 16 + ahead).cast());
-                _mm_prefetch::<_MM_HINT_T0>(band.biases.wrapping_add(g * 16 + ahead).cast());
+                _mm_prefetch::<_MM_HINT_T0>(block.scales.wrapping_add(g * 16 + ahead).cast());
+                _mm_prefetch::<_MM_HINT_T0>(block.biases.wrapping_add(g * 16 + ahead).cast());
                 (
-                    _mm256_cvtph_ps(_mm_loadu_si128(band.scales.add(g * 16).cast())),
-                    _mm256_cvtph_ps(_mm_loadu_si128(band.biases.add(g * 16).cast())),
+                    _mm256_cvtph_ps(_mm_loadu_si128(block.scales.add(g * 16).cast())),
+                    _mm256_cvtph_ps(_mm_loadu_si128(block.biases.add(g * 16).cast())),
                 )
             } else {
                 (
-                    _mm256_loadu_ps(band.scales.add(g * 32).cast()),
-                    _mm256_loadu_ps(band.biases.add(g * 32).cast()),
+                    _mm256_loadu_ps(block.scales.add(g * 32).cast()),
+                    _mm256_loadu_ps(block.biases.add(g * 32).cast()),
                 )
             };
             for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
-                let group = _mm256_broadcast_ss(&*x.sums.add(m * band.groups + g));
+                let group = _mm256_broadcast_ss(&*x.sums.add(m * block.groups + g));
                 *total = _mm256_fmadd_ps(bias, group, _mm256_fmadd_ps(scale, sum, *total));
             }
         }
@@ -336,7 +340,8 @@ pub(crate) unsafe fn prepare_inputs(
         for (g, x) in x.chunks_exact(group).enumerate() {
             let (mut sum, mut rest) = (_mm256_setzero_ps(), _mm256_setzero_ps());
             for (i, x) in (g * group / 8..).zip(x.as_chunks::<8>().0) {
-                // SAFETY: features are the caller's promise; these eight, of which the row has `k / 8`, have places.
+                // SAFETY: features are the caller's promise; these eight, of which the row has `k /
+                // 8`, have places.
                 unsafe {
                     let v = _mm256_loadu_ps(x.as_ptr());
                     sum = _mm256_add_ps(sum, v);
@@ -356,11 +361,11 @@ pub(crate) unsafe fn prepare_inputs(
     }
 }
 
-/// The greatest of four neighbors in each of them.
+/// The maximum of four neighbors in each of them.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn max_of_4(v: __m256) -> __m256 {
-    // What is no number is not greater.
+    // NaN is not greater.
     let size = _mm256_max_ps(
         _mm256_andnot_ps(_mm256_set1_ps(-0.0), v),
         _mm256_setzero_ps(),
@@ -369,7 +374,8 @@ fn max_of_4(v: __m256) -> __m256 {
     _mm256_max_ps(two, _mm256_permute_ps::<0b01_00_11_10>(two))
 }
 
-/// Whole numbers for elements whose greatest neighbor is known, their scales, and what rounding takes.
+/// Whole numbers for elements whose greatest neighbor is known, their scales, and what rounding
+/// takes.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn quantize(v: __m256, most: __m256) -> (__m256i, __m256, __m256) {
@@ -382,7 +388,8 @@ fn quantize(v: __m256, most: __m256) -> (__m256i, __m256, __m256) {
     (quants, scale, error)
 }
 
-/// Eight elements that share a scale, in the order of [`crate::layout::input_panel::pair_index`]; returns what rounding takes.
+/// Eight elements that share a scale, in the order of [`crate::layout::input_panel::pair_index`];
+/// returns what rounding takes.
 ///
 /// # Safety
 /// The processor must have avx2 and fma; there must be room for eight, and one scale.
@@ -406,10 +413,12 @@ unsafe fn quantize_8(v: __m256, to: *mut i16, scales: *mut f32) -> __m256 {
     error
 }
 
-/// Twice four elements that share a scale, the second ones `rows` words after the first; else as [`quantize_8`].
+/// Twice four elements that share a scale, the second ones `rows` words after the first; else as
+/// [`quantize_8`].
 ///
 /// # Safety
-/// The processor must have avx2 and fma; there must be room for four at both places, and a scale each.
+/// The processor must have avx2 and fma; there must be room for four at both places, and a scale
+/// each.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn quantize_2x4(v: __m256, rows: usize, to: *mut i16, scales: *mut f32) -> __m256 {

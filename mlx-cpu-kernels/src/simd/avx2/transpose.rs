@@ -22,7 +22,8 @@ pub(crate) unsafe fn pack_rows(
     assert!(rows.iter().all(|(row, _)| row.len() >= whole));
     assert!(weight.is_none_or(|w| w.len() >= whole));
     for at in (0..whole).step_by(8) {
-        // SAFETY: eight elements from `at` on are below `whole`, which rows, weight and panel have; features are the caller's promise.
+        // SAFETY: eight elements from `at` on are below `whole`, which rows, weight and panel have;
+        // features are the caller's promise.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
             for (block, (row, factor)) in block.iter_mut().zip(rows) {
@@ -52,8 +53,8 @@ pub(crate) unsafe fn store_rows(
     assert!(lane + 8 <= LANES);
     let whole = sums.len() / LANES / 8 * 8;
     for at in (0..whole).step_by(8) {
-        // SAFETY: eight columns from `at` on are in `sums`; the rows are the caller's promise, as are the
-        // features.
+        // SAFETY: eight columns from `at` on are in `sums`; the rows are the caller's promise, as
+        // are the features.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
             for (i, block) in block.iter_mut().enumerate() {
@@ -70,7 +71,8 @@ pub(crate) unsafe fn store_rows(
     whole
 }
 
-/// What stands `[n, 8]`, as `[8, n]`, whatever the bits mean. Returns how many of `n` are done, from the first on.
+/// What stands `[n, 8]`, as `[8, n]`, whatever the bits mean. Returns how many of `n` are done,
+/// from the first on.
 ///
 /// # Safety
 /// The processor must have avx2 and fma; both must be of the same length.

@@ -46,7 +46,7 @@ pub(crate) unsafe fn f16_to_f32(from: &[u16], to: &mut [f32]) {
 pub(crate) fn exp(x: __m256) -> __m256 {
     let all = _mm256_set1_ps;
     let least = all(EXP_MIN);
-    // The second operand is what comes out where one is no number.
+    // The second operand is what comes out where one is NaN.
     let bounded = _mm256_max_ps(least, _mm256_min_ps(all(EXP_MAX), x));
     let shifted = _mm256_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
     let n = _mm256_sub_ps(shifted, all(ROUND_BIAS));
@@ -65,8 +65,8 @@ pub(crate) fn exp(x: __m256) -> __m256 {
     _mm256_andnot_ps(below, power)
 }
 
-/// `gates = gate(gates) * ups`, which have as many elements; see [`Gate::apply`]. Each element is computed in the same way, wherever it
-/// stands.
+/// `gates = gate(gates) * ups`, which have as many elements; see [`Gate::apply`]. Each element is
+/// computed in the same way, wherever it stands.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     assert!(gates.len() == ups.len());
@@ -105,7 +105,7 @@ fn apply_gate(gate: Gate, x: __m256) -> __m256 {
             let power = exp(negative(_mm256_mul_ps(all(2.0 * SQRT_2_OVER_PI), inner)));
             _mm256_div_ps(x, _mm256_add_ps(all(1.0), power))
         }
-        // What is no number is not less.
+        // NaN is not less.
         Gate::Relu => _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, all(0.0)), x),
     }
 }
@@ -148,7 +148,8 @@ unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
 pub(crate) unsafe fn dot_rows(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     let mut done = 0;
     while done < x.len() {
-        // SAFETY: the features are the caller's promise; each call is given as many rows as it takes.
+        // SAFETY: the features are the caller's promise; each call is given as many rows as it
+        // takes.
         done += unsafe {
             match x.len() - done {
                 8.. => dot_rows_m::<8, 1>(row, &x[done..], &mut out[done..]),

@@ -17,13 +17,13 @@ use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_co
 
 qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni");
 
-/// All bands with `M` rows.
+/// All row blocks with `M` rows.
 ///
 /// # Safety
 /// As of [`rows`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
-unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
+unsafe fn row_blocks<const M: usize, const BITS: u32, const HALF: bool>(
     first: RowBlock,
     count: usize,
     x: InputPanel<'_>,
@@ -35,8 +35,8 @@ unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
     for i in (0..count).step_by(2) {
         // The last one of an odd number stands beside itself.
         let next = (i + 1).min(count - 1);
-        // SAFETY: bands below `count`, and their places in each row of the output: `RowBlock::first` has seen that they are
-        // there.
+        // SAFETY: row blocks below `count`, and their places in each row of the output:
+        // `RowBlock::first` has seen that they are there.
         unsafe {
             let two = [first.after(i, factor), first.after(next, factor)];
             for (m, found) in tile::<M, BITS, HALF>(two, x).into_iter().enumerate() {
@@ -51,10 +51,11 @@ unsafe fn bands<const M: usize, const BITS: u32, const HALF: bool>(
     }
 }
 
-/// Two bands with `M` rows of inputs.
+/// Two row blocks with `M` rows of inputs.
 ///
 /// # Safety
-/// The processor must have what [`qgemv`] needs; the bands and `x` must have as many groups and words as they say.
+/// The processor must have what [`qgemv`] needs; the row blocks and `x` must have as many groups
+/// and words as they say.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
@@ -65,10 +66,11 @@ unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
     let mut totals = [_mm512_setzero_ps(); M];
     for g in 0..groups {
         let mut sums = [_mm512_setzero_ps(); M];
-        // SAFETY: below the words and groups that the caller promises; what is fetched ahead need not be there.
+        // SAFETY: below the words and groups that the caller promises; what is prefetched need not
+        // be there.
         unsafe {
             for w in g * per..(g + 1) * per {
-                let at = two.map(|band| band.words.wrapping_add(w * INTERLEAVED_ROWS));
+                let at = two.map(|block| block.words.wrapping_add(w * INTERLEAVED_ROWS));
                 if w % 2 == 0 {
                     for at in at {
                         _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
@@ -82,8 +84,8 @@ unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
                     add_8bit(&mut sums, q, x, w);
                 }
             }
-            let scale = factors::<HALF>(two.map(|band| band.scales), g);
-            let bias = factors::<HALF>(two.map(|band| band.biases), g);
+            let scale = factors::<HALF>(two.map(|block| block.scales), g);
+            let bias = factors::<HALF>(two.map(|block| block.biases), g);
             for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
                 let group = _mm512_set1_ps(*x.sums.add(m * groups + g));
                 *total = _mm512_fmadd_ps(bias, group, _mm512_fmadd_ps(scale, sum, *total));
@@ -93,18 +95,19 @@ unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
     totals
 }
 
-/// The scales or biases of a group of two bands.
+/// The scales or biases of a group of two row blocks.
 ///
 /// # Safety
 /// The processor must have avx2, f16c and avx512f; both must have that group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn factors<const HALF: bool>(two: [*const u8; 2], group: usize) -> __m512 {
-    // SAFETY: eight factors of a group, which the caller promises; what is fetched ahead need not be there.
+    // SAFETY: eight factors of a group, which the caller promises; what is prefetched need not be
+    // there.
     unsafe {
         if HALF {
-            let [low, high] = two.map(|band| {
-                let at = band.add(group * 2 * INTERLEAVED_ROWS);
+            let [low, high] = two.map(|block| {
+                let at = block.add(group * 2 * INTERLEAVED_ROWS);
                 _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES / 8).cast());
                 _mm_loadu_si128(at.cast())
             });
@@ -112,7 +115,7 @@ unsafe fn factors<const HALF: bool>(two: [*const u8; 2], group: usize) -> __m512
             _mm512_cvtph_ps(both)
         } else {
             let [low, high] =
-                two.map(|band| _mm256_loadu_pd(band.add(group * 4 * INTERLEAVED_ROWS).cast()));
+                two.map(|block| _mm256_loadu_pd(block.add(group * 4 * INTERLEAVED_ROWS).cast()));
             let both = _mm512_insertf64x4::<1>(_mm512_castpd256_pd512(low), high);
             _mm512_castpd_ps(both)
         }
@@ -130,7 +133,8 @@ unsafe fn broadcast_pair(at: *const i16) -> __m512i {
     _mm512_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() })
 }
 
-/// Adds the products of a word of eight numbers of each band. A lane sums eight products below 16 * 2^15.
+/// Adds the products of a word of eight numbers of each row block. A lane sums eight products below
+/// 16 * 2^15.
 ///
 /// # Safety
 /// The processor must have what [`qgemv`] needs; the word must be within the inputs.
@@ -158,7 +162,8 @@ unsafe fn add_4bit<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputP
     }
 }
 
-/// Adds the products of a word of four numbers of each band. A lane sums four products below 2^23.
+/// Adds the products of a word of four numbers of each row block. A lane sums four products below
+/// 2^23.
 ///
 /// # Safety
 /// As of [`add_4bit`].

@@ -19,7 +19,7 @@ use crate::simd::portable::vmath::{
 pub(crate) fn exp(x: __m512) -> __m512 {
     let all = _mm512_set1_ps;
     let least = all(EXP_MIN);
-    // The second operand is what comes out where one is no number.
+    // The second operand is what comes out where one is NaN.
     let bounded = _mm512_max_ps(least, _mm512_min_ps(all(EXP_MAX), x));
     let shifted = _mm512_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
     let n = _mm512_sub_ps(shifted, all(ROUND_BIAS));
@@ -38,8 +38,9 @@ pub(crate) fn exp(x: __m512) -> __m512 {
     _mm512_mask_mov_ps(power, below, _mm512_setzero_ps())
 }
 
-/// `x / y` to about a unit in the last place, for a `y` of at least one: by an estimate of its inverse, of which a step of Newton's
-/// method has twice as many bits, in less time than a division takes.
+/// `x / y` to about a unit in the last place, for a `y` of at least one: by an estimate of its
+/// inverse, of which a step of Newton's method has twice as many bits, in less time than a division
+/// takes.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn quotient(x: __m512, y: __m512) -> __m512 {
@@ -66,7 +67,7 @@ pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
             let power = exp(negative(_mm512_mul_ps(all(2.0 * SQRT_2_OVER_PI), inner)));
             quotient(x, _mm512_add_ps(all(1.0), power))
         }
-        // What is no number is not less.
+        // NaN is not less.
         Gate::Relu => {
             let less = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, all(0.0));
             _mm512_mask_mov_ps(x, less, _mm512_setzero_ps())

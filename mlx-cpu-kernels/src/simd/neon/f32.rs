@@ -19,7 +19,7 @@ const WIDTH: usize = 4;
 /// Vectors of a row of a tile.
 const VECTORS: usize = LANES / WIDTH;
 
-/// A band, as addresses.
+/// A row block, as addresses.
 #[derive(Clone, Copy)]
 struct RowBlock<'a> {
     words: *const u32,
@@ -30,15 +30,15 @@ struct RowBlock<'a> {
 
 /// See [`crate::simd::qgemv::qgemv`].
 #[target_feature(enable = "neon")]
-pub(crate) fn qgemv(bands: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
-    let (count, groups, per) = (bands.row_blocks(), bands.groups, bands.words_per_group());
-    let k = groups * per * bands.values_per_word();
+pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
+    let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
+    let k = groups * per * matrix.values_per_word();
     // The reads in `tile` stay within these.
-    assert!(bands.words.len() == count * groups * per * INTERLEAVED_ROWS);
+    assert!(matrix.words.len() == count * groups * per * INTERLEAVED_ROWS);
     assert!(x.values.len() == x.rows * k && x.sums.len() == x.rows * groups);
     for i in 0..count {
-        let own = bands.block_range(i..i + 1);
-        let band = RowBlock {
+        let own = matrix.block_range(i..i + 1);
+        let block = RowBlock {
             words: own.words.as_ptr(),
             per,
             own,
@@ -46,52 +46,54 @@ pub(crate) fn qgemv(bands: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut Output
         let mut row = 0;
         while row < x.rows {
             let at = (row, k, i);
-            // SAFETY: the lengths are asserted above, and each call is given as many rows as it takes.
+            // SAFETY: the lengths are asserted above, and each call is given as many rows as it
+            // takes.
             row += unsafe {
-                match (bands.bits, x.rows - row) {
-                    (4, 8..) => few::<8, 1, 4>(band, x, at, out),
-                    (4, 4..) => few::<4, 2, 4>(band, x, at, out),
-                    (4, 2..) => few::<2, 4, 4>(band, x, at, out),
-                    (4, _) => few::<1, 4, 4>(band, x, at, out),
-                    (_, 8..) => few::<8, 1, 8>(band, x, at, out),
-                    (_, 4..) => few::<4, 2, 8>(band, x, at, out),
-                    (_, 2..) => few::<2, 4, 8>(band, x, at, out),
-                    (_, _) => few::<1, 4, 8>(band, x, at, out),
+                match (matrix.bits, x.rows - row) {
+                    (4, 8..) => few::<8, 1, 4>(block, x, at, out),
+                    (4, 4..) => few::<4, 2, 4>(block, x, at, out),
+                    (4, 2..) => few::<2, 4, 4>(block, x, at, out),
+                    (4, _) => few::<1, 4, 4>(block, x, at, out),
+                    (_, 8..) => few::<8, 1, 8>(block, x, at, out),
+                    (_, 4..) => few::<4, 2, 8>(block, x, at, out),
+                    (_, 2..) => few::<2, 4, 8>(block, x, at, out),
+                    (_, _) => few::<1, 4, 8>(block, x, at, out),
                 }
             };
         }
     }
 }
 
-/// A band, the `i`th, with `M` rows of `k` inputs from `row` on: `S` sums of each, so that one need not wait
-/// for another. Returns `M`.
+/// A row block, the `i`th, with `M` rows of `k` inputs from `row` on: `S` sums of each, so that one
+/// need not wait for another. Returns `M`.
 ///
 /// # Safety
 /// Lengths as [`qgemv`] asserts them, with `M` rows of inputs from `row` on, and numbers of `BITS`.
 #[target_feature(enable = "neon")]
 unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
-    band: RowBlock<'_>,
+    block: RowBlock<'_>,
     x: InputPanel<'_>,
     (row, k, i): (usize, usize, usize),
     out: &mut OutputBlock<'_>,
 ) -> usize {
     let zero = vdupq_n_f32(0.0);
-    let (near, groups) = (32 / BITS as usize, band.own.groups);
+    let (near, groups) = (32 / BITS as usize, block.own.groups);
     let mask = vdupq_n_u32(u32::MAX >> (32 - BITS));
     let mut totals = [[zero; 2]; M];
     for g in 0..groups {
         let mut sums = [[[zero; 2]; S]; M];
-        for w in g * band.per..(g + 1) * band.per {
+        for w in g * block.per..(g + 1) * block.per {
             // SAFETY: word `w` of each of the eight rows, which the caller promises.
             let mut q = unsafe {
-                let at = band.words.add(w * INTERLEAVED_ROWS);
+                let at = block.words.add(w * INTERLEAVED_ROWS);
                 [vld1q_u32(at), vld1q_u32(at.add(WIDTH))]
             };
             for j in 0..near {
                 let n = q.map(|q| vcvtq_f32_u32(vandq_u32(q, mask)));
                 q = q.map(|q| vshrq_n_u32::<BITS>(q));
                 for (m, sums) in sums.iter_mut().enumerate() {
-                    // SAFETY: the input that this number meets; the caller promises `k` of each row.
+                    // SAFETY: the input that this number meets; the caller promises `k` of each
+                    // row.
                     let x = unsafe { *x.values.as_ptr().add((row + m) * k + w * near + j) };
                     for (sum, n) in sums[j % S].iter_mut().zip(n) {
                         *sum = vfmaq_n_f32(*sum, n, x);
@@ -99,7 +101,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
                 }
             }
         }
-        let (scales, biases) = (band.own.scales.group(g), band.own.biases.group(g));
+        let (scales, biases) = (block.own.scales.group(g), block.own.biases.group(g));
         for (m, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
             let group = x.sums[(row + m) * groups + g];
             for (half, total) in totals.iter_mut().enumerate() {
@@ -218,7 +220,8 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     unsafe { dot_ptr(a.as_ptr(), b.as_ptr(), a.len().min(b.len())) }
 }
 
-/// `M` rows of [`crate::simd::microkernel::gemm_tiles`]: six with four vectors each leave eight registers for the factors.
+/// `M` rows of [`crate::simd::microkernel::gemm_tiles`]: six with four vectors each leave eight
+/// registers for the factors.
 ///
 /// # Safety
 /// As [`crate::simd::microkernel::gemm_tiles`], for `M` rows.

@@ -18,13 +18,15 @@ use crate::layout::input_panel::{InputPanel, InputPanelMut};
 use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix};
 use crate::partition::OutputBlock;
 
-/// Neighboring inputs that share a scale, and stand in one vector of 16 bytes. With 8 bits they meet two words of a matrix.
+/// Adjacent inputs that share a scale, and stand in one vector of 16 bytes. With 8 bits they meet
+/// two words of a matrix.
 pub(crate) const INPUTS_PER_SCALE: usize = 8;
 
-/// The largest whole number whose high byte, rounded so that the low one is signed, is a signed one too.
+/// The largest integer whose high byte, rounded so that the low one is signed, is a signed one too.
 pub(crate) const MAX_QUANT: f32 = 127.0 * 256.0 + 127.0;
 
-/// InputPtrs among neighbors that are no larger count as zeros: what they would be divided by has no inverse.
+/// InputPtrs among neighbors that are no larger count as zeros: what they would be divided by has
+/// no inverse.
 const MIN_MAGNITUDE: f32 = 1e-34;
 
 /// Elements of a vector of floats.
@@ -38,7 +40,7 @@ struct InputPtrs {
     sums: *const f32,
 }
 
-/// A band, as addresses: scales and biases are float16 or float32.
+/// A row block, as addresses: scales and biases are float16 or float32.
 #[derive(Clone, Copy)]
 struct RowBlock {
     words: *const u32,
@@ -51,20 +53,20 @@ struct RowBlock {
     per: usize,
 }
 
-/// Bands with each of the inputs; see [`crate::simd::qgemv::qgemv`].
+/// Row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
 #[target_feature(enable = "neon,dotprod")]
-pub(crate) fn qgemv(bands: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
-    let (count, groups, per) = (bands.row_blocks(), bands.groups, bands.words_per_group());
-    let k = groups * per * bands.values_per_word();
+pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
+    let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
+    let k = groups * per * matrix.values_per_word();
     // The reads and writes below stay within these.
-    assert!(bands.words.len() == count * groups * per * INTERLEAVED_ROWS);
-    assert!(bands.scales.len() == count * groups * INTERLEAVED_ROWS);
-    assert!(bands.biases.len() == count * groups * INTERLEAVED_ROWS);
-    assert!((per * bands.values_per_word()).is_multiple_of(INPUTS_PER_SCALE));
+    assert!(matrix.words.len() == count * groups * per * INTERLEAVED_ROWS);
+    assert!(matrix.scales.len() == count * groups * INTERLEAVED_ROWS);
+    assert!(matrix.biases.len() == count * groups * INTERLEAVED_ROWS);
+    assert!((per * matrix.values_per_word()).is_multiple_of(INPUTS_PER_SCALE));
     assert!(x.quants.len() == x.rows * k && out.dims() == (x.rows, count * INTERLEAVED_ROWS));
     assert!(x.scales.len() * INPUTS_PER_SCALE == x.rows * k);
     assert!(x.sums.len() == x.rows * groups);
-    let (scales, biases, half) = match (bands.scales, bands.biases) {
+    let (scales, biases, half) = match (matrix.scales, matrix.biases) {
         (GroupParams::F16(scales), GroupParams::F16(biases)) => {
             (scales.as_ptr().cast(), biases.as_ptr().cast(), true)
         }
@@ -74,16 +76,16 @@ pub(crate) fn qgemv(bands: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut Output
         _ => unreachable!("scales and biases are of one type"),
     };
     let first = RowBlock {
-        words: bands.words.as_ptr(),
+        words: matrix.words.as_ptr(),
         scales,
         biases,
         half,
         groups,
-        per: per * bands.values_per_word() / INPUTS_PER_SCALE,
+        per: per * matrix.values_per_word() / INPUTS_PER_SCALE,
     };
-    // SAFETY: the lengths are asserted, for numbers of so many bits.
+    // SAFETY: the lengths are asserted, for numbers of this bit width.
     unsafe {
-        match bands.bits {
+        match matrix.bits {
             4 => rows::<4>(first, count, x, out),
             8 => rows::<8>(first, count, x, out),
             _ => unreachable!("4 or 8 bits"),
@@ -91,7 +93,7 @@ pub(crate) fn qgemv(bands: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut Output
     }
 }
 
-/// All bands with all rows.
+/// All row blocks with all rows.
 ///
 /// # Safety
 /// The lengths must be those that [`qgemv`] asserts, for numbers of `BITS`.
@@ -106,26 +108,26 @@ unsafe fn rows<const BITS: u32>(
     // SAFETY: the caller's promise; each is given as many rows as it takes.
     unsafe {
         match x.rows {
-            1 => bands::<1, BITS>(first, count, x, out),
-            2 => bands::<2, BITS>(first, count, x, out),
-            3 => bands::<3, BITS>(first, count, x, out),
-            4 => bands::<4, BITS>(first, count, x, out),
-            5 => bands::<5, BITS>(first, count, x, out),
-            6 => bands::<6, BITS>(first, count, x, out),
-            7 => bands::<7, BITS>(first, count, x, out),
-            8 => bands::<8, BITS>(first, count, x, out),
+            1 => row_blocks::<1, BITS>(first, count, x, out),
+            2 => row_blocks::<2, BITS>(first, count, x, out),
+            3 => row_blocks::<3, BITS>(first, count, x, out),
+            4 => row_blocks::<4, BITS>(first, count, x, out),
+            5 => row_blocks::<5, BITS>(first, count, x, out),
+            6 => row_blocks::<6, BITS>(first, count, x, out),
+            7 => row_blocks::<7, BITS>(first, count, x, out),
+            8 => row_blocks::<8, BITS>(first, count, x, out),
             _ => unreachable!("at most eight rows"),
         }
     }
 }
 
-/// All bands with `M` rows.
+/// All row blocks with `M` rows.
 ///
 /// # Safety
 /// As of [`rows`], and there must be `M` rows.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn bands<const M: usize, const BITS: u32>(
+unsafe fn row_blocks<const M: usize, const BITS: u32>(
     first: RowBlock,
     count: usize,
     x: InputPanel<'_>,
@@ -140,15 +142,16 @@ unsafe fn bands<const M: usize, const BITS: u32>(
     let factors = first.groups * INTERLEAVED_ROWS * if first.half { 2 } else { 4 };
     let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: band `i` of `count`, and its place in each row of the output: the caller's promise.
+        // SAFETY: row block `i` of `count`, and its place in each row of the output: the caller's
+        // promise.
         unsafe {
-            let band = RowBlock {
+            let block = RowBlock {
                 words: first.words.add(i * words),
                 scales: first.scales.add(i * factors),
                 biases: first.biases.add(i * factors),
                 ..first
             };
-            let found = tile::<M, BITS>(band, x);
+            let found = tile::<M, BITS>(block, x);
             for (m, [low, high]) in found.into_iter().enumerate() {
                 let to = to.add(m * step + i * INTERLEAVED_ROWS);
                 vst1q_f32(to, low);
@@ -158,30 +161,30 @@ unsafe fn bands<const M: usize, const BITS: u32>(
     }
 }
 
-/// Words in which a band has [`INPUTS_PER_SCALE`] numbers of each row.
+/// Words in which a row block has [`INPUTS_PER_SCALE`] numbers of each row.
 const fn words_of<const BITS: u32>() -> usize {
     INPUTS_PER_SCALE * BITS as usize / 32 * INTERLEAVED_ROWS
 }
 
-/// A band with `M` rows of inputs: its eight outputs for each.
+/// A row block with `M` rows of inputs: its eight outputs for each.
 ///
 /// # Safety
-/// `band` and `x` must have as many groups and numbers as `band` says.
+/// `block` and `x` must have as many groups and numbers as `block` says.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn tile<const M: usize, const BITS: u32>(
-    band: RowBlock,
+    block: RowBlock,
     x: InputPtrs,
 ) -> [[float32x4_t; 2]; M] {
     let zero = vdupq_n_f32(0.0);
     // With eight rows only the sums of a group stay in registers.
     let mut totals = [[zero; 2]; M];
-    for g in 0..band.groups {
+    for g in 0..block.groups {
         let mut sums = [[zero; 2]; M];
         // SAFETY: below the words, inputs and groups that the caller promises.
         unsafe {
-            for n in g * band.per..(g + 1) * band.per {
-                let numbers = numbers::<BITS>(band.words.add(n * words_of::<BITS>()));
+            for n in g * block.per..(g + 1) * block.per {
+                let numbers = numbers::<BITS>(block.words.add(n * words_of::<BITS>()));
                 // In two loops: one of eight is not unrolled, and then no sum is in a register.
                 let (low, high) = sums.split_at_mut(M.min(4));
                 for (m, sum) in low.iter_mut().enumerate() {
@@ -192,8 +195,8 @@ unsafe fn tile<const M: usize, const BITS: u32>(
                 }
             }
             let (scales, mut biases) = (
-                factors(band.scales, g, band.half),
-                factors(band.biases, g, band.half),
+                factors(block.scales, g, block.half),
+                factors(block.biases, g, block.half),
             );
             if BITS == 8 {
                 // What was taken from the numbers to make them signed.
@@ -201,7 +204,7 @@ unsafe fn tile<const M: usize, const BITS: u32>(
                 biases[1] = vfmaq_n_f32(biases[1], scales[1], 128.0);
             }
             for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
-                let group = *x.sums.add(m * band.groups + g);
+                let group = *x.sums.add(m * block.groups + g);
                 for half in 0..2 {
                     let product = vfmaq_f32(total[half], sum[half], scales[half]);
                     total[half] = vfmaq_n_f32(product, biases[half], group);
@@ -212,9 +215,9 @@ unsafe fn tile<const M: usize, const BITS: u32>(
     totals
 }
 
-/// [`INPUTS_PER_SCALE`] numbers of each of eight rows, as signed bytes: four of each row in two vectors, and the other four in two
-/// more. Of 4 bits these are the even ones of a row's word and the odd ones; of 8 bits those of its first word and of
-/// its second, 128 less.
+/// [`INPUTS_PER_SCALE`] numbers of each of eight rows, as signed bytes: four of each row in two
+/// vectors, and the other four in two more. Of 4 bits these are the even ones of a row's word and
+/// the odd ones; of 8 bits those of its first word and of its second, 128 less.
 ///
 /// # Safety
 /// There must be so many words.
@@ -263,8 +266,8 @@ unsafe fn add(
     sums[1] = vfmaq_n_f32(sums[1], vcvtq_f32_s32(exact[1]), scale);
 }
 
-/// The sums of products of [`INPUTS_PER_SCALE`] numbers of eight rows with as many inputs, which are below 2^25 in size: the
-/// products with high bytes count 256 times.
+/// The sums of products of [`INPUTS_PER_SCALE`] numbers of eight rows with as many inputs, which
+/// are below 2^25 in size: the products with high bytes count 256 times.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn exact(first: [int8x16_t; 2], second: [int8x16_t; 2], x: int8x16_t) -> [int32x4_t; 2] {
@@ -286,14 +289,14 @@ fn exact(first: [int8x16_t; 2], second: [int8x16_t; 2], x: int8x16_t) -> [int32x
     ]
 }
 
-/// Adds to each lane of `sums` the products of its four bytes of `w` with bytes `4 * I..4 * I + 4` of `x`.
+/// Adds to each lane of `sums` the products of its four bytes of `w` with bytes `4 * I..4 * I + 4`
+/// of `x`.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn dot<const I: usize>(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     let mut sums = sums;
-    // The intrinsic is not stable.
-    // SAFETY: it computes with these registers only; dotprod, which it needs, is enabled here; `I` is at most 3, or it
-    // does not assemble.
+    // The intrinsic is not stable. SAFETY: it computes with these registers only; dotprod, which it
+    // needs, is enabled here; `I` is at most 3, or it does not assemble.
     unsafe {
         asm!(
             "sdot {sums:v}.4s, {w:v}.16b, {x:v}.4b[{i}]",
@@ -387,11 +390,12 @@ pub(crate) fn prepare_inputs(
     }
 }
 
-/// For four times eight neighbors: what one of their whole numbers stands for, and how many of these are 1.
+/// For four times eight neighbors: what one of their integers stands for, and how many of these are
+/// 1.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) {
-    // What is no number is not greater.
+    // NaN is not greater.
     let most = |[a, b]: [float32x4_t; 2]| vmaxnmq_f32(vabsq_f32(a), vabsq_f32(b));
     let most = vpmaxnmq_f32(
         vpmaxnmq_f32(most(eights[0]), most(eights[1])),
@@ -409,8 +413,8 @@ fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) 
     (units, inverses)
 }
 
-/// Eight elements that share a scale as bytes, and what rounding takes from them: the high bytes of the four that meet
-/// the first four [`numbers`], their low bytes, then those of the other four.
+/// Eight elements that share a scale as bytes, and what rounding takes from them: the high bytes of
+/// the four that meet the first four [`numbers`], their low bytes, then those of the other four.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn quantize_8(
@@ -447,7 +451,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::testing::noise;
 
-    /// Where the high byte of an input stands among the 16 of its neighbors; the low one is four bytes after it.
+    /// Where the high byte of an input stands among the 16 of its neighbors; the low one is four
+    /// bytes after it.
     fn place(i: usize, bits: u32) -> usize {
         if bits == 4 {
             i % 2 * 8 + i / 2
@@ -485,11 +490,11 @@ pub(crate) mod tests {
         }
     }
 
-    /// Products of bands of 32 inputs, each of whose numbers is `q`, with `x`.
+    /// Products of row blocks of 32 inputs, each of whose numbers is `q`, with `x`.
     fn products(bits: u32, q: u32, (scale, bias): (f32, f32), x: &[f32]) -> Vec<f32> {
         const K: usize = 32;
         let (rows, byte) = (x.len() / K, if bits == 4 { q * 17 } else { q });
-        let bands = PackedMatrix {
+        let matrix = PackedMatrix {
             words: &vec![byte * 0x0101_0101; K * INTERLEAVED_ROWS * bits as usize / 32],
             scales: GroupParams::F32(&[scale; INTERLEAVED_ROWS]),
             biases: GroupParams::F32(&[bias; INTERLEAVED_ROWS]),
@@ -515,7 +520,7 @@ pub(crate) mod tests {
         };
         let mut columns = OutputBlock::contiguous(&mut out, rows);
         // SAFETY: as above.
-        unsafe { qgemv(bands, x, &mut columns) };
+        unsafe { qgemv(matrix, x, &mut columns) };
         out
     }
 
@@ -523,7 +528,8 @@ pub(crate) mod tests {
         std::arch::is_aarch64_feature_detected!("dotprod")
     }
 
-    /// Neither bytes nor sums overflow: the largest numbers, with inputs that are all as large as one of them can be.
+    /// Neither bytes nor sums overflow: the largest numbers, with inputs that are all as large as
+    /// one of them can be.
     #[test]
     fn the_largest_numbers_are_exact() {
         if !is_here() {
@@ -545,7 +551,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Each byte of an input counts: large ones beside small ones, and those on both sides of where a high byte begins.
+    /// Each byte of an input counts: large ones beside small ones, and those on both sides of where
+    /// a high byte begins.
     #[test]
     fn all_whole_numbers_come_back() {
         if !is_here() {

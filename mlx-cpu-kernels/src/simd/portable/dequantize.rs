@@ -30,20 +30,20 @@ pub(crate) fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
 }
 
 /// See [`PackedMatrix::dequantize_transposed`].
-pub(crate) fn dequantize_transposed(bands: PackedMatrix<'_>, out: &mut [f32]) {
-    let (per, near) = (bands.words_per_group(), bands.values_per_word());
+pub(crate) fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [f32]) {
+    let (per, near) = (matrix.words_per_group(), matrix.values_per_word());
     let (width, mask) = (
-        bands.row_blocks() * INTERLEAVED_ROWS,
-        u32::MAX >> (32 - bands.bits),
+        matrix.row_blocks() * INTERLEAVED_ROWS,
+        u32::MAX >> (32 - matrix.bits),
     );
-    for i in 0..bands.row_blocks() {
-        let band = bands.block_range(i..i + 1);
+    for i in 0..matrix.row_blocks() {
+        let block = matrix.block_range(i..i + 1);
         let groups = out.chunks_exact_mut(per * near * width);
         for ((g, out), words) in groups
             .enumerate()
-            .zip(band.words.chunks_exact(per * INTERLEAVED_ROWS))
+            .zip(block.words.chunks_exact(per * INTERLEAVED_ROWS))
         {
-            let (scales, biases) = (band.scales.group(g), band.biases.group(g));
+            let (scales, biases) = (block.scales.group(g), block.biases.group(g));
             let words = words.as_chunks::<INTERLEAVED_ROWS>().0.iter();
             for (words, columns) in words.zip(out.chunks_exact_mut(near * width)) {
                 for (j, column) in columns.chunks_exact_mut(width).enumerate() {
@@ -51,7 +51,7 @@ pub(crate) fn dequantize_transposed(bands: PackedMatrix<'_>, out: &mut [f32]) {
                         .iter_mut()
                         .enumerate()
                     {
-                        let q = words[lane] >> (j as u32 * bands.bits) & mask;
+                        let q = words[lane] >> (j as u32 * matrix.bits) & mask;
                         *out = q.cast_signed() as f32 * scales[lane] + biases[lane];
                     }
                 }

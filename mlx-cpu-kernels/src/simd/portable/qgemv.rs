@@ -38,8 +38,8 @@ pub(crate) fn prepare_inputs(
     }
 }
 
-/// A group of a row in whole numbers, from word `first` of the row on; returns what rounding took from its sum. What is
-/// no number becomes some number here; the group's sum carries it on.
+/// A group of a row in integers, from word `first` of the row on; returns what rounding took from
+/// its sum. What is NaN becomes some number here; the group's sum carries it on.
 #[inline(always)]
 fn quantize_inputs(
     x: &[f32],
@@ -71,13 +71,13 @@ fn quantize_inputs(
 
 /// See [`crate::simd::qgemv::qgemv`].
 pub(crate) fn qgemv<const BITS: u32>(
-    bands: PackedMatrix<'_>,
+    matrix: PackedMatrix<'_>,
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
 ) {
-    let (groups, per, near) = (bands.groups, bands.words_per_group(), 32 / BITS as usize);
-    for band in 0..bands.row_blocks() {
-        let own = bands.block_range(band..band + 1);
+    let (groups, per, near) = (matrix.groups, matrix.words_per_group(), 32 / BITS as usize);
+    for block in 0..matrix.row_blocks() {
+        let own = matrix.block_range(block..block + 1);
         let words = own.words.as_chunks::<INTERLEAVED_ROWS>().0;
         for i in 0..x.rows {
             let row = x.row(i, groups * per * near, groups);
@@ -99,7 +99,7 @@ pub(crate) fn qgemv<const BITS: u32>(
                     totals[lane] += scales[lane] * sums[lane] + biases[lane] * row.sums[g];
                 }
             }
-            out.row_mut(i)[band * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS].copy_from_slice(&totals);
+            out.row_mut(i)[block * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS].copy_from_slice(&totals);
         }
     }
 }

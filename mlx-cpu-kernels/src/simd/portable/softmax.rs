@@ -28,7 +28,7 @@ pub(crate) fn softmax(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     (max_score, total)
 }
 
-/// The greatest score; none is no number's.
+/// The maximum score; none is NaN's.
 #[inline(always)]
 pub(crate) fn max_score(scores: &[f32]) -> f32 {
     let (lanes, rest) = scores.as_chunks::<8>();
@@ -43,7 +43,8 @@ pub(crate) fn max_score(scores: &[f32]) -> f32 {
         .fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
 }
 
-/// What exponentials are taken below: a query that sees nothing but impossible scores would subtract infinities.
+/// What exponentials are taken below: a query that sees nothing but impossible scores would
+/// subtract infinities.
 #[inline(always)]
 pub(crate) fn softmax_base(max_score: f32) -> f32 {
     if max_score == f32::NEG_INFINITY {

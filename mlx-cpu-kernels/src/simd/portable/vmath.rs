@@ -6,10 +6,10 @@ pub(crate) const EXP_MIN: f32 = -87.33;
 /// Above this, `exp` is what it is here.
 pub(crate) const EXP_MAX: f32 = 88.37;
 
-/// Adding 1.5 * 2^23 rounds to a whole number, which is then in the lowest bits.
+/// Adding 1.5 * 2^23 rounds to a integer, which is then in the lowest bits.
 pub(crate) const ROUND_BIAS: f32 = 12_582_912.0;
 
-/// The logarithm of 2, in two parts, so that a whole number times the first is exact.
+/// The logarithm of 2, in two parts, so that a integer times the first is exact.
 pub(crate) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 
 /// That of Cephes' `expf` (S. Moshier), from the highest power on.
@@ -22,8 +22,8 @@ pub(crate) const EXP_POLY: [f32; 6] = [
     0.5,
 ];
 
-/// `exp(x)` to about two units in the last place, in operations that every vector unit has. What is no
-/// number stays so.
+/// `exp(x)` to about two units in the last place, in operations that every vector unit has. What is
+/// no number stays so.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let high = if x > EXP_MAX { EXP_MAX } else { x };
@@ -48,8 +48,8 @@ pub(crate) fn tanh(x: f32) -> f32 {
     2.0 / (1.0 + exp(-2.0 * x)) - 1.0
 }
 
-/// Of the tanh approximation to `x * Phi(x)`, `0.5 x (1 + tanh(SQRT_2_OVER_PI (x + GELU_CUBIC x^3)))` (Hendrycks and Gimpel 2016): the root of
-/// 2 / pi, and the weight of the cube.
+/// Of the tanh approximation to `x * Phi(x)`, `0.5 x (1 + tanh(SQRT_2_OVER_PI (x + GELU_CUBIC
+/// x^3)))` (Hendrycks and Gimpel 2016): the root of 2 / pi, and the weight of the cube.
 pub(crate) const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 pub(crate) const GELU_CUBIC: f32 = 0.044_715;
 
@@ -73,7 +73,7 @@ impl Gate {
                 let inner = SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x);
                 0.5 * x * (1.0 + tanh(inner))
             }
-            // Not `max`, which would lose what is no number.
+            // Not `max`, which would lose NaN.
             Gate::Relu if x < 0.0 => 0.0,
             Gate::Relu => x,
         }

@@ -1,4 +1,5 @@
-//! Quantized matrices in the kernels' own order: back to MLX's, parts of them, rows by their numbers.
+//! Quantized matrices in the kernels' own order: back to MLX's, parts of them, rows by their
+//! numbers.
 
 use super::*;
 use crate::All;

@@ -36,7 +36,8 @@ fn storages(k: usize) -> Vec<Storage> {
 /// All ways that a product with so many rows can go.
 #[test]
 fn products_of_few_and_many_rows_equal_the_definition() {
-    // So many that each thread has rows of its own, and outputs of which it takes two places and one.
+    // So many that each thread has rows of its own, and outputs of which it takes two places and
+    // one.
     let apart = 64 * threads() + 5;
     for (rows, n, k) in [
         (apart, 300, 128),
@@ -285,8 +286,8 @@ fn inputs_of_any_layout() {
     });
 }
 
-/// A row of inputs with something that is no number, or is infinite, has no number as a product, and others are as
-/// they were: rows are prepared beside each other.
+/// A row of inputs with something that is NaN, or is infinite, has NaN as a product, and others are
+/// as they were: rows are prepared beside each other.
 #[test]
 fn what_is_no_number_stays_in_its_row() {
     let (n, k) = (11usize, 96usize);
