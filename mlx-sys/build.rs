@@ -19,6 +19,8 @@ mod mlxc;
 mod pins;
 #[path = "build/pip.rs"]
 mod pip;
+#[path = "build/shared.rs"]
+mod shared;
 #[path = "build/shim.rs"]
 mod shim;
 #[path = "build/tools.rs"]
@@ -37,7 +39,7 @@ fn main() {
 
 fn run() -> Result<(), String> {
     let env = env::Env::read();
-    println!("cargo:rustc-check-cfg=cfg(mlx_c_0_5)");
+    println!("cargo:rustc-check-cfg=cfg(mlx_c_0_5, mlx_loaded)");
     for path in [
         "build.rs",
         "build",

@@ -70,11 +70,14 @@ impl Backend for MlxBackend {
         match self.0 {
             Place::Metal => metal_is_available(),
             Place::Cuda => cuda_is_available(),
-            Place::Cpu => true,
+            Place::Cpu => Device::cpu().is_available(),
         }
     }
 
     fn unavailable_reason(&self) -> Option<String> {
+        if let Err(e) = mlx_rs_core::library::load() {
+            return Some(e.message().to_owned());
+        }
         let reason = match self.0 {
             Place::Metal => "MLX has no Metal device here; Metal needs macOS on Apple silicon",
             Place::Cuda => {

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Once;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
@@ -29,8 +29,6 @@ static LIVE: AtomicI64 = AtomicI64::new(0);
 fn count_live(by: i64) {
     LIVE.store(LIVE.load(Ordering::Relaxed) + by, Ordering::Relaxed);
 }
-
-static HANDLER: Once = Once::new();
 
 thread_local! {
     /// mlx-c reports in the thread that made the call, so the slot is per thread. Without a
@@ -67,9 +65,12 @@ extern "C" fn on_error(message: *const c_char, _data: *mut c_void) {
 /// The lock, taken.
 pub(crate) type Guard = ReentrantMutexGuard<'static, ()>;
 
-/// Takes the lock, for what cannot fail.
+/// Takes the lock, for what cannot fail: MLX is loaded, or is not called.
 pub(crate) fn lock() -> Guard {
-    with_handler(MLX.lock())
+    let guard = MLX.lock();
+    // Who calls MLX without having asked has a handle of it.
+    let _ = loaded();
+    guard
 }
 
 /// Takes the lock.
@@ -79,30 +80,57 @@ pub(crate) fn lock() -> Guard {
 #[inline]
 pub(crate) fn enter(op: &'static str) -> Result<Guard> {
     match MLX.try_lock() {
-        Some(guard) => Ok(with_handler(guard)),
-        None => wait().ok_or_else(|| deadlock::error(op)),
+        Some(guard) => ready(op).map(|()| guard),
+        None => {
+            let guard = wait().ok_or_else(|| deadlock::error(op))?;
+            ready(op).map(|()| guard)
+        }
     }
 }
 
 /// Takes the lock to free something. `None` for a deadlock: what cannot be freed is leaked.
 pub(crate) fn lock_to_free() -> Option<Guard> {
-    MLX.try_lock().map(with_handler).or_else(wait)
+    MLX.try_lock().or_else(wait)
 }
 
 #[cold]
 fn wait() -> Option<Guard> {
-    deadlock::wait(|time| MLX.try_lock_for(time)).map(with_handler)
+    deadlock::wait(|time| MLX.try_lock_for(time))
 }
 
-/// The first caller installs the error handler, whose default would exit the process.
+/// What every call of MLX needs. Call with the lock held.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] when MLX cannot be loaded.
 #[inline]
-fn with_handler(guard: Guard) -> Guard {
-    HANDLER.call_once(|| {
-        // SAFETY: the handler is a plain function that never unwinds and needs no data.
-        unsafe { sys::mlx_set_error_handler(Some(on_error), std::ptr::null_mut(), None) };
-        exit::prepare();
+fn ready(op: &'static str) -> Result<()> {
+    match loaded() {
+        Ok(()) => Ok(()),
+        Err(message) => Err(Error::new(ErrorKind::Unsupported, op, message)),
+    }
+}
+
+/// Whether MLX is loaded, or why not. The first caller loads it and installs the error handler,
+/// whose default would exit the process.
+#[inline]
+pub(crate) fn loaded() -> std::result::Result<(), &'static str> {
+    static LOADED: OnceLock<std::result::Result<(), String>> = OnceLock::new();
+    let loaded = LOADED.get().unwrap_or_else(|| {
+        // The lock first, always: a thread that has it may wait for this, too.
+        let _guard = MLX.lock();
+        LOADED.get_or_init(load)
     });
-    guard
+    loaded.as_ref().copied().map_err(String::as_str)
+}
+
+#[cold]
+fn load() -> std::result::Result<(), String> {
+    #[cfg(target_os = "linux")]
+    sys::library::load().map_err(ToString::to_string)?;
+    // SAFETY: the handler is a plain function that never unwinds and needs no data.
+    unsafe { sys::mlx_set_error_handler(Some(on_error), std::ptr::null_mut(), None) };
+    exit::prepare();
+    Ok(())
 }
 
 /// As [`lock`], unless that takes longer than `patience`.

@@ -110,7 +110,7 @@ impl Device {
     #[must_use]
     pub fn is_available(self) -> bool {
         match self.kind {
-            DeviceKind::Cpu => true,
+            DeviceKind::Cpu => call::loaded().is_ok(),
             DeviceKind::Gpu => metal_is_available() || cuda_is_available(),
         }
     }

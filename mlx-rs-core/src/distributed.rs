@@ -53,7 +53,9 @@ unsafe impl Sync for Group {}
 /// ```
 #[must_use]
 pub fn is_available() -> bool {
-    let _guard = call::lock();
+    let Ok(_guard) = call::enter("distributed_is_available") else {
+        return false;
+    };
     // SAFETY: takes nothing; it only looks.
     unsafe { sys::mlx_distributed_is_available() }
 }

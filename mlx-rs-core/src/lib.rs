@@ -62,6 +62,7 @@ pub mod fft;
 pub mod indexing;
 pub mod io;
 pub mod kernel;
+pub mod library;
 pub mod linalg;
 mod mapped;
 pub mod memory;

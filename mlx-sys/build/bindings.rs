@@ -2,10 +2,12 @@
 //! builds without the native library.
 
 use std::fs;
+use std::path::Path;
 
 use crate::env::Env;
 use crate::link::emit_api;
 use crate::mlxc::Source;
+use crate::shared;
 use crate::tools::Tools;
 
 /// Generates `OUT_DIR/bindings.rs`.
@@ -37,7 +39,18 @@ pub fn generate(env: &Env, tools: &Tools, source: &Source) -> Result<(), String>
     let path = env.out_dir.join("bindings.rs");
     text.write_to_file(&path)
         .map_err(|e| format!("cannot write {}: {e}", path.display()))?;
-    println!("cargo:rustc-env=MLX_SYS_BINDINGS={}", path.display());
+    declare(env, &path)
+}
+
+/// Writes `OUT_DIR/declarations.rs`, which the crate includes: the functions of bindgen's blocks go
+/// through the macro `functions!` of `src/macros.rs`.
+fn declare(env: &Env, bindings: &Path) -> Result<(), String> {
+    let text = fs::read_to_string(bindings)
+        .map_err(|e| format!("cannot read {}: {e}", bindings.display()))?;
+    let to = env.out_dir.join("declarations.rs");
+    fs::write(&to, text.replace("unsafe extern \"C\" {", "functions! {"))
+        .map_err(|e| format!("cannot write {}: {e}", to.display()))?;
+    println!("cargo:rustc-env=MLX_SYS_BINDINGS={}", bindings.display());
     Ok(())
 }
 
@@ -46,7 +59,10 @@ pub fn use_committed(env: &Env) -> Result<(), String> {
     let from = env.manifest_dir.join("src/bindings.rs");
     let to = env.out_dir.join("bindings.rs");
     fs::copy(&from, &to).map_err(|e| format!("cannot copy {}: {e}", from.display()))?;
-    println!("cargo:rustc-env=MLX_SYS_BINDINGS={}", to.display());
+    declare(env, &to)?;
     emit_api((0, 5, 0));
+    if env.linux() {
+        shared::none(env)?;
+    }
     Ok(())
 }

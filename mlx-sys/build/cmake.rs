@@ -38,6 +38,7 @@ pub fn build(
             &sha256_file(&shim)?,
             &compiler,
             &env.target,
+            "position independent",
         ])
     );
     cache.dir(&name, |dir| {
@@ -62,6 +63,8 @@ pub fn build(
             .arg(define("CMAKE_CXX_FLAGS", flags))
             .arg(define("CMAKE_BUILD_TYPE", "Release"))
             .arg(define("BUILD_SHARED_LIBS", "OFF"))
+            // It becomes part of a shared library on Linux.
+            .arg(define("CMAKE_POSITION_INDEPENDENT_CODE", "ON"))
             .arg(define("MLX_C_BUILD_EXAMPLES", "OFF"))
             .arg(define("MLX_C_USE_SYSTEM_MLX", "ON"))
             .arg(define("MLX_DIR", mlx.root.join("share/cmake/MLX"))))

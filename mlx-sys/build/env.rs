@@ -102,6 +102,10 @@ impl Env {
         }
     }
 
+    pub fn linux(&self) -> bool {
+        self.target.ends_with("-linux")
+    }
+
     pub fn macos(&self) -> bool {
         self.target.ends_with("-macos")
     }

@@ -1,45 +1,46 @@
 //! Tells Cargo and dependent crates how to link, and how programs find libmlx when they run.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::env::Env;
 use crate::mlx::Mlx;
 use crate::mlxc::Source;
 use crate::pins::{Version, is_0_5};
+use crate::shared;
 
 /// Prints the link lines and the metadata (`DEP_MLXC_*` in dependents).
 pub fn emit(env: &Env, source: &Source, mlx: &Mlx, library: &Path) -> Result<(), String> {
-    // Cargo puts link directories inside OUT_DIR on the library path of `cargo run` and `cargo
-    // test`, in every crate above this one; hence a link to MLX there. The link is to the directory
-    // because libmlx finds its own libraries, and its metallib, relative to where it lies.
-    let run_root = env.out_dir.join("mlx");
-    link_directory(&mlx.root, &run_root)?;
-    let search = |dir: &Path| println!("cargo:rustc-link-search=native={}", dir.display());
-    search(library);
-    search(&run_root.join("lib"));
-    search(&env.out_dir);
-    println!("cargo:rustc-link-lib=static=rust_mlx_shim");
-    println!("cargo:rustc-link-lib=static=mlxc");
-    println!("cargo:rustc-link-lib=dylib=mlx");
-    if env.macos() {
-        println!("cargo:rustc-link-lib=dylib=c++");
-        for framework in ["Foundation", "Metal", "Accelerate"] {
-            println!("cargo:rustc-link-lib=framework={framework}");
-        }
+    if env.linux() {
+        shared::link(env, mlx, library)?;
     } else {
-        println!("cargo:rustc-link-lib=dylib=stdc++");
-        for dir in &mlx.bundled {
-            emit_bundled(env, dir)?;
-        }
+        link_statically(env, mlx, library)?;
     }
-
     emit_api(source.version);
     println!("cargo:mlx_version={}", mlx.version);
     println!("cargo:include={}", source.dir.display());
     println!("cargo:root={}", mlx.root.display());
     // The persistent directory, not the one in OUT_DIR: what is installed outlives the build.
     println!("cargo:lib={}", mlx.lib().display());
+    Ok(())
+}
+
+/// mlx-c and the shim become part of each program, which needs libmlx to start.
+fn link_statically(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
+    // Cargo puts link directories inside OUT_DIR on the library path of `cargo run` and `cargo
+    // test`, in every crate above this one; hence a link to MLX there. The link is to the directory
+    // because libmlx finds its metallib relative to where it lies.
+    let run_root = env.out_dir.join("mlx");
+    link_directory(&mlx.root, &run_root)?;
+    for dir in [library, &run_root.join("lib"), &env.out_dir] {
+        println!("cargo:rustc-link-search=native={}", dir.display());
+    }
+    println!("cargo:rustc-link-lib=static=rust_mlx_shim");
+    println!("cargo:rustc-link-lib=static=mlxc");
+    println!("cargo:rustc-link-lib=dylib=mlx");
+    println!("cargo:rustc-link-lib=dylib=c++");
+    for framework in ["Foundation", "Metal", "Accelerate"] {
+        println!("cargo:rustc-link-lib=framework={framework}");
+    }
     Ok(())
 }
 
@@ -54,19 +55,10 @@ pub fn emit_api(version: Version) {
     }
 }
 
-/// GNU ld must see what libmlx needs when it links a program; lld need not. Naming the files makes
-/// both content, in every dependent crate.
-fn emit_bundled(env: &Env, dir: &Path) -> Result<(), String> {
-    let link = env.out_dir.join("bundled");
-    link_directory(dir, &link)?;
-    println!("cargo:rustc-link-search=native={}", link.display());
-    Ok(())
-}
-
-fn link_directory(target: &Path, link: &PathBuf) -> Result<(), String> {
+fn link_directory(target: &Path, link: &Path) -> Result<(), String> {
     let fail = |e: std::io::Error| format!("cannot link {} in OUT_DIR: {e}", target.display());
-    match fs::symlink_metadata(link) {
-        Ok(_) => fs::remove_file(link).map_err(fail)?,
+    match std::fs::symlink_metadata(link) {
+        Ok(_) => std::fs::remove_file(link).map_err(fail)?,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
         Err(e) => return Err(fail(e)),
     }

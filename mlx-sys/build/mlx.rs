@@ -10,9 +10,9 @@ use crate::pip::Pip;
 pub struct Mlx {
     /// Holds `include`, `lib` and `share/cmake/MLX`.
     pub root: PathBuf,
+    /// Names the package and its version, for directories of installed programs.
+    pub package: String,
     pub version: String,
-    /// Directories with libraries that libmlx needs itself.
-    pub bundled: Vec<PathBuf>,
 }
 
 impl Mlx {
@@ -25,11 +25,11 @@ impl Mlx {
         let dir = pip.wheel(&package, Some(&version))?;
         let root = dir.join("mlx");
         check(&root)?;
-        let libs = dir.join(format!("{}.libs", package.replace('-', "_")));
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
         Ok(Self {
             root,
+            package: name.into_owned(),
             version,
-            bundled: Some(libs).filter(|p| p.is_dir()).into_iter().collect(),
         })
     }
 
@@ -43,8 +43,8 @@ impl Mlx {
         println!("cargo:rerun-if-changed={}", path.display());
         Ok(Self {
             root: root.to_owned(),
+            package: format!("mlx-{version}"),
             version,
-            bundled: Vec::new(),
         })
     }
 

@@ -13,7 +13,6 @@ pub fn build(env: &Env, source: &Source, mlx: &Mlx) -> Result<(), String> {
         .std("c++17")
         .compiler(&env.cxx)
         .warnings(false)
-        .flag_if_supported("-fvisibility=hidden")
         .include(env.manifest_dir.join("shim"))
         .include(&source.dir)
         .include(mlx.root.join("include"))
@@ -21,7 +20,7 @@ pub fn build(env: &Env, source: &Source, mlx: &Mlx) -> Result<(), String> {
         .file(env.manifest_dir.join("shim/host_op.cpp"))
         .file(env.manifest_dir.join("shim/stalled.cpp"))
         .file(env.manifest_dir.join("shim/statics.cpp"))
-        // Printed by `link`, in the one order that works.
+        // `link` says what is linked, in the one order that works.
         .cargo_metadata(false)
         // MLX's headers are not written for the checks of a debug build.
         .debug(false)

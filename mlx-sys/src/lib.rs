@@ -19,9 +19,14 @@
     reason = "generated from C headers"
 )]
 
-include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+#[macro_use]
+mod macros;
 
+#[cfg(mlx_loaded)]
+pub mod library;
 mod shim;
+
+include!(concat!(env!("OUT_DIR"), "/declarations.rs"));
 
 pub use shim::*;
 

@@ -1,5 +1,5 @@
-//! Declarations of `shim/graph.h`, `shim/host_op.h`, `shim/stalled.h` and `shim/statics.h`, by hand: they are ours, small, and the same for
-//! every mlx-c.
+//! Declarations of `shim/graph.h`, `shim/host_op.h`, `shim/stalled.h` and `shim/statics.h`, by hand:
+//! they are ours, small, and the same for every mlx-c.
 
 use std::ffi::{c_int, c_void};
 
@@ -51,7 +51,7 @@ pub struct rust_mlx_meaning {
     pub bits: c_int,
 }
 
-unsafe extern "C" {
+functions! {
     /// Adds an operation to a graph whose CPU work is `run`; see the header.
     pub fn rust_mlx_host_op(
         res: *mut mlx_array,

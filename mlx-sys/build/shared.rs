@@ -1,0 +1,57 @@
+//! Links mlx-c and the shim into one shared library, which the crate embeds and loads at the first
+//! call (`src/library.rs`).
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::env::Env;
+use crate::mlx::Mlx;
+use crate::pip::run;
+
+/// The file that `src/library.rs` embeds.
+const NAME: &str = "librust_mlx_c.so";
+
+/// Links it from `library`, the directory of libmlxc.a, and the shim in OUT_DIR. Tells the crate
+/// where it is, and where MLX's own library is.
+pub fn link(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
+    let out = env.out_dir.join(NAME);
+    run(Command::new(&env.cxx)
+        .arg("-shared")
+        .arg("-o")
+        .arg(&out)
+        .arg("-Wl,--whole-archive")
+        .arg(env.out_dir.join("librust_mlx_shim.a"))
+        .arg(library.join("libmlxc.a"))
+        .arg("-Wl,--no-whole-archive")
+        .arg("-L")
+        .arg(mlx.lib())
+        .arg("-lmlx")
+        // libmlx finds its own libraries; the linker need not.
+        .arg("-Wl,--allow-shlib-undefined")
+        .arg("-Wl,--strip-debug"))
+    .map_err(|e| format!("cannot link mlx-c against MLX {}:\n{e}", mlx.version))?;
+    emit(&out, mlx)
+}
+
+/// An empty file instead, for builds without the native library.
+pub fn none(env: &Env) -> Result<(), String> {
+    let out = env.out_dir.join(NAME);
+    std::fs::write(&out, []).map_err(|e| format!("cannot write {}: {e}", out.display()))?;
+    emit(
+        &out,
+        &Mlx {
+            root: PathBuf::new(),
+            package: String::new(),
+            version: String::new(),
+        },
+    )
+}
+
+fn emit(out: &Path, mlx: &Mlx) -> Result<(), String> {
+    println!("cargo:rustc-cfg=mlx_loaded");
+    println!("cargo:rustc-env=MLX_SYS_EMBEDDED={}", out.display());
+    println!("cargo:rustc-env=MLX_SYS_MLX_VERSION={}", mlx.version);
+    println!("cargo:rustc-env=MLX_SYS_PACKAGE={}", mlx.package);
+    println!("cargo:rustc-env=MLX_SYS_PACKAGE_DIR={}", mlx.root.display());
+    Ok(())
+}
