@@ -17,6 +17,7 @@ const ORDER: &[&str] = &[
     "work",
     "layout",
     "layout::tile",
+    "layout::aligned",
     "layout::input_panel",
     "layout::packed",
     // Instruction sets, each with what it adds to those before.

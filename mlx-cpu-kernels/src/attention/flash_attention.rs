@@ -6,6 +6,7 @@ use std::cell::RefCell;
 
 use crate::attention::attend::{Attention, KvRows};
 use crate::isa::Isa;
+use crate::layout::aligned::AlignedVec;
 use crate::layout::tile::{LANES, ScaledRow, TileA, TileB, TileC};
 use crate::simd::portable::vmath;
 use crate::simd::{microkernel, transpose};
@@ -24,11 +25,11 @@ thread_local! {
 #[derive(Default)]
 struct Scratch {
     /// `[D, LANES]`.
-    queries: Vec<f32>,
+    queries: AlignedVec,
     /// `[BLOCK_KEYS, LANES]`.
-    scores: Vec<f32>,
+    scores: AlignedVec,
     /// `[LANES, D]`.
-    found: Vec<f32>,
+    found: AlignedVec,
 }
 
 /// The keys that a query sees: the first so many, and a range.
@@ -68,10 +69,10 @@ impl FlashPanel<'_> {
                 found: sums,
             } = scratch;
             let n = self.visible_keys.len();
-            queries.resize(d * LANES, 0.0);
-            scores.resize(BLOCK_KEYS * LANES, 0.0);
+            queries.resize(d * LANES);
+            scores.resize(BLOCK_KEYS * LANES);
             // The queries as rows at first.
-            sums.resize(LANES * d, 0.0);
+            sums.resize(LANES * d);
             for (i, place) in sums.chunks_exact_mut(d).take(n).enumerate() {
                 query(i, place);
             }

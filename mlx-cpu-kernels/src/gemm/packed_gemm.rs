@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use crate::gemm::dense::DenseView;
 use crate::gemm::product::{MatrixData, Product};
 use crate::isa::Isa;
+use crate::layout::aligned::AlignedVec;
 use crate::layout::packed::INTERLEAVED_ROWS;
 use crate::layout::tile::{self, LANES, ScaledRow, TileA, TileB};
 use crate::partition::{MIN_PARALLEL_WORK, SharedOutput, parallel_ranges};
@@ -36,13 +37,13 @@ const BLOCK_K: usize = 256;
 /// What a thread needs for a block.
 #[derive(Default)]
 struct Scratch {
-    weights: Vec<f32>,
-    sums: Vec<f32>,
+    weights: AlignedVec,
+    sums: AlignedVec,
 }
 
 thread_local! {
     /// The inputs.
-    static PANELS: RefCell<Vec<f32>> = RefCell::default();
+    static PANELS: RefCell<AlignedVec> = RefCell::default();
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -104,10 +105,10 @@ impl GemmTask<'_> {
     }
 
     /// Puts rows of the input into panels, through the norm.
-    fn fill(&self, (first, last): (usize, usize), panels: &mut Vec<f32>) {
+    fn fill(&self, (first, last): (usize, usize), panels: &mut AlignedVec) {
         let Product { k, isa, .. } = *self.product;
         let count = (last - first).div_ceil(LANES);
-        panels.resize(count * LANES * k, 0.0);
+        panels.resize(count * LANES * k);
         let all = SharedOutput::new(panels);
         parallel_ranges(count, (last - first) * k * 4, &|from, to| {
             for i in from..to {
@@ -168,7 +169,7 @@ impl GemmTask<'_> {
         let parts = block.part..block.part + 1 + usize::from(gate.is_some());
         // The last row block may be wider than the matrix.
         let wide = columns.next_multiple_of(INTERLEAVED_ROWS);
-        weights.resize(parts.len() * wide * k, 0.0);
+        weights.resize(parts.len() * wide * k);
         for (part, weights) in parts.clone().zip(weights.chunks_exact_mut(wide * k)) {
             match self.data[part].0 {
                 MatrixData::Quantized { matrix, .. } => {
@@ -183,7 +184,7 @@ impl GemmTask<'_> {
                 }
             }
         }
-        sums.resize(parts.len() * columns * LANES, 0.0);
+        sums.resize(parts.len() * columns * LANES);
         for panel in 0..(last - first).div_ceil(LANES) {
             for (i, part) in parts.clone().enumerate() {
                 let (data, bias) = &self.data[part];

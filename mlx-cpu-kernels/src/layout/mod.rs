@@ -1,5 +1,6 @@
 //! Layouts of matrices and inputs in memory. No arithmetic on them.
 
+pub(crate) mod aligned;
 pub(crate) mod input_panel;
 pub(crate) mod packed;
 pub(crate) mod tile;
