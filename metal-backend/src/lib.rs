@@ -31,6 +31,7 @@ mod model;
 pub mod nn;
 pub mod sample;
 pub mod survey;
+#[path = "../../inference-text/src/lib.rs"]
 pub mod text;
 pub mod train;
 mod workdir;

@@ -8,12 +8,19 @@
 #[cfg(target_endian = "big")]
 compile_error!("checkpoints are little-endian and are read without conversion");
 
+#[path = "../../../inference-formats/src/config/mod.rs"]
 pub mod config;
+#[path = "../../../inference-formats/src/files/mod.rs"]
 pub mod files;
+#[path = "../../../inference-formats/src/gguf/mod.rs"]
 pub mod gguf;
+#[path = "../../../inference-formats/src/gguf_config/mod.rs"]
 pub mod gguf_config;
+#[path = "../../../inference-formats/src/gguf_quant/mod.rs"]
 pub mod gguf_quant;
+#[path = "../../../inference-formats/src/identity.rs"]
 pub mod identity;
+#[path = "../../../inference-formats/src/safetensors/mod.rs"]
 pub mod safetensors;
 pub mod weights;
 

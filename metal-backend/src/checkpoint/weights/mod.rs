@@ -4,6 +4,7 @@
 mod experts;
 mod from_gguf;
 mod from_safetensors;
+#[path = "../../../../inference-formats/src/safetensors/names.rs"]
 mod names;
 mod pieces;
 

@@ -200,7 +200,7 @@ fn ids_are_those_of_sentence_piece() {
         decoded: String,
     }
     let golden: Golden = serde_json::from_str(include_str!(
-        "../../tests/fixtures/text_sentencepiece_golden.json"
+        "../../metal-backend/tests/fixtures/text_sentencepiece_golden.json"
     ))
     .unwrap();
     assert!(golden.texts.len() > 20);
