@@ -2,7 +2,7 @@
 //! reference (`tools/golden/first_model.py`), and through the program itself.
 
 mod common;
-#[path = "../metal-backend/tests/text_first_model.rs"]
+#[path = "../inference-text/tests/first_model.rs"]
 mod text_golden;
 #[path = "first_model/training.rs"]
 mod training;

@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../entries.rs"]
+#[path = "../entries/formats.rs"]
 mod entries;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| entries::gguf(data));

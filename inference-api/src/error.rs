@@ -146,6 +146,33 @@ impl Error {
     }
 }
 
+/// A fault of a model's files keeps its kind, path and cause. The tensor's name joins the message.
+impl From<inference_formats::Error> for Error {
+    fn from(e: inference_formats::Error) -> Self {
+        use inference_formats::ErrorKind as Formats;
+        let kind = match e.kind() {
+            Formats::NotFound => ErrorKind::ModelNotFound,
+            Formats::Unsupported => ErrorKind::Unsupported,
+            Formats::OutOfMemory => ErrorKind::OutOfMemory,
+            Formats::Io => ErrorKind::Io,
+            // Kinds of later versions too: the file is what cannot be used.
+            _ => ErrorKind::InvalidModel,
+        };
+        let message = match e.tensor() {
+            Some(tensor) => format!("tensor `{tensor}`: {}", e.message()),
+            None => e.message().to_owned(),
+        };
+        let mut error = Self::new(kind, message);
+        if let Some(path) = e.path() {
+            error = error.with_path(path);
+        }
+        match e.into_source() {
+            Some(source) => error.with_source(source),
+            None => error,
+        }
+    }
+}
+
 impl fmt::Display for Error {
     /// One line: `context: message (path)`. Control characters, which names read from files may
     /// hold, are escaped: they could redraw a terminal or forge lines of a log.
@@ -230,6 +257,23 @@ mod tests {
         assert_eq!(line, "tensor `a\\nb\\u{1b}[2J` ends\\r (/m/\\u{9b}x\\ty)");
         // What was said stays as it was for programs.
         assert!(e.message().contains('\n'));
+    }
+
+    #[test]
+    fn faults_of_files_keep_kind_path_and_cause() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
+        let load = || inference_formats::ModelConfig::from_file(&path);
+        let e = Error::from(load().unwrap_err());
+        assert_eq!(e.kind(), ErrorKind::ModelNotFound);
+        assert_eq!(e.path(), Some(path.as_path()));
+        let cause = e.source().unwrap().downcast_ref::<std::io::Error>();
+        assert_eq!(cause.unwrap().kind(), std::io::ErrorKind::NotFound);
+        std::fs::write(&path, "{").unwrap();
+        let e = Error::from(load().unwrap_err());
+        assert_eq!(e.kind(), ErrorKind::InvalidModel);
+        assert!(e.message().starts_with("not valid JSON"), "{e}");
+        assert!(e.source().unwrap().is::<serde_json::Error>());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use inference::Result;
+use crate::error::Result;
 use sha2::{Digest, Sha256};
 
 use super::files::{CheckedFile, ModelDir, ModelFiles, locate};

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::text::test_support::{IM_END, byte_level, char_of, sentence_piece};
+use crate::testing::{IM_END, byte_level, char_of, sentence_piece};
 
 /// All of a stream: its texts with their ids, and the stop string.
 fn stream(

@@ -1,12 +1,22 @@
-//! Text to ids and ids to text.
+//! Text to token ids and back: the tokenizer, the chat template and the streaming detokenizer of a
+//! model.
 //!
-//! - [`Tokenizer`]: from `tokenizer.json` or from GGUF metadata; encodes, decodes, knows begin and end tokens.
-//! - [`ChatTemplate`]: lays a conversation out as text, with the model's own template or its family's format.
-//! - [`TextPipeline`]: both together; what users say never becomes control tokens.
-//! - [`Detokenizer`]: ids to text as they come, whole characters only, with stop strings.
+//! - [`Tokenizer`]: from `tokenizer.json` or from GGUF metadata. It encodes, decodes, and knows the
+//!   tokens that begin and end a text.
+//! - [`ChatTemplate`]: lays a conversation out as text, with the model's own template or with the
+//!   published format of its family.
+//! - [`TextPipeline`]: both together. No text of a message becomes a control token.
+//! - [`Detokenizer`]: ids to text as they arrive, in whole characters, with stop strings.
 //!
-//! Vocabularies and templates come from strangers: [`TextLimits`] bounds what they can cost, and bad ones are
-//! errors. No arrays and no model here; ids are checked against the model's rows where they are used.
+//! This crate knows no array, no network and no backend. Its caller compares ids with the rows of
+//! the embedding. Stop *tokens* are the decode loop's business.
+//!
+//! Vocabularies and templates come from strangers. [`TextLimits`] bounds the memory and the time
+//! that they can cost. A template runs in a sandbox: it opens no file and includes no other
+//! template. What cannot be used is an error.
+
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
 
 mod chat_template;
 mod detokenizer;
@@ -22,8 +32,8 @@ mod tokenizer;
 mod tokenizer_files;
 mod tokenizer_gguf;
 
-#[cfg(test)]
-pub(crate) mod test_support;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use chat_template::{ChatOptions, ChatTemplate};
 pub use detokenizer::{Detokenizer, Released};

@@ -13,7 +13,7 @@ use super::chat_template::{ChatOptions, ChatTemplate};
 use super::detokenizer::Detokenizer;
 use super::limits::TextLimits;
 use super::tokenizer::Tokenizer;
-use crate::checkpoint::GgufTokenizerParts;
+use inference_formats::GgufTokenizerParts;
 
 /// Text in, ids out, and back.
 #[derive(Debug, Clone)]
@@ -138,7 +138,7 @@ impl TextPipeline {
     ///
     /// # Errors
     /// As [`TextPipeline::encode_chat`]; `InvalidOption` for a field's name that spells a control token.
-    pub(crate) fn encode_values_with(
+    pub fn encode_values_with(
         &self,
         mut messages: Vec<Json>,
         options: &ChatOptions,

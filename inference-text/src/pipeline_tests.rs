@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::text::test_support::{IM_END, IM_START, byte_level_parts, chatml, sentence_piece_parts};
+use crate::testing::{IM_END, IM_START, byte_level_parts, chatml, sentence_piece_parts};
 
 fn count(ids: &[u32], id: u32) -> usize {
     ids.iter().filter(|i| **i == id).count()

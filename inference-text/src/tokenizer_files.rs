@@ -4,11 +4,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use inference::{Error, ErrorKind, Result};
+use inference_formats::files::read_capped;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
@@ -96,31 +95,13 @@ impl Tokenizer {
     }
 }
 
-/// The whole file, `None` if there is none; an error if it is larger than `most` or no plain file.
+/// The bytes of a regular file of at most `most` bytes; `None` when there is no file.
 pub(crate) fn read_bounded(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
-    let io = |e: std::io::Error| {
-        Error::new(ErrorKind::Io, format!("cannot read the file: {e}"))
-            .with_path(path)
-            .with_source(e)
-    };
-    match std::fs::metadata(path) {
-        Ok(about) if about.is_file() => {}
-        Ok(_) => return Err(invalid("not a plain file", path)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(io(e)),
+    match read_capped(path, most) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == inference_formats::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e.into()),
     }
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(io)?;
-    file.take(most.saturating_add(1))
-        .read_to_end(&mut bytes)
-        .map_err(io)?;
-    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > most {
-        return Err(invalid(
-            format!("the file is larger than {most} bytes, the most that is read"),
-            path,
-        ));
-    }
-    Ok(Some(bytes))
 }
 
 /// One of the small JSON files; `None` if there is none.

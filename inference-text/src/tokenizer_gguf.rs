@@ -25,7 +25,7 @@ use tokenizers::{AddedToken, SplitDelimiterBehavior};
 use super::limits::TextLimits;
 use super::pieces::byte_token;
 use super::tokenizer::{Engine, Facts, Tokenizer, guarded};
-use crate::checkpoint::GgufTokenizerParts;
+use inference_formats::GgufTokenizerParts;
 
 // Values of `tokenizer.ggml.token_type`; all others are ordinary text.
 const UNKNOWN: i32 = 2;

@@ -1,7 +1,7 @@
 //! Tokenizers from GGUF metadata: families, pre-tokenizers, and metadata that lies.
 
 use super::*;
-use crate::text::test_support::{byte_level_parts, sentence_piece_parts};
+use crate::testing::{byte_level_parts, sentence_piece_parts};
 
 fn tokens(t: &Tokenizer, text: &str) -> Vec<String> {
     t.encode(text, false)
@@ -200,7 +200,7 @@ fn ids_are_those_of_sentence_piece() {
         decoded: String,
     }
     let golden: Golden = serde_json::from_str(include_str!(
-        "../../metal-backend/tests/fixtures/text_sentencepiece_golden.json"
+        "../tests/fixtures/text_sentencepiece_golden.json"
     ))
     .unwrap();
     assert!(golden.texts.len() > 20);

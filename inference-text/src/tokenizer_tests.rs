@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::text::test_support::{
+use crate::testing::{
     IM_END, IM_START, THINK, byte_level, byte_level_parts, char_of, sentence_piece,
 };
 
@@ -239,7 +239,7 @@ fn damaged_directories_are_errors_that_name_the_file() {
     };
     let error = Tokenizer::from_dir_with(dir.path(), &limits).unwrap_err();
     assert!(
-        error.to_string().contains("larger than 1000 bytes"),
+        error.to_string().contains("at most 1000 are accepted"),
         "{error}"
     );
 }

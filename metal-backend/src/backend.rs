@@ -11,10 +11,11 @@ use crate::arch;
 use crate::cache::{CacheOptions, Packing};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::checkpoint::gguf::GgufTensor;
-use crate::checkpoint::identity::identity;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::weights::Weights;
-use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, config, gguf_config, gguf_quant, locate};
+use crate::checkpoint::{
+    Gguf, ModelConfig, ModelFiles, config, gguf_config, gguf_quant, identity, locate,
+};
 use crate::error::engine;
 use crate::model::{Engine, MlxModel, Parts};
 use crate::text::TextPipeline;

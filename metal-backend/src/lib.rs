@@ -31,7 +31,6 @@ mod model;
 pub mod nn;
 pub mod sample;
 pub mod survey;
-#[path = "../../inference-text/src/lib.rs"]
 pub mod text;
 pub mod train;
 mod workdir;

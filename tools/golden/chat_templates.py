@@ -1,4 +1,4 @@
-"""Makes metal-backend/tests/fixtures/chat_templates.json: chat templates as Hugging Face transformers renders them.
+"""Makes inference-text/tests/fixtures/chat_templates.json: chat templates as Hugging Face transformers renders them.
 
 The templates are ours; together they use what published ones use: tools, dates, thinking, macros that walk over JSON
 schemas, loop controls, exceptions, Python's methods and spelling of values, whitespace control. `text` is what transformers
@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
 ROOT = Path(__file__).resolve().parents[2]
-OUT = ROOT / "metal-backend" / "tests" / "fixtures" / "chat_templates.json"
+OUT = ROOT / "inference-text" / "tests" / "fixtures" / "chat_templates.json"
 NOW = 1_709_211_909  # 2024-02-29 13:05:09 UTC
 
 

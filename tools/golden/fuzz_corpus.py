@@ -1,6 +1,6 @@
 """Makes fuzz/corpus: small whole inputs for each fuzz target, from which mutations start. Needs nothing but Python.
 
-Configurations are those of tests/fixtures/tiny, templates those of metal-backend/tests/fixtures/chat_templates.json; GGUF and
+Configurations are those of tests/fixtures/tiny, templates those of inference-text/tests/fixtures/chat_templates.json; GGUF and
 safetensors files are written here, of a few kilobytes, with every type that is read.
 """
 
@@ -154,7 +154,7 @@ def safetensors_files() -> None:
 def main() -> None:
     for path in sorted(FIXTURES.glob("*/config.json")):
         put("config", path.parent.name, path.read_bytes())
-    golden = json.loads((ROOT / "metal-backend" / "tests" / "fixtures" / "chat_templates.json").read_text(encoding="utf-8"))
+    golden = json.loads((ROOT / "inference-text" / "tests" / "fixtures" / "chat_templates.json").read_text(encoding="utf-8"))
     expressions = [source for name, source in golden["templates"].items() if name.startswith("expression ")]
     for name, source in golden["templates"].items():
         if not name.startswith("expression "):

@@ -6,7 +6,7 @@ independent Python package `gguf` decodes them to (as the hex of their little-en
 comparison is exact), and, for the types MLX has a layout for, checks that MLX itself reads our packing.
 
 Pins: gguf==0.19.0, numpy, mlx==0.30.6 with mlx-cpu==0.30.6 (optional: only for the check).
-Run: python tools/golden/gguf_blocks.py > metal-backend/tests/fixtures/gguf_blocks.json
+Run: python tools/golden/gguf_blocks.py > inference-formats/tests/fixtures/gguf_blocks.json
 """
 
 import json

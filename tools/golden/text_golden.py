@@ -5,7 +5,7 @@ Reads the tokenizer out of the GGUF and encodes in plain Python: GPT-2's byte al
 Hugging Face's settings. As a second opinion every id is compared with the Python `tokenizers` package.
 
     pip install gguf==0.19.0 regex==2026.11.15 jinja2==3.1.6 tokenizers==0.23.3
-    python text_golden.py SmolLM2-135M-Instruct.Q4_1.gguf ../../metal-backend/tests/fixtures/text_smollm_golden.json
+    python text_golden.py SmolLM2-135M-Instruct.Q4_1.gguf ../../inference-text/tests/fixtures/text_smollm_golden.json
 """
 
 import json

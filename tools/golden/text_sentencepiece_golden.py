@@ -4,7 +4,7 @@ Trains a vocabulary as Llama's was made (BPE, byte fallback, a space in front, n
 script's own sentences, and writes its pieces, scores and types as a GGUF would hold them, with encoded texts.
 
     pip install sentencepiece==0.2.1
-    python text_sentencepiece_golden.py ../../metal-backend/tests/fixtures/text_sentencepiece_golden.json
+    python text_sentencepiece_golden.py ../../inference-text/tests/fixtures/text_sentencepiece_golden.json
 """
 
 import io

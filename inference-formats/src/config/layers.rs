@@ -1,6 +1,6 @@
 //! What differs from layer to layer: which look through a sliding window, and how families say so.
 
-use inference::Result;
+use crate::error::Result;
 
 use super::fields::Fields;
 use super::{fault, limits};

@@ -15,14 +15,14 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use inference::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use serde_json::{Map, Value};
 
 pub use layers::LayerKind;
 pub use quantization::QuantConfig;
 pub use rope::{RopeConfig, RopeScaling};
 
-use super::files::{invalid, read_capped};
+use super::files::read_capped;
 use fields::{Fault, Fields};
 
 /// The largest accepted `config.json`, in bytes.
@@ -112,7 +112,7 @@ fn object(bytes: &[u8]) -> Result<serde_json::Map<String, Value>> {
 }
 
 fn fault(message: String) -> Error {
-    Error::new(ErrorKind::InvalidModel, message)
+    Error::new(ErrorKind::Invalid, message)
 }
 
 fn unsupported(message: impl Into<String>) -> Error {
@@ -123,7 +123,7 @@ impl ModelConfig {
     /// Reads and checks a `config.json`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when the file is missing, too large, not JSON or says something
+    /// [`ErrorKind::Invalid`] when the file is missing, too large, not JSON or says something
     /// impossible; [`ErrorKind::Unsupported`] when it asks for what this engine does not have. The
     /// message names the field.
     pub fn from_file(path: &Path) -> Result<Self> {
@@ -229,7 +229,7 @@ impl ModelConfig {
     /// A whole number of one architecture's own.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when the field holds anything else.
+    /// [`ErrorKind::Invalid`] when the field holds anything else.
     pub fn uint(&self, name: &str, range: RangeInclusive<usize>) -> Result<Option<usize>> {
         Fields::new(&self.fields).uint(name, range).map_err(fault)
     }
@@ -247,7 +247,7 @@ impl ModelConfig {
     /// A finite number of one architecture's own.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when the field holds anything else.
+    /// [`ErrorKind::Invalid`] when the field holds anything else.
     pub fn number(&self, name: &str) -> Result<Option<f32>> {
         Fields::new(&self.fields).number(name).map_err(fault)
     }
@@ -255,7 +255,7 @@ impl ModelConfig {
     /// A switch of one architecture's own.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when the field is not true or false.
+    /// [`ErrorKind::Invalid`] when the field is not true or false.
     pub fn flag(&self, name: &str) -> Result<Option<bool>> {
         Fields::new(&self.fields).bool(name).map_err(fault)
     }
@@ -263,7 +263,7 @@ impl ModelConfig {
     /// A list of numbers of one architecture's own.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when the field holds anything else.
+    /// [`ErrorKind::Invalid`] when the field holds anything else.
     pub fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>> {
         Fields::new(&self.fields).numbers(name).map_err(fault)
     }
@@ -295,9 +295,4 @@ fn experts(fields: &Fields<'_>) -> Fault<usize> {
 /// Field and value, when it holds anything else.
 pub fn token_ids(key: &str, value: Option<&Value>) -> Fault<Vec<u32>> {
     fields::token_ids(key, value.filter(|v| !v.is_null()))
-}
-
-/// For the parts of this room that have a path at hand.
-pub(super) fn check(config: &ModelConfig, path: &Path) -> Result<()> {
-    config.validate().map_err(|e| invalid(path, e.message()))
 }

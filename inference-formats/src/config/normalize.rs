@@ -1,7 +1,7 @@
 //! One shape for what families write differently: the text part of multimodal configurations, GPT-2's
 //! names, and the numbers that families leave to their defaults.
 
-use inference::Result;
+use crate::error::Result;
 use serde_json::{Map, Value, json};
 
 use super::unsupported;

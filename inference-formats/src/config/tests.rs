@@ -357,7 +357,7 @@ fn lies_name_field_value_and_range() {
         ),
     ] {
         let e = with(json!({key: value})).expect_err(key);
-        assert_eq!(e.kind(), ErrorKind::InvalidModel);
+        assert_eq!(e.kind(), ErrorKind::Invalid);
         assert!(e.message().contains(why), "{key}: {e} does not say {why}");
         let known_elsewhere = ["rope_scaling"].contains(&key);
         assert!(
@@ -375,7 +375,7 @@ fn the_file_is_named_and_bounded() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.json");
     let read = || ModelConfig::from_file(&path);
-    assert_eq!(read().unwrap_err().kind(), ErrorKind::ModelNotFound);
+    assert_eq!(read().unwrap_err().kind(), ErrorKind::NotFound);
     std::fs::write(&path, base().to_string()).unwrap();
     assert!(read().is_ok());
     let whole = base().to_string();

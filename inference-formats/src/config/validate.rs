@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use inference::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 use super::quantization::fits;
 use super::{ModelConfig, RopeScaling, limits};
@@ -12,7 +12,7 @@ use super::{ModelConfig, RopeScaling, limits};
 const MAX_WEIGHT_BYTES: u64 = 1 << 44;
 
 fn fault(message: String) -> Error {
-    Error::new(ErrorKind::InvalidModel, message)
+    Error::new(ErrorKind::Invalid, message)
 }
 
 fn within(field: &str, value: usize, range: RangeInclusive<usize>) -> Result<()> {
@@ -40,7 +40,7 @@ impl ModelConfig {
     /// passed it; call it again after changing one.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] naming field, value and what is allowed.
+    /// [`ErrorKind::Invalid`] naming field, value and what is allowed.
     pub fn validate(&self) -> Result<()> {
         within("hidden_size", self.hidden_size, 1..=limits::HIDDEN)?;
         within(

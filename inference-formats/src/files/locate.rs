@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use inference::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 use super::{ModelDir, invalid};
 
@@ -19,7 +19,7 @@ pub enum ModelFiles {
 /// with one `.gguf` file, or a `.gguf` file.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] when nothing is there; [`ErrorKind::InvalidModel`] when what is
+/// [`ErrorKind::NotFound`] when nothing is there; [`ErrorKind::Invalid`] when what is
 /// there is no such thing, saying what is missing.
 pub fn locate(path: &Path) -> Result<ModelFiles> {
     let is_gguf = path
@@ -36,11 +36,9 @@ pub fn locate(path: &Path) -> Result<ModelFiles> {
         };
     }
     if !path.exists() {
-        return Err(Error::new(
-            ErrorKind::ModelNotFound,
-            "there is no such file or directory",
-        )
-        .with_path(path));
+        return Err(
+            Error::new(ErrorKind::NotFound, "there is no such file or directory").with_path(path),
+        );
     }
     let dir = ModelDir::open(path)?;
     let has_config = dir.find("config.json")?.is_some();

@@ -9,8 +9,8 @@ use std::fs::{self, File};
 use std::io::{ErrorKind as IoKind, Read};
 use std::path::{Component, Path, PathBuf};
 
+use crate::error::{Error, ErrorKind, Result};
 use bytemuck::Pod;
-use inference::{Error, ErrorKind, Result};
 
 pub use locate::{ModelFiles, locate};
 
@@ -18,14 +18,14 @@ pub use locate::{ModelFiles, locate};
 pub const MAX_TEXT_FILE: u64 = 256 << 20;
 
 /// The model's files are at fault.
-pub fn invalid(path: &Path, message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidModel, message).with_path(path)
+pub(crate) fn invalid(path: &Path, message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Invalid, message).with_path(path)
 }
 
 /// The operating system refused.
 fn io(path: &Path, doing: &str, e: std::io::Error) -> Error {
     let kind = if e.kind() == IoKind::NotFound {
-        ErrorKind::ModelNotFound
+        ErrorKind::NotFound
     } else {
         ErrorKind::Io
     };

@@ -11,7 +11,7 @@ fn what_a_path_holds() {
     let message = |p: &Path| locate(p).unwrap_err().message().to_owned();
     assert_eq!(
         locate(&at.join("no")).unwrap_err().kind(),
-        ErrorKind::ModelNotFound
+        ErrorKind::NotFound
     );
     assert!(message(at).contains("not a model directory"));
     fs::write(at.join("x.txt"), "").unwrap();

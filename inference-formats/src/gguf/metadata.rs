@@ -1,12 +1,12 @@
-//! GGUF metadata: values by key, fetched by the type that is wanted. An error names the key and
-//! the type that is there instead.
+//! GGUF metadata: values by key, fetched as the type that the caller wants. An error names the key
+//! and the type that the file has.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use inference::{Error, Result};
+use crate::error::{Error, Result};
 
-use crate::checkpoint::files::invalid;
+use crate::files::invalid;
 
 /// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,7 +71,7 @@ pub enum GgufArray {
 }
 
 impl GgufArray {
-    /// Its elements where they are whole numbers.
+    /// Its elements; `None` where they are no whole numbers.
     fn integers(&self) -> Option<Vec<i128>> {
         Some(match self {
             Self::U8(a) => a.iter().map(|&v| v.into()).collect(),
@@ -155,7 +155,7 @@ impl GgufMetadata {
         }
     }
 
-    /// `false` when the key is there already.
+    /// Adds a value. `false` when the key was there already.
     pub(super) fn insert(&mut self, key: String, value: GgufValue) -> bool {
         self.values.insert(key, value).is_none()
     }
@@ -183,7 +183,7 @@ impl GgufMetadata {
         )
     }
 
-    /// What is said of a key that must be there.
+    /// The error for a required key that is missing.
     pub(crate) fn missing(&self, key: &str) -> Error {
         invalid(&self.path, format!("the metadata key {key} is missing"))
     }
@@ -200,7 +200,7 @@ impl GgufMetadata {
         }
     }
 
-    /// The number of `key`, from any integer type.
+    /// The number of `key`, from any integer type. `None` without the key, here and below.
     ///
     /// # Errors
     /// When it has another type or does not fit.
@@ -283,7 +283,7 @@ impl GgufMetadata {
         }
     }
 
-    /// The numbers of `key`, from an array of any integer type; a single number is an array of one.
+    /// The numbers of `key`, from an array of any integer type. A single number is an array of one.
     ///
     /// # Errors
     /// When it has another type or a number does not fit.

@@ -1,13 +1,15 @@
-//! GGUF files, versions 2 and 3: a bounded reader of ours. The header is validated when the file
-//! is opened, tensor bytes are read exactly and on demand. Blocks are decoded in `gguf_quant`,
-//! metadata becomes a configuration in `gguf_config`.
+//! GGUF files, versions 2 and 3: the header and its tensors. [`Gguf::open`] checks the whole header
+//! against the file; tensor bytes are read later, exactly. [`GgufSummary`] reads only what a list
+//! of models shows. Blocks are decoded in [`crate::gguf_quant`]; metadata becomes a configuration
+//! in [`crate::gguf_config`].
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
 mod metadata;
 mod reader;
-#[cfg(test)]
-pub(crate) mod testing;
+mod summary;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -15,9 +17,10 @@ mod types;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use inference::{ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 
-pub use metadata::GgufMetadata;
+pub use metadata::{GgufArray, GgufMetadata, GgufValue};
+pub use summary::GgufSummary;
 pub use types::GgmlType;
 
 use super::files::{CheckedFile, invalid};
@@ -27,30 +30,28 @@ use reader::Reader;
 const MAX_KEYS: u64 = 1 << 16;
 /// The most tensors.
 const MAX_TENSORS: u64 = 1 << 16;
-/// The longest key or tensor name, in bytes.
-const MAX_KEY: u64 = 1 << 10;
 const MAX_DIMS: u32 = 4;
 const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_ALIGNMENT: u64 = 1 << 20;
-/// A tensor's information takes at least: name length, dimensions, type, offset.
+/// A tensor's header entry has at least a name length, a dimension count, a type and an offset.
 const MIN_INFO_BYTES: u64 = 8 + 4 + 4 + 8;
-/// A key takes at least: name length, type, one byte.
+/// A metadata entry has at least a key length, a type and one byte.
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 
-/// A tensor of a GGUF file: what it is and where its bytes are.
+/// A tensor of a GGUF file: its type, its shape, and where its bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GgufTensor {
     /// How its elements are stored.
     pub kind: GgmlType,
-    /// Its dimensions, row-major: GGUF's own, reversed. Blocks lie along the last one.
+    /// Its dimensions, row-major: GGUF's order, reversed. Blocks lie along the last one.
     pub shape: Vec<usize>,
     /// Bytes of its data; 0 for a type whose size is not known.
     pub nbytes: usize,
-    /// Of its first byte, from the start of the file.
+    /// Position of its first byte in the file.
     offset: u64,
 }
 
-/// An open GGUF file.
+/// An open GGUF file, whose header is consistent with its length.
 #[derive(Debug)]
 pub struct Gguf {
     file: CheckedFile,
@@ -62,7 +63,7 @@ impl Gguf {
     /// Opens a file and checks its header against its length.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] for anything that is not a whole, consistent GGUF file;
+    /// [`ErrorKind::Invalid`] for anything that is not a whole, consistent GGUF file;
     /// [`ErrorKind::Unsupported`] for version 1, big-endian and split files.
     pub fn open(path: &Path) -> Result<Self> {
         let file = CheckedFile::open(path)?;
@@ -71,16 +72,16 @@ impl Gguf {
 
         let mut metadata = GgufMetadata::new(path);
         for _ in 0..key_count {
-            let key = reader.string(MAX_KEY, "a metadata key")?;
+            let key = reader.key()?;
             let kind = reader.u32("a metadata type")?;
             let value = reader.value(kind, &key)?;
             if metadata.contains(&key) {
-                return Err(reader.fault(format!("the metadata key {key} stands there twice")));
+                return Err(reader.fault(format!("the metadata key {key} is there twice")));
             }
             metadata.insert(key, value);
         }
         if let Some(parts) = metadata.u32("split.count")?.filter(|n| *n > 1) {
-            return Err(inference::Error::new(
+            return Err(crate::error::Error::new(
                 ErrorKind::Unsupported,
                 format!("the file is one of {parts} parts; merge them with llama-gguf-split"),
             )
@@ -91,7 +92,7 @@ impl Gguf {
         for _ in 0..tensor_count {
             let (name, tensor) = read_info(&mut reader)?;
             if tensors.contains_key(&name) {
-                return Err(reader.fault(format!("the tensor {name} stands there twice")));
+                return Err(reader.fault(format!("the tensor {name} is there twice")));
             }
             tensors.insert(name, tensor);
         }
@@ -107,7 +108,7 @@ impl Gguf {
         })
     }
 
-    /// Where the file is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -125,11 +126,11 @@ impl Gguf {
     /// A tensor's stored bytes: whole blocks, row after row.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a type that is not known, and when memory is short or reading
-    /// fails.
+    /// [`ErrorKind::Unsupported`] for a type that is not decoded here; [`ErrorKind::OutOfMemory`]
+    /// or [`ErrorKind::Io`] when memory is short or reading fails.
     pub fn read(&self, tensor: &GgufTensor) -> Result<Vec<u8>> {
         if tensor.kind.block().is_none() {
-            return Err(inference::Error::new(
+            return Err(crate::error::Error::new(
                 ErrorKind::Unsupported,
                 format!(
                     "a tensor is stored as GGUF {}, which is not supported",
@@ -141,10 +142,10 @@ impl Gguf {
         self.file.read_vec(tensor.offset, tensor.nbytes)
     }
 
-    /// `length` of a tensor's stored bytes from its byte `first` on.
+    /// `length` bytes of a tensor's stored bytes, from its byte `first` on.
     ///
     /// # Errors
-    /// When they are not all the tensor's, memory is short, or reading fails.
+    /// When the range leaves the tensor, memory is short, or reading fails.
     pub fn read_bytes(&self, tensor: &GgufTensor, first: usize, length: usize) -> Result<Vec<u8>> {
         if first
             .checked_add(length)
@@ -205,9 +206,9 @@ fn alignment(metadata: &GgufMetadata) -> Result<u64> {
     Ok(alignment)
 }
 
-/// One tensor's information; its offset still counts from the start of the data.
+/// One tensor's header entry. Its offset still counts from the start of the data.
 fn read_info(reader: &mut Reader<'_>) -> Result<(String, GgufTensor)> {
-    let name = reader.string(MAX_KEY, "a tensor's name")?;
+    let name = reader.name()?;
     let dims = reader.u32("a tensor's dimensions")?;
     if dims > MAX_DIMS {
         return Err(reader.fault(format!(
@@ -254,8 +255,8 @@ fn read_info(reader: &mut Reader<'_>) -> Result<(String, GgufTensor)> {
     ))
 }
 
-/// Turns offsets into positions in the file, and checks that each tensor is aligned, inside the
-/// file, and apart from the others.
+/// Turns offsets into positions in the file. Checks that each tensor is aligned, lies inside the
+/// file, and overlaps no other.
 fn place(
     tensors: &mut BTreeMap<String, GgufTensor>,
     file: &CheckedFile,
@@ -270,7 +271,7 @@ fn place(
                 tensor.offset
             )));
         }
-        // Of a type whose size is not known, at least the first byte must be there.
+        // The size of an unknown type is unknown; its first byte must be there.
         let nbytes = (tensor.nbytes as u64).max(1);
         let start = data.checked_add(tensor.offset);
         let end = start.and_then(|s| s.checked_add(nbytes));

@@ -1,26 +1,32 @@
-//! Sequential, bounded reading of a GGUF header: no length is believed before it is compared with
-//! what remains of the file, and no array costs more memory than its share of the budget.
+//! Sequential, bounded reading of a GGUF header. Each length is compared with what remains of the
+//! file before memory is spent, and all metadata together has a budget.
 
-use inference::{Error, Result};
+use crate::error::{Error, Result};
 
 use super::metadata::{GgufArray, GgufValue};
-use crate::checkpoint::files::{CheckedFile, invalid};
+use crate::files::{CheckedFile, invalid};
 
 /// Bytes fetched from the file at a time.
 const CHUNK: u64 = 256 << 10;
-/// The longest string value, in bytes; a chat template is the longest in use.
+/// The largest header, in bytes. The largest vocabularies take some tens of megabytes.
+const MAX_HEADER: u64 = 256 << 20;
+/// The longest key or tensor name, in bytes.
+const MAX_KEY: u64 = 1 << 10;
+/// The longest string value, in bytes. Chat templates are the longest in use.
 const MAX_STRING: u64 = 4 << 20;
-/// Arrays in arrays.
+/// How deep arrays may hold arrays.
 const MAX_DEPTH: usize = 3;
-/// Strings and nested arrays of all metadata together; vocabularies have some 500,000.
+/// Strings and nested arrays of all metadata together. Vocabularies have some 500,000.
 const MAX_STRINGS: u64 = 4 << 20;
 /// Numbers in arrays of all metadata together.
 const MAX_NUMBERS: u64 = 32 << 20;
 
 pub(super) struct Reader<'a> {
     file: &'a CheckedFile,
-    /// Position in the file of what is read next.
+    /// Position in the file of the next read.
     position: u64,
+    /// Where the header must have ended: the end of the file, or the cap.
+    end: u64,
     chunk: Vec<u8>,
     /// Position in the file of the chunk's first byte.
     chunk_start: u64,
@@ -33,6 +39,7 @@ impl<'a> Reader<'a> {
         Self {
             file,
             position: 0,
+            end: file.len().min(MAX_HEADER),
             chunk: Vec::new(),
             chunk_start: 0,
             strings_left: MAX_STRINGS,
@@ -45,23 +52,34 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn remaining(&self) -> u64 {
-        self.file.len().saturating_sub(self.position)
+        self.end.saturating_sub(self.position)
     }
 
     pub(super) fn fault(&self, message: impl Into<String>) -> Error {
         invalid(self.file.path(), message)
     }
 
-    /// Fills `out` from where reading stands.
-    fn fill(&mut self, out: &mut [u8], what: &str) -> Result<()> {
-        let wanted = out.len() as u64;
-        if wanted > self.remaining() {
+    /// Whether `wanted` bytes of `what` are there.
+    fn check(&self, wanted: u64, what: &str) -> Result<()> {
+        if wanted <= self.remaining() {
+            return Ok(());
+        }
+        if self.end < self.file.len() {
             return Err(self.fault(format!(
-                "the file ends inside {what}: {wanted} bytes at byte {}, {} remain",
-                self.position,
-                self.remaining()
+                "the header is longer than {MAX_HEADER} bytes, the most that is read"
             )));
         }
+        Err(self.fault(format!(
+            "the file ends inside {what}: {wanted} bytes at byte {}, {} remain",
+            self.position,
+            self.remaining()
+        )))
+    }
+
+    /// Fills `out` from the current position.
+    fn fill(&mut self, out: &mut [u8], what: &str) -> Result<()> {
+        let wanted = out.len() as u64;
+        self.check(wanted, what)?;
         if wanted >= CHUNK {
             self.file.read_exact_at(out, self.position)?;
         } else {
@@ -106,7 +124,18 @@ impl<'a> Reader<'a> {
         self.bytes(what).map(u64::from_le_bytes)
     }
 
-    pub(super) fn string(&mut self, max: u64, what: &str) -> Result<String> {
+    /// A metadata key.
+    pub(super) fn key(&mut self) -> Result<String> {
+        self.string(MAX_KEY, "a metadata key")
+    }
+
+    /// A tensor's name.
+    pub(super) fn name(&mut self) -> Result<String> {
+        self.string(MAX_KEY, "a tensor's name")
+    }
+
+    /// The length of a string, in bytes, which the file can hold.
+    fn string_length(&mut self, max: u64, what: &str) -> Result<u64> {
         let len = self.u64(what)?;
         let allowed = max.min(self.remaining());
         if len > allowed {
@@ -115,6 +144,11 @@ impl<'a> Reader<'a> {
                 self.position
             )));
         }
+        Ok(len)
+    }
+
+    fn string(&mut self, max: u64, what: &str) -> Result<String> {
+        let len = self.string_length(max, what)?;
         let mut bytes = vec![0; len as usize];
         self.fill(&mut bytes, what)?;
         String::from_utf8(bytes).map_err(|_| self.fault(format!("{what} is not UTF-8 text")))
@@ -139,6 +173,54 @@ impl<'a> Reader<'a> {
             12 => GgufValue::F64(f64::from_le_bytes(self.bytes(what)?)),
             _ => return Err(self.fault(format!("{key} has the unknown value type {kind}"))),
         })
+    }
+
+    /// Moves `bytes` bytes on.
+    fn advance(&mut self, bytes: u64, what: &str) -> Result<()> {
+        self.check(bytes, what)?;
+        self.position += bytes;
+        Ok(())
+    }
+
+    /// Skips the value of the key `key`, whose type number has been read. Its counts and lengths
+    /// are checked as [`Self::value`] checks them; nothing is kept.
+    pub(super) fn skip(&mut self, kind: u32, key: &str) -> Result<()> {
+        match (kind, fixed_size(kind)) {
+            (_, Some(size)) => self.advance(size, key),
+            (8, _) => self.skip_string(key),
+            (9, _) => self.skip_array(key, 1),
+            _ => Err(self.fault(format!("{key} has the unknown value type {kind}"))),
+        }
+    }
+
+    fn skip_string(&mut self, what: &str) -> Result<()> {
+        let len = self.string_length(MAX_STRING, what)?;
+        self.advance(len, what)
+    }
+
+    fn skip_array(&mut self, what: &str, depth: usize) -> Result<()> {
+        let kind = self.u32(what)?;
+        let count = self.u64(what)?;
+        match (kind, fixed_size(kind)) {
+            (_, Some(size)) => {
+                self.spend_numbers(count, size, what)?;
+                self.advance(count * size, what)
+            }
+            (8, _) => {
+                self.spend_strings(count, 8, what)?;
+                (0..count).try_for_each(|_| self.skip_string(what))
+            }
+            (9, _) if depth < MAX_DEPTH => {
+                self.spend_strings(count, 12, what)?;
+                (0..count).try_for_each(|_| self.skip_array(what, depth + 1))
+            }
+            (9, _) => Err(self.too_deep(what)),
+            _ => Err(self.fault(format!("{what} has the unknown element type {kind}"))),
+        }
+    }
+
+    fn too_deep(&self, what: &str) -> Error {
+        self.fault(format!("{what} nests arrays deeper than {MAX_DEPTH}"))
     }
 
     fn bool(&mut self, what: &str) -> Result<bool> {
@@ -186,12 +268,12 @@ impl<'a> Reader<'a> {
                 }
                 GgufArray::Array(out)
             }
-            9 => return Err(self.fault(format!("{what} nests arrays deeper than {MAX_DEPTH}"))),
+            9 => return Err(self.too_deep(what)),
             _ => return Err(self.fault(format!("{what} has the unknown element type {kind}"))),
         })
     }
 
-    /// Whether `count` elements of at least `size` bytes can be there and are within the budget.
+    /// Whether the file can hold `count` elements of at least `size` bytes, and `left` allows them.
     fn check_count(&self, count: u64, size: u64, left: u64, what: &str) -> Result<()> {
         let possible = (self.remaining() / size).min(left);
         if count > possible {
@@ -209,18 +291,34 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    fn spend_numbers(&mut self, count: u64, size: u64, what: &str) -> Result<()> {
+        self.check_count(count, size, self.numbers_left, what)?;
+        self.numbers_left -= count;
+        Ok(())
+    }
+
     fn numbers<T, const N: usize>(
         &mut self,
         count: u64,
         decode: fn([u8; N]) -> T,
         what: &str,
     ) -> Result<Vec<T>> {
-        self.check_count(count, N as u64, self.numbers_left, what)?;
-        self.numbers_left -= count;
+        self.spend_numbers(count, N as u64, what)?;
         let mut out = Vec::with_capacity(count as usize);
         for _ in 0..count {
             out.push(decode(self.bytes(what)?));
         }
         Ok(out)
+    }
+}
+
+/// Bytes of one value of a type of fixed size (gguf.md, `gguf_metadata_value_type`).
+fn fixed_size(kind: u32) -> Option<u64> {
+    match kind {
+        0 | 1 | 7 => Some(1), // u8, i8, bool
+        2 | 3 => Some(2),     // u16, i16
+        4..=6 => Some(4),     // u32, i32, f32
+        10..=12 => Some(8),   // u64, i64, f64
+        _ => None,
     }
 }

@@ -1,52 +1,58 @@
-//! Writes tiny GGUF files for tests, honest ones and lying ones.
+//! A writer of small GGUF files for tests: valid ones, and ones whose header lies.
 
 use std::path::PathBuf;
 
-/// A file under construction: what is counted is what was added, unless a test says otherwise.
+/// A file under construction. The header counts what was added, unless a test patches the bytes.
 #[derive(Clone, Default)]
-pub(crate) struct Writer {
+pub struct Writer {
     keys: Vec<Vec<u8>>,
     infos: Vec<Vec<u8>>,
     data: Vec<u8>,
 }
 
-pub(crate) fn string(s: &str) -> Vec<u8> {
+/// A string as the format stores it: its length in 8 bytes, then its bytes.
+pub fn string(s: &str) -> Vec<u8> {
     [(s.len() as u64).to_le_bytes().as_slice(), s.as_bytes()].concat()
 }
 
 impl Writer {
     /// A key with its type number and the bytes of its value.
-    pub(crate) fn raw(mut self, key: &str, kind: u32, value: &[u8]) -> Self {
+    pub fn raw(mut self, key: &str, kind: u32, value: &[u8]) -> Self {
         self.keys
             .push([string(key).as_slice(), &kind.to_le_bytes(), value].concat());
         self
     }
 
-    pub(crate) fn u32(self, key: &str, value: u32) -> Self {
+    /// A key with an unsigned number of 32 bits.
+    pub fn u32(self, key: &str, value: u32) -> Self {
         self.raw(key, 4, &value.to_le_bytes())
     }
 
-    pub(crate) fn f32(self, key: &str, value: f32) -> Self {
+    /// A key with a single-precision number.
+    pub fn f32(self, key: &str, value: f32) -> Self {
         self.raw(key, 6, &value.to_le_bytes())
     }
 
-    pub(crate) fn str(self, key: &str, value: &str) -> Self {
+    /// A key with a string.
+    pub fn str(self, key: &str, value: &str) -> Self {
         self.raw(key, 8, &string(value))
     }
 
-    pub(crate) fn strings(self, key: &str, values: &[&str]) -> Self {
+    /// A key with an array of strings.
+    pub fn strings(self, key: &str, values: &[&str]) -> Self {
         let items: Vec<u8> = values.iter().flat_map(|v| string(v)).collect();
         self.array(key, 8, values.len() as u64, &items)
     }
 
-    /// An array of elements of type `kind`, which claims `count` of them.
-    pub(crate) fn array(self, key: &str, kind: u32, count: u64, items: &[u8]) -> Self {
+    /// A key with an array of elements of type `kind`, which claims to hold `count` of them.
+    pub fn array(self, key: &str, kind: u32, count: u64, items: &[u8]) -> Self {
         let value = [kind.to_le_bytes().as_slice(), &count.to_le_bytes(), items].concat();
         self.raw(key, 9, &value)
     }
 
-    /// A tensor that claims an offset of its own. `dims` in GGUF's order, fastest first.
-    pub(crate) fn info(mut self, name: &str, dims: &[u64], kind: u32, offset: u64) -> Self {
+    /// The header entry of a tensor, without data. `dims` are in GGUF's order, the fastest first;
+    /// `offset` counts from the start of the data.
+    pub fn info(mut self, name: &str, dims: &[u64], kind: u32, offset: u64) -> Self {
         let mut info = string(name);
         info.extend((dims.len() as u32).to_le_bytes());
         info.extend(dims.iter().flat_map(|d| d.to_le_bytes()));
@@ -56,21 +62,22 @@ impl Writer {
         self
     }
 
-    /// A tensor with its bytes, after those before it.
-    pub(crate) fn tensor(mut self, name: &str, dims: &[u64], kind: u32, bytes: &[u8]) -> Self {
+    /// A tensor with its bytes, placed behind the tensors before it.
+    pub fn tensor(mut self, name: &str, dims: &[u64], kind: u32, bytes: &[u8]) -> Self {
         self.data.resize(self.data.len().next_multiple_of(32), 0);
         let offset = self.data.len() as u64;
         self.data.extend(bytes);
         self.info(name, dims, kind, offset)
     }
 
-    pub(crate) fn data(mut self, bytes: usize) -> Self {
+    /// Makes the data `bytes` bytes long.
+    pub fn data(mut self, bytes: usize) -> Self {
         self.data.resize(bytes, 7);
         self
     }
 
-    /// The file's bytes; without padding at its end, so that each byte matters.
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    /// The file's bytes, without padding at the end: a test that cuts a byte cuts a used one.
+    pub fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
         out.extend((self.infos.len() as u64).to_le_bytes());
@@ -85,12 +92,13 @@ impl Writer {
     }
 
     /// The file on disk, in a directory that lives as long as the guard.
-    pub(crate) fn file(&self) -> (tempfile::TempDir, PathBuf) {
+    pub fn file(&self) -> (tempfile::TempDir, PathBuf) {
         write(&self.bytes())
     }
 }
 
-pub(crate) fn write(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+/// `bytes` as the file `model.gguf` of a new directory, which lives as long as the guard.
+pub fn write(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, bytes).unwrap();

@@ -40,11 +40,11 @@ pub enum GgmlType {
     Q5K,
     /// 256 weights: 6 bits in groups of 16.
     Q6K,
-    /// A type this engine does not read, by its number.
+    /// A type that this crate does not decode, by its number.
     Other(u32),
 }
 
-/// Number, type, name, weights in a block, bytes of a block.
+/// Types that are decoded: number, type, name, weights in a block, bytes of a block.
 const KNOWN: [(u32, GgmlType, &str, usize, usize); 18] = [
     (0, GgmlType::F32, "F32", 1, 4),
     (1, GgmlType::F16, "F16", 1, 2),
@@ -66,6 +66,25 @@ const KNOWN: [(u32, GgmlType, &str, usize, usize); 18] = [
     (30, GgmlType::BF16, "BF16", 1, 2),
 ];
 
+/// Types that are only named: number and name (`ggml_type` in ggml).
+const NAMED: [(u32, &str); 15] = [
+    (9, "Q8_1"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (20, "IQ4_NL"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (23, "IQ4_XS"),
+    (29, "IQ1_M"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (39, "MXFP4"),
+    (40, "NVFP4"),
+];
+
 impl GgmlType {
     /// The type that files give the number `id`.
     pub(super) fn from_id(id: u32) -> Self {
@@ -76,7 +95,7 @@ impl GgmlType {
     }
 
     /// The number that files give it.
-    fn id(self) -> u32 {
+    pub(super) fn id(self) -> u32 {
         match self {
             Self::Other(id) => id,
             known => KNOWN
@@ -86,15 +105,25 @@ impl GgmlType {
         }
     }
 
-    /// Weights in a block and bytes of a block; 1 weight where elements stand alone. `None` for
-    /// [`Self::Other`].
+    /// Weights in a block and bytes of a block; a type without blocks has one weight in each.
+    /// `None` for [`Self::Other`].
     pub fn block(self) -> Option<(usize, usize)> {
         KNOWN.iter().find(|k| k.1 == self).map(|k| (k.3, k.4))
     }
 
-    /// The name as ggml has it, or the number of one that is not known here.
+    /// The name in ggml, or the number of a type without a known name.
     pub fn name(self) -> String {
-        let known = KNOWN.iter().find(|k| k.1 == self).map(|k| k.2.to_owned());
-        known.unwrap_or_else(|| format!("type {}", self.id()))
+        self.known_name()
+            .map_or_else(|| format!("type {}", self.id()), str::to_owned)
+    }
+
+    /// Whether [`Self::name`] is a name rather than a number.
+    pub(super) fn is_named(self) -> bool {
+        self.known_name().is_some()
+    }
+
+    fn known_name(self) -> Option<&'static str> {
+        let decoded = KNOWN.iter().find(|k| k.1 == self).map(|k| k.2);
+        decoded.or_else(|| NAMED.iter().find(|k| k.0 == self.id()).map(|k| k.1))
     }
 }

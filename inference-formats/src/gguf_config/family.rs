@@ -1,10 +1,10 @@
 //! What only some families have in their metadata, as the fields that their `config.json` has.
 
-use inference::Result;
+use crate::error::Result;
 use serde_json::{Value, json};
 
 use super::Keys;
-use crate::checkpoint::config::limits;
+use crate::config::limits;
 
 /// Layers of the largest Gemma 2 and 3, whose scores are scaled by the width per head of the
 /// residual stream instead of by the head's; the metadata does not say it.

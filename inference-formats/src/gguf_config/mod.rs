@@ -9,13 +9,13 @@ mod tokenizer;
 
 use std::path::Path;
 
-use inference::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 pub use names::GgufNames;
 pub use tokenizer::{GgufTokenizerParts, tokenizer_parts};
 
-use super::config::{ModelConfig, check, limits};
+use super::config::{ModelConfig, limits};
 use super::files::invalid;
 use super::gguf::{Gguf, GgufMetadata};
 
@@ -118,7 +118,7 @@ impl Keys<'_> {
 /// The configuration that a GGUF file's metadata and tensors describe, checked.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] when a key is missing, of the wrong type or out of range;
+/// [`ErrorKind::Invalid`] when a key is missing, of the wrong type or out of range;
 /// [`ErrorKind::Unsupported`] for another architecture or a feature this engine lacks.
 pub fn config(file: &Gguf) -> Result<ModelConfig> {
     checked(file).map(|(_, config)| config)
@@ -156,7 +156,6 @@ fn checked(file: &Gguf) -> Result<(Map<String, Value>, ModelConfig)> {
     };
     let fields = read(&keys, file, model_type)?;
     let config = ModelConfig::from_map(fields.clone()).map_err(|e| e.with_path(file.path()))?;
-    check(&config, file.path())?;
     Ok((fields, config))
 }
 
@@ -270,7 +269,7 @@ fn rope_scaling(keys: &Keys<'_>, file: &Gguf) -> Result<Value> {
     let long = file.tensors().get("rope_factors_long.weight");
     if let (Some(long), Some(short)) = (long, file.tensors().get("rope_factors_short.weight")) {
         let values = |tensor: &super::gguf::GgufTensor| -> Result<Vec<f32>> {
-            crate::checkpoint::gguf_quant::dequantize(tensor.kind, &file.read(tensor)?)
+            crate::gguf_quant::dequantize(tensor.kind, &file.read(tensor)?)
                 .ok_or_else(|| invalid(file.path(), "the rope factors are of an unknown type"))
         };
         return Ok(json!({

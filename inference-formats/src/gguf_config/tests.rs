@@ -1,8 +1,8 @@
 //! Metadata of tiny files as configuration and tokenizer parts: complete, missing and wrong.
 
 use super::*;
-use crate::checkpoint::config::RopeScaling;
-use crate::checkpoint::gguf::testing::Writer;
+use crate::config::RopeScaling;
+use crate::gguf::testing::Writer;
 
 /// A llama file's metadata and embedding, without the keys in `left_out`.
 fn file(architecture: &str, left_out: &[&str]) -> Writer {
@@ -173,7 +173,7 @@ fn what_is_missing_or_wrong_is_named() {
         assert_eq!(read_config(&w).unwrap_err().kind(), ErrorKind::Unsupported);
     }
     let e = read_config(&Writer::default().str("general.architecture", "llama")).unwrap_err();
-    assert_eq!(e.kind(), ErrorKind::InvalidModel);
+    assert_eq!(e.kind(), ErrorKind::Invalid);
     let more = tokenizer(file("llama", &[])).u32("x", 0);
     assert!(read_config(&more).is_ok());
     let tokens = file("llama", &[]).strings("tokenizer.ggml.tokens", &["a", "b", "c", "d"]);

@@ -1,10 +1,10 @@
 //! The parts of a tokenizer as GGUF metadata holds them, taken out and checked against each other.
 //! Putting a tokenizer together from them is the business of `text/`.
 
-use inference::Result;
+use crate::error::Result;
 
-use crate::checkpoint::files::invalid;
-use crate::checkpoint::gguf::Gguf;
+use crate::files::invalid;
+use crate::gguf::Gguf;
 
 /// What a GGUF file says about its tokenizer. All ids are below `tokens.len()`.
 #[derive(Debug, Clone, Default, PartialEq)]

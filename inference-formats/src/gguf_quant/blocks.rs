@@ -6,7 +6,7 @@
 use half::f16;
 
 use super::GROUP;
-use crate::checkpoint::gguf::GgmlType;
+use crate::gguf::GgmlType;
 
 /// 16 weights of a K block: `scale * q + bias`.
 pub(super) struct Group16 {

@@ -5,13 +5,13 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use inference::Result;
+use crate::error::Result;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::checkpoint::files::{CheckedFile, invalid};
+use crate::files::{CheckedFile, invalid};
 
 /// The largest accepted header, in bytes.
 const MAX_HEADER_BYTES: u64 = 64 << 20;

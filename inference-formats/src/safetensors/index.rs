@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use inference::Result;
+use crate::error::Result;
 use serde::Deserialize;
 
 use super::header::MAX_TENSORS;
-use crate::checkpoint::files::{invalid, read_capped};
+use crate::files::{invalid, read_capped};
 
 /// The largest accepted index, in bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;

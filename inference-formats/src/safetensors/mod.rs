@@ -3,6 +3,7 @@
 
 mod header;
 mod index;
+mod names;
 #[cfg(test)]
 mod tests;
 
@@ -10,12 +11,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::error::{Error, Result};
 use bytemuck::Pod;
-use inference::{Error, ErrorKind, Result};
-use safetensors::Dtype;
 
 use super::files::{CheckedFile, ModelDir, invalid};
 use header::MAX_TENSORS;
+
+pub use ::safetensors::Dtype;
+pub use names::TensorNames;
 
 /// A tensor of a checkpoint: what it is and where its bytes are.
 #[derive(Debug, Clone)]
@@ -210,11 +213,7 @@ impl SafetensorsCheckpoint {
     }
 }
 
-/// An error about a tensor that is not as it must be.
-pub fn wrong_tensor(path: &Path, name: &str, message: impl std::fmt::Display) -> Error {
-    Error::new(
-        ErrorKind::InvalidModel,
-        format!("tensor `{name}`: {message}"),
-    )
-    .with_path(path)
+/// An error about the tensor `name` of the file at `path`.
+fn wrong_tensor(path: &Path, name: &str, message: impl Into<String>) -> Error {
+    invalid(path, message).with_tensor(name)
 }

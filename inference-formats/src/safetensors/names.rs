@@ -22,11 +22,11 @@ const OTHER_PARTS: [&str; 6] = [
 ];
 
 /// The usual names, and the stored one of each.
-pub(super) struct StoredNames(BTreeMap<String, String>);
+pub struct TensorNames(BTreeMap<String, String>);
 
-impl StoredNames {
+impl TensorNames {
     /// Of the tensors that belong to the text model.
-    pub(super) fn new<'a>(stored: impl Iterator<Item = &'a str>, model_type: &str) -> Self {
+    pub fn new<'a>(stored: impl Iterator<Item = &'a str>, model_type: &str) -> Self {
         let multimodal = matches!(model_type, "gemma3" | "gemma4");
         Self(
             stored
@@ -37,12 +37,12 @@ impl StoredNames {
     }
 
     /// The usual names.
-    pub(super) fn all(&self) -> impl Iterator<Item = &str> {
+    pub fn all(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
     /// The name in the files.
-    pub(super) fn stored(&self, usual: &str) -> Option<&str> {
+    pub fn stored(&self, usual: &str) -> Option<&str> {
         self.0.get(usual).map(String::as_str)
     }
 }
@@ -76,7 +76,7 @@ mod tests {
             "vision_tower.x.weight",
             "model.multi_modal_projector.y",
         ];
-        let names = StoredNames::new(stored.into_iter(), "gemma3");
+        let names = TensorNames::new(stored.into_iter(), "gemma3");
         let all: Vec<_> = names.all().collect();
         assert_eq!(
             all,
@@ -89,7 +89,7 @@ mod tests {
         );
         assert_eq!(names.stored("model.norm.weight"), Some(stored[0]));
         // Only families that are multimodal have other parts.
-        let names = StoredNames::new(stored.into_iter(), "llama");
+        let names = TensorNames::new(stored.into_iter(), "llama");
         assert!(names.stored("vision_tower.x.weight").is_some());
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use inference::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind};
 use proptest::prelude::*;
 use safetensors::tensor::TensorView;
 
@@ -80,7 +80,7 @@ fn every_truncation_is_an_error() {
     assert!(one(&whole).is_ok());
     for n in 0..whole.len() {
         let e = refused(&whole[..n]);
-        assert_eq!(e.kind(), ErrorKind::InvalidModel, "cut to {n}: {e}");
+        assert_eq!(e.kind(), ErrorKind::Invalid, "cut to {n}: {e}");
         assert!(e.path().is_some_and(|p| p.ends_with("model.safetensors")));
     }
     let mut longer = whole;
@@ -290,7 +290,7 @@ fn shard_names_do_not_escape() {
     ] {
         index(&dir, &[("a", name)]);
         let e = SafetensorsCheckpoint::open(&dir).unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::InvalidModel);
+        assert_eq!(e.kind(), ErrorKind::Invalid);
         assert!(e.message().contains("refused"), "{name:?}: {e}");
     }
     #[cfg(unix)]
@@ -320,7 +320,7 @@ fn a_directory_without_weights_says_so() {
     let e = SafetensorsCheckpoint::open(dir.path()).unwrap_err();
     assert!(e.message().contains("regular"), "{e}");
     let e = SafetensorsCheckpoint::open(&dir.path().join("none")).unwrap_err();
-    assert_eq!(e.kind(), ErrorKind::ModelNotFound);
+    assert_eq!(e.kind(), ErrorKind::NotFound);
 }
 
 #[test]

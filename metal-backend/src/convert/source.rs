@@ -204,7 +204,7 @@ impl Source {
                 let info = c.info(&tensor.name).ok_or_else(missing)?;
                 let (all, _) = tensor.rows_and_cols();
                 let row = info.nbytes / all.max(1);
-                c.read_part(info, first * row, rows * row)
+                Ok(c.read_part(info, first * row, rows * row)?)
             }
             (Files::Gguf(g), Stored::Gguf { name, permuted, .. }) => {
                 let found = g.tensors().get(name).ok_or_else(missing)?;
@@ -234,7 +234,7 @@ impl Source {
             return Ok(unpermute_rows(&bytes, units, heads));
         }
         let row = tensor.nbytes / all.max(1);
-        gguf.read_bytes(tensor, first * row, rows * row)
+        Ok(gguf.read_bytes(tensor, first * row, rows * row)?)
     }
 
     /// Rows of a tensor as numbers.

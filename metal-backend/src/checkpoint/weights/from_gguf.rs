@@ -6,10 +6,10 @@ use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, cpu};
 
 use super::pieces::{Parts, Whole, all_of, one, rows_and_cols};
 use super::{Source, Weights, dimension, mlx_shape};
+use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::checkpoint::gguf_config::GgufNames;
 use crate::checkpoint::gguf_quant::{dequantize, repack, unpermute_rows};
-use crate::checkpoint::safetensors::wrong_tensor;
 use crate::error::engine;
 use crate::nn::Weight;
 

@@ -6,11 +6,11 @@ use inference::Result;
 use mlx_rs_core::{Array, Dtype, Element, QuantMode, Quantized, cpu};
 use safetensors::Dtype as FileDtype;
 
-use super::names::StoredNames;
 use super::pieces::{Whole, all_of, one, rows_and_cols};
 use super::{Weights, dimension, mlx_shape};
 use crate::checkpoint::config::QuantConfig;
-use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, wrong_tensor};
+use crate::checkpoint::files::wrong_tensor;
+use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 use crate::error::engine;
 use crate::nn::Weight;
 
@@ -19,7 +19,7 @@ impl Weights {
     pub(super) fn stored_tensor<'a>(
         &self,
         checkpoint: &'a SafetensorsCheckpoint,
-        names: &'a StoredNames,
+        names: &'a TensorNames,
         name: &str,
         shape: &[usize],
     ) -> Result<(&'a str, &'a TensorInfo)> {
@@ -147,7 +147,7 @@ impl Weights {
     pub(super) fn quantized(
         &self,
         checkpoint: &SafetensorsCheckpoint,
-        names: &StoredNames,
+        names: &TensorNames,
         prefix: &str,
         info: &TensorInfo,
         shape: &[usize],

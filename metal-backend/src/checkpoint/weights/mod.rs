@@ -4,8 +4,6 @@
 mod experts;
 mod from_gguf;
 mod from_safetensors;
-#[path = "../../../../inference-formats/src/safetensors/names.rs"]
-mod names;
 mod pieces;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,20 +13,19 @@ use std::sync::Arc;
 use inference::{Error, Result};
 use mlx_rs_core::{Array, Dtype};
 
-use super::config::ModelConfig;
-use super::gguf::Gguf;
+use super::files::wrong_tensor;
 use super::gguf_config::GgufNames;
-use super::safetensors::{SafetensorsCheckpoint, TensorInfo, wrong_tensor};
+use super::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
+use super::{Gguf, ModelConfig};
 use crate::error::engine;
 use crate::nn::adapter::{Place, Site, SiteKind};
 use crate::nn::{Embedding, Linear, Weight};
-use names::StoredNames;
 
 pub use experts::ExpertNames;
 
 /// Where tensors come from.
 enum Source {
-    Safetensors(SafetensorsCheckpoint, StoredNames),
+    Safetensors(SafetensorsCheckpoint, TensorNames),
     Gguf(Gguf, GgufNames),
 }
 
@@ -58,7 +55,7 @@ impl Weights {
         config: &ModelConfig,
         dtype: Dtype,
     ) -> Self {
-        let names = StoredNames::new(
+        let names = TensorNames::new(
             checkpoint.names(),
             config.model_type.as_deref().unwrap_or_default(),
         );

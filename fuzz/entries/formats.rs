@@ -1,18 +1,17 @@
-//! What is fuzzed: the readers of everything that a model file says before a network is built. Shared by
-//! the targets for cargo-fuzz and by `metal-backend/tests/fuzz.rs`.
+//! What is fuzzed in `inference-formats`: the readers of configurations, safetensors and GGUF files.
+//! Shared by the targets for cargo-fuzz and by `inference-formats/tests/fuzz.rs`.
 //!
-//! An entry may refuse its input in any way but by crashing, hanging, or taking memory that the input does
-//! not have the size for.
+//! An entry may refuse its input. It must not crash, hang, or take memory out of proportion to the
+//! input.
 
 #![allow(dead_code, reason = "each target uses one")]
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use inference::Message;
-use metal_backend::checkpoint::safetensors::SafetensorsCheckpoint;
-use metal_backend::checkpoint::{Gguf, ModelConfig, gguf_config, gguf_quant};
-use metal_backend::text::{ChatOptions, ChatTemplate, TextLimits, Tokenizer};
+use inference_formats::gguf::GgufSummary;
+use inference_formats::safetensors::SafetensorsCheckpoint;
+use inference_formats::{Gguf, ModelConfig, gguf_config, gguf_quant};
 
 /// A directory for this process's inputs; in memory where the system has that.
 fn scratch(name: &str) -> PathBuf {
@@ -25,11 +24,19 @@ fn scratch(name: &str) -> PathBuf {
     dir.path().join(name)
 }
 
-/// A GGUF file: header, metadata, tensors, their decoding, configuration and tokenizer.
+/// A GGUF file: summary, header, metadata, tensors, their decoding, configuration, and the parts of
+/// a tokenizer.
 pub fn gguf(data: &[u8]) {
     let path = scratch("input.gguf");
     std::fs::write(&path, data).expect("the input can be written");
+    let summary = GgufSummary::open(&path);
     let Ok(file) = Gguf::open(&path) else { return };
+    let named = file.metadata().str("general.architecture");
+    if let Ok(named) = named {
+        // What loading accepts can be listed, under the same name.
+        let summary = summary.expect("the header was read before");
+        assert_eq!(summary.architecture.as_deref(), named);
+    }
     let mut total = 0;
     for tensor in file.tensors().values() {
         if let Ok(bytes) = file.read(tensor) {
@@ -46,14 +53,7 @@ pub fn gguf(data: &[u8]) {
     }
     assert!(total <= data.len(), "tensors overlap");
     let _ = gguf_config::config(&file);
-    if let Ok(parts) = gguf_config::tokenizer_parts(&file)
-        && let Ok(tokenizer) = Tokenizer::from_gguf(&parts)
-    {
-        let ids = tokenizer.encode_plain("Hello <s> wörld 12");
-        for id in ids.unwrap_or_default() {
-            assert!(!tokenizer.is_control(id), "text became a control token");
-        }
-    }
+    let _ = gguf_config::tokenizer_parts(&file);
 }
 
 /// A safetensors file: header and tensors.
@@ -85,30 +85,5 @@ pub fn config(data: &[u8]) {
         for layer in 0..config.num_hidden_layers {
             let _ = (config.window(layer), config.rope_of(layer));
         }
-    }
-}
-
-/// A chat template, with a conversation to render.
-pub fn template(data: &[u8]) {
-    let Ok(source) = std::str::from_utf8(data) else {
-        return;
-    };
-    // Smaller bounds than usual, so that each run is short; the mechanism is the same.
-    let mut limits = TextLimits::default();
-    limits.text_bytes = 1 << 18;
-    limits.template_bytes = 1 << 14;
-    limits.template_fuel = 50_000;
-    let Ok(template) = ChatTemplate::with_limits(source, "fuzzing", &limits) else {
-        return;
-    };
-    let messages = [
-        Message::system("Be brief."),
-        Message::user("Hi <b>\n é"),
-        Message::assistant("<think>x</think>It's \"4\"."),
-        Message::user("Bye"),
-    ];
-    let options = ChatOptions::answer().with_now(1_709_211_909);
-    if let Ok(text) = template.render(&messages, &options, "<s>", "</s>") {
-        assert!(text.len() <= 1 << 18);
     }
 }

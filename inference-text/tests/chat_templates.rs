@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use inference::Message;
-use metal_backend::text::{ChatOptions, ChatTemplate, TextPipeline};
+use inference_text::{ChatOptions, ChatTemplate, TextPipeline};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

@@ -1,25 +1,28 @@
-//! Small tokenizers for the tests of this room: one of each family, with all 256 bytes.
+//! Small tokenizers for tests: one of each family, each with all 256 bytes.
 
-use crate::checkpoint::GgufTokenizerParts;
+use inference_formats::GgufTokenizerParts;
 
 use super::pieces::byte_of;
 use super::{TextPipeline, Tokenizer};
 
-/// Ids of the byte-level tokenizer's first tokens.
-pub(crate) const END_OF_TEXT: u32 = 0;
-pub(crate) const IM_START: u32 = 1;
-pub(crate) const IM_END: u32 = 2;
-pub(crate) const THINK: u32 = 3;
+/// The id of `<|endoftext|>` in the byte-level tokenizer, a control token.
+pub const END_OF_TEXT: u32 = 0;
+/// The id of `<|im_start|>` in the byte-level tokenizer, a control token.
+pub const IM_START: u32 = 1;
+/// The id of `<|im_end|>` in the byte-level tokenizer, a control token.
+pub const IM_END: u32 = 2;
+/// The id of `<think>` in the byte-level tokenizer, a token that is ordinary text.
+pub const THINK: u32 = 3;
 
 /// The character of GPT-2's alphabet for a byte.
-pub(crate) fn char_of(byte: u8) -> char {
+pub fn char_of(byte: u8) -> char {
     ('\0'..'\u{200}')
         .find(|c| byte_of(*c) == Some(byte))
         .expect("an alphabet of 256")
 }
 
 /// Byte-level BPE: three control tokens, one that the user defines, 256 bytes, and a few merges.
-pub(crate) fn byte_level_parts(pre: Option<&str>) -> GgufTokenizerParts {
+pub fn byte_level_parts(pre: Option<&str>) -> GgufTokenizerParts {
     let mut tokens: Vec<String> = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>"]
         .map(String::from)
         .to_vec();
@@ -49,7 +52,7 @@ pub(crate) fn byte_level_parts(pre: Option<&str>) -> GgufTokenizerParts {
 }
 
 /// SentencePiece BPE with byte fallback: `<unk>`, `<s>`, `</s>`, 256 bytes, letters and a few words.
-pub(crate) fn sentence_piece_parts() -> GgufTokenizerParts {
+pub fn sentence_piece_parts() -> GgufTokenizerParts {
     let mut tokens: Vec<(String, f32, i32)> = vec![
         ("<unk>".into(), 0.0, 2),
         ("<s>".into(), 0.0, 3),
@@ -78,16 +81,18 @@ pub(crate) fn sentence_piece_parts() -> GgufTokenizerParts {
     }
 }
 
-pub(crate) fn byte_level() -> Tokenizer {
+/// The tokenizer of [`byte_level_parts`], split as GPT-2 does.
+pub fn byte_level() -> Tokenizer {
     Tokenizer::from_gguf(&byte_level_parts(Some("gpt-2"))).expect("the small vocabulary")
 }
 
-pub(crate) fn sentence_piece() -> Tokenizer {
+/// The tokenizer of [`sentence_piece_parts`].
+pub fn sentence_piece() -> Tokenizer {
     Tokenizer::from_gguf(&sentence_piece_parts()).expect("the small vocabulary")
 }
 
-/// A pipeline with ChatML.
-pub(crate) fn chatml() -> TextPipeline {
+/// A pipeline of the byte-level tokenizer and the ChatML format.
+pub fn chatml() -> TextPipeline {
     TextPipeline::from_gguf(&byte_level_parts(Some("gpt-2")), "llama")
         .expect("the small vocabulary")
 }

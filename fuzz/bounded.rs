@@ -1,8 +1,6 @@
-//! A bounded run of the fuzz targets on a stable compiler: the corpus, and mutations of it from a fixed
-//! seed. `fuzz/README.md` has the long run. One test, because it also looks at the process's memory.
-
-#[path = "../../fuzz/entries.rs"]
-mod entries;
+//! A bounded run of fuzz entries on a stable compiler: the corpus, and mutations of it from a fixed
+//! seed. `README.md` beside this file has the long run. A crate's `tests/fuzz.rs` includes this file
+//! and runs all its targets in one test, because the run also watches the memory of the process.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -137,54 +135,58 @@ fn peak() -> Option<u64> {
         .map(|k| k << 10)
 }
 
-/// Name, entry, and how many mutations are run.
-type Target = (&'static str, fn(&[u8]), usize);
+/// One thing to fuzz.
+pub struct Target {
+    /// What it is, for messages.
+    pub name: &'static str,
+    /// The directory below `fuzz/corpus` that it starts from.
+    pub corpus: &'static str,
+    /// Whether its inputs are texts.
+    pub is_text: bool,
+    /// Takes one input.
+    pub entry: fn(&[u8]),
+    /// Mutations that one run makes.
+    pub runs: usize,
+}
 
-/// A longer run: so many times the mutations, from another seed.
+/// A factor on the number of mutations, which also picks another seed.
 const TIMES: &str = "MLX_FUZZ_TIMES";
 
-#[test]
-fn no_input_crashes_or_takes_much_memory() {
-    let targets: [Target; 4] = [
-        ("config", entries::config, 40_000),
-        ("safetensors", entries::safetensors, 10_000),
-        ("gguf", entries::gguf, 8_000),
-        ("template", entries::template, 10_000),
-    ];
+/// Runs all targets.
+///
+/// # Panics
+/// When an input crashes an entry (its file is named), or memory grows by more than 256 MiB.
+pub fn run(targets: &[Target]) {
     let times: u64 = std::env::var(TIMES).map_or(1, |n| n.parse().expect(TIMES));
-    for (target, entry, runs) in targets {
-        let runs = runs * times as usize;
+    for target in targets {
+        let name = target.name;
+        let runs = target.runs * times as usize;
         let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../fuzz/corpus")
-            .join(target);
+            .join(target.corpus);
         let mut paths: Vec<_> = fs::read_dir(&dir)
             .unwrap()
             .map(|e| e.unwrap().path())
             .collect();
         paths.sort();
         let corpus: Vec<Vec<u8>> = paths.iter().map(|p| fs::read(p).unwrap()).collect();
-        assert!(corpus.len() >= 3, "{target}");
+        assert!(corpus.len() >= 3, "{name}");
         let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (times - 1));
         let before = peak();
         for n in 0..corpus.len() + runs {
             let mut input = corpus[n % corpus.len()].clone();
             if n >= corpus.len() {
-                mutate(
-                    &mut input,
-                    &corpus,
-                    matches!(target, "config" | "template"),
-                    &mut random,
-                );
+                mutate(&mut input, &corpus, target.is_text, &mut random);
             }
-            if catch_unwind(AssertUnwindSafe(|| entry(&input))).is_err() {
-                let path = std::env::temp_dir().join(format!("fuzz-{target}-{n}"));
+            if catch_unwind(AssertUnwindSafe(|| (target.entry)(&input))).is_err() {
+                let path = std::env::temp_dir().join(format!("fuzz-{name}-{n}"));
                 fs::write(&path, &input).unwrap();
-                panic!("{target}: run {n} crashed; its input is {}", path.display());
+                panic!("{name}: run {n} crashed; its input is {}", path.display());
             }
         }
         if let (Some(before), Some(after)) = (before, peak()) {
             let grown = (after - before) >> 20;
-            assert!(grown < 256, "{target}: memory grew by {grown} MiB");
+            assert!(grown < 256, "{name}: memory grew by {grown} MiB");
         }
     }
 }

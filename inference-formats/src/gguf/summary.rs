@@ -1,0 +1,130 @@
+//! What a list of models shows of a GGUF file: architecture and quantization. The vocabulary is
+//! skipped, not kept. The file may be a part of a split model, or hold tensors that cannot be read.
+
+use std::path::Path;
+
+use super::metadata::GgufMetadata;
+use super::reader::Reader;
+use super::{read_info, read_start};
+use crate::error::Result;
+use crate::files::CheckedFile;
+
+/// `general.file_type` numbers and their names (`llama_ftype` in llama.cpp).
+const FILE_TYPES: [(u32, &str); 34] = [
+    (0, "F32"),
+    (1, "F16"),
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (7, "Q8_0"),
+    (8, "Q5_0"),
+    (9, "Q5_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K_S"),
+    (12, "Q3_K_M"),
+    (13, "Q3_K_L"),
+    (14, "Q4_K_S"),
+    (15, "Q4_K_M"),
+    (16, "Q5_K_S"),
+    (17, "Q5_K_M"),
+    (18, "Q6_K"),
+    (19, "IQ2_XXS"),
+    (20, "IQ2_XS"),
+    (21, "Q2_K_S"),
+    (22, "IQ3_XS"),
+    (23, "IQ3_XXS"),
+    (24, "IQ1_S"),
+    (25, "IQ4_NL"),
+    (26, "IQ3_S"),
+    (27, "IQ3_M"),
+    (28, "IQ2_S"),
+    (29, "IQ2_M"),
+    (30, "IQ4_XS"),
+    (31, "IQ1_M"),
+    (32, "BF16"),
+    (36, "TQ1_0"),
+    (37, "TQ2_0"),
+    (38, "MXFP4"),
+    (39, "NVFP4"),
+];
+
+const ARCHITECTURE: &str = "general.architecture";
+const FILE_TYPE: &str = "general.file_type";
+
+/// Architecture and quantization of a GGUF file, from its header alone.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GgufSummary {
+    /// `general.architecture`, where the file has the key.
+    pub architecture: Option<String>,
+    /// The quantization's name, such as `Q4_K_M`: from `general.file_type`, else the type that
+    /// most weights have. `None` when neither is known.
+    pub quantization: Option<String>,
+    /// Bytes of the file.
+    pub bytes: u64,
+}
+
+impl GgufSummary {
+    /// Reads the header of the file at `path` as far as needed. Lengths and counts are checked as
+    /// in [`super::Gguf::open`]; where the tensors lie is not.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Invalid`] for anything that is not a GGUF header of version 2 or 3,
+    /// [`crate::ErrorKind::NotFound`] and [`crate::ErrorKind::Io`] for a file that cannot be read.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = CheckedFile::open(path)?;
+        let mut reader = Reader::new(&file);
+        let (tensors, keys) = read_start(&mut reader)?;
+        let mut found = GgufMetadata::new(path);
+        for _ in 0..keys {
+            let key = reader.key()?;
+            let kind = reader.u32("a metadata type")?;
+            if !matches!(key.as_str(), ARCHITECTURE | FILE_TYPE) {
+                reader.skip(kind, &key)?;
+                continue;
+            }
+            let value = reader.value(kind, &key)?;
+            found.insert(key, value);
+            // The vocabulary mostly comes later, and is long.
+            if found.contains(ARCHITECTURE) && file_type(&found).is_some() {
+                break;
+            }
+        }
+        let quantization = match file_type(&found) {
+            Some(name) => Some(name.to_owned()),
+            None => most_common_type(&mut reader, tensors)?,
+        };
+        Ok(Self {
+            architecture: found.str(ARCHITECTURE)?.map(str::to_owned),
+            quantization,
+            bytes: file.len(),
+        })
+    }
+}
+
+fn file_type(found: &GgufMetadata) -> Option<&'static str> {
+    let number = found.u32(FILE_TYPE).ok().flatten()?;
+    FILE_TYPES
+        .iter()
+        .find(|(n, _)| *n == number)
+        .map(|(_, name)| *name)
+}
+
+/// The type that most weights have. Of equal shares the type with the lower number wins.
+fn most_common_type(reader: &mut Reader<'_>, tensors: u64) -> Result<Option<String>> {
+    let mut weights = std::collections::BTreeMap::new();
+    for _ in 0..tensors {
+        let (_, tensor) = read_info(reader)?;
+        let elements = tensor
+            .shape
+            .iter()
+            .fold(1u64, |n, &d| n.saturating_mul(d as u64));
+        let sum = weights
+            .entry(tensor.kind.id())
+            .or_insert((0u64, tensor.kind));
+        sum.0 = sum.0.saturating_add(elements);
+    }
+    // A number that no name is known for says nothing to a reader.
+    let named = weights.values().filter(|(_, kind)| kind.is_named());
+    let most = named.rev().max_by_key(|(elements, _)| *elements);
+    Ok(most.map(|(_, kind)| kind.name()))
+}

@@ -1,0 +1,42 @@
+//! What model files say, read without an engine: configurations, tensor headers, block decoding,
+//! and how much memory a model takes.
+//!
+//! | Module | What it reads |
+//! |---|---|
+//! | [`config`] | `config.json` of transformers and mlx-lm, as one checked [`ModelConfig`] |
+//! | [`safetensors`] | headers and the shard index of safetensors files; exact reads of tensors |
+//! | [`gguf`] | GGUF headers, metadata and tensors, versions 2 and 3 |
+//! | [`gguf_config`] | GGUF metadata as a [`ModelConfig`], tensor names, and parts of a tokenizer |
+//! | [`gguf_quant`] | ggml blocks as `f32`, or repacked without loss to MLX's affine layout |
+
+//! | [`files`] | which files a model has; names that stay inside its directory |
+//! | [`identity`] | a hash that tells one model from another |
+//!
+//! This crate knows no array library, no backend and no tokenizer. It computes nothing but the
+//! decoding of blocks; an engine copies the bytes into arrays of its own.
+//!
+//! Files come from strangers. Every length is compared with the file before memory is spent, names
+//! cannot lead out of the model's directory, and nothing is executed or written. A truncated or
+//! malformed file is always an [`Error`], which names the file and, where there is one, the tensor.
+
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+#[cfg(target_endian = "big")]
+compile_error!("model files are little-endian and are read without conversion");
+
+pub mod config;
+mod error;
+pub mod files;
+pub mod gguf;
+pub mod gguf_config;
+pub mod gguf_quant;
+mod identity;
+pub mod safetensors;
+
+pub use config::ModelConfig;
+pub use error::{Error, ErrorKind, Result};
+pub use files::{ModelFiles, locate};
+pub use gguf::Gguf;
+pub use gguf_config::GgufTokenizerParts;
+pub use identity::identity;

@@ -1,0 +1,6 @@
+//! Text to ids and back: the crate `inference-text`.
+
+pub use inference_text::*;
+
+#[cfg(test)]
+pub(crate) use inference_text::testing as test_support;
