@@ -1,13 +1,12 @@
 //! Finding models on disk without loading them: directories with `config.json` and safetensors
 //! files, and `.gguf` files. Whether a model is whole and supported is for a backend to say.
 
-mod gguf;
-
 use std::collections::HashSet;
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use inference_formats::files::read_capped;
+use inference_formats::gguf::GgufSummary;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -236,7 +235,23 @@ fn follows_another(path: &Path) -> bool {
 }
 
 fn describe_gguf(path: &Path) -> Result<DiscoveredModel> {
-    let mut model = gguf::describe(path)?;
+    let found = GgufSummary::open(path)?;
+    let quantization = match found.quantization.as_deref() {
+        Some("Q4_0" | "Q4_1") => Some((4, 32)),
+        Some("Q5_0" | "Q5_1") => Some((5, 32)),
+        Some("Q8_0") => Some((8, 32)),
+        // The others have scales of scales, or mix types: not one pair of numbers.
+        _ => None,
+    };
+    let mut model = DiscoveredModel {
+        path: path.to_owned(),
+        model_type: found.architecture.unwrap_or_default(),
+        format: ModelFormat::Gguf,
+        quantization: quantization.map(|(bits, group_size)| Quantization { bits, group_size }),
+        quantization_name: found.quantization,
+        num_files: 1,
+        bytes: found.bytes,
+    };
     if let Some(part) = Part::of(path).filter(|p| p.number == 1) {
         for number in 2..=part.count {
             let sibling = part.sibling(path, number);
@@ -258,20 +273,7 @@ fn describe_gguf(path: &Path) -> Result<DiscoveredModel> {
 fn describe(dir: &Path, weights: &[&PathBuf]) -> Result<DiscoveredModel> {
     let path = dir.join("config.json");
     let invalid = |message: String| Error::new(ErrorKind::InvalidModel, message).with_path(&path);
-    let mut text = Vec::new();
-    let metadata = fs::metadata(&path).map_err(|e| io_error(&path, "cannot be read", e))?;
-    // Opening a pipe would wait for its writer.
-    if !metadata.is_file() {
-        return Err(invalid(String::from("not a regular file")));
-    }
-    fs::File::open(&path)
-        .and_then(|f| f.take(MAX_CONFIG + 1).read_to_end(&mut text))
-        .map_err(|e| io_error(&path, "cannot be read", e))?;
-    if text.len() as u64 > MAX_CONFIG {
-        return Err(invalid(format!(
-            "larger than the {MAX_CONFIG} bytes a configuration may have"
-        )));
-    }
+    let text = read_capped(&path, MAX_CONFIG)?;
     let config: Value = serde_json::from_slice(&text)
         .map_err(|e| invalid(format!("not a JSON configuration: {e}")).with_source(e))?;
     if !config.is_object() {
