@@ -23,9 +23,9 @@ fn stdout(arguments: &[&str]) -> String {
     String::from_utf8(run.stdout).unwrap()
 }
 
-fn survey(path: &Path) -> Value {
+fn report(path: &Path) -> Value {
     let text = stdout(&["inspect", "--no-load", "--json", path.to_str().unwrap()]);
-    serde_json::from_str::<Value>(&text).unwrap()["survey"].clone()
+    serde_json::from_str::<Value>(&text).unwrap()["report"].clone()
 }
 
 #[test]
@@ -63,27 +63,27 @@ fn headers_tell_what_loading_finds() {
         );
     for path in files {
         let what = path.display().to_string();
-        let survey = survey(&path);
+        let report = report(&path);
         let info = load(&path).info();
-        assert_eq!(survey["supported"], true, "{what}");
+        assert_eq!(report["supported"], true, "{what}");
         assert_eq!(
-            survey["template"].is_null(),
+            report["template"].is_null(),
             !info.has_chat_template,
             "{what}"
         );
         let sum = |list: &str, field: &str| -> u64 {
-            let all = survey[list].as_array().unwrap().iter();
+            let all = report[list].as_array().unwrap().iter();
             all.map(|share| share[field].as_u64().unwrap()).sum()
         };
         for list in ["parts", "formats"] {
             assert_eq!(
                 sum(list, "parameters"),
-                survey["parameters"],
+                report["parameters"],
                 "{what}: {list}"
             );
             assert_eq!(
                 sum(list, "stored_bytes"),
-                survey["stored_bytes"],
+                report["stored_bytes"],
                 "{what}: {list}"
             );
         }
@@ -91,16 +91,17 @@ fn headers_tell_what_loading_finds() {
         // and keys that Gemma 4 takes for values are counted as both once loaded.
         let about =
             |files: u64, loaded: u64| files + files / 20 >= loaded && files < loaded * 13 / 10;
-        let parameters = survey["parameters"].as_u64().unwrap();
+        let parameters = report["parameters"].as_u64().unwrap();
         assert!(
             about(parameters, info.parameters),
             "{what}: {parameters}, loaded {}",
             info.parameters
         );
-        let memory = &survey["memory"];
+        let memory = &report["memory"];
         let weights = memory["weights"].as_u64().unwrap();
+        // The kernels pad the last rows of packed matrices, which shows in models this small.
         assert!(
-            about(weights, info.weight_bytes),
+            weights.abs_diff(info.weight_bytes) <= info.weight_bytes / 100,
             "{what}: {weights}, loaded {}",
             info.weight_bytes
         );

@@ -9,6 +9,7 @@
 //! | [`gguf_config`] | GGUF metadata as a [`ModelConfig`], tensor names, and parts of a tokenizer |
 //! | [`gguf_quant`] | ggml blocks as `f32`, or repacked without loss to MLX's affine layout |
 
+//! | [`footprint`] | bytes in memory of each tensor, before any is read |
 //! | [`files`] | which files a model has; names that stay inside its directory |
 //! | [`identity`] | a hash that tells one model from another |
 //!
@@ -28,6 +29,7 @@ compile_error!("model files are little-endian and are read without conversion");
 pub mod config;
 mod error;
 pub mod files;
+pub mod footprint;
 pub mod gguf;
 pub mod gguf_config;
 pub mod gguf_quant;

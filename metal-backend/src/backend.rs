@@ -5,17 +5,16 @@ use std::path::Path;
 use inference::{
     Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, ModelInfo, Result, TextModel,
 };
-use mlx_rs_core::{Device, Dtype, Stream, cpu, cuda_is_available, memory, metal_is_available};
+use inference_formats::footprint::{Footprint, WeightStorage};
+use mlx_rs_core::{Device, Dtype, Stream, cuda_is_available, memory, metal_is_available};
+use safetensors::Dtype as FileDtype;
 
 use crate::arch;
 use crate::cache::{CacheOptions, Packing};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
-use crate::checkpoint::gguf::GgufTensor;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::weights::Weights;
-use crate::checkpoint::{
-    Gguf, ModelConfig, ModelFiles, config, gguf_config, gguf_quant, identity, locate,
-};
+use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, config, gguf_config, identity, locate};
 use crate::error::engine;
 use crate::model::{Engine, MlxModel, Parts};
 use crate::text::TextPipeline;
@@ -41,7 +40,7 @@ pub fn gguf_architectures() -> Vec<(&'static str, &'static str)> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(crate) enum Place {
     Metal,
     Cuda,
     Cpu,
@@ -55,6 +54,46 @@ impl Place {
             Place::Metal | Place::Cuda => Device::gpu(),
             Place::Cpu => Device::cpu(),
         }
+    }
+
+    /// The place of the backend `name`, else the best one that works here.
+    pub(crate) fn named_or_best(name: Option<&str>) -> Self {
+        let all = [Place::Metal, Place::Cuda, Place::Cpu];
+        let named = all
+            .into_iter()
+            .find(|p| Some(MlxBackend(*p).name()) == name);
+        let best = || all.into_iter().find(|p| MlxBackend(*p).available());
+        named.or_else(best).unwrap_or(Place::Cpu)
+    }
+
+    /// The type to compute in: the one asked for, else float32 on a CPU (half types are emulated
+    /// there), else the type that the checkpoint stores.
+    pub(crate) fn compute_type(
+        self,
+        asked: Option<ComputeType>,
+        stored: FileDtype,
+    ) -> Result<(Dtype, ComputeType)> {
+        let chosen = match (asked, stored) {
+            (Some(t), _) => t,
+            (None, _) if self == Place::Cpu => ComputeType::Float32,
+            (None, FileDtype::F16) => ComputeType::Float16,
+            (None, FileDtype::BF16) => ComputeType::BFloat16,
+            (None, _) => ComputeType::Float32,
+        };
+        match chosen {
+            ComputeType::Float32 => Ok((Dtype::Float32, chosen)),
+            ComputeType::Float16 => Ok((Dtype::Float16, chosen)),
+            ComputeType::BFloat16 => Ok((Dtype::Bfloat16, chosen)),
+            other => Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("cannot compute in {other}"),
+            )),
+        }
+    }
+
+    /// How [`Weights`] holds the tensors of a model that computes in `dtype`.
+    pub(crate) fn weight_storage(self, dtype: Dtype) -> WeightStorage {
+        Weights::storage(self == Place::Cpu, dtype)
     }
 }
 
@@ -180,33 +219,6 @@ fn alike(a: &TextPipeline, b: &TextPipeline) -> Result<bool> {
     Ok(a.tokenizer().encode(SAMPLE, false)? == b.tokenizer().encode(SAMPLE, false)?)
 }
 
-/// The type to compute in: what was asked for, else float32 on a CPU (half types are emulated
-/// there), else what the checkpoint has.
-fn compute_type(
-    place: Place,
-    options: &LoadOptions,
-    stored: Dtype,
-) -> Result<(Dtype, ComputeType)> {
-    let chosen = match options.dtype {
-        Some(t) => t,
-        None if place == Place::Cpu => ComputeType::Float32,
-        None => match stored {
-            Dtype::Float16 => ComputeType::Float16,
-            Dtype::Bfloat16 => ComputeType::BFloat16,
-            _ => ComputeType::Float32,
-        },
-    };
-    match chosen {
-        ComputeType::Float32 => Ok((Dtype::Float32, chosen)),
-        ComputeType::Float16 => Ok((Dtype::Float16, chosen)),
-        ComputeType::BFloat16 => Ok((Dtype::Bfloat16, chosen)),
-        other => Err(Error::new(
-            ErrorKind::Unsupported,
-            format!("cannot compute in {other}"),
-        )),
-    }
-}
-
 /// Refuses a model that cannot fit before anything of it is read.
 fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     let budget = memory::budget();
@@ -220,36 +232,16 @@ fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     .with_path(path))
 }
 
-/// Bytes a GGUF tensor takes once loaded: packed ones get float32 scales, others become float32.
-fn loaded_bytes(tensor: &GgufTensor) -> u64 {
-    if gguf_quant::repack(tensor.kind, &[]).is_some() {
-        return (tensor.nbytes as u64).saturating_mul(3) / 2;
-    }
-    tensor
-        .shape
-        .iter()
-        .fold(4, |bytes: u64, &d| bytes.saturating_mul(d as u64))
-}
-
 fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
     let (config, mut weights, text, compute, generation_eos) = match locate(path)? {
         ModelFiles::Directory(dir) => {
             let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
             let checkpoint = SafetensorsCheckpoint::open(&dir)?;
-            let stored = stored_type(&checkpoint);
-            let (dtype, compute) = compute_type(place, options, stored)?;
-            // Half types double when they become float32. Packed weights stay as they are, and so do matrices that our
-            // kernels multiply with; experts are none of them.
-            let stay = config.quantization.is_some()
-                || place == Place::Cpu
-                    && config.num_experts == 0
-                    && cpu::DenseMatrix::supports(stored);
-            let growth = if dtype.size() > stored.size() && !stay {
-                2
-            } else {
-                1
-            };
-            check_memory(&dir, checkpoint.total_bytes().saturating_mul(growth))?;
+            let stored = checkpoint.float_type();
+            let (dtype, compute) = place.compute_type(options.dtype, stored)?;
+            let storage = place.weight_storage(dtype);
+            let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
+            check_memory(&dir, footprint.loaded_bytes())?;
             let text =
                 TextPipeline::from_dir(&dir, config.model_type.as_deref().unwrap_or_default())?;
             let extra = generation_eos(&dir)?;
@@ -261,8 +253,10 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
         ModelFiles::Gguf(file) => {
             let gguf = Gguf::open(&file)?;
             let config = gguf_config::config(&gguf)?;
-            let (dtype, compute) = compute_type(place, options, Dtype::Float16)?;
-            check_memory(&file, gguf.tensors().values().map(loaded_bytes).sum())?;
+            let (dtype, compute) = place.compute_type(options.dtype, FileDtype::F16)?;
+            let storage = place.weight_storage(dtype);
+            let footprint = Footprint::of_gguf(&gguf, &config, &storage);
+            check_memory(&file, footprint.loaded_bytes())?;
             let parts = gguf_config::tokenizer_parts(&gguf)?;
             let text =
                 TextPipeline::from_gguf(&parts, config.model_type.as_deref().unwrap_or_default())?;
@@ -358,26 +352,6 @@ fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOptions>
         packing,
         trimmable: None,
     })
-}
-
-/// The float type most of a checkpoint's bytes are in.
-fn stored_type(checkpoint: &SafetensorsCheckpoint) -> Dtype {
-    let bytes_of = |wanted: safetensors::Dtype| -> usize {
-        checkpoint
-            .names()
-            .filter_map(|n| checkpoint.info(n))
-            .filter(|i| i.dtype == wanted)
-            .map(|i| i.nbytes)
-            .sum()
-    };
-    [
-        (Dtype::Bfloat16, bytes_of(safetensors::Dtype::BF16)),
-        (Dtype::Float16, bytes_of(safetensors::Dtype::F16)),
-        (Dtype::Float32, bytes_of(safetensors::Dtype::F32)),
-    ]
-    .into_iter()
-    .max_by_key(|(_, bytes)| *bytes)
-    .map_or(Dtype::Float32, |(dtype, _)| dtype)
 }
 
 /// The end-of-text tokens that `generation_config.json` adds, where there is one.

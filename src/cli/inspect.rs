@@ -11,11 +11,11 @@ use super::load::{LoadArgs, choose_backend, find_model, load_with};
 use super::models::{describe, format_name, quantization, type_name};
 
 #[cfg(feature = "mlx-backend")]
-use metal_backend::survey::Survey;
+use metal_backend::model_report::ModelReport;
 
 /// Without the engine nothing is known of what it would need.
 #[cfg(not(feature = "mlx-backend"))]
-type Survey = std::convert::Infallible;
+type ModelReport = std::convert::Infallible;
 
 /// Show what a model is: its files, architecture, sizes, quantization, and whether it fits in memory
 #[derive(Debug, Clone, clap::Args)]
@@ -41,9 +41,9 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     };
     let path = find_model(Some(&args.model), console)?;
     let files = discovered(&path);
-    let survey = survey(&path, args, backend.as_deref());
+    let report = report(&path, args, backend.as_deref());
     let loaded = match backend {
-        Some(_) if survey.as_ref().is_some_and(is_too_large) => {
+        Some(_) if report.as_ref().is_some_and(is_too_large) => {
             console.warn("warning: there is not enough free memory, so it is not loaded; what follows is from its files");
             None
         }
@@ -53,7 +53,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let files = match (files, &loaded) {
         (Ok(files), _) => Some(files),
         // The backend could read what discovery could not.
-        (Err(e), loaded) if loaded.is_some() || survey.is_some() => {
+        (Err(e), loaded) if loaded.is_some() || report.is_some() => {
             tracing::info!("discovery: {}", chain(&e));
             None
         }
@@ -64,7 +64,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         .map(|loaded| (loaded.backend.name(), loaded.model.info()));
     let found = Found {
         files: files.as_ref(),
-        survey: survey.as_ref(),
+        report: report.as_ref(),
         loaded: info,
     };
     print(&path, found, args.json, console)
@@ -74,67 +74,68 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 #[derive(Default)]
 struct Found<'a> {
     files: Option<&'a DiscoveredModel>,
-    survey: Option<&'a Survey>,
+    report: Option<&'a ModelReport>,
     loaded: Option<(&'a str, ModelInfo)>,
 }
 
-/// What its headers say to the engine, in the type that `backend` would compute in.
+/// What its headers say, as `backend` would load it.
 #[cfg(feature = "mlx-backend")]
-fn survey(path: &Path, args: &Args, backend: Option<&dyn inference::Backend>) -> Option<Survey> {
-    let on_cpu = backend.is_some_and(|backend| backend.name() == "cpu");
-    let compute = args
-        .load
-        .dtype
-        .or(on_cpu.then_some(inference::ComputeType::Float32));
-    match Survey::of(path, compute) {
-        Ok(survey) => Some(survey),
+fn report(
+    path: &Path,
+    args: &Args,
+    backend: Option<&dyn inference::Backend>,
+) -> Option<ModelReport> {
+    let name = backend.map(inference::Backend::name);
+    let name = name.or(args.load.backend.as_deref());
+    match ModelReport::of(path, name, args.load.dtype) {
+        Ok(report) => Some(report),
         Err(e) => {
             // Loading says the same, or another backend reads it.
-            tracing::info!("survey: {}", chain(&e));
+            tracing::info!("headers: {}", chain(&e));
             None
         }
     }
 }
 
 #[cfg(not(feature = "mlx-backend"))]
-fn survey(_: &Path, _: &Args, _: Option<&dyn inference::Backend>) -> Option<Survey> {
+fn report(_: &Path, _: &Args, _: Option<&dyn inference::Backend>) -> Option<ModelReport> {
     None
 }
 
 #[cfg(feature = "mlx-backend")]
-fn is_too_large(survey: &Survey) -> bool {
-    survey.memory.room_for_tokens.is_none()
+fn is_too_large(report: &ModelReport) -> bool {
+    report.memory.room_for_tokens.is_none()
 }
 
 #[cfg(not(feature = "mlx-backend"))]
-fn is_too_large(_: &Survey) -> bool {
+fn is_too_large(_: &ModelReport) -> bool {
     false
 }
 
 /// The rows that the headers give. `loaded` says that the loaded model tells some of it better.
 #[cfg(feature = "mlx-backend")]
-fn survey_rows(survey: &Survey, loaded: Option<&ModelInfo>) -> Vec<(&'static str, String)> {
+fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'static str, String)> {
     let millions = |n: u64| format!("{:.1} M", n as f64 / 1e6);
     let mut rows = Vec::new();
     if loaded.is_none() {
-        let supported = if survey.supported {
-            survey.model_type.clone()
+        let supported = if report.supported {
+            report.model_type.clone()
         } else {
-            format!("{} (not supported; see `mlx arch`)", survey.model_type)
+            format!("{} (not supported; see `mlx arch`)", report.model_type)
         };
         rows.push(("architecture", supported));
-        rows.push(("parameters", millions(survey.parameters)));
-        let template = survey.template.clone().unwrap_or_else(|| "no".into());
+        rows.push(("parameters", millions(report.parameters)));
+        let template = report.template.clone().unwrap_or_else(|| "no".into());
         rows.push(("chat template", template));
     }
-    for (n, share) in survey.formats.iter().enumerate() {
+    for (n, share) in report.formats.iter().enumerate() {
         let label = if n == 0 { "stored as" } else { "" };
         rows.push((
             label,
             format!("{}: {}", share.name, bytes(share.stored_bytes)),
         ));
     }
-    for (n, part) in survey.parts.iter().enumerate() {
+    for (n, part) in report.parts.iter().enumerate() {
         let label = if n == 0 { "memory by part" } else { "" };
         let weights = millions(part.parameters);
         rows.push((
@@ -142,7 +143,7 @@ fn survey_rows(survey: &Survey, loaded: Option<&ModelInfo>) -> Vec<(&'static str
             format!("{}: {} ({weights})", part.name, bytes(part.loaded_bytes)),
         ));
     }
-    let memory = &survey.memory;
+    let memory = &report.memory;
     rows.push((
         "needs",
         format!(
@@ -173,7 +174,7 @@ fn survey_rows(survey: &Survey, loaded: Option<&ModelInfo>) -> Vec<(&'static str
 }
 
 #[cfg(not(feature = "mlx-backend"))]
-fn survey_rows(_: &Survey, _: Option<&ModelInfo>) -> Vec<(&'static str, String)> {
+fn report_rows(_: &ModelReport, _: Option<&ModelInfo>) -> Vec<(&'static str, String)> {
     Vec::new()
 }
 
@@ -207,7 +208,7 @@ fn print(
 ) -> Result<(), Failure> {
     let Found {
         files,
-        survey,
+        report,
         loaded,
     } = found;
     if as_json {
@@ -217,8 +218,8 @@ fn print(
         };
         object.insert("path".into(), json!(path.to_string_lossy()));
         #[cfg(feature = "mlx-backend")]
-        if let Some(survey) = survey {
-            object.insert("survey".into(), json!(survey));
+        if let Some(report) = report {
+            object.insert("report".into(), json!(report));
         }
         if let Some((backend, info)) = loaded {
             object.insert("backend".into(), json!(backend));
@@ -261,7 +262,7 @@ fn print(
             rows.push(("computes in", compute.to_string()));
         }
         #[cfg(feature = "mlx-backend")]
-        let origin = survey.and_then(|survey| survey.template.clone());
+        let origin = report.and_then(|report| report.template.clone());
         #[cfg(not(feature = "mlx-backend"))]
         let origin: Option<String> = None;
         let template = match (info.has_chat_template, origin) {
@@ -271,8 +272,8 @@ fn print(
         };
         rows.push(("chat template", template));
     }
-    if let Some(survey) = survey {
-        rows.extend(survey_rows(survey, loaded.as_ref().map(|(_, info)| info)));
+    if let Some(report) = report {
+        rows.extend(report_rows(report, loaded.as_ref().map(|(_, info)| info)));
     }
     for (name, value) in rows {
         console.line(&format!("{name:<18} {value}"))?;

@@ -1,10 +1,10 @@
 //! GGUF blocks as numbers: decoded to `f32`, or repacked without loss to MLX's affine layout where
-//! MLX has the same format. Pure functions of bytes; they know no file and no array.
+//! MLX has the same format. These are pure functions of bytes.
 //!
-//! A tensor `[rows, cols]` is stored row after row, each row a whole number of blocks. A block
-//! holds 32 weights (`Q4_0` to `Q8_0`) or 256 (the K types), which fall into groups of 32 or 16
-//! with one scale, and one bias, each: `w = scale * q + bias`. Block layouts are those of ggml;
-//! MLX packs element `i` of a row at bit `i * bits` of a little-endian stream of 32-bit words.
+//! A tensor `[rows, cols]` is stored row after row; each row is a whole number of blocks. A block
+//! holds 32 weights (`Q4_0` to `Q8_0`) or 256 (the K types). Its groups of 32 or 16 weights have
+//! one scale and one bias each: `w = scale * q + bias`. Block layouts are those of ggml. MLX packs
+//! element `i` of a row at bit `i * bits` of a little-endian stream of 32-bit words.
 
 mod blocks;
 mod rows;
@@ -23,17 +23,17 @@ const GROUP: usize = 32;
 pub struct AffinePacked {
     /// Bits of a weight: 4, 5 or 8.
     pub bits: i32,
-    /// `[rows, cols * bits / 32]`.
+    /// The packed weights, `[rows, cols * bits / 32]`.
     pub packed: Vec<u32>,
-    /// `[rows, cols / 32]`.
+    /// A scale for each group, `[rows, cols / 32]`.
     pub scales: Vec<f32>,
-    /// `[rows, cols / 32]`.
+    /// A bias for each group, `[rows, cols / 32]`.
     pub biases: Vec<f32>,
 }
 
-/// The weights that `data`, whole blocks of `kind`, stands for; exactly what ggml's reference
-/// decodes to. Whole numbers (`I8` to `I64`) and `F64` become the nearest `f32`.
-/// `None` for a type that is not decoded, or when `data` is not a whole number of its blocks.
+/// Decodes `data`, whole blocks of `kind`, exactly as ggml's reference does. Integers (`I8` to
+/// `I64`) and `F64` become the nearest `f32`. `None` for a type that is not decoded, or when `data`
+/// is not a whole number of blocks.
 pub fn dequantize(kind: GgmlType, data: &[u8]) -> Option<Vec<f32>> {
     let (weights, blocks) = count_blocks(kind, data)?;
     let mut out = Vec::with_capacity(blocks * weights);
@@ -60,8 +60,8 @@ pub fn dequantize(kind: GgmlType, data: &[u8]) -> Option<Vec<f32>> {
     Some(out)
 }
 
-/// The integer that stands for zero, in types without a bias of their own. Its weight is then a zero with
-/// the scale's sign, which `scale * q + bias` would lose.
+/// The integer that stands for zero, in types without a bias. Its weight is a zero with the sign of
+/// the scale; `scale * q + bias` would lose that sign.
 fn middle(kind: GgmlType) -> Option<f32> {
     match kind {
         GgmlType::Q4_0 => Some(8.0),
@@ -84,8 +84,8 @@ fn extend(out: &mut Vec<f32>, group: blocks::Group16) {
     );
 }
 
-/// Bits of a weight when [`repack`] packs `kind`; `None` where it cannot without loss.
-fn affine_bits(kind: GgmlType) -> Option<i32> {
+/// Bits of a weight when [`repack`] packs `kind`; `None` when it cannot without loss.
+pub(crate) fn affine_bits(kind: GgmlType) -> Option<i32> {
     Some(match kind {
         GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q4K => 4,
         GgmlType::Q5_0 | GgmlType::Q5_1 | GgmlType::Q5K => 5,
@@ -94,9 +94,9 @@ fn affine_bits(kind: GgmlType) -> Option<i32> {
     })
 }
 
-/// `data`, whole blocks of `kind`, in MLX's affine layout without loss: the same integers, with
-/// scale and bias as `f32`. `None` for types MLX has no layout for (groups of 16, and those that
-/// are not quantized), which take [`dequantize`], or when `data` is not a whole number of blocks.
+/// Repacks `data`, whole blocks of `kind`, to MLX's affine layout without loss: the same integers,
+/// with scale and bias as `f32`. `None` for types that MLX has no layout for (groups of 16, and
+/// plain numbers), and when `data` is not a whole number of blocks. Those take [`dequantize`].
 pub fn repack(kind: GgmlType, data: &[u8]) -> Option<AffinePacked> {
     let bits = affine_bits(kind)?;
     let (weights, blocks) = count_blocks(kind, data)?;
@@ -121,8 +121,8 @@ pub fn repack(kind: GgmlType, data: &[u8]) -> Option<AffinePacked> {
     })
 }
 
-/// Weights of a block, and how many blocks `data` holds. Their product fits: it is at most 2 for
-/// each byte of `data`, or 4 for the 2-bit type.
+/// The weights of a block, and the number of blocks in `data`. Their product fits: it is at most 2
+/// for each byte of `data`, or 4 for the 2-bit type.
 fn count_blocks(kind: GgmlType, data: &[u8]) -> Option<(usize, usize)> {
     let (weights, bytes) = kind.block()?;
     data.len()

@@ -1,5 +1,5 @@
-//! Named tensors of one or many safetensors files in a model's directory: headers validated when
-//! opened, exact bytes read on demand. What the tensors mean is the business of `weights.rs`.
+//! Named tensors of safetensors files. Headers are validated when a file is opened; tensor bytes
+//! are read later, exactly.
 
 mod header;
 mod index;
@@ -20,7 +20,7 @@ use header::MAX_TENSORS;
 pub use ::safetensors::Dtype;
 pub use names::TensorNames;
 
-/// A tensor of a checkpoint: what it is and where its bytes are.
+/// A tensor: its type, its shape, and where its bytes are.
 #[derive(Debug, Clone)]
 pub struct TensorInfo {
     /// The type of its elements.
@@ -33,25 +33,25 @@ pub struct TensorInfo {
     offset: u64,
 }
 
-/// All tensors of a model stored as safetensors.
+/// All tensors of a model in safetensors files.
 #[derive(Debug, Default)]
 pub struct SafetensorsCheckpoint {
     tensors: BTreeMap<String, TensorInfo>,
 }
 
-/// The name of a LoRA adapter that mlx-lm may leave in a model's directory.
+/// A LoRA adapter that mlx-lm may leave in the directory of a model.
 const ADAPTERS: &str = "adapters.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// More shards than this are a mistake, and would exhaust file handles.
 const MAX_FILES: usize = 512;
 
 impl SafetensorsCheckpoint {
-    /// The checkpoint in the directory `dir`: the shards that `model.safetensors.index.json` names,
-    /// or without one every `.safetensors` file but `adapters.safetensors`.
+    /// The tensors in the directory `dir`: of the shards that `model.safetensors.index.json` names,
+    /// or without an index of every `.safetensors` file but `adapters.safetensors`.
     ///
     /// # Errors
-    /// When a file is missing, truncated, malformed or outside the directory, two files hold one
-    /// name, or the index names what no shard has.
+    /// When a file is missing, truncated, malformed or outside the directory, when two files hold
+    /// one name, or when the index names a tensor that its shard lacks.
     pub fn open(dir: &Path) -> Result<Self> {
         let dir = ModelDir::open(dir)?;
         let index = match dir.find(INDEX)? {
@@ -83,7 +83,7 @@ impl SafetensorsCheckpoint {
         }
         let mut checkpoint = Self::default();
         for name in names {
-            // An index may name a file that is not there; the message is about that file.
+            // The index may name a missing file. The error is about that file.
             let path = dir.require(&name)?;
             checkpoint.add(&path)?;
         }
@@ -132,7 +132,7 @@ impl SafetensorsCheckpoint {
         Ok(())
     }
 
-    /// Each name of the index must be in the shard it gives.
+    /// Checks that each tensor of the index is in the shard that the index gives.
     fn check_index(&self, index: &index::Index, path: &Path) -> Result<()> {
         for (name, shard) in index.entries() {
             let found = self.info(name);
@@ -156,21 +156,34 @@ impl SafetensorsCheckpoint {
         self.tensors.values().map(|t| t.nbytes as u64).sum()
     }
 
+    /// The float type that most bytes are stored in; of equal shares the widest. `F32` where
+    /// there are no floats.
+    pub fn float_type(&self) -> Dtype {
+        let bytes = |wanted: Dtype| -> u64 {
+            let of_type = self.tensors.values().filter(|t| t.dtype == wanted);
+            of_type.map(|t| t.nbytes as u64).sum()
+        };
+        [Dtype::BF16, Dtype::F16, Dtype::F32]
+            .into_iter()
+            .max_by_key(|dtype| bytes(*dtype))
+            .unwrap_or(Dtype::F32)
+    }
+
     /// The tensor `name`.
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.get(name)
     }
 
-    /// The file a tensor is in.
+    /// The path of the file that holds a tensor.
     #[allow(clippy::unused_self, reason = "a tensor belongs to its checkpoint")]
     pub fn file_of<'a>(&self, info: &'a TensorInfo) -> &'a Path {
         info.file.path()
     }
 
-    /// A tensor's elements, read once into the memory that is returned.
+    /// All elements of a tensor.
     ///
     /// # Errors
-    /// When its element is not as large as `T`, memory is short, or reading fails.
+    /// When an element is not as large as `T`, memory is short, or reading fails.
     pub fn read<T: Pod>(&self, info: &TensorInfo) -> Result<Vec<T>> {
         let bits = size_of::<T>() * 8;
         if info.dtype.bitsize() != bits {
@@ -185,12 +198,12 @@ impl SafetensorsCheckpoint {
         info.file.read_vec(info.offset, info.nbytes)
     }
 
-    /// `length` bytes of a tensor from its byte `first` on, as elements of `T`, which the caller has
-    /// compared with the tensor's own.
+    /// `length` bytes of a tensor from its byte `first` on, as elements of `T`. The caller has
+    /// compared `T` with the type of the tensor.
     ///
     /// # Errors
-    /// When they are not all the tensor's or no whole number of elements, memory is short, or reading
-    /// fails.
+    /// When the range leaves the tensor or is not a whole number of elements, memory is short, or
+    /// reading fails.
     pub fn read_part<T: Pod>(
         &self,
         info: &TensorInfo,

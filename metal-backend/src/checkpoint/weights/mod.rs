@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use inference::{Error, Result};
-use mlx_rs_core::{Array, Dtype};
+use inference_formats::footprint::WeightStorage;
+use mlx_rs_core::{Array, Dtype, QuantMode, cpu};
 
 use super::files::wrong_tensor;
 use super::gguf_config::GgufNames;
@@ -93,6 +94,17 @@ impl Weights {
             parameters: 0,
             bytes: 0,
             sites: Vec::new(),
+        }
+    }
+
+    /// How tensors are held in memory when the model computes in `dtype`, with the kernels of the
+    /// processor or without: what [`Self::matrix`] and [`Self::tensor`] do, for estimates.
+    pub fn storage(on_cpu: bool, dtype: Dtype) -> WeightStorage {
+        let kernels = on_cpu && dtype == Dtype::Float32;
+        WeightStorage {
+            compute_bytes: dtype.size() as u64,
+            keeps_halves: kernels && cpu::DenseMatrix::supports(Dtype::Bfloat16),
+            keeps_half_factors: if kernels { has_kernel } else { |_, _, _| false },
         }
     }
 
@@ -431,6 +443,12 @@ impl Weights {
             Source::Gguf(_, names) => names.tensor(name).is_some_and(|n| self.unused.remove(&n)),
         };
     }
+}
+
+/// Whether our kernels multiply with matrices of this format.
+fn has_kernel(mode: &str, bits: i32, group_size: i32) -> bool {
+    QuantMode::from_name(mode)
+        .is_some_and(|mode| cpu::QuantizedMatrix::supports(mode, bits, group_size, Dtype::Float32))
 }
 
 /// Elements of a shape that was believed already.

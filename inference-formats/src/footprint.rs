@@ -1,0 +1,431 @@
+//! How many bytes each tensor of a model takes in memory, from headers alone. An engine refuses a
+//! model that does not fit before it reads any weight, and a report shows the same numbers.
+//!
+//! An estimate covers the weights. Caches, activations, and what loading needs for a moment come
+//! on top.
+
+use std::collections::BTreeMap;
+
+use ::safetensors::Dtype;
+use serde::Serialize;
+
+use crate::config::{ModelConfig, QuantConfig};
+use crate::gguf::{GgmlType, Gguf, GgufTensor};
+use crate::gguf_config::GgufNames;
+use crate::gguf_quant::affine_bits;
+use crate::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
+
+/// How an engine holds weights in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct WeightStorage {
+    /// Bytes of a number in the type that the engine computes in: 4 for float32, 2 for halves.
+    pub compute_bytes: u64,
+    /// Whether a matrix of 16-bit floats stays as it is when the engine computes in float32.
+    pub keeps_halves: bool,
+    /// Whether a quantized matrix of this mode, with these bits and this group size, keeps scales
+    /// and biases as 16-bit floats where that is exact.
+    pub keeps_half_factors: fn(mode: &str, bits: i32, group_size: i32) -> bool,
+}
+
+impl WeightStorage {
+    /// An engine that turns all floats into the type it computes in, of `compute_bytes` bytes.
+    pub fn converted(compute_bytes: u64) -> Self {
+        Self {
+            compute_bytes,
+            keeps_halves: false,
+            keeps_half_factors: |_, _, _| false,
+        }
+    }
+}
+
+/// The part of a network that a tensor belongs to, in the order in which data passes them.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// Tokens, and positions where they are learned, to vectors.
+    Embedding,
+    /// Queries, keys, values and outputs of attention.
+    Attention,
+    /// Feed-forward blocks, routers and shared experts.
+    FeedForward,
+    /// Experts of mixtures.
+    Experts,
+    /// Normalization.
+    Norms,
+    /// The output head.
+    Output,
+    /// Other parts, such as the vision tower of a multimodal checkpoint.
+    Other,
+}
+
+impl Part {
+    /// The part's name, in lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Embedding => "embedding",
+            Part::Attention => "attention",
+            Part::FeedForward => "feed-forward",
+            Part::Experts => "experts",
+            Part::Norms => "norms",
+            Part::Output => "output",
+            Part::Other => "other",
+        }
+    }
+
+    /// The part of a tensor, by its name in transformers.
+    fn of(name: &str) -> Self {
+        let has = |part: &str| name.contains(part);
+        let tower = ["vision", "visual", "audio", "multi_modal", "projector"];
+        if tower.iter().any(|t| has(t)) {
+            Part::Other
+        } else if has("lm_head") {
+            Part::Output
+        } else if has("embed_tokens") || has("wte") || has("wpe") {
+            Part::Embedding
+        } else if has("norm") || has(".ln_") || name.starts_with("ln_f") {
+            Part::Norms
+        } else if has("attn") {
+            Part::Attention
+        } else if has("experts") || has("switch_mlp") {
+            Part::Experts
+        } else if has("mlp") || has("block_sparse_moe") || has("router") {
+            Part::FeedForward
+        } else {
+            Part::Other
+        }
+    }
+}
+
+/// One tensor of a model's files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorFootprint {
+    /// The tensor's name in transformers, or in the file where it has no other.
+    pub name: String,
+    /// The part of the network that it belongs to.
+    pub part: Part,
+    /// How its numbers are stored, such as `BF16`, `Q4_K` or `affine 4 bits, groups of 64`.
+    pub format: String,
+    /// Weights in it. Scales and biases of quantized matrices count 0.
+    pub parameters: u64,
+    /// Bytes in the file.
+    pub stored_bytes: u64,
+    /// Bytes in memory; 0 for a tensor that is not loaded.
+    pub loaded_bytes: u64,
+}
+
+/// Tensors summed up under one name.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// The part's name, or the format's.
+    pub name: String,
+    /// Weights in them.
+    pub parameters: u64,
+    /// Their bytes in the files.
+    pub stored_bytes: u64,
+    /// Their bytes in memory.
+    pub loaded_bytes: u64,
+}
+
+/// All tensors of a model's files, with their sizes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Footprint {
+    tensors: Vec<TensorFootprint>,
+}
+
+impl Footprint {
+    /// The tensors of a directory of safetensors files, for an engine that holds them as `storage`
+    /// says.
+    ///
+    /// Where a header does not tell whether a factor fits into 16 bits, 32 are counted.
+    pub fn of_safetensors(
+        checkpoint: &SafetensorsCheckpoint,
+        config: &ModelConfig,
+        storage: &WeightStorage,
+    ) -> Self {
+        let model_type = config.model_type.as_deref().unwrap_or_default();
+        let names = TensorNames::new(checkpoint.names(), model_type);
+        let usual: BTreeMap<&str, &str> = names
+            .all()
+            .filter_map(|usual| Some((names.stored(usual)?, usual)))
+            .collect();
+        let tensors = checkpoint
+            .names()
+            .filter_map(|stored| {
+                let info = checkpoint.info(stored)?;
+                let name = usual.get(stored).copied();
+                let one = Stored {
+                    checkpoint,
+                    stored,
+                    name: name.unwrap_or(stored),
+                    info,
+                };
+                let mut footprint = one.footprint(config, storage);
+                // Parts beside the text model are not loaded.
+                if name.is_none() || is_spare_output(&footprint, config) {
+                    footprint.loaded_bytes = 0;
+                }
+                Some(footprint)
+            })
+            .collect();
+        Self { tensors }
+    }
+
+    /// The tensors of a GGUF file, for an engine that holds them as `storage` says. Formats that
+    /// MLX's affine layout holds without loss stay packed; all others become floats.
+    pub fn of_gguf(file: &Gguf, config: &ModelConfig, storage: &WeightStorage) -> Self {
+        let names = GgufNames::new(config.model_type.as_deref().unwrap_or_default());
+        let tensors = file
+            .tensors()
+            .iter()
+            .map(|(stored, tensor)| {
+                let mut footprint = of_gguf(&names, stored, tensor, storage);
+                if is_spare_output(&footprint, config) {
+                    footprint.loaded_bytes = 0;
+                }
+                footprint
+            })
+            .collect();
+        Self { tensors }
+    }
+
+    /// The tensors, sorted by their names in the files.
+    pub fn tensors(&self) -> &[TensorFootprint] {
+        &self.tensors
+    }
+
+    /// Weights of all tensors. A quantized weight counts as one.
+    pub fn parameters(&self) -> u64 {
+        self.sum(|t| t.parameters)
+    }
+
+    /// Bytes of all tensors in the files.
+    pub fn stored_bytes(&self) -> u64 {
+        self.sum(|t| t.stored_bytes)
+    }
+
+    /// Bytes of all tensors in memory.
+    pub fn loaded_bytes(&self) -> u64 {
+        self.sum(|t| t.loaded_bytes)
+    }
+
+    /// The network's parts, in order.
+    pub fn parts(&self) -> Vec<Share> {
+        let shares = self.shares(|t| (t.part, t.part.name()));
+        shares.into_values().collect()
+    }
+
+    /// How weights are stored, the largest share of the files first.
+    pub fn formats(&self) -> Vec<Share> {
+        let shares = self.shares(|t| (t.format.as_str(), t.format.as_str()));
+        let mut shares: Vec<_> = shares.into_values().collect();
+        shares.sort_by(|a, b| (b.stored_bytes, &a.name).cmp(&(a.stored_bytes, &b.name)));
+        shares
+    }
+
+    fn sum(&self, of: fn(&TensorFootprint) -> u64) -> u64 {
+        self.tensors.iter().map(of).fold(0, u64::saturating_add)
+    }
+
+    fn shares<'a, K: Ord>(
+        &'a self,
+        key: impl Fn(&'a TensorFootprint) -> (K, &'a str),
+    ) -> BTreeMap<K, Share> {
+        let mut shares = BTreeMap::new();
+        for tensor in &self.tensors {
+            let (key, name) = key(tensor);
+            let share = shares.entry(key).or_insert_with(|| Share {
+                name: name.to_owned(),
+                parameters: 0,
+                stored_bytes: 0,
+                loaded_bytes: 0,
+            });
+            share.parameters = share.parameters.saturating_add(tensor.parameters);
+            share.stored_bytes = share.stored_bytes.saturating_add(tensor.stored_bytes);
+            share.loaded_bytes = share.loaded_bytes.saturating_add(tensor.loaded_bytes);
+        }
+        shares
+    }
+}
+
+/// Whether the tensor is an output head that is not loaded, because the output is the embedding.
+fn is_spare_output(footprint: &TensorFootprint, config: &ModelConfig) -> bool {
+    // GGUF files of GPT-2 may store the head too, and do not say that it is tied.
+    let tied =
+        config.tie_word_embeddings == Some(true) || config.model_type.as_deref() == Some("gpt2");
+    tied && footprint.part == Part::Output
+}
+
+fn elements(shape: &[usize]) -> u64 {
+    shape.iter().fold(1, |n, &d| n.saturating_mul(d as u64))
+}
+
+/// A tensor of a safetensors file.
+struct Stored<'a> {
+    checkpoint: &'a SafetensorsCheckpoint,
+    /// Its name in the file.
+    stored: &'a str,
+    /// Its usual name.
+    name: &'a str,
+    info: &'a TensorInfo,
+}
+
+impl Stored<'_> {
+    fn footprint(&self, config: &ModelConfig, storage: &WeightStorage) -> TensorFootprint {
+        let info = self.info;
+        let (elements, stored) = (elements(&info.shape), info.nbytes as u64);
+        let part = Part::of(self.name);
+        let (_, suffix) = self.stored.rsplit_once('.').unwrap_or(("", self.stored));
+        let is_float = matches!(
+            info.dtype,
+            Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16
+        );
+        let is_half = matches!(info.dtype, Dtype::F16 | Dtype::BF16);
+        // Experts are stacked, which converts them.
+        let is_matrix = info.shape.len() == 2 && part != Part::Experts;
+        let float = |stays: bool| {
+            if !is_float || (stays && storage.compute_bytes > 2) {
+                stored
+            } else {
+                elements.saturating_mul(storage.compute_bytes)
+            }
+        };
+        let (format, parameters, loaded) = match self.quantization(config) {
+            Some(q) if matches!(suffix, "weight" | "scales" | "biases") && self.is_packed() => {
+                let bits = u64::from(q.bits.unsigned_abs()).max(1);
+                let format = format!("{} {} bits, groups of {}", q.mode, q.bits, q.group_size);
+                let weights = elements.saturating_mul(32) / bits;
+                let parameters = if suffix == "weight" { weights } else { 0 };
+                // A bfloat16 number may be too small for float16.
+                let exact = info.dtype == Dtype::F16;
+                let kept = (storage.keeps_half_factors)(&q.mode, q.bits, q.group_size);
+                (format, parameters, float(exact && kept && is_matrix))
+            }
+            // As OpenAI packs experts: two weights in a byte.
+            Some(_) if suffix.ends_with("_blocks") => {
+                ("mxfp4".to_owned(), elements.saturating_mul(2), stored)
+            }
+            Some(_) if suffix.ends_with("_scales") => ("mxfp4".to_owned(), 0, stored),
+            _ => {
+                let stays = storage.keeps_halves && is_half && is_matrix && suffix == "weight";
+                (format!("{:?}", info.dtype), elements, float(stays))
+            }
+        };
+        TensorFootprint {
+            name: self.name.to_owned(),
+            part,
+            format,
+            parameters,
+            stored_bytes: stored,
+            loaded_bytes: loaded,
+        }
+    }
+
+    /// How the layer is quantized. The configuration lists exceptions under either name.
+    fn quantization<'c>(&self, config: &'c ModelConfig) -> Option<&'c QuantConfig> {
+        let exception = [self.stored, self.name].into_iter().find_map(|name| {
+            let (layer, _) = name.rsplit_once('.')?;
+            config.quantization_overrides.get(layer)
+        });
+        match exception {
+            Some(own) => own.as_ref(),
+            None => config.quantization.as_ref(),
+        }
+    }
+
+    /// Whether the tensor is a part of a matrix packed as MLX does.
+    fn is_packed(&self) -> bool {
+        let Some((layer, _)) = self.stored.rsplit_once('.') else {
+            return false;
+        };
+        let part = |part: &str| self.checkpoint.info(&format!("{layer}.{part}"));
+        part("weight").is_some_and(|w| w.dtype == Dtype::U32) && part("scales").is_some()
+    }
+}
+
+/// Weights that share a scale in every format that is repacked.
+const GGUF_GROUP: i32 = 32;
+
+fn of_gguf(
+    names: &GgufNames,
+    stored: &str,
+    tensor: &GgufTensor,
+    storage: &WeightStorage,
+) -> TensorFootprint {
+    let parameters = elements(&tensor.shape);
+    let stored_bytes = tensor.nbytes as u64;
+    let usual = names.usual(stored);
+    let is_matrix = tensor.shape.len() == 2;
+    let loaded_bytes = match affine_bits(tensor.kind) {
+        // The configuration has read them already.
+        _ if stored.starts_with("rope_factors_") => 0,
+        // A vector becomes floats, whatever its blocks.
+        Some(bits) if tensor.shape.len() >= 2 => {
+            // Factors of the K types are products of two halves, which 16 bits do not hold.
+            let product = matches!(tensor.kind, GgmlType::Q4K | GgmlType::Q5K);
+            let kept = (storage.keeps_half_factors)("affine", bits, GGUF_GROUP);
+            let factor = if kept && !product && is_matrix {
+                2
+            } else {
+                storage.compute_bytes
+            };
+            let packed = parameters.saturating_mul(u64::from(bits.unsigned_abs())) / 8;
+            let groups = parameters / u64::from(GGUF_GROUP.unsigned_abs());
+            packed.saturating_add(groups.saturating_mul(2 * factor))
+        }
+        _ => {
+            let is_half = matches!(tensor.kind, GgmlType::F16 | GgmlType::BF16);
+            if storage.keeps_halves && storage.compute_bytes > 2 && is_half && is_matrix {
+                stored_bytes
+            } else {
+                parameters.saturating_mul(storage.compute_bytes)
+            }
+        }
+    };
+    let name = usual.unwrap_or_else(|| stored.to_owned());
+    TensorFootprint {
+        part: Part::of(&name),
+        name,
+        format: tensor.kind.name(),
+        parameters,
+        stored_bytes,
+        loaded_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_belong_to_parts() {
+        for (name, part) in [
+            ("model.embed_tokens.weight", Part::Embedding),
+            ("h.0.attn.c_attn.weight", Part::Attention),
+            ("model.layers.3.self_attn.q_proj.scales", Part::Attention),
+            ("model.layers.3.self_attn.q_norm.weight", Part::Norms),
+            ("h.3.ln_1.weight", Part::Norms),
+            ("model.layers.3.mlp.experts.5.up_proj.weight", Part::Experts),
+            (
+                "model.layers.3.block_sparse_moe.switch_mlp.up_proj.weight",
+                Part::Experts,
+            ),
+            (
+                "model.layers.3.mlp.shared_expert.up_proj.weight",
+                Part::FeedForward,
+            ),
+            (
+                "model.layers.3.block_sparse_moe.gate.weight",
+                Part::FeedForward,
+            ),
+            ("lm_head.weight", Part::Output),
+            (
+                "vision_tower.encoder.layers.0.self_attn.q_proj",
+                Part::Other,
+            ),
+            ("rope_freqs.weight", Part::Other),
+        ] {
+            assert_eq!(Part::of(name), part, "{name}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What a checkpoint is and what it needs to run, from its headers alone: no weight is read. What
+//! a loaded model is, `ModelInfo` says.
+
+use std::fs;
+use std::path::Path;
+
+use inference::{ComputeType, Result};
+use inference_formats::footprint::{Footprint, Share};
+use mlx_rs_core::memory;
+use serde::Serialize;
+
+use crate::arch;
+use crate::backend::Place;
+use crate::checkpoint::safetensors::SafetensorsCheckpoint;
+use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
+use crate::text::TextPipeline;
+
+/// What the headers of a checkpoint say.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ModelReport {
+    /// Its `model_type`; empty where only the weights tell.
+    pub model_type: String,
+    /// Whether this engine computes it.
+    pub supported: bool,
+    /// Weights; a quantized one counts as one.
+    pub parameters: u64,
+    /// Bytes of all tensors in the files.
+    pub stored_bytes: u64,
+    /// The network's parts, in the order in which data passes them.
+    pub parts: Vec<Share>,
+    /// How weights are stored, the largest share first.
+    pub formats: Vec<Share>,
+    /// Where the chat template is from; `None` without one.
+    pub template: Option<String>,
+    /// Tokens that end a reply.
+    pub eos_tokens: Vec<u32>,
+    /// What the model needs to run, and whether it is there.
+    pub memory: MemoryNeeds,
+}
+
+/// Memory, in bytes. These are estimates: the buffers of a computation come on top.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct MemoryNeeds {
+    /// The type computed in.
+    pub compute_type: ComputeType,
+    /// All weights once they are loaded. Loading refuses a model by the same number.
+    pub weights: u64,
+    /// Keys and values of one token.
+    pub cache_per_token: u64,
+    /// What is free now.
+    pub available: u64,
+    /// Tokens of prompt and reply together that fit; `None` where the weights do not fit.
+    pub room_for_tokens: Option<u64>,
+}
+
+impl ModelReport {
+    /// Looks at the model at `path` as `backend` would load it, computing in `compute`. `None`
+    /// stands for the best backend of this engine that works here, and for its choice of a type.
+    /// The name of another engine counts as `None`.
+    ///
+    /// # Errors
+    /// Those of loading, as far as it reads headers and the tokenizer.
+    pub fn of(path: &Path, backend: Option<&str>, compute: Option<ComputeType>) -> Result<Self> {
+        let place = Place::named_or_best(backend);
+        match locate(path)? {
+            ModelFiles::Directory(dir) => {
+                let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
+                let checkpoint = SafetensorsCheckpoint::open(&dir)?;
+                let text =
+                    TextPipeline::from_dir(&dir, config.model_type.as_deref().unwrap_or_default())?;
+                let (dtype, compute) = place.compute_type(compute, checkpoint.float_type())?;
+                let storage = place.weight_storage(dtype);
+                let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
+                config.eos_token_ids.extend(text.tokenizer().eos_ids());
+                Ok(Self::new(&config, &footprint, &text, compute, dtype.size()))
+            }
+            ModelFiles::Gguf(file) => {
+                let gguf = Gguf::open(&file)?;
+                let mut config = gguf_config::config(&gguf)?;
+                let parts = gguf_config::tokenizer_parts(&gguf)?;
+                let model_type = config.model_type.clone().unwrap_or_default();
+                let text = TextPipeline::from_gguf(&parts, &model_type)?;
+                let (dtype, compute) = place.compute_type(compute, safetensors::Dtype::F16)?;
+                let storage = place.weight_storage(dtype);
+                let footprint = Footprint::of_gguf(&gguf, &config, &storage);
+                config.eos_token_ids.extend(text.tokenizer().eos_ids());
+                Ok(Self::new(&config, &footprint, &text, compute, dtype.size()))
+            }
+        }
+    }
+
+    fn new(
+        config: &ModelConfig,
+        footprint: &Footprint,
+        text: &TextPipeline,
+        compute: ComputeType,
+        compute_bytes: usize,
+    ) -> Self {
+        let model_type = config.model_type.clone().unwrap_or_default();
+        let weights = footprint.loaded_bytes();
+        let head_dim = config
+            .head_dim
+            .unwrap_or(config.hidden_size / config.num_attention_heads.max(1));
+        let cache_per_token = [
+            2, // keys and values
+            config.num_hidden_layers,
+            config.num_key_value_heads,
+            head_dim,
+        ]
+        .iter()
+        .fold(compute_bytes as u64, |bytes, n| {
+            bytes.saturating_mul(*n as u64)
+        });
+        let available = available_memory();
+        let left = available.checked_sub(weights);
+        let mut eos_tokens = config.eos_token_ids.clone();
+        eos_tokens.sort_unstable();
+        eos_tokens.dedup();
+        Self {
+            supported: model_type.is_empty() || arch::names().any(|name| name == model_type),
+            model_type,
+            parameters: footprint.parameters(),
+            stored_bytes: footprint.stored_bytes(),
+            parts: footprint.parts(),
+            formats: footprint.formats(),
+            template: text.template().map(|t| t.origin().to_owned()),
+            eos_tokens,
+            memory: MemoryNeeds {
+                compute_type: compute,
+                weights,
+                cache_per_token,
+                available,
+                room_for_tokens: left.map(|bytes| bytes / cache_per_token.max(1)),
+            },
+        }
+    }
+}
+
+/// Bytes that a new program could use now: what the kernel says, within the limit of the control group;
+/// where neither can be read, the machine's memory.
+#[must_use]
+pub fn available_memory() -> u64 {
+    let read = |path: &str| fs::read_to_string(path).ok();
+    let free = read("/proc/meminfo").and_then(|text| {
+        let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
+        let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+        kib.checked_mul(1024)
+    });
+    let number = |path: &str| read(path)?.trim().parse::<u64>().ok();
+    let group = number("/sys/fs/cgroup/memory.max")
+        .map(|most| most.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
+    [free, group]
+        .into_iter()
+        .flatten()
+        .min()
+        .unwrap_or_else(memory::budget)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_memory_is_available() {
+        assert!(available_memory() > 1 << 20);
+    }
+}
