@@ -1,4 +1,4 @@
-//! What tells one model from another, for files that belong to one of them.
+//! A hash that tells one model from another, for files that belong to one model.
 
 use std::path::Path;
 
@@ -7,16 +7,16 @@ use sha2::{Digest, Sha256};
 
 use super::files::{CheckedFile, ModelDir, ModelFiles, locate};
 
-/// Bytes of a weights file that are looked at, in each of several places.
+/// Bytes in one sample of a file.
 const SAMPLE: usize = 4096;
-/// Places of a file that are looked at.
+/// Samples of each file, evenly spaced.
 const SAMPLES: u64 = 64;
 
-/// Tells a model from others by its files: their sizes, and samples of their bytes. Where the files are and
-/// when they were written does not matter.
+/// A SHA-256 hash of the model at `path`, in hexadecimal: over the sizes of its files and samples
+/// of their bytes. It does not depend on where the files are or when they were written.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// When there is no model, or a file cannot be read.
 pub fn identity(path: &Path) -> Result<String> {
     let mut digest = Sha256::new();
     let files = match locate(path)? {

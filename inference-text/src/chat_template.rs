@@ -1,7 +1,8 @@
-//! Conversations to text, as the model was trained to read them.
+//! Conversations to text, in the layout that the model was trained on.
 //!
-//! A template comes from the model's files, or is the family's published format. It runs in bounds (see
-//! `template_env` and `template_guard`): it is a program by a stranger. Encoding the text safely is `pipeline`'s.
+//! A template comes from the model's files, or is the published format of its family. A stranger
+//! wrote it, so it runs within bounds: see `template_env` and `template_guard`. The module
+//! `pipeline` encodes the text safely.
 
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,20 +31,20 @@ pub struct ChatTemplate {
     text_bytes: usize,
 }
 
-/// What a template is given besides the messages.
+/// The input of a template besides the messages.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default)]
 pub struct ChatOptions {
-    /// Whether the text ends where the model is to answer.
+    /// Whether the text ends where the answer of the model begins.
     pub add_generation_prompt: bool,
-    /// More names for the template, such as `enable_thinking` (Qwen 3).
+    /// More variables for the template, such as `enable_thinking` (Qwen 3).
     pub extra: Map<String, Json>,
-    /// The time that `strftime_now` tells, in seconds since 1970 (UTC); `None` is the clock's.
+    /// The time for `strftime_now`, in seconds since 1970 (UTC). `None` asks the clock.
     pub now: Option<u64>,
 }
 
 impl ChatOptions {
-    /// Options for a text that the model is to continue with its answer.
+    /// Options for a text that the model continues with its answer.
     #[must_use]
     pub fn answer() -> Self {
         Self {
@@ -59,7 +60,7 @@ impl ChatOptions {
         self
     }
 
-    /// Adds one name for the template.
+    /// Adds one variable for the template.
     #[must_use]
     pub fn with_extra(mut self, name: impl Into<String>, value: impl Into<Json>) -> Self {
         self.extra.insert(name.into(), value.into());
@@ -75,11 +76,11 @@ impl ChatOptions {
 }
 
 impl ChatTemplate {
-    /// Compiles a template; `origin` says where it is from, for messages.
+    /// Compiles a template. Error messages name it as `origin`.
     ///
     /// # Errors
-    /// `InvalidModel` for a template that is too long or does not parse, with the line; `Unsupported` for one that
-    /// includes others or whose tags are too large.
+    /// `InvalidModel`, with the line, for a template that is too long or does not parse.
+    /// `Unsupported` for one that includes others or whose tags are too large.
     pub fn new(source: impl Into<String>, origin: impl Into<String>) -> Result<Self> {
         Self::with_limits(source, origin, &TextLimits::default())
     }
@@ -115,11 +116,13 @@ impl ChatTemplate {
         })
     }
 
-    /// The template of a model directory: `chat_template.jinja`, else `chat_template.json`, else the one in
-    /// `tokenizer_config.json` (of several, the one named `default`). `None` if there is none.
+    /// The template of a model directory: `chat_template.jinja`, else `chat_template.json`, else
+    /// the one in `tokenizer_config.json`. Of several templates the one named `default` counts.
+    /// `None` if there is none.
     ///
     /// # Errors
-    /// As [`ChatTemplate::new`], and `Io` or `InvalidModel` for files that cannot be read; all name the file.
+    /// As [`ChatTemplate::new`], and `Io` or `InvalidModel` for files that cannot be read. Each
+    /// error names the file.
     pub fn from_dir(dir: impl AsRef<Path>, limits: &TextLimits) -> Result<Option<Self>> {
         let dir = dir.as_ref();
         let path = dir.join("chat_template.jinja");
@@ -147,7 +150,8 @@ impl ChatTemplate {
         Ok(None)
     }
 
-    /// The published format of a family, by model type and by what tokens the vocabulary `knows`.
+    /// The published format of a family. The model type decides, else the tokens that the
+    /// vocabulary `knows`.
     #[must_use]
     pub fn for_family(model_type: &str, knows: impl Fn(&str) -> bool) -> Option<Self> {
         let (name, source) = family_format(model_type, knows)?;
@@ -160,17 +164,19 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Where it is from: a file's name, GGUF metadata, or the name of a format.
+    /// The origin of the template: a file name, GGUF metadata, or the name of a format.
     #[must_use]
     pub fn origin(&self) -> &str {
         &self.origin
     }
 
-    /// The text of a conversation. `bos` and `eos` are the texts of the model's begin and end tokens.
+    /// The text of a conversation. `bos` and `eos` are the texts of the tokens that begin and end a
+    /// text.
     ///
     /// # Errors
-    /// `InvalidOption` if there is no message, a role is empty, or the template itself refuses the conversation;
-    /// `InvalidModel` if the template fails or does not end within its bounds. Both name the template's line.
+    /// `InvalidOption` if there is no message, a role is empty, or the template itself refuses the
+    /// conversation. `InvalidModel` if the template fails or exceeds its bounds. Both name the
+    /// line.
     pub fn render(
         &self,
         messages: &[Message],
@@ -185,8 +191,8 @@ impl ChatTemplate {
         self.render_values(values, options, bos, eos)
     }
 
-    /// [`ChatTemplate::render`] for messages with more than a role and a content, such as `tool_calls`: objects
-    /// as the template is to see them.
+    /// [`ChatTemplate::render`] for messages with more fields than role and content, such as
+    /// `tool_calls`. The template sees the objects unchanged.
     pub(crate) fn render_values(
         &self,
         messages: Vec<Json>,
@@ -196,7 +202,7 @@ impl ChatTemplate {
     ) -> Result<String> {
         validate(&messages, self.text_bytes)?;
         let mut names: Map<String, Json> = Map::new();
-        // As in Hugging Face's call without them.
+        // Hugging Face passes null for these when the caller gives none.
         names.insert("tools".into(), Json::Null);
         names.insert("documents".into(), Json::Null);
         names.extend(
@@ -240,8 +246,8 @@ impl ChatTemplate {
     }
 }
 
-/// Runs the template engine: a panic of its own (it has one for empty lists read backwards) is an error
-/// of the template.
+/// Runs the template engine and turns its panics into errors. It panics on empty lists that are
+/// read backwards.
 fn shielded<T>(
     run: impl FnOnce() -> std::result::Result<T, minijinja::Error>,
 ) -> std::result::Result<T, minijinja::Error> {
@@ -253,7 +259,7 @@ fn shielded<T>(
     })
 }
 
-/// Checks what every conversation must have.
+/// Checks that there is a message, that each has a role, and that they are not too long.
 fn validate(messages: &[Json], most: usize) -> Result<()> {
     let bad = |what: String| Err(Error::new(ErrorKind::InvalidOption, what));
     if messages.is_empty() {
@@ -278,7 +284,7 @@ fn validate(messages: &[Json], most: usize) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of all texts in a value, names of fields not counted.
+/// The bytes of all texts in a value, without the names of fields.
 fn text_bytes(value: &Json) -> usize {
     match value {
         Json::String(text) => text.len(),
@@ -288,7 +294,7 @@ fn text_bytes(value: &Json) -> usize {
     }
 }
 
-/// One template out of the forms a configuration may hold.
+/// The one template in `chat_template`, which may be a text or a list of named texts.
 fn choose(value: &Json) -> Result<Option<String>> {
     match value {
         Json::Null => Ok(None),
@@ -324,7 +330,7 @@ fn choose(value: &Json) -> Result<Option<String>> {
     }
 }
 
-/// The engine's error as one of ours, with the line.
+/// Converts an error of the template engine. The message names the template's line.
 fn explain(error: &minijinja::Error) -> Error {
     let mut deepest = error;
     let mut raised = None;
@@ -361,7 +367,7 @@ fn explain(error: &minijinja::Error) -> Error {
     Error::new(ErrorKind::InvalidModel, format!("{line}{what}"))
 }
 
-/// A buffer that refuses to grow.
+/// A buffer with a fixed capacity. A write beyond it fails.
 struct Capped {
     bytes: Vec<u8>,
     most: usize,

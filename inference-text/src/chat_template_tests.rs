@@ -1,4 +1,4 @@
-//! Templates: formats, Python's ways, bounds, and errors that name the line.
+//! Templates: formats, the ways of Python, bounds, and errors that name the line.
 
 use super::*;
 
@@ -265,7 +265,7 @@ fn templates_that_never_end_or_grow_without_end_are_stopped() {
             "{source}: {error}"
         );
     }
-    // Chains that are harmless because each link is computed: they end, within the bounds.
+    // Chains whose links are computed at once: they end, within the bounds.
     for source in [
         "{% set ns = namespace(x=[1, 2]) %}{% for i in range(99999) %}{% set ns.x = ns.x[0:] %}{% endfor %}{{ ns.x }}",
         "{% set ns = namespace(x=[1, 2]) %}{% for i in range(99999) %}{% set ns.x = ns.x | reverse %}{% endfor %}{{ ns.x }}",
@@ -276,7 +276,7 @@ fn templates_that_never_end_or_grow_without_end_are_stopped() {
     ] {
         let _ = render(source, &[("user", "hi")]);
     }
-    // Much text in a loop whose result is caught in a name.
+    // A loop with much text, whose output goes into a variable.
     let flood = format!(
         "{{% set x %}}{{% for i in range(100000) %}}{}{{% endfor %}}{{% endset %}}",
         "long text ".repeat(1000)
@@ -310,7 +310,7 @@ fn templates_that_never_end_or_grow_without_end_are_stopped() {
 
 #[test]
 fn a_panic_of_the_engine_is_an_error() {
-    // Found by fuzzing: it reads the last of nothing.
+    // Found by fuzzing: it reads the last element of an empty list.
     for source in [
         "{{ ''[::-1] }}",
         "{{ [][::-1] }}",

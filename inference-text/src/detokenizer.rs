@@ -1,7 +1,7 @@
-//! Ids to text, one token at a time: what `generate` streams.
+//! Ids to text, one token at a time, for streams.
 //!
-//! A character is never split, spaces come out exactly as when the whole sequence is decoded at once, and
-//! stop strings are found across token borders. Not here: stop *tokens*, which the decode loop knows by id.
+//! A character is never split. Spaces are those of decoding the whole sequence at once. Stop
+//! strings are found across token borders. The decode loop handles stop *tokens*, by id.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,34 +12,34 @@ use super::tokenizer::Tokenizer;
 /// What one step of a [`Detokenizer`] released.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Released {
-    /// Tokens whose text is final, oldest first, with that text (which may be empty).
+    /// Tokens whose text is final, the oldest first, with that text. A text may be empty.
     pub ready: Vec<(u32, String)>,
-    /// The stop string that was found. Its text, and all after it, is left out.
+    /// The stop string that was found. The released text ends before it.
     pub stopped: Option<String>,
 }
 
 /// Turns a stream of ids into text.
 ///
-/// Tokens wait inside while their text is not final: an incomplete UTF-8 character, or the possible
-/// beginning of a stop string. The released texts, put together, equal [`Tokenizer::decode`] of all ids,
-/// cut before the stop string that is complete first (of several that end at one place: the longest).
-/// Each step costs in the order of its own text times the number of stop strings, whatever came before.
+/// A token waits while its text is not final: it holds an incomplete UTF-8 character, or may begin
+/// a stop string. The released texts, joined, equal [`Tokenizer::decode`] of all ids, cut before
+/// the first complete stop string. Of several that end at one byte the longest counts. The cost of
+/// a step is its own text times the number of stop strings.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     stops: Vec<Matcher>,
     builder: TextBuilder,
-    /// Tokens not released, each with the text that became complete when it arrived.
+    /// Tokens not yet released, each with the text that it completed.
     waiting: VecDeque<(u32, String)>,
     /// Bytes of text of all waiting tokens.
     waiting_bytes: usize,
-    /// How many of the newest waiting tokens take part in an incomplete character.
+    /// How many of the newest waiting tokens belong to an incomplete character.
     open: usize,
     stopped: Option<String>,
 }
 
 impl Detokenizer {
-    /// A stream that ends at any of `stop` (empty strings among them are ignored).
+    /// A stream that ends at any of `stop`. Empty strings are ignored.
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, stop: &[String]) -> Self {
         let builder = TextBuilder::new(tokenizer.rule());
@@ -58,15 +58,15 @@ impl Detokenizer {
         }
     }
 
-    /// Keeps the space in front of the first token: for text that continues a raw prompt, where
-    /// SentencePiece's leading space is a real one.
+    /// Keeps the space before the first token. Use it for text that continues a raw prompt: there
+    /// the leading space of SentencePiece is part of the text.
     #[must_use]
     pub fn continuing(mut self) -> Self {
         self.builder.keep_start();
         self
     }
 
-    /// Takes the next id. After a stop string was found nothing more is released.
+    /// Takes the next id. After a stop string nothing more is released.
     pub fn push(&mut self, id: u32) -> Released {
         if self.stopped.is_some() {
             return self.over();
@@ -81,7 +81,7 @@ impl Detokenizer {
         self.append(&text)
     }
 
-    /// Ends the stream: releases what waits, an incomplete character as U+FFFD on the last token.
+    /// Ends the stream. The waiting text is released, with U+FFFD for an incomplete character.
     pub fn finish(&mut self) -> Released {
         if self.stopped.is_some() {
             return self.over();
@@ -108,7 +108,7 @@ impl Detokenizer {
         }
     }
 
-    /// Gives `text` to the newest waiting token, looks for stop strings in it, releases what is final.
+    /// Appends `text` to the newest waiting token, searches stop strings, and releases final text.
     fn append(&mut self, text: &str) -> Released {
         let Some((_, last)) = self.waiting.back_mut() else {
             return Released::default();
@@ -145,7 +145,7 @@ impl Detokenizer {
         }
     }
 
-    /// Keeps the first `keep` bytes of the waiting text, gives up the rest and ends the stream.
+    /// Keeps the first `keep` bytes of the waiting text, drops the rest, and ends the stream.
     fn stop_at(&mut self, mut keep: usize, stop: String) -> Released {
         let mut ready = Vec::with_capacity(self.waiting.len());
         for (id, mut text) in self.waiting.drain(..) {
@@ -162,8 +162,8 @@ impl Detokenizer {
     }
 }
 
-/// Finds one stop string in a stream of bytes (Knuth, Morris, Pratt 1977), remembering how much of it
-/// the stream ends with.
+/// Finds one stop string in a stream of bytes (Knuth, Morris, Pratt 1977). The state is the length
+/// of the longest prefix of the stop string that the stream ends with.
 #[derive(Debug, Clone)]
 struct Matcher {
     stop: String,

@@ -1,9 +1,9 @@
-//! How much of a tokenizer, a template and a text the engine accepts.
+//! Bounds on the size of tokenizers, templates and texts.
 //!
-//! Model directories come from strangers: every number here bounds memory or time before it is spent.
-//! It is not the context length; the model enforces that on ids.
+//! Model directories come from strangers: each number bounds memory or time before it is spent. The
+//! context length is another matter; the model checks it on ids.
 
-/// Upper bounds for everything the text room reads, builds or renders.
+/// Upper bounds for everything that this crate reads, builds or renders.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextLimits {

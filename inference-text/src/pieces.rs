@@ -1,7 +1,7 @@
-//! From one token to its bytes: how each family of tokenizers spells text inside its vocabulary.
+//! One token to its bytes, for each way in which vocabularies spell text.
 //!
-//! Decoding is defined per token here, so that a whole sequence and a stream give the same text.
-//! It is not the streaming itself: see `detokenizer`.
+//! Decoding is defined per token, so that a whole sequence and a stream give the same text. The
+//! module `detokenizer` does the streaming.
 
 use inference::{Error, ErrorKind, Result};
 use serde_json::Value;
@@ -17,7 +17,7 @@ pub(crate) enum DecodeRule {
     Words,
 }
 
-/// The steps of a SentencePiece style decoder, in the order in which they apply.
+/// The steps of a SentencePiece style decoder, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct PieceRule {
     /// Text replacements inside every token (usually the space marker by a space).
@@ -26,13 +26,13 @@ pub(crate) struct PieceRule {
     marker: Option<(char, bool)>,
     /// Whether `<0xNN>` stands for one byte.
     bytes: bool,
-    /// Leading characters to take off the whole text: which, and at most how many.
+    /// A character to strip from the start of the whole text, and at most how often.
     strip: Option<(char, usize)>,
 }
 
 impl PieceRule {
     #[cfg(test)]
-    /// The rule of a SentencePiece vocabulary: `▁` is a space, one leading space is an artifact or not.
+    /// The rule of a SentencePiece vocabulary: `▁` is a space. One leading space may be stripped.
     pub(crate) fn sentence_piece(strip_leading_space: bool) -> Self {
         Self {
             replace: vec![("▁".into(), " ".into())],
@@ -106,8 +106,8 @@ impl DecodeRule {
         Ok(Self::Pieces(rule))
     }
 
-    /// The bytes of one token. `added` tokens stand for themselves in a byte-level vocabulary;
-    /// `first` says that no token came before.
+    /// The bytes of one token. An `added` token of a byte-level vocabulary is plain UTF-8. `first`
+    /// marks the first token of a text.
     pub(crate) fn bytes(&self, token: &str, added: bool, first: bool) -> Vec<u8> {
         match self {
             Self::ByteLevel if added => token.as_bytes().to_vec(),
@@ -122,7 +122,7 @@ impl DecodeRule {
         }
     }
 
-    /// What comes off the beginning of the whole text: which character, and at most how many.
+    /// A character to strip from the start of the whole text, and at most how often.
     fn strip(&self) -> Option<(char, usize)> {
         match self {
             Self::Pieces(rule) => rule.strip,
@@ -131,7 +131,7 @@ impl DecodeRule {
     }
 }
 
-/// Puts the bytes of tokens together to text: complete characters at once, the rest when it comes.
+/// Joins the bytes of tokens to text. It returns complete characters and keeps incomplete ones.
 #[derive(Debug, Clone)]
 pub(crate) struct TextBuilder {
     strip: Option<(char, usize)>,
@@ -161,8 +161,8 @@ impl TextBuilder {
         !self.partial.is_empty()
     }
 
-    /// Takes one token and returns the text that is complete now. What can never become a character
-    /// is U+FFFD, once for each maximal invalid part, as in `String::from_utf8_lossy` of the whole.
+    /// Takes one token and returns the text that is complete now. Each maximal invalid part becomes
+    /// one U+FFFD, as in `String::from_utf8_lossy` of the whole.
     pub(crate) fn push(&mut self, rule: &DecodeRule, token: &str, added: bool) -> String {
         let bytes = rule.bytes(token, added, self.first);
         self.first = false;
@@ -204,14 +204,14 @@ impl TextBuilder {
             return text;
         }
         let n = text.chars().take(limit).take_while(|c| *c == what).count();
-        // If nothing is left, what comes next is still the beginning.
+        // All of it was stripped, so the next text is still at the start.
         let all = n == text.chars().count();
         self.strip = (all && n < limit).then(|| (what, limit - n));
         text.chars().skip(n).collect()
     }
 }
 
-/// Whether more bytes could make this invalid end of a text a character.
+/// Whether more bytes could complete this invalid end to a character.
 fn is_incomplete(invalid: &[u8]) -> bool {
     std::str::from_utf8(invalid).is_err_and(|e| e.valid_up_to() == 0 && e.error_len().is_none())
 }
@@ -247,8 +247,8 @@ pub(crate) fn byte_token(token: &str) -> Option<u8> {
     u8::from_str_radix(hex, 16).ok()
 }
 
-/// The byte that a character of GPT-2's alphabet stands for: printable Latin-1 for itself, the other
-/// 68 bytes, in order, for the characters from U+0100 on.
+/// The byte that a character of GPT-2's alphabet stands for. Printable Latin-1 characters stand for
+/// themselves; the characters from U+0100 on stand for the other 68 bytes, in order.
 pub(crate) fn byte_of(c: char) -> Option<u8> {
     let code = u32::from(c);
     match code {

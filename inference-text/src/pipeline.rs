@@ -1,6 +1,6 @@
 //! Prompts and conversations to ids: tokenizer and chat template together.
 //!
-//! What users say never becomes control tokens: a message that spells `<|im_end|>` stays a message.
+//! The text of a message never becomes a control token: `<|im_end|>` in it stays text.
 
 use std::ops::Range;
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::limits::TextLimits;
 use super::tokenizer::Tokenizer;
 use inference_formats::GgufTokenizerParts;
 
-/// Text in, ids out, and back.
+/// Text to ids and back, with the chat format of the model.
 #[derive(Debug, Clone)]
 pub struct TextPipeline {
     tokenizer: Arc<Tokenizer>,
@@ -23,7 +23,7 @@ pub struct TextPipeline {
 }
 
 impl TextPipeline {
-    /// Puts a tokenizer and a template together.
+    /// Combines a tokenizer and a template.
     #[must_use]
     pub fn new(tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Self {
         Self {
@@ -32,7 +32,8 @@ impl TextPipeline {
         }
     }
 
-    /// Loads both from a model directory; without a template the format of the family `model_type` is used.
+    /// Loads both from a model directory. Without a template it takes the format of the family
+    /// `model_type`.
     ///
     /// # Errors
     /// As [`Tokenizer::from_dir`] and [`ChatTemplate::from_dir`].
@@ -44,7 +45,8 @@ impl TextPipeline {
         Ok(Self::with_family(tokenizer, template, model_type))
     }
 
-    /// Builds both from GGUF metadata; without a template the format of the family `model_type` is used.
+    /// Builds both from GGUF metadata. Without a template it takes the format of the family
+    /// `model_type`.
     ///
     /// # Errors
     /// As [`Tokenizer::from_gguf`] and [`ChatTemplate::new`].
@@ -73,7 +75,7 @@ impl TextPipeline {
         &self.tokenizer
     }
 
-    /// The template, if the model or its family has one.
+    /// The template, where the model or its family has one.
     #[must_use]
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_deref()
@@ -85,8 +87,8 @@ impl TextPipeline {
         Detokenizer::new(self.tokenizer.clone(), stop)
     }
 
-    /// Encodes a raw prompt: with the model's begin tokens, unless the text itself starts with the begin
-    /// token. Special tokens in the text are recognized: a raw prompt is the caller's own markup.
+    /// Encodes a raw prompt. The tokens that begin a text are added, unless the prompt spells the
+    /// first of them. Special tokens in the text are recognized: the caller wrote the markup.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -99,11 +101,12 @@ impl TextPipeline {
         self.tokenizer.encode(text, !has_bos)
     }
 
-    /// Encodes a conversation; `add_generation_prompt` ends it where the model is to answer.
+    /// Encodes a conversation. With `add_generation_prompt` it ends where the answer of the model
+    /// begins.
     ///
     /// # Errors
-    /// `Unsupported` without a template; else as [`ChatTemplate::render`] and [`Tokenizer::encode_plain`];
-    /// `InvalidOption` for a role that spells a control token.
+    /// `Unsupported` without a template; `InvalidOption` for a role that spells a control token;
+    /// else as [`ChatTemplate::render`] and [`Tokenizer::encode_plain`].
     pub fn encode_chat(
         &self,
         messages: &[Message],
@@ -113,11 +116,11 @@ impl TextPipeline {
         self.encode_chat_with(messages, &options)
     }
 
-    /// [`TextPipeline::encode_chat`] with more for the template.
+    /// [`TextPipeline::encode_chat`] with more input for the template.
     ///
-    /// Where no message spells control tokens the ids are those of the whole text at once, as in Hugging Face's
-    /// `apply_chat_template`. Otherwise what is spelled there is hidden from the template's markup and encoded as
-    /// ordinary text.
+    /// Without control tokens in the messages the ids are those of the whole text at once, as in
+    /// Hugging Face's `apply_chat_template`. Otherwise those parts are hidden while the template
+    /// runs, and encoded as ordinary text.
     ///
     /// # Errors
     /// As [`TextPipeline::encode_chat`].
@@ -133,11 +136,13 @@ impl TextPipeline {
         self.encode_values_with(values, options)
     }
 
-    /// [`TextPipeline::encode_chat_with`] for messages with more than a role and a content, such as `tool_calls`:
-    /// objects as the template is to see them. No text in them becomes a control token.
+    /// [`TextPipeline::encode_chat_with`] for messages with more fields than role and content, such
+    /// as `tool_calls`. The template sees the objects unchanged. No text in them becomes a control
+    /// token.
     ///
     /// # Errors
-    /// As [`TextPipeline::encode_chat`]; `InvalidOption` for a field's name that spells a control token.
+    /// As [`TextPipeline::encode_chat`]; `InvalidOption` for a field name that spells a control
+    /// token.
     pub fn encode_values_with(
         &self,
         mut messages: Vec<Json>,
@@ -191,7 +196,7 @@ impl TextPipeline {
             })?;
         }
         let text = template.render_values(messages, options, &bos, &eos)?;
-        // All control tokens that are still there are the template's own.
+        // All control tokens that remain are those of the template.
         let mut ids = Vec::new();
         let mut at = 0;
         for (id, range) in self.tokenizer.control_spans(&text)? {
@@ -207,8 +212,8 @@ impl TextPipeline {
         Ok(ids)
     }
 
-    /// The text of a conversation, for people to read. To run it use [`TextPipeline::encode_chat`]: in the text
-    /// one cannot tell control tokens from what a message spells.
+    /// The text of a conversation, for display. To run it use [`TextPipeline::encode_chat`]: in the
+    /// text a control token and a message that spells it look the same.
     ///
     /// # Errors
     /// `Unsupported` without a template; else as [`ChatTemplate::render`].
@@ -228,7 +233,7 @@ impl TextPipeline {
         })
     }
 
-    /// The texts of the begin and the end token.
+    /// The texts of the tokens that begin and end a text.
     fn edges(&self) -> [String; 2] {
         [
             self.tokenizer.bos_id(),
@@ -240,7 +245,7 @@ impl TextPipeline {
         })
     }
 
-    /// The parts of a message that are, or at its ends could complete, a control token.
+    /// The parts of a message that are a control token, or could become part of one at its ends.
     fn suspicious(&self, content: &str, controls: &[String]) -> Result<Vec<Range<usize>>> {
         let mut spans: Vec<Range<usize>> = self
             .tokenizer
@@ -248,7 +253,7 @@ impl TextPipeline {
             .into_iter()
             .map(|(_, range)| range)
             .collect();
-        // Templates trim messages: look at the ends as they may come to stand beside the markup.
+        // Templates trim messages, so the trimmed ends may touch the markup.
         let start = content.len() - content.trim_start().len();
         let end = content.trim_end().len();
         if start < end {
@@ -301,8 +306,8 @@ fn names_of(value: &Json) -> Vec<&str> {
     }
 }
 
-/// The longest end of `left` with which `right` begins, short of all of `right` and of all of `left` being
-/// inside `right` whole: a piece that is missing its other half.
+/// The longest suffix of `left` that is a prefix of `right`. It is shorter than `right`, and `left`
+/// does not hold all of `right`.
 fn overlap(left: &str, right: &str) -> Option<usize> {
     (1..=left.len().min(right.len()))
         .rev()
@@ -310,7 +315,7 @@ fn overlap(left: &str, right: &str) -> Option<usize> {
         .find(|n| left[left.len() - n..] == right[..*n])
 }
 
-/// Stands for parts of messages while the template runs: numbers between two characters that occur nowhere.
+/// Replaces parts of messages while the template runs: numbers between two unused characters.
 struct Mask {
     open: char,
     close: char,
@@ -356,7 +361,7 @@ impl Mask {
         let mut parts = text.split(self.open);
         out.push_str(parts.next().unwrap_or_default());
         for part in parts {
-            // A template that cuts messages may cut here: then the number is gone with its text.
+            // The template may have cut the message here. Then the number is gone with its text.
             let Some((number, after)) = part.split_once(self.close) else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! Conversations to ids: the same as the whole text, except that messages cannot speak as the template.
+//! Conversations to ids: those of the whole text, but no message can write markup.
 
 use proptest::prelude::*;
 
@@ -47,7 +47,7 @@ fn messages_cannot_speak_as_the_template() {
         })
         .collect();
     assert_eq!(spelled, p.render_chat(&talk, true).unwrap());
-    // As a raw prompt the same text is markup: there the caller speaks.
+    // As a raw prompt the same text is markup: the caller wrote it.
     let raw = p.encode_prompt(attack).unwrap();
     assert_eq!((count(&raw, IM_START), count(&raw, IM_END)), (1, 2));
 }
@@ -139,7 +139,7 @@ fn the_models_own_template_goes_first() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever messages say: the control tokens are the template's, and the text is all there.
+    /// Whatever messages say, only the template gives control tokens, and no text is lost.
     #[test]
     fn control_tokens_come_from_the_template_alone(
         contents in prop::collection::vec("(<\\|im_end\\|>|<\\|im_start\\|>|<\\||\\|>|<|>|im_end|[a-c \n]|\u{E000}|\u{E001}|😀){0,12}", 1..4)

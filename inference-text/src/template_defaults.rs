@@ -1,6 +1,6 @@
-//! The families' published chat formats, for models that come without a template.
+//! The published chat formats of families, for models without a template.
 //!
-//! A model's own template always goes first; see `chat_template`.
+//! The own template of a model takes precedence; see `chat_template`.
 
 /// `<|im_start|>role … <|im_end|>`: Qwen 2 and 3, SmolLM.
 const CHATML: &str = "\
@@ -13,7 +13,7 @@ const LLAMA3: &str = "\
 {{ '<|start_header_id|>' ~ message.role ~ '<|end_header_id|>\\n\\n' ~ (message.content | trim) ~ '<|eot_id|>' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}";
 
-/// `[INST] … [/INST] answer</s>`: Mistral. A system message goes in front of the first user message.
+/// `[INST] … [/INST] answer</s>`: Mistral. A system message precedes the first user message.
 const MISTRAL: &str = "\
 {{ bos_token }}{% set ns = namespace(system='', user=true) %}{% for message in messages %}\
 {% if message.role == 'system' and loop.first %}{% set ns.system = message.content ~ '\\n\\n' %}\
@@ -23,8 +23,8 @@ const MISTRAL: &str = "\
 {% else %}{{ raise_exception('this format takes a system message at most once, first, and then user and assistant in turn; message ' ~ loop.index ~ ' is from ' ~ message.role) }}\
 {% endif %}{% endfor %}";
 
-/// `<start_of_turn>role … <end_of_turn>`: Gemma. The assistant is called `model`; a system message goes in front of
-/// the first user message.
+/// `<start_of_turn>role … <end_of_turn>`: Gemma. The assistant is called `model`; a system message
+/// precedes the first user message.
 const GEMMA: &str = "\
 {{ bos_token }}{% set ns = namespace(system='') %}{% for message in messages %}\
 {% if message.role == 'system' %}{% set ns.system = (message.content | trim) ~ '\\n\\n' %}{% else %}\
@@ -33,7 +33,7 @@ const GEMMA: &str = "\
 {% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}";
 
 /// Name and source of the format of a family; `knows` says whether the vocabulary has a token.
-/// `None` where neither family nor vocabulary tells.
+/// `None` where neither the family nor the vocabulary decides.
 pub(crate) fn family_format(
     model_type: &str,
     knows: impl Fn(&str) -> bool,

@@ -1,7 +1,8 @@
-//! The Jinja environment in which chat templates run: what Hugging Face offers them, within bounds.
+//! The Jinja environment of chat templates: what Hugging Face offers them, within bounds.
 //!
-//! Whitespace rules, `raise_exception`, `strftime_now`, `tojson`, Python's methods and spelling of values.
-//! No files, no other templates. Loading and choosing templates is in `chat_template`.
+//! It has Hugging Face's whitespace rules, `raise_exception`, `strftime_now` and `tojson`, and the
+//! methods and spelling of Python's values. It has no files and no other templates. The module
+//! `chat_template` finds and loads templates.
 
 use std::fmt::{self, Write as _};
 use std::time::{Duration, Instant, SystemTime};
@@ -15,7 +16,7 @@ use super::template_guard::{BOUND, BOUND_ATTRIBUTE, TICK};
 use super::template_python::{self as python, Bounded, Json};
 use super::template_time::strftime;
 
-/// Filters of the engine that can make a text much longer and that no chat template needs.
+/// Filters that can make a text much longer and that no chat template needs.
 const REMOVED: [&str; 7] = [
     "batch",
     "slice",
@@ -26,7 +27,7 @@ const REMOVED: [&str; 7] = [
     "chain",
 ];
 
-/// A conversation that the template refuses: `raise_exception('...')`.
+/// The error of `raise_exception(...)`: the template refuses the conversation.
 #[derive(Debug)]
 pub(crate) struct Raised(pub(crate) String);
 
@@ -37,9 +38,9 @@ impl fmt::Display for Raised {
 }
 impl std::error::Error for Raised {}
 
-/// What one rendering may still spend.
+/// The remaining budget of one rendering.
 struct Budget {
-    /// Bytes written, into the result or into a name.
+    /// Bytes that may still be written, into the result or into a variable.
     bytes: usize,
     end: Instant,
 }
@@ -124,7 +125,7 @@ pub(crate) fn environment(limits: &TextLimits) -> Result<Environment<'static>, E
             strftime(seconds, format).map_err(|what| Error::new(ErrorKind::InvalidOperation, what))
         },
     );
-    // As in Python, whatever has a length and can be indexed.
+    // As in Python: a value with a length and an index.
     env.add_test("sequence", |value: &Value| {
         matches!(
             value.kind(),
@@ -182,10 +183,10 @@ pub(crate) fn environment(limits: &TextLimits) -> Result<Environment<'static>, E
     Ok(env)
 }
 
-/// The name under which a rendering carries the time it is to use, in seconds since 1970.
+/// The variable with the time of a rendering, in seconds since 1970.
 pub(crate) const NOW: &str = "__now";
 
-/// Writes a value as Python would, and counts it.
+/// Writes a value as Python does, and takes its length off the budget.
 fn write_value(
     out: &mut Output<'_>,
     state: &mut State<'_, '_>,
@@ -222,8 +223,8 @@ fn bounded(value: &Value, most: usize) -> Result<String, Error> {
     Ok(out.text)
 }
 
-/// A value as it may be given a name: weighed, and a list if it was a sequence still to be computed (those
-/// would refer to each other ever deeper).
+/// Checks a value before it is assigned. A lazy sequence becomes a list, because lazy sequences
+/// could refer to each other without end.
 fn keep(value: &Value, attribute: bool, most: usize) -> Result<Value, Error> {
     weigh(value, attribute, most)?;
     if value.kind() == ValueKind::Iterable {
@@ -232,12 +233,12 @@ fn keep(value: &Value, attribute: bool, most: usize) -> Result<Value, Error> {
     Ok(value.clone())
 }
 
-/// How deep lists and maps may hold each other.
+/// The deepest nesting of lists and maps.
 const DEPTH: usize = 100;
 
-/// Refuses values with more text and items than `most` or deeper than [`DEPTH`]. Namespaces, macros and
-/// sequences still to be computed are refused where a value could come to hold itself or an endless chain:
-/// inside another value, or (with `attribute`) anywhere.
+/// Refuses values with more text and items than `most`, or nested deeper than [`DEPTH`]. Inside
+/// another value it refuses namespaces, macros and lazy sequences: with them a value could hold
+/// itself. With `attribute` it refuses them at the top, too.
 fn weigh(value: &Value, attribute: bool, most: usize) -> Result<(), Error> {
     let refuse = |what: &str| Err(Error::new(ErrorKind::InvalidOperation, what.to_owned()));
     let mut left = most;
@@ -353,7 +354,7 @@ fn indent(
     Ok(out)
 }
 
-/// JSON as Python's `json.dumps` writes it: `", "` and `": "` between items, nothing escaped for HTML.
+/// JSON as Python's `json.dumps` writes it: `", "` and `": "`, without escapes for HTML.
 fn to_json(
     value: &Value,
     indent: Option<usize>,
@@ -396,7 +397,7 @@ fn to_json(
     Ok(out.text)
 }
 
-/// What `separators=(',', ':')` gives to `tojson`: between items, and after names.
+/// The `separators=(',', ':')` of `tojson`: between items, and after names.
 fn separators(pair: &Value) -> Result<(String, String), Error> {
     let texts: Vec<Value> = pair.try_iter()?.take(3).collect();
     match texts.as_slice() {

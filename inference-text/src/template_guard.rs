@@ -1,36 +1,36 @@
-//! Puts measuring points into a chat template, so that running it costs bounded memory and time.
+//! Inserts checks into a chat template, so that running it costs bounded memory and time.
 //!
-//! The template engine counts instructions, but one instruction can double a string. So, before a template is
-//! compiled: what is assigned passes a filter that weighs it, loops, macros and blocks with names of their
-//! own report each round, and tags with very many operators are refused. The text and the line numbers of
-//! the template stay as they are. What the measuring points do is in `template_env`.
+//! The template engine counts instructions, but one instruction can double a string. So each
+//! assigned value passes a filter that measures it. Loops, macros and blocks with variables of
+//! their own call a function in each round. Tags with very many operators are refused. The output
+//! and the line numbers of the template do not change. The module `template_env` has the checks.
 
 use inference::{Error, ErrorKind, Result};
 
 use super::limits::TextLimits;
 
-/// The filter around what is assigned to a name.
+/// The filter around a value that is assigned to a variable.
 pub(crate) const BOUND: &str = "__bound";
-/// The filter around what is assigned to an attribute of a namespace.
+/// The filter around a value that is assigned to an attribute of a namespace.
 pub(crate) const BOUND_ATTRIBUTE: &str = "__bound_attribute";
-/// The function called in each round, with the bytes of plain text of the round and its names.
+/// The function called in each round, with the bytes of its plain text and its variables.
 pub(crate) const TICK: &str = "__tick";
 
 /// One part of the guarded template.
 enum Part {
     Source(String),
-    /// A measuring point: arguments, end marker of the tag before it, bytes of text in its block.
+    /// A check: arguments, end marker of the tag before it, bytes of text in its block.
     Tick(String, &'static str, usize),
 }
 
-/// The template with its measuring points.
+/// The template with its checks.
 ///
 /// # Errors
-/// `Unsupported` for tags that reach outside the template or have too many operators, `InvalidModel` for
-/// a tag without an end; both name the line.
+/// `Unsupported` for tags that reach outside the template or have too many operators.
+/// `InvalidModel` for a tag without an end. Both name the line.
 pub(crate) fn guard(source: &str, limits: &TextLimits) -> Result<String> {
     let mut parts: Vec<Part> = Vec::new();
-    // Open blocks: the keyword that ends each, and its measuring point.
+    // Open blocks: the keyword that ends each, and its check.
     let mut open: Vec<(&'static str, usize)> = Vec::new();
     let mut rest = source;
     while let Some(at) = next_tag(rest) {
@@ -130,7 +130,8 @@ fn block(
     };
     match word {
         "include" | "import" | "from" | "extends" | "block" => return Err(word.to_owned()),
-        // Hugging Face marks what the assistant says for training with these; they say nothing here.
+        // Hugging Face marks the text of the assistant with these, for training. They print
+        // nothing.
         "generation" => parts.push(Part::Source(format!("{head} if true {tail}"))),
         "endgeneration" => parts.push(Part::Source(format!("{head} endif {tail}"))),
         "set" => match top_level(body, "=") {
@@ -141,7 +142,7 @@ fn block(
                 } else {
                     BOUND
                 };
-                // Line breaks around the value stay where they are, for the line numbers.
+                // Line breaks around the value stay, for the line numbers.
                 let value = &value[1..];
                 parts.push(Part::Source(format!(
                     "{head}{target}= ({value})|{filter} {tail}"
@@ -181,8 +182,8 @@ fn next_tag(text: &str) -> Option<usize> {
         .find(|at| matches!(text.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#')))
 }
 
-/// Walks over the code of `text`: calls `see` with each place outside of strings and how many brackets are
-/// open there, until it answers true.
+/// Calls `see` with each byte of `text` outside of strings and the depth of brackets there, until
+/// it returns true.
 fn walk(text: &str, mut see: impl FnMut(usize, u8, usize) -> bool) -> Option<usize> {
     let bytes = text.as_bytes();
     let (mut at, mut depth) = (0, 0usize);
@@ -268,7 +269,7 @@ fn end_of_raw(text: &str) -> Option<usize> {
     })
 }
 
-/// Where `what` stands outside of strings and brackets. A single `=` is not part of a comparison.
+/// The first position of `what` outside of strings and brackets. `==` does not count as `=`.
 fn top_level(text: &str, what: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     walk(text, |at, _, depth| {
@@ -282,7 +283,7 @@ fn top_level(text: &str, what: &str) -> Option<usize> {
     })
 }
 
-/// `text` starts with `what`, where a space stands for any white space.
+/// Whether `text` starts with `what`. A space in `what` matches any white space.
 fn spaced(text: &[u8], what: &[u8]) -> bool {
     text.len() >= what.len()
         && what
@@ -291,7 +292,7 @@ fn spaced(text: &[u8], what: &[u8]) -> bool {
             .all(|(w, t)| w == t || (*w == b' ' && t.is_ascii_whitespace()))
 }
 
-/// What stands between the first parenthesis and its partner.
+/// The text between the first parenthesis and its partner.
 fn parenthesized(text: &str) -> &str {
     let Some(open) = text.find('(') else {
         return "";
@@ -322,7 +323,7 @@ fn identifiers(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// How many operators that make values longer a tag has; a repetition counts for eight.
+/// The number of operators in a tag that make values longer. A repetition counts as eight.
 fn operators(tag: &str) -> usize {
     let (_, body, _) = split(tag);
     let mut count = 0;

@@ -1,12 +1,12 @@
-//! Python's ways in chat templates: how it spells values and numbers, its JSON, and methods of texts that
-//! the template engine does not bring. All of it within bounds; the bounds are `template_env`'s.
+//! Python in chat templates: how it writes values, numbers and JSON, and methods of strings that
+//! the template engine lacks. The bounds are those of `template_env`.
 
 use std::fmt::{self, Write};
 
 use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
-/// A string that refuses to grow.
+/// A string with a fixed capacity. A write beyond it fails.
 pub(crate) struct Bounded {
     /// What was written.
     pub(crate) text: String,
@@ -76,8 +76,8 @@ pub(crate) fn write(out: &mut Bounded, value: &Value, inner: bool) -> fmt::Resul
     }
 }
 
-/// A number as Python's `repr` writes it: the shortest digits that are it, with an exponent below 1e-4 and
-/// from 1e16.
+/// A number as Python's `repr` writes it: the shortest digits that read back as it, with an
+/// exponent below 1e-4 and from 1e16 on.
 fn float(out: &mut Bounded, x: f64) -> fmt::Result {
     let shortest = format!("{x:e}");
     match shortest.split_once('e') {
@@ -88,14 +88,14 @@ fn float(out: &mut Bounded, x: f64) -> fmt::Result {
             }
             _ => std::write!(out, "{x:?}"),
         },
-        // No number at all, or one without end.
+        // Not a number, or infinite.
         None if x.is_nan() => out.write_str("nan"),
         None if x > 0.0 => out.write_str("inf"),
         None => out.write_str("-inf"),
     }
 }
 
-/// Methods of texts that [`call_method`] has.
+/// Methods of strings that [`call_method`] has.
 const METHODS: [&str; 6] = [
     "index",
     "partition",
@@ -105,12 +105,12 @@ const METHODS: [&str; 6] = [
     "rsplit",
 ];
 
-/// Whether [`call_method`] has it.
+/// Whether [`call_method`] has the method.
 pub(crate) fn has_method(name: &str) -> bool {
     METHODS.contains(&name)
 }
 
-/// A method of Python's `str`. None of them makes a text longer.
+/// A method of Python's `str`. No method makes a text longer.
 pub(crate) fn call_method(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let three = |before: &str, by: &str, after: &str| {
         Value::from([before, by, after].map(Value::from).to_vec())
@@ -148,7 +148,7 @@ pub(crate) fn call_method(text: &str, method: &str, args: &[Value]) -> Result<Va
     })
 }
 
-/// Cuts pieces off the end, `most` times.
+/// Splits up to `most` pieces off the end.
 fn split_from_end(
     text: &str,
     most: Option<usize>,
@@ -167,7 +167,7 @@ fn split_from_end(
     Value::from(pieces)
 }
 
-/// Words, the last `most` each for itself and what is before them as it is.
+/// Splits up to `most` words off the end. The rest stays one piece.
 fn words_from_end(text: &str, most: Option<usize>) -> Value {
     let mut rest = text.trim_end();
     let mut words = Vec::new();
@@ -183,20 +183,20 @@ fn words_from_end(text: &str, most: Option<usize>) -> Value {
     Value::from(words)
 }
 
-/// How JSON is written: as Python's `json.dumps` does.
+/// How JSON is written, with the options of Python's `json.dumps`.
 pub(crate) struct Json {
     /// Spaces for each level; `None` writes one line.
     pub(crate) indent: Option<usize>,
-    /// Escapes all but ASCII.
+    /// Whether to escape all but ASCII.
     pub(crate) ascii: bool,
-    /// Sorts names.
+    /// Whether to sort names.
     pub(crate) sort: bool,
-    /// What stands between items and after names, where it is not the usual.
+    /// The separators between items and after names; `None` for Python's defaults.
     pub(crate) separators: Option<(String, String)>,
 }
 
 impl Json {
-    /// Writes `value`, which stands `depth` levels deep.
+    /// Writes `value`, which is nested `depth` levels deep.
     pub(crate) fn write(
         &self,
         out: &mut Bounded,

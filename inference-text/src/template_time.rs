@@ -1,6 +1,6 @@
-//! Dates for chat templates: Python's `strftime`, as far as templates use it.
+//! Dates for chat templates: the part of Python's `strftime` that templates use.
 //!
-//! The time is UTC: a template's text does not depend on the machine's time zone.
+//! The time is UTC, so that the text does not depend on the time zone of the machine.
 
 const MONTHS: [&str; 12] = [
     "January",
@@ -93,9 +93,9 @@ pub(crate) fn strftime(seconds: u64, format: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Year, month and day of a day number; the proleptic Gregorian calendar in eras of 400 years.
+/// Year, month and day of a day number, in the proleptic Gregorian calendar.
 fn civil(day: i64) -> (i64, usize, i64) {
-    // Years begin in March here, so that the leap day comes last.
+    // Years begin in March here, so that the leap day is the last day.
     let shifted = day + 719_468;
     let era = shifted.div_euclid(146_097);
     let in_era = shifted.rem_euclid(146_097);

@@ -51,7 +51,7 @@ pub fn byte_level_parts(pre: Option<&str>) -> GgufTokenizerParts {
     }
 }
 
-/// SentencePiece BPE with byte fallback: `<unk>`, `<s>`, `</s>`, 256 bytes, letters and a few words.
+/// SentencePiece BPE with byte fallback: `<unk>`, `<s>`, `</s>`, 256 bytes, letters and some words.
 pub fn sentence_piece_parts() -> GgufTokenizerParts {
     let mut tokens: Vec<(String, f32, i32)> = vec![
         ("<unk>".into(), 0.0, 2),

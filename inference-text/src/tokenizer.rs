@@ -1,8 +1,8 @@
 //! The tokenizer of a model: text to ids and back.
 //!
-//! It wraps the `tokenizers` crate, whichever file the vocabulary came from (see `tokenizer_files` and
-//! `tokenizer_gguf`), adds the model's begin and end tokens, and keeps control tokens out of user text.
-//! Chats are laid out by `chat_template` and encoded by `pipeline`.
+//! It wraps the `tokenizers` crate, adds the tokens that begin and end a text, and keeps control
+//! tokens out of user text. `tokenizer_files` and `tokenizer_gguf` load the vocabulary,
+//! `chat_template` lays chats out, and `pipeline` encodes them.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +15,7 @@ use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use super::limits::TextLimits;
 use super::pieces::{DecodeRule, TextBuilder};
 
-/// The crate's tokenizer, under a name of its own.
+/// The tokenizer type of the `tokenizers` crate.
 pub(crate) type Engine = tokenizers::Tokenizer;
 
 /// Text to ids and ids to text, as the model was trained.
@@ -32,7 +32,7 @@ pub struct Tokenizer {
     limits: TextLimits,
 }
 
-/// What the files say about a tokenizer besides the vocabulary.
+/// Facts from the files beside the vocabulary.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) bos: Option<u32>,
@@ -40,18 +40,18 @@ pub(crate) struct Facts {
     pub(crate) eos: Vec<u32>,
     pub(crate) unk: Option<u32>,
     pub(crate) pad: Option<u32>,
-    /// Tokens that steer the model though the vocabulary does not mark them as special.
+    /// Tokens that steer the model, though the vocabulary does not mark them as special.
     pub(crate) control: Vec<u32>,
-    /// Whether encoding with special tokens begins with bos and ends with eos;
-    /// `None` leaves it to the vocabulary file's post-processor.
+    /// Whether encoding with special tokens adds bos at the start and eos at the end. `None` leaves
+    /// it to the post-processor in the vocabulary file.
     pub(crate) affixes: Option<(bool, bool)>,
-    /// Number of ids, if the vocabulary cannot tell.
+    /// Number of ids, where the vocabulary does not tell.
     pub(crate) vocab_size: Option<usize>,
-    /// Texts of ids that another id hides in the vocabulary because it has the same text.
+    /// Texts of ids that the vocabulary cannot name: another id has the same text.
     pub(crate) hidden: HashMap<u32, String>,
 }
 
-/// The tokenizer with control tokens switched off: for the start of a text, and for what follows.
+/// The tokenizer without control tokens: for the start of a text, and for later parts.
 #[derive(Debug)]
 struct Plain {
     start: Engine,
@@ -60,7 +60,7 @@ struct Plain {
 }
 
 impl Tokenizer {
-    /// Puts a tokenizer together from its parts.
+    /// Combines the parts of a tokenizer.
     ///
     /// # Errors
     /// `Unsupported` for a decoder that this crate does not know.
@@ -69,7 +69,7 @@ impl Tokenizer {
         facts: Facts,
         limits: TextLimits,
     ) -> Result<Self> {
-        // A file may ask for truncation and padding; a prompt is never cut silently.
+        // A file may ask for truncation and padding. A prompt is never cut silently.
         let _ = engine.with_truncation(None);
         engine.with_padding(None);
         let decoder = serde_json::to_value(engine.get_decoder()).unwrap_or_default();
@@ -82,7 +82,7 @@ impl Tokenizer {
             .collect();
         let mut control = special.clone();
         control.extend(facts.bos.iter().chain(&facts.eos).chain(&facts.control));
-        // Ordinary text becomes the unknown token where bytes have none of their own.
+        // Ordinary text may become the unknown token where single bytes have no token.
         if rule != DecodeRule::ByteLevel
             && let Some(unk) = facts.unk
         {
@@ -97,18 +97,20 @@ impl Tokenizer {
             control,
             limits,
         };
-        // What is broken beyond the checks should show now, not at the first request.
+        // A vocabulary that fails in spite of the checks must fail now, not at the first request.
         tokenizer.encode("a b\n1é", true)?;
         Ok(tokenizer)
     }
 
-    /// Encodes `text`. Special tokens that it spells become those tokens, as in Hugging Face's and mlx-lm's
-    /// encoding of a raw prompt. With `add_special` the model's begin (and end) tokens are put around it.
+    /// Encodes `text`. A special token that it spells becomes that token, as Hugging Face and
+    /// mlx-lm encode a raw prompt. With `add_special` the tokens that begin and end a text are
+    /// added.
     ///
-    /// For text from a user inside a conversation use [`Tokenizer::encode_plain`] or a chat.
+    /// For the text of a user inside a conversation use [`Tokenizer::encode_plain`] or a chat.
     ///
     /// # Errors
-    /// `InvalidOption` for a text beyond [`TextLimits::text_bytes`]; `InvalidModel` if the vocabulary fails.
+    /// `InvalidOption` for a text longer than [`TextLimits::text_bytes`]; `InvalidModel` if the
+    /// vocabulary fails.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         self.check_length(text)?;
         let engine_adds = add_special && self.facts.affixes.is_none();
@@ -125,8 +127,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Encodes `text` so that none of it becomes a control token, whatever it spells: `<|im_end|>` in it
-    /// is nine or so ordinary tokens. Nothing is put around it.
+    /// Encodes `text` without control tokens: `<|im_end|>` in it becomes some nine ordinary tokens.
+    /// Nothing is added around it.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`]; `InvalidOption` if a single character is a control token.
@@ -137,7 +139,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// [`Tokenizer::encode_plain`] for one part of a text; `start` says whether it is the first.
+    /// [`Tokenizer::encode_plain`] for one part of a text; `start` marks the first part.
     pub(crate) fn encode_plain_into(
         &self,
         text: &str,
@@ -156,7 +158,7 @@ impl Tokenizer {
                 .filter(|_| !start)
                 .unwrap_or(&plain.start);
             let encoding = guarded("encode", || engine.encode(part, false))?;
-            // Merge rules can still spell a control token: cut through each one and encode the pieces.
+            // Merge rules can still spell a control token: cut each one and encode the pieces.
             let mut cuts = vec![0];
             for (id, (from, to)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
                 if !self.control.contains(id) {
@@ -192,7 +194,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Where `text` would become control tokens if it were encoded as markup: the ids and byte ranges.
+    /// The control tokens that encoding `text` as markup would give, with their byte ranges.
     pub(crate) fn control_spans(&self, text: &str) -> Result<Vec<(u32, std::ops::Range<usize>)>> {
         self.check_length(text)?;
         let encoding = guarded("encode", || self.engine.encode(text, false))?;
@@ -210,11 +212,11 @@ impl Tokenizer {
         self.control.iter().filter_map(|id| self.token_text(*id))
     }
 
-    /// The text of `ids`. Special tokens and ids outside the vocabulary add nothing; bytes that are no
-    /// UTF-8 become U+FFFD.
+    /// The text of `ids`. Special tokens and ids outside the vocabulary add nothing. Invalid UTF-8
+    /// becomes U+FFFD.
     ///
     /// # Errors
-    /// `InvalidOption` if the text would pass [`TextLimits::text_bytes`] many times over.
+    /// `InvalidOption` if the text is longer than four times [`TextLimits::text_bytes`].
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         let most = self.limits.text_bytes.saturating_mul(4);
         let mut builder = TextBuilder::new(&self.rule);
@@ -235,7 +237,7 @@ impl Tokenizer {
         Ok(text)
     }
 
-    /// Gives one id to `builder`; the text that it completes.
+    /// Passes one id to `builder` and returns the text that it completes.
     pub(crate) fn feed(&self, id: u32, builder: &mut TextBuilder) -> String {
         if self.special.contains(&id) {
             return String::new();
@@ -246,7 +248,7 @@ impl Tokenizer {
         }
     }
 
-    /// The token `id` as the vocabulary spells it (`Ġthe`, `▁the`, `<|im_end|>`), not as text.
+    /// The token `id` as the vocabulary spells it: `Ġthe`, `▁the`, `<|im_end|>`. It is no text yet.
     #[must_use]
     pub fn token_text(&self, id: u32) -> Option<String> {
         if let Some(token) = self
@@ -262,8 +264,8 @@ impl Tokenizer {
             .or_else(|| self.facts.hidden.get(&id).cloned())
     }
 
-    /// The bytes that the token `id` adds to a text, in the middle of it; part of a character may be
-    /// all it has. `None` for ids outside the vocabulary.
+    /// The bytes that the token `id` adds in the middle of a text; they may be part of a character.
+    /// `None` for ids outside the vocabulary.
     #[must_use]
     pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
         let token = self.token_text(id)?;
@@ -276,7 +278,7 @@ impl Tokenizer {
         self.engine.token_to_id(token)
     }
 
-    /// The tokens that end a text, without repetition, the model's main one first.
+    /// The tokens that end a text, without repetition, the main one first.
     #[must_use]
     pub fn eos_ids(&self) -> &[u32] {
         &self.facts.eos
@@ -288,13 +290,13 @@ impl Tokenizer {
         self.facts.bos
     }
 
-    /// The token that fills a batch.
+    /// The token that pads a batch.
     #[must_use]
     pub fn pad_id(&self) -> Option<u32> {
         self.facts.pad
     }
 
-    /// The token for what the vocabulary cannot spell.
+    /// The token for text that the vocabulary cannot spell.
     #[must_use]
     pub fn unk_id(&self) -> Option<u32> {
         self.facts.unk
@@ -312,7 +314,7 @@ impl Tokenizer {
         self.control.contains(&id)
     }
 
-    /// Number of tokens, added ones included. A model may have more rows (padding) than this.
+    /// Number of tokens, added ones included. The embedding of a model may have more rows.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.facts
@@ -320,15 +322,15 @@ impl Tokenizer {
             .unwrap_or_else(|| self.engine.get_vocab_size(true))
     }
 
-    /// Whether encoding with special tokens begins with bos and ends with eos, as far as that is not
-    /// left to the vocabulary's own post-processor.
+    /// Whether encoding with special tokens adds bos at the start and eos at the end. `(false,
+    /// false)` where the post-processor in the vocabulary file decides.
     #[must_use]
     pub fn affixes(&self) -> (bool, bool) {
         self.facts.affixes.unwrap_or((false, false))
     }
 
-    /// The vocabulary and how text is split, as a `tokenizer.json` has them. What [`Self::affixes`]
-    /// tells is not in it.
+    /// The vocabulary and the splitting of text, as a `tokenizer.json` has them. It lacks
+    /// [`Self::affixes`].
     ///
     /// # Errors
     /// `InvalidModel` when the vocabulary cannot be written.
@@ -338,7 +340,7 @@ impl Tokenizer {
         })
     }
 
-    /// The bounds it was loaded with.
+    /// The limits that it was loaded with.
     #[must_use]
     pub fn limits(&self) -> &TextLimits {
         &self.limits
@@ -374,7 +376,7 @@ impl Plain {
     fn new(engine: &Engine) -> Self {
         let mut start = engine.clone();
         start.set_encode_special_tokens(true);
-        // This marker is put before the first part only; another instance leaves it out.
+        // The marker goes before the first part only, so later parts need an instance without it.
         let rest = match engine.get_pre_tokenizer() {
             Some(PreTokenizerWrapper::Metaspace(meta))
                 if meta.prepend_scheme == PrependScheme::First =>
@@ -391,8 +393,8 @@ impl Plain {
     }
 }
 
-/// Runs code of the `tokenizers` crate on input that is not ours: its errors become ours, and so does a
-/// panic, of which that crate has some for vocabularies that contradict themselves.
+/// Runs code of the `tokenizers` crate on untrusted input. Its errors and panics become ours: it
+/// panics on some vocabularies that contradict themselves.
 pub(crate) fn guarded<T>(doing: &str, run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(value)) => Ok(value),

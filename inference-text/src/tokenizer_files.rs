@@ -1,6 +1,6 @@
 //! Tokenizers from a model directory: `tokenizer.json` and the small files beside it.
 //!
-//! Checked before the `tokenizers` crate sees it: sizes, counts, and merge rules that name no token.
+//! Sizes, counts and merge rules are checked before the `tokenizers` crate sees the file.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,11 +17,12 @@ use super::limits::TextLimits;
 use super::tokenizer::{Engine, Facts, Tokenizer, guarded};
 
 impl Tokenizer {
-    /// Loads the tokenizer of a model directory: `tokenizer.json`, with the begin and end tokens from
-    /// `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json` and `config.json`.
+    /// Loads the tokenizer of a model directory: `tokenizer.json`. The tokens that begin and end a
+    /// text come from `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`
+    /// and `config.json`.
     ///
     /// # Errors
-    /// `ModelNotFound` without a `tokenizer.json`; `InvalidModel` if one of the files is damaged or
+    /// `ModelNotFound` without a `tokenizer.json`; `InvalidModel` if a file is damaged or
     /// contradicts another; `Unsupported` for a kind of tokenizer that this crate cannot decode.
     pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self> {
         Self::from_dir_with(dir, &TextLimits::default())
@@ -104,7 +105,7 @@ pub(crate) fn read_bounded(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// One of the small JSON files; `None` if there is none.
+/// One of the small JSON files; `None` if there is no such file.
 pub(crate) fn read_json(path: &Path, limits: &TextLimits) -> Result<Option<Value>> {
     let Some(bytes) = read_bounded(path, limits.config_bytes)? else {
         return Ok(None);
@@ -114,7 +115,7 @@ pub(crate) fn read_json(path: &Path, limits: &TextLimits) -> Result<Option<Value
         .map_err(|e| invalid(format!("not JSON: {e}"), path).with_source(e))
 }
 
-/// A token in a configuration: its text, or an object that holds it.
+/// A token in a configuration: its text, or an object that holds the text.
 pub(crate) fn token_name(value: &Value) -> Option<&str> {
     value
         .as_str()
@@ -145,7 +146,7 @@ fn ids(value: &Value) -> Result<Vec<u32>> {
     }
 }
 
-/// Llama's and Gemma's classes take begin and end tokens from the configuration, not from the file.
+/// Llama and Gemma classes read from the configuration whether to add bos and eos.
 fn affixes(config: &Value) -> Option<(bool, bool)> {
     let class = config["tokenizer_class"].as_str()?;
     let (bos, eos) = (
@@ -194,7 +195,7 @@ fn add_declared(engine: &mut Engine, declared: &Value) -> Result<()> {
     Ok(())
 }
 
-/// What is put around one text must be the text itself and tokens that the processor knows.
+/// Checks that a post-processor adds only tokens that it defines.
 fn check_template(processor: &Value) -> Result<()> {
     for inner in processor["processors"].as_array().into_iter().flatten() {
         check_template(inner)?;
@@ -214,13 +215,13 @@ fn check_template(processor: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The parts of a `tokenizer.json` that are checked in advance.
+/// The parts of a `tokenizer.json` that are checked before it is loaded.
 #[derive(Deserialize)]
 struct Outline {
     model: ModelOutline,
     #[serde(default)]
     added_tokens: Option<Vec<AddedOutline>>,
-    // Read here too because the crate panics where these are no JSON.
+    // Read because the crate panics where these are not JSON.
     #[serde(default, rename = "normalizer")]
     _normalizer: Value,
     #[serde(default, rename = "pre_tokenizer")]
@@ -253,7 +254,7 @@ enum MergeOutline {
     Pair(String, String),
 }
 
-/// A vocabulary: names with ids (BPE), or names with scores (Unigram), counted.
+/// A vocabulary: names with ids (BPE), or a count of names with scores (Unigram).
 #[derive(Default)]
 struct VocabOutline {
     ids: HashMap<String, u32>,

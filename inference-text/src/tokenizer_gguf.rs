@@ -1,7 +1,8 @@
-//! Tokenizers from the metadata of a `.gguf`, where there is no `tokenizer.json`.
+//! Tokenizers from GGUF metadata, where there is no `tokenizer.json`.
 //!
-//! Two families: `gpt2` (byte-level BPE with a named pre-tokenizer) and `llama` (SentencePiece BPE with
-//! scores). The splitting expressions are those of the families' own `tokenizer.json` files.
+//! There are two kinds: `gpt2` (byte-level BPE with a named pre-tokenizer) and `llama`
+//! (SentencePiece BPE with scores). The splitting expressions are those in the families'
+//! `tokenizer.json` files.
 
 use std::collections::{HashMap, HashSet};
 
@@ -33,7 +34,7 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const BYTE: i32 = 6;
 
-/// Control tokens that end a turn or a text whichever file they come from: converters name only one.
+/// Control tokens that end a turn or a text. Converters name only one of them.
 const ENDS: [&str; 6] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -47,8 +48,8 @@ impl Tokenizer {
     /// Builds the tokenizer that a GGUF file describes in its metadata.
     ///
     /// # Errors
-    /// `Unsupported` for a tokenizer model or pre-tokenizer outside the lists above (the message has them);
-    /// `InvalidModel` if the metadata contradicts itself or passes the limits.
+    /// `Unsupported` for another tokenizer model or pre-tokenizer; the message lists the known
+    /// ones. `InvalidModel` if the metadata contradicts itself or exceeds the limits.
     pub fn from_gguf(parts: &GgufTokenizerParts) -> Result<Self> {
         Self::from_gguf_with(parts, &TextLimits::default())
     }
@@ -194,7 +195,7 @@ fn check(parts: &GgufTokenizerParts, limits: &TextLimits) -> Result<()> {
     Ok(())
 }
 
-/// Names to ids; of equal names the first counts, and the others are kept for decoding.
+/// Names to ids. Of equal names the first counts; the others are kept for decoding.
 fn vocabulary(tokens: &[String]) -> (Vocab, HashMap<u32, String>) {
     let mut vocab = Vocab::with_capacity(tokens.len());
     let mut hidden = HashMap::new();
@@ -208,13 +209,13 @@ fn vocabulary(tokens: &[String]) -> (Vocab, HashMap<u32, String>) {
     (vocab, hidden)
 }
 
-/// Control and user-defined tokens are found in the text before anything else.
+/// Adds control and user-defined tokens, which are found in a text before all others.
 fn add_tokens(engine: &mut Engine, parts: &GgufTokenizerParts) -> Result<()> {
     let mut added = Vec::new();
     for (id, token) in (0u32..).zip(&parts.tokens) {
         let special = match kind(parts, id) {
             CONTROL => true,
-            // The unknown token stands for nothing, but a text may well spell it.
+            // Text may spell the unknown token, and must not become it.
             UNKNOWN => true,
             USER_DEFINED => false,
             _ => continue,
@@ -226,24 +227,24 @@ fn add_tokens(engine: &mut Engine, parts: &GgufTokenizerParts) -> Result<()> {
     guarded("add the control tokens", || engine.add_tokens(added)).map(|_| ())
 }
 
-// The expressions that split text into words, as the families' own files have them.
+// The expressions that split text into words.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-/// What readers of GGUF use when a file names no pre-tokenizer: each expression splits further.
+/// The default of GGUF readers when a file names no pre-tokenizer. Each splits further.
 const DEFAULT: [&str; 4] = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
 
-/// What a pre-tokenizer's name stands for.
+/// How a named pre-tokenizer splits text.
 struct Words {
     splits: Vec<PreTokenizerWrapper>,
     /// Whether GPT-2's own expression splits last.
     gpt2: bool,
-    /// Composed characters (Unicode NFC) before anything else.
+    /// Whether text is normalized to composed characters (Unicode NFC) first.
     nfc: bool,
-    /// A word that is a token is that token, whatever the merge rules say.
+    /// Whether a word that is a token becomes that token, whatever the merge rules say.
     whole: bool,
-    /// Whether a text begins with bos if the file does not say.
+    /// Whether a text begins with bos, unless the file says otherwise.
     bos: bool,
 }
 
@@ -350,8 +351,8 @@ fn byte_level(parts: &GgufTokenizerParts, vocab: Vocab) -> Result<(Engine, bool)
     Ok((engine, words.bos))
 }
 
-/// SentencePiece joins, again and again, the two neighbors whose union has the best score; as rules: every
-/// split of every token into two others, the best score first.
+/// SentencePiece joins the two neighbors whose union has the best score, again and again. As merge
+/// rules: each split of each token into two others, the best score first.
 fn sentence_piece(
     parts: &GgufTokenizerParts,
     vocab: Vocab,

@@ -1,7 +1,8 @@
-//! The first model's texts and conversations against golden ids (`tools/golden/text_golden.py`).
+//! Texts and conversations of the first model, compared with golden ids
+//! (`tools/golden/text_golden.py`).
 //!
-//! `assert_golden` takes any loaded model that shows its tokens; what needs the model's file calls it. What can
-//! be checked without the file is checked here.
+//! `assert_golden` takes the loaded model. A test that has the file of the model calls it. The
+//! checks that need no file are here.
 
 use inference::{Message, TokenModel};
 use serde::Deserialize;

@@ -1,21 +1,21 @@
-//! Typed access to the fields of a JSON object from a stranger: each error names the field, its
-//! value and what is allowed. `null` counts as absent, since checkpoints write it so.
+//! Typed access to the fields of an untrusted JSON object. Each error names the field, its value
+//! and what is allowed. `null` counts as absent, because checkpoints write it so.
 
 use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-/// What is wrong, without the file's name.
+/// A result whose error is a message without the name of the file.
 pub(super) type Fault<T> = Result<T, String>;
 
-/// A JSON object and where it stands, for messages.
+/// A JSON object, with the prefix that its fields have in messages.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
     /// `""`, or `"rope_scaling."`.
     prefix: &'static str,
 }
 
-/// A value short enough for a message.
+/// The value as a short text, for messages.
 pub(super) fn shown(value: &Value) -> String {
     const MAX: usize = 60;
     let text = match value {
@@ -58,7 +58,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The fields of the object `name`, which `prefix` (`"name."`) names in messages.
+    /// The fields of the object `name`. Messages put `prefix` (`"name."`) before their names.
     pub(super) fn nested(&self, name: &'static str, prefix: &'static str) -> Fault<Option<Self>> {
         Ok(self.object(name)?.map(|map| Self { map, prefix }))
     }

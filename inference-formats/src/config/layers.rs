@@ -1,11 +1,11 @@
-//! What differs from layer to layer: which look through a sliding window, and how families say so.
+//! Differences between layers: which layers have a sliding window, and how families say so.
 
 use crate::error::Result;
 
 use super::fields::Fields;
 use super::{fault, limits};
 
-/// What a layer looks at.
+/// Which positions a layer attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
     /// Every position.
@@ -14,13 +14,13 @@ pub enum LayerKind {
     Sliding,
 }
 
-/// How a family spreads its windows where the file does not list them.
+/// Which layers of a family slide where the file does not list them.
 enum Pattern {
-    /// Every layer, as long as the file has a window.
+    /// All layers, if the file has a window.
     All,
-    /// None unless `use_sliding_window`, and then those from `max_window_layers` on (Qwen).
+    /// With `use_sliding_window` the layers from `max_window_layers` on, else none (Qwen).
     FromLayer,
-    /// All but each `sliding_window_pattern`-th, by default this one.
+    /// All but each n-th layer. The field `sliding_window_pattern` overrides n.
     AllBut(usize),
     /// None.
     Never,
@@ -37,8 +37,7 @@ fn pattern(model_type: &str) -> Pattern {
     }
 }
 
-/// The window of the model, and which layers use it: a kind for each layer. Without a window every
-/// layer is full.
+/// The window of the model, and the kind of each layer.
 pub(super) fn parse(
     fields: &Fields<'_>,
     model_type: &str,
@@ -46,19 +45,19 @@ pub(super) fn parse(
 ) -> Result<(Option<usize>, Vec<LayerKind>)> {
     let listed = listed(fields, layers)?;
     let used = fields.bool("use_sliding_window").map_err(fault)?;
-    // A window that is off may be written as 0.
+    // Some files write a window that is switched off as 0.
     let least = usize::from(used != Some(false));
     let window = fields
         .uint("sliding_window", least..=limits::POSITIONS)
         .map_err(fault)?;
     let pattern = pattern(model_type);
     let window = match (&pattern, used) {
-        // Qwen checkpoints carry a window that is off unless said otherwise.
+        // Qwen checkpoints have a window that is off unless the switch is on.
         (_, Some(false)) | (Pattern::FromLayer, None) => None,
         (Pattern::Never, _) if listed.is_none() => None,
         _ => window,
     };
-    // Which layers count as sliding matters even without a window: it decides their rotation.
+    // The kinds matter even without a window: they decide the rotation of a layer.
     let kinds = match (listed, pattern) {
         (Some(kinds), _) => kinds,
         (None, Pattern::All) => vec![LayerKind::Sliding; layers],
@@ -96,7 +95,7 @@ fn kind(sliding: bool) -> LayerKind {
     }
 }
 
-/// The kinds that the file lists, one a layer.
+/// The kinds that the file lists, one for each layer.
 fn listed(fields: &Fields<'_>, layers: usize) -> Result<Option<Vec<LayerKind>>> {
     let names = fields.strings("layer_types").map_err(fault)?;
     if names.is_empty() {

@@ -1,6 +1,6 @@
-//! The network's numbers, from `config.json` as transformers and mlx-lm write it. GGUF metadata
-//! becomes the same [`ModelConfig`] in `gguf_config`. It reads no weights: shapes are compared with
-//! the file where weights are fetched.
+//! The configuration of a network: `config.json` as transformers and mlx-lm write it. GGUF metadata
+//! becomes the same [`ModelConfig`], in [`crate::gguf_config`]. No weights are read here; an engine
+//! compares shapes when it fetches weights.
 
 mod fields;
 mod layers;
@@ -28,7 +28,7 @@ use fields::{Fault, Fields};
 /// The largest accepted `config.json`, in bytes.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 
-/// The largest accepted numbers of each kind; see [`ModelConfig::validate`].
+/// The largest accepted value of each field; see [`ModelConfig::validate`].
 pub mod limits {
     /// `hidden_size`.
     pub const HIDDEN: usize = 1 << 17;
@@ -48,12 +48,12 @@ pub mod limits {
     pub const POSITIONS: usize = super::rope::MAX_POSITIONS;
 }
 
-/// The numbers of a decoder-only network. Names are those of `config.json`.
+/// The numbers of a decoder-only network. The fields are named as in `config.json`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// The architecture's name; `None` when the file does not say, and the weights must.
+    /// The architecture's name; `None` when the file does not give it.
     pub model_type: Option<String>,
-    /// Width of the residual stream.
+    /// Width of the residual stream, in elements.
     pub hidden_size: usize,
     /// Decoder blocks.
     pub num_hidden_layers: usize,
@@ -63,46 +63,48 @@ pub struct ModelConfig {
     pub num_attention_heads: usize,
     /// Key and value heads.
     pub num_key_value_heads: usize,
-    /// Width of a head; `None` when the file does not say.
+    /// Width of a head, in elements; `None` when the file does not give it.
     pub head_dim: Option<usize>,
-    /// Added to the mean square before its root.
+    /// Epsilon of the norms, added to the mean square before the root.
     pub rms_norm_eps: f32,
     /// Rows of the embedding.
     pub vocab_size: usize,
-    /// Rotation in layers that see every position, and in all where `rope_sliding` is `None`.
+    /// Rotary positions of full layers, and of all layers where `rope_sliding` is `None`.
     pub rope: RopeConfig,
-    /// Rotation in layers with a sliding window, where it differs.
+    /// Rotary positions of layers with a sliding window, where they differ.
     pub rope_sliding: Option<RopeConfig>,
-    /// Rotates neighboring elements rather than halves.
+    /// Whether the rotation pairs neighboring elements rather than the two halves of a head.
     pub rope_traditional: bool,
-    /// The context the model was made for, in positions.
+    /// The context that the model was trained for, in positions.
     pub max_position_embeddings: Option<usize>,
-    /// Whether the output matrix is the embedding; `None` leaves it to whether there is an output.
+    /// Whether the output matrix is the embedding. `None` leaves it to the tensors of the file.
     pub tie_word_embeddings: Option<bool>,
-    /// Biases on the attention's projections.
+    /// Whether the projections of attention have biases.
     pub attention_bias: bool,
-    /// Biases in the feed-forward block.
+    /// Whether the feed-forward block has biases.
     pub mlp_bias: bool,
-    /// Positions each query looks back to in sliding layers; `None` for all. Already `None` where
-    /// the checkpoint has a window and does not use it.
+    /// Positions that each query of a sliding layer looks back to; `None` for all. A window that
+    /// the file gives but switches off is `None`, too.
     pub sliding_window: Option<usize>,
     /// The kind of each layer.
     pub layer_kinds: Vec<LayerKind>,
     /// The activation of the feed-forward block, as the file names it.
     pub activation: Option<String>,
-    /// Experts in each mixture, for the estimate of memory; 0 for a dense network.
+    /// Experts in each mixture, for estimates of memory; 0 for a dense network.
     pub num_experts: usize,
     /// Tokens that end a reply.
     pub eos_token_ids: Vec<u32>,
-    /// How matrices are quantized; `None` for a dense model and for GGUF, where each tensor says.
+    /// How matrices are quantized. `None` for dense models, and for GGUF, where each tensor says.
     pub quantization: Option<QuantConfig>,
-    /// Layers that differ from it, by name such as `model.layers.3.mlp.down_proj`; `None` is dense.
+    /// Exceptions from `quantization`, by layer such as `model.layers.3.mlp.down_proj`. `None`
+    /// there means dense.
     pub quantization_overrides: BTreeMap<String, Option<QuantConfig>>,
-    /// Every field, for what only one architecture knows; read through [`Self::uint`] and the others.
+    /// All fields of the file, for those of one architecture. Read them with [`Self::uint`] and the
+    /// other getters.
     pub fields: Map<String, Value>,
 }
 
-/// A JSON object, with the kind of error that says what else it is.
+/// The JSON object in `bytes`.
 fn object(bytes: &[u8]) -> Result<serde_json::Map<String, Value>> {
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
@@ -123,15 +125,15 @@ impl ModelConfig {
     /// Reads and checks a `config.json`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] when the file is missing, too large, not JSON or says something
-    /// impossible; [`ErrorKind::Unsupported`] when it asks for what this engine does not have. The
-    /// message names the field.
+    /// [`ErrorKind::NotFound`] without the file; [`ErrorKind::Invalid`] when it is too large, not
+    /// JSON or impossible; [`ErrorKind::Unsupported`] when it asks for a feature that is not
+    /// supported. The message names the field.
     pub fn from_file(path: &Path) -> Result<Self> {
         let bytes = read_capped(path, MAX_CONFIG_BYTES)?;
         Self::from_json(&bytes).map_err(|e| e.with_path(path))
     }
 
-    /// As [`Self::from_file`], from the file's bytes.
+    /// As [`Self::from_file`], from the bytes of the file.
     ///
     /// # Errors
     /// As [`Self::from_file`].
@@ -139,7 +141,7 @@ impl ModelConfig {
         Self::from_map(object(bytes)?)
     }
 
-    /// As [`Self::from_file`], from the file's fields.
+    /// As [`Self::from_file`], from the fields of the file.
     ///
     /// # Errors
     /// As [`Self::from_file`].
@@ -171,7 +173,7 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// What is one field each.
+    /// Everything that comes from one field each.
     fn plain(fields: &Fields<'_>, rope: rope::Ropes, positions: Option<usize>) -> Fault<Self> {
         let heads = fields.required_uint("num_attention_heads", 1..=limits::HEADS)?;
         Ok(Self {
@@ -205,7 +207,7 @@ impl ModelConfig {
         })
     }
 
-    /// The window of layer `i`, where it has one.
+    /// The window of a layer in positions; `None` for a layer without one.
     pub fn window(&self, layer: usize) -> Option<usize> {
         match self.layer_kinds.get(layer) {
             Some(LayerKind::Sliding) => self.sliding_window,
@@ -213,12 +215,12 @@ impl ModelConfig {
         }
     }
 
-    /// Whether layer `i` is one of those that slide, with a window or without.
+    /// Whether a layer is a sliding one, with a window or without.
     pub fn slides(&self, layer: usize) -> bool {
         self.layer_kinds.get(layer) == Some(&LayerKind::Sliding)
     }
 
-    /// The rotation of layer `i`.
+    /// The rotary positions of a layer.
     pub fn rope_of(&self, layer: usize) -> &RopeConfig {
         match &self.rope_sliding {
             Some(own) if self.slides(layer) => own,
@@ -226,7 +228,7 @@ impl ModelConfig {
         }
     }
 
-    /// A whole number of one architecture's own.
+    /// A whole number in `range`, from a field of one architecture. `None` without the field.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] when the field holds anything else.
@@ -234,7 +236,7 @@ impl ModelConfig {
         Fields::new(&self.fields).uint(name, range).map_err(fault)
     }
 
-    /// As [`Self::uint`], for one that must be there.
+    /// As [`Self::uint`], for a required field.
     ///
     /// # Errors
     /// As [`Self::uint`], and when it is missing.
@@ -244,7 +246,7 @@ impl ModelConfig {
             .map_err(fault)
     }
 
-    /// A finite number of one architecture's own.
+    /// A finite number, from a field of one architecture.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] when the field holds anything else.
@@ -252,7 +254,7 @@ impl ModelConfig {
         Fields::new(&self.fields).number(name).map_err(fault)
     }
 
-    /// A switch of one architecture's own.
+    /// A switch, from a field of one architecture.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] when the field is not true or false.
@@ -260,7 +262,7 @@ impl ModelConfig {
         Fields::new(&self.fields).bool(name).map_err(fault)
     }
 
-    /// A list of numbers of one architecture's own.
+    /// A list of finite numbers, from a field of one architecture.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] when the field holds anything else.
@@ -269,7 +271,7 @@ impl ModelConfig {
     }
 }
 
-/// The activation's name. Gemma has two fields; the newer one counts.
+/// The activation's name. Gemma has two fields, of which the newer one counts.
 fn activation(fields: &Fields<'_>) -> Fault<Option<String>> {
     for name in ["hidden_activation", "hidden_act", "activation_function"] {
         if let Some(found) = fields.str(name)? {
@@ -279,7 +281,7 @@ fn activation(fields: &Fields<'_>) -> Fault<Option<String>> {
     Ok(None)
 }
 
-/// Experts in each mixture; families name the field differently.
+/// Experts in each mixture. Families name the field differently.
 fn experts(fields: &Fields<'_>) -> Fault<usize> {
     for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
         if let Some(n) = fields.uint(name, 0..=limits::EXPERTS)? {
@@ -292,7 +294,7 @@ fn experts(fields: &Fields<'_>) -> Fault<usize> {
 /// The token ids of the field `key`: one, a list, or none. A negative id stands for "none".
 ///
 /// # Errors
-/// Field and value, when it holds anything else.
+/// The message names field and value when the field holds anything else.
 pub fn token_ids(key: &str, value: Option<&Value>) -> Fault<Vec<u32>> {
     fields::token_ids(key, value.filter(|v| !v.is_null()))
 }

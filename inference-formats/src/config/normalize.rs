@@ -1,15 +1,15 @@
-//! One shape for what families write differently: the text part of multimodal configurations, GPT-2's
-//! names, and the numbers that families leave to their defaults.
+//! Different spellings made one: the text part of multimodal configurations, the names of GPT-2,
+//! and the defaults that families leave out.
 
 use crate::error::Result;
 use serde_json::{Map, Value, json};
 
 use super::unsupported;
 
-/// Families whose multimodal configurations have a text part that is a model of its own here.
+/// Families whose multimodal configurations have a text part that can be loaded by itself.
 const WITH_TEXT_PART: [&str; 2] = ["gemma3", "gemma4"];
 
-/// Fields that stand beside the text part and count for it.
+/// Fields beside the text part that apply to it.
 const SHARED: [&str; 4] = [
     "quantization",
     "quantization_config",
@@ -17,7 +17,7 @@ const SHARED: [&str; 4] = [
     "tie_word_embeddings",
 ];
 
-/// GPT-2's names for what others call differently.
+/// Names of GPT-2 and others, and the usual ones.
 const ALIASES: [(&str, &str); 8] = [
     ("n_embd", "hidden_size"),
     ("n_layer", "num_hidden_layers"),
@@ -53,7 +53,7 @@ pub(super) fn normalize(mut map: Map<String, Value>) -> Result<Map<String, Value
             }
         }
     }
-    // GPT-2 leaves the width of its feed-forward block to a rule.
+    // GPT-2 defines this width by a rule.
     if model_type == "gpt2"
         && !is_set(&map, "intermediate_size")
         && let Some(width) = map.get("hidden_size").and_then(Value::as_u64)
@@ -96,7 +96,7 @@ fn text_part(mut map: Map<String, Value>) -> Result<Map<String, Value>> {
     Ok(text)
 }
 
-/// What a family's configurations may leave out, as its reference implementation fills it in.
+/// The defaults of a family, as its reference implementation has them.
 fn defaults(model_type: &str) -> Value {
     match model_type {
         "gemma" => json!({"head_dim": 256, "rms_norm_eps": 1e-6}),

@@ -1,5 +1,5 @@
-//! How a configuration says that weights are quantized: the layout of mlx-lm, with its exceptions
-//! by layer. Other tools' quantizations are named and refused.
+//! How a configuration says that weights are quantized: the layout of mlx-lm, with exceptions by
+//! layer. Quantizations of other tools are refused by name.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ pub struct QuantConfig {
     pub group_size: i32,
     /// Bits of a weight.
     pub bits: i32,
-    /// MLX's name for what the bits mean.
+    /// MLX's name for the meaning of the bits, such as `affine` or `mxfp4`.
     pub mode: String,
 }
 
-/// One way for all matrices that have scales, and those that differ, by the layer's name such as
-/// `model.layers.3.mlp.down_proj`; `None` there means dense.
+/// The quantization of all matrices with scales, and its exceptions by layer, such as
+/// `model.layers.3.mlp.down_proj`. `None` there means dense.
 pub(super) type Parsed = (Option<QuantConfig>, BTreeMap<String, Option<QuantConfig>>);
 
-/// What MLX has kernels for: mode, group sizes, bits.
+/// The formats of MLX: mode, group sizes, bits.
 const FORMATS: [(&str, &[i32], &[i32]); 4] = [
     ("affine", &[32, 64, 128], &[2, 3, 4, 5, 6, 8]),
     ("mxfp4", &[32], &[4]),
@@ -52,7 +52,7 @@ pub(super) fn fits(config: &QuantConfig) -> Result<(), String> {
     Ok(())
 }
 
-/// An error's text and whether the fault is that we lack the feature.
+/// A message, and whether it is about a missing feature rather than a bad file.
 pub(super) type QuantFault = super::rope::RopeFault;
 
 fn unsupported(message: String) -> QuantFault {
@@ -71,7 +71,7 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Parsed, QuantFault> {
         },
     };
     if let Some(method) = map.get("quant_method") {
-        // What OpenAI published: only the experts are packed, in a layout that MLX has.
+        // OpenAI's own format: only the experts are packed, in a layout that MLX has.
         if method.as_str() == Some("mxfp4") {
             let packed = QuantConfig {
                 group_size: 32,
@@ -116,7 +116,7 @@ fn parse_one(
         let value = match (map.get(field), default) {
             (Some(value), _) => value,
             (None, Some(default)) if allowed.contains(&default) => return Ok(default),
-            // A mode with one choice needs no telling.
+            // A mode with one choice has a default.
             (None, _) if allowed.len() == 1 => return Ok(allowed[0]),
             (None, _) => {
                 return Err(QuantFault::from(format!(

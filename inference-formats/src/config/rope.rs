@@ -1,10 +1,10 @@
-//! How a configuration turns positions into rotations: `rope_theta` and `rope_scaling`, or
-//! `rope_parameters` as transformers 5 writes it, there also by kind of layer. The formulas are in
-//! `nn/rope.rs`.
+//! How a configuration describes rotary positions: `rope_theta` and `rope_scaling`, or
+//! `rope_parameters` of transformers 5, which may differ by kind of layer. An engine has the
+//! formulas.
 
 use super::fields::{Fault, Fields, shown};
 
-/// How positions are stretched beyond the trained context.
+/// How wavelengths are stretched beyond the trained context.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum RopeScaling {
     /// Not at all.
@@ -41,10 +41,10 @@ pub enum RopeScaling {
         /// Factor on queries and keys.
         attention_factor: f32,
     },
-    /// `LongRoPE` (Ding et al. 2024): a stretch for each pair, one set within the trained context
-    /// and one beyond.
+    /// `LongRoPE` (Ding et al. 2024): a stretch for each pair of elements, with one set for the
+    /// trained context and one beyond it.
     LongRope {
-        /// Stretches while everything fits the trained context.
+        /// Stretches while all positions are within the trained context.
         short: Vec<f32>,
         /// Stretches beyond it.
         long: Vec<f32>,
@@ -53,26 +53,26 @@ pub enum RopeScaling {
         /// Factor on queries and keys.
         attention_factor: f32,
     },
-    /// Gemma 4: wavelengths counted over the whole head, of which only the first part rotates.
+    /// Gemma 4: wavelengths count over the whole head, of which only the first part rotates.
     Proportional {
-        /// Positions are divided by it.
+        /// The divisor of positions.
         factor: f32,
     },
 }
 
-/// What a configuration says about rotary embedding in one kind of layer.
+/// The rotary embedding of one kind of layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f32,
     /// How they are stretched.
     pub scaling: RopeScaling,
-    /// The part of each head that rotates, from its start; 1 for all.
+    /// The fraction of each head that rotates, from its start; 1 for all of it.
     pub partial: f32,
 }
 
 impl RopeConfig {
-    /// Unstretched, all of a head.
+    /// No stretch, and the whole head rotates.
     pub fn plain(theta: f32) -> Self {
         Self {
             theta,
@@ -85,18 +85,18 @@ impl RopeConfig {
 /// The rotations of full and of sliding layers.
 pub(super) struct Ropes {
     pub full: RopeConfig,
-    /// `None` when sliding layers rotate as the full ones do.
+    /// `None` when sliding layers rotate like the full ones.
     pub sliding: Option<RopeConfig>,
 }
 
-/// The largest context that positions may count to.
+/// The largest accepted context, in positions.
 pub(super) const MAX_POSITIONS: usize = i32::MAX as usize;
 const DEFAULT_THETA: f32 = 10_000.0;
 const KNOWN: &str = "default, linear, llama3, yarn, longrope, proportional";
-/// Pairs that a list of stretches may have.
+/// The most entries in a list of stretches.
 const MAX_PAIRS: usize = 2048;
 
-/// An error's text and whether the fault is that we lack the feature.
+/// A message, and whether it is about a missing feature rather than a bad file.
 pub(super) struct RopeFault {
     pub message: String,
     pub unsupported: bool,
@@ -137,7 +137,7 @@ pub(super) fn parse(fields: &Fields<'_>, max_positions: Option<usize>) -> Result
                 full: only,
                 sliding: None,
             },
-            // Unreachable by the condition above; an unstretched rotation is the honest default.
+            // The condition above excludes this case.
             (None, None) => Ropes {
                 full: RopeConfig::plain(DEFAULT_THETA),
                 sliding: None,
@@ -157,7 +157,8 @@ pub(super) fn parse(fields: &Fields<'_>, max_positions: Option<usize>) -> Result
     Ok(Ropes { full, sliding })
 }
 
-/// One rotation: base and part from `parameters` or the configuration itself, stretch from `scaling`.
+/// One rotation. Base and fraction come from `parameters` or the configuration, the stretch from
+/// `scaling`.
 fn one(
     fields: &Fields<'_>,
     parameters: Option<&Fields<'_>>,
@@ -288,8 +289,8 @@ fn parse_scaling(
     })
 }
 
-/// `YaRN`'s factor on queries and keys: given, or from the stretch (equation 22 of the paper, with
-/// `DeepSeek`'s two weights where the file has them).
+/// The factor of `YaRN` on queries and keys: given, or from the stretch (equation 22 of the paper).
+/// `DeepSeek` files have two weights in it.
 fn yarn_attention(fields: &Fields<'_>, factor: f32) -> Fault<f32> {
     if let Some(given) = fields.positive("attention_factor")? {
         return Ok(given);

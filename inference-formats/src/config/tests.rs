@@ -1,4 +1,4 @@
-//! Configurations as families write them, and as strangers might.
+//! Configurations of all families, and hostile ones.
 
 use std::time::{Duration, Instant};
 
@@ -278,7 +278,7 @@ fn the_text_part_of_a_multimodal_configuration_counts() {
         "eos_token_id": [1, 106], "quantization": {"group_size": 64, "bits": 4}});
     let c = parse(&outer).unwrap();
     assert_eq!(c.model_type.as_deref(), Some("gemma3"));
-    // What the file leaves out is what the family has.
+    // Missing fields have the defaults of the family.
     assert_eq!((c.num_attention_heads, c.num_key_value_heads), (8, 4));
     assert_eq!((c.head_dim, c.vocab_size), (Some(256), 262_208));
     assert_eq!(c.eos_token_ids, [1, 106]);

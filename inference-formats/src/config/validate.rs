@@ -1,5 +1,4 @@
-//! Whether a configuration's numbers are possible, and what they would cost, before any of it is
-//! believed.
+//! Checks that the numbers of a configuration are possible, and bounds what they cost.
 
 use std::ops::RangeInclusive;
 
@@ -8,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use super::quantization::fits;
 use super::{ModelConfig, RopeScaling, limits};
 
-/// More bytes of weights than this is a mistake, not a model.
+/// A model with more bytes of weights than this is a mistake.
 const MAX_WEIGHT_BYTES: u64 = 1 << 44;
 
 fn fault(message: String) -> Error {
@@ -36,11 +35,11 @@ fn positive(field: &str, value: f32) -> Result<()> {
 }
 
 impl ModelConfig {
-    /// Checks ranges, divisibility and what the numbers multiply to. Configurations from files have
-    /// passed it; call it again after changing one.
+    /// Checks ranges, divisibility, and the size that the numbers multiply to. Configurations from
+    /// files have passed it. Call it again after a change.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] naming field, value and what is allowed.
+    /// [`ErrorKind::Invalid`]; the message names field, value and what is allowed.
     pub fn validate(&self) -> Result<()> {
         within("hidden_size", self.hidden_size, 1..=limits::HIDDEN)?;
         within(
@@ -128,8 +127,9 @@ impl ModelConfig {
         all.try_for_each(fits).map_err(fault)
     }
 
-    /// How many bytes the weights take at two bytes a number, quantized matrices with their scales
-    /// and biases; `None` when that cannot be counted.
+    /// A rough size of the weights in bytes, at two bytes a number; quantized matrices count with
+    /// scales and biases. `None` when the number overflows. [`crate::footprint`] counts exactly,
+    /// from the tensors.
     pub fn estimated_weight_bytes(&self) -> Option<u64> {
         let (matrices, other) = self.counts()?;
         let element = 2u64;

@@ -1,4 +1,4 @@
-//! What a path holds: a model directory, or a GGUF file. It looks at names only.
+//! Finds out whether a path is a model directory or a GGUF file, by names alone.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 use super::{ModelDir, invalid};
 
-/// The two forms a model comes in.
+/// The two forms of a model on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelFiles {
     /// A directory with `config.json` and safetensors files.
@@ -15,12 +15,12 @@ pub enum ModelFiles {
     Gguf(PathBuf),
 }
 
-/// Finds out what `path` holds: a directory with `config.json` and safetensors files, a directory
+/// Finds the model at `path`: a directory with `config.json` and safetensors files, a directory
 /// with one `.gguf` file, or a `.gguf` file.
 ///
 /// # Errors
-/// [`ErrorKind::NotFound`] when nothing is there; [`ErrorKind::Invalid`] when what is
-/// there is no such thing, saying what is missing.
+/// [`ErrorKind::NotFound`] when nothing is at the path. [`ErrorKind::Invalid`] when there is no
+/// model; the message says what is missing.
 pub fn locate(path: &Path) -> Result<ModelFiles> {
     let is_gguf = path
         .extension()

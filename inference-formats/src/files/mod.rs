@@ -1,5 +1,5 @@
-//! Reading files that may lie or change: regular files only, sizes capped, exact positioned reads,
-//! and names that stay inside the model's directory. It knows no format.
+//! Reading untrusted files: regular files only, capped sizes, exact positioned reads, and names
+//! that stay inside the directory of a model. This module knows no format.
 
 mod locate;
 #[cfg(test)]
@@ -17,12 +17,12 @@ pub use locate::{ModelFiles, locate};
 /// The largest accepted JSON or template file of a model, in bytes.
 pub const MAX_TEXT_FILE: u64 = 256 << 20;
 
-/// The model's files are at fault.
+/// The error for a file that is at fault.
 pub(crate) fn invalid(path: &Path, message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Invalid, message).with_path(path)
 }
 
-/// The operating system refused.
+/// The error for a call that the operating system refused.
 fn io(path: &Path, doing: &str, e: std::io::Error) -> Error {
     let kind = if e.kind() == IoKind::NotFound {
         ErrorKind::NotFound
@@ -34,10 +34,10 @@ fn io(path: &Path, doing: &str, e: std::io::Error) -> Error {
         .with_source(e)
 }
 
-/// Opens a regular file; a pipe or a device would block or never end.
+/// Opens a regular file. A pipe or a device could block or never end.
 fn open_regular(path: &Path) -> Result<(File, u64)> {
     let not_regular = || invalid(path, "not a regular file");
-    // Asked before opening, since opening a pipe blocks; and after, since the name may have moved.
+    // Checked before opening, because opening a pipe blocks, and after, because the name may move.
     if !fs::metadata(path)
         .map_err(|e| io(path, "cannot open", e))?
         .is_file()
@@ -54,7 +54,7 @@ fn open_regular(path: &Path) -> Result<(File, u64)> {
     Ok((file, metadata.len()))
 }
 
-/// The bytes of a small file: at most `cap`.
+/// The bytes of a file with at most `cap` bytes.
 ///
 /// # Errors
 /// When the file is missing, larger than `cap`, not regular or unreadable.
@@ -88,8 +88,8 @@ pub fn read_text(path: &Path, cap: u64) -> Result<String> {
         .map_err(|e| invalid(path, format!("the file is not UTF-8: {e}")))
 }
 
-/// An open regular file with the length it had when it was opened. Reads are positioned, so that
-/// threads can share it, and exact: what is not there is an error.
+/// An open regular file, with its length at that time. Reads have a position of their own, so
+/// threads can share the file. A read past the end is an error.
 #[derive(Debug)]
 pub struct CheckedFile {
     path: PathBuf,
@@ -116,7 +116,7 @@ impl CheckedFile {
         })
     }
 
-    /// Where it is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -130,7 +130,7 @@ impl CheckedFile {
     /// Fills `buffer` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// When they lie outside the file, the file shrank, or reading failed.
+    /// When the range lies outside the file, the file shrank, or reading failed.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         if offset
             .checked_add(buffer.len() as u64)
@@ -170,7 +170,7 @@ impl CheckedFile {
         file.read_exact(buffer)
     }
 
-    /// The `nbytes` bytes at `offset` as elements of `T`, read straight into their place.
+    /// The `nbytes` bytes at `offset` as elements of `T`, read without a copy.
     ///
     /// # Errors
     /// When `nbytes` is not a multiple of the element's size, memory is short, or reading fails.
@@ -182,7 +182,7 @@ impl CheckedFile {
                 format!("{nbytes} bytes are not a whole number of {size}-byte elements"),
             ));
         }
-        // Before allocating: a lying length must not cost memory.
+        // Checked before allocating: a wrong length must not cost memory.
         if offset
             .checked_add(nbytes as u64)
             .is_none_or(|end| end > self.len)
@@ -204,22 +204,22 @@ impl CheckedFile {
     }
 }
 
-/// A model's directory, out of which no name leads.
+/// The directory of a model. No name leads out of it.
 #[derive(Debug, Clone)]
 pub struct ModelDir {
     root: PathBuf,
-    /// The directory and, in a Hugging Face cache, the blobs that its links point to.
+    /// The directory, and in a Hugging Face cache the blobs that its links point to.
     allowed: Vec<PathBuf>,
 }
 
-/// The longest file name that is looked for, in bytes.
+/// The longest accepted file name, in bytes.
 const MAX_NAME: usize = 1024;
 
 impl ModelDir {
     /// The directory at `path`.
     ///
     /// # Errors
-    /// When there is none or it cannot be resolved.
+    /// When there is no such directory, or it cannot be resolved.
     pub fn open(path: &Path) -> Result<Self> {
         let real = path
             .canonicalize()
@@ -228,7 +228,7 @@ impl ModelDir {
             return Err(invalid(path, "not a directory"));
         }
         let mut allowed = vec![real.clone()];
-        // The hub's cache lays a model out as `<model>/snapshots/<revision>/<file>`, each file a
+        // The Hugging Face cache has `<model>/snapshots/<revision>/<file>`, where each file is a
         // link into `<model>/blobs`.
         let snapshots = real
             .ancestors()
@@ -245,15 +245,15 @@ impl ModelDir {
         })
     }
 
-    /// The directory as it was given.
+    /// The path of the directory, as it was given.
     pub fn path(&self) -> &Path {
         &self.root
     }
 
-    /// Where the file `name` of the directory is; `None` when there is none.
+    /// The path of the file `name` in the directory; `None` when there is no such file.
     ///
     /// # Errors
-    /// When the name, or a link it names, leads out of the directory.
+    /// When the name, or a link at it, leads out of the directory.
     pub fn find(&self, name: &str) -> Result<Option<PathBuf>> {
         check_name(name).map_err(|why| {
             invalid(
@@ -264,7 +264,7 @@ impl ModelDir {
         let path = self.root.join(name);
         let real = match path.canonicalize() {
             Ok(real) => real,
-            // A link to nothing is there, and broken.
+            // A broken link is an error below, not a missing file.
             Err(e) if e.kind() == IoKind::NotFound && path.symlink_metadata().is_err() => {
                 return Ok(None);
             }
@@ -279,10 +279,10 @@ impl ModelDir {
         Ok(Some(path))
     }
 
-    /// Where the file `name` of the directory is.
+    /// The path of the file `name` in the directory.
     ///
     /// # Errors
-    /// As for [`Self::find`], and when there is none.
+    /// As for [`Self::find`], and when there is no such file.
     pub fn require(&self, name: &str) -> Result<PathBuf> {
         self.find(name)?
             .ok_or_else(|| invalid(&self.root, format!("the file {name} is missing")))
@@ -311,7 +311,7 @@ impl ModelDir {
     }
 }
 
-/// Whether `name` is relative and stays below where it starts, whatever the platform.
+/// Checks that `name` is relative and stays below its start, on every platform.
 fn check_name(name: &str) -> Result<(), &'static str> {
     if name.is_empty() {
         return Err("it is empty");

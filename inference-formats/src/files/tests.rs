@@ -1,4 +1,4 @@
-//! Finding and reading files: what is a model, what is too large, what leads out.
+//! Finding and reading files: models, sizes, and paths that lead out.
 
 use std::fs;
 
@@ -128,7 +128,7 @@ fn links_stay_inside_but_for_the_hub_cache() {
             .message()
             .contains("leads out")
     );
-    // Folders of that name elsewhere open nothing.
+    // A directory of that name elsewhere allows nothing.
     fs::create_dir_all(at.join("blobs")).unwrap();
     fs::write(at.join("blobs/h"), "x").unwrap();
     symlink(at.join("blobs/h"), root.join("blob")).unwrap();

@@ -71,7 +71,7 @@ pub enum GgufArray {
 }
 
 impl GgufArray {
-    /// Its elements; `None` where they are no whole numbers.
+    /// Its elements; `None` for an array of another type than integers.
     fn integers(&self) -> Option<Vec<i128>> {
         Some(match self {
             Self::U8(a) => a.iter().map(|&v| v.into()).collect(),
@@ -247,7 +247,7 @@ impl GgufMetadata {
         }
     }
 
-    /// The truth of `key`.
+    /// The bool of `key`.
     ///
     /// # Errors
     /// When it has another type.
@@ -259,7 +259,7 @@ impl GgufMetadata {
         }
     }
 
-    /// The texts of `key`.
+    /// The strings of `key`.
     ///
     /// # Errors
     /// When it has another type.

@@ -63,8 +63,8 @@ impl Gguf {
     /// Opens a file and checks its header against its length.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for anything that is not a whole, consistent GGUF file;
-    /// [`ErrorKind::Unsupported`] for version 1, big-endian and split files.
+    /// [`ErrorKind::Invalid`] for anything but a whole, consistent, little-endian GGUF file of
+    /// version 2 or 3; [`ErrorKind::Unsupported`] for a part of a split file.
     pub fn open(path: &Path) -> Result<Self> {
         let file = CheckedFile::open(path)?;
         let mut reader = Reader::new(&file);

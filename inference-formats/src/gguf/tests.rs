@@ -1,4 +1,4 @@
-//! The reader against truncation, mutation, lies, bombs and noise.
+//! The reader against truncation, mutation, wrong headers, bombs and noise.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ fn refused(bytes: &[u8]) -> Error {
     open(bytes).expect_err("the file must be refused")
 }
 
-/// Every tensor of an open file can be read, or says why not.
+/// Every tensor of an open file can be read, or is of an unsupported type.
 fn readable(gguf: &Gguf) {
     for tensor in gguf.tensors().values() {
         match gguf.read(tensor) {
@@ -298,7 +298,7 @@ proptest! {
         }
     }
 
-    /// A plausible key with a random value behind it gets further than noise.
+    /// A key with a random value gets further than noise.
     #[test]
     fn random_values_never_panic(kind in 0u32..14, value in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = open(&Writer::default().raw("k", kind, &value).bytes());

@@ -1,4 +1,4 @@
-//! What only some families have in their metadata, as the fields that their `config.json` has.
+//! Metadata that only some families have, as the fields of their `config.json`.
 
 use crate::error::Result;
 use serde_json::{Value, json};
@@ -6,15 +6,15 @@ use serde_json::{Value, json};
 use super::Keys;
 use crate::config::limits;
 
-/// Layers of the largest Gemma 2 and 3, whose scores are scaled by the width per head of the
-/// residual stream instead of by the head's; the metadata does not say it.
+/// Layers of the largest Gemma 2 and 3. They scale scores by the residual width of a head instead
+/// of by `head_dim`, and the metadata does not say so.
 const GEMMA2_27B: usize = 46;
 const GEMMA3_27B: usize = 62;
 
-/// Base of the rotation in Gemma 3's sliding layers, which the metadata does not say either.
+/// Base of the rotation in Gemma 3's sliding layers. The metadata does not give it.
 const GEMMA3_LOCAL_BASE: f32 = 10_000.0;
 
-/// The fields of one family; `null` where it has none.
+/// The fields of one family; `null` for a family without own fields.
 pub(super) fn fields(
     keys: &Keys<'_>,
     model_type: &str,
@@ -24,7 +24,7 @@ pub(super) fn fields(
 ) -> Result<Value> {
     let layers = keys.required("block_count", limits::LAYERS)?;
     let window = || keys.uint("attention.sliding_window", 0, limits::POSITIONS);
-    // Zero stands for none.
+    // Zero means no window.
     let window = || -> Result<Option<usize>> { Ok(window()?.filter(|n| *n > 0)) };
     let score_dim = |largest| {
         if layers == largest {

@@ -1,5 +1,4 @@
-//! GGUF metadata as the engine's own terms: the configuration and the tensors' usual names. The
-//! tokenizer's parts are taken out in `tokenizer.rs`, and put together in `text/`.
+//! GGUF metadata as a [`ModelConfig`], as names of tensors, and as the parts of a tokenizer.
 
 mod family;
 mod names;
@@ -19,8 +18,8 @@ use super::config::{ModelConfig, limits};
 use super::files::invalid;
 use super::gguf::{Gguf, GgufMetadata};
 
-/// Architectures whose metadata is understood, and the `model_type` of each. Mistral is stored as
-/// llama; so is Mixtral, which its experts tell.
+/// Supported architectures: GGUF's name and the `model_type`. Mistral and Mixtral are stored as
+/// llama; Mixtral has experts.
 const ARCHITECTURES: [(&str, &str); 14] = [
     ("gemma", "gemma"),
     ("gemma2", "gemma2"),
@@ -39,12 +38,12 @@ const ARCHITECTURES: [(&str, &str); 14] = [
 ];
 const EMBEDDING: &str = "token_embd.weight";
 
-/// What GGUF calls each architecture, and its `model_type`.
+/// The supported architectures: GGUF's name and the `model_type`.
 pub fn architectures() -> &'static [(&'static str, &'static str)] {
     &ARCHITECTURES
 }
 
-/// The keys of one architecture, `<architecture>.<name>`.
+/// The metadata keys of one architecture: `<architecture>.<name>`.
 struct Keys<'a> {
     metadata: &'a GgufMetadata,
     architecture: &'a str,
@@ -88,7 +87,7 @@ impl Keys<'_> {
             .ok_or_else(|| self.metadata.missing(&self.key(name)))
     }
 
-    /// A number that some files give for each layer: all must be equal.
+    /// A number that a file may give for each layer. All layers must have the same.
     fn per_layer(&self, name: &str, most: usize) -> Result<Option<usize>> {
         let Some(values) = self.metadata.i32s(&self.key(name))? else {
             return Ok(None);
@@ -115,17 +114,16 @@ impl Keys<'_> {
     }
 }
 
-/// The configuration that a GGUF file's metadata and tensors describe, checked.
+/// The configuration that the metadata and the tensors of a file describe, checked.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] when a key is missing, of the wrong type or out of range;
-/// [`ErrorKind::Unsupported`] for another architecture or a feature this engine lacks.
+/// [`ErrorKind::Unsupported`] for another architecture or a feature that is not supported.
 pub fn config(file: &Gguf) -> Result<ModelConfig> {
     checked(file).map(|(_, config)| config)
 }
 
-/// The fields of a `config.json` that says what the file's metadata and tensors say, checked as
-/// [`config`] does. Some are `null`.
+/// The same configuration as the fields of a `config.json`. Some are `null`.
 ///
 /// # Errors
 /// As [`config`].
@@ -159,7 +157,7 @@ fn checked(file: &Gguf) -> Result<(Map<String, Value>, ModelConfig)> {
     Ok((fields, config))
 }
 
-/// The fields of a `config.json` that says the same.
+/// The fields of a `config.json` for this file.
 fn read(keys: &Keys<'_>, file: &Gguf, model_type: &str) -> Result<Map<String, Value>> {
     let metadata = keys.metadata;
     let layers = keys.required("block_count", limits::LAYERS)?;
@@ -176,7 +174,7 @@ fn read(keys: &Keys<'_>, file: &Gguf, model_type: &str) -> Result<Map<String, Va
             format!("must be even and at most the head's {width}"),
         ));
     }
-    // Norms with a mean have a key of their own.
+    // Layer norms have a key of their own.
     let layer_norm = matches!(model_type, "gpt2" | "starcoder2");
     let epsilon = if layer_norm {
         "attention.layer_norm_epsilon"
@@ -206,7 +204,7 @@ fn read(keys: &Keys<'_>, file: &Gguf, model_type: &str) -> Result<Map<String, Va
         "rope_scaling": rope_scaling(keys, file)?,
         "max_position_embeddings": keys.uint("context_length", 1, limits::POSITIONS)?,
         "tie_word_embeddings": !file.tensors().contains_key("output.weight"),
-        // For qwen2 the architecture itself says it.
+        // In qwen2 the biases are part of the architecture.
         "attention_bias": !model_type.starts_with("qwen2") && has_bias("attn_q"),
         "mlp_bias": has_bias("ffn_gate"),
     });
@@ -231,7 +229,7 @@ fn head_dim(keys: &Keys<'_>) -> Result<Option<usize>> {
     }
 }
 
-/// Rows of the embedding, which the token list may not exceed.
+/// Rows of the embedding. There are at least as many as tokens.
 fn vocab_size(keys: &Keys<'_>, file: &Gguf) -> Result<usize> {
     let Some(embedding) = file.tensors().get(EMBEDDING) else {
         return Err(invalid(
@@ -282,7 +280,7 @@ fn rope_scaling(keys: &Keys<'_>, file: &Gguf) -> Result<Value> {
         }));
     }
     match keys.metadata.str(&keys.key("rope.scaling.type"))? {
-        // An older key for the same as `linear`.
+        // An older key for `linear`.
         None => Ok(match keys.positive("rope.scale_linear")? {
             Some(factor) if factor != 1.0 => json!({"rope_type": "linear", "factor": factor}),
             _ => Value::Null,

@@ -1,4 +1,4 @@
-//! Tensor names of transformers checkpoints, which the engine uses throughout, as GGUF has them.
+//! Tensor names: the names of transformers, and those of GGUF.
 
 /// Names outside of blocks.
 const GLOBAL: [(&str, &str); 3] = [
@@ -31,7 +31,7 @@ const BLOCK: [(&str, &str); 20] = [
     ("ffn_norm", "post_attention_layernorm"),
 ];
 
-/// Where norms stand behind attention and feed-forward, GGUF's names mean something else.
+/// With norms behind attention and feed-forward, names of GGUF mean other norms.
 const SANDWICH: [(&str, &str); 3] = [
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
@@ -41,7 +41,7 @@ const SANDWICH: [(&str, &str); 3] = [
 const PHI3: [(&str, &str); 1] = [("ffn_up", "mlp.gate_up_proj")];
 const STARCODER2: [(&str, &str); 2] = [("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")];
 
-/// GPT-2 has names of its own everywhere: outside of blocks, and in `h.N`.
+/// GPT-2 has names of its own outside of blocks and in `h.N`.
 const GPT2_GLOBAL: [(&str, &str); 4] = [
     ("token_embd", "wte"),
     ("position_embd", "wpe"),
@@ -57,30 +57,30 @@ const GPT2_BLOCK: [(&str, &str); 6] = [
     ("ffn_down", "mlp.c_proj"),
 ];
 
-/// Tensors that have no counterpart and keep their names: factors of the rotary wavelengths.
+/// Factors of rotary wavelengths. They have no other name.
 const KEPT: [&str; 3] = [
     "rope_freqs.weight",
     "rope_factors_long.weight",
     "rope_factors_short.weight",
 ];
 
-/// The names of one architecture.
+/// The tensor names of one architecture.
 #[derive(Debug, Clone)]
 pub struct GgufNames {
-    /// The `model_type` that the configuration got.
+    /// The `model_type` of the configuration.
     model_type: String,
 }
 
 impl GgufNames {
-    /// Of a `model_type`.
+    /// The names of a `model_type`.
     pub fn new(model_type: &str) -> Self {
         Self {
             model_type: model_type.to_owned(),
         }
     }
 
-    /// Whether the converter orders the rows of query and key heads for the rotation of neighbors,
-    /// as that of llama does for its kin.
+    /// Whether the converter reorders the rows of query and key heads, for a rotation of
+    /// neighboring elements. It does so for llama and its relatives.
     pub fn permuted(&self) -> bool {
         matches!(
             self.model_type.as_str(),
@@ -91,7 +91,7 @@ impl GgufNames {
     fn own(&self) -> &'static [(&'static str, &'static str)] {
         match self.model_type.as_str() {
             "gemma2" | "gemma3_text" => &SANDWICH,
-            // Without norms before the two parts, `ffn_norm` is never asked for.
+            // OLMo 2 has no norms before the two parts, so `ffn_norm` is never asked for.
             "olmo2" => &SANDWICH,
             "phi3" => &PHI3,
             "starcoder2" => &STARCODER2,
@@ -99,8 +99,8 @@ impl GgufNames {
         }
     }
 
-    /// What GGUF calls the tensor `name`, such as `blk.0.attn_q.weight` for
-    /// `model.layers.0.self_attn.q_proj.weight`. `None` for one that GGUF has no name for.
+    /// The name in GGUF, such as `blk.0.attn_q.weight` for
+    /// `model.layers.0.self_attn.q_proj.weight`. `None` for a tensor that GGUF has no name for.
     pub fn tensor(&self, name: &str) -> Option<String> {
         if KEPT.contains(&name) {
             return Some(name.to_owned());
@@ -116,7 +116,7 @@ impl GgufNames {
         }
         let prefix = if gpt2 { "h." } else { "model.layers." };
         let (layer, part) = stem.strip_prefix(prefix)?.split_once('.')?;
-        // Mixtral's own name for its mixture.
+        // Mixtral's name for its mixture.
         let renamed = part
             .strip_prefix("block_sparse_moe.")
             .map(|rest| format!("mlp.{rest}"));
@@ -130,7 +130,7 @@ impl GgufNames {
         Some(format!("blk.{layer}.{to}.{suffix}"))
     }
 
-    /// The inverse of [`Self::tensor`], for tensors that have a counterpart.
+    /// The inverse of [`Self::tensor`]. `None` for a tensor without another name.
     pub fn usual(&self, stored: &str) -> Option<String> {
         let (stem, suffix) = stored.rsplit_once('.')?;
         if !matches!(suffix, "weight" | "bias") {

@@ -1,15 +1,15 @@
-//! The parts of a tokenizer as GGUF metadata holds them, taken out and checked against each other.
-//! Putting a tokenizer together from them is the business of `text/`.
+//! The parts of a tokenizer in GGUF metadata, checked against each other. A tokenizer library
+//! combines them.
 
 use crate::error::Result;
 
 use crate::files::invalid;
 use crate::gguf::Gguf;
 
-/// What a GGUF file says about its tokenizer. All ids are below `tokens.len()`.
+/// The tokenizer in a GGUF file. All ids are below `tokens.len()`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GgufTokenizerParts {
-    /// The kind: `gpt2` (byte-level BPE), `llama` (SentencePiece), ...
+    /// The kind, such as `gpt2` (byte-level BPE) or `llama` (SentencePiece).
     pub model: String,
     /// How text is split before BPE, such as `smollm` or `qwen2`.
     pub pre: Option<String>,
@@ -19,15 +19,15 @@ pub struct GgufTokenizerParts {
     pub scores: Option<Vec<f32>>,
     /// The type of each token: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
     pub token_types: Option<Vec<i32>>,
-    /// BPE merges, two parts with a space between, the first to apply first.
+    /// BPE merges, each two parts with a space between, in order of application.
     pub merges: Vec<String>,
     /// The token that starts a text.
     pub bos_id: Option<u32>,
     /// The token that ends a text.
     pub eos_id: Option<u32>,
-    /// The token for what has none.
+    /// The token for text that no other token spells.
     pub unk_id: Option<u32>,
-    /// The token that fills.
+    /// The token that pads a batch.
     pub pad_id: Option<u32>,
     /// Further tokens that end a reply: the ends of turn and message.
     pub extra_eos_ids: Vec<u32>,
@@ -35,7 +35,7 @@ pub struct GgufTokenizerParts {
     pub add_bos: Option<bool>,
     /// Whether a text ends with `eos`.
     pub add_eos: Option<bool>,
-    /// Whether a text starts with a space, where the kind knows that.
+    /// Whether a text starts with a space, where the file says so.
     pub add_space_prefix: Option<bool>,
     /// The chat template, in Jinja.
     pub chat_template: Option<String>,
@@ -45,10 +45,10 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 /// Keys of further tokens that end a reply.
 const END_KEYS: [&str; 2] = ["eot_token_id", "eom_token_id"];
 
-/// Reads the parts out of a file's metadata.
+/// Reads the parts from the metadata of a file.
 ///
 /// # Errors
-/// When there is no tokenizer, a key has the wrong type, or the parts do not fit each other.
+/// When there is no tokenizer, a key has the wrong type, or parts contradict each other.
 pub fn tokenizer_parts(file: &Gguf) -> Result<GgufTokenizerParts> {
     let metadata = file.metadata();
     let key = |name: &str| format!("tokenizer.ggml.{name}");

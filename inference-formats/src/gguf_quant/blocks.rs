@@ -1,7 +1,7 @@
 //! The block layouts: bytes to small integers with their scale and bias.
 //!
-//! Products of an `f16` scale with the block's small integers are exact in `f32`, so the order of
-//! operations here gives bit for bit what the reference gives.
+//! Products of an `f16` scale with the small integers of a block are exact in `f32`. So the order
+//! of operations here gives the bits of the reference.
 
 use half::f16;
 
@@ -19,7 +19,7 @@ fn half(bytes: &[u8; 2]) -> f32 {
     f16::from_le_bytes(*bytes).to_f32()
 }
 
-/// A part of a block whose length the layout fixes.
+/// A part of a block at a fixed place.
 fn part<const AT: usize, const LEN: usize, const N: usize>(block: &[u8; N]) -> &[u8; LEN] {
     const {
         assert!(AT + LEN <= N, "the part lies in the block");
@@ -127,8 +127,8 @@ fn k_nibbles(qs: &[u8; 128], g: usize) -> [u8; GROUP] {
     bytes.map(|b| b >> shift & 15)
 }
 
-/// Scale and bias of the 8 groups of a `Q4_K` or `Q5_K` block from its first 16 bytes: `d`,
-/// `dmin`, and 6-bit scales and minima of which groups 4..8 have their upper bits elsewhere.
+/// Scale and bias of the 8 groups of a `Q4_K` or `Q5_K` block, from its first 16 bytes: `d`,
+/// `dmin`, and 6-bit scales and minima. Groups 4..8 have their upper bits elsewhere.
 fn k_groups(start: &[u8; 16], mut f: impl FnMut(usize, f32, f32)) {
     let d = half(part::<0, 2, 16>(start));
     let dmin = half(part::<2, 2, 16>(start));
@@ -146,8 +146,8 @@ fn k_groups(start: &[u8; 16], mut f: impl FnMut(usize, f32, f32)) {
     }
 }
 
-/// Calls `f` with the group index (0..16) and the element positions it covers, as half (0..2),
-/// quarter of the half (0..4) and first element within the quarter (0 or 16).
+/// Calls `f` with the index of each group (0..16) and its place: the half of the block (0..2), the
+/// quarter of that half (0..4), and the first element in the quarter (0 or 16).
 fn groups_of_16(mut f: impl FnMut(usize, usize, usize, usize)) {
     for group in 0..16 {
         f(group, group / 8, group / 2 % 4, group % 2 * 16);
@@ -194,7 +194,7 @@ pub(super) fn q3_k(data: &[u8], mut f: impl FnMut(Group16)) {
             f(Group16 {
                 q,
                 scale: d * f32::from(scale),
-                // Adding it leaves a negative zero one.
+                // Adding -0 keeps a negative zero.
                 bias: -0.0,
             });
         });
@@ -218,7 +218,7 @@ pub(super) fn q6_k(data: &[u8], mut f: impl FnMut(Group16)) {
             f(Group16 {
                 q,
                 scale: d * f32::from(scales[g] as i8),
-                // Adding it leaves a negative zero one.
+                // Adding -0 keeps a negative zero.
                 bias: -0.0,
             });
         });

@@ -1,9 +1,10 @@
-//! Rows of query and key projections. For llama, GGUF files order the rows of each head for
-//! rotation of neighboring elements; everyone else rotates halves.
+//! The order of rows in query and key projections. For llama, GGUF files order the rows of each
+//! head for a rotation of neighboring elements; other formats rotate halves.
 
-/// The stored bytes of `attn_q` (with the query heads) or `attn_k` (with the key heads), with rows
-/// in the usual order. It moves whole rows, so it works on any type, quantized ones too; a bias is
-/// a tensor of one-element rows. `heads` times two must divide `rows`, and `rows` the bytes.
+/// Puts the rows of `attn_q` (with the query heads) or `attn_k` (with the key heads) into the usual
+/// order. `data` holds the stored bytes of `rows` rows. Whole rows move, so any type works,
+/// quantized ones too. A bias is a tensor with rows of one element. `heads` times two must divide
+/// `rows`, and `rows` the bytes.
 pub fn unpermute_rows(data: &[u8], rows: usize, heads: usize) -> Vec<u8> {
     let row_bytes = data.len() / rows.max(1);
     let dim = rows / heads.max(1);

@@ -1,6 +1,6 @@
-//! The header of one safetensors file. Offsets, sizes and types are checked by the `safetensors`
-//! crate; what is added here bounds time and memory, refuses doubled names, and compares the end
-//! of the data with the end of the file.
+//! The header of one safetensors file. The `safetensors` crate checks offsets, sizes and types.
+//! This module bounds time and memory, refuses repeated names, and compares the end of the data
+//! with the end of the file.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -21,7 +21,7 @@ pub(super) const MAX_TENSORS: usize = 1 << 18;
 const MAX_DIMS: usize = 8;
 /// The longest accepted name, in bytes.
 const MAX_NAME: usize = 1024;
-/// The header's length stands in front of it.
+/// The length of the header is the first thing in a file.
 const LENGTH_BYTES: u64 = 8;
 
 /// A tensor of one file.
@@ -31,7 +31,7 @@ pub(super) struct Entry {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub nbytes: usize,
-    /// Of its first byte, from the start of the file.
+    /// Position of its first byte in the file.
     pub offset: u64,
 }
 
@@ -62,7 +62,7 @@ pub(super) fn read(file: &CheckedFile) -> Result<Vec<Entry>> {
     let mut tensors = header.tensors;
     tensors.sort_by_key(|(_, t)| t.data_offsets);
     let infos = tensors.clone();
-    // The crate checks that data follows data without a gap, and that sizes fit shapes.
+    // The crate checks that the data has no gaps and that sizes fit shapes.
     let metadata = Metadata::new(None, tensors)
         .map_err(|e| fault(format!("the safetensors header is wrong: {e}")).with_source(e))?;
     let start = LENGTH_BYTES + length;
@@ -120,7 +120,8 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 )));
             }
             if name == "__metadata__" {
-                // Free text for people; its form is checked, its content not kept. MLX writes null for none.
+                // Free text for people. Its form is checked, its content dropped. MLX writes null
+                // for none.
                 map.next_value::<Option<HashMap<String, IgnoredText>>>()?;
                 continue;
             }
@@ -171,7 +172,7 @@ impl<'de> Deserialize<'de> for Shape {
                 let mut dims = Vec::new();
                 while let Some(dim) = seq.next_element()? {
                     if dims.len() == MAX_DIMS {
-                        // Not the rest of it: that may be long.
+                        // Stop here: the rest may be long.
                         return Err(A::Error::custom(format!(
                             "a tensor has more than {MAX_DIMS} dimensions"
                         )));

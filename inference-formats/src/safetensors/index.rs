@@ -36,7 +36,7 @@ impl Index {
             ));
         }
         for shard in index.weight_map.values() {
-            // Where the name leads is checked when the file is looked up; this is its kind.
+            // The path is checked when the file is looked up; this checks its kind.
             if !shard.ends_with(".safetensors") {
                 return Err(invalid(
                     path,
@@ -47,7 +47,7 @@ impl Index {
         Ok(index)
     }
 
-    /// The files it names, sorted.
+    /// The files that the index names, sorted.
     pub(super) fn shards(&self) -> Vec<String> {
         self.weight_map
             .values()
@@ -57,7 +57,7 @@ impl Index {
             .collect()
     }
 
-    /// Tensor and shard.
+    /// Each tensor with its shard.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
         self.weight_map
             .iter()

@@ -1,9 +1,9 @@
-//! Names of tensors in safetensors files, and the usual ones that architectures ask for. Multimodal
-//! checkpoints put their text part below a name of its own, and carry other parts beside it.
+//! Names of tensors in safetensors files, and the usual names that architectures ask for.
+//! Multimodal checkpoints put their text part below a prefix, and hold other parts beside it.
 
 use std::collections::BTreeMap;
 
-/// Where files keep the text part, longest first, and what architectures call it.
+/// Prefixes of the text part in files, the longest first, and the usual prefix of each.
 const PREFIXES: [(&str, &str); 4] = [
     ("model.language_model.model.", "model."),
     ("language_model.model.", "model."),
@@ -11,7 +11,7 @@ const PREFIXES: [(&str, &str); 4] = [
     ("language_model.", ""),
 ];
 
-/// What a multimodal checkpoint has beside its text part.
+/// Parts of a multimodal checkpoint beside its text part.
 const OTHER_PARTS: [&str; 6] = [
     "vision_tower",
     "multi_modal_projector",
@@ -21,11 +21,11 @@ const OTHER_PARTS: [&str; 6] = [
     "vision_embedder",
 ];
 
-/// The usual names, and the stored one of each.
+/// The tensors of the text part of a model, by their usual names.
 pub struct TensorNames(BTreeMap<String, String>);
 
 impl TensorNames {
-    /// Of the tensors that belong to the text model.
+    /// The names of a checkpoint that holds the tensors `stored`.
     pub fn new<'a>(stored: impl Iterator<Item = &'a str>, model_type: &str) -> Self {
         let multimodal = matches!(model_type, "gemma3" | "gemma4");
         Self(
@@ -36,12 +36,12 @@ impl TensorNames {
         )
     }
 
-    /// The usual names.
+    /// The usual names, sorted.
     pub fn all(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    /// The name in the files.
+    /// The name in the files; `None` when the files lack the tensor.
     pub fn stored(&self, usual: &str) -> Option<&str> {
         self.0.get(usual).map(String::as_str)
     }
