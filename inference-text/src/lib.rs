@@ -6,6 +6,7 @@
 //! - [`ChatTemplate`]: lays a conversation out as text, with the model's own template or with the
 //!   published format of its family.
 //! - [`TextPipeline`]: both together. No text of a message becomes a control token.
+//! - [`reply`]: a reply as content, reasoning and tool calls, as it streams.
 //! - [`Detokenizer`]: ids to text as they arrive, in whole characters, with stop strings.
 //!
 //! This crate knows no array, no network and no backend. Its caller compares ids with the rows of
@@ -23,6 +24,7 @@ mod detokenizer;
 mod limits;
 mod pieces;
 mod pipeline;
+pub mod reply;
 mod template_defaults;
 mod template_env;
 mod template_guard;

@@ -1,0 +1,356 @@
+//! The families, and which of them a model speaks.
+
+use super::engine::{Engine, Plain};
+use super::harmony::Harmony;
+use super::{IdStyle, ParserOptions, ReplyParser, families};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A syntax of tool calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Family {
+    /// No tool calls: all text is content or reasoning.
+    None,
+    /// Hermes, Qwen 2.5 and 3, Granite 4, SmolLM3: `<tool_call>{"name", "arguments"}</tool_call>`.
+    Hermes,
+    /// Qwen3-Coder and 3.5: `<tool_call><function=f><parameter=k>v</parameter></function></tool_call>`.
+    Qwen3Coder,
+    /// GLM-4.5 to 4.7: `<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`.
+    Glm4Moe,
+    /// GLM-4-0414: `f`, a line break and a JSON object.
+    Glm4,
+    /// Llama 3.1 to 3.3: `{"name", "parameters"}`, `<|python_tag|>` before it may be missing.
+    Llama3,
+    /// Llama 3.2 and 4: `[f(k="v")]`.
+    Pythonic,
+    /// LFM2: `<|tool_call_start|>[f(k="v")]<|tool_call_end|>`.
+    Lfm2,
+    /// OLMo 3: `<function_calls>f(k="v")</function_calls>`, one call a line.
+    Olmo3,
+    /// Mistral Nemo: `[TOOL_CALLS][{"name", "arguments", "id"}]`.
+    MistralNemo,
+    /// Mistral Small 3.2: `[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{…}`.
+    MistralCallId,
+    /// Devstral, Ministral 3, Magistral: `[TOOL_CALLS]f[ARGS]{…}`.
+    MistralArgs,
+    /// FunctionGemma: `<start_function_call>call:f{k:<escape>v<escape>}<end_function_call>`.
+    FunctionGemma,
+    /// Gemma 4: `<|tool_call>call:f{k:<|"|>v<|"|>}<tool_call|>`.
+    Gemma4,
+    /// gpt-oss: messages with channels and recipients.
+    Harmony,
+    /// Command-R7B and Command A: `<|START_ACTION|>[{"tool_call_id", "tool_name", "parameters"}]`.
+    CommandR,
+    /// Kimi K2: `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`.
+    KimiK2,
+    /// MiniMax M2: `<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke>`.
+    MiniMax,
+    /// Granite 3 and Phi-4-mini: `<|tool_call|>[{"name", "arguments"}]`.
+    Granite3,
+}
+
+impl Family {
+    /// All families.
+    pub const ALL: [Self; 19] = [
+        Self::None,
+        Self::Hermes,
+        Self::Qwen3Coder,
+        Self::Glm4Moe,
+        Self::Glm4,
+        Self::Llama3,
+        Self::Pythonic,
+        Self::Lfm2,
+        Self::Olmo3,
+        Self::MistralNemo,
+        Self::MistralCallId,
+        Self::MistralArgs,
+        Self::FunctionGemma,
+        Self::Gemma4,
+        Self::Harmony,
+        Self::CommandR,
+        Self::KimiK2,
+        Self::MiniMax,
+        Self::Granite3,
+    ];
+
+    /// The name used in messages and settings, as `serde` writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Hermes => "hermes",
+            Self::Qwen3Coder => "qwen3_coder",
+            Self::Glm4Moe => "glm4_moe",
+            Self::Glm4 => "glm4",
+            Self::Llama3 => "llama3",
+            Self::Pythonic => "pythonic",
+            Self::Lfm2 => "lfm2",
+            Self::Olmo3 => "olmo3",
+            Self::MistralNemo => "mistral_nemo",
+            Self::MistralCallId => "mistral_call_id",
+            Self::MistralArgs => "mistral_args",
+            Self::FunctionGemma => "function_gemma",
+            Self::Gemma4 => "gemma4",
+            Self::Harmony => "harmony",
+            Self::CommandR => "command_r",
+            Self::KimiK2 => "kimi_k2",
+            Self::MiniMax => "mini_max",
+            Self::Granite3 => "granite3",
+        }
+    }
+
+    /// The form of generated ids.
+    pub fn id_style(self) -> IdStyle {
+        match self {
+            Self::MistralNemo | Self::MistralCallId | Self::MistralArgs => IdStyle::Nine,
+            _ => IdStyle::Call,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The tags around reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReasoningTags {
+    /// Before the reasoning.
+    pub open: &'static str,
+    /// After it.
+    pub close: &'static str,
+    /// A label directly after the opening tag, which is no part of the reasoning.
+    pub label: Option<&'static str>,
+    /// The opening tag counts anywhere, because it is a token of its own. Otherwise it counts only
+    /// before any content.
+    pub anywhere: bool,
+}
+
+impl ReasoningTags {
+    /// `<think>…</think>`.
+    pub const THINK: Self = Self {
+        open: "<think>",
+        close: "</think>",
+        label: None,
+        anywhere: false,
+    };
+    /// `[THINK]…[/THINK]` of Mistral.
+    pub const MISTRAL: Self = Self {
+        open: "[THINK]",
+        close: "[/THINK]",
+        label: None,
+        anywhere: true,
+    };
+    /// `<|channel>thought\n…<channel|>` of Gemma 4.
+    pub const GEMMA4: Self = Self {
+        open: "<|channel>",
+        close: "<channel|>",
+        label: Some("thought\n"),
+        anywhere: true,
+    };
+    /// `<|START_THINKING|>…<|END_THINKING|>` of Command-R.
+    pub const COMMAND_R: Self = Self {
+        open: "<|START_THINKING|>",
+        close: "<|END_THINKING|>",
+        label: None,
+        anywhere: true,
+    };
+
+    /// Whether a prompt ends inside reasoning: with the opening tag, and the label if there is one.
+    ///
+    /// A prompt that ends with a closed pair, or with neither tag, does not. Text of users cannot
+    /// change the answer, because only the very end counts.
+    pub fn is_open_at_end_of(&self, prompt: &str) -> bool {
+        let prompt = prompt.trim_end();
+        let label = self.label.map(str::trim_end).unwrap_or_default();
+        prompt.ends_with(self.open)
+            || prompt
+                .strip_suffix(label)
+                .is_some_and(|prompt| prompt.ends_with(self.open))
+    }
+}
+
+/// How a model writes calls and reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Format {
+    /// The syntax of calls.
+    pub family: Family,
+    /// The tags of reasoning. gpt-oss has channels instead.
+    pub reasoning: Option<ReasoningTags>,
+}
+
+/// A family, texts of which all must be in the template, texts of which one must, texts of which
+/// none may. The first rule that holds decides.
+type Rule = (
+    Family,
+    &'static [&'static str],
+    &'static [&'static str],
+    &'static [&'static str],
+);
+
+/// The table of [`Format::detect`], the most special markers first.
+const RULES: &[Rule] = &[
+    (Family::Harmony, &["<|channel|>", "<|message|>"], &[], &[]),
+    (Family::Gemma4, &["<|tool_call>"], &[], &[]),
+    (Family::FunctionGemma, &["<start_function_call>"], &[], &[]),
+    (Family::MiniMax, &["<minimax:tool_call>"], &[], &[]),
+    (Family::KimiK2, &["<|tool_call_argument_begin|>"], &[], &[]),
+    (Family::CommandR, &["<|START_ACTION|>"], &[], &[]),
+    (
+        Family::MistralCallId,
+        &["[TOOL_CALLS]", "[CALL_ID]"],
+        &[],
+        &[],
+    ),
+    (Family::MistralArgs, &["[TOOL_CALLS]", "[ARGS]"], &[], &[]),
+    (Family::MistralNemo, &["[TOOL_CALLS]"], &[], &[]),
+    (Family::Qwen3Coder, &["<function=", "<parameter="], &[], &[]),
+    (Family::Glm4Moe, &["<arg_key>"], &[], &[]),
+    (
+        Family::Lfm2,
+        &[],
+        &["<|tool_call_start|>", "<|tool_list_start|>"],
+        &[],
+    ),
+    (Family::Olmo3, &["<function_calls>"], &[], &[]),
+    (Family::Granite3, &["<|tool_call|>"], &[], &[]),
+    (Family::Hermes, &["<tool_call>"], &[], &[]),
+    (Family::Glm4, &["[gMASK]", "<|observation|>"], &[], &[]),
+    (
+        Family::Granite3,
+        &["<|start_of_role|>", "<response>"],
+        &[],
+        &[],
+    ),
+    (Family::Pythonic, &["<|python_start|>"], &[], &[]),
+    (Family::Pythonic, &["[func_name1("], &[], &[]),
+    (Family::Llama3, &[], &["<|python_tag|>"], &[]),
+    (
+        Family::Llama3,
+        &["ipython", "\"parameters\""],
+        &[],
+        &["<|header_start|>"],
+    ),
+    (Family::Pythonic, &["<|header_start|>", "ipython"], &[], &[]),
+];
+
+/// Families by `model_type`, for templates that name no marker of a call.
+const MODEL_TYPES: &[(&str, Family)] = &[
+    ("gpt_oss", Family::Harmony),
+    ("gemma4", Family::Gemma4),
+    ("gemma4_text", Family::Gemma4),
+    ("minimax", Family::MiniMax),
+    ("minimax_m2", Family::MiniMax),
+    ("kimi_k2", Family::KimiK2),
+    ("cohere2", Family::CommandR),
+    ("qwen3_next", Family::Hermes),
+    ("qwen3_5", Family::Qwen3Coder),
+    ("qwen3_5_moe", Family::Qwen3Coder),
+    ("qwen2", Family::Hermes),
+    ("qwen3", Family::Hermes),
+    ("qwen3_moe", Family::Hermes),
+    ("smollm3", Family::Hermes),
+    ("granitemoehybrid", Family::Hermes),
+    ("glm4_moe", Family::Glm4Moe),
+    ("glm4", Family::Glm4),
+    ("llama4", Family::Pythonic),
+    ("llama4_text", Family::Pythonic),
+    ("lfm2", Family::Lfm2),
+    ("lfm2_moe", Family::Lfm2),
+    ("olmo3", Family::Olmo3),
+];
+
+impl Format {
+    /// No format: all text is content.
+    pub const fn none() -> Self {
+        Self {
+            family: Family::None,
+            reasoning: None,
+        }
+    }
+
+    /// The format of a family with the reasoning that belongs to it in any case: Gemma 4's channel
+    /// and Command-R's thinking. Others have none unless the template says so.
+    pub fn of(family: Family) -> Self {
+        let reasoning = match family {
+            Family::Gemma4 => Some(ReasoningTags::GEMMA4),
+            Family::CommandR => Some(ReasoningTags::COMMAND_R),
+            _ => None,
+        };
+        Self { family, reasoning }
+    }
+
+    /// Sets the tags of reasoning.
+    #[must_use]
+    pub fn with_reasoning(mut self, tags: ReasoningTags) -> Self {
+        self.reasoning = Some(tags);
+        self
+    }
+
+    /// Chooses the format by markers in the text of the chat template.
+    ///
+    /// `model_type` of the configuration decides only if the template has no marker of a call. For
+    /// a model with two templates give the one for tools. A model without tool calls of its own
+    /// (Gemma 3, for example) has [`Family::None`], and reasoning if the template has its tags.
+    pub fn detect(template: &str, model_type: Option<&str>) -> Self {
+        let has = |marker: &&str| template.contains(*marker);
+        let by_template = RULES
+            .iter()
+            .find(|(_, all, any, none)| {
+                all.iter().all(has)
+                    && (any.is_empty() || any.iter().any(has))
+                    && !none.iter().any(has)
+            })
+            .map(|rule| rule.0);
+        let by_type = || {
+            let model_type = model_type?;
+            MODEL_TYPES
+                .iter()
+                .find(|(name, _)| *name == model_type)
+                .map(|entry| entry.1)
+        };
+        // A template that mentions no call of any kind knows no tools, unless it is absent.
+        let family = by_template
+            .or_else(|| by_type().filter(|_| template.is_empty() || template.contains("tool")))
+            .unwrap_or(Family::None);
+        let mut format = Self::of(family);
+        if format.reasoning.is_none() && family != Family::Harmony {
+            format.reasoning = [ReasoningTags::MISTRAL, ReasoningTags::THINK]
+                .into_iter()
+                .find(|tags| has(&tags.open) || has(&tags.close));
+        }
+        format
+    }
+
+    /// Whether replies can have tool calls.
+    pub fn has_tool_calls(&self) -> bool {
+        self.family != Family::None
+    }
+
+    /// Whether replies can have reasoning.
+    pub fn has_reasoning(&self) -> bool {
+        self.reasoning.is_some() || self.family == Family::Harmony
+    }
+
+    /// A parser of one reply.
+    pub fn parser(&self, options: ParserOptions) -> Box<dyn ReplyParser> {
+        match (self.family, self.reasoning) {
+            (Family::None, None) => Box::new(Plain),
+            (Family::Harmony, _) => Box::new(Harmony::new(options)),
+            (family, reasoning) => {
+                let spec = families::spec(family, reasoning.is_some());
+                Box::new(Engine::new(spec, reasoning, family, options))
+            }
+        }
+    }
+}
+
+impl Default for Format {
+    fn default() -> Self {
+        Self::none()
+    }
+}

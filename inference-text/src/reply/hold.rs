@@ -1,0 +1,85 @@
+//! Hold-back of text that may be the beginning of a marker.
+
+/// The text held back: always a proper prefix of some marker of the set in use.
+#[derive(Debug, Default)]
+pub(super) struct Hold {
+    pending: String,
+}
+
+impl Hold {
+    /// Reads `c`. Text that belongs to no marker goes to `text`; a whole marker is returned by its
+    /// index. No marker of a set may be a prefix of another.
+    ///
+    /// The work is bounded by the length of the markers, whatever the text.
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        markers: &[&str],
+        text: &mut dyn FnMut(char),
+    ) -> Option<usize> {
+        if self.passes(c, markers) {
+            text(c);
+            return None;
+        }
+        self.pending.push(c);
+        while !self.pending.is_empty() {
+            if let Some(found) = markers.iter().position(|marker| *marker == self.pending) {
+                self.pending.clear();
+                return Some(found);
+            }
+            if markers
+                .iter()
+                .any(|marker| marker.starts_with(self.pending.as_str()))
+            {
+                return None;
+            }
+            text(self.pending.remove(0));
+        }
+        None
+    }
+
+    /// Whether `c` is text at once: nothing is held, and no marker begins with it.
+    pub(super) fn passes(&self, c: char, markers: &[&str]) -> bool {
+        self.pending.is_empty() && !markers.iter().any(|marker| marker.starts_with(c))
+    }
+
+    /// Gives back what is held.
+    pub(super) fn take(&mut self) -> String {
+        std::mem::take(&mut self.pending)
+    }
+
+    /// Whether nothing is held.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(text: &str, markers: &[&str]) -> (String, Vec<usize>, String) {
+        let (mut hold, mut plain, mut found) = (Hold::default(), String::new(), Vec::new());
+        for c in text.chars() {
+            found.extend(hold.push(c, markers, &mut |c| plain.push(c)));
+        }
+        (plain, found, hold.take())
+    }
+
+    #[test]
+    fn overlapping_beginnings_are_found() {
+        assert_eq!(
+            run("<<think>", &["<think>"]),
+            ("<".into(), vec![0], String::new())
+        );
+        assert_eq!(
+            run("aabaab", &["aab"]),
+            (String::new(), vec![0, 0], String::new())
+        );
+        assert_eq!(run("aaab", &["aab"]), ("a".into(), vec![0], String::new()));
+        assert_eq!(
+            run("ab</thi", &["</think>"]),
+            ("ab".into(), vec![], "</thi".into())
+        );
+    }
+}

@@ -1,0 +1,318 @@
+//! Content, reasoning and tool calls in a model's reply.
+//!
+//! Each model family writes tool calls and reasoning in a syntax of its own. A [`ReplyParser`]
+//! reads one reply token by token and returns [`Event`]s. Streaming and non-streaming callers use
+//! the same parser; [`Reply::collect`] joins the events of a whole reply.
+//!
+//! ```
+//! use inference_text::reply::{Event, Format, ParserOptions, Piece, Reply, SequentialIds};
+//!
+//! // The chat template tells the format.
+//! let format = Format::detect("… <tool_call>\n{{ call | tojson }}\n</tool_call> …", None);
+//! let options = ParserOptions::default().with_ids(SequentialIds::default());
+//! let mut parser = format.parser(options);
+//! let mut events = parser.feed(Piece::text("Let me see. <tool_call>\n{\"name\": \"time\", "));
+//! events.extend(parser.feed(Piece::text("\"arguments\": {\"zone\": \"UTC\"}}\n</tool_call>")));
+//! events.extend(parser.finish());
+//!
+//! let reply = Reply::collect(events);
+//! assert_eq!(reply.content, "Let me see.");
+//! assert_eq!(reply.calls[0].name, "time");
+//! assert_eq!(reply.calls[0].arguments, r#"{"zone": "UTC"}"#);
+//! ```
+//!
+//! # Rules that hold for every family
+//!
+//! - The parsers work character by character, so the boundaries of tokens change nothing.
+//! - Text that may be the beginning of a marker is held back until it is decided.
+//! - A special token that is no marker of the format (an end-of-turn token, for example) is not
+//!   content and is dropped. Markers are recognized by their text, whether the tokenizer flags
+//!   them as special or not, because converted tokenizers disagree about the flag.
+//! - White space next to a call or to reasoning is dropped; other white space is kept.
+//! - A call starts when its name is known. Its arguments follow as deltas that concatenate to one
+//!   JSON object. JSON is passed through as written, except that raw control characters inside
+//!   strings are escaped and lone surrogates become U+FFFD.
+//! - A call whose own syntax is complete counts, even if the marker that closes it is missing.
+//! - An unclosed or malformed call gives [`Event::Malformed`] with a [`Diagnosis`]. The text of the
+//!   call follows as content, from its opening marker on. A call that had already started gets no
+//!   [`Event::CallEnded`], and its index is not used again.
+//! - Calls that begin without any marker (Llama, Pythonic, GLM-4-0414) are read only at the beginning
+//!   of a reply, and only if they name one of the tools. Other text there is content and no fault.
+//! - Reasoning that is not closed when the reply ends is reasoning.
+//! - Work is linear in the length of the reply. Memory is bounded by [`Limits`].
+//!
+//! # Types of arguments
+//!
+//! JSON families carry types themselves. In the other families a value is typed by the tool's JSON
+//! schema in [`Tools`]; see [`Tools`] for the rules.
+//!
+//! # A call inside reasoning
+//!
+//! The behavior is that of the family's reference. Qwen3-Coder (vLLM's `qwen3`): `<tool_call>`
+//! followed by `<function=` ends the reasoning, a bare mention does not. Kimi K2 (vLLM's `kimi_k2`)
+//! and Gemma 4 (vLLM's `gemma4`): the opening marker of a call ends the reasoning. gpt-oss: the
+//! recipient decides, in whichever channel it stands. All others (llama.cpp, vLLM): the text
+//! remains reasoning.
+
+mod choice;
+mod collect;
+mod engine;
+mod families;
+mod gemma;
+mod grammar;
+mod harmony;
+mod hold;
+mod ids;
+mod json_calls;
+mod json_scan;
+mod literal;
+mod named_json;
+mod pythonic;
+mod sink;
+mod tagged;
+mod tools;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use choice::{Family, Format, ReasoningTags};
+pub use collect::{Call, Reply};
+pub use grammar::{CallGrammar, CallShape, GrammarUnavailable};
+pub use ids::{IdGenerator, IdStyle, RandomIds, SequentialIds};
+pub use tools::{Tool, Tools};
+
+/// One token of a reply, as the parser sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// The token's id, if the caller knows it. The formats here need none of them: a marker's id
+    /// differs between tokenizers, its text does not.
+    pub id: Option<u32>,
+    /// The text of the token; whole characters only, as a streaming detokenizer gives it.
+    pub text: &'a str,
+    /// Whether the tokenizer flags the token as special.
+    pub special: bool,
+}
+
+impl<'a> Piece<'a> {
+    /// A piece of ordinary text.
+    pub fn text(text: &'a str) -> Self {
+        Self {
+            id: None,
+            text,
+            special: false,
+        }
+    }
+
+    /// A special token.
+    pub fn special(id: u32, text: &'a str) -> Self {
+        Self {
+            id: Some(id),
+            text,
+            special: true,
+        }
+    }
+}
+
+/// What a parser found in the text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// Text for the user.
+    Content(String),
+    /// Text of the model's reasoning.
+    Reasoning(String),
+    /// A call begins.
+    CallStarted {
+        /// Number of the call in this reply, from 0.
+        index: usize,
+        /// The model's own id of the call, or a generated one.
+        id: String,
+        /// The function to call. It need not be one of the tools that were offered.
+        name: String,
+    },
+    /// More of the JSON text of a call's arguments.
+    ArgumentsDelta {
+        /// The call.
+        index: usize,
+        /// JSON text to append.
+        delta: String,
+    },
+    /// The arguments of a call are complete and one valid JSON object.
+    CallEnded {
+        /// The call.
+        index: usize,
+    },
+    /// A call could not be read. Its text follows as content.
+    Malformed(Diagnosis),
+}
+
+/// Why a call or a header could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Diagnosis {
+    /// The reason.
+    pub fault: Fault,
+    /// The family whose syntax was expected.
+    pub family: Family,
+    /// The call, if it had started. It stays without an end.
+    pub index: Option<usize>,
+    /// Where reading stopped, in bytes of the reply's text.
+    pub offset: usize,
+}
+
+impl fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "tool call of format {} at byte {}: {}",
+            self.family, self.offset, self.fault
+        )
+    }
+}
+
+/// The reason of a [`Diagnosis`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The reply ended inside the call.
+    Unclosed,
+    /// The text does not follow the syntax of the family.
+    Syntax,
+    /// The call has no name.
+    MissingName,
+    /// The name is empty, too long, or has characters that no function name has.
+    BadName,
+    /// The arguments are JSON, but not an object.
+    ArgumentsNotObject,
+    /// Brackets nest deeper than [`Limits::max_depth`].
+    TooDeep,
+    /// The call is longer than [`Limits::max_call_bytes`].
+    TooLarge,
+    /// A message header of the harmony format that cannot be read.
+    BadHeader,
+    /// A harmony message to a recipient that is no function.
+    UnknownRecipient,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unclosed => "the reply ended inside the call",
+            Self::Syntax => "the text does not follow the syntax of the format",
+            Self::MissingName => "the call has no name",
+            Self::BadName => "the name of the function is not usable",
+            Self::ArgumentsNotObject => "the arguments are not a JSON object",
+            Self::TooDeep => "the arguments nest too deeply",
+            Self::TooLarge => "the call is too long",
+            Self::BadHeader => "the message header cannot be read",
+            Self::UnknownRecipient => "the recipient is not a function",
+        })
+    }
+}
+
+/// Reads one reply.
+pub trait ReplyParser: Send {
+    /// Reads one more token and returns what it completed.
+    fn feed(&mut self, piece: Piece<'_>) -> Vec<Event>;
+
+    /// Ends the reply and returns what was held back. Further calls return nothing.
+    fn finish(&mut self) -> Vec<Event>;
+
+    /// Whether the reply is inside its reasoning now.
+    fn in_reasoning(&self) -> bool;
+}
+
+/// Bounds on what a parser keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest text of one call, in bytes. The default is 1 MiB.
+    pub max_call_bytes: usize,
+    /// Deepest nesting of brackets in arguments. The default is 64.
+    pub max_depth: usize,
+    /// Longest name of a function or of an argument, in bytes. The default is 256.
+    pub max_name_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_call_bytes: 1 << 20,
+            max_depth: 64,
+            max_name_bytes: 256,
+        }
+    }
+}
+
+/// What a parser needs to know besides the format.
+pub struct ParserOptions {
+    /// The tools that were offered; their schemas type the arguments of families without JSON.
+    pub tools: Arc<Tools>,
+    /// The end of the rendered prompt. It tells whether the reply begins inside reasoning.
+    pub prompt_tail: String,
+    /// Whether the reply begins inside reasoning, if the caller knows better than the prompt's end
+    /// tells: for a prompt that ends in the middle of reasoning, for example.
+    pub reasoning_open: Option<bool>,
+    /// Makes ids of calls for families that write none.
+    pub ids: Box<dyn IdGenerator>,
+    /// Bounds on what is kept.
+    pub limits: Limits,
+}
+
+impl Default for ParserOptions {
+    fn default() -> Self {
+        Self {
+            tools: Arc::default(),
+            prompt_tail: String::new(),
+            reasoning_open: None,
+            ids: Box::new(RandomIds::new()),
+            limits: Limits::default(),
+        }
+    }
+}
+
+impl ParserOptions {
+    /// Sets the tools that were offered.
+    #[must_use]
+    pub fn with_tools(mut self, tools: impl Into<Arc<Tools>>) -> Self {
+        self.tools = tools.into();
+        self
+    }
+
+    /// Sets the end of the prompt: the last line or the whole prompt.
+    #[must_use]
+    pub fn with_prompt_tail(mut self, tail: impl Into<String>) -> Self {
+        self.prompt_tail = tail.into();
+        self
+    }
+
+    /// Says whether the reply begins inside reasoning.
+    #[must_use]
+    pub fn with_reasoning_open(mut self, open: bool) -> Self {
+        self.reasoning_open = Some(open);
+        self
+    }
+
+    /// Sets the generator of call ids.
+    #[must_use]
+    pub fn with_ids(mut self, ids: impl IdGenerator + 'static) -> Self {
+        self.ids = Box::new(ids);
+        self
+    }
+
+    /// Sets the bounds.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+}
+
+impl fmt::Debug for ParserOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ParserOptions")
+            .field("tools", &self.tools)
+            .field("prompt_tail", &self.prompt_tail)
+            .field("reasoning_open", &self.reasoning_open)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,231 @@
+//! Collects events, joins neighbors of a kind and strips white space at boundaries.
+
+use super::{Diagnosis, Event, Family, Fault, IdGenerator, IdStyle, Limits, Tools};
+use std::sync::Arc;
+
+/// White space beyond this many bytes is text, so that what is held stays small.
+const MAX_HELD_SPACE: usize = 4096;
+
+/// White space of one kind of text that is held until it is known what follows.
+#[derive(Debug, Default)]
+struct Space {
+    held: String,
+    /// White space at the beginning is dropped: a boundary came before.
+    strip: bool,
+    /// Something else than white space came since the boundary.
+    seen: bool,
+}
+
+impl Space {
+    fn boundary(&mut self) {
+        self.held.clear();
+        self.strip = true;
+        self.seen = false;
+    }
+
+    /// Passes `c` on, with the white space before it.
+    fn push(&mut self, c: char, out: &mut dyn FnMut(&str)) {
+        if c.is_whitespace() {
+            self.held.push(c);
+            if self.held.len() <= MAX_HELD_SPACE {
+                return;
+            }
+            out(&self.held);
+            self.held.clear();
+            self.seen = true;
+            return;
+        }
+        if !self.held.is_empty() {
+            if self.seen || !self.strip {
+                out(&self.held);
+            }
+            self.held.clear();
+        }
+        self.seen = true;
+        out(c.encode_utf8(&mut [0; 4]));
+    }
+}
+
+/// The events of a parser, and what calls need: tools, ids, limits.
+pub(super) struct Sink {
+    events: Vec<Event>,
+    content: Space,
+    reasoning: Space,
+    next_index: usize,
+    open: Option<usize>,
+    /// A call ended since the flag was last taken.
+    ended: bool,
+    /// Bytes of the reply's text read so far.
+    pub(super) offset: usize,
+    pub(super) family: Family,
+    pub(super) tools: Arc<Tools>,
+    pub(super) limits: Limits,
+    ids: Box<dyn IdGenerator>,
+}
+
+impl Sink {
+    pub(super) fn new(
+        family: Family,
+        tools: Arc<Tools>,
+        limits: Limits,
+        ids: Box<dyn IdGenerator>,
+    ) -> Self {
+        Self {
+            events: Vec::new(),
+            content: Space::default(),
+            reasoning: Space {
+                strip: true,
+                ..Space::default()
+            },
+            next_index: 0,
+            open: None,
+            ended: false,
+            offset: 0,
+            family,
+            tools,
+            limits,
+            ids,
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    pub(super) fn content(&mut self, c: char) {
+        let events = &mut self.events;
+        self.content.push(c, &mut |text| match events.last_mut() {
+            Some(Event::Content(last)) => last.push_str(text),
+            _ => events.push(Event::Content(text.to_owned())),
+        });
+    }
+
+    pub(super) fn reasoning(&mut self, c: char) {
+        let events = &mut self.events;
+        self.reasoning.push(c, &mut |text| match events.last_mut() {
+            Some(Event::Reasoning(last)) => last.push_str(text),
+            _ => events.push(Event::Reasoning(text.to_owned())),
+        });
+    }
+
+    /// Reasoning or a call begins or ends here: white space on both sides is dropped.
+    pub(super) fn boundary(&mut self) {
+        self.content.boundary();
+        self.reasoning.boundary();
+    }
+
+    /// A line break that separates two messages of content.
+    pub(super) fn separate_content(&mut self) {
+        self.content.strip = false;
+        self.content.held.push('\n');
+    }
+
+    /// A line break that separates two messages of reasoning.
+    pub(super) fn separate_reasoning(&mut self) {
+        self.reasoning.strip = false;
+        self.reasoning.held.push('\n');
+    }
+
+    /// The reply ends: white space at the end of content is content.
+    pub(super) fn end_of_reply(&mut self) {
+        let held = std::mem::take(&mut self.content.held);
+        if held.is_empty() || (self.content.strip && !self.content.seen) {
+            return;
+        }
+        match self.events.last_mut() {
+            Some(Event::Content(last)) => last.push_str(&held),
+            _ => self.events.push(Event::Content(held)),
+        }
+    }
+
+    /// Checks a function's name.
+    pub(super) fn check_name(&self, name: &str) -> Result<(), Fault> {
+        if name.is_empty() {
+            return Err(Fault::MissingName);
+        }
+        let usable = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
+        if name.len() > self.limits.max_name_bytes || !name.chars().all(usable) {
+            return Err(Fault::BadName);
+        }
+        Ok(())
+    }
+
+    /// Starts a call. Without an id one is generated.
+    pub(super) fn start(&mut self, name: &str, id: Option<String>) -> Result<(), Fault> {
+        self.check_name(name)?;
+        let style = self.family.id_style();
+        let id = match id {
+            Some(id) if style == IdStyle::Nine && !is_nine(&id) => self.ids.next_id(style),
+            Some(id) if !id.is_empty() => id,
+            _ => self.ids.next_id(style),
+        };
+        self.boundary();
+        let index = self.next_index;
+        self.next_index += 1;
+        self.open = Some(index);
+        self.events.push(Event::CallStarted {
+            index,
+            id,
+            name: name.to_owned(),
+        });
+        Ok(())
+    }
+
+    /// Whether a call is open.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Appends to the arguments of the open call.
+    pub(super) fn arguments(&mut self, text: &str) {
+        let Some(index) = self.open else { return };
+        if text.is_empty() {
+            return;
+        }
+        match self.events.last_mut() {
+            Some(Event::ArgumentsDelta { index: last, delta }) if *last == index => {
+                delta.push_str(text);
+            }
+            _ => self.events.push(Event::ArgumentsDelta {
+                index,
+                delta: text.to_owned(),
+            }),
+        }
+    }
+
+    /// Ends the open call.
+    pub(super) fn end(&mut self) {
+        if let Some(index) = self.open.take() {
+            self.events.push(Event::CallEnded { index });
+            self.ended = true;
+            self.boundary();
+        }
+    }
+
+    /// Whether a call ended since the last question.
+    pub(super) fn take_ended(&mut self) -> bool {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Reports a fault; the open call, if any, stays without an end.
+    pub(super) fn malformed(&mut self, fault: Fault) {
+        let index = self.open.take();
+        let (family, offset) = (self.family, self.offset);
+        self.events.push(Event::Malformed(Diagnosis {
+            fault,
+            family,
+            index,
+            offset,
+        }));
+    }
+
+    /// Whether a tool of this name was offered.
+    pub(super) fn is_tool(&self, name: &str) -> bool {
+        self.tools.get(name).is_some()
+    }
+}
+
+/// Whether a text is an id that Mistral's templates accept.
+fn is_nine(id: &str) -> bool {
+    id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric())
+}

@@ -1,0 +1,105 @@
+//! gpt-oss.
+
+use crate::harness::{Golden, typed_tools};
+use inference_text::reply::{Family, Format};
+
+fn golden() -> Golden<'static> {
+    Golden::new(Format::of(Family::Harmony)).prompt("<|end|><|start|>assistant")
+}
+
+#[test]
+fn channels() {
+    golden()
+        .says(
+            "<|channel|>analysis<|message|>User says hi.<|end|><|start|>assistant<|channel|>final\
+             <|message|>Hello <there>!<|return|>",
+            &["reasoning User says hi.", "content Hello <there>!"],
+        )
+        .says("<|channel|>final<|message|>Hi\n", &["content Hi\n"])
+        .says("<|channel|>analysis<|message|>never ends", &["reasoning never ends"])
+        // Messages of one kind, and a preamble to nobody.
+        .says(
+            "<|channel|>analysis<|message|> A.<|end|><|start|>assistant<|channel|>analysis<|message|>B.\
+             <|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant\
+             <|channel|>final<|message|>Done.<|return|>",
+            &["reasoning A.\nB.", "content I look.\nDone."],
+        )
+        // The header is incomplete, or there is none.
+        .says("<|message|>Hi", &["content Hi"])
+        .says("Hi there", &["content Hi there"])
+        .says("asks", &["content asks"])
+        .says(
+            "<|channel|>final",
+            &["fault BadHeader", "content <|channel|>final"],
+        );
+    let in_final = "<|start|>assistant<|channel|>final<|message|>";
+    Golden::new(Format::of(Family::Harmony))
+        .prompt(in_final)
+        .says("{\"a\": 1}", &["content {\"a\": 1}"]);
+    let in_analysis = "<|start|>assistant<|channel|>analysis<|message|>";
+    Golden::new(Format::of(Family::Harmony))
+        .prompt(in_analysis)
+        .says(
+            "x<|end|><|start|>assistant<|channel|>final<|message|>y",
+            &["reasoning x", "content y"],
+        );
+}
+
+#[test]
+fn calls() {
+    golden()
+        .says(
+            "<|channel|>analysis<|message|>I need f.<|end|><|start|>assistant<|channel|>commentary \
+             to=functions.f <|constrain|>json<|message|>{\"q\": \"{<é>}\", \"n\": [1]}<|call|>",
+            &["reasoning I need f.", r#"call 0 call_0 f {"q": "{<é>}", "n": [1]}"#],
+        )
+        // The recipient in the role part, in analysis, and without a constraint.
+        .says(
+            " to=functions.f<|channel|>commentary<|constrain|>json<|message|>{}<|call|>",
+            &["call 0 call_0 f {}"],
+        )
+        .says(
+            "<|channel|>analysis to=functions.f code<|message|>{\"a\":1}<|call|>",
+            &[r#"call 0 call_0 f {"a":1}"#],
+        )
+        // Several calls, no arguments, a missing end.
+        .says(
+            "<|channel|>commentary to=functions.f<|message|><|call|><|start|>assistant to=functions.g\
+             <|channel|>commentary<|message|> {} \n<|start|>assistant<|channel|>final<|message|>x",
+            &["call 0 call_0 f {}", "call 1 call_1 g {}", "content x"],
+        )
+        .says("<|channel|>commentary to=functions.f<|message|>{}", &["call 0 call_0 f {}"])
+        .says(
+            "<|channel|>commentary to=functions.f<|message|>{\"a\": ",
+            &[
+                r#"open 0 call_0 f {"a": "#,
+                "fault Unclosed",
+                "content <|channel|>commentary to=functions.f<|message|>{\"a\": ",
+            ],
+        )
+        .says(
+            "<|channel|>commentary to=functions.f<|message|>print(1)<|call|>",
+            &[
+                "open 0 call_0 f ",
+                "fault ArgumentsNotObject",
+                "content <|channel|>commentary to=functions.f<|message|>print(1)",
+            ],
+        )
+        .says(
+            "<|channel|>commentary to=functions.f<|message|>{} {}<|call|>",
+            &[
+                "open 0 call_0 f {}",
+                "fault Syntax",
+                "content <|channel|>commentary to=functions.f<|message|>{} {}",
+            ],
+        )
+        // A built-in tool is no function.
+        .says(
+            "<|channel|>analysis to=python code<|message|>print(1)<|call|>",
+            &["fault UnknownRecipient", "reasoning print(1)"],
+        );
+    golden().tools(typed_tools()).says(
+        "<|channel|>commentary to=f<|message|>{}<|call|>",
+        &["call 0 call_0 f {}"],
+    );
+}
