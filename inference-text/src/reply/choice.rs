@@ -15,7 +15,8 @@ pub enum Family {
     None,
     /// Hermes, Qwen 2.5 and 3, Granite 4, SmolLM3: `<tool_call>{"name", "arguments"}</tool_call>`.
     Hermes,
-    /// Qwen3-Coder and 3.5: `<tool_call><function=f><parameter=k>v</parameter></function></tool_call>`.
+    /// Qwen3-Coder and 3.5, Nemotron 3, Seed-OSS:
+    /// `<tool_call><function=f><parameter=k>v</parameter></function></tool_call>`.
     Qwen3Coder,
     /// GLM-4.5 to 4.7: `<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`.
     Glm4Moe,
@@ -45,7 +46,14 @@ pub enum Family {
     CommandR,
     /// Kimi K2: `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`.
     KimiK2,
+    /// DeepSeek V3 and R1: a type, a name, and JSON in a block of code.
+    #[serde(rename = "deepseek_v3")]
+    DeepSeekV3,
+    /// DeepSeek V3.1: `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`.
+    #[serde(rename = "deepseek_v31")]
+    DeepSeekV31,
     /// MiniMax M2: `<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke>`.
+    #[serde(rename = "minimax")]
     MiniMax,
     /// Granite 3 and Phi-4-mini: `<|tool_call|>[{"name", "arguments"}]`.
     Granite3,
@@ -53,7 +61,7 @@ pub enum Family {
 
 impl Family {
     /// All families.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::None,
         Self::Hermes,
         Self::Qwen3Coder,
@@ -71,6 +79,8 @@ impl Family {
         Self::Harmony,
         Self::CommandR,
         Self::KimiK2,
+        Self::DeepSeekV3,
+        Self::DeepSeekV31,
         Self::MiniMax,
         Self::Granite3,
     ];
@@ -95,7 +105,9 @@ impl Family {
             Self::Harmony => "harmony",
             Self::CommandR => "command_r",
             Self::KimiK2 => "kimi_k2",
-            Self::MiniMax => "mini_max",
+            Self::DeepSeekV3 => "deepseek_v3",
+            Self::DeepSeekV31 => "deepseek_v31",
+            Self::MiniMax => "minimax",
             Self::Granite3 => "granite3",
         }
     }
@@ -135,6 +147,13 @@ impl ReasoningTags {
     pub const THINK: Self = Self {
         open: "<think>",
         close: "</think>",
+        label: None,
+        anywhere: false,
+    };
+    /// `<seed:think>…</seed:think>` of Seed-OSS.
+    pub const SEED: Self = Self {
+        open: "<seed:think>",
+        close: "</seed:think>",
         label: None,
         anywhere: false,
     };
@@ -199,6 +218,8 @@ const RULES: &[Rule] = &[
     (Family::FunctionGemma, &["<start_function_call>"], &[], &[]),
     (Family::MiniMax, &["<minimax:tool_call>"], &[], &[]),
     (Family::KimiK2, &["<|tool_call_argument_begin|>"], &[], &[]),
+    (Family::DeepSeekV3, &["<｜tool▁sep｜>", "```json"], &[], &[]),
+    (Family::DeepSeekV31, &["<｜tool▁sep｜>"], &[], &[]),
     (Family::CommandR, &["<|START_ACTION|>"], &[], &[]),
     (
         Family::MistralCallId,
@@ -218,7 +239,13 @@ const RULES: &[Rule] = &[
     ),
     (Family::Olmo3, &["<function_calls>"], &[], &[]),
     (Family::Granite3, &["<|tool_call|>"], &[], &[]),
-    (Family::Hermes, &["<tool_call>"], &[], &[]),
+    // Not the list of Apriel and not the XML of MiniMax M3.
+    (
+        Family::Hermes,
+        &["<tool_call>"],
+        &[],
+        &["<tool_calls>", "minimax"],
+    ),
     (Family::Glm4, &["[gMASK]", "<|observation|>"], &[], &[]),
     (
         Family::Granite3,
@@ -228,7 +255,8 @@ const RULES: &[Rule] = &[
     ),
     (Family::Pythonic, &["<|python_start|>"], &[], &[]),
     (Family::Pythonic, &["[func_name1("], &[], &[]),
-    (Family::Llama3, &[], &["<|python_tag|>"], &[]),
+    // Not functionary, which has the tokens of Llama and a syntax of its own.
+    (Family::Llama3, &["<|python_tag|>"], &[], &["<function="]),
     (
         Family::Llama3,
         &["ipython", "\"parameters\""],
@@ -262,6 +290,7 @@ const MODEL_TYPES: &[(&str, Family)] = &[
     ("lfm2", Family::Lfm2),
     ("lfm2_moe", Family::Lfm2),
     ("olmo3", Family::Olmo3),
+    ("seed_oss", Family::Qwen3Coder),
 ];
 
 impl Format {
@@ -319,9 +348,13 @@ impl Format {
             .unwrap_or(Family::None);
         let mut format = Self::of(family);
         if format.reasoning.is_none() && family != Family::Harmony {
-            format.reasoning = [ReasoningTags::MISTRAL, ReasoningTags::THINK]
-                .into_iter()
-                .find(|tags| has(&tags.open) || has(&tags.close));
+            format.reasoning = [
+                ReasoningTags::MISTRAL,
+                ReasoningTags::SEED,
+                ReasoningTags::THINK,
+            ]
+            .into_iter()
+            .find(|tags| has(&tags.open) || has(&tags.close));
         }
         format
     }

@@ -48,6 +48,9 @@ pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
                 // The opening tag may be missing.
                 call("<function=", TaggedCall::qwen_function),
                 end("</tool_call>"),
+                // Seed-OSS.
+                call("<seed:tool_call>", TaggedCall::qwen),
+                end("</seed:tool_call>"),
             ],
             breaks: &["<tool_call>"],
             ..Spec::default()
@@ -168,6 +171,23 @@ pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
             inner: &["<|tool_call_argument_begin|>"],
             ..Spec::default()
         },
+        Family::DeepSeekV3 | Family::DeepSeekV31 => {
+            let mut markers = vec![
+                always("<｜tool▁calls▁begin｜>"),
+                always("<｜tool▁calls▁end｜>"),
+                call("<｜tool▁call▁begin｜>", NamedJson::deepseek),
+                end("<｜tool▁call▁end｜>"),
+            ];
+            if family == Family::DeepSeekV3 {
+                // Arguments stand in a block of code.
+                markers.push(end("```"));
+            }
+            Spec {
+                markers,
+                inner: &["<｜tool▁sep｜>"],
+                ..Spec::default()
+            }
+        }
         Family::MiniMax => Spec {
             markers: vec![
                 call("<minimax:tool_call>", TaggedCall::minimax),

@@ -125,6 +125,16 @@ impl Family {
                     arguments(tool),
                     "<|tool_call_end|>",
                 ),
+                Self::DeepSeekV3 => (
+                    format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n"),
+                    arguments(tool),
+                    "\n```<｜tool▁call▁end｜>",
+                ),
+                Self::DeepSeekV31 => (
+                    format!("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>"),
+                    arguments(tool),
+                    "<｜tool▁call▁end｜>",
+                ),
                 Self::Glm4 => (format!("{name}\n"), arguments(tool), "<|observation|>"),
                 Self::Harmony => (
                     format!(
@@ -178,6 +188,8 @@ impl Family {
             Self::MistralNemo => ("[TOOL_CALLS][", Some(", "), "]"),
             Self::CommandR => ("<|START_ACTION|>[", Some(", "), "]<|END_ACTION|>"),
             Self::Granite3 => ("<|tool_call|>[", Some(", "), "]"),
+            Self::DeepSeekV3 => ("<｜tool▁calls▁begin｜>", Some("\n"), "<｜tool▁calls▁end｜>"),
+            Self::DeepSeekV31 => ("<｜tool▁calls▁begin｜>", Some(""), "<｜tool▁calls▁end｜>"),
             // The index in the id would be that of the first call.
             Self::KimiK2 => (
                 "<|tool_calls_section_begin|>",

@@ -1,6 +1,6 @@
 //! Calls with the name outside and JSON arguments.
 //!
-//! Families: Mistral (`f[CALL_ID]…[ARGS]{…}`), Kimi K2 and GLM-4-0414.
+//! Families: Mistral (`f[CALL_ID]…[ARGS]{…}`), Kimi K2, DeepSeek and GLM-4-0414.
 
 use super::Fault;
 use super::engine::{Body, Step};
@@ -13,6 +13,8 @@ use super::sink::Sink;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     Id,
+    /// DeepSeek V3 writes a type before the name, later models do not.
+    TypeOrName,
     Arguments,
     /// The end is itself the first character of the arguments.
     Brace,
@@ -22,6 +24,7 @@ enum Next {
 enum Syntax {
     Mistral,
     Kimi,
+    DeepSeek,
     Glm,
 }
 
@@ -33,6 +36,10 @@ impl Syntax {
                 &[Next::Id, Next::Arguments, Next::Brace],
             ),
             Self::Kimi => (&["<|tool_call_argument_begin|>"], &[Next::Arguments]),
+            Self::DeepSeek => (
+                &["<｜tool▁sep｜>", "\n```json\n"],
+                &[Next::TypeOrName, Next::Arguments],
+            ),
             Self::Glm => (&["\n"], &[Next::Arguments]),
         }
     }
@@ -85,6 +92,11 @@ impl NamedJson {
         Self::boxed(Syntax::Kimi, tentative)
     }
 
+    /// After `<｜tool▁call▁begin｜>`.
+    pub(super) fn deepseek(tentative: bool) -> Box<dyn Body> {
+        Self::boxed(Syntax::DeepSeek, tentative)
+    }
+
     /// At the beginning of a reply: the name and a line break.
     pub(super) fn glm(tentative: bool) -> Box<dyn Body> {
         Self::boxed(Syntax::Glm, tentative)
@@ -103,6 +115,10 @@ impl NamedJson {
                 Step::More
             };
         };
+        if next[found] == Next::TypeOrName && self.name.trim() == "function" {
+            self.name.clear();
+            return Step::More;
+        }
         if self.syntax == Syntax::Kimi {
             let id = self.name.trim().to_owned();
             self.name = kimi_name(&id).to_owned();
@@ -119,7 +135,7 @@ impl NamedJson {
         self.scan = JsonScan::new(sink.limits.max_depth);
         match next[found] {
             Next::Id => self.state = State::Id,
-            Next::Arguments => self.state = State::Arguments,
+            Next::Arguments | Next::TypeOrName => self.state = State::Arguments,
             Next::Brace => {
                 self.state = State::Arguments;
                 return self.arguments(c, sink);

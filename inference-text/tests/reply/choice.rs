@@ -132,6 +132,27 @@ fn templates() {
             Family::Granite3,
             None,
         ),
+        (
+            "<｜tool▁call▁begin｜>' + type + '<｜tool▁sep｜>' + name + '\\n```json\\n",
+            Family::DeepSeekV3,
+            None,
+        ),
+        (
+            "</think> <｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>",
+            Family::DeepSeekV31,
+            think,
+        ),
+        // Look-alikes without a parser.
+        (
+            "within <tool_call></tool_call>: <tool_calls>[{}]</tool_calls>",
+            Family::None,
+            None,
+        ),
+        (
+            "<function=example>{\"a\": 1}</function> <|python_tag|>",
+            Family::None,
+            None,
+        ),
     ] {
         let format = Format::detect(snippet, None);
         assert_eq!(

@@ -93,7 +93,7 @@ fn forced_calls_are_read() {
             }
         }
     }
-    assert_eq!(possible, 10);
+    assert_eq!(possible, 12);
 }
 
 #[test]

@@ -55,6 +55,11 @@ const MARKERS: &[&str] = &[
     "<minimax:tool_call>",
     "</minimax:tool_call>",
     "<|tool_call|>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
 ];
 
 /// A reply of a family and what it says.

@@ -26,15 +26,16 @@ fn options() -> ParserOptions {
         .with_tools(Tools::from_json(&typed_tools()))
 }
 
-/// Feeds a reply in pieces of 8 bytes, as a model would.
+/// Feeds a reply in pieces of about 8 bytes, as a model would.
 fn run(format: Format, reply: &str) -> (Vec<Event>, Duration) {
-    assert!(reply.is_ascii());
     let start = Instant::now();
     let mut parser = format.parser(options());
     let mut events = Vec::new();
-    for piece in reply.as_bytes().chunks(8) {
-        let text = std::str::from_utf8(piece).expect("ASCII");
+    let mut rest = reply;
+    while !rest.is_empty() {
+        let (text, after) = rest.split_at(rest.ceil_char_boundary(8.min(rest.len())));
         events.extend(parser.feed(Piece::text(text)));
+        rest = after;
     }
     events.extend(parser.finish());
     (events, start.elapsed())
@@ -81,6 +82,14 @@ const BEGINNINGS: &[(Family, &str)] = &[
         "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"s\": ",
     ),
     (
+        Family::DeepSeekV3,
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"s\": ",
+    ),
+    (
+        Family::DeepSeekV31,
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"s\": ",
+    ),
+    (
         Family::MiniMax,
         "<minimax:tool_call><invoke name=\"f\"><parameter name=\"o\">",
     ),
@@ -89,6 +98,16 @@ const BEGINNINGS: &[(Family, &str)] = &[
         "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"s\": ",
     ),
 ];
+
+/// 1 MiB for the plainest attacks, and an eighth for the others, which is enough for a quadratic
+/// parser to need minutes.
+fn length(unit: &str) -> usize {
+    if matches!(unit, "<" | "[" | "{") {
+        MIB
+    } else {
+        MIB / 8
+    }
+}
 
 /// The time that content of the same length takes, times a factor that no linear parser needs. A
 /// quadratic one would need minutes for 1 MiB.
@@ -113,7 +132,7 @@ fn a_mebibyte_of_the_beginnings_of_markers() {
         "\n",
         ";",
     ] {
-        let reply = unit.repeat(MIB / unit.len());
+        let reply = unit.repeat(length(unit) / unit.len());
         for format in formats() {
             let (events, time) = run(format, &reply);
             assert!(time < allowed, "{format:?} {unit:?}: {time:?}");
@@ -146,7 +165,7 @@ fn a_mebibyte_inside_arguments() {
             "</parameter",
             " ",
         ] {
-            let reply = format!("{beginning}{}", unit.repeat(MIB / unit.len()));
+            let reply = format!("{beginning}{}", unit.repeat(length(unit) / unit.len()));
             let (events, time) = run(Format::of(*family), &reply);
             assert!(time < allowed, "{family} {unit:?}: {time:?}");
             let reply_out = Reply::collect(events);

@@ -125,6 +125,33 @@ fn kimi_k2() {
 }
 
 #[test]
+fn deepseek() {
+    let think = |family| Golden::new(Format::of(family).with_reasoning(ReasoningTags::THINK));
+    think(Family::DeepSeekV3).prompt("<｜Assistant｜><think>\n").says(
+        "Hm.\n</think>\n\nI look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n\
+         ```json\n{\"q\": \"```é\"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n\
+         ```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        &[
+            "reasoning Hm.",
+            "content I look.",
+            r#"call 0 call_0 f {"q": "```é"}"#,
+            "call 1 call_1 g {}",
+        ],
+    );
+    think(Family::DeepSeekV31)
+        .says(
+            "Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": [1]}<｜tool▁call▁end｜>\
+             <｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            &["content Ok.", r#"call 0 call_0 f {"a": [1]}"#, "call 1 call_1 g {}"],
+        )
+        .says(
+            "<｜tool▁call▁begin｜>f<｜tool▁sep｜>no",
+            &["fault ArgumentsNotObject", "content <｜tool▁call▁begin｜>f<｜tool▁sep｜>no"],
+        )
+        .says("```rust\n```", &["content ```rust\n```"]);
+}
+
+#[test]
 fn glm_4_0414() {
     golden(Family::Glm4)
         .tools(typed_tools())

@@ -61,6 +61,20 @@ fn qwen3_coder() {
 }
 
 #[test]
+fn seed_oss() {
+    let format = Format::detect(
+        "<seed:tool_call>\n<function=f>\n<parameter=k> <seed:think>",
+        None,
+    );
+    assert_eq!(format.family, Family::Qwen3Coder);
+    Golden::new(format).tools(typed_tools()).says(
+        "<seed:think>Hm.</seed:think>So\n<seed:tool_call>\n<function=f>\n<parameter=i>7</parameter>\n\
+         </function>\n</seed:tool_call>",
+        &["reasoning Hm.", "content So", r#"call 0 call_0 f {"i": 7}"#],
+    );
+}
+
+#[test]
 fn qwen3_coder_malformed() {
     golden(Family::Qwen3Coder)
         .says(
