@@ -299,7 +299,12 @@ impl Engine {
             self.state = State::Reasoning;
         } else if !label.starts_with(read.as_str()) {
             read.pop();
-            let read = std::mem::take(read);
+            let mut read = std::mem::take(read);
+            let close = self.reasoning.map(|tags| tags.close).unwrap_or_default();
+            if read == label.trim_end() && close.starts_with(c) {
+                // The reasoning is closed before the line break of its label.
+                read.clear();
+            }
             self.state = State::Reasoning;
             // A closing tag shares no beginning with a label.
             read.chars().for_each(|c| self.sink.reasoning(c));

@@ -165,19 +165,24 @@ impl Harmony {
     }
 
     fn message_begins(&mut self, header: &str) {
-        let channel = word_after(header, CHANNEL).unwrap_or_default();
-        let kind = if channel == "analysis" {
+        // A header that was begun twice counts as its last part says.
+        let channel = words_after(header, CHANNEL).last();
+        let kind = if channel == Some("analysis") {
             Kind::Reasoning
         } else {
             Kind::Content
         };
         self.state = State::Body { kind, empty: true };
-        let Some(recipient) = word_after(header, "to=").filter(|to| !matches!(*to, "" | "user"))
-        else {
+        let mut recipients = words_after(header, "to=")
+            .filter(|to| !matches!(*to, "" | "user" | "assistant"))
+            .peekable();
+        if recipients.peek().is_none() {
             return;
-        };
-        let name = recipient.strip_prefix("functions.");
-        let name = name.or_else(|| self.sink.tools.get(recipient).map(|_| recipient));
+        }
+        let name = recipients.find_map(|to| {
+            let tool = || self.sink.tools.get(to).map(|_| to);
+            to.strip_prefix("functions.").or_else(tool)
+        });
         match name.map(|name| self.sink.start(name, None)) {
             None => self.sink.malformed(Fault::UnknownRecipient),
             Some(Err(fault)) => self.sink.malformed(fault),
@@ -341,11 +346,12 @@ impl ReplyParser for Harmony {
     }
 }
 
-/// The word that follows a key, up to white space or a marker.
-fn word_after<'a>(header: &'a str, key: &str) -> Option<&'a str> {
-    let (_, rest) = header.split_once(key)?;
-    let rest = rest.trim_start();
-    rest.split(|c: char| c.is_whitespace() || c == '<').next()
+/// The words that follow a key, each up to white space or a marker.
+fn words_after<'a>(header: &'a str, key: &str) -> impl Iterator<Item = &'a str> {
+    header.split(key).skip(1).map(|rest| {
+        let end = |c: char| c.is_whitespace() || c == '<';
+        rest.trim_start().split(end).next().unwrap_or_default()
+    })
 }
 
 /// Whether text can be the header of a reply: the role, a recipient, or anything with a marker.

@@ -58,6 +58,7 @@ fn gemma_4() {
             &["reasoning Now", "call 0 call_0 g {}"],
         )
         .says("<|channel>thought\n<channel|>Hi", &["content Hi"])
+        .says("<|channel>thought<channel|>Hi", &["content Hi"])
         .says("<|channel>thoughts <channel|>Hi", &["reasoning thoughts", "content Hi"])
         .says("<|channel>tho", &["reasoning tho"])
         .says("<|tool_call>f{}", &["fault Syntax", "content <|tool_call>f{}"])

@@ -24,6 +24,11 @@ fn channels() {
              <|channel|>final<|message|>Done.<|return|>",
             &["reasoning A.\nB.", "content I look.\nDone."],
         )
+        // A header that is begun twice.
+        .says(
+            "<|channel|>commentary to=assistant<|channel|>analysis<|message|>Hm.<|end|>",
+            &["reasoning Hm."],
+        )
         // The header is incomplete, or there is none.
         .says("<|message|>Hi", &["content Hi"])
         .says("Hi there", &["content Hi there"])
