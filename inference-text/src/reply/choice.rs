@@ -52,7 +52,8 @@ pub enum Family {
     /// DeepSeek V3.1: `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`.
     #[serde(rename = "deepseek_v31")]
     DeepSeekV31,
-    /// MiniMax M2: `<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke>`.
+    /// MiniMax M2:
+    /// `<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke>`.
     #[serde(rename = "minimax")]
     MiniMax,
     /// Granite 3 and Phi-4-mini: `<|tool_call|>[{"name", "arguments"}]`.
@@ -357,6 +358,20 @@ impl Format {
             .find(|tags| has(&tags.open) || has(&tags.close));
         }
         format
+    }
+
+    /// The format for a request that offers no tools: reasoning is read, and what looks like a call
+    /// is content.
+    #[must_use]
+    pub fn without_calls(self) -> Self {
+        match self.family {
+            // The channels belong to the calls' syntax; without tools there are no recipients.
+            Family::Harmony => self,
+            _ => Self {
+                family: Family::None,
+                ..self
+            },
+        }
     }
 
     /// Whether replies can have tool calls.

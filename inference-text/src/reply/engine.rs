@@ -67,7 +67,7 @@ pub(super) struct Marker {
 /// A body that begins without a marker, with a character at the beginning of the reply. It is tried
 /// only if tools are offered, and its first call must name one of them.
 #[derive(Clone, Copy)]
-pub(super) struct Lead {
+pub(super) struct Unmarked {
     /// Whether a body may begin with this character.
     pub(super) begins: fn(c: char, sink: &Sink) -> bool,
     pub(super) body: fn(tentative: bool) -> Box<dyn Body>,
@@ -77,7 +77,7 @@ pub(super) struct Lead {
 #[derive(Clone, Default)]
 pub(super) struct Spec {
     pub(super) markers: Vec<Marker>,
-    pub(super) lead: Option<Lead>,
+    pub(super) unmarked: Option<Unmarked>,
     /// Markers of calls that end reasoning, too.
     pub(super) breaks: &'static [&'static str],
     /// Markers inside bodies; special tokens of these texts are kept.
@@ -220,10 +220,10 @@ impl Engine {
         if self.hold.is_empty()
             && self.place != Place::Text
             && !self.sink.tools.is_empty()
-            && let Some(lead) = self.spec.lead
-            && (lead.begins)(c, &self.sink)
+            && let Some(unmarked) = self.spec.unmarked
+            && (unmarked.begins)(c, &self.sink)
         {
-            self.begin(lead.body, true, "");
+            self.begin(unmarked.body, true, "");
             return true;
         }
         if self.hold.passes(c, &self.in_content.0) {

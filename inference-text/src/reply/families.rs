@@ -1,7 +1,7 @@
 //! The markers of each family, and which body reads its calls.
 
 use super::Family;
-use super::engine::{Action, Body, Lead, Marker, Spec, When};
+use super::engine::{Action, Body, Marker, Spec, Unmarked, When};
 use super::gemma::GemmaCall;
 use super::json_calls::JsonCalls;
 use super::named_json::NamedJson;
@@ -75,7 +75,7 @@ pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
                     action: Action::Restart,
                 },
             ],
-            lead: Some(Lead {
+            unmarked: Some(Unmarked {
                 begins: begins_tool,
                 body: NamedJson::glm,
             }),
@@ -88,7 +88,7 @@ pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
                 always("<|eom_id|>"),
                 always("<|eot_id|>"),
             ],
-            lead: Some(Lead {
+            unmarked: Some(Unmarked {
                 begins: |c, _| c == '{',
                 body: JsonCalls::boxed,
             }),
@@ -103,7 +103,7 @@ pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
                 },
                 always("<|python_end|>"),
             ],
-            lead: Some(Lead {
+            unmarked: Some(Unmarked {
                 begins: |c, _| c == '[',
                 body: Pythonic::boxed,
             }),

@@ -36,8 +36,9 @@
 //! - An unclosed or malformed call gives [`Event::Malformed`] with a [`Diagnosis`]. The text of the
 //!   call follows as content, from its opening marker on. A call that had already started gets no
 //!   [`Event::CallEnded`], and its index is not used again.
-//! - Calls that begin without any marker (Llama, Pythonic, GLM-4-0414) are read only at the beginning
-//!   of a reply, and only if they name one of the tools. Other text there is content and no fault.
+//! - Calls that begin without any marker (Llama, Pythonic, GLM-4-0414) are read only at the
+//!   beginning of a reply, and only if they name one of the tools. Other text there is content and
+//!   no fault.
 //! - Reasoning that is not closed when the reply ends is reasoning.
 //! - Work is linear in the length of the reply. Memory is bounded by [`Limits`].
 //!

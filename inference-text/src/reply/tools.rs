@@ -8,7 +8,8 @@ use std::ops::{BitOr, BitOrAssign};
 /// How many references in a row are followed.
 const MAX_REFERENCES: usize = 16;
 
-/// How many schemas are looked at for the type of one argument. The schemas come from the network.
+/// How many schemas, and how many values of an `enum`, are looked at for the type of one argument.
+/// Schemas come from the network, and a reply can name an argument a hundred thousand times.
 const MAX_SCHEMAS: usize = 256;
 
 /// A tool that is offered to the model.
@@ -184,7 +185,7 @@ fn kinds(schema: &Value, root: &Value) -> Kinds {
                 continue;
             }
             Some(Value::Array(names)) => {
-                for name in names.iter().filter_map(Value::as_str) {
+                for name in names.iter().take(MAX_SCHEMAS).filter_map(Value::as_str) {
                     found |= of_name(name);
                 }
                 continue;
@@ -194,12 +195,12 @@ fn kinds(schema: &Value, root: &Value) -> Kinds {
         if let Some(value) = schema.get("const") {
             found |= of_value(value);
         }
-        for value in schema
+        let values = schema
             .get("enum")
             .and_then(Value::as_array)
             .into_iter()
-            .flatten()
-        {
+            .flatten();
+        for value in values.take(MAX_SCHEMAS) {
             found |= of_value(value);
         }
         for word in ["anyOf", "oneOf", "allOf"] {

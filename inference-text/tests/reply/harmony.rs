@@ -17,7 +17,7 @@ fn channels() {
         )
         .says("<|channel|>final<|message|>Hi\n", &["content Hi\n"])
         .says("<|channel|>analysis<|message|>never ends", &["reasoning never ends"])
-        // Messages of one kind, and a preamble to nobody.
+        // Messages of one kind, and a preamble without a recipient.
         .says(
             "<|channel|>analysis<|message|> A.<|end|><|start|>assistant<|channel|>analysis<|message|>B.\
              <|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant\

@@ -135,6 +135,82 @@ fn format() -> impl Strategy<Value = Format> {
         })
 }
 
+/// JSON of all kinds, with names as keys. Strings have none of the syntaxes' own marks.
+fn value() -> impl Strategy<Value = serde_json::Value> {
+    use serde_json::Value;
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        (-1e9..1e9).prop_map(Value::from),
+        "[a-z0-9 ,:{}()\\[\\]'\"\\\\\\n\\té日😀|>=-]{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 24, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map("[a-z_]{1,6}", inner, 0..4)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+/// Arguments without strings at the top, which families without JSON write in many ways.
+fn arguments() -> impl Strategy<Value = serde_json::Map<String, serde_json::Value>> {
+    let value = value().prop_filter("no string at the top", |value| !value.is_string());
+    prop::collection::btree_map("[a-z_]{1,6}", value, 0..5)
+        .prop_map(|map| map.into_iter().collect())
+}
+
+/// A value as Python writes it.
+fn python(value: &serde_json::Value) -> String {
+    use serde_json::Value;
+    match value {
+        Value::Null => "None".into(),
+        Value::Bool(true) => "True".into(),
+        Value::Bool(false) => "False".into(),
+        Value::Array(list) => {
+            let list: Vec<_> = list.iter().map(python).collect();
+            format!("[{}]", list.join(", "))
+        }
+        Value::Object(map) => {
+            let entry = |(key, value)| format!("'{key}': {}", python(value));
+            format!(
+                "{{{}}}",
+                map.iter().map(entry).collect::<Vec<_>>().join(", ")
+            )
+        }
+        Value::String(text) => {
+            let text = text
+                .replace('\\', "\\\\")
+                .replace('\'', "\\'")
+                .replace('\n', "\\n");
+            format!("'{text}'")
+        }
+        other => other.to_string(),
+    }
+}
+
+/// A value as Gemma writes it.
+fn gemma(value: &serde_json::Value, mark: &str) -> String {
+    use serde_json::Value;
+    match value {
+        Value::Array(list) => {
+            let list: Vec<_> = list.iter().map(|value| gemma(value, mark)).collect();
+            format!("[{}]", list.join(","))
+        }
+        Value::Object(map) => {
+            let entry = |(key, value)| format!("{key}:{}", gemma(value, mark));
+            format!(
+                "{{{}}}",
+                map.iter().map(entry).collect::<Vec<_>>().join(",")
+            )
+        }
+        Value::String(text) => format!("{mark}{text}{mark}"),
+        other => other.to_string(),
+    }
+}
+
 /// Pieces of a text between cut points.
 fn cut<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<(&'a str, bool)> {
     let bounds: Vec<_> = text
@@ -238,6 +314,45 @@ proptest! {
             let arguments: serde_json::Value =
                 serde_json::from_str(&reply.calls[0].arguments).expect("JSON");
             prop_assert_eq!(&arguments["s"], &text, "{}", family);
+        }
+    }
+
+    /// Any arguments, as the family writes them, come out as the same JSON.
+    #[test]
+    fn any_arguments_come_through(arguments in arguments()) {
+        let json = serde_json::Value::Object(arguments.clone());
+        let python: Vec<_> = arguments.iter().map(|(k, v)| format!("{k}={}", python(v))).collect();
+        let python = python.join(", ");
+        let escape = gemma(&json, "<escape>");
+        let quote = gemma(&json, "<|\"|>");
+        let tags = |open: &str, middle: &str, close: &str| {
+            let tag = |(key, value)| format!("{open}{key}{middle}{value}{close}\n");
+            arguments.iter().map(tag).collect::<String>()
+        };
+        let qwen = tags("<parameter=", ">\n", "\n</parameter>");
+        let glm = tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>");
+        let minimax = tags("<parameter name=\"", "\">", "</parameter>");
+        for (family, reply) in [
+            (Family::Hermes, format!("<tool_call>{{\"name\":\"f\",\"arguments\":{json}}}</tool_call>")),
+            (Family::MistralNemo, format!("[TOOL_CALLS][{{\"name\":\"f\",\"arguments\":{json}}}]")),
+            (Family::MistralCallId, format!("[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{json}")),
+            (Family::CommandR, format!("<|START_ACTION|>[{{\"tool_name\":\"f\",\"parameters\":{json}}}]<|END_ACTION|>")),
+            (Family::Harmony, format!("<|channel|>commentary to=functions.f<|message|>{json}<|call|>")),
+            (Family::DeepSeekV3, format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{json}\n```<｜tool▁call▁end｜>")),
+            (Family::Lfm2, format!("<|tool_call_start|>[f({python})]<|tool_call_end|>")),
+            (Family::Olmo3, format!("<function_calls>\nf({python})\n</function_calls>")),
+            (Family::FunctionGemma, format!("<start_function_call>call:f{escape}<end_function_call>")),
+            (Family::Gemma4, format!("<|tool_call>call:f{quote}<tool_call|>")),
+            (Family::Qwen3Coder, format!("<tool_call>\n<function=f>\n{qwen}</function>\n</tool_call>")),
+            (Family::Glm4Moe, format!("<tool_call>f\n{glm}</tool_call>")),
+            (Family::MiniMax, format!("<minimax:tool_call>\n<invoke name=\"f\">\n{minimax}</invoke>\n</minimax:tool_call>")),
+        ] {
+            let golden = Golden::new(Format::of(family));
+            let out = Reply::collect(golden.events(&[(&reply, false)]));
+            prop_assert_eq!(out.calls.len(), 1, "{} {}", family, reply);
+            let read: serde_json::Value = serde_json::from_str(&out.calls[0].arguments).expect("JSON");
+            prop_assert_eq!(&read, &json, "{} {}", family, reply);
+            prop_assert!(out.content.is_empty(), "{} {}", family, out.content);
         }
     }
 }

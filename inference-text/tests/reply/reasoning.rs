@@ -1,6 +1,6 @@
 //! `<think>` in its three cases, and formats without calls.
 
-use crate::harness::{Golden, render};
+use crate::harness::{Golden, render, typed_tools};
 use inference_text::reply::{Event, Family, Format, ParserOptions, Piece, ReasoningTags};
 
 fn think() -> Golden<'static> {
@@ -106,7 +106,7 @@ fn arguments_come_at_once() {
         [delta("\"}"), Event::CallEnded { index: 0 }]
     );
 
-    let tools = inference_text::reply::Tools::from_json(&crate::harness::typed_tools());
+    let tools = inference_text::reply::Tools::from_json(&typed_tools());
     let options = ParserOptions::default().with_ids(ids()).with_tools(tools);
     let mut parser = Format::of(Family::Qwen3Coder).parser(options);
     let text = "<tool_call>\n<function=f>\n<parameter=s>\nlong";
@@ -116,6 +116,21 @@ fn arguments_come_at_once() {
     );
     assert_eq!(parser.feed(Piece::text(" text\n")), [delta(" text")]);
     assert_eq!(parser.feed(Piece::text("</parameter>")), [delta("\"")]);
+}
+
+#[test]
+fn without_tools_a_call_is_content() {
+    let call = r#"[f(s="x")]"#;
+    let reply = format!("<think>x</think>{call}");
+    let format = Format::of(Family::Pythonic).with_reasoning(ReasoningTags::THINK);
+    Golden::new(format)
+        .tools(typed_tools())
+        .says(&reply, &["reasoning x", r#"call 0 call_0 f {"s": "x"}"#]);
+    Golden::new(format.without_calls())
+        .tools(typed_tools())
+        .says(&reply, &["reasoning x", &format!("content {call}")]);
+    let harmony = Format::of(Family::Harmony);
+    assert_eq!(harmony.without_calls(), harmony);
 }
 
 #[test]
