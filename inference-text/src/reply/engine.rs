@@ -43,6 +43,8 @@ pub(super) enum When {
     Fresh,
     /// Directly after a call, white space aside.
     AfterCall,
+    /// After a marker of `Fresh` was dropped: the end of what it began.
+    Wrapped,
 }
 
 /// What a marker in content does.
@@ -121,6 +123,8 @@ pub(super) struct Engine {
     raw: String,
     /// A failure of the body before its first call means that it was none.
     tentative: bool,
+    /// A marker at the beginning was dropped, so its counterpart is no content.
+    wrapped: bool,
     /// The body began inside reasoning.
     from_reasoning: bool,
     finished: bool,
@@ -172,6 +176,7 @@ impl Engine {
             in_reasoning,
             raw: String::new(),
             tentative: false,
+            wrapped: false,
             from_reasoning: false,
             finished: false,
         };
@@ -249,6 +254,7 @@ impl Engine {
             When::Always => true,
             When::Fresh => self.place != Place::Text,
             When::AfterCall => self.place == Place::AfterCall,
+            When::Wrapped => self.wrapped,
         };
         if !counts {
             for c in text.chars() {
@@ -261,7 +267,10 @@ impl Engine {
             Meaning::Marker(Marker {
                 action: Action::Drop,
                 ..
-            }) => self.sink.boundary(),
+            }) => {
+                self.wrapped |= when == When::Fresh;
+                self.sink.boundary();
+            }
             Meaning::Marker(Marker {
                 action: Action::Restart,
                 ..

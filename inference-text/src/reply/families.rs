@@ -207,7 +207,7 @@ pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
             ];
             if has_reasoning {
                 markers.push(drop("<response>", When::Fresh));
-                markers.push(always("</response>"));
+                markers.push(drop("</response>", When::Wrapped));
             }
             Spec {
                 markers,

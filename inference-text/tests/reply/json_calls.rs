@@ -212,6 +212,7 @@ fn granite_3() {
             "<think>Hm, <b>.</think>\n\n<response>So <x></response>",
             &["reasoning Hm, <b>.", "content So <x>"],
         )
+        .says("So <response>x</response>.", &["content So <response>x</response>."])
         .says("<think>never ends", &["reasoning never ends"]);
     golden(Family::Granite3).says(
         "<|tool_call|>[{\"name\": \"f\", \"arguments\": {}}]<|/tool_call|>",
