@@ -3,6 +3,9 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    if let Ok(version) = std::env::var("DEP_MLX_RS_CORE_VERSION") {
+        println!("cargo:rustc-env=RUST_MLX_MLX_C_VERSION={version}");
+    }
     // Absent in builds without the MLX backend and in docs builds.
     let Ok(lib) = std::env::var("DEP_MLX_RS_CORE_LIB") else {
         return;

@@ -6,7 +6,8 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-const SUBCOMMANDS: [&str; 20] = [
+const SUBCOMMANDS: [&str; 24] = [
+    "run",
     "generate",
     "chat",
     "batch",
@@ -21,12 +22,15 @@ const SUBCOMMANDS: [&str; 20] = [
     "backends",
     "arch",
     "models",
+    "show",
     "inspect",
     "convert",
     "pull",
     "ls",
     "rm",
     "bench",
+    "completions",
+    "man",
 ];
 
 /// The program with an empty cache of its own, never fetching anything.
@@ -108,18 +112,28 @@ fn every_subcommand_has_help_on_standard_output() {
     let text = stdout(&output(&["--help"]));
     for part in SUBCOMMANDS
         .iter()
-        .chain(&["show", "benchmark", "Exit codes", "MLX_BACKEND"])
+        .chain(&["benchmark", "Exit codes", "MLX_BACKEND"])
     {
         assert!(text.contains(part), "{part} not in {text}");
     }
+    let version = format!("mlx {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(stdout(&output(&["-V"])), version);
     let text = stdout(&output(&["--version"]));
-    assert_eq!(text, format!("mlx {}\n", env!("CARGO_PKG_VERSION")));
+    assert!(text.starts_with(&version), "{text}");
+    if cfg!(feature = "mlx-backend") {
+        let numbered = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.is_some_and(|line| line.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        assert!(numbered("MLX ") && numbered("mlx-c "), "{text}");
+        let kernels = rust_mlx::mlx::cpu::instruction_set();
+        assert!(text.contains(&format!("kernels {kernels}\n")), "{text}");
+    }
 }
 
 #[test]
 fn aliases_are_the_same_commands() {
     for (alias, name) in [
-        ("show", "inspect"),
         ("benchmark", "bench"),
         ("list", "ls"),
         ("architectures", "arch"),

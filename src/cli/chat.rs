@@ -6,7 +6,8 @@
 use std::path::Path;
 
 use inference::{
-    CancelToken, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Message, TextModel,
+    CancelToken, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Message, Prompt,
+    TextModel,
 };
 
 use super::console::{Console, bytes};
@@ -60,11 +61,18 @@ const QUOTES: &str = "\"\"\"";
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    talk: TalkArgs,
+}
+
+/// How to talk with a model: what `chat` and `run` have in common.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TalkArgs {
     /// Instructions for the model
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
     #[command(flatten)]
-    sampling: SamplingArgs,
+    pub sampling: SamplingArgs,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -75,12 +83,25 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    talk(args.model.model.as_deref(), &args.talk, None, console)
+}
+
+/// Talks with a model: about `prompt` alone, or in a conversation.
+pub fn talk(
+    model: Option<&str>,
+    args: &TalkArgs,
+    prompt: Option<String>,
+    console: &mut Console<'_>,
+) -> Result<(), Failure> {
     let mut options = args.sampling.options()?;
     options.max_tokens = args.sampling.max_tokens.unwrap_or(UNBOUNDED);
     args.engine.apply(&mut options)?;
     args.draft.apply(&mut options)?;
     let draft = args.draft.draft_model.as_deref();
-    let loaded = load_drafted(&args.model, &args.load, draft, console)?;
+    let named = ModelArgs {
+        model: model.map(str::to_owned),
+    };
+    let loaded = load_drafted(&named, &args.load, draft, console)?;
     let mut session = Session {
         model: loaded.model.as_ref(),
         sampling: &args.sampling,
@@ -92,6 +113,9 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         replies: 0,
         generated_tokens: 0,
     };
+    if let Some(prompt) = prompt {
+        return session.answer(prompt, console);
+    }
     // The editor draws on standard output, which is for replies alone when it is no terminal.
     if !(console.in_is_terminal && console.out_is_terminal) {
         return session.run(&mut Plain, console);
@@ -102,16 +126,16 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         .map(|name| format!("/set {name} "));
     let words = COMMANDS.map(String::from).into_iter().chain(parameters);
     let mut lines = Edited::open(history.ok(), Words(words.collect()))?;
-    console.note(&introduction(args, &loaded));
+    console.note(&introduction(model, args, &loaded));
     session.run(&mut lines, console)
 }
 
 /// What answers, in one line.
-fn introduction(args: &Args, loaded: &Loaded) -> String {
+fn introduction(model: Option<&str>, args: &TalkArgs, loaded: &Loaded) -> String {
     let info = loaded.model.info();
     let is_name = |name: &&str| !Path::new(name).exists();
     let file = loaded.path.file_stem().map(|name| name.to_string_lossy());
-    let name = match args.model.model.as_deref().filter(is_name) {
+    let name = match model.filter(is_name) {
         Some(name) => name.to_owned(),
         None => file.map_or(info.architecture, std::borrow::Cow::into_owned),
     };
@@ -177,11 +201,21 @@ impl Session<'_> {
         }
     }
 
+    /// Answers one message, and fails where there is no answer.
+    fn answer(&mut self, text: String, console: &mut Console<'_>) -> Result<(), Failure> {
+        self.messages.push(Message::user(text));
+        let reply = self.reply(true, console)?;
+        if console.verbose {
+            console.warn(&statistics(&reply.metrics, reply.finish_reason));
+        }
+        reply.error.map_or(Ok(()), |e| Err(e.into()))
+    }
+
     /// Sends a message and shows the reply. On a terminal a failed reply is reported and the chat
     /// goes on; in a script it is the end.
     fn say(&mut self, text: String, console: &mut Console<'_>) -> Result<(), Failure> {
         self.messages.push(Message::user(text));
-        let outcome = self.reply(console);
+        let outcome = self.reply(false, console);
         let reply = match outcome {
             Ok(reply) => reply,
             Err(failure) => {
@@ -208,7 +242,9 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn reply(&self, console: &mut Console<'_>) -> Result<Reply, Failure> {
+    /// The reply to the conversation. Where there is only one and the model has no template, it continues
+    /// the message as a text.
+    fn reply(&self, once: bool, console: &mut Console<'_>) -> Result<Reply, Failure> {
         let cancel = CancelToken::new();
         let mut options = self.options.clone();
         options.cancel = Some(cancel.clone());
@@ -232,12 +268,24 @@ impl Session<'_> {
             options.max_tokens = context.saturating_sub(prompt.unwrap_or(0)).max(1);
         }
         let bar = PrefillBar::start(&mut options, console);
-        let stream = self.model.chat(&messages, &options).map_err(of_options)?;
+        let stream = match messages.as_slice() {
+            [only] if once && !info.has_chat_template => {
+                let prompt = Prompt::Text(only.content.clone());
+                self.model.generate(&prompt, &options)
+            }
+            _ => self.model.chat(&messages, &options),
+        };
+        let stream = stream.map_err(of_options)?;
         let reply = Reply::draw(stream, true, console)?;
         drop(bar);
         if reply.finish_reason == Some(FinishReason::Length) {
+            let how = if once {
+                "--max-tokens"
+            } else {
+                "/set max_tokens"
+            };
             console.note(&format!(
-                "(cut after {} tokens; /set max_tokens N allows more)",
+                "(cut after {} tokens; {how} N allows more)",
                 reply.metrics.generated_tokens
             ));
         }

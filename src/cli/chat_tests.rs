@@ -13,20 +13,25 @@ fn sampling() -> SamplingArgs {
     Program::parse_from(["chat"]).sampling
 }
 
-/// Runs a chat on piped input; with `terminal`, errors do not end it.
-fn chat_with(model: &Mock, input: &str, terminal: bool) -> (Result<(), Failure>, Streams) {
-    let sampling = sampling();
-    let mut session = Session {
+/// A conversation that has not begun.
+fn session<'a>(model: &'a Mock, sampling: &'a SamplingArgs) -> Session<'a> {
+    Session {
         model,
         options: sampling.options().unwrap(),
-        sampling: &sampling,
+        sampling,
         ctx_size: None,
         system: None,
         messages: Vec::new(),
         last: None,
         replies: 0,
         generated_tokens: 0,
-    };
+    }
+}
+
+/// Runs a chat on piped input; with `terminal`, errors do not end it.
+fn chat_with(model: &Mock, input: &str, terminal: bool) -> (Result<(), Failure>, Streams) {
+    let sampling = sampling();
+    let mut session = session(model, &sampling);
     let mut streams = Streams::new(input);
     let mut console = streams.console();
     console.in_is_terminal = terminal;
@@ -162,4 +167,35 @@ fn a_closed_model_ends_the_conversation() {
     let model = Mock::instruct(&["a"]).failing_at(0, ErrorKind::Closed);
     let (done, _) = chat_with(&model, "x\ny\n", true);
     assert_eq!(done.unwrap_err().exit_code(), 1);
+}
+
+#[test]
+fn one_prompt_is_answered_by_every_kind_of_model() {
+    let sampling = sampling();
+    for (model, asked) in [
+        (Mock::instruct(&["ok"]), "chat user:hi"),
+        (Mock::base(&["ok"]), "text hi"),
+    ] {
+        let mut streams = Streams::new("");
+        session(&model, &sampling)
+            .answer("hi".into(), &mut streams.console())
+            .unwrap();
+        assert_eq!(model.asked(), [asked]);
+        assert_eq!(
+            (streams.out().as_str(), streams.err().as_str()),
+            ("ok\n", "")
+        );
+    }
+    let model = Mock::instruct(&["a", "b"]).failing_at(1, ErrorKind::Cancelled);
+    let mut streams = Streams::new("");
+    let mut console = streams.console();
+    console.in_is_terminal = true;
+    console.verbose = true;
+    let failure = session(&model, &sampling).answer("hi".into(), &mut console);
+    assert_eq!(failure.unwrap_err().exit_code(), 130);
+    assert!(
+        streams.err().contains("generated: 1 tokens"),
+        "{}",
+        streams.err()
+    );
 }

@@ -24,6 +24,8 @@ pub struct Console<'a> {
     pub err_is_terminal: bool,
     /// No progress and no statistics.
     pub quiet: bool,
+    /// Statistics also where they are not usual.
+    pub verbose: bool,
     /// Whether Ctrl-C is caught while a reply is generated.
     pub catches_interrupts: bool,
 }

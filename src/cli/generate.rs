@@ -16,13 +16,16 @@ use super::sampling::SamplingArgs;
 
 /// Generate a reply to a prompt
 #[derive(Debug, Clone, clap::Args)]
-#[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "tokens"])))]
+#[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "text", "tokens"])))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// The prompt; `-` reads it from standard input
     #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
+    /// The same as --prompt
+    #[arg(value_name = "PROMPT")]
+    text: Option<String>,
     /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard input
     #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
     tokens: Option<TokenList>,
@@ -79,7 +82,7 @@ impl Args {
     }
 
     fn request(&self, console: &mut Console<'_>) -> Result<Request, Failure> {
-        match (&self.prompt, &self.tokens) {
+        match (self.prompt.as_ref().or(self.text.as_ref()), &self.tokens) {
             (Some(prompt), None) => {
                 let text = read_text(prompt, console)?;
                 // A kept prompt may well be gone on from without more.
@@ -233,6 +236,9 @@ mod tests {
         assert!(parse(&[]).is_err());
         assert!(parse(&["--raw"]).is_err());
         assert!(parse(&["--prompt", "a", "--tokens", "1"]).is_err());
+        assert!(parse(&["a", "--tokens", "1"]).is_err());
+        assert!(parse(&["a", "--prompt", "b"]).is_err());
+        assert!(parse(&["a", "b"]).is_err());
         assert!(parse(&["--prompt", "a", "--system", "b", "--raw"]).is_err());
         assert!(parse(&["--tokens", "1", "--system", "b"]).is_err());
         assert!(parse(&["--tokens", "4294967296"]).is_err());
@@ -263,6 +269,7 @@ mod tests {
         );
         answer(&model, &["-p", "Capital?", "--raw"], &mut streams).unwrap();
         answer(&model, &["--tokens", "7,8"], &mut streams).unwrap();
+        answer(&model, &["Capital?", "--raw"], &mut streams).unwrap();
         answer(&model, &["-p", "Capital?"], &mut streams).unwrap();
         answer(&model, &["-p", "Capital?", "--system", ""], &mut streams).unwrap();
         assert_eq!(
@@ -270,6 +277,7 @@ mod tests {
             [
                 "text Capital?",
                 "tokens [7, 8]",
+                "text Capital?",
                 "chat user:Capital?",
                 "chat user:Capital?",
             ]

@@ -37,6 +37,7 @@ impl Streams {
             out_is_terminal: false,
             err_is_terminal: false,
             quiet: false,
+            verbose: false,
             catches_interrupts: false,
         }
     }

@@ -13,6 +13,7 @@ mod bench_many;
 mod cache_prompt;
 mod chat;
 mod classify;
+mod completions;
 mod console;
 mod context;
 #[cfg(feature = "mlx-backend")]
@@ -24,6 +25,8 @@ mod environment;
 #[cfg(feature = "mlx-backend")]
 mod evaluate;
 mod failure;
+#[cfg(feature = "mlx-backend")]
+mod files;
 #[cfg(feature = "mlx-backend")]
 mod fuse;
 mod generate;
@@ -44,8 +47,11 @@ mod pull;
 mod records;
 mod remove;
 mod reply;
+mod run;
 mod sampling;
 mod settings;
+#[cfg(feature = "mlx-backend")]
+mod show;
 mod terminal;
 #[cfg(feature = "mlx-backend")]
 mod train;
@@ -53,6 +59,7 @@ mod train;
 mod train_flags;
 #[cfg(feature = "mlx-backend")]
 mod train_show;
+mod version;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -93,6 +100,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::Args),
     Generate(generate::Args),
     Chat(chat::Args),
     Batch(batch::Args),
@@ -113,7 +121,8 @@ enum Command {
     #[command(visible_alias = "architectures")]
     Arch(arch::Args),
     Models(models::Args),
-    #[command(visible_alias = "show")]
+    #[cfg(feature = "mlx-backend")]
+    Show(show::Args),
     Inspect(inspect::Args),
     #[cfg(feature = "mlx-backend")]
     Convert(convert::Args),
@@ -123,30 +132,89 @@ enum Command {
     Rm(remove::Args),
     #[command(visible_alias = "benchmark")]
     Bench(bench::Args),
+    Completions(completions::Args),
+    Man(completions::ManArgs),
 }
 
-/// The command line, whose values may begin with a minus and a digit: `--top-k -3` is told as out of range
-/// rather than as an unknown flag.
+/// Flags that `--help` shows and `-h` does not: most people never need them.
+const RARE: [&str; 38] = [
+    "all",
+    "alpha",
+    "banned_tokens",
+    "chat_feature",
+    "completion_feature",
+    "compile",
+    "deadline",
+    "dropout",
+    "forced_tokens",
+    "frequency_penalty",
+    "grammar",
+    "grammar_file",
+    "json_schema_file",
+    "keep_order",
+    "keys",
+    "kv_bits",
+    "kv_group_size",
+    "logit_bias",
+    "lr_end",
+    "lr_steps",
+    "max_grad_norm",
+    "max_shard_size",
+    "min_tokens",
+    "num_draft_tokens",
+    "pack",
+    "prefill_step_size",
+    "presence_penalty",
+    "prompt_feature",
+    "prompt_lookup",
+    "quantized_kv_start",
+    "regex",
+    "repeat_last_n",
+    "skip_bad_lines",
+    "text_feature",
+    "test_batches",
+    "warmup_init",
+    "xtc_probability",
+    "xtc_threshold",
+];
+
+/// The command line. Values may begin with a minus and a digit: `--top-k -3` is told as out of range rather
+/// than as an unknown flag. `-h` leaves out what is rare, and says so.
 fn command() -> clap::Command {
-    fn negative(command: clap::Command) -> clap::Command {
-        command
+    fn all(command: clap::Command) -> clap::Command {
+        let rare = |arg: &clap::Arg| RARE.contains(&arg.get_id().as_str());
+        let shortened = command.get_arguments().any(rare);
+        let command = command
             .mut_args(|arg| {
+                let hidden = arg.is_hide_short_help_set() || rare(&arg);
                 let takes = arg.get_action().takes_values();
+                let arg = arg.hide_short_help(hidden);
                 if takes {
                     arg.allow_negative_numbers(true)
                 } else {
                     arg
                 }
             })
-            .mut_subcommands(negative)
+            .mut_subcommands(all);
+        if shortened && command.get_after_help().is_none() {
+            return command
+                .after_long_help("")
+                .after_help("`--help` shows all flags; these are the usual ones.");
+        }
+        command
     }
-    negative(Cli::command())
+    all(Cli::command())
 }
 
 /// Runs the program and gives its exit code.
 pub fn main() -> ExitCode {
+    let mut line = command();
+    if std::env::args_os().any(|arg| arg == "--version") {
+        // Asking what is linked takes a moment that other commands need not spend.
+        line = line.long_version(&*version::long().leak());
+    }
     // Wrong command lines exit with 2 here, help and version with 0.
-    let cli = match Cli::from_arg_matches(&command().get_matches()) {
+    let cli = match Cli::from_arg_matches(&line.get_matches()) {
         Ok(cli) => cli,
         Err(e) => e.exit(),
     };
@@ -170,9 +238,11 @@ pub fn main() -> ExitCode {
         out_is_terminal: stdout.is_terminal(),
         err_is_terminal: stderr.is_terminal(),
         quiet: cli.quiet,
+        verbose: cli.verbose > 0,
         catches_interrupts: true,
     };
     let done = match &cli.command {
+        Command::Run(args) => run::run(args, &mut console),
         Command::Generate(args) => generate::run(args, &mut console),
         Command::Chat(args) => chat::run(args, &mut console),
         Command::Batch(args) => batch::run(args, &mut console),
@@ -191,6 +261,8 @@ pub fn main() -> ExitCode {
         #[cfg(feature = "mlx-backend")]
         Command::Arch(args) => arch::run(args, &mut console),
         Command::Models(args) => models::run(args, &mut console),
+        #[cfg(feature = "mlx-backend")]
+        Command::Show(args) => show::run(args, &mut console),
         Command::Inspect(args) => inspect::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
         Command::Convert(args) => convert::run(args, &mut console),
@@ -198,6 +270,8 @@ pub fn main() -> ExitCode {
         Command::Ls(args) => list::run(args, &mut console),
         Command::Rm(args) => remove::run(args, &mut console),
         Command::Bench(args) => bench::run(args, &mut console),
+        Command::Completions(args) => completions::run(args, &mut console),
+        Command::Man(args) => completions::man(args, &mut console),
     };
     let code = finish(done, &mut err);
     ExitCode::from(code)

@@ -25,84 +25,46 @@ pub struct SamplingArgs {
         value_parser = count
     )]
     pub max_tokens: Option<usize>,
-    /// Temperature; 0 takes the most likely token each time
+    /// Temperature; 0 takes the most likely token each time [default: 0]
     #[arg(
         long,
         visible_alias = "temperature",
         value_name = "T",
-        default_value_t = 0.0,
         allow_negative_numbers = true
     )]
-    pub temp: f32,
-    /// Choose among the most likely tokens that together have this probability; 1 is off
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 1.0,
-        allow_negative_numbers = true
-    )]
-    pub top_p: f32,
-    /// Choose among this many of the most likely tokens; 0 is off
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = count)]
-    pub top_k: usize,
-    /// Leave out tokens less likely than this share of the most likely one; 0 is off
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
-    pub min_p: f32,
-    /// Make recent tokens less likely by this factor; 1 is off
+    pub temp: Option<f32>,
+    /// Choose among the most likely tokens that together have this probability; 1 is off [default: 1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Choose among this many of the most likely tokens; 0 is off [default: 0]
+    #[arg(long, value_name = "K", value_parser = count)]
+    pub top_k: Option<usize>,
+    /// Leave out tokens less likely than this share of the most likely one; 0 is off [default: 0]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Make recent tokens less likely by this factor; 1 is off [default: 1]
     #[arg(
         long,
         visible_alias = "repetition-penalty",
         value_name = "X",
-        default_value_t = 1.0,
         allow_negative_numbers = true
     )]
-    pub repeat_penalty: f32,
-    /// How many tokens back that looks, prompt included; 0 is all
-    #[arg(
-        long,
-        visible_alias = "repetition-context-size",
-        value_name = "N",
-        default_value_t = 64,
-        value_parser = count
-    )]
-    pub repeat_last_n: usize,
-    /// Take this off the logits of tokens that the reply holds already
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
-    pub presence_penalty: f32,
-    /// Take this off a token's logit for each time that the reply holds it
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
-    pub frequency_penalty: f32,
-    /// How often the most likely tokens are left out (XTC): 0 never, 1 at each token
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
-    pub xtc_probability: f32,
-    /// XTC leaves out all tokens at least this likely but the least likely of them
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 0.1,
-        allow_negative_numbers = true
-    )]
-    pub xtc_threshold: f32,
+    pub repeat_penalty: Option<f32>,
+    /// How many tokens back that looks, prompt included; 0 is all [default: 64]
+    #[arg(long, visible_alias = "repetition-context-size", value_name = "N", value_parser = count)]
+    pub repeat_last_n: Option<usize>,
+    /// Take this off the logits of tokens that the reply holds already [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// Take this off a token's logit for each time that the reply holds it [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+    /// How often the most likely tokens are left out (XTC): 0 never, 1 at each token [default: 0]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub xtc_probability: Option<f32>,
+    /// XTC leaves out all tokens at least this likely but the least likely of them [default: 0.1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub xtc_threshold: Option<f32>,
     /// Add BIAS to the logit of token ID: `15043=1.5`; may be given several times
     #[arg(long, value_name = "ID=BIAS")]
     pub logit_bias: Vec<LogitBias>,
@@ -112,9 +74,9 @@ pub struct SamplingArgs {
     /// Begin the reply with these tokens: `1,2,3`
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub forced_tokens: Vec<u32>,
-    /// Do not choose tokens that end the reply before it has this many
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count)]
-    pub min_tokens: usize,
+    /// Do not choose tokens that end the reply before it has this many [default: 0]
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub min_tokens: Option<usize>,
     /// Seed of the random choices; the same seed gives the same reply
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
@@ -135,25 +97,33 @@ impl SamplingArgs {
     /// The options they amount to, checked. The deadline is set by [`start`](Self::start).
     pub fn options(&self) -> Result<GenerateOptions, Failure> {
         let mut options = GenerateOptions::default();
-        options.max_tokens = self.max_tokens.unwrap_or(MAX_TOKENS);
-        options.temperature = self.temp;
-        options.top_p = self.top_p;
-        options.top_k = self.top_k;
-        options.min_p = self.min_p;
-        options.repeat_penalty = self.repeat_penalty;
-        options.repeat_window = self.repeat_last_n;
-        options.presence_penalty = self.presence_penalty;
-        options.frequency_penalty = self.frequency_penalty;
-        options.xtc_probability = self.xtc_probability;
-        options.xtc_threshold = self.xtc_threshold;
-        options.logit_bias = self.logit_bias.iter().map(|b| (b.id, b.bias)).collect();
-        options.banned_tokens = self.banned_tokens.clone();
-        options.forced_tokens = self.forced_tokens.clone();
-        options.min_tokens = self.min_tokens;
-        options.grammar = self.grammar.grammar()?;
-        options.seed = self.seed;
-        options.stop = self.stop.clone();
-        options.ignore_eos = self.ignore_eos;
+        options.max_tokens = MAX_TOKENS;
+        self.over(options)
+    }
+
+    /// The same where `options` says what holds for flags that are not given.
+    pub fn over(&self, mut options: GenerateOptions) -> Result<GenerateOptions, Failure> {
+        put(&mut options.max_tokens, self.max_tokens);
+        put(&mut options.temperature, self.temp);
+        put(&mut options.top_p, self.top_p);
+        put(&mut options.top_k, self.top_k);
+        put(&mut options.min_p, self.min_p);
+        put(&mut options.repeat_penalty, self.repeat_penalty);
+        put(&mut options.repeat_window, self.repeat_last_n);
+        put(&mut options.presence_penalty, self.presence_penalty);
+        put(&mut options.frequency_penalty, self.frequency_penalty);
+        put(&mut options.xtc_probability, self.xtc_probability);
+        put(&mut options.xtc_threshold, self.xtc_threshold);
+        put(&mut options.min_tokens, self.min_tokens);
+        options
+            .logit_bias
+            .extend(self.logit_bias.iter().map(|b| (b.id, b.bias)));
+        options.banned_tokens.extend(&self.banned_tokens);
+        options.forced_tokens.extend(&self.forced_tokens);
+        options.grammar = self.grammar.grammar()?.or(options.grammar);
+        options.seed = self.seed.or(options.seed);
+        options.stop.extend(self.stop.iter().cloned());
+        options.ignore_eos |= self.ignore_eos;
         options
             .validate()
             .map_err(|e| Failure::usage(e.to_string()))?;
@@ -164,6 +134,13 @@ impl SamplingArgs {
     pub fn start(&self) -> Option<Instant> {
         self.deadline
             .and_then(|seconds| Instant::now().checked_add(seconds))
+    }
+}
+
+/// Puts a flag, if given, in the place of what holds without it.
+fn put<T>(place: &mut T, flag: Option<T>) {
+    if let Some(value) = flag {
+        *place = value;
     }
 }
 

@@ -10,16 +10,20 @@
 mod cache;
 mod catalog;
 mod digest;
+mod elsewhere;
 mod fetch;
 mod hf;
 mod pip;
 mod progress;
 mod resolve;
+mod suggest;
 mod unpack;
 
 pub use cache::{cache_dir, models_dir, state_dir};
 pub use catalog::{KnownModel, catalog, find};
+pub use elsewhere::on_the_hub;
 pub use fetch::{cached_path, fetch, first_model, is_cached, verify};
 pub use hf::{CachedModel, HfHub, ModelSpec, Removed};
 pub use progress::{Progress, Silent, Stage};
 pub use resolve::resolve;
+pub use suggest::similar;

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use inference::{Error, ErrorKind, Result};
 
 use super::progress::Progress;
-use super::{HfHub, ModelSpec, catalog, fetch};
+use super::{HfHub, ModelSpec, catalog, elsewhere, fetch, suggest};
 
-/// Finds the model: an existing directory or file; else a known name, fetched if need be; else
-/// `owner/name[@revision][:file]` in the Hugging Face cache, fetched from the hub if it is not there.
-/// `None` is the first model.
+/// Finds the model: an existing directory or file; else a known name, fetched if need be; else a name that
+/// other tools know, if its model is in the Hugging Face cache; else `owner/name[@revision][:file]` or the
+/// address of its page, from that cache or fetched from the hub. `None` is the first model.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] listing the known names, and whatever [`super::fetch()`] and
+/// [`ErrorKind::ModelNotFound`] with names like it, or with the way to get it, and whatever [`super::fetch()`] and
 /// [`HfHub::get`] return.
 pub fn resolve(model: Option<&str>, progress: &mut dyn Progress) -> Result<PathBuf> {
     let Some(model) = model else {
@@ -25,18 +25,44 @@ pub fn resolve(model: Option<&str>, progress: &mut dyn Progress) -> Result<PathB
     if catalog::find(model).is_some() {
         return fetch::fetch(model, progress);
     }
+    if let Some(spec) = elsewhere::on_the_hub(model).and_then(ModelSpec::parse) {
+        let cached = HfHub::from_env()?.cached(&spec);
+        return cached.ok_or_else(|| not_found(model));
+    }
     if let Some(spec) = ModelSpec::parse(model) {
-        return HfHub::from_env()?.get(&spec, progress);
+        return HfHub::from_env()?.get(&spec, progress).map_err(|e| {
+            let like = suggest::similar(&spec.id(), &[]);
+            let question = suggest::question(&like);
+            // Its own name is as like as can be: then the network is the problem.
+            if e.kind() != ErrorKind::ModelNotFound
+                || question.is_empty()
+                || like.contains(&spec.id())
+            {
+                return e;
+            }
+            Error::new(e.kind(), format!("{e}{question}"))
+        });
     }
     Err(not_found(model))
 }
 
 pub(super) fn not_found(model: &str) -> Error {
+    if let Some(repository) = elsewhere::on_the_hub(model) {
+        return Error::new(
+            ErrorKind::ModelNotFound,
+            format!(
+                "{model:?} has no pinned source here. `mlx pull {repository}` fetches it from the Hugging Face \
+                 Hub; then both names work"
+            ),
+        );
+    }
+    let like = suggest::similar(model, &[]);
     Error::new(
         ErrorKind::ModelNotFound,
         format!(
-            "no model {model:?}: not a directory, a file, a known name or owner/name; known names: {}",
-            catalog::names()
+            "no model {model:?}: not a directory, a file, a known name or owner/name; known names: {}{}",
+            catalog::names(),
+            suggest::question(&like)
         ),
     )
 }
@@ -51,6 +77,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text = dir.path().to_str().unwrap();
         assert_eq!(resolve(Some(text), &mut Silent).unwrap(), dir.path());
+    }
+
+    #[test]
+    fn a_typo_is_answered_with_the_name_and_other_names_with_the_way() {
+        let error = not_found("smolm2-135m-instrct").to_string();
+        assert!(
+            error.contains("did you mean smollm2-135m-instruct"),
+            "{error}"
+        );
+        let error = not_found("llama3.2").to_string();
+        assert!(
+            error.contains("mlx pull mlx-community/Llama-3.2-3B-Instruct-4bit"),
+            "{error}"
+        );
     }
 
     #[test]

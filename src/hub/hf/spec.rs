@@ -1,8 +1,12 @@
-//! `owner/name[@revision][:file]`, what a user types for a model on the hub. No I/O.
+//! `owner/name[@revision][:file]`, what a user types for a model on the hub, and the addresses of the
+//! hub's pages. No I/O.
 
 use std::fmt;
 
 use super::layout::{is_plain, is_revision};
+
+/// Where the hub's pages are.
+const HOSTS: [&str; 3] = ["hf.co", "huggingface.co", "www.huggingface.co"];
 
 /// A model on the hub: its repository, and which revision and file of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -15,9 +19,43 @@ pub struct ModelSpec {
 
 impl ModelSpec {
     /// Reads `owner/name[@revision][:file]`: a branch, tag or commit, and a GGUF file's name or
-    /// quantization such as `Q4_K_M`. `None` for what is no such thing.
+    /// quantization such as `Q4_K_M`. The address of a model's page, with or without `https://`, is the
+    /// same as its name; `/tree/REVISION`, `/blob/REVISION/FILE` and `/resolve/REVISION/FILE` may follow.
+    /// `None` for what is no such thing.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
+        match page(text) {
+            Some(rest) => Self::of_page(rest),
+            None => Self::of_name(text),
+        }
+    }
+
+    /// What follows the host in an address.
+    fn of_page(rest: &str) -> Option<Self> {
+        let rest = rest.split(['?', '#']).next()?.trim_end_matches('/');
+        let mut parts = rest.splitn(5, '/');
+        let id = format!("{}/{}", parts.next()?, parts.next()?);
+        let Some(kind) = parts.next() else {
+            return Self::of_name(&id);
+        };
+        if !matches!(kind, "tree" | "blob" | "resolve" | "raw") || id.contains(['@', ':']) {
+            return None;
+        }
+        // The hub writes the slash of `refs/pr/3` so.
+        let revision = parts.next()?.replace("%2F", "/").replace("%2f", "/");
+        let mut name = id;
+        if revision != "main" {
+            name = format!("{name}@{revision}");
+        }
+        // Other files of a model are fetched together.
+        let is_gguf = |file: &&str| kind != "tree" && file.to_ascii_lowercase().ends_with(".gguf");
+        if let Some(file) = parts.next().filter(is_gguf) {
+            name = format!("{name}:{file}");
+        }
+        Self::of_name(&name)
+    }
+
+    fn of_name(text: &str) -> Option<Self> {
         let (text, file) = match text.split_once(':') {
             Some((rest, file)) => (rest, Some(file)),
             None => (text, None),
@@ -75,6 +113,18 @@ impl ModelSpec {
     }
 }
 
+/// What follows the host, if `text` is an address of the hub.
+fn page(text: &str) -> Option<&str> {
+    let rest = ["https://", "http://"].iter().find_map(|scheme| {
+        let head = text.get(..scheme.len())?;
+        let is_scheme = head.eq_ignore_ascii_case(scheme);
+        is_scheme.then(|| &text[scheme.len()..])
+    });
+    let (host, path) = rest.unwrap_or(text).split_once('/')?;
+    let known = HOSTS.iter().any(|known| known.eq_ignore_ascii_case(host));
+    known.then_some(path)
+}
+
 impl fmt::Display for ModelSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.owner, self.name)?;
@@ -105,6 +155,56 @@ mod tests {
             assert_eq!((spec.id().as_str(), spec.revision()), (id, revision));
             assert_eq!(spec.file(), file);
             assert_eq!(spec.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn addresses_of_pages_are_names() {
+        for (text, name) in [
+            ("hf.co/own/m", "own/m"),
+            ("hf.co/own/m:Q4_K_M", "own/m:Q4_K_M"),
+            ("HF.co/own/m@v1", "own/m@v1"),
+            ("huggingface.co/own/m/", "own/m"),
+            ("https://huggingface.co/own/m", "own/m"),
+            (
+                "HTTPS://www.huggingface.co/own/m?library=mlx#files",
+                "own/m",
+            ),
+            ("https://hf.co/own/m/tree/main", "own/m"),
+            ("https://huggingface.co/own/m/tree/v2", "own/m@v2"),
+            (
+                "https://huggingface.co/own/m/tree/refs%2Fpr%2F3",
+                "own/m@refs/pr/3",
+            ),
+            (
+                "https://huggingface.co/own/m/blob/main/config.json",
+                "own/m",
+            ),
+            (
+                "https://huggingface.co/own/m/blob/main/sub/x.Q4_0.gguf",
+                "own/m:sub/x.Q4_0.gguf",
+            ),
+            (
+                "https://huggingface.co/own/m/resolve/abc/x.gguf?download=true",
+                "own/m@abc:x.gguf",
+            ),
+        ] {
+            let spec = ModelSpec::parse(text).map(|spec| spec.to_string());
+            assert_eq!(spec.as_deref(), Some(name), "{text}");
+        }
+        for text in [
+            "hf.co",
+            "hf.co/own",
+            "https://hf.co/own",
+            "https://hf.co/own/m/discussions",
+            "https://hf.co/own/m/tree/",
+            "https://hf.co/own/m/tree/..%2Fx",
+            "https://hf.co/own/..",
+            "https://example.com/own/m",
+            "https://hf.co.example.com/own/m",
+            "ftp://hf.co/own/m",
+        ] {
+            assert_eq!(ModelSpec::parse(text), None, "{text:?}");
         }
     }
 

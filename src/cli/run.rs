@@ -1,0 +1,94 @@
+//! `mlx run NAME [PROMPT]`: one reply to a prompt, or a conversation without one.
+
+use super::chat::{TalkArgs, talk};
+use super::console::Console;
+use super::failure::Failure;
+use super::prompt::read_text;
+
+/// Run a model by its name: answer a prompt, or talk on a terminal without one
+///
+/// Words after NAME are the prompt. What is piped into the program comes before them; without words it
+/// is the prompt.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// The model: a directory, a .gguf file, a known name (see `mlx pull --list`) or owner/name on the
+    /// Hugging Face Hub
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// The prompt; on a terminal without one a conversation begins
+    #[arg(value_name = "PROMPT")]
+    prompt: Vec<String>,
+    #[command(flatten)]
+    talk: TalkArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    let prompt = args.prompt(console)?;
+    talk(Some(&args.name), &args.talk, prompt, console)
+}
+
+impl Args {
+    /// What is piped and the words, a space between them as ollama has it; `None` where a person is to talk.
+    fn prompt(&self, console: &mut Console<'_>) -> Result<Option<String>, Failure> {
+        if console.in_is_terminal && self.prompt.is_empty() {
+            return Ok(None);
+        }
+        let mut parts = self.prompt.clone();
+        if !console.in_is_terminal {
+            let piped = read_text("-", console)?;
+            if !piped.trim().is_empty() {
+                parts.insert(0, piped);
+            }
+        }
+        let prompt = parts.join(" ");
+        if prompt.trim().is_empty() {
+            return Err(Failure::usage(
+                "the prompt is empty; there is nothing to reply to",
+            ));
+        }
+        Ok(Some(prompt))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mock::Streams;
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn prompt(words: &[&str], piped: &str, terminal: bool) -> Result<Option<String>, Failure> {
+        let line = ["run", "model"].iter().chain(words);
+        let args = Program::try_parse_from(line).unwrap().args;
+        let mut streams = Streams::new(piped);
+        let mut console = streams.console();
+        console.in_is_terminal = terminal;
+        args.prompt(&mut console)
+    }
+
+    #[test]
+    fn the_prompt_is_what_is_piped_and_the_words() {
+        let text = |words: &[&str], piped| prompt(words, piped, false).unwrap().unwrap();
+        assert_eq!(text(&[], "from a pipe\n"), "from a pipe");
+        assert_eq!(
+            text(&["sum", "it", "up"], "long text\n"),
+            "long text sum it up"
+        );
+        assert_eq!(text(&["a prompt"], ""), "a prompt");
+        assert_eq!(text(&["--temp", "0.5", "a"], ""), "a");
+        assert_eq!(prompt(&[], " \n", false).unwrap_err().exit_code(), 2);
+    }
+
+    #[test]
+    fn a_person_talks_unless_there_are_words() {
+        assert_eq!(prompt(&[], "not read", true).unwrap(), None);
+        assert_eq!(prompt(&["hi"], "not read", true).unwrap().unwrap(), "hi");
+        assert_eq!(prompt(&[" "], "", true).unwrap_err().exit_code(), 2);
+    }
+}

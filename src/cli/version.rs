@@ -1,0 +1,19 @@
+//! What `--version` tells besides the program's own version.
+
+/// The versions of what is linked, a line each.
+#[cfg(feature = "mlx-backend")]
+pub fn long() -> String {
+    let mlx = rust_mlx::mlx::mlx_version().unwrap_or_else(|_| String::from("unknown"));
+    format!(
+        "{}\nMLX {mlx}\nmlx-c {}\nkernels {}",
+        env!("CARGO_PKG_VERSION"),
+        option_env!("RUST_MLX_MLX_C_VERSION").unwrap_or("unknown"),
+        rust_mlx::mlx::cpu::instruction_set()
+    )
+}
+
+/// Nothing is linked.
+#[cfg(not(feature = "mlx-backend"))]
+pub fn long() -> String {
+    format!("{}\nwithout MLX", env!("CARGO_PKG_VERSION"))
+}

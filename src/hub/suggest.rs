@@ -1,0 +1,81 @@
+//! "Did you mean": names like one that is nowhere.
+
+use super::{HfHub, catalog, elsewhere};
+
+/// Names at least this like what was typed are worth telling (Jaro-Winkler, from 0 to 1).
+const ALIKE: f64 = 0.85;
+/// More would be a list.
+const MOST: usize = 3;
+
+/// The names most like `typed` among the known ones, the models of the Hugging Face cache and `more`, the
+/// likest first. It looks into the cache, so it is for messages only.
+#[must_use]
+pub fn similar(typed: &str, more: &[String]) -> Vec<String> {
+    let mut names: Vec<String> = catalog::catalog()
+        .iter()
+        .flat_map(|model| std::iter::once(&model.name).chain(model.aliases))
+        .copied()
+        .chain(elsewhere::names())
+        .map(str::to_owned)
+        .collect();
+    if let Ok(cached) = HfHub::from_env().and_then(|hub| hub.list()) {
+        names.extend(cached.into_iter().map(|model| model.id));
+    }
+    names.extend_from_slice(more);
+    likest(typed, &names)
+}
+
+fn likest(typed: &str, names: &[String]) -> Vec<String> {
+    let typed = typed.trim().to_lowercase();
+    let likeness = |name: &String| {
+        let name = name.to_lowercase();
+        // Who leaves the owner out means the model.
+        let bare = name.rsplit('/').next().unwrap_or(&name);
+        strsim::jaro_winkler(&typed, &name).max(strsim::jaro_winkler(&typed, bare))
+    };
+    let mut found: Vec<(f64, &String)> = names
+        .iter()
+        .map(|name| (likeness(name), name))
+        .filter(|(likeness, _)| *likeness >= ALIKE)
+        .collect();
+    found.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(b.1)));
+    found.dedup_by(|a, b| a.1 == b.1);
+    found
+        .into_iter()
+        .take(MOST)
+        .map(|(_, name)| name.clone())
+        .collect()
+}
+
+/// `; did you mean a, b or c?`, or nothing.
+pub(super) fn question(names: &[String]) -> String {
+    match names {
+        [] => String::new(),
+        [name] => format!("; did you mean {name}?"),
+        [some @ .., last] => format!("; did you mean {} or {last}?", some.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn typos_and_missing_owners_are_seen_through() {
+        let names = ["smollm2", "llama3.2", "own/tiny-llama", "gemma3"].map(String::from);
+        assert_eq!(likest("smolm2", &names), ["smollm2"]);
+        assert_eq!(likest("LLama3,2", &names), ["llama3.2"]);
+        assert_eq!(likest("tiny-llama", &names), ["own/tiny-llama"]);
+        assert!(likest("nothing-of-the-kind", &names).is_empty());
+        assert!(likest("", &names).is_empty());
+    }
+
+    #[test]
+    fn few_are_told_in_one_question() {
+        let names: Vec<String> = (0..9).map(|n| format!("model-{n}")).collect();
+        assert_eq!(likest("model-", &names).len(), MOST);
+        assert_eq!(question(&names[..1]), "; did you mean model-0?");
+        assert_eq!(question(&names[..2]), "; did you mean model-0 or model-1?");
+        assert_eq!(question(&[]), "");
+    }
+}
