@@ -1,69 +1,14 @@
 //! What somebody tries first who comes from another tool: names, prompts, help, completions.
 
 mod common;
+#[path = "common/program.rs"]
+mod program;
 
-use std::io::Write;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
 use common::fixture;
+use program::{mlx, output, piped, refused, stdout, text, tiny};
 use serde_json::Value;
-
-/// The program with a cache and a state of its own, never fetching anything.
-fn mlx(home: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
-    command
-        .args(args)
-        .env("MLX_CACHE_DIR", home)
-        .env("MLX_OFFLINE", "1")
-        .env("HF_HUB_CACHE", home.join("hub"))
-        .env_remove("MLX_BACKEND")
-        .env_remove("RUST_LOG")
-        .stdin(Stdio::null());
-    command
-}
-
-fn output(args: &[&str]) -> Output {
-    let home = tempfile::tempdir().unwrap();
-    mlx(home.path(), args).output().unwrap()
-}
-
-fn piped(mut command: Command, text: &str) -> Output {
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut input = child.stdin.take().unwrap();
-    input.write_all(text.as_bytes()).unwrap();
-    drop(input);
-    child.wait_with_output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-#[track_caller]
-fn stdout(output: &Output) -> String {
-    let err = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{err}");
-    text(&output.stdout)
-}
-
-#[track_caller]
-fn refused(output: &Output, code: i32) -> String {
-    let err = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{err}");
-    assert_eq!(text(&output.stdout), "", "{err}");
-    err
-}
-
-/// The tiny model, which says nonsense.
-fn tiny() -> String {
-    fixture("tiny/llama").to_str().unwrap().to_owned()
-}
 
 /// `run` answers as `generate` does, whether the prompt is words, a pipe or both.
 #[test]

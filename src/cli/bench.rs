@@ -23,16 +23,16 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
     prompt_tokens: usize,
     /// Tokens to generate in each run
-    #[arg(long, value_name = "N", default_value = "128", value_parser = at_least_one)]
+    #[arg(long, alias = "generation-tokens", value_name = "N", default_value = "128", value_parser = at_least_one)]
     generate_tokens: usize,
     /// Measured runs; the medians are reported
-    #[arg(long, value_name = "N", default_value = "3", value_parser = at_least_one)]
+    #[arg(long, alias = "num-trials", value_name = "N", default_value = "3", value_parser = at_least_one)]
     repeat: usize,
     /// Runs before them that are not measured
     #[arg(long, value_name = "N", default_value_t = 1)]
     warmup: usize,
     /// Also decode N requests together, each with a prompt of 16 tokens; reports all their tokens per second
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, alias = "batch-size", value_name = "N", value_parser = at_least_one)]
     batch: Option<usize>,
     /// Measure N requests together against one after another, classification of twice as many prompts
     /// likewise, and what sampling adds to a token, too

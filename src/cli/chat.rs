@@ -12,6 +12,7 @@ use inference::{
 
 use super::console::{Console, bytes};
 use super::context::{self, Counted};
+use super::dialog::{self, Dialog, DialogArgs};
 use super::engine::{DraftArgs, EngineArgs};
 use super::failure::{Failure, chain, of_options};
 use super::interrupt::cancel_on_interrupt;
@@ -69,8 +70,15 @@ pub struct Args {
 #[derive(Debug, Clone, clap::Args)]
 pub struct TalkArgs {
     /// Instructions for the model
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true
+    )]
     system: Option<String>,
+    #[command(flatten)]
+    dialog: DialogArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
@@ -102,8 +110,12 @@ pub fn talk(
         model: model.map(str::to_owned),
     };
     let loaded = load_drafted(&named, &args.load, draft, console)?;
+    let model_path = loaded.path.as_path();
+    let eos = dialog::eos_ids(&args.dialog.extra_eos_token, loaded.model.as_ref())?;
+    options.stop_tokens.extend(eos);
     let mut session = Session {
         model: loaded.model.as_ref(),
+        dialog: Dialog::new(&args.dialog, model_path)?,
         sampling: &args.sampling,
         ctx_size: args.load.ctx_size,
         options,
@@ -154,6 +166,7 @@ fn introduction(model: Option<&str>, args: &TalkArgs, loaded: &Loaded) -> String
 /// A conversation so far.
 struct Session<'a> {
     model: &'a dyn TextModel,
+    dialog: Dialog,
     sampling: &'a SamplingArgs,
     ctx_size: Option<usize>,
     options: GenerateOptions,
@@ -256,7 +269,11 @@ impl Session<'_> {
         let system = self.system.as_ref().map(Message::system);
         let messages: Vec<Message> = system.into_iter().chain(self.messages.clone()).collect();
         let info = self.model.info();
-        let prompt = context::tokens(self.model, &Counted::Chat(&messages))?;
+        let written = self.dialog.prompt(self.model, &messages)?;
+        let prompt = match &written {
+            Some(Prompt::Tokens(ids)) => Some(ids.len()),
+            _ => context::tokens(self.model, &Counted::Chat(&messages))?,
+        };
         if let Some(prompt) = prompt {
             context::check(&info, prompt, self.ctx_size)?;
         }
@@ -268,8 +285,9 @@ impl Session<'_> {
             options.max_tokens = context.saturating_sub(prompt.unwrap_or(0)).max(1);
         }
         let bar = PrefillBar::start(&mut options, console);
-        let stream = match messages.as_slice() {
-            [only] if once && !info.has_chat_template => {
+        let stream = match (&written, messages.as_slice()) {
+            (Some(prompt), _) => self.model.generate(prompt, &options),
+            (None, [only]) if once && !info.has_chat_template => {
                 let prompt = Prompt::Text(only.content.clone());
                 self.model.generate(&prompt, &options)
             }

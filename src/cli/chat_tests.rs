@@ -17,6 +17,7 @@ fn sampling() -> SamplingArgs {
 fn session<'a>(model: &'a Mock, sampling: &'a SamplingArgs) -> Session<'a> {
     Session {
         model,
+        dialog: Dialog::default(),
         options: sampling.options().unwrap(),
         sampling,
         ctx_size: None,

@@ -20,7 +20,13 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// The directory to make
-    #[arg(long, short, visible_alias = "mlx-path", value_name = "DIR")]
+    #[arg(
+        long,
+        short,
+        visible_alias = "mlx-path",
+        value_name = "DIR",
+        default_value = "mlx_model"
+    )]
     output: PathBuf,
     /// Quantize matrices (to 4 bits in groups of 64, unless told otherwise)
     #[arg(long, short = 'q', visible_short_alias = 'Q')]

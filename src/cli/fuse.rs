@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", default_value = "adapters", value_parser = directory)]
     adapter_path: PathBuf,
     /// The directory to make
-    #[arg(long, short, visible_alias = "save-path", value_name = "DIR", value_parser = directory)]
+    #[arg(long, short, visible_alias = "save-path", value_name = "DIR", default_value = "fused_model", value_parser = directory)]
     output: PathBuf,
     /// Make what is quantized dense, so that nothing of the adapter is lost; needed for .gguf files
     #[arg(long, visible_alias = "de-quantize")]

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::console::Console;
 use super::context::{self, Counted};
+use super::dialog::{self, Dialog, DialogArgs};
 use super::engine::{DraftArgs, EngineArgs};
 use super::failure::{Failure, of_options};
 use super::interrupt::cancel_on_interrupt;
@@ -27,23 +28,35 @@ pub struct Args {
     #[arg(value_name = "PROMPT")]
     text: Option<String>,
     /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard input
-    #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
+    #[arg(long, value_name = "IDS", allow_hyphen_values = true, conflicts_with_all = DIALOG)]
     tokens: Option<TokenList>,
     /// Instructions that come before the prompt; without them the model's chat template decides
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with_all = ["raw", "tokens"])]
+    #[arg(
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        conflicts_with_all = ["raw", "tokens"]
+    )]
     system: Option<String>,
     /// Use the prompt as it is, without the model's chat template
-    #[arg(long)]
+    #[arg(long, alias = "ignore-chat-template", conflicts_with_all = DIALOG)]
     raw: bool,
     /// Print one JSON object at the end instead of the text as it comes
     #[arg(long)]
     json: bool,
     /// Go on from what `mlx cache-prompt` kept in this file: its text, then the prompt as it is
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["system", "tokens"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["system", "tokens", "chat_template", "chat_template_config", "prefill_response"]
+    )]
     prompt_cache_file: Option<std::path::PathBuf>,
     /// With `--json`, the log-probability of each token and of the N most likely ones
     #[arg(long, value_name = "N", requires = "json")]
     logprobs: Option<usize>,
+    #[command(flatten)]
+    dialog: DialogArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -53,6 +66,9 @@ pub struct Args {
     #[command(flatten)]
     load: LoadArgs,
 }
+
+/// Flags about conversations, which mean nothing for other prompts.
+const DIALOG: [&str; 3] = ["chat_template", "chat_template_config", "prefill_response"];
 
 /// What the model is asked.
 enum Request {
@@ -69,7 +85,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let request = args.request(console)?;
     let draft = args.draft.draft_model.as_deref();
     let loaded = load_drafted(&args.model, &args.load, draft, console)?;
-    args.answer(loaded.model.as_ref(), request, options, console)
+    let dialog = Dialog::new(&args.dialog, &loaded.path)?;
+    args.answer(loaded.model.as_ref(), &dialog, request, options, console)
 }
 
 impl Args {
@@ -101,10 +118,13 @@ impl Args {
     fn answer(
         &self,
         model: &dyn TextModel,
+        dialog: &Dialog,
         request: Request,
         mut options: GenerateOptions,
         console: &mut Console<'_>,
     ) -> Result<(), Failure> {
+        let eos = dialog::eos_ids(&self.dialog.extra_eos_token, model)?;
+        options.stop_tokens.extend(eos);
         let cancel = CancelToken::new();
         options.cancel = Some(cancel.clone());
         options.deadline = self.sampling.start();
@@ -113,7 +133,7 @@ impl Args {
             .then(|| cancel_on_interrupt(&cancel));
 
         let bar = PrefillBar::start(&mut options, console);
-        let stream = self.begin(model, request, &options)?;
+        let stream = self.begin(model, dialog, request, &options)?;
         let reply = Reply::draw(stream, !self.json, console)?;
         drop((bar, guard));
         let all = reply.metrics.prompt_tokens + reply.metrics.generated_tokens;
@@ -143,6 +163,7 @@ impl Args {
     fn begin(
         &self,
         model: &dyn TextModel,
+        dialog: &Dialog,
         request: Request,
         options: &GenerateOptions,
     ) -> Result<TokenStream, Failure> {
@@ -173,15 +194,25 @@ impl Args {
                 .generate(&Prompt::Text(text), options)
                 .map_err(of_options);
         }
-        if model.info().has_chat_template {
+        if model.info().has_chat_template || dialog.has_template() {
             let messages = self.messages(text);
+            if let Some(prompt) = dialog.prompt(model, &messages)? {
+                if let Prompt::Tokens(ids) = &prompt {
+                    self.check(model, &Counted::Tokens(ids))?;
+                }
+                return model.generate(&prompt, options).map_err(of_options);
+            }
             self.check(model, &Counted::Chat(&messages))?;
             return model.chat(&messages, options).map_err(of_options);
         }
-        if self.system.is_some() {
-            return Err(Failure::failed(
-                "--system: this model has no chat template; put the instructions into the prompt",
-            ));
+        let [system, prefill] = [self.system.as_ref(), self.dialog.prefill_response.as_ref()];
+        if let Some(flag) = system
+            .map(|_| "--system")
+            .or(prefill.map(|_| "--prefill-response"))
+        {
+            return Err(Failure::failed(format!(
+                "{flag}: this model has no chat template; put the text into the prompt",
+            )));
         }
         self.check(model, &Counted::Text(&text))?;
         model
@@ -228,7 +259,7 @@ mod tests {
         let options = args.options()?;
         let mut console = streams.console();
         let request = args.request(&mut console)?;
-        args.answer(model, request, options, &mut console)
+        args.answer(model, &Dialog::default(), request, options, &mut console)
     }
 
     #[test]

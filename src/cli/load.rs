@@ -15,7 +15,7 @@ use super::progress::{HubProgress, Spinner};
 pub struct ModelArgs {
     /// The model: a directory, a .gguf file, a known name (see `mlx pull --list`) or owner/name on
     /// the Hugging Face Hub, fetched once; without it, the first known model
-    #[arg(long, short, value_name = "MODEL")]
+    #[arg(long, short, aliases = ["hf-path", "hf-repo"], value_name = "MODEL")]
     pub model: Option<String>,
 }
 

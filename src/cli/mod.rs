@@ -18,6 +18,7 @@ mod console;
 mod context;
 #[cfg(feature = "mlx-backend")]
 mod convert;
+mod dialog;
 mod embed;
 mod engine;
 #[cfg(feature = "mlx-backend")]
@@ -40,6 +41,7 @@ mod logits;
 #[cfg(test)]
 mod mock;
 mod models;
+mod names;
 mod perplexity;
 mod progress;
 mod prompt;
@@ -94,6 +96,9 @@ struct Cli {
     // No short form: `-q` is `--quantize` in mlx-lm's convert, and silently copying there misleads.
     #[arg(long, global = true)]
     quiet: bool,
+    /// Of mlx-lm: no code of a model is ever run here
+    #[arg(long, global = true, hide = true)]
+    trust_remote_code: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -137,15 +142,18 @@ enum Command {
 }
 
 /// Flags that `--help` shows and `-h` does not: most people never need them.
-const RARE: [&str; 38] = [
+const RARE: [&str; 42] = [
     "all",
     "alpha",
     "banned_tokens",
     "chat_feature",
+    "chat_template",
+    "chat_template_config",
     "completion_feature",
     "compile",
     "deadline",
     "dropout",
+    "extra_eos_token",
     "forced_tokens",
     "frequency_penalty",
     "grammar",
@@ -163,6 +171,7 @@ const RARE: [&str; 38] = [
     "min_tokens",
     "num_draft_tokens",
     "pack",
+    "prefill_response",
     "prefill_step_size",
     "presence_penalty",
     "prompt_feature",
@@ -208,13 +217,17 @@ fn command() -> clap::Command {
 
 /// Runs the program and gives its exit code.
 pub fn main() -> ExitCode {
+    let given = match names::translate(std::env::args_os()) {
+        Ok(given) => given,
+        Err(failure) => return ExitCode::from(finish(Err(failure), &mut std::io::stderr())),
+    };
     let mut line = command();
-    if std::env::args_os().any(|arg| arg == "--version") {
+    if given.iter().any(|arg| arg == "--version") {
         // Asking what is linked takes a moment that other commands need not spend.
         line = line.long_version(&*version::long().leak());
     }
     // Wrong command lines exit with 2 here, help and version with 0.
-    let cli = match Cli::from_arg_matches(&line.get_matches()) {
+    let cli = match Cli::from_arg_matches(&line.get_matches_from(given)) {
         Ok(cli) => cli,
         Err(e) => e.exit(),
     };
@@ -241,6 +254,9 @@ pub fn main() -> ExitCode {
         verbose: cli.verbose > 0,
         catches_interrupts: true,
     };
+    if cli.trust_remote_code {
+        console.note("note: --trust-remote-code changes nothing; no code of a model is ever run");
+    }
     let done = match &cli.command {
         Command::Run(args) => run::run(args, &mut console),
         Command::Generate(args) => generate::run(args, &mut console),

@@ -42,6 +42,9 @@ pub struct SamplingArgs {
     /// Leave out tokens less likely than this share of the most likely one; 0 is off [default: 0]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f32>,
+    /// Only as in mlx-lm's own default: no other number of tokens is kept for certain
+    #[arg(long, value_name = "N", hide = true, value_parser = one)]
+    pub min_tokens_to_keep: Option<usize>,
     /// Make recent tokens less likely by this factor; 1 is off [default: 1]
     #[arg(
         long,
@@ -141,6 +144,16 @@ impl SamplingArgs {
 fn put<T>(place: &mut T, flag: Option<T>) {
     if let Some(value) = flag {
         *place = value;
+    }
+}
+
+/// The only value of `--min-tokens-to-keep`.
+fn one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(1) => Ok(1),
+        _ => {
+            Err("must be 1 here: min-p keeps the most likely token and no other for certain".into())
+        }
     }
 }
 

@@ -1,0 +1,273 @@
+//! How a conversation becomes a prompt where the model's own template is not all: another template, more names
+//! for it, a reply that has begun already, other tokens that end it.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use inference::{Message, Prompt, TextModel};
+use serde_json::{Map, Value};
+
+use super::failure::Failure;
+
+#[cfg(feature = "mlx-backend")]
+use metal_backend::text::{ChatOptions, ChatTemplate, TextPipeline};
+
+/// The largest file with a template, in bytes.
+#[cfg(feature = "mlx-backend")]
+const MAX_FILE: u64 = 4 << 20;
+
+/// How the conversation is written for the model.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Conversation")]
+pub struct DialogArgs {
+    /// Another chat template than the model's: a file with Jinja, or the template itself
+    #[arg(long, alias = "chat-template-file", value_name = "FILE")]
+    pub chat_template: Option<String>,
+    /// More names for the chat template, as a JSON object: `{"enable_thinking": false}`
+    #[arg(long, aliases = ["chat-template-args", "chat-template-kwargs"], value_name = "JSON")]
+    pub chat_template_config: Option<Names>,
+    /// The reply begins with this text, which is not printed
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prefill_response: Option<String>,
+    /// Tokens that end the reply besides the model's own, by their texts or ids
+    #[arg(long, value_name = "TOKEN", num_args = 1..)]
+    pub extra_eos_token: Vec<String>,
+}
+
+/// Names for a template and their values.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Names(Map<String, Value>);
+
+impl FromStr for Names {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match serde_json::from_str(text) {
+            Ok(Value::Object(names)) => Ok(Self(names)),
+            Ok(_) => Err("must be a JSON object".into()),
+            Err(e) => Err(format!("is no JSON: {e}")),
+        }
+    }
+}
+
+/// How conversations become prompts.
+#[derive(Default)]
+pub struct Dialog {
+    #[cfg(feature = "mlx-backend")]
+    text: Option<TextPipeline>,
+    names: Map<String, Value>,
+    prefill: Option<String>,
+}
+
+impl Dialog {
+    /// As the flags say, for the model at `path`.
+    pub fn new(args: &DialogArgs, path: &Path) -> Result<Self, Failure> {
+        let names = args.chat_template_config.clone().unwrap_or_default().0;
+        let mut dialog = Self {
+            names,
+            prefill: args.prefill_response.clone(),
+            ..Self::default()
+        };
+        match &args.chat_template {
+            Some(template) => dialog.set_template(template, path)?,
+            None if !dialog.names.is_empty() => dialog.read_template(path)?,
+            None => {}
+        }
+        Ok(dialog)
+    }
+
+    /// Whether the model does it all by itself.
+    pub fn is_plain(&self) -> bool {
+        !self.has_template() && self.prefill.is_none()
+    }
+
+    /// Whether there is a template besides the model's.
+    #[cfg(feature = "mlx-backend")]
+    pub fn has_template(&self) -> bool {
+        self.text.is_some()
+    }
+
+    /// Only the engine has templates.
+    #[cfg(not(feature = "mlx-backend"))]
+    pub fn has_template(&self) -> bool {
+        false
+    }
+
+    /// Puts a template in the place of the model's: a file, or the text itself.
+    #[cfg(feature = "mlx-backend")]
+    pub fn set_template(&mut self, template: &str, path: &Path) -> Result<(), Failure> {
+        let template = compiled(template)?;
+        self.text = Some(super::files::Files::read(path, Some(template))?.text);
+        Ok(())
+    }
+
+    #[cfg(feature = "mlx-backend")]
+    fn read_template(&mut self, path: &Path) -> Result<(), Failure> {
+        self.text = Some(super::files::Files::read(path, None)?.text);
+        Ok(())
+    }
+
+    /// Only the engine has templates.
+    #[cfg(not(feature = "mlx-backend"))]
+    pub fn set_template(&mut self, _: &str, _: &Path) -> Result<(), Failure> {
+        Err(Failure::failed(
+            "templates need the MLX engine, which is not built in",
+        ))
+    }
+
+    #[cfg(not(feature = "mlx-backend"))]
+    fn read_template(&mut self, path: &Path) -> Result<(), Failure> {
+        self.set_template("", path)
+    }
+
+    /// The conversation as a prompt; `None` where the model's own way is the way.
+    pub fn prompt(
+        &self,
+        model: &dyn TextModel,
+        messages: &[Message],
+    ) -> Result<Option<Prompt>, Failure> {
+        if self.is_plain() {
+            return Ok(None);
+        }
+        let mut ids = self.encode(model, messages)?;
+        if let Some(prefill) = &self.prefill {
+            ids.extend(token_model(model)?.encode(prefill, false)?);
+        }
+        Ok(Some(Prompt::Tokens(ids)))
+    }
+
+    #[cfg(feature = "mlx-backend")]
+    fn encode(&self, model: &dyn TextModel, messages: &[Message]) -> Result<Vec<u32>, Failure> {
+        let Some(text) = &self.text else {
+            return Ok(token_model(model)?.encode_chat(messages, true)?);
+        };
+        let mut options = ChatOptions::answer();
+        for (name, value) in &self.names {
+            options = options.with_extra(name.clone(), value.clone());
+        }
+        Ok(text.encode_chat_with(messages, &options)?)
+    }
+
+    #[cfg(not(feature = "mlx-backend"))]
+    fn encode(&self, model: &dyn TextModel, messages: &[Message]) -> Result<Vec<u32>, Failure> {
+        Ok(token_model(model)?.encode_chat(messages, true)?)
+    }
+}
+
+/// The ids of `--extra-eos-token`.
+pub fn eos_ids(tokens: &[String], model: &dyn TextModel) -> Result<Vec<u32>, Failure> {
+    let mut ids = Vec::with_capacity(tokens.len());
+    for token in tokens {
+        if let Ok(id) = token.parse() {
+            ids.push(id);
+            continue;
+        }
+        match token_model(model)?.encode(token, false)?[..] {
+            [id] => ids.push(id),
+            ref many => {
+                return Err(Failure::usage(format!(
+                    "--extra-eos-token {token:?} is {} tokens of this model; --stop ends a reply at a text",
+                    many.len()
+                )));
+            }
+        }
+    }
+    Ok(ids)
+}
+
+fn token_model(model: &dyn TextModel) -> Result<&dyn inference::TokenModel, Failure> {
+    model
+        .as_token_model()
+        .ok_or_else(|| Failure::failed("this backend does not turn texts into tokens"))
+}
+
+/// A template from a file, or the text itself, which has tags.
+#[cfg(feature = "mlx-backend")]
+pub fn compiled(template: &str) -> Result<ChatTemplate, Failure> {
+    use std::io::Read;
+    if template.contains("{%") || template.contains("{{") {
+        return inline(template, "--chat-template");
+    }
+    let fail = |why: String| Failure::usage(format!("--chat-template {template}: {why}"));
+    let mut text = String::new();
+    std::fs::File::open(template)
+        .and_then(|file| file.take(MAX_FILE).read_to_string(&mut text))
+        .map_err(|e| fail(e.to_string()))?;
+    inline(&text, template)
+}
+
+/// A template as text; `origin` says where it is from.
+#[cfg(feature = "mlx-backend")]
+pub fn inline(template: &str, origin: &str) -> Result<ChatTemplate, Failure> {
+    // Go's templates begin names with a dot, which Jinja refuses without saying why.
+    let go = [
+        "{{ .",
+        "{{.",
+        "{{- .",
+        "{{ if .",
+        "{{- if .",
+        "{{- range",
+        "{{ range",
+    ];
+    if go.iter().any(|mark| template.contains(mark)) {
+        return Err(Failure::usage(format!(
+            "{origin}: this is a template in Go's language, as ollama has them; templates here are Jinja, as in \
+             the model's tokenizer_config.json"
+        )));
+    }
+    ChatTemplate::new(template, origin).map_err(|e| Failure::usage(super::failure::chain(&e)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mock::Mock;
+    use super::*;
+
+    #[test]
+    fn names_are_an_object() {
+        let names: Names = r#"{"enable_thinking": false}"#.parse().unwrap();
+        assert_eq!(names.0["enable_thinking"], false);
+        for bad in ["", "[]", "1", "{enable_thinking: false}"] {
+            assert!(bad.parse::<Names>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn eos_tokens_are_ids_or_single_tokens() {
+        let model = Mock::instruct(&[]);
+        assert_eq!(eos_ids(&["7".into(), "8".into()], &model).unwrap(), [7, 8]);
+        // Every text is two tokens of the mock.
+        let failure = eos_ids(&["END".into()], &model).unwrap_err();
+        assert_eq!(failure.exit_code(), 2);
+        let failure = eos_ids(&["END".into()], &Mock::base(&[]).opaque()).unwrap_err();
+        assert_eq!(failure.exit_code(), 1);
+    }
+
+    #[cfg(feature = "mlx-backend")]
+    #[test]
+    fn templates_are_jinja_in_a_file_or_as_they_are() {
+        assert_eq!(
+            compiled("{{ messages }}").unwrap().source(),
+            "{{ messages }}"
+        );
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("t.jinja");
+        std::fs::write(&file, "{% for m in messages %}{% endfor %}").unwrap();
+        assert!(
+            compiled(file.to_str().unwrap())
+                .unwrap()
+                .source()
+                .contains("for m")
+        );
+        for (bad, says) in [
+            ("{{ .System }} {{ .Prompt }}", "Go"),
+            ("{% for %}", "template"),
+            ("no-such-file.jinja", "no-such-file.jinja"),
+        ] {
+            let failure = compiled(bad).unwrap_err();
+            assert_eq!(failure.exit_code(), 2);
+            let said = failure.report().unwrap();
+            assert!(said.contains(says), "{said}");
+        }
+    }
+}
