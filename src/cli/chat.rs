@@ -17,7 +17,7 @@ use super::engine::{DraftArgs, EngineArgs};
 use super::failure::{Failure, chain, of_options};
 use super::interrupt::cancel_on_interrupt;
 use super::lines::{Edited, Line, Lines, Plain, Words};
-use super::load::{LoadArgs, Loaded, ModelArgs, load_drafted};
+use super::load::{LoadArgs, Loaded, ModelArgs, find_preset, load_drafted, load_preset};
 use super::progress::PrefillBar;
 use super::reply::{Reply, statistics};
 use super::sampling::SamplingArgs;
@@ -101,26 +101,35 @@ pub fn talk(
     prompt: Option<String>,
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
-    let mut options = args.sampling.options()?;
-    options.max_tokens = args.sampling.max_tokens.unwrap_or(UNBOUNDED);
+    let preset = find_preset(model)?;
+    let mut options = GenerateOptions::default();
+    options.max_tokens = UNBOUNDED;
+    if let Some(preset) = &preset {
+        preset.apply(&mut options)?;
+    }
+    let mut options = args.sampling.over(options)?;
     args.engine.apply(&mut options)?;
     args.draft.apply(&mut options)?;
     let draft = args.draft.draft_model.as_deref();
     let named = ModelArgs {
         model: model.map(str::to_owned),
     };
-    let loaded = load_drafted(&named, &args.load, draft, console)?;
+    let loaded = match &preset {
+        Some(preset) => load_preset(preset, &args.load, draft, console)?,
+        None => load_drafted(&named, &args.load, draft, console)?,
+    };
+    let preset = preset.unwrap_or_default();
     let model_path = loaded.path.as_path();
     let eos = dialog::eos_ids(&args.dialog.extra_eos_token, loaded.model.as_ref())?;
     options.stop_tokens.extend(eos);
     let mut session = Session {
         model: loaded.model.as_ref(),
-        dialog: Dialog::new(&args.dialog, model_path)?,
+        dialog: Dialog::new(&args.dialog, Some(&preset), model_path)?,
         sampling: &args.sampling,
-        ctx_size: args.load.ctx_size,
+        ctx_size: args.load.ctx_size.or(preset.ctx_size()),
         options,
-        system: args.system.clone(),
-        messages: Vec::new(),
+        system: args.system.clone().or(preset.system),
+        messages: preset.messages,
         last: None,
         replies: 0,
         generated_tokens: 0,

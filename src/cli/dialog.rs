@@ -8,6 +8,7 @@ use inference::{Message, Prompt, TextModel};
 use serde_json::{Map, Value};
 
 use super::failure::Failure;
+use super::preset::Preset;
 
 #[cfg(feature = "mlx-backend")]
 use metal_backend::text::{ChatOptions, ChatTemplate, TextPipeline};
@@ -61,17 +62,19 @@ pub struct Dialog {
 
 impl Dialog {
     /// As the flags say, for the model at `path`.
-    pub fn new(args: &DialogArgs, path: &Path) -> Result<Self, Failure> {
+    pub fn new(args: &DialogArgs, preset: Option<&Preset>, path: &Path) -> Result<Self, Failure> {
         let names = args.chat_template_config.clone().unwrap_or_default().0;
         let mut dialog = Self {
             names,
             prefill: args.prefill_response.clone(),
             ..Self::default()
         };
-        match &args.chat_template {
-            Some(template) => dialog.set_template(template, path)?,
-            None if !dialog.names.is_empty() => dialog.read_template(path)?,
-            None => {}
+        let of_preset = preset.and_then(|preset| preset.template.as_deref());
+        match (&args.chat_template, of_preset) {
+            (Some(template), _) => dialog.set_template(compiled(template)?, path)?,
+            (None, Some(template)) => dialog.set_template(inline(template, "TEMPLATE")?, path)?,
+            (None, None) if !dialog.names.is_empty() => dialog.read_template(path)?,
+            (None, None) => {}
         }
         Ok(dialog)
     }
@@ -93,10 +96,9 @@ impl Dialog {
         false
     }
 
-    /// Puts a template in the place of the model's: a file, or the text itself.
+    /// Puts a template in the place of the model's.
     #[cfg(feature = "mlx-backend")]
-    pub fn set_template(&mut self, template: &str, path: &Path) -> Result<(), Failure> {
-        let template = compiled(template)?;
+    pub fn set_template(&mut self, template: ChatTemplate, path: &Path) -> Result<(), Failure> {
         self.text = Some(super::files::Files::read(path, Some(template))?.text);
         Ok(())
     }
@@ -109,7 +111,7 @@ impl Dialog {
 
     /// Only the engine has templates.
     #[cfg(not(feature = "mlx-backend"))]
-    pub fn set_template(&mut self, _: &str, _: &Path) -> Result<(), Failure> {
+    pub fn set_template(&mut self, _: (), _: &Path) -> Result<(), Failure> {
         Err(Failure::failed(
             "templates need the MLX engine, which is not built in",
         ))
@@ -117,7 +119,7 @@ impl Dialog {
 
     #[cfg(not(feature = "mlx-backend"))]
     fn read_template(&mut self, path: &Path) -> Result<(), Failure> {
-        self.set_template("", path)
+        self.set_template((), path)
     }
 
     /// The conversation as a prompt; `None` where the model's own way is the way.
@@ -194,6 +196,16 @@ pub fn compiled(template: &str) -> Result<ChatTemplate, Failure> {
         .and_then(|file| file.take(MAX_FILE).read_to_string(&mut text))
         .map_err(|e| fail(e.to_string()))?;
     inline(&text, template)
+}
+
+#[cfg(not(feature = "mlx-backend"))]
+pub fn compiled(_: &str) -> Result<(), Failure> {
+    Ok(())
+}
+
+#[cfg(not(feature = "mlx-backend"))]
+pub fn inline(_: &str, _: &str) -> Result<(), Failure> {
+    Ok(())
 }
 
 /// A template as text; `origin` says where it is from.

@@ -9,7 +9,8 @@ use super::dialog::{self, Dialog, DialogArgs};
 use super::engine::{DraftArgs, EngineArgs};
 use super::failure::{Failure, of_options};
 use super::interrupt::cancel_on_interrupt;
-use super::load::{LoadArgs, ModelArgs, load_drafted};
+use super::load::{LoadArgs, ModelArgs, find_preset, load_drafted, load_preset};
+use super::preset::Preset;
 use super::progress::PrefillBar;
 use super::prompt::{TokenList, read_text, read_tokens};
 use super::reply::{Reply, figures, statistics};
@@ -65,10 +66,16 @@ pub struct Args {
     draft: DraftArgs,
     #[command(flatten)]
     load: LoadArgs,
+    /// What a preset has been told before
+    #[arg(skip)]
+    history: Vec<Message>,
 }
 
 /// Flags about conversations, which mean nothing for other prompts.
 const DIALOG: [&str; 3] = ["chat_template", "chat_template_config", "prefill_response"];
+
+/// Tokens of a reply that a preset does not bound, where the model does not tell its context.
+const UNKNOWN_CONTEXT: usize = 8192;
 
 /// What the model is asked.
 enum Request {
@@ -79,23 +86,41 @@ enum Request {
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     // Everything that can be wrong without a model is checked before one is loaded.
-    let mut options = args.options()?;
+    let preset = find_preset(args.model.model.as_deref())?;
+    let mut options = args.options(preset.as_ref())?;
     args.engine.apply(&mut options)?;
     args.draft.apply(&mut options)?;
     let request = args.request(console)?;
     let draft = args.draft.draft_model.as_deref();
-    let loaded = load_drafted(&args.model, &args.load, draft, console)?;
-    let dialog = Dialog::new(&args.dialog, &loaded.path)?;
-    args.answer(loaded.model.as_ref(), &dialog, request, options, console)
+    let loaded = match &preset {
+        Some(preset) => load_preset(preset, &args.load, draft, console)?,
+        None => load_drafted(&args.model, &args.load, draft, console)?,
+    };
+    let dialog = Dialog::new(&args.dialog, preset.as_ref(), &loaded.path)?;
+    args.preset(preset)
+        .answer(loaded.model.as_ref(), &dialog, request, options, console)
 }
 
 impl Args {
-    fn options(&self) -> Result<GenerateOptions, Failure> {
-        let options = self.sampling.options()?.with_logprobs(self.logprobs);
+    fn options(&self, preset: Option<&Preset>) -> Result<GenerateOptions, Failure> {
+        let options = self
+            .sampling
+            .of_preset(preset)?
+            .with_logprobs(self.logprobs);
         options
             .validate()
             .map_err(|e| Failure::usage(e.to_string()))?;
         Ok(options)
+    }
+
+    /// With the instructions and the conversation of a preset.
+    fn preset(&self, preset: Option<Preset>) -> Self {
+        let mut args = self.clone();
+        if let Some(preset) = preset {
+            args.system = args.system.or(preset.system);
+            args.history = preset.messages;
+        }
+        args
     }
 
     fn request(&self, console: &mut Console<'_>) -> Result<Request, Failure> {
@@ -123,6 +148,10 @@ impl Args {
         mut options: GenerateOptions,
         console: &mut Console<'_>,
     ) -> Result<(), Failure> {
+        if options.max_tokens == usize::MAX {
+            let context = self.load.ctx_size.or(model.info().context_length);
+            options.max_tokens = context.unwrap_or(UNKNOWN_CONTEXT);
+        }
         let eos = dialog::eos_ids(&self.dialog.extra_eos_token, model)?;
         options.stop_tokens.extend(eos);
         let cancel = CancelToken::new();
@@ -233,7 +262,8 @@ impl Args {
     fn messages(&self, text: String) -> Vec<Message> {
         let system = self.system.as_deref().filter(|text| !text.is_empty());
         let system = system.map(Message::system);
-        system.into_iter().chain([Message::user(text)]).collect()
+        let before = system.into_iter().chain(self.history.clone());
+        before.chain([Message::user(text)]).collect()
     }
 }
 
@@ -256,7 +286,7 @@ mod tests {
 
     fn answer(model: &Mock, args: &[&str], streams: &mut Streams) -> Result<(), Failure> {
         let args = parse(args).unwrap();
-        let options = args.options()?;
+        let options = args.options(None)?;
         let mut console = streams.console();
         let request = args.request(&mut console)?;
         args.answer(model, &Dialog::default(), request, options, &mut console)

@@ -9,8 +9,9 @@ use serde::Serialize;
 use super::console::{Console, bytes, table};
 use super::failure::Failure;
 use super::models::{quantization, type_name};
+use super::preset;
 
-/// List the models in the caches: fetched known ones, and those of the Hugging Face cache
+/// List presets and the models in the caches: fetched known ones, and those of the Hugging Face cache
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Print a JSON array
@@ -36,13 +37,37 @@ struct Row {
     /// In seconds since 1970.
     modified: Option<u64>,
     path: PathBuf,
+    /// The model of a preset; none for models.
+    preset_of: Option<String>,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    let mut rows = known()?;
+    let mut rows = presets()?;
+    rows.extend(known()?);
     rows.extend(hub::HfHub::from_env()?.list()?.into_iter().map(shared));
     print(&rows, args.json, console)
+}
+
+/// Presets; their size is that of their own files.
+fn presets() -> Result<Vec<Row>, Failure> {
+    let row = |(name, path, preset): (String, PathBuf, preset::Preset)| {
+        let metadata = std::fs::metadata(&path).ok();
+        Row {
+            name,
+            revision: None,
+            refs: Vec::new(),
+            model_type: None,
+            quantization: None,
+            bytes: metadata.as_ref().map_or(0, std::fs::Metadata::len),
+            files: 1,
+            complete: true,
+            modified: metadata.and_then(|m| seconds(m.modified().ok()?)),
+            path,
+            preset_of: Some(preset.from),
+        }
+    };
+    Ok(preset::all()?.into_iter().map(row).collect())
 }
 
 /// Known models that were fetched.
@@ -67,6 +92,7 @@ fn known() -> Result<Vec<Row>, Failure> {
             complete: true,
             modified: metadata.and_then(|m| seconds(m.modified().ok()?)),
             path,
+            preset_of: None,
         };
         describe(&mut row);
         rows.push(row);
@@ -90,6 +116,7 @@ fn shared(model: hub::CachedModel) -> Row {
         complete: model.complete,
         modified: model.modified,
         path: model.path,
+        preset_of: None,
     };
     describe(&mut row);
     row
@@ -130,7 +157,10 @@ fn print(rows: &[Row], as_json: bool, console: &mut Console<'_>) -> Result<(), F
     for row in rows {
         let commit = row.revision.as_deref().map(|c| c.get(..8).unwrap_or(c));
         let revision = match (commit, row.refs.as_slice()) {
-            (None, _) => "-".to_owned(),
+            (None, _) => match &row.preset_of {
+                Some(model) => format!("preset of {model}"),
+                None => "-".to_owned(),
+            },
             (Some(commit), []) => commit.to_owned(),
             (Some(commit), refs) => format!("{commit} ({})", refs.join(", ")),
         };
@@ -186,6 +216,7 @@ mod tests {
             complete: false,
             modified: None,
             path: "somewhere".into(),
+            preset_of: None,
         };
         let mut streams = Streams::new("");
         print(std::slice::from_ref(&row), false, &mut streams.console()).unwrap();

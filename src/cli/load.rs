@@ -8,6 +8,7 @@ use inference::{Backend, ComputeType, LoadOptions, TextModel};
 
 use super::console::Console;
 use super::failure::Failure;
+use super::preset::{self, Preset};
 use super::progress::{HubProgress, Spinner};
 
 /// Which model.
@@ -137,10 +138,56 @@ pub fn choose_backend(flag: Option<&str>) -> Result<Arc<dyn Backend>, Failure> {
     Ok(inference::backend(name).map_err(|e| e.context(origin))?)
 }
 
-/// Finds a model, fetching it if it is a known one that is not cached.
+/// The preset that `--model` names, unless there is a file of that name.
+pub fn find_preset(model: Option<&str>) -> Result<Option<Preset>, Failure> {
+    match model {
+        Some(name) if !Path::new(name).exists() => preset::find(name),
+        _ => Ok(None),
+    }
+}
+
+/// Finds a model, fetching it if it is a known one that is not cached. Of a preset it is the model alone.
+///
+/// # Errors
+/// For a preset with an adapter: these callers would leave it out.
 pub fn find_model(model: Option<&str>, console: &mut Console<'_>) -> Result<PathBuf, Failure> {
+    match find_preset(model)? {
+        None => fetched(model, console),
+        Some(Preset {
+            adapter: Some(adapter),
+            from,
+            ..
+        }) => Err(Failure::usage(format!(
+            "{} is a preset with an adapter, which is not for this command; give {from}, and the adapter {adapter} where \
+             one is taken",
+            model.unwrap_or_default()
+        ))),
+        Some(preset) => fetched(Some(&preset.from), console),
+    }
+}
+
+/// Finds a model that is no preset.
+pub fn fetched(model: Option<&str>, console: &mut Console<'_>) -> Result<PathBuf, Failure> {
     let mut progress = HubProgress::new(console);
-    Ok(rust_mlx::hub::resolve(model, &mut progress)?)
+    let error = match rust_mlx::hub::resolve(model, &mut progress) {
+        Ok(path) => return Ok(path),
+        Err(error) => error,
+    };
+    drop(progress);
+    if error.kind() == inference::ErrorKind::ModelNotFound
+        && !error.message().contains("did you mean")
+        && let (Some(name), Ok(presets)) = (model, preset::all())
+    {
+        let names: Vec<String> = presets.into_iter().map(|(name, ..)| name).collect();
+        let like = rust_mlx::hub::similar(name, &names);
+        if let Some(preset) = like.iter().find(|name| names.contains(name)) {
+            return Err(Failure::failed(format!(
+                "{}; did you mean {preset}?",
+                super::failure::chain(&error)
+            )));
+        }
+    }
+    Err(error.into())
 }
 
 /// Loads the model at `path` with `backend`, and `draft`, which guesses its tokens.
@@ -200,6 +247,25 @@ pub fn load_drafted(
     let backend = choose_backend(args.backend.as_deref())?;
     let path = find_model(model.model.as_deref(), console)?;
     load_with(backend, &path, args, draft, console)
+}
+
+/// [`load_drafted`] of a preset's model, with its adapter and context where the flags do not say.
+pub fn load_preset(
+    preset: &Preset,
+    args: &LoadArgs,
+    draft: Option<&str>,
+    console: &mut Console<'_>,
+) -> Result<Loaded, Failure> {
+    let mut args = args.clone();
+    // A packed cache has no bound; the flag is the later wish.
+    if args.kv_bits.is_none() {
+        args.ctx_size = args.ctx_size.or(preset.ctx_size());
+    }
+    let adapter = preset.adapter.as_ref().map(PathBuf::from);
+    args.adapter_path = args.adapter_path.or(adapter);
+    let backend = choose_backend(args.backend.as_deref())?;
+    let path = fetched(Some(&preset.from), console)?;
+    load_with(backend, &path, &args, draft, console)
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod console;
 mod context;
 #[cfg(feature = "mlx-backend")]
 mod convert;
+mod create;
 mod dialog;
 mod embed;
 mod engine;
@@ -40,9 +41,11 @@ mod load;
 mod logits;
 #[cfg(test)]
 mod mock;
+mod modelfile;
 mod models;
 mod names;
 mod perplexity;
+mod preset;
 mod progress;
 mod prompt;
 mod pull;
@@ -131,6 +134,7 @@ enum Command {
     Inspect(inspect::Args),
     #[cfg(feature = "mlx-backend")]
     Convert(convert::Args),
+    Create(create::Args),
     Pull(pull::Args),
     #[command(visible_alias = "list")]
     Ls(list::Args),
@@ -282,6 +286,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
         Command::Convert(args) => convert::run(args, &mut console),
+        Command::Create(args) => create::run(args, &mut console),
         Command::Pull(args) => pull::run(args, &mut console),
         Command::Ls(args) => list::run(args, &mut console),
         Command::Rm(args) => remove::run(args, &mut console),

@@ -5,11 +5,12 @@ use serde_json::json;
 
 use super::console::{Console, bytes};
 use super::failure::Failure;
+use super::preset;
 
-/// Remove a cached model: its files, after asking
+/// Remove a preset or a cached model: its files, after asking
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// As `mlx ls` shows it: owner/name (all its revisions), owner/name@revision, or a known name
+    /// As `mlx ls` shows it: owner/name (all its revisions), owner/name@revision, a known name or a preset
     #[arg(value_name = "NAME")]
     name: String,
     /// Do not ask
@@ -22,6 +23,15 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    // Presets first, as `run` finds them. It is a small file, but somebody wrote it: ask.
+    if preset::find(&args.name)?.is_some() {
+        let mut removed = Removed::default();
+        if !agreed(args, &removed, console)? {
+            return Ok(());
+        }
+        removed.bytes = preset::remove(&args.name)?.unwrap_or_default();
+        return report(args, &removed, console);
+    }
     if let Some(model) = find(&args.name) {
         let file = cached_path(model.name)?;
         let Ok(metadata) = std::fs::metadata(&file) else {

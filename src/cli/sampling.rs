@@ -8,6 +8,7 @@ use inference::{GenerateOptions, LogitBias};
 use super::failure::Failure;
 use super::grammar::GrammarArgs;
 use super::load::count;
+use super::preset::Preset;
 
 /// Tokens of a reply at most, unless the caller says otherwise.
 const MAX_TOKENS: usize = 256;
@@ -99,8 +100,16 @@ pub struct SamplingArgs {
 impl SamplingArgs {
     /// The options they amount to, checked. The deadline is set by [`start`](Self::start).
     pub fn options(&self) -> Result<GenerateOptions, Failure> {
+        self.of_preset(None)
+    }
+
+    /// The same where a preset says what holds for flags that are not given.
+    pub fn of_preset(&self, preset: Option<&Preset>) -> Result<GenerateOptions, Failure> {
         let mut options = GenerateOptions::default();
         options.max_tokens = MAX_TOKENS;
+        if let Some(preset) = preset {
+            preset.apply(&mut options)?;
+        }
         self.over(options)
     }
 

@@ -7,10 +7,13 @@ use metal_backend::survey::Survey;
 use serde::Serialize;
 
 use super::console::{Console, table};
+use super::dialog::inline;
 use super::failure::Failure;
 use super::files::Files;
-use super::load::find_model;
+use super::load::{fetched, find_preset};
+use super::modelfile;
 use super::models::{format_name, quantization};
+use super::preset::Preset;
 
 /// Lines of a license and of instructions that the overview shows.
 const LINES: usize = 4;
@@ -28,6 +31,15 @@ pub struct Args {
     /// Print the chat template alone
     #[arg(long, group = "part")]
     template: bool,
+    /// Print a preset's instructions alone
+    #[arg(long, group = "part")]
+    system: bool,
+    /// Print a preset's parameters alone
+    #[arg(long, group = "part")]
+    parameters: bool,
+    /// Print it as a Modelfile
+    #[arg(long, group = "part")]
+    modelfile: bool,
     /// Print a JSON object of everything
     #[arg(long, group = "part")]
     json: bool,
@@ -50,12 +62,22 @@ struct Shown {
     /// Where the template is from.
     template_origin: Option<String>,
     license: Option<String>,
+    system: Option<String>,
+    adapter: Option<String>,
+    /// The preset's parameters, one a line.
+    options: Option<String>,
+    modelfile: String,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    let path = find_model(Some(&args.name), console)?;
-    let shown = Shown::of(&args.name, &path)?;
+    let preset = find_preset(Some(&args.name))?;
+    let preset = preset.unwrap_or_else(|| Preset {
+        from: args.name.clone(),
+        ..Preset::default()
+    });
+    let path = fetched(Some(&preset.from), console)?;
+    let shown = Shown::of(&args.name, &path, preset)?;
     if args.json {
         return console.json(&shown);
     }
@@ -69,6 +91,15 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             shown.template.as_deref(),
             console,
         );
+    }
+    for (wanted, what, text) in [
+        (args.system, "system message", &shown.system),
+        (args.parameters, "parameters", &shown.options),
+        (args.modelfile, "Modelfile", &Some(shown.modelfile.clone())),
+    ] {
+        if wanted {
+            return part(&args.name, what, text.as_deref(), console);
+        }
     }
     for line in shown.overview() {
         console.line(&line)?;
@@ -92,8 +123,10 @@ fn part(
 }
 
 impl Shown {
-    fn of(name: &str, path: &Path) -> Result<Self, Failure> {
-        let files = Files::read(path, None)?;
+    fn of(name: &str, path: &Path, preset: Preset) -> Result<Self, Failure> {
+        let template = preset.template.as_deref();
+        let template = template.map(|t| inline(t, "the preset")).transpose()?;
+        let files = Files::read(path, template)?;
         let survey = Survey::of(path, None)?;
         // A broken neighbor of the model is no reason to show nothing.
         let found = inference::discover(path)
@@ -111,7 +144,14 @@ impl Shown {
                 capabilities.push("thinking");
             }
         }
-        let catalog = rust_mlx::hub::find(name).map(|known| known.license.to_owned());
+        let modelfile = modelfile::write(&preset);
+        let options: Vec<String> = preset
+            .parameters
+            .iter()
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect();
+        let license = (!preset.license.is_empty()).then(|| preset.license.join("\n"));
+        let catalog = rust_mlx::hub::find(&preset.from).map(|known| known.license.to_owned());
         Ok(Self {
             name: name.to_owned(),
             path: path.to_owned(),
@@ -131,7 +171,11 @@ impl Shown {
             capabilities,
             template: source,
             template_origin: template.map(|t| t.origin().to_owned()),
-            license: files.license.or(catalog),
+            license: license.or(files.license).or(catalog),
+            system: preset.system,
+            adapter: preset.adapter,
+            options: (!options.is_empty()).then(|| options.join("\n")),
+            modelfile,
         })
     }
 
@@ -158,12 +202,25 @@ impl Shown {
         if let Some(origin) = &self.template_origin {
             model.push(row("chat template", origin.clone()));
         }
+        if let Some(adapter) = &self.adapter {
+            model.push(row("adapter", adapter.clone()));
+        }
         section("Model", model);
         let capabilities = self.capabilities.iter();
         section(
             "Capabilities",
             capabilities.map(|name| vec![(*name).to_owned()]).collect(),
         );
+        if let Some(options) = &self.options {
+            let pair = |line: &str| {
+                let (name, value) = line.split_once(' ').unwrap_or((line, ""));
+                row(name, value.to_owned())
+            };
+            section("Parameters", options.lines().map(pair).collect());
+        }
+        if let Some(system) = &self.system {
+            section("System", first_lines(system));
+        }
         if let Some(license) = &self.license {
             section("License", first_lines(license));
         }
