@@ -8,7 +8,7 @@ use std::path::Path;
 
 use common::{fixture, greedy, tiny, tiny_names};
 use inference::{
-    BatchEvent, CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Prompt, RowId,
+    BatchEvent, CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Prompt, RequestId,
     TextModel,
 };
 
@@ -78,7 +78,7 @@ fn sixty_four_schedules_of_coming_and_going_equal_solo_runs() {
             .collect();
         for schedule in 0..32 {
             let mut session = model.batch_session().unwrap();
-            let mut rows: BTreeMap<RowId, (usize, Vec<u32>)> = BTreeMap::new();
+            let mut rows: BTreeMap<RequestId, (usize, Vec<u32>)> = BTreeMap::new();
             let (mut added, mut ended) = (0, 0);
             while ended < 8 {
                 while added < 8 && (session.is_empty() || random(3) == 0) {

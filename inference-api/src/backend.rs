@@ -48,6 +48,14 @@ pub struct Capabilities {
     pub logprobs: bool,
     /// [`GenerateOptions::grammar`] is honored.
     pub grammars: bool,
+    /// [`TextModel::batch_session`] works.
+    pub batch_sessions: bool,
+    /// Models are [`EmbeddingModel`]s.
+    pub embeddings: bool,
+    /// Models are [`PromptCacheModel`]s.
+    pub prompt_cache: bool,
+    /// [`AttentionInspector::hidden_states`] works.
+    pub hidden_states: bool,
 }
 
 macro_rules! capabilities {
@@ -88,6 +96,10 @@ capabilities! {
     with_seeds => seeds,
     with_logprobs => logprobs,
     with_grammars => grammars,
+    with_batch_sessions => batch_sessions,
+    with_embeddings => embeddings,
+    with_prompt_cache => prompt_cache,
+    with_hidden_states => hidden_states,
 }
 
 impl Capabilities {
@@ -108,6 +120,10 @@ impl Capabilities {
             seeds: false,
             logprobs: false,
             grammars: false,
+            batch_sessions: false,
+            embeddings: false,
+            prompt_cache: false,
+            hidden_states: false,
         }
     }
 }

@@ -8,14 +8,14 @@ use crate::error::{Error, Result};
 use crate::message::Prompt;
 use crate::metrics::GenerateMetrics;
 use crate::options::GenerateOptions;
-use crate::token::{FinishReason, Token};
+use crate::token::{FinishReason, StopCause, Token};
 
 /// A request of a [`BatchSession`]; unique within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct RowId(u64);
+pub struct RequestId(u64);
 
-impl RowId {
+impl RequestId {
     /// The request of this number.
     #[must_use]
     pub fn new(number: u64) -> Self {
@@ -36,23 +36,25 @@ pub enum BatchEvent {
     /// It has one more token.
     Token {
         /// The request.
-        row: RowId,
+        row: RequestId,
         /// Its token.
         token: Token,
     },
     /// It ended, and has left the session.
     Done {
         /// The request.
-        row: RowId,
+        row: RequestId,
         /// Why it ended.
         reason: FinishReason,
+        /// What stopped it, where the reason is [`FinishReason::Stop`] and the backend says.
+        stop: Option<StopCause>,
         /// What it took.
         metrics: Box<GenerateMetrics>,
     },
     /// It failed, and has left the session. The others are not affected.
     Failed {
         /// The request.
-        row: RowId,
+        row: RequestId,
         /// What went wrong.
         error: Error,
     },
@@ -61,7 +63,7 @@ pub enum BatchEvent {
 impl BatchEvent {
     /// The request it is about.
     #[must_use]
-    pub fn row(&self) -> RowId {
+    pub fn row(&self) -> RequestId {
         match self {
             BatchEvent::Token { row, .. }
             | BatchEvent::Done { row, .. }
@@ -79,10 +81,10 @@ pub trait BatchSession: Send {
     ///
     /// # Errors
     /// As [`TextModel::generate`](crate::TextModel::generate). The others are not affected.
-    fn add(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<RowId>;
+    fn add(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<RequestId>;
 
     /// Takes a request out before it ended; false when there is none of this number.
-    fn remove(&mut self, row: RowId) -> bool;
+    fn remove(&mut self, row: RequestId) -> bool;
 
     /// The number of requests in it.
     fn len(&self) -> usize;

@@ -79,13 +79,13 @@ mod token_model;
 mod train;
 
 pub use backend::{Backend, Capabilities, TextModel};
-pub use batch::{BatchEvent, BatchSession, RowId};
+pub use batch::{BatchEvent, BatchSession, RequestId};
 pub use cancel::{CancelToken, Interrupt};
 pub use discover::{Discover, DiscoveredModel, ModelFormat, Quantization, discover};
 pub use error::{Error, ErrorKind, Result};
 pub use info::ModelInfo;
 pub use inspect::{AttentionInspector, AttentionSnapshot, EmbeddingModel, HiddenStates, Pooling};
-pub use message::{Message, Prompt};
+pub use message::{ChatEnd, ChatPrompt, Message, Prompt, Tool, ToolCall};
 pub use metrics::GenerateMetrics;
 pub use options::{ComputeType, GenerateOptions, LoadOptions, Progress};
 pub use prompt_cache::PromptCacheModel;
@@ -95,8 +95,8 @@ pub use registry::{
 };
 pub use sampling::{Grammar, LogitBias, LogitsProcessor, LogitsProcessorFactory};
 pub use token::{
-    BatchResult, ClassifyResult, FinishReason, Output, Token, TokenLogprobs, TokenSource,
-    TokenStream, TopLogprob,
+    BatchResult, ClassifyResult, FinishReason, Output, StopCause, Token, TokenLogprobs,
+    TokenSource, TokenStream, TopLogprob,
 };
 pub use token_model::{LogitsOutput, TokenModel};
 pub use train::{Adapter, LoraConfig, TrainableModel};

@@ -1,14 +1,89 @@
-//! What goes into a model: chat messages and prompts.
+//! What goes into a model: messages with their tool calls, conversations and prompts.
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value, json};
 
 /// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+///
+/// In JSON it has the shape of OpenAI's chat API: `role`, `content`, and where set `name`,
+/// `reasoning_content`, `tool_calls` (with their arguments as a text that is JSON) and
+/// `tool_call_id`. `content` may also be a list of text parts, which are put together, and `null`
+/// beside tool calls. Other fields are passed over.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, or what the model's template knows besides.
+    /// Who speaks: `system`, `user`, `assistant`, `tool`, or what the model's template knows
+    /// besides.
     pub role: String,
     /// What is said.
     pub content: String,
+    /// The name of the participant, or of the tool that answers.
+    pub name: Option<String>,
+    /// What the model thought before it answered.
+    pub reasoning: Option<String>,
+    /// The tools that the model calls.
+    pub tool_calls: Vec<ToolCall>,
+    /// The call that a message of the role `tool` answers.
+    pub tool_call_id: Option<String>,
+}
+
+/// A call of a tool by the model.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolCall {
+    /// Its name within the conversation, which the answer repeats.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// The arguments by name.
+    pub arguments: Map<String, Value>,
+}
+
+/// A tool that the model may call: a function, its description, and the JSON schema of its
+/// arguments.
+///
+/// In JSON: `{"type": "function", "function": {"name": .., "description": .., "parameters": ..}}`.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tool {
+    /// The name by which it is called.
+    pub name: String,
+    /// What it does, for the model.
+    pub description: Option<String>,
+    /// The JSON schema of its arguments, an object.
+    pub parameters: Option<Value>,
+    /// Whether arguments must match the schema.
+    pub strict: bool,
+}
+
+/// Where the text of a conversation ends.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChatEnd {
+    /// Where the model is to answer (`add_generation_prompt`).
+    #[default]
+    Reply,
+    /// Within the last message, which the model continues (`continue_final_message`).
+    LastMessage,
+    /// After the last message.
+    Messages,
+}
+
+/// A conversation, and everything else that a chat template is given.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ChatPrompt {
+    /// The turns, oldest first.
+    pub messages: Vec<Message>,
+    /// The tools that the model may call.
+    pub tools: Vec<Tool>,
+    /// More names for the template, such as `enable_thinking`.
+    pub template: Map<String, Value>,
+    /// Where the text ends.
+    pub end: ChatEnd,
 }
 
 impl Message {
@@ -17,6 +92,7 @@ impl Message {
         Self {
             role: role.into(),
             content: content.into(),
+            ..Self::default()
         }
     }
 
@@ -33,6 +109,358 @@ impl Message {
     /// A turn of the model.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new("assistant", content)
+    }
+
+    /// The answer of a tool to the call `id`.
+    pub fn tool(id: impl Into<String>, content: impl Into<String>) -> Self {
+        Self {
+            tool_call_id: Some(id.into()),
+            ..Self::new("tool", content)
+        }
+    }
+
+    /// Sets the participant's or the tool's name.
+    #[must_use]
+    pub fn with_name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Sets what the model thought before it answered.
+    #[must_use]
+    pub fn with_reasoning(mut self, reasoning: impl Into<String>) -> Self {
+        self.reasoning = Some(reasoning.into());
+        self
+    }
+
+    /// Sets the tools that the model calls.
+    #[must_use]
+    pub fn with_tool_calls(mut self, tool_calls: impl Into<Vec<ToolCall>>) -> Self {
+        self.tool_calls = tool_calls.into();
+        self
+    }
+
+    /// Whether it has nothing but a role and a content.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.name.is_none()
+            && self.reasoning.is_none()
+            && self.tool_calls.is_empty()
+            && self.tool_call_id.is_none()
+    }
+
+    /// The message as chat templates read it, by Hugging Face's convention: arguments of tool calls
+    /// are objects rather than texts.
+    #[must_use]
+    pub fn to_template(&self) -> Value {
+        self.json(|arguments| Value::Object(arguments.clone()))
+    }
+
+    fn json(&self, arguments: impl Fn(&Map<String, Value>) -> Value) -> Value {
+        let mut fields = Map::new();
+        let mut text = |name: &str, text: Option<&String>| {
+            if let Some(text) = text {
+                fields.insert(name.into(), text.as_str().into());
+            }
+        };
+        text("role", Some(&self.role));
+        text("content", Some(&self.content));
+        text("name", self.name.as_ref());
+        text("reasoning_content", self.reasoning.as_ref());
+        text("tool_call_id", self.tool_call_id.as_ref());
+        if !self.tool_calls.is_empty() {
+            let call = |call: &ToolCall| {
+                json!({
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": arguments(&call.arguments)},
+                })
+            };
+            fields.insert(
+                "tool_calls".into(),
+                self.tool_calls.iter().map(call).collect(),
+            );
+        }
+        Value::Object(fields)
+    }
+}
+
+impl ToolCall {
+    /// A call.
+    pub fn new(
+        id: impl Into<String>,
+        name: impl Into<String>,
+        arguments: Map<String, Value>,
+    ) -> Self {
+        Self {
+            id: id.into(),
+            name: name.into(),
+            arguments,
+        }
+    }
+}
+
+impl Tool {
+    /// A tool with the JSON schema of its arguments.
+    pub fn new(name: impl Into<String>, parameters: impl Into<Option<Value>>) -> Self {
+        Self {
+            name: name.into(),
+            description: None,
+            parameters: parameters.into(),
+            strict: false,
+        }
+    }
+
+    /// Says what it does.
+    #[must_use]
+    pub fn with_description(mut self, description: impl Into<String>) -> Self {
+        self.description = Some(description.into());
+        self
+    }
+
+    /// The tool as chat templates read it.
+    #[must_use]
+    pub fn to_template(&self) -> Value {
+        let mut function = Map::new();
+        function.insert("name".into(), self.name.as_str().into());
+        if let Some(description) = &self.description {
+            function.insert("description".into(), description.as_str().into());
+        }
+        if let Some(parameters) = &self.parameters {
+            function.insert("parameters".into(), parameters.clone());
+        }
+        json!({"type": "function", "function": function})
+    }
+}
+
+impl ChatPrompt {
+    /// A conversation that the model answers.
+    pub fn new(messages: impl Into<Vec<Message>>) -> Self {
+        Self {
+            messages: messages.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Sets the tools that the model may call.
+    #[must_use]
+    pub fn with_tools(mut self, tools: impl Into<Vec<Tool>>) -> Self {
+        self.tools = tools.into();
+        self
+    }
+
+    /// Adds a name for the template.
+    #[must_use]
+    pub fn with_template(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.template.insert(name.into(), value.into());
+        self
+    }
+
+    /// Sets where the text ends.
+    #[must_use]
+    pub fn with_end(mut self, end: ChatEnd) -> Self {
+        self.end = end;
+        self
+    }
+
+    /// Whether a backend can honor it that knows only roles and contents.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.messages.iter().all(Message::is_plain)
+            && self.tools.is_empty()
+            && self.template.is_empty()
+            && self.end != ChatEnd::LastMessage
+    }
+}
+
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = |arguments: &Map<String, Value>| {
+            Value::String(Value::Object(arguments.clone()).to_string())
+        };
+        self.json(text).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Message {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Fields {
+            role: String,
+            #[serde(default)]
+            content: Option<Content>,
+            name: Option<String>,
+            #[serde(alias = "reasoning")]
+            reasoning_content: Option<String>,
+            tool_calls: Option<Vec<ToolCall>>,
+            tool_call_id: Option<String>,
+        }
+        let fields = Fields::deserialize(deserializer)?;
+        let tool_calls = fields.tool_calls.unwrap_or_default();
+        let content = match fields.content {
+            Some(content) => content.text().map_err(D::Error::custom)?,
+            // A call needs no words.
+            None if !tool_calls.is_empty() => String::new(),
+            None => return Err(D::Error::missing_field("content")),
+        };
+        Ok(Self {
+            role: fields.role,
+            content,
+            name: fields.name,
+            reasoning: fields.reasoning_content,
+            tool_calls,
+            tool_call_id: fields.tool_call_id,
+        })
+    }
+}
+
+/// A content as clients write it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Part {
+    Text(String),
+    Object {
+        #[serde(rename = "type")]
+        kind: String,
+        text: Option<String>,
+    },
+}
+
+impl Content {
+    fn text(self) -> Result<String, String> {
+        let parts = match self {
+            Content::Text(text) => return Ok(text),
+            Content::Parts(parts) => parts,
+        };
+        let mut all = String::new();
+        for (i, part) in parts.into_iter().enumerate() {
+            match part {
+                Part::Text(text) => all.push_str(&text),
+                Part::Object { kind, text } => match text {
+                    Some(text)
+                        if matches!(kind.as_str(), "text" | "input_text" | "output_text") =>
+                    {
+                        all.push_str(&text);
+                    }
+                    _ => {
+                        return Err(format!(
+                            "content[{i}] is a part of type {kind:?}; only parts of type \"text\" with \
+                             a text are supported"
+                        ));
+                    }
+                },
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Serialize for ToolCall {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(3))?;
+        map.serialize_entry("id", &self.id)?;
+        map.serialize_entry("type", "function")?;
+        let arguments = Value::Object(self.arguments.clone()).to_string();
+        map.serialize_entry(
+            "function",
+            &json!({"name": self.name, "arguments": arguments}),
+        )?;
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for ToolCall {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Fields {
+            #[serde(default)]
+            id: String,
+            function: Function,
+        }
+        #[derive(Deserialize)]
+        struct Function {
+            name: String,
+            arguments: Option<Value>,
+        }
+        let Fields { id, function } = Fields::deserialize(deserializer)?;
+        let name = function.name;
+        let arguments = match function.arguments {
+            Some(Value::String(text)) if !text.trim().is_empty() => serde_json::from_str(&text)
+                .map_err(|e| {
+                    D::Error::custom(format!(
+                        "the arguments of the call of {name:?} are no JSON: {e}"
+                    ))
+                })?,
+            None | Some(Value::Null | Value::String(_)) => Value::Object(Map::new()),
+            Some(other) => other,
+        };
+        let Value::Object(arguments) = arguments else {
+            return Err(D::Error::custom(format!(
+                "the arguments of the call of {name:?} are no JSON object"
+            )));
+        };
+        Ok(Self {
+            id,
+            name,
+            arguments,
+        })
+    }
+}
+
+impl Serialize for Tool {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut value = self.to_template();
+        if self.strict {
+            value["function"]["strict"] = true.into();
+        }
+        value.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Tool {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Fields {
+            #[serde(rename = "type")]
+            kind: String,
+            function: Option<Function>,
+        }
+        #[derive(Deserialize)]
+        struct Function {
+            name: String,
+            description: Option<String>,
+            parameters: Option<Value>,
+            strict: Option<bool>,
+        }
+        let Fields { kind, function } = Fields::deserialize(deserializer)?;
+        if kind != "function" {
+            return Err(D::Error::custom(format!(
+                "a tool is of type {kind:?}; only \"function\" is supported"
+            )));
+        }
+        let function = function.ok_or_else(|| D::Error::missing_field("function"))?;
+        if !matches!(
+            function.parameters,
+            None | Some(Value::Null | Value::Object(_))
+        ) {
+            return Err(D::Error::custom(format!(
+                "the parameters of the tool {:?} are no JSON schema, which is an object",
+                function.name
+            )));
+        }
+        Ok(Self {
+            name: function.name,
+            description: function.description,
+            parameters: function.parameters.filter(|p| !p.is_null()),
+            strict: function.strict.unwrap_or_default(),
+        })
     }
 }
 
@@ -78,23 +506,5 @@ impl<const N: usize> From<[u32; N]> for Prompt {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn prompts_come_from_text_and_ids() {
-        assert_eq!(Prompt::from("a"), Prompt::Text(String::from("a")));
-        assert_eq!(Prompt::from(&String::from("a")), Prompt::from("a"));
-        assert_eq!(Prompt::from(vec![1, 2]), Prompt::from(&[1u32, 2][..]));
-        assert_eq!(Prompt::from([1, 2]), Prompt::Tokens(vec![1, 2]));
-    }
-
-    #[test]
-    fn messages_survive_json() {
-        let m = Message::assistant("hi \"there\"");
-        let json = serde_json::to_string(&m).unwrap();
-        assert_eq!(json, r#"{"role":"assistant","content":"hi \"there\""}"#);
-        assert_eq!(serde_json::from_str::<Message>(&json).unwrap(), m);
-        assert!(serde_json::from_str::<Message>(r#"{"role": "user"}"#).is_err());
-    }
-}
+#[path = "message_tests.rs"]
+mod tests;

@@ -19,6 +19,12 @@ pub struct Token {
     pub id: u32,
     /// The text it adds to the output.
     pub text: String,
+    /// What it alone spells, which may be a part of a character; of a special token its name in the
+    /// vocabulary. `None` where the backend does not say.
+    pub bytes: Option<Box<[u8]>>,
+    /// Whether it is a special token, which is no part of the output: `text` does not have what it
+    /// spells.
+    pub special: bool,
     /// The logits it was drawn from, one per token of the vocabulary, where asked for.
     pub logits: Option<Arc<[f32]>>,
     /// How probable the model held it and the alternatives, where asked for.
@@ -46,6 +52,9 @@ pub struct TopLogprob {
     pub text: String,
     /// The natural logarithm of its probability.
     pub logprob: f32,
+    /// What it alone spells, as bytes. `None` where the backend does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<Box<[u8]>>,
 }
 
 impl TokenLogprobs {
@@ -63,7 +72,15 @@ impl TopLogprob {
             id,
             text: text.into(),
             logprob,
+            bytes: None,
         }
+    }
+
+    /// Adds what it alone spells.
+    #[must_use]
+    pub fn with_bytes(mut self, bytes: impl Into<Box<[u8]>>) -> Self {
+        self.bytes = Some(bytes.into());
+        self
     }
 }
 
@@ -73,9 +90,25 @@ impl Token {
         Self {
             id,
             text: text.into(),
+            bytes: None,
+            special: false,
             logits: None,
             logprobs: None,
         }
+    }
+
+    /// Adds what it alone spells.
+    #[must_use]
+    pub fn with_bytes(mut self, bytes: impl Into<Box<[u8]>>) -> Self {
+        self.bytes = Some(bytes.into());
+        self
+    }
+
+    /// Sets whether it is a special token.
+    #[must_use]
+    pub fn with_special(mut self, special: bool) -> Self {
+        self.special = special;
+        self
     }
 
     /// Adds how probable it was.
@@ -142,10 +175,29 @@ impl std::fmt::Display for FinishReason {
     }
 }
 
+/// What ended a reply whose [`FinishReason`] is [`FinishReason::Stop`].
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopCause {
+    /// The model's end-of-text token, or one of them.
+    Eos(u32),
+    /// One of [`GenerateOptions::stop_tokens`](crate::GenerateOptions::stop_tokens).
+    Token(u32),
+    /// One of [`GenerateOptions::stop`](crate::GenerateOptions::stop).
+    String(String),
+}
+
 /// What a backend implements to give a [`TokenStream`].
 pub trait TokenSource: Iterator<Item = Result<Token>> + Send {
     /// Why the reply ended; `None` while it goes on.
     fn finish_reason(&self) -> Option<FinishReason>;
+
+    /// What stopped the reply, once it ended with [`FinishReason::Stop`]; `None` where the backend
+    /// does not say.
+    fn stop_cause(&self) -> Option<StopCause> {
+        None
+    }
 
     /// The figures of this request so far.
     fn metrics(&self) -> GenerateMetrics;
@@ -191,6 +243,13 @@ impl TokenStream {
     #[must_use]
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.source.finish_reason().or(self.failure)
+    }
+
+    /// What stopped the reply, once it ended with [`FinishReason::Stop`]; `None` where the backend
+    /// does not say.
+    #[must_use]
+    pub fn stop_cause(&self) -> Option<StopCause> {
+        self.source.stop_cause()
     }
 
     /// The figures of this request so far.

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::TextModel;
 use crate::cancel::Interrupt;
-use crate::error::Result;
-use crate::message::{Message, Prompt};
+use crate::error::{Error, ErrorKind, Result};
+use crate::message::{ChatEnd, ChatPrompt, Message, Prompt};
 
 /// Logits of some positions of a prompt.
 #[non_exhaustive]
@@ -54,14 +54,37 @@ pub trait TokenModel: TextModel {
     /// The ids of a conversation, as [`TextModel::chat`] would run it.
     ///
     /// # Errors
-    /// When the template refuses the messages, and [`crate::ErrorKind::Unsupported`] where the backend does
+    /// When the template refuses the messages, and [`ErrorKind::Unsupported`] where the backend does
     /// not have it.
     fn encode_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Vec<u32>> {
         let _ = (messages, add_generation_prompt);
-        Err(crate::error::Error::new(
-            crate::error::ErrorKind::Unsupported,
+        Err(Error::new(
+            ErrorKind::Unsupported,
             "this backend does not give the ids of a conversation",
         ))
+    }
+
+    /// [`TokenModel::encode_chat`] of a conversation with tools, tool calls and more for the template.
+    /// No text in it becomes a control token of the model. This one, for backends that know only
+    /// roles and contents, refuses everything else.
+    ///
+    /// # Errors
+    /// As [`TokenModel::encode_chat`], and [`ErrorKind::Unsupported`] for what the backend does not
+    /// honor.
+    fn encode_chat_with(&self, prompt: &ChatPrompt) -> Result<Vec<u32>> {
+        refuse_all_but_plain(prompt)?;
+        self.encode_chat(&prompt.messages, prompt.end == ChatEnd::Reply)
+    }
+
+    /// [`TokenModel::render_chat`] of a conversation with tools, tool calls and more for the
+    /// template.
+    ///
+    /// # Errors
+    /// As [`TokenModel::render_chat`], and [`ErrorKind::Unsupported`] for what the backend does not
+    /// honor.
+    fn render_chat_with(&self, prompt: &ChatPrompt) -> Result<String> {
+        refuse_all_but_plain(prompt)?;
+        self.render_chat(&prompt.messages, prompt.end == ChatEnd::Reply)
     }
 
     /// The logits after the prompt's last token, or after each of its tokens when `all`.
@@ -91,11 +114,11 @@ pub trait TokenModel: TextModel {
     /// before it.
     ///
     /// # Errors
-    /// As [`TextModel::generate`], and [`crate::ErrorKind::Unsupported`] where the backend does not have it.
+    /// As [`TextModel::generate`], and [`ErrorKind::Unsupported`] where the backend does not have it.
     fn token_logprobs(&self, prompt: &Prompt) -> Result<Vec<f32>> {
         let _ = prompt;
-        Err(crate::error::Error::new(
-            crate::error::ErrorKind::Unsupported,
+        Err(Error::new(
+            ErrorKind::Unsupported,
             "this backend does not give the probabilities of a prompt's tokens",
         ))
     }
@@ -114,4 +137,15 @@ pub trait TokenModel: TextModel {
 
     /// Tokens that end a reply.
     fn eos_tokens(&self) -> Vec<u32>;
+}
+
+fn refuse_all_but_plain(prompt: &ChatPrompt) -> Result<()> {
+    if prompt.is_plain() {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        "this backend knows only roles and contents of messages; leave out tools, tool calls, names, \
+         reasoning, template arguments and continued messages",
+    ))
 }

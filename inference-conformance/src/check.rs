@@ -7,8 +7,8 @@ use inference::{Capabilities, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
 use crate::checks::{
-    classify, close, errors, generate, grammars, interrupt, load, many, meta, sampling, steering,
-    stop, threads, tokens, training,
+    classify, close, errors, generate, grammars, interrupt, load, many, meta, sampling, sessions,
+    steering, stop, threads, tokens, training,
 };
 use crate::context::{Context, Verdict};
 
@@ -232,6 +232,18 @@ checks! {
     BatchInterrupted "batch_interrupted"
         "batch_generate that is cancelled, or out of time, says so and gives no whole reply"
         capability!(batch_generate), many::batch_interrupted;
+    Session "session"
+        "requests that join a batch session while others run get what generate alone gives"
+        capability!(batch_sessions), sessions::replies;
+    SessionRemoved "session_removed"
+        "a request that is removed from a session gives no more, and the others go on"
+        capability!(batch_sessions), sessions::removed;
+    SessionErrors "session_errors"
+        "a session refuses bad requests, and one that fails in the middle fails alone"
+        capability!(batch_sessions), sessions::errors;
+    SessionStopped "session_stopped"
+        "requests of a session that are cancelled, or out of time, say so, and the others go on"
+        capability!(batch_sessions), sessions::stopped;
     EncodeDecode "encode_decode"
         "text survives encode and decode; ids outside the vocabulary are refused"
         capability!(logits), tokens::encode_decode;

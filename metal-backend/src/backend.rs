@@ -153,6 +153,10 @@ impl Backend for MlxBackend {
             .with_seeds()
             .with_logprobs()
             .with_grammars()
+            .with_batch_sessions()
+            .with_embeddings()
+            .with_prompt_cache()
+            .with_hidden_states()
             .with_training()
             .with_adapters()
     }

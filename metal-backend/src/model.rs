@@ -236,13 +236,13 @@ impl Engine {
     /// Log-probabilities of one token as the contract has them.
     pub fn logprobs(&self, chosen: f32, top: Vec<(u32, f32)>) -> TokenLogprobs {
         let tokenizer = self.text.tokenizer();
-        let spelled = |id| {
-            let bytes = tokenizer.token_bytes(id).unwrap_or_default();
-            String::from_utf8_lossy(&bytes).into_owned()
-        };
         let top = top
             .into_iter()
-            .map(|(id, logprob)| TopLogprob::new(id, spelled(id), logprob.max(IMPOSSIBLE)))
+            .map(|(id, logprob)| {
+                let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+                let text = String::from_utf8_lossy(&bytes).into_owned();
+                TopLogprob::new(id, text, logprob.max(IMPOSSIBLE)).with_bytes(bytes)
+            })
             .collect();
         TokenLogprobs::new(chosen.max(IMPOSSIBLE), top)
     }

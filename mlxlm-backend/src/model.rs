@@ -68,6 +68,7 @@ impl TextModel for MlxLmModel {
     }
 
     fn chat(&self, messages: &[Message], options: &GenerateOptions) -> Result<TokenStream> {
+        let messages: Vec<Value> = messages.iter().map(Message::to_template).collect();
         self.start(json!({"op": "chat", "messages": messages}), options)
     }
 
@@ -130,6 +131,7 @@ impl TokenModel for MlxLmModel {
     }
 
     fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        let messages: Vec<Value> = messages.iter().map(Message::to_template).collect();
         let ask = json!({
             "op": "render",
             "messages": messages,

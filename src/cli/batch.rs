@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 
-use inference::{BatchEvent, CancelToken, Error, ErrorKind, FinishReason, RowId, TextModel};
+use inference::{BatchEvent, CancelToken, Error, ErrorKind, FinishReason, RequestId, TextModel};
 use serde_json::{Value, json};
 
 use super::console::Console;
@@ -146,7 +146,7 @@ impl Args {
             }
         };
         let mut session = model.batch_session()?;
-        let mut running: BTreeMap<RowId, (Record, String, Vec<u32>)> = BTreeMap::new();
+        let mut running: BTreeMap<RequestId, (Record, String, Vec<u32>)> = BTreeMap::new();
         let mut waiting = records.into_iter();
         let (mut failed, mut stopped, mut total) = (0usize, None, 0usize);
         let started = std::time::Instant::now();

@@ -86,6 +86,10 @@ pub(crate) fn calls(context: &Context) -> Verdict {
         let batch = model.batch_generate(&prompts, &greedy(1));
         refused("batch_generate after close", batch, closed)?;
     }
+    if declared.batch_sessions {
+        let session = model.batch_session().map(drop);
+        refused("batch_session after close", session, closed)?;
+    }
     if let (true, Some(tokens)) = (declared.logits, model.as_token_model()) {
         refused(
             "logits after close",

@@ -1,6 +1,6 @@
 //! What the backend and the model say about themselves.
 
-use inference::{ErrorKind, Grammar, Message, Prompt};
+use inference::{ErrorKind, Grammar, Message, Pooling, Prompt};
 
 use crate::context::{Context, Verdict, ensure, fail};
 use crate::probe::{first_item, greedy, refused};
@@ -76,11 +76,55 @@ pub(crate) fn declared_traits(context: &Context) -> Verdict {
             declared.attention_inspection,
             model.as_attention_inspector().is_some(),
         ),
+        (
+            "embeddings",
+            declared.embeddings,
+            model.as_embedding_model().is_some(),
+        ),
+        (
+            "prompt_cache",
+            declared.prompt_cache,
+            model.as_prompt_cache().is_some(),
+        ),
+        (
+            "hidden_states",
+            declared.hidden_states,
+            model.as_attention_inspector().is_some(),
+        ),
     ] {
         ensure!(
             there || !declared,
             "`{name}` is declared, but the model does not have its trait"
         );
+    }
+    let prompt = context.prompt();
+    if let (true, Some(inspector)) = (declared.hidden_states, model.as_attention_inspector()) {
+        match inspector.hidden_states(&prompt, &[0]) {
+            Ok(states) => ensure!(
+                states.positions == [0]
+                    && states.hidden_size > 0
+                    && !states.blocks.is_empty()
+                    && states.blocks.iter().all(|b| b.len() == states.hidden_size),
+                "the hidden states of one position are {} blocks of {} elements, of a size of {}",
+                states.blocks.len(),
+                states.blocks.first().map_or(0, Vec::len),
+                states.hidden_size
+            ),
+            Err(e) => return fail(format!("hidden_states, which is declared: {e}")),
+        }
+    }
+    if let (true, Some(embedder)) = (declared.embeddings, model.as_embedding_model()) {
+        match embedder.embed(std::slice::from_ref(&prompt), Pooling::Mean, true) {
+            Ok(vectors) => {
+                let square: f32 = vectors.iter().flatten().map(|v| v * v).sum();
+                ensure!(
+                    vectors.len() == 1 && (square - 1.0).abs() < 1e-2,
+                    "one prompt gave {} vectors, with the squared length {square}",
+                    vectors.len()
+                );
+            }
+            Err(e) => return fail(format!("embed, which is declared: {e}")),
+        }
     }
     Ok(())
 }
@@ -114,6 +158,18 @@ pub(crate) fn undeclared(context: &Context) -> Verdict {
             first_item(stream),
             kind,
         )?;
+    }
+    if !declared.batch_sessions {
+        let session = model.batch_session().map(drop);
+        refused("batch_session, which is not declared,", session, kind)?;
+    }
+    if let (false, Some(embedder)) = (declared.embeddings, model.as_embedding_model()) {
+        let vectors = embedder.embed(&prompts, Pooling::Mean, true);
+        refused("embed, which is not declared,", vectors, kind)?;
+    }
+    if let (false, Some(inspector)) = (declared.hidden_states, model.as_attention_inspector()) {
+        let states = inspector.hidden_states(&prompts[0], &[0]);
+        refused("hidden_states, which is not declared,", states, kind)?;
     }
     if !declared.batch_generate {
         let batch = model.batch_generate(&prompts, &greedy(1));

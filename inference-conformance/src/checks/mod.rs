@@ -11,6 +11,7 @@ pub(crate) mod load;
 pub(crate) mod many;
 pub(crate) mod meta;
 pub(crate) mod sampling;
+pub(crate) mod sessions;
 pub(crate) mod steering;
 pub(crate) mod stop;
 pub(crate) mod threads;

@@ -6,6 +6,7 @@
 
 mod grammar;
 mod model;
+mod session;
 mod stream;
 
 use std::path::{Path, PathBuf};
@@ -88,6 +89,11 @@ pub enum Fault {
     BatchOutOfOrder,
     BatchFailsWhole,
     BatchOutlivesDeadline,
+    SessionMixesRows,
+    SessionRemovesNothing,
+    SessionFailsWhole,
+    SessionNotCancelled,
+    UndeclaredSession,
     DecodesAnything,
     IdsReversed,
     LogitsShapeSwapped,
@@ -173,10 +179,12 @@ impl Backend for Mock {
             .with_attention_inspection()
             .with_adapters()
             .with_safetensors()
-            .with_grammars();
+            .with_grammars()
+            .with_batch_sessions();
         match self.fault {
             Fault::UndeclaredWorks => c.classify = false,
             Fault::UndeclaredGrammar => c.grammars = false,
+            Fault::UndeclaredSession => c.batch_sessions = false,
             Fault::FormatNotDeclared => (c.safetensors, c.gguf) = (false, true),
             _ => {}
         }

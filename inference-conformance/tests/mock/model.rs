@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::ThreadId;
 
 use inference::{
-    Adapter, AttentionInspector, AttentionSnapshot, BatchResult, ClassifyResult, Error, ErrorKind,
-    GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, LoraConfig, Message, ModelInfo,
-    Prompt, Result, TextModel, TokenModel, TokenStream, TrainableModel,
+    Adapter, AttentionInspector, AttentionSnapshot, BatchResult, BatchSession, ClassifyResult,
+    Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, LoraConfig,
+    Message, ModelInfo, Prompt, Result, TextModel, TokenModel, TokenStream, TrainableModel,
 };
 
 use super::Fault;
 use super::grammar;
+use super::session::Session;
 use super::stream::{ORDINARY, Source};
 
 /// What a model and its streams know of each other.
@@ -46,7 +47,7 @@ const FIRST: [u8; 24] = *b"The capital of France is";
 const MODEL_BYTES: u64 = 1 << 20;
 
 pub struct Model {
-    inner: Box<dyn TextModel>,
+    inner: Arc<dyn TextModel>,
     fault: Fault,
     context_len: Option<usize>,
     pub state: Arc<State>,
@@ -69,7 +70,7 @@ impl Model {
             ..State::default()
         };
         Self {
-            inner,
+            inner: Arc::from(inner),
             fault,
             context_len,
             state: Arc::new(state),
@@ -256,6 +257,13 @@ impl TextModel for Model {
             results.reverse();
         }
         Ok(results)
+    }
+
+    fn batch_session(&self) -> Result<Box<dyn BatchSession>> {
+        self.check_open()?;
+        // Refuses when closed.
+        self.inner.batch_generate(&[], &GenerateOptions::new())?;
+        Ok(Box::new(Session::new(Arc::clone(&self.inner), self.fault)))
     }
 
     fn model_type(&self) -> &str {

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use inference::{BatchEvent, BatchSession, Error, GenerateOptions, Prompt, Result, RowId};
+use inference::{BatchEvent, BatchSession, Error, GenerateOptions, Prompt, RequestId, Result};
 use mlx_rs_core::{Array, async_eval, concatenate, eval, memory};
 
 use super::alike::{self, Standing, Turn};
@@ -31,7 +31,7 @@ pub struct Batch {
 }
 
 struct Member {
-    id: RowId,
+    id: RequestId,
     request: Request,
     /// `None` once the request is over.
     lane: Option<Lane>,
@@ -54,13 +54,13 @@ impl Batch {
     ///
     /// # Errors
     /// As [`super::Generation::new`].
-    pub fn add_ids(&mut self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<RowId> {
+    pub fn add_ids(&mut self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<RequestId> {
         // Before they are cloned, which recurses over a schema.
         options.validate()?;
         let mut request = Request::new(Arc::clone(&self.engine), prompt, options.clone())?;
         let caches = self.engine.cache_options();
         let lane = self.engine.scope(|| Lane::new(&mut request, caches))?;
-        let id = RowId::new(self.next_id);
+        let id = RequestId::new(self.next_id);
         self.next_id += 1;
         self.rows.push(Member {
             id,
@@ -292,12 +292,12 @@ impl Batch {
 }
 
 impl BatchSession for Batch {
-    fn add(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<RowId> {
+    fn add(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<RequestId> {
         let ids = self.engine.encode_prompt(prompt)?;
         self.add_ids(ids, options)
     }
 
-    fn remove(&mut self, row: RowId) -> bool {
+    fn remove(&mut self, row: RequestId) -> bool {
         let before = self.rows.len();
         self.rows.retain_mut(|member| {
             let gone = member.id == row;
@@ -362,6 +362,7 @@ impl BatchSession for Batch {
             events.push_back(BatchEvent::Done {
                 row,
                 reason,
+                stop: member.request.stop_cause(),
                 metrics: Box::new(member.request.metrics()),
             });
             false

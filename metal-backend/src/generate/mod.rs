@@ -23,7 +23,8 @@ pub use request::Request;
 use std::sync::Arc;
 
 use inference::{
-    FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenLogprobs, TokenSource,
+    FinishReason, GenerateMetrics, GenerateOptions, Result, StopCause, Token, TokenLogprobs,
+    TokenSource,
 };
 use mlx_rs_core::memory;
 
@@ -177,6 +178,10 @@ impl Iterator for Generation {
 impl TokenSource for Generation {
     fn finish_reason(&self) -> Option<FinishReason> {
         self.request.finish_reason()
+    }
+
+    fn stop_cause(&self) -> Option<StopCause> {
+        self.request.stop_cause()
     }
 
     fn metrics(&self) -> GenerateMetrics {

@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use inference::{
-    ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenLogprobs,
+    ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, StopCause, Token,
+    TokenLogprobs,
 };
 
 use super::{Clock, Read};
@@ -28,6 +29,7 @@ pub struct Request {
     drawn: Vec<u32>,
     produced: usize,
     finish: Option<FinishReason>,
+    stop: Option<StopCause>,
     clock: Clock,
 }
 
@@ -51,6 +53,7 @@ impl Request {
             drawn: Vec::new(),
             produced: 0,
             finish: None,
+            stop: None,
             clock,
         })
     }
@@ -157,15 +160,21 @@ impl Request {
         }
         let eos = !self.options.ignore_eos && self.engine.eos_tokens().contains(&id);
         if eos || self.options.stop_tokens.contains(&id) {
+            self.stop = Some(if eos {
+                StopCause::Eos(id)
+            } else {
+                StopCause::Token(id)
+            });
             self.flush(FinishReason::Stop);
             return;
         }
         self.produced += 1;
         self.clock.produced(self.produced);
         let released = self.text.push(id);
-        let stopped = released.stopped.is_some();
+        let stopped = released.stopped.clone();
         self.queue(released);
-        if stopped {
+        if let Some(stop) = stopped {
+            self.stop = Some(StopCause::String(stop));
             self.end(FinishReason::Stop);
         } else if self.room() == 0 {
             self.flush(FinishReason::Length);
@@ -199,6 +208,12 @@ impl Request {
         }
     }
 
+    /// What stopped it, where [`Self::finish_reason`] says that something did.
+    pub fn stop_cause(&self) -> Option<StopCause> {
+        let stopped = self.finish_reason() == Some(FinishReason::Stop);
+        self.stop.clone().filter(|_| stopped)
+    }
+
     /// The clock, for figures that others count.
     pub fn clock(&mut self) -> &mut Clock {
         &mut self.clock
@@ -217,8 +232,13 @@ impl Request {
     }
 
     fn queue(&mut self, released: Released) {
+        let engine = Arc::clone(&self.engine);
+        let tokenizer = engine.text().tokenizer();
         for (id, text) in released.ready {
-            let mut token = Token::new(id, text);
+            let mut token = Token::new(id, text).with_special(tokenizer.is_special(id));
+            if let Some(bytes) = tokenizer.token_bytes(id) {
+                token = token.with_bytes(bytes);
+            }
             if let Some(logits) = self.logits.pop_front() {
                 token = token.with_logits(logits);
             }
