@@ -8,8 +8,8 @@ use std::path::Path;
 
 use common::{fixture, greedy, tiny, tiny_names};
 use inference::{
-    BatchEvent, CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Prompt, RequestId,
-    TextModel,
+    BatchEvent, CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Prompt,
+    RequestId, TextModel,
 };
 
 fn ids(from: u32, n: u32) -> Prompt {

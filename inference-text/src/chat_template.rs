@@ -11,7 +11,7 @@ use std::path::Path;
 use inference::{Error, ErrorKind, Message, Result};
 use minijinja::Environment;
 use minijinja::value::Serde;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 
 use super::limits::TextLimits;
 use super::template_defaults::family_format;
@@ -29,6 +29,8 @@ pub struct ChatTemplate {
     source: String,
     origin: String,
     text_bytes: usize,
+    /// The one for conversations with tools, where the model has two.
+    tool_use: Option<Box<ChatTemplate>>,
 }
 
 /// The input of a template besides the messages.
@@ -41,6 +43,8 @@ pub struct ChatOptions {
     pub extra: Map<String, Json>,
     /// The time for `strftime_now`, in seconds since 1970 (UTC). `None` asks the clock.
     pub now: Option<u64>,
+    /// Whether the text ends within the last message, where the model continues it.
+    pub continue_final_message: bool,
 }
 
 impl ChatOptions {
@@ -113,6 +117,7 @@ impl ChatTemplate {
             source,
             origin,
             text_bytes: limits.text_bytes,
+            tool_use: None,
         })
     }
 
@@ -132,9 +137,21 @@ impl ChatTemplate {
                     .with_path(&path)
                     .with_source(e)
             })?;
-            return Self::with_limits(source, "chat_template.jinja", limits)
-                .map(Some)
-                .map_err(|e| e.with_path(path));
+            let mut template = Self::with_limits(source, "chat_template.jinja", limits)
+                .map_err(|e| e.with_path(path))?;
+            // As transformers 4.52 and later write several templates.
+            let path = dir.join("additional_chat_templates").join("tool_use.jinja");
+            if let Some(bytes) = read_bounded(&path, limits.config_bytes)? {
+                let source = String::from_utf8(bytes).map_err(|e| {
+                    Error::new(ErrorKind::InvalidModel, "the template is not UTF-8")
+                        .with_path(&path)
+                        .with_source(e)
+                })?;
+                let tool_use = Self::with_limits(source, "tool_use.jinja", limits)
+                    .map_err(|e| e.with_path(path))?;
+                template.tool_use = Some(Box::new(tool_use));
+            }
+            return Ok(Some(template));
         }
         for file in ["chat_template.json", "tokenizer_config.json"] {
             let path = dir.join(file);
@@ -142,9 +159,14 @@ impl ChatTemplate {
                 continue;
             };
             if let Some(source) = choose(&json["chat_template"]).map_err(|e| e.with_path(&path))? {
-                return Self::with_limits(source, file, limits)
-                    .map(Some)
-                    .map_err(|e| e.with_path(path));
+                let mut template =
+                    Self::with_limits(source, file, limits).map_err(|e| e.with_path(&path))?;
+                if let Some(source) = tool_use(&json["chat_template"]) {
+                    let tool_use =
+                        Self::with_limits(source, file, limits).map_err(|e| e.with_path(path))?;
+                    template.tool_use = Some(Box::new(tool_use));
+                }
+                return Ok(Some(template));
             }
         }
         Ok(None)
@@ -170,6 +192,16 @@ impl ChatTemplate {
         &self.origin
     }
 
+    /// The template for a call with `options`: that for tools where there are some.
+    #[must_use]
+    pub(crate) fn for_options(&self, options: &ChatOptions) -> &Self {
+        let tools = options.extra.get("tools").and_then(Json::as_array);
+        match &self.tool_use {
+            Some(template) if tools.is_some_and(|tools| !tools.is_empty()) => template,
+            _ => self,
+        }
+    }
+
     /// The text of a conversation. `bos` and `eos` are the texts of the tokens that begin and end a
     /// text.
     ///
@@ -184,10 +216,7 @@ impl ChatTemplate {
         bos: &str,
         eos: &str,
     ) -> Result<String> {
-        let values = messages
-            .iter()
-            .map(|m| json!({"role": m.role, "content": m.content}))
-            .collect();
+        let values = messages.iter().map(Message::to_template).collect();
         self.render_values(values, options, bos, eos)
     }
 
@@ -328,6 +357,13 @@ fn choose(value: &Json) -> Result<Option<String>> {
             "chat_template is neither a text nor a list of named texts",
         )),
     }
+}
+
+/// The template for conversations with tools, out of several.
+fn tool_use(value: &Json) -> Option<String> {
+    let named = value.as_array()?.iter();
+    let mut named = named.filter(|t| t["name"].as_str() == Some("tool_use"));
+    named.next()?["template"].as_str().map(str::to_owned)
 }
 
 /// Converts an error of the template engine. The message names the template's line.

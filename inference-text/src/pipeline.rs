@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use inference::{Error, ErrorKind, Message, Result};
-use serde_json::{Value as Json, json};
+use inference::{ChatEnd, ChatPrompt, Error, ErrorKind, Message, Result};
+use serde_json::Value as Json;
 
 use super::chat_template::{ChatOptions, ChatTemplate};
 use super::detokenizer::Detokenizer;
@@ -129,11 +129,36 @@ impl TextPipeline {
         messages: &[Message],
         options: &ChatOptions,
     ) -> Result<Vec<u32>> {
-        let values = messages
-            .iter()
-            .map(|m| json!({"role": m.role, "content": m.content}))
-            .collect();
+        let values = messages.iter().map(Message::to_template).collect();
         self.encode_values_with(values, options)
+    }
+
+    /// [`TextPipeline::encode_chat`] of a conversation with tools and names for the template, none of
+    /// whose texts becomes a control token.
+    ///
+    /// # Errors
+    /// As [`TextPipeline::encode_chat`]; `InvalidOption` for a name that the template is given
+    /// otherwise, and for a last message that is to be continued and that the template leaves out.
+    pub fn encode_chat_prompt(&self, prompt: &ChatPrompt) -> Result<Vec<u32>> {
+        let values = prompt.messages.iter().map(Message::to_template).collect();
+        self.encode_values_with(values, &options_of(prompt)?)
+    }
+
+    /// The text of [`TextPipeline::encode_chat_prompt`], as [`TextPipeline::render_chat`].
+    ///
+    /// # Errors
+    /// As [`TextPipeline::encode_chat_prompt`].
+    pub fn render_chat_prompt(&self, prompt: &ChatPrompt) -> Result<String> {
+        let options = options_of(prompt)?;
+        let template = self.require_template()?.for_options(&options);
+        let mut values: Vec<Json> = prompt.messages.iter().map(Message::to_template).collect();
+        let [bos, eos] = self.edges();
+        if !options.continue_final_message {
+            return template.render_values(values, &options, &bos, &eos);
+        }
+        let mask = Mask::new(&values, &options, template.source())?;
+        mask.end_last(&mut values)?;
+        mask.cut(template.render_values(values, &options, &bos, &eos)?)
     }
 
     /// [`TextPipeline::encode_chat_with`] for messages with more fields than role and content, such
@@ -148,7 +173,7 @@ impl TextPipeline {
         mut messages: Vec<Json>,
         options: &ChatOptions,
     ) -> Result<Vec<u32>> {
-        let template = self.require_template()?;
+        let template = self.require_template()?.for_options(options);
         let controls: Vec<String> = self
             .tokenizer
             .control_texts()
@@ -174,28 +199,62 @@ impl TextPipeline {
                 ));
             }
         }
+        for (name, value) in &options.extra {
+            let mut names = names_of(value);
+            names.push(name);
+            if let Some(name) = names
+                .into_iter()
+                .find(|name| controls.iter().any(|t| name.contains(t.as_str())))
+            {
+                return Err(Error::new(
+                    ErrorKind::InvalidOption,
+                    format!(
+                        "tools or template arguments have a field {name:?}, which spells a control token"
+                    ),
+                ));
+            }
+        }
+        // Tools and arguments come from strangers as messages do.
+        let mut options = options.clone();
         let mut suspicious = false;
+        let mut look = |text: &mut String| {
+            suspicious |= !self.suspicious(text, &controls)?.is_empty();
+            Ok(())
+        };
         for message in &mut messages {
-            for_texts(message, &mut |text| {
-                suspicious |= !self.suspicious(text, &controls)?.is_empty();
-                Ok(())
-            })?;
+            for_texts(message, &mut look)?;
+        }
+        for value in options.extra.values_mut() {
+            each_text(value, &mut look)?;
         }
         let [bos, eos] = self.edges();
-        if !suspicious {
-            let text = template.render_values(messages, options, &bos, &eos)?;
+        if !suspicious && !options.continue_final_message {
+            let text = template.render_values(messages, &options, &bos, &eos)?;
             return self.tokenizer.encode(&text, false);
         }
-        let mask = Mask::new(&messages, options, template.source())?;
+        let mask = Mask::new(&messages, &options, template.source())?;
         let mut hidden = Vec::new();
+        let mut hide = |text: &mut String| {
+            let spans = self.suspicious(text, &controls)?;
+            *text = mask.hide(text, &spans, &mut hidden);
+            Ok(())
+        };
         for message in &mut messages {
-            for_texts(message, &mut |text| {
-                let spans = self.suspicious(text, &controls)?;
-                *text = mask.hide(text, &spans, &mut hidden);
-                Ok(())
-            })?;
+            for_texts(message, &mut hide)?;
         }
-        let text = template.render_values(messages, options, &bos, &eos)?;
+        for value in options.extra.values_mut() {
+            each_text(value, &mut hide)?;
+        }
+        if options.continue_final_message {
+            mask.end_last(&mut messages)?;
+        }
+        let mut text = template.render_values(messages, &options, &bos, &eos)?;
+        if options.continue_final_message {
+            text = mask.cut(text)?;
+            if hidden.is_empty() {
+                return self.tokenizer.encode(&text, false);
+            }
+        }
         // All control tokens that remain are those of the template.
         let mut ids = Vec::new();
         let mut at = 0;
@@ -275,23 +334,58 @@ impl TextPipeline {
     }
 }
 
+/// Names that a template is given otherwise, or that the call to it has in other engines.
+const RESERVED: [&str; 9] = [
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "bos_token",
+    "eos_token",
+    "chat_template",
+    "tokenize",
+    "return_dict",
+];
+
+/// What a template is given besides the messages of `prompt`.
+fn options_of(prompt: &ChatPrompt) -> Result<ChatOptions> {
+    let reserved = |name: &&String| RESERVED.contains(&name.as_str()) || name.starts_with("__");
+    if let Some(name) = prompt.template.keys().find(reserved) {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!("the template argument {name:?} cannot be set; it is made of the conversation"),
+        ));
+    }
+    let mut options = ChatOptions::default();
+    options.extra.clone_from(&prompt.template);
+    options.add_generation_prompt = prompt.end == ChatEnd::Reply;
+    options.continue_final_message = prompt.end == ChatEnd::LastMessage;
+    if !prompt.tools.is_empty() {
+        let tools = prompt.tools.iter().map(inference::Tool::to_template);
+        options.extra.insert("tools".into(), tools.collect());
+    }
+    Ok(options)
+}
+
+/// Visits every text in a value.
+fn each_text(value: &mut Json, visit: &mut dyn FnMut(&mut String) -> Result<()>) -> Result<()> {
+    match value {
+        Json::String(text) => visit(text),
+        Json::Array(many) => many.iter_mut().try_for_each(|v| each_text(v, visit)),
+        Json::Object(fields) => fields.values_mut().try_for_each(|v| each_text(v, visit)),
+        _ => Ok(()),
+    }
+}
+
 /// Visits every text of a message but its role.
 fn for_texts(message: &mut Json, visit: &mut dyn FnMut(&mut String) -> Result<()>) -> Result<()> {
-    fn walk(value: &mut Json, visit: &mut dyn FnMut(&mut String) -> Result<()>) -> Result<()> {
-        match value {
-            Json::String(text) => visit(text),
-            Json::Array(many) => many.iter_mut().try_for_each(|v| walk(v, visit)),
-            Json::Object(fields) => fields.values_mut().try_for_each(|v| walk(v, visit)),
-            _ => Ok(()),
-        }
-    }
     let Json::Object(fields) = message else {
         return Ok(());
     };
     fields
         .iter_mut()
         .filter(|(name, _)| name.as_str() != "role")
-        .try_for_each(|(_, value)| walk(value, visit))
+        .try_for_each(|(_, value)| each_text(value, visit))
 }
 
 /// The names of all fields of a message, inner ones too.
@@ -319,6 +413,8 @@ fn overlap(left: &str, right: &str) -> Option<usize> {
 struct Mask {
     open: char,
     close: char,
+    /// Marks the end of the last message.
+    end: char,
 }
 
 impl Mask {
@@ -332,13 +428,40 @@ impl Mask {
             .filter(|c| ('\u{E000}'..='\u{F8FF}').contains(c))
             .collect();
         let mut free = ('\u{E000}'..='\u{F8FF}').filter(|c| !used.contains(c));
-        match (free.next(), free.next()) {
-            (Some(open), Some(close)) => Ok(Self { open, close }),
+        match (free.next(), free.next(), free.next()) {
+            (Some(open), Some(close), Some(end)) => Ok(Self { open, close, end }),
             _ => Err(Error::new(
                 ErrorKind::InvalidOption,
                 "the conversation spells control tokens and uses all of Unicode's private characters; leave one out",
             )),
         }
+    }
+
+    /// Marks where the last message ends.
+    fn end_last(&self, messages: &mut [Json]) -> Result<()> {
+        match messages.last_mut().and_then(|m| m.get_mut("content")) {
+            Some(Json::String(content)) => {
+                content.push(self.end);
+                Ok(())
+            }
+            _ => Err(Error::new(
+                ErrorKind::InvalidOption,
+                "there is no last message with a text to continue",
+            )),
+        }
+    }
+
+    /// The text up to the end of the last message.
+    fn cut(&self, mut text: String) -> Result<String> {
+        let Some(end) = text.rfind(self.end) else {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                "the chat template does not write the last message, so that it cannot be continued",
+            ));
+        };
+        text.truncate(end);
+        text.retain(|c| c != self.end);
+        Ok(text)
     }
 
     fn hide(&self, content: &str, spans: &[Range<usize>], hidden: &mut Vec<String>) -> String {

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
-    AttentionInspector, BatchEvent, BatchResult, BatchSession, ClassifyResult, EmbeddingModel,
-    Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, Message,
-    ModelInfo, Prompt, PromptCacheModel, Result, TextModel, Token, TokenLogprobs, TokenModel,
-    TokenStream, TopLogprob, TrainableModel,
+    AttentionInspector, BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult,
+    EmbeddingModel, Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput,
+    Message, ModelInfo, Prompt, PromptCacheModel, Result, TextModel, Token, TokenLogprobs,
+    TokenModel, TokenStream, TopLogprob, TrainableModel,
 };
 use mlx_rs_core::{DeviceKind, Stream, concatenate, eval};
 
@@ -543,6 +543,14 @@ impl TokenModel for MlxModel {
         self.engine
             .text
             .encode_chat(messages, add_generation_prompt)
+    }
+
+    fn encode_chat_with(&self, prompt: &ChatPrompt) -> Result<Vec<u32>> {
+        self.engine.text.encode_chat_prompt(prompt)
+    }
+
+    fn render_chat_with(&self, prompt: &ChatPrompt) -> Result<String> {
+        self.engine.text.render_chat_prompt(prompt)
     }
 
     fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
