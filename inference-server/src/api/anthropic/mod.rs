@@ -1,0 +1,180 @@
+//! Anthropic's API: `/v1/messages` and `/v1/messages/count_tokens`.
+
+mod stream;
+mod types;
+
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use inference::{ChatPrompt, FinishReason, GenerateMetrics, GenerateOptions, StopCause};
+use serde_json::{Value, json};
+
+use crate::api::run::{self, End, Reply};
+use crate::api::{Json, prepare, within};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::models::ServedModel;
+use types::{CountRequest, MessagesRequest};
+
+/// Answers a conversation.
+#[utoipa::path(post, path = "/v1/messages", request_body = MessagesRequest, responses(
+    (status = 200, description = "a message, or with `stream` its events", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 429, description = "the queue is full", body = Object)))]
+pub(crate) async fn create(
+    State(app): State<App>,
+    Json(request): Json<MessagesRequest>,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let (at, model) = app.models.find(request.model.as_deref())?;
+    let options = options(&app, &request)?;
+    let options = prepare::finish_options(&app, options, arrived)?;
+    let asked = request.max_tokens;
+    let streamed = request.stream.unwrap_or(false);
+    let prompt = conversation(model, request.into())?;
+
+    let places = prepare::reserve(&app, 1)?;
+    let (place, prepared) = prepare::chat(&app, at, places, prompt).await?;
+    let tokens = prepared.ids.len();
+    let most = prepare::reply_tokens(&app, model, tokens, Some(asked));
+    let options = options.with_max_tokens(most);
+    let mut reply = Reply::start(&app, at, place, &prepared, options, arrived);
+    let id = app.name("msg_");
+    if streamed {
+        reply.first_sign(app.limits.first_event).await?;
+        let events = stream::Events::new(id, model.id(), tokens);
+        return Ok(stream::answer(reply, events, app.limits.ping));
+    }
+    let whole = run::whole(reply).await?;
+    let mut content = Vec::new();
+    if !whole.reasoning.is_empty() {
+        content.push(json!({
+            "type": "thinking",
+            "thinking": whole.reasoning,
+            "signature": stream::SIGNATURE,
+        }));
+    }
+    if !whole.content.is_empty() {
+        content.push(json!({"type": "text", "text": whole.content}));
+    }
+    for call in &whole.calls {
+        let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+        content.push(json!({
+            "type": "tool_use",
+            "id": call.id,
+            "name": call.name,
+            "input": input,
+        }));
+    }
+    let (reason, sequence) = stop_reason(&whole.end, !whole.calls.is_empty());
+    let body = json!({
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "model": model.id(),
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "usage": usage(&whole.end.metrics),
+    });
+    Ok(axum::Json(body).into_response())
+}
+
+/// Counts the tokens of a conversation.
+#[utoipa::path(post, path = "/v1/messages/count_tokens", request_body = CountRequest, responses(
+    (status = 200, description = "`input_tokens`", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+pub(crate) async fn count_tokens(
+    State(app): State<App>,
+    Json(request): Json<CountRequest>,
+) -> Result<axum::Json<Value>, ApiError> {
+    let (at, model) = app.models.find(request.model.as_deref())?;
+    let prompt = conversation(model, request)?;
+    let places = prepare::reserve(&app, 1)?;
+    let (_, prepared) = prepare::chat(&app, at, places, prompt).await?;
+    Ok(axum::Json(json!({"input_tokens": prepared.ids.len()})))
+}
+
+fn options(app: &App, request: &MessagesRequest) -> Result<GenerateOptions, ApiError> {
+    if request.max_tokens == 0 {
+        return Err(ApiError::field(
+            "max_tokens",
+            "max_tokens must be at least 1",
+        ));
+    }
+    let mut o = GenerateOptions::new();
+    // Anthropic's default.
+    o.temperature = request.temperature.unwrap_or(1.0);
+    within("temperature", o.temperature, 0.0, 1.0)?;
+    if let Some(top_p) = request.top_p {
+        within("top_p", top_p, 0.0, 1.0)?;
+        if top_p == 0.0 {
+            o.temperature = 0.0;
+        } else {
+            o.top_p = top_p;
+        }
+    }
+    o.top_k = request.top_k.unwrap_or(0);
+    let stops = request.stop_sequences.clone().unwrap_or_default();
+    o.stop = prepare::stops(app, "stop_sequences", stops)?;
+    Ok(o)
+}
+
+fn conversation(model: &ServedModel, request: CountRequest) -> Result<ChatPrompt, ApiError> {
+    let mut prompt = ChatPrompt::new(types::messages(request.system, request.messages)?);
+    prompt.tools = types::tools(request.tools.unwrap_or_default())?;
+    match request.tool_choice.as_ref().map(|c| c.kind.as_str()) {
+        None | Some("auto") => {}
+        Some("none") => prompt.tools.clear(),
+        Some(kind) => {
+            let shown: String = kind.chars().take(40).collect();
+            return Err(ApiError::unsupported(
+                "tool_choice",
+                format!("tool_choice {shown:?} is not supported; use \"auto\" or \"none\""),
+            ));
+        }
+    }
+    match request.thinking.as_ref().map(|t| t.kind.as_str()) {
+        None => {}
+        Some("disabled") => {
+            prompt
+                .template
+                .insert("enable_thinking".into(), false.into());
+        }
+        Some(_) if !model.format().reads_reasoning() => {
+            return Err(ApiError::unsupported(
+                "thinking",
+                format!(
+                    "the thinking of the model {} cannot be told from its answer yet; leave thinking out",
+                    model.id()
+                ),
+            ));
+        }
+        Some(_) => {
+            prompt
+                .template
+                .insert("enable_thinking".into(), true.into());
+        }
+    }
+    Ok(prompt)
+}
+
+/// Anthropic's word for an end, and the stop string that was found.
+fn stop_reason(end: &End, called: bool) -> (&'static str, Option<&str>) {
+    match (&end.reason, &end.stop) {
+        (FinishReason::Length, _) => ("max_tokens", None),
+        _ if called => ("tool_use", None),
+        (_, Some(StopCause::String(stop))) => ("stop_sequence", Some(stop)),
+        _ => ("end_turn", None),
+    }
+}
+
+fn usage(metrics: &GenerateMetrics) -> Value {
+    json!({
+        "input_tokens": metrics.prompt_tokens.saturating_sub(metrics.cached_tokens),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": metrics.cached_tokens,
+        "output_tokens": metrics.generated_tokens,
+    })
+}

@@ -1,0 +1,290 @@
+//! What Anthropic's clients send, as messages of the contract.
+
+use inference::{Message, Tool, ToolCall};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::error::ApiError;
+
+/// A conversation to answer.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct MessagesRequest {
+    /// The model's name; without one, the first that is served.
+    pub(crate) model: Option<String>,
+    /// The most tokens of the reply.
+    pub(crate) max_tokens: usize,
+    /// The turns, oldest first.
+    #[schema(value_type = Vec<Object>)]
+    messages: Vec<Turn>,
+    /// An instruction, as a text or as blocks of text.
+    #[schema(value_type = Option<Object>)]
+    system: Option<Content>,
+    /// 0 to 1, the default.
+    pub(crate) temperature: Option<f32>,
+    /// Draw among the most probable tokens of this probability together.
+    pub(crate) top_p: Option<f32>,
+    /// Draw among so many most probable tokens.
+    pub(crate) top_k: Option<usize>,
+    /// Strings that end the reply.
+    pub(crate) stop_sequences: Option<Vec<String>>,
+    /// Send the reply as it is generated.
+    pub(crate) stream: Option<bool>,
+    /// Functions that the model may call.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tools: Option<Vec<ToolSpec>>,
+    /// `{"type": "auto"}` or `{"type": "none"}`.
+    #[schema(value_type = Option<Object>)]
+    tool_choice: Option<Kind>,
+    /// `{"type": "disabled"}`, or `enabled` where the model's reasoning can be read.
+    #[schema(value_type = Option<Object>)]
+    thinking: Option<Kind>,
+}
+
+/// A conversation to count.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct CountRequest {
+    /// The model's name; without one, the first that is served.
+    pub(crate) model: Option<String>,
+    /// The turns, oldest first.
+    #[schema(value_type = Vec<Object>)]
+    pub(crate) messages: Vec<Turn>,
+    /// An instruction.
+    #[schema(value_type = Option<Object>)]
+    pub(crate) system: Option<Content>,
+    /// Functions that the model may call.
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub(crate) tools: Option<Vec<ToolSpec>>,
+    /// `{"type": "auto"}` or `{"type": "none"}`.
+    #[schema(value_type = Option<Object>)]
+    pub(crate) tool_choice: Option<Kind>,
+    /// `{"type": "disabled"}`.
+    #[schema(value_type = Option<Object>)]
+    pub(crate) thinking: Option<Kind>,
+}
+
+impl From<MessagesRequest> for CountRequest {
+    fn from(request: MessagesRequest) -> Self {
+        Self {
+            model: request.model,
+            messages: request.messages,
+            system: request.system,
+            tools: request.tools,
+            tool_choice: request.tool_choice,
+            thinking: request.thinking,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Kind {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct ToolSpec {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    name: String,
+    description: Option<String>,
+    input_schema: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Turn {
+    role: String,
+    content: Content,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Content {
+    Text(String),
+    Blocks(Vec<Block>),
+}
+
+/// A block of any type; what it must have depends on the type.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Block {
+    #[serde(rename = "type")]
+    kind: String,
+    text: Option<String>,
+    thinking: Option<String>,
+    id: Option<String>,
+    name: Option<String>,
+    input: Option<Map<String, Value>>,
+    tool_use_id: Option<String>,
+    content: Option<Box<Content>>,
+}
+
+impl Content {
+    /// Text alone.
+    fn text(self, place: &str) -> Result<String, ApiError> {
+        let blocks = match self {
+            Content::Text(text) => return Ok(text),
+            Content::Blocks(blocks) => blocks,
+        };
+        let mut all = String::new();
+        for (i, block) in blocks.into_iter().enumerate() {
+            match (block.kind.as_str(), block.text) {
+                ("text", Some(text)) => all.push_str(&text),
+                (kind, _) => return Err(unknown(&format!("{place}.{i}"), kind)),
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn unknown(place: &str, kind: &str) -> ApiError {
+    let shown: String = kind.chars().take(40).collect();
+    ApiError::unsupported(
+        place,
+        format!("{place}: a block of type {shown:?} is not supported here, or lacks a field"),
+    )
+}
+
+/// The messages of a conversation. Results of tools become messages of their own, before what else the
+/// turn says.
+pub(crate) fn messages(
+    system: Option<Content>,
+    turns: Vec<Turn>,
+) -> Result<Vec<Message>, ApiError> {
+    let mut all = Vec::new();
+    if let Some(system) = system {
+        let text = system.text("system")?;
+        if !text.is_empty() {
+            all.push(Message::system(text));
+        }
+    }
+    for (n, turn) in turns.into_iter().enumerate() {
+        let place = format!("messages.{n}.content");
+        if !matches!(turn.role.as_str(), "user" | "assistant" | "system") {
+            return Err(ApiError::field(
+                format!("messages.{n}.role"),
+                "a role must be \"user\", \"assistant\" or \"system\"",
+            ));
+        }
+        let blocks = match turn.content {
+            Content::Text(text) => {
+                all.push(Message::new(turn.role, text));
+                continue;
+            }
+            Content::Blocks(blocks) => blocks,
+        };
+        let (mut text, mut reasoning, mut calls) = (String::new(), None, Vec::new());
+        let (mut results, mut said) = (0, false);
+        for (i, block) in blocks.into_iter().enumerate() {
+            let place = format!("{place}.{i}");
+            match block {
+                Block {
+                    kind,
+                    text: Some(more),
+                    ..
+                } if kind == "text" => {
+                    text.push_str(&more);
+                    said = true;
+                }
+                Block {
+                    kind,
+                    thinking: Some(more),
+                    ..
+                } if kind == "thinking" => reasoning = Some(more),
+                // Of another service, and meant for it alone.
+                Block { kind, .. } if kind == "redacted_thinking" => {}
+                Block {
+                    kind,
+                    id: Some(id),
+                    name: Some(name),
+                    input,
+                    ..
+                } if kind == "tool_use" => {
+                    calls.push(ToolCall::new(id, name, input.unwrap_or_default()));
+                }
+                Block {
+                    kind,
+                    tool_use_id: Some(id),
+                    content,
+                    ..
+                } if kind == "tool_result" => {
+                    let content = content.map(|c| c.text(&place)).transpose()?;
+                    all.push(Message::tool(id, content.unwrap_or_default()));
+                    results += 1;
+                }
+                Block { kind, .. } => return Err(unknown(&place, &kind)),
+            }
+        }
+        if said || results == 0 {
+            let mut message = Message::new(turn.role, text).with_tool_calls(calls);
+            message.reasoning = reasoning;
+            all.push(message);
+        }
+    }
+    Ok(all)
+}
+
+/// The tools of a request.
+pub(crate) fn tools(specs: Vec<ToolSpec>) -> Result<Vec<Tool>, ApiError> {
+    let mut tools = Vec::new();
+    for (i, spec) in specs.into_iter().enumerate() {
+        let custom = matches!(spec.kind.as_deref(), None | Some("custom"));
+        if !custom || !matches!(spec.input_schema, None | Some(Value::Object(_))) {
+            return Err(ApiError::unsupported(
+                format!("tools.{i}"),
+                "only tools of the client with an input_schema, an object, are supported",
+            ));
+        }
+        let mut tool = Tool::new(spec.name, spec.input_schema);
+        tool.description = spec.description;
+        tools.push(tool);
+    }
+    Ok(tools)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(value: Value) -> Result<Vec<Message>, ApiError> {
+        messages(None, serde_json::from_value(value).unwrap())
+    }
+
+    #[test]
+    fn blocks_become_messages() {
+        let talk = read(json!([
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "x"},
+                {"type": "text", "text": "let me see"},
+                {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "1"}]},
+                {"type": "text", "text": "well?"},
+            ]},
+        ]))
+        .unwrap();
+        let mut arguments = Map::new();
+        arguments.insert("a".into(), 1.into());
+        let expected = [
+            Message::user("hi"),
+            Message::assistant("let me see")
+                .with_reasoning("hm")
+                .with_tool_calls([ToolCall::new("t1", "f", arguments)]),
+            Message::tool("t1", "1"),
+            Message::user("well?"),
+        ];
+        assert_eq!(talk, expected);
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named() {
+        let image = json!([{"role": "user", "content": [{"type": "image", "source": {}}]}]);
+        let error = read(image).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("messages.0.content.0"));
+        assert!(error.message.contains("image"));
+        let role = read(json!([{"role": "robot", "content": "x"}])).unwrap_err();
+        assert_eq!(role.param.as_deref(), Some("messages.0.role"));
+    }
+}

@@ -1,0 +1,156 @@
+//! What the APIs share: bodies that are read within bounds, and requests on their way through the
+//! engine. The directories have one family each.
+
+pub(crate) mod anthropic;
+pub(crate) mod ollama;
+pub(crate) mod openai;
+pub(crate) mod prepare;
+pub(crate) mod run;
+pub(crate) mod status;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::StatusCode;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::limits::deeper_than;
+
+/// A body of JSON.
+pub(crate) struct Json<T>(pub(crate) T);
+
+/// The body is larger than it may be.
+pub(crate) fn body_too_large(most: usize) -> ApiError {
+    ApiError::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "invalid_request_error",
+        format!("the body is larger than {most} bytes"),
+    )
+    .with_code("body_too_large")
+}
+
+impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let limits = &app.limits;
+        let body: Body = request.into_body();
+        let read = Limited::new(body, limits.body_bytes).collect();
+        let read = tokio::time::timeout(limits.body_timeout, read).await;
+        let body = match read {
+            Ok(Ok(body)) => body.to_bytes(),
+            Ok(Err(e)) if e.is::<LengthLimitError>() => {
+                return Err(body_too_large(limits.body_bytes));
+            }
+            Ok(Err(_)) => return Err(ApiError::invalid("the body ended before it was complete")),
+            Err(_) => {
+                return Err(ApiError::new(
+                    StatusCode::REQUEST_TIMEOUT,
+                    "invalid_request_error",
+                    "the body took too long to arrive",
+                ));
+            }
+        };
+        parse(&body, limits.json_depth).map(Json)
+    }
+}
+
+/// Reads JSON; an error names the field.
+pub(crate) fn parse<T: DeserializeOwned>(body: &[u8], depth: usize) -> Result<T, ApiError> {
+    if deeper_than(body, depth) {
+        return Err(ApiError::invalid(format!(
+            "the body has more than {depth} objects and lists within each other"
+        )));
+    }
+    let text = std::str::from_utf8(body)
+        .map_err(|e| ApiError::invalid(format!("the body is no UTF-8: {e}")))?;
+    let mut json = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|e| {
+        let path = e.path().to_string();
+        let error = ApiError::invalid(format!("the body cannot be used: {}", e.inner()));
+        match path.as_str() {
+            "." | "?" => error,
+            _ => error.with_param(path),
+        }
+    })?;
+    json.end()
+        .map_err(|e| ApiError::invalid(format!("the body has more than one value: {e}")))?;
+    Ok(value)
+}
+
+/// Refuses a list that is too long.
+pub(crate) fn at_most(param: &str, n: usize, most: usize) -> Result<(), ApiError> {
+    if n > most {
+        return Err(ApiError::field(
+            param,
+            format!("{param} has {n} elements; at most {most} are allowed"),
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses a number that is out of bounds.
+pub(crate) fn within(param: &str, value: f32, least: f32, most: f32) -> Result<(), ApiError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(ApiError::field(
+        param,
+        format!("{param} is {value}; it must lie between {least} and {most}"),
+    ))
+}
+
+/// One text or several.
+#[derive(Debug, Clone, serde::Deserialize, utoipa::ToSchema)]
+#[serde(untagged)]
+pub(crate) enum OneOrMore {
+    One(String),
+    More(Vec<String>),
+}
+
+impl OneOrMore {
+    pub(crate) fn list(&self) -> Vec<String> {
+        match self {
+            OneOrMore::One(text) => vec![text.clone()],
+            OneOrMore::More(texts) => texts.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Inner {
+        #[allow(dead_code)]
+        b: Vec<u8>,
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Outer {
+        #[allow(dead_code)]
+        a: Inner,
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        let error = |text: &str| parse::<Outer>(text.as_bytes(), 8).unwrap_err();
+        assert_eq!(
+            error(r#"{"a": {"b": [1, "x"]}}"#).param.as_deref(),
+            Some("a.b[1]")
+        );
+        assert_eq!(error("nonsense").param, None);
+        assert!(error("{} {}").message.contains("missing field"));
+        assert!(
+            error(r#"{"a": {"b": []}} 1"#)
+                .message
+                .contains("more than one")
+        );
+        assert!(error(&"[".repeat(9)).message.contains("more than 8"));
+        let bad = parse::<Outer>(b"\xff", 8).unwrap_err();
+        assert!(bad.message.contains("UTF-8"));
+    }
+}

@@ -1,0 +1,275 @@
+//! `/api/chat` and `/api/generate`: a reply as lines of JSON, or as one.
+
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use inference::{ChatPrompt, FinishReason, Message, Prompt};
+use serde_json::{Map, Value, json};
+
+use super::time;
+use super::types::{self, ChatRequest, GenerateRequest, Rest};
+use crate::api::run::{self, Call, Calls, End, Item, Reply};
+use crate::api::{Json, prepare};
+use crate::app::App;
+use crate::error::{ApiError, Family};
+use crate::models::ServedModel;
+use crate::reply::Delta;
+
+/// Which of the two shapes a line has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    Chat,
+    Generate,
+}
+
+/// What is to be run.
+enum Ask {
+    Chat(Box<ChatPrompt>),
+    Raw(String),
+}
+
+/// Answers a conversation.
+#[utoipa::path(post, path = "/api/chat", request_body = ChatRequest, responses(
+    (status = 200, description = "lines of JSON, or with `stream` false one", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 429, description = "the queue is full", body = Object)))]
+pub(crate) async fn chat(
+    State(app): State<App>,
+    Json(request): Json<ChatRequest>,
+) -> Result<Response, ApiError> {
+    let (at, model) = app.models.find(request.model.as_deref())?;
+    if request.messages.is_empty() {
+        return Ok(loaded(model, Shape::Chat));
+    }
+    let mut prompt = ChatPrompt::new(types::messages(request.messages)?);
+    prompt.tools = request.tools.unwrap_or_default();
+    prompt.template = request.rest.template(model)?;
+    let ask = Ask::Chat(Box::new(prompt));
+    answer(&app, at, ask, &request.rest, Shape::Chat).await
+}
+
+/// Answers a text or, with `raw`, continues it.
+#[utoipa::path(post, path = "/api/generate", request_body = GenerateRequest, responses(
+    (status = 200, description = "lines of JSON, or with `stream` false one", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 429, description = "the queue is full", body = Object)))]
+pub(crate) async fn generate(
+    State(app): State<App>,
+    Json(request): Json<GenerateRequest>,
+) -> Result<Response, ApiError> {
+    let (at, model) = app.models.find(request.model.as_deref())?;
+    let text = |text: &Option<String>| text.as_ref().is_some_and(|t| !t.is_empty());
+    let some = |value: &Option<Value>| match value {
+        None | Some(Value::Null) => false,
+        Some(Value::Array(many)) => !many.is_empty(),
+        Some(_) => true,
+    };
+    for (param, there) in [
+        ("template", text(&request.template)),
+        ("suffix", text(&request.suffix)),
+        ("context", some(&request.context)),
+        ("images", some(&request.images)),
+    ] {
+        if there {
+            let message = format!("{param} is not supported; leave it out");
+            return Err(ApiError::unsupported(param, message));
+        }
+    }
+    if request.prompt.is_empty() {
+        return Ok(loaded(model, Shape::Generate));
+    }
+    let ask = if request.raw == Some(true) || !model.info().has_chat_template {
+        Ask::Raw(request.prompt)
+    } else {
+        let system = request.system.filter(|s| !s.is_empty());
+        let mut messages: Vec<Message> = system.map(Message::system).into_iter().collect();
+        messages.push(Message::user(request.prompt));
+        let mut prompt = ChatPrompt::new(messages);
+        prompt.template = request.rest.template(model)?;
+        Ask::Chat(Box::new(prompt))
+    };
+    answer(&app, at, ask, &request.rest, Shape::Generate).await
+}
+
+/// The answer to a request for nothing: the model is there.
+fn loaded(model: &ServedModel, shape: Shape) -> Response {
+    let mut line = line(model.id(), shape, "", "", &[]);
+    line.insert("done".into(), true.into());
+    line.insert("done_reason".into(), "load".into());
+    axum::Json(line).into_response()
+}
+
+async fn answer(
+    app: &App,
+    at: usize,
+    ask: Ask,
+    rest: &Rest,
+    shape: Shape,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let model = &app.models.all()[at];
+    let mut options = rest.options(app)?;
+    options.grammar = rest.grammar(app, model)?;
+    let options = prepare::finish_options(app, options, arrived)?;
+    let places = prepare::reserve(app, 1)?;
+    let (place, prepared) = match ask {
+        Ask::Chat(prompt) => prepare::chat(app, at, places, *prompt).await?,
+        Ask::Raw(text) => {
+            let (place, mut all) =
+                prepare::raw(app, at, places, "prompt", vec![Prompt::from(text)]).await?;
+            (place, all.pop().ok_or_else(ApiError::internal)?)
+        }
+    };
+    let tokens = prepared.ids.len();
+    let mut most = prepare::reply_tokens(app, model, tokens, rest.asked());
+    if let Some(context) = rest.options.as_ref().and_then(|o| o.num_ctx) {
+        if tokens >= context {
+            return Err(ApiError::context(tokens, context).with_param("options.num_ctx"));
+        }
+        most = most.min(context - tokens);
+    }
+    let options = options.with_max_tokens(most);
+    let mut reply = Reply::start(app, at, place, &prepared, options, arrived);
+    if rest.stream == Some(false) {
+        let whole = run::whole(reply).await?;
+        let mut line = line(
+            model.id(),
+            shape,
+            &whole.content,
+            &whole.reasoning,
+            &whole.calls,
+        );
+        finish(&mut line, &whole.end, arrived.elapsed());
+        return Ok(axum::Json(line).into_response());
+    }
+    reply.first_sign(app.limits.first_event).await?;
+    let lines = Lines {
+        model: model.id().to_owned(),
+        shape,
+        arrived,
+        calls: Calls::default(),
+    };
+    let body = stream::unfold(Some((reply, lines)), |state| async {
+        let (mut reply, mut lines) = state?;
+        let item = reply.next().await?;
+        let (text, more) = lines.of(item);
+        let text = Ok::<_, Infallible>(Bytes::from(text));
+        Some((text, more.then_some((reply, lines))))
+    });
+    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    Ok((kind, Body::from_stream(body)).into_response())
+}
+
+/// The fields that all lines have.
+fn line(
+    model: &str,
+    shape: Shape,
+    content: &str,
+    thinking: &str,
+    calls: &[Call],
+) -> Map<String, Value> {
+    let mut line = Map::new();
+    line.insert("model".into(), model.into());
+    line.insert("created_at".into(), time::now().into());
+    match shape {
+        Shape::Generate => {
+            line.insert("response".into(), content.into());
+            if !thinking.is_empty() {
+                line.insert("thinking".into(), thinking.into());
+            }
+        }
+        Shape::Chat => {
+            let mut message = Map::new();
+            message.insert("role".into(), "assistant".into());
+            message.insert("content".into(), content.into());
+            if !thinking.is_empty() {
+                message.insert("thinking".into(), thinking.into());
+            }
+            if !calls.is_empty() {
+                let call = |call: &Call| {
+                    let arguments: Value =
+                        serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+                    json!({"function": {"name": call.name, "arguments": arguments}})
+                };
+                message.insert("tool_calls".into(), calls.iter().map(call).collect());
+            }
+            line.insert("message".into(), message.into());
+        }
+    }
+    line.insert("done".into(), false.into());
+    line
+}
+
+/// Makes a line the last. Times are in nanoseconds.
+fn finish(line: &mut Map<String, Value>, end: &End, total: Duration) {
+    let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+    let reason = match end.reason {
+        FinishReason::Length => "length",
+        _ => "stop",
+    };
+    let m = &end.metrics;
+    for (name, value) in [
+        ("done", Value::from(true)),
+        ("done_reason", reason.into()),
+        ("total_duration", nanos(total).into()),
+        ("load_duration", nanos(end.queued).into()),
+        ("prompt_eval_count", m.prompt_tokens.into()),
+        ("prompt_eval_duration", nanos(m.prefill_time).into()),
+        ("eval_count", m.generated_tokens.into()),
+        ("eval_duration", nanos(m.decode_time).into()),
+    ] {
+        line.insert(name.into(), value);
+    }
+}
+
+struct Lines {
+    model: String,
+    shape: Shape,
+    arrived: Instant,
+    /// Calls that are not sent yet: a line has whole ones.
+    calls: Calls,
+}
+
+impl Lines {
+    /// The lines of one piece of news, and whether more come.
+    fn of(&mut self, item: Item) -> (String, bool) {
+        let (deltas, end) = match item {
+            Item::Started => return (String::new(), true),
+            Item::Token { deltas, .. } => (deltas, None),
+            Item::End { deltas, end } => (deltas, Some(end)),
+            Item::Failed(error) => {
+                return (format!("{}\n", error.body(Family::Ollama)), false);
+            }
+        };
+        let (mut content, mut thinking) = (String::new(), String::new());
+        for delta in deltas {
+            match delta {
+                Delta::Content(text) => content.push_str(&text),
+                Delta::Reasoning(text) => thinking.push_str(&text),
+                Delta::ToolCall { id, name, .. } => self.calls.begin(id, name),
+                Delta::Arguments { index, json } => self.calls.arguments(index, &json),
+            }
+        }
+        let Some(end) = end else {
+            if content.is_empty() && thinking.is_empty() {
+                return (String::new(), true);
+            }
+            let line = line(&self.model, self.shape, &content, &thinking, &[]);
+            return (format!("{}\n", Value::Object(line)), true);
+        };
+        let mut text = String::new();
+        if !self.calls.0.is_empty() {
+            let line = line(&self.model, self.shape, "", "", &self.calls.0);
+            text = format!("{}\n", Value::Object(line));
+        }
+        let mut last = line(&self.model, self.shape, &content, &thinking, &[]);
+        finish(&mut last, &end, self.arrived.elapsed());
+        text.push_str(&format!("{}\n", Value::Object(last)));
+        (text, false)
+    }
+}

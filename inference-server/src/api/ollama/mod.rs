@@ -1,0 +1,8 @@
+//! Ollama's API: chat, generate, embed, and what models there are. Models are loaded when the server
+//! starts and stay: `keep_alive` is read and changes nothing.
+
+pub(crate) mod embed;
+pub(crate) mod generate;
+pub(crate) mod models;
+mod time;
+mod types;

@@ -1,0 +1,260 @@
+//! What Ollama's clients send.
+
+use inference::{GenerateOptions, Grammar, Message, Tool, ToolCall};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use crate::api::{OneOrMore, prepare, within};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::models::ServedModel;
+
+/// A conversation to answer.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct ChatRequest {
+    /// The model's name.
+    pub(super) model: Option<String>,
+    /// The turns, oldest first; none asks whether the model is loaded.
+    #[serde(default)]
+    #[schema(value_type = Vec<Object>)]
+    pub(super) messages: Vec<Turn>,
+    /// Functions that the model may call.
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub(super) tools: Option<Vec<Tool>>,
+    #[serde(flatten)]
+    pub(super) rest: Rest,
+}
+
+/// A text to answer or, with `raw`, to continue.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct GenerateRequest {
+    /// The model's name.
+    pub(super) model: Option<String>,
+    /// The text; none asks whether the model is loaded.
+    #[serde(default)]
+    pub(super) prompt: String,
+    /// An instruction.
+    pub(super) system: Option<String>,
+    /// Continue the prompt as it is, without a chat template.
+    pub(super) raw: Option<bool>,
+    /// Not supported.
+    pub(super) template: Option<String>,
+    /// Not supported.
+    pub(super) suffix: Option<String>,
+    /// Not supported.
+    #[schema(value_type = Option<Object>)]
+    pub(super) context: Option<Value>,
+    /// Not supported.
+    #[schema(value_type = Option<Object>)]
+    pub(super) images: Option<Value>,
+    #[serde(flatten)]
+    pub(super) rest: Rest,
+}
+
+/// What both have.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct Rest {
+    /// Send the reply as it is generated, the default.
+    pub(super) stream: Option<bool>,
+    /// `json`, or a JSON schema.
+    #[schema(value_type = Option<Object>)]
+    pub(super) format: Option<Value>,
+    /// How to sample.
+    pub(super) options: Option<Options>,
+    /// Whether to think first.
+    #[schema(value_type = Option<Object>)]
+    pub(super) think: Option<Value>,
+    /// Not supported.
+    pub(super) logprobs: Option<bool>,
+}
+
+/// How to sample.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub(crate) struct Options {
+    /// The most tokens of a reply; below 0 as many as fit.
+    num_predict: Option<i64>,
+    /// The most tokens of prompt and reply.
+    pub(super) num_ctx: Option<usize>,
+    temperature: Option<f32>,
+    top_k: Option<usize>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    seed: Option<i64>,
+    stop: Option<OneOrMore>,
+    repeat_penalty: Option<f32>,
+    repeat_last_n: Option<i64>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    /// Not supported.
+    mirostat: Option<i64>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Turn {
+    role: String,
+    #[serde(default)]
+    content: String,
+    thinking: Option<String>,
+    images: Option<Vec<Value>>,
+    tool_calls: Option<Vec<Call>>,
+    tool_name: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Call {
+    function: Function,
+}
+
+#[derive(Debug, Deserialize)]
+struct Function {
+    name: String,
+    #[serde(default)]
+    arguments: Map<String, Value>,
+}
+
+/// The messages of a conversation.
+pub(super) fn messages(turns: Vec<Turn>) -> Result<Vec<Message>, ApiError> {
+    let mut all = Vec::new();
+    for (n, turn) in turns.into_iter().enumerate() {
+        if turn.images.is_some_and(|images| !images.is_empty()) {
+            return Err(ApiError::unsupported(
+                format!("messages[{n}].images"),
+                "images are not supported",
+            ));
+        }
+        let mut message = Message::new(turn.role, turn.content);
+        message.reasoning = turn.thinking;
+        message.name = turn.tool_name;
+        let calls = turn.tool_calls.unwrap_or_default();
+        message.tool_calls = calls
+            .into_iter()
+            .enumerate()
+            .map(|(i, call)| {
+                let id = format!("call_{n}_{i}");
+                ToolCall::new(id, call.function.name, call.function.arguments)
+            })
+            .collect();
+        all.push(message);
+    }
+    Ok(all)
+}
+
+impl Rest {
+    /// The options that the request describes, with Ollama's defaults.
+    pub(super) fn options(&self, app: &App) -> Result<GenerateOptions, ApiError> {
+        let none = Options::default();
+        let given = self.options.as_ref().unwrap_or(&none);
+        if given.mirostat.is_some_and(|n| n != 0) {
+            return Err(ApiError::unsupported(
+                "options.mirostat",
+                "mirostat is not supported; leave it out",
+            ));
+        }
+        if self.logprobs == Some(true) {
+            return Err(ApiError::unsupported(
+                "logprobs",
+                "logprobs are not supported here; use /v1/chat/completions",
+            ));
+        }
+        let mut o = GenerateOptions::new();
+        o.temperature = given.temperature.unwrap_or(0.8);
+        within("options.temperature", o.temperature, 0.0, 10.0)?;
+        o.top_k = given.top_k.unwrap_or(40);
+        let top_p = given.top_p.unwrap_or(0.9);
+        within("options.top_p", top_p, 0.0, 1.0)?;
+        if top_p == 0.0 {
+            o.temperature = 0.0;
+        } else {
+            o.top_p = top_p;
+        }
+        if let Some(min_p) = given.min_p {
+            within("options.min_p", min_p, 0.0, 1.0)?;
+            o.min_p = min_p;
+        }
+        o.repeat_penalty = given.repeat_penalty.unwrap_or(1.1);
+        within("options.repeat_penalty", o.repeat_penalty, 0.01, 10.0)?;
+        match given.repeat_last_n.unwrap_or(64) {
+            // The contract's 0 is all.
+            0 => o.repeat_penalty = 1.0,
+            n => o.repeat_window = usize::try_from(n).unwrap_or(0),
+        }
+        for (name, value, field) in [
+            (
+                "options.presence_penalty",
+                given.presence_penalty,
+                &mut o.presence_penalty,
+            ),
+            (
+                "options.frequency_penalty",
+                given.frequency_penalty,
+                &mut o.frequency_penalty,
+            ),
+        ] {
+            if let Some(value) = value {
+                within(name, value, -2.0, 2.0)?;
+                *field = value;
+            }
+        }
+        o.seed = given.seed.map(i64::cast_unsigned);
+        if let Some(stop) = &given.stop {
+            o.stop = prepare::stops(app, "options.stop", stop.list())?;
+        }
+        Ok(o)
+    }
+
+    /// The most tokens that were asked for.
+    pub(super) fn asked(&self) -> Option<usize> {
+        let predict = self.options.as_ref()?.num_predict?;
+        usize::try_from(predict).ok()
+    }
+
+    /// What the reply must look like.
+    pub(super) fn grammar(
+        &self,
+        app: &App,
+        model: &ServedModel,
+    ) -> Result<Option<Grammar>, ApiError> {
+        match &self.format {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) if text.is_empty() => Ok(None),
+            Some(Value::String(text)) if text == "json" => {
+                prepare::grammar(app, model, "format", &json!({"type": "object"})).map(Some)
+            }
+            Some(schema @ Value::Object(_)) => {
+                prepare::grammar(app, model, "format", schema).map(Some)
+            }
+            Some(_) => Err(ApiError::field(
+                "format",
+                "format must be \"json\" or a JSON schema, an object",
+            )),
+        }
+    }
+
+    /// Names for the chat template.
+    pub(super) fn template(&self, model: &ServedModel) -> Result<Map<String, Value>, ApiError> {
+        let mut names = Map::new();
+        match &self.think {
+            None | Some(Value::Null) => {}
+            Some(Value::Bool(false)) => {
+                names.insert("enable_thinking".into(), false.into());
+            }
+            Some(_) if !model.format().reads_reasoning() => {
+                return Err(ApiError::unsupported(
+                    "think",
+                    format!(
+                        "the model {} does not support thinking here yet",
+                        model.id()
+                    ),
+                ));
+            }
+            Some(Value::String(effort)) => {
+                names.insert("reasoning_effort".into(), effort.as_str().into());
+            }
+            Some(_) => {
+                names.insert("enable_thinking".into(), true.into());
+            }
+        }
+        Ok(names)
+    }
+}

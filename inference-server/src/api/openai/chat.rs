@@ -1,0 +1,411 @@
+//! `/v1/chat/completions`.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use inference::{ChatEnd, ChatPrompt, FinishReason, Grammar, Token};
+use serde_json::{Map, Value, json};
+
+use super::options::{self, Usage};
+use super::stream::{self, Chunks};
+use super::types::{ChatRequest, ResponseFormat};
+use crate::api::run::{self, Call, End, Item, Reply};
+use crate::api::{Json, prepare};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::models::ServedModel;
+use crate::reply::Delta;
+
+pub(crate) fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |d| d.as_secs())
+}
+
+/// Answers a conversation.
+#[utoipa::path(post, path = "/v1/chat/completions", request_body = ChatRequest, responses(
+    (status = 200, description = "a chat completion, or with `stream` its chunks as server-sent events", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 429, description = "the queue is full", body = Object)))]
+pub(crate) async fn create(
+    State(app): State<App>,
+    Json(request): Json<ChatRequest>,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let (at, model) = app.models.find(request.model.as_deref())?;
+    refuse(&request)?;
+    let fields = request.sampling();
+    let n = options::choices(&app, &fields)?;
+    let usage = options::wants_usage(&fields)?;
+    let mut options = options::options(&app, model, &fields)?;
+    options.logprobs = logprobs(&app, model, &request)?;
+    options.grammar = grammar(&app, model, &request)?;
+    let asked = match request.max_completion_tokens {
+        Some(_) => options::asked("max_completion_tokens", request.max_completion_tokens)?,
+        None => options::asked("max_tokens", request.max_tokens)?,
+    };
+    // What is checked without a prompt, before a place is taken.
+    options = prepare::finish_options(&app, options.with_max_tokens(usize::MAX), arrived)?;
+    let stream = request.stream.unwrap_or(false);
+    let prompt = prompt(request)?;
+
+    let places = prepare::reserve(&app, n)?;
+    let (mut places, prepared) = prepare::chat(&app, at, places, prompt).await?;
+    options.max_tokens = prepare::reply_tokens(&app, model, prepared.ids.len(), asked);
+    let options = prepare::finish_options(&app, options, arrived)?;
+    let mut replies = Vec::with_capacity(n);
+    for i in 0..n {
+        let place = places.one().ok_or_else(ApiError::internal)?;
+        let options = options::of_choice(&options, i);
+        replies.push(Reply::start(&app, at, place, &prepared, options, arrived));
+    }
+    let head = Head {
+        id: app.name("chatcmpl-"),
+        created: now(),
+        model: model.id().to_owned(),
+        logprobs: options.logprobs.is_some(),
+    };
+    if stream {
+        for reply in &mut replies {
+            reply.first_sign(app.limits.first_event).await?;
+        }
+        let chunks = ChatChunks {
+            head,
+            usage: usage.then(Usage::default),
+            choices: (0..n).map(|_| Choice::default()).collect(),
+        };
+        return Ok(stream::answer(replies, chunks, app.limits.ping));
+    }
+    let mut usage = Usage::default();
+    let mut choices = Vec::with_capacity(n);
+    for (i, reply) in replies.into_iter().enumerate() {
+        let whole = run::whole(reply).await?;
+        usage.add(&whole.end.metrics, i == 0);
+        let mut message = Map::new();
+        message.insert("role".into(), "assistant".into());
+        let said = !whole.content.is_empty() || whole.calls.is_empty();
+        let content = said.then_some(whole.content);
+        message.insert("content".into(), content.into());
+        message.insert("refusal".into(), Value::Null);
+        if !whole.reasoning.is_empty() {
+            message.insert("reasoning_content".into(), whole.reasoning.into());
+        }
+        if !whole.calls.is_empty() {
+            message.insert("tool_calls".into(), whole.calls.iter().map(call).collect());
+        }
+        let logprobs = match head.logprobs {
+            true => json!({"content": whole.tokens.iter().map(logprob).collect::<Vec<_>>()}),
+            false => Value::Null,
+        };
+        choices.push(json!({
+            "index": i,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": finish(&whole.end, !whole.calls.is_empty()),
+        }));
+    }
+    let body = json!({
+        "id": head.id,
+        "object": "chat.completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": choices,
+        "usage": usage.json(),
+    });
+    Ok(axum::Json(body).into_response())
+}
+
+/// Refuses by name what cannot be served.
+fn refuse(request: &ChatRequest) -> Result<(), ApiError> {
+    let not_null = |value: &Option<Value>| value.as_ref().is_some_and(|v| !v.is_null());
+    for (param, there, instead) in [
+        ("functions", not_null(&request.functions), "use tools"),
+        (
+            "function_call",
+            not_null(&request.function_call),
+            "use tool_choice",
+        ),
+        ("audio", not_null(&request.audio), "leave it out"),
+        (
+            "web_search_options",
+            not_null(&request.web_search_options),
+            "leave it out",
+        ),
+        (
+            "modalities",
+            request.modalities.iter().flatten().any(|m| m != "text"),
+            "only text is generated",
+        ),
+    ] {
+        if there {
+            return Err(ApiError::unsupported(
+                param,
+                format!("{param} is not supported; {instead}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn prompt(request: ChatRequest) -> Result<ChatPrompt, ApiError> {
+    let mut prompt = ChatPrompt::new(request.messages);
+    prompt.tools = request.tools.unwrap_or_default();
+    match request.tool_choice {
+        None | Some(Value::Null) => {}
+        Some(Value::String(choice)) if choice == "auto" => {}
+        Some(Value::String(choice)) if choice == "none" => prompt.tools.clear(),
+        Some(choice) => {
+            let shown: String = choice.to_string().chars().take(100).collect();
+            return Err(ApiError::unsupported(
+                "tool_choice",
+                format!("tool_choice {shown} is not supported; use \"auto\" or \"none\""),
+            ));
+        }
+    }
+    if prompt.tools.len() > 1 && request.parallel_tool_calls == Some(false) {
+        return Err(ApiError::unsupported(
+            "parallel_tool_calls",
+            "parallel_tool_calls false is not supported; leave it out",
+        ));
+    }
+    prompt.template = request.chat_template_kwargs.unwrap_or_default();
+    if let Some(effort) = request.reasoning_effort {
+        prompt
+            .template
+            .insert("reasoning_effort".into(), effort.into());
+    }
+    let continues = request.continue_final_message.unwrap_or(false);
+    prompt.end = match (continues, request.add_generation_prompt) {
+        (true, Some(true)) => {
+            return Err(ApiError::field(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt exclude each other",
+            ));
+        }
+        (true, _) => ChatEnd::LastMessage,
+        (false, Some(false)) => ChatEnd::Messages,
+        (false, _) => ChatEnd::Reply,
+    };
+    Ok(prompt)
+}
+
+fn logprobs(
+    app: &App,
+    model: &ServedModel,
+    request: &ChatRequest,
+) -> Result<Option<usize>, ApiError> {
+    let asked = request.logprobs.unwrap_or(false);
+    match request.top_logprobs {
+        Some(n) if n > app.limits.top_logprobs => Err(ApiError::field(
+            "top_logprobs",
+            format!(
+                "top_logprobs is {n}; at most {} come",
+                app.limits.top_logprobs
+            ),
+        )),
+        Some(n) if n > 0 && !asked => Err(ApiError::field(
+            "top_logprobs",
+            "top_logprobs needs logprobs to be true",
+        )),
+        top => with_logprobs(model, asked.then_some(top.unwrap_or(0))),
+    }
+}
+
+/// Refuses log-probabilities where the backend has none.
+pub(crate) fn with_logprobs(
+    model: &ServedModel,
+    asked: Option<usize>,
+) -> Result<Option<usize>, ApiError> {
+    if asked.is_some() && !model.capabilities().logprobs {
+        return Err(ApiError::unsupported(
+            "logprobs",
+            format!("the model {} gives no log-probabilities", model.id()),
+        ));
+    }
+    Ok(asked)
+}
+
+fn grammar(
+    app: &App,
+    model: &ServedModel,
+    request: &ChatRequest,
+) -> Result<Option<Grammar>, ApiError> {
+    let param = "response_format";
+    match &request.response_format {
+        None | Some(ResponseFormat::Text) => Ok(None),
+        Some(ResponseFormat::JsonObject) => {
+            let object = json!({"type": "object"});
+            prepare::grammar(app, model, param, &object).map(Some)
+        }
+        Some(ResponseFormat::JsonSchema { json_schema }) => {
+            let Some(schema) = &json_schema.schema else {
+                return Err(ApiError::field(
+                    "response_format.json_schema.schema",
+                    "the schema is missing",
+                ));
+            };
+            prepare::grammar(app, model, "response_format.json_schema.schema", schema).map(Some)
+        }
+    }
+}
+
+/// OpenAI's word for an end.
+pub(crate) fn finish(end: &End, called: bool) -> &'static str {
+    match end.reason {
+        FinishReason::Length => "length",
+        _ if called => "tool_calls",
+        _ => "stop",
+    }
+}
+
+fn call(call: &Call) -> Value {
+    json!({
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    })
+}
+
+/// A token and its alternatives.
+fn logprob(token: &Token) -> Value {
+    let bytes = token.bytes.as_deref();
+    let text = match bytes {
+        Some(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        None => token.text.clone(),
+    };
+    let (logprob, top) = match &token.logprobs {
+        Some(l) => (l.logprob, l.top.as_slice()),
+        None => (0.0, &[][..]),
+    };
+    let top: Vec<Value> = top
+        .iter()
+        .map(|t| json!({"token": t.text, "logprob": t.logprob, "bytes": t.bytes}))
+        .collect();
+    json!({"token": text, "logprob": logprob, "bytes": bytes, "top_logprobs": top})
+}
+
+/// What all chunks have.
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+    logprobs: bool,
+}
+
+#[derive(Default)]
+struct Choice {
+    begun: bool,
+    called: bool,
+    /// Log-probabilities of tokens whose text is held back.
+    waiting: Vec<Value>,
+}
+
+struct ChatChunks {
+    head: Head,
+    /// Counted where asked for.
+    usage: Option<Usage>,
+    choices: Vec<Choice>,
+}
+
+impl ChatChunks {
+    fn chunk(&self, choices: Value) -> Value {
+        let mut chunk = json!({
+            "id": self.head.id,
+            "object": "chat.completion.chunk",
+            "created": self.head.created,
+            "model": self.head.model,
+            "choices": choices,
+        });
+        if self.usage.is_some() {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    fn choice(&self, i: usize, delta: Value, logprobs: Value, finish: Option<&str>) -> Value {
+        self.chunk(json!([{
+            "index": i,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }]))
+    }
+
+    /// The first chunk of a reply, which says who speaks.
+    fn begin(&mut self, i: usize, chunks: &mut Vec<Value>) {
+        if !std::mem::replace(&mut self.choices[i].begun, true) {
+            let delta = json!({"role": "assistant", "content": ""});
+            chunks.push(self.choice(i, delta, Value::Null, None));
+        }
+    }
+
+    fn deltas(&mut self, i: usize, deltas: Vec<Delta>, chunks: &mut Vec<Value>) {
+        for delta in deltas {
+            let delta = match delta {
+                Delta::Content(text) => json!({"content": text}),
+                Delta::Reasoning(text) => json!({"reasoning_content": text}),
+                Delta::ToolCall { index, id, name } => {
+                    self.choices[i].called = true;
+                    json!({"tool_calls": [{
+                        "index": index,
+                        "id": id,
+                        "type": "function",
+                        "function": {"name": name, "arguments": ""},
+                    }]})
+                }
+                Delta::Arguments { index, json } => json!({"tool_calls": [{
+                    "index": index,
+                    "function": {"arguments": json},
+                }]}),
+            };
+            let logprobs = self.waiting(i);
+            chunks.push(self.choice(i, delta, logprobs, None));
+        }
+    }
+
+    /// Log-probabilities that no chunk has had.
+    fn waiting(&mut self, i: usize) -> Value {
+        let waiting = std::mem::take(&mut self.choices[i].waiting);
+        match waiting.is_empty() {
+            true => Value::Null,
+            false => json!({"content": waiting}),
+        }
+    }
+}
+
+impl Chunks for ChatChunks {
+    fn of(&mut self, i: usize, item: Item) -> Result<Vec<Value>, ApiError> {
+        let mut chunks = Vec::new();
+        match item {
+            Item::Started => self.begin(i, &mut chunks),
+            Item::Token { token, deltas } => {
+                self.begin(i, &mut chunks);
+                if self.head.logprobs {
+                    self.choices[i].waiting.push(logprob(&token));
+                }
+                self.deltas(i, deltas, &mut chunks);
+            }
+            Item::End { deltas, end } => {
+                self.begin(i, &mut chunks);
+                self.deltas(i, deltas, &mut chunks);
+                let finish = finish(&end, self.choices[i].called);
+                let logprobs = self.waiting(i);
+                chunks.push(self.choice(i, json!({}), logprobs, Some(finish)));
+                if let Some(usage) = &mut self.usage {
+                    usage.add(&end.metrics, i == 0);
+                }
+            }
+            Item::Failed(error) => return Err(error),
+        }
+        Ok(chunks)
+    }
+
+    fn last(&mut self) -> Vec<Value> {
+        let Some(usage) = &self.usage else {
+            return Vec::new();
+        };
+        let mut chunk = self.chunk(json!([]));
+        chunk["usage"] = usage.json();
+        vec![chunk]
+    }
+}

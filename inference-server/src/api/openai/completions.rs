@@ -1,0 +1,298 @@
+//! `/v1/completions`: raw prompts, without a chat template. Special tokens in a prompt are markup: here
+//! the caller speaks.
+
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use inference::{Prompt, Token};
+use serde_json::{Map, Value, json};
+
+use super::chat::{finish, now, with_logprobs};
+use super::options::{self, Usage};
+use super::stream::{self, Chunks};
+use super::types::CompletionRequest;
+use crate::api::run::{self, Item, Reply};
+use crate::api::{Json, at_most, prepare};
+use crate::app::App;
+use crate::error::ApiError;
+
+/// OpenAI's default.
+const MAX_TOKENS: usize = 16;
+/// OpenAI's bound of alternatives here.
+const TOP_LOGPROBS: usize = 5;
+
+/// Continues texts.
+#[utoipa::path(post, path = "/v1/completions", request_body = CompletionRequest, responses(
+    (status = 200, description = "a completion, or with `stream` its chunks as server-sent events", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 429, description = "the queue is full", body = Object)))]
+pub(crate) async fn create(
+    State(app): State<App>,
+    Json(mut request): Json<CompletionRequest>,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let (at, model) = app.models.find(request.model.as_deref())?;
+    let Some(prompts) = request.prompt.take() else {
+        return Err(ApiError::field("prompt", "there is no prompt"));
+    };
+    let prompts = prompts.list();
+    at_most("prompt", prompts.len(), app.limits.prompts)?;
+    if prompts.is_empty() {
+        return Err(ApiError::field("prompt", "there is no prompt"));
+    }
+    let fields = request.sampling();
+    let n = options::choices(&app, &fields)?;
+    let usage = options::wants_usage(&fields)?;
+    let mut options = options::options(&app, model, &fields)?;
+    if let Some(top) = request.logprobs.filter(|n| *n > TOP_LOGPROBS) {
+        return Err(ApiError::field(
+            "logprobs",
+            format!("logprobs is {top}; at most {TOP_LOGPROBS} alternatives come"),
+        ));
+    }
+    options.logprobs = with_logprobs(model, request.logprobs)?;
+    let echo = request.echo.unwrap_or(false);
+    for (param, there) in [
+        (
+            "suffix",
+            request.suffix.as_ref().is_some_and(|s| !s.is_empty()),
+        ),
+        ("best_of", request.best_of.is_some_and(|b| b != n)),
+        ("echo", echo && request.logprobs.is_some()),
+    ] {
+        if there {
+            let what = match param {
+                "best_of" => "best_of other than n",
+                "echo" => "echo together with logprobs",
+                other => other,
+            };
+            let message = format!("{what} is not supported; leave it out");
+            return Err(ApiError::unsupported(param, message));
+        }
+    }
+    let asked = options::asked("max_tokens", request.max_tokens)?;
+    options = prepare::finish_options(&app, options.with_max_tokens(usize::MAX), arrived)?;
+
+    let mut places = prepare::reserve(&app, prompts.len() * n)?;
+    let texts: Vec<Option<String>> = prompts
+        .iter()
+        .map(|prompt| match prompt {
+            Prompt::Text(text) => Some(text.clone()),
+            _ => None,
+        })
+        .collect();
+    let (back, prepared) = prepare::raw(&app, at, places, "prompt", prompts).await?;
+    places = back;
+    let mut replies = Vec::with_capacity(prepared.len() * n);
+    let mut echoes = Vec::with_capacity(prepared.len() * n);
+    for (prompt, text) in prepared.iter().zip(texts) {
+        options.max_tokens = prepare::reply_tokens(
+            &app,
+            model,
+            prompt.ids.len(),
+            Some(asked.unwrap_or(MAX_TOKENS)),
+        );
+        let options = prepare::finish_options(&app, options.clone(), arrived)?;
+        let echoed = match (echo, text) {
+            (false, _) => String::new(),
+            (true, Some(text)) => text,
+            (true, None) => model
+                .tokens()?
+                .decode(&prompt.ids)
+                .map_err(|e| ApiError::of_engine(&e))?,
+        };
+        for i in 0..n {
+            let place = places.one().ok_or_else(ApiError::internal)?;
+            let options = options::of_choice(&options, i);
+            replies.push(Reply::start(&app, at, place, prompt, options, arrived));
+            echoes.push(echoed.clone());
+        }
+    }
+    let head = Head {
+        id: app.name("cmpl-"),
+        created: now(),
+        model: model.id().to_owned(),
+        logprobs: options.logprobs.is_some(),
+        n,
+    };
+    if request.stream.unwrap_or(false) {
+        for reply in &mut replies {
+            reply.first_sign(app.limits.first_event).await?;
+        }
+        let chunks = TextChunks {
+            head,
+            usage: usage.then(Usage::default),
+            choices: echoes
+                .into_iter()
+                .map(|echo| Choice {
+                    echo,
+                    ..Choice::default()
+                })
+                .collect(),
+        };
+        return Ok(stream::answer(replies, chunks, app.limits.ping));
+    }
+    let mut usage = Usage::default();
+    let mut choices = Vec::with_capacity(replies.len());
+    for (i, (reply, echo)) in replies.into_iter().zip(echoes).enumerate() {
+        let whole = run::whole(reply).await?;
+        usage.add(&whole.end.metrics, i.is_multiple_of(n));
+        let mut logprobs = Logprobs::default();
+        if head.logprobs {
+            whole.tokens.iter().for_each(|token| logprobs.add(token));
+        }
+        let text: String = whole.tokens.iter().map(|t| t.text.as_str()).collect();
+        choices.push(json!({
+            "index": i,
+            "text": format!("{echo}{text}"),
+            "logprobs": logprobs.take(head.logprobs),
+            "finish_reason": finish(&whole.end, false),
+        }));
+    }
+    let body = json!({
+        "id": head.id,
+        "object": "text_completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": choices,
+        "usage": usage.json(),
+    });
+    Ok(axum::Json(body).into_response())
+}
+
+/// What all chunks have.
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+    logprobs: bool,
+    /// Replies to a prompt.
+    n: usize,
+}
+
+/// Log-probabilities in the shape that completions have.
+#[derive(Default)]
+struct Logprobs {
+    /// Characters before the next token.
+    offset: usize,
+    tokens: Vec<String>,
+    logprobs: Vec<f32>,
+    top: Vec<Value>,
+    offsets: Vec<usize>,
+}
+
+impl Logprobs {
+    fn add(&mut self, token: &Token) {
+        let text = match &token.bytes {
+            Some(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            None => token.text.clone(),
+        };
+        self.tokens.push(text);
+        self.offsets.push(self.offset);
+        self.offset += token.text.chars().count();
+        let mut top = Map::new();
+        let mut logprob = 0.0;
+        if let Some(l) = &token.logprobs {
+            logprob = l.logprob;
+            for t in &l.top {
+                top.insert(t.text.clone(), t.logprob.into());
+            }
+        }
+        self.logprobs.push(logprob);
+        self.top.push(Value::Object(top));
+    }
+
+    fn take(&mut self, wanted: bool) -> Value {
+        if !wanted {
+            return Value::Null;
+        }
+        json!({
+            "tokens": std::mem::take(&mut self.tokens),
+            "token_logprobs": std::mem::take(&mut self.logprobs),
+            "top_logprobs": std::mem::take(&mut self.top),
+            "text_offset": std::mem::take(&mut self.offsets),
+        })
+    }
+}
+
+#[derive(Default)]
+struct Choice {
+    echo: String,
+    logprobs: Logprobs,
+}
+
+struct TextChunks {
+    head: Head,
+    usage: Option<Usage>,
+    choices: Vec<Choice>,
+}
+
+impl TextChunks {
+    fn chunk(&self, choices: Value) -> Value {
+        let mut chunk = json!({
+            "id": self.head.id,
+            "object": "text_completion",
+            "created": self.head.created,
+            "model": self.head.model,
+            "choices": choices,
+        });
+        if self.usage.is_some() {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    fn choice(&mut self, i: usize, text: &str, finish: Option<&str>) -> Value {
+        let wanted = self.head.logprobs;
+        let logprobs = self.choices[i].logprobs.take(wanted);
+        self.chunk(json!([{
+            "index": i,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }]))
+    }
+}
+
+impl Chunks for TextChunks {
+    fn of(&mut self, i: usize, item: Item) -> Result<Vec<Value>, ApiError> {
+        let mut chunks = Vec::new();
+        let echo = match item {
+            Item::Failed(_) => String::new(),
+            _ => std::mem::take(&mut self.choices[i].echo),
+        };
+        if !echo.is_empty() {
+            chunks.push(self.choice(i, &echo, None));
+        }
+        match item {
+            Item::Started => {}
+            Item::Token { token, .. } => {
+                if self.head.logprobs {
+                    self.choices[i].logprobs.add(&token);
+                }
+                if !token.text.is_empty() {
+                    chunks.push(self.choice(i, &token.text, None));
+                }
+            }
+            Item::End { end, .. } => {
+                chunks.push(self.choice(i, "", Some(finish(&end, false))));
+                let first = i.is_multiple_of(self.head.n);
+                if let Some(usage) = &mut self.usage {
+                    usage.add(&end.metrics, first);
+                }
+            }
+            Item::Failed(error) => return Err(error),
+        }
+        Ok(chunks)
+    }
+
+    fn last(&mut self) -> Vec<Value> {
+        let Some(usage) = &self.usage else {
+            return Vec::new();
+        };
+        let mut chunk = self.chunk(json!([]));
+        chunk["usage"] = usage.json();
+        vec![chunk]
+    }
+}

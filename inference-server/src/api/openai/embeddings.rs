@@ -1,0 +1,119 @@
+//! `/v1/embeddings`.
+
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use inference::{CancelToken, Interrupt, Pooling, Prompt};
+use serde_json::{Value, json};
+
+use super::types::EmbeddingRequest;
+use crate::api::{Json, at_most, prepare};
+use crate::app::App;
+use crate::engine::EmbedJob;
+use crate::error::ApiError;
+
+/// Raises the token when the client leaves.
+struct Leaves(CancelToken);
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// Vectors of texts, and how many tokens these have.
+pub(crate) async fn vectors(
+    app: &App,
+    at: usize,
+    prompts: Vec<Prompt>,
+) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+    let arrived = Instant::now();
+    let model = &app.models.all()[at];
+    if !model.capabilities().embeddings {
+        return Err(ApiError::unsupported(
+            "model",
+            format!("the model {} makes no embeddings", model.id()),
+        ));
+    }
+    at_most("input", prompts.len(), app.limits.embedding_inputs)?;
+    if prompts.is_empty() {
+        return Err(ApiError::field("input", "there is no input"));
+    }
+    let places = prepare::reserve(app, 1)?;
+    let (place, prepared) = prepare::raw(app, at, places, "input", prompts).await?;
+    let tokens = prepared.iter().map(|p| p.ids.len()).sum();
+    let cancel = Leaves(CancelToken::new());
+    let interrupt = Interrupt::new()
+        .with_cancel(cancel.0.clone())
+        .with_deadline(arrived + app.limits.request_timeout);
+    let job = EmbedJob {
+        model: at,
+        prompts: prepared.into_iter().map(|p| p.ids).collect(),
+        pooling: Pooling::Mean,
+        interrupt,
+        _place: place,
+    };
+    let vectors = app.engine.embed(job).await;
+    let vectors = vectors.map_err(|_| ApiError::internal())?;
+    let vectors = vectors.map_err(|e| ApiError::of_engine(&e))?;
+    // JSON has no such numbers.
+    if vectors.iter().flatten().any(|v| !v.is_finite()) {
+        tracing::error!("a vector of {} holds what is no number", model.id());
+        return Err(ApiError::internal());
+    }
+    Ok((vectors, tokens))
+}
+
+/// Makes vectors of texts.
+#[utoipa::path(post, path = "/v1/embeddings", request_body = EmbeddingRequest, responses(
+    (status = 200, description = "a vector of length one for each text", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 429, description = "the queue is full", body = Object)))]
+pub(crate) async fn create(
+    State(app): State<App>,
+    Json(request): Json<EmbeddingRequest>,
+) -> Result<Response, ApiError> {
+    let (at, model) = app.models.find(request.model.as_deref())?;
+    let base64 = match request.encoding_format.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(other) => {
+            let shown: String = other.chars().take(40).collect();
+            return Err(ApiError::field(
+                "encoding_format",
+                format!("encoding_format is {shown:?}; it must be \"float\" or \"base64\""),
+            ));
+        }
+    };
+    let size = model.info().hidden_size;
+    if let Some(n) = request.dimensions.filter(|n| *n != size) {
+        return Err(ApiError::unsupported(
+            "dimensions",
+            format!("dimensions is {n}; vectors of this model have {size} elements"),
+        ));
+    }
+    let (vectors, tokens) = vectors(&app, at, request.input.list()).await?;
+    let data: Vec<Value> = vectors
+        .into_iter()
+        .enumerate()
+        .map(|(i, vector)| {
+            let vector = if base64 {
+                let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();
+                Value::String(STANDARD.encode(bytes))
+            } else {
+                vector.into()
+            };
+            json!({"object": "embedding", "index": i, "embedding": vector})
+        })
+        .collect();
+    let body = json!({
+        "object": "list",
+        "data": data,
+        "model": model.id(),
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    });
+    Ok(axum::Json(body).into_response())
+}

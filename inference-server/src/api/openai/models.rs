@@ -1,0 +1,37 @@
+//! `/v1/models`.
+
+use axum::extract::{Path, State};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::models::ServedModel;
+
+fn model(model: &ServedModel) -> Value {
+    json!({
+        "id": model.id(),
+        "object": "model",
+        "created": model.created(),
+        "owned_by": "local",
+        "max_model_len": model.context(),
+    })
+}
+
+/// The models that are served.
+#[utoipa::path(get, path = "/v1/models", responses((status = 200, description = "a list", body = Object)))]
+pub(crate) async fn list(State(app): State<App>) -> axum::Json<Value> {
+    let data: Vec<Value> = app.models.all().iter().map(model).collect();
+    axum::Json(json!({"object": "list", "data": data}))
+}
+
+/// One of them.
+#[utoipa::path(get, path = "/v1/models/{id}", params(("id" = String, Path, description = "the model's name")), responses(
+    (status = 200, description = "the model", body = Object),
+    (status = 404, description = "it is not served", body = Object)))]
+pub(crate) async fn one(
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<axum::Json<Value>, ApiError> {
+    let (_, found) = app.models.find(Some(&id))?;
+    Ok(axum::Json(model(found)))
+}

@@ -1,0 +1,230 @@
+//! What OpenAI's clients send. Fields that OpenAI knows and that cannot be served are read, to be refused
+//! by name; fields that nobody knows are passed over, since clients send some of their own.
+
+use std::collections::BTreeMap;
+
+use inference::{Message, Tool};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::api::OneOrMore;
+
+/// A request with the fields that chats and completions share.
+macro_rules! request {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Deserialize, ToSchema)]
+        pub(crate) struct $name {
+            /// The model's name; without one, the first that is served.
+            pub(crate) model: Option<String>,
+            $($(#[$field_doc])* pub(crate) $field: $ty,)*
+            /// The most tokens of a reply.
+            pub(crate) max_tokens: Option<usize>,
+            /// 0 takes the most probable token, 1 (the default) draws from the model's distribution.
+            pub(crate) temperature: Option<f32>,
+            /// Draw among the most probable tokens of this probability together.
+            pub(crate) top_p: Option<f32>,
+            /// Draw among so many most probable tokens (not OpenAI's).
+            pub(crate) top_k: Option<usize>,
+            /// Draw among tokens at least this fraction as probable as the best (not OpenAI's).
+            pub(crate) min_p: Option<f32>,
+            /// Factor against repeated tokens (not OpenAI's).
+            #[serde(alias = "repeat_penalty")]
+            pub(crate) repetition_penalty: Option<f32>,
+            /// Taken off the logits of tokens that the reply has.
+            pub(crate) presence_penalty: Option<f32>,
+            /// Taken off a token's logit each time that the reply has it.
+            pub(crate) frequency_penalty: Option<f32>,
+            /// Added to the logits of tokens, by id.
+            pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
+            /// Strings that end the reply.
+            pub(crate) stop: Option<OneOrMore>,
+            /// Tokens that end the reply (not OpenAI's).
+            pub(crate) stop_token_ids: Option<Vec<u32>>,
+            /// Go on after the end of the text (not OpenAI's).
+            pub(crate) ignore_eos: Option<bool>,
+            /// The fewest tokens of a reply (not OpenAI's).
+            pub(crate) min_tokens: Option<usize>,
+            /// The same seed gives the same reply.
+            pub(crate) seed: Option<i64>,
+            /// How many replies.
+            pub(crate) n: Option<usize>,
+            /// Send the reply as it is generated.
+            pub(crate) stream: Option<bool>,
+            /// How to stream.
+            pub(crate) stream_options: Option<StreamOptions>,
+            /// Reuse what was computed of prompts that begin alike (not OpenAI's).
+            pub(crate) cache_prompt: Option<bool>,
+        }
+
+        impl $name {
+            /// The fields that both have.
+            pub(crate) fn sampling(&self) -> Sampling<'_> {
+                Sampling {
+                    temperature: self.temperature,
+                    top_p: self.top_p,
+                    top_k: self.top_k,
+                    min_p: self.min_p,
+                    repetition_penalty: self.repetition_penalty,
+                    presence_penalty: self.presence_penalty,
+                    frequency_penalty: self.frequency_penalty,
+                    logit_bias: self.logit_bias.as_ref(),
+                    stop: self.stop.as_ref(),
+                    stop_token_ids: self.stop_token_ids.as_deref(),
+                    ignore_eos: self.ignore_eos,
+                    min_tokens: self.min_tokens,
+                    seed: self.seed,
+                    n: self.n,
+                    stream: self.stream,
+                    stream_options: self.stream_options.as_ref(),
+                    cache_prompt: self.cache_prompt,
+                }
+            }
+        }
+    };
+}
+
+/// What chats and completions share.
+pub(crate) struct Sampling<'a> {
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_p: Option<f32>,
+    pub(crate) top_k: Option<usize>,
+    pub(crate) min_p: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
+    pub(crate) logit_bias: Option<&'a BTreeMap<String, f32>>,
+    pub(crate) stop: Option<&'a OneOrMore>,
+    pub(crate) stop_token_ids: Option<&'a [u32]>,
+    pub(crate) ignore_eos: Option<bool>,
+    pub(crate) min_tokens: Option<usize>,
+    pub(crate) seed: Option<i64>,
+    pub(crate) n: Option<usize>,
+    pub(crate) stream: Option<bool>,
+    pub(crate) stream_options: Option<&'a StreamOptions>,
+    pub(crate) cache_prompt: Option<bool>,
+}
+
+/// How to stream.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+pub(crate) struct StreamOptions {
+    /// Send a last chunk with the counts of tokens.
+    pub(crate) include_usage: Option<bool>,
+}
+
+request! {
+    /// A conversation to answer.
+    ChatRequest {
+        /// The turns, oldest first: `{"role": .., "content": ..}` and, for tools, `tool_calls` and
+        /// `tool_call_id`.
+        #[schema(value_type = Vec<Object>)]
+        messages: Vec<Message>,
+        /// The most tokens of a reply, reasoning included.
+        max_completion_tokens: Option<usize>,
+        /// Return log-probabilities.
+        logprobs: Option<bool>,
+        /// How many alternatives of each token.
+        top_logprobs: Option<usize>,
+        /// `text`, `json_object` or `json_schema`.
+        #[schema(value_type = Option<Object>)]
+        response_format: Option<ResponseFormat>,
+        /// Functions that the model may call.
+        #[schema(value_type = Option<Vec<Object>>)]
+        tools: Option<Vec<Tool>>,
+        /// `auto` or `none`.
+        #[schema(value_type = Option<Object>)]
+        tool_choice: Option<Value>,
+        /// Whether several calls may come at once.
+        parallel_tool_calls: Option<bool>,
+        /// How long to think, for templates that know `reasoning_effort`.
+        reasoning_effort: Option<String>,
+        /// More names for the model's chat template (not OpenAI's).
+        #[schema(value_type = Option<Object>)]
+        chat_template_kwargs: Option<Map<String, Value>>,
+        /// Go on with the last message (not OpenAI's).
+        continue_final_message: Option<bool>,
+        /// End the prompt where the model is to answer (not OpenAI's); true by default.
+        add_generation_prompt: Option<bool>,
+        /// Not supported.
+        #[schema(value_type = Option<Object>)]
+        functions: Option<Value>,
+        /// Not supported.
+        #[schema(value_type = Option<Object>)]
+        function_call: Option<Value>,
+        /// Only `text`.
+        modalities: Option<Vec<String>>,
+        /// Not supported.
+        #[schema(value_type = Option<Object>)]
+        audio: Option<Value>,
+        /// Not supported.
+        #[schema(value_type = Option<Object>)]
+        web_search_options: Option<Value>,
+    }
+}
+
+request! {
+    /// A text to continue.
+    CompletionRequest {
+        /// A text, several, token ids, or several lists of them.
+        #[schema(value_type = Object)]
+        prompt: Option<Prompts>,
+        /// Return log-probabilities, and so many alternatives of each token.
+        logprobs: Option<usize>,
+        /// Put the prompt before the reply.
+        echo: Option<bool>,
+        /// Not supported.
+        suffix: Option<String>,
+        /// Only as large as `n`.
+        best_of: Option<usize>,
+    }
+}
+
+/// Prompts as clients write them.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Prompts {
+    Text(String),
+    Ids(Vec<u32>),
+    Texts(Vec<String>),
+    Lists(Vec<Vec<u32>>),
+}
+
+impl Prompts {
+    pub(crate) fn list(self) -> Vec<inference::Prompt> {
+        match self {
+            Prompts::Text(text) => vec![text.into()],
+            Prompts::Ids(ids) => vec![ids.into()],
+            Prompts::Texts(texts) => texts.into_iter().map(Into::into).collect(),
+            Prompts::Lists(lists) => lists.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+/// What a reply must look like.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum ResponseFormat {
+    Text,
+    JsonObject,
+    JsonSchema { json_schema: JsonSchema },
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct JsonSchema {
+    pub(crate) schema: Option<Value>,
+}
+
+/// Texts to make vectors of.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct EmbeddingRequest {
+    /// The model's name; without one, the first that is served.
+    pub(crate) model: Option<String>,
+    /// A text, several, token ids, or several lists of them.
+    #[schema(value_type = Object)]
+    pub(crate) input: Prompts,
+    /// `float` (the default) or `base64`, of little-endian float32.
+    pub(crate) encoding_format: Option<String>,
+    /// Only the model's own number of elements.
+    pub(crate) dimensions: Option<usize>,
+}

@@ -1,0 +1,254 @@
+//! Prompts to ids, within bounds, and away from the threads that answer.
+
+use std::time::Instant;
+
+use inference::{ChatPrompt, GenerateOptions, Grammar, Prompt};
+
+use crate::app::App;
+use crate::engine::{Places, Refused};
+use crate::error::ApiError;
+use crate::models::ServedModel;
+use crate::reply::ReplyRequest;
+
+/// A prompt as the engine takes it.
+#[derive(Debug, Clone)]
+pub(crate) struct Prepared {
+    pub(crate) ids: Vec<u32>,
+    /// What a parser of the reply is told.
+    pub(crate) request: ReplyRequest,
+}
+
+/// Characters of a prompt's end that parsers see.
+const END: usize = 256;
+
+/// Places for `n` requests, before anything is done for them.
+pub(crate) fn reserve(app: &App, n: usize) -> Result<Places, ApiError> {
+    app.engine.reserve(n).map_err(|refused| match refused {
+        Refused::Full => ApiError::busy(),
+        Refused::Stopping => ApiError::stopping(),
+    })
+}
+
+/// Runs what takes a while on a thread of its own. It goes on when the client leaves, so it holds the
+/// places that the request has.
+async fn aside<T: Send + 'static>(
+    places: Places,
+    run: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<(Places, T), ApiError> {
+    let done = tokio::task::spawn_blocking(move || run().map(|value| (places, value)));
+    done.await.unwrap_or_else(|e| {
+        tracing::error!("preparing a request failed: {e}");
+        Err(ApiError::internal())
+    })
+}
+
+/// The ids of a conversation.
+pub(crate) async fn chat(
+    app: &App,
+    at: usize,
+    places: Places,
+    prompt: ChatPrompt,
+) -> Result<(Places, Prepared), ApiError> {
+    check_chat(app, &app.models.all()[at], &prompt)?;
+    let shared = app.clone();
+    aside(places, move || {
+        let model = &shared.models.all()[at];
+        let tokens = model.tokens()?;
+        let template = |e: inference::Error| match e.kind() {
+            // The template fails on what it was given.
+            inference::ErrorKind::InvalidModel => ApiError::field(
+                "messages",
+                format!("the chat template failed: {}", e.message()),
+            ),
+            inference::ErrorKind::InvalidOption => ApiError::of_engine(&e).with_param("messages"),
+            _ => ApiError::of_engine(&e),
+        };
+        let ids = tokens.encode_chat_with(&prompt).map_err(template)?;
+        let text = tokens.render_chat_with(&prompt).map_err(template)?;
+        check_length(model, ids.len())?;
+        let start = text
+            .char_indices()
+            .rev()
+            .nth(END - 1)
+            .map_or(0, |(at, _)| at);
+        let request = ReplyRequest {
+            prompt_end: text[start..].to_owned(),
+            tools: prompt.tools,
+        };
+        Ok(Prepared { ids, request })
+    })
+    .await
+}
+
+/// The ids of raw prompts, which are the request's field `param`.
+pub(crate) async fn raw(
+    app: &App,
+    at: usize,
+    places: Places,
+    param: &'static str,
+    prompts: Vec<Prompt>,
+) -> Result<(Places, Vec<Prepared>), ApiError> {
+    let bytes: usize = prompts
+        .iter()
+        .map(|prompt| match prompt {
+            Prompt::Text(text) => text.len(),
+            Prompt::Tokens(ids) => ids.len(),
+            _ => 0,
+        })
+        .sum();
+    check_bytes(app, bytes)?;
+    let shared = app.clone();
+    aside(places, move || {
+        let model = &shared.models.all()[at];
+        let tokens = model.tokens()?;
+        let mut all = Vec::new();
+        for prompt in prompts {
+            let ids = match prompt {
+                Prompt::Text(text) => tokens
+                    .encode(&text, true)
+                    .map_err(|e| ApiError::of_engine(&e).with_param(param))?,
+                Prompt::Tokens(ids) => ids,
+                _ => return Err(ApiError::internal()),
+            };
+            if ids.is_empty() {
+                let message = format!("{param} is empty; give it some text");
+                return Err(ApiError::field(param, message));
+            }
+            let most = model.info().vocab_size;
+            if let Some(id) = ids.iter().find(|id| **id as usize >= most) {
+                let message = format!("the token {id} is not in the vocabulary of {most}");
+                return Err(ApiError::field(param, message));
+            }
+            check_length(model, ids.len())?;
+            let request = ReplyRequest::default();
+            all.push(Prepared { ids, request });
+        }
+        Ok(all)
+    })
+    .await
+}
+
+/// What can be said of a conversation before anything is done with it.
+fn check_chat(app: &App, model: &ServedModel, prompt: &ChatPrompt) -> Result<(), ApiError> {
+    let limits = &app.limits;
+    super::at_most("messages", prompt.messages.len(), limits.messages)?;
+    super::at_most("tools", prompt.tools.len(), limits.tools)?;
+    if prompt.messages.is_empty() {
+        return Err(ApiError::field("messages", "there are no messages"));
+    }
+    if !model.capabilities().chat || !model.info().has_chat_template {
+        return Err(ApiError::unsupported(
+            "messages",
+            format!(
+                "the model {} has no chat template; use completions with a prompt",
+                model.id()
+            ),
+        ));
+    }
+    if !prompt.tools.is_empty() && !model.format().reads_tools() {
+        return Err(ApiError::unsupported(
+            "tools",
+            format!(
+                "tool calls of the model {} cannot be read yet; leave tools out, or set tool_choice to \
+                 \"none\"",
+                model.id()
+            ),
+        ));
+    }
+    let mut bytes = 0usize;
+    for message in &prompt.messages {
+        bytes += message.role.len() + message.content.len();
+        bytes += message.name.as_ref().map_or(0, String::len);
+        bytes += message.reasoning.as_ref().map_or(0, String::len);
+    }
+    check_bytes(app, bytes)
+}
+
+fn check_bytes(app: &App, bytes: usize) -> Result<(), ApiError> {
+    let most = app.limits.prompt_bytes;
+    if bytes > most {
+        return Err(ApiError::invalid(format!(
+            "the prompt has {bytes} bytes; at most {most} are allowed"
+        ))
+        .with_code("prompt_too_large"));
+    }
+    Ok(())
+}
+
+/// Prompt and one token must fit: nothing of a prompt is cut silently.
+fn check_length(model: &ServedModel, prompt: usize) -> Result<(), ApiError> {
+    match model.context() {
+        Some(context) if prompt >= context => Err(ApiError::context(prompt, context)),
+        _ => Ok(()),
+    }
+}
+
+/// Tokens that a reply may have: as asked for, within the context and the limits.
+pub(crate) fn reply_tokens(
+    app: &App,
+    model: &ServedModel,
+    prompt: usize,
+    asked: Option<usize>,
+) -> usize {
+    let room = model
+        .context()
+        .map_or(usize::MAX, |c| c.saturating_sub(prompt));
+    asked
+        .unwrap_or(usize::MAX)
+        .min(room)
+        .min(app.limits.reply_tokens)
+}
+
+/// A grammar of a request, if this model has grammars.
+pub(crate) fn grammar(
+    app: &App,
+    model: &ServedModel,
+    param: &'static str,
+    schema: &serde_json::Value,
+) -> Result<Grammar, ApiError> {
+    if !model.capabilities().grammars {
+        return Err(ApiError::unsupported(
+            param,
+            format!("the model {} cannot be held to a schema", model.id()),
+        ));
+    }
+    let grammar = Grammar::JsonSchema(schema.clone());
+    // Bounds first: what follows takes time that grows with it.
+    grammar
+        .validate()
+        .map_err(|e| ApiError::of_engine(&e).with_param(param))?;
+    let (bytes, most) = (schema.to_string().len(), app.limits.schema_bytes);
+    if bytes > most {
+        return Err(ApiError::field(
+            param,
+            format!("the schema has {bytes} bytes; at most {most} are allowed"),
+        ));
+    }
+    Ok(grammar)
+}
+
+/// Checks options, and sets the time that ends the request.
+pub(crate) fn finish_options(
+    app: &App,
+    mut options: GenerateOptions,
+    arrived: Instant,
+) -> Result<GenerateOptions, ApiError> {
+    options.validate().map_err(|e| ApiError::of_engine(&e))?;
+    options.deadline = Some(arrived + app.limits.request_timeout);
+    Ok(options)
+}
+
+/// Checks stop strings.
+pub(crate) fn stops(app: &App, param: &str, stops: Vec<String>) -> Result<Vec<String>, ApiError> {
+    super::at_most(param, stops.len(), app.limits.stops)?;
+    if let Some(at) = stops
+        .iter()
+        .position(|s| s.is_empty() || s.len() > app.limits.stop_bytes)
+    {
+        return Err(ApiError::field(
+            format!("{param}[{at}]"),
+            format!("a stop string has 1 to {} bytes", app.limits.stop_bytes),
+        ));
+    }
+    Ok(stops)
+}

@@ -1,0 +1,218 @@
+//! A request in the engine, read as what its API needs: pieces of text, reasoning and calls, and one
+//! end. Streams and whole replies are read by the same code.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use inference::{FinishReason, GenerateMetrics, GenerateOptions, StopCause, Token};
+
+use super::prepare::Prepared;
+use crate::app::App;
+use crate::engine::{Event, Job, Places, Running};
+use crate::error::ApiError;
+use crate::reply::{Delta, ReplyParser};
+
+/// News of a reply.
+#[derive(Debug)]
+pub(crate) enum Item {
+    /// It left the queue.
+    Started,
+    /// A token, and what is certain with it.
+    Token {
+        token: Box<Token>,
+        deltas: Vec<Delta>,
+    },
+    /// Its end, and what was held back until then.
+    End { deltas: Vec<Delta>, end: End },
+    /// Its failure, which is its end.
+    Failed(ApiError),
+}
+
+/// How a reply ended.
+#[derive(Debug, Clone)]
+pub(crate) struct End {
+    pub(crate) reason: FinishReason,
+    pub(crate) stop: Option<StopCause>,
+    pub(crate) metrics: GenerateMetrics,
+    pub(crate) queued: Duration,
+}
+
+/// One reply.
+pub(crate) struct Reply {
+    running: Running,
+    parser: Box<dyn ReplyParser>,
+    queued: Duration,
+    over: bool,
+    /// Read already, to be given again.
+    ahead: VecDeque<Item>,
+}
+
+impl Reply {
+    /// Queues a request.
+    pub(crate) fn start(
+        app: &App,
+        at: usize,
+        place: Places,
+        prepared: &Prepared,
+        options: GenerateOptions,
+        arrived: Instant,
+    ) -> Self {
+        let parser = app.models.all()[at].format().parser(&prepared.request);
+        let running = app.engine.submit(Job {
+            model: at,
+            prompt: prepared.ids.clone(),
+            options,
+            arrived,
+            place,
+        });
+        Self {
+            running,
+            parser,
+            queued: Duration::ZERO,
+            over: false,
+            ahead: VecDeque::new(),
+        }
+    }
+
+    /// The next news; `None` after the end.
+    pub(crate) async fn next(&mut self) -> Option<Item> {
+        if let Some(item) = self.ahead.pop_front() {
+            return Some(item);
+        }
+        if self.over {
+            return None;
+        }
+        let item = match self.running.next().await {
+            Some(Event::Started { queued }) => {
+                self.queued = queued;
+                Item::Started
+            }
+            Some(Event::Token(token)) => {
+                let deltas = self.parser.feed(&token);
+                Item::Token { token, deltas }
+            }
+            Some(Event::Done {
+                reason,
+                stop,
+                metrics,
+            }) => {
+                let deltas = self.parser.finish(stop.as_ref());
+                let end = End {
+                    reason,
+                    stop,
+                    metrics: *metrics,
+                    queued: self.queued,
+                };
+                Item::End { deltas, end }
+            }
+            Some(Event::Failed(error)) => Item::Failed(ApiError::of_engine(&error)),
+            None => Item::Failed(ApiError::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "server_error",
+                "the reply was given up: its reader was too far behind, or the engine is gone",
+            )),
+        };
+        self.over = matches!(item, Item::End { .. } | Item::Failed(_));
+        Some(item)
+    }
+
+    /// Waits for a first sign, at most so long, so that a request which fails at once has the status of
+    /// its error rather than a stream with an error in it.
+    ///
+    /// # Errors
+    /// That of a request that failed.
+    pub(crate) async fn first_sign(&mut self, wait: Duration) -> Result<(), ApiError> {
+        match tokio::time::timeout(wait, self.next()).await {
+            // It waits in the queue: the client must not.
+            Err(_) | Ok(None) => Ok(()),
+            Ok(Some(Item::Failed(error))) => Err(error),
+            Ok(Some(item)) => {
+                self.ahead.push_back(item);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A whole reply.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    pub(crate) content: String,
+    pub(crate) reasoning: String,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) end: End,
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) arguments: String,
+}
+
+/// Calls that grow.
+#[derive(Debug, Default)]
+pub(crate) struct Calls(pub(crate) Vec<Call>);
+
+impl Calls {
+    pub(crate) fn begin(&mut self, id: String, name: String) {
+        self.0.push(Call {
+            id,
+            name,
+            arguments: String::new(),
+        });
+    }
+
+    pub(crate) fn arguments(&mut self, index: usize, json: &str) {
+        if let Some(call) = self.0.get_mut(index) {
+            call.arguments.push_str(json);
+        }
+    }
+}
+
+/// Reads a reply to its end.
+///
+/// # Errors
+/// Its failure.
+pub(crate) async fn whole(mut reply: Reply) -> Result<Whole, ApiError> {
+    let (mut content, mut reasoning) = (String::new(), String::new());
+    let (mut calls, mut tokens) = (Calls::default(), Vec::new());
+    let mut put = |deltas: Vec<Delta>| {
+        for delta in deltas {
+            match delta {
+                Delta::Content(text) => content.push_str(&text),
+                Delta::Reasoning(text) => reasoning.push_str(&text),
+                Delta::ToolCall { id, name, .. } => calls.begin(id, name),
+                Delta::Arguments { index, json } => calls.arguments(index, &json),
+            }
+        }
+    };
+    let mut ended = None;
+    while let Some(item) = reply.next().await {
+        match item {
+            Item::Started => {}
+            Item::Token { mut token, deltas } => {
+                // Not needed any more, and as large as the vocabulary.
+                token.logits = None;
+                tokens.push(*token);
+                put(deltas);
+            }
+            Item::End { deltas, end } => {
+                put(deltas);
+                ended = Some(end);
+            }
+            Item::Failed(error) => return Err(error),
+        }
+    }
+    let end = ended.ok_or_else(ApiError::internal)?;
+    Ok(Whole {
+        content,
+        reasoning,
+        calls: calls.0,
+        tokens,
+        end,
+    })
+}

@@ -1,0 +1,64 @@
+//! How the server is: health, figures, and what it offers.
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use crate::app::App;
+use crate::engine::Health;
+
+/// A sign of life, which Ollama's clients look for.
+#[utoipa::path(get, path = "/", responses((status = 200, description = "the server answers", body = String)))]
+pub(crate) async fn root() -> &'static str {
+    "Ollama is running"
+}
+
+/// Whether the engine makes progress.
+#[utoipa::path(get, path = "/health", responses(
+    (status = 200, description = "it does", body = Object),
+    (status = 503, description = "it is stalled, failing or gone", body = Object)))]
+pub(crate) async fn health(State(app): State<App>) -> Response {
+    let (status, word) = match app.engine.health() {
+        Health::Good => (StatusCode::OK, "ok"),
+        Health::Stalled => (StatusCode::SERVICE_UNAVAILABLE, "stalled"),
+        Health::Failing => (StatusCode::SERVICE_UNAVAILABLE, "failing"),
+        Health::Dead => (StatusCode::SERVICE_UNAVAILABLE, "dead"),
+    };
+    (status, axum::Json(json!({"status": word}))).into_response()
+}
+
+/// Whether a new request would be taken.
+#[utoipa::path(get, path = "/ready", responses(
+    (status = 200, description = "it would", body = Object),
+    (status = 503, description = "the queue is full, or the server stops", body = Object)))]
+pub(crate) async fn ready(State(app): State<App>) -> Response {
+    let engine = &app.engine;
+    let (held, most) = (engine.in_flight(), engine.capacity());
+    let ready = !engine.is_draining() && held < most && engine.health() == Health::Good;
+    let status = if ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    let body = json!({"ready": ready, "requests": held, "places": most});
+    (status, axum::Json(body)).into_response()
+}
+
+/// Figures in Prometheus's text format.
+#[utoipa::path(get, path = "/metrics", responses((status = 200, description = "OpenMetrics text", body = String)))]
+pub(crate) async fn metrics(State(app): State<App>) -> Response {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], app.metrics.text()).into_response()
+}
+
+/// This description.
+#[utoipa::path(get, path = "/openapi.json", responses((status = 200, description = "OpenAPI 3.1", body = Object)))]
+pub(crate) async fn openapi() -> Response {
+    let kind = "application/json";
+    (
+        [(header::CONTENT_TYPE, kind)],
+        crate::openapi::openapi_json(),
+    )
+        .into_response()
+}

@@ -1,0 +1,207 @@
+//! Who may ask: the API key, and the headers that tell a browser's request from a program's.
+//!
+//! A server for this machine alone has no key, so that a web page could reach it through the browser of
+//! the person at it: by a request to `localhost`, or by a name that resolves to it (DNS rebinding). The
+//! checks of `Host` and `Origin` stop both.
+
+use std::net::IpAddr;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::app::App;
+use crate::error::ApiError;
+
+/// What the checks need to know.
+pub(crate) struct Access {
+    /// The key's digest: digests have one length, so that comparing them tells nothing of the key's.
+    key: Option<[u8; 32]>,
+    local: bool,
+    origins: Vec<String>,
+}
+
+impl Access {
+    pub(crate) fn new(config: &crate::config::Config) -> Self {
+        Self {
+            key: config.api_key.as_deref().map(digest),
+            local: config.is_local(),
+            origins: config.allowed_origins.clone(),
+        }
+    }
+
+    fn allows_key(&self, given: Option<&str>) -> bool {
+        let Some(key) = &self.key else { return true };
+        // Without a key something is compared too, so that both refusals take as long.
+        let same: bool = digest(given.unwrap_or_default()).ct_eq(key).into();
+        same && given.is_some()
+    }
+
+    /// Whether a request for this host may be one of ours.
+    fn allows_host(&self, host: Option<&str>) -> bool {
+        !self.local || host.is_some_and(is_local_host)
+    }
+
+    fn allows_origin(&self, origin: &str, host: Option<&str>) -> bool {
+        let listed = |o: &String| o == "*" || o.eq_ignore_ascii_case(origin);
+        if self.origins.iter().any(listed) {
+            return true;
+        }
+        // A page of our own.
+        let own = origin.split_once("://").map(|(_, authority)| authority);
+        own.is_some() && own == host
+    }
+}
+
+fn digest(key: &str) -> [u8; 32] {
+    Sha256::digest(key.as_bytes()).into()
+}
+
+/// Whether an authority, with or without a port, is this machine.
+fn is_local_host(authority: &str) -> bool {
+    let host = match authority.strip_prefix('[') {
+        Some(rest) => match rest.split_once(']') {
+            Some((host, port)) if port.is_empty() || port.starts_with(':') => host,
+            _ => return false,
+        },
+        None => authority
+            .split_once(':')
+            .map_or(authority, |(host, _)| host),
+    };
+    let name = host.trim_end_matches('.').to_ascii_lowercase();
+    if name == "localhost" || name.ends_with(".localhost") {
+        return true;
+    }
+    host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// The authority that a request is for: of its target, else of its one `Host`.
+fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let host = hosts.next().and_then(|h| h.to_str().ok());
+    if hosts.next().is_some() {
+        return None;
+    }
+    match uri.authority() {
+        // Two that differ are an attempt to be two things to two readers.
+        Some(target) if host.is_some_and(|h| h != target.as_str()) => None,
+        Some(target) => Some(target.as_str()),
+        None => host,
+    }
+}
+
+/// Refuses requests that a web page makes through a browser.
+pub(crate) async fn check_source(State(app): State<App>, request: Request, next: Next) -> Response {
+    let access = &app.access;
+    let host = host_of(request.uri(), request.headers());
+    let forbidden = |message: &str| {
+        ApiError::new(StatusCode::FORBIDDEN, "permission_error", message).into_response()
+    };
+    if !access.allows_host(host) {
+        return forbidden(
+            "the header Host is not of this machine, and this server is for this machine alone",
+        );
+    }
+    if let Some(origin) = request.headers().get(header::ORIGIN) {
+        let allowed = origin
+            .to_str()
+            .is_ok_and(|origin| access.allows_origin(origin, host));
+        if !allowed {
+            return forbidden(
+                "web pages of this origin may not ask; the server's --allow-origin lists those that may",
+            );
+        }
+    }
+    next.run(request).await
+}
+
+/// Refuses requests without the key.
+pub(crate) async fn check_key(State(app): State<App>, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
+    let bearer = text("authorization").and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+    });
+    if app.access.allows_key(bearer.or_else(|| text("x-api-key"))) {
+        return next.run(request).await;
+    }
+    // One answer for a key that is missing and one that is wrong.
+    ApiError::new(
+        StatusCode::UNAUTHORIZED,
+        "invalid_request_error",
+        "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+    )
+    .with_code("invalid_api_key")
+    .into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn hosts_of_this_machine() {
+        for host in [
+            "localhost",
+            "localhost:8080",
+            "LOCALHOST.",
+            "a.localhost:1",
+            "127.0.0.1",
+            "127.8.9.1:80",
+            "[::1]",
+            "[::1]:8080",
+        ] {
+            assert!(is_local_host(host), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "notlocalhost",
+            "10.0.0.1",
+            "[::2]:80",
+            "[::1]evil",
+            "[::1",
+        ] {
+            assert!(!is_local_host(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn keys_and_origins() {
+        let access = Access::new(&Config::new());
+        assert!(access.allows_key(None));
+        let config = Config::new()
+            .with_api_key(String::from("sesame"))
+            .with_allowed_origins([String::from("https://chat.example")]);
+        let access = Access::new(&config);
+        for key in [None, Some(""), Some("sesam"), Some("sesame ")] {
+            assert!(!access.allows_key(key), "{key:?}");
+        }
+        assert!(access.allows_key(Some("sesame")));
+        let host = Some("localhost:8080");
+        assert!(access.allows_origin("https://chat.example", host));
+        assert!(access.allows_origin("http://localhost:8080", host));
+        for origin in ["null", "http://localhost:3000", "https://evil.example", ""] {
+            assert!(!access.allows_origin(origin, host), "{origin}");
+        }
+    }
+
+    #[test]
+    fn two_hosts_are_none() {
+        let uri: Uri = "/v1/models".parse().unwrap();
+        let mut headers = HeaderMap::new();
+        headers.append(header::HOST, "localhost".parse().unwrap());
+        assert_eq!(host_of(&uri, &headers), Some("localhost"));
+        let absolute: Uri = "http://evil.example/v1/models".parse().unwrap();
+        assert_eq!(host_of(&absolute, &headers), None);
+        headers.append(header::HOST, "evil.example".parse().unwrap());
+        assert_eq!(host_of(&uri, &headers), None);
+    }
+}

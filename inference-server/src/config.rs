@@ -1,0 +1,181 @@
+//! How to serve: where, for whom, how many at a time.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use inference::{Error, ErrorKind, Result};
+
+use crate::limits::Limits;
+
+/// How to serve.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Where to listen; port 0 takes a free one.
+    pub address: SocketAddr,
+    /// Clients must show this key; required when `address` is not of this machine alone.
+    pub api_key: Option<String>,
+    /// Requests that run together.
+    pub parallel: usize,
+    /// Requests that wait for a place; more are refused.
+    pub max_queue: usize,
+    /// Origins of web pages that may ask, such as `https://chat.example`; `*` is all.
+    pub allowed_origins: Vec<String>,
+    /// Bounds on what clients may ask for.
+    pub limits: Limits,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
+            api_key: None,
+            parallel: 8,
+            max_queue: 64,
+            allowed_origins: Vec::new(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+fn invalid<T>(message: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::InvalidOption, message))
+}
+
+impl Config {
+    /// The defaults: this machine only, port 8080, 8 requests at a time.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets where to listen.
+    #[must_use]
+    pub fn with_address(mut self, address: SocketAddr) -> Self {
+        self.address = address;
+        self
+    }
+
+    /// Sets the key that clients must show.
+    #[must_use]
+    pub fn with_api_key(mut self, key: impl Into<Option<String>>) -> Self {
+        self.api_key = key.into();
+        self
+    }
+
+    /// Sets how many requests run together.
+    #[must_use]
+    pub fn with_parallel(mut self, parallel: usize) -> Self {
+        self.parallel = parallel;
+        self
+    }
+
+    /// Sets how many requests wait.
+    #[must_use]
+    pub fn with_max_queue(mut self, max_queue: usize) -> Self {
+        self.max_queue = max_queue;
+        self
+    }
+
+    /// Sets the origins of web pages that may ask.
+    #[must_use]
+    pub fn with_allowed_origins(mut self, origins: impl Into<Vec<String>>) -> Self {
+        self.allowed_origins = origins.into();
+        self
+    }
+
+    /// Sets the bounds.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Whether only programs of this machine can connect.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.address.ip().is_loopback()
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] saying what is wrong and what would work.
+    pub fn validate(&self) -> Result<()> {
+        self.limits.validate()?;
+        if self.parallel == 0 {
+            return invalid("parallel is 0; it must be at least 1");
+        }
+        // What tokio's semaphore can count, and far more than is sensible.
+        if self.parallel.saturating_add(self.max_queue) > 1 << 20 {
+            return invalid("parallel and max_queue are more than 1,048,576 together");
+        }
+        match &self.api_key {
+            Some(key) if key.trim().is_empty() => {
+                return invalid("the API key is empty; set one, or leave it out");
+            }
+            Some(key) if !key.bytes().all(|b| b.is_ascii_graphic()) => {
+                return invalid(
+                    "the API key has characters that a header cannot carry; use letters, digits and \
+                     signs of ASCII",
+                );
+            }
+            None if !self.is_local() => {
+                return invalid(format!(
+                    "{} can be reached from other machines; set an API key, or listen on 127.0.0.1",
+                    self.address
+                ));
+            }
+            _ => {}
+        }
+        for origin in &self.allowed_origins {
+            let bare = origin
+                .split_once("://")
+                .is_some_and(|(_, host)| !host.is_empty() && !host.contains('/'));
+            if origin != "*" && !(bare && origin.bytes().all(|b| b.is_ascii_graphic())) {
+                return invalid(format!(
+                    "the origin {origin:?} is none; write scheme and host, such as https://chat.example"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_needs_no_key() {
+        Config::new().validate().unwrap();
+        let open = Config::new().with_address("0.0.0.0:8080".parse().unwrap());
+        let error = open.validate().unwrap_err();
+        assert!(error.message().contains("API key"), "{error}");
+        open.with_api_key(String::from("k")).validate().unwrap();
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        for (config, says) in [
+            (Config::new().with_parallel(0), "parallel"),
+            (Config::new().with_api_key(String::from(" ")), "key"),
+            (Config::new().with_api_key(String::from("é")), "key"),
+            (
+                Config::new().with_allowed_origins([String::from("chat.example")]),
+                "chat.example",
+            ),
+            (
+                Config::new().with_allowed_origins([String::from("http://a/b")]),
+                "http://a/b",
+            ),
+        ] {
+            let error = config.validate().unwrap_err();
+            assert!(error.message().contains(says), "{error}");
+        }
+        let origins = ["*", "https://a.example:8443"].map(String::from);
+        Config::new()
+            .with_allowed_origins(origins)
+            .validate()
+            .unwrap();
+    }
+}

@@ -1,0 +1,297 @@
+//! The scheduler: any thread submits requests, one thread runs them over the models' batch sessions.
+//!
+//! A request holds a place from its arrival to its end, so that the number of those that wait and run
+//! is bounded before anything is tokenized. `scheduler.rs` is the thread.
+
+mod scheduler;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc as std_mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use inference::{
+    CancelToken, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Interrupt,
+    Pooling, Result, StopCause, TextModel, Token,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use crate::metrics::Metrics;
+
+/// What happened to a request.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// It left the queue, and runs.
+    Started {
+        /// How long it waited.
+        queued: Duration,
+    },
+    Token(Box<Token>),
+    Done {
+        reason: FinishReason,
+        stop: Option<StopCause>,
+        metrics: Box<GenerateMetrics>,
+    },
+    Failed(Error),
+}
+
+/// Places for requests, held until they end.
+#[derive(Debug)]
+pub(crate) struct Places(OwnedSemaphorePermit);
+
+impl Places {
+    /// One of them, for one request.
+    pub(crate) fn one(&mut self) -> Option<Places> {
+        self.0.split(1).map(Places)
+    }
+}
+
+/// Why there is no place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Full,
+    Stopping,
+}
+
+/// A request to generate.
+pub(crate) struct Job {
+    /// Which model.
+    pub(crate) model: usize,
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) options: GenerateOptions,
+    /// When it came.
+    pub(crate) arrived: Instant,
+    pub(crate) place: Places,
+}
+
+/// A request for vectors.
+pub(crate) struct EmbedJob {
+    pub(crate) model: usize,
+    pub(crate) prompts: Vec<Vec<u32>>,
+    pub(crate) pooling: Pooling,
+    pub(crate) interrupt: Interrupt,
+    pub(crate) _place: Places,
+}
+
+enum Command {
+    Generate(Box<Job>, mpsc::Sender<Event>),
+    Embed(Box<EmbedJob>, oneshot::Sender<Result<Vec<Vec<f32>>>>),
+    Stop,
+}
+
+/// A running request. Dropping it cancels.
+#[derive(Debug)]
+pub(crate) struct Running {
+    events: mpsc::Receiver<Event>,
+    cancel: CancelToken,
+}
+
+impl Running {
+    /// The next event; `None` after the last, or when the reader was too far behind.
+    pub(crate) async fn next(&mut self) -> Option<Event> {
+        self.events.recv().await
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+    }
+}
+
+/// What the engine is like now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Health {
+    Good,
+    /// A step takes longer than it ever should.
+    Stalled,
+    /// Several steps in a row failed.
+    Failing,
+    /// The thread is gone.
+    Dead,
+}
+
+/// What the thread and its callers share.
+struct Shared {
+    metrics: Arc<Metrics>,
+    /// When the step that runs now began, in milliseconds after `born`, plus one; 0 while idle.
+    busy_since: AtomicU64,
+    born: Instant,
+    alive: AtomicBool,
+    /// Steps in a row that failed.
+    failures: AtomicUsize,
+    draining: AtomicBool,
+    cancel_all: AtomicBool,
+}
+
+impl Shared {
+    fn now(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
+    }
+}
+
+/// Failing steps in a row after which the engine counts as broken.
+const FAILURES: usize = 3;
+
+/// The scheduler, for its callers.
+pub(crate) struct Engine {
+    shared: Arc<Shared>,
+    commands: std_mpsc::Sender<Command>,
+    places: Arc<Semaphore>,
+    capacity: usize,
+    stall: Duration,
+    buffered: usize,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// How an engine runs.
+pub(crate) struct EngineOptions {
+    pub(crate) parallel: usize,
+    pub(crate) max_queue: usize,
+    /// Events that a reader may be behind.
+    pub(crate) buffered: usize,
+    pub(crate) stall: Duration,
+}
+
+impl Engine {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(crate) fn start(
+        models: Vec<Arc<dyn TextModel>>,
+        options: &EngineOptions,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self> {
+        let (commands, receiver) = std_mpsc::channel();
+        let shared = Arc::new(Shared {
+            metrics,
+            busy_since: AtomicU64::new(0),
+            born: Instant::now(),
+            alive: AtomicBool::new(true),
+            failures: AtomicUsize::new(0),
+            draining: AtomicBool::new(false),
+            cancel_all: AtomicBool::new(false),
+        });
+        let scheduler =
+            scheduler::Scheduler::new(models, options.parallel, receiver, Arc::clone(&shared));
+        let thread = std::thread::Builder::new()
+            .name(String::from("engine"))
+            .spawn(move || scheduler.run())
+            .map_err(|e| {
+                Error::new(ErrorKind::Engine, "no thread for the engine").with_source(e)
+            })?;
+        let capacity = options.parallel + options.max_queue;
+        Ok(Self {
+            shared,
+            commands,
+            places: Arc::new(Semaphore::new(capacity)),
+            capacity,
+            stall: options.stall,
+            buffered: options.buffered.max(4),
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Takes `n` places, or says why there are not so many.
+    pub(crate) fn reserve(&self, n: usize) -> std::result::Result<Places, Refused> {
+        if self.shared.draining.load(Ordering::Acquire) {
+            return Err(Refused::Stopping);
+        }
+        let n = u32::try_from(n).unwrap_or(u32::MAX);
+        match Arc::clone(&self.places).try_acquire_many_owned(n) {
+            Ok(permit) => Ok(Places(permit)),
+            Err(_) => {
+                self.shared.metrics.refused.inc();
+                Err(Refused::Full)
+            }
+        }
+    }
+
+    /// Requests that hold a place.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.capacity - self.places.available_permits().min(self.capacity)
+    }
+
+    /// The most requests that can hold a place.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Queues a request. Its cancel token is the engine's.
+    pub(crate) fn submit(&self, mut job: Job) -> Running {
+        let cancel = CancelToken::new();
+        job.options.cancel = Some(cancel.clone());
+        let (sender, events) = mpsc::channel(self.buffered);
+        // Without a thread the sender is dropped, and the reader sees the end.
+        let _ = self.commands.send(Command::Generate(Box::new(job), sender));
+        Running { events, cancel }
+    }
+
+    /// Queues a request for vectors, which ends when the receiver is dropped.
+    pub(crate) fn embed(&self, job: EmbedJob) -> oneshot::Receiver<Result<Vec<Vec<f32>>>> {
+        let (sender, receiver) = oneshot::channel();
+        let _ = self.commands.send(Command::Embed(Box::new(job), sender));
+        receiver
+    }
+
+    /// How it is.
+    pub(crate) fn health(&self) -> Health {
+        let shared = &self.shared;
+        if !shared.alive.load(Ordering::Acquire) {
+            return Health::Dead;
+        }
+        let since = shared.busy_since.load(Ordering::Acquire);
+        let busy = match since {
+            0 => Duration::ZERO,
+            since => Duration::from_millis(shared.now().saturating_sub(since)),
+        };
+        if busy > self.stall {
+            Health::Stalled
+        } else if shared.failures.load(Ordering::Acquire) >= FAILURES {
+            Health::Failing
+        } else {
+            Health::Good
+        }
+    }
+
+    /// Whether new requests are refused since the server stops.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.shared.draining.load(Ordering::Acquire)
+    }
+
+    /// Refuses new requests from now on.
+    pub(crate) fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+    }
+
+    /// Ends all requests, those that wait too.
+    pub(crate) fn cancel_all(&self) {
+        self.drain();
+        self.shared.cancel_all.store(true, Ordering::Release);
+    }
+
+    /// Stops the thread once its step ends, and waits for it at most so long.
+    pub(crate) fn stop(&self, wait: Duration) {
+        self.cancel_all();
+        let _ = self.commands.send(Command::Stop);
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let until = Instant::now() + wait;
+        if let Some(thread) = thread {
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if thread.is_finished() {
+                // A panic of its own was caught and logged.
+                let _ = thread.join();
+            } else {
+                tracing::warn!("the engine's step did not end in time; it is left behind");
+            }
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! The engine's thread: takes requests from the queue, steps the sessions, hands events out.
+//!
+//! Models are code of others: each call of one is caught when it panics. A session whose step failed or
+//! panicked is dropped with its requests, which are told, and made anew for the next.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Instant;
+
+use inference::{
+    BatchEvent, BatchSession, Error, ErrorKind, FinishReason, Prompt, RequestId, Result, TextModel,
+};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Command, EmbedJob, Event, Job, Places, Shared};
+
+/// A model and its requests.
+struct Slot {
+    model: Arc<dyn TextModel>,
+    session: Option<Box<dyn BatchSession>>,
+    rows: HashMap<RequestId, Row>,
+}
+
+/// A request that runs.
+struct Row {
+    out: mpsc::Sender<Event>,
+    arrived: Instant,
+    _place: Places,
+}
+
+/// A request for vectors, and those that are done.
+struct Embedding {
+    job: EmbedJob,
+    done: Vec<Vec<f32>>,
+    out: oneshot::Sender<Result<Vec<Vec<f32>>>>,
+}
+
+pub(super) struct Scheduler {
+    slots: Vec<Slot>,
+    parallel: usize,
+    commands: Receiver<Command>,
+    shared: Arc<Shared>,
+    queue: VecDeque<(Box<Job>, mpsc::Sender<Event>)>,
+    embeddings: VecDeque<Embedding>,
+    stopped: bool,
+}
+
+/// Says that the thread is gone, however it goes.
+struct Alive(Arc<Shared>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.alive.store(false, Ordering::Release);
+    }
+}
+
+/// Runs a model's code; a panic is an error.
+fn shielded<T>(doing: &str, run: impl FnOnce() -> T) -> Result<T> {
+    // What a panic left half done is dropped by the callers.
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let said = panic
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+            .unwrap_or("without a message");
+        tracing::error!("the engine panicked in {doing}: {said}");
+        Error::new(ErrorKind::Engine, format!("the engine panicked in {doing}"))
+    })
+}
+
+/// [`shielded`], while the engine counts as busy.
+fn work<T>(shared: &Shared, doing: &str, run: impl FnOnce() -> T) -> Result<T> {
+    let started = Instant::now();
+    shared.busy_since.store(shared.now(), Ordering::Release);
+    let done = shielded(doing, run);
+    shared.busy_since.store(0, Ordering::Release);
+    shared.metrics.worked(started.elapsed());
+    done
+}
+
+impl Scheduler {
+    pub(super) fn new(
+        models: Vec<Arc<dyn TextModel>>,
+        parallel: usize,
+        commands: Receiver<Command>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let slot = |model| Slot {
+            model,
+            session: None,
+            rows: HashMap::new(),
+        };
+        Self {
+            slots: models.into_iter().map(slot).collect(),
+            parallel,
+            commands,
+            shared,
+            queue: VecDeque::new(),
+            embeddings: VecDeque::new(),
+            stopped: false,
+        }
+    }
+
+    /// Runs until it is told to stop, or nobody is left to tell it.
+    pub(super) fn run(mut self) {
+        let _alive = Alive(Arc::clone(&self.shared));
+        while !self.stopped {
+            let pass = catch_unwind(AssertUnwindSafe(|| self.pass()));
+            if pass.is_err() {
+                // A fault of this file: no request may hang for it.
+                tracing::error!("the scheduler panicked; its requests are lost");
+                self.fail_all(&Error::new(ErrorKind::Engine, "the scheduler failed"));
+            }
+        }
+        self.fail_all(&Error::new(ErrorKind::Cancelled, "the server stops"));
+        for slot in &mut self.slots {
+            drop_session(slot);
+        }
+    }
+
+    /// One turn: new requests, then a step of each session and one text's vector.
+    fn pass(&mut self) {
+        self.receive();
+        if self.shared.cancel_all.load(Ordering::Acquire) {
+            self.fail_all(&Error::new(ErrorKind::Cancelled, "the server stops"));
+        }
+        self.sweep();
+        self.admit();
+        for at in 0..self.slots.len() {
+            self.step(at);
+        }
+        self.embed();
+        self.gauge();
+    }
+
+    fn gauge(&self) {
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let metrics = &self.shared.metrics;
+        metrics.running.set(count(self.running()));
+        metrics
+            .queued
+            .set(count(self.queue.len() + self.embeddings.len()));
+    }
+
+    fn running(&self) -> usize {
+        self.slots.iter().map(|slot| slot.rows.len()).sum()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.embeddings.is_empty() && self.running() == 0
+    }
+
+    fn receive(&mut self) {
+        if self.is_idle() {
+            self.gauge();
+            match self.commands.recv() {
+                Ok(command) => self.take(command),
+                Err(_) => self.stopped = true,
+            }
+        }
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => self.take(command),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    self.stopped = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Generate(job, out) => self.queue.push_back((job, out)),
+            Command::Embed(job, out) => self.embeddings.push_back(Embedding {
+                job: *job,
+                done: Vec::new(),
+                out,
+            }),
+            Command::Stop => self.stopped = true,
+        }
+    }
+
+    /// Drops requests whose client left, or whose time is over, wherever they are.
+    fn sweep(&mut self) {
+        let metrics = &self.shared.metrics;
+        self.queue.retain(|(job, out)| {
+            if out.is_closed() {
+                metrics.ended("cancelled", job.arrived.elapsed());
+                return false;
+            }
+            match job.options.check_interrupt() {
+                Ok(()) => true,
+                Err(e) => {
+                    metrics.ended(FinishReason::of_error(&e).as_str(), job.arrived.elapsed());
+                    let _ = out.try_send(Event::Failed(e));
+                    false
+                }
+            }
+        });
+        self.embeddings.retain(|e| !e.out.is_closed());
+        for slot in &mut self.slots {
+            let gone: Vec<RequestId> = slot
+                .rows
+                .iter()
+                .filter(|(_, row)| row.out.is_closed())
+                .map(|(id, _)| *id)
+                .collect();
+            for id in gone {
+                if let Some(row) = slot.rows.remove(&id) {
+                    metrics.ended("cancelled", row.arrived.elapsed());
+                }
+                remove(slot, id);
+            }
+        }
+    }
+
+    /// Starts requests while there is room.
+    fn admit(&mut self) {
+        while self.running() < self.parallel
+            && let Some((job, out)) = self.queue.pop_front()
+        {
+            let Job {
+                model: at,
+                prompt,
+                options,
+                arrived,
+                place,
+            } = *job;
+            let Some(slot) = self.slots.get_mut(at) else {
+                let error = Error::new(ErrorKind::Engine, "there is no such model");
+                let _ = out.try_send(Event::Failed(error));
+                continue;
+            };
+            let prompt = Prompt::Tokens(prompt);
+            let added = work(&self.shared, "adding a request", || {
+                let session = match &mut slot.session {
+                    Some(session) => session,
+                    None => slot.session.insert(slot.model.batch_session()?),
+                };
+                session.add(&prompt, &options)
+            });
+            let error = match &added {
+                Ok(Ok(id)) => {
+                    let queued = arrived.elapsed();
+                    self.shared.metrics.waited(queued);
+                    let _ = out.try_send(Event::Started { queued });
+                    let row = Row {
+                        out,
+                        arrived,
+                        _place: place,
+                    };
+                    slot.rows.insert(*id, row);
+                    continue;
+                }
+                Ok(Err(error)) | Err(error) => error.clone(),
+            };
+            let reason = FinishReason::of_error(&error).as_str();
+            self.shared.metrics.ended(reason, arrived.elapsed());
+            let _ = out.try_send(Event::Failed(error.clone()));
+            if added.is_err() {
+                // It panicked: what the session holds now is unknown.
+                self.failed();
+                self.lose(at, &error);
+            }
+        }
+    }
+
+    /// One step of a model's session.
+    fn step(&mut self, at: usize) {
+        let slot = &mut self.slots[at];
+        if slot.rows.is_empty() {
+            return;
+        }
+        let Some(session) = &mut slot.session else {
+            return;
+        };
+        let events = work(&self.shared, "a step", || session.step());
+        match events.flatten() {
+            Ok(events) => {
+                let mut good = true;
+                for event in events {
+                    good &= !matches!(
+                        &event,
+                        BatchEvent::Failed { error, .. } if error.kind() == ErrorKind::Engine
+                    );
+                    dispatch(slot, event, &self.shared);
+                }
+                // Requests that the session forgot would wait forever.
+                let empty = slot.session.as_ref().is_none_or(|s| s.is_empty());
+                let lost = empty && !slot.rows.is_empty();
+                if good {
+                    self.shared.failures.store(0, Ordering::Release);
+                } else {
+                    self.failed();
+                }
+                if lost {
+                    self.lose(
+                        at,
+                        &Error::new(ErrorKind::Engine, "the engine lost the request"),
+                    );
+                }
+            }
+            Err(error) => {
+                self.failed();
+                self.lose(at, &error);
+            }
+        }
+    }
+
+    fn failed(&self) {
+        self.shared.metrics.engine_failures.inc();
+        self.shared.failures.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Gives a session up, and tells its requests why.
+    fn lose(&mut self, at: usize, error: &Error) {
+        let Some(slot) = self.slots.get_mut(at) else {
+            return;
+        };
+        for (_, row) in slot.rows.drain() {
+            self.shared.metrics.ended("error", row.arrived.elapsed());
+            let _ = row.out.try_send(Event::Failed(error.clone()));
+        }
+        drop_session(slot);
+    }
+
+    fn fail_all(&mut self, error: &Error) {
+        let reason = FinishReason::of_error(error).as_str();
+        let metrics = &self.shared.metrics;
+        for (job, out) in self.queue.drain(..) {
+            metrics.ended(reason, job.arrived.elapsed());
+            let _ = out.try_send(Event::Failed(error.clone()));
+        }
+        for embedding in self.embeddings.drain(..) {
+            let _ = embedding.out.send(Err(error.clone()));
+        }
+        for slot in &mut self.slots {
+            let rows: Vec<(RequestId, Row)> = slot.rows.drain().collect();
+            for (id, row) in rows {
+                metrics.ended(reason, row.arrived.elapsed());
+                let _ = row.out.try_send(Event::Failed(error.clone()));
+                remove(slot, id);
+            }
+        }
+    }
+
+    /// The vector of one text, so that replies go on between texts.
+    fn embed(&mut self) {
+        let Some(mut embedding) = self.embeddings.pop_front() else {
+            return;
+        };
+        let job = &embedding.job;
+        let Some(prompt) = job.prompts.get(embedding.done.len()) else {
+            let _ = embedding.out.send(Ok(embedding.done));
+            return;
+        };
+        let model = self.slots.get(job.model).map(|slot| &slot.model);
+        let vector = work(&self.shared, "an embedding", || {
+            let model = model.and_then(|model| model.as_embedding_model());
+            let model = model.ok_or_else(|| {
+                Error::new(ErrorKind::Unsupported, "this model makes no embeddings")
+            })?;
+            let prompts = [Prompt::Tokens(prompt.clone())];
+            model.embed_until(&prompts, job.pooling, true, &job.interrupt)
+        });
+        match vector.flatten() {
+            Err(error) => {
+                let _ = embedding.out.send(Err(error));
+            }
+            Ok(vectors) => {
+                embedding.done.extend(vectors.into_iter().take(1));
+                if embedding.done.len() == embedding.job.prompts.len() {
+                    let _ = embedding.out.send(Ok(embedding.done));
+                } else {
+                    // Others have their turn.
+                    self.embeddings.push_back(embedding);
+                }
+            }
+        }
+    }
+}
+
+/// Takes a request out of its session; a session that panics is given up.
+fn remove(slot: &mut Slot, id: RequestId) {
+    if let Some(session) = &mut slot.session
+        && shielded("removing a request", || session.remove(id)).is_err()
+    {
+        drop_session(slot);
+    }
+}
+
+fn drop_session(slot: &mut Slot) {
+    let session = slot.session.take();
+    // A panic was logged, and there is nothing left to lose.
+    let _ = shielded("dropping a session", || drop(session));
+}
+
+/// Hands an event to the request's reader.
+fn dispatch(slot: &mut Slot, event: BatchEvent, shared: &Shared) {
+    let id = event.row();
+    let Some(row) = slot.rows.get(&id) else {
+        return;
+    };
+    let (event, end) = match event {
+        BatchEvent::Token { token, .. } => (Event::Token(Box::new(token)), None),
+        BatchEvent::Done {
+            reason,
+            stop,
+            metrics,
+            ..
+        } => {
+            shared.metrics.generated(&metrics);
+            let event = Event::Done {
+                reason,
+                stop,
+                metrics,
+            };
+            (event, Some(reason.as_str()))
+        }
+        BatchEvent::Failed { error, .. } => {
+            let reason = FinishReason::of_error(&error).as_str();
+            (Event::Failed(error), Some(reason))
+        }
+        _ => return,
+    };
+    let behind = matches!(
+        row.out.try_send(event),
+        Err(mpsc::error::TrySendError::Full(_))
+    );
+    if let Some(reason) = end {
+        shared.metrics.ended(reason, row.arrived.elapsed());
+        slot.rows.remove(&id);
+    } else if behind {
+        // Memory is bounded, and the others do not wait: its reader sees a reply without an end.
+        shared.metrics.slow_readers.inc();
+        shared.metrics.ended("slow_reader", row.arrived.elapsed());
+        slot.rows.remove(&id);
+        remove(slot, id);
+    }
+}

@@ -1,0 +1,37 @@
+//! Language models over HTTP, on the contract of `inference-api` alone: no engine and no MLX is here.
+//!
+//! [`Server`] serves models that are loaded already. It answers OpenAI's, Anthropic's and Ollama's
+//! clients, runs all requests of all models on one thread over their
+//! [`BatchSession`](inference::BatchSession)s, and bounds everything that a client can ask for.
+//!
+//! - `app` has the one table of routes; `net` accepts connections; `auth` says who may ask.
+//! - `engine` is the scheduler: a bounded queue, one thread, recovery from a failing step.
+//! - `api` has one directory a family: types, conversion, streams.
+//! - [`ReplyFormat`] is how a model writes tool calls and reasoning, for the caller to provide.
+//!
+//! What a client can rely on: a request that is refused is refused before it costs anything; a client
+//! that leaves frees its place within a step; a reply that fails says so; a stop of the server lets
+//! running replies end.
+
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod api;
+mod app;
+mod auth;
+mod config;
+mod engine;
+mod error;
+mod limits;
+mod metrics;
+mod models;
+mod net;
+mod openapi;
+mod reply;
+
+pub use config::Config;
+pub use limits::Limits;
+pub use models::ServedModel;
+pub use net::Server;
+pub use openapi::openapi_json;
+pub use reply::{Delta, PlainText, ReplyFormat, ReplyParser, ReplyRequest};

@@ -1,0 +1,179 @@
+//! Connections: an accept loop of our own, since `axum::serve` sets no timers. Every phase of a
+//! connection has a deadline, and their number is bounded.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use inference::{CancelToken, Error, ErrorKind, Result};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
+
+use crate::app::{self, App};
+use crate::config::Config;
+use crate::models::ServedModel;
+
+/// Bytes of a request's head, and of what is read ahead.
+const HEAD_BYTES: usize = 64 << 10;
+/// Headers of a request.
+const HEADERS: usize = 100;
+/// For which requests that were cancelled may still answer.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Between looks at the token that stops the server.
+const TICK: Duration = Duration::from_millis(20);
+/// Threads that tokenize.
+const BLOCKING_THREADS: usize = 4;
+
+/// A server with its models, bound to its address.
+pub struct Server {
+    listener: std::net::TcpListener,
+    address: SocketAddr,
+    app: App,
+}
+
+fn io(doing: &str, e: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("{doing}: {e}")).with_source(e)
+}
+
+impl Server {
+    /// Binds the address and starts the engine's thread. Connections wait until [`Server::run`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] for a bad configuration or no models, [`ErrorKind::Io`] when the
+    /// address is taken.
+    pub fn bind(config: &Config, models: Vec<ServedModel>) -> Result<Self> {
+        config.validate()?;
+        let listening = |e| io(&format!("cannot listen on {}", config.address), e);
+        let listener = std::net::TcpListener::bind(config.address).map_err(listening)?;
+        listener.set_nonblocking(true).map_err(listening)?;
+        let address = listener.local_addr().map_err(listening)?;
+        let app = App::new(config, models)?;
+        Ok(Self {
+            listener,
+            address,
+            app,
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stop` is raised: then running replies go on for the drain timeout, new ones are
+    /// refused, and what still runs is cancelled. Models are closed at the end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] when the system gives no threads or no events.
+    pub fn run(self, stop: &CancelToken) -> Result<()> {
+        // One thread: the work is the engine's, and tokenizing has threads of its own.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(BLOCKING_THREADS)
+            .build()
+            .map_err(|e| io("cannot start the server", e))?;
+        let app = self.app.clone();
+        let served = runtime.block_on(self.serve(stop));
+        // Tokenizing that nobody waits for does not hold the program.
+        runtime.shutdown_timeout(LAST_WORDS);
+        app.engine.stop(LAST_WORDS);
+        for model in app.models.all() {
+            if let Err(e) = model.model().close() {
+                tracing::warn!("closing {}: {e}", model.id());
+            }
+        }
+        served
+    }
+
+    async fn serve(self, stop: &CancelToken) -> Result<()> {
+        let listener = TcpListener::from_std(self.listener).map_err(|e| io("cannot listen", e))?;
+        let app = self.app;
+        let router = app::router(&app);
+        let connections = Arc::new(Semaphore::new(app.limits.connections));
+        let graceful = GracefulShutdown::new();
+        let mut http = hyper::server::conn::http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(app.limits.header_timeout)
+            .max_headers(HEADERS)
+            .max_buf_size(HEAD_BYTES)
+            .keep_alive(true);
+        loop {
+            let accepted = tokio::select! {
+                () = raised(stop) => break,
+                accepted = accept(&listener, &connections) => accepted,
+            };
+            let (stream, permit) = match accepted {
+                Ok(accepted) => accepted,
+                Err(e) => {
+                    // Such as too many open files: wait for some to close.
+                    tracing::warn!("cannot accept a connection: {e}");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            // Tokens are small, and wanted at once.
+            let _ = stream.set_nodelay(true);
+            let mut stream = TimeoutStream::new(stream);
+            stream.set_write_timeout(Some(app.limits.write_timeout));
+            let service = TowerToHyperService::new(router.clone());
+            let connection = http.serve_connection(TokioIo::new(Box::pin(stream)), service);
+            let connection = graceful.watch(connection);
+            let metrics = Arc::clone(&app.metrics);
+            metrics.connections.inc();
+            tokio::spawn(async move {
+                if let Err(e) = connection.await {
+                    tracing::debug!("a connection ended: {e}");
+                }
+                metrics.connections.dec();
+                drop(permit);
+            });
+        }
+        drop(listener);
+        tracing::info!(
+            "stopping: {} requests may end within {:?}",
+            app.engine.in_flight(),
+            app.limits.drain_timeout
+        );
+        app.engine.drain();
+        let mut shutdown = std::pin::pin!(graceful.shutdown());
+        let drained = tokio::time::timeout(app.limits.drain_timeout, shutdown.as_mut()).await;
+        if drained.is_err() {
+            tracing::warn!("cancelling {} requests", app.engine.in_flight());
+            app.engine.cancel_all();
+            let _ = tokio::time::timeout(LAST_WORDS, shutdown).await;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for the token, which other threads and signal handlers raise.
+async fn raised(stop: &CancelToken) {
+    while !stop.is_cancelled() {
+        tokio::time::sleep(TICK).await;
+    }
+}
+
+/// The next connection, once there may be one more.
+async fn accept(
+    listener: &TcpListener,
+    connections: &Arc<Semaphore>,
+) -> std::io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let permit = Arc::clone(connections).acquire_owned().await;
+    // The semaphore is never closed.
+    let permit = permit.map_err(std::io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, permit))
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server")
+            .field("address", &self.address)
+            .finish()
+    }
+}

@@ -1,0 +1,108 @@
+//! From the tokens of a reply to what it consists of: text, reasoning, calls of tools. Families of
+//! models write them in ways of their own, which the caller of this crate knows.
+
+use inference::{StopCause, Token, Tool};
+
+/// A piece of a reply.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Delta {
+    /// More of the answer.
+    Content(String),
+    /// More of what the model thinks before it answers.
+    Reasoning(String),
+    /// The model begins to call a tool.
+    ToolCall {
+        /// Which call of the reply, from 0.
+        index: usize,
+        /// The call's own name, unique in the conversation.
+        id: String,
+        /// The tool.
+        name: String,
+    },
+    /// More of the arguments of a call, as JSON text.
+    Arguments {
+        /// Which call of the reply.
+        index: usize,
+        /// The text; all of a call's, put together, are a JSON object.
+        json: String,
+    },
+}
+
+/// What a parser may need to know of a request.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default)]
+pub struct ReplyRequest {
+    /// The end of the prompt's text, which may have opened the reasoning.
+    pub prompt_end: String,
+    /// The tools that the model may call.
+    pub tools: Vec<Tool>,
+}
+
+/// Reads one reply.
+pub trait ReplyParser: Send {
+    /// Takes a token and returns what is certain now.
+    fn feed(&mut self, token: &Token) -> Vec<Delta>;
+
+    /// Takes the end of the reply, and returns what was held back.
+    fn finish(&mut self, stop: Option<&StopCause>) -> Vec<Delta>;
+}
+
+/// How a model writes its replies.
+pub trait ReplyFormat: Send + Sync {
+    /// Whether calls of tools are found. Requests with tools are refused otherwise.
+    fn reads_tools(&self) -> bool;
+
+    /// Whether reasoning is told from the answer. Requests that ask for it are refused otherwise.
+    fn reads_reasoning(&self) -> bool;
+
+    /// A parser of one reply.
+    fn parser(&self, request: &ReplyRequest) -> Box<dyn ReplyParser>;
+}
+
+/// All of a reply is its answer.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PlainText;
+
+impl ReplyFormat for PlainText {
+    fn reads_tools(&self) -> bool {
+        false
+    }
+
+    fn reads_reasoning(&self) -> bool {
+        false
+    }
+
+    fn parser(&self, _: &ReplyRequest) -> Box<dyn ReplyParser> {
+        Box::new(PlainText)
+    }
+}
+
+impl ReplyParser for PlainText {
+    fn feed(&mut self, token: &Token) -> Vec<Delta> {
+        match token.text.as_str() {
+            "" => Vec::new(),
+            text => vec![Delta::Content(text.to_owned())],
+        }
+    }
+
+    fn finish(&mut self, _: Option<&StopCause>) -> Vec<Delta> {
+        Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_text_is_passed_on_token_by_token() {
+        let mut parser = PlainText.parser(&ReplyRequest::default());
+        assert_eq!(
+            parser.feed(&Token::new(1, "<think>")),
+            [Delta::Content(String::from("<think>"))]
+        );
+        assert!(parser.feed(&Token::new(2, "")).is_empty());
+        assert!(parser.finish(None).is_empty());
+    }
+}

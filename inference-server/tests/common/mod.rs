@@ -1,0 +1,116 @@
+//! A scripted model and a client for the tests: no engine, no MLX, and a client that can do what a
+//! well-behaved one never does.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+mod client;
+mod script;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use inference::CancelToken;
+use inference_server::{Config, Limits, ServedModel, Server};
+
+#[allow(unused_imports, reason = "each test binary uses a part")]
+pub use client::{Client, Reply, events, lines, read};
+pub use script::{Script, State, capabilities};
+
+/// A server in a thread of its own.
+pub struct Running {
+    pub address: SocketAddr,
+    pub state: Arc<State>,
+    stop: CancelToken,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    pub fn client(&self) -> Client {
+        Client::new(self.address)
+    }
+
+    /// Asks it to stop, without waiting.
+    pub fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    /// Whether it has stopped.
+    pub fn stopped(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits until no request runs or waits.
+    #[track_caller]
+    pub fn idle(&self) {
+        let state = Arc::clone(&self.state);
+        eventually("no rows", || state.rows() == 0);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.state.open();
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            if !std::thread::panicking() {
+                ended.unwrap();
+            }
+        }
+    }
+}
+
+/// Limits that make tests short.
+pub fn limits() -> Limits {
+    let mut limits = Limits::default();
+    limits.header_timeout = Duration::from_millis(500);
+    limits.body_timeout = Duration::from_millis(500);
+    limits.write_timeout = Duration::from_millis(500);
+    limits.drain_timeout = Duration::from_millis(500);
+    limits.first_event = Duration::from_millis(200);
+    limits.ping = Duration::from_millis(100);
+    limits
+}
+
+pub fn config() -> Config {
+    Config::new()
+        .with_address("127.0.0.1:0".parse().unwrap())
+        .with_parallel(4)
+        .with_max_queue(4)
+        .with_limits(limits())
+}
+
+pub fn serve(config: &Config) -> Running {
+    serve_as(config, |model| model.with_context(1000))
+}
+
+/// Serves the scripted model as `tiny`, whose own context is a million tokens.
+pub fn serve_as(config: &Config, adjust: impl FnOnce(ServedModel) -> ServedModel) -> Running {
+    let script = Script::new();
+    let state = Arc::clone(&script.state);
+    let model: Arc<dyn inference::TextModel> = Arc::new(script);
+    let model = ServedModel::new("tiny", model, capabilities()).unwrap();
+    let server = Server::bind(config, vec![adjust(model)]).unwrap();
+    let address = server.address();
+    let stop = CancelToken::new();
+    let token = stop.clone();
+    let thread = std::thread::spawn(move || server.run(&token).unwrap());
+    Running {
+        address,
+        state,
+        stop,
+        thread: Some(thread),
+    }
+}
+
+/// Waits until it holds, or fails.
+#[track_caller]
+pub fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        assert!(Instant::now() < until, "not within 10 seconds: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

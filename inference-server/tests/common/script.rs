@@ -1,0 +1,382 @@
+//! A model that does what its prompt says. Tokens are bytes; 256 ends a text.
+//!
+//! It replies with what follows the last `say:` of the prompt, up to a new line, else with `hello world`.
+//! Words anywhere in the prompt make it misbehave: `!long` goes on until it is stopped, `!prefill` computes
+//! the prompt in many steps, `!fail` fails alone at the third token, `!error` fails the whole step, `!panic`
+//! panics in a step, `!addpanic` when it is added, `!refuse` is refused as invalid.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use inference::{
+    BatchEvent, BatchResult, BatchSession, Capabilities, ChatEnd, ChatPrompt, ClassifyResult,
+    EmbeddingModel, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, LogitsOutput,
+    Message, ModelInfo, Pooling, Prompt, RequestId, Result, StopCause, TextModel, Token,
+    TokenLogprobs, TokenModel, TokenStream, TopLogprob,
+};
+
+const END: u32 = 256;
+const VOCABULARY: usize = 257;
+/// Steps of a prompt that says `!prefill`.
+const PREFILL: usize = 1_000_000;
+
+/// What tests see and change.
+#[derive(Default)]
+pub struct State {
+    rows: AtomicUsize,
+    pub peak: AtomicUsize,
+    pub added: AtomicUsize,
+    pub sessions: AtomicUsize,
+    /// No step ends while it is closed.
+    gate: AtomicBool,
+    pub options: Mutex<Vec<GenerateOptions>>,
+    pub prompts: Mutex<Vec<String>>,
+    pub closed: AtomicBool,
+}
+
+impl State {
+    pub fn rows(&self) -> usize {
+        self.rows.load(Ordering::SeqCst)
+    }
+
+    /// Stops all steps.
+    pub fn shut(&self) {
+        self.gate.store(true, Ordering::SeqCst);
+    }
+
+    pub fn open(&self) {
+        self.gate.store(false, Ordering::SeqCst);
+    }
+
+    pub fn last_options(&self) -> GenerateOptions {
+        self.options.lock().unwrap().last().unwrap().clone()
+    }
+
+    pub fn last_prompt(&self) -> String {
+        self.prompts.lock().unwrap().last().unwrap().clone()
+    }
+}
+
+pub fn capabilities() -> Capabilities {
+    Capabilities::new()
+        .with_streaming()
+        .with_chat()
+        .with_logits()
+        .with_seeds()
+        .with_logprobs()
+        .with_grammars()
+        .with_batch_sessions()
+        .with_embeddings()
+}
+
+pub struct Script {
+    pub state: Arc<State>,
+}
+
+impl Script {
+    pub fn new() -> Self {
+        Self {
+            state: Arc::default(),
+        }
+    }
+}
+
+fn unsupported<T>() -> Result<T> {
+    Err(Error::new(ErrorKind::Unsupported, "not in the script"))
+}
+
+impl TextModel for Script {
+    fn generate(&self, _: &Prompt, _: &GenerateOptions) -> Result<TokenStream> {
+        unsupported()
+    }
+    fn chat(&self, _: &[Message], _: &GenerateOptions) -> Result<TokenStream> {
+        unsupported()
+    }
+    fn classify(&self, _: &[Prompt], _: &GenerateOptions, _: bool) -> Result<Vec<ClassifyResult>> {
+        unsupported()
+    }
+    fn batch_generate(&self, _: &[Prompt], _: &GenerateOptions) -> Result<Vec<BatchResult>> {
+        unsupported()
+    }
+    fn model_type(&self) -> &str {
+        "script"
+    }
+    fn info(&self) -> ModelInfo {
+        let mut info = ModelInfo::default();
+        info.architecture = String::from("script");
+        info.vocab_size = VOCABULARY;
+        info.hidden_size = 2;
+        info.context_length = Some(1_000_000);
+        info.has_chat_template = true;
+        info.device = String::from("cpu");
+        info
+    }
+    fn metrics(&self) -> GenerateMetrics {
+        GenerateMetrics::default()
+    }
+    fn close(&self) -> Result<()> {
+        self.state.closed.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+    fn batch_session(&self) -> Result<Box<dyn BatchSession>> {
+        self.state.sessions.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(Session {
+            state: Arc::clone(&self.state),
+            rows: BTreeMap::new(),
+            next: 0,
+        }))
+    }
+    fn as_token_model(&self) -> Option<&dyn TokenModel> {
+        Some(self)
+    }
+    fn as_embedding_model(&self) -> Option<&dyn EmbeddingModel> {
+        Some(self)
+    }
+}
+
+impl TokenModel for Script {
+    fn encode(&self, text: &str, _: bool) -> Result<Vec<u32>> {
+        Ok(text.bytes().map(u32::from).collect())
+    }
+    fn decode(&self, ids: &[u32]) -> Result<String> {
+        let bytes: Vec<u8> = ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+    fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        let end = match add_generation_prompt {
+            true => ChatEnd::Reply,
+            false => ChatEnd::Messages,
+        };
+        self.render_chat_with(&ChatPrompt::new(messages).with_end(end))
+    }
+    fn encode_chat_with(&self, prompt: &ChatPrompt) -> Result<Vec<u32>> {
+        self.encode(&self.render_chat_with(prompt)?, false)
+    }
+    fn render_chat_with(&self, prompt: &ChatPrompt) -> Result<String> {
+        if prompt
+            .messages
+            .iter()
+            .any(|m| m.content.contains("!template"))
+        {
+            return Err(Error::new(
+                ErrorKind::InvalidModel,
+                "line 3: no such filter",
+            ));
+        }
+        let mut text = String::new();
+        for tool in &prompt.tools {
+            text.push_str(&format!("tool {}\n", tool.name));
+        }
+        for (name, value) in &prompt.template {
+            text.push_str(&format!("{name}={value}\n"));
+        }
+        for m in &prompt.messages {
+            text.push_str(&format!("{}: {}\n", m.role, m.content));
+            for call in &m.tool_calls {
+                text.push_str(&format!("call {} {:?}\n", call.name, call.arguments));
+            }
+        }
+        if prompt.end == ChatEnd::LastMessage {
+            text.pop();
+        }
+        Ok(text)
+    }
+    fn logits(&self, _: &Prompt, _: bool) -> Result<LogitsOutput> {
+        unsupported()
+    }
+    fn eos_tokens(&self) -> Vec<u32> {
+        vec![END]
+    }
+}
+
+impl EmbeddingModel for Script {
+    fn embed(&self, prompts: &[Prompt], _: Pooling, _: bool) -> Result<Vec<Vec<f32>>> {
+        let of = |prompt: &Prompt| match prompt {
+            Prompt::Tokens(ids) => {
+                assert!(
+                    !ids.starts_with(b"!embedpanic".map(u32::from).as_slice()),
+                    "asked to"
+                );
+                vec![0.6, ids.len() as f32]
+            }
+            _ => Vec::new(),
+        };
+        Ok(prompts.iter().map(of).collect())
+    }
+}
+
+struct Row {
+    options: GenerateOptions,
+    prompt: Vec<u32>,
+    text: String,
+    script: VecDeque<u8>,
+    said: Vec<u8>,
+    tokens: usize,
+    prefill: usize,
+}
+
+struct Session {
+    state: Arc<State>,
+    rows: BTreeMap<RequestId, Row>,
+    next: u64,
+}
+
+impl Session {
+    fn count(&self) {
+        self.state.rows.store(self.rows.len(), Ordering::SeqCst);
+        self.state.peak.fetch_max(self.rows.len(), Ordering::SeqCst);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.state.rows.store(0, Ordering::SeqCst);
+    }
+}
+
+impl BatchSession for Session {
+    fn add(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<RequestId> {
+        options.validate()?;
+        let Prompt::Tokens(ids) = prompt else {
+            return unsupported();
+        };
+        let bytes: Vec<u8> = ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        assert!(!text.contains("!addpanic"), "asked to when added");
+        if text.contains("!refuse") {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                "the grammar has no end",
+            ));
+        }
+        self.state.added.fetch_add(1, Ordering::SeqCst);
+        self.state.options.lock().unwrap().push(options.clone());
+        self.state.prompts.lock().unwrap().push(text.clone());
+        let said = match text.rsplit_once("say:") {
+            _ if options.grammar.is_some() => "{\"a\":1}",
+            Some((_, rest)) => rest.lines().next().unwrap_or_default(),
+            None => "hello world",
+        };
+        let id = RequestId::new(self.next);
+        self.next += 1;
+        let row = Row {
+            script: said.bytes().collect(),
+            options: options.clone(),
+            prompt: ids.clone(),
+            prefill: if text.contains("!prefill") {
+                PREFILL
+            } else {
+                0
+            },
+            text,
+            said: Vec::new(),
+            tokens: 0,
+        };
+        self.rows.insert(id, row);
+        self.count();
+        Ok(id)
+    }
+
+    fn remove(&mut self, row: RequestId) -> bool {
+        let removed = self.rows.remove(&row).is_some();
+        self.count();
+        removed
+    }
+
+    fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn step(&mut self) -> Result<VecDeque<BatchEvent>> {
+        while self.state.gate.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_micros(200));
+        assert!(
+            !self.rows.values().any(|row| row.text.contains("!panic")),
+            "asked to in a step"
+        );
+        if self.rows.values().any(|row| row.text.contains("!error")) {
+            self.rows.clear();
+            self.count();
+            return Err(
+                Error::new(ErrorKind::Engine, "the device is lost").with_path(Path::new("/secret"))
+            );
+        }
+        let mut events = VecDeque::new();
+        self.rows.retain(|&id, row| {
+            let event = row.step(id);
+            let Some(event) = event else { return true };
+            let stays = matches!(event, BatchEvent::Token { .. });
+            events.push_back(event);
+            stays
+        });
+        self.count();
+        Ok(events)
+    }
+}
+
+impl Row {
+    fn done(&self, row: RequestId, reason: FinishReason, stop: Option<StopCause>) -> BatchEvent {
+        let mut metrics = GenerateMetrics::default();
+        metrics.prompt_tokens = self.prompt.len();
+        metrics.cached_tokens = 2.min(self.prompt.len());
+        metrics.generated_tokens = self.tokens;
+        BatchEvent::Done {
+            row,
+            reason,
+            stop,
+            metrics: Box::new(metrics),
+        }
+    }
+
+    fn step(&mut self, row: RequestId) -> Option<BatchEvent> {
+        if let Err(error) = self.options.check_interrupt() {
+            return Some(BatchEvent::Failed { row, error });
+        }
+        if self.prefill > 0 {
+            self.prefill -= 1;
+            return None;
+        }
+        if self.tokens == 3 && self.text.contains("!fail") {
+            let error = Error::new(ErrorKind::Engine, "this row alone");
+            return Some(BatchEvent::Failed { row, error });
+        }
+        if self.tokens >= self.options.max_tokens {
+            return Some(self.done(row, FinishReason::Length, None));
+        }
+        let said = String::from_utf8_lossy(&self.said).into_owned();
+        if let Some(stop) = self
+            .options
+            .stop
+            .iter()
+            .find(|s| said.ends_with(s.as_str()))
+        {
+            let cause = StopCause::String(stop.clone());
+            return Some(self.done(row, FinishReason::Stop, Some(cause)));
+        }
+        let byte = if self.text.contains("!long") {
+            b'x'
+        } else {
+            match self.script.pop_front() {
+                Some(byte) => byte,
+                None => {
+                    let cause = StopCause::Eos(END);
+                    return Some(self.done(row, FinishReason::Stop, Some(cause)));
+                }
+            }
+        };
+        self.said.push(byte);
+        self.tokens += 1;
+        let text = char::from(byte).to_string();
+        let mut token = Token::new(u32::from(byte), text.clone()).with_bytes([byte]);
+        if let Some(n) = self.options.logprobs {
+            let top = (0..n).map(|_| TopLogprob::new(u32::from(byte), text.clone(), -0.5));
+            token = token.with_logprobs(TokenLogprobs::new(-0.5, top.collect()));
+        }
+        Some(BatchEvent::Token { row, token })
+    }
+}
