@@ -11,7 +11,7 @@ use super::failure::Failure;
 use super::preset::Preset;
 
 #[cfg(feature = "mlx-backend")]
-use metal_backend::text::{ChatOptions, ChatTemplate, TextPipeline};
+use inference_text::{ChatOptions, ChatTemplate, TextPipeline};
 
 /// The largest file with a template, in bytes.
 #[cfg(feature = "mlx-backend")]

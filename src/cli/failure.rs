@@ -70,6 +70,13 @@ impl From<inference::Error> for Failure {
     }
 }
 
+#[cfg(feature = "mlx-backend")]
+impl From<inference_formats::Error> for Failure {
+    fn from(error: inference_formats::Error) -> Self {
+        inference::Error::from(error).into()
+    }
+}
+
 /// An error about options that only a model can check, such as a grammar: a usage error like those that
 /// were found before.
 pub fn of_options(error: inference::Error) -> Failure {

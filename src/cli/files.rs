@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use metal_backend::checkpoint::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
-use metal_backend::text::{ChatTemplate, TextPipeline, Tokenizer};
+use inference_formats::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
+use inference_text::{ChatTemplate, TextPipeline, Tokenizer};
 
 use super::failure::Failure;
 

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use metal_backend::survey::Survey;
+use metal_backend::model_report::ModelReport;
 use serde::Serialize;
 
 use super::console::{Console, table};
@@ -127,7 +127,7 @@ impl Shown {
         let template = preset.template.as_deref();
         let template = template.map(|t| inline(t, "the preset")).transpose()?;
         let files = Files::read(path, template)?;
-        let survey = Survey::of(path, None)?;
+        let report = ModelReport::of(path, None, None)?;
         // A broken neighbor of the model is no reason to show nothing.
         let found = inference::discover(path)
             .ok()
@@ -155,19 +155,19 @@ impl Shown {
         Ok(Self {
             name: name.to_owned(),
             path: path.to_owned(),
-            architecture: survey.model_type,
-            parameters: survey.parameters,
+            architecture: report.model_type,
+            parameters: report.parameters,
             context_length: files.config.max_position_embeddings,
             embedding_length: files.config.hidden_size,
             quantization: found
                 .as_ref()
                 .map(quantization)
                 .filter(|name| name != "-")
-                .or_else(|| survey.formats.first().map(|share| share.name.clone())),
+                .or_else(|| report.formats.first().map(|share| share.name.clone())),
             format: found.as_ref().map(|found| format_name(found.format)),
             bytes: found
                 .as_ref()
-                .map_or(survey.stored_bytes, |found| found.bytes),
+                .map_or(report.stored_bytes, |found| found.bytes),
             capabilities,
             template: source,
             template_origin: template.map(|t| t.origin().to_owned()),
