@@ -40,3 +40,37 @@ pub fn file() -> Option<PathBuf> {
     #[cfg(not(target_os = "linux"))]
     None
 }
+
+/// The package of MLX that this was built against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Package {
+    /// The directory name that [`load`] looks for, such as `mlx-cpu-0.30.6-573baa804539`.
+    pub directory: &'static str,
+    /// Name, version and SHA-256 of the Python package; `None` for an MLX of the user's own
+    /// (`MLX_ROOT`).
+    pub pin: Option<[&'static str; 3]>,
+}
+
+/// The package of MLX that this was built against, for programs that install it beside themselves.
+/// `None` where programs are linked with MLX.
+///
+/// ```
+/// if let Some(package) = mlx_rs_core::library::package() {
+///     println!("../lib/rust-mlx/{}/mlx/lib", package.directory);
+/// }
+/// ```
+#[must_use]
+pub fn package() -> Option<Package> {
+    #[cfg(target_os = "linux")]
+    return (!mlx_sys::library::PACKAGE.is_empty()).then(|| {
+        let mut words = mlx_sys::library::PIN.split(' ');
+        let pin = (|| Some([words.next()?, words.next()?, words.next()?]))();
+        Package {
+            directory: mlx_sys::library::PACKAGE,
+            pin,
+        }
+    });
+    #[cfg(not(target_os = "linux"))]
+    None
+}

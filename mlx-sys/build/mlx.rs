@@ -12,6 +12,8 @@ pub struct Mlx {
     pub root: PathBuf,
     /// Names the package and its version, for directories of installed programs.
     pub package: String,
+    /// The package, its version and its SHA-256, where it is a Python package.
+    pub pin: Option<[String; 3]>,
     pub version: String,
 }
 
@@ -23,12 +25,14 @@ impl Mlx {
         let version = pins.mlx_for(mlx_c)?;
         let package = package(env)?;
         let dir = pip.wheel(&package, Some(&version))?;
+        let sha256 = pins.wheel(&package, Some(&version), &env.target)?.sha256;
         let root = dir.join("mlx");
         check(&root)?;
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         Ok(Self {
             root,
             package: name.into_owned(),
+            pin: Some([package, version.clone(), sha256]),
             version,
         })
     }
@@ -44,6 +48,7 @@ impl Mlx {
         Ok(Self {
             root: root.to_owned(),
             package: format!("mlx-{version}"),
+            pin: None,
             version,
         })
     }

@@ -42,6 +42,7 @@ pub fn none(env: &Env) -> Result<(), String> {
         &Mlx {
             root: PathBuf::new(),
             package: String::new(),
+            pin: None,
             version: String::new(),
         },
     )
@@ -52,6 +53,8 @@ fn emit(out: &Path, mlx: &Mlx) -> Result<(), String> {
     println!("cargo:rustc-env=MLX_SYS_EMBEDDED={}", out.display());
     println!("cargo:rustc-env=MLX_SYS_MLX_VERSION={}", mlx.version);
     println!("cargo:rustc-env=MLX_SYS_PACKAGE={}", mlx.package);
+    let pin = mlx.pin.as_ref().map(|pin| pin.join(" "));
+    println!("cargo:rustc-env=MLX_SYS_PIN={}", pin.unwrap_or_default());
     println!("cargo:rustc-env=MLX_SYS_PACKAGE_DIR={}", mlx.root.display());
     Ok(())
 }

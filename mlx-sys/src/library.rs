@@ -30,6 +30,10 @@ const MLX_VERSION: &str = env!("MLX_SYS_MLX_VERSION");
 /// The directory name of the package of MLX that this was built against.
 pub const PACKAGE: &str = env!("MLX_SYS_PACKAGE");
 
+/// Name, version and SHA-256 of that package, with spaces between them; empty for an MLX of the
+/// user's own (`MLX_ROOT`).
+pub const PIN: &str = env!("MLX_SYS_PIN");
+
 /// Where that package was at build time: it holds `include`, `lib` and `share`.
 pub const PACKAGE_DIR: &str = env!("MLX_SYS_PACKAGE_DIR");
 

@@ -20,7 +20,12 @@ pub struct Args {
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let default = inference::default_backend().ok();
     let default = default.as_ref().map(|backend| backend.name());
-    print(&inference::backends(), default, args.json, console)
+    print(&inference::backends(), default, args.json, console)?;
+    #[cfg(feature = "mlx-backend")]
+    if let Some(hint) = super::standalone::hint() {
+        console.warn(hint);
+    }
+    Ok(())
 }
 
 fn print(

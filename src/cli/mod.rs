@@ -57,6 +57,8 @@ mod sampling;
 mod settings;
 #[cfg(feature = "mlx-backend")]
 mod show;
+#[cfg(feature = "mlx-backend")]
+mod standalone;
 mod terminal;
 #[cfg(feature = "mlx-backend")]
 mod train;
@@ -141,6 +143,9 @@ enum Command {
     Rm(remove::Args),
     #[command(visible_alias = "benchmark")]
     Bench(bench::Args),
+    #[cfg(feature = "mlx-backend")]
+    #[command(name = "self")]
+    Standalone(standalone::Args),
     Completions(completions::Args),
     Man(completions::ManArgs),
 }
@@ -291,6 +296,8 @@ pub fn main() -> ExitCode {
         Command::Ls(args) => list::run(args, &mut console),
         Command::Rm(args) => remove::run(args, &mut console),
         Command::Bench(args) => bench::run(args, &mut console),
+        #[cfg(feature = "mlx-backend")]
+        Command::Standalone(args) => standalone::run(args, &mut console),
         Command::Completions(args) => completions::run(args, &mut console),
         Command::Man(args) => completions::man(args, &mut console),
     };
@@ -304,6 +311,10 @@ fn finish(done: Result<(), Failure>, err: &mut dyn Write) -> u8 {
     if let Some(text) = failure.report() {
         // With standard error gone there is nobody left to tell.
         let _ = writeln!(err, "error: {text}");
+        #[cfg(feature = "mlx-backend")]
+        if let (Failure::Failed(_), Some(hint)) = (&failure, standalone::hint()) {
+            let _ = writeln!(err, "{hint}");
+        }
     }
     failure.exit_code()
 }

@@ -30,6 +30,34 @@ pub struct KnownModel {
     pub bytes: u64,
 }
 
+impl KnownModel {
+    /// The wheel that holds it.
+    pub(super) fn wheel(&self) -> Wheel<'_> {
+        Wheel {
+            title: self.name,
+            package: self.package,
+            version: self.version,
+            sha256: self.wheel_sha256,
+            bytes: self.wheel_bytes,
+        }
+    }
+}
+
+/// A Python package's wheel, pinned.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wheel<'a> {
+    /// What it holds, for the progress.
+    pub title: &'a str,
+    /// The package.
+    pub package: &'a str,
+    /// Its version.
+    pub version: &'a str,
+    /// SHA-256 of the wheel, in lower-case hexadecimal.
+    pub sha256: &'a str,
+    /// Its size in bytes, or the most that is accepted.
+    pub bytes: u64,
+}
+
 /// The first entry is the first model: what runs when no model is named.
 const CATALOG: &[KnownModel] = &[KnownModel {
     name: "smollm2-135m-instruct",

