@@ -28,6 +28,7 @@ pub enum Isa {
     /// use: made by `detect` only where it does, so what is said of `Avx512` and `Avx2` holds.
     #[cfg(target_arch = "x86_64")]
     Amx,
+    /// NEON.
     #[cfg(target_arch = "aarch64")]
     Neon,
     /// NEON and dotprod.

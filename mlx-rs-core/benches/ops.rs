@@ -299,7 +299,7 @@ mod linear {
         )* };
     }
 
-    cases!(bits_4: 4, bits_8: 8, float32: 32);
+    cases!(bits_2: 2, bits_3: 3, bits_4: 4, bits_5: 5, bits_6: 6, bits_8: 8, float32: 32);
 }
 
 /// A product with one row reads its matrix once, so memory sets its pace: the same bytes plainly read, and multiplied with.

@@ -331,7 +331,7 @@ mod tests {
             weight: Some(noise(&[64], 5)),
             eps: 1e-5,
         };
-        for bits in [0, 4, 8] {
+        for bits in [0, 2, 3, 4, 5, 6, 8] {
             let layers = |on_cpu: bool| -> Vec<Linear> {
                 [96, 64, 64]
                     .iter()

@@ -71,7 +71,7 @@ impl Scratch {
 impl PreparedForm {
     fn fill(&mut self, isa: Isa, x: &[f32], k: usize, (bits, group): (u32, usize)) {
         let rows = x.len() / k;
-        let (floats, wholes) = if qgemv::quantizes_inputs(isa) {
+        let (floats, wholes) = if qgemv::quantizes_inputs(isa, bits) {
             (0, k)
         } else {
             (k, 0)

@@ -52,8 +52,11 @@ struct TilePlace {
 impl GemmTask<'_> {
     /// Whether the product is one for [`Self::run_amx_quantized`].
     pub(crate) fn fits_amx_quantized(&self) -> bool {
-        let quantized =
-            |(data, _): &(MatrixData<'_>, _)| matches!(data, MatrixData::Quantized { .. });
+        let quantized = |(data, _): &(MatrixData<'_>, _)| match data {
+            // The widths whose codes the assembly decodes.
+            MatrixData::Quantized { matrix, .. } => matches!(matrix.bits, 4 | 8),
+            MatrixData::Dense(_) => false,
+        };
         let together = self.product.gate.is_none() || self.form_of(0) == self.form_of(1);
         self.product.isa == Isa::Amx
             && self.product.rows >= MIN_ROWS

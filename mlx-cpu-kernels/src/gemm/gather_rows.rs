@@ -13,7 +13,7 @@ pub struct GatherRows {
     pub signed: bool,
     /// Of the matrix.
     pub size: Size,
-    /// Of a number: 4 or 8.
+    /// Of a code: 2, 3, 4, 5, 6 or 8.
     pub bits: u32,
     /// Of a row.
     pub groups: usize,

@@ -60,7 +60,7 @@ impl HeldMatrix {
 pub enum MatrixFormat {
     /// In affine mode, in row blocks.
     Quantized {
-        /// Of a number: 4 or 8.
+        /// Of a code: 2, 3, 4, 5, 6 or 8.
         bits: u32,
         /// Numbers that share a scale.
         group: usize,

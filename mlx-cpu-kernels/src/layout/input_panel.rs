@@ -26,8 +26,8 @@ pub(crate) struct InputPanel<'a> {
     pub rows: usize,
     /// The elements row after row; empty where they are integers.
     pub values: &'a [f32],
-    /// Whole numbers `[words, rows, inputs_per_word]`, in the order of [`pair_index`] (with dotprod
-    /// as bytes, see `dot.rs`), or empty.
+    /// Whole numbers `[words, rows, inputs_per_sum]`, in the order of [`pair_index`] (with dotprod
+    /// as bytes, see `neon/qgemv_dotprod.rs`), or empty.
     pub quants: &'a [i16],
     /// What they are multiplied with: one for each few neighbors ([`inputs_per_scale`]), `[words,
     /// rows]`.
@@ -56,10 +56,10 @@ pub(crate) struct InputPanelMut<'a> {
     pub sums: &'a mut [f32],
 }
 
-/// Adjacent inputs that share a scale, so that what is large leaves others precise: those whose
-/// products with a word of a matrix of this bit width end in one lane.
-pub(crate) fn inputs_per_word(bits: u32) -> usize {
-    if bits == 4 { 8 } else { 4 }
+/// Adjacent inputs that share a scale, so that a large input leaves others precise. Their products
+/// with codes of this width are summed exactly in one lane.
+pub(crate) const fn inputs_per_sum(bits: u32) -> usize {
+    if bits == 8 { 4 } else { 8 }
 }
 
 /// Where an input stands among its neighbors: shifts of a word bring pairs of its numbers that are

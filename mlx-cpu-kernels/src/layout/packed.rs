@@ -14,6 +14,34 @@ pub(crate) const CHUNK: usize = 32;
 /// Rows of a row block.
 pub const INTERLEAVED_ROWS: usize = 8;
 
+/// Codes after which a code begins a word again, for a width that does not divide 32: a multiple of
+/// eight codes, so that a chunk is whole words and whole runs of inputs with one scale.
+pub(crate) const fn codes_per_chunk(bits: u32) -> usize {
+    match bits {
+        6 => 16,
+        _ => 32,
+    }
+}
+
+/// The word in which code `i` of a bit stream begins, and its lowest bit there.
+pub(crate) const fn code_position(i: usize, bits: u32) -> (usize, u32) {
+    let at = i * bits as usize;
+    (at / 32, (at % 32) as u32)
+}
+
+/// Code `i` of a bit stream of these words.
+#[inline(always)]
+pub(crate) fn code(i: usize, bits: u32, word: impl Fn(usize) -> u32) -> u32 {
+    let (w, shift) = code_position(i, bits);
+    let low = word(w) >> shift;
+    let all = if shift + bits > 32 {
+        low | word(w + 1) << (32 - shift)
+    } else {
+        low
+    };
+    all & (u32::MAX >> (32 - bits))
+}
+
 /// A row of a quantized matrix: `w = scale * q + bias`, group after group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PackedRow<'a> {
@@ -92,15 +120,16 @@ impl<'a> GroupParams<'a> {
 /// Row blocks of a quantized matrix, one after another: `w = scale * q + bias`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PackedMatrix<'a> {
-    /// Packed codes `[matrix, words, INTERLEAVED_ROWS]`, the first in the lowest bits.
+    /// Packed codes `[row blocks, words, INTERLEAVED_ROWS]`. The words of a row are a bit stream, the
+    /// first code in the lowest bits of the first word; a code may continue in the next word.
     pub words: &'a [u32],
-    /// `[matrix, groups, INTERLEAVED_ROWS]`.
+    /// `[row blocks, groups, INTERLEAVED_ROWS]`.
     pub scales: GroupParams<'a>,
-    /// `[matrix, groups, INTERLEAVED_ROWS]`.
+    /// `[row blocks, groups, INTERLEAVED_ROWS]`.
     pub biases: GroupParams<'a>,
     /// Of a row.
     pub groups: usize,
-    /// Of a number: 4 or 8.
+    /// Of a code: 2, 3, 4, 5, 6 or 8.
     pub bits: u32,
 }
 
@@ -145,9 +174,9 @@ impl<'a> PackedMatrix<'a> {
         self.words.len() / self.scales.len().max(1)
     }
 
-    /// Numbers of a word.
-    pub(crate) fn values_per_word(self) -> usize {
-        32 / self.bits as usize
+    /// Codes of a row's group.
+    pub(crate) fn group_size(self) -> usize {
+        self.words_per_group() * 32 / self.bits as usize
     }
 
     /// Some of them.
@@ -166,16 +195,12 @@ impl<'a> PackedMatrix<'a> {
     pub(crate) fn dequantize_row(self, row: usize, out: &mut [f32]) {
         let own = row % INTERLEAVED_ROWS;
         let block = self.block_range(row / INTERLEAVED_ROWS..row / INTERLEAVED_ROWS + 1);
-        let (per, near) = (self.words_per_group(), self.values_per_word());
-        let mask = u32::MAX >> (32 - self.bits);
-        for (g, out) in out.chunks_exact_mut(per * near).enumerate() {
+        let per = self.words_per_group();
+        for (g, out) in out.chunks_exact_mut(self.group_size()).enumerate() {
             let (scale, bias) = (block.scales.group(g)[own], block.biases.group(g)[own]);
-            for (w, out) in (g * per..).zip(out.chunks_exact_mut(near)) {
-                let word = block.words[w * INTERLEAVED_ROWS + own];
-                for (i, out) in out.iter_mut().enumerate() {
-                    let q = word >> (i as u32 * self.bits) & mask;
-                    *out = q as f32 * scale + bias;
-                }
+            let word = |w: usize| block.words[(g * per + w) * INTERLEAVED_ROWS + own];
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = code(i, self.bits, word) as f32 * scale + bias;
             }
         }
     }

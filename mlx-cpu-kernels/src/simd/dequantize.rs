@@ -36,7 +36,7 @@ impl PackedMatrix<'_> {
             return;
         }
         let per = self.words_per_group();
-        let width = per * self.values_per_word();
+        let width = self.group_size();
         let groups = from / width..(from + columns) / width;
         let n = groups.len();
         for (row, out) in rows.clone().zip(out.chunks_exact_mut(columns)) {

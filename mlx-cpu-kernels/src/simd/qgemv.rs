@@ -2,7 +2,7 @@
 //! float32.
 
 use crate::isa::Isa;
-use crate::layout::input_panel::{InputPanel, InputPanelMut, inputs_per_word};
+use crate::layout::input_panel::{InputPanel, InputPanelMut, inputs_per_sum};
 use crate::layout::packed::PackedMatrix;
 use crate::partition::OutputBlock;
 #[cfg(target_arch = "aarch64")]
@@ -16,19 +16,20 @@ pub(crate) fn inputs_per_scale(isa: Isa, bits: u32) -> usize {
     match isa {
         #[cfg(target_arch = "aarch64")]
         Isa::Dot => neon::qgemv_dotprod::INPUTS_PER_SCALE,
-        _ => inputs_per_word(bits),
+        _ => inputs_per_sum(bits),
     }
 }
 
-/// Whether inputs are prepared as integers.
-pub(crate) fn quantizes_inputs(isa: Isa) -> bool {
+/// Whether inputs for a matrix of this width are prepared as integers.
+pub(crate) fn quantizes_inputs(isa: Isa, bits: u32) -> bool {
+    let _ = bits;
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => true,
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => false,
         #[cfg(target_arch = "aarch64")]
-        Isa::Dot => true,
+        Isa::Dot => neon_has(bits),
         Isa::Portable => false,
     }
 }
@@ -50,6 +51,8 @@ pub(crate) fn prepare_inputs(
         },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => portable::qgemv::prepare_inputs(x, k, (bits, group), to),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dot if !neon_has(bits) => portable::qgemv::prepare_inputs(x, k, (bits, group), to),
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Dot` is made by `detect` only, where the processor has neon and dotprod.
         Isa::Dot => unsafe { neon::qgemv_dotprod::prepare_inputs(x, k, (bits, group), to) },
@@ -73,14 +76,32 @@ pub(crate) fn qgemv(
         // names.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::qgemv::qgemv(matrix, x, out) },
         #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::Dot if !neon_has(matrix.bits) => portable_qgemv(matrix, x, out),
+        #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
         Isa::Neon => unsafe { neon::f32::qgemv(matrix, x, out) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Dot` is made by `detect` only, where the processor has neon and dotprod.
         Isa::Dot => unsafe { neon::qgemv_dotprod::qgemv(matrix, x, out) },
-        Isa::Portable if matrix.bits == 4 => portable::qgemv::qgemv::<4>(matrix, x, out),
-        Isa::Portable => portable::qgemv::qgemv::<8>(matrix, x, out),
+        Isa::Portable => portable_qgemv(matrix, x, out),
     }
+}
+
+fn portable_qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
+    match matrix.bits {
+        2 => portable::qgemv::qgemv::<2>(matrix, x, out),
+        3 => portable::qgemv::qgemv::<3>(matrix, x, out),
+        4 => portable::qgemv::qgemv::<4>(matrix, x, out),
+        5 => portable::qgemv::qgemv::<5>(matrix, x, out),
+        6 => portable::qgemv::qgemv::<6>(matrix, x, out),
+        _ => portable::qgemv::qgemv::<8>(matrix, x, out),
+    }
+}
+
+/// Whether the NEON kernels have this width; others run in portable code.
+#[cfg(target_arch = "aarch64")]
+fn neon_has(bits: u32) -> bool {
+    matches!(bits, 4 | 8)
 }
 
 #[cfg(test)]

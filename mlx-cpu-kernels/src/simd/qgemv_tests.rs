@@ -4,6 +4,7 @@
 use super::*;
 use crate::layout::input_panel::{MAX_QUANT, MAX_ROWS};
 use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS};
+use crate::simd::dequantize::DequantizeScratch;
 use crate::simd::vmath::dot_rows;
 use crate::testing::noise;
 
@@ -28,7 +29,7 @@ fn largest(isa: Isa) -> f32 {
 #[test]
 fn quantized_rows_equal_the_definition() {
     const ROWS: usize = 3 * INTERLEAVED_ROWS;
-    for (bits, group, groups, half) in [4u32, 8].into_iter().flat_map(|bits| {
+    for (bits, group, groups, half) in [2u32, 3, 4, 5, 6, 8].into_iter().flat_map(|bits| {
         [32, 64, 128].into_iter().flat_map(move |group| {
             [1, 3, 18]
                 .into_iter()
@@ -40,7 +41,6 @@ fn quantized_rows_equal_the_definition() {
             .iter()
             .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
             .collect();
-        let near = inputs_per_word(bits);
         let halves = |seed| -> Vec<u16> {
             let numbers = noise(ROWS * groups, seed);
             let half = |v: &f32| half::f16::from_f32(*v).to_bits();
@@ -68,16 +68,53 @@ fn quantized_rows_equal_the_definition() {
             bits,
         };
         assert_eq!(
-            (matrix.row_blocks(), matrix.values_per_word()),
-            (ROWS / INTERLEAVED_ROWS, near)
+            (matrix.row_blocks(), matrix.group_size()),
+            (ROWS / INTERLEAVED_ROWS, group)
         );
-        let at = |row: usize, i: usize| {
+        let exactly = |row: usize, i: usize| {
             let (block, lane) = (row / INTERLEAVED_ROWS, row % INTERLEAVED_ROWS);
-            let word = words[(block * (k / near) + i / near) * INTERLEAVED_ROWS + lane];
-            let q = word >> (i % near * bits as usize) & ((1 << bits) - 1);
+            let first = block * (k * bits as usize / 32);
+            // The definition of a bit stream, one bit after another.
+            let bit = |n: usize| {
+                let word = words[(first + n / 32) * INTERLEAVED_ROWS + lane];
+                word >> (n % 32) & 1
+            };
+            let q: u32 = (0..bits)
+                .map(|b| bit(i * bits as usize + b as usize) << b)
+                .sum();
             let g = (block * groups + i / group) * INTERLEAVED_ROWS + lane;
             f64::from(wide_scales[g]) * f64::from(q) + f64::from(wide_biases[g])
         };
+        let all: Vec<f64> = (0..ROWS * k).map(|i| exactly(i / k, i % k)).collect();
+        let at = |row: usize, i: usize| all[row * k + i];
+        for isa in Isa::all() {
+            let mut columns = vec![0.0; ROWS * k];
+            matrix.dequantize_transposed(isa, &mut columns);
+            // Columns of a group in the middle, of rows that begin within a block.
+            let (rows, from) = (3..ROWS, k / group / 2 * group);
+            let mut some = vec![0.0; rows.len() * (k - from)];
+            let buffer = &mut DequantizeScratch::default();
+            matrix.dequantize_rows(isa, rows.clone(), from, buffer, &mut some);
+            for (r, i) in (0..ROWS).flat_map(|r| (0..k).map(move |i| (r, i))) {
+                let got = f64::from(columns[i * ROWS + r]);
+                assert!(
+                    (at(r, i) - got).abs() < 1e-4,
+                    "{isa:?} {bits} {r} {i}: {got}"
+                );
+                if r >= rows.start && i >= from {
+                    // With 4 bits the even elements of a chunk come before the odd ones.
+                    let place = match bits {
+                        4 => i / 32 * 32 + i % 2 * 16 + i % 32 / 2,
+                        _ => i,
+                    };
+                    let got = f64::from(some[(r - rows.start) * (k - from) + place - from]);
+                    assert!(
+                        (at(r, i) - got).abs() < 1e-4,
+                        "{isa:?} {bits} {r} {i}: {got}"
+                    );
+                }
+            }
+        }
         // As rows.
         let mut row = vec![0.0; k];
         for r in 0..ROWS {
@@ -87,9 +124,9 @@ fn quantized_rows_equal_the_definition() {
             }
         }
         for m in 1..=MAX_ROWS {
-            let all = noise(m * k, 7);
+            let inputs = noise(m * k, 7);
             for isa in Isa::all() {
-                let (floats, wholes) = if quantizes_inputs(isa) {
+                let (floats, wholes) = if quantizes_inputs(isa, bits) {
                     (0, m * k)
                 } else {
                     (m * k, 0)
@@ -105,7 +142,7 @@ fn quantized_rows_equal_the_definition() {
                     scales: &mut factors,
                     sums: &mut sums,
                 };
-                prepare_inputs(isa, &all, k, (bits, group), to);
+                prepare_inputs(isa, &inputs, k, (bits, group), to);
                 let x = InputPanel {
                     rows: m,
                     values: &values,
@@ -115,14 +152,14 @@ fn quantized_rows_equal_the_definition() {
                 };
                 let mut out = vec![0.0; m * ROWS];
                 qgemv(isa, matrix, x, &mut OutputBlock::contiguous(&mut out, m));
-                for (x, got) in all.chunks(k).zip(out.chunks(ROWS)) {
+                for (x, got) in inputs.chunks(k).zip(out.chunks(ROWS)) {
                     for (row, got) in got.iter().enumerate() {
                         let part = |(i, x): (usize, &f32)| at(row, i) * f64::from(*x);
                         let exact: f64 = x.iter().enumerate().map(part).sum();
                         let size: f64 = x.iter().enumerate().map(|one| part(one).abs()).sum();
                         // Each element is off by half of a integer's unit at most.
                         let rounding: f64 = (0..k)
-                            .filter(|_| quantizes_inputs(isa))
+                            .filter(|_| quantizes_inputs(isa, bits))
                             .map(|i| {
                                 let own = &x[i / shared * shared..][..shared];
                                 let most = own.iter().fold(0.0f32, |a, b| a.max(b.abs()));
@@ -148,6 +185,8 @@ fn whole_numbers_stand_where_the_definition_says() {
         (4, 64, 128, 8),
         (8, 32, 96, 2),
         (8, 128, 256, 1),
+        (3, 32, 96, 3),
+        (6, 64, 128, 8),
     ] {
         let x: Vec<f32> = noise(rows * k, bits).iter().map(|v| v * 9.0).collect();
         let prepared = |isa: Isa, f: &dyn Fn(InputPanelMut<'_>)| {
@@ -164,7 +203,10 @@ fn whole_numbers_stand_where_the_definition_says() {
             });
             p
         };
-        for isa in Isa::all().into_iter().filter(|isa| quantizes_inputs(*isa)) {
+        for isa in Isa::all()
+            .into_iter()
+            .filter(|isa| quantizes_inputs(*isa, bits))
+        {
             let plain = prepared(isa, &|to| plain(isa, &x, k, (bits, group), to));
             let own = prepared(isa, &|to| prepare_inputs(isa, &x, k, (bits, group), to));
             assert_eq!((&own.0, &own.1), (&plain.0, &plain.1), "{bits} bits");

@@ -18,7 +18,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{Pad, QuantMode, Quantized};
 
-/// A matrix quantized in affine mode to 4 or 8 bits, with float32 scales, as the kernels read it:
+/// A matrix quantized in affine mode to 2, 3, 4, 5, 6 or 8 bits, with float32 scales, as the kernels read it:
 /// eight rows interleaved, word by word.
 /// ```
 /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
@@ -57,13 +57,14 @@ impl QuantizedMatrix {
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, cpu::QuantizedMatrix};
-    /// assert!(!QuantizedMatrix::supports(QuantMode::Affine, 3, 32, Dtype::Float32));
+    /// assert!(!QuantizedMatrix::supports(QuantMode::Affine, 7, 32, Dtype::Float32));
+    /// assert!(!QuantizedMatrix::supports(QuantMode::Mxfp4, 4, 32, Dtype::Float32));
     /// ```
     #[must_use]
     pub fn supports(mode: QuantMode, bits: i32, group_size: i32, scales: Dtype) -> bool {
         enabled()
             && mode == QuantMode::Affine
-            && matches!((bits, group_size), (4 | 8, 32 | 64 | 128))
+            && matches!((bits, group_size), (2..=6 | 8, 32 | 64 | 128))
             && scales == Dtype::Float32
     }
 
@@ -362,7 +363,7 @@ impl QuantizedMatrix {
         self.group as i32
     }
 
-    /// Of a number: 4 or 8.
+    /// Bits of a code: 2, 3, 4, 5, 6 or 8.
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;

@@ -104,7 +104,7 @@ mod tests {
     fn it_is_the_backward_pass_of_mlx() {
         for (n, k) in [(96, 64), (50, 192), (300, 160), (7, 48), (5, 20)] {
             // 0, 1, 2: dense.
-            for bits in [0, 1, 2, 4, 8] {
+            for bits in [0, 1, 2, 3, 4, 5, 6, 8] {
                 let weight = noise(&[n, k], 3);
                 let types = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
                 let (matrix, dense) = if let Some(dtype) = types.get(bits as usize) {

@@ -366,7 +366,7 @@ fn kernels_of_this_crate() {
                     .map_or_else(|| x[0].sum(All, false), |m| m.product(&x[0]))
             },
         );
-        for bits in [4, 8] {
+        for bits in [2, 3, 4, 5, 6, 8] {
             let q = Quantized::quantize(&weight, 32, bits, QuantMode::Affine).unwrap();
             let kernel = cpu::QuantizedMatrix::new(&q)
                 .unwrap()

@@ -63,7 +63,7 @@ pub(crate) unsafe fn products<'a>(
     let fits = |b: PackedMatrix<'a>| {
         let numbers = b.row_blocks() * INTERLEAVED_ROWS * x.inputs();
         (1..=2).contains(&b.row_blocks())
-            && b.words.len() * b.values_per_word() == numbers
+            && b.words.len() * 32 == numbers * b.bits as usize
             && b.scales.len() == b.row_blocks() * b.groups * INTERLEAVED_ROWS
             && b.biases.len() == b.scales.len()
             && (b.groups, b.bits) == (groups, bits)

@@ -1,15 +1,17 @@
 //! Dequantization for AVX2.
 
-use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow};
+use crate::layout::packed::{
+    GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code_position, codes_per_chunk,
+};
 use crate::simd::portable;
 
 use std::arch::x86_64::{
-    __m256, _mm_loadu_si128, _mm256_add_ps, _mm256_and_si256, _mm256_cvtepi32_ps, _mm256_cvtph_ps,
-    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps, _mm256_set1_epi32, _mm256_srli_epi32,
-    _mm256_storeu_ps,
+    __m256, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_add_ps, _mm256_and_si256,
+    _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps,
+    _mm256_or_si256, _mm256_set1_epi32, _mm256_sll_epi32, _mm256_srl_epi32, _mm256_storeu_ps,
 };
 
-/// See [`crate::simd::dequantize::unpack_row`].
+/// See [`crate::simd::dequantize::dequantize_packed_row`].
 ///
 /// # Safety
 /// The processor must have avx2 and fma.
@@ -26,10 +28,13 @@ pub(crate) unsafe fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f3
 pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [f32]) {
     // SAFETY: the caller's promise.
     unsafe {
-        if matrix.bits == 4 {
-            dequantize_transposed_bits::<4>(matrix, out);
-        } else {
-            dequantize_transposed_bits::<8>(matrix, out);
+        match matrix.bits {
+            2 => dequantize_transposed_bits::<2>(matrix, out),
+            3 => dequantize_transposed_bits::<3>(matrix, out),
+            4 => dequantize_transposed_bits::<4>(matrix, out),
+            5 => dequantize_transposed_bits::<5>(matrix, out),
+            6 => dequantize_transposed_bits::<6>(matrix, out),
+            _ => dequantize_transposed_bits::<8>(matrix, out),
         }
     }
 }
@@ -39,14 +44,22 @@ pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [
 /// # Safety
 /// As [`dequantize_transposed`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dequantize_transposed_bits<const BITS: i32>(matrix: PackedMatrix<'_>, out: &mut [f32]) {
+unsafe fn dequantize_transposed_bits<const BITS: u32>(matrix: PackedMatrix<'_>, out: &mut [f32]) {
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
-    let (width, near) = (count * INTERLEAVED_ROWS, 32 / BITS as usize);
+    let (width, size) = (count * INTERLEAVED_ROWS, matrix.group_size());
+    // Codes after which one begins a word again, and their words.
+    let chunk = if 32 % BITS == 0 {
+        32 / BITS as usize
+    } else {
+        codes_per_chunk(BITS)
+    };
+    let words = chunk * BITS as usize / 32;
     // The reads and writes below stay within these.
-    assert!(matrix.words.len() == groups * per * width && matrix.bits == BITS as u32);
+    assert!(matrix.words.len() == groups * per * width && matrix.bits == BITS);
     assert!(matrix.scales.len() == groups * width && matrix.biases.len() == groups * width);
-    assert!(out.len() == groups * per * near * width);
-    let mask = _mm256_set1_epi32((1 << BITS) - 1);
+    assert!(out.len() == groups * size * width && size * BITS as usize == 32 * per);
+    assert!(size.is_multiple_of(chunk));
+    let mask = _mm256_set1_epi32((u32::MAX >> (32 - BITS)).cast_signed());
     for i in 0..count {
         for g in 0..groups {
             // SAFETY: group `g` of row block `i`, words `g * per` and on of `groups * per`, and
@@ -57,24 +70,41 @@ unsafe fn dequantize_transposed_bits<const BITS: i32>(matrix: PackedMatrix<'_>, 
                     group_params(matrix.scales, at),
                     group_params(matrix.biases, at),
                 );
-                for w in g * per..(g + 1) * per {
-                    let words = matrix
-                        .words
-                        .as_ptr()
-                        .add((i * groups * per + w) * INTERLEAVED_ROWS);
-                    let mut q = _mm256_loadu_si256(words.cast());
-                    for j in 0..near {
-                        let n = _mm256_cvtepi32_ps(_mm256_and_si256(q, mask));
+                for c in 0..size / chunk {
+                    let from = (i * groups * per + g * per + c * words) * INTERLEAVED_ROWS;
+                    let from = matrix.words.as_ptr().add(from);
+                    let mut q = [mask; 5];
+                    for (i, q) in q.iter_mut().enumerate().take(words) {
+                        *q = _mm256_loadu_si256(from.add(i * INTERLEAVED_ROWS).cast());
+                    }
+                    let column = g * size + c * chunk;
+                    for j in 0..chunk {
+                        let n = _mm256_and_si256(code_at::<BITS>(&q, j), mask);
+                        let n = _mm256_cvtepi32_ps(n);
                         let n = _mm256_add_ps(_mm256_mul_ps(n, scale), bias);
                         let to = out
                             .as_mut_ptr()
-                            .add((w * near + j) * width + i * INTERLEAVED_ROWS);
+                            .add((column + j) * width + i * INTERLEAVED_ROWS);
                         _mm256_storeu_ps(to, n);
-                        q = _mm256_srli_epi32::<BITS>(q);
                     }
                 }
             }
         }
+    }
+}
+
+/// Code `j` of a chunk in the lowest bits of each lane, with other bits above it.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn code_at<const BITS: u32>(q: &[__m256i; 5], j: usize) -> __m256i {
+    let (word, bit) = code_position(j, BITS);
+    let low = _mm256_srl_epi32(q[word], _mm_cvtsi32_si128(bit.cast_signed()));
+    if bit + BITS > 32 {
+        // It continues in the next word.
+        let count = _mm_cvtsi32_si128((32 - bit).cast_signed());
+        _mm256_or_si256(low, _mm256_sll_epi32(q[word + 1], count))
+    } else {
+        low
     }
 }
 

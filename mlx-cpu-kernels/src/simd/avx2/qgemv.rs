@@ -4,19 +4,22 @@
 //! `gemm/packed_gemm.rs`.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _CMP_GT_OQ, _MM_HINT_T0, _mm_blend_epi16, _mm_cvtss_f32, _mm_loadu_si128,
-    _mm_packs_epi32, _mm_prefetch, _mm_setr_epi8, _mm_shuffle_epi8, _mm_slli_epi32,
-    _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256,
-    _mm256_andnot_ps, _mm256_broadcast_ss, _mm256_castps256_ps128, _mm256_castsi256_si128,
-    _mm256_cmp_ps, _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps,
-    _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_fnmadd_ps,
-    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps,
-    _mm256_permute_ps, _mm256_permute2f128_ps, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm256_set1_ps, _mm256_setzero_ps, _mm256_srli_epi16, _mm256_storeu_ps,
+    __m256, __m256i, _CMP_GT_OQ, _MM_HINT_T0, _mm_blend_epi16, _mm_cvtsi32_si128, _mm_cvtss_f32,
+    _mm_loadu_si128, _mm_packs_epi32, _mm_prefetch, _mm_setr_epi8, _mm_shuffle_epi8,
+    _mm_slli_epi32, _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps,
+    _mm256_and_si256, _mm256_andnot_ps, _mm256_broadcast_ss, _mm256_castps256_ps128,
+    _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_cvtps_epi32,
+    _mm256_div_ps, _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps,
+    _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps,
+    _mm256_mul_ps, _mm256_or_si256, _mm256_permute_ps, _mm256_permute2f128_ps, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_sll_epi32,
+    _mm256_srl_epi32, _mm256_srli_epi16, _mm256_storeu_ps,
 };
 
-use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_QUANT, inputs_per_word};
-use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix};
+use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_QUANT, inputs_per_sum};
+use crate::layout::packed::{
+    GroupParams, INTERLEAVED_ROWS, PackedMatrix, code_position, codes_per_chunk,
+};
 use crate::partition::OutputBlock;
 use crate::simd::avx2::vmath::horizontal_sum;
 
@@ -67,13 +70,18 @@ impl RowBlock {
         out: &OutputBlock<'_>,
     ) -> (Self, bool) {
         let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
-        let k = groups * per * matrix.values_per_word();
+        let k = groups * matrix.group_size();
         assert!(matrix.words.len() == count * groups * per * INTERLEAVED_ROWS);
         assert!(matrix.scales.len() == count * groups * INTERLEAVED_ROWS);
         assert!(matrix.biases.len() == count * groups * INTERLEAVED_ROWS);
-        assert!(inputs_per_word(matrix.bits) == matrix.values_per_word());
+        assert!(matrix.group_size() * matrix.bits as usize == 32 * per);
+        assert!(
+            matrix
+                .group_size()
+                .is_multiple_of(codes_per_chunk(matrix.bits))
+        );
         assert!(x.quants.len() == x.rows * k && out.dims() == (x.rows, count * INTERLEAVED_ROWS));
-        assert!(x.scales.len() * matrix.values_per_word() == x.rows * k);
+        assert!(x.scales.len() * inputs_per_sum(matrix.bits) == x.rows * k);
         assert!(x.sums.len() == x.rows * groups);
         let (scales, biases, half) = match (matrix.scales, matrix.biases) {
             (GroupParams::F16(scales), GroupParams::F16(biases)) => {
@@ -117,7 +125,7 @@ impl RowBlock {
 }
 
 /// `qgemv`, compiled for `$features`: bits, the type of factors and the rows of inputs become
-/// constants of the function `matrix` that stands beside it.
+/// constants of the function `row_blocks` that stands beside it.
 macro_rules! qgemv_for_constants {
     ($features:literal) => {
         /// Row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
@@ -139,7 +147,15 @@ macro_rules! qgemv_for_constants {
                     (4, false) => rows::<4, false>(first, count, x, out),
                     (8, true) => rows::<8, true>(first, count, x, out),
                     (8, false) => rows::<8, false>(first, count, x, out),
-                    _ => unreachable!("4 or 8 bits"),
+                    (2, true) => rows::<2, true>(first, count, x, out),
+                    (2, false) => rows::<2, false>(first, count, x, out),
+                    (3, true) => rows::<3, true>(first, count, x, out),
+                    (3, false) => rows::<3, false>(first, count, x, out),
+                    (5, true) => rows::<5, true>(first, count, x, out),
+                    (5, false) => rows::<5, false>(first, count, x, out),
+                    (6, true) => rows::<6, true>(first, count, x, out),
+                    (6, false) => rows::<6, false>(first, count, x, out),
+                    _ => unreachable!("a width that `QuantizedMatrix::supports`"),
                 }
             }
         }
@@ -222,16 +238,40 @@ unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
         // SAFETY: below the words and groups that the caller promises; what is prefetched need not
         // be there.
         unsafe {
-            for w in g * block.per..(g + 1) * block.per {
-                let at = block.words.add(w * INTERLEAVED_ROWS);
-                if w % 2 == 0 {
-                    _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
+            if BITS == 4 || BITS == 8 {
+                for w in g * block.per..(g + 1) * block.per {
+                    let at = block.words.add(w * INTERLEAVED_ROWS);
+                    if w % 2 == 0 {
+                        _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
+                    }
+                    let q = _mm256_loadu_si256(at.cast());
+                    if BITS == 4 {
+                        add_4bit(&mut sums, q, x, w);
+                    } else {
+                        add_8bit(&mut sums, q, x, w);
+                    }
                 }
-                let q = _mm256_loadu_si256(at.cast());
-                if BITS == 4 {
-                    add_4bit(&mut sums, q, x, w);
-                } else {
-                    add_8bit(&mut sums, q, x, w);
+            } else {
+                let words = codes_per_chunk(BITS) * BITS as usize / 32;
+                for w in (g * block.per..(g + 1) * block.per).step_by(words) {
+                    let at = block.words.add(w * INTERLEAVED_ROWS);
+                    let mut q = [_mm256_setzero_si256(); 5];
+                    for (i, q) in q.iter_mut().enumerate().take(words) {
+                        let at = at.add(i * INTERLEAVED_ROWS);
+                        if i % 2 == 0 {
+                            let ahead = at.cast::<i8>().wrapping_add(PREFETCH_BYTES);
+                            _mm_prefetch::<_MM_HINT_T0>(ahead);
+                        }
+                        *q = _mm256_loadu_si256(at.cast());
+                    }
+                    // Runs of eight codes before this chunk.
+                    let run = w * 4 / BITS as usize;
+                    add_run::<M, BITS, 0>(&mut sums, &q, x, run);
+                    add_run::<M, BITS, 1>(&mut sums, &q, x, run + 1);
+                    if codes_per_chunk(BITS) == 32 {
+                        add_run::<M, BITS, 2>(&mut sums, &q, x, run + 2);
+                        add_run::<M, BITS, 3>(&mut sums, &q, x, run + 3);
+                    }
                 }
             }
             let (scale, bias) = if HALF {
@@ -320,6 +360,71 @@ unsafe fn add_8bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputP
     }
 }
 
+/// Adds the products of run `RUN` of eight codes of a chunk, whose words are `q`, with run `run` of
+/// the inputs. A lane sums eight products below 64 * 2^15.
+///
+/// # Safety
+/// As of [`add_4bit`], for the run.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_run<const M: usize, const BITS: u32, const RUN: usize>(
+    sums: &mut [__m256; M],
+    q: &[__m256i; 5],
+    x: InputPtrs,
+    run: usize,
+) {
+    let first = 8 * RUN;
+    // An input's order is that of `pair_index`: a code, and the one four after it.
+    let n = [
+        code_pair::<BITS>(q, first, first + 4),
+        code_pair::<BITS>(q, first + 1, first + 5),
+        code_pair::<BITS>(q, first + 2, first + 6),
+        code_pair::<BITS>(q, first + 3, first + 7),
+    ];
+    for (m, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: the run is within the inputs: the caller's promise.
+        unsafe {
+            let at = x.quants.add((run * M + m) * 8);
+            let part = |i: usize| _mm256_madd_epi16(n[i], broadcast_pair(at.add(2 * i)));
+            let exact = _mm256_add_epi32(
+                _mm256_add_epi32(part(0), part(1)),
+                _mm256_add_epi32(part(2), part(3)),
+            );
+            let scale = _mm256_broadcast_ss(&*x.scales.add(run * M + m));
+            *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
+        }
+    }
+}
+
+/// Codes `a` and `b` of a chunk, in the lower and the upper half of each lane.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn code_pair<const BITS: u32>(q: &[__m256i; 5], a: usize, b: usize) -> __m256i {
+    let mask = (u32::MAX >> (32 - BITS)).cast_signed();
+    let low = _mm256_and_si256(code_at::<BITS>(q, a, 0), _mm256_set1_epi32(mask));
+    let high = _mm256_and_si256(code_at::<BITS>(q, b, 16), _mm256_set1_epi32(mask << 16));
+    _mm256_or_si256(low, high)
+}
+
+/// Code `i` of a chunk at bit `to` of each lane, with other bits around it.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn code_at<const BITS: u32>(q: &[__m256i; 5], i: usize, to: u32) -> __m256i {
+    // All positions are constants once this is inlined.
+    let shift_right = |v, n: u32| _mm256_srl_epi32(v, _mm_cvtsi32_si128(n.cast_signed()));
+    let shift_left = |v, n: u32| _mm256_sll_epi32(v, _mm_cvtsi32_si128(n.cast_signed()));
+    let (word, bit) = code_position(i, BITS);
+    if bit + BITS > 32 {
+        // It continues in the next word.
+        let rest = shift_left(q[word + 1], 32 - bit + to);
+        _mm256_or_si256(shift_right(q[word], bit - to), rest)
+    } else if bit >= to {
+        shift_right(q[word], bit - to)
+    } else {
+        shift_left(q[word], to - bit)
+    }
+}
+
 /// See [`crate::simd::qgemv::prepare_inputs`].
 ///
 /// # Safety
@@ -334,7 +439,7 @@ pub(crate) unsafe fn prepare_inputs(
     let (rows, groups) = (x.len() / k, k / group);
     // The writes below stay within these.
     assert!(to.quants.len() == rows * k && groups * group == k && group.is_multiple_of(8));
-    assert!(to.scales.len() * inputs_per_word(bits) == rows * k);
+    assert!(to.scales.len() * inputs_per_sum(bits) == rows * k);
     assert!(to.sums.len() == rows * groups);
     for (row, x) in x.chunks_exact(k).enumerate() {
         for (g, x) in x.chunks_exact(group).enumerate() {
@@ -346,7 +451,7 @@ pub(crate) unsafe fn prepare_inputs(
                     let v = _mm256_loadu_ps(x.as_ptr());
                     sum = _mm256_add_ps(sum, v);
                     let (quants, scales) = (to.quants.as_mut_ptr(), to.scales.as_mut_ptr());
-                    let error = if bits == 4 {
+                    let error = if inputs_per_sum(bits) == 8 {
                         let place = i * rows + row;
                         quantize_8(v, quants.add(place * 8), scales.add(place))
                     } else {

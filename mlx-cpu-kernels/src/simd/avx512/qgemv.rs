@@ -2,16 +2,17 @@
 //! sixteen outputs, and one instruction multiplies and adds. Inputs are prepared there.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_castsi128_si256,
-    _mm256_inserti128_si256, _mm256_loadu_pd, _mm256_loadu_si256, _mm256_storeu_ps,
-    _mm512_and_si512, _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_castps512_ps256,
-    _mm512_castsi256_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpwssd_epi32,
-    _mm512_fmadd_ps, _mm512_insertf64x4, _mm512_inserti64x4, _mm512_set1_epi16, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_srli_epi16, _mm512_storeu_ps,
+    __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
+    _mm256_castsi128_si256, _mm256_inserti128_si256, _mm256_loadu_pd, _mm256_loadu_si256,
+    _mm256_storeu_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castpd256_pd512,
+    _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
+    _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_insertf64x4, _mm512_inserti64x4, _mm512_or_si512,
+    _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
+    _mm512_sll_epi32, _mm512_srl_epi32, _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
 use crate::layout::input_panel::InputPanel;
-use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
+use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, code_position, codes_per_chunk};
 use crate::partition::OutputBlock;
 use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_constants};
 
@@ -69,19 +70,30 @@ unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
         // SAFETY: below the words and groups that the caller promises; what is prefetched need not
         // be there.
         unsafe {
-            for w in g * per..(g + 1) * per {
-                let at = two.map(|block| block.words.wrapping_add(w * INTERLEAVED_ROWS));
-                if w % 2 == 0 {
-                    for at in at {
-                        _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
+            if BITS == 4 || BITS == 8 {
+                for w in g * per..(g + 1) * per {
+                    let q = words_of(two, w, w % 2 == 0);
+                    if BITS == 4 {
+                        add_4bit(&mut sums, q, x, w);
+                    } else {
+                        add_8bit(&mut sums, q, x, w);
                     }
                 }
-                let [low, high] = at.map(|at| _mm256_loadu_si256(at.cast()));
-                let q = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
-                if BITS == 4 {
-                    add_4bit(&mut sums, q, x, w);
-                } else {
-                    add_8bit(&mut sums, q, x, w);
+            } else {
+                let words = codes_per_chunk(BITS) * BITS as usize / 32;
+                for w in (g * per..(g + 1) * per).step_by(words) {
+                    let mut q = [_mm512_setzero_si512(); 5];
+                    for (i, q) in q.iter_mut().enumerate().take(words) {
+                        *q = words_of(two, w + i, i % 2 == 0);
+                    }
+                    // Runs of eight codes before this chunk.
+                    let run = w * 4 / BITS as usize;
+                    add_run::<M, BITS, 0>(&mut sums, &q, x, run);
+                    add_run::<M, BITS, 1>(&mut sums, &q, x, run + 1);
+                    if codes_per_chunk(BITS) == 32 {
+                        add_run::<M, BITS, 2>(&mut sums, &q, x, run + 2);
+                        add_run::<M, BITS, 3>(&mut sums, &q, x, run + 3);
+                    }
                 }
             }
             let scale = factors::<HALF>(two.map(|block| block.scales), g);
@@ -93,6 +105,26 @@ unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
         }
     }
     totals
+}
+
+/// Word `w` of each row of two row blocks; fetches what follows later where `prefetch`.
+///
+/// # Safety
+/// The processor must have avx512f; both must have that word.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
+unsafe fn words_of(two: [RowBlock; 2], w: usize, prefetch: bool) -> __m512i {
+    let at = two.map(|block| block.words.wrapping_add(w * INTERLEAVED_ROWS));
+    // SAFETY: the caller's promise; what is prefetched need not be there.
+    unsafe {
+        if prefetch {
+            for at in at {
+                _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
+            }
+        }
+        let [low, high] = at.map(|at| _mm256_loadu_si256(at.cast()));
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+    }
 }
 
 /// The scales or biases of a group of two row blocks.
@@ -181,5 +213,69 @@ unsafe fn add_8bit<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputP
             let scale = _mm512_set1_ps(*x.scales.add(word * M + m));
             *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), scale, *sum);
         }
+    }
+}
+
+/// Adds the products of run `RUN` of eight codes of a chunk, whose words are `q`, with run `run` of
+/// the inputs. A lane sums eight products below 64 * 2^15.
+///
+/// # Safety
+/// As of [`add_4bit`], for the run.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
+unsafe fn add_run<const M: usize, const BITS: u32, const RUN: usize>(
+    sums: &mut [__m512; M],
+    q: &[__m512i; 5],
+    x: InputPtrs,
+    run: usize,
+) {
+    let first = 8 * RUN;
+    // An input's order is that of `pair_index`: a code, and the one four after it.
+    let n = [
+        code_pair::<BITS>(q, first, first + 4),
+        code_pair::<BITS>(q, first + 1, first + 5),
+        code_pair::<BITS>(q, first + 2, first + 6),
+        code_pair::<BITS>(q, first + 3, first + 7),
+    ];
+    for (m, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: the run is within the inputs: the caller's promise.
+        unsafe {
+            let at = x.quants.add((run * M + m) * 8);
+            let mut exact = _mm512_setzero_si512();
+            for (i, n) in n.into_iter().enumerate() {
+                exact = _mm512_dpwssd_epi32(exact, n, broadcast_pair(at.add(2 * i)));
+            }
+            let scale = _mm512_set1_ps(*x.scales.add(run * M + m));
+            *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), scale, *sum);
+        }
+    }
+}
+
+/// Codes `a` and `b` of a chunk, in the lower and the upper half of each lane.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
+fn code_pair<const BITS: u32>(q: &[__m512i; 5], a: usize, b: usize) -> __m512i {
+    let mask = (u32::MAX >> (32 - BITS)).cast_signed();
+    let low = _mm512_and_si512(code_at::<BITS>(q, a, 0), _mm512_set1_epi32(mask));
+    let high = _mm512_and_si512(code_at::<BITS>(q, b, 16), _mm512_set1_epi32(mask << 16));
+    _mm512_or_si512(low, high)
+}
+
+/// Code `i` of a chunk at bit `to` of each lane, with other bits around it.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
+fn code_at<const BITS: u32>(q: &[__m512i; 5], i: usize, to: u32) -> __m512i {
+    // All positions are constants once this is inlined.
+    let shift_right = |v, n: u32| _mm512_srl_epi32(v, _mm_cvtsi32_si128(n.cast_signed()));
+    let shift_left = |v, n: u32| _mm512_sll_epi32(v, _mm_cvtsi32_si128(n.cast_signed()));
+    let (word, bit) = code_position(i, BITS);
+    if bit + BITS > 32 {
+        // It continues in the next word.
+        let rest = shift_left(q[word + 1], 32 - bit + to);
+        _mm512_or_si512(shift_right(q[word], bit - to), rest)
+    } else if bit >= to {
+        shift_right(q[word], bit - to)
+    } else {
+        shift_left(q[word], to - bit)
     }
 }

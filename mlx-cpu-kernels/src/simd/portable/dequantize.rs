@@ -1,6 +1,6 @@
 //! Quantized matrices as floats, without vector instructions.
 
-use crate::layout::packed::{CHUNK, INTERLEAVED_ROWS, PackedMatrix, PackedRow};
+use crate::layout::packed::{CHUNK, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code};
 
 /// A row as floats, for whatever instructions it is compiled for.
 #[inline(always)]
@@ -21,9 +21,22 @@ pub(crate) fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
                     odd[i] = f32::from(q[i] >> 4) * scale + bias;
                 }
             }
-        } else {
+        } else if bits == 8 {
             for (out, q) in out.iter_mut().zip(packed) {
                 *out = f32::from(*q) * scale + bias;
+            }
+        } else {
+            // Eight codes are as many bytes as a code has bits.
+            let eights = packed.chunks_exact(bits as usize);
+            for (out, bytes) in out.chunks_exact_mut(8).zip(eights) {
+                let stream = bytes
+                    .iter()
+                    .rev()
+                    .fold(0, |all, b| all << 8 | u64::from(*b));
+                for (i, out) in (0..).zip(out) {
+                    let q = (stream >> (i * bits)) as u32 & (u32::MAX >> (32 - bits));
+                    *out = q as f32 * scale + bias;
+                }
             }
         }
     }
@@ -31,29 +44,19 @@ pub(crate) fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
 
 /// See [`PackedMatrix::dequantize_transposed`].
 pub(crate) fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [f32]) {
-    let (per, near) = (matrix.words_per_group(), matrix.values_per_word());
-    let (width, mask) = (
-        matrix.row_blocks() * INTERLEAVED_ROWS,
-        u32::MAX >> (32 - matrix.bits),
-    );
+    let (per, size) = (matrix.words_per_group(), matrix.group_size());
+    let width = matrix.row_blocks() * INTERLEAVED_ROWS;
     for i in 0..matrix.row_blocks() {
         let block = matrix.block_range(i..i + 1);
-        let groups = out.chunks_exact_mut(per * near * width);
-        for ((g, out), words) in groups
-            .enumerate()
-            .zip(block.words.chunks_exact(per * INTERLEAVED_ROWS))
-        {
+        let groups = block.words.chunks_exact(per * INTERLEAVED_ROWS);
+        for ((g, words), out) in groups.enumerate().zip(out.chunks_exact_mut(size * width)) {
             let (scales, biases) = (block.scales.group(g), block.biases.group(g));
-            let words = words.as_chunks::<INTERLEAVED_ROWS>().0.iter();
-            for (words, columns) in words.zip(out.chunks_exact_mut(near * width)) {
-                for (j, column) in columns.chunks_exact_mut(width).enumerate() {
-                    for (lane, out) in column[i * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS]
-                        .iter_mut()
-                        .enumerate()
-                    {
-                        let q = words[lane] >> (j as u32 * matrix.bits) & mask;
-                        *out = q.cast_signed() as f32 * scales[lane] + biases[lane];
-                    }
+            let words = words.as_chunks::<INTERLEAVED_ROWS>().0;
+            for (j, column) in out.chunks_exact_mut(width).enumerate() {
+                let column = &mut column[i * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS];
+                for (lane, out) in column.iter_mut().enumerate() {
+                    let q = code(j, matrix.bits, |w| words[w][lane]);
+                    *out = q.cast_signed() as f32 * scales[lane] + biases[lane];
                 }
             }
         }

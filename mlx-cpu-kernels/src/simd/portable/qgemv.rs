@@ -1,9 +1,9 @@
 //! Products of quantized matrices with a few rows of inputs, without vector instructions.
 
 use crate::layout::input_panel::{
-    InputPanel, InputPanelMut, MAX_QUANT, inputs_per_word, pair_index,
+    InputPanel, InputPanelMut, MAX_QUANT, inputs_per_sum, pair_index,
 };
-use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
+use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, code};
 use crate::partition::OutputBlock;
 
 /// [`crate::simd::qgemv::prepare_inputs`] for whatever instructions it is compiled for.
@@ -29,7 +29,7 @@ pub(crate) fn prepare_inputs(
         let sums = to.sums.chunks_exact_mut(k / group);
         for ((row, x), sums) in x.chunks_exact(k).enumerate().zip(sums) {
             for ((g, x), sum) in x.chunks_exact(group).enumerate().zip(sums) {
-                let first = g * group / inputs_per_word(bits);
+                let first = g * group / inputs_per_sum(bits);
                 *sum -= quantize_inputs(x, first, (bits, row, rows), to.quants, to.scales);
             }
         }
@@ -48,7 +48,7 @@ fn quantize_inputs(
     whole: &mut [i16],
     scales: &mut [f32],
 ) -> f32 {
-    let near = inputs_per_word(bits);
+    let near = inputs_per_sum(bits);
     let mut rest = 0.0;
     for (word, x) in (first..).zip(x.chunks_exact(near)) {
         let whole = &mut whole[(word * rows + row) * near..][..near];
@@ -75,25 +75,16 @@ pub(crate) fn qgemv<const BITS: u32>(
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
 ) {
-    let (groups, per, near) = (matrix.groups, matrix.words_per_group(), 32 / BITS as usize);
+    let (groups, per, size) = (matrix.groups, matrix.words_per_group(), matrix.group_size());
     for block in 0..matrix.row_blocks() {
         let own = matrix.block_range(block..block + 1);
         let words = own.words.as_chunks::<INTERLEAVED_ROWS>().0;
         for i in 0..x.rows {
-            let row = x.row(i, groups * per * near, groups);
+            let row = x.row(i, groups * size, groups);
             let mut totals = [0.0f32; INTERLEAVED_ROWS];
             for g in 0..groups {
-                let mut sums = [0.0f32; INTERLEAVED_ROWS];
-                let values = row.values[g * per * near..].chunks_exact(near);
-                for (words, x) in words[g * per..(g + 1) * per].iter().zip(values) {
-                    for (i, x) in x.iter().enumerate() {
-                        for (sum, word) in sums.iter_mut().zip(words) {
-                            let q = word >> (i as u32 * BITS) & (u32::MAX >> (32 - BITS));
-                            // Signed ones become floats faster.
-                            *sum += q.cast_signed() as f32 * x;
-                        }
-                    }
-                }
+                let words = &words[g * per..(g + 1) * per];
+                let sums = group_sums::<BITS>(words, &row.values[g * size..(g + 1) * size]);
                 let (scales, biases) = (own.scales.group(g), own.biases.group(g));
                 for lane in 0..INTERLEAVED_ROWS {
                     totals[lane] += scales[lane] * sums[lane] + biases[lane] * row.sums[g];
@@ -102,4 +93,33 @@ pub(crate) fn qgemv<const BITS: u32>(
             out.row_mut(i)[block * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS].copy_from_slice(&totals);
         }
     }
+}
+
+/// Products of the codes of a group of eight rows with its inputs.
+#[inline(always)]
+fn group_sums<const BITS: u32>(
+    words: &[[u32; INTERLEAVED_ROWS]],
+    x: &[f32],
+) -> [f32; INTERLEAVED_ROWS] {
+    let mut sums = [0.0f32; INTERLEAVED_ROWS];
+    let mut add = |codes: [u32; INTERLEAVED_ROWS], x: f32| {
+        for (sum, q) in sums.iter_mut().zip(codes) {
+            // Signed integers become floats faster.
+            *sum += q.cast_signed() as f32 * x;
+        }
+    };
+    if 32 % BITS == 0 {
+        for (words, x) in words.iter().zip(x.chunks_exact(32 / BITS as usize)) {
+            for (i, x) in x.iter().enumerate() {
+                let mask = u32::MAX >> (32 - BITS);
+                add(words.map(|word| word >> (i as u32 * BITS) & mask), *x);
+            }
+        }
+    } else {
+        for (i, x) in x.iter().enumerate() {
+            let lanes = std::array::from_fn(|lane| code(i, BITS, |w| words[w][lane]));
+            add(lanes, *x);
+        }
+    }
+    sums
 }

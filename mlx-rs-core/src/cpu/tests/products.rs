@@ -24,7 +24,7 @@ enum Storage {
 
 /// Dense, and each format of quantized matrices that so many inputs allow.
 fn storages(k: usize) -> Vec<Storage> {
-    let formats = [4, 8]
+    let formats = [2, 3, 4, 5, 6, 8]
         .into_iter()
         .flat_map(|bits| [32, 64, 128].map(|group| (bits, group)));
     let fitting = formats.filter(|(_, group)| k.is_multiple_of(*group as usize));
