@@ -13,9 +13,9 @@ use crate::arch;
 use crate::cache::{CacheOptions, Packing};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
-use crate::checkpoint::weights::Weights;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, config, gguf_config, identity, locate};
 use crate::error::engine;
+use crate::loader::Weights;
 use crate::model::{Engine, MlxModel, Parts};
 use crate::text::TextPipeline;
 

@@ -27,6 +27,7 @@ pub mod convert;
 mod error;
 mod generate;
 mod inspect;
+pub mod loader;
 mod model;
 pub mod model_report;
 pub mod nn;

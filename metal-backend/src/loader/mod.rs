@@ -14,10 +14,10 @@ use inference::{Error, Result};
 use inference_formats::footprint::WeightStorage;
 use mlx_rs_core::{Array, Dtype, QuantMode, cpu};
 
-use super::files::wrong_tensor;
-use super::gguf_config::GgufNames;
-use super::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
-use super::{Gguf, ModelConfig};
+use crate::checkpoint::files::{invalid, wrong_tensor};
+use crate::checkpoint::gguf_config::GgufNames;
+use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
+use crate::checkpoint::{Gguf, ModelConfig};
 use crate::error::engine;
 use crate::nn::adapter::{Place, Site, SiteKind};
 use crate::nn::{Embedding, Linear, Weight};
@@ -206,7 +206,7 @@ impl Weights {
         } else {
             String::new()
         };
-        Err(super::files::invalid(
+        Err(invalid(
             &self.path,
             format!(
                 "the architecture does not use these tensors: {}{more}; the configuration does not \
