@@ -8,11 +8,11 @@ use crate::error::engine;
 use crate::nn::adapter::{Place, SiteKind};
 use crate::nn::{ExpertLinear, Weight};
 
-/// Where one matrix of all experts is found.
+/// The names of one matrix of all experts.
 pub struct ExpertNames<'a> {
     /// The prefix of the stack, `[experts, out, in]`.
     pub stacked: &'a str,
-    /// The prefix of a single expert's.
+    /// The prefix of a single expert's matrix.
     pub single: &'a dyn Fn(i32) -> String,
 }
 
@@ -49,7 +49,7 @@ impl Weights {
     }
 }
 
-/// One stack of matrices that are stored alike; computed at once, so that the parts can be freed.
+/// Stacks matrices of one format. Evaluated at once, so that the parts can be freed.
 fn join(parts: &[Weight]) -> mlx_rs_core::Result<Weight> {
     let joined = |arrays: Vec<&Array>| -> mlx_rs_core::Result<Array> {
         let all = stack(&arrays, 0)?;
@@ -81,7 +81,7 @@ fn join(parts: &[Weight]) -> mlx_rs_core::Result<Weight> {
             ..**first
         }));
     }
-    // Experts that are stored differently meet as plain numbers.
+    // Experts in different formats become plain numbers.
     let dense = parts
         .iter()
         .map(|p| match p {

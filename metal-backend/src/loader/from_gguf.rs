@@ -1,10 +1,10 @@
-//! Tensors of GGUF files as arrays: matrices stay quantized where MLX has the same numbers
-//! (`gguf_quant` says which), everything else becomes dense.
+//! Tensors of GGUF files as arrays. Matrices stay quantized where MLX has the same format (see
+//! `gguf_quant`); all others become dense.
 
 use inference::Result;
 use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, cpu};
 
-use super::pieces::{Parts, Whole, all_of, one, rows_and_cols};
+use super::streaming::{PartLayout, Parts, all_of, one, rows_and_cols};
 use super::{Source, Weights, dimension, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
@@ -32,7 +32,7 @@ impl Weights {
         Ok((stored, tensor))
     }
 
-    /// How many heads' rows are in GGUF's own order, where they are.
+    /// The number of heads whose rows are in GGUF order; `None` for the usual order.
     fn permuted_heads(
         &self,
         gguf: &Gguf,
@@ -59,24 +59,24 @@ impl Weights {
         }
     }
 
-    /// Reads a tensor in pieces: `make` gets the bytes of so many rows, in Hugging Face's order.
-    fn gguf_pieces(
+    /// Reads a tensor in chunks. `make` gets the bytes of some rows, in the order of Hugging Face.
+    fn gguf_chunks(
         &self,
         gguf: &Gguf,
         stored: &str,
         tensor: &GgufTensor,
-        parts: &[Whole],
+        parts: &[PartLayout],
         make: impl Fn(&[u8], usize) -> Result<Parts>,
     ) -> Result<Parts> {
         let (rows, _) = rows_and_cols(&tensor.shape);
         if let Some(heads) = self.permuted_heads(gguf, stored, tensor)? {
-            // Rows change places within their heads, and a bias's elements are its rows.
+            // Rows change places within their heads. The rows of a bias are its elements.
             let units = tensor.shape.first().copied().unwrap_or(rows);
             let bytes = unpermute_rows(&gguf.read(tensor)?, units, heads);
             return make(&bytes, rows);
         }
         let row = tensor.nbytes / rows.max(1);
-        self.in_pieces(rows, tensor.nbytes, parts, |first, count| {
+        self.in_chunks(rows, tensor.nbytes, parts, |first, count| {
             make(&gguf.read_bytes(tensor, first * row, count * row)?, count)
         })
     }
@@ -90,8 +90,8 @@ impl Weights {
         dtype: Dtype,
     ) -> Result<Array> {
         let (_, cols) = rows_and_cols(shape);
-        let parts = [Whole::rows(cols, dtype)];
-        let made = self.gguf_pieces(gguf, stored, tensor, &parts, |bytes, rows| {
+        let parts = [PartLayout::rows(cols, dtype)];
+        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, rows| {
             let values = dequantize(tensor.kind, bytes).ok_or_else(|| {
                 wrong_tensor(
                     gguf.path(),
@@ -120,7 +120,7 @@ impl Weights {
         for_kernels: bool,
     ) -> Result<Weight> {
         let Some(bits) = repack(tensor.kind, &[]).map(|packed| packed.bits) else {
-            // By way of float32, which has all numbers of both.
+            // Decoded through float32, which holds all numbers of both types.
             let own = match tensor.kind {
                 GgmlType::F16 => Dtype::Float16,
                 GgmlType::BF16 => Dtype::Bfloat16,
@@ -137,13 +137,13 @@ impl Weights {
         let (groups, words) = (cols / 32, cols / 32 * dimension(bits));
         let kernel =
             for_kernels && cpu::QuantizedMatrix::supports(QuantMode::Affine, bits, 32, self.dtype);
-        let numbers = Whole {
+        let numbers = PartLayout {
             interleaved: kernel,
-            ..Whole::rows(words, Dtype::Uint32)
+            ..PartLayout::rows(words, Dtype::Uint32)
         };
-        let factors = Whole::rows(groups, self.dtype);
+        let factors = PartLayout::rows(groups, self.dtype);
         let parts = [numbers, factors, factors];
-        let made = self.gguf_pieces(gguf, stored, tensor, &parts, |bytes, rows| {
+        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, rows| {
             let packed = repack(tensor.kind, bytes).ok_or_else(|| {
                 wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
             })?;

@@ -6,7 +6,7 @@ use inference::Result;
 use mlx_rs_core::{Array, Dtype, Element, QuantMode, Quantized, cpu};
 use safetensors::Dtype as FileDtype;
 
-use super::pieces::{Whole, all_of, one, rows_and_cols};
+use super::streaming::{PartLayout, all_of, one, rows_and_cols};
 use super::{Weights, dimension, mlx_shape};
 use crate::checkpoint::config::QuantConfig;
 use crate::checkpoint::files::wrong_tensor;
@@ -42,7 +42,7 @@ impl Weights {
         self.dense_of(checkpoint, name, info, shape, self.dtype)
     }
 
-    /// A matrix: numbers of 16 bits stay so where our kernels multiply with them as they are.
+    /// A matrix. Numbers of 16 bits stay so where the kernels multiply with them.
     pub(super) fn dense_matrix(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -60,7 +60,7 @@ impl Weights {
         self.dense_of(checkpoint, name, info, shape, dtype)
     }
 
-    /// The type that a dense tensor of `stored` numbers gets.
+    /// The type in memory of a dense tensor with numbers of type `stored`.
     pub(super) fn matrix_type(&self, stored: Dtype, shape: &[usize], for_kernels: bool) -> Dtype {
         let stays = for_kernels
             && shape.len() == 2
@@ -103,10 +103,10 @@ impl Weights {
     ) -> Result<Array> {
         let (rows, cols) = rows_and_cols(shape);
         let row = cols * size_of::<T>();
-        let parts = self.in_pieces(
+        let parts = self.in_chunks(
             rows,
             info.nbytes,
-            &[Whole::rows(cols, dtype)],
+            &[PartLayout::rows(cols, dtype)],
             |first, count| {
                 let values = checkpoint.read_part::<T>(info, first * row, count * row)?;
                 Ok(vec![self.array_of(
@@ -119,13 +119,13 @@ impl Weights {
         one(parts, shape)
     }
 
-    /// Values as an array of the computing type.
+    /// Values as an array of the type that the model computes in.
     pub(super) fn array<T: Element + Pod>(&self, values: &[T], shape: &[i32]) -> Result<Array> {
         self.array_of(values, shape, self.dtype)
     }
 
-    /// Values as an array of `dtype`. Converted at once, so that the file's copy does not stay in memory behind a lazy
-    /// conversion.
+    /// Values as an array of `dtype`. Evaluated at once: a lazy conversion would keep the copy of
+    /// the file's bytes in memory.
     pub(super) fn array_of<T: Element + Pod>(
         &self,
         values: &[T],
@@ -190,15 +190,15 @@ impl Weights {
         let kernel = for_kernels
             && rows.len() == 1
             && cpu::QuantizedMatrix::supports(mode, config.bits, config.group_size, self.dtype);
-        let numbers = Whole {
+        let numbers = PartLayout {
             interleaved: kernel,
-            ..Whole::rows(words, Dtype::Uint32)
+            ..PartLayout::rows(words, Dtype::Uint32)
         };
-        let weight = self.in_pieces(count_of_rows, info.nbytes, &[numbers], |first, count| {
+        let weight = self.in_chunks(count_of_rows, info.nbytes, &[numbers], |first, count| {
             let values = checkpoint.read_part::<u32>(info, first * words * 4, count * words * 4)?;
-            let piece = Array::from_slice(&values, &mlx_shape(&[count, words]))
+            let rows = Array::from_slice(&values, &mlx_shape(&[count, words]))
                 .and_then(|rows| numbers.ordered(rows));
-            Ok(vec![piece.map_err(engine("weights"))?])
+            Ok(vec![rows.map_err(engine("weights"))?])
         })?;
         let groups = with_last(cols / group);
         let part = |part: &str| -> Result<Array> {
@@ -215,7 +215,7 @@ impl Weights {
             let format = (mlx_shape(rows)[0], config.bits, config.group_size);
             let factors =
                 |name: &str| cpu::QuantizedMatrix::factors(part(name)?).map_err(engine("weights"));
-            // One after the other, so that one of them at a time is there in full.
+            // One after the other, so that only one of them is in memory in full.
             let factors = [factors("scales")?, factors("biases")?];
             return cpu::QuantizedMatrix::from_interleaved(words, factors, format)
                 .map(Weight::Interleaved)
@@ -287,7 +287,7 @@ impl Weights {
         Array::from_slice(&words, &shape).map_err(engine("weights"))
     }
 
-    /// How a matrix is quantized. Exceptions are listed under the name in the file or the usual one.
+    /// How a matrix is quantized. Exceptions are listed under the stored or the usual name.
     fn quantization_of(&self, prefix: &str, stored: &str) -> Result<&QuantConfig> {
         let overrides = &self.config.quantization_overrides;
         let exception = overrides

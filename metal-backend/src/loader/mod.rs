@@ -1,10 +1,10 @@
-//! Named, shape-checked weights in the type the model computes in. Each tensor is read when an
-//! architecture asks for it, under the shape it expects; what nobody asked for is an error.
+//! Named, shape-checked weights in the type that the model computes in. An architecture asks for
+//! each tensor with the shape it expects. A tensor that no one asked for is an error.
 
 mod experts;
 mod from_gguf;
 mod from_safetensors;
-mod pieces;
+mod streaming;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -36,15 +36,15 @@ pub struct Weights {
     path: PathBuf,
     dtype: Dtype,
     on_cpu: bool,
-    /// About how many bytes of a tensor are read at a time.
-    piece: usize,
+    /// About how many stored bytes of a tensor are read at a time.
+    chunk_bytes: usize,
     config: ModelConfig,
     unused: BTreeSet<String>,
     /// Weights by their bits and group size; the most common stands for the model's.
     quantization: BTreeMap<(u32, u32), u64>,
     parameters: u64,
     bytes: u64,
-    /// Where adapters can stand.
+    /// The layers that adapters can replace.
     sites: Vec<Arc<Site>>,
 }
 
@@ -67,7 +67,7 @@ impl Weights {
 
     /// The weights of a GGUF file, to be used as `dtype`.
     pub fn from_gguf(gguf: Gguf, config: &ModelConfig, dtype: Dtype) -> Self {
-        // The factors of LongRoPE are part of the configuration, which has read them.
+        // The configuration has read the factors of LongRoPE.
         let read = |name: &&String| !name.starts_with("rope_factors_");
         let unused = gguf.tensors().keys().filter(read).cloned().collect();
         let path = gguf.path().to_owned();
@@ -87,7 +87,7 @@ impl Weights {
             path: path.to_owned(),
             dtype,
             on_cpu: false,
-            piece: pieces::PIECE,
+            chunk_bytes: streaming::CHUNK_BYTES,
             config: config.clone(),
             unused,
             quantization: BTreeMap::new(),
@@ -97,8 +97,8 @@ impl Weights {
         }
     }
 
-    /// How tensors are held in memory when the model computes in `dtype`, with the kernels of the
-    /// processor or without: what [`Self::matrix`] and [`Self::tensor`] do, for estimates.
+    /// How tensors are held in memory when the model computes in `dtype`, for estimates: what
+    /// [`Self::matrix`] and [`Self::tensor`] do. `on_cpu` as in [`Self::use_cpu`].
     pub fn storage(on_cpu: bool, dtype: Dtype) -> WeightStorage {
         let kernels = on_cpu && dtype == Dtype::Float32;
         WeightStorage {
@@ -108,7 +108,7 @@ impl Weights {
         }
     }
 
-    /// Lets products be computed the way that suits a processor.
+    /// Holds matrices in the layout of the CPU kernels, where the kernels have their format.
     pub fn use_cpu(&mut self) {
         self.on_cpu = true;
     }
@@ -130,7 +130,7 @@ impl Weights {
         self.dtype
     }
 
-    /// Bits and group size of most quantized weights, when there are any.
+    /// Bits and group size of most quantized weights; `None` without quantized weights.
     pub fn quantization(&self) -> Option<(u32, u32)> {
         self.quantization
             .iter()
@@ -138,7 +138,7 @@ impl Weights {
             .map(|(format, _)| *format)
     }
 
-    /// Weights in the network so far, a quantized one counted as one.
+    /// Weights fetched so far. A quantized weight counts as one.
     pub fn parameters(&self) -> u64 {
         self.parameters
     }
@@ -159,7 +159,7 @@ impl Weights {
     }
 
     /// Whether the checkpoint is a GGUF file. Converters to GGUF change some numbers (the norms of
-    /// Gemma, the layout of GPT-2), which architectures must know.
+    /// Gemma, the layout of GPT-2), so architectures must know.
     pub fn is_gguf(&self) -> bool {
         matches!(self.source, Source::Gguf(..))
     }
@@ -177,7 +177,7 @@ impl Weights {
         }
     }
 
-    /// Marks what stands below a name as not needed.
+    /// Marks the tensors below a name as not needed.
     pub fn ignore(&mut self, prefix: &str) {
         let below = |name: &str, prefix: &str| {
             name.strip_prefix(prefix)
@@ -248,7 +248,7 @@ impl Weights {
         self.dense_tensor(name, shape, false)
     }
 
-    /// A dense matrix `[outputs, inputs]` that is stored as `[inputs, outputs]`.
+    /// A dense matrix `[outputs, inputs]` whose stored form is `[inputs, outputs]`.
     ///
     /// # Errors
     /// As [`Self::tensor`].
@@ -276,7 +276,7 @@ impl Weights {
         Ok(array)
     }
 
-    /// A one-axis tensor as host values, where there is one.
+    /// A one-axis tensor as values of the host; `None` when the file lacks it.
     ///
     /// # Errors
     /// `InvalidModel` when it is of another shape or kind.
@@ -314,7 +314,7 @@ impl Weights {
         Ok(layer.at(place).with_bias_at(bias_place))
     }
 
-    /// The place of a bias that was fetched below a name, where there is one.
+    /// The place of a fetched bias; `None` without a bias.
     pub fn bias_site(&mut self, prefix: &str, bias: Option<&Array>) -> Option<Arc<Site>> {
         let bias = Weight::Dense(bias?.clone());
         Some(self.site(prefix, SiteKind::Bias, &bias))
@@ -346,7 +346,7 @@ impl Weights {
     /// `InvalidModel` when a part is missing or of another shape or kind.
     pub fn matrix(&mut self, prefix: &str, rows: i32, cols: i32) -> Result<Weight> {
         let shape = [dimension(rows), dimension(cols)];
-        // For the kernels here rather than in the layer, so that there is never another form of it.
+        // Converted to the layout of the kernels here, so that no second form exists.
         let weight = self.fetch(prefix, &shape, self.on_cpu)?;
         self.count(prefix, &weight, elements(&shape));
         Ok(weight)
@@ -363,7 +363,8 @@ impl Weights {
         Ok(weight)
     }
 
-    /// The weight below a name, in the order of our kernels where they have it and it is `for_kernels`.
+    /// The weight below a name, in the layout of the kernels if `for_kernels` and they have its
+    /// format.
     fn fetch(&self, prefix: &str, shape: &[usize], for_kernels: bool) -> Result<Weight> {
         let name = format!("{prefix}.weight");
         match &self.source {
@@ -394,7 +395,7 @@ impl Weights {
         Ok(array)
     }
 
-    /// A tensor of bytes as little-endian words, its last axis a quarter as long.
+    /// A tensor of bytes as little-endian words. The last axis gets a quarter of its length.
     ///
     /// # Errors
     /// `InvalidModel` when it is missing or of another shape or kind.
@@ -423,7 +424,7 @@ impl Weights {
         }
     }
 
-    /// Notes the weight that was fetched below a name.
+    /// Counts the weight that was fetched below a name.
     fn count(&mut self, prefix: &str, weight: &Weight, parameters: u64) {
         for part in ["scales", "biases"] {
             self.unused.remove(&format!("{prefix}.{part}"));
@@ -445,13 +446,13 @@ impl Weights {
     }
 }
 
-/// Whether our kernels multiply with matrices of this format.
+/// Whether the CPU kernels multiply with matrices of this format.
 fn has_kernel(mode: &str, bits: i32, group_size: i32) -> bool {
     QuantMode::from_name(mode)
         .is_some_and(|mode| cpu::QuantizedMatrix::supports(mode, bits, group_size, Dtype::Float32))
 }
 
-/// Elements of a shape that was believed already.
+/// Elements of a shape that was checked before.
 fn elements(shape: &[usize]) -> u64 {
     shape.iter().fold(1u64, |n, &d| n.saturating_mul(d as u64))
 }
@@ -461,7 +462,7 @@ fn dimension(n: i32) -> usize {
     n.unsigned_abs() as usize
 }
 
-/// Sizes as MLX counts them. Sizes that do not fit become -1, which MLX's side refuses.
+/// Sizes in the type of MLX. A size that does not fit becomes -1, which MLX refuses.
 fn mlx_shape(shape: &[usize]) -> Vec<i32> {
     shape
         .iter()

@@ -1,4 +1,4 @@
-//! Large tensors are read and converted piece by piece, straight into their place, so that loading never
+//! Large tensors are read and converted in chunks, straight into their place. So loading never
 //! holds a second copy of one: an embedding can be half of a model.
 
 use inference::{Error, ErrorKind, Result};
@@ -7,23 +7,24 @@ use mlx_rs_core::{Array, Dtype, cpu, eval, zeros};
 use super::{Weights, mlx_shape};
 use crate::error::engine;
 
-/// About how many stored bytes are worked on at a time.
-pub(super) const PIECE: usize = 2 << 20;
+/// About how many stored bytes are read at a time.
+pub(super) const CHUNK_BYTES: usize = 2 << 20;
 
-/// What one piece becomes: arrays `[rows, ..]`, each a part of one result.
+/// The arrays `[rows, ..]` that one chunk becomes, one for each part of the result.
 pub(super) type Parts = Vec<Array>;
 
-/// What pieces are put together to.
+/// The layout of one part of the result.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Whole {
+pub(super) struct PartLayout {
     pub cols: usize,
     pub dtype: Dtype,
-    /// Whether its rows stand side by side in the order of our kernels: `[bands, cols, BAND]` rather than `[rows, cols]`.
+    /// Whether the rows are interleaved for the kernels: `[bands, cols, BAND]` instead of `[rows,
+    /// cols]`.
     pub interleaved: bool,
 }
 
-impl Whole {
-    /// Rows one after another.
+impl PartLayout {
+    /// Rows one after another, `[rows, cols]`.
     pub(super) fn rows(cols: usize, dtype: Dtype) -> Self {
         Self {
             cols,
@@ -32,7 +33,7 @@ impl Whole {
         }
     }
 
-    /// Rows as they were read, in its order.
+    /// Rows as they were read, in this layout.
     pub(super) fn ordered(self, rows: Array) -> mlx_rs_core::Result<Array> {
         if self.interleaved {
             cpu::QuantizedMatrix::interleaved(&rows)
@@ -49,7 +50,7 @@ impl Whole {
         }
     }
 
-    /// Where row `first` goes along the first axis.
+    /// The index along the first axis of row `first`.
     fn place(self, first: usize) -> i32 {
         let place = if self.interleaved {
             first / BAND
@@ -63,16 +64,16 @@ impl Whole {
 const BAND: usize = cpu::QuantizedMatrix::INTERLEAVED_ROWS;
 
 impl Weights {
-    /// What `parts` say, from pieces that `read` makes, in their orders, of rows `first..first + count`. `stored` is how
-    /// many bytes the tensor takes in the file.
-    pub(super) fn in_pieces(
+    /// The parts of a tensor. `read` makes them from the rows `first..first + count`, each in its
+    /// layout. `stored` is the size of the tensor in the file, in bytes.
+    pub(super) fn in_chunks(
         &self,
         rows: usize,
         stored: usize,
-        parts: &[Whole],
+        parts: &[PartLayout],
         read: impl Fn(usize, usize) -> Result<Parts>,
     ) -> Result<Parts> {
-        let mut at_once = (self.piece / (stored / rows.max(1)).max(1)).max(1);
+        let mut at_once = (self.chunk_bytes / (stored / rows.max(1)).max(1)).max(1);
         if parts.iter().any(|part| part.interleaved) {
             at_once = at_once.next_multiple_of(BAND);
         }
@@ -86,13 +87,13 @@ impl Weights {
             .map_err(engine("weights"))?;
         for first in (0..rows).step_by(at_once) {
             let count = at_once.min(rows - first);
-            let pieces = read(first, count)?;
-            // Nobody else holds the array, so MLX writes into its memory.
+            let chunk = read(first, count)?;
+            // No other reference exists, so MLX writes in place.
             whole = whole
                 .into_iter()
-                .zip(pieces)
+                .zip(chunk)
                 .zip(parts)
-                .map(|((whole, piece), part)| whole.update_axis(&piece, 0, part.place(first)))
+                .map(|((whole, chunk), part)| whole.update_axis(&chunk, 0, part.place(first)))
                 .collect::<mlx_rs_core::Result<Parts>>()
                 .and_then(|whole| eval(&whole).map(|()| whole))
                 .map_err(engine("weights"))?;
@@ -101,7 +102,7 @@ impl Weights {
     }
 }
 
-/// All axes but the last together, and the last.
+/// The product of all axes but the last, and the last.
 pub(super) fn rows_and_cols(shape: &[usize]) -> (usize, usize) {
     match shape.split_last() {
         Some((cols, outer)) => (outer.iter().product(), *cols),
@@ -109,13 +110,13 @@ pub(super) fn rows_and_cols(shape: &[usize]) -> (usize, usize) {
     }
 }
 
-/// As many parts as there are.
+/// The parts as an array of `N`.
 pub(super) fn all_of<const N: usize>(parts: Parts) -> Result<[Array; N]> {
     let fault = || Error::new(ErrorKind::Engine, "a tensor fell apart while it was read");
     <[Array; N]>::try_from(parts).map_err(|_| fault())
 }
 
-/// The only part, in its shape.
+/// The only part, in the shape `shape`.
 pub(super) fn one(parts: Parts, shape: &[usize]) -> Result<Array> {
     let [part] = all_of(parts)?;
     let shape = mlx_shape(shape);
@@ -143,8 +144,8 @@ mod tests {
         (0..n).map(|i| (i * 37 % 251) as u8 & 0xbf).collect()
     }
 
-    /// Every way in, in pieces of `piece` bytes.
-    fn values(path: &Path, gguf: bool, piece: usize) -> Vec<Vec<f32>> {
+    /// All tensors of both formats, read in chunks of `chunk` bytes.
+    fn values(path: &Path, gguf: bool, chunk: usize) -> Vec<Vec<f32>> {
         let config = ModelConfig::from_json(CONFIG.as_bytes()).unwrap();
         let mut weights = if gguf {
             Weights::from_gguf(Gguf::open(path).unwrap(), &config, Dtype::Float32)
@@ -152,7 +153,7 @@ mod tests {
             let checkpoint = crate::checkpoint::safetensors::SafetensorsCheckpoint::open(path);
             Weights::from_safetensors(checkpoint.unwrap(), path, &config, Dtype::Float32)
         };
-        weights.piece = piece;
+        weights.chunk_bytes = chunk;
         ["model.embed_tokens", "model.layers.0.self_attn.q_proj"]
             .iter()
             .map(|name| {
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_make_up_the_whole() {
+    fn chunks_make_up_the_whole() {
         // Q4_1 blocks with finite scales, and BF16.
         let mut q4 = bytes(40 * 2 * 20);
         q4.chunks_mut(20).for_each(|b| b[1] &= 0x3f);
@@ -189,12 +190,12 @@ mod tests {
         std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
 
         for (path, is_gguf) in [(gguf.as_path(), true), (dir.path(), false)] {
-            let whole = values(path, is_gguf, PIECE);
+            let whole = values(path, is_gguf, CHUNK_BYTES);
             assert!(whole.iter().flatten().all(|x| x.is_finite()));
             assert_ne!(whole[0][..64], whole[0][64..128]);
-            // One row at a time, pieces that do not divide the rows, pieces longer than a row.
-            for piece in [1, 600, 1000] {
-                assert_eq!(values(path, is_gguf, piece), whole, "{piece}");
+            // Chunks of one row, chunks that do not divide the rows, chunks longer than a row.
+            for chunk in [1, 600, 1000] {
+                assert_eq!(values(path, is_gguf, chunk), whole, "{chunk}");
             }
         }
     }
