@@ -33,8 +33,9 @@ pub fn architectures() -> Vec<&'static str> {
 /// stored as llama, and so is Mixtral, which its experts tell.
 #[must_use]
 pub fn gguf_architectures() -> Vec<(&'static str, &'static str)> {
-    let mut all = gguf_config::architectures().to_vec();
-    all.extend([("llama", "mistral"), ("llama", "mixtral")]);
+    let families = gguf_config::GgufFamily::all().iter();
+    let mut all: Vec<_> = families.map(|f| (f.architecture, f.model_type)).collect();
+    all.push(("llama", "mistral"));
     all.sort_unstable();
     all
 }

@@ -1,5 +1,6 @@
 //! GGUF metadata as a [`ModelConfig`], as names of tensors, and as the parts of a tokenizer.
 
+mod families;
 mod family;
 mod names;
 #[cfg(test)]
@@ -11,6 +12,7 @@ use std::path::Path;
 use crate::error::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
+pub use families::GgufFamily;
 pub use names::GgufNames;
 pub use tokenizer::{GgufTokenizerParts, tokenizer_parts};
 
@@ -18,30 +20,7 @@ use super::config::{ModelConfig, limits};
 use super::files::invalid;
 use super::gguf::{Gguf, GgufMetadata};
 
-/// Supported architectures: GGUF's name and the `model_type`. Mistral and Mixtral are stored as
-/// llama; Mixtral has experts.
-const ARCHITECTURES: [(&str, &str); 14] = [
-    ("gemma", "gemma"),
-    ("gemma2", "gemma2"),
-    ("gemma3", "gemma3_text"),
-    ("gpt2", "gpt2"),
-    ("granite", "granite"),
-    ("llama", "llama"),
-    ("olmo2", "olmo2"),
-    ("phi3", "phi3"),
-    ("qwen2", "qwen2"),
-    ("qwen2moe", "qwen2_moe"),
-    ("qwen3", "qwen3"),
-    ("qwen3moe", "qwen3_moe"),
-    ("smollm3", "smollm3"),
-    ("starcoder2", "starcoder2"),
-];
 const EMBEDDING: &str = "token_embd.weight";
-
-/// The supported architectures: GGUF's name and the `model_type`.
-pub fn architectures() -> &'static [(&'static str, &'static str)] {
-    &ARCHITECTURES
-}
 
 /// The metadata keys of one architecture: `<architecture>.<name>`.
 struct Keys<'a> {
@@ -136,9 +115,11 @@ fn checked(file: &Gguf) -> Result<(Map<String, Value>, ModelConfig)> {
     let architecture = metadata
         .str("general.architecture")?
         .ok_or_else(|| metadata.missing("general.architecture"))?;
-    let Some((_, model_type)) = ARCHITECTURES.iter().find(|(a, _)| *a == architecture) else {
+    let Some(family) = GgufFamily::of_architecture(architecture) else {
         let shown: String = architecture.chars().take(60).collect();
-        let known: Vec<_> = ARCHITECTURES.iter().map(|(a, _)| *a).collect();
+        let mut known: Vec<_> = GgufFamily::all().iter().map(|f| f.architecture).collect();
+        known.sort_unstable();
+        known.dedup();
         return Err(Error::new(
             ErrorKind::Unsupported,
             format!(
@@ -152,13 +133,13 @@ fn checked(file: &Gguf) -> Result<(Map<String, Value>, ModelConfig)> {
         metadata,
         architecture,
     };
-    let fields = read(&keys, file, model_type)?;
+    let fields = read(&keys, file, family)?;
     let config = ModelConfig::from_map(fields.clone()).map_err(|e| e.with_path(file.path()))?;
     Ok((fields, config))
 }
 
 /// The fields of a `config.json` for this file.
-fn read(keys: &Keys<'_>, file: &Gguf, model_type: &str) -> Result<Map<String, Value>> {
+fn read(keys: &Keys<'_>, file: &Gguf, gguf_family: &GgufFamily) -> Result<Map<String, Value>> {
     let metadata = keys.metadata;
     let layers = keys.required("block_count", limits::LAYERS)?;
     let hidden_size = keys.required("embedding_length", limits::HIDDEN)?;
@@ -174,9 +155,8 @@ fn read(keys: &Keys<'_>, file: &Gguf, model_type: &str) -> Result<Map<String, Va
             format!("must be even and at most the head's {width}"),
         ));
     }
-    // Layer norms have a key of their own.
-    let layer_norm = matches!(model_type, "gpt2" | "starcoder2");
-    let epsilon = if layer_norm {
+    let model_type = gguf_family.model_type;
+    let epsilon = if gguf_family.layer_norm {
         "attention.layer_norm_epsilon"
     } else {
         "attention.layer_norm_rms_epsilon"

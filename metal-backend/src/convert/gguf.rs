@@ -8,29 +8,9 @@ use serde_json::{Map, Value, json};
 use super::source::{Stored, Tensor};
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::gguf::{GgmlType, Gguf};
-use crate::checkpoint::gguf_config::{self, GgufNames};
+use crate::checkpoint::gguf_config::{self, GgufFamily, GgufNames};
 use crate::checkpoint::gguf_quant;
 use crate::text::Tokenizer;
-
-/// The class in transformers of each `model_type` that a GGUF file may be, and its activation.
-const CLASSES: [(&str, &str, &str); 15] = [
-    ("gemma", "GemmaForCausalLM", TANH_GELU),
-    ("gemma2", "Gemma2ForCausalLM", TANH_GELU),
-    ("gemma3_text", "Gemma3ForCausalLM", TANH_GELU),
-    ("gpt2", "GPT2LMHeadModel", "gelu_new"),
-    ("granite", "GraniteForCausalLM", "silu"),
-    ("llama", "LlamaForCausalLM", "silu"),
-    ("mixtral", "MixtralForCausalLM", "silu"),
-    ("olmo2", "Olmo2ForCausalLM", "silu"),
-    ("phi3", "Phi3ForCausalLM", "silu"),
-    ("qwen2", "Qwen2ForCausalLM", "silu"),
-    ("qwen2_moe", "Qwen2MoeForCausalLM", "silu"),
-    ("qwen3", "Qwen3ForCausalLM", "silu"),
-    ("qwen3_moe", "Qwen3MoeForCausalLM", "silu"),
-    ("smollm3", "SmolLM3ForCausalLM", "silu"),
-    ("starcoder2", "Starcoder2ForCausalLM", TANH_GELU),
-];
-const TANH_GELU: &str = "gelu_pytorch_tanh";
 
 /// Factors of wavelengths, which a `config.json` describes or lists.
 const ROPE_FACTORS: [&str; 3] = [
@@ -67,7 +47,7 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
     };
     let model_type = model_type(config);
     let names = GgufNames::new(model_type);
-    let plus_one = matches!(model_type, "gemma" | "gemma2" | "gemma3_text");
+    let plus_one = GgufFamily::of(model_type).is_some_and(|family| family.norm_plus_one);
     let mut found = Vec::new();
     for (stored, tensor) in file.tensors() {
         if ROPE_FACTORS.contains(&stored.as_str()) {
@@ -134,8 +114,7 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
     let metadata = file.metadata();
     let architecture = metadata.str("general.architecture")?.unwrap_or_default();
     let model_type = model_type(&config).to_owned();
-    let Some((_, class, activation)) = CLASSES.iter().find(|(name, _, _)| *name == model_type)
-    else {
+    let Some(known) = GgufFamily::of(&model_type) else {
         return Err(Error::new(
             ErrorKind::Unsupported,
             format!("a GGUF file of {model_type:?} runs as it is, and cannot be converted yet"),
@@ -182,13 +161,8 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
             config.insert(name.into(), json!(id));
         }
     }
-    let field = match model_type.as_str() {
-        "gpt2" => "activation_function",
-        "gemma2" | "gemma3_text" => "hidden_activation",
-        _ => "hidden_act",
-    };
-    config.insert(field.into(), json!(activation));
-    config.insert("architectures".into(), json!([class]));
+    config.insert(known.activation_field.into(), json!(known.activation));
+    config.insert("architectures".into(), json!([known.class]));
     match model_type.as_str() {
         "gpt2" => gpt2_fields(&mut config),
         "starcoder2" => {
