@@ -31,6 +31,8 @@ pub(crate) struct Inner {
     pub(crate) models: Models,
     pub(crate) engine: Engine,
     pub(crate) limits: Limits,
+    /// Bytes that bodies may hold together.
+    pub(crate) bodies: tokio::sync::Semaphore,
     pub(crate) access: Access,
     pub(crate) metrics: Arc<Metrics>,
     origins: Vec<String>,
@@ -62,6 +64,7 @@ impl App {
             models,
             engine,
             limits: config.limits.clone(),
+            bodies: tokio::sync::Semaphore::new(config.limits.all_bodies_bytes),
             access: Access::new(config),
             metrics,
             origins: config.allowed_origins.clone(),

@@ -1,8 +1,8 @@
 //! Who may ask: the API key, and the headers that tell a browser's request from a program's.
 //!
-//! A server for this machine alone has no key, so that a web page could reach it through the browser of
-//! the person at it: by a request to `localhost`, or by a name that resolves to it (DNS rebinding). The
-//! checks of `Host` and `Origin` stop both.
+//! A server for this machine alone has no key, so that a web page could reach it through the
+//! browser of the person at it: by a request to `localhost`, or by a name that resolves to it (DNS
+//! rebinding). The checks of `Host` and `Origin` stop both.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,8 @@ use crate::error::ApiError;
 
 /// What the checks need to know.
 pub(crate) struct Access {
-    /// The key's digest: digests have one length, so that comparing them tells nothing of the key's.
+    /// The key's digest: digests have one length, so that comparing them tells nothing of the
+    /// key's.
     key: Option<[u8; 32]>,
     local: bool,
     origins: Vec<String>,

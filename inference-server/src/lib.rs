@@ -1,4 +1,5 @@
-//! Language models over HTTP, on the contract of `inference-api` alone: no engine and no MLX is here.
+//! Language models over HTTP, on the contract of `inference-api` alone: no engine and no MLX is
+//! here.
 //!
 //! [`Server`] serves models that are loaded already. It answers OpenAI's, Anthropic's and Ollama's
 //! clients, runs all requests of all models on one thread over their
@@ -9,9 +10,9 @@
 //! - `api` has one directory a family: types, conversion, streams.
 //! - [`ReplyFormat`] is how a model writes tool calls and reasoning, for the caller to provide.
 //!
-//! What a client can rely on: a request that is refused is refused before it costs anything; a client
-//! that leaves frees its place within a step; a reply that fails says so; a stop of the server lets
-//! running replies end.
+//! What a client can rely on: a request that is refused is refused before it costs anything; a
+//! client that leaves frees its place within a step; a reply that fails says so; a stop of the
+//! server lets running replies end.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

@@ -10,11 +10,13 @@ use inference::{Error, ErrorKind, Result};
 pub struct Limits {
     /// Bytes of a request's body.
     pub body_bytes: usize,
+    /// Bytes of all bodies that are read at a time.
+    pub all_bodies_bytes: usize,
     /// Objects and arrays within each other in a body.
     pub json_depth: usize,
     /// Connections at a time; more wait to be accepted.
     pub connections: usize,
-    /// Until a request's header is complete; a connection that is idle so long is closed.
+    /// Until a request's header is complete. An idle connection is closed after it, too.
     pub header_timeout: Duration,
     /// Until a request's body is complete.
     pub body_timeout: Duration,
@@ -63,6 +65,7 @@ impl Default for Limits {
         let seconds = Duration::from_secs;
         Self {
             body_bytes: 8 << 20,
+            all_bodies_bytes: 128 << 20,
             json_depth: 64,
             connections: 512,
             header_timeout: seconds(10),
@@ -116,6 +119,12 @@ impl Limits {
             ("ping", self.ping),
             ("stall", self.stall),
         ];
+        if self.all_bodies_bytes < self.body_bytes {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                "the limit all_bodies_bytes is below body_bytes; it must hold at least one body",
+            ));
+        }
         let zero = counts
             .iter()
             .filter(|(_, n)| *n == 0)
@@ -137,8 +146,8 @@ impl Limits {
     }
 }
 
-/// Whether JSON text has more than `most` objects and arrays within each other. It does not recurse,
-/// and does not read values.
+/// Whether JSON text has more than `most` objects and arrays within each other. It does not
+/// recurse, and does not read values.
 pub(crate) fn deeper_than(json: &[u8], most: usize) -> bool {
     let (mut depth, mut in_text, mut escaped) = (0usize, false, false);
     for byte in json {

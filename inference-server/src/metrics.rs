@@ -14,8 +14,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use inference::GenerateMetrics;
 
-/// Labels of an answer. Routes are those of the table, and there are few statuses: no client can make
-/// more of them.
+/// Labels of an answer. Routes are those of the table, and there are few statuses: no client can
+/// make more of them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Answer {
     pub(crate) route: String,

@@ -1,5 +1,5 @@
-//! The models that are served, by name. A name of a request is looked up here and nowhere else: it is
-//! never a path, and nothing is fetched or loaded for it.
+//! The models that are served, by name. A name of a request is looked up here and nowhere else: it
+//! is never a path, and nothing is fetched or loaded for it.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -69,7 +69,7 @@ impl ServedModel {
         self
     }
 
-    /// Bounds prompt and reply to so many tokens, below what the model was trained for.
+    /// Bounds the tokens of prompt and reply together, below the model's own context.
     #[must_use]
     pub fn with_context(mut self, context: impl Into<Option<usize>>) -> Self {
         self.context = context.into();

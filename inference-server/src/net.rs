@@ -65,8 +65,8 @@ impl Server {
         self.address
     }
 
-    /// Serves until `stop` is raised: then running replies go on for the drain timeout, new ones are
-    /// refused, and what still runs is cancelled. Models are closed at the end.
+    /// Serves until `stop` is raised: then running replies go on for the drain timeout, new ones
+    /// are refused, and what still runs is cancelled. Models are closed at the end.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] when the system gives no threads or no events.
@@ -79,7 +79,7 @@ impl Server {
             .map_err(|e| io("cannot start the server", e))?;
         let app = self.app.clone();
         let served = runtime.block_on(self.serve(stop));
-        // Tokenizing that nobody waits for does not hold the program.
+        // Tokenizing of abandoned requests does not delay the exit.
         runtime.shutdown_timeout(LAST_WORDS);
         app.engine.stop(LAST_WORDS);
         for model in app.models.all() {

@@ -205,6 +205,33 @@ fn large_and_odd_bodies_are_refused() {
 }
 
 #[test]
+fn bodies_are_bounded_together() {
+    let mut limits = limits();
+    limits.body_bytes = 100_000;
+    limits.all_bodies_bytes = 150_000;
+    limits.body_timeout = Duration::from_secs(2);
+    let server = serve(&config().with_limits(limits));
+    let client = server.client();
+    let mut slow = client.connect();
+    let head = format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99000\r\n\r\n");
+    slow.write_all(head.as_bytes()).unwrap();
+    slow.write_all(" ".repeat(90_000).as_bytes()).unwrap();
+    let mut large = ask();
+    large["user"] = "x".repeat(80_000).into();
+    common::eventually("a refusal", || client.post(CHAT, &large).status == 429);
+    // Small ones pass, and later so do large ones.
+    client.post(CHAT, &ask()).expect(200);
+    drop(slow);
+    common::eventually("room", || client.post(CHAT, &large).status == 200);
+    // What errors repeat of a body is short.
+    let mut odd = ask();
+    odd["temperature"] = "x".repeat(80_000).into();
+    let error = client.post(CHAT, &odd);
+    assert_eq!(error.status, 400);
+    assert!(error.body.len() < 2000, "{}", error.body.len());
+}
+
+#[test]
 fn hostile_schemas_are_refused() {
     let server = serve(&config());
     let client = server.client();

@@ -1,4 +1,5 @@
-//! What happens to requests whose client leaves, that come too many, that fail, and that a stop meets.
+//! What happens to requests whose client leaves, that come too many, that fail, and that a stop
+//! meets.
 
 #![forbid(unsafe_code)]
 

@@ -122,7 +122,7 @@ fn options_reach_the_engine() {
         "presence_penalty": 1.0, "frequency_penalty": -1.0, "repetition_penalty": 1.5,
         "logit_bias": {"65": -100}, "stop": ["END", "\n\n"], "stop_token_ids": [7],
         "seed": 42, "max_completion_tokens": 5, "max_tokens": 99, "ignore_eos": true, "min_tokens": 2,
-        "user": "me", "metadata": {"a": "b"}, "nobody_knows": 1,
+        "user": "me", "metadata": {"a": "b"}, "unknown_field": 1,
     });
     let body = server
         .client()
@@ -190,6 +190,18 @@ fn several_choices_are_several_replies() {
             .collect();
         assert_eq!(text, "ab");
     }
+}
+
+/// Replies that wait to be read were given up as those of a slow reader.
+#[test]
+fn long_choices_are_read_side_by_side() {
+    let server = serve(&config());
+    let body = with(ask("!long"), json!({"n": 3, "max_tokens": 900}));
+    let reply = server.client().post(CHAT, &body).expect(200);
+    assert_eq!(reply["usage"]["completion_tokens"], 2700);
+    let body = json!({"prompt": ["!long", "!long"], "max_tokens": 900});
+    let reply = server.client().post("/v1/completions", &body).expect(200);
+    assert_eq!(reply["usage"]["completion_tokens"], 1800);
 }
 
 #[test]

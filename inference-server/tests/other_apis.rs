@@ -206,6 +206,15 @@ fn anthropic_messages_are_answered() {
             (&json!(reason), &Value::Null)
         );
     }
+    let format = json!({"type": "json_schema", "schema": {"type": "object"}});
+    for fields in [
+        json!({"output_config": {"format": format}}),
+        json!({"output_format": format}),
+    ] {
+        client.post(MESSAGES, &anthropic("x", &fields)).expect(200);
+        let grammar = server.state.last_options().grammar;
+        assert_eq!(grammar, Some(inference::Grammar::json_object()));
+    }
     let tool = json!([{"name": "f", "input_schema": {"type": "object"}}]);
     for fields in [
         json!({"max_tokens": 0}),
@@ -217,6 +226,8 @@ fn anthropic_messages_are_answered() {
         json!({"tools": tool}),
         json!({"tools": tool, "tool_choice": {"type": "any"}}),
         json!({"stop_sequences": [""]}),
+        json!({"output_config": {"format": {"type": "grammar"}}}),
+        json!({"output_format": {"type": "json_schema", "schema": 3}}),
     ] {
         let error = client.post(MESSAGES, &anthropic("x", &fields)).expect(400);
         assert_eq!(error["type"], "error", "{fields}");

@@ -11,8 +11,9 @@ pub(crate) mod status;
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
+use tokio::sync::SemaphorePermit;
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -36,25 +37,49 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         let limits = &app.limits;
-        let body: Body = request.into_body();
-        let read = Limited::new(body, limits.body_bytes).collect();
-        let read = tokio::time::timeout(limits.body_timeout, read).await;
-        let body = match read {
-            Ok(Ok(body)) => body.to_bytes(),
-            Ok(Err(e)) if e.is::<LengthLimitError>() => {
-                return Err(body_too_large(limits.body_bytes));
-            }
-            Ok(Err(_)) => return Err(ApiError::invalid("the body ended before it was complete")),
-            Err(_) => {
-                return Err(ApiError::new(
-                    StatusCode::REQUEST_TIMEOUT,
-                    "invalid_request_error",
-                    "the body took too long to arrive",
-                ));
-            }
-        };
+        let read = read_body(app, request.into_body());
+        let (body, _held) = tokio::time::timeout(limits.body_timeout, read)
+            .await
+            .map_err(|_| {
+                let message = "the body took too long to arrive";
+                let kind = "invalid_request_error";
+                ApiError::new(StatusCode::REQUEST_TIMEOUT, kind, message)
+            })??;
         parse(&body, limits.json_depth).map(Json)
     }
+}
+
+/// Reads a body. The bytes of all bodies together are bounded, too. Received bytes count rather than
+/// announced ones, so that a slow client does not keep others out.
+async fn read_body<'a>(
+    app: &'a App,
+    mut body: Body,
+) -> Result<(Vec<u8>, Option<SemaphorePermit<'a>>), ApiError> {
+    let most = app.limits.body_bytes;
+    let (mut bytes, mut held) = (Vec::new(), None::<SemaphorePermit<'a>>);
+    while let Some(frame) = body.frame().await {
+        let cut = |_| ApiError::invalid("the body ended before it was complete");
+        let Ok(data) = frame.map_err(cut)?.into_data() else {
+            continue;
+        };
+        if data.len() > most.saturating_sub(bytes.len()) {
+            return Err(body_too_large(most));
+        }
+        let count = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let permit = app.bodies.try_acquire_many(count);
+        let permit = permit.map_err(|_| ApiError::busy())?;
+        match &mut held {
+            Some(held) => held.merge(permit),
+            None => held = Some(permit),
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok((bytes, held))
+}
+
+/// As many characters as an error may repeat of what it was sent.
+fn short(text: &str) -> String {
+    text.chars().take(300).collect()
 }
 
 /// Reads JSON; an error names the field.
@@ -69,10 +94,11 @@ pub(crate) fn parse<T: DeserializeOwned>(body: &[u8], depth: usize) -> Result<T,
     let mut json = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|e| {
         let path = e.path().to_string();
-        let error = ApiError::invalid(format!("the body cannot be used: {}", e.inner()));
+        let what = short(&e.inner().to_string());
+        let error = ApiError::invalid(format!("the body cannot be used: {what}"));
         match path.as_str() {
             "." | "?" => error,
-            _ => error.with_param(path),
+            _ => error.with_param(short(&path)),
         }
     })?;
     json.end()

@@ -29,8 +29,8 @@ pub(crate) fn reserve(app: &App, n: usize) -> Result<Places, ApiError> {
     })
 }
 
-/// Runs what takes a while on a thread of its own. It goes on when the client leaves, so it holds the
-/// places that the request has.
+/// Runs what takes a while on a thread of its own. It goes on when the client leaves, so it holds
+/// the places that the request has.
 async fn aside<T: Send + 'static>(
     places: Places,
     run: impl FnOnce() -> Result<T, ApiError> + Send + 'static,

@@ -1,5 +1,5 @@
-//! A request in the engine, read as what its API needs: pieces of text, reasoning and calls, and one
-//! end. Streams and whole replies are read by the same code.
+//! A request in the engine, read as what its API needs: pieces of text, reasoning and calls, and
+//! one end. Streams and whole replies are read by the same code.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -116,23 +116,24 @@ impl Reply {
         self.over = matches!(item, Item::End { .. } | Item::Failed(_));
         Some(item)
     }
+}
 
-    /// Waits for a first sign, at most so long, so that a request which fails at once has the status of
-    /// its error rather than a stream with an error in it.
-    ///
-    /// # Errors
-    /// That of a request that failed.
-    pub(crate) async fn first_sign(&mut self, wait: Duration) -> Result<(), ApiError> {
-        match tokio::time::timeout(wait, self.next()).await {
+/// Waits for the first event of each reply, up to `wait` for all together. A request that fails at
+/// once then has the status of its error, rather than a stream with an error in it.
+///
+/// # Errors
+/// That of a request that failed.
+pub(crate) async fn first_signs(replies: &mut [Reply], wait: Duration) -> Result<(), ApiError> {
+    let until = tokio::time::Instant::now() + wait;
+    for reply in replies {
+        match tokio::time::timeout_at(until, reply.next()).await {
             // It waits in the queue: the client must not.
-            Err(_) | Ok(None) => Ok(()),
-            Ok(Some(Item::Failed(error))) => Err(error),
-            Ok(Some(item)) => {
-                self.ahead.push_back(item);
-                Ok(())
-            }
+            Err(_) | Ok(None) => {}
+            Ok(Some(Item::Failed(error))) => return Err(error),
+            Ok(Some(item)) => reply.ahead.push_back(item),
         }
     }
+    Ok(())
 }
 
 /// A whole reply.
@@ -215,4 +216,12 @@ pub(crate) async fn whole(mut reply: Reply) -> Result<Whole, ApiError> {
         tokens,
         end,
     })
+}
+
+/// Reads replies to their ends, all at once: one that is not read would be given up.
+///
+/// # Errors
+/// The first failure; the others are cancelled.
+pub(crate) async fn all(replies: Vec<Reply>) -> Result<Vec<Whole>, ApiError> {
+    futures_util::future::try_join_all(replies.into_iter().map(whole)).await
 }

@@ -1,7 +1,8 @@
-//! The scheduler: any thread submits requests, one thread runs them over the models' batch sessions.
+//! The scheduler: any thread submits requests, one thread runs them over the models' batch
+//! sessions.
 //!
-//! A request holds a place from its arrival to its end, so that the number of those that wait and run
-//! is bounded before anything is tokenized. `scheduler.rs` is the thread.
+//! A request holds a place from its arrival to its end, so that the number of those that wait and
+//! run is bounded before anything is tokenized. `scheduler.rs` is the thread.
 
 mod scheduler;
 
@@ -194,7 +195,7 @@ impl Engine {
         })
     }
 
-    /// Takes `n` places, or says why there are not so many.
+    /// Takes `n` places, or says why it cannot.
     pub(crate) fn reserve(&self, n: usize) -> std::result::Result<Places, Refused> {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(Refused::Stopping);
@@ -272,7 +273,7 @@ impl Engine {
         self.shared.cancel_all.store(true, Ordering::Release);
     }
 
-    /// Stops the thread once its step ends, and waits for it at most so long.
+    /// Stops the thread after its step, and waits for it up to `wait`.
     pub(crate) fn stop(&self, wait: Duration) {
         self.cancel_all();
         let _ = self.commands.send(Command::Stop);

@@ -1,7 +1,7 @@
 //! The engine's thread: takes requests from the queue, steps the sessions, hands events out.
 //!
-//! Models are code of others: each call of one is caught when it panics. A session whose step failed or
-//! panicked is dropped with its requests, which are told, and made anew for the next.
+//! Models are code of others: each call of one is caught when it panics. A session whose step
+//! failed or panicked is dropped with its requests, which are told, and made anew for the next.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -104,7 +104,7 @@ impl Scheduler {
         }
     }
 
-    /// Runs until it is told to stop, or nobody is left to tell it.
+    /// Runs until it is told to stop, or every sender of commands is gone.
     pub(super) fn run(mut self) {
         let _alive = Alive(Arc::clone(&self.shared));
         while !self.stopped {

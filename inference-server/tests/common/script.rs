@@ -1,9 +1,10 @@
 //! A model that does what its prompt says. Tokens are bytes; 256 ends a text.
 //!
-//! It replies with what follows the last `say:` of the prompt, up to a new line, else with `hello world`.
-//! Words anywhere in the prompt make it misbehave: `!long` goes on until it is stopped, `!prefill` computes
-//! the prompt in many steps, `!fail` fails alone at the third token, `!error` fails the whole step, `!panic`
-//! panics in a step, `!addpanic` when it is added, `!refuse` is refused as invalid.
+//! It replies with what follows the last `say:` of the prompt, up to a new line, else with `hello
+//! world`. Words anywhere in the prompt make it misbehave: `!long` goes on until it is stopped,
+//! `!prefill` computes the prompt in many steps, `!fail` fails alone at the third token, `!error`
+//! fails the whole step, `!panic` panics in a step, `!addpanic` when it is added, `!refuse` is
+//! refused as invalid.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;

@@ -28,7 +28,7 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let (at, model) = app.models.find(request.model.as_deref())?;
-    let options = options(&app, &request)?;
+    let options = options(&app, model, &request)?;
     let options = prepare::finish_options(&app, options, arrived)?;
     let asked = request.max_tokens;
     let streamed = request.stream.unwrap_or(false);
@@ -42,7 +42,7 @@ pub(crate) async fn create(
     let mut reply = Reply::start(&app, at, place, &prepared, options, arrived);
     let id = app.name("msg_");
     if streamed {
-        reply.first_sign(app.limits.first_event).await?;
+        run::first_signs(std::slice::from_mut(&mut reply), app.limits.first_event).await?;
         let events = stream::Events::new(id, model.id(), tokens);
         return Ok(stream::answer(reply, events, app.limits.ping));
     }
@@ -96,7 +96,11 @@ pub(crate) async fn count_tokens(
     Ok(axum::Json(json!({"input_tokens": prepared.ids.len()})))
 }
 
-fn options(app: &App, request: &MessagesRequest) -> Result<GenerateOptions, ApiError> {
+fn options(
+    app: &App,
+    model: &ServedModel,
+    request: &MessagesRequest,
+) -> Result<GenerateOptions, ApiError> {
     if request.max_tokens == 0 {
         return Err(ApiError::field(
             "max_tokens",
@@ -118,6 +122,20 @@ fn options(app: &App, request: &MessagesRequest) -> Result<GenerateOptions, ApiE
     o.top_k = request.top_k.unwrap_or(0);
     let stops = request.stop_sequences.clone().unwrap_or_default();
     o.stop = prepare::stops(app, "stop_sequences", stops)?;
+    let config = request
+        .output_config
+        .as_ref()
+        .and_then(|c| c.format.as_ref());
+    if let Some(format) = config.or(request.output_format.as_ref()) {
+        let param = "output_config.format";
+        let (true, Some(schema)) = (format.kind == "json_schema", &format.schema) else {
+            return Err(ApiError::unsupported(
+                param,
+                "only a format of type \"json_schema\" with a schema is supported",
+            ));
+        };
+        o.grammar = Some(prepare::grammar(app, model, param, schema)?);
+    }
     Ok(o)
 }
 
@@ -136,7 +154,8 @@ fn conversation(model: &ServedModel, request: CountRequest) -> Result<ChatPrompt
         }
     }
     match request.thinking.as_ref().map(|t| t.kind.as_str()) {
-        None => {}
+        // As the model likes.
+        None | Some("adaptive") => {}
         Some("disabled") => {
             prompt
                 .template

@@ -24,7 +24,7 @@ pub(crate) struct MessagesRequest {
     pub(crate) temperature: Option<f32>,
     /// Draw among the most probable tokens of this probability together.
     pub(crate) top_p: Option<f32>,
-    /// Draw among so many most probable tokens.
+    /// Draw among this number of most probable tokens.
     pub(crate) top_k: Option<usize>,
     /// Strings that end the reply.
     pub(crate) stop_sequences: Option<Vec<String>>,
@@ -39,6 +39,25 @@ pub(crate) struct MessagesRequest {
     /// `{"type": "disabled"}`, or `enabled` where the model's reasoning can be read.
     #[schema(value_type = Option<Object>)]
     thinking: Option<Kind>,
+    /// `{"format": {"type": "json_schema", "schema": ..}}`.
+    #[schema(value_type = Option<Object>)]
+    pub(crate) output_config: Option<OutputConfig>,
+    /// As `output_config.format`.
+    #[schema(value_type = Option<Object>)]
+    pub(crate) output_format: Option<OutputFormat>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct OutputConfig {
+    pub(crate) format: Option<OutputFormat>,
+}
+
+/// What a reply must look like.
+#[derive(Debug, Deserialize)]
+pub(crate) struct OutputFormat {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) schema: Option<Value>,
 }
 
 /// A conversation to count.
@@ -144,14 +163,24 @@ fn unknown(place: &str, kind: &str) -> ApiError {
     )
 }
 
-/// The messages of a conversation. Results of tools become messages of their own, before what else the
-/// turn says.
+/// The messages of a conversation. Results of tools become messages of their own, before what else
+/// the turn says.
 pub(crate) fn messages(
     system: Option<Content>,
     turns: Vec<Turn>,
 ) -> Result<Vec<Message>, ApiError> {
     let mut all = Vec::new();
-    if let Some(system) = system {
+    if let Some(mut system) = system {
+        if let Content::Blocks(blocks) = &mut system {
+            // A line of accounts that some clients send, which differs from request to request: no
+            // instruction, and nothing computed of a prompt that begins with it could be used
+            // again.
+            let accounts = |b: &Block| {
+                let text = b.text.as_deref().unwrap_or_default();
+                text.starts_with("x-anthropic-billing-header:")
+            };
+            blocks.retain(|block| !accounts(block));
+        }
         let text = system.text("system")?;
         if !text.is_empty() {
             all.push(Message::system(text));
@@ -276,6 +305,17 @@ mod tests {
             Message::user("well?"),
         ];
         assert_eq!(talk, expected);
+    }
+
+    #[test]
+    fn a_line_of_accounts_is_no_instruction() {
+        let system = json!([
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=1; cch=1f2e;"},
+            {"type": "text", "text": "Be brief."},
+        ]);
+        let system = serde_json::from_value(system).unwrap();
+        let talk = messages(Some(system), Vec::new()).unwrap();
+        assert_eq!(talk, [Message::system("Be brief.")]);
     }
 
     #[test]

@@ -147,7 +147,7 @@ async fn answer(
         finish(&mut line, &whole.end, arrived.elapsed());
         return Ok(axum::Json(line).into_response());
     }
-    reply.first_sign(app.limits.first_event).await?;
+    run::first_signs(std::slice::from_mut(&mut reply), app.limits.first_event).await?;
     let lines = Lines {
         model: model.id().to_owned(),
         shape,

@@ -66,9 +66,7 @@ pub(crate) async fn create(
         logprobs: options.logprobs.is_some(),
     };
     if stream {
-        for reply in &mut replies {
-            reply.first_sign(app.limits.first_event).await?;
-        }
+        run::first_signs(&mut replies, app.limits.first_event).await?;
         let chunks = ChatChunks {
             head,
             usage: usage.then(Usage::default),
@@ -78,8 +76,7 @@ pub(crate) async fn create(
     }
     let mut usage = Usage::default();
     let mut choices = Vec::with_capacity(n);
-    for (i, reply) in replies.into_iter().enumerate() {
-        let whole = run::whole(reply).await?;
+    for (i, whole) in run::all(replies).await?.into_iter().enumerate() {
         usage.add(&whole.end.metrics, i == 0);
         let mut message = Map::new();
         message.insert("role".into(), "assistant".into());

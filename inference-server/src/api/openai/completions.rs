@@ -1,5 +1,5 @@
-//! `/v1/completions`: raw prompts, without a chat template. Special tokens in a prompt are markup: here
-//! the caller speaks.
+//! `/v1/completions`: raw prompts, without a chat template. Special tokens in a prompt are markup:
+//! here the caller speaks.
 
 use std::time::Instant;
 
@@ -117,9 +117,7 @@ pub(crate) async fn create(
         n,
     };
     if request.stream.unwrap_or(false) {
-        for reply in &mut replies {
-            reply.first_sign(app.limits.first_event).await?;
-        }
+        run::first_signs(&mut replies, app.limits.first_event).await?;
         let chunks = TextChunks {
             head,
             usage: usage.then(Usage::default),
@@ -134,9 +132,9 @@ pub(crate) async fn create(
         return Ok(stream::answer(replies, chunks, app.limits.ping));
     }
     let mut usage = Usage::default();
-    let mut choices = Vec::with_capacity(replies.len());
-    for (i, (reply, echo)) in replies.into_iter().zip(echoes).enumerate() {
-        let whole = run::whole(reply).await?;
+    let wholes = run::all(replies).await?;
+    let mut choices = Vec::with_capacity(wholes.len());
+    for (i, (whole, echo)) in wholes.into_iter().zip(echoes).enumerate() {
         usage.add(&whole.end.metrics, i.is_multiple_of(n));
         let mut logprobs = Logprobs::default();
         if head.logprobs {

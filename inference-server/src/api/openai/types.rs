@@ -1,5 +1,6 @@
-//! What OpenAI's clients send. Fields that OpenAI knows and that cannot be served are read, to be refused
-//! by name; fields that nobody knows are passed over, since clients send some of their own.
+//! What OpenAI's clients send. Fields that OpenAI knows and that cannot be served are read, to be
+//! refused by name; unknown fields are ignored, since clients
+//! send fields of their own.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +22,12 @@ macro_rules! request {
             $($(#[$field_doc])* pub(crate) $field: $ty,)*
             /// The most tokens of a reply.
             pub(crate) max_tokens: Option<usize>,
-            /// 0 takes the most probable token, 1 (the default) draws from the model's distribution.
+            /// 0 takes the most probable token, 1 (the default) draws from the model's
+            /// distribution.
             pub(crate) temperature: Option<f32>,
             /// Draw among the most probable tokens of this probability together.
             pub(crate) top_p: Option<f32>,
-            /// Draw among so many most probable tokens (not OpenAI's).
+            /// Draw among this number of most probable tokens (not OpenAI's).
             pub(crate) top_k: Option<usize>,
             /// Draw among tokens at least this fraction as probable as the best (not OpenAI's).
             pub(crate) min_p: Option<f32>,
@@ -169,7 +171,7 @@ request! {
         /// A text, several, token ids, or several lists of them.
         #[schema(value_type = Object)]
         prompt: Option<Prompts>,
-        /// Return log-probabilities, and so many alternatives of each token.
+        /// Return log-probabilities, with this number of alternatives of each token.
         logprobs: Option<usize>,
         /// Put the prompt before the reply.
         echo: Option<bool>,
