@@ -6,11 +6,13 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-const SUBCOMMANDS: [&str; 25] = [
+const SUBCOMMANDS: [&str; 27] = [
     "create",
     "run",
+    "self",
     "generate",
     "chat",
+    "serve",
     "batch",
     "classify",
     "embed",

@@ -2,7 +2,8 @@
 //!
 //! Outside of a reply Ctrl-C keeps its usual meaning, until the first reply has begun; from then
 //! on it ends the program with 130, the code a shell gives for the signal. `train` treats SIGTERM alike,
-//! with 143: what ends a job in a cluster or a container must not lose what was learned.
+//! with 143: what ends a job in a cluster or a container must not lose what was learned. So does `serve`,
+//! whose end by the first signal is a good one: exit 0.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
@@ -12,12 +13,12 @@ use inference::CancelToken;
 /// What a shell gives for SIGINT.
 const INTERRUPTED: u8 = 130;
 /// What a shell gives for SIGTERM.
-#[cfg(all(unix, feature = "mlx-backend"))]
+#[cfg(all(unix, any(feature = "mlx-backend", feature = "serve")))]
 const TERMINATED: u8 = 143;
 
 static CURRENT: Mutex<Option<CancelToken>> = Mutex::new(None);
 static HANDLER: Once = Once::new();
-#[cfg(all(unix, feature = "mlx-backend"))]
+#[cfg(all(unix, any(feature = "mlx-backend", feature = "serve")))]
 static TERM_HANDLER: Once = Once::new();
 /// The exit code of the signal that cancelled last.
 static CODE: AtomicU8 = AtomicU8::new(INTERRUPTED);
@@ -37,7 +38,7 @@ pub fn cancel_on_interrupt(token: &CancelToken) -> Guard {
 }
 
 /// Lets Ctrl-C and SIGTERM cancel `token` until the guard is dropped.
-#[cfg(feature = "mlx-backend")]
+#[cfg(any(feature = "mlx-backend", feature = "serve"))]
 pub fn cancel_on_signals(token: &CancelToken) -> Guard {
     let guard = cancel_on_interrupt(token);
     #[cfg(unix)]
@@ -51,7 +52,7 @@ pub fn cancel_on_signals(token: &CancelToken) -> Guard {
                     }
                 });
             }
-            Err(e) => tracing::warn!("SIGTERM ends the program without saving: {e}"),
+            Err(e) => tracing::warn!("SIGTERM ends the program at once: {e}"),
         }
     });
     guard

@@ -76,7 +76,8 @@ pub fn count(text: &str) -> Result<usize, String> {
         .map_err(|_| "must be a whole number, 0 or more".into())
 }
 
-fn compute_type(text: &str) -> Result<ComputeType, String> {
+/// Parses a type to compute in.
+pub fn compute_type(text: &str) -> Result<ComputeType, String> {
     text.parse()
         .map_err(|_| "must be float32, float16 or bfloat16".to_owned())
 }
@@ -202,11 +203,21 @@ pub fn load_with(
     if let Some(draft) = draft {
         options.draft_model = Some(find_model(Some(draft), console)?);
     }
+    load_with_options(backend, path, &options, console)
+}
+
+/// Loads the model at `path` with `backend` and options that name it.
+pub fn load_with_options(
+    backend: Arc<dyn Backend>,
+    path: &Path,
+    options: &LoadOptions,
+    console: &mut Console<'_>,
+) -> Result<Loaded, Failure> {
     tracing::info!(path = %path.display(), backend = backend.name(), "loading");
     tracing::debug!(?options, "load options");
     let spinner = Spinner::start("loading the model", console);
     let started = Instant::now();
-    let model = inference::load_model(path, &options);
+    let model = inference::load_model(path, options);
     let load_seconds = started.elapsed().as_secs_f64();
     drop(spinner);
     let model = model?;

