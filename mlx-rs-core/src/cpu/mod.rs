@@ -32,8 +32,8 @@ pub use kv_buffer::KvBuffer;
 pub use logits::{LogProbabilities, TopK, draw, log_probabilities, top_k};
 pub use matrix::{DenseMatrix, Matrix};
 pub use mlx_cpu_kernels::{
-    CountPenalties, DrawParams, Gate, MAX_ROW_LEN, Pick, RepetitionPenalty, Rotation, SampleParams,
-    TokenRange, enabled, instruction_set, status, threads,
+    CountPenalties, DrawParams, Gate, MAX_ROW_LEN, OPTIMIZED, Pick, RepetitionPenalty, Rotation,
+    SampleParams, TokenRange, enabled, instruction_set, status, threads,
 };
 pub use projection::{Epilogue, Projection};
 pub use quantized::QuantizedMatrix;
