@@ -46,6 +46,33 @@ fn run_answers_words_and_pipes_alike() {
     refused(&run(&[]).output().unwrap(), 2);
 }
 
+/// ollama's `--format` is a schema.
+#[test]
+fn run_has_ollama_s_format() {
+    let home = tempfile::tempdir().unwrap();
+    let model = tiny();
+    let run = |format: &str| {
+        let args = [
+            "run",
+            &model,
+            "hi",
+            "--backend",
+            "cpu",
+            "-n",
+            "200",
+            "--format",
+            format,
+        ];
+        mlx(home.path(), &args).output().unwrap()
+    };
+    let said = stdout(&run(r#"{"enum": ["left", "right"]}"#));
+    assert!(
+        matches!(said.as_str(), "\"left\"\n" | "\"right\"\n"),
+        "{said}"
+    );
+    refused(&run("yaml"), 2);
+}
+
 #[test]
 fn names_that_are_nowhere_are_answered_with_ways_out() {
     let told = refused(&output(&["run", "smolm2", "hi"]), 1);

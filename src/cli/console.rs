@@ -48,6 +48,14 @@ impl Console<'_> {
             .map_err(write_failed)
     }
 
+    /// Writes what is ours to draw, as it is.
+    pub fn drawn(&mut self, text: &str) -> Result<(), Failure> {
+        let written = self.out.write_all(text.as_bytes());
+        written
+            .and_then(|()| self.out.flush())
+            .map_err(write_failed)
+    }
+
     /// Writes one line of a result.
     pub fn line(&mut self, line: &str) -> Result<(), Failure> {
         self.text(line)?;

@@ -103,6 +103,19 @@ impl Dialog {
         Ok(())
     }
 
+    /// The template in use, as far as it is not the model's affair alone.
+    #[cfg(feature = "mlx-backend")]
+    pub fn template(&self) -> Option<&str> {
+        let template = self.text.as_ref()?.template()?;
+        Some(template.source())
+    }
+
+    /// Only the engine has templates.
+    #[cfg(not(feature = "mlx-backend"))]
+    pub fn template(&self) -> Option<&str> {
+        None
+    }
+
     #[cfg(feature = "mlx-backend")]
     fn read_template(&mut self, path: &Path) -> Result<(), Failure> {
         self.text = Some(super::files::Files::read(path, None)?.text);

@@ -163,7 +163,7 @@ impl Args {
 
         let bar = PrefillBar::start(&mut options, console);
         let stream = self.begin(model, dialog, request, &options)?;
-        let reply = Reply::draw(stream, !self.json, console)?;
+        let reply = Reply::draw(stream, !self.json, None, console)?;
         drop((bar, guard));
         let all = reply.metrics.prompt_tokens + reply.metrics.generated_tokens;
         if let Some(warning) = context::beyond(&model.info(), all, self.load.ctx_size) {

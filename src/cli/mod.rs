@@ -13,6 +13,7 @@ mod bench_many;
 mod cache_prompt;
 mod chat;
 mod classify;
+mod code;
 mod completions;
 mod console;
 mod context;
@@ -54,8 +55,10 @@ mod remove;
 mod reply;
 mod run;
 mod sampling;
+mod screen;
 #[cfg(feature = "serve")]
 mod serve;
+mod session;
 mod settings;
 #[cfg(feature = "mlx-backend")]
 mod show;

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::console::{Console, bytes};
 use super::failure::Failure;
+use super::screen::Screen;
 
 /// What came of a generation, complete or not.
 pub struct Reply {
@@ -23,13 +24,15 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Draws a stream to its end, writing the text as it comes if `show` is set.
+    /// Draws a stream to its end, writing the text as it comes if `show` is set: on `screen`, if there is one,
+    /// else as it is.
     ///
     /// # Errors
     /// Only those of writing; an error of the stream is part of the reply.
     pub fn draw(
         mut stream: TokenStream,
         show: bool,
+        mut screen: Option<Screen>,
         console: &mut Console<'_>,
     ) -> Result<Self, Failure> {
         let (mut text, mut tokens, mut error) = (String::new(), Vec::new(), None);
@@ -41,8 +44,10 @@ impl Reply {
                     tokens.push(token.id);
                     logprobs.extend(token.logprobs);
                     text.push_str(&token.text);
-                    if show {
-                        console.text(&token.text)?;
+                    match &mut screen {
+                        Some(screen) if show => console.drawn(&screen.push(&token.text))?,
+                        _ if show => console.text(&token.text)?,
+                        _ => {}
                     }
                 }
                 Err(e) => {
@@ -52,7 +57,9 @@ impl Reply {
             }
         }
         // A line of its own for whatever comes next, on a terminal and in a pipe alike.
-        if show && !text.is_empty() && !text.ends_with('\n') {
+        if let Some(screen) = &mut screen {
+            console.drawn(&screen.end())?;
+        } else if show && !text.is_empty() && !text.ends_with('\n') {
             console.text("\n")?;
         }
         tracing::debug!(metrics = ?stream.metrics(), "the reply");

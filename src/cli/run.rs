@@ -18,6 +18,9 @@ pub struct Args {
     /// The prompt; on a terminal without one a conversation begins
     #[arg(value_name = "PROMPT")]
     prompt: Vec<String>,
+    /// As in ollama: `json` for any JSON, or a JSON schema
+    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json_schema", "json_schema_file", "regex", "grammar", "grammar_file"])]
+    format: Option<String>,
     #[command(flatten)]
     talk: TalkArgs,
 }
@@ -25,7 +28,12 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = args.prompt(console)?;
-    talk(Some(&args.name), &args.talk, prompt, console)
+    let mut how = args.talk.clone();
+    if let Some(format) = &args.format {
+        let schema = if format == "json" { "{}" } else { format };
+        how.sampling.grammar.json_schema = Some(schema.to_owned());
+    }
+    talk(Some(&args.name), &how, prompt, console)
 }
 
 impl Args {

@@ -22,6 +22,7 @@ pub struct SamplingArgs {
         long,
         short = 'n',
         visible_alias = "n-predict",
+        alias = "predict",
         value_name = "N",
         value_parser = count
     )]

@@ -36,6 +36,38 @@ pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(),
     Ok(())
 }
 
+/// The parameters that are not as by default, in a form that [`set`] takes.
+pub fn changed(options: &GenerateOptions) -> Vec<(String, String)> {
+    let usual = GenerateOptions::default();
+    let mut found = Vec::new();
+    let mut put = |name: &str, value: String, is_usual: bool| {
+        if !is_usual {
+            found.push((name.to_owned(), value));
+        }
+    };
+    macro_rules! fields {
+        ($($name:literal $field:ident),*) => {
+            $(put($name, options.$field.to_string(), options.$field == usual.$field);)*
+        };
+    }
+    fields!(
+        "temperature" temperature, "top_p" top_p, "top_k" top_k, "min_p" min_p,
+        "repeat_penalty" repeat_penalty, "repeat_last_n" repeat_window,
+        "presence_penalty" presence_penalty, "frequency_penalty" frequency_penalty,
+        "xtc_probability" xtc_probability, "xtc_threshold" xtc_threshold, "min_tokens" min_tokens
+    );
+    // A conversation has no bound of its own.
+    let most = options.max_tokens;
+    put("max_tokens", most.to_string(), most == usize::MAX);
+    if let Some(seed) = options.seed {
+        put("seed", seed.to_string(), false);
+    }
+    for stop in &options.stop {
+        put("stop", stop.clone(), false);
+    }
+    found
+}
+
 /// All parameters and their values, one a line.
 pub fn list(options: &GenerateOptions) -> String {
     let seed = options
@@ -103,6 +135,15 @@ mod tests {
              presence_penalty 0.5\nfrequency_penalty -0.5\nxtc_probability 0.25\nxtc_threshold 0.2\n\
              max_tokens 9\nmin_tokens 2\nseed 3\nstop [\"END\"]";
         assert_eq!(list(&o), text);
+        // What was changed makes the same options again.
+        let mut again = GenerateOptions::default();
+        for (name, value) in changed(&o) {
+            set(&mut again, &name, &value).unwrap();
+        }
+        assert_eq!(list(&again), text);
+        let mut unbounded = GenerateOptions::default();
+        unbounded.max_tokens = usize::MAX;
+        assert!(changed(&unbounded).is_empty());
         set(&mut o, "seed", "random").unwrap();
         set(&mut o, "stop", "none").unwrap();
         assert!(o.seed.is_none() && o.stop.is_empty());

@@ -2,6 +2,19 @@
 
 use super::console::Console;
 
+/// The columns of the terminal on standard output.
+#[cfg(unix)]
+pub fn columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|&columns| columns > 0)
+}
+
+/// Nothing tells.
+#[cfg(not(unix))]
+pub fn columns() -> Option<usize> {
+    None
+}
+
 /// While it lives, the terminal draws no `^C` into the reply for the keys that stop it. What else is typed
 /// shows as ever, and a program that is killed in between leaves nothing worse than this behind.
 #[must_use]

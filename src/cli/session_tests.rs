@@ -1,5 +1,6 @@
 //! Tests of the conversation, against a mock model and typed or piped lines.
 
+use super::super::lines::Plain;
 use super::super::mock::{Mock, Streams};
 use super::*;
 
@@ -15,18 +16,9 @@ fn sampling() -> SamplingArgs {
 
 /// A conversation that has not begun.
 fn session<'a>(model: &'a Mock, sampling: &'a SamplingArgs) -> Session<'a> {
-    Session {
-        model,
-        dialog: Dialog::default(),
-        options: sampling.options().unwrap(),
-        sampling,
-        ctx_size: None,
-        system: None,
-        messages: Vec::new(),
-        last: None,
-        replies: 0,
-        generated_tokens: 0,
-    }
+    let mut session = Session::new(Held::Lent(model), sampling.options().unwrap());
+    session.sampling = Some(sampling);
+    session
 }
 
 /// Runs a chat on piped input; with `terminal`, errors do not end it.
@@ -199,4 +191,27 @@ fn one_prompt_is_answered_by_every_kind_of_model() {
         "{}",
         streams.err()
     );
+}
+
+#[test]
+fn commands_that_fail_do_not_end_the_conversation() {
+    let model = Mock::instruct(&["ok"]);
+    let streams = chat(&model, "/save\n/load\n/resume\n/show nonsense\nhi\n");
+    let err = streams.err();
+    for part in ["/save NAME", "/load NAME", "no conversation", "/show knows"] {
+        assert!(err.contains(part), "{part}: {err}");
+    }
+    assert_eq!(streams.out(), "ok\n");
+}
+
+#[test]
+fn statistics_follow_replies_where_wanted() {
+    let model = Mock::instruct(&["ok"]);
+    let streams = chat(
+        &model,
+        "/set verbose\nhi\n/set quiet\nhi\n/show parameters\n",
+    );
+    let err = streams.err();
+    assert_eq!(err.matches("tok/s").count(), 2, "{err}");
+    assert!(err.contains("temperature 0\n"), "{err}");
 }
