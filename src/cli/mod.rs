@@ -350,6 +350,9 @@ fn start_log(verbose: u8) {
         .init();
 }
 
+#[cfg(all(test, feature = "mlx-backend"))]
+mod compat_tests;
+
 #[cfg(test)]
 mod tests {
     use super::*;

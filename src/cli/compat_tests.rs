@@ -1,0 +1,173 @@
+//! Reads the tables of docs/compat.md: what they call *same* or *alias* must be known to the program.
+
+use clap::Command;
+
+const TABLES: &str = include_str!("../../docs/compat.md");
+
+/// A row: its heading, the names in its first column, what it says of them, and its note.
+struct Row {
+    heading: String,
+    names: Vec<String>,
+    here: String,
+    note: String,
+}
+
+/// What stands between back quotes.
+fn quoted(text: &str) -> Vec<String> {
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+fn rows() -> Vec<Row> {
+    let mut heading = String::new();
+    let mut rows = Vec::new();
+    for line in TABLES.lines() {
+        if let Some(text) = line.strip_prefix("## ") {
+            heading = text.to_owned();
+        }
+        let Some(line) = line.strip_prefix("| `") else {
+            continue;
+        };
+        let cells: Vec<&str> = line.splitn(3, " | ").collect();
+        let [names, here, note] = cells[..] else {
+            panic!("{line:?} has not three columns");
+        };
+        rows.push(Row {
+            heading: heading.clone(),
+            names: quoted(&format!("`{names}")),
+            here: here.to_owned(),
+            note: note.trim_end_matches('|').trim().to_owned(),
+        });
+    }
+    rows
+}
+
+/// Whether the command has the flag, as its own name or as an alias.
+fn knows(command: &Command, flag: &str) -> bool {
+    command.get_arguments().any(|arg| {
+        if let Some(long) = flag.strip_prefix("--") {
+            let aliases = arg.get_all_aliases().unwrap_or_default();
+            return arg.get_long() == Some(long) || aliases.contains(&long);
+        }
+        let mut letters = flag.strip_prefix('-').unwrap_or_default().chars();
+        let (Some(letter), None) = (letters.next(), letters.next()) else {
+            return false;
+        };
+        let aliases = arg.get_all_short_aliases().unwrap_or_default();
+        arg.get_short() == Some(letter) || aliases.contains(&letter)
+    })
+}
+
+/// The program's command line with the flags that clap adds when it is built.
+fn program() -> Command {
+    let mut program = super::command();
+    program.build();
+    program
+}
+
+/// The commands of ours that a heading names, such as `mlx generate`; `mlx` alone is the program.
+fn commands<'a>(program: &'a Command, heading: &str) -> Vec<&'a Command> {
+    let ours = quoted(heading);
+    let ours = ours
+        .iter()
+        .filter_map(|name| match name.strip_prefix("mlx") {
+            Some("") => Some(program),
+            Some(name) => program.find_subcommand(name.strip_prefix(' ')?),
+            None => None,
+        });
+    ours.collect()
+}
+
+#[test]
+fn what_is_called_the_same_is_known() {
+    let program = program();
+    let mut checked = 0;
+    for row in rows() {
+        let there = matches!(row.here.as_str(), "same" | "alias");
+        assert!(
+            there || matches!(row.here.as_str(), "other name" | "not here"),
+            "{}: {:?}",
+            row.heading,
+            row.here
+        );
+        assert!(
+            there || !row.note.is_empty(),
+            "{}: {:?} without a word why",
+            row.heading,
+            row.names
+        );
+        if !there {
+            continue;
+        }
+        for name in &row.names {
+            checked += 1;
+            let known = if name.starts_with('/') {
+                super::session::words().iter().any(|word| {
+                    let first = name.split(' ').next().unwrap_or(name);
+                    word.trim() == name || name == "/?" || word.trim() == first
+                })
+            } else if let Some(theirs) = name.strip_prefix("mlx_lm.") {
+                let line = ["mlx", &format!("mlx_lm.{theirs}")].map(std::ffi::OsString::from);
+                let line = super::names::translate(line).unwrap();
+                let ours = line[1].to_str().unwrap();
+                assert_eq!(row.note, format!("`mlx {ours}`"));
+                program.find_subcommand(ours).is_some()
+            } else if name.starts_with('-') {
+                let commands = commands(&program, &row.heading);
+                assert!(!commands.is_empty(), "{:?} names no command", row.heading);
+                commands.iter().any(|command| knows(command, name))
+            } else {
+                program.find_subcommand(name).is_some()
+            };
+            assert!(known, "{}: {name} is not known", row.heading);
+        }
+    }
+    assert!(checked > 150, "{checked} names were found in the tables");
+}
+
+/// Flags that a note sends the reader to are there, too.
+#[test]
+fn notes_name_flags_that_exist() {
+    let program = program();
+    let anywhere = |flag: &str| {
+        let mut all = program.get_subcommands().chain([&program]);
+        all.any(|command| knows(command, flag))
+    };
+    for row in rows().iter().filter(|row| row.here != "same") {
+        for name in quoted(&row.note) {
+            if !name.starts_with("--") || row.note.contains("mlx serve") {
+                continue;
+            }
+            let flag = name.split([' ', '=']).next().unwrap_or(&name);
+            // Theirs, where the note says what of theirs is meant.
+            let theirs = ["--scan", "--delete", "--pattern"];
+            assert!(
+                anywhere(flag) || theirs.contains(&flag),
+                "{:?}: {flag}",
+                row.names
+            );
+        }
+    }
+}
+
+/// A flag that is in no table of ours is found missing.
+#[test]
+fn unknown_flags_are_not_known() {
+    let program = program();
+    let generate = program.find_subcommand("generate").unwrap();
+    for (flag, known) in [
+        ("--temp", true),
+        ("--temperature", true),
+        ("-n", true),
+        ("--quiet", true),
+        ("--help", true),
+        ("--mirostat", false),
+        ("-hf", false),
+        ("-z", false),
+    ] {
+        assert_eq!(knows(generate, flag), known, "{flag}");
+    }
+}
