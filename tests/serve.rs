@@ -171,7 +171,7 @@ fn replies_are_those_of_the_engine() {
     assert_eq!(content, expected);
     let anthropic = json!({"max_tokens": 24, "messages": [{"role": "user", "content": "hello"}], "temperature": 0});
     let reply = server.json("/v1/messages", &anthropic);
-    assert_eq!(reply["usage"]["output_tokens"].as_u64().unwrap() > 0, true);
+    assert!(reply["usage"]["output_tokens"].as_u64().unwrap() > 0);
     let count = server.json("/v1/messages/count_tokens", &anthropic);
     assert_eq!(count["input_tokens"], n);
     let ollama = json!({"model": "llama", "messages": [{"role": "user", "content": "hello"}], "stream": false,
