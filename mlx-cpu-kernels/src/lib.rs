@@ -43,7 +43,7 @@ pub use gemm::gather_rows::GatherRows;
 pub use gemm::product::{HeldMatrix, MAX_PARTS, MatrixFormat, MatrixPart, Product, Size};
 pub use gemm::vjp::ProductVjp;
 pub use isa::Isa;
-pub use layout::packed::INTERLEAVED_ROWS;
+pub use layout::packed::{GROUPS_PER_SUPER, INTERLEAVED_ROWS, ScaleFormat};
 pub use layout::tile::LANES;
 pub use once::Once;
 pub use pool::with_barrier_hook;

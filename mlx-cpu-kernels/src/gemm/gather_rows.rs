@@ -1,7 +1,7 @@
 //! Rows of a quantized matrix by their index, as float32: the embedding lookup.
 
 use crate::gemm::product::{HeldMatrix, Size};
-use crate::layout::packed::PackedMatrix;
+use crate::layout::packed::{PackedMatrix, ScaleFormat};
 use crate::work::{Input, Work};
 
 /// Rows of a quantized matrix by their numbers. Its inputs are the numbers, of 32 bits, and the
@@ -17,8 +17,8 @@ pub struct GatherRows {
     pub bits: u32,
     /// Of a row.
     pub groups: usize,
-    /// Whether scales and biases are float16.
-    pub half: bool,
+    /// How scales and biases are stored.
+    pub scales: ScaleFormat,
     /// The matrix, unless it is among the inputs.
     pub held: Option<HeldMatrix>,
 }
@@ -35,7 +35,7 @@ impl Work for GatherRows {
         let matrix = self.held.as_ref().map_or(matrix, HeldMatrix::inputs);
         // SAFETY: `take_rows` gave arrays of these types, in this order.
         let (ids, matrix) = unsafe {
-            let packing = (self.bits, self.groups, self.half);
+            let packing = (self.bits, self.groups, self.scales);
             (
                 ids.as_slice::<u32>(),
                 PackedMatrix::from_inputs(matrix, packing),

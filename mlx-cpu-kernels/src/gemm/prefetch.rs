@@ -30,12 +30,18 @@ impl Product {
             return;
         };
         for part in &self.parts[matrices] {
-            if let (MatrixFormat::Quantized { bits, group, half }, Some(held)) =
-                (part.kind, &part.held)
+            if let (
+                MatrixFormat::Quantized {
+                    bits,
+                    group,
+                    scales,
+                },
+                Some(held),
+            ) = (part.kind, &part.held)
             {
                 // SAFETY: `Projection::plan` has them from a matrix of this form.
                 let matrix = unsafe {
-                    PackedMatrix::from_inputs(held.inputs(), (bits, self.k / group, half))
+                    PackedMatrix::from_inputs(held.inputs(), (bits, self.k / group, scales))
                 };
                 matrix.block_range(own.clone()).fetch();
             }
@@ -89,6 +95,7 @@ mod tests {
     use crate::gemm::product::{HeldMatrix, Size};
     use crate::isa::Isa;
     use crate::layout::packed::INTERLEAVED_ROWS;
+    use crate::layout::packed::ScaleFormat;
     use crate::simd::portable::vmath::Gate;
     use crate::work::Input;
 
@@ -110,7 +117,7 @@ mod tests {
             kind: MatrixFormat::Quantized {
                 bits: 4,
                 group: 32,
-                half: false,
+                scales: ScaleFormat::F32,
             },
             size: Size { n, k: 64 },
             bias: false,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::gemm::dense::{DenseType, DenseView};
 use crate::isa::Isa;
-use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
+use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, ScaleFormat};
 use crate::simd::portable::vmath::Gate;
 use crate::work::Input;
 
@@ -64,8 +64,8 @@ pub enum MatrixFormat {
         bits: u32,
         /// Numbers that share a scale.
         group: usize,
-        /// Whether scales and biases are float16.
-        half: bool,
+        /// How scales and biases are stored.
+        scales: ScaleFormat,
     },
     /// Of this type.
     Dense(DenseType),

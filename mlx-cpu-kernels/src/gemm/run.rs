@@ -37,7 +37,11 @@ impl Work for Product {
                     // SAFETY: as of `floats`.
                     MatrixData::Dense(unsafe { DenseView::of(number, inputs.next()) })
                 }
-                MatrixFormat::Quantized { bits, group, half } => {
+                MatrixFormat::Quantized {
+                    bits,
+                    group,
+                    scales,
+                } => {
                     let packing = (bits, group);
                     let known = packings.iter().position(|p| *p == packing);
                     let matrix = match &part.held {
@@ -52,7 +56,7 @@ impl Work for Product {
                     MatrixData::Quantized {
                         // SAFETY: as above.
                         matrix: unsafe {
-                            PackedMatrix::from_inputs(matrix, (bits, self.k / group, half))
+                            PackedMatrix::from_inputs(matrix, (bits, self.k / group, scales))
                         },
                         form: known.unwrap_or_else(|| {
                             packings.push(packing);

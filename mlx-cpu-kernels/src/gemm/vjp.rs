@@ -70,12 +70,16 @@ impl Work for ProductVjp {
                 // SAFETY: as above.
                 Stored::Dense(unsafe { DenseView::of(number, inputs.get(1)) })
             }
-            MatrixFormat::Quantized { bits, group, half } => {
+            MatrixFormat::Quantized {
+                bits,
+                group,
+                scales,
+            } => {
                 let groups = self.size.k / group;
                 let matrix = inputs.get(1..).unwrap_or_default();
                 // SAFETY: as above.
                 Stored::Quantized(unsafe {
-                    PackedMatrix::from_inputs(matrix, (bits, groups, half))
+                    PackedMatrix::from_inputs(matrix, (bits, groups, scales))
                 })
             }
         };

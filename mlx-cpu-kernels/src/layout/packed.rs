@@ -53,6 +53,31 @@ pub(crate) struct PackedRow<'a> {
     pub biases: &'a [f32],
 }
 
+/// How the scales and biases of a matrix are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScaleFormat {
+    /// A float32 scale and bias for each group.
+    F32,
+    /// A float16 scale and bias for each group.
+    F16,
+    /// A signed byte for each group, times a float16 for each [`GROUPS_PER_SUPER`] groups. The bias
+    /// is -32 scales. With 6 bits and groups of 16 these are the numbers of GGUF's Q6_K.
+    Super,
+}
+
+impl ScaleFormat {
+    /// As a constant of generic functions.
+    pub(crate) const F32_ID: u32 = 0;
+    pub(crate) const F16_ID: u32 = 1;
+    pub(crate) const SUPER_ID: u32 = 2;
+}
+
+/// Groups that share a float16 of [`ScaleFormat::Super`].
+pub const GROUPS_PER_SUPER: usize = 16;
+
+/// A bias of [`ScaleFormat::Super`] over its scale: the code that stands for zero.
+pub(crate) const SUPER_BIAS: f32 = -32.0;
+
 /// Scales or biases of a matrix as they are stored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum GroupParams<'a> {
@@ -60,21 +85,40 @@ pub(crate) enum GroupParams<'a> {
     F32(&'a [f32]),
     /// The bits of float16.
     F16(&'a [u16]),
+    /// Bytes times the bits of float16 times a factor.
+    Super {
+        /// One a group.
+        codes: &'a [i8],
+        /// Of the whole matrix: one for each [`GROUPS_PER_SUPER`] groups.
+        supers: &'a [u16],
+        /// The group in the matrix to which the first code belongs.
+        first: usize,
+        /// 1 for scales, [`SUPER_BIAS`] for biases.
+        factor: f32,
+    },
 }
 
 impl<'a> GroupParams<'a> {
-    /// What an operation was given.
+    /// Scales and biases from what an operation was given.
     ///
     /// # Safety
-    /// The array given to the operation in this place must be of float16 where they are `half`,
-    /// else of float32.
-    pub(crate) unsafe fn from_input(input: &'a Input, half: bool) -> Self {
+    /// The arrays given to the operation must be in this format: of float32, of float16, or signed
+    /// bytes and float16.
+    pub(crate) unsafe fn from_inputs(
+        [one, other]: [&'a Input; 2],
+        format: ScaleFormat,
+    ) -> [Self; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            if half {
-                Self::F16(input.as_slice::<u16>())
-            } else {
-                Self::F32(input.as_slice::<f32>())
+            match format {
+                ScaleFormat::F32 => [one, other].map(|input| Self::F32(input.as_slice())),
+                ScaleFormat::F16 => [one, other].map(|input| Self::F16(input.as_slice())),
+                ScaleFormat::Super => [1.0, SUPER_BIAS].map(|factor| Self::Super {
+                    codes: one.as_slice(),
+                    supers: other.as_slice(),
+                    first: 0,
+                    factor,
+                }),
             }
         }
     }
@@ -83,6 +127,7 @@ impl<'a> GroupParams<'a> {
         match self {
             Self::F32(all) => all.len(),
             Self::F16(all) => all.len(),
+            Self::Super { codes, .. } => codes.len(),
         }
     }
 
@@ -91,6 +136,7 @@ impl<'a> GroupParams<'a> {
         match self {
             Self::F32(all) => (all.as_ptr().cast(), size_of_val(all)),
             Self::F16(all) => (all.as_ptr().cast(), size_of_val(all)),
+            Self::Super { codes, .. } => (codes.as_ptr().cast(), codes.len()),
         }
     }
 
@@ -98,6 +144,17 @@ impl<'a> GroupParams<'a> {
         match self {
             Self::F32(all) => Self::F32(&all[range]),
             Self::F16(all) => Self::F16(&all[range]),
+            Self::Super {
+                codes,
+                supers,
+                first,
+                factor,
+            } => Self::Super {
+                first: first + range.start / INTERLEAVED_ROWS,
+                codes: &codes[range],
+                supers,
+                factor,
+            },
         }
     }
 
@@ -110,6 +167,17 @@ impl<'a> GroupParams<'a> {
             Self::F16(all) => {
                 for (to, from) in eight.iter_mut().zip(&all[at]) {
                     *to = f16::from_bits(*from).to_f32();
+                }
+            }
+            Self::Super {
+                codes,
+                supers,
+                first,
+                factor,
+            } => {
+                let supers = &supers[(first + group) / GROUPS_PER_SUPER * INTERLEAVED_ROWS..];
+                for ((to, code), half) in eight.iter_mut().zip(&codes[at]).zip(supers) {
+                    *to = f32::from(*code) * f16::from_bits(*half).to_f32() * factor;
                 }
             }
         }
@@ -138,10 +206,10 @@ impl<'a> PackedMatrix<'a> {
     /// numbers of `bits` in a row. Nothing without them.
     ///
     /// # Safety
-    /// The first must be of words, the others of float16 where they are `half`, else of float32.
+    /// The first must be of words, the others in this format.
     pub(crate) unsafe fn from_inputs(
         inputs: &'a [Input],
-        (bits, groups, half): (u32, usize, bool),
+        (bits, groups, format): (u32, usize, ScaleFormat),
     ) -> Self {
         let [words, scales, biases] = inputs else {
             let nothing = GroupParams::F32(&[]);
@@ -154,14 +222,16 @@ impl<'a> PackedMatrix<'a> {
             };
         };
         // SAFETY: the caller's promise.
-        unsafe {
-            Self {
-                words: words.as_slice::<u32>(),
-                scales: GroupParams::from_input(scales, half),
-                biases: GroupParams::from_input(biases, half),
-                groups,
-                bits,
-            }
+        let (words, [scales, biases]) = unsafe {
+            let params = GroupParams::from_inputs([scales, biases], format);
+            (words.as_slice::<u32>(), params)
+        };
+        Self {
+            words,
+            scales,
+            biases,
+            groups,
+            bits,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::layout::input_panel::{MAX_QUANT, MAX_ROWS};
-use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS};
+use crate::layout::packed::{GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, SUPER_BIAS};
 use crate::simd::dequantize::DequantizeScratch;
 use crate::simd::vmath::dot_rows;
 use crate::testing::noise;
@@ -26,9 +26,11 @@ fn largest(isa: Isa) -> f32 {
     }
 }
 
+/// Rows of the matrices here.
+const ROWS: usize = 3 * INTERLEAVED_ROWS;
+
 #[test]
 fn quantized_rows_equal_the_definition() {
-    const ROWS: usize = 3 * INTERLEAVED_ROWS;
     for (bits, group, groups, half) in [2u32, 3, 4, 5, 6, 8].into_iter().flat_map(|bits| {
         [32, 64, 128].into_iter().flat_map(move |group| {
             [1, 3, 18]
@@ -67,111 +69,191 @@ fn quantized_rows_equal_the_definition() {
             groups,
             bits,
         };
-        assert_eq!(
-            (matrix.row_blocks(), matrix.group_size()),
-            (ROWS / INTERLEAVED_ROWS, group)
-        );
-        let exactly = |row: usize, i: usize| {
-            let (block, lane) = (row / INTERLEAVED_ROWS, row % INTERLEAVED_ROWS);
-            let first = block * (k * bits as usize / 32);
-            // The definition of a bit stream, one bit after another.
-            let bit = |n: usize| {
-                let word = words[(first + n / 32) * INTERLEAVED_ROWS + lane];
-                word >> (n % 32) & 1
-            };
-            let q: u32 = (0..bits)
-                .map(|b| bit(i * bits as usize + b as usize) << b)
-                .sum();
-            let g = (block * groups + i / group) * INTERLEAVED_ROWS + lane;
-            f64::from(wide_scales[g]) * f64::from(q) + f64::from(wide_biases[g])
+        check(matrix, group, |g| (wide_scales[g], wide_biases[g]));
+    }
+}
+
+/// Six bits in groups of 16, whose scales are bytes times a float16: the numbers of Q6_K.
+#[test]
+fn rows_with_super_scales_equal_the_definition() {
+    const GROUP: usize = 16;
+    for groups in [16, 48] {
+        let k = GROUP * groups;
+        let words: Vec<u32> = noise(ROWS * k * 6 / 32, 9)
+            .iter()
+            .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
+            .collect();
+        let codes: Vec<i8> = noise(ROWS * groups, 3)
+            .iter()
+            .map(|v| (v * 255.9) as i8)
+            .collect();
+        let supers: Vec<u16> = noise(ROWS * groups / GROUPS_PER_SUPER, 4)
+            .iter()
+            .map(|v| half::f16::from_f32(v * 0.02).to_bits())
+            .collect();
+        let params = |factor| GroupParams::Super {
+            codes: &codes,
+            supers: &supers,
+            first: 0,
+            factor,
         };
-        let all: Vec<f64> = (0..ROWS * k).map(|i| exactly(i / k, i % k)).collect();
-        let at = |row: usize, i: usize| all[row * k + i];
+        let matrix = PackedMatrix {
+            words: &words,
+            scales: params(1.0),
+            biases: params(SUPER_BIAS),
+            groups,
+            bits: 6,
+        };
+        let scale = |g: usize| {
+            let (group, lane) = (g / INTERLEAVED_ROWS, g % INTERLEAVED_ROWS);
+            let half = supers[group / GROUPS_PER_SUPER * INTERLEAVED_ROWS + lane];
+            f32::from(codes[g]) * half::f16::from_bits(half).to_f32()
+        };
+        check(matrix, GROUP, |g| (scale(g), -32.0 * scale(g)));
+        // Row blocks in the middle have scales of their own.
+        let x = noise(2 * k, 5);
         for isa in Isa::all() {
-            let mut columns = vec![0.0; ROWS * k];
-            matrix.dequantize_transposed(isa, &mut columns);
-            // Columns of a group in the middle, of rows that begin within a block.
-            let (rows, from) = (3..ROWS, k / group / 2 * group);
-            let mut some = vec![0.0; rows.len() * (k - from)];
-            let buffer = &mut DequantizeScratch::default();
-            matrix.dequantize_rows(isa, rows.clone(), from, buffer, &mut some);
-            for (r, i) in (0..ROWS).flat_map(|r| (0..k).map(move |i| (r, i))) {
-                let got = f64::from(columns[i * ROWS + r]);
+            let products = |matrix: PackedMatrix<'_>| {
+                let rows = matrix.row_blocks() * INTERLEAVED_ROWS;
+                let mut out = vec![0.0; 2 * rows];
+                with_panel(isa, &x, k, (6, GROUP), |x| {
+                    qgemv(isa, matrix, x, &mut OutputBlock::contiguous(&mut out, 2));
+                });
+                out
+            };
+            let (all, some) = (products(matrix), products(matrix.block_range(1..3)));
+            assert_eq!(some[..16], all[8..24], "{isa:?}");
+            assert_eq!(some[16..], all[32..], "{isa:?}");
+        }
+    }
+}
+
+/// Calls `f` with rows of `k` inputs, prepared for a packing.
+fn with_panel(
+    isa: Isa,
+    x: &[f32],
+    k: usize,
+    (bits, group): (u32, usize),
+    f: impl FnOnce(InputPanel<'_>),
+) {
+    let (floats, quants) = if quantizes_inputs(isa, bits) {
+        (0, x.len())
+    } else {
+        (x.len(), 0)
+    };
+    let (mut values, mut quants) = (vec![0.0; floats], vec![7; quants]);
+    let mut scales = vec![7.0; quants.len() / inputs_per_scale(isa, bits)];
+    let mut sums = vec![0.0; x.len() / group];
+    let to = InputPanelMut {
+        values: &mut values,
+        quants: &mut quants,
+        scales: &mut scales,
+        sums: &mut sums,
+    };
+    prepare_inputs(isa, x, k, (bits, group), to);
+    f(InputPanel {
+        rows: x.len() / k,
+        values: &values,
+        quants: &quants,
+        scales: &scales,
+        sums: &sums,
+    });
+}
+
+/// Dequantization and products of a matrix of [`ROWS`] rows, whose groups have these scales and
+/// biases, against the definition.
+fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32, f32)) {
+    let PackedMatrix {
+        words,
+        groups,
+        bits,
+        ..
+    } = matrix;
+    let k = group * groups;
+    assert_eq!(
+        (matrix.row_blocks(), matrix.group_size()),
+        (ROWS / INTERLEAVED_ROWS, group)
+    );
+    let exactly = |row: usize, i: usize| {
+        let (block, lane) = (row / INTERLEAVED_ROWS, row % INTERLEAVED_ROWS);
+        let first = block * (k * bits as usize / 32);
+        // The definition of a bit stream, one bit after another.
+        let bit = |n: usize| {
+            let word = words[(first + n / 32) * INTERLEAVED_ROWS + lane];
+            word >> (n % 32) & 1
+        };
+        let q: u32 = (0..bits)
+            .map(|b| bit(i * bits as usize + b as usize) << b)
+            .sum();
+        let g = (block * groups + i / group) * INTERLEAVED_ROWS + lane;
+        let (scale, bias) = params(g);
+        f64::from(scale) * f64::from(q) + f64::from(bias)
+    };
+    let all: Vec<f64> = (0..ROWS * k).map(|i| exactly(i / k, i % k)).collect();
+    let at = |row: usize, i: usize| all[row * k + i];
+    for isa in Isa::all() {
+        let mut columns = vec![0.0; ROWS * k];
+        matrix.dequantize_transposed(isa, &mut columns);
+        // Columns of a group in the middle, of rows that begin within a block.
+        let (rows, from) = (3..ROWS, k / group / 2 * group);
+        let mut some = vec![0.0; rows.len() * (k - from)];
+        let buffer = &mut DequantizeScratch::default();
+        matrix.dequantize_rows(isa, rows.clone(), from, buffer, &mut some);
+        for (r, i) in (0..ROWS).flat_map(|r| (0..k).map(move |i| (r, i))) {
+            let got = f64::from(columns[i * ROWS + r]);
+            assert!(
+                (at(r, i) - got).abs() < 1e-4,
+                "{isa:?} {bits} {r} {i}: {got}"
+            );
+            if r >= rows.start && i >= from {
+                // With 4 bits the even elements of a chunk come before the odd ones.
+                let place = match bits {
+                    4 => i / 32 * 32 + i % 2 * 16 + i % 32 / 2,
+                    _ => i,
+                };
+                let got = f64::from(some[(r - rows.start) * (k - from) + place - from]);
                 assert!(
                     (at(r, i) - got).abs() < 1e-4,
                     "{isa:?} {bits} {r} {i}: {got}"
                 );
-                if r >= rows.start && i >= from {
-                    // With 4 bits the even elements of a chunk come before the odd ones.
-                    let place = match bits {
-                        4 => i / 32 * 32 + i % 2 * 16 + i % 32 / 2,
-                        _ => i,
-                    };
-                    let got = f64::from(some[(r - rows.start) * (k - from) + place - from]);
-                    assert!(
-                        (at(r, i) - got).abs() < 1e-4,
-                        "{isa:?} {bits} {r} {i}: {got}"
-                    );
-                }
             }
         }
-        // As rows.
-        let mut row = vec![0.0; k];
-        for r in 0..ROWS {
-            matrix.dequantize_row(r, &mut row);
-            for (i, got) in row.iter().enumerate() {
-                assert!((at(r, i) - f64::from(*got)).abs() < 1e-4, "{r} {i}");
-            }
+    }
+    // As rows.
+    let mut row = vec![0.0; k];
+    for r in 0..ROWS {
+        matrix.dequantize_row(r, &mut row);
+        for (i, got) in row.iter().enumerate() {
+            assert!((at(r, i) - f64::from(*got)).abs() < 1e-4, "{r} {i}");
         }
-        for m in 1..=MAX_ROWS {
-            let inputs = noise(m * k, 7);
-            for isa in Isa::all() {
-                let (floats, wholes) = if quantizes_inputs(isa, bits) {
-                    (0, m * k)
-                } else {
-                    (m * k, 0)
-                };
-                let mut values = vec![0.0; floats];
-                let mut whole = vec![7; wholes];
-                let shared = inputs_per_scale(isa, bits);
-                let mut factors = vec![7.0; wholes / shared];
-                let mut sums = vec![0.0; m * groups];
-                let to = InputPanelMut {
-                    values: &mut values,
-                    quants: &mut whole,
-                    scales: &mut factors,
-                    sums: &mut sums,
-                };
-                prepare_inputs(isa, &inputs, k, (bits, group), to);
-                let x = InputPanel {
-                    rows: m,
-                    values: &values,
-                    quants: &whole,
-                    scales: &factors,
-                    sums: &sums,
-                };
-                let mut out = vec![0.0; m * ROWS];
+    }
+    for m in 1..=MAX_ROWS {
+        let inputs = noise(m * k, 7);
+        for isa in Isa::all() {
+            let shared = inputs_per_scale(isa, bits);
+            let mut out = vec![0.0; m * ROWS];
+            with_panel(isa, &inputs, k, (bits, group), |x| {
                 qgemv(isa, matrix, x, &mut OutputBlock::contiguous(&mut out, m));
-                for (x, got) in inputs.chunks(k).zip(out.chunks(ROWS)) {
-                    for (row, got) in got.iter().enumerate() {
-                        let part = |(i, x): (usize, &f32)| at(row, i) * f64::from(*x);
-                        let exact: f64 = x.iter().enumerate().map(part).sum();
-                        let size: f64 = x.iter().enumerate().map(|one| part(one).abs()).sum();
-                        // Each element is off by half of a integer's unit at most.
-                        let rounding: f64 = (0..k)
-                            .filter(|_| quantizes_inputs(isa, bits))
-                            .map(|i| {
-                                let own = &x[i / shared * shared..][..shared];
-                                let most = own.iter().fold(0.0f32, |a, b| a.max(b.abs()));
-                                let unit = f64::from(most / largest(isa));
-                                (at(row, i) * unit / 2.0).abs()
-                            })
-                            .sum();
-                        assert!(
-                            (exact - f64::from(*got)).abs() <= 2e-6 * size.max(1.0) + rounding,
-                            "{isa:?} {bits} bits, group {group}, {k} inputs: {got} {exact}"
-                        );
-                    }
+            });
+            for (x, got) in inputs.chunks(k).zip(out.chunks(ROWS)) {
+                for (row, got) in got.iter().enumerate() {
+                    let part = |(i, x): (usize, &f32)| at(row, i) * f64::from(*x);
+                    let exact: f64 = x.iter().enumerate().map(part).sum();
+                    let size: f64 = x.iter().enumerate().map(|one| part(one).abs()).sum();
+                    // Each element is off by half of an integer's unit at most.
+                    let rounding: f64 = (0..k)
+                        .filter(|_| quantizes_inputs(isa, bits))
+                        .map(|i| {
+                            let own = &x[i / shared * shared..][..shared];
+                            let most = own.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+                            let unit = f64::from(most / largest(isa));
+                            (at(row, i) * unit / 2.0).abs()
+                        })
+                        .sum();
+                    assert!(
+                        (exact - f64::from(*got)).abs() <= 2e-6 * size.max(1.0) + rounding,
+                        "{isa:?} {bits} bits, group {group}, {k} inputs: {got} {exact}"
+                    );
                 }
             }
         }

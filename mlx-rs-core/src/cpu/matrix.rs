@@ -152,7 +152,7 @@ impl Matrix {
             Matrix::Quantized(q) => MatrixFormat::Quantized {
                 bits: q.bits,
                 group: q.group,
-                half: q.half,
+                scales: q.scales,
             },
             Matrix::Dense(d) => MatrixFormat::Dense(d.number),
         }

@@ -1,7 +1,7 @@
 //! Products of rows with matrices and what surrounds them in a decoder, as one operation: a norm,
 //! several matrices on the same input, biases, and an epilogue (gate or residual).
 
-use mlx_cpu_kernels::{Gate, Isa, MAX_PARTS, MatrixFormat, MatrixPart, Product};
+use mlx_cpu_kernels::{Gate, Isa, MAX_PARTS, MatrixFormat, MatrixPart, Product, ScaleFormat};
 
 use super::host_op::{self, OpKind};
 use super::matrix::Matrix;
@@ -98,6 +98,11 @@ impl<'a> Projection<'a> {
         let meaning = match work.parts.as_slice() {
             [part] if alone => match part.kind {
                 MatrixFormat::Dense(_) => OpKind::DenseProduct,
+                // MLX has no such format to differentiate or batch with.
+                MatrixFormat::Quantized {
+                    scales: ScaleFormat::Super,
+                    ..
+                } => OpKind::Opaque,
                 MatrixFormat::Quantized { bits, group, .. } => OpKind::QuantizedProduct {
                     rows: part.size.n as i32, // all of them were i32 in the matrix
                     group_size: group as i32,

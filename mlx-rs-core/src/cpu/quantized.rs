@@ -7,7 +7,9 @@ use std::sync::Arc;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use mlx_cpu_kernels::{GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, Size};
+use mlx_cpu_kernels::{
+    GROUPS_PER_SUPER, GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, ScaleFormat, Size,
+};
 
 use super::enabled;
 use super::host_op::{self, OpKind, input_of};
@@ -41,9 +43,9 @@ pub struct QuantizedMatrix {
     pub(super) size: Size,
     pub(super) bits: u32,
     pub(super) group: usize,
-    /// Whether scales and biases are kept as float16, which they are without loss where they come
-    /// from GGUF: a fifth less to read for each token.
-    pub(super) half: bool,
+    /// How scales and biases are kept: as float16 where that is exact, as it is for those of GGUF's
+    /// simple types. That is a fifth less to read for each token.
+    pub(super) scales: ScaleFormat,
     /// Whether it was made where an array may be one that is differentiated.
     traced: bool,
 }
@@ -183,9 +185,77 @@ impl QuantizedMatrix {
             size,
             bits: bits.unsigned_abs(),
             group: group_size.unsigned_abs() as usize,
-            half,
+            scales: if half {
+                ScaleFormat::F16
+            } else {
+                ScaleFormat::F32
+            },
             traced: closure::inside(),
         })
+    }
+
+    /// A matrix of 6 bits in groups of 16, whose scales are signed bytes times a float16 for each 256
+    /// inputs, and whose codes stand for -32 to 31: the numbers of GGUF's Q6_K, in as many bits. All
+    /// arrays are [interleaved](Self::interleaved): packed codes `[n, k / 16 * 3]` as MLX packs 6
+    /// bits, bytes (int8) `[n, k / 16]` and float16 `[n, k / 256]`. `None` where the kernels are off.
+    ///
+    /// MLX has no such format: [`Self::to_quantized`] is an error, and so are `vmap` over a product
+    /// and second derivatives of it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when they do not fit each other; when memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, cpu::QuantizedMatrix, ones};
+    /// let part = |width, dtype| QuantizedMatrix::interleaved(&ones(&[9, width], dtype)?);
+    /// let parts = [part(48, Dtype::Uint32)?, part(16, Dtype::Int8)?, part(1, Dtype::Float16)?];
+    /// if let Some(matrix) = QuantizedMatrix::from_super_scaled(parts, 9)? {
+    ///     assert_eq!(matrix.shape(), [9, 256]);
+    ///     assert!(matrix.to_quantized().is_err());
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn from_super_scaled([words, bytes, supers]: [Array; 3], n: i32) -> Result<Option<Self>> {
+        const BITS: i32 = 6;
+        const GROUP: i32 = 16;
+        let per_super = GROUPS_PER_SUPER as i32; // a small constant
+        let groups = bytes.shape().get(1).copied().unwrap_or(0);
+        let k = groups.checked_mul(GROUP).unwrap_or(0);
+        let fits = |size: &Size| {
+            let (blocks, block) = (
+                size.n.div_ceil(INTERLEAVED_ROWS) as i32, // below `n`
+                INTERLEAVED_ROWS as i32,
+            );
+            let is = |a: &Array, dtype: Dtype, width: i32| {
+                a.dtype() == dtype && a.shape() == [blocks, width, block]
+            };
+            groups % per_super == 0
+                && is(&words, Dtype::Uint32, k / 32 * BITS)
+                && is(&bytes, Dtype::Int8, groups)
+                && is(&supers, Dtype::Float16, groups / per_super)
+        };
+        let Some(size) = size_of(&[n, k]).filter(fits) else {
+            let message = format!("these are no parts of a matrix of {n} rows with super-scales");
+            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
+            return Err(error.with_inputs(&[&words, &bytes, &supers]));
+        };
+        if !enabled() {
+            return Ok(None);
+        }
+        let arrays = [
+            words.contiguous()?,
+            bytes.contiguous()?,
+            supers.contiguous()?,
+        ];
+        crate::eval(&arrays)?;
+        Ok(Some(Self {
+            stored: MatrixArrays::new(arrays)?,
+            size,
+            bits: BITS.unsigned_abs(),
+            group: GROUP.unsigned_abs() as usize,
+            scales: ScaleFormat::Super,
+            traced: closure::inside(),
+        }))
     }
 
     /// Rows `[n, width]` as the kernels keep them: `[bands, width, 8]`, eight rows side by side,
@@ -225,7 +295,7 @@ impl QuantizedMatrix {
     /// it is computed.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// [`ErrorKind::Value`] for [super-scales](Self::from_super_scaled); when memory runs out.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Device, Dtype, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
@@ -240,6 +310,14 @@ impl QuantizedMatrix {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn to_quantized(&self) -> Result<Quantized> {
+        if self.scales == ScaleFormat::Super {
+            let message = "MLX has no format for 6 bits with super-scales";
+            return Err(Error::new(
+                ErrorKind::Value,
+                "cpu::QuantizedMatrix",
+                message,
+            ));
+        }
         let rows = |a: &Array| -> Result<Array> {
             let [bands, width, band] = *a.shape() else {
                 return Err(lost());
@@ -298,7 +376,7 @@ impl QuantizedMatrix {
             },
             bits: self.bits,
             group: self.group,
-            half: self.half,
+            scales: self.scales,
             traced: self.traced,
         }))
     }
@@ -336,7 +414,7 @@ impl QuantizedMatrix {
             size: self.size,
             bits: self.bits,
             groups: self.size.k / self.group,
-            half: self.half,
+            scales: self.scales,
             held: self.held(),
         };
         // It was an i32 in the matrix's shape.
@@ -348,7 +426,7 @@ impl QuantizedMatrix {
         host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }
 
-    /// Inputs of a group: 32, 64 or 128.
+    /// Inputs of a group: 32, 64 or 128, or 16 with super-scales.
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;

@@ -48,7 +48,7 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
                     };
                     convert::<BITS, _>(all, second, groups, to, sixteen);
                 }
-                _ => unreachable!("`PackedMatrix::of` takes both as the same"),
+                _ => unreachable!("widths of AMX have scales and biases of one type"),
             }
         }
     }

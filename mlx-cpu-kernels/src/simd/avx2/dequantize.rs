@@ -122,6 +122,7 @@ unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m256 {
             GroupParams::F16(all) => _mm256_cvtph_ps(_mm_loadu_si128(
                 all.as_ptr().add(group * INTERLEAVED_ROWS).cast(),
             )),
+            GroupParams::Super { .. } => _mm256_loadu_ps(factors.group(group).as_ptr()),
         }
     }
 }

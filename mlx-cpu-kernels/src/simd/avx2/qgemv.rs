@@ -5,20 +5,22 @@
 
 use std::arch::x86_64::{
     __m256, __m256i, _CMP_GT_OQ, _MM_HINT_T0, _mm_blend_epi16, _mm_cvtsi32_si128, _mm_cvtss_f32,
-    _mm_loadu_si128, _mm_packs_epi32, _mm_prefetch, _mm_setr_epi8, _mm_shuffle_epi8,
-    _mm_slli_epi32, _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps,
-    _mm256_and_si256, _mm256_andnot_ps, _mm256_broadcast_ss, _mm256_castps256_ps128,
-    _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_cvtps_epi32,
-    _mm256_div_ps, _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps,
-    _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps,
-    _mm256_mul_ps, _mm256_or_si256, _mm256_permute_ps, _mm256_permute2f128_ps, _mm256_set1_epi16,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_sll_epi32,
-    _mm256_srl_epi32, _mm256_srli_epi16, _mm256_storeu_ps,
+    _mm_loadl_epi64, _mm_loadu_si128, _mm_packs_epi32, _mm_prefetch, _mm_setr_epi8,
+    _mm_shuffle_epi8, _mm_slli_epi32, _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps,
+    _mm256_and_ps, _mm256_and_si256, _mm256_andnot_ps, _mm256_broadcast_ss, _mm256_castps256_ps128,
+    _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+    _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_extractf128_ps,
+    _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps, _mm256_or_si256,
+    _mm256_permute_ps, _mm256_permute2f128_ps, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_sll_epi32, _mm256_srl_epi32,
+    _mm256_srli_epi16, _mm256_storeu_ps,
 };
 
 use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_QUANT, inputs_per_sum};
 use crate::layout::packed::{
-    GroupParams, INTERLEAVED_ROWS, PackedMatrix, code_position, codes_per_chunk,
+    GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix, SUPER_BIAS, ScaleFormat,
+    code_position, codes_per_chunk,
 };
 use crate::partition::OutputBlock;
 use crate::simd::avx2::vmath::horizontal_sum;
@@ -45,7 +47,8 @@ impl InputPtrs {
     }
 }
 
-/// A row block, as addresses: scales and biases are float16 or float32.
+/// A row block, as addresses. Scales and biases are in a [`ScaleFormat`]; of `Super`, scales are the
+/// bytes and biases the float16.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBlock {
     pub words: *const u32,
@@ -58,7 +61,7 @@ pub(crate) struct RowBlock {
 }
 
 impl RowBlock {
-    /// The first of `matrix`, and whether its scales are float16. Says that all of them, inputs and
+    /// The first of `matrix`, and how its scales are stored. Says that all of them, inputs and
     /// output fit each other, so that reads and writes for each row block, group, word and row of
     /// inputs are in their places.
     ///
@@ -68,7 +71,7 @@ impl RowBlock {
         matrix: PackedMatrix<'_>,
         x: InputPanel<'_>,
         out: &OutputBlock<'_>,
-    ) -> (Self, bool) {
+    ) -> (Self, ScaleFormat) {
         let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
         let k = groups * matrix.group_size();
         assert!(matrix.words.len() == count * groups * per * INTERLEAVED_ROWS);
@@ -83,14 +86,35 @@ impl RowBlock {
         assert!(x.quants.len() == x.rows * k && out.dims() == (x.rows, count * INTERLEAVED_ROWS));
         assert!(x.scales.len() * inputs_per_sum(matrix.bits) == x.rows * k);
         assert!(x.sums.len() == x.rows * groups);
-        let (scales, biases, half) = match (matrix.scales, matrix.biases) {
+        let (scales, biases, format) = match (matrix.scales, matrix.biases) {
             (GroupParams::F16(scales), GroupParams::F16(biases)) => {
-                (scales.as_ptr().cast(), biases.as_ptr().cast(), true)
+                let all = (scales.as_ptr().cast(), biases.as_ptr().cast());
+                (all.0, all.1, ScaleFormat::F16)
             }
             (GroupParams::F32(scales), GroupParams::F32(biases)) => {
-                (scales.as_ptr().cast(), biases.as_ptr().cast(), false)
+                let all = (scales.as_ptr().cast(), biases.as_ptr().cast());
+                (all.0, all.1, ScaleFormat::F32)
             }
-            _ => unreachable!("scales and biases are of one type"),
+            (
+                GroupParams::Super {
+                    codes,
+                    supers,
+                    first,
+                    ..
+                },
+                GroupParams::Super { .. },
+            ) => {
+                assert!(groups.is_multiple_of(GROUPS_PER_SUPER) && first % groups == 0);
+                let from = first / GROUPS_PER_SUPER * INTERLEAVED_ROWS;
+                let supers = &supers[from..];
+                assert!(supers.len() * GROUPS_PER_SUPER >= codes.len());
+                (
+                    codes.as_ptr().cast(),
+                    supers.as_ptr().cast(),
+                    ScaleFormat::Super,
+                )
+            }
+            _ => unreachable!("scales and biases are in one format"),
         };
         let words = matrix.words.as_ptr();
         let first = Self {
@@ -100,24 +124,29 @@ impl RowBlock {
             groups,
             per,
         };
-        (first, half)
+        (first, format)
     }
 
-    /// The row block `i` places on, with factors of so many bytes.
+    /// The row block `i` places on.
     ///
     /// # Safety
-    /// It must be there.
+    /// It must be there, with scales in this format.
     #[inline]
-    pub(crate) unsafe fn after(self, i: usize, factor: usize) -> Self {
-        let factors = i * self.groups * INTERLEAVED_ROWS * factor;
+    pub(crate) unsafe fn after<const SCALES: u32>(self, i: usize) -> Self {
+        let factors = i * self.groups * INTERLEAVED_ROWS;
+        let (scales, biases) = match SCALES {
+            ScaleFormat::F32_ID => (4 * factors, 4 * factors),
+            ScaleFormat::F16_ID => (2 * factors, 2 * factors),
+            _ => (factors, 2 * factors / GROUPS_PER_SUPER),
+        };
         // SAFETY: the caller's promise.
         unsafe {
             Self {
                 words: self
                     .words
                     .add(i * self.groups * self.per * INTERLEAVED_ROWS),
-                scales: self.scales.add(factors),
-                biases: self.biases.add(factors),
+                scales: self.scales.add(scales),
+                biases: self.biases.add(biases),
                 ..self
             }
         }
@@ -139,22 +168,49 @@ macro_rules! qgemv_for_constants {
             out: &mut OutputBlock<'_>,
         ) {
             let count = matrix.row_blocks();
-            let (first, half) = RowBlock::first(matrix, x, out);
+            let (first, format) = RowBlock::first(matrix, x, out);
             // SAFETY: features are the caller's promise; `RowBlock::first` has seen the lengths.
             unsafe {
-                match (matrix.bits, half) {
-                    (4, true) => rows::<4, true>(first, count, x, out),
-                    (4, false) => rows::<4, false>(first, count, x, out),
-                    (8, true) => rows::<8, true>(first, count, x, out),
-                    (8, false) => rows::<8, false>(first, count, x, out),
-                    (2, true) => rows::<2, true>(first, count, x, out),
-                    (2, false) => rows::<2, false>(first, count, x, out),
-                    (3, true) => rows::<3, true>(first, count, x, out),
-                    (3, false) => rows::<3, false>(first, count, x, out),
-                    (5, true) => rows::<5, true>(first, count, x, out),
-                    (5, false) => rows::<5, false>(first, count, x, out),
-                    (6, true) => rows::<6, true>(first, count, x, out),
-                    (6, false) => rows::<6, false>(first, count, x, out),
+                match (matrix.bits, format) {
+                    (4, ScaleFormat::F16) => {
+                        rows::<4, { ScaleFormat::F16_ID }>(first, count, x, out)
+                    }
+                    (4, ScaleFormat::F32) => {
+                        rows::<4, { ScaleFormat::F32_ID }>(first, count, x, out)
+                    }
+                    (8, ScaleFormat::F16) => {
+                        rows::<8, { ScaleFormat::F16_ID }>(first, count, x, out)
+                    }
+                    (8, ScaleFormat::F32) => {
+                        rows::<8, { ScaleFormat::F32_ID }>(first, count, x, out)
+                    }
+                    (2, ScaleFormat::F16) => {
+                        rows::<2, { ScaleFormat::F16_ID }>(first, count, x, out)
+                    }
+                    (2, ScaleFormat::F32) => {
+                        rows::<2, { ScaleFormat::F32_ID }>(first, count, x, out)
+                    }
+                    (3, ScaleFormat::F16) => {
+                        rows::<3, { ScaleFormat::F16_ID }>(first, count, x, out)
+                    }
+                    (3, ScaleFormat::F32) => {
+                        rows::<3, { ScaleFormat::F32_ID }>(first, count, x, out)
+                    }
+                    (5, ScaleFormat::F16) => {
+                        rows::<5, { ScaleFormat::F16_ID }>(first, count, x, out)
+                    }
+                    (5, ScaleFormat::F32) => {
+                        rows::<5, { ScaleFormat::F32_ID }>(first, count, x, out)
+                    }
+                    (6, ScaleFormat::F16) => {
+                        rows::<6, { ScaleFormat::F16_ID }>(first, count, x, out)
+                    }
+                    (6, ScaleFormat::F32) => {
+                        rows::<6, { ScaleFormat::F32_ID }>(first, count, x, out)
+                    }
+                    (6, ScaleFormat::Super) => {
+                        rows::<6, { ScaleFormat::SUPER_ID }>(first, count, x, out);
+                    }
                     _ => unreachable!("a width that `QuantizedMatrix::supports`"),
                 }
             }
@@ -166,7 +222,7 @@ macro_rules! qgemv_for_constants {
         /// As of [`qgemv`], with the lengths that [`RowBlock::first`] asserts.
         #[inline]
         #[target_feature(enable = $features)]
-        unsafe fn rows<const BITS: u32, const HALF: bool>(
+        unsafe fn rows<const BITS: u32, const SCALES: u32>(
             first: RowBlock,
             count: usize,
             x: InputPanel<'_>,
@@ -175,14 +231,14 @@ macro_rules! qgemv_for_constants {
             // SAFETY: the caller's promises.
             unsafe {
                 match x.rows {
-                    1 => row_blocks::<1, BITS, HALF>(first, count, x, out),
-                    2 => row_blocks::<2, BITS, HALF>(first, count, x, out),
-                    3 => row_blocks::<3, BITS, HALF>(first, count, x, out),
-                    4 => row_blocks::<4, BITS, HALF>(first, count, x, out),
-                    5 => row_blocks::<5, BITS, HALF>(first, count, x, out),
-                    6 => row_blocks::<6, BITS, HALF>(first, count, x, out),
-                    7 => row_blocks::<7, BITS, HALF>(first, count, x, out),
-                    8 => row_blocks::<8, BITS, HALF>(first, count, x, out),
+                    1 => row_blocks::<1, BITS, SCALES>(first, count, x, out),
+                    2 => row_blocks::<2, BITS, SCALES>(first, count, x, out),
+                    3 => row_blocks::<3, BITS, SCALES>(first, count, x, out),
+                    4 => row_blocks::<4, BITS, SCALES>(first, count, x, out),
+                    5 => row_blocks::<5, BITS, SCALES>(first, count, x, out),
+                    6 => row_blocks::<6, BITS, SCALES>(first, count, x, out),
+                    7 => row_blocks::<7, BITS, SCALES>(first, count, x, out),
+                    8 => row_blocks::<8, BITS, SCALES>(first, count, x, out),
                     _ => unreachable!("at most eight rows"),
                 }
             }
@@ -199,21 +255,20 @@ qgemv_for_constants!("avx2,fma,f16c");
 /// As of [`rows`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn row_blocks<const M: usize, const BITS: u32, const HALF: bool>(
+unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     first: RowBlock,
     count: usize,
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
 ) {
     let x = InputPtrs::of(x);
-    let factor = if HALF { 2 } else { 4 };
     let (to, step) = out.raw_parts();
     for i in 0..count {
         // SAFETY: row block `i` of `count`, and its place in each row of the output:
         // `RowBlock::first` has seen that they are there.
         unsafe {
-            let block = first.after(i, factor);
-            let found = tile::<M, BITS, HALF>(block, x);
+            let block = first.after::<SCALES>(i);
+            let found = tile::<M, BITS, SCALES>(block, x);
             for (m, found) in found.into_iter().enumerate() {
                 _mm256_storeu_ps(to.add(m * step + i * INTERLEAVED_ROWS), found);
             }
@@ -228,7 +283,7 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const HALF: bool>(
 /// it says.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
+unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     block: RowBlock,
     x: InputPtrs,
 ) -> [__m256; M] {
@@ -274,19 +329,29 @@ unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
                     }
                 }
             }
-            let (scale, bias) = if HALF {
-                let ahead = PREFETCH_BYTES / 8;
-                _mm_prefetch::<_MM_HINT_T0>(block.scales.wrapping_add(g * 16 + ahead).cast());
-                _mm_prefetch::<_MM_HINT_T0>(block.biases.wrapping_add(g * 16 + ahead).cast());
-                (
-                    _mm256_cvtph_ps(_mm_loadu_si128(block.scales.add(g * 16).cast())),
-                    _mm256_cvtph_ps(_mm_loadu_si128(block.biases.add(g * 16).cast())),
-                )
-            } else {
-                (
+            let (scale, bias) = match SCALES {
+                ScaleFormat::F16_ID => {
+                    let ahead = PREFETCH_BYTES / 8;
+                    _mm_prefetch::<_MM_HINT_T0>(block.scales.wrapping_add(g * 16 + ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(block.biases.wrapping_add(g * 16 + ahead).cast());
+                    (
+                        _mm256_cvtph_ps(_mm_loadu_si128(block.scales.add(g * 16).cast())),
+                        _mm256_cvtph_ps(_mm_loadu_si128(block.biases.add(g * 16).cast())),
+                    )
+                }
+                ScaleFormat::F32_ID => (
                     _mm256_loadu_ps(block.scales.add(g * 32).cast()),
                     _mm256_loadu_ps(block.biases.add(g * 32).cast()),
-                )
+                ),
+                _ => {
+                    let codes = _mm_loadl_epi64(block.scales.add(g * 8).cast());
+                    let supers = block.biases.add(g / GROUPS_PER_SUPER * 16);
+                    let scale = _mm256_mul_ps(
+                        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+                        _mm256_cvtph_ps(_mm_loadu_si128(supers.cast())),
+                    );
+                    (scale, _mm256_mul_ps(scale, _mm256_set1_ps(SUPER_BIAS)))
+                }
             };
             for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
                 let group = _mm256_broadcast_ss(&*x.sums.add(m * block.groups + g));

@@ -2,17 +2,21 @@
 //! sixteen outputs, and one instruction multiplies and adds. Inputs are prepared there.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
-    _mm256_castsi128_si256, _mm256_inserti128_si256, _mm256_loadu_pd, _mm256_loadu_si256,
-    _mm256_storeu_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castpd256_pd512,
-    _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
-    _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_insertf64x4, _mm512_inserti64x4, _mm512_or_si512,
-    _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
-    _mm512_sll_epi32, _mm512_srl_epi32, _mm512_srli_epi16, _mm512_storeu_ps,
+    __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
+    _mm_prefetch, _mm_unpacklo_epi64, _mm256_castsi128_si256, _mm256_inserti128_si256,
+    _mm256_loadu_pd, _mm256_loadu_si256, _mm256_storeu_ps, _mm512_and_si512, _mm512_castpd_ps,
+    _mm512_castpd256_pd512, _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_cvtepi8_epi32,
+    _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_insertf64x4,
+    _mm512_inserti64x4, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi16, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_sll_epi32, _mm512_srl_epi32,
+    _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
 use crate::layout::input_panel::InputPanel;
-use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, code_position, codes_per_chunk};
+use crate::layout::packed::{
+    GROUPS_PER_SUPER, INTERLEAVED_ROWS, PackedMatrix, SUPER_BIAS, ScaleFormat, code_position,
+    codes_per_chunk,
+};
 use crate::partition::OutputBlock;
 use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_constants};
 
@@ -24,14 +28,13 @@ qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni");
 /// As of [`rows`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
-unsafe fn row_blocks<const M: usize, const BITS: u32, const HALF: bool>(
+unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     first: RowBlock,
     count: usize,
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
 ) {
     let x = InputPtrs::of(x);
-    let factor = if HALF { 2 } else { 4 };
     let (to, step) = out.raw_parts();
     for i in (0..count).step_by(2) {
         // The last one of an odd number stands beside itself.
@@ -39,8 +42,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const HALF: bool>(
         // SAFETY: row blocks below `count`, and their places in each row of the output:
         // `RowBlock::first` has seen that they are there.
         unsafe {
-            let two = [first.after(i, factor), first.after(next, factor)];
-            for (m, found) in tile::<M, BITS, HALF>(two, x).into_iter().enumerate() {
+            let two = [first.after::<SCALES>(i), first.after::<SCALES>(next)];
+            for (m, found) in tile::<M, BITS, SCALES>(two, x).into_iter().enumerate() {
                 let to = to.add(m * step + i * INTERLEAVED_ROWS);
                 if next > i {
                     _mm512_storeu_ps(to, found);
@@ -59,7 +62,7 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const HALF: bool>(
 /// and words as they say.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
-unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
+unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     two: [RowBlock; 2],
     x: InputPtrs,
 ) -> [__m512; M] {
@@ -96,8 +99,15 @@ unsafe fn tile<const M: usize, const BITS: u32, const HALF: bool>(
                     }
                 }
             }
-            let scale = factors::<HALF>(two.map(|block| block.scales), g);
-            let bias = factors::<HALF>(two.map(|block| block.biases), g);
+            let (scale, bias) = if SCALES == ScaleFormat::SUPER_ID {
+                let scale = super_scales(two, g);
+                (scale, _mm512_mul_ps(scale, _mm512_set1_ps(SUPER_BIAS)))
+            } else {
+                (
+                    factors::<SCALES>(two.map(|block| block.scales), g),
+                    factors::<SCALES>(two.map(|block| block.biases), g),
+                )
+            };
             for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
                 let group = _mm512_set1_ps(*x.sums.add(m * groups + g));
                 *total = _mm512_fmadd_ps(bias, group, _mm512_fmadd_ps(scale, sum, *total));
@@ -133,11 +143,11 @@ unsafe fn words_of(two: [RowBlock; 2], w: usize, prefetch: bool) -> __m512i {
 /// The processor must have avx2, f16c and avx512f; both must have that group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
-unsafe fn factors<const HALF: bool>(two: [*const u8; 2], group: usize) -> __m512 {
+unsafe fn factors<const SCALES: u32>(two: [*const u8; 2], group: usize) -> __m512 {
     // SAFETY: eight factors of a group, which the caller promises; what is prefetched need not be
     // there.
     unsafe {
-        if HALF {
+        if SCALES == ScaleFormat::F16_ID {
             let [low, high] = two.map(|block| {
                 let at = block.add(group * 2 * INTERLEAVED_ROWS);
                 _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES / 8).cast());
@@ -151,6 +161,28 @@ unsafe fn factors<const HALF: bool>(two: [*const u8; 2], group: usize) -> __m512
             let both = _mm512_insertf64x4::<1>(_mm512_castpd256_pd512(low), high);
             _mm512_castpd_ps(both)
         }
+    }
+}
+
+/// The scales of a group of two row blocks in [`ScaleFormat::Super`].
+///
+/// # Safety
+/// The processor must have avx2, f16c and avx512f; both must have that group.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f")]
+unsafe fn super_scales(two: [RowBlock; 2], group: usize) -> __m512 {
+    // SAFETY: eight bytes of a group and eight float16 of its super-group, which the caller
+    // promises.
+    unsafe {
+        let [low, high] =
+            two.map(|block| _mm_loadl_epi64(block.scales.add(group * INTERLEAVED_ROWS).cast()));
+        let codes = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi64(low, high)));
+        let [low, high] = two.map(|block| {
+            let at = group / GROUPS_PER_SUPER * 2 * INTERLEAVED_ROWS;
+            _mm_loadu_si128(block.biases.add(at).cast())
+        });
+        let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
+        _mm512_mul_ps(codes, _mm512_cvtph_ps(both))
     }
 }
 

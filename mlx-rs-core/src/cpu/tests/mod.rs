@@ -4,6 +4,7 @@ mod attention;
 mod matrices;
 mod products;
 mod steps;
+mod super_scales;
 
 use std::sync::Arc;
 

@@ -1,0 +1,136 @@
+//! Matrices of 6 bits with super-scales (the numbers of GGUF's Q6_K) against their definition.
+
+use super::*;
+use crate::error::ErrorKind;
+use crate::transforms::vjp;
+
+const N: usize = 21;
+const K: usize = 512;
+
+/// A matrix of [`N`] rows and [`K`] columns, and its elements.
+fn matrix() -> (QuantizedMatrix, Vec<f32>) {
+    let (rows, groups) = (N as i32, K / 16);
+    let random = |n: usize, seed| noise(n, seed).into_iter().map(f32::to_bits);
+    let codes: Vec<u32> = random(N * K, 1)
+        .map(|b| b.wrapping_mul(2_654_435_761) >> 26)
+        .collect();
+    let bytes: Vec<i8> = noise(N * groups, 2)
+        .iter()
+        .map(|v| (v * 255.9) as i8)
+        .collect();
+    let supers: Vec<half::f16> = noise(N * K / 256, 3)
+        .iter()
+        .map(|v| half::f16::from_f32(v * 0.01))
+        .collect();
+    let mut words = vec![0u32; N * K / 16 * 3];
+    for (i, code) in codes.iter().enumerate() {
+        for bit in 0..6 {
+            let at = 6 * i + bit;
+            words[at / 32] |= (code >> bit & 1) << (at % 32);
+        }
+    }
+    let elements = (0..N * K).map(|i| {
+        let scale = supers[i / 256].to_f32() * f32::from(bytes[i / 16]);
+        scale * (codes[i] as f32 - 32.0)
+    });
+    let interleaved = |a: Array| QuantizedMatrix::interleaved(&a).unwrap();
+    let parts = [
+        interleaved(Array::from_slice(&words, &[rows, (K / 16 * 3) as i32]).unwrap()),
+        interleaved(Array::from_slice(&bytes, &[rows, groups as i32]).unwrap()),
+        interleaved(Array::from_slice(&supers, &[rows, (K / 256) as i32]).unwrap()),
+    ];
+    let matrix = QuantizedMatrix::from_super_scaled(parts, rows).unwrap();
+    (matrix.expect("kernels are on"), elements.collect())
+}
+
+#[test]
+fn products_and_rows_equal_the_definition() {
+    on_cpu(|| {
+        let (matrix, elements) = matrix();
+        with_each(|isa| {
+            for rows in [1, 2, 7, 8, 15, 16, 40] {
+                let x = noise(rows * K, 5);
+                let wanted: Vec<f64> = x
+                    .chunks(K)
+                    .flat_map(|x| {
+                        elements.chunks(K).map(move |w| {
+                            let pairs = x.iter().zip(w);
+                            pairs.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
+                        })
+                    })
+                    .collect();
+                let x = array(&x, &[rows as i32, K as i32]);
+                let got = host(&matrix.product(&x).unwrap());
+                // Elements are up to 20, and inputs are rounded to 16 bits where there are few rows; the
+                // kernels' own test has the exact bound.
+                close(&got, &wanted, 1e-2, &format!("{isa:?} {rows}"));
+            }
+        });
+        let ids = Array::from_slice(&[20i32, 0, 9], &[3]).unwrap();
+        let rows = host(&matrix.take_rows(&ids).unwrap());
+        for (got, id) in rows.chunks(K).zip([20, 0, 9]) {
+            assert_eq!(got, &elements[id * K..][..K], "row {id}");
+        }
+        // A part in the same memory.
+        let part = matrix.rows(8, 21).unwrap().expect("whole row blocks");
+        let x = array(&noise(K, 6), &[1, K as i32]);
+        let all = host(&matrix.product(&x).unwrap());
+        assert_eq!(host(&part.product(&x).unwrap()), all[8..]);
+    });
+}
+
+#[test]
+fn its_backward_pass_is_a_kernel() {
+    on_cpu(|| {
+        let (matrix, elements) = matrix();
+        let matrix = Matrix::Quantized(matrix);
+        let (x, c) = (noise(3 * K, 7), noise(3 * N, 8));
+        let wanted: Vec<f64> = c
+            .chunks(N)
+            .flat_map(|c| {
+                let elements = &elements;
+                (0..K).map(move |i| {
+                    let rows = c.iter().zip(elements.chunks(K));
+                    rows.map(|(c, w)| f64::from(*c) * f64::from(w[i])).sum()
+                })
+            })
+            .collect();
+        let (x, c) = (array(&x, &[3, K as i32]), array(&c, &[3, N as i32]));
+        let run = |x: &[Array]| -> crate::Result<Vec<Array>> {
+            Ok(vec![matrix.product_for_gradients(&x[0])?])
+        };
+        let (_, dx) = vjp(run, &[x], &[c]).unwrap();
+        close(&host(&dx[0]), &wanted, 1e-4, "gradient");
+    });
+}
+
+#[test]
+fn parts_that_do_not_fit_are_errors() {
+    let part = |width: i32, dtype: Dtype| {
+        let rows = crate::zeros(&[9, width], dtype).unwrap();
+        QuantizedMatrix::interleaved(&rows).unwrap()
+    };
+    let fine = || {
+        [
+            part(48, Dtype::Uint32),
+            part(16, Dtype::Int8),
+            part(1, Dtype::Float16),
+        ]
+    };
+    assert!(QuantizedMatrix::from_super_scaled(fine(), 9).is_ok());
+    for (i, wrong) in [
+        (0, part(47, Dtype::Uint32)),
+        (0, part(48, Dtype::Int32)),
+        (1, part(15, Dtype::Int8)),
+        (1, part(16, Dtype::Uint8)),
+        (2, part(2, Dtype::Float16)),
+        (2, part(1, Dtype::Float32)),
+    ] {
+        let mut parts = fine();
+        parts[i] = wrong;
+        let e = QuantizedMatrix::from_super_scaled(parts, 9).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Shape);
+    }
+    let e = QuantizedMatrix::from_super_scaled(fine(), 17).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Shape);
+}
