@@ -127,6 +127,9 @@ checks! {
     StopHeldBack "stop_held_back"
         "text held back for a stop string that does not come is handed out at the end"
         Need::Always, stop::held_back;
+    StopCause "stop_cause"
+        "what a reply says that stopped it is the stop token or string that did"
+        Need::WherePossible, stop::cause;
     Greedy "greedy"
         "greedy replies are the same always, whatever the seed"
         Need::Always, sampling::greedy_replies;

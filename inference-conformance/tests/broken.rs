@@ -34,6 +34,7 @@ const FAULTS: &[(Fault, Check)] = &[
     (Fault::StopTokensIgnored, Check::StopTokens),
     (Fault::StopStringsIgnored, Check::StopStrings),
     (Fault::HeldBackLost, Check::StopHeldBack),
+    (Fault::StopCauseWrong, Check::StopCause),
     (Fault::SeedMovesGreedy, Check::Greedy),
     (Fault::TopKIgnored, Check::Filters),
     (Fault::PenaltyIgnored, Check::RepeatPenalty),

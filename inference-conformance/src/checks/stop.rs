@@ -1,9 +1,9 @@
 //! What ends a reply before `max_tokens`.
 
-use inference::FinishReason;
+use inference::{BatchEvent, FinishReason, GenerateOptions, Prompt, StopCause};
 
-use crate::context::{Context, Verdict, ensure, fail, skip};
-use crate::probe::{N, Reply, greedy, reply, sampled};
+use crate::context::{Context, Stop, Verdict, ensure, fail, skip};
+use crate::probe::{N, Reply, greedy, reply, sampled, start};
 
 const STOP: Option<FinishReason> = Some(FinishReason::Stop);
 
@@ -173,5 +173,70 @@ pub(crate) fn held_back(context: &Context) -> Verdict {
         whole.text(),
         whole.finish
     );
+    Ok(())
+}
+
+/// What a stream, and a batch session, say that ended a reply.
+fn causes(
+    context: &Context,
+    prompt: &Prompt,
+    options: &GenerateOptions,
+) -> Result<Vec<Option<StopCause>>, Stop> {
+    let model = context.model()?;
+    let mut stream = start(model.as_ref(), prompt, options)?;
+    for token in stream.by_ref() {
+        if let Err(e) = token {
+            return fail(format!("the reply failed: {e}"));
+        }
+    }
+    let mut causes = vec![stream.stop_cause()];
+    if !context.capabilities.batch_sessions {
+        return Ok(causes);
+    }
+    let failed = |e: inference::Error| Stop::Failed(format!("a session failed: {e}"));
+    let mut session = model.batch_session().map_err(failed)?;
+    session.add(prompt, options).map_err(failed)?;
+    while !session.is_empty() {
+        for event in session.step().map_err(failed)? {
+            match event {
+                BatchEvent::Done { stop, .. } => causes.push(stop),
+                BatchEvent::Failed { error, .. } => return Err(failed(error)),
+                _ => {}
+            }
+        }
+    }
+    Ok(causes)
+}
+
+pub(crate) fn cause(context: &Context) -> Verdict {
+    let varied = |r: &Reply| last_new(&r.ids).is_some_and(|i| i > 0);
+    let Some((prompt, whole)) = find(context, varied)? else {
+        return skip("each reply repeats one token; give other prompts");
+    };
+    let token = whole.ids[last_new(&whole.ids).unwrap_or_default()];
+    let mut cases = vec![
+        (greedy(N), None),
+        (
+            greedy(2 * N).with_stop_tokens([token]),
+            Some(StopCause::Token(token)),
+        ),
+    ];
+    if let Some(text) = across(&whole) {
+        let options = greedy(2 * N).with_stop([text.clone()]);
+        cases.push((options, Some(StopCause::String(text))));
+    }
+    let mut told = 0;
+    for (options, expected) in cases {
+        for cause in causes(context, &prompt, &options)? {
+            told += usize::from(cause.is_some());
+            ensure!(
+                cause.is_none() || cause == expected,
+                "a reply says that it was stopped by {cause:?}, expected {expected:?}"
+            );
+        }
+    }
+    if told == 0 {
+        return skip("the backend does not say what stops a reply");
+    }
     Ok(())
 }

@@ -44,6 +44,7 @@ pub enum Fault {
     StopTokensIgnored,
     StopStringsIgnored,
     HeldBackLost,
+    StopCauseWrong,
     SeedMovesGreedy,
     TopKIgnored,
     PenaltyIgnored,

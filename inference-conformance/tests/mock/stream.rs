@@ -7,8 +7,8 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use inference::{
-    Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenSource,
-    TokenStream,
+    Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, StopCause, Token,
+    TokenSource, TokenStream,
 };
 
 use super::Fault;
@@ -182,6 +182,18 @@ impl TokenSource for Source {
             _ if self.ahead.is_empty() => self.inner.finish_reason(),
             _ => None,
         }
+    }
+
+    fn stop_cause(&self) -> Option<StopCause> {
+        let stopped = self.finish_reason() == Some(FinishReason::Stop);
+        let o = &self.options;
+        let cause = match (o.stop.first(), o.stop_tokens.first()) {
+            _ if self.fault == Fault::StopCauseWrong => StopCause::Eos(256),
+            (Some(text), _) => StopCause::String(text.clone()),
+            (None, Some(id)) => StopCause::Token(*id),
+            (None, None) => StopCause::Eos(256),
+        };
+        stopped.then_some(cause)
     }
 
     fn metrics(&self) -> GenerateMetrics {
