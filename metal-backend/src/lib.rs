@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod arch;
 mod backend;
 pub mod cache;

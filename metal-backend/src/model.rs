@@ -16,16 +16,16 @@ use inference::{
 };
 use mlx_rs_core::{DeviceKind, Stream, concatenate, eval};
 
+use crate::adapter::LoraAdapter;
 use crate::arch::Decoder;
-use crate::cache::{self, CacheOptions};
+use crate::cache::{self, CacheOptions, Prefixes};
 use crate::error::engine as engine_error;
 use crate::generate::prefill::{forward, forward_prompt};
-use crate::generate::{Batch, Generation, Prefixes};
+use crate::generate::{Batch, Generation};
 use crate::nn::adapter::{Passes, Site};
 use crate::nn::attention::Positions;
 use crate::sample::{Compiler, Context, Sampler};
 use crate::text::{Detokenizer, TextPipeline};
-use crate::train::LoraAdapter;
 use adapters::Adapted;
 
 /// Requests of one call that run at the same time.

@@ -1,14 +1,15 @@
-//! Hidden directories in which files are made before they are put in their place. A process that is killed
-//! leaves its own behind; the next one that works beside it removes it.
+//! Files that appear as a whole or not at all, and the hidden directories in which they are made before
+//! they are put in their place. A process that is killed leaves its directory behind; the next one that works beside it removes it.
 //!
 //! A living process holds a lock on its directory, which the system releases with the process. Whoever
 //! removes a directory holds its lock, and whoever makes one checks after locking that it is still there, so
 //! a living process never loses its own.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 
+use inference::{Error, ErrorKind, Result};
 use tempfile::TempDir;
 
 /// How often making one is tried: each failure means that another process took it for a leftover.
@@ -78,6 +79,34 @@ fn remove_leftovers(parent: &Path, prefix: &str) {
             tracing::info!(path = %path.display(), "removed what a killed process left");
         }
     }
+}
+
+/// Replaces a file as a whole, or leaves the old one.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    let dir = path.parent().filter(|p| !p.as_os_str().is_empty());
+    replace_by(dir.unwrap_or(Path::new(".")), path, content)
+}
+
+/// The same, written in `work` first, which is on the same disk.
+pub(crate) fn replace_by(work: &Path, path: &Path, content: &[u8]) -> Result<()> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As any new file; the process's umask takes its part.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let write = || {
+        let mut file = builder.tempfile_in(work)?;
+        file.write_all(content)?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|e| e.error)
+    };
+    write().map(drop).map_err(|e| {
+        Error::new(ErrorKind::Io, format!("cannot write the file: {e}"))
+            .with_path(path)
+            .with_source(e)
+    })
 }
 
 #[cfg(all(test, unix))]

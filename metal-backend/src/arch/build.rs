@@ -8,8 +8,8 @@ use mlx_rs_core::Array;
 
 use super::stack::{Block, Head};
 use crate::checkpoint::ModelConfig;
-use crate::checkpoint::weights::Weights;
 use crate::error::engine;
+use crate::loader::Weights;
 use crate::nn::adapter::{Place, SiteKind};
 use crate::nn::{
     Activation, Attention, Embedding, FeedForward, GatedMlp, HeadNorms, Linear, Norm, Rope, Weight,

@@ -7,7 +7,7 @@ use super::Decoder;
 use super::build::{AttentionParts, Builder, NormKind};
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
-use crate::checkpoint::weights::Weights;
+use crate::loader::Weights;
 use crate::nn::{Activation, FeedForward};
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {

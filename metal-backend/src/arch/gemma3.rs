@@ -5,7 +5,7 @@ use inference::Result;
 
 use super::Decoder;
 use crate::checkpoint::ModelConfig;
-use crate::checkpoint::weights::Weights;
+use crate::loader::Weights;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     super::gemma2::load_with(config, weights, true)

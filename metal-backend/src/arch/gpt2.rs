@@ -10,8 +10,8 @@ use super::Decoder;
 use super::build::{Builder, NormKind, int};
 use super::stack::{Block, Head, Stack};
 use crate::checkpoint::ModelConfig;
-use crate::checkpoint::weights::Weights;
 use crate::error::engine;
+use crate::loader::Weights;
 use crate::nn::adapter::{Place, SiteKind};
 use crate::nn::{Activation, Attention, FeedForward, HeadNorms, Linear, Mlp, Weight};
 

@@ -10,8 +10,8 @@ use super::build::{AttentionParts, Builder};
 use super::moe::counts;
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
-use crate::checkpoint::weights::{ExpertNames, Weights};
 use crate::error::engine;
+use crate::loader::{ExpertNames, Weights};
 use crate::nn::moe::{Gate, Weighing};
 use crate::nn::{ExpertLinear, Experts, FeedForward, Mixture, Router, Weight};
 

@@ -8,7 +8,7 @@ use super::Decoder;
 use super::build::{AttentionParts, Builder};
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
-use crate::checkpoint::weights::Weights;
+use crate::loader::Weights;
 use crate::nn::{Activation, FeedForward};
 
 /// What tells the llama-like architectures apart.

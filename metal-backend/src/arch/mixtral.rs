@@ -7,7 +7,7 @@ use super::Decoder;
 use super::llama::Variant;
 use super::moe::{ExpertsAt, counts, experts, load as load_mixture};
 use crate::checkpoint::ModelConfig;
-use crate::checkpoint::weights::Weights;
+use crate::loader::Weights;
 use crate::nn::moe::{Gate, Weighing};
 use crate::nn::{Activation, FeedForward, Mixture, Router};
 

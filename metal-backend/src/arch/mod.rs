@@ -31,7 +31,7 @@ use mlx_rs_core::Array;
 
 use crate::cache::{CacheOptions, Caches, Row};
 use crate::checkpoint::ModelConfig;
-use crate::checkpoint::weights::Weights;
+use crate::loader::Weights;
 use crate::nn::attention::Positions;
 
 /// A decoder-only language model.

@@ -9,8 +9,8 @@ use super::llama::{Variant, parts};
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
-use crate::checkpoint::weights::{ExpertNames, Weights};
 use crate::error::engine;
+use crate::loader::{ExpertNames, Weights};
 use crate::nn::moe::{Gate, Weighing};
 use crate::nn::{Activation, ExpertLinear, Experts, FeedForward, Mixture, Router, Weight};
 

@@ -7,7 +7,7 @@ use super::Decoder;
 use super::build::{AttentionParts, Builder};
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
-use crate::checkpoint::weights::Weights;
+use crate::loader::Weights;
 use crate::nn::Activation;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {

@@ -6,7 +6,7 @@ use inference::Result;
 use super::Decoder;
 use super::llama::{Variant, load_variant};
 use crate::checkpoint::ModelConfig;
-use crate::checkpoint::weights::Weights;
+use crate::loader::Weights;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     load_variant(

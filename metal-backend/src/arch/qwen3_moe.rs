@@ -7,7 +7,7 @@ use super::Decoder;
 use super::llama::Variant;
 use super::moe::{load as load_mixture, qwen_block};
 use crate::checkpoint::ModelConfig;
-use crate::checkpoint::weights::Weights;
+use crate::loader::Weights;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     let variant = Variant {

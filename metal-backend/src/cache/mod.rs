@@ -10,6 +10,7 @@ mod chunked;
 pub mod file;
 mod in_place;
 pub mod passing;
+pub(crate) mod prefix;
 mod quantized;
 mod rotating;
 #[cfg(test)]
@@ -19,6 +20,7 @@ mod windowed;
 pub use chunked::ChunkedCache;
 pub use in_place::{InPlaceCache, Shelf};
 pub use passing::PassingCache;
+pub use prefix::Prefixes;
 pub use quantized::QuantizedCache;
 pub use rotating::RotatingCache;
 pub use windowed::WindowedCache;

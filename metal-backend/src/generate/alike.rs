@@ -1,7 +1,7 @@
 //! Prompts that begin alike, as those of one instruction with many inputs do: what one row of a batch computes of the
 //! beginning, the others copy. Decides only; `batch.rs` does it.
 
-use super::prefix::common;
+use crate::cache::prefix::common;
 
 /// Tokens that are worth a copy, which is a step of its own and an operation a layer.
 const LEAST: usize = 16;

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, async_eval};
 
-use super::prefix::Prefixes;
 use super::request::Request;
 use crate::arch::{Decoder, Watch};
-use crate::cache::{self, CacheOptions, Caches, Row};
+use crate::cache::{self, CacheOptions, Caches, Prefixes, Row};
 use crate::error::engine;
 use crate::nn::attention::Positions;
 use crate::sample::{Logprobs, Sampler, sample};

@@ -10,14 +10,12 @@ mod batch;
 mod lane;
 mod metrics;
 pub mod prefill;
-mod prefix;
 mod request;
 mod speculative;
 
 pub use batch::Batch;
 pub use lane::{Lane, Pending};
 pub use metrics::Clock;
-pub use prefix::Prefixes;
 pub use request::Request;
 
 use std::sync::Arc;

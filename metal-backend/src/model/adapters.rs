@@ -1,5 +1,5 @@
 //! Adapters of a loaded model: put on, exchanged and taken off while it answers. What they are is in
-//! `train/`.
+//! `adapter/`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,11 +9,11 @@ use inference::{Adapter, LoraConfig, Result, TokenModel, TrainableModel};
 use mlx_rs_core::Array;
 
 use super::{Engine, MlxModel, locked};
+use crate::adapter::{AdapterKind, LoraAdapter, key};
 use crate::arch::{Decoder, Watch};
 use crate::cache::{CacheOptions, Caches, Row};
 use crate::nn::adapter::Passes;
 use crate::nn::attention::Positions;
-use crate::train::{AdapterKind, LoraAdapter, key};
 
 /// A decoder whose passes see all of a change of the adapter, or none of it.
 #[derive(Debug)]

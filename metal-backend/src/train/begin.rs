@@ -10,8 +10,7 @@ use mlx_rs_core::io;
 use serde_json::json;
 
 use super::config::{FineTuneType, TrainConfig};
-use super::lora::{AdapterKind, LoraAdapter};
-use super::{CONFIG_FILE, WEIGHTS_FILE};
+use crate::adapter::{AdapterKind, CONFIG_FILE, LoraAdapter, WEIGHTS_FILE};
 use crate::checkpoint::files::invalid;
 use crate::nn::adapter::{Delta, Passes};
 

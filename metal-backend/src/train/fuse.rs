@@ -9,7 +9,7 @@ use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, Device, Dtype, QuantMode, Quantized, Stream, io};
 use serde_json::Value;
 
-use super::adapter::{Stored, same_layer};
+use crate::adapter::{Stored, same_layer};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::checkpoint::{ModelFiles, locate};
 use crate::convert::{ConvertOptions, convert};

@@ -8,6 +8,8 @@ use inference::{Error, ErrorKind, Result};
 use plotters::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use crate::workdir::replace_by;
+
 /// The log, beside the adapter.
 pub const LOG_FILE: &str = "train_log.jsonl";
 /// The plot, beside the adapter.
@@ -89,32 +91,6 @@ fn failed(path: &Path, doing: &str, e: std::io::Error) -> Error {
     Error::new(ErrorKind::Io, format!("cannot {doing}: {e}"))
         .with_path(path)
         .with_source(e)
-}
-
-/// Replaces a file as a whole, or leaves the old one.
-pub(super) fn replace(path: &Path, content: &[u8]) -> Result<()> {
-    let dir = path.parent().filter(|p| !p.as_os_str().is_empty());
-    replace_by(dir.unwrap_or(Path::new(".")), path, content)
-}
-
-/// The same, written in `work` first, which is on the same disk.
-pub(super) fn replace_by(work: &Path, path: &Path, content: &[u8]) -> Result<()> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // As any new file; the process's umask takes its part.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    let write = || {
-        let mut file = builder.tempfile_in(work)?;
-        file.write_all(content)?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|e| e.error)
-    };
-    write()
-        .map(drop)
-        .map_err(|e| failed(path, "write the file", e))
 }
 
 impl Journal {

@@ -6,8 +6,6 @@
 //! name. Each [`Trainer::step`] takes a batch of token sequences, and the model answers with what it has
 //! learned so far, through the same engine.
 //!
-//! - `lora.rs`: which layers are adapted, and what an adapter starts with;
-//! - `adapter.rs`: adapters as files, in the layout of Python mlx-lm and others;
 //! - `fuse.rs`: an adapter made part of its model;
 //! - `loss.rs`, `optim.rs`, `schedule.rs`: formulas, each with its source;
 //! - [`dataset`]: JSONL files to token ids, loss masks and batches;
@@ -16,14 +14,12 @@
 //! - [`run`]: a whole run from its options to its files, with `plan.rs`, `begin.rs`, `state.rs` and [`journal`];
 //! - [`judge`]: how good a model is on data.
 
-mod adapter;
 mod begin;
 pub mod config;
 pub mod dataset;
 mod fuse;
 pub mod journal;
 pub mod judge;
-mod lora;
 pub mod loss;
 pub mod optim;
 pub mod plan;
@@ -32,15 +28,10 @@ pub mod schedule;
 mod state;
 mod step;
 
-pub(crate) use adapter::key;
-pub use adapter::{CONFIG_FILE, WEIGHTS_FILE};
+pub use crate::adapter::{AdapterKind, CONFIG_FILE, LoraAdapter, Params, WEIGHTS_FILE};
 pub use fuse::{fuse, fuse_dequantized};
-pub use lora::{AdapterKind, LoraAdapter};
 pub use optim::{Optimizer, OptimizerConfig};
 pub use run::{Event, Run, Start, Summary};
 pub use schedule::Schedule;
 pub use state::STATE_FILE;
 pub use step::{Compile, Evaluation, Preference, Sequence, StepReport, Trainer, Tuning};
-
-/// Named arrays, sorted by name.
-pub type Params = std::collections::BTreeMap<String, mlx_rs_core::Array>;

@@ -9,7 +9,7 @@ use inference::{Error as ApiError, ErrorKind as ApiErrorKind};
 use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result, eval};
 use serde::{Deserialize, Serialize};
 
-use super::Params;
+use crate::adapter::Params;
 
 /// An optimizer with its numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,8 @@ use inference::{Error, ErrorKind, LoraConfig, Result};
 
 use super::config::{FineTuneType, LrSchedule, OptimizerName, Setting, TrainConfig};
 use super::schedule::{Decay, Schedule};
-use super::{AdapterKind, OptimizerConfig, Tuning};
+use super::{OptimizerConfig, Tuning};
+use crate::adapter::AdapterKind;
 
 fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)

@@ -11,12 +11,13 @@ use sha2::{Digest, Sha256};
 
 use super::config::TrainConfig;
 use super::dataset::{Batches, DataDir, Dataset, Example};
-use super::journal::{Entry, Journal, PLOT_FILE, Score, TrainReport, plot_by, replace_by};
+use super::journal::{Entry, Journal, PLOT_FILE, Score, TrainReport, plot_by};
 use super::judge::{Portions, judge, sequences, usable};
 use super::state::{self, Place};
 use super::step::{StepReport, Trainer};
-use super::{CONFIG_FILE, WEIGHTS_FILE, begin, plan};
-use crate::workdir::WorkDir;
+use super::{begin, plan};
+use crate::adapter::{CONFIG_FILE, WEIGHTS_FILE};
+use crate::workdir::{WorkDir, replace_by};
 
 /// The options of the run, beside its adapter, as a file that a run can be begun with.
 pub const OPTIONS_FILE: &str = "training_config.yaml";

@@ -8,7 +8,8 @@ use mlx_rs_core::{Array, eval, io};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Params, StepReport, Trainer};
+use super::{StepReport, Trainer};
+use crate::adapter::Params;
 use crate::checkpoint::files::invalid;
 use crate::error::engine;
 

@@ -11,10 +11,10 @@ use inference::{Adapter as _, Error, ErrorKind, LoadOptions, LoraConfig, Result,
 use mlx_rs_core::transforms::{Tree, value_and_grad_tree};
 use mlx_rs_core::{All, Array, eval};
 
-use super::lora::{AdapterKind, LoraAdapter};
+use super::Schedule;
 use super::loss::{cross_entropy_each, dpo};
 use super::optim::{Optimizer, OptimizerConfig, clip_by_global_norm};
-use super::{Params, Schedule};
+use crate::adapter::{AdapterKind, LoraAdapter, Params};
 use crate::error::engine;
 use crate::model::{Engine, MlxModel};
 use crate::nn::adapter::{Dropout, Scope, within};

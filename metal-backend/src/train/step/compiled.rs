@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 
 use super::packed::Packed;
 use super::{StepReport, Trainer, averaged, finite};
+use crate::adapter::Params;
 use crate::arch::Decoder;
 use crate::error::engine;
 use crate::model::Engine;
 use crate::nn::adapter::{Delta, Dropout, Scope, dropout_key, within};
-use crate::train::Params;
 use crate::train::optim::{OptimizerConfig, apply};
 
 /// Whether a step is compiled: traced once for each form of its batch, and replayed for others of that form.

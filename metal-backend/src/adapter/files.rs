@@ -10,11 +10,11 @@ use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, eval, io};
 use serde_json::{Value, json};
 
-use super::journal::replace;
 use super::lora::{self, AdapterKind, LoraAdapter};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::error::engine;
 use crate::nn::adapter::{Delta, LowRank, Passes, Site, SiteKind, ends};
+use crate::workdir::replace;
 
 /// The trained numbers.
 pub const WEIGHTS_FILE: &str = "adapters.safetensors";
@@ -55,7 +55,7 @@ impl Naming {
 
     /// What mlx-lm's `keys` call a layer: what is after the number of the block, or all of it for one that
     /// is in none.
-    pub(super) fn key(&self, name: &str) -> String {
+    pub(crate) fn key(&self, name: &str) -> String {
         match key(name) {
             inside if inside.len() < name.len() => inside.to_owned(),
             whole => self.theirs(whole),
@@ -278,7 +278,7 @@ fn parsed(name: &str, kind: AdapterKind) -> Option<(&str, &'static str)> {
 }
 
 /// An adapter as its files have it: parts by the name of their layer.
-pub(super) struct Stored {
+pub(crate) struct Stored {
     file: PathBuf,
     kind: AdapterKind,
     scale: f32,
@@ -292,7 +292,7 @@ impl Stored {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] naming the file and what is wrong in it.
-    pub(super) fn read(dir: &Path) -> Result<Self> {
+    pub(crate) fn read(dir: &Path) -> Result<Self> {
         let settings = settings(dir)?;
         let file = settings.weights;
         let loaded = io::load_safetensors(&file).map_err(|e| invalid(&file, e.to_string()))?;
@@ -327,22 +327,22 @@ impl Stored {
     }
 
     /// An error about these files.
-    pub(super) fn bad(&self, message: impl Into<String>) -> Error {
+    pub(crate) fn bad(&self, message: impl Into<String>) -> Error {
         invalid(&self.file, message)
     }
 
     /// The names of the adapted layers, as the file has them.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.layers.keys().map(String::as_str)
     }
 
     /// Whether it holds other numbers for the model's own, rather than what is added to them.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.kind == AdapterKind::Full
     }
 
     /// The parts of a layer, by the ends of their names.
-    pub(super) fn ends(&self, name: &str) -> impl Iterator<Item = &'static str> {
+    pub(crate) fn ends(&self, name: &str) -> impl Iterator<Item = &'static str> {
         self.layers
             .get(name)
             .into_iter()
@@ -350,7 +350,7 @@ impl Stored {
     }
 
     /// How many experts a layer has, if it is a stack of them.
-    pub(super) fn experts(&self, name: &str) -> Option<i32> {
+    pub(crate) fn experts(&self, name: &str) -> Option<i32> {
         let mut parts = self.layers.get(name)?.values();
         parts.find_map(|part| match part.shape() {
             [experts, _, _] => Some(*experts),
@@ -373,7 +373,7 @@ impl Stored {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when they are missing or do not fit.
-    pub(super) fn whole(&self, name: &str, end: &str, shape: &[i32]) -> Result<Array> {
+    pub(crate) fn whole(&self, name: &str, end: &str, shape: &[i32]) -> Result<Array> {
         let part = self.part(name, end)?;
         if part.shape() != shape {
             return Err(self.bad(format!(
@@ -389,7 +389,7 @@ impl Stored {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when a part is missing or does not fit.
-    pub(super) fn low_rank(&self, name: &str, kind: SiteKind, shape: &[i32]) -> Result<LowRank> {
+    pub(crate) fn low_rank(&self, name: &str, kind: SiteKind, shape: &[i32]) -> Result<LowRank> {
         let (a, b) = ends(kind);
         let (a, b) = fitted(
             shape,
@@ -420,7 +420,7 @@ impl Stored {
 }
 
 /// Whether two names are of one layer: others put something in front of the names of a checkpoint.
-pub(super) fn same_layer(a: &str, b: &str) -> bool {
+pub(crate) fn same_layer(a: &str, b: &str) -> bool {
     // GPT-2's own checkpoints put this where mlx-lm puts `model.`.
     let [a, b] = [a, b].map(|name| name.strip_prefix("transformer.").unwrap_or(name));
     let ends = |long: &str, short: &str| {

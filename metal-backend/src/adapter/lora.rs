@@ -1,4 +1,4 @@
-//! Which layers an adapter is put at, and what it starts with. Files are for `adapter.rs`.
+//! Which layers an adapter is put at, and what it starts with. Files are for `files.rs`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,7 +8,7 @@ use inference::{Adapter, ComputeType, Error, ErrorKind, LoraConfig, Result};
 use mlx_rs_core::{Dtype, eval, random, zeros};
 use serde::{Deserialize, Serialize};
 
-use super::{Params, adapter};
+use super::{Params, files};
 use crate::error::engine;
 use crate::nn::adapter::{Delta, LowRank, Passes, Site, lengths};
 
@@ -30,10 +30,10 @@ pub enum AdapterKind {
 #[derive(Debug, Clone)]
 pub struct LoraAdapter {
     sites: Vec<Arc<Site>>,
-    pub(super) kind: AdapterKind,
-    pub(super) naming: adapter::Naming,
+    pub(crate) kind: AdapterKind,
+    pub(crate) naming: files::Naming,
     /// Blocks of the model.
-    pub(super) blocks: usize,
+    pub(crate) blocks: usize,
 }
 
 impl LoraAdapter {
@@ -81,7 +81,7 @@ impl LoraAdapter {
         Ok(Self {
             sites: chosen,
             kind,
-            naming: adapter::Naming::of(architecture),
+            naming: files::Naming::of(architecture),
             blocks: blocks(all),
         })
     }
@@ -96,11 +96,11 @@ impl LoraAdapter {
         architecture: &str,
         passes: &Passes,
     ) -> Result<Self> {
-        adapter::load(all, dir, adapter::Naming::of(architecture), passes)
+        files::load(all, dir, files::Naming::of(architecture), passes)
     }
 
     /// The adapter that stands at some of `all`.
-    pub(super) fn standing(all: &[Arc<Site>], kind: AdapterKind, naming: adapter::Naming) -> Self {
+    pub(super) fn standing(all: &[Arc<Site>], kind: AdapterKind, naming: files::Naming) -> Self {
         let sites = all.iter().filter(|s| s.stored().is_some());
         Self {
             sites: sites.cloned().collect(),
@@ -111,17 +111,17 @@ impl LoraAdapter {
     }
 
     /// Where it stands.
-    pub(super) fn sites(&self) -> &[Arc<Site>] {
+    pub(crate) fn sites(&self) -> &[Arc<Site>] {
         &self.sites
     }
 
     /// The names of those of its numbers that mlx-lm has the other way around.
-    pub(super) fn turned(&self) -> Vec<String> {
+    pub(crate) fn turned(&self) -> Vec<String> {
         let mut names = Vec::new();
         for site in &self.sites {
             let is_low = matches!(site.stored().as_deref(), Some(Delta::LowRank(_)));
             for (end, part) in site.parts() {
-                if is_low && adapter::is_turned(&part, site.kind()) {
+                if is_low && files::is_turned(&part, site.kind()) {
                     names.push(format!("{}.{end}", site.name()));
                 }
             }
@@ -317,6 +317,6 @@ impl Adapter for LoraAdapter {
     }
 
     fn save(&self, path: &Path) -> Result<()> {
-        adapter::save(self, path)
+        files::save(self, path)
     }
 }
