@@ -10,11 +10,11 @@ use inference::Result;
 use mlx_rs_core::transforms::checkpoint_tree;
 use mlx_rs_core::{Array, Error, ErrorKind};
 
+use super::Decoder;
 use super::build::{AttentionParts, Builder, int, invalid};
 use super::gemma2::cap;
 use super::moe::{ExpertsAt, counts, experts};
 use super::stack::Head;
-use super::{Decoder, Watch};
 use crate::cache::{CacheOptions, Caches, Row, Seen, lengths, passing};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
@@ -22,6 +22,7 @@ use crate::error::engine;
 use crate::loader::Weights;
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
+use crate::nn::hooks::Watch;
 use crate::nn::moe::{Gate, Router, Weighing, weigh};
 use crate::nn::{Activation, Attention, Embedding, Experts, GatedMlp, HeadNorms, Linear, Norm};
 

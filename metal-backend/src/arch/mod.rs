@@ -33,6 +33,7 @@ use crate::cache::{CacheOptions, Caches, Row};
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
 use crate::nn::attention::Positions;
+use crate::nn::hooks::Watch;
 
 /// A decoder-only language model.
 pub trait Decoder: Send + Sync + std::fmt::Debug {
@@ -56,78 +57,6 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// Which of the caches has the keys that `layer` looks at.
     fn keys_of(&self, layer: usize) -> usize {
         layer
-    }
-}
-
-/// Sees a layer's number and an array.
-type Watcher<'a> = dyn FnMut(usize, &Array) -> mlx_rs_core::Result<()> + 'a;
-
-/// What looks on while a decoder runs, and whether logits are wanted at all.
-#[derive(Default)]
-pub struct Watch<'a> {
-    blocks: Option<&'a mut Watcher<'a>>,
-    queries: Option<&'a mut Watcher<'a>>,
-    hidden: bool,
-}
-
-impl<'a> Watch<'a> {
-    /// Nobody looks on.
-    pub fn nothing() -> Self {
-        Self::default()
-    }
-
-    /// `f` sees the output of each block, `[1, T or rows, hidden]`.
-    pub fn blocks(f: &'a mut Watcher<'a>) -> Self {
-        Self {
-            blocks: Some(f),
-            ..Self::default()
-        }
-    }
-
-    /// `f` sees the queries of each layer with their positions applied, `[1, H, L, D]`, row by row.
-    pub fn queries(f: &'a mut Watcher<'a>) -> Self {
-        Self {
-            queries: Some(f),
-            ..Self::default()
-        }
-    }
-
-    /// The decoder returns the last hidden state, after its norm, instead of logits.
-    #[must_use]
-    pub fn instead_of_logits(mut self) -> Self {
-        self.hidden = true;
-        self
-    }
-
-    /// Called after block `i`.
-    pub fn saw_block(&mut self, i: usize, x: &Array) -> mlx_rs_core::Result<()> {
-        match &mut self.blocks {
-            Some(f) => f(i, x),
-            None => Ok(()),
-        }
-    }
-
-    /// Called with the queries of layer `i`.
-    pub fn saw_queries(&mut self, i: usize, q: &Array) -> mlx_rs_core::Result<()> {
-        match &mut self.queries {
-            Some(f) => f(i, q),
-            None => Ok(()),
-        }
-    }
-
-    /// Whether somebody looks at the outputs of blocks.
-    pub fn wants_blocks(&self) -> bool {
-        self.blocks.is_some()
-    }
-
-    /// Whether somebody looks at queries.
-    pub fn wants_queries(&self) -> bool {
-        self.queries.is_some()
-    }
-
-    /// Whether the hidden state is what is wanted.
-    fn wants_hidden(&self) -> bool {
-        self.hidden
     }
 }
 

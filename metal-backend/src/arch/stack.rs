@@ -8,10 +8,11 @@ use std::sync::Arc;
 use mlx_rs_core::transforms::checkpoint_tree;
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
-use super::{Decoder, Watch};
+use super::Decoder;
 use crate::cache::{CacheOptions, Caches, Row, lengths, offset, passing};
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
+use crate::nn::hooks::Watch;
 use crate::nn::norm::through;
 use crate::nn::{Attention, Embedding, FeedForward, Fused, Linear, Norm};
 

@@ -5,7 +5,7 @@ use inference::{Error, ErrorKind, Result};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-use super::source::{Stored, Tensor};
+use super::tensor::{Stored, Tensor};
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::gguf::{GgmlType, Gguf};
 use crate::checkpoint::gguf_config::{self, GgufFamily, GgufNames};

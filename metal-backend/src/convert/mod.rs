@@ -13,6 +13,7 @@ mod rules;
 mod scales;
 mod source;
 mod stored;
+mod tensor;
 mod work;
 mod write;
 

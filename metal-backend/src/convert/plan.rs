@@ -9,8 +9,9 @@ use serde_json::{Map, Value};
 
 use super::rules::{self, Chooser, Format, base_format};
 use super::scales;
-use super::source::{Source, Stored, Tensor};
+use super::source::Source;
 use super::stored::StoredQuantization;
+use super::tensor::{Stored, Tensor};
 use super::{ConvertOptions, FloatType, wrong};
 
 /// A tensor that is written.

@@ -6,7 +6,8 @@ use mlx_rs_core::QuantMode;
 
 use super::FloatType;
 use super::rules::Format;
-use super::source::{Source, Tensor};
+use super::source::Source;
+use super::tensor::Tensor;
 use crate::checkpoint::gguf::GgmlType;
 use crate::checkpoint::gguf_quant;
 

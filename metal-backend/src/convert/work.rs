@@ -7,7 +7,8 @@ use safetensors::Dtype;
 
 use super::plan::{Item, Work};
 use super::rules::Format;
-use super::source::{Floats, Source, Tensor};
+use super::source::{Floats, Source};
+use super::tensor::Tensor;
 use super::{FloatType, wrong};
 use crate::error::engine;
 

@@ -15,11 +15,11 @@ use super::alike::{self, Standing, Turn};
 use super::lane::{Lane, Pending, draw_rows};
 use super::prefill::ids;
 use super::{CLEAR_EVERY, Request, read};
-use crate::arch::Watch;
 use crate::cache::{self, Caches, Row};
 use crate::error::engine as engine_error;
 use crate::model::Engine;
 use crate::nn::attention::Positions;
+use crate::nn::hooks::Watch;
 use crate::sample::Sampler;
 
 /// Requests that run together.

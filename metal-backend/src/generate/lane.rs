@@ -6,10 +6,11 @@ use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, async_eval};
 
 use super::request::Request;
-use crate::arch::{Decoder, Watch};
+use crate::arch::Decoder;
 use crate::cache::{self, CacheOptions, Caches, Prefixes, Row};
 use crate::error::engine;
 use crate::nn::attention::Positions;
+use crate::nn::hooks::Watch;
 use crate::sample::{Logprobs, Sampler, sample};
 
 /// A token on its way.

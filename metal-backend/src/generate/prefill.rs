@@ -6,10 +6,11 @@ use mlx_rs_core::{Array, memory};
 
 use super::lane::{Lane, Pending};
 use super::request::Request;
-use crate::arch::{Decoder, Watch};
+use crate::arch::Decoder;
 use crate::cache::{self, Caches, Row};
 use crate::error::engine;
 use crate::nn::attention::Positions;
+use crate::nn::hooks::Watch;
 
 impl Lane {
     /// Runs what is left of the prompt, or after a restart of all tokens so far, and queues the

@@ -246,7 +246,7 @@ impl Drafting {
                         length: 1,
                         caches: &mut self.caches,
                     }];
-                    let watch = &mut crate::arch::Watch::nothing();
+                    let watch = &mut crate::nn::hooks::Watch::nothing();
                     logits = draft
                         .forward(&ids, &mut rows, Positions::Last, watch)
                         .map_err(&fault)?;

@@ -8,12 +8,13 @@ use inference::{
 };
 use mlx_rs_core::{Array, Dtype, concatenate, eval};
 
-use crate::arch::{Decoder, Watch};
+use crate::arch::Decoder;
 use crate::cache::{CacheOptions, Caches, Row};
 use crate::error::engine as engine_error;
 use crate::generate::prefill::ids;
 use crate::model::{Engine, MlxModel};
 use crate::nn::attention::Positions;
+use crate::nn::hooks::Watch;
 
 /// Every position is kept, unpacked: what is looked at must not depend on how memory is saved.
 const WHOLE: CacheOptions = CacheOptions {

@@ -10,10 +10,11 @@ use mlx_rs_core::Array;
 
 use super::{Engine, MlxModel, locked};
 use crate::adapter::{AdapterKind, LoraAdapter, key};
-use crate::arch::{Decoder, Watch};
+use crate::arch::Decoder;
 use crate::cache::{CacheOptions, Caches, Row};
 use crate::nn::adapter::Passes;
 use crate::nn::attention::Positions;
+use crate::nn::hooks::Watch;
 
 /// A decoder whose passes see all of a change of the adapter, or none of it.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, random};
 
-use super::Weight;
+use super::weight::Weight;
 
 /// What a site holds.
 #[derive(Debug, Clone, Copy, PartialEq)]

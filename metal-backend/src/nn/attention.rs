@@ -4,11 +4,11 @@
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, cpu, fast, where_};
 
 use super::adapter;
-use super::linear::project;
-use super::norm::through;
-use super::{Linear, Norm, Rope};
-use crate::arch::Watch;
+use super::linear::{Linear, project};
+use super::norm::{Norm, through};
+use super::rope::Rope;
 use crate::cache::{Order, Row, Seen, Stored, lengths, map};
+use crate::nn::hooks::Watch;
 
 /// One attention layer.
 #[derive(Debug)]

@@ -4,9 +4,9 @@
 use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream};
 
 use super::*;
-use crate::arch::Watch;
 use crate::cache::{Caches, KvCache, Packing, QuantizedCache, RotatingCache, WindowedCache};
-use crate::nn::linear::Weight;
+use crate::nn::hooks::Watch;
+use crate::nn::weight::Weight;
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;

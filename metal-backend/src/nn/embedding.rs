@@ -3,7 +3,8 @@
 use mlx_rs_core::{Array, Dtype, Result};
 
 use super::adapter::Place;
-use super::linear::{Linear, Weight};
+use super::linear::Linear;
+use super::weight::Weight;
 
 /// A table `[vocab, hidden]`.
 #[derive(Debug, Clone)]

@@ -3,7 +3,9 @@
 
 use mlx_rs_core::{Array, Dtype, Result, cpu};
 
-use super::{Attention, GatedMlp, Norm};
+use super::attention::Attention;
+use super::mlp::GatedMlp;
+use super::norm::Norm;
 use crate::cache::{Row, Shelf};
 
 /// The most tokens that go through blocks in one operation, as many as a prompt's part has unless it is asked for otherwise. With

@@ -1,46 +1,11 @@
-//! Feed-forward blocks, except mixtures of experts (`moe.rs`).
+//! Feed-forward blocks of one expert. Mixtures are in `moe.rs`, the choice between them in
+//! `feed_forward.rs`.
 
 use mlx_rs_core::{Array, Result, cpu};
 
 use super::activation::Activation;
 use super::linear::{Linear, project};
-use super::moe::Mixture;
 use super::norm::{Norm, through};
-
-/// What follows the attention in a decoder block.
-#[derive(Debug, Clone)]
-pub enum FeedForward {
-    /// With a gate.
-    Gated(GatedMlp),
-    /// Two matrices.
-    Plain(Mlp),
-    /// Experts, a few of which see each token.
-    Mixture(Box<Mixture>),
-}
-
-impl FeedForward {
-    /// `forward(norm(x)) + add`, where there are a norm and something to add:
-    /// `[B, L, hidden] -> [B, L, hidden]`.
-    ///
-    /// # Errors
-    /// When `x` does not end in the hidden dimension.
-    pub fn forward_from(
-        &self,
-        norm: Option<&Norm>,
-        x: &Array,
-        add: Option<&Array>,
-    ) -> Result<Array> {
-        let y = match self {
-            Self::Gated(mlp) => return mlp.forward_from(norm, x, add),
-            Self::Plain(mlp) => mlp.forward(&through(norm, x)?)?,
-            Self::Mixture(mixture) => mixture.forward(&through(norm, x)?)?,
-        };
-        match add {
-            Some(add) => add.add(&y),
-            None => Ok(y),
-        }
-    }
-}
 
 /// `down(act(gate(x)) * up(x))` (SwiGLU and its kin, Shazeer 2020).
 #[derive(Debug, Clone)]

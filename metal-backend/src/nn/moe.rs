@@ -5,8 +5,9 @@ use mlx_rs_core::{Array, Quantized, Result};
 
 use super::activation::Activation;
 use super::adapter::{self, Place};
-use super::linear::{Linear, Weight};
+use super::linear::Linear;
 use super::mlp::GatedMlp;
+use super::weight::Weight;
 
 /// From so many rows on, rows are sorted by expert, so that each matrix is read once.
 const WORTH_SORTING: usize = 64;

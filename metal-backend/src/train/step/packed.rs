@@ -4,10 +4,11 @@ use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{All, Array};
 
 use super::Sequence;
-use crate::arch::{Decoder, Watch};
+use crate::arch::Decoder;
 use crate::cache::{CacheOptions, passing};
 use crate::model::Engine;
 use crate::nn::attention::Positions;
+use crate::nn::hooks::Watch;
 use crate::train::loss::{cross_entropy_each, masked_cross_entropy};
 
 /// Refuses sequences that cannot be run, or learned from.
