@@ -14,9 +14,10 @@ use crate::cache::{CacheOptions, Packing};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, config, gguf_config, identity, locate};
+use crate::engine::{Engine, Parts};
 use crate::error::engine;
 use crate::loader::Weights;
-use crate::model::{Engine, MlxModel, Parts};
+use crate::model::MlxModel;
 use crate::text::TextPipeline;
 
 inference::register_backend!("metal", || Box::new(MlxBackend(Place::Metal)));

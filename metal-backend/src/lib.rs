@@ -25,6 +25,7 @@ mod backend;
 pub mod cache;
 pub mod checkpoint;
 pub mod convert;
+mod engine;
 mod error;
 mod generate;
 mod inspect;

@@ -1,37 +1,23 @@
 //! Which layers an adapter is put at, and what it starts with. Files are for `files.rs`.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::Arc;
 
-use inference::{Adapter, ComputeType, Error, ErrorKind, LoraConfig, Result};
+use inference::{ComputeType, Error, ErrorKind, LoraConfig, Result};
 use mlx_rs_core::{Dtype, eval, random, zeros};
-use serde::{Deserialize, Serialize};
 
-use super::{Params, files};
+use super::Params;
+use super::kind::AdapterKind;
+use super::naming::{Naming, is_turned};
 use crate::error::engine;
 use crate::nn::adapter::{Delta, LowRank, Passes, Site, lengths};
-
-/// What is trained.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AdapterKind {
-    /// `base(x) + scale * (x A^T) B^T` (Hu et al. 2021).
-    #[default]
-    Lora,
-    /// The same with a learned length of each row (Liu et al. 2024). Not for experts.
-    Dora,
-    /// Other numbers for every matrix, norm and bias of the blocks themselves, which must not be
-    /// quantized. Rank, scale, dropout and targets do not matter then.
-    Full,
-}
 
 /// The adapter of a model, wherever it stands in it. A clone is another handle to the same.
 #[derive(Debug, Clone)]
 pub struct LoraAdapter {
     sites: Vec<Arc<Site>>,
     pub(crate) kind: AdapterKind,
-    pub(crate) naming: files::Naming,
+    pub(crate) naming: Naming,
     /// Blocks of the model.
     pub(crate) blocks: usize,
 }
@@ -81,26 +67,13 @@ impl LoraAdapter {
         Ok(Self {
             sites: chosen,
             kind,
-            naming: files::Naming::of(architecture),
+            naming: Naming::of(architecture),
             blocks: blocks(all),
         })
     }
 
-    /// Puts the adapter of a directory on the model, in place of what was there before.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidModel`] naming the file and the number that does not fit this model.
-    pub(crate) fn load(
-        all: &[Arc<Site>],
-        dir: &Path,
-        architecture: &str,
-        passes: &Passes,
-    ) -> Result<Self> {
-        files::load(all, dir, files::Naming::of(architecture), passes)
-    }
-
     /// The adapter that stands at some of `all`.
-    pub(super) fn standing(all: &[Arc<Site>], kind: AdapterKind, naming: files::Naming) -> Self {
+    pub(super) fn standing(all: &[Arc<Site>], kind: AdapterKind, naming: Naming) -> Self {
         let sites = all.iter().filter(|s| s.stored().is_some());
         Self {
             sites: sites.cloned().collect(),
@@ -121,7 +94,7 @@ impl LoraAdapter {
         for site in &self.sites {
             let is_low = matches!(site.stored().as_deref(), Some(Delta::LowRank(_)));
             for (end, part) in site.parts() {
-                if is_low && files::is_turned(&part, site.kind()) {
+                if is_low && is_turned(&part, site.kind()) {
                     names.push(format!("{}.{end}", site.name()));
                 }
             }
@@ -305,18 +278,4 @@ fn chosen(all: &[Arc<Site>], config: &LoraConfig) -> Result<Vec<Arc<Site>>> {
         ));
     }
     Ok(chosen)
-}
-
-impl Adapter for LoraAdapter {
-    fn parameter_names(&self) -> Vec<String> {
-        self.params().into_keys().collect()
-    }
-
-    fn num_parameters(&self) -> usize {
-        self.params().values().map(mlx_rs_core::Array::size).sum()
-    }
-
-    fn save(&self, path: &Path) -> Result<()> {
-        files::save(self, path)
-    }
 }

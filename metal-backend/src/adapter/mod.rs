@@ -1,12 +1,19 @@
 //! The adapter of a model: the layers it stands at, its numbers, and its files. How it is trained
 //! is in `train/`; what a layer computes with it is in `nn/adapter.rs`.
 
+mod decoder;
 mod files;
+mod kind;
 mod lora;
+mod naming;
+mod stored;
 
-pub use files::{CONFIG_FILE, WEIGHTS_FILE};
-pub(crate) use files::{Stored, key, same_layer};
-pub use lora::{AdapterKind, LoraAdapter};
+pub(crate) use decoder::Adapted;
+pub use kind::AdapterKind;
+pub use lora::LoraAdapter;
+pub(crate) use naming::{key, same_layer};
+pub(crate) use stored::Stored;
+pub use stored::{CONFIG_FILE, WEIGHTS_FILE};
 
 /// Named arrays, sorted by name.
 pub type Params = std::collections::BTreeMap<String, mlx_rs_core::Array>;

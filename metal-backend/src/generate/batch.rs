@@ -13,11 +13,11 @@ use mlx_rs_core::{Array, async_eval, concatenate, eval, memory};
 
 use super::alike::{self, Standing, Turn};
 use super::lane::{Lane, Pending, draw_rows};
-use super::prefill::ids;
 use super::{CLEAR_EVERY, Request, read};
 use crate::cache::{self, Caches, Row};
+use crate::engine::Engine;
+use crate::engine::forward::ids;
 use crate::error::engine as engine_error;
-use crate::model::Engine;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::sample::Sampler;

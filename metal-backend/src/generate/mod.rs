@@ -9,7 +9,7 @@ mod alike;
 mod batch;
 mod lane;
 mod metrics;
-pub mod prefill;
+mod prefill;
 mod request;
 mod speculative;
 
@@ -26,8 +26,8 @@ use inference::{
 };
 use mlx_rs_core::memory;
 
+use crate::engine::Engine;
 use crate::error::engine as engine_error;
-use crate::model::Engine;
 use speculative::Drafting;
 
 /// Steps between returns of unused memory to the system.

@@ -1,16 +1,11 @@
-//! Prefill: the prompt goes through the model in steps, so that memory stays bounded and a request
-//! can be cancelled between them.
+//! Prefill: the prompt goes through the model in steps, so that a request can be cancelled between
+//! them.
 
 use inference::Result;
-use mlx_rs_core::{Array, memory};
 
 use super::lane::{Lane, Pending};
 use super::request::Request;
-use crate::arch::Decoder;
-use crate::cache::{self, Caches, Row};
-use crate::error::engine;
-use crate::nn::attention::Positions;
-use crate::nn::hooks::Watch;
+use crate::engine::forward::forward_prompt;
 
 impl Lane {
     /// Runs what is left of the prompt, or after a restart of all tokens so far, and queues the
@@ -40,59 +35,4 @@ impl Lane {
         request.report(total);
         Ok(first)
     }
-}
-
-/// Runs `prompt` through the model in steps of at most `step` tokens and returns the logits of its
-/// last position `[1, 1, vocab]`, not yet computed. `between` is asked before each further step with
-/// the number of positions done.
-///
-/// # Errors
-/// When memory runs out, or `between` says so.
-pub fn forward_prompt(
-    decoder: &dyn Decoder,
-    prompt: &[u32],
-    caches: &mut Caches,
-    step: usize,
-    between: &mut dyn FnMut(usize) -> Result<()>,
-) -> Result<Array> {
-    let mut done = 0;
-    let mut rest = prompt;
-    while rest.len() > step.max(1) {
-        let (now, later) = rest.split_at(step.max(1));
-        // The logits stay uncomputed: only keys and values are asked for.
-        forward(decoder, now, caches, Positions::Last)
-            .and_then(|_| cache::settle(caches))
-            .and_then(|()| memory::clear_cache())
-            .map_err(engine("prefill"))?;
-        done += now.len();
-        between(done)?;
-        rest = later;
-    }
-    forward(decoder, rest, caches, Positions::Last).map_err(engine("prefill"))
-}
-
-/// One forward pass of one row, not yet computed.
-///
-/// # Errors
-/// When shapes do not fit or memory runs out.
-pub fn forward(
-    decoder: &dyn Decoder,
-    tokens: &[u32],
-    caches: &mut Caches,
-    positions: Positions,
-) -> mlx_rs_core::Result<Array> {
-    let ids = ids(tokens)?;
-    let mut rows = [Row {
-        length: ids.dim(1)?,
-        caches,
-    }];
-    decoder.forward(&ids, &mut rows, positions, &mut Watch::nothing())
-}
-
-/// Ids as `[1, n]`.
-///
-/// # Errors
-/// When memory runs out.
-pub fn ids(tokens: &[u32]) -> mlx_rs_core::Result<Array> {
-    Array::vector(tokens)?.expand_dims(0)
 }

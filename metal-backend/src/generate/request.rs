@@ -11,7 +11,7 @@ use inference::{
 };
 
 use super::{Clock, Read};
-use crate::model::Engine;
+use crate::engine::Engine;
 use crate::text::{Detokenizer, Released};
 
 /// One request.

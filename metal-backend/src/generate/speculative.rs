@@ -8,12 +8,12 @@ use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, eval};
 
 use super::lane::{Lane, Pending, draw_rows, empty, prepared};
-use super::prefill::{forward, forward_prompt};
 use super::{Request, read};
 use crate::arch::Decoder;
 use crate::cache::{self, CacheOptions, Caches};
+use crate::engine::Engine;
+use crate::engine::forward::{forward, forward_prompt};
 use crate::error::engine;
-use crate::model::Engine;
 use crate::nn::attention::Positions;
 use crate::sample::Sampler;
 

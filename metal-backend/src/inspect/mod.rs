@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 
 use inference::{
-    AttentionInspector, AttentionSnapshot, EmbeddingModel, Error, ErrorKind, GenerateOptions,
-    HiddenStates, Interrupt, Pooling, Prompt, Result,
+    AttentionSnapshot, Error, ErrorKind, GenerateOptions, HiddenStates, Interrupt, Pooling, Prompt,
+    Result,
 };
 use mlx_rs_core::{Array, Dtype, concatenate, eval};
 
 use crate::arch::Decoder;
 use crate::cache::{CacheOptions, Caches, Row};
+use crate::engine::Engine;
+use crate::engine::forward::ids;
 use crate::error::engine as engine_error;
-use crate::generate::prefill::ids;
-use crate::model::{Engine, MlxModel};
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 
@@ -77,218 +77,205 @@ fn heads(array: &Array) -> mlx_rs_core::Result<Vec<Vec<f32>>> {
         .collect()
 }
 
-impl AttentionInspector for MlxModel {
-    fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot> {
-        self.inspect_attention_until(prompt, &Interrupt::new())
-    }
-
-    fn inspect_attention_until(
-        &self,
-        prompt: &Prompt,
-        interrupt: &Interrupt,
-    ) -> Result<AttentionSnapshot> {
-        let engine = self.engine();
-        let tokens = engine.encode_prompt(prompt)?;
-        engine.check_prompt(&tokens)?;
-        let decoder = engine.decoder()?;
-        let info = engine.info();
-        engine.scope(|| {
-            let mut caches = decoder.new_caches(&WHOLE).for_sequence(tokens.len());
-            let mut queries: BTreeMap<usize, Vec<Array>> = BTreeMap::new();
-            run(
-                Run {
-                    engine,
-                    decoder: decoder.as_ref(),
-                    interrupt,
-                },
-                &tokens,
-                &mut caches,
-                &mut |_, forward| {
-                    let mut seen = Vec::new();
-                    let mut saw = |layer: usize, q: &Array| {
-                        seen.push((layer, q.clone()));
-                        Ok(())
-                    };
-                    let out = forward(Watch::queries(&mut saw).instead_of_logits())
-                        .map_err(engine_error("inspect"))?;
-                    eval(seen.iter().map(|(_, q)| q).chain([&out]))
-                        .map_err(engine_error("inspect"))?;
-                    for (layer, q) in seen {
-                        queries.entry(layer).or_default().push(q);
-                    }
+/// The keys and queries of a prompt.
+///
+/// # Errors
+/// When memory runs out, the model is closed, or `interrupt` says so.
+pub fn attention(
+    engine: &Engine,
+    prompt: &Prompt,
+    interrupt: &Interrupt,
+) -> Result<AttentionSnapshot> {
+    let tokens = engine.encode_prompt(prompt)?;
+    engine.check_prompt(&tokens)?;
+    let decoder = engine.decoder()?;
+    let info = engine.info();
+    engine.scope(|| {
+        let mut caches = decoder.new_caches(&WHOLE).for_sequence(tokens.len());
+        let mut queries: BTreeMap<usize, Vec<Array>> = BTreeMap::new();
+        run(
+            Run {
+                engine,
+                decoder: decoder.as_ref(),
+                interrupt,
+            },
+            &tokens,
+            &mut caches,
+            &mut |_, forward| {
+                let mut seen = Vec::new();
+                let mut saw = |layer: usize, q: &Array| {
+                    seen.push((layer, q.clone()));
                     Ok(())
-                },
-            )?;
-            let fault = engine_error("inspect");
-            let queries = queries
-                .values()
-                .map(|parts| heads(&concatenate(&parts.iter().collect::<Vec<_>>(), 2)?))
-                .collect::<mlx_rs_core::Result<Vec<_>>>()
-                .map_err(&fault)?;
-            let own = caches
-                .iter()
-                .map(|cache| match cache.snapshot()?.arrays.get("keys") {
-                    Some(keys) => heads(keys),
-                    None => Ok(Vec::new()),
-                })
-                .collect::<mlx_rs_core::Result<Vec<_>>>()
-                .map_err(&fault)?;
-            let keys = (0..info.num_layers)
-                .filter_map(|layer| own.get(decoder.keys_of(layer)).cloned())
-                .collect();
-            let mut snapshot = AttentionSnapshot::default();
-            snapshot.architecture = info.architecture.clone();
-            snapshot.num_layers = info.num_layers;
-            snapshot.num_heads = info.num_heads;
-            snapshot.num_kv_heads = info.num_kv_heads;
-            snapshot.seq_len = tokens.len();
-            snapshot.head_dim = info.head_dim;
-            snapshot.keys = keys;
-            snapshot.queries = Some(queries);
-            Ok(snapshot)
-        })
-    }
-
-    fn hidden_states(&self, prompt: &Prompt, positions: &[usize]) -> Result<HiddenStates> {
-        self.hidden_states_until(prompt, positions, &Interrupt::new())
-    }
-
-    fn hidden_states_until(
-        &self,
-        prompt: &Prompt,
-        positions: &[usize],
-        interrupt: &Interrupt,
-    ) -> Result<HiddenStates> {
-        let engine = self.engine();
-        let tokens = engine.encode_prompt(prompt)?;
-        engine.check_prompt(&tokens)?;
-        if let Some(p) = positions.iter().find(|&&p| p >= tokens.len()) {
-            return Err(Error::new(
-                ErrorKind::InvalidOption,
-                format!(
-                    "position {p} is beyond the prompt of {} tokens",
-                    tokens.len()
-                ),
-            ));
-        }
-        let decoder = engine.decoder()?;
-        let info = engine.info();
-        engine.scope(|| {
-            let mut caches = decoder.new_caches(&WHOLE).for_sequence(tokens.len());
-            // Of each position asked for, by block.
-            let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
-            let mut before = 0;
-            run(
-                Run {
-                    engine,
-                    decoder: decoder.as_ref(),
-                    interrupt,
-                },
-                &tokens,
-                &mut caches,
-                &mut |part, forward| {
-                    let here: Vec<usize> = (before..before + part.len())
-                        .filter(|p| positions.contains(p))
-                        .collect();
-                    let local: Vec<u32> = here
-                        .iter()
-                        .map(|p| u32::try_from(p - before).unwrap_or(u32::MAX))
-                        .collect();
-                    let mut outputs = Vec::new();
-                    let mut saw = |_: usize, x: &Array| {
-                        if !local.is_empty() {
-                            outputs.push(x.take_ids(&local, 1)?.astype(Dtype::Float32)?);
-                        }
-                        Ok(())
-                    };
-                    let out = forward(Watch::blocks(&mut saw).instead_of_logits())
-                        .map_err(engine_error("inspect"))?;
-                    eval(outputs.iter().chain([&out])).map_err(engine_error("inspect"))?;
-                    for output in outputs {
-                        let values = output.to_vec::<f32>().map_err(engine_error("inspect"))?;
-                        for (p, state) in here.iter().zip(values.chunks_exact(info.hidden_size)) {
-                            found.entry(*p).or_default().push(state.to_vec());
-                        }
-                    }
-                    before += part.len();
-                    Ok(())
-                },
-            )?;
-            let mut states = HiddenStates::default();
-            states.positions = positions.to_vec();
-            states.hidden_size = info.hidden_size;
-            if !positions.is_empty() {
-                states.blocks = (0..info.num_layers)
-                    .map(|block| {
-                        let at = |p: &usize| found.get(p).and_then(|all| all.get(block));
-                        positions.iter().filter_map(at).flatten().copied().collect()
-                    })
-                    .collect();
-            }
-            states.tokens = tokens;
-            Ok(states)
-        })
-    }
+                };
+                let out = forward(Watch::queries(&mut saw).instead_of_logits())
+                    .map_err(engine_error("inspect"))?;
+                eval(seen.iter().map(|(_, q)| q).chain([&out])).map_err(engine_error("inspect"))?;
+                for (layer, q) in seen {
+                    queries.entry(layer).or_default().push(q);
+                }
+                Ok(())
+            },
+        )?;
+        let fault = engine_error("inspect");
+        let queries = queries
+            .values()
+            .map(|parts| heads(&concatenate(&parts.iter().collect::<Vec<_>>(), 2)?))
+            .collect::<mlx_rs_core::Result<Vec<_>>>()
+            .map_err(&fault)?;
+        let own = caches
+            .iter()
+            .map(|cache| match cache.snapshot()?.arrays.get("keys") {
+                Some(keys) => heads(keys),
+                None => Ok(Vec::new()),
+            })
+            .collect::<mlx_rs_core::Result<Vec<_>>>()
+            .map_err(&fault)?;
+        let keys = (0..info.num_layers)
+            .filter_map(|layer| own.get(decoder.keys_of(layer)).cloned())
+            .collect();
+        let mut snapshot = AttentionSnapshot::default();
+        snapshot.architecture = info.architecture.clone();
+        snapshot.num_layers = info.num_layers;
+        snapshot.num_heads = info.num_heads;
+        snapshot.num_kv_heads = info.num_kv_heads;
+        snapshot.seq_len = tokens.len();
+        snapshot.head_dim = info.head_dim;
+        snapshot.keys = keys;
+        snapshot.queries = Some(queries);
+        Ok(snapshot)
+    })
 }
 
-impl EmbeddingModel for MlxModel {
-    fn embed(
-        &self,
-        prompts: &[Prompt],
-        pooling: Pooling,
-        normalize: bool,
-    ) -> Result<Vec<Vec<f32>>> {
-        self.embed_until(prompts, pooling, normalize, &Interrupt::new())
+/// The outputs of all blocks at `positions` of a prompt.
+///
+/// # Errors
+/// When a position is not in the prompt, memory runs out, the model is closed, or `interrupt` says so.
+pub fn hidden_states(
+    engine: &Engine,
+    prompt: &Prompt,
+    positions: &[usize],
+    interrupt: &Interrupt,
+) -> Result<HiddenStates> {
+    let tokens = engine.encode_prompt(prompt)?;
+    engine.check_prompt(&tokens)?;
+    if let Some(p) = positions.iter().find(|&&p| p >= tokens.len()) {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!(
+                "position {p} is beyond the prompt of {} tokens",
+                tokens.len()
+            ),
+        ));
     }
-
-    fn embed_until(
-        &self,
-        prompts: &[Prompt],
-        pooling: Pooling,
-        normalize: bool,
-        interrupt: &Interrupt,
-    ) -> Result<Vec<Vec<f32>>> {
-        let engine = self.engine();
-        let mut encoded = Vec::with_capacity(prompts.len());
-        for (i, prompt) in prompts.iter().enumerate() {
-            let tokens = engine.encode_prompt(prompt)?;
-            engine
-                .check_prompt(&tokens)
-                .map_err(|e| e.context(format!("prompt {i}")))?;
-            encoded.push((i, tokens));
-        }
-        let decoder = engine.decoder()?;
-        // Like lengths go together; the vectors are put back in their places.
-        encoded.sort_by_key(|(_, tokens)| tokens.len());
-        let mut vectors = vec![Vec::new(); prompts.len()];
-        let run = Run {
-            engine,
-            decoder: decoder.as_ref(),
-            interrupt,
-        };
-        engine.scope(|| {
-            let mut rest = encoded.as_slice();
-            while !rest.is_empty() {
-                run.check()?;
-                let mut total = 0;
-                let n = rest
+    let decoder = engine.decoder()?;
+    let info = engine.info();
+    engine.scope(|| {
+        let mut caches = decoder.new_caches(&WHOLE).for_sequence(tokens.len());
+        // Of each position asked for, by block.
+        let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
+        let mut before = 0;
+        run(
+            Run {
+                engine,
+                decoder: decoder.as_ref(),
+                interrupt,
+            },
+            &tokens,
+            &mut caches,
+            &mut |part, forward| {
+                let here: Vec<usize> = (before..before + part.len())
+                    .filter(|p| positions.contains(p))
+                    .collect();
+                let local: Vec<u32> = here
                     .iter()
-                    .take_while(|(_, tokens)| {
-                        total += tokens.len();
-                        total <= step()
-                    })
-                    .count()
-                    .max(1);
-                let (now, later) = rest.split_at(n);
-                let pooled = pooled(run, now, pooling, normalize)?;
-                for ((i, _), vector) in now.iter().zip(pooled) {
-                    vectors[*i] = vector;
+                    .map(|p| u32::try_from(p - before).unwrap_or(u32::MAX))
+                    .collect();
+                let mut outputs = Vec::new();
+                let mut saw = |_: usize, x: &Array| {
+                    if !local.is_empty() {
+                        outputs.push(x.take_ids(&local, 1)?.astype(Dtype::Float32)?);
+                    }
+                    Ok(())
+                };
+                let out = forward(Watch::blocks(&mut saw).instead_of_logits())
+                    .map_err(engine_error("inspect"))?;
+                eval(outputs.iter().chain([&out])).map_err(engine_error("inspect"))?;
+                for output in outputs {
+                    let values = output.to_vec::<f32>().map_err(engine_error("inspect"))?;
+                    for (p, state) in here.iter().zip(values.chunks_exact(info.hidden_size)) {
+                        found.entry(*p).or_default().push(state.to_vec());
+                    }
                 }
-                rest = later;
-            }
-            Ok(vectors)
-        })
+                before += part.len();
+                Ok(())
+            },
+        )?;
+        let mut states = HiddenStates::default();
+        states.positions = positions.to_vec();
+        states.hidden_size = info.hidden_size;
+        if !positions.is_empty() {
+            states.blocks = (0..info.num_layers)
+                .map(|block| {
+                    let at = |p: &usize| found.get(p).and_then(|all| all.get(block));
+                    positions.iter().filter_map(at).flatten().copied().collect()
+                })
+                .collect();
+        }
+        states.tokens = tokens;
+        Ok(states)
+    })
+}
+
+/// The vectors of prompts.
+///
+/// # Errors
+/// When a prompt cannot be run, memory runs out, the model is closed, or `interrupt` says so.
+pub fn embed(
+    engine: &Engine,
+    prompts: &[Prompt],
+    pooling: Pooling,
+    normalize: bool,
+    interrupt: &Interrupt,
+) -> Result<Vec<Vec<f32>>> {
+    let mut encoded = Vec::with_capacity(prompts.len());
+    for (i, prompt) in prompts.iter().enumerate() {
+        let tokens = engine.encode_prompt(prompt)?;
+        engine
+            .check_prompt(&tokens)
+            .map_err(|e| e.context(format!("prompt {i}")))?;
+        encoded.push((i, tokens));
     }
+    let decoder = engine.decoder()?;
+    // Like lengths go together; the vectors are put back in their places.
+    encoded.sort_by_key(|(_, tokens)| tokens.len());
+    let mut vectors = vec![Vec::new(); prompts.len()];
+    let run = Run {
+        engine,
+        decoder: decoder.as_ref(),
+        interrupt,
+    };
+    engine.scope(|| {
+        let mut rest = encoded.as_slice();
+        while !rest.is_empty() {
+            run.check()?;
+            let mut total = 0;
+            let n = rest
+                .iter()
+                .take_while(|(_, tokens)| {
+                    total += tokens.len();
+                    total <= step()
+                })
+                .count()
+                .max(1);
+            let (now, later) = rest.split_at(n);
+            let pooled = pooled(run, now, pooling, normalize)?;
+            for ((i, _), vector) in now.iter().zip(pooled) {
+                vectors[*i] = vector;
+            }
+            rest = later;
+        }
+        Ok(vectors)
+    })
 }
 
 /// The vectors of a few prompts: several short ones in one pass, or a long one in steps.

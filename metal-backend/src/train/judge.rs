@@ -8,7 +8,7 @@ use inference::{CancelToken, Error, ErrorKind, LoadOptions, Result};
 use super::dataset::{Batch, BatchOptions, Batches, DataOptions, Dataset, Example, pack};
 use super::journal::Score;
 use super::step::{Evaluation, Sequence, evaluate_on};
-use crate::model::Engine;
+use crate::engine::Engine;
 
 /// Which part of the data is judged, and in which portions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

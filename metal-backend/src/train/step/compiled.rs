@@ -17,8 +17,8 @@ use super::packed::Packed;
 use super::{StepReport, Trainer, averaged, finite};
 use crate::adapter::Params;
 use crate::arch::Decoder;
+use crate::engine::Engine;
 use crate::error::engine;
-use crate::model::Engine;
 use crate::nn::adapter::{Delta, Dropout, Scope, dropout_key, within};
 use crate::train::optim::{OptimizerConfig, apply};
 

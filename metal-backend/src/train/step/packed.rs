@@ -6,7 +6,7 @@ use mlx_rs_core::{All, Array};
 use super::Sequence;
 use crate::arch::Decoder;
 use crate::cache::{CacheOptions, passing};
-use crate::model::Engine;
+use crate::engine::Engine;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::train::loss::{cross_entropy_each, masked_cross_entropy};

@@ -1,0 +1,39 @@
+//! A decoder that adapters can stand on.
+
+use std::sync::Arc;
+
+use mlx_rs_core::Array;
+
+use crate::arch::Decoder;
+use crate::cache::{CacheOptions, Caches, Row};
+use crate::nn::adapter::Passes;
+use crate::nn::attention::Positions;
+use crate::nn::hooks::Watch;
+
+/// A decoder whose passes see all of a change of the adapter, or none of it.
+#[derive(Debug)]
+pub(crate) struct Adapted {
+    pub decoder: Box<dyn Decoder>,
+    pub passes: Arc<Passes>,
+}
+
+impl Decoder for Adapted {
+    fn forward(
+        &self,
+        ids: &Array,
+        rows: &mut [Row<'_>],
+        positions: Positions,
+        watch: &mut Watch<'_>,
+    ) -> mlx_rs_core::Result<Array> {
+        self.passes
+            .pass(|| self.decoder.forward(ids, rows, positions, watch))
+    }
+
+    fn new_caches(&self, options: &CacheOptions) -> Caches {
+        self.decoder.new_caches(options)
+    }
+
+    fn keys_of(&self, layer: usize) -> usize {
+        self.decoder.keys_of(layer)
+    }
+}

@@ -1,0 +1,17 @@
+//! The kinds of adapters, as configurations name them.
+
+use serde::{Deserialize, Serialize};
+
+/// What is trained.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdapterKind {
+    /// `base(x) + scale * (x A^T) B^T` (Hu et al. 2021).
+    #[default]
+    Lora,
+    /// The same with a learned length of each row (Liu et al. 2024). Not for experts.
+    Dora,
+    /// Other numbers for every matrix, norm and bias of the blocks themselves, which must not be
+    /// quantized. Rank, scale, dropout and targets do not matter then.
+    Full,
+}

@@ -1,0 +1,83 @@
+//! What a file of adapters calls layers, and which way around it has their parts.
+
+use mlx_rs_core::Array;
+
+use crate::nn::adapter::SiteKind;
+
+/// How mlx-lm calls a model's layers, where it is not as we do.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Naming {
+    /// In front of every name.
+    prefix: &'static str,
+    /// In front of names of a checkpoint that mlx-lm does not have.
+    dropped: &'static str,
+}
+
+impl Naming {
+    /// For an architecture.
+    pub fn of(architecture: &str) -> Self {
+        let (prefix, dropped) = match architecture {
+            // Models of images and text hold the latter in a part of its own.
+            "gemma3" | "gemma4" => ("language_model.", ""),
+            "gpt2" => ("model.", "transformer."),
+            _ => ("", ""),
+        };
+        Self { prefix, dropped }
+    }
+
+    /// What mlx-lm calls a layer.
+    pub(super) fn theirs(&self, name: &str) -> String {
+        let name = name.strip_prefix(self.dropped).unwrap_or(name);
+        match name.strip_prefix(self.prefix) {
+            Some(rest) if !rest.is_empty() => name.to_owned(),
+            _ => format!("{}{name}", self.prefix),
+        }
+    }
+
+    /// What mlx-lm's `keys` call a layer: what is after the number of the block, or all of it for one that
+    /// is in none.
+    pub(crate) fn key(&self, name: &str) -> String {
+        match key(name) {
+            inside if inside.len() < name.len() => inside.to_owned(),
+            whole => self.theirs(whole),
+        }
+    }
+}
+
+/// What is after the number of the block in a name; all of it for one that is in none.
+pub(crate) fn key(name: &str) -> &str {
+    let mut rest = name;
+    while let Some((part, after)) = rest.split_once('.') {
+        if part.parse::<usize>().is_ok() {
+            return after;
+        }
+        rest = after;
+    }
+    name
+}
+
+/// mlx-lm has A as `[in, rank]` and B as `[rank, out]`, but those of experts as we do, and those of tables
+/// with their names exchanged, which turns them, too.
+pub(super) fn is_turned(part: &Array, kind: SiteKind) -> bool {
+    part.shape().len() == 2 && kind == SiteKind::Matrix
+}
+
+/// A part as the file has it.
+pub(super) fn turned(part: &Array, kind: SiteKind) -> mlx_rs_core::Result<Array> {
+    if is_turned(part, kind) {
+        part.swap_axes(0, 1)
+    } else {
+        Ok(part.clone())
+    }
+}
+
+/// Whether two names are of one layer: others put something in front of the names of a checkpoint.
+pub(crate) fn same_layer(a: &str, b: &str) -> bool {
+    // GPT-2's own checkpoints put this where mlx-lm puts `model.`.
+    let [a, b] = [a, b].map(|name| name.strip_prefix("transformer.").unwrap_or(name));
+    let ends = |long: &str, short: &str| {
+        long.strip_suffix(short)
+            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    };
+    ends(a, b) || ends(b, a)
+}

@@ -1,0 +1,324 @@
+//! An adapter as its files have it: mlx-lm's layout, go-mlx's (A and B the other way around) and that of
+//! Hugging Face's PEFT. What a model does with it is in `files.rs`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::{Array, eval, io};
+use serde_json::Value;
+
+use super::kind::AdapterKind;
+use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
+use crate::error::engine;
+use crate::nn::adapter::{LowRank, SiteKind, ends};
+
+/// The trained numbers.
+pub const WEIGHTS_FILE: &str = "adapters.safetensors";
+/// What they are.
+pub const CONFIG_FILE: &str = "adapter_config.json";
+/// PEFT's name of the former.
+const PEFT_WEIGHTS_FILE: &str = "adapter_model.safetensors";
+
+/// What a configuration file says that the numbers do not.
+struct Settings {
+    kind: AdapterKind,
+    scale: f32,
+    dropout: f32,
+    /// A is `[rank, in]` in the file.
+    rows_first: bool,
+    weights: PathBuf,
+}
+
+fn settings(dir: &Path) -> Result<Settings> {
+    let path = dir.join(CONFIG_FILE);
+    if !path.is_file() {
+        return Err(Error::new(
+            ErrorKind::InvalidModel,
+            format!(
+                "there is no adapter here; give the directory with {CONFIG_FILE} and {WEIGHTS_FILE}"
+            ),
+        )
+        .with_path(dir));
+    }
+    let text = read_text(&path, MAX_TEXT_FILE)?;
+    let config: Value =
+        serde_json::from_str(&text).map_err(|e| invalid(&path, format!("not a JSON file: {e}")))?;
+    let kind = match config.get("fine_tune_type").and_then(Value::as_str) {
+        _ if config.get("use_dora").and_then(Value::as_bool) == Some(true) => AdapterKind::Dora,
+        None | Some("lora") => AdapterKind::Lora,
+        Some("dora") => AdapterKind::Dora,
+        Some("full") => AdapterKind::Full,
+        Some(other) => {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("there is no fine_tune_type `{other}`; there are lora, dora and full"),
+            )
+            .with_path(path));
+        }
+    };
+    let peft = config.get("peft_type").is_some();
+    let inner = config.get("lora_parameters").unwrap_or(&config);
+    let number = |names: &[&str]| names.iter().find_map(|n| inner.get(n)?.as_f64());
+    let finite = |name: &str, value: f64| {
+        if value.is_finite() && (value as f32).is_finite() {
+            Ok(value as f32)
+        } else {
+            Err(invalid(
+                &path,
+                format!("{name} is {value}; it must be a number"),
+            ))
+        }
+    };
+    let scale = match (number(&["scale"]), number(&["alpha", "lora_alpha"])) {
+        (Some(scale), _) => scale,
+        (None, Some(alpha)) => match number(&["rank", "r"]) {
+            Some(rank) if rank > 0.0 => {
+                if inner.get("use_rslora").and_then(Value::as_bool) == Some(true) {
+                    alpha / rank.sqrt()
+                } else {
+                    alpha / rank
+                }
+            }
+            _ => {
+                return Err(invalid(
+                    &path,
+                    String::from("there is an alpha but no rank"),
+                ));
+            }
+        },
+        (None, None) if kind == AdapterKind::Full => 1.0,
+        (None, None) => {
+            return Err(invalid(
+                &path,
+                String::from("there is neither a scale nor an alpha"),
+            ));
+        }
+    };
+    let dropout = number(&["dropout", "lora_dropout"]).unwrap_or(0.0);
+    if !(0.0..1.0).contains(&dropout) {
+        return Err(invalid(
+            &path,
+            format!("dropout is {dropout}; it must lie in 0 to below 1"),
+        ));
+    }
+    let weights = [WEIGHTS_FILE, PEFT_WEIGHTS_FILE].map(|name| dir.join(name));
+    let weights = weights.iter().find(|path| path.is_file()).ok_or_else(|| {
+        invalid(
+            dir,
+            format!("{WEIGHTS_FILE} is missing beside {CONFIG_FILE}"),
+        )
+    })?;
+    Ok(Settings {
+        kind,
+        scale: finite("scale", scale)?,
+        dropout: dropout as f32,
+        rows_first: peft || config.get("lora_parameters").is_none(),
+        weights: weights.clone(),
+    })
+}
+
+/// The parts of a name in a file: the layer's name, and which of its parts.
+fn parsed(name: &str, kind: AdapterKind) -> Option<(&str, &'static str)> {
+    const WHOLE: [(&str, &str); 2] = [(".weight", "weight"), (".bias", "bias")];
+    const LOW_RANK: [(&str, &str); 12] = [
+        (".lora_a", "lora_a"),
+        (".lora_b", "lora_b"),
+        (".m", "m"),
+        (".lora_A.weight", "lora_a"),
+        (".lora_B.weight", "lora_b"),
+        (".lora_A.default.weight", "lora_a"),
+        (".lora_B.default.weight", "lora_b"),
+        (".lora_embedding_A", "lora_a"),
+        (".lora_embedding_B", "lora_b"),
+        (".lora_magnitude_vector", "m"),
+        (".lora_magnitude_vector.weight", "m"),
+        (".lora_magnitude_vector.default.weight", "m"),
+    ];
+    let ends: &[(&str, &str)] = match kind {
+        AdapterKind::Full => &WHOLE,
+        AdapterKind::Lora | AdapterKind::Dora => &LOW_RANK,
+    };
+    let (stem, part) = ends
+        .iter()
+        .find_map(|(end, part)| Some((name.strip_suffix(end)?, *part)))?;
+    Some((stem, part))
+}
+
+/// An adapter as its files have it: parts by the name of their layer.
+pub(crate) struct Stored {
+    file: PathBuf,
+    pub(super) kind: AdapterKind,
+    scale: f32,
+    dropout: f32,
+    rows_first: bool,
+    layers: BTreeMap<String, BTreeMap<&'static str, Array>>,
+}
+
+impl Stored {
+    /// Reads the files of a directory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] naming the file and what is wrong in it.
+    pub(crate) fn read(dir: &Path) -> Result<Self> {
+        let settings = settings(dir)?;
+        let file = settings.weights;
+        let loaded = io::load_safetensors(&file).map_err(|e| invalid(&file, e.to_string()))?;
+        let mut layers: BTreeMap<String, BTreeMap<&'static str, Array>> = BTreeMap::new();
+        for (name, array) in loaded.arrays {
+            let Some((stem, part)) = parsed(&name, settings.kind) else {
+                let ends = match settings.kind {
+                    AdapterKind::Full => "weight or bias",
+                    AdapterKind::Lora | AdapterKind::Dora => "lora_a, lora_b or m",
+                };
+                return Err(invalid(
+                    &file,
+                    format!("`{name}` is not a part of what was trained; those end in {ends}"),
+                ));
+            };
+            let parts = layers.entry(stem.to_owned()).or_default();
+            if parts.insert(part, array).is_some() {
+                return Err(invalid(&file, format!("`{name}` is there twice")));
+            }
+        }
+        if layers.is_empty() {
+            return Err(invalid(&file, "it holds no numbers"));
+        }
+        Ok(Self {
+            file,
+            kind: settings.kind,
+            scale: settings.scale,
+            dropout: settings.dropout,
+            rows_first: settings.rows_first,
+            layers,
+        })
+    }
+
+    /// An error about these files.
+    pub(crate) fn bad(&self, message: impl Into<String>) -> Error {
+        invalid(&self.file, message)
+    }
+
+    /// The names of the adapted layers, as the file has them.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.layers.keys().map(String::as_str)
+    }
+
+    /// Whether it holds other numbers for the model's own, rather than what is added to them.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.kind == AdapterKind::Full
+    }
+
+    /// The parts of a layer, by the ends of their names.
+    pub(crate) fn ends(&self, name: &str) -> impl Iterator<Item = &'static str> {
+        self.layers
+            .get(name)
+            .into_iter()
+            .flat_map(|parts| parts.keys().copied())
+    }
+
+    /// How many experts a layer has, if it is a stack of them.
+    pub(crate) fn experts(&self, name: &str) -> Option<i32> {
+        let mut parts = self.layers.get(name)?.values();
+        parts.find_map(|part| match part.shape() {
+            [experts, _, _] => Some(*experts),
+            _ => None,
+        })
+    }
+
+    /// One part of a layer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when it is missing.
+    fn part(&self, name: &str, end: &str) -> Result<Array> {
+        let found = self.layers.get(name).and_then(|parts| parts.get(end));
+        found
+            .cloned()
+            .ok_or_else(|| self.bad(format!("`{name}.{end}` is missing")))
+    }
+
+    /// The numbers in place of a weight or a bias (`end`) of `shape`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when they are missing or do not fit.
+    pub(crate) fn whole(&self, name: &str, end: &str, shape: &[i32]) -> Result<Array> {
+        let part = self.part(name, end)?;
+        if part.shape() != shape {
+            return Err(self.bad(format!(
+                "`{name}.{end}` is {:?}; the model's is {shape:?}",
+                part.shape()
+            )));
+        }
+        part.eval().map_err(engine("adapter"))?;
+        Ok(part)
+    }
+
+    /// What is to be added to the weight of a layer, of `shape`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when a part is missing or does not fit.
+    pub(crate) fn low_rank(&self, name: &str, kind: SiteKind, shape: &[i32]) -> Result<LowRank> {
+        let (a, b) = ends(kind);
+        let (a, b) = fitted(
+            shape,
+            self.part(name, a)?,
+            self.part(name, b)?,
+            self.rows_first,
+        )
+        .map_err(|what| self.bad(format!("the adapter of `{name}` does not fit: {what}")))?;
+        let m = match self.kind {
+            AdapterKind::Dora => Some(self.part(name, "m")?),
+            _ => None,
+        };
+        if let Some(m) = &m
+            && (m.shape().len() != 1 || m.shape().first() != b.shape().first())
+        {
+            let (found, rows) = (m.shape(), b.shape().first());
+            return Err(self.bad(format!("`{name}.m` is {found:?}; there are {rows:?} rows")));
+        }
+        eval([&a, &b].into_iter().chain(&m)).map_err(engine("adapter"))?;
+        Ok(LowRank {
+            a,
+            b,
+            m,
+            scale: self.scale,
+            dropout: self.dropout,
+        })
+    }
+}
+
+/// A and B as we have them, from either layout.
+fn fitted(
+    shape: &[i32],
+    a: Array,
+    b: Array,
+    rows_first: bool,
+) -> std::result::Result<(Array, Array), String> {
+    let [leading @ .., out, inputs] = shape else {
+        return Err(format!("the layer is {shape:?}"));
+    };
+    let fits = |a: &[i32], b: &[i32]| match (a, b) {
+        ([la @ .., ra, i], [lb @ .., o, rb]) => {
+            la == leading && lb == leading && ra == rb && i == inputs && o == out && *ra > 0
+        }
+        _ => false,
+    };
+    let turn = |x: &Array| x.swap_axes(-1, -2).map_err(|e| e.to_string());
+    if a.shape().len() < 2 || b.shape().len() < 2 {
+        return Err(format!("A is {:?} and B {:?}", a.shape(), b.shape()));
+    }
+    let (at, bt) = (turn(&a)?, turn(&b)?);
+    // Where both would fit, the layout that such files have.
+    let (as_is, turned) = (fits(a.shape(), b.shape()), fits(at.shape(), bt.shape()));
+    match (as_is, turned) {
+        (true, true) if rows_first || !leading.is_empty() => Ok((a, b)),
+        (_, true) => Ok((at, bt)),
+        (true, false) => Ok((a, b)),
+        (false, false) => Err(format!(
+            "A is {:?} and B {:?}; the layer is {shape:?}, so that they must be [{inputs}, rank] and \
+             [rank, {out}]",
+            a.shape(),
+            b.shape()
+        )),
+    }
+}

@@ -1,0 +1,84 @@
+//! The adapter of an engine: put on, exchanged and taken off while it answers. What it is, is in
+//! `adapter/`.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use inference::{LoraConfig, Result};
+
+use super::{Engine, locked};
+use crate::adapter::{AdapterKind, LoraAdapter, key};
+use crate::nn::adapter::Passes;
+
+impl Engine {
+    /// What the matrices inside of blocks are called, such as `self_attn.q_proj`.
+    pub fn layer_names(&self) -> BTreeSet<String> {
+        let sites = locked(&self.sites);
+        let inside = sites
+            .iter()
+            .filter(|site| site.is_matrix() && site.block().is_some());
+        inside.map(|site| key(site.name()).to_owned()).collect()
+    }
+
+    /// The adapter on the model, if any.
+    pub fn adapter(&self) -> Option<LoraAdapter> {
+        locked(&self.adapter).clone()
+    }
+
+    /// Puts a fresh adapter on the model, in place of another.
+    pub fn apply_lora(
+        &self,
+        config: &LoraConfig,
+        kind: AdapterKind,
+        seed: u64,
+    ) -> Result<LoraAdapter> {
+        self.check_open()?;
+        let mut held = locked(&self.adapter);
+        let sites = locked(&self.sites).clone();
+        let architecture = &self.info.architecture;
+        let adapter = self
+            .scope(|| LoraAdapter::fresh(&sites, config, kind, seed, architecture, &self.passes))?;
+        *held = Some(adapter.clone());
+        self.adapter_changed();
+        Ok(adapter)
+    }
+
+    /// Puts the adapter of a directory on the model, in place of another.
+    pub fn load_adapter(&self, dir: &Path) -> Result<LoraAdapter> {
+        self.check_open()?;
+        let mut held = locked(&self.adapter);
+        let sites = locked(&self.sites).clone();
+        let architecture = &self.info.architecture;
+        let adapter = self.scope(|| LoraAdapter::load(&sites, dir, architecture, &self.passes))?;
+        *held = Some(adapter.clone());
+        self.adapter_changed();
+        Ok(adapter)
+    }
+
+    /// Takes the adapter off the model, if there is one.
+    pub fn remove_adapter(&self) -> Result<()> {
+        self.check_open()?;
+        let mut held = locked(&self.adapter);
+        if let Some(adapter) = held.take() {
+            adapter.remove(&self.passes);
+            self.adapter_changed();
+        }
+        Ok(())
+    }
+
+    /// What keeps forward passes and changes of the adapter apart.
+    pub fn passes(&self) -> &Passes {
+        &self.passes
+    }
+
+    /// Counts the changes of the adapter and of its numbers.
+    pub fn adapter_epoch(&self) -> u64 {
+        self.prefixes().epoch()
+    }
+
+    /// Begins an epoch of the adapter; call it once its numbers stand. What was computed with those
+    /// before is forgotten, and what running requests compute is not kept.
+    pub fn adapter_changed(&self) {
+        self.prefixes().renew();
+    }
+}

@@ -1,0 +1,57 @@
+//! Looking inside by the contract: `inspect/` computes it.
+
+use inference::{
+    AttentionInspector, AttentionSnapshot, EmbeddingModel, HiddenStates, Interrupt, Pooling,
+    Prompt, Result,
+};
+
+use super::MlxModel;
+use crate::inspect;
+
+impl AttentionInspector for MlxModel {
+    fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot> {
+        self.inspect_attention_until(prompt, &Interrupt::new())
+    }
+
+    fn inspect_attention_until(
+        &self,
+        prompt: &Prompt,
+        interrupt: &Interrupt,
+    ) -> Result<AttentionSnapshot> {
+        inspect::attention(&self.engine, prompt, interrupt)
+    }
+
+    fn hidden_states(&self, prompt: &Prompt, positions: &[usize]) -> Result<HiddenStates> {
+        self.hidden_states_until(prompt, positions, &Interrupt::new())
+    }
+
+    fn hidden_states_until(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        interrupt: &Interrupt,
+    ) -> Result<HiddenStates> {
+        inspect::hidden_states(&self.engine, prompt, positions, interrupt)
+    }
+}
+
+impl EmbeddingModel for MlxModel {
+    fn embed(
+        &self,
+        prompts: &[Prompt],
+        pooling: Pooling,
+        normalize: bool,
+    ) -> Result<Vec<Vec<f32>>> {
+        self.embed_until(prompts, pooling, normalize, &Interrupt::new())
+    }
+
+    fn embed_until(
+        &self,
+        prompts: &[Prompt],
+        pooling: Pooling,
+        normalize: bool,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Vec<f32>>> {
+        inspect::embed(&self.engine, prompts, pooling, normalize, interrupt)
+    }
+}
