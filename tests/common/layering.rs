@@ -1,0 +1,116 @@
+//! Reads which modules of a crate use which, for tests of the order of rooms. Only paths that begin
+//! with `crate::` or `super::` are seen: no calls of methods, and no items that a parent re-exports.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// The text of each module below `root` by its path.
+pub fn modules(root: &Path) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![root.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let relative = path.strip_prefix(root).unwrap().with_extension("");
+            let parts: Vec<_> = relative.iter().map(|p| p.to_str().unwrap()).collect();
+            let name = parts.join("::");
+            let name = name.strip_suffix("::mod").unwrap_or(&name).to_owned();
+            found.insert(name, fs::read_to_string(&path).unwrap());
+        }
+    }
+    found
+}
+
+/// The paths that begin with `crate::` or `super::` in a file, as paths from the root of the crate.
+fn paths(module: &str, text: &str) -> Vec<String> {
+    // What a module of tests at the end uses is not part of the file's place.
+    let own = text.find("\nmod tests {").unwrap_or(text.len());
+    let own = text[..own].find("\npub(crate) mod tests {").unwrap_or(own);
+    let code: String = text[..own]
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .fold(String::new(), |all, line| all + line + "\n");
+    let parent = |module: &str| {
+        module
+            .rsplit_once("::")
+            .map_or(String::new(), |(p, _)| p.into())
+    };
+    let mut all = Vec::new();
+    for (key, base) in [("crate::", String::new()), ("super::", parent(module))] {
+        for (at, _) in code.match_indices(key) {
+            if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
+                continue;
+            }
+            let rest = &code[at + key.len()..];
+            let end = rest
+                .find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'))
+                .unwrap_or(rest.len());
+            let (mut stem, mut base) = (rest[..end].trim_end_matches(':'), base.clone());
+            while let Some(rest) = stem.strip_prefix("super::") {
+                (stem, base) = (rest, parent(&base));
+            }
+            let mut names = vec![stem.to_owned()];
+            if let Some(list) = rest[end..].strip_prefix('{') {
+                let list = &list[..list.find('}').unwrap_or(list.len())];
+                let each = list.split(',').map(str::trim).filter(|n| !n.is_empty());
+                names = each.map(|name| format!("{stem}::{name}")).collect();
+            }
+            for name in names {
+                let path = format!("{base}::{name}");
+                all.push(path.trim_matches(':').to_owned());
+            }
+        }
+    }
+    all
+}
+
+/// The place of a module in `order`: its own, or that of the innermost `room::*` it is in.
+fn place(order: &[&str], module: &str) -> Option<usize> {
+    if let Some(own) = order.iter().position(|o| *o == module) {
+        return Some(own);
+    }
+    let mut room = module;
+    loop {
+        let whole = format!("{room}::*");
+        if let Some(at) = order.iter().position(|o| *o == whole) {
+            return Some(at);
+        }
+        (room, _) = room.rsplit_once("::")?;
+    }
+}
+
+/// Each use of a module that does not stand before its user in `order`, and each module without a place.
+/// `room::*` is a room whose files may use each other.
+pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String> {
+    let mut faults = Vec::new();
+    for (module, text) in modules {
+        let Some(own) = place(order, module) else {
+            faults.push(format!("{module} has no place in the order"));
+            continue;
+        };
+        for path in paths(module, text) {
+            // The longest part of the path that is a module; what is below a room's name is its item.
+            let mut used = path.as_str();
+            while !modules.contains_key(used) {
+                let Some((shorter, _)) = used.rsplit_once("::") else {
+                    break;
+                };
+                used = shorter;
+            }
+            let own_room = module
+                .strip_prefix(used)
+                .is_some_and(|r| r.starts_with("::"));
+            let others = modules.contains_key(used) && used != module;
+            // A `mod.rs` that only declares children may be named on the way to a function's module.
+            if others && !own_room && place(order, used).is_some_and(|used| used > own) {
+                faults.push(format!("{module} uses {path}, which stands above it"));
+            }
+        }
+    }
+    faults
+}
