@@ -226,7 +226,7 @@ impl PromptCacheModel for MlxModel {
             let check = || engine.check_open().and_then(|()| interrupt.check());
             check()?;
             forward_prompt(decoder.as_ref(), &ids, &mut caches, step, &mut |_| check())?;
-            cache::settle(&caches).map_err(engine_error("prefill"))?;
+            cache::eval_caches(&caches).map_err(engine_error("prefill"))?;
             check()?;
             if engine.prefixes().epoch() != epoch {
                 return Err(Error::new(

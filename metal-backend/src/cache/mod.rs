@@ -369,7 +369,7 @@ impl CacheOptions {
 ///
 /// # Errors
 /// When the computation fails.
-pub fn settle(caches: &Caches) -> Result<()> {
+pub fn eval_caches(caches: &Caches) -> Result<()> {
     eval(caches.iter().flat_map(|c| c.state()))
 }
 

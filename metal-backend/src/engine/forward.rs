@@ -28,7 +28,7 @@ pub fn forward_prompt(
         let (now, later) = rest.split_at(step.max(1));
         // The logits stay uncomputed: only keys and values are asked for.
         forward(decoder, now, caches, Positions::Last)
-            .and_then(|_| cache::settle(caches))
+            .and_then(|_| cache::eval_caches(caches))
             .and_then(|()| memory::clear_cache())
             .map_err(engine("prefill"))?;
         done += now.len();

@@ -3,7 +3,7 @@
 //!
 //! The rows' tokens are packed, so there is no padding: a row of length `L` costs `L` positions. Each
 //! row has caches of its own, so rows of any length and age go together. What prompts begin with alike is computed
-//! once (`alike.rs`).
+//! once (`prefix_sharing.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use inference::{BatchEvent, BatchSession, Error, GenerateOptions, Prompt, RequestId, Result};
 use mlx_rs_core::{Array, async_eval, concatenate, eval, memory};
 
-use super::alike::{self, Standing, Turn};
-use super::lane::{Lane, Pending, draw_rows};
+use super::prefix_sharing::{self, PrefillAction, RowState};
+use super::sequence::{Pending, SequenceState, draw_rows};
 use super::{CLEAR_EVERY, Request, read};
 use crate::cache::{self, Caches, Row};
 use crate::engine::Engine;
@@ -34,7 +34,7 @@ struct Member {
     id: RequestId,
     request: Request,
     /// `None` once the request is over.
-    lane: Option<Lane>,
+    sequence: Option<SequenceState>,
     /// What went wrong with it alone, to be told after the step.
     error: Option<Error>,
 }
@@ -59,34 +59,36 @@ impl Batch {
         options.validate()?;
         let mut request = Request::new(Arc::clone(&self.engine), prompt, options.clone())?;
         let caches = self.engine.cache_options();
-        let lane = self.engine.scope(|| Lane::new(&mut request, caches))?;
+        let sequence = self
+            .engine
+            .scope(|| SequenceState::new(&mut request, caches))?;
         let id = RequestId::new(self.next_id);
         self.next_id += 1;
         self.rows.push(Member {
             id,
             request,
-            lane: Some(lane),
+            sequence: Some(sequence),
             error: None,
         });
         Ok(id)
     }
 
     /// How each row stands; those that are over hold nothing.
-    fn standings(&self) -> Vec<Standing> {
-        let of = |m: &Member| match &m.lane {
-            Some(lane) if lane.next.is_none() => Standing {
+    fn row_states(&self) -> Vec<RowState> {
+        let of = |m: &Member| match &m.sequence {
+            Some(sequence) if sequence.next.is_none() => RowState {
                 tokens: m.request.tokens(),
-                held: lane.fed,
+                held: sequence.prefilled,
                 waits: true,
-                kin: lane.kin(),
+                kin: sequence.kin(),
             },
-            Some(lane) => Standing {
+            Some(sequence) => RowState {
                 tokens: m.request.tokens(),
-                held: cache::offset(&lane.caches).unsigned_abs() as usize,
+                held: cache::offset(&sequence.caches).unsigned_abs() as usize,
                 waits: false,
-                kin: lane.kin(),
+                kin: sequence.kin(),
             },
-            None => Standing {
+            None => RowState {
                 tokens: Vec::new(),
                 held: 0,
                 waits: false,
@@ -98,16 +100,16 @@ impl Batch {
 
     /// Copies what rows that wait have in common with others, until there is nothing to copy; returns for each row
     /// until which token of its prompt it may compute, `None` for those that do not.
-    fn begin_alike(&mut self) -> Result<Vec<Option<usize>>> {
+    fn share_prefixes(&mut self) -> Result<Vec<Option<usize>>> {
         loop {
             let cuttable = |from: usize, n: usize| {
                 surplus(&self.rows[from], n)
                     .is_some_and(|(caches, surplus)| caches.iter().all(|c| c.can_trim(surplus)))
             };
-            let turns = alike::turns(&self.standings(), cuttable);
+            let actions = prefix_sharing::actions(&self.row_states(), cuttable);
             let mut copied = Vec::new();
-            for (i, turn) in turns.iter().enumerate() {
-                if let Some(Turn::Copy { from, tokens }) = *turn
+            for (i, action) in actions.iter().enumerate() {
+                if let Some(PrefillAction::Copy { from, tokens }) = *action
                     && let Some((caches, surplus)) = surplus(&self.rows[from], tokens)
                 {
                     let mut own = cache::copy(caches).map_err(engine_error("prefill"))?;
@@ -117,20 +119,20 @@ impl Batch {
                 }
             }
             if copied.is_empty() {
-                let until = |(m, turn): (&Member, Option<Turn>)| match turn? {
-                    Turn::Compute(until) => Some(until),
-                    Turn::Copy { .. } => Some(m.request.so_far().len()),
-                    Turn::Wait => None,
+                let until = |(m, action): (&Member, Option<PrefillAction>)| match action? {
+                    PrefillAction::Compute(until) => Some(until),
+                    PrefillAction::Copy { .. } => Some(m.request.so_far().len()),
+                    PrefillAction::Wait => None,
                 };
-                return Ok(self.rows.iter().zip(turns).map(until).collect());
+                return Ok(self.rows.iter().zip(actions).map(until).collect());
             }
             for (i, tokens, own) in copied {
                 let member = &mut self.rows[i];
-                if let Some(lane) = &mut member.lane {
-                    cache::settle(&own).map_err(engine_error("prefill"))?;
+                if let Some(sequence) = &mut member.sequence {
+                    cache::eval_caches(&own).map_err(engine_error("prefill"))?;
                     let all = member.request.so_far().len();
-                    (lane.caches, lane.fed) = (own.for_sequence(all), tokens);
-                    lane.begun = true;
+                    (sequence.caches, sequence.prefilled) = (own.for_sequence(all), tokens);
+                    sequence.begun = true;
                     if all == member.request.prompt().len() {
                         member.request.clock().cached(tokens);
                     }
@@ -142,23 +144,27 @@ impl Batch {
     /// Runs parts of prompts, as many tokens as one step takes, shortest rest first. The rows whose
     /// prompt is done get their first token.
     fn prefill(&mut self) -> Result<()> {
-        let waits = |m: &Member| m.lane.as_ref().is_some_and(|lane| lane.next.is_none());
+        let waits = |m: &Member| {
+            m.sequence
+                .as_ref()
+                .is_some_and(|sequence| sequence.next.is_none())
+        };
         if !self.rows.iter().any(waits) {
             return Ok(());
         }
         for member in &mut self.rows {
-            if let Some(lane) = &mut member.lane {
-                lane.refresh(&mut member.request);
+            if let Some(sequence) = &mut member.sequence {
+                sequence.refresh(&mut member.request);
             }
         }
-        let until = self.begin_alike()?;
+        let until = self.share_prefixes()?;
         let mut waiting: Vec<(&mut Member, usize)> = self
             .rows
             .iter_mut()
             .zip(until)
             .filter_map(|(m, until)| {
-                let fed = m.lane.as_ref()?.fed;
-                Some((m, until?.saturating_sub(fed)))
+                let prefilled = m.sequence.as_ref()?.prefilled;
+                Some((m, until?.saturating_sub(prefilled)))
             })
             .collect();
         waiting.sort_by_key(|(_, left)| *left);
@@ -177,22 +183,25 @@ impl Batch {
             if n == 0 {
                 break;
             }
-            let fed = member.lane.as_ref().map_or(0, |lane| lane.fed);
-            tokens.extend_from_slice(&member.request.so_far()[fed..fed + n]);
+            let prefilled = member
+                .sequence
+                .as_ref()
+                .map_or(0, |sequence| sequence.prefilled);
+            tokens.extend_from_slice(&member.request.so_far()[prefilled..prefilled + n]);
             chosen.push((member, n));
         }
         let mut rows = Vec::with_capacity(chosen.len());
         let mut decoder = None;
         for (member, n) in &mut chosen {
-            let Some(lane) = member.lane.as_mut() else {
+            let Some(sequence) = member.sequence.as_mut() else {
                 continue;
             };
-            lane.fed += *n;
-            lane.begun = true;
-            decoder.get_or_insert_with(|| Arc::clone(&lane.decoder));
+            sequence.prefilled += *n;
+            sequence.begun = true;
+            decoder.get_or_insert_with(|| Arc::clone(&sequence.decoder));
             rows.push(Row {
                 length: i32::try_from(*n).unwrap_or(i32::MAX),
-                caches: &mut lane.caches,
+                caches: &mut sequence.caches,
             });
         }
         let Some(decoder) = decoder else {
@@ -206,17 +215,17 @@ impl Batch {
         let mut ready = Vec::new();
         for (row, (member, _)) in chosen.iter_mut().enumerate() {
             let total = member.request.so_far().len();
-            let Some(lane) = member.lane.as_mut() else {
+            let Some(sequence) = member.sequence.as_mut() else {
                 continue;
             };
-            member.request.report(lane.fed);
-            if lane.fed == total {
+            member.request.report(sequence.prefilled);
+            if sequence.prefilled == total {
                 ready.push((row, &mut **member));
             }
         }
         draw(ready, &logits)?;
-        let lanes = chosen.iter().filter_map(|(m, _)| m.lane.as_ref());
-        eval(lanes.flat_map(|lane| pending(lane).chain(state(lane))))
+        let sequences = chosen.iter().filter_map(|(m, _)| m.sequence.as_ref());
+        eval(sequences.flat_map(|sequence| pending(sequence).chain(state(sequence))))
             .and_then(|()| memory::clear_cache())
             .map_err(engine_error("prefill"))
     }
@@ -225,29 +234,36 @@ impl Batch {
     fn decode(&mut self) -> Result<()> {
         let mut running: Vec<(&mut Member, Pending)> = Vec::new();
         for member in &mut self.rows {
-            if let Some(pending) = member.lane.as_mut().and_then(|lane| lane.next.take()) {
+            if let Some(pending) = member
+                .sequence
+                .as_mut()
+                .and_then(|sequence| sequence.next.take())
+            {
                 running.push((member, pending));
             }
         }
         let fault = engine_error("decode");
         // Rows that have all they asked for with this token need no other.
         let mut decoder = None;
-        let (mut fed, mut rows, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut inputs, mut rows, mut places) = (Vec::new(), Vec::new(), Vec::new());
         for (i, (member, pending)) in running.iter_mut().enumerate() {
-            if member.request.room() > 1
-                && let Some(lane) = member.lane.as_mut().filter(|lane| !lane.must_restart())
+            if member.request.remaining() > 1
+                && let Some(sequence) = member
+                    .sequence
+                    .as_mut()
+                    .filter(|sequence| !sequence.must_restart())
             {
-                decoder.get_or_insert_with(|| Arc::clone(&lane.decoder));
-                fed.push(&pending.token);
+                decoder.get_or_insert_with(|| Arc::clone(&sequence.decoder));
+                inputs.push(&pending.token);
                 places.push(i);
                 rows.push(Row {
                     length: 1,
-                    caches: &mut lane.caches,
+                    caches: &mut sequence.caches,
                 });
             }
         }
         if let Some(decoder) = decoder {
-            let logits = concatenate(&fed, 0)
+            let logits = concatenate(&inputs, 0)
                 .and_then(|ids| ids.expand_dims(0))
                 .and_then(|ids| {
                     decoder.forward(&ids, &mut rows, Positions::Last, &mut Watch::nothing())
@@ -263,18 +279,21 @@ impl Batch {
                 })
                 .collect();
             draw(ready, &logits)?;
-            let lanes = places.iter().filter_map(|&i| running[i].0.lane.as_ref());
-            async_eval(lanes.flat_map(|lane| pending(lane).chain(state(lane)))).map_err(&fault)?;
+            let sequences = places
+                .iter()
+                .filter_map(|&i| running[i].0.sequence.as_ref());
+            async_eval(sequences.flat_map(|sequence| pending(sequence).chain(state(sequence))))
+                .map_err(&fault)?;
         }
         for (member, pending) in running {
             let read = read(&pending, &member.request)?;
             member.request.accept(read);
-            if let Some(lane) = &mut member.lane
-                && lane.next.is_none()
-                && lane.must_restart()
+            if let Some(sequence) = &mut member.sequence
+                && sequence.next.is_none()
+                && sequence.must_restart()
                 && !member.request.is_over()
             {
-                lane.restart(&member.request);
+                sequence.restart(&member.request);
             }
         }
         Ok(())
@@ -302,7 +321,7 @@ impl BatchSession for Batch {
         self.rows.retain_mut(|member| {
             let gone = member.id == row;
             if gone {
-                member.lane = None;
+                member.sequence = None;
                 member.request.end(inference::FinishReason::Cancelled);
             }
             !gone
@@ -320,7 +339,7 @@ impl BatchSession for Batch {
             Ok(()) => {
                 // Nothing is computed for a request that asked for no tokens.
                 if member.request.finish_reason().is_some() {
-                    member.lane = None;
+                    member.sequence = None;
                 }
                 true
             }
@@ -333,7 +352,7 @@ impl BatchSession for Batch {
         if let Err(error) = self.compute() {
             // What is in the caches now is unknown: no row can go on.
             for mut member in self.rows.drain(..) {
-                member.lane = None;
+                member.sequence = None;
                 member.request.fail(&error);
                 events.push_back(BatchEvent::Failed {
                     row: member.id,
@@ -348,7 +367,7 @@ impl BatchSession for Batch {
                 events.push_back(BatchEvent::Token { row, token });
             }
             if let Some(error) = member.error.take() {
-                member.lane = None;
+                member.sequence = None;
                 member.request.fail(&error);
                 events.push_back(BatchEvent::Failed { row, error });
                 return false;
@@ -356,8 +375,8 @@ impl BatchSession for Batch {
             let Some(reason) = member.request.finish_reason() else {
                 return true;
             };
-            if let Some(lane) = member.lane.take() {
-                lane.keep(&member.request);
+            if let Some(sequence) = member.sequence.take() {
+                sequence.keep(&member.request);
             }
             events.push_back(BatchEvent::Done {
                 row,
@@ -373,14 +392,14 @@ impl BatchSession for Batch {
 
 /// A member's caches, and how many more tokens than `n` they hold, if not fewer.
 fn surplus(member: &Member, n: usize) -> Option<(&Caches, i32)> {
-    let caches = &member.lane.as_ref()?.caches;
+    let caches = &member.sequence.as_ref()?.caches;
     let surplus = cache::offset(caches).checked_sub(i32::try_from(n).ok()?)?;
     (surplus >= 0).then_some((caches, surplus))
 }
 
 /// The token on its way, to be computed.
-fn pending(lane: &Lane) -> impl Iterator<Item = &Array> {
-    lane.next.iter().flat_map(Pending::arrays)
+fn pending(sequence: &SequenceState) -> impl Iterator<Item = &Array> {
+    sequence.next.iter().flat_map(Pending::arrays)
 }
 
 /// Draws the next token of members from their rows of `logits` `[1, rows, vocab]`, not yet computed. A
@@ -404,11 +423,11 @@ fn draw(members: Vec<(usize, &mut Member)>, logits: &Array) -> Result<()> {
         .partition(|(_, m)| Sampler::waits(m.request.options()));
     for (row, member) in alone {
         let own = rows_of(&[place(row)]).map_err(&fault)?;
-        let Some(lane) = member.lane.as_mut() else {
+        let Some(sequence) = member.sequence.as_mut() else {
             continue;
         };
-        match draw_rows(&mut [&mut lane.sampler], &own) {
-            Ok(mut drawn) => lane.next = drawn.pop(),
+        match draw_rows(&mut [&mut sequence.sampler], &own) {
+            Ok(mut drawn) => sequence.next = drawn.pop(),
             Err(error) => member.error = Some(error),
         }
     }
@@ -417,23 +436,25 @@ fn draw(members: Vec<(usize, &mut Member)>, logits: &Array) -> Result<()> {
         return Ok(());
     }
     let own = rows_of(&rows).map_err(&fault)?;
-    let mut lanes: Vec<&mut Lane> = together
+    let mut sequences: Vec<&mut SequenceState> = together
         .into_iter()
-        .filter_map(|(_, member)| member.lane.as_mut())
+        .filter_map(|(_, member)| member.sequence.as_mut())
         .collect();
     let drawn = {
-        let mut samplers: Vec<&mut Sampler> = lanes.iter_mut().map(|l| &mut l.sampler).collect();
+        let mut samplers: Vec<&mut Sampler> =
+            sequences.iter_mut().map(|l| &mut l.sampler).collect();
         draw_rows(&mut samplers, &own)?
     };
-    for (lane, pending) in lanes.into_iter().zip(drawn) {
-        lane.next = Some(pending);
+    for (sequence, pending) in sequences.into_iter().zip(drawn) {
+        sequence.next = Some(pending);
     }
     Ok(())
 }
 
 /// What must be computed with a step, so that no graph is kept.
-fn state(lane: &Lane) -> impl Iterator<Item = &Array> {
-    lane.sampler
+fn state(sequence: &SequenceState) -> impl Iterator<Item = &Array> {
+    sequence
+        .sampler
         .state()
-        .chain(lane.caches.iter().flat_map(|c| c.state()))
+        .chain(sequence.caches.iter().flat_map(|c| c.state()))
 }

@@ -1,22 +1,22 @@
 //! The journey of one request: prefill, then one token a step, as an iterator. What a step computes
 //! is in `arch/` and `sample/`; how text comes out of ids is in `text/`.
 //!
-//! [`Request`] is what was asked for and what came of it, [`Lane`] is where it is computed;
+//! [`Request`] is what was asked for and what came of it, [`SequenceState`] is where it is computed;
 //! [`Generation`] drives one, [`Batch`] many in one forward pass, and `speculative.rs` several tokens
 //! of one.
 
-mod alike;
 mod batch;
-mod lane;
 mod metrics;
 mod prefill;
+mod prefix_sharing;
 mod request;
+mod sequence;
 mod speculative;
 
 pub use batch::Batch;
-pub use lane::{Lane, Pending};
 pub use metrics::Clock;
 pub use request::Request;
+pub use sequence::{Pending, SequenceState};
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use mlx_rs_core::memory;
 
 use crate::engine::Engine;
 use crate::error::engine as engine_error;
-use speculative::Drafting;
+use speculative::SpeculativeDecoder;
 
 /// Steps between returns of unused memory to the system.
 const CLEAR_EVERY: usize = 256;
@@ -43,9 +43,9 @@ pub struct Generation {
 
 enum Running {
     /// One token a step.
-    Plain(Box<Lane>),
+    Plain(Box<SequenceState>),
     /// Several, guessed first.
-    Drafting(Box<Drafting>),
+    Speculative(Box<SpeculativeDecoder>),
 }
 
 /// What is read back of a token.
@@ -86,14 +86,14 @@ impl Generation {
     /// A request on `engine` for the prompt's ids, which are checked here.
     ///
     /// # Errors
-    /// As [`Request::new`] and [`Lane::new`].
+    /// As [`Request::new`] and [`SequenceState::new`].
     pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: GenerateOptions) -> Result<Self> {
         let mut request = Request::new(Arc::clone(&engine), prompt, options)?;
-        let running = engine.scope(|| match Drafting::wanted(&request) {
-            Some(guesser) => Drafting::new(&mut request, guesser)
-                .map(|drafting| Running::Drafting(Box::new(drafting))),
-            None => Lane::new(&mut request, engine.cache_options())
-                .map(|lane| Running::Plain(Box::new(lane))),
+        let running = engine.scope(|| match SpeculativeDecoder::drafter(&request) {
+            Some(drafter) => SpeculativeDecoder::new(&mut request, drafter)
+                .map(|decoder| Running::Speculative(Box::new(decoder))),
+            None => SequenceState::new(&mut request, engine.cache_options())
+                .map(|sequence| Running::Plain(Box::new(sequence))),
         })?;
         Ok(Self {
             request,
@@ -112,8 +112,8 @@ impl Generation {
         if self.request.is_over() {
             // Everything went well, or there would be an error.
             match self.running.take() {
-                Some(Running::Plain(lane)) => lane.keep(&self.request),
-                Some(Running::Drafting(drafting)) => drafting.keep(&self.request),
+                Some(Running::Plain(sequence)) => sequence.keep(&self.request),
+                Some(Running::Speculative(decoder)) => decoder.keep(&self.request),
                 None => {}
             }
         }
@@ -124,21 +124,21 @@ impl Generation {
         let request = &mut self.request;
         match self.running.as_mut() {
             None => return Ok(()),
-            Some(Running::Drafting(drafting)) => drafting.step(request)?,
-            Some(Running::Plain(lane)) => {
-                let pending = match lane.next.take() {
+            Some(Running::Speculative(decoder)) => decoder.step(request)?,
+            Some(Running::Plain(sequence)) => {
+                let pending = match sequence.next.take() {
                     Some(pending) => pending,
-                    None => lane.prefill(request)?,
+                    None => sequence.prefill(request)?,
                 };
                 // Start on the next token before this one is read, so that the device never waits.
-                let restart = lane.must_restart();
-                if request.room() > 1 && !restart {
-                    lane.next = Some(lane.decode(&pending.token)?);
+                let restart = sequence.must_restart();
+                if request.remaining() > 1 && !restart {
+                    sequence.next = Some(sequence.decode(&pending.token)?);
                 }
                 let read = read(&pending, request)?;
                 request.accept(read);
                 if restart && !request.is_over() {
-                    lane.restart(request);
+                    sequence.restart(request);
                 }
             }
         }

@@ -3,11 +3,11 @@
 
 use inference::Result;
 
-use super::lane::{Lane, Pending};
 use super::request::Request;
+use super::sequence::{Pending, SequenceState};
 use crate::engine::forward::forward_prompt;
 
-impl Lane {
+impl SequenceState {
     /// Runs what is left of the prompt, or after a restart of all tokens so far, and queues the
     /// next token.
     ///
@@ -18,7 +18,7 @@ impl Lane {
         self.begun = true;
         let tokens = request.so_far();
         let total = tokens.len();
-        let from = self.fed.min(total.saturating_sub(1));
+        let from = self.prefilled.min(total.saturating_sub(1));
         request.report(from);
         let logits = forward_prompt(
             self.decoder.as_ref(),
@@ -30,7 +30,7 @@ impl Lane {
                 request.options().check_interrupt()
             },
         )?;
-        self.fed = total;
+        self.prefilled = total;
         let first = self.draw(&logits)?;
         request.report(total);
         Ok(first)

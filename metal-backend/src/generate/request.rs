@@ -96,7 +96,7 @@ impl Request {
     }
 
     /// Tokens that may still come.
-    pub fn room(&self) -> usize {
+    pub fn remaining(&self) -> usize {
         self.options.max_tokens.saturating_sub(self.produced)
     }
 
@@ -176,7 +176,7 @@ impl Request {
         if let Some(stop) = stopped {
             self.stop = Some(StopCause::String(stop));
             self.end(FinishReason::Stop);
-        } else if self.room() == 0 {
+        } else if self.remaining() == 0 {
             self.flush(FinishReason::Length);
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, eval};
 
-use super::lane::{Lane, Pending, draw_rows, empty, prepared};
+use super::sequence::{Pending, SequenceState, draw_rows, empty, prepared};
 use super::{Request, read};
 use crate::arch::Decoder;
 use crate::cache::{self, CacheOptions, Caches};
@@ -17,19 +17,19 @@ use crate::error::engine;
 use crate::nn::attention::Positions;
 use crate::sample::Sampler;
 
-/// Who guesses.
-pub enum Guesser {
+/// What proposes tokens.
+pub enum Drafter {
     /// A smaller model with the same vocabulary.
     Model(Arc<dyn Decoder>),
-    /// What followed the last so many tokens where they stood before (Saxena 2023).
+    /// What followed the last n-gram of this length earlier in the sequence (Saxena 2023).
     Lookup(usize),
 }
 
-/// One request whose tokens are guessed first.
-pub struct Drafting {
-    lane: Lane,
-    guesser: Guesser,
-    /// Of the guessing model.
+/// One request whose tokens are proposed first, then verified.
+pub struct SpeculativeDecoder {
+    sequence: SequenceState,
+    drafter: Drafter,
+    /// Of the draft model.
     caches: Caches,
     /// Everything so far, prompt and reply.
     tokens: Vec<u32>,
@@ -54,30 +54,30 @@ fn of_draft(options: CacheOptions) -> CacheOptions {
     }
 }
 
-impl Drafting {
-    /// Who guesses for `request`; `None` where nobody shall, or where each token changes what the next
-    /// may be.
-    pub fn wanted(request: &Request) -> Option<Guesser> {
+impl SpeculativeDecoder {
+    /// The drafter for `request`; `None` where none is asked for, or where each token changes what the
+    /// next may be.
+    pub fn drafter(request: &Request) -> Option<Drafter> {
         let options = request.options();
         if options.num_draft_tokens == 0 || Sampler::waits(options) {
             return None;
         }
         match (request.engine().draft(), options.prompt_lookup) {
-            (Some(draft), _) => Some(Guesser::Model(draft)),
+            (Some(draft), _) => Some(Drafter::Model(draft)),
             (None, 0) => None,
-            (None, n) => Some(Guesser::Lookup(n)),
+            (None, n) => Some(Drafter::Lookup(n)),
         }
     }
 
-    /// A lane for `request`, and one for who guesses, each with what is remembered of the prompt.
+    /// The state of `request`, and caches of the drafter, each with the longest known prefix.
     ///
     /// # Errors
-    /// As [`Lane::new`].
-    pub fn new(request: &mut Request, guesser: Guesser) -> Result<Self> {
+    /// As [`SequenceState::new`].
+    pub fn new(request: &mut Request, drafter: Drafter) -> Result<Self> {
         let engine = Arc::clone(request.engine());
         let options = trimmable(&engine);
-        let caches = match &guesser {
-            Guesser::Model(draft) => {
+        let caches = match &drafter {
+            Drafter::Model(draft) => {
                 let options = of_draft(options);
                 // No adapter stands on the draft model, so its caches are all of one epoch.
                 let prefixes = engine.draft_prefixes();
@@ -90,11 +90,11 @@ impl Drafting {
                 )
                 .0
             }
-            Guesser::Lookup(_) => Caches::default(),
+            Drafter::Lookup(_) => Caches::default(),
         };
         Ok(Self {
-            lane: Lane::new(request, &options)?,
-            guesser,
+            sequence: SequenceState::new(request, &options)?,
+            drafter,
             caches,
             tokens: request.prompt().to_vec(),
         })
@@ -102,13 +102,13 @@ impl Drafting {
 
     /// Gives the caches to the engine, for a later prompt that begins as this request did.
     pub fn keep(self, request: &Request) {
-        if let (Guesser::Model(_), true) = (&self.guesser, request.options().cache_prompt) {
+        if let (Drafter::Model(_), true) = (&self.drafter, request.options().cache_prompt) {
             let mut tokens = self.tokens;
             tokens.truncate(cache::offset(&self.caches).unsigned_abs() as usize);
             let prefixes = request.engine().draft_prefixes();
             prefixes.put(prefixes.epoch(), tokens, self.caches);
         }
-        self.lane.keep(request);
+        self.sequence.keep(request);
     }
 
     /// One step: at least one token.
@@ -116,24 +116,24 @@ impl Drafting {
     /// # Errors
     /// When memory runs out, or the request may not go on.
     pub fn step(&mut self, request: &mut Request) -> Result<()> {
-        if self.lane.fed < request.prompt().len() {
-            let first = self.lane.prefill(request)?;
+        if self.sequence.prefilled < request.prompt().len() {
+            let first = self.sequence.prefill(request)?;
             self.take(request, &first)?;
             return Ok(());
         }
-        if self.lane.must_restart() {
-            self.lane.restart(request);
-            let next = self.lane.prefill(request)?;
+        if self.sequence.must_restart() {
+            self.sequence.restart(request);
+            let next = self.sequence.prefill(request)?;
             self.take(request, &next)?;
             return Ok(());
         }
         // All places of a pass have one rotation, that of the last; so none of them is beyond a
         // switch.
-        let until_switch = self.lane.caches.until_switch() - 1;
+        let until_switch = self.sequence.caches.until_switch() - 1;
         let most = request
             .options()
             .num_draft_tokens
-            .min(request.room().saturating_sub(1))
+            .min(request.remaining().saturating_sub(1))
             .min(usize::try_from(until_switch).unwrap_or(0));
         let guesses = self.guess(most, request)?;
         let Some(last) = self.tokens.last().copied() else {
@@ -143,39 +143,39 @@ impl Drafting {
             ));
         };
         let fault = engine("decode");
-        let fed = [&[last], guesses.as_slice()].concat();
-        let lane = &mut self.lane;
+        let inputs = [&[last], guesses.as_slice()].concat();
+        let sequence = &mut self.sequence;
         let logits = forward(
-            lane.decoder.as_ref(),
-            &fed,
-            &mut lane.caches,
+            sequence.decoder.as_ref(),
+            &inputs,
+            &mut sequence.caches,
             Positions::All,
         )
         .map_err(&fault)?;
         // Draw at every place, as if all guesses before it were right. What follows a wrong one is
         // thrown away, with the state of the sampler.
-        let mut drawn = Vec::with_capacity(fed.len());
-        for at in 0..i32::try_from(fed.len()).unwrap_or(i32::MAX) {
+        let mut drawn = Vec::with_capacity(inputs.len());
+        for at in 0..i32::try_from(inputs.len()).unwrap_or(i32::MAX) {
             let logits = logits
                 .slice_axis(1, at, at + 1)
                 .and_then(|l| l.squeeze_axis(1))
                 .map_err(&fault)?;
-            let pending = draw_rows(&mut [&mut lane.sampler], &logits)?
+            let pending = draw_rows(&mut [&mut sequence.sampler], &logits)?
                 .pop()
                 .ok_or_else(|| Error::new(ErrorKind::Engine, "no token was drawn"))?;
-            drawn.push((pending, lane.sampler.memory()));
+            drawn.push((pending, sequence.sampler.memory()));
         }
         eval(
             drawn
                 .iter()
                 .flat_map(|(pending, memory)| pending.arrays().chain(memory.arrays()))
-                .chain(lane.caches.iter().flat_map(|c| c.state())),
+                .chain(sequence.caches.iter().flat_map(|c| c.state())),
         )
         .map_err(&fault)?;
 
         let mut right = 0;
         for (i, (pending, memory)) in drawn.into_iter().enumerate() {
-            self.lane.sampler.remind(memory);
+            self.sequence.sampler.restore(memory);
             let id = self.take(request, &pending)?;
             if request.is_over() || guesses.get(i) != Some(&id) {
                 break;
@@ -184,7 +184,7 @@ impl Drafting {
         }
         request.clock().drafted(guesses.len(), right);
         let wrong = i32::try_from(guesses.len() - right).unwrap_or(i32::MAX);
-        if !cache::trim(&mut self.lane.caches, wrong) {
+        if !cache::trim(&mut self.sequence.caches, wrong) {
             return Err(Error::new(ErrorKind::Engine, "a cache cannot be cut back"));
         }
         // The guessing model has seen its own guesses, up to the last but one.
@@ -210,9 +210,9 @@ impl Drafting {
         if most == 0 {
             return Ok(Vec::new());
         }
-        match &self.guesser {
-            Guesser::Lookup(n) => Ok(look_up(&self.tokens, *n, most)),
-            Guesser::Model(draft) => {
+        match &self.drafter {
+            Drafter::Lookup(n) => Ok(look_up(&self.tokens, *n, most)),
+            Drafter::Model(draft) => {
                 let fault = engine("draft");
                 let mut from = cache::offset(&self.caches).unsigned_abs() as usize;
                 let new = i32::try_from(self.tokens.len() - from).unwrap_or(i32::MAX);

@@ -274,7 +274,7 @@ impl Sampler {
     }
 
     /// Goes back to what it remembered then.
-    pub fn remind(&mut self, memory: Memory) {
+    pub fn restore(&mut self, memory: Memory) {
         self.step = memory.step;
         self.history = memory.history;
         self.counts = memory.counts;

@@ -1,4 +1,4 @@
-//! The computing side of one request: its caches, its sampler and the token that is on its way.
+//! The state of one request's sequence: its caches, its sampler and the token that is on its way.
 
 use std::sync::Arc;
 
@@ -58,18 +58,18 @@ pub fn draw_rows(samplers: &mut [&mut Sampler], logits: &Array) -> Result<Vec<Pe
         .collect()
 }
 
-/// Where a request is computed.
-pub struct Lane {
+/// What the steps of one request change.
+pub struct SequenceState {
     /// The network, held so that closing the model does not take it away within a step.
     pub decoder: Arc<dyn Decoder>,
-    /// Keys and values of everything fed so far.
+    /// Keys and values of all tokens that went through the model.
     pub caches: Caches,
     /// The request's own chain.
     pub sampler: Sampler,
     /// The next token; `None` before the prompt was run.
     pub next: Option<Pending>,
     /// How many tokens of [`Request::so_far`] the caches hold, until the next token is drawn.
-    pub fed: usize,
+    pub prefilled: usize,
     /// Whether it holds anything that was computed for the request.
     pub begun: bool,
     /// [`Prefixes::epoch`] before any of what the caches hold was computed.
@@ -77,8 +77,8 @@ pub struct Lane {
     options: CacheOptions,
 }
 
-impl Lane {
-    /// A lane for `request`, with the longest prefix of its prompt that the engine remembers in caches
+impl SequenceState {
+    /// The state of `request`, with the longest prefix of its prompt that the engine remembers in caches
     /// that `options` describe.
     ///
     /// # Errors
@@ -88,14 +88,15 @@ impl Lane {
         let decoder = model.decoder()?;
         let sampler = model.sampler(request.options(), request.prompt())?;
         let epoch = model.prefixes().epoch();
-        let (caches, fed) = prepared(decoder.as_ref(), options, model.prefixes(), epoch, request);
-        request.clock().cached(fed);
+        let (caches, prefilled) =
+            prepared(decoder.as_ref(), options, model.prefixes(), epoch, request);
+        request.clock().cached(prefilled);
         Ok(Self {
             decoder,
             caches,
             sampler,
             next: None,
-            fed,
+            prefilled,
             begun: false,
             epoch,
             options: *options,
@@ -122,7 +123,7 @@ impl Lane {
     /// Forgets what was computed: the next prefill is of all tokens so far.
     pub fn restart(&mut self, request: &Request) {
         self.caches = empty(self.decoder.as_ref(), &self.options, request);
-        self.fed = 0;
+        self.prefilled = 0;
         self.next = None;
     }
 
@@ -197,7 +198,7 @@ pub fn prepared(
         return (empty, 0);
     }
     match prefixes.take(epoch, request.prompt(), &empty) {
-        Some((caches, fed)) => (expecting(caches, request), fed),
+        Some((caches, prefilled)) => (expecting(caches, request), prefilled),
         None => (empty, 0),
     }
 }

@@ -1,30 +1,30 @@
-//! Prompts that begin alike, as those of one instruction with many inputs do: what one row of a batch computes of the
-//! beginning, the others copy. Decides only; `batch.rs` does it.
+//! Prompts with a common prefix, such as one instruction with many inputs: one row of a batch computes
+//! the prefix, the others copy its caches. Decides only; `batch.rs` does it.
 
 use crate::cache::prefix::common;
 
-/// Tokens that are worth a copy, which is a step of its own and an operation a layer.
+/// Fewest shared tokens that are worth a copy, which is a step of its own and an operation a layer.
 const LEAST: usize = 16;
 
-/// A copy is of all that the other holds, cut afterwards: not worth it for less than one in so many.
+/// A copy clones the whole cache and trims it; skip when under 1/64 is shared.
 const MOST_BESIDE: usize = 64;
 
 /// A row of the batch.
 #[derive(Debug)]
-pub struct Standing {
+pub struct RowState {
     /// The tokens that its caches hold, or will hold once its prompt is computed.
     pub tokens: Vec<u32>,
     /// How many of them the caches hold.
     pub held: usize,
     /// Whether some of its prompt is not computed yet.
     pub waits: bool,
-    /// Rows share only what is computed alike: [`super::Lane::kin`].
+    /// Rows share only what is computed alike: [`super::SequenceState::kin`].
     pub kin: (u64, usize),
 }
 
 /// What a row whose prompt is not computed does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum PrefillAction {
     /// Computes its prompt, but not beyond so many tokens: there, others copy.
     Compute(usize),
     /// Takes over the first `tokens` of the caches of row `from`.
@@ -38,13 +38,19 @@ pub enum Turn {
     Wait,
 }
 
-/// The turn of each row, in their order, of which the oldest is first; `None` for rows whose prompt is computed.
+/// What each row does next, in their order, of which the oldest is first; `None` for rows whose prompt is computed.
 /// `cuttable(row, n)` says whether a copy of that row's caches can be cut to `n` tokens. One token of each prompt is
 /// left to compute, from which the first logits come.
-pub fn turns(rows: &[Standing], cuttable: impl Fn(usize, usize) -> bool) -> Vec<Option<Turn>> {
-    let mut turns: Vec<Option<Turn>> = rows
+pub fn actions(
+    rows: &[RowState],
+    cuttable: impl Fn(usize, usize) -> bool,
+) -> Vec<Option<PrefillAction>> {
+    let mut actions: Vec<Option<PrefillAction>> = rows
         .iter()
-        .map(|row| row.waits.then_some(Turn::Compute(row.tokens.len())))
+        .map(|row| {
+            row.waits
+                .then_some(PrefillAction::Compute(row.tokens.len()))
+        })
         .collect();
     // Older rows that are waited for, and until where.
     let mut awaited = Vec::new();
@@ -53,7 +59,7 @@ pub fn turns(rows: &[Standing], cuttable: impl Fn(usize, usize) -> bool) -> Vec<
         let least = row.held + LEAST;
         let mut best: Option<(usize, usize)> = None;
         let others = rows.iter().enumerate();
-        let same = |(j, other): &(usize, &Standing)| *j != i && other.kin == row.kin;
+        let same = |(j, other): &(usize, &RowState)| *j != i && other.kin == row.kin;
         for (j, other) in others.filter(same) {
             let alike = common(&other.tokens, &row.tokens).min(most);
             let n = if other.waits && j < i {
@@ -71,27 +77,27 @@ pub fn turns(rows: &[Standing], cuttable: impl Fn(usize, usize) -> bool) -> Vec<
         let Some((j, n)) = best else {
             continue;
         };
-        turns[i] = Some(if n <= rows[j].held {
-            Turn::Copy { from: j, tokens: n }
+        actions[i] = Some(if n <= rows[j].held {
+            PrefillAction::Copy { from: j, tokens: n }
         } else {
             awaited.push((j, n));
-            Turn::Wait
+            PrefillAction::Wait
         });
     }
     for (j, n) in awaited {
-        if let Some(Turn::Compute(until)) = &mut turns[j] {
+        if let Some(PrefillAction::Compute(until)) = &mut actions[j] {
             *until = n.min(*until);
         }
     }
-    turns
+    actions
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(tokens: impl IntoIterator<Item = u32>, held: usize, waits: bool) -> Standing {
-        Standing {
+    fn row(tokens: impl IntoIterator<Item = u32>, held: usize, waits: bool) -> RowState {
+        RowState {
             tokens: tokens.into_iter().collect(),
             held,
             waits,
@@ -111,22 +117,26 @@ mod tests {
             row(numbered(24, 102), 0, true),
             row([7; 30], 0, true),
         ];
-        let first = turns(&rows, |_, _| true);
-        let compute = |n| Some(Turn::Compute(n));
+        let first = actions(&rows, |_, _| true);
+        let compute = |n| Some(PrefillAction::Compute(n));
         assert_eq!(first[0], compute(24), "as far as the shortest beginning");
-        assert_eq!(first[1..3], [Some(Turn::Wait); 2]);
+        assert_eq!(first[1..3], [Some(PrefillAction::Wait); 2]);
         assert_eq!(first[3], compute(30), "like no other");
         rows[0].held = 24;
-        let second = turns(&rows, |_, _| true);
+        let second = actions(&rows, |_, _| true);
         assert_eq!(second[0], compute(40));
-        assert_eq!(second[1], Some(Turn::Wait), "there is more to come");
-        let copied = |from, tokens| Some(Turn::Copy { from, tokens });
+        assert_eq!(
+            second[1],
+            Some(PrefillAction::Wait),
+            "there is more to come"
+        );
+        let copied = |from, tokens| Some(PrefillAction::Copy { from, tokens });
         assert_eq!(second[2], copied(0, 24));
         rows[0].held = 40;
-        assert_eq!(turns(&rows, |_, _| true)[1], copied(0, 40));
+        assert_eq!(actions(&rows, |_, _| true)[1], copied(0, 40));
         // What was copied is not copied again.
         rows[1].held = 40;
-        assert_eq!(turns(&rows, |_, _| true)[1], compute(41));
+        assert_eq!(actions(&rows, |_, _| true)[1], compute(41));
     }
 
     #[test]
@@ -135,13 +145,13 @@ mod tests {
             row(numbered(40, 100), 41, false),
             row(numbered(30, 101), 0, true),
         ];
-        let copied = Some(Turn::Copy {
+        let copied = Some(PrefillAction::Copy {
             from: 0,
             tokens: 30,
         });
-        assert_eq!(turns(&rows, |_, n| n == 30), [None, copied]);
-        let alone = Some(Turn::Compute(31));
-        assert_eq!(turns(&rows, |_, _| false), [None, alone]);
+        assert_eq!(actions(&rows, |_, n| n == 30), [None, copied]);
+        let alone = Some(PrefillAction::Compute(31));
+        assert_eq!(actions(&rows, |_, _| false), [None, alone]);
     }
 
     #[test]
@@ -149,7 +159,10 @@ mod tests {
         let mut rows = [row(0..40, 40, false), row(0..40, 0, true)];
         for kin in [(1, 0), (0, 1)] {
             rows[1].kin = kin;
-            assert_eq!(turns(&rows, |_, _| true)[1], Some(Turn::Compute(40)));
+            assert_eq!(
+                actions(&rows, |_, _| true)[1],
+                Some(PrefillAction::Compute(40))
+            );
         }
     }
 
@@ -157,19 +170,25 @@ mod tests {
     fn a_token_is_left_and_little_is_not_copied() {
         // The same prompt twice.
         let rows = [row(0..20, 20, false), row(0..20, 0, true)];
-        let turn = turns(&rows, |_, _| true)[1];
+        let action = actions(&rows, |_, _| true)[1];
         assert_eq!(
-            turn,
-            Some(Turn::Copy {
+            action,
+            Some(PrefillAction::Copy {
                 from: 0,
                 tokens: 19
             })
         );
         let short = [row(0..16, 16, false), row(0..16, 0, true)];
-        assert_eq!(turns(&short, |_, _| true)[1], Some(Turn::Compute(16)));
+        assert_eq!(
+            actions(&short, |_, _| true)[1],
+            Some(PrefillAction::Compute(16))
+        );
         // Nor a little of much.
         let long = [row(0..4000, 4000, false), row(numbered(20, 9), 0, true)];
-        assert_eq!(turns(&long, |_, _| true)[1], Some(Turn::Compute(21)));
+        assert_eq!(
+            actions(&long, |_, _| true)[1],
+            Some(PrefillAction::Compute(21))
+        );
     }
 
     #[test]
@@ -178,7 +197,7 @@ mod tests {
         let lengths = [18u32, 33, 33, 60];
         for state in 0..4usize.pow(4) {
             let held = |i: usize| state / 4usize.pow(i as u32) % 4 * 16;
-            let rows: Vec<Standing> = lengths
+            let rows: Vec<RowState> = lengths
                 .iter()
                 .enumerate()
                 .map(|(i, n)| {
@@ -189,18 +208,23 @@ mod tests {
                 })
                 .collect();
             for cut in [true, false] {
-                let turns = turns(&rows, |j, n| cut || rows[j].held == n);
-                let goes = |turn: &Option<Turn>| {
-                    matches!(turn, Some(Turn::Compute(_) | Turn::Copy { .. }))
+                let actions = actions(&rows, |j, n| cut || rows[j].held == n);
+                let goes = |action: &Option<PrefillAction>| {
+                    matches!(
+                        action,
+                        Some(PrefillAction::Compute(_) | PrefillAction::Copy { .. })
+                    )
                 };
                 assert!(
-                    turns.iter().any(goes) || rows.iter().all(|row| !row.waits),
+                    actions.iter().any(goes) || rows.iter().all(|row| !row.waits),
                     "{rows:?}"
                 );
-                for (row, turn) in rows.iter().zip(&turns) {
-                    match turn {
-                        Some(Turn::Compute(until)) => assert!(*until > row.held, "{rows:?}"),
-                        Some(Turn::Copy { from, tokens }) => {
+                for (row, action) in rows.iter().zip(&actions) {
+                    match action {
+                        Some(PrefillAction::Compute(until)) => {
+                            assert!(*until > row.held, "{rows:?}")
+                        }
+                        Some(PrefillAction::Copy { from, tokens }) => {
                             assert!(*tokens > row.held && *tokens <= rows[*from].held);
                             assert_eq!(rows[*from].tokens[..*tokens], row.tokens[..*tokens]);
                         }
