@@ -15,7 +15,7 @@ use super::build::{AttentionParts, Builder, int, invalid};
 use super::gemma2::cap;
 use super::moe::{ExpertsAt, counts, experts};
 use super::stack::Head;
-use crate::cache::{CacheOptions, Caches, Row, Seen, lengths, passing};
+use crate::cache::{CacheOptions, Caches, KvView, Row, lengths, passing};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::error::engine;
@@ -104,7 +104,7 @@ struct Given<'a> {
     /// The layer's own input, `[1, T, width]`.
     own: Option<&'a Array>,
     /// Keys and values of an earlier layer, one for each row, where the block has none of its own.
-    seen: Option<&'a [Seen]>,
+    views: Option<&'a [KvView]>,
 }
 
 impl Block {
@@ -116,18 +116,18 @@ impl Block {
         rows: &mut [Row<'_>],
         (layer, positions): (usize, Positions),
         watch: &mut Watch<'_>,
-    ) -> mlx_rs_core::Result<(Array, Option<Vec<Seen>>)> {
+    ) -> mlx_rs_core::Result<(Array, Option<Vec<KvView>>)> {
         let lengths = &lengths(rows);
         let normed = self.attention_in.forward(x)?;
-        let made = match given.seen {
+        let made = match given.views {
             Some(_) => None,
-            None => Some(self.attention.remember(&normed, rows, layer)?),
+            None => Some(self.attention.update_kv(&normed, rows, layer)?),
         };
-        let seen = made.as_deref().or(given.seen).unwrap_or_default();
+        let views = made.as_deref().or(given.views).unwrap_or_default();
         let saw = &mut |q: &Array| watch.saw_queries(layer, q);
         let attended = self
             .attention
-            .look(&normed, seen, lengths, positions, saw)?;
+            .attend(&normed, views, lengths, positions, saw)?;
         let x = positions
             .of(x, lengths)?
             .add(&self.attention_out.forward(&attended)?)?;
@@ -158,28 +158,28 @@ impl Block {
         (lengths, shares): (&[i32], bool),
         (layer, positions): (usize, Positions),
         scope: &Scope,
-    ) -> mlx_rs_core::Result<(Array, Option<Vec<Seen>>)> {
+    ) -> mlx_rs_core::Result<(Array, Option<Vec<KvView>>)> {
         let fault = |what: &str| Error::new(ErrorKind::Value, "block", what);
         let (block, lengths) = (Arc::clone(self), lengths.to_vec());
-        let (has_own, takes) = (given.own.is_some(), given.seen.is_some());
+        let (has_own, takes) = (given.own.is_some(), given.views.is_some());
         let frozen = Scope {
             params: BTreeMap::new(),
             ..scope.clone()
         };
         let mut args = vec![x.clone()];
         args.extend(given.own.cloned());
-        for seen in given.seen.unwrap_or_default() {
-            args.extend(passing::both(seen)?);
+        for view in given.views.unwrap_or_default() {
+            args.extend(passing::both(view)?);
         }
         let again = checkpoint_tree(move |params: &BTreeMap<String, Array>, args: &[Array]| {
             let Some((x, rest)) = args.split_first() else {
                 return Err(fault("an input is expected"));
             };
             let (own, rest) = rest.split_at(usize::from(has_own).min(rest.len()));
-            let seen = takes.then(|| passing::seen(rest));
+            let views = takes.then(|| passing::views(rest));
             let given = Given {
                 own: own.first(),
-                seen: seen.as_deref(),
+                views: views.as_deref(),
             };
             let scope = Scope {
                 params: params.clone(),
@@ -191,14 +191,14 @@ impl Block {
             let run = || block.forward(x, &given, &mut rows, at, nobody);
             let (x, made) = adapter::within(Arc::new(scope), run)?;
             let mut results = vec![x];
-            for seen in made.iter().flatten().filter(|_| shares) {
-                results.extend(passing::both(seen)?);
+            for view in made.iter().flatten().filter(|_| shares) {
+                results.extend(passing::both(view)?);
             }
             Ok(results)
         });
         let results = again(&scope.of_block(layer), &args)?;
         match results.split_first() {
-            Some((x, made)) => Ok((x.clone(), (!takes).then(|| passing::seen(made)))),
+            Some((x, made)) => Ok((x.clone(), (!takes).then(|| passing::views(made)))),
             None => Err(fault("there is no output")),
         }
     }
@@ -242,7 +242,7 @@ impl Decoder for Gemma4 {
             .transpose()?;
         let last = self.blocks.len().saturating_sub(1);
         let again = adapter::scope().filter(|scope| scope.checkpoint);
-        let mut seen: Vec<Vec<Seen>> = Vec::with_capacity(self.blocks.len());
+        let mut views: Vec<Vec<KvView>> = Vec::with_capacity(self.blocks.len());
         for (i, block) in self.blocks.iter().enumerate() {
             let keep = if i == last { positions } else { Positions::All };
             let own = inputs
@@ -255,7 +255,7 @@ impl Decoder for Gemma4 {
             let source = self.source[i];
             let given = Given {
                 own: own.as_ref(),
-                seen: (source != i).then(|| seen[source].as_slice()),
+                views: (source != i).then(|| views[source].as_slice()),
             };
             let (out, made) = match &again {
                 Some(scope) => {
@@ -265,7 +265,7 @@ impl Decoder for Gemma4 {
                 None => block.forward(&x, &given, rows, (i, keep), watch)?,
             };
             x = out;
-            seen.extend(made);
+            views.extend(made);
             watch.saw_block(i, &x)?;
         }
         let x = self.norm.forward(&x)?;

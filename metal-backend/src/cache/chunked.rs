@@ -5,7 +5,7 @@
 use mlx_rs_core::cpu::{Heads, TokenRange};
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
 
-use super::{KvCache, Order, Seen, Snapshot, Stored};
+use super::{KvCache, KvView, Order, Snapshot, Stored};
 
 /// Positions added at a time.
 pub(super) const CHUNK: i32 = 256;
@@ -105,7 +105,7 @@ pub(super) fn grow(
 }
 
 impl KvCache for ChunkedCache {
-    fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen> {
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView> {
         let offset = self.offset;
         self.append(keys, values, i32::MAX)?;
         let Some((keys, values)) = self.valid()? else {
@@ -115,7 +115,7 @@ impl KvCache for ChunkedCache {
                 "nothing was stored",
             ));
         };
-        Ok(Seen {
+        Ok(KvView {
             keys: Stored::Plain(keys),
             values: Stored::Plain(values),
             offset,
@@ -250,12 +250,12 @@ mod tests {
         let mut cache = ChunkedCache::new();
         let mut at = 0;
         for n in [3, 1, 1, 250, 1, 1, 300, 1] {
-            let seen = cache.update(&part(at, n), &part(at + 1000, n)).unwrap();
-            assert_eq!(seen.offset, at);
+            let view = cache.update(&part(at, n), &part(at + 1000, n)).unwrap();
+            assert_eq!(view.offset, at);
             at += n;
-            assert_eq!(seen.keys.positions().unwrap(), at);
-            assert_eq!(plain(&seen.keys), part(0, at).to_vec::<f32>().unwrap());
-            assert_eq!(plain(&seen.values), part(1000, at).to_vec::<f32>().unwrap());
+            assert_eq!(view.keys.positions().unwrap(), at);
+            assert_eq!(plain(&view.keys), part(0, at).to_vec::<f32>().unwrap());
+            assert_eq!(plain(&view.values), part(1000, at).to_vec::<f32>().unwrap());
         }
         assert_eq!(cache.offset(), at);
         assert_eq!(cache.state()[0].dim(2).unwrap() % CHUNK, 0);
@@ -269,8 +269,8 @@ mod tests {
         assert_eq!(cache.offset(), 6);
         let mut other = cache.copy().unwrap();
         other.update(&part(50, 3), &part(50, 3)).unwrap();
-        let seen = cache.update(&part(6, 2), &part(6, 2)).unwrap();
-        assert_eq!(plain(&seen.keys), part(0, 8).to_vec::<f32>().unwrap());
+        let view = cache.update(&part(6, 2), &part(6, 2)).unwrap();
+        assert_eq!(plain(&view.keys), part(0, 8).to_vec::<f32>().unwrap());
         assert_eq!((cache.offset(), other.offset()), (8, 9));
         cache.trim(100);
         assert_eq!(cache.offset(), 0);

@@ -6,7 +6,7 @@ use mlx_rs_core::cpu::{Heads, KvBuffer};
 use mlx_rs_core::{Array, Result};
 
 use super::chunked::{CHUNK, ChunkedCache, capacity};
-use super::{KvCache, Seen, Snapshot};
+use super::{KvCache, KvView, Snapshot};
 
 /// Keys and values of all positions so far.
 #[derive(Debug, Default)]
@@ -121,7 +121,7 @@ impl InPlaceCache {
 }
 
 impl KvCache for InPlaceCache {
-    fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen> {
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView> {
         self.chunks()?.update(keys, values)
     }
 

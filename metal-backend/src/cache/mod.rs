@@ -97,9 +97,9 @@ pub enum Order {
     Any,
 }
 
-/// Keys and values that the queries of one row look at.
+/// The keys and values that the queries of one row attend to.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct KvView {
     /// `[B, Hkv, n, D]`.
     pub keys: Stored,
     /// `[B, Hkv, n, D]`.
@@ -120,7 +120,7 @@ pub trait KvCache: std::fmt::Debug + Send {
     ///
     /// # Errors
     /// When shapes do not fit what is stored, or memory runs out.
-    fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen>;
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView>;
 
     /// Whether [`KvCache::store`] and [`KvCache::memory`] work.
     fn stores(&self) -> bool {

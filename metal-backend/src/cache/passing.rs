@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
-use super::{Caches, KvCache, Order, Row, Seen, Snapshot, Stored};
+use super::{Caches, KvCache, KvView, Order, Row, Snapshot, Stored};
 
 /// Keeps nothing.
 #[derive(Debug, Clone, Copy, Default)]
@@ -27,8 +27,8 @@ pub fn rows<'a>(lengths: &[i32], caches: &'a mut [Caches]) -> Vec<Row<'a>> {
 }
 
 /// What queries look at: the keys and values of their own pass.
-fn passed(keys: &Array, values: &Array) -> Seen {
-    Seen {
+fn passed(keys: &Array, values: &Array) -> KvView {
+    KvView {
         keys: Stored::Plain(keys.clone()),
         values: Stored::Plain(values.clone()),
         offset: 0,
@@ -42,8 +42,8 @@ fn passed(keys: &Array, values: &Array) -> Seen {
 ///
 /// # Errors
 /// When they are packed, which those that passed are not.
-pub fn both(seen: &Seen) -> Result<[Array; 2]> {
-    match (&seen.keys, &seen.values) {
+pub fn both(view: &KvView) -> Result<[Array; 2]> {
+    match (&view.keys, &view.values) {
         (Stored::Plain(keys), Stored::Plain(values)) => Ok([keys.clone(), values.clone()]),
         _ => Err(Error::new(
             ErrorKind::Value,
@@ -54,13 +54,13 @@ pub fn both(seen: &Seen) -> Result<[Array; 2]> {
 }
 
 /// The same from arguments, in their order.
-pub fn seen(all: &[Array]) -> Vec<Seen> {
+pub fn views(all: &[Array]) -> Vec<KvView> {
     let pairs = all.chunks_exact(2);
     pairs.map(|pair| passed(&pair[0], &pair[1])).collect()
 }
 
 impl KvCache for PassingCache {
-    fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen> {
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView> {
         Ok(passed(keys, values))
     }
 

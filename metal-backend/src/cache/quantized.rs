@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use mlx_rs_core::{Array, Error, ErrorKind, QuantMode, Quantized, Result};
 
 use super::chunked::{ChunkedCache, grow};
-use super::{KvCache, Order, Packing, Seen, Snapshot, Stored, map};
+use super::{KvCache, KvView, Order, Packing, Snapshot, Stored, map};
 
 /// Keys and values of all positions so far, packed.
 #[derive(Debug, Clone)]
@@ -71,7 +71,7 @@ impl QuantizedCache {
 }
 
 impl KvCache for QuantizedCache {
-    fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen> {
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView> {
         let offset = self.offset();
         let end = offset + keys.dim(2)?;
         if let Store::Plain(cache) = &mut self.store {
@@ -116,7 +116,7 @@ impl KvCache for QuantizedCache {
             return Err(Error::new(ErrorKind::Mlx, "cache", "nothing was stored"));
         };
         let valid = |q: &Quantized| map(q, |a| a.slice_axis(2, 0, end)).map(Stored::Quantized);
-        Ok(Seen {
+        Ok(KvView {
             keys: valid(keys)?,
             values: valid(values)?,
             offset,
@@ -270,20 +270,20 @@ mod tests {
             let mut cache = QuantizedCache::new(packing);
             let mut at = 0;
             for n in [3, 1, 1, 250, 1, 1, 30, 1, 200] {
-                let seen = cache.update(&part(at, n), &part(at, n)).unwrap();
+                let view = cache.update(&part(at, n), &part(at, n)).unwrap();
                 at += n;
                 let exact = part(0, at);
-                assert_eq!(seen.keys.positions().unwrap(), at);
-                assert_eq!(matches!(seen.keys, Stored::Plain(_)), at <= start);
-                let got = seen.keys.plain(&exact).unwrap();
+                assert_eq!(view.keys.positions().unwrap(), at);
+                assert_eq!(matches!(view.keys, Stored::Plain(_)), at <= start);
+                let got = view.keys.plain(&exact).unwrap();
                 assert!(got.all_close(&exact, 0.0, 5e-3).unwrap(), "{start} {at}");
             }
             cache.trim(100);
-            let seen = cache
+            let view = cache
                 .update(&part(at - 100, 2), &part(at - 100, 2))
                 .unwrap();
             let exact = part(0, at - 98);
-            let got = seen.values.plain(&exact).unwrap();
+            let got = view.values.plain(&exact).unwrap();
             assert!(got.all_close(&exact, 0.0, 5e-3).unwrap());
 
             let mut other = QuantizedCache::new(packing);

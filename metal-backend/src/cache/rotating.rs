@@ -7,7 +7,7 @@
 use mlx_rs_core::{Array, Result, concatenate};
 
 use super::chunked::{ChunkedCache, plain_parts};
-use super::{KvCache, Order, Seen, Snapshot, Stored};
+use super::{KvCache, KvView, Order, Snapshot, Stored};
 
 /// Keys and values of at most `size` positions.
 #[derive(Debug, Clone)]
@@ -84,7 +84,7 @@ impl RotatingCache {
             }
         };
         let (kept, rest) = all;
-        let seen = concatenate(&[&kept, &rest], 2)?;
+        let all = concatenate(&[&kept, &rest], 2)?;
         let n = rest.dim(2)?;
         let tail = rest.slice_axis(2, n - ring, n)?;
         // The oldest of the tail is position `end - ring`.
@@ -97,11 +97,11 @@ impl RotatingCache {
             ],
             2,
         )?;
-        Ok((seen, stored))
+        Ok((all, stored))
     }
 
-    fn seen(&self, keys: Array, values: Array, order: Order) -> Seen {
-        Seen {
+    fn view(&self, keys: Array, values: Array, order: Order) -> KvView {
+        KvView {
             keys: Stored::Plain(keys),
             values: Stored::Plain(values),
             offset: self.offset,
@@ -113,7 +113,7 @@ impl RotatingCache {
 }
 
 impl KvCache for RotatingCache {
-    fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen> {
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView> {
         let length = keys.dim(2)?;
         let end = self.offset + length;
         if end <= self.size {
@@ -124,9 +124,9 @@ impl KvCache for RotatingCache {
                 .valid()?
                 .unwrap_or((keys.clone(), values.clone()));
             let kept = self.kept.min(end);
-            let seen = self.seen(k, v, Order::Run { kept, start: kept });
+            let view = self.view(k, v, Order::Run { kept, start: kept });
             self.offset = end;
-            return Ok(seen);
+            return Ok(view);
         }
         if length == 1
             && let Some((k, v)) = self.inner.buffers.take()
@@ -135,10 +135,10 @@ impl KvCache for RotatingCache {
             let slot = self.slot(self.offset);
             let k = k.update_axis(keys, 2, slot)?;
             let v = v.update_axis(values, 2, slot)?;
-            let seen = self.seen(k.clone(), v.clone(), Order::Any);
+            let view = self.view(k.clone(), v.clone(), Order::Any);
             self.inner.buffers = Some((k, v));
             self.offset = end;
-            return Ok(seen);
+            return Ok(view);
         }
         let old = self.inner.buffers.take();
         let (k, stored_k) = self.extend(old.as_ref().map(|b| &b.0), keys, end)?;
@@ -149,9 +149,9 @@ impl KvCache for RotatingCache {
             kept: self.kept,
             start: end - rest,
         };
-        let seen = self.seen(k, v, order);
+        let view = self.view(k, v, order);
         self.offset = end;
-        Ok(seen)
+        Ok(view)
     }
 
     fn offset(&self) -> i32 {
@@ -227,11 +227,11 @@ mod tests {
                 let mut cache = RotatingCache::new(size, kept);
                 let mut at = 0;
                 for n in steps {
-                    let seen = cache.update(&part(at, n), &part(at, n)).unwrap();
-                    assert_eq!(seen.offset, at);
+                    let view = cache.update(&part(at, n), &part(at, n)).unwrap();
+                    assert_eq!(view.offset, at);
                     at += n;
-                    let mut got = positions(&seen);
-                    match seen.order {
+                    let mut got = positions(&view);
+                    match view.order {
                         Order::Any => assert_eq!(n, 1),
                         Order::Run { kept, start } => {
                             let stand = (0..kept).chain(start..).take(got.len());
@@ -239,8 +239,8 @@ mod tests {
                         }
                     }
                     // Of those, the last query sees what the definition says.
-                    let window = seen.window.unwrap();
-                    if let Order::Run { kept, .. } = seen.order {
+                    let window = view.window.unwrap();
+                    if let Order::Run { kept, .. } = view.order {
                         let mut place = 0;
                         got.retain(|&k| {
                             place += 1;
@@ -251,7 +251,7 @@ mod tests {
                     assert_eq!(got, expected(at - 1, size, kept), "{size} {kept} {at}");
                     // And the first one misses nothing.
                     let first = expected(at - n, size, kept);
-                    let all = positions(&seen);
+                    let all = positions(&view);
                     assert!(first.iter().all(|k| all.contains(k)), "{size} {kept} {at}");
                     let held = cache.state()[0].dim(2).unwrap();
                     assert!(held <= size, "{held} > {size}");

@@ -7,7 +7,7 @@
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
 use super::chunked::{CHUNK, ChunkedCache, plain_parts};
-use super::{KvCache, Order, Seen, Snapshot, Stored};
+use super::{KvCache, KvView, Order, Snapshot, Stored};
 
 /// Keys and values of the positions that a query may see, and of `spare` older ones.
 #[derive(Debug, Clone)]
@@ -63,7 +63,7 @@ impl WindowedCache {
 }
 
 impl KvCache for WindowedCache {
-    fn update(&mut self, keys: &Array, values: &Array) -> Result<Seen> {
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView> {
         let offset = self.offset();
         let most = self.size.saturating_add(self.spare).saturating_add(CHUNK);
         if self.inner.offset.saturating_add(keys.dim(2)?) > most {
@@ -74,7 +74,7 @@ impl KvCache for WindowedCache {
             return Err(Error::new(ErrorKind::Mlx, "cache", "nothing was stored"));
         };
         let kept = self.kept.min(self.inner.offset);
-        Ok(Seen {
+        Ok(KvView {
             keys: Stored::Plain(k),
             values: Stored::Plain(v),
             offset,
@@ -155,12 +155,12 @@ mod tests {
             let mut at = 0;
             for round in 0..220 {
                 let n = 1 + round * 5 % 7;
-                let seen = cache.update(&part(at, n), &part(at, n)).unwrap();
-                assert_eq!(seen.offset, at);
+                let view = cache.update(&part(at, n), &part(at, n)).unwrap();
+                assert_eq!(view.offset, at);
                 at += n;
                 for query in at - n..at {
                     assert_eq!(
-                        visible(&seen, query),
+                        visible(&view, query),
                         (0..=query)
                             .filter(|&k| k < kept || k > query - (size - kept))
                             .collect::<Vec<_>>(),
@@ -185,8 +185,8 @@ mod tests {
     #[test]
     fn a_long_part_drops_what_nobody_sees_and_a_file_holds_the_rest() {
         let mut cache = WindowedCache::new(10, 2, 4);
-        let seen = cache.update(&part(0, 700), &part(0, 700)).unwrap();
-        assert_eq!(positions(&seen).len(), 700);
+        let view = cache.update(&part(0, 700), &part(0, 700)).unwrap();
+        assert_eq!(positions(&view).len(), 700);
         cache.update(&part(700, 1), &part(700, 1)).unwrap();
         assert_eq!(cache.inner.offset, 2 + 7 + 4 + 1);
         assert!(cache.can_trim(4) && !cache.can_trim(100));
@@ -196,15 +196,15 @@ mod tests {
         let mut circle = RotatingCache::new(10, 2);
         circle.update(&part(0, 701), &part(0, 701)).unwrap();
         let next = part(701, 1);
-        let seen = [
+        let views = [
             cache.update(&next, &next).unwrap(),
             other.update(&next, &next).unwrap(),
             circle.update(&next, &next).unwrap(),
         ];
-        let mut expected = positions(&seen[2]);
+        let mut expected = positions(&views[2]);
         expected.sort_unstable();
-        for seen in &seen[..2] {
-            assert_eq!(visible(seen, 701), expected);
+        for view in &views[..2] {
+            assert_eq!(visible(view, 701), expected);
         }
         assert!(WindowedCache::new(10, 2, 5).restore(snapshot).is_err());
     }

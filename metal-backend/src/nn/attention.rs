@@ -7,7 +7,7 @@ use super::adapter;
 use super::linear::{Linear, project};
 use super::norm::{Norm, through};
 use super::rope::Rope;
-use crate::cache::{Order, Row, Seen, Stored, lengths, map};
+use crate::cache::{KvView, Order, Row, Stored, lengths, map};
 use crate::nn::hooks::Watch;
 
 /// One attention layer.
@@ -118,9 +118,9 @@ impl Attention {
             return self.o_proj.forward_from(None, &found, residual.as_ref());
         }
         let x = through(norm, x)?;
-        let seen = self.remember(&x, rows, layer)?;
+        let views = self.update_kv(&x, rows, layer)?;
         let saw = &mut |q: &Array| watch.saw_queries(layer, q);
-        let found = self.find(&x, &seen, &lengths, positions, saw)?;
+        let found = self.attend_heads(&x, &views, &lengths, positions, saw)?;
         self.o_proj.forward_from(None, &found, residual.as_ref())
     }
 
@@ -187,8 +187,8 @@ impl Attention {
             })
             .collect();
         let last = positions == Positions::Last;
-        if let Some(lanes) = self.stored(heads, &packed, rows, &places, layer)? {
-            return heads.attend(&packed, &lanes, last).map(Some);
+        if let Some(kernel_views) = self.stored(heads, &packed, rows, &places, layer)? {
+            return heads.attend(&packed, &kernel_views, last).map(Some);
         }
         let keys = heads.keys(&packed, &places)?; // [1, Hkv, T, D]
         let (n, d) = (self.n_kv_heads, self.head_dim);
@@ -198,30 +198,30 @@ impl Attention {
             .slice_axis(2, first, first + n * d)?
             .reshape(&[1, total, n, d])?
             .transpose_axes(&[0, 2, 1, 3])?;
-        let seen = store(rows, layer, &keys, &values)?;
-        let lanes: Option<Vec<cpu::KvView>> = seen
+        let views = store(rows, layer, &keys, &values)?;
+        let kernel_views: Option<Vec<cpu::KvView>> = views
             .iter()
             .zip(&places)
             .map(
-                |(seen, &(length, offset))| match (&seen.keys, &seen.values) {
+                |(view, &(length, offset))| match (&view.keys, &view.values) {
                     (Stored::Plain(keys), Stored::Plain(values)) => Some(cpu::KvView {
                         length,
                         offset,
                         keys: keys.clone(),
                         values: values.clone(),
                         filled: keys.dim(2).unwrap_or(0),
-                        order: match seen.order {
+                        order: match view.order {
                             Order::Run { kept, start } => Some((kept, start)),
                             Order::Any => None,
                         },
-                        window: nearer(self.window, seen.window),
+                        window: nearer(self.window, view.window),
                     }),
                     _ => None,
                 },
             )
             .collect();
-        if let Some(lanes) = lanes {
-            return heads.attend(&packed, &lanes, last).map(Some);
+        if let Some(kernel_views) = kernel_views {
+            return heads.attend(&packed, &kernel_views, last).map(Some);
         }
         // Packed caches are for MLX.
         let lengths = lengths(rows);
@@ -229,7 +229,7 @@ impl Attention {
             .of(&packed, &lengths)?
             .slice_axis(2, 0, self.n_heads * d)?;
         let queries = self.heads(&queries, self.n_heads, self.norms.q.as_ref())?;
-        self.find_from(&queries, &seen, &lengths, positions, &mut |_| Ok(()))
+        self.attend_queries(&queries, &views, &lengths, positions, &mut |_| Ok(()))
             .map(Some)
     }
 
@@ -247,13 +247,13 @@ impl Attention {
             return Ok(None);
         }
         let mut first = 0;
-        let mut lanes = Vec::with_capacity(rows.len());
+        let mut kernel_views = Vec::with_capacity(rows.len());
         for (row, &(length, offset)) in rows.iter_mut().zip(places) {
             let Some(cache) = row.caches.get_mut(layer) else {
                 return Ok(None);
             };
             let (keys, values) = cache.store(heads, packed, (first, length))?;
-            lanes.push(cpu::KvView {
+            kernel_views.push(cpu::KvView {
                 length,
                 offset,
                 keys,
@@ -264,14 +264,14 @@ impl Attention {
             });
             first += length;
         }
-        Ok(Some(lanes))
+        Ok(Some(kernel_views))
     }
 
     /// Adds keys and values of `x` to the caches, and returns all that each row has.
     ///
     /// # Errors
     /// When shapes do not fit, or this layer has no keys of its own.
-    pub fn remember(&self, x: &Array, rows: &mut [Row<'_>], layer: usize) -> Result<Vec<Seen>> {
+    pub fn update_kv(&self, x: &Array, rows: &mut [Row<'_>], layer: usize) -> Result<Vec<KvView>> {
         let fault = |message: &str| Error::new(ErrorKind::Value, "attention", message);
         let Some(k_proj) = &self.k_proj else {
             return Err(fault(
@@ -307,42 +307,42 @@ impl Attention {
         store(rows, layer, &keys, &values)
     }
 
-    /// What the queries of `x` `[1, T, hidden]`, rows of `lengths`, find in what each has seen:
+    /// What the queries of `x` `[1, T, hidden]`, rows of `lengths`, find in the keys of each view:
     /// `[1, T or rows, hidden]`. `saw` is shown each row's queries, `[1, H, L, D]`.
     ///
     /// # Errors
     /// When shapes do not fit.
-    pub fn look(
+    pub fn attend(
         &self,
         x: &Array,
-        seen: &[Seen],
+        views: &[KvView],
         lengths: &[i32],
         positions: Positions,
         saw: &mut dyn FnMut(&Array) -> Result<()>,
     ) -> Result<Array> {
-        let found = self.find(x, seen, lengths, positions, saw)?;
+        let found = self.attend_heads(x, views, lengths, positions, saw)?;
         self.o_proj.forward(&found)
     }
 
-    /// [`Self::look`] before the output projection: `[1, T or rows, H * D]`.
-    fn find(
+    /// [`Self::attend`] before the output projection: `[1, T or rows, H * D]`.
+    fn attend_heads(
         &self,
         x: &Array,
-        seen: &[Seen],
+        views: &[KvView],
         lengths: &[i32],
         positions: Positions,
         saw: &mut dyn FnMut(&Array) -> Result<()>,
     ) -> Result<Array> {
         let queries = self.q_proj.forward(&positions.of(x, lengths)?)?;
         let queries = self.heads(&queries, self.n_heads, self.norms.q.as_ref())?;
-        self.find_from(&queries, seen, lengths, positions, saw)
+        self.attend_queries(&queries, views, lengths, positions, saw)
     }
 
     /// The same for queries `[1, H, T or rows, D]` before rotation.
-    fn find_from(
+    fn attend_queries(
         &self,
         queries: &Array,
-        seen: &[Seen],
+        views: &[KvView],
         lengths: &[i32],
         positions: Positions,
         saw: &mut dyn FnMut(&Array) -> Result<()>,
@@ -351,8 +351,8 @@ impl Attention {
         let mut from = 0;
         let found = lengths
             .iter()
-            .zip(seen)
-            .map(|(&length, seen)| {
+            .zip(views)
+            .map(|(&length, view)| {
                 let left = positions.left(length);
                 let to = from + left;
                 let q = if lengths.len() == 1 {
@@ -361,11 +361,11 @@ impl Attention {
                     queries.slice_axis(2, from, to)?
                 };
                 from = to;
-                let end = seen.offset + length;
-                let q = self.rotate(&q, end - left, end.max(seen.reach))?;
+                let end = view.offset + length;
+                let q = self.rotate(&q, end - left, end.max(view.reach))?;
                 saw(&q)?;
                 // [1, H, L, D] -> [1, L, H*D]
-                self.attend(&q, seen, end - left, left)?
+                self.attend_row(&q, view, end - left, left)?
                     .transpose_axes(&[0, 2, 1, 3])?
                     .reshape(&[1, left, width])
             })
@@ -396,29 +396,35 @@ impl Attention {
     }
 
     /// `queries` `[1, H, length, D]` at positions from `offset` on.
-    fn attend(&self, queries: &Array, seen: &Seen, offset: i32, length: i32) -> Result<Array> {
-        let (keys, values, mask) = sight(self.window, seen, offset, length)?;
+    fn attend_row(
+        &self,
+        queries: &Array,
+        view: &KvView,
+        offset: i32,
+        length: i32,
+    ) -> Result<Array> {
+        let (keys, values, mask) = attention_mask(self.window, view, offset, length)?;
         let in_steps = self.softcap.is_some() || self.sinks.is_some();
         match (&keys, &values) {
             (Stored::Plain(keys), Stored::Plain(values)) if !in_steps => {
                 let mask = match &mask {
-                    Sight::Everything => fast::Mask::None,
-                    Sight::Past => fast::Mask::Causal,
-                    Sight::Mask(mask) => fast::Mask::Array(mask),
+                    AttentionMask::None => fast::Mask::None,
+                    AttentionMask::Causal => fast::Mask::Causal,
+                    AttentionMask::Array(mask) => fast::Mask::Array(mask),
                 };
                 fast::scaled_dot_product_attention(queries, keys, values, self.scale, mask)
             }
             _ => {
                 let mask = match mask {
-                    Sight::Everything => None,
-                    Sight::Past => Some(visible(
-                        seen.order,
+                    AttentionMask::None => None,
+                    AttentionMask::Causal => Some(visible(
+                        view.order,
                         offset,
                         length,
                         keys.positions()?,
                         None,
                     )?),
-                    Sight::Mask(mask) => Some(mask),
+                    AttentionMask::Array(mask) => Some(mask),
                 };
                 self.attend_in_steps(queries, &keys, &values, mask.as_ref())
             }
@@ -485,7 +491,7 @@ impl Attention {
 }
 
 /// Adds keys and values `[1, Hkv, T, D]` of packed rows to their caches.
-fn store(rows: &mut [Row<'_>], layer: usize, keys: &Array, values: &Array) -> Result<Vec<Seen>> {
+fn store(rows: &mut [Row<'_>], layer: usize, keys: &Array, values: &Array) -> Result<Vec<KvView>> {
     let whole = rows.len() == 1;
     let mut from = 0;
     rows.iter_mut()
@@ -494,7 +500,7 @@ fn store(rows: &mut [Row<'_>], layer: usize, keys: &Array, values: &Array) -> Re
             let cache = row.caches.get_mut(layer).ok_or_else(|| {
                 Error::new(ErrorKind::Value, "attention", "a row has too few caches")
             })?;
-            let seen = if whole {
+            let view = if whole {
                 cache.update(keys, values)
             } else {
                 cache.update(
@@ -503,9 +509,9 @@ fn store(rows: &mut [Row<'_>], layer: usize, keys: &Array, values: &Array) -> Re
                 )
             };
             from = to;
-            Ok(Seen {
+            Ok(KvView {
                 reach: row.caches.reach(),
-                ..seen?
+                ..view?
             })
         })
         .collect()
@@ -519,39 +525,41 @@ fn nearer(a: Option<i32>, b: Option<i32>) -> Option<i32> {
     }
 }
 
-/// What a query may look at.
-enum Sight {
-    Everything,
-    /// What is not after it.
-    Past,
-    Mask(Array),
+/// Which keys a query attends to.
+enum AttentionMask {
+    /// It may see every key.
+    None,
+    /// It sees no later key.
+    Causal,
+    /// Boolean `[L, n]`.
+    Array(Array),
 }
 
 /// What `length` queries from position `offset` on may look at, for a layer that looks back `window`
 /// positions: the keys and values that matter, and which of them.
-fn sight(
+fn attention_mask(
     window: Option<i32>,
-    seen: &Seen,
+    view: &KvView,
     offset: i32,
     length: i32,
-) -> Result<(Stored, Stored, Sight)> {
-    let both = || (seen.keys.clone(), seen.values.clone());
-    let total = seen.keys.positions()?;
-    let window = nearer(window, seen.window);
-    let (kept, everything) = match seen.order {
+) -> Result<(Stored, Stored, AttentionMask)> {
+    let both = || (view.keys.clone(), view.values.clone());
+    let total = view.keys.positions()?;
+    let window = nearer(window, view.window);
+    let (kept, everything) = match view.order {
         Order::Any => (0, true),
         Order::Run { kept, .. } => (kept, window.is_none_or(|w| total - kept <= w)),
     };
     let mask = match window {
         // The farthest key is near enough for the last query, and so for all.
-        _ if everything && length == 1 => Sight::Everything,
-        _ if everything => Sight::Past,
+        _ if everything && length == 1 => AttentionMask::None,
+        _ if everything => AttentionMask::Causal,
         Some(window) if length == 1 && kept == 0 => {
             // One query: what it may see is the tail.
             let tail = |s: &Stored| s.range(total - window, total);
-            return Ok((tail(&seen.keys)?, tail(&seen.values)?, Sight::Everything));
+            return Ok((tail(&view.keys)?, tail(&view.values)?, AttentionMask::None));
         }
-        window => Sight::Mask(visible(seen.order, offset, length, total, window)?),
+        window => AttentionMask::Array(visible(view.order, offset, length, total, window)?),
     };
     let (keys, values) = both();
     Ok((keys, values, mask))
