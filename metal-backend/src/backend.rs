@@ -327,7 +327,7 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
         slots: options.parallel_slots.unwrap_or(1),
         draft: None,
         identity,
-        sites: weights.sites().to_vec(),
+        param_slots: weights.slots().to_vec(),
     })
 }
 

@@ -14,7 +14,7 @@ use super::lora::{self, LoraAdapter};
 use super::naming::{Naming, same_layer, turned};
 use super::stored::{CONFIG_FILE, Stored, WEIGHTS_FILE};
 use crate::error::engine;
-use crate::nn::adapter::{Delta, Passes, Site};
+use crate::nn::adapter::{Delta, ParamSlot, Passes};
 use crate::workdir::replace;
 
 impl LoraAdapter {
@@ -23,7 +23,7 @@ impl LoraAdapter {
     /// # Errors
     /// [`ErrorKind::InvalidModel`] naming the file and the number that does not fit this model.
     pub(crate) fn load(
-        all: &[Arc<Site>],
+        all: &[Arc<ParamSlot>],
         dir: &Path,
         architecture: &str,
         passes: &Passes,
@@ -54,30 +54,30 @@ impl Adapter for LoraAdapter {
 fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
     let io_error =
         |path: &Path, e: &std::io::Error| Error::new(ErrorKind::Io, e.to_string()).with_path(path);
-    let sites: Vec<(&Arc<Site>, Arc<Delta>)> = adapter
-        .sites()
+    let slots: Vec<(&Arc<ParamSlot>, Arc<Delta>)> = adapter
+        .slots()
         .iter()
-        .filter_map(|site| Some((site, site.stored()?)))
+        .filter_map(|slot| Some((slot, slot.stored()?)))
         .collect();
-    if sites.is_empty() {
+    if slots.is_empty() {
         return Err(Error::new(
             ErrorKind::InvalidOption,
             "the adapter was taken off the model; there is nothing to save",
         ));
     }
-    let blocks: Vec<usize> = sites.iter().filter_map(|(site, _)| site.block()).collect();
+    let blocks: Vec<usize> = slots.iter().filter_map(|(slot, _)| slot.block()).collect();
     let from = blocks.iter().min().copied().unwrap_or(0);
     let num_layers = adapter.blocks.saturating_sub(from).max(1);
     let mut config = json!({ "fine_tune_type": adapter.kind, "num_layers": num_layers });
-    let low = sites.iter().find_map(|(_, delta)| match delta.as_ref() {
+    let low = slots.iter().find_map(|(_, delta)| match delta.as_ref() {
         Delta::LowRank(low) => Some(low),
         Delta::Whole(_) => None,
     });
     if let Some(low) = low {
         let rank = low.a.shape().iter().rev().nth(1).copied().unwrap_or(0);
-        let mut keys: Vec<String> = sites
+        let mut keys: Vec<String> = slots
             .iter()
-            .map(|(site, _)| adapter.naming.key(site.name()))
+            .map(|(slot, _)| adapter.naming.key(slot.name()))
             .collect();
         keys.sort_unstable();
         keys.dedup();
@@ -90,13 +90,13 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
         });
     }
     let mut arrays = BTreeMap::new();
-    for (site, delta) in &sites {
-        for (end, part) in site.parts() {
+    for (slot, delta) in &slots {
+        for (end, part) in slot.parts() {
             let part = match delta.as_ref() {
-                Delta::LowRank(_) => turned(&part, site.kind()).map_err(engine("save"))?,
+                Delta::LowRank(_) => turned(&part, slot.kind()).map_err(engine("save"))?,
                 Delta::Whole(_) => part,
             };
-            let name = adapter.naming.theirs(site.name());
+            let name = adapter.naming.theirs(slot.name());
             arrays.insert(format!("{name}.{end}"), part);
         }
     }
@@ -114,7 +114,12 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] naming the file and the number that does not fit this model.
-fn load(all: &[Arc<Site>], dir: &Path, naming: Naming, passes: &Passes) -> Result<LoraAdapter> {
+fn load(
+    all: &[Arc<ParamSlot>],
+    dir: &Path,
+    naming: Naming,
+    passes: &Passes,
+) -> Result<LoraAdapter> {
     let stored = Stored::read(dir)?;
     let mut deltas = Vec::new();
     let missing = |name: &str| {
@@ -123,22 +128,22 @@ fn load(all: &[Arc<Site>], dir: &Path, naming: Naming, passes: &Passes) -> Resul
         ))
     };
     for name in stored.names() {
-        let mut own = all.iter().filter(|site| same_layer(name, site.name()));
+        let mut own = all.iter().filter(|slot| same_layer(name, slot.name()));
         if !stored.is_whole() {
-            let site = own.find(|s| s.is_matrix()).ok_or_else(|| missing(name))?;
-            let low = stored.low_rank(name, site.kind(), &site.shape())?;
-            deltas.push((Arc::clone(site), Delta::LowRank(low)));
+            let slot = own.find(|s| s.is_matrix()).ok_or_else(|| missing(name))?;
+            let low = stored.low_rank(name, slot.kind(), &slot.shape())?;
+            deltas.push((Arc::clone(slot), Delta::LowRank(low)));
             continue;
         }
         let own: Vec<_> = own.collect();
         for end in stored.ends(name) {
-            let site = own.iter().find(|site| site.end() == end);
-            let site = site.ok_or_else(|| missing(&format!("{name}.{end}")))?;
-            let whole = stored.whole(name, end, &site.shape())?;
-            deltas.push((Arc::clone(site), Delta::Whole(whole)));
+            let slot = own.iter().find(|slot| slot.end() == end);
+            let slot = slot.ok_or_else(|| missing(&format!("{name}.{end}")))?;
+            let whole = stored.whole(name, end, &slot.shape())?;
+            deltas.push((Arc::clone(slot), Delta::Whole(whole)));
         }
     }
-    let new = deltas.into_iter().map(|(site, delta)| (site, Some(delta)));
+    let new = deltas.into_iter().map(|(slot, delta)| (slot, Some(delta)));
     passes.change(lora::bare(all).chain(new));
     Ok(LoraAdapter::standing(all, stored.kind, naming))
 }

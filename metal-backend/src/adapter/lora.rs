@@ -10,12 +10,12 @@ use super::Params;
 use super::kind::AdapterKind;
 use super::naming::{Naming, is_turned};
 use crate::error::engine;
-use crate::nn::adapter::{Delta, LowRank, Passes, Site, lengths};
+use crate::nn::adapter::{Delta, LowRank, ParamSlot, Passes, lengths};
 
 /// The adapter of a model, wherever it stands in it. A clone is another handle to the same.
 #[derive(Debug, Clone)]
 pub struct LoraAdapter {
-    sites: Vec<Arc<Site>>,
+    slots: Vec<Arc<ParamSlot>>,
     pub(crate) kind: AdapterKind,
     pub(crate) naming: Naming,
     /// Blocks of the model.
@@ -31,7 +31,7 @@ impl LoraAdapter {
     /// [`ErrorKind::InvalidOption`] for a bad configuration or targets that match nothing,
     /// [`ErrorKind::Unsupported`] for DoRA on experts.
     pub(crate) fn fresh(
-        all: &[Arc<Site>],
+        all: &[Arc<ParamSlot>],
         config: &LoraConfig,
         kind: AdapterKind,
         seed: u64,
@@ -65,7 +65,7 @@ impl LoraAdapter {
         let new = chosen.iter().cloned().zip(deltas.into_iter().map(Some));
         passes.change(bare(all).chain(new));
         Ok(Self {
-            sites: chosen,
+            slots: chosen,
             kind,
             naming: Naming::of(architecture),
             blocks: blocks(all),
@@ -73,10 +73,10 @@ impl LoraAdapter {
     }
 
     /// The adapter that stands at some of `all`.
-    pub(super) fn standing(all: &[Arc<Site>], kind: AdapterKind, naming: Naming) -> Self {
-        let sites = all.iter().filter(|s| s.stored().is_some());
+    pub(super) fn standing(all: &[Arc<ParamSlot>], kind: AdapterKind, naming: Naming) -> Self {
+        let slots = all.iter().filter(|s| s.stored().is_some());
         Self {
-            sites: sites.cloned().collect(),
+            slots: slots.cloned().collect(),
             kind,
             naming,
             blocks: blocks(all),
@@ -84,18 +84,18 @@ impl LoraAdapter {
     }
 
     /// Where it stands.
-    pub(crate) fn sites(&self) -> &[Arc<Site>] {
-        &self.sites
+    pub(crate) fn slots(&self) -> &[Arc<ParamSlot>] {
+        &self.slots
     }
 
     /// The names of those of its numbers that mlx-lm has the other way around.
     pub(crate) fn turned(&self) -> Vec<String> {
         let mut names = Vec::new();
-        for site in &self.sites {
-            let is_low = matches!(site.stored().as_deref(), Some(Delta::LowRank(_)));
-            for (end, part) in site.parts() {
-                if is_low && is_turned(&part, site.kind()) {
-                    names.push(format!("{}.{end}", site.name()));
+        for slot in &self.slots {
+            let is_low = matches!(slot.stored().as_deref(), Some(Delta::LowRank(_)));
+            for (end, part) in slot.parts() {
+                if is_low && is_turned(&part, slot.kind()) {
+                    names.push(format!("{}.{end}", slot.name()));
                 }
             }
         }
@@ -106,9 +106,9 @@ impl LoraAdapter {
     #[must_use]
     pub fn params(&self) -> Params {
         let mut params = Params::new();
-        for site in &self.sites {
-            for (end, part) in site.parts() {
-                params.insert(format!("{}.{end}", site.name()), part);
+        for slot in &self.slots {
+            for (end, part) in slot.parts() {
+                params.insert(format!("{}.{end}", slot.name()), part);
             }
         }
         params
@@ -116,73 +116,75 @@ impl LoraAdapter {
 
     /// Replaces its numbers by others of the same names; those that are not among them stay.
     pub(crate) fn set_params(&self, params: &Params, passes: &Passes) {
-        passes.change(self.sites.iter().filter_map(|site| {
-            let part = |end: &str| params.get(&format!("{}.{end}", site.name())).cloned();
-            Some((Arc::clone(site), Some(site.replaced(part)?)))
+        passes.change(self.slots.iter().filter_map(|slot| {
+            let part = |end: &str| params.get(&format!("{}.{end}", slot.name())).cloned();
+            Some((Arc::clone(slot), Some(slot.replaced(part)?)))
         }));
     }
 
     /// Takes it off the model, which then computes what its base does.
     pub(crate) fn remove(&self, passes: &Passes) {
-        passes.change(bare(&self.sites));
+        passes.change(bare(&self.slots));
     }
 }
 
 /// How many blocks the model has.
-pub(super) fn blocks(all: &[Arc<Site>]) -> usize {
-    let last = all.iter().filter_map(|site| site.block()).max();
+pub(super) fn blocks(all: &[Arc<ParamSlot>]) -> usize {
+    let last = all.iter().filter_map(|slot| slot.block()).max();
     last.map_or(0, |n| n + 1)
 }
 
-/// Nothing at every site.
-pub(super) fn bare(sites: &[Arc<Site>]) -> impl Iterator<Item = (Arc<Site>, Option<Delta>)> {
-    sites.iter().map(|site| (Arc::clone(site), None))
+/// Nothing at every slot.
+pub(super) fn bare(
+    slots: &[Arc<ParamSlot>],
+) -> impl Iterator<Item = (Arc<ParamSlot>, Option<Delta>)> {
+    slots.iter().map(|slot| (Arc::clone(slot), None))
 }
 
 /// The first block that is trained.
-fn first_block(all: &[Arc<Site>], config: &LoraConfig) -> usize {
+fn first_block(all: &[Arc<ParamSlot>], config: &LoraConfig) -> usize {
     config
         .num_layers
         .map_or(0, |n| blocks(all).saturating_sub(n))
 }
 
 /// Everything in the last blocks, in order of the names.
-fn in_blocks(all: &[Arc<Site>], config: &LoraConfig) -> Result<Vec<Arc<Site>>> {
+fn in_blocks(all: &[Arc<ParamSlot>], config: &LoraConfig) -> Result<Vec<Arc<ParamSlot>>> {
     let first = first_block(all, config);
-    let mut chosen: Vec<Arc<Site>> = all
+    let mut chosen: Vec<Arc<ParamSlot>> = all
         .iter()
-        .filter(|site| site.block().is_some_and(|block| block >= first))
+        .filter(|slot| slot.block().is_some_and(|block| block >= first))
         .cloned()
         .collect();
-    chosen.sort_by_key(|site| (site.name().to_owned(), site.end()));
-    let packed = chosen.iter().find(|site| site.weight().format().is_some());
-    if let Some(site) = packed {
+    chosen.sort_by_key(|slot| (slot.name().to_owned(), slot.end()));
+    let packed = chosen.iter().find(|slot| slot.weight().format().is_some());
+    if let Some(slot) = packed {
         return Err(Error::new(
             ErrorKind::Unsupported,
             format!(
                 "`{}` is quantized, so that it cannot be trained itself; use LoRA or DoRA, or convert the \
                  model to plain numbers first",
-                site.name()
+                slot.name()
             ),
         ));
     }
     Ok(chosen)
 }
 
-/// The numbers that the sites have, to be changed.
-fn whole(sites: &[Arc<Site>], dtype: Dtype) -> Result<Vec<Delta>> {
-    let copied = |site: &Arc<Site>| {
-        let weight = site.stored_weight(dtype)?;
+/// The numbers that the slots have, to be changed.
+fn whole(slots: &[Arc<ParamSlot>], dtype: Dtype) -> Result<Vec<Delta>> {
+    let copied = |slot: &Arc<ParamSlot>| {
+        let weight = slot.stored_weight(dtype)?;
         weight.eval()?;
         Ok(Delta::Whole(weight))
     };
-    let all: mlx_rs_core::Result<_> = sites.iter().map(copied).collect();
+    let all: mlx_rs_core::Result<_> = slots.iter().map(copied).collect();
     all.map_err(engine("adapter"))
 }
 
-/// A and B for each of the sites.
+/// A and B for each of the slots.
 fn low_rank(
-    sites: &[Arc<Site>],
+    slots: &[Arc<ParamSlot>],
     config: &LoraConfig,
     kind: AdapterKind,
     dtype: Dtype,
@@ -193,13 +195,13 @@ fn low_rank(
         Error::new(ErrorKind::InvalidOption, message)
     })?;
     let mut keys = random::Key::new(seed).map_err(engine("adapter"))?;
-    let mut deltas = Vec::with_capacity(sites.len());
-    for site in sites {
-        let shape = site.shape();
+    let mut deltas = Vec::with_capacity(slots.len());
+    for slot in slots {
+        let shape = slot.shape();
         let [leading @ .., out, inputs] = shape.as_slice() else {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("`{}` is not a matrix", site.name()),
+                format!("`{}` is not a matrix", slot.name()),
             ));
         };
         if kind == AdapterKind::Dora && !leading.is_empty() {
@@ -207,7 +209,7 @@ fn low_rank(
                 ErrorKind::Unsupported,
                 format!(
                     "`{}` is a stack of experts, which DoRA does not have; use LoRA, or other targets",
-                    site.name()
+                    slot.name()
                 ),
             ));
         }
@@ -218,7 +220,7 @@ fn low_rank(
             let a = random::normal(0.0, deviation, &shaped([rank, *inputs]), dtype, &key)?;
             let b = zeros(&shaped([*out, rank]), dtype)?;
             let m = match kind {
-                AdapterKind::Dora => Some(lengths(&site.dense(Dtype::Float32)?)?),
+                AdapterKind::Dora => Some(lengths(&slot.dense(Dtype::Float32)?)?),
                 _ => None,
             };
             eval([&a, &b].into_iter().chain(&m))?;
@@ -242,18 +244,18 @@ fn low_rank(
 }
 
 /// The matrices that a configuration names, in order of their names.
-fn chosen(all: &[Arc<Site>], config: &LoraConfig) -> Result<Vec<Arc<Site>>> {
+fn chosen(all: &[Arc<ParamSlot>], config: &LoraConfig) -> Result<Vec<Arc<ParamSlot>>> {
     let first = first_block(all, config);
-    let matrices = || all.iter().filter(|site| site.is_matrix());
-    let named = |site: &Site, target: &str| {
-        site.name()
+    let matrices = || all.iter().filter(|slot| slot.is_matrix());
+    let named = |slot: &ParamSlot, target: &str| {
+        slot.name()
             .strip_suffix(target)
             .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     };
     for target in &config.targets {
-        if !matrices().any(|site| named(site, target)) {
+        if !matrices().any(|slot| named(slot, target)) {
             let ends: BTreeSet<&str> = matrices()
-                .filter_map(|site| site.name().rsplit('.').next())
+                .filter_map(|slot| slot.name().rsplit('.').next())
                 .collect();
             let ends: Vec<&str> = ends.into_iter().collect();
             return Err(Error::new(
@@ -265,9 +267,9 @@ fn chosen(all: &[Arc<Site>], config: &LoraConfig) -> Result<Vec<Arc<Site>>> {
             ));
         }
     }
-    let mut chosen: Vec<Arc<Site>> = matrices()
-        .filter(|site| config.targets.iter().any(|target| named(site, target)))
-        .filter(|site| site.block().is_none_or(|block| block >= first))
+    let mut chosen: Vec<Arc<ParamSlot>> = matrices()
+        .filter(|slot| config.targets.iter().any(|target| named(slot, target)))
+        .filter(|slot| slot.block().is_none_or(|block| block >= first))
         .cloned()
         .collect();
     chosen.sort_by(|a, b| a.name().cmp(b.name()));

@@ -2,7 +2,7 @@
 
 use mlx_rs_core::Array;
 
-use crate::nn::adapter::SiteKind;
+use crate::nn::adapter::SlotKind;
 
 /// How mlx-lm calls a model's layers, where it is not as we do.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,12 +58,12 @@ pub(crate) fn key(name: &str) -> &str {
 
 /// mlx-lm has A as `[in, rank]` and B as `[rank, out]`, but those of experts as we do, and those of tables
 /// with their names exchanged, which turns them, too.
-pub(super) fn is_turned(part: &Array, kind: SiteKind) -> bool {
-    part.shape().len() == 2 && kind == SiteKind::Matrix
+pub(super) fn is_turned(part: &Array, kind: SlotKind) -> bool {
+    part.shape().len() == 2 && kind == SlotKind::Matrix
 }
 
 /// A part as the file has it.
-pub(super) fn turned(part: &Array, kind: SiteKind) -> mlx_rs_core::Result<Array> {
+pub(super) fn turned(part: &Array, kind: SlotKind) -> mlx_rs_core::Result<Array> {
     if is_turned(part, kind) {
         part.swap_axes(0, 1)
     } else {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::kind::AdapterKind;
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::error::engine;
-use crate::nn::adapter::{LowRank, SiteKind, ends};
+use crate::nn::adapter::{LowRank, SlotKind, ends};
 
 /// The trained numbers.
 pub const WEIGHTS_FILE: &str = "adapters.safetensors";
@@ -257,7 +257,7 @@ impl Stored {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when a part is missing or does not fit.
-    pub(crate) fn low_rank(&self, name: &str, kind: SiteKind, shape: &[i32]) -> Result<LowRank> {
+    pub(crate) fn low_rank(&self, name: &str, kind: SlotKind, shape: &[i32]) -> Result<LowRank> {
         let (a, b) = ends(kind);
         let (a, b) = fitted(
             shape,

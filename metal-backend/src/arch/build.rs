@@ -10,7 +10,7 @@ use super::stack::{Block, Head};
 use crate::checkpoint::ModelConfig;
 use crate::error::engine;
 use crate::loader::Weights;
-use crate::nn::adapter::{Place, SiteKind};
+use crate::nn::adapter::{SlotKind, SlotView};
 use crate::nn::{
     Activation, Attention, Embedding, FeedForward, GatedMlp, HeadNorms, Linear, Norm, Rope, Weight,
     activation,
@@ -175,11 +175,11 @@ impl<'a> Builder<'a> {
             }
             _ => None,
         };
-        let kind = SiteKind::Norm { plus };
-        let site = self
+        let kind = SlotKind::Norm { plus };
+        let slot = self
             .weights
-            .site(prefix, kind, &Weight::Dense(weight.clone()));
-        let bias_site = self.weights.bias_site(prefix, bias.as_ref());
+            .slot(prefix, kind, &Weight::Dense(weight.clone()));
+        let bias_slot = self.weights.bias_slot(prefix, bias.as_ref());
         Ok(Norm::Placed {
             norm: Box::new(match self.norms {
                 NormKind::Rms | NormKind::RmsPlusOne => Norm::Rms {
@@ -188,8 +188,8 @@ impl<'a> Builder<'a> {
                 },
                 NormKind::Layer { .. } => Norm::Layer { weight, bias, eps },
             }),
-            weight: site,
-            bias: bias_site,
+            weight: slot,
+            bias: bias_slot,
         })
     }
 
@@ -293,8 +293,8 @@ impl<'a> Builder<'a> {
         } else {
             None
         };
-        let site = self.weights.site(prefix, SiteKind::Matrix, &weight);
-        let bias_site = self.weights.bias_site(prefix, bias.as_ref());
+        let slot = self.weights.slot(prefix, SlotKind::Matrix, &weight);
+        let bias_slot = self.weights.bias_slot(prefix, bias.as_ref());
         let mut from = 0;
         outputs
             .iter()
@@ -306,9 +306,9 @@ impl<'a> Builder<'a> {
                     .map(|b| b.slice_axis(0, from, to))
                     .transpose()
                     .map_err(engine("weights"))?;
-                let at = |site: &Arc<_>| Place::new(Arc::clone(site), Some((from, to)));
-                let layer = self.weights.layer(part, bias)?.at(at(&site));
-                let layer = layer.with_bias_at(bias_site.as_ref().map(at));
+                let at = |slot: &Arc<_>| SlotView::new(Arc::clone(slot), Some((from, to)));
+                let layer = self.weights.layer(part, bias)?.at(at(&slot));
+                let layer = layer.with_bias_at(bias_slot.as_ref().map(at));
                 from = to;
                 Ok(layer)
             })

@@ -12,7 +12,7 @@ use super::stack::{Block, Head, Stack};
 use crate::checkpoint::ModelConfig;
 use crate::error::engine;
 use crate::loader::Weights;
-use crate::nn::adapter::{Place, SiteKind};
+use crate::nn::adapter::{SlotKind, SlotView};
 use crate::nn::{Activation, Attention, FeedForward, HeadNorms, Linear, Mlp, Weight};
 
 /// Where the names start and how matrices are stored.
@@ -49,15 +49,15 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             let at = |name: &str| at(&format!("h.{i}.{name}"));
             let qkv = matrix(&mut b, &layout, &at("attn.c_attn"), hidden, 3 * hidden)?;
             let bias = b.weights.vector(&at("attn.c_attn.bias"), 3 * hidden)?;
-            let site = b.weights.site(&at("attn.c_attn"), SiteKind::Matrix, &qkv);
-            let bias_site = b.weights.bias_site(&at("attn.c_attn"), Some(&bias));
+            let slot = b.weights.slot(&at("attn.c_attn"), SlotKind::Matrix, &qkv);
+            let bias_slot = b.weights.bias_slot(&at("attn.c_attn"), Some(&bias));
             let part = |n: i32| -> Result<Linear> {
                 let (from, to) = (n * hidden, (n + 1) * hidden);
                 let weight = qkv.rows(from, to).map_err(engine("weights"))?;
                 let bias = bias.slice_axis(0, from, to).map_err(engine("weights"))?;
-                let at = |site: &Arc<_>| Place::new(Arc::clone(site), Some((from, to)));
-                let layer = b.weights.layer(weight, Some(bias))?.at(at(&site));
-                Ok(layer.with_bias_at(bias_site.as_ref().map(at)))
+                let at = |slot: &Arc<_>| SlotView::new(Arc::clone(slot), Some((from, to)));
+                let layer = b.weights.layer(weight, Some(bias))?.at(at(&slot));
+                Ok(layer.with_bias_at(bias_slot.as_ref().map(at)))
             };
             let (q_proj, k_proj, v_proj) = (part(0)?, part(1)?, part(2)?);
             // The causal mask that old checkpoints carry.
@@ -135,8 +135,8 @@ fn linear(
 ) -> Result<Linear> {
     let weight = matrix(b, layout, prefix, inputs, outputs)?;
     let bias = b.weights.vector(&format!("{prefix}.bias"), outputs)?;
-    let place = Place::new(b.weights.site(prefix, SiteKind::Matrix, &weight), None);
-    let bias_site = b.weights.bias_site(prefix, Some(&bias));
-    let layer = b.weights.layer(weight, Some(bias))?.at(place);
-    Ok(layer.with_bias_at(bias_site.map(|site| Place::new(site, None))))
+    let slot = SlotView::new(b.weights.slot(prefix, SlotKind::Matrix, &weight), None);
+    let bias_slot = b.weights.bias_slot(prefix, Some(&bias));
+    let layer = b.weights.layer(weight, Some(bias))?.at(slot);
+    Ok(layer.with_bias_at(bias_slot.map(|slot| SlotView::new(slot, None))))
 }

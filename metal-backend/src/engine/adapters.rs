@@ -13,11 +13,11 @@ use crate::nn::adapter::Passes;
 impl Engine {
     /// What the matrices inside of blocks are called, such as `self_attn.q_proj`.
     pub fn layer_names(&self) -> BTreeSet<String> {
-        let sites = locked(&self.sites);
-        let inside = sites
+        let param_slots = locked(&self.param_slots);
+        let inside = param_slots
             .iter()
-            .filter(|site| site.is_matrix() && site.block().is_some());
-        inside.map(|site| key(site.name()).to_owned()).collect()
+            .filter(|slot| slot.is_matrix() && slot.block().is_some());
+        inside.map(|slot| key(slot.name()).to_owned()).collect()
     }
 
     /// The adapter on the model, if any.
@@ -34,10 +34,11 @@ impl Engine {
     ) -> Result<LoraAdapter> {
         self.check_open()?;
         let mut held = locked(&self.adapter);
-        let sites = locked(&self.sites).clone();
+        let param_slots = locked(&self.param_slots).clone();
         let architecture = &self.info.architecture;
-        let adapter = self
-            .scope(|| LoraAdapter::fresh(&sites, config, kind, seed, architecture, &self.passes))?;
+        let adapter = self.scope(|| {
+            LoraAdapter::fresh(&param_slots, config, kind, seed, architecture, &self.passes)
+        })?;
         *held = Some(adapter.clone());
         self.adapter_changed();
         Ok(adapter)
@@ -47,9 +48,10 @@ impl Engine {
     pub fn load_adapter(&self, dir: &Path) -> Result<LoraAdapter> {
         self.check_open()?;
         let mut held = locked(&self.adapter);
-        let sites = locked(&self.sites).clone();
+        let param_slots = locked(&self.param_slots).clone();
         let architecture = &self.info.architecture;
-        let adapter = self.scope(|| LoraAdapter::load(&sites, dir, architecture, &self.passes))?;
+        let adapter =
+            self.scope(|| LoraAdapter::load(&param_slots, dir, architecture, &self.passes))?;
         *held = Some(adapter.clone());
         self.adapter_changed();
         Ok(adapter)

@@ -18,7 +18,7 @@ use crate::adapter::{Adapted, LoraAdapter};
 use crate::arch::Decoder;
 use crate::cache::{CacheOptions, Prefixes};
 use crate::error::engine as engine_error;
-use crate::nn::adapter::{Passes, Site};
+use crate::nn::adapter::{ParamSlot, Passes};
 use crate::sample::{Compiler, Context, Sampler};
 use crate::text::{Detokenizer, TextPipeline};
 
@@ -44,7 +44,7 @@ pub struct Engine {
     /// Tells this engine from all others, for files that no other can use.
     nonce: u64,
     /// Where adapters can stand; taken away by `close`, as they hold the weights.
-    sites: Mutex<Vec<Arc<Site>>>,
+    param_slots: Mutex<Vec<Arc<ParamSlot>>>,
     /// The adapter there is.
     adapter: Mutex<Option<LoraAdapter>>,
     passes: Arc<Passes>,
@@ -73,7 +73,7 @@ pub struct Parts {
     /// Tells this model from others.
     pub identity: String,
     /// Where adapters can stand.
-    pub sites: Vec<Arc<Site>>,
+    pub param_slots: Vec<Arc<ParamSlot>>,
 }
 
 /// A mutex of plain data is usable even after a panic elsewhere.
@@ -105,7 +105,7 @@ impl Engine {
             identity: parts.identity,
             // Differs between processes, which may have the same id, and between calls.
             nonce: RandomState::new().hash_one(()),
-            sites: Mutex::new(parts.sites),
+            param_slots: Mutex::new(parts.param_slots),
             adapter: Mutex::new(None),
             passes,
             metrics: Mutex::new(GenerateMetrics::default()),
@@ -284,7 +284,7 @@ impl Engine {
         locked(&self.draft).take();
         // It stays where it is: steps that run must not go on without it. It goes with the weights.
         locked(&self.adapter).take();
-        locked(&self.sites).clear();
+        locked(&self.param_slots).clear();
         self.prefixes.close();
         self.draft_prefixes.close();
         mlx_rs_core::memory::clear_cache().map_err(engine_error("close"))

@@ -5,7 +5,7 @@ use mlx_rs_core::{Array, Dtype, Quantized, eval, stack};
 
 use super::Weights;
 use crate::error::engine;
-use crate::nn::adapter::{Place, SiteKind};
+use crate::nn::adapter::{SlotKind, SlotView};
 use crate::nn::{ExpertLinear, Weight};
 
 /// The names of one matrix of all experts.
@@ -43,9 +43,9 @@ impl Weights {
         } else {
             None
         };
-        let site = self.site(names.stacked, SiteKind::Matrix, &weight);
+        let slot = self.slot(names.stacked, SlotKind::Matrix, &weight);
         let layer = ExpertLinear::new(weight, bias).map_err(engine("weights"))?;
-        Ok(layer.at(Place::new(site, None)))
+        Ok(layer.at(SlotView::new(slot, None)))
     }
 }
 

@@ -19,7 +19,7 @@ use crate::checkpoint::gguf_config::GgufNames;
 use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 use crate::checkpoint::{Gguf, ModelConfig};
 use crate::error::engine;
-use crate::nn::adapter::{Place, Site, SiteKind};
+use crate::nn::adapter::{ParamSlot, SlotKind, SlotView};
 use crate::nn::{Embedding, Linear, Weight};
 
 pub use experts::ExpertNames;
@@ -45,7 +45,7 @@ pub struct Weights {
     parameters: u64,
     bytes: u64,
     /// The layers that adapters can replace.
-    sites: Vec<Arc<Site>>,
+    slots: Vec<Arc<ParamSlot>>,
 }
 
 impl Weights {
@@ -93,7 +93,7 @@ impl Weights {
             quantization: BTreeMap::new(),
             parameters: 0,
             bytes: 0,
-            sites: Vec::new(),
+            slots: Vec::new(),
         }
     }
 
@@ -119,10 +119,10 @@ impl Weights {
     /// `InvalidModel` when a part is missing or of another shape or kind.
     pub fn embedding(&mut self, prefix: &str, vocab: i32, hidden: i32) -> Result<Embedding> {
         let table = self.matrix(prefix, vocab, hidden)?;
-        let site = self.site(prefix, SiteKind::Table, &table);
+        let slot = self.slot(prefix, SlotKind::Table, &table);
         let embedding =
             Embedding::new(table, self.dtype, self.on_cpu).map_err(engine("weights"))?;
-        Ok(embedding.at(Place::new(site, None)))
+        Ok(embedding.at(SlotView::new(slot, None)))
     }
 
     /// The type weights are used in.
@@ -307,29 +307,29 @@ impl Weights {
         } else {
             None
         };
-        let place = Place::new(self.site(prefix, SiteKind::Matrix, &weight), None);
-        let bias_place = self.bias_site(prefix, bias.as_ref());
-        let bias_place = bias_place.map(|site| Place::new(site, None));
+        let slot = SlotView::new(self.slot(prefix, SlotKind::Matrix, &weight), None);
+        let bias_slot = self.bias_slot(prefix, bias.as_ref());
+        let bias_slot = bias_slot.map(|slot| SlotView::new(slot, None));
         let layer = self.layer(weight, bias)?;
-        Ok(layer.at(place).with_bias_at(bias_place))
+        Ok(layer.at(slot).with_bias_at(bias_slot))
     }
 
-    /// The place of a fetched bias; `None` without a bias.
-    pub fn bias_site(&mut self, prefix: &str, bias: Option<&Array>) -> Option<Arc<Site>> {
+    /// The slot of a bias that was fetched below a name, where there is one.
+    pub fn bias_slot(&mut self, prefix: &str, bias: Option<&Array>) -> Option<Arc<ParamSlot>> {
         let bias = Weight::Dense(bias?.clone());
-        Some(self.site(prefix, SiteKind::Bias, &bias))
+        Some(self.slot(prefix, SlotKind::Bias, &bias))
     }
 
-    /// The place of a weight that was fetched below a name.
-    pub fn site(&mut self, prefix: &str, kind: SiteKind, weight: &Weight) -> Arc<Site> {
-        let site = Site::new(prefix, kind, weight.clone());
-        self.sites.push(Arc::clone(&site));
-        site
+    /// The slot of a weight that was fetched below a name.
+    pub fn slot(&mut self, prefix: &str, kind: SlotKind, weight: &Weight) -> Arc<ParamSlot> {
+        let slot = ParamSlot::new(prefix, kind, weight.clone());
+        self.slots.push(Arc::clone(&slot));
+        slot
     }
 
-    /// The places of all layers that were fetched so far.
-    pub fn sites(&self) -> &[Arc<Site>] {
-        &self.sites
+    /// The slots of all layers that were fetched so far.
+    pub fn slots(&self) -> &[Arc<ParamSlot>] {
+        &self.slots
     }
 
     /// A linear layer from parts that were fetched before.

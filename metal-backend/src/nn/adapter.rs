@@ -2,7 +2,7 @@
 //! one computes there, and the scope in which a forward pass is differentiated. How adapters are made,
 //! stored and trained is in `train/`.
 //!
-//! A layer that was loaded by name knows its [`Site`]. An adapter set at a site is seen by every thread, and
+//! A layer that was loaded by name knows its [`ParamSlot`]. An adapter set at a slot is seen by every thread, and
 //! can be exchanged or removed at any time; numbers of a [`Scope`] stand in for its own on one thread only,
 //! so that a model can be trained while it answers.
 
@@ -15,9 +15,9 @@ use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, random};
 
 use super::weight::Weight;
 
-/// What a site holds.
+/// What a slot holds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum SiteKind {
+pub enum SlotKind {
     /// The matrix of a linear layer, or a stack of those of experts.
     Matrix,
     /// The table of an embedding.
@@ -33,15 +33,15 @@ pub enum SiteKind {
 
 /// A matrix, or a stack of matrices of experts, that can be adapted, or a vector that can be trained.
 #[derive(Debug)]
-pub struct Site {
+pub struct ParamSlot {
     name: String,
-    kind: SiteKind,
+    kind: SlotKind,
     weight: Weight,
     active: AtomicBool,
     delta: RwLock<Option<Arc<Delta>>>,
 }
 
-/// What stands at one site.
+/// What stands at one slot.
 #[derive(Debug, Clone)]
 pub enum Delta {
     /// Something is added to the weight.
@@ -67,9 +67,9 @@ pub struct LowRank {
 }
 
 impl LowRank {
-    /// Its trainable numbers with the ends of their names at a site of `kind`. Those of a table are called
+    /// Its trainable numbers with the ends of their names at a slot of `kind`. Those of a table are called
     /// the other way around, as mlx-lm has it: there `lora_a` has a row for each token.
-    pub fn parts(&self, kind: SiteKind) -> impl Iterator<Item = (&'static str, &Array)> {
+    pub fn parts(&self, kind: SlotKind) -> impl Iterator<Item = (&'static str, &Array)> {
         let (a, b) = ends(kind);
         [
             (a, Some(&self.a)),
@@ -81,19 +81,19 @@ impl LowRank {
     }
 }
 
-/// What A and B are called at a site.
-pub fn ends(kind: SiteKind) -> (&'static str, &'static str) {
+/// What A and B are called at a slot.
+pub fn ends(kind: SlotKind) -> (&'static str, &'static str) {
     match kind {
-        SiteKind::Table => ("lora_b", "lora_a"),
+        SlotKind::Table => ("lora_b", "lora_a"),
         _ => ("lora_a", "lora_b"),
     }
 }
 
-impl Site {
+impl ParamSlot {
     /// The place of a weight, `[out, in]`, `[experts, out, in]` or a vector, that the checkpoint calls
     /// `name.weight`, or `name.bias` for a bias. Memory is shared with the layer.
     #[must_use]
-    pub fn new(name: &str, kind: SiteKind, weight: Weight) -> Arc<Self> {
+    pub fn new(name: &str, kind: SlotKind, weight: Weight) -> Arc<Self> {
         Arc::new(Self {
             name: name.to_owned(),
             kind,
@@ -109,13 +109,13 @@ impl Site {
     }
 
     /// What it holds.
-    pub fn kind(&self) -> SiteKind {
+    pub fn kind(&self) -> SlotKind {
         self.kind
     }
 
     /// Whether something of low rank can be added to it.
     pub fn is_matrix(&self) -> bool {
-        matches!(self.kind, SiteKind::Matrix | SiteKind::Table)
+        matches!(self.kind, SlotKind::Matrix | SlotKind::Table)
     }
 
     /// The frozen weight.
@@ -126,7 +126,7 @@ impl Site {
     /// What the checkpoint calls its weight: the end of the name.
     pub fn end(&self) -> &'static str {
         match self.kind {
-            SiteKind::Bias => "bias",
+            SlotKind::Bias => "bias",
             _ => "weight",
         }
     }
@@ -138,7 +138,7 @@ impl Site {
     pub fn stored_weight(&self, dtype: Dtype) -> Result<Array> {
         let dense = self.dense(dtype)?;
         match self.kind {
-            SiteKind::Norm { plus } if plus != 0.0 => dense.subtract(&like(&dense, plus)?),
+            SlotKind::Norm { plus } if plus != 0.0 => dense.subtract(&like(&dense, plus)?),
             _ => Ok(dense),
         }
     }
@@ -238,7 +238,7 @@ impl Site {
             return Ok(None);
         }
         match (self.current(), self.kind) {
-            (Some(Delta::Whole(w)), SiteKind::Norm { plus }) if plus != 0.0 => {
+            (Some(Delta::Whole(w)), SlotKind::Norm { plus }) if plus != 0.0 => {
                 w.add(&like(&w, plus)?)?.astype(dtype).map(Some)
             }
             (Some(Delta::Whole(w)), _) => w.astype(dtype).map(Some),
@@ -274,14 +274,14 @@ impl Site {
     }
 }
 
-/// What a site's dropout is drawn from in a batch: by name and seed, not by order, so that a block that is
+/// What a slot's dropout is drawn from in a batch: by name and seed, not by order, so that a block that is
 /// computed again drops the same numbers.
 ///
 /// # Errors
 /// When memory runs out.
-pub fn dropout_key(site: &str, seed: u64) -> Result<random::Key> {
+pub fn dropout_key(slot: &str, seed: u64) -> Result<random::Key> {
     // Fowler, Noll and Vo's hash: the standard library's may change.
-    let hash = site
+    let hash = slot
         .bytes()
         .fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -303,14 +303,14 @@ impl Passes {
         f()
     }
 
-    /// Sets, exchanges or removes what stands at sites, in this order; requests that run take it
+    /// Sets, exchanges or removes what stands at slots, in this order; requests that run take it
     /// with their next step.
-    pub fn change(&self, sites: impl IntoIterator<Item = (Arc<Site>, Option<Delta>)>) {
+    pub fn change(&self, slots: impl IntoIterator<Item = (Arc<ParamSlot>, Option<Delta>)>) {
         // Collected before and freed after the lock is held: both may wait for MLX's own lock.
-        let sites: Vec<_> = sites.into_iter().collect();
-        let mut old = Vec::with_capacity(sites.len());
+        let slots: Vec<_> = slots.into_iter().collect();
+        let mut old = Vec::with_capacity(slots.len());
         let change = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        old.extend(sites.into_iter().map(|(site, delta)| site.set(delta)));
+        old.extend(slots.into_iter().map(|(slot, delta)| slot.set(delta)));
         drop(change);
     }
 }
@@ -320,23 +320,23 @@ fn like(x: &Array, value: f32) -> Result<Array> {
     Array::scalar(value)?.astype(x.dtype())
 }
 
-/// A layer's place: a site, and which of its rows are the layer's, where several share one matrix.
+/// A layer's view of a slot: the slot, and which of its rows are the layer's, where several share one matrix.
 #[derive(Debug, Clone)]
-pub struct Place {
-    site: Arc<Site>,
+pub struct SlotView {
+    slot: Arc<ParamSlot>,
     rows: Option<(i32, i32)>,
 }
 
-impl Place {
-    /// All of a site, or some rows.
+impl SlotView {
+    /// All of a slot, or some rows.
     #[must_use]
-    pub fn new(site: Arc<Site>, rows: Option<(i32, i32)>) -> Self {
-        Self { site, rows }
+    pub fn new(slot: Arc<ParamSlot>, rows: Option<(i32, i32)>) -> Self {
+        Self { slot, rows }
     }
 
     /// Whether there is an adapter.
     pub fn is_adapted(&self) -> bool {
-        self.site.is_adapted()
+        self.slot.is_adapted()
     }
 
     /// What the layer computes with instead of the vector that it has, in its type; `None` where nothing
@@ -345,7 +345,7 @@ impl Place {
     /// # Errors
     /// When memory runs out.
     pub fn vector(&self, dtype: Dtype) -> Result<Option<Array>> {
-        let whole = self.site.vector(dtype)?;
+        let whole = self.slot.vector(dtype)?;
         whole.map(|w| self.cut(&w)).transpose()
     }
 
@@ -367,7 +367,7 @@ impl Place {
         x: &Array,
         plain: impl FnOnce() -> Result<Array>,
     ) -> Result<Option<Array>> {
-        let low = match self.site.current() {
+        let low = match self.slot.current() {
             None => return Ok(None),
             Some(Delta::Whole(w)) => {
                 let w = self.cut(&w)?.astype(x.dtype())?;
@@ -376,7 +376,7 @@ impl Place {
             Some(Delta::LowRank(low)) => low,
         };
         let b = self.cut(&low.b)?;
-        let dropped = self.site.dropped(x, low.dropout)?;
+        let dropped = self.slot.dropped(x, low.dropout)?;
         let z = dropped
             .matmul(&low.a.swap_axes(-1, -2)?)?
             .matmul(&b.swap_axes(-1, -2)?)?;
@@ -385,7 +385,7 @@ impl Place {
         let Some(m) = &low.m else {
             return Ok(Some(sum));
         };
-        let weight = self.cut(&self.site.dense(Dtype::Float32)?)?;
+        let weight = self.cut(&self.slot.dense(Dtype::Float32)?)?;
         let lengths = adapted(&weight, &low.a, &b, low.scale).and_then(|w| lengths(&w))?;
         // As the paper has it, the lengths count as constant (section 4.3).
         let factor = self.cut(m)?.divide(&lengths.stop_gradient()?)?;
@@ -403,7 +403,7 @@ impl Place {
         plain: impl FnOnce() -> Result<Array>,
         dtype: Dtype,
     ) -> Result<Option<Array>> {
-        let low = match self.site.current() {
+        let low = match self.slot.current() {
             None => return Ok(None),
             Some(Delta::Whole(w)) => return w.take_clamped(ids, 0)?.astype(dtype).map(Some),
             Some(Delta::LowRank(low)) => low,
@@ -411,7 +411,7 @@ impl Place {
         let plain = plain()?;
         let z = low.b.take_clamped(ids, 0)?.matmul(&low.a)?;
         let z = z.multiply(&like(&z, low.scale)?)?.astype(dtype)?;
-        let sum = plain.add(&self.site.dropped(&z, low.dropout)?)?;
+        let sum = plain.add(&self.slot.dropped(&z, low.dropout)?)?;
         let Some(m) = &low.m else {
             return Ok(Some(sum));
         };
@@ -432,7 +432,7 @@ impl Place {
         sorted: bool,
         plain: impl FnOnce() -> Result<Array>,
     ) -> Result<Option<Array>> {
-        let low = match self.site.current() {
+        let low = match self.slot.current() {
             None => return Ok(None),
             Some(Delta::Whole(w)) => {
                 let w = w.astype(x.dtype())?.swap_axes(-1, -2)?;
@@ -441,7 +441,7 @@ impl Place {
             Some(Delta::LowRank(low)) => low,
         };
         let z = self
-            .site
+            .slot
             .dropped(x, low.dropout)?
             .gather_mm(&low.a.swap_axes(-1, -2)?, None, ids, sorted)?
             .gather_mm(&low.b.swap_axes(-1, -2)?, None, ids, sorted)?;
@@ -484,15 +484,15 @@ pub struct Scope {
 /// What dropout is drawn from.
 #[derive(Debug, Clone)]
 pub enum Dropout {
-    /// A seed for all sites; see [`dropout_key`].
+    /// A seed for all slots; see [`dropout_key`].
     Seed(u64),
-    /// The key of each site by its name, which may be a placeholder of a graph that is traced.
+    /// The key of each slot by its name, which may be a placeholder of a graph that is traced.
     Keys(Arc<BTreeMap<String, random::Key>>),
 }
 
 impl Scope {
-    fn param(&self, site: &str, end: &str) -> Option<&Array> {
-        self.params.get(&format!("{site}.{end}"))
+    fn param(&self, slot: &str, end: &str) -> Option<&Array> {
+        self.params.get(&format!("{slot}.{end}"))
     }
 
     /// Its numbers that belong to one block.

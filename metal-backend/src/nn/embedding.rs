@@ -2,7 +2,7 @@
 
 use mlx_rs_core::{Array, Dtype, Result};
 
-use super::adapter::Place;
+use super::adapter::SlotView;
 use super::linear::Linear;
 use super::weight::Weight;
 
@@ -14,7 +14,7 @@ pub struct Embedding {
     output: Linear,
     dtype: Dtype,
     /// Where adapters stand.
-    place: Option<Place>,
+    slot: Option<SlotView>,
 }
 
 impl Embedding {
@@ -32,15 +32,15 @@ impl Embedding {
             output: Linear::new(weight.clone(), None, on_cpu)?,
             weight,
             dtype,
-            place: None,
+            slot: None,
         })
     }
 
-    /// The same table at a place that can be adapted, as the output that it may be, too.
+    /// The same table at a slot that can be adapted, as the output that it may be, too.
     #[must_use]
-    pub fn at(mut self, place: Place) -> Self {
-        self.output = self.output.at(place.clone());
-        self.place = Some(place);
+    pub fn at(mut self, slot: SlotView) -> Self {
+        self.output = self.output.at(slot.clone());
+        self.slot = Some(slot);
         self
     }
 
@@ -55,8 +55,8 @@ impl Embedding {
             Weight::Quantized(q) => q.take_rows(ids)?.dequantize(self.dtype),
             Weight::Interleaved(m) => m.take_rows(ids)?.astype(self.dtype),
         };
-        let adapted = match self.place.as_ref().filter(|p| p.is_adapted()) {
-            Some(place) => place.rows(ids, plain, self.dtype)?,
+        let adapted = match self.slot.as_ref().filter(|p| p.is_adapted()) {
+            Some(slot) => slot.rows(ids, plain, self.dtype)?,
             None => None,
         };
         match adapted {

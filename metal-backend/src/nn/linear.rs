@@ -2,7 +2,7 @@
 
 use mlx_rs_core::{Array, Result, cpu};
 
-use super::adapter::{self, Place};
+use super::adapter::{self, SlotView};
 use super::norm::{Norm, through};
 use super::parallel::ParallelMatrix;
 use super::weight::Weight;
@@ -13,9 +13,9 @@ pub struct Linear {
     kind: Kind,
     bias: Option<Array>,
     /// Where adapters stand; `None` for a layer that none can be put at.
-    place: Option<Place>,
+    slot: Option<SlotView>,
     /// Where other numbers than the bias's stand.
-    bias_place: Option<Place>,
+    bias_slot: Option<SlotView>,
 }
 
 #[derive(Debug, Clone)]
@@ -60,29 +60,29 @@ impl Linear {
         Ok(Self {
             kind,
             bias,
-            place: None,
-            bias_place: None,
+            slot: None,
+            bias_slot: None,
         })
     }
 
-    /// The same layer at a place that can be adapted.
+    /// The same layer at a slot that can be adapted.
     #[must_use]
-    pub fn at(mut self, place: Place) -> Self {
-        self.place = Some(place);
+    pub fn at(mut self, slot: SlotView) -> Self {
+        self.slot = Some(slot);
         self
     }
 
-    /// The same layer with its bias at a place where it can be trained.
+    /// The same layer with its bias at a slot where it can be trained.
     #[must_use]
-    pub fn with_bias_at(mut self, place: Option<Place>) -> Self {
-        self.bias_place = place;
+    pub fn with_bias_at(mut self, slot: Option<SlotView>) -> Self {
+        self.bias_slot = slot;
         self
     }
 
     /// Whether something else than the layer's own numbers stands at one of its places.
     fn is_adapted(&self) -> bool {
-        let places = [&self.place, &self.bias_place];
-        places.into_iter().flatten().any(Place::is_adapted)
+        let slots = [&self.slot, &self.bias_slot];
+        slots.into_iter().flatten().any(SlotView::is_adapted)
     }
 
     /// Its matrix and bias for our kernels, where they have it and nothing is adapted.
@@ -99,16 +99,16 @@ impl Linear {
     /// When `x` does not end in the input dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         if self.is_adapted() {
-            let adapted = match &self.place {
-                Some(place) => place.forward(x, || self.product(x))?,
+            let adapted = match &self.slot {
+                Some(slot) => slot.forward(x, || self.product(x))?,
                 None => None,
             };
             let y = match adapted {
                 Some(y) => y,
                 None => self.product(x)?,
             };
-            let own = match &self.bias_place {
-                Some(place) => place.vector(y.dtype())?,
+            let own = match &self.bias_slot {
+                Some(slot) => slot.vector(y.dtype())?,
                 None => None,
             };
             return match own.as_ref().or(self.bias.as_ref()) {

@@ -4,7 +4,7 @@
 use mlx_rs_core::{Array, Quantized, Result};
 
 use super::activation::Activation;
-use super::adapter::{self, Place};
+use super::adapter::{self, SlotView};
 use super::linear::Linear;
 use super::mlp::GatedMlp;
 use super::weight::Weight;
@@ -19,7 +19,7 @@ pub struct ExpertLinear {
     /// `[experts, out]`.
     bias: Option<Array>,
     /// Where adapters stand.
-    place: Option<Place>,
+    slot: Option<SlotView>,
 }
 
 #[derive(Debug, Clone)]
@@ -47,14 +47,14 @@ impl ExpertLinear {
         Ok(Self {
             kind,
             bias,
-            place: None,
+            slot: None,
         })
     }
 
-    /// The same layer at a place that can be adapted.
+    /// The same layer at a slot that can be adapted.
     #[must_use]
-    pub fn at(mut self, place: Place) -> Self {
-        self.place = Some(place);
+    pub fn at(mut self, slot: SlotView) -> Self {
+        self.slot = Some(slot);
         self
     }
 
@@ -64,8 +64,8 @@ impl ExpertLinear {
             Kind::Dense { transposed } => x.gather_mm(transposed, None, ids, sorted),
             Kind::Quantized(q) => q.gather_matmul(x, None, ids, true, sorted),
         };
-        let adapted = match self.place.as_ref().filter(|p| p.is_adapted()) {
-            Some(place) => place.forward_experts(x, ids, sorted, plain)?,
+        let adapted = match self.slot.as_ref().filter(|p| p.is_adapted()) {
+            Some(slot) => slot.forward_experts(x, ids, sorted, plain)?,
             None => None,
         };
         let y = match adapted {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mlx_rs_core::{Array, Result, fast};
 
-use super::adapter::Site;
+use super::adapter::ParamSlot;
 
 /// Normalization over the last axis.
 #[derive(Debug, Clone)]
@@ -30,9 +30,9 @@ pub enum Norm {
         /// As it was loaded.
         norm: Box<Norm>,
         /// Where its weight stands.
-        weight: Arc<Site>,
+        weight: Arc<ParamSlot>,
         /// Where its bias stands.
-        bias: Option<Arc<Site>>,
+        bias: Option<Arc<ParamSlot>>,
     },
 }
 
@@ -60,7 +60,7 @@ impl Norm {
                 fast::layer_norm(x, Some(weight), bias.as_ref(), *eps)
             }
             Norm::Placed { norm, weight, bias } => {
-                let vector = |site: &Arc<Site>| site.vector(x.dtype());
+                let vector = |slot: &Arc<ParamSlot>| slot.vector(x.dtype());
                 let bias = bias.as_ref().map(vector).transpose()?.flatten();
                 match (vector(weight)?, norm.as_ref()) {
                     (Some(own), Norm::Rms { eps, .. }) => fast::rms_norm(x, Some(&own), *eps),

@@ -134,8 +134,8 @@ pub(super) fn agree(
         return Ok(());
     }
     let lora = &mut config.lora_parameters;
-    for site in adapter.sites() {
-        let Some(delta) = site.stored() else { continue };
+    for slot in adapter.slots() {
+        let Some(delta) = slot.stored() else { continue };
         let Delta::LowRank(low) = delta.as_ref() else {
             continue;
         };
@@ -152,7 +152,7 @@ pub(super) fn agree(
             // What is dropped in training is no part of what the adapter computes.
             let mut low = low.clone();
             low.dropout = lora.dropout;
-            passes.change([(Arc::clone(site), Some(Delta::LowRank(low)))]);
+            passes.change([(Arc::clone(slot), Some(Delta::LowRank(low)))]);
         } else {
             lora.dropout = low.dropout;
         }
@@ -166,7 +166,7 @@ fn layers(
     adapter: &LoraAdapter,
     fault: &dyn Fn(&str, String, String) -> Result<()>,
 ) -> Result<()> {
-    let first = adapter.sites().iter().filter_map(|site| site.block()).min();
+    let first = adapter.slots().iter().filter_map(|slot| slot.block()).min();
     let last = first.map_or(0, |first| adapter.blocks.saturating_sub(first));
     let wanted = match usize::try_from(config.num_layers) {
         Ok(n) => n.min(adapter.blocks),
@@ -186,9 +186,9 @@ fn layers(
         return Ok(());
     }
     let keys: BTreeSet<String> = adapter
-        .sites()
+        .slots()
         .iter()
-        .map(|site| adapter.naming.key(site.name()))
+        .map(|slot| adapter.naming.key(slot.name()))
         .collect();
     let have: Vec<String> = keys.into_iter().collect();
     match &config.lora_parameters.keys {

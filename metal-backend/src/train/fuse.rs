@@ -14,7 +14,7 @@ use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::checkpoint::{ModelFiles, locate};
 use crate::convert::{ConvertOptions, convert};
 use crate::error::engine;
-use crate::nn::adapter::{LowRank, SiteKind, adapted, lengths};
+use crate::nn::adapter::{LowRank, SlotKind, adapted, lengths};
 use crate::workdir::WorkDir;
 
 /// Writes the model at `model` with the adapter at `adapter` into the new directory `output`. What is
@@ -340,9 +340,9 @@ impl Fusion {
         expert: Option<i32>,
     ) -> Result<LowRank> {
         let kind = if TABLES.iter().any(|table| same_layer(stem, table)) {
-            SiteKind::Table
+            SlotKind::Table
         } else {
-            SiteKind::Matrix
+            SlotKind::Matrix
         };
         let shape = self.stacked(layer, shape, expert);
         let mut low = self.stored.low_rank(layer, kind, &shape)?;

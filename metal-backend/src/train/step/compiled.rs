@@ -206,8 +206,8 @@ impl Trainer {
             } = packed;
             let mut args = vec![ids, targets, mask];
             args.extend(params.values().cloned());
-            for site in &graphs.dropping {
-                args.push(dropout_key(site, seed)?.array().clone());
+            for slot in &graphs.dropping {
+                args.push(dropout_key(slot, seed)?.array().clone());
             }
             args.extend(self.gathered.iter().flat_map(|g| g.values().cloned()));
             if form.updates {
@@ -283,10 +283,10 @@ impl Trainer {
         let drops = |delta: &Delta| matches!(delta, Delta::LowRank(low) if low.dropout > 0.0);
         // Another adapter than ours may stand there by now, at more layers.
         let standing = self.model.engine().adapter();
-        let sites = standing.as_ref().unwrap_or(&self.adapter).sites().iter();
-        sites
-            .filter(|site| site.stored().is_some_and(|delta| drops(&delta)))
-            .map(|site| site.name().to_owned())
+        let slots = standing.as_ref().unwrap_or(&self.adapter).slots().iter();
+        slots
+            .filter(|slot| slot.stored().is_some_and(|delta| drops(&delta)))
+            .map(|slot| slot.name().to_owned())
             .collect()
     }
 
