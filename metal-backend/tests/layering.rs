@@ -24,7 +24,7 @@ const ORDER: &[&str] = &[
     "convert::scales",
     "convert::plan",
     "convert::config",
-    "convert::work",
+    "convert::execute",
     "convert::write",
     "convert",
     // The engine.

@@ -7,6 +7,7 @@
 //! the output directory appears whole or not at all.
 
 mod config;
+mod execute;
 mod gguf;
 mod plan;
 mod rules;
@@ -14,7 +15,6 @@ mod scales;
 mod source;
 mod stored;
 mod tensor;
-mod work;
 mod write;
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::plan::{Item, Out, Plan};
 use super::source::Source;
-use super::{ConvertOptions, failed, work};
+use super::{ConvertOptions, execute, failed};
 
 /// The header's length is made a multiple of this, so that tensors are aligned.
 const ALIGN: usize = 8;
@@ -70,7 +70,7 @@ impl<'a> Shard<'a> {
         write_at(&file, &self.header, 8).map_err(cannot)?;
         for (item, places) in self.items.iter().zip(&self.places) {
             let mut counts = vec![0u64; places.len()];
-            work::run(source, item, &mut |out, at, bytes| {
+            execute::run(source, item, &mut |out, at, bytes| {
                 let place = places.get(out).copied().unwrap_or(u64::MAX);
                 let most = item.outs.get(out).map_or(0, Out::nbytes);
                 if at + bytes.len() as u64 > most {
