@@ -16,7 +16,7 @@ use std::process::{Command, Output, Stdio};
 use common::fixture;
 use inference::{CancelToken, LoadOptions};
 use metal_backend::train::config::TrainConfig;
-use metal_backend::train::journal::{Entry, LOG_FILE, PLOT_FILE, TrainReport};
+use metal_backend::train::train_log::{Entry, LOG_FILE, PLOT_FILE, TrainReport};
 use metal_backend::train::{Event, Run, Start, WEIGHTS_FILE};
 use serde_json::Value;
 

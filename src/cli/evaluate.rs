@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use inference::{CancelToken, LoadOptions};
 use metal_backend::train::dataset::DataOptions;
-use metal_backend::train::judge::{Portions, evaluate};
+use metal_backend::train::evaluate::{EvalOptions, evaluate};
 use serde_json::json;
 
 use super::console::Console;
@@ -63,7 +63,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         reading: DataOptions::new()
             .with_mask_prompt(args.mask_prompt)
             .with_skip_bad_lines(args.skip_bad_lines),
-        portions: Portions {
+        portions: EvalOptions {
             batch_size: args.batch_size,
             batches: args.test_batches,
             max_seq_length: args.max_seq_length,
@@ -84,7 +84,7 @@ pub struct Subject<'a> {
     /// How the data is read.
     pub reading: DataOptions,
     /// Which part of the data, in which portions.
-    pub portions: Portions,
+    pub portions: EvalOptions,
 }
 
 impl Subject<'_> {

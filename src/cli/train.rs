@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use inference::{CancelToken, LoadOptions};
 use metal_backend::train::CONFIG_FILE;
 use metal_backend::train::config::TrainConfig;
-use metal_backend::train::journal::Score;
-use metal_backend::train::judge::Portions;
+use metal_backend::train::evaluate::EvalOptions;
 use metal_backend::train::run::{Event, Run, Start, Summary, check_start};
+use metal_backend::train::train_log::Score;
 use serde_json::{Value, json};
 
 use super::console::{Console, bytes};
@@ -132,7 +132,7 @@ fn test(args: &Args, config: &TrainConfig, console: &mut Console<'_>) -> Result<
         load,
         data: config.data.clone().unwrap_or_default(),
         reading: config.data_options(),
-        portions: Portions {
+        portions: EvalOptions {
             batch_size: config.batch_size,
             batches: usize::try_from(config.test_batches).ok(),
             max_seq_length: config.max_seq_length,

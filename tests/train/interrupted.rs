@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use metal_backend::train::config::TrainConfig;
-use metal_backend::train::journal::{Entry, LOG_FILE};
+use metal_backend::train::train_log::{Entry, LOG_FILE};
 use metal_backend::train::{Run, STATE_FILE, Start, WEIGHTS_FILE};
 use serde_json::Value;
 

@@ -11,15 +11,14 @@
 //! - [`dataset`]: JSONL files to token ids, loss masks and batches;
 //! - [`config`]: the options of a run, from a YAML or TOML file;
 //! - `step.rs`: a step, from sequences to changed numbers, also as one graph (`step/compiled.rs`);
-//! - [`run`]: a whole run from its options to its files, with `plan.rs`, `begin.rs`, `state.rs` and [`journal`];
-//! - [`judge`]: how good a model is on data.
+//! - [`run`]: a whole run from its options to its files, with `plan.rs`, `begin.rs`, `state.rs` and [`train_log`];
+//! - [`evaluate`]: how good a model is on data.
 
 mod begin;
 pub mod config;
 pub mod dataset;
+pub mod evaluate;
 mod fuse;
-pub mod journal;
-pub mod judge;
 pub mod loss;
 pub mod optim;
 pub mod plan;
@@ -27,6 +26,7 @@ pub mod run;
 pub mod schedule;
 mod state;
 mod step;
+pub mod train_log;
 
 pub use crate::adapter::{AdapterKind, CONFIG_FILE, LoraAdapter, Params, WEIGHTS_FILE};
 pub use fuse::{fuse, fuse_dequantized};

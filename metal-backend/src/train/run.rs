@@ -11,10 +11,10 @@ use sha2::{Digest, Sha256};
 
 use super::config::TrainConfig;
 use super::dataset::{Batches, DataDir, Dataset, Example};
-use super::journal::{Entry, Journal, PLOT_FILE, Score, TrainReport, plot_by};
-use super::judge::{Portions, judge, sequences, usable};
+use super::evaluate::{EvalOptions, score, sequences, usable};
 use super::state::{self, Place};
 use super::step::{StepReport, Trainer};
+use super::train_log::{Entry, PLOT_FILE, Score, TrainLog, TrainReport, plot_by};
 use super::{begin, plan};
 use crate::adapter::{CONFIG_FILE, WEIGHTS_FILE};
 use crate::workdir::{WorkDir, replace_by};
@@ -265,7 +265,7 @@ impl Run {
         if self.start == Start::Overwrite {
             remove_earlier(&dir)?;
         }
-        let mut journal = Journal::open_by(self.work.path(), &dir, keep)?;
+        let mut log = TrainLog::open_by(self.work.path(), &dir, keep)?;
         let options = serde_json::to_vec_pretty(&self.config)
             .map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
         replace_by(self.work.path(), &dir.join(OPTIONS_FILE), &options)?;
@@ -273,25 +273,25 @@ impl Run {
         let _ = memory::reset_peak();
 
         let examples = std::mem::take(&mut self.examples);
-        let done = self.steps(&examples, &mut journal, cancel, on_event);
+        let done = self.steps(&examples, &mut log, cancel, on_event);
         self.examples = examples;
         let interrupted = !done?;
 
         if !interrupted && !self.test.is_empty() {
-            let portions = self.portions(self.config.test_batches);
-            if let Some(score) = self.judge(&self.test, &portions, cancel, on_event)? {
+            let options = self.eval_options(self.config.test_batches);
+            if let Some(score) = self.evaluate(&self.test, &options, cancel, on_event)? {
                 on_event(&Event::Test(&score));
-                journal.add(Entry::Test(score))?;
+                log.add(Entry::Test(score))?;
             }
         }
-        Ok(self.summary(journal.entries(), interrupted))
+        Ok(self.summary(log.entries(), interrupted))
     }
 
     /// Returns whether the run came to its end.
     fn steps(
         &mut self,
         examples: &[Example],
-        journal: &mut Journal,
+        log: &mut TrainLog,
         cancel: &CancelToken,
         on_event: &mut dyn FnMut(&Event<'_>),
     ) -> Result<bool> {
@@ -302,14 +302,14 @@ impl Run {
         let mut batches = Batches::new(examples, self.config.batch_options())?;
         batches.skip_batches(self.place.drawn);
         if self.place.validation_due {
-            self.validate(journal, cancel, on_event)?;
+            self.validate(log, cancel, on_event)?;
         }
         let (mut since, mut due) = (Since::default(), false);
         while self.place.step < iters {
             // Gathered gradients are in no file, so that a run can only stop between updates.
             let between = self.place.step.is_multiple_of(accumulation);
             if cancel.is_cancelled() && between {
-                self.save(journal, on_event)?;
+                self.save(log, on_event)?;
                 return Ok(false);
             }
             let started = Instant::now();
@@ -334,18 +334,18 @@ impl Run {
             if last || step.is_multiple_of(self.config.steps_per_report) {
                 let told = self.report(&report, &since);
                 on_event(&Event::Train(&told));
-                journal.add(Entry::Train(told))?;
+                log.add(Entry::Train(told))?;
                 (since, self.place.window) = (Since::default(), state::Window::default());
             }
             if last || step.is_multiple_of(self.config.steps_per_eval) {
                 // Where the run cannot stop, its model of now is gone once it can: cancelling waits.
                 let going_on = CancelToken::new();
                 let between = step.is_multiple_of(accumulation);
-                self.validate(journal, if between { cancel } else { &going_on }, on_event)?;
+                self.validate(log, if between { cancel } else { &going_on }, on_event)?;
             }
             due |= step.is_multiple_of(self.config.save_every);
             if last || (due && step.is_multiple_of(accumulation)) {
-                self.save(journal, on_event)?;
+                self.save(log, on_event)?;
                 due = false;
             }
         }
@@ -366,8 +366,8 @@ impl Run {
         }
     }
 
-    fn portions(&self, batches: i64) -> Portions {
-        Portions {
+    fn eval_options(&self, batches: i64) -> EvalOptions {
+        EvalOptions {
             batch_size: self.config.batch_size,
             batches: usize::try_from(batches).ok(),
             max_seq_length: self.config.max_seq_length,
@@ -375,19 +375,19 @@ impl Run {
         }
     }
 
-    fn judge(
+    fn evaluate(
         &self,
         examples: &[Example],
-        portions: &Portions,
+        options: &EvalOptions,
         cancel: &CancelToken,
         on_event: &mut dyn FnMut(&Event<'_>),
     ) -> Result<Option<Score>> {
         let engine = self.trainer.engine();
         let step = self.place.step;
-        judge(
+        score(
             engine,
             examples,
-            portions,
+            options,
             step,
             cancel,
             &mut |done, total| {
@@ -398,7 +398,7 @@ impl Run {
 
     fn validate(
         &mut self,
-        journal: &mut Journal,
+        log: &mut TrainLog,
         cancel: &CancelToken,
         on_event: &mut dyn FnMut(&Event<'_>),
     ) -> Result<()> {
@@ -406,10 +406,10 @@ impl Run {
         if self.valid.is_empty() {
             return Ok(());
         }
-        let portions = self.portions(self.config.val_batches);
-        if let Some(score) = self.judge(&self.valid, &portions, cancel, on_event)? {
+        let options = self.eval_options(self.config.val_batches);
+        if let Some(score) = self.evaluate(&self.valid, &options, cancel, on_event)? {
             on_event(&Event::Validation(&score));
-            journal.add(Entry::Validation(score))?;
+            log.add(Entry::Validation(score))?;
             self.place.validation_due = false;
         }
         Ok(())
@@ -417,7 +417,7 @@ impl Run {
 
     /// The adapter, the same under the number of its step as mlx-lm keeps it, and last what is needed to go
     /// on, so that the latter is never ahead of the former.
-    fn save(&self, journal: &Journal, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<()> {
+    fn save(&self, log: &TrainLog, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<()> {
         let dir = &self.config.adapter_path;
         let step = self.place.step;
         let work = self.work.path();
@@ -427,7 +427,7 @@ impl Run {
         keep_numbered(work, dir, step)?;
         state::save(&self.trainer, &self.place, work)?;
         publish(work, dir, state::STATE_FILE)?;
-        plot_by(work, journal.entries(), &dir.join(PLOT_FILE))?;
+        plot_by(work, log.entries(), &dir.join(PLOT_FILE))?;
         on_event(&Event::Saved { step, dir });
         Ok(())
     }

@@ -81,7 +81,7 @@ impl Entry {
 }
 
 /// The log of a run, in a file and in memory.
-pub struct Journal {
+pub struct TrainLog {
     path: PathBuf,
     file: File,
     entries: Vec<Entry>,
@@ -93,7 +93,7 @@ fn failed(path: &Path, doing: &str, e: std::io::Error) -> Error {
         .with_source(e)
 }
 
-impl Journal {
+impl TrainLog {
     /// Opens the log in a directory. Of what is there, entries up to `keep` steps stay, none without it; a run
     /// that goes on writes the later ones again.
     ///
@@ -274,31 +274,31 @@ mod tests {
     fn a_run_that_goes_on_writes_no_line_twice() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(LOG_FILE);
-        let mut journal = Journal::open(dir.path(), None).unwrap();
-        journal.add(Entry::Validation(score(0, 3.0))).unwrap();
+        let mut log = TrainLog::open(dir.path(), None).unwrap();
+        log.add(Entry::Validation(score(0, 3.0))).unwrap();
         for step in 1..=4 {
-            journal.add(report(step, 2.0)).unwrap();
+            log.add(report(step, 2.0)).unwrap();
         }
-        journal.add(Entry::Test(score(2, 1.0))).unwrap();
-        drop(journal);
+        log.add(Entry::Test(score(2, 1.0))).unwrap();
+        drop(log);
         // As a crash might leave it.
         let mut text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text.lines().count(), 6);
         text.push_str("{\"event\": \"train\", \"st");
         std::fs::write(&path, text).unwrap();
-        let mut journal = Journal::open(dir.path(), Some(2)).unwrap();
-        assert_eq!(journal.entries().len(), 3);
-        journal.add(report(3, 1.0)).unwrap();
+        let mut log = TrainLog::open(dir.path(), Some(2)).unwrap();
+        assert_eq!(log.entries().len(), 3);
+        log.add(report(3, 1.0)).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let entries: Vec<Entry> = text
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();
-        assert_eq!(entries, journal.entries());
+        assert_eq!(entries, log.entries());
         let steps: Vec<u64> = entries.iter().map(Entry::step).collect();
         assert_eq!(steps, [0, 1, 2, 3]);
         assert!(
-            Journal::open(dir.path(), None)
+            TrainLog::open(dir.path(), None)
                 .unwrap()
                 .entries()
                 .is_empty()

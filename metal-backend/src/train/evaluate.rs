@@ -6,13 +6,13 @@ use std::time::Instant;
 use inference::{CancelToken, Error, ErrorKind, LoadOptions, Result};
 
 use super::dataset::{Batch, BatchOptions, Batches, DataOptions, Dataset, Example, pack};
-use super::journal::Score;
 use super::step::{Evaluation, Sequence, evaluate_on};
+use super::train_log::Score;
 use crate::engine::Engine;
 
-/// Which part of the data is judged, and in which portions.
+/// Which part of the data is evaluated, and in which batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Portions {
+pub struct EvalOptions {
     /// Examples at a time.
     pub batch_size: usize,
     /// Batches at most, drawn by `seed`; `None` for all.
@@ -23,7 +23,7 @@ pub struct Portions {
     pub seed: u32,
 }
 
-impl Default for Portions {
+impl Default for EvalOptions {
     /// All, four at a time, of at most 2048 tokens.
     fn default() -> Self {
         Self {
@@ -37,10 +37,10 @@ impl Default for Portions {
 
 /// What [`evaluate`] found.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Judgment {
+pub struct EvalReport {
     /// The numbers.
     pub score: Score,
-    /// Examples that were judged.
+    /// Examples that were evaluated.
     pub examples: usize,
     /// What the user should know of the data, such as examples that were cut.
     pub notes: Vec<String>,
@@ -100,24 +100,24 @@ pub fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Example>, Ve
     (usable, notes)
 }
 
-/// Judges a model on examples; `None` when cancelled. `on_batch` hears how many of how many batches are done.
-pub(super) fn judge(
+/// Scores a model on examples; `None` when cancelled. `on_batch` hears how many of how many batches are done.
+pub(super) fn score(
     engine: &Engine,
     examples: &[Example],
-    portions: &Portions,
+    options: &EvalOptions,
     step: u64,
     cancel: &CancelToken,
     on_batch: &mut dyn FnMut(u64, u64),
 ) -> Result<Option<Score>> {
-    let options = BatchOptions::new()
-        .with_batch_size(portions.batch_size)
-        .with_max_seq_length(portions.max_seq_length)
-        .with_seed(portions.seed)
+    let batches = BatchOptions::new()
+        .with_batch_size(options.batch_size)
+        .with_max_seq_length(options.max_seq_length)
+        .with_seed(options.seed)
         .with_keep_rest(true);
-    let mut stream = Batches::new(examples, options)?;
+    let mut stream = Batches::new(examples, batches)?;
     let started = Instant::now();
     let all = stream.per_epoch();
-    let total = portions.batches.map_or(all, |n| n.min(all));
+    let total = options.batches.map_or(all, |n| n.min(all));
     let mut sum = Evaluation::default();
     for done in 0..total {
         if cancel.is_cancelled() {
@@ -150,7 +150,7 @@ pub(super) fn judge(
     }))
 }
 
-/// Loads a model, with the adapter that the options name, and judges it on a JSONL file, or on the
+/// Loads a model, with the adapter that the options name, and evaluates it on a JSONL file, or on the
 /// `test.jsonl` of a directory.
 ///
 /// # Errors
@@ -160,10 +160,10 @@ pub fn evaluate(
     load: &LoadOptions,
     data: &Path,
     reading: &DataOptions,
-    portions: &Portions,
+    options: &EvalOptions,
     cancel: &CancelToken,
     on_batch: &mut dyn FnMut(u64, u64),
-) -> Result<Judgment> {
+) -> Result<EvalReport> {
     let file = if data.is_dir() {
         data.join("test.jsonl")
     } else {
@@ -179,20 +179,20 @@ pub fn evaluate(
     let model = crate::backend::open(model, load)?;
     let engine = model.engine();
     let data = Dataset::read(&file, engine.text(), reading)?;
-    let (examples, notes) = usable(&data, portions.max_seq_length, false);
+    let (examples, notes) = usable(&data, options.max_seq_length, false);
     if examples.is_empty() {
         return Err(Error::new(
             ErrorKind::InvalidOption,
             format!(
                 "no example has anything to foresee within {} tokens",
-                portions.max_seq_length
+                options.max_seq_length
             ),
         )
         .with_path(file));
     }
-    let score = judge(engine, &examples, portions, 0, cancel, on_batch)?
+    let score = score(engine, &examples, options, 0, cancel, on_batch)?
         .ok_or_else(|| Error::new(ErrorKind::Cancelled, "the evaluation was interrupted"))?;
-    Ok(Judgment {
+    Ok(EvalReport {
         score,
         examples: examples.len(),
         notes,
