@@ -449,6 +449,30 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// A block with a norm on the output of each part: `post_attention_layernorm` and
+    /// `post_feedforward_layernorm`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn post_norm_block(
+        &mut self,
+        prefix: &str,
+        attention: Attention,
+        mlp: FeedForward,
+    ) -> Result<Block> {
+        let mut norm = |part: &str| self.hidden_norm(&format!("{prefix}.{part}")).map(Some);
+        Ok(Block {
+            attention_in: None,
+            attention,
+            attention_out: norm("post_attention_layernorm")?,
+            mlp_in: None,
+            mlp,
+            mlp_out: norm("post_feedforward_layernorm")?,
+            residual: None,
+            parallel: false,
+        })
+    }
+
     /// Every block, by a function of its number and its prefix.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use inference::Result;
 
 use super::Decoder;
 use super::build::{AttentionParts, Builder};
-use super::stack::{Block, Stack};
+use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
 use crate::nn::{Activation, FeedForward, HeadNorms};
@@ -36,16 +36,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             activation,
             bias,
         )?;
-        Ok(Block {
-            attention_in: None,
-            attention,
-            attention_out: Some(b.hidden_norm(&format!("{prefix}.post_attention_layernorm"))?),
-            mlp_in: None,
-            mlp: FeedForward::Gated(mlp),
-            mlp_out: Some(b.hidden_norm(&format!("{prefix}.post_feedforward_layernorm"))?),
-            residual: None,
-            parallel: false,
-        })
+        b.post_norm_block(prefix, attention, FeedForward::Gated(mlp))
     })?;
     Ok(Box::new(Stack {
         embedding: b.embedding("model.embed_tokens")?,
