@@ -358,6 +358,47 @@ fn gemma4_with_sizes_listed_by_layer() {
 }
 
 #[test]
+fn olmo3_with_a_rotation_for_each_kind_of_layer() {
+    // As transformers 5 writes it.
+    same_after("olmo3", |c| {
+        let config = c.config.as_object_mut().unwrap();
+        let theta = config.remove("rope_theta").unwrap();
+        let mut full = config.remove("rope_scaling").unwrap();
+        full["rope_theta"] = theta.clone();
+        let sliding = json!({"rope_type": "default", "rope_theta": theta});
+        let both = json!({"full_attention": full, "sliding_attention": sliding});
+        config.insert("rope_parameters".into(), both);
+    });
+    // As others do, and with the default for what is left out.
+    same_after("olmo3", |c| {
+        let config = c.config.as_object_mut().unwrap();
+        config.remove("rope_theta").unwrap();
+        let mut rope = config.remove("rope_scaling").unwrap();
+        rope["rope_theta"] = json!(5e5);
+        config.insert("rope_parameters".into(), rope);
+    });
+    same_after("olmo3", |c| {
+        c.config.as_object_mut().unwrap().remove("rope_theta");
+    });
+}
+
+#[test]
+fn exaone4_with_layers_by_letters_and_by_number() {
+    for pattern in [json!("LLG"), json!("LLGLL"), json!(3)] {
+        same_after("exaone4", |c| {
+            let config = c.config.as_object_mut().unwrap();
+            config.remove("layer_types").unwrap();
+            config.insert("sliding_window_pattern".into(), pattern);
+        });
+    }
+    same_after("exaone4-full", |c| {
+        let config = c.config.as_object_mut().unwrap();
+        config.remove("layer_types").unwrap();
+        config.insert("sliding_window_pattern".into(), Value::Null);
+    });
+}
+
+#[test]
 fn without_a_model_type_the_weights_tell() {
     for name in ["qwen3", "qwen2", "llama"] {
         same_after(name, |c| {

@@ -76,7 +76,18 @@ fn it_keeps_the_contract() {
 #[test]
 fn greedy_tokens_text_and_logits_equal_those_of_cpu() {
     let names = [
-        "llama", "llama-q4", "qwen3", "mistral", "mixtral", "qwen2", "granite", "olmo2", "glm4",
+        "llama",
+        "llama-q4",
+        "qwen3",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "granite",
+        "olmo2",
+        "olmo3",
+        "exaone4",
+        "exaone4-full",
+        "glm4",
     ];
     for name in names {
         let (ours, theirs) = (load(&tiny(name)), theirs(&tiny(name)));

@@ -209,6 +209,7 @@ fn gradients_of_whole_weights_are_slopes() {
         "phi3",
         "qwen3-moe",
         "olmo2",
+        "exaone4",
     ] {
         let config = LoraConfig::new().with_num_layers(1);
         let mut trainer = load(name, &config, AdapterKind::Full, Tuning::default());

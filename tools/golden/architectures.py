@@ -59,6 +59,17 @@ BASE: dict[str, Any] = {
 }
 WIDE = BASE | {"hidden_size": 64, "intermediate_size": 64}
 GEMMA = BASE | {"head_dim": 16, "tie_word_embeddings": True}
+EXAONE4: dict[str, Any] = {
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SLIDE, FULL = "sliding_attention", "full_attention"
 
@@ -243,6 +254,54 @@ SPECS = [
         also_mlx_lm=False,
     ),
     Spec("olmo2", "olmo2", BASE),
+    Spec(
+        "olmo3",
+        "olmo3",
+        BASE
+        | {
+            "num_hidden_layers": 4,
+            "max_position_embeddings": 1024,
+            "sliding_window": WINDOW,
+            "layer_types": [SLIDE, SLIDE, FULL, SLIDE],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 256,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                    "attention_factor": 1.138629436111989,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            },
+        },
+    ),
+    Spec(
+        "exaone4",
+        "exaone4",
+        BASE
+        | EXAONE4
+        | {
+            "num_hidden_layers": 5,
+            "sliding_window": WINDOW,
+            "sliding_window_pattern": "LLG",
+            "layer_types": [SLIDE, SLIDE, FULL, SLIDE, SLIDE],
+        },
+    ),
+    # Without a window every layer rotates, as in the smallest published model.
+    Spec(
+        "exaone4-full",
+        "exaone4",
+        BASE
+        | EXAONE4
+        | {
+            "sliding_window": None,
+            "sliding_window_pattern": None,
+            "layer_types": [FULL, FULL],
+            "tie_word_embeddings": True,
+        },
+    ),
     Spec("smollm3", "smollm3", BASE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True}),
     Spec(
         "granite",
@@ -479,6 +538,9 @@ def write_config(spec: Spec, out: Path, quantized_as: dict[str, tuple[str, int, 
         for name in ("global_head_dim", "num_global_key_value_heads"):
             if name in spec.config:
                 config[name] = spec.config[name]
+    if spec.model_type == "olmo3":
+        # Published checkpoints scale with the one `rope_scaling`, which is for full layers only.
+        config["rope_parameters"] = config["rope_parameters"]["full_attention"]
     if spec.also_mlx_lm and "rope_theta" in config.get("rope_parameters", {}):
         # The older form, which mlx-lm reads.
         rope = config.pop("rope_parameters")

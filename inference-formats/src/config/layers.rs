@@ -2,8 +2,9 @@
 
 use crate::error::Result;
 
-use super::fields::Fields;
+use super::fields::{Fields, shown};
 use super::{fault, limits};
+use serde_json::Value;
 
 /// Which positions a layer attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +32,7 @@ fn pattern(model_type: &str) -> Pattern {
         t if t.starts_with("qwen") => Pattern::FromLayer,
         "gemma2" | "gpt_oss" => Pattern::AllBut(2),
         "gemma3" | "gemma3_text" | "gemma4" | "gemma4_text" => Pattern::AllBut(6),
-        "cohere2" => Pattern::AllBut(4),
+        "cohere2" | "exaone4" | "olmo3" => Pattern::AllBut(4),
         "smollm3" | "llama" | "gpt2" | "gemma" | "olmo2" | "granite" | "glm4" => Pattern::Never,
         _ => Pattern::All,
     }
@@ -99,7 +100,7 @@ fn kind(sliding: bool) -> LayerKind {
 fn listed(fields: &Fields<'_>, layers: usize) -> Result<Option<Vec<LayerKind>>> {
     let names = fields.strings("layer_types").map_err(fault)?;
     if names.is_empty() {
-        return Ok(None);
+        return lettered(fields, layers);
     }
     if names.len() < layers {
         return Err(fault(format!(
@@ -122,4 +123,28 @@ fn listed(fields: &Fields<'_>, layers: usize) -> Result<Option<Vec<LayerKind>>> 
         })
         .collect::<Result<Vec<_>>>()
         .map(Some)
+}
+
+/// The kinds by a pattern of letters that repeats: `L` (local) slides, `G` (global) is full. EXAONE
+/// 4 writes such patterns; others write a number in this field.
+fn lettered(fields: &Fields<'_>, layers: usize) -> Result<Option<Vec<LayerKind>>> {
+    const FIELD: &str = "sliding_window_pattern";
+    let Some(Value::String(letters)) = fields.get(FIELD) else {
+        return Ok(None);
+    };
+    let kinds: Option<Vec<_>> = letters
+        .chars()
+        .map(|letter| match letter {
+            'L' => Some(LayerKind::Sliding),
+            'G' => Some(LayerKind::Full),
+            _ => None,
+        })
+        .collect();
+    match kinds.filter(|kinds| !kinds.is_empty()) {
+        Some(kinds) => Ok(Some(kinds.into_iter().cycle().take(layers).collect())),
+        None => Err(fault(format!(
+            "{FIELD} is {}; it must be a number, or letters L (sliding) and G (full)",
+            shown(&Value::String(letters.clone()))
+        ))),
+    }
 }

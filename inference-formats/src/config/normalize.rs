@@ -53,6 +53,20 @@ pub(super) fn normalize(mut map: Map<String, Value>) -> Result<Map<String, Value
             }
         }
     }
+    match model_type.as_str() {
+        // A null means that there is no window, so only a missing field has the default.
+        "exaone4" => {
+            map.entry("sliding_window").or_insert(json!(4096));
+        }
+        // Sliding layers have the base of the full ones, but not their scaling.
+        "olmo3" if !is_set(&map, "rope_local_base_freq") => {
+            let own = map.get("rope_parameters").and_then(|p| p.get("rope_theta"));
+            if let Some(base) = own.or(map.get("rope_theta")).cloned() {
+                map.insert("rope_local_base_freq".into(), base);
+            }
+        }
+        _ => {}
+    }
     // GPT-2 defines this width by a rule.
     if model_type == "gpt2"
         && !is_set(&map, "intermediate_size")
@@ -115,6 +129,8 @@ fn defaults(model_type: &str) -> Value {
                     "partial_rotary_factor": 0.25},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
         "cohere2" => json!({"rms_norm_eps": 1e-5, "logit_scale": 0.0625, "sliding_window": 4096}),
+        "exaone4" => json!({"rms_norm_eps": 1e-5}),
+        "olmo3" => json!({"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "sliding_window": 4096}),
         "phi3" => json!({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
         "starcoder2" | "gpt2" => json!({"rms_norm_eps": 1e-5}),
         "glm4" => json!({"rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5,

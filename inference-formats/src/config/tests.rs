@@ -271,6 +271,61 @@ fn a_window_counts_only_where_it_is_used() {
 }
 
 #[test]
+fn olmo3_scales_positions_in_full_layers_only() {
+    let olmo = |more: Value| {
+        let mut c = json!({"model_type": "olmo3", "num_hidden_layers": 5, "rope_theta": 2e5,
+            "rope_scaling": {"rope_type": "yarn", "factor": 8.0,
+                "original_max_position_embeddings": 256}});
+        c.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        with(c).unwrap()
+    };
+    let c = olmo(json!({}));
+    let windows: Vec<_> = (0..5).map(|i| c.window(i)).collect();
+    let slides = Some(4096);
+    assert_eq!(windows, [slides, slides, slides, None, slides]);
+    assert_eq!(c.rope_of(0), &RopeConfig::plain(2e5));
+    assert_eq!(c.rope_of(3).theta, 2e5);
+    assert!(matches!(c.rope_of(3).scaling, RopeScaling::Yarn { factor, .. } if factor == 8.0));
+    // The base that the reference has by default, and one beside the scaling.
+    let c = olmo(json!({"rope_theta": null}));
+    assert_eq!((c.rope_of(0).theta, c.rope_of(3).theta), (5e5, 5e5));
+    let flat = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 3e5});
+    let c = olmo(json!({"rope_theta": null, "rope_scaling": null, "rope_parameters": flat}));
+    assert_eq!(c.rope_of(0), &RopeConfig::plain(3e5));
+    assert_eq!(c.rope_of(3).scaling, RopeScaling::Linear { factor: 2.0 });
+}
+
+#[test]
+fn exaone4_has_a_window_unless_it_says_none() {
+    let kinds = |more: Value| {
+        let mut c = json!({"model_type": "exaone4", "num_hidden_layers": 5});
+        c.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        with(c).map(|c| {
+            let slides: Vec<_> = (0..5).map(|i| c.slides(i)).collect();
+            (c.sliding_window, slides)
+        })
+    };
+    let usual = vec![true, true, true, false, true];
+    assert_eq!(kinds(json!({})).unwrap(), (Some(4096), usual.clone()));
+    let c = kinds(json!({"sliding_window": null, "sliding_window_pattern": null})).unwrap();
+    assert_eq!(c.0, None);
+    let letters = |letters: &str| kinds(json!({"sliding_window_pattern": letters}));
+    assert_eq!(letters("LLLG").unwrap().1, usual);
+    assert_eq!(letters("LG").unwrap().1, [true, false, true, false, true]);
+    for wrong in ["", "LLX", "lllg"] {
+        let error = letters(wrong).unwrap_err();
+        assert!(
+            error.message().contains("sliding_window_pattern"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn the_text_part_of_a_multimodal_configuration_counts() {
     let text = json!({"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 7,
         "intermediate_size": 128});

@@ -291,6 +291,7 @@ const MODEL_TYPES: &[(&str, Family)] = &[
     ("lfm2", Family::Lfm2),
     ("lfm2_moe", Family::Lfm2),
     ("olmo3", Family::Olmo3),
+    ("exaone4", Family::Hermes),
     ("seed_oss", Family::Qwen3Coder),
 ];
 

@@ -4,6 +4,7 @@
 
 mod build;
 mod cohere2;
+mod exaone4;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -17,6 +18,7 @@ mod mistral;
 mod mixtral;
 mod moe;
 mod olmo2;
+mod olmo3;
 mod phi3;
 mod qwen2;
 mod qwen2_moe;
@@ -64,8 +66,9 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// Every architecture, sorted by name.
-const LOADERS: [(&str, Loader); 22] = [
+const LOADERS: [(&str, Loader); 24] = [
     ("cohere2", cohere2::load),
+    ("exaone4", exaone4::load),
     ("gemma", gemma::load),
     ("gemma2", gemma2::load),
     ("gemma3", gemma3::load),
@@ -80,6 +83,7 @@ const LOADERS: [(&str, Loader); 22] = [
     ("mistral", mistral::load),
     ("mixtral", mixtral::load),
     ("olmo2", olmo2::load),
+    ("olmo3", olmo3::load),
     ("phi3", phi3::load),
     ("qwen2", qwen2::load),
     ("qwen2_moe", qwen2_moe::load),

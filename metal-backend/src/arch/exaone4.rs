@@ -1,0 +1,38 @@
+//! EXAONE 4 (LG AI Research 2025; reference: `modeling_exaone4` of Hugging Face transformers): norms
+//! on the outputs of attention and feed-forward and on query and key heads. A model with a window
+//! has sliding layers and full ones, and only the sliding ones rotate; without a window all do.
+
+use inference::Result;
+
+use super::Decoder;
+use super::build::{AttentionParts, Builder};
+use super::stack::Stack;
+use crate::checkpoint::ModelConfig;
+use crate::loader::Weights;
+use crate::nn::{Activation, FeedForward};
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let hybrid = config.sliding_window.is_some();
+    let mut b = Builder::new(config, weights)?;
+    let activation = b.activation(Activation::Silu)?;
+    let blocks = b.blocks(|b, i, prefix| {
+        let at = format!("{prefix}.self_attn");
+        let parts = AttentionParts {
+            no_rope: hybrid && !b.config.slides(i),
+            ..AttentionParts::default()
+        };
+        let mut attention = b.attention(i, &at, parts)?;
+        attention.norms = b.head_norms(&at)?;
+        let width = b.dims.intermediate;
+        let mlp = b.gated_mlp(&format!("{prefix}.mlp"), width, activation, false)?;
+        b.post_norm_block(prefix, attention, FeedForward::Gated(mlp))
+    })?;
+    Ok(Box::new(Stack {
+        embedding: b.embedding("model.embed_tokens")?,
+        embedding_scale: None,
+        positions: None,
+        blocks,
+        norm: b.hidden_norm("model.norm")?,
+        head: b.head(None)?,
+    }))
+}

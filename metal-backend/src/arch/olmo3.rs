@@ -1,0 +1,13 @@
+//! OLMo 3 (OLMo Team 2025; reference: `modeling_olmo3` of Hugging Face transformers): OLMo 2 with a
+//! sliding window in three of four layers, and with scaled positions in the full ones only. The
+//! configuration says both for each layer.
+
+use inference::Result;
+
+use super::{Decoder, olmo2};
+use crate::checkpoint::ModelConfig;
+use crate::loader::Weights;
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    olmo2::load(config, weights)
+}
