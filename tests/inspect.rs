@@ -37,7 +37,7 @@ fn architectures_are_listed_as_the_error_for_an_unknown_one_lists_them() {
         .map(|line| line.split_whitespace().next().unwrap())
         .collect();
     assert_eq!(names, metal_backend::architectures());
-    assert!(names.len() >= 22 && names.is_sorted());
+    assert!(names.len() >= 24 && names.is_sorted());
     let row = |name: &str| {
         text.lines()
             .find(|l| l.starts_with(name))
@@ -46,6 +46,7 @@ fn architectures_are_listed_as_the_error_for_an_unknown_one_lists_them() {
     };
     assert!(row("qwen2_moe").ends_with("qwen2moe"), "{text}");
     assert!(row("mixtral").ends_with("llama"), "{text}");
+    assert!(row("olmo3").ends_with("olmo2"), "{text}");
     let json: Value = serde_json::from_str(&stdout(&["arch", "--json"])).unwrap();
     assert_eq!(json.as_array().unwrap().len(), names.len());
     assert_eq!(json[0]["model_type"], names[0]);

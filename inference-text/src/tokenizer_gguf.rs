@@ -267,7 +267,8 @@ fn words(pre: Option<&str>) -> Result<Words> {
         bos: false,
     };
     Ok(match pre.unwrap_or("default") {
-        "gpt-2" => plain,
+        // llama.cpp splits as GPT-2 does for `exaone4`.
+        "gpt-2" | "exaone4" => plain,
         "smollm" => Words {
             splits: vec![Digits::new(true).into()],
             ..plain
@@ -277,6 +278,12 @@ fn words(pre: Option<&str>) -> Result<Words> {
             gpt2: false,
             whole: true,
             bos: true,
+            ..plain
+        },
+        // OLMo 2 and 3.
+        "dbrx" => Words {
+            splits: vec![split(LLAMA3)?],
+            gpt2: false,
             ..plain
         },
         "qwen2" | "deepseek-r1-qwen" => Words {
@@ -302,7 +309,7 @@ fn words(pre: Option<&str>) -> Result<Words> {
                 ErrorKind::Unsupported,
                 format!(
                     "pre-tokenizer {other:?} in tokenizer.ggml.pre; supported are default, gpt-2, smollm, \
-                     llama-bpe, qwen2, deepseek-r1-qwen and tekken"
+                     llama-bpe, dbrx, qwen2, deepseek-r1-qwen, exaone4 and tekken"
                 ),
             ));
         }

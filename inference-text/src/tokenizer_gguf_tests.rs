@@ -19,8 +19,10 @@ fn every_supported_pre_tokenizer_encodes_and_decodes() {
         Some("gpt-2"),
         Some("smollm"),
         Some("llama-bpe"),
+        Some("dbrx"),
         Some("qwen2"),
         Some("tekken"),
+        Some("exaone4"),
     ] {
         let t = Tokenizer::from_gguf(&byte_level_parts(pre)).unwrap();
         let text = "hello  world 1234 it's IT'S\r\n\r\n  x\té, 😀!";
@@ -62,6 +64,11 @@ fn pre_tokenizers_split_as_their_families_do() {
             count("llama-bpe", "0012")
         ],
         [4, 4, 4]
+    );
+    // OLMo's tokenizer cuts them as Llama 3 does, EXAONE's as GPT-2 does.
+    assert_eq!(
+        [count("dbrx", "0001234"), count("exaone4", "0001234")],
+        [count("llama-bpe", "0001234"), count("gpt-2", "0001234")]
     );
     // Qwen composes characters first: e + U+0301 is é, which is one token here.
     assert_eq!(

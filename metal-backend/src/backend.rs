@@ -31,7 +31,7 @@ pub fn architectures() -> Vec<&'static str> {
 }
 
 /// What GGUF files call architectures, and the `model_type` of each, sorted by the former. Mistral is
-/// stored as llama, and so is Mixtral, which its experts tell.
+/// stored as llama, and so is Mixtral, which its experts tell. OLMo 3 is olmo2 with a window.
 #[must_use]
 pub fn gguf_architectures() -> Vec<(&'static str, &'static str)> {
     let families = gguf_config::GgufFamily::all().iter();

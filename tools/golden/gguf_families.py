@@ -34,6 +34,9 @@ FAMILIES = {
     "phi3": ("phi3", "qwen2"),
     "gpt2": ("gpt2", "smollm"),
     "olmo2": ("olmo2", "qwen2"),
+    "olmo3": ("olmo2", "qwen2"),
+    "exaone4": ("exaone4", "qwen2"),
+    "exaone4-full": ("exaone4", "qwen2"),
     "granite": ("granite", "qwen2"),
     "smollm3": ("smollm3", "qwen2"),
     "starcoder2": ("starcoder2", "qwen2"),
@@ -79,6 +82,10 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any])
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "beta_fast" in rope:
+            writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
     if architecture == "phi3":
         original = config["original_max_position_embeddings"]
         writer.add_rope_scaling_orig_ctx_len(original)
@@ -86,6 +93,9 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any])
         writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(stretch) / np.log(original))))
     if architecture in ("gemma2", "gemma3", "phi3"):
         writer.add_sliding_window(config["sliding_window"])
+    if architecture in ("olmo2", "exaone4") and config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
@@ -153,11 +163,23 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
         out[key] = np.stack([parts[number] for number in range(len(parts))])
     if architecture == "gpt2":
         out["output.weight"] = out["token_embd.weight"]  # the converter writes it twice
+    if architecture == "exaone4":
+        out["rope_freqs.weight"] = llama3_factors(config)
     if architecture == "phi3":
         rope = config["rope_parameters"]
         out["rope_factors_long.weight"] = np.array(rope["long_factor"], dtype=np.float32)
         out["rope_factors_short.weight"] = np.array(rope["short_factor"], dtype=np.float32)
     return out
+
+
+def llama3_factors(config: dict[str, Any]) -> np.ndarray:
+    """By how much Llama 3's scaling stretches the wavelength of each pair."""
+    rope = config["rope_scaling"]
+    waves = 2 * np.pi * config["rope_theta"] ** (np.arange(0, config["head_dim"], 2) / config["head_dim"])
+    turns = rope["original_max_position_embeddings"] / waves
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1.0 / (kept + (1.0 - kept) / rope["factor"])).astype(np.float32)
 
 
 def make(name: str) -> int:

@@ -94,9 +94,16 @@ pub(super) const PLAIN: GgufFamily = GgufFamily {
     mixture: "mlp",
 };
 
-/// All families, sorted by `model_type`. Of those that share an architecture the first is the one
-/// without experts.
-const FAMILIES: [GgufFamily; 15] = [
+/// All families, sorted by `model_type`. Of those that share an architecture the first is the plain
+/// one: without experts, without a window.
+const FAMILIES: [GgufFamily; 17] = [
+    GgufFamily {
+        model_type: "exaone4",
+        architecture: "exaone4",
+        class: "Exaone4ForCausalLM",
+        own: SANDWICH,
+        ..PLAIN
+    },
     GgufFamily {
         model_type: "gemma",
         architecture: "gemma",
@@ -180,6 +187,13 @@ const FAMILIES: [GgufFamily; 15] = [
         ..PLAIN
     },
     GgufFamily {
+        model_type: "olmo3",
+        architecture: "olmo2",
+        class: "Olmo3ForCausalLM",
+        own: SANDWICH,
+        ..PLAIN
+    },
+    GgufFamily {
         model_type: "phi3",
         architecture: "phi3",
         class: "Phi3ForCausalLM",
@@ -239,7 +253,7 @@ impl GgufFamily {
         FAMILIES.iter().find(|f| f.model_type == model_type)
     }
 
-    /// The family of an architecture in GGUF; of two, the one without experts.
+    /// The family of an architecture in GGUF; of two, the plain one.
     pub(super) fn of_architecture(architecture: &str) -> Option<&'static Self> {
         FAMILIES.iter().find(|f| f.architecture == architecture)
     }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::Keys;
 use crate::config::limits;
+use crate::gguf::{GgufArray, GgufValue};
 
 /// Layers of the largest Gemma 2 and 3. They scale scores by the residual width of a head instead
 /// of by `head_dim`, and the metadata does not say so.
@@ -46,6 +47,17 @@ pub(super) fn fields(
             "rope_local_base_freq": keys.positive("rope.freq_base_swa")?.unwrap_or(GEMMA3_LOCAL_BASE),
         }),
         "phi3" => json!({"sliding_window": window()?}),
+        "olmo2" if window()?.is_some() => json!({
+            "model_type": "olmo3",
+            "sliding_window": window()?,
+            "layer_types": layer_types(keys, layers)?,
+            "rope_local_base_freq": keys.positive("rope.freq_base_swa")?,
+        }),
+        "exaone4" if window()?.is_some() => json!({
+            "sliding_window": window()?,
+            "layer_types": layer_types(keys, layers)?,
+        }),
+        "exaone4" => json!({"sliding_window": null}),
         "granite" => json!({
             "attention_multiplier": keys.positive("attention.scale")?,
             "embedding_multiplier": keys.positive("embedding_scale")?,
@@ -74,6 +86,28 @@ pub(super) fn fields(
         }
         _ => Value::Null,
     })
+}
+
+/// The kinds of layers: a bool for each, true for those that slide, or a number n, which makes each
+/// n-th layer full.
+fn layer_types(keys: &Keys<'_>, layers: usize) -> Result<Vec<&'static str>> {
+    const NAME: &str = "attention.sliding_window_pattern";
+    let slides: Vec<bool> = match keys.metadata.get(&keys.key(NAME)) {
+        Some(GgufValue::Array(GgufArray::Bool(listed))) if listed.len() < layers => {
+            let message = format!("has {} values; block_count is {layers}", listed.len());
+            return Err(keys.wrong(NAME, message));
+        }
+        Some(GgufValue::Array(GgufArray::Bool(listed))) => listed[..layers].to_vec(),
+        _ => {
+            let every = keys.uint(NAME, 0, limits::LAYERS)?.unwrap_or(4);
+            (1..=layers).map(|n| !n.is_multiple_of(every)).collect()
+        }
+    };
+    let name = |slides| match slides {
+        true => "sliding_attention",
+        false => "full_attention",
+    };
+    Ok(slides.into_iter().map(name).collect())
 }
 
 /// Experts in a mixture, where there is one.

@@ -272,6 +272,8 @@ fn rope_scaling(keys: &Keys<'_>, file: &Gguf) -> Result<Value> {
             "factor": required_factor()?,
             "original_max_position_embeddings":
                 keys.uint("rope.scaling.original_context_length", 1, limits::POSITIONS)?,
+            "beta_fast": keys.positive("rope.scaling.yarn_beta_fast")?,
+            "beta_slow": keys.positive("rope.scaling.yarn_beta_slow")?,
         })),
         Some(other) => {
             let shown: String = other.chars().take(60).collect();

@@ -111,6 +111,73 @@ fn a_configuration_is_read() {
 }
 
 #[test]
+fn olmo2_with_a_window_is_olmo3_and_exaone4_may_have_one() {
+    let windows = |w: &Writer| -> Result<(String, Vec<bool>)> {
+        let c = read_config(w)?;
+        let slides: Vec<_> = (0..5).map(|i| c.window(i).is_some()).collect();
+        Ok((c.model_type.clone().unwrap(), slides))
+    };
+    let plain = |architecture: &str| {
+        file(architecture, &["block_count"]).u32(&format!("{architecture}.block_count"), 5)
+    };
+    for (architecture, without, with) in [
+        ("olmo2", "olmo2", "olmo3"),
+        ("exaone4", "exaone4", "exaone4"),
+    ] {
+        let (model_type, slides) = windows(&plain(architecture)).unwrap();
+        assert_eq!((model_type.as_str(), slides), (without, vec![false; 5]));
+        let key = format!("{architecture}.attention.sliding_window");
+        let pattern = format!("{key}_pattern");
+        let file = plain(architecture).u32(&key, 64);
+        let bools: &[u8] = &[1, 0, 1, 1, 0, 1];
+        for (w, expected) in [
+            (file.clone(), [true, true, true, false, true]),
+            (
+                file.clone().u32(&pattern, 2),
+                [true, false, true, false, true],
+            ),
+            (file.clone().u32(&pattern, 0), [true; 5]),
+            (
+                file.clone().array(&pattern, 7, 5, &bools[..5]),
+                [true, false, true, true, false],
+            ),
+            (
+                file.clone().array(&pattern, 7, 6, bools),
+                [true, false, true, true, false],
+            ),
+        ] {
+            let (model_type, slides) = windows(&w).unwrap();
+            assert_eq!((model_type.as_str(), slides), (with, expected.to_vec()));
+        }
+        for w in [
+            file.clone().array(&pattern, 7, 4, &bools[..4]),
+            file.clone().str(&pattern, "LLLG"),
+            file.clone().u32(&pattern, u32::MAX),
+        ] {
+            let error = windows(&w).unwrap_err();
+            assert!(error.message().contains(&pattern), "{error}");
+        }
+    }
+    // The scaling is for full layers, and a base of the sliding ones may be given.
+    let scaled = plain("olmo2")
+        .u32("olmo2.attention.sliding_window", 64)
+        .str("olmo2.rope.scaling.type", "yarn")
+        .f32("olmo2.rope.scaling.factor", 8.0)
+        .f32("olmo2.rope.scaling.yarn_beta_fast", 16.0)
+        .f32("olmo2.rope.scaling.yarn_beta_slow", 2.0)
+        .u32("olmo2.rope.scaling.original_context_length", 256);
+    let c = read_config(&scaled).unwrap();
+    assert_eq!(c.rope_of(0).scaling, RopeScaling::None);
+    assert_eq!(c.rope_of(0).theta, 1e5);
+    assert!(matches!(
+        c.rope_of(3).scaling,
+        RopeScaling::Yarn { beta_fast, beta_slow, .. } if (beta_fast, beta_slow) == (16.0, 2.0)
+    ));
+    let c = read_config(&scaled.f32("olmo2.rope.freq_base_swa", 2e4)).unwrap();
+    assert_eq!((c.rope_of(0).theta, c.rope_of(3).theta), (2e4, 1e5));
+}
+
+#[test]
 fn what_is_missing_or_wrong_is_named() {
     for key in [
         "embedding_length",

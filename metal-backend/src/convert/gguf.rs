@@ -140,7 +140,7 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
     for name in ["attention_bias", "mlp_bias"] {
         if !matches!(
             model_type.as_str(),
-            "llama" | "granite" | "smollm3" | "olmo2" | "qwen3" | "qwen3_moe"
+            "llama" | "granite" | "smollm3" | "olmo2" | "olmo3" | "qwen3" | "qwen3_moe"
         ) {
             config.remove(name);
         }
@@ -181,6 +181,9 @@ fn family(model_type: &str, config: &Map<String, Value>) -> Value {
     let number = |name: &str| config.get(name).and_then(Value::as_u64).unwrap_or(0);
     let head_dim = number("hidden_size") / number("num_attention_heads").max(1);
     match model_type {
+        // mlx-lm wants all of these fields, and does not read `layer_types`.
+        "exaone4" => json!({"head_dim": head_dim, "rope_scaling": null, "sliding_window": null,
+            "sliding_window_pattern": letters(config)}),
         // transformers' default is not the quotient there.
         "gemma" | "gemma2" | "qwen3" => json!({"head_dim": head_dim}),
         "gemma3_text" => json!({"head_dim": head_dim, "sliding_window_pattern": 6,
@@ -194,6 +197,20 @@ fn family(model_type: &str, config: &Map<String, Value>) -> Value {
         "starcoder2" => json!({"use_bias": true}),
         _ => Value::Null,
     }
+}
+
+/// The kinds of layers as EXAONE 4 writes them: `L` slides, `G` is full. `None` without a window.
+fn letters(config: &Map<String, Value>) -> Option<String> {
+    config.get("sliding_window")?.as_u64()?;
+    let kinds = config.get("layer_types")?.as_array()?;
+    let letter = |kind: &Value| {
+        if kind == "sliding_attention" {
+            'L'
+        } else {
+            'G'
+        }
+    };
+    Some(kinds.iter().map(letter).collect())
 }
 
 fn gpt2_fields(config: &mut Map<String, Value>) {

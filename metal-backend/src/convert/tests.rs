@@ -187,6 +187,14 @@ fn gguf_names_are_the_inverse_of_those_the_loader_uses() {
                 "blk.0.post_ffw_norm.weight",
             ],
         ),
+        (
+            "exaone4",
+            &["blk.0.post_ffw_norm.weight", "blk.0.attn_q_norm.weight"],
+        ),
+        (
+            "olmo3",
+            &["blk.0.post_ffw_norm.weight", "blk.0.attn_q_norm.weight"],
+        ),
         ("phi3", &["blk.0.attn_qkv.weight"]),
         ("gpt2", &["blk.0.attn_qkv.bias", "position_embd.weight"]),
         ("starcoder2", &["blk.0.attn_q.bias"]),
