@@ -20,7 +20,7 @@ mod windowed;
 pub use chunked::ChunkedCache;
 pub use in_place::{InPlaceCache, Shelf};
 pub use passing::PassingCache;
-pub use prefix::Prefixes;
+pub(crate) use prefix::Prefixes;
 pub use quantized::QuantizedCache;
 pub use rotating::RotatingCache;
 pub use windowed::WindowedCache;
