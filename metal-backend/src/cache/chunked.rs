@@ -70,6 +70,37 @@ impl ChunkedCache {
         self.offset = end;
         Ok(())
     }
+
+    /// Whether our kernels can write it: they compute in float32.
+    pub(super) fn stores(&self) -> bool {
+        let plain = |a: &Array| a.dtype() == Dtype::Float32;
+        self.buffers
+            .as_ref()
+            .is_none_or(|(k, v)| plain(k) && plain(v))
+    }
+
+    /// Adds keys and values of `length` tokens, from number `first` on, of a packed projection, by our
+    /// kernels. Returns keys and values with room behind those that count, `[1, Hkv, n, D]`.
+    pub(super) fn store(
+        &mut self,
+        heads: &Heads,
+        packed: &Array,
+        (first, length): (i32, i32),
+    ) -> Result<(Array, Array)> {
+        let end = self.offset.saturating_add(length);
+        let shape = [1, heads.n_kv_heads, length, heads.head_dim];
+        let (k, v) = self.room(end, i32::MAX, (&shape, &shape, Dtype::Float32))?;
+        let tokens = TokenRange {
+            first,
+            length,
+            offset: self.offset,
+        };
+        let k = heads.store_keys(&k, packed, tokens)?;
+        let v = heads.store_values(&v, packed, tokens)?;
+        self.buffers = Some((k.clone(), v.clone()));
+        self.offset = end;
+        Ok((k, v))
+    }
 }
 
 /// The room that is made for so many positions.
@@ -123,34 +154,6 @@ impl KvCache for ChunkedCache {
             window: None,
             reach: 0,
         })
-    }
-
-    fn stores(&self) -> bool {
-        let plain = |a: &Array| a.dtype() == Dtype::Float32;
-        self.buffers
-            .as_ref()
-            .is_none_or(|(k, v)| plain(k) && plain(v))
-    }
-
-    fn store(
-        &mut self,
-        heads: &Heads,
-        packed: &Array,
-        (first, length): (i32, i32),
-    ) -> Result<(Array, Array)> {
-        let end = self.offset.saturating_add(length);
-        let shape = [1, heads.n_kv_heads, length, heads.head_dim];
-        let (k, v) = self.room(end, i32::MAX, (&shape, &shape, Dtype::Float32))?;
-        let tokens = TokenRange {
-            first,
-            length,
-            offset: self.offset,
-        };
-        let k = heads.store_keys(&k, packed, tokens)?;
-        let v = heads.store_values(&v, packed, tokens)?;
-        self.buffers = Some((k.clone(), v.clone()));
-        self.offset = end;
-        Ok((k, v))
     }
 
     fn offset(&self) -> i32 {

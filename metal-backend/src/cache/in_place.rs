@@ -118,18 +118,13 @@ impl InPlaceCache {
         }
         Ok(&mut self.chunks)
     }
-}
 
-impl KvCache for InPlaceCache {
-    fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView> {
-        self.chunks()?.update(keys, values)
-    }
-
-    fn stores(&self) -> bool {
-        self.chunks.stores()
-    }
-
-    fn store(
+    /// Adds keys and values of `length` tokens, from number `first` on, of a packed projection, by our
+    /// kernels. Returns keys and values with room behind those that count, `[1, Hkv, n, D]`.
+    ///
+    /// # Errors
+    /// When shapes do not fit what is stored, or memory runs out.
+    pub fn store(
         &mut self,
         heads: &Heads,
         packed: &Array,
@@ -138,7 +133,17 @@ impl KvCache for InPlaceCache {
         self.chunks()?.store(heads, packed, tokens)
     }
 
-    fn memory(&mut self, heads: &Heads, length: i32, shelf: &mut Shelf) -> Result<&mut KvBuffer> {
+    /// Keys and values in memory that is written in place, with room for `length` more tokens;
+    /// [`Self::advance`] counts them once they are written. What is new comes from the shelf.
+    ///
+    /// # Errors
+    /// As [`Self::store`].
+    pub fn memory(
+        &mut self,
+        heads: &Heads,
+        length: i32,
+        shelf: &mut Shelf,
+    ) -> Result<&mut KvBuffer> {
         let filled = self.chunks.offset;
         let end = filled.saturating_add(length);
         let (expected, chunk) = self.rooms(end);
@@ -166,12 +171,19 @@ impl KvCache for InPlaceCache {
         Ok(self.memory.insert(memory))
     }
 
-    fn expect(&mut self, positions: i32) {
-        self.expected = positions;
+    /// Counts tokens that were written to [`Self::memory`].
+    pub fn advance(&mut self, length: i32) {
+        self.chunks.offset = self.chunks.offset.saturating_add(length);
+    }
+}
+
+impl KvCache for InPlaceCache {
+    fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView> {
+        self.chunks()?.update(keys, values)
     }
 
-    fn advance(&mut self, length: i32) {
-        self.chunks.offset = self.chunks.offset.saturating_add(length);
+    fn expect(&mut self, positions: i32) {
+        self.expected = positions;
     }
 
     fn offset(&self) -> i32 {
@@ -195,6 +207,10 @@ impl KvCache for InPlaceCache {
 
     fn in_place(&self) -> Option<&InPlaceCache> {
         Some(self)
+    }
+
+    fn in_place_mut(&mut self) -> Option<&mut InPlaceCache> {
+        self.chunks.stores().then_some(self)
     }
 
     fn copy(&self) -> Result<Box<dyn KvCache>> {
@@ -308,7 +324,8 @@ mod tests {
             assert_eq!(copy.state().len(), 1, "one array says that all is there");
             copy.trim(2);
             write(&mut cache, 1);
-            let memory = copy.memory(&heads(), 1, &mut Shelf::new(1)).unwrap();
+            let kernels = copy.in_place_mut().unwrap();
+            let memory = kernels.memory(&heads(), 1, &mut Shelf::new(1)).unwrap();
             assert_eq!(memory.room(), 32);
             assert!(memory.copy(5).is_ok() && memory.copy(6).is_err());
             assert_eq!((cache.offset(), copy.offset()), (6, 3));

@@ -27,7 +27,7 @@ pub use windowed::WindowedCache;
 
 use std::collections::BTreeMap;
 
-use mlx_rs_core::{Array, Quantized, Result, cpu, eval};
+use mlx_rs_core::{Array, Quantized, Result, eval};
 
 /// Keys or values as attention reads them, `[B, Hkv, n, D]`.
 #[derive(Debug, Clone)]
@@ -122,52 +122,8 @@ pub trait KvCache: std::fmt::Debug + Send {
     /// When shapes do not fit what is stored, or memory runs out.
     fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView>;
 
-    /// Whether [`KvCache::store`] and [`KvCache::memory`] work.
-    fn stores(&self) -> bool {
-        false
-    }
-
-    /// Adds keys and values of `length` tokens, from number `first` on, of a packed projection, by our kernels.
-    /// Returns keys and values with room behind those that count, `[1, Hkv, n, D]`.
-    ///
-    /// # Errors
-    /// When shapes do not fit what is stored, memory runs out, or not [`KvCache::stores`].
-    fn store(
-        &mut self,
-        _heads: &cpu::Heads,
-        _packed: &Array,
-        (_first, _length): (i32, i32),
-    ) -> Result<(Array, Array)> {
-        Err(mlx_rs_core::Error::new(
-            mlx_rs_core::ErrorKind::Value,
-            "cache",
-            "this kind of cache takes keys and values one by one",
-        ))
-    }
-
-    /// Keys and values in memory that is written in place, with room for `length` more tokens; [`KvCache::advance`]
-    /// counts them once they are written. What is new comes from the shelf.
-    ///
-    /// # Errors
-    /// As [`KvCache::store`].
-    fn memory(
-        &mut self,
-        _heads: &cpu::Heads,
-        _length: i32,
-        _shelf: &mut Shelf,
-    ) -> Result<&mut cpu::KvBuffer> {
-        Err(mlx_rs_core::Error::new(
-            mlx_rs_core::ErrorKind::Value,
-            "cache",
-            "this kind of cache is not written in place",
-        ))
-    }
-
     /// Says that so many positions will be held in all, as far as is known: room for them is better made at once.
     fn expect(&mut self, _positions: i32) {}
-
-    /// Counts tokens that were written to [`KvCache::memory`].
-    fn advance(&mut self, _length: i32) {}
 
     /// Positions seen so far, which is the position of the next token.
     fn offset(&self) -> i32;
@@ -189,6 +145,11 @@ pub trait KvCache: std::fmt::Debug + Send {
 
     /// This, where it is of that kind: copies of several layers have memory in common then.
     fn in_place(&self) -> Option<&InPlaceCache> {
+        None
+    }
+
+    /// This, where our kernels can write keys and values into it.
+    fn in_place_mut(&mut self) -> Option<&mut InPlaceCache> {
         None
     }
 

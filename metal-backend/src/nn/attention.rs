@@ -242,14 +242,18 @@ impl Attention {
         places: &[(i32, i32)],
         layer: usize,
     ) -> Result<Option<Vec<cpu::KvView>>> {
-        let stores = |row: &Row<'_>| row.caches.get(layer).is_some_and(|cache| cache.stores());
-        if !rows.iter().all(stores) {
+        let stores = |row: &mut Row<'_>| {
+            let cache = row.caches.get_mut(layer);
+            cache.is_some_and(|cache| cache.in_place_mut().is_some())
+        };
+        if !rows.iter_mut().all(stores) {
             return Ok(None);
         }
         let mut first = 0;
         let mut kernel_views = Vec::with_capacity(rows.len());
         for (row, &(length, offset)) in rows.iter_mut().zip(places) {
-            let Some(cache) = row.caches.get_mut(layer) else {
+            let cache = row.caches.get_mut(layer);
+            let Some(cache) = cache.and_then(|cache| cache.in_place_mut()) else {
                 return Ok(None);
             };
             let (keys, values) = cache.store(heads, packed, (first, length))?;

@@ -1,12 +1,12 @@
 //! Whole decoder blocks in one operation of our kernels, where they have all of them. What they compute without these is
 //! `arch/stack.rs`; their parts are `attention.rs` and `mlp.rs`.
 
-use mlx_rs_core::{Array, Dtype, Result, cpu};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
 
 use super::attention::Attention;
 use super::mlp::GatedMlp;
 use super::norm::Norm;
-use crate::cache::{Row, Shelf};
+use crate::cache::{KvCache as _, Row, Shelf};
 
 /// The most tokens that go through blocks in one operation, as many as a prompt's part has unless it is asked for otherwise. With
 /// more, what lies between the parts had better be MLX's memory, which is counted.
@@ -37,14 +37,15 @@ impl Fused<'_> {
         rows: &mut [Row<'_>],
         layer: usize,
     ) -> Result<Option<(Array, usize)>> {
-        let stores = |row: &Row<'_>, at: usize| {
-            (row.caches.get(layer + at)).is_some_and(|cache| cache.stores())
+        let stores = |row: &mut Row<'_>, at: usize| {
+            let cache = row.caches.get_mut(layer + at);
+            cache.is_some_and(|cache| cache.in_place_mut().is_some())
         };
         if x.dtype() != Dtype::Float32 || x.dim(1)? > MOST {
             return Ok(None);
         }
         let all: Vec<(Fused<'f>, cpu::Heads)> = (all.enumerate())
-            .take_while(|(at, _)| rows.iter().all(|row| stores(row, *at)))
+            .take_while(|(at, _)| rows.iter_mut().all(|row| stores(row, *at)))
             .map_while(|(_, fused)| Some((fused, fused.attention.kernel()?)))
             .collect();
         let blocks: Vec<cpu::Block<'_>> = (all.iter())
@@ -60,6 +61,11 @@ impl Fused<'_> {
             let caches = row.caches.iter_mut().skip(layer);
             let mut shelf = Shelf::new(count);
             for ((cache, rooms), (fused, heads)) in caches.zip(&mut rooms).zip(&all) {
+                let fault = || {
+                    let message = "this kind of cache is not written in place";
+                    Error::new(ErrorKind::Value, "cache", message)
+                };
+                let cache = cache.in_place_mut().ok_or_else(fault)?;
                 rooms.push(cpu::KvSlot {
                     length: row.length,
                     offset: cache.offset(),
@@ -74,7 +80,9 @@ impl Fused<'_> {
         let y = cpu::Block::steps(x, &mut steps)?;
         for row in rows {
             for cache in row.caches.iter_mut().skip(layer).take(count) {
-                cache.advance(row.length);
+                if let Some(cache) = cache.in_place_mut() {
+                    cache.advance(row.length);
+                }
             }
         }
         Ok(Some((y, count)))
