@@ -222,7 +222,7 @@ mod tests {
                 for (row, action) in rows.iter().zip(&actions) {
                     match action {
                         Some(PrefillAction::Compute(until)) => {
-                            assert!(*until > row.held, "{rows:?}")
+                            assert!(*until > row.held, "{rows:?}");
                         }
                         Some(PrefillAction::Copy { from, tokens }) => {
                             assert!(*tokens > row.held && *tokens <= rows[*from].held);
