@@ -87,6 +87,13 @@ pub trait TokenModel: TextModel {
         self.render_chat(&prompt.messages, prompt.end == ChatEnd::Reply)
     }
 
+    /// The source of the model's chat template; of several the one for conversations with tools.
+    /// It shows how the model writes tool calls and reasoning. `None` where there is none, or the
+    /// backend does not give it.
+    fn chat_template(&self) -> Option<&str> {
+        None
+    }
+
     /// The logits after the prompt's last token, or after each of its tokens when `all`.
     ///
     /// # Errors

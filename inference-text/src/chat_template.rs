@@ -192,6 +192,12 @@ impl ChatTemplate {
         &self.origin
     }
 
+    /// The template for conversations with tools, where the model has two; otherwise this one.
+    #[must_use]
+    pub fn for_tools(&self) -> &Self {
+        self.tool_use.as_deref().unwrap_or(self)
+    }
+
     /// The template for a call with `options`: that for tools where there are some.
     #[must_use]
     pub(crate) fn for_options(&self, options: &ChatOptions) -> &Self {

@@ -291,6 +291,11 @@ impl TokenModel for MlxModel {
         self.engine.text().render_chat_prompt(prompt)
     }
 
+    fn chat_template(&self) -> Option<&str> {
+        let template = self.engine.text().template()?;
+        Some(template.for_tools().source())
+    }
+
     fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
         self.logits_until(prompt, all, &Interrupt::new())
     }
