@@ -1,5 +1,5 @@
-//! Language models over HTTP, on the contract of `inference-api` alone: no engine and no MLX is
-//! here.
+//! Language models over HTTP, on the contract of `inference-api` and the reply formats of
+//! `inference-text`: no engine and no MLX is here.
 //!
 //! [`Server`] serves models that are loaded already. It answers OpenAI's, Anthropic's and Ollama's
 //! clients, runs all requests of all models on one thread over their
@@ -8,7 +8,8 @@
 //! - `app` has the one table of routes; `net` accepts connections; `auth` says who may ask.
 //! - `engine` is the scheduler: a bounded queue, one thread, recovery from a failing step.
 //! - `api` has one directory a family: types, conversion, streams.
-//! - [`ReplyFormat`] is how a model writes tool calls and reasoning, for the caller to provide.
+//! - [`ReplyFormat`] is how a model writes tool calls and reasoning. [`DetectedFormat`] follows the
+//!   model's chat template.
 //!
 //! What a client can rely on: a request that is refused is refused before it costs anything; a
 //! client that leaves frees its place within a step; a reply that fails says so; a stop of the
@@ -35,4 +36,4 @@ pub use limits::Limits;
 pub use models::ServedModel;
 pub use net::Server;
 pub use openapi::openapi_json;
-pub use reply::{Delta, PlainText, ReplyFormat, ReplyParser, ReplyRequest};
+pub use reply::{Delta, DetectedFormat, PlainText, ReplyFormat, ReplyParser, ReplyRequest};

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use inference::{Capabilities, Error, ErrorKind, ModelInfo, Result, TextModel, TokenModel};
 
 use crate::error::ApiError;
-use crate::reply::{PlainText, ReplyFormat};
+use crate::reply::{DetectedFormat, PlainText, ReplyFormat};
 
 /// A loaded model and how it is served.
 pub struct ServedModel {
@@ -22,7 +22,8 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
-    /// A model under a name for requests, with what its backend declares.
+    /// A model under a name for requests, with what its backend declares. Its chat template tells
+    /// how it writes tool calls and reasoning.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for a name that is empty, long or has control characters;
@@ -50,19 +51,28 @@ impl ServedModel {
                 ));
             }
         }
+        let template = model.as_token_model().and_then(TokenModel::chat_template);
+        let format: Arc<dyn ReplyFormat> = match template {
+            Some(template) => {
+                let format = DetectedFormat::of(template, model.model_type());
+                tracing::info!(model = id, "replies have the format {format}");
+                Arc::new(format)
+            }
+            None => Arc::new(PlainText),
+        };
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(Self {
             id,
             info: model.info(),
             model,
             capabilities,
-            format: Arc::new(PlainText),
+            format,
             context: None,
             created: now.map_or(0, |d| d.as_secs()),
         })
     }
 
-    /// Sets how the model writes tool calls and reasoning.
+    /// Sets how the model writes tool calls and reasoning, instead of what its template tells.
     #[must_use]
     pub fn with_format(mut self, format: Arc<dyn ReplyFormat>) -> Self {
         self.format = format;

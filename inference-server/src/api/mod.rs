@@ -2,6 +2,7 @@
 //! engine. The directories have one family each.
 
 pub(crate) mod anthropic;
+pub(crate) mod choice;
 pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod prepare;

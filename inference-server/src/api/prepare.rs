@@ -16,6 +16,8 @@ pub(crate) struct Prepared {
     pub(crate) ids: Vec<u32>,
     /// What a parser of the reply is told.
     pub(crate) request: ReplyRequest,
+    /// Whether all of the reply is its answer, whatever it looks like.
+    pub(crate) verbatim: bool,
 }
 
 /// Characters of a prompt's end that parsers see.
@@ -73,9 +75,15 @@ pub(crate) async fn chat(
             .map_or(0, |(at, _)| at);
         let request = ReplyRequest {
             prompt_end: text[start..].to_owned(),
+            earlier_calls: prompt.messages.iter().map(|m| m.tool_calls.len()).sum(),
             tools: prompt.tools,
+            one_call: false,
         };
-        Ok(Prepared { ids, request })
+        Ok(Prepared {
+            ids,
+            request,
+            verbatim: false,
+        })
     })
     .await
 }
@@ -121,7 +129,11 @@ pub(crate) async fn raw(
             }
             check_length(model, ids.len())?;
             let request = ReplyRequest::default();
-            all.push(Prepared { ids, request });
+            all.push(Prepared {
+                ids,
+                request,
+                verbatim: true,
+            });
         }
         Ok(all)
     })
@@ -149,8 +161,8 @@ fn check_chat(app: &App, model: &ServedModel, prompt: &ChatPrompt) -> Result<(),
         return Err(ApiError::unsupported(
             "tools",
             format!(
-                "tool calls of the model {} cannot be read yet; leave tools out, or set tool_choice to \
-                 \"none\"",
+                "the model {} has no format of tool calls that is known here; leave tools out, or set \
+                 tool_choice to \"none\"",
                 model.id()
             ),
         ));

@@ -11,7 +11,7 @@ use super::prepare::Prepared;
 use crate::app::App;
 use crate::engine::{Event, Job, Places, Running};
 use crate::error::ApiError;
-use crate::reply::{Delta, ReplyParser};
+use crate::reply::{Delta, PlainText, ReplyParser};
 
 /// News of a reply.
 #[derive(Debug)]
@@ -58,7 +58,11 @@ impl Reply {
         options: GenerateOptions,
         arrived: Instant,
     ) -> Self {
-        let parser = app.models.all()[at].format().parser(&prepared.request);
+        let format = match prepared.verbatim {
+            true => &PlainText,
+            false => app.models.all()[at].format(),
+        };
+        let parser = format.parser(&prepared.request);
         let running = app.engine.submit(Job {
             model: at,
             prompt: prepared.ids.clone(),

@@ -1,7 +1,12 @@
 //! From the tokens of a reply to what it consists of: text, reasoning, calls of tools. Families of
-//! models write them in ways of their own, which the caller of this crate knows.
+//! models write them in ways of their own. `detected` reads the ways that `inference-text` knows.
 
-use inference::{StopCause, Token, Tool};
+mod detected;
+mod forced;
+
+use inference::{Grammar, StopCause, Token, Tool};
+
+pub use detected::DetectedFormat;
 
 /// A piece of a reply.
 #[non_exhaustive]
@@ -37,6 +42,10 @@ pub struct ReplyRequest {
     pub prompt_end: String,
     /// The tools that the model may call.
     pub tools: Vec<Tool>,
+    /// Whether only the first call counts; the parser drops further ones.
+    pub one_call: bool,
+    /// How many calls the conversation holds already.
+    pub earlier_calls: usize,
 }
 
 /// Reads one reply.
@@ -58,6 +67,15 @@ pub trait ReplyFormat: Send + Sync {
 
     /// A parser of one reply.
     fn parser(&self, request: &ReplyRequest) -> Box<dyn ReplyParser>;
+
+    /// A grammar of replies that call the tool `named`, or any tool of the request if it is `None`.
+    ///
+    /// # Errors
+    /// Why there is none, for the client.
+    fn forced_call(&self, request: &ReplyRequest, named: Option<&str>) -> Result<Grammar, String> {
+        let _ = (request, named);
+        Err(String::from("the model's format has no grammar of calls"))
+    }
 }
 
 /// All of a reply is its answer.

@@ -88,7 +88,15 @@ pub fn serve(config: &Config) -> Running {
 
 /// Serves the scripted model as `tiny`, whose own context is a million tokens.
 pub fn serve_as(config: &Config, adjust: impl FnOnce(ServedModel) -> ServedModel) -> Running {
-    let script = Script::new();
+    serve_script(config, Script::new(), adjust)
+}
+
+/// [`serve_as`] with a script.
+pub fn serve_script(
+    config: &Config,
+    script: Script,
+    adjust: impl FnOnce(ServedModel) -> ServedModel,
+) -> Running {
     let state = Arc::clone(&script.state);
     let model: Arc<dyn inference::TextModel> = Arc::new(script);
     let model = ServedModel::new("tiny", model, capabilities()).unwrap();

@@ -5,6 +5,9 @@
 //! `!prefill` computes the prompt in many steps, `!fail` fails alone at the third token, `!error`
 //! fails the whole step, `!panic` panics in a step, `!addpanic` when it is added, `!refuse` is
 //! refused as invalid.
+//!
+//! `⏎` in what it says is a new line. With [`Script::writing`] it has a chat template, and special
+//! tokens, which it says by name.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -14,9 +17,9 @@ use std::time::Duration;
 
 use inference::{
     BatchEvent, BatchResult, BatchSession, Capabilities, ChatEnd, ChatPrompt, ClassifyResult,
-    EmbeddingModel, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, LogitsOutput,
-    Message, ModelInfo, Pooling, Prompt, RequestId, Result, StopCause, TextModel, Token,
-    TokenLogprobs, TokenModel, TokenStream, TopLogprob,
+    EmbeddingModel, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Grammar,
+    LogitsOutput, Message, ModelInfo, Pooling, Prompt, RequestId, Result, StopCause, TextModel,
+    Token, TokenLogprobs, TokenModel, TokenStream, TopLogprob,
 };
 
 const END: u32 = 256;
@@ -75,12 +78,25 @@ pub fn capabilities() -> Capabilities {
 
 pub struct Script {
     pub state: Arc<State>,
+    template: Option<&'static str>,
+    specials: &'static [&'static str],
 }
 
 impl Script {
     pub fn new() -> Self {
         Self {
             state: Arc::default(),
+            template: None,
+            specials: &[],
+        }
+    }
+
+    /// A model with this chat template and these special tokens.
+    pub fn writing(template: &'static str, specials: &'static [&'static str]) -> Self {
+        Self {
+            template: Some(template),
+            specials,
+            ..Self::new()
         }
     }
 }
@@ -126,6 +142,7 @@ impl TextModel for Script {
         self.state.sessions.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(Session {
             state: Arc::clone(&self.state),
+            specials: self.specials,
             rows: BTreeMap::new(),
             next: 0,
         }))
@@ -185,6 +202,9 @@ impl TokenModel for Script {
         }
         Ok(text)
     }
+    fn chat_template(&self) -> Option<&str> {
+        self.template
+    }
     fn logits(&self, _: &Prompt, _: bool) -> Result<LogitsOutput> {
         unsupported()
     }
@@ -217,10 +237,12 @@ struct Row {
     said: Vec<u8>,
     tokens: usize,
     prefill: usize,
+    specials: &'static [&'static str],
 }
 
 struct Session {
     state: Arc<State>,
+    specials: &'static [&'static str],
     rows: BTreeMap<RequestId, Row>,
     next: u64,
 }
@@ -257,14 +279,15 @@ impl BatchSession for Session {
         self.state.options.lock().unwrap().push(options.clone());
         self.state.prompts.lock().unwrap().push(text.clone());
         let said = match text.rsplit_once("say:") {
-            _ if options.grammar.is_some() => "{\"a\":1}",
+            _ if matches!(options.grammar, Some(Grammar::JsonSchema(_))) => "{\"a\":1}",
             Some((_, rest)) => rest.lines().next().unwrap_or_default(),
             None => "hello world",
         };
         let id = RequestId::new(self.next);
         self.next += 1;
         let row = Row {
-            script: said.bytes().collect(),
+            script: said.replace('⏎', "\n").into_bytes().into(),
+            specials: self.specials,
             options: options.clone(),
             prompt: ids.clone(),
             prefill: if text.contains("!prefill") {
@@ -358,6 +381,19 @@ impl Row {
         {
             let cause = StopCause::String(stop.clone());
             return Some(self.done(row, FinishReason::Stop, Some(cause)));
+        }
+        let rest = self.script.make_contiguous();
+        let special = self
+            .specials
+            .iter()
+            .position(|name| rest.starts_with(name.as_bytes()));
+        if let Some(i) = special {
+            let name = self.specials[i].as_bytes();
+            self.script.drain(..name.len());
+            self.tokens += 1;
+            let token = Token::new(END + 1 + i as u32, "").with_bytes(name);
+            let token = token.with_special(true);
+            return Some(BatchEvent::Token { row, token });
         }
         let byte = if self.text.contains("!long") {
             b'x'

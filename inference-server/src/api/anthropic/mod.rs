@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use inference::{ChatPrompt, FinishReason, GenerateMetrics, GenerateOptions, StopCause};
 use serde_json::{Value, json};
 
+use crate::api::choice::ToolChoice;
 use crate::api::run::{self, End, Reply};
 use crate::api::{Json, prepare, within};
 use crate::app::App;
@@ -29,13 +30,15 @@ pub(crate) async fn create(
     let arrived = Instant::now();
     let (at, model) = app.models.find(request.model.as_deref())?;
     let options = options(&app, model, &request)?;
-    let options = prepare::finish_options(&app, options, arrived)?;
+    let mut options = prepare::finish_options(&app, options, arrived)?;
     let asked = request.max_tokens;
     let streamed = request.stream.unwrap_or(false);
-    let prompt = conversation(model, request.into())?;
+    let (prompt, choice) = conversation(model, request.into())?;
+    choice.check(&app, model, &prompt, options.grammar.is_some())?;
 
     let places = prepare::reserve(&app, 1)?;
-    let (place, prepared) = prepare::chat(&app, at, places, prompt).await?;
+    let (place, mut prepared) = prepare::chat(&app, at, places, prompt).await?;
+    choice.apply(&app, model, &mut prepared, &mut options)?;
     let tokens = prepared.ids.len();
     let most = prepare::reply_tokens(&app, model, tokens, Some(asked));
     let options = options.with_max_tokens(most);
@@ -90,7 +93,7 @@ pub(crate) async fn count_tokens(
     Json(request): Json<CountRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
     let (at, model) = app.models.find(request.model.as_deref())?;
-    let prompt = conversation(model, request)?;
+    let (prompt, _) = conversation(model, request)?;
     let places = prepare::reserve(&app, 1)?;
     let (_, prepared) = prepare::chat(&app, at, places, prompt).await?;
     Ok(axum::Json(json!({"input_tokens": prepared.ids.len()})))
@@ -139,19 +142,31 @@ fn options(
     Ok(o)
 }
 
-fn conversation(model: &ServedModel, request: CountRequest) -> Result<ChatPrompt, ApiError> {
+fn conversation(
+    model: &ServedModel,
+    request: CountRequest,
+) -> Result<(ChatPrompt, ToolChoice), ApiError> {
     let mut prompt = ChatPrompt::new(types::messages(request.system, request.messages)?);
     prompt.tools = types::tools(request.tools.unwrap_or_default())?;
-    match request.tool_choice.as_ref().map(|c| c.kind.as_str()) {
-        None | Some("auto") => {}
-        Some("none") => prompt.tools.clear(),
-        Some(kind) => {
-            let shown: String = kind.chars().take(40).collect();
-            return Err(ApiError::unsupported(
-                "tool_choice",
-                format!("tool_choice {shown:?} is not supported; use \"auto\" or \"none\""),
-            ));
+    let mut choice = ToolChoice::default();
+    if let Some(asked) = request.tool_choice {
+        match (asked.kind.as_str(), asked.name) {
+            ("auto", _) => {}
+            ("none", _) => prompt.tools.clear(),
+            ("any", _) => choice.required = true,
+            ("tool", Some(name)) => choice = ToolChoice::tool(name),
+            (kind, _) => {
+                let shown: String = kind.chars().take(40).collect();
+                return Err(ApiError::unsupported(
+                    "tool_choice",
+                    format!(
+                        "tool_choice {shown:?} is not supported; use \"auto\", \"none\", \"any\" or \
+                         \"tool\" with a name"
+                    ),
+                ));
+            }
         }
+        choice.one |= asked.disable_parallel_tool_use == Some(true);
     }
     match request.thinking.as_ref().map(|t| t.kind.as_str()) {
         // As the model likes.
@@ -165,7 +180,7 @@ fn conversation(model: &ServedModel, request: CountRequest) -> Result<ChatPrompt
             return Err(ApiError::unsupported(
                 "thinking",
                 format!(
-                    "the thinking of the model {} cannot be told from its answer yet; leave thinking out",
+                    "the model {} has no thinking that can be told from its answer; leave thinking out",
                     model.id()
                 ),
             ));
@@ -176,7 +191,7 @@ fn conversation(model: &ServedModel, request: CountRequest) -> Result<ChatPrompt
                 .insert("enable_thinking".into(), true.into());
         }
     }
-    Ok(prompt)
+    Ok((prompt, choice))
 }
 
 /// Anthropic's word for an end, and the stop string that was found.

@@ -33,9 +33,9 @@ pub(crate) struct MessagesRequest {
     /// Functions that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     tools: Option<Vec<ToolSpec>>,
-    /// `{"type": "auto"}` or `{"type": "none"}`.
+    /// `{"type": ..}`: `auto`, `none`, `any`, or `tool` with a `name`.
     #[schema(value_type = Option<Object>)]
-    tool_choice: Option<Kind>,
+    tool_choice: Option<Choice>,
     /// `{"type": "disabled"}`, or `enabled` where the model's reasoning can be read.
     #[schema(value_type = Option<Object>)]
     thinking: Option<Kind>,
@@ -74,9 +74,9 @@ pub(crate) struct CountRequest {
     /// Functions that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     pub(crate) tools: Option<Vec<ToolSpec>>,
-    /// `{"type": "auto"}` or `{"type": "none"}`.
+    /// `{"type": ..}`: `auto`, `none`, `any`, or `tool` with a `name`.
     #[schema(value_type = Option<Object>)]
-    pub(crate) tool_choice: Option<Kind>,
+    pub(crate) tool_choice: Option<Choice>,
     /// `{"type": "disabled"}`.
     #[schema(value_type = Option<Object>)]
     pub(crate) thinking: Option<Kind>,
@@ -99,6 +99,15 @@ impl From<MessagesRequest> for CountRequest {
 pub(crate) struct Kind {
     #[serde(rename = "type")]
     pub(crate) kind: String,
+}
+
+/// Which tools may or must be called.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Choice {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) name: Option<String>,
+    pub(crate) disable_parallel_tool_use: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]

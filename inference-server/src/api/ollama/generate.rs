@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::time;
 use super::types::{self, ChatRequest, GenerateRequest, Rest};
+use crate::api::choice::ToolChoice;
 use crate::api::run::{self, Call, Calls, End, Item, Reply};
 use crate::api::{Json, prepare};
 use crate::app::App;
@@ -115,9 +116,13 @@ async fn answer(
     let model = &app.models.all()[at];
     let mut options = rest.options(app)?;
     options.grammar = rest.grammar(app, model)?;
-    let options = prepare::finish_options(app, options, arrived)?;
+    let mut options = prepare::finish_options(app, options, arrived)?;
+    let choice = ToolChoice::default();
+    if let Ask::Chat(prompt) = &ask {
+        choice.check(app, model, prompt, options.grammar.is_some())?;
+    }
     let places = prepare::reserve(app, 1)?;
-    let (place, prepared) = match ask {
+    let (place, mut prepared) = match ask {
         Ask::Chat(prompt) => prepare::chat(app, at, places, *prompt).await?,
         Ask::Raw(text) => {
             let (place, mut all) =
@@ -125,6 +130,7 @@ async fn answer(
             (place, all.pop().ok_or_else(ApiError::internal)?)
         }
     };
+    choice.apply(app, model, &mut prepared, &mut options)?;
     let tokens = prepared.ids.len();
     let mut most = prepare::reply_tokens(app, model, tokens, rest.asked());
     if let Some(context) = rest.options.as_ref().and_then(|o| o.num_ctx) {

@@ -243,7 +243,7 @@ impl Rest {
                 return Err(ApiError::unsupported(
                     "think",
                     format!(
-                        "the model {} does not support thinking here yet",
+                        "the model {} has no reasoning that can be told from its answer; leave think out",
                         model.id()
                     ),
                 ));

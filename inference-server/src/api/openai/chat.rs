@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::options::{self, Usage};
 use super::stream::{self, Chunks};
 use super::types::{ChatRequest, ResponseFormat};
+use crate::api::choice::ToolChoice;
 use crate::api::run::{self, Call, End, Item, Reply};
 use crate::api::{Json, prepare};
 use crate::app::App;
@@ -47,10 +48,12 @@ pub(crate) async fn create(
     // What is checked without a prompt, before a place is taken.
     options = prepare::finish_options(&app, options.with_max_tokens(usize::MAX), arrived)?;
     let stream = request.stream.unwrap_or(false);
-    let prompt = prompt(request)?;
+    let (prompt, choice) = prompt(request)?;
+    choice.check(&app, model, &prompt, options.grammar.is_some())?;
 
     let places = prepare::reserve(&app, n)?;
-    let (mut places, prepared) = prepare::chat(&app, at, places, prompt).await?;
+    let (mut places, mut prepared) = prepare::chat(&app, at, places, prompt).await?;
+    choice.apply(&app, model, &mut prepared, &mut options)?;
     options.max_tokens = prepare::reply_tokens(&app, model, prepared.ids.len(), asked);
     let options = prepare::finish_options(&app, options, arrived)?;
     let mut replies = Vec::with_capacity(n);
@@ -144,27 +147,30 @@ fn refuse(request: &ChatRequest) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn prompt(request: ChatRequest) -> Result<ChatPrompt, ApiError> {
+fn prompt(request: ChatRequest) -> Result<(ChatPrompt, ToolChoice), ApiError> {
     let mut prompt = ChatPrompt::new(request.messages);
     prompt.tools = request.tools.unwrap_or_default();
-    match request.tool_choice {
-        None | Some(Value::Null) => {}
-        Some(Value::String(choice)) if choice == "auto" => {}
-        Some(Value::String(choice)) if choice == "none" => prompt.tools.clear(),
-        Some(choice) => {
-            let shown: String = choice.to_string().chars().take(100).collect();
-            return Err(ApiError::unsupported(
-                "tool_choice",
-                format!("tool_choice {shown} is not supported; use \"auto\" or \"none\""),
-            ));
-        }
-    }
-    if prompt.tools.len() > 1 && request.parallel_tool_calls == Some(false) {
-        return Err(ApiError::unsupported(
-            "parallel_tool_calls",
-            "parallel_tool_calls false is not supported; leave it out",
-        ));
-    }
+    let mut choice = match &request.tool_choice {
+        None | Some(Value::Null) => ToolChoice::default(),
+        Some(choice) => match tool_choice(choice) {
+            Some(Chosen::None) => {
+                prompt.tools.clear();
+                ToolChoice::default()
+            }
+            Some(Chosen::Some(choice)) => choice,
+            None => {
+                let shown: String = choice.to_string().chars().take(100).collect();
+                return Err(ApiError::unsupported(
+                    "tool_choice",
+                    format!(
+                        "tool_choice {shown} is not supported; use \"auto\", \"none\", \"required\" or \
+                         {{\"type\": \"function\", \"function\": {{\"name\": ..}}}}"
+                    ),
+                ));
+            }
+        },
+    };
+    choice.one |= request.parallel_tool_calls == Some(false);
     prompt.template = request.chat_template_kwargs.unwrap_or_default();
     if let Some(effort) = request.reasoning_effort {
         prompt
@@ -183,7 +189,34 @@ fn prompt(request: ChatRequest) -> Result<ChatPrompt, ApiError> {
         (false, Some(false)) => ChatEnd::Messages,
         (false, _) => ChatEnd::Reply,
     };
-    Ok(prompt)
+    Ok((prompt, choice))
+}
+
+/// What a `tool_choice` asks for.
+enum Chosen {
+    /// No calls.
+    None,
+    Some(ToolChoice),
+}
+
+/// Reads a `tool_choice`; `None` for one that is not known.
+fn tool_choice(choice: &Value) -> Option<Chosen> {
+    match choice.as_str() {
+        Some("auto") => return Some(Chosen::Some(ToolChoice::default())),
+        Some("none") => return Some(Chosen::None),
+        Some("required") => {
+            return Some(Chosen::Some(ToolChoice {
+                required: true,
+                ..ToolChoice::default()
+            }));
+        }
+        _ => {}
+    }
+    if choice.get("type")? != "function" {
+        return None;
+    }
+    let name = choice.get("function")?.get("name")?.as_str()?;
+    Some(Chosen::Some(ToolChoice::tool(name.to_owned())))
 }
 
 fn logprobs(

@@ -134,7 +134,7 @@ request! {
         /// Functions that the model may call.
         #[schema(value_type = Option<Vec<Object>>)]
         tools: Option<Vec<Tool>>,
-        /// `auto` or `none`.
+        /// `auto`, `none`, `required`, or `{"type": "function", "function": {"name": ..}}`.
         #[schema(value_type = Option<Object>)]
         tool_choice: Option<Value>,
         /// Whether several calls may come at once.

@@ -1,0 +1,144 @@
+//! Grammars that force a call: `tool_choice` of a request for a call, in the model's own format.
+
+use inference::Grammar;
+use inference_text::reply::{CallGrammar, Format, IdGenerator, RandomIds, Tools};
+use serde_json::{Value, json};
+
+use super::ReplyRequest;
+
+/// Between the parts of JSON: a space, or a new line with some indentation. A model must not be able
+/// to go on with white space forever. Engines that do not know the key pass over it.
+const JSON_SPACE: &str = r"( |\n[ \t]{0,40})";
+
+/// The grammar of a reply that is a call. Where the prompt opens reasoning, the reply closes it
+/// first: the call is forced, so there is nothing to decide.
+pub(super) fn grammar(
+    format: Format,
+    tools: &Tools,
+    request: &ReplyRequest,
+    named: Option<&str>,
+) -> Result<Grammar, String> {
+    let mut ids = RandomIds::new();
+    let style = format.family.id_style();
+    let mut new_id = || ids.next_id(style);
+    let calls = format
+        .family
+        .call_grammar(tools, named, request.earlier_calls, &mut new_id)
+        .map_err(|why| why.to_string())?;
+    let lead = match format.reasoning {
+        Some(tags) if tags.is_open_at_end_of(&request.prompt_end) => format!("{}\n\n", tags.close),
+        _ => String::new(),
+    };
+    let one = request.one_call || named.is_some();
+    Ok(Grammar::Lark(lark(&calls, &lead, one)))
+}
+
+/// The grammar in Lark's syntax.
+fn lark(calls: &CallGrammar, lead: &str, one: bool) -> String {
+    let list = match &calls.separator {
+        None => String::from(" call"),
+        Some(_) if one => String::from(" call"),
+        Some(separator) => format!(" call ({} call)*", literal(separator)),
+    };
+    let open = format!("{lead}{}", calls.open);
+    let mut text = format!("start:{}{list}{}\n", literal(&open), literal(&calls.close));
+    let shapes = 0..calls.shapes.len();
+    let names: Vec<String> = shapes.map(|i| format!("call_{i}")).collect();
+    text.push_str(&format!("call: {}\n", names.join(" | ")));
+    for (i, shape) in calls.shapes.iter().enumerate() {
+        let (prefix, suffix) = (literal(&shape.prefix), literal(&shape.suffix));
+        text.push_str(&format!("call_{i}:{prefix} json_{i}{suffix}\n"));
+        // `&` would count as an operator of Lark. In JSON it stands in strings only.
+        let mut schema = shape.schema.clone();
+        if let Value::Object(schema) = &mut schema {
+            let space = json!({"whitespace_pattern": JSON_SPACE});
+            schema.entry("x-guidance").or_insert(space);
+        }
+        let schema = schema.to_string().replace('&', "\\u0026");
+        text.push_str(&format!("json_{i}: %json {schema}\n"));
+    }
+    text
+}
+
+/// A text as a literal with a space before it; an empty one is left out.
+fn literal(text: &str) -> String {
+    match text {
+        "" => String::new(),
+        text => format!(" {}", Value::from(text)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inference_text::reply::{Family, ReasoningTags, Tool};
+    fn tools() -> Tools {
+        let tool = |name: &str| Tool {
+            name: name.to_owned(),
+            parameters: json!({"type": "object", "description": "a & b"}),
+        };
+        Tools::new(vec![tool("f"), tool("g")])
+    }
+
+    fn text(format: Format, request: &ReplyRequest, named: Option<&str>) -> String {
+        let grammar = grammar(format, &tools(), request, named).unwrap();
+        grammar.validate().unwrap();
+        let Grammar::Lark(text) = grammar else {
+            panic!("{grammar:?}")
+        };
+        text
+    }
+
+    #[test]
+    fn any_call_and_several() {
+        let request = ReplyRequest::default();
+        let lark = text(Format::of(Family::DeepSeekV31), &request, None);
+        let space = json!({"whitespace_pattern": JSON_SPACE});
+        let schema =
+            format!(r#"{{"description":"a \u0026 b","type":"object","x-guidance":{space}}}"#);
+        let expected = [
+            r#"start: "<｜tool▁calls▁begin｜>" call (call)* "<｜tool▁calls▁end｜>""#,
+            r#"call: call_0 | call_1"#,
+            r#"call_0: "<｜tool▁call▁begin｜>f<｜tool▁sep｜>" json_0 "<｜tool▁call▁end｜>""#,
+            &format!("json_0: %json {schema}"),
+            r#"call_1: "<｜tool▁call▁begin｜>g<｜tool▁sep｜>" json_1 "<｜tool▁call▁end｜>""#,
+            &format!("json_1: %json {schema}"),
+        ];
+        let lines: Vec<&str> = lark.lines().collect();
+        // Keys of the schema may keep their order or not, by a feature of `serde_json`.
+        let unordered = |line: &str| {
+            let mut bytes = line.replace(' ', "").into_bytes();
+            bytes.sort_unstable();
+            bytes
+        };
+        assert_eq!(lines.len(), expected.len(), "{lark}");
+        for (line, expected) in lines.iter().zip(expected) {
+            assert_eq!(unordered(line), unordered(expected), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_named_call_is_one_after_closed_reasoning() {
+        let format = Format::of(Family::Hermes).with_reasoning(ReasoningTags::THINK);
+        let request = ReplyRequest {
+            prompt_end: String::from("assistant\n<think>\n"),
+            ..ReplyRequest::default()
+        };
+        let lark = text(format, &request, Some("g"));
+        assert!(
+            lark.starts_with("start: \"</think>\\n\\n\" call\ncall: call_0\n"),
+            "{lark}"
+        );
+        assert!(lark.contains("call_0: \"<tool_call>\\n\" json_0 \"\\n</tool_call>\"\n"));
+        assert!(!lark.contains("call_1"));
+        let lark = text(format, &ReplyRequest::default(), None);
+        assert!(lark.starts_with("start: call ( \"\\n\" call)*\n"), "{lark}");
+    }
+
+    #[test]
+    fn formats_without_json_say_so() {
+        let format = Format::of(Family::Pythonic);
+        let error = grammar(format, &tools(), &ReplyRequest::default(), None).unwrap_err();
+        assert!(error.contains("pythonic"), "{error}");
+    }
+}
