@@ -393,3 +393,137 @@ fn replies_that_match_a_schema_are_answers() {
     let reply = client.post("/v1/completions", &body).expect(200);
     assert_eq!(reply["choices"][0]["text"], "<think>a</think>b");
 }
+
+const MESSAGES: &str = "/v1/messages";
+
+fn anthropic(said: &str, fields: &Value) -> Value {
+    let tool = |name: &str| json!({"name": name, "input_schema": {"type": "object"}});
+    let body = json!({
+        "max_tokens": 500,
+        "messages": [{"role": "user", "content": format!("say:{said}")}],
+        "tools": [tool("f"), tool("g")],
+    });
+    with(body, fields)
+}
+
+/// Blocks as an outcome: thinking and text before calls, each at most once.
+fn of_blocks(blocks: &[Value], end: &Value) -> Outcome {
+    let mut outcome = Outcome {
+        end: end.as_str().unwrap_or_default().into(),
+        ..Outcome::default()
+    };
+    let mut ids = Vec::new();
+    for block in blocks {
+        match block["type"].as_str().unwrap() {
+            "thinking" => outcome.reasoning += block["thinking"].as_str().unwrap(),
+            "text" => outcome.content += block["text"].as_str().unwrap(),
+            "tool_use" => {
+                let id = block["id"].as_str().unwrap();
+                assert!(!id.is_empty() && !ids.contains(&id), "{id}");
+                ids.push(id);
+                let name = block["name"].as_str().unwrap();
+                outcome.calls.push((name.into(), block["input"].clone()));
+            }
+            other => panic!("{other}"),
+        }
+    }
+    outcome
+}
+
+fn anthropic_whole(client: &Client, body: &Value) -> Outcome {
+    let reply = client.post(MESSAGES, body).expect(200);
+    of_blocks(reply["content"].as_array().unwrap(), &reply["stop_reason"])
+}
+
+fn anthropic_streamed(client: &Client, body: &Value) -> Outcome {
+    let reply = client.post(MESSAGES, &with(body.clone(), &json!({"stream": true})));
+    let (mut blocks, mut end, mut open) = (Vec::<Value>::new(), Value::Null, false);
+    let mut json_text = String::new();
+    for (name, data) in events(&reply) {
+        assert!(end.is_null() || name == "message_stop", "{name}");
+        match name.as_str() {
+            "content_block_start" => {
+                assert!(!open && data["index"] == blocks.len());
+                open = true;
+                blocks.push(data["content_block"].clone());
+            }
+            "content_block_delta" => {
+                assert!(open && data["index"] == blocks.len() - 1);
+                let (block, delta) = (blocks.last_mut().unwrap(), &data["delta"]);
+                match delta["type"].as_str().unwrap() {
+                    "input_json_delta" => json_text += delta["partial_json"].as_str().unwrap(),
+                    "signature_delta" => {}
+                    kind => {
+                        let field = kind.strip_suffix("_delta").unwrap();
+                        let text = block[field].as_str().unwrap().to_owned();
+                        block[field] = (text + delta[field].as_str().unwrap()).into();
+                    }
+                }
+            }
+            "content_block_stop" => {
+                assert!(std::mem::take(&mut open));
+                let block = blocks.last_mut().unwrap();
+                if block["type"] == "tool_use" {
+                    assert_eq!(block["input"], json!({}));
+                    block["input"] = serde_json::from_str(&std::mem::take(&mut json_text)).unwrap();
+                }
+            }
+            "message_delta" => end = data["delta"]["stop_reason"].clone(),
+            "message_start" | "ping" | "message_stop" => {}
+            other => panic!("{other}"),
+        }
+    }
+    assert!(!open);
+    of_blocks(&blocks, &end)
+}
+
+#[test]
+fn anthropic_replies_are_read_alike_whole_and_streamed() {
+    let server = hermes();
+    let client = server.client();
+    for fields in [
+        json!({}),
+        json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+    ] {
+        check_cases(
+            ("tool_use", "end_turn"),
+            |said| anthropic_whole(&client, &anthropic(said, &fields)),
+            |said| anthropic_streamed(&client, &anthropic(said, &fields)),
+        );
+    }
+    assert!(
+        server
+            .state
+            .last_prompt()
+            .starts_with("tool f\ntool g\nenable_thinking=true\n")
+    );
+}
+
+#[test]
+fn anthropic_tool_choices() {
+    let server = hermes();
+    let client = server.client();
+    let said = CASES[1].said;
+    let fields = json!({"tool_choice": {"type": "auto", "disable_parallel_tool_use": true}});
+    let outcome = anthropic_whole(&client, &anthropic(said, &fields));
+    assert_eq!(outcome.calls, [("f".into(), json!({"a": 1}))]);
+    assert_eq!(server.state.last_options().grammar, None);
+    for (choice, shapes) in [
+        (json!({"type": "any"}), "call: call_0 | call_1\n"),
+        (json!({"type": "tool", "name": "g"}), "call: call_0\n"),
+    ] {
+        let fields = json!({"tool_choice": choice});
+        let outcome = anthropic_streamed(&client, &anthropic(said, &fields));
+        assert_eq!(outcome.end, "tool_use");
+        assert!(lark(&server).contains(shapes), "{fields}");
+    }
+    for choice in [
+        json!({"type": "tool", "name": "h"}),
+        json!({"type": "tool"}),
+        json!({"type": "some"}),
+    ] {
+        let body = anthropic(said, &json!({"tool_choice": choice}));
+        let error = client.post(MESSAGES, &body).expect(400);
+        assert_eq!(error["error"]["type"], "invalid_request_error");
+    }
+}
