@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Client, Running, Script, config, events, serve_script};
+use common::{Client, Running, Script, config, events, lines, serve_script};
 use inference::Grammar;
 use serde_json::{Value, json};
 
@@ -526,4 +526,76 @@ fn anthropic_tool_choices() {
         let error = client.post(MESSAGES, &body).expect(400);
         assert_eq!(error["error"]["type"], "invalid_request_error");
     }
+}
+
+fn ollama(said: &str, stream: bool) -> Value {
+    json!({"messages": [{"role": "user", "content": format!("say:{said}")}],
+        "tools": functions(), "stream": stream, "think": true,
+        "options": {"num_predict": 500}})
+}
+
+/// Adds a line to an outcome.
+fn add_line(outcome: &mut Outcome, line: &Value) {
+    let message = &line["message"];
+    outcome.content += message["content"].as_str().unwrap();
+    outcome.reasoning += message["thinking"].as_str().unwrap_or_default();
+    for call in message["tool_calls"].as_array().into_iter().flatten() {
+        let function = &call["function"];
+        assert!(function["arguments"].is_object(), "{call}");
+        let name = function["name"].as_str().unwrap().to_owned();
+        outcome.calls.push((name, function["arguments"].clone()));
+    }
+    if line["done"] == true {
+        outcome.end = line["done_reason"].as_str().unwrap().into();
+    }
+}
+
+#[test]
+fn ollama_replies_are_read_alike_whole_and_streamed() {
+    let server = hermes();
+    let client = server.client();
+    check_cases(
+        ("stop", "stop"),
+        |said| {
+            let mut outcome = Outcome::default();
+            add_line(
+                &mut outcome,
+                &client.post("/api/chat", &ollama(said, false)).expect(200),
+            );
+            outcome
+        },
+        |said| {
+            let mut outcome = Outcome::default();
+            for line in lines(&client.post("/api/chat", &ollama(said, true))) {
+                assert_eq!(outcome.end, "", "nothing comes after the end");
+                add_line(&mut outcome, &line);
+            }
+            outcome
+        },
+    );
+}
+
+#[test]
+fn ollama_generates_with_thinking_and_tells_of_it() {
+    let server = hermes();
+    let client = server.client();
+    let body = json!({"prompt": "say:<think>hm</think>so", "think": true, "stream": false,
+        "options": {"num_predict": 500}});
+    let reply = client.post("/api/generate", &body).expect(200);
+    assert_eq!(
+        (&reply["thinking"], &reply["response"]),
+        (&json!("hm"), &json!("so"))
+    );
+    // A raw continuation is text.
+    let body = with(body, &json!({"raw": true, "think": null}));
+    let reply = client.post("/api/generate", &body).expect(200);
+    assert_eq!(reply["response"], "<think>hm</think>so");
+    let shown = client
+        .post("/api/show", &json!({"model": "tiny"}))
+        .expect(200);
+    let can = shown["capabilities"].as_array().unwrap();
+    assert!(
+        can.contains(&json!("tools")) && can.contains(&json!("thinking")),
+        "{can:?}"
+    );
 }
