@@ -279,7 +279,8 @@ fn a_stop_lets_replies_end() {
     let whole = client.open_json(CHAT, &ask("say:me too", false));
     // A connection that is open and idle, and one that sends a request late.
     let idle = client.connect();
-    eventually("rows", || server.state.rows() == 2);
+    // Not the rows: a step that waits at the gate lets no second one in.
+    eventually("requests", || client.get("/ready").json()["requests"] == 2);
     server.stop();
     std::thread::sleep(Duration::from_millis(100));
     assert!(!server.stopped());
