@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::config::{ModelConfig, QuantConfig};
 use crate::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::gguf_config::GgufNames;
-use crate::gguf_quant::affine_bits;
+use crate::gguf_quant::{affine_bits, has_super_scales};
 use crate::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 
 /// How an engine holds weights in memory.
@@ -25,6 +25,8 @@ pub struct WeightStorage {
     /// Whether a quantized matrix of this mode, with these bits and this group size, keeps scales
     /// and biases as 16-bit floats where that is exact.
     pub keeps_half_factors: fn(mode: &str, bits: i32, group_size: i32) -> bool,
+    /// Whether a matrix in GGUF's Q6_K keeps its bits. Stacks of experts become floats anyway.
+    pub keeps_super_scales: bool,
 }
 
 impl WeightStorage {
@@ -34,6 +36,7 @@ impl WeightStorage {
             compute_bytes,
             keeps_halves: false,
             keeps_half_factors: |_, _, _| false,
+            keeps_super_scales: false,
         }
     }
 }
@@ -172,7 +175,8 @@ impl Footprint {
     }
 
     /// The tensors of a GGUF file, for an engine that holds them as `storage` says. Formats that
-    /// MLX's affine layout holds without loss stay packed; all others become floats.
+    /// MLX's affine layout holds without loss stay packed, and Q6_K where `storage` says so; all
+    /// others become floats.
     pub fn of_gguf(file: &Gguf, config: &ModelConfig, storage: &WeightStorage) -> Self {
         let names = GgufNames::new(config.model_type.as_deref().unwrap_or_default());
         let tensors = file
@@ -356,9 +360,18 @@ fn of_gguf(
     let stored_bytes = tensor.nbytes as u64;
     let usual = names.usual(stored);
     let is_matrix = tensor.shape.len() == 2;
+    let name = usual.unwrap_or_else(|| stored.to_owned());
+    let part = Part::of(&name);
     let loaded_bytes = match affine_bits(tensor.kind) {
         // The configuration has read them already.
         _ if stored.starts_with("rope_factors_") => 0,
+        None if storage.keeps_super_scales
+            && has_super_scales(tensor.kind)
+            && is_matrix
+            && part != Part::Experts =>
+        {
+            stored_bytes
+        }
         // A vector becomes floats, whatever its blocks.
         Some(bits) if tensor.shape.len() >= 2 => {
             // Factors of the K types are products of two halves, which 16 bits do not hold.
@@ -382,9 +395,8 @@ fn of_gguf(
             }
         }
     };
-    let name = usual.unwrap_or_else(|| stored.to_owned());
     TensorFootprint {
-        part: Part::of(&name),
+        part,
         name,
         format: tensor.kind.name(),
         parameters,

@@ -201,26 +201,22 @@ pub(super) fn q3_k(data: &[u8], mut f: impl FnMut(Group16)) {
     }
 }
 
-/// `q low: 256 x 4 bits, q high: 256 x 2 bits, scales: 16 signed bytes, d`; groups in order.
-pub(super) fn q6_k(data: &[u8], mut f: impl FnMut(Group16)) {
+/// Calls `f` with `d`, the scale and the codes (0..64, of which 32 stands for zero) of each group of
+/// 16. A block: `q low: 256 x 4 bits, q high: 256 x 2 bits, scales: 16 signed bytes, d`.
+pub(super) fn q6_k(data: &[u8], mut f: impl FnMut(f16, i8, [u8; 16])) {
     for block in data.as_chunks::<210>().0 {
         let low = part::<0, 128, 210>(block);
         let high = part::<128, 64, 210>(block);
         let scales = part::<192, 16, 210>(block);
-        let d = half(part::<208, 2, 210>(block));
+        let d = f16::from_le_bytes(*part::<208, 2, 210>(block));
         groups_of_16(|g, n, quarter, first| {
             let q = std::array::from_fn(|l| {
                 let l = first + l;
                 let nibble = low[64 * n + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
                 let upper = high[32 * n + l] >> (2 * quarter) & 3;
-                (nibble | upper << 4) as i8 - 32
+                nibble | upper << 4
             });
-            f(Group16 {
-                q,
-                scale: d * f32::from(scales[g] as i8),
-                // Adding -0 keeps a negative zero.
-                bias: -0.0,
-            });
+            f(d, scales[g] as i8, q);
         });
     }
 }

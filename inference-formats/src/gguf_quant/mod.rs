@@ -31,6 +31,18 @@ pub struct AffinePacked {
     pub biases: Vec<f32>,
 }
 
+/// A matrix of 6 bits whose scales are a signed byte for each 16 weights times a float16 for each
+/// 256: `w = super_scale * scale * (q - 32)`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SuperPacked {
+    /// The packed codes `q`, `[rows, cols * 6 / 32]`.
+    pub packed: Vec<u32>,
+    /// A byte for each group of 16, `[rows, cols / 16]`.
+    pub scales: Vec<i8>,
+    /// A float16 for each block of 256, `[rows, cols / 256]`.
+    pub supers: Vec<half::f16>,
+}
+
 /// Decodes `data`, whole blocks of `kind`, exactly as ggml's reference does. Integers (`I8` to
 /// `I64`) and `F64` become the nearest `f32`. `None` for a type that is not decoded, or when `data`
 /// is not a whole number of blocks.
@@ -48,7 +60,11 @@ pub fn dequantize(kind: GgmlType, data: &[u8]) -> Option<Vec<f32>> {
         GgmlType::I64 => elements(data, &mut out, |b| i64::from_le_bytes(b) as f32),
         GgmlType::Q2K => blocks::q2_k(data, |group| extend(&mut out, group)),
         GgmlType::Q3K => blocks::q3_k(data, |group| extend(&mut out, group)),
-        GgmlType::Q6K => blocks::q6_k(data, |group| extend(&mut out, group)),
+        GgmlType::Q6K => blocks::q6_k(data, |d, scale, codes| {
+            let scale = d.to_f32() * f32::from(scale);
+            // The integer first: zero keeps the sign of the scale.
+            out.extend(codes.map(|q| scale * (f32::from(q) - 32.0)));
+        }),
         _ => {
             let middle = middle(kind);
             blocks::affine(kind, data, |q, scale, bias| match middle {
@@ -121,6 +137,37 @@ pub fn repack(kind: GgmlType, data: &[u8]) -> Option<AffinePacked> {
     })
 }
 
+/// Whether [`repack_super_scaled`] packs `kind`.
+pub(crate) fn has_super_scales(kind: GgmlType) -> bool {
+    kind == GgmlType::Q6K
+}
+
+/// Repacks `data`, whole blocks of `Q6_K`, without loss: the same integers and the same scales, in
+/// as many bits. `None` for other types, and when `data` is not a whole number of blocks.
+pub fn repack_super_scaled(kind: GgmlType, data: &[u8]) -> Option<SuperPacked> {
+    const GROUPS: usize = 16; // of a block
+    if !has_super_scales(kind) {
+        return None;
+    }
+    let (_, blocks) = count_blocks(kind, data)?;
+    let mut packed = Vec::with_capacity(blocks * GROUPS * 3);
+    let mut scales = Vec::with_capacity(blocks * GROUPS);
+    let mut supers = Vec::with_capacity(blocks);
+    blocks::q6_k(data, |d, scale, codes| {
+        // A block begins.
+        if scales.len() % GROUPS == 0 {
+            supers.push(d);
+        }
+        scales.push(scale);
+        packed.extend(pack_six(&codes));
+    });
+    Some(SuperPacked {
+        packed,
+        scales,
+        supers,
+    })
+}
+
 /// The weights of a block, and the number of blocks in `data`. Their product fits: it is at most 2
 /// for each byte of `data`, or 4 for the 2-bit type.
 fn count_blocks(kind: GgmlType, data: &[u8]) -> Option<(usize, usize)> {
@@ -132,6 +179,15 @@ fn count_blocks(kind: GgmlType, data: &[u8]) -> Option<(usize, usize)> {
 
 fn pack_nibbles(q: &[u8; 8]) -> u32 {
     q.iter().rev().fold(0, |word, &q| word << 4 | u32::from(q))
+}
+
+/// 16 values of 6 bits are 3 words.
+fn pack_six(q: &[u8; 16]) -> [u32; 3] {
+    let all = q
+        .iter()
+        .rev()
+        .fold(0u128, |all, &q| all << 6 | u128::from(q));
+    [all as u32, (all >> 32) as u32, (all >> 64) as u32]
 }
 
 /// 32 values of 5 bits are 5 words.

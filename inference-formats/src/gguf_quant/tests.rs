@@ -124,6 +124,42 @@ fn packs_what_the_reference_decodes() {
     assert_eq!(packed, want.map(|(name, bits)| (name.to_owned(), bits)));
 }
 
+/// The weights of a matrix with super-scales, read bit by bit.
+fn unpack_super(p: &SuperPacked) -> Vec<f32> {
+    let bit = |i: usize| p.packed[i / 32] >> (i % 32) & 1;
+    (0..p.scales.len() * 16)
+        .map(|i| {
+            let q = (0..6).fold(0, |q, b| q | bit(i * 6 + b) << b);
+            let scale = p.supers[i / 256].to_f32() * f32::from(p.scales[i / 16]);
+            scale * (q as f32 - 32.0)
+        })
+        .collect()
+}
+
+#[test]
+fn super_scales_pack_what_the_reference_decodes() {
+    let mut packed = Vec::new();
+    for (kind, data, expected) in golden() {
+        let Some(p) = repack_super_scaled(kind, &data) else {
+            continue;
+        };
+        assert_eq!(p.packed.len() * 32, expected.len() * 6);
+        assert_eq!(
+            (p.scales.len(), p.supers.len()),
+            (expected.len() / 16, expected.len() / 256)
+        );
+        // As many bytes as the file has.
+        assert_eq!(
+            p.packed.len() * 4 + p.scales.len() + p.supers.len() * 2,
+            data.len()
+        );
+        let bits = |all: &[f32]| -> Vec<u32> { all.iter().map(|x| x.to_bits()).collect() };
+        assert_eq!(bits(&unpack_super(&p)), bits(&expected), "{}", kind.name());
+        packed.push(kind);
+    }
+    assert_eq!(packed, [GgmlType::Q6K]);
+}
+
 #[test]
 fn plain_numbers_decode() {
     assert_eq!(
@@ -156,6 +192,7 @@ fn parts_of_blocks_and_other_types_are_refused() {
         for n in [1, bytes - 1, bytes + 1, 2 * bytes - 1] {
             assert_eq!(dequantize(kind, &vec![0; n]), None);
             assert_eq!(repack(kind, &vec![0; n]), None);
+            assert_eq!(repack_super_scaled(kind, &vec![0; n]), None);
         }
         assert_eq!(dequantize(kind, &[]).unwrap(), [0.0; 0]);
     }
@@ -191,6 +228,8 @@ proptest! {
             prop_assert!(expected.iter().all(|x| x.is_finite()));
             if let Some(packed) = repack(kind, &data) {
                 prop_assert_eq!(unpack(&packed), expected);
+            } else if let Some(packed) = repack_super_scaled(kind, &data) {
+                prop_assert_eq!(unpack_super(&packed), expected);
             }
         }
     }

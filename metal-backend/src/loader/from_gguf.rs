@@ -1,5 +1,5 @@
-//! Tensors of GGUF files as arrays. Matrices stay quantized where MLX has the same format (see
-//! `gguf_quant`); all others become dense.
+//! Tensors of GGUF files as arrays. Matrices stay quantized where MLX or the CPU kernels have the
+//! same format (see `gguf_quant`); all others become dense.
 
 use inference::Result;
 use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, cpu};
@@ -9,7 +9,7 @@ use super::{Source, Weights, dimension, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::checkpoint::gguf_config::GgufNames;
-use crate::checkpoint::gguf_quant::{dequantize, repack, unpermute_rows};
+use crate::checkpoint::gguf_quant::{dequantize, repack, repack_super_scaled, unpermute_rows};
 use crate::error::engine;
 use crate::nn::Weight;
 
@@ -111,6 +111,43 @@ impl Weights {
         one(made, shape)
     }
 
+    /// A matrix `[rows, cols]` in Q6_K for the kernels, in as many bits as the file has.
+    fn gguf_super_scaled(
+        &self,
+        gguf: &Gguf,
+        stored: &str,
+        tensor: &GgufTensor,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Option<Weight>> {
+        let layout = |cols, dtype| PartLayout {
+            interleaved: true,
+            ..PartLayout::rows(cols, dtype)
+        };
+        let parts = [
+            layout(cols / 16 * 3, Dtype::Uint32),
+            layout(cols / 16, Dtype::Int8),
+            layout(cols / 256, Dtype::Float16),
+        ];
+        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, rows| {
+            let packed = repack_super_scaled(tensor.kind, bytes).ok_or_else(|| {
+                wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
+            })?;
+            let shapes = parts.map(|part| mlx_shape(&[rows, part.cols]));
+            let [words, scales, supers] = parts;
+            let ordered = || -> mlx_rs_core::Result<Parts> {
+                Ok(vec![
+                    words.ordered(Array::from_slice(&packed.packed, &shapes[0])?)?,
+                    scales.ordered(Array::from_slice(&packed.scales, &shapes[1])?)?,
+                    supers.ordered(Array::from_slice(&packed.supers, &shapes[2])?)?,
+                ])
+            };
+            ordered().map_err(engine("weights"))
+        })?;
+        let rows = mlx_shape(&[rows])[0];
+        let matrix = cpu::QuantizedMatrix::from_super_scaled(all_of(made)?, rows);
+        Ok(matrix.map_err(engine("weights"))?.map(Weight::Interleaved))
+    }
+
     pub(super) fn gguf_matrix(
         &self,
         gguf: &Gguf,
@@ -119,6 +156,16 @@ impl Weights {
         shape: &[usize],
         for_kernels: bool,
     ) -> Result<Weight> {
+        if tensor.kind == GgmlType::Q6K
+            && for_kernels
+            && cpu::enabled()
+            && self.dtype == Dtype::Float32
+            && let [rows, cols] = *shape
+            && rows > 0
+            && let Some(weight) = self.gguf_super_scaled(gguf, stored, tensor, [rows, cols])?
+        {
+            return Ok(weight);
+        }
         let Some(bits) = repack(tensor.kind, &[]).map(|packed| packed.bits) else {
             // Decoded through float32, which holds all numbers of both types.
             let own = match tensor.kind {
@@ -176,5 +223,103 @@ impl Weights {
             bits,
             mode: QuantMode::Affine,
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use inference_formats::footprint::Footprint;
+    use mlx_rs_core::{Device, Stream};
+
+    use super::*;
+    use crate::checkpoint::ModelConfig;
+    use crate::checkpoint::gguf::testing::Writer;
+
+    const ROWS: usize = 300;
+    const COLS: usize = 512;
+    const PREFIX: &str = "model.layers.0.mlp.up_proj";
+    const CONFIG: &str = r#"{"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 1,
+        "intermediate_size": 300, "num_attention_heads": 4, "vocab_size": 40}"#;
+
+    /// Blocks of arbitrary bytes, but for the float16 numbers at `halves`, which are finite.
+    fn blocks(block: usize, weights: usize, halves: &[usize]) -> Vec<u8> {
+        let n = ROWS * COLS / weights * block;
+        let mut bytes: Vec<u8> = (0..n)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)
+            .collect();
+        for block in bytes.chunks_mut(block) {
+            for &at in halves {
+                block[at + 1] &= 0xbf;
+            }
+        }
+        bytes
+    }
+
+    fn on_cpu(run: impl FnOnce()) {
+        Stream::default_of(Device::cpu()).unwrap().scope(run);
+    }
+
+    #[test]
+    fn blocks_of_five_and_six_bits_reach_the_kernels_as_they_are() {
+        on_cpu(|| {
+            // Q5_0, Q5_1, Q5_K and Q6_K: type number, bytes and weights of a block, its float16
+            // numbers; bits and group size in memory.
+            for (kind, block, weights, halves, format) in [
+                (6, 22, 32, &[0][..], (5, 32)),
+                (7, 24, 32, &[0, 2], (5, 32)),
+                (13, 176, 256, &[0, 2], (5, 32)),
+                (14, 210, 256, &[208], (6, 16)),
+            ] {
+                let bytes = blocks(block, weights, halves);
+                let dims = [COLS as u64, ROWS as u64];
+                let (_dir, path) = Writer::default()
+                    .tensor("blk.0.ffn_up.weight", &dims, kind, &bytes)
+                    .file();
+                let file = || Gguf::open(&path).unwrap();
+                let config = ModelConfig::from_json(CONFIG.as_bytes()).unwrap();
+                let stored = file().tensors()["blk.0.ffn_up.weight"].kind;
+                let wanted = dequantize(stored, &bytes).unwrap();
+                let name = stored.name();
+
+                for (kernels, chunk) in [(true, 1), (true, 1 << 20), (false, 1 << 20)] {
+                    let mut all = Weights::from_gguf(file(), &config, Dtype::Float32);
+                    all.chunk_bytes = chunk;
+                    if kernels {
+                        all.use_cpu();
+                    }
+                    let weight = all.matrix(PREFIX, ROWS as i32, COLS as i32).unwrap();
+                    let loaded = weight.dense(Dtype::Float32).unwrap().to_f32_vec().unwrap();
+                    assert!(loaded == wanted, "{name}, {kernels}, {chunk}");
+
+                    let storage = Weights::storage(kernels, Dtype::Float32);
+                    let estimate = Footprint::of_gguf(&file(), &config, &storage).loaded_bytes();
+                    let off = (weight.nbytes() as f64 / estimate as f64 - 1.0).abs();
+                    // The last eight rows are filled up.
+                    assert!(off < 0.015, "{name}: {} and {estimate}", weight.nbytes());
+
+                    let Weight::Interleaved(matrix) = &weight else {
+                        assert!(!kernels || !cpu::enabled(), "{name} is not for the kernels");
+                        // MLX has 5 bits, but no groups of 16.
+                        assert_eq!(weight.format().is_none(), kind == 14, "{name}");
+                        continue;
+                    };
+                    assert!(kernels);
+                    assert_eq!((matrix.bits(), matrix.group_size()), format, "{name}");
+                    if kind == 14 {
+                        let bits = weight.nbytes() as f64 * 8.0 / (ROWS * COLS) as f64;
+                        assert!((6.5..6.7).contains(&bits), "{bits} bits a weight");
+                    }
+                    let ids = Array::from_slice(&[299i32, 0, 17], &[3]).unwrap();
+                    let rows = matrix.take_rows(&ids).unwrap().to_f32_vec().unwrap();
+                    for (row, id) in rows.chunks(COLS).zip([299, 0, 17]) {
+                        assert!(row == &wanted[id * COLS..][..COLS], "{name}, row {id}");
+                    }
+                    // Rows that do not begin where eight do, as in a stored matrix of several.
+                    let part = weight.rows(5, 77).unwrap();
+                    let part = part.dense(Dtype::Float32).unwrap().to_f32_vec().unwrap();
+                    assert!(part == wanted[5 * COLS..77 * COLS], "{name}, rows");
+                }
+            }
+        });
     }
 }

@@ -105,6 +105,7 @@ impl Weights {
             compute_bytes: dtype.size() as u64,
             keeps_halves: kernels && cpu::DenseMatrix::supports(Dtype::Bfloat16),
             keeps_half_factors: if kernels { has_kernel } else { |_, _, _| false },
+            keeps_super_scales: kernels && cpu::enabled(),
         }
     }
 

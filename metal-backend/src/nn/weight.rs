@@ -37,7 +37,8 @@ impl Weight {
         })
     }
 
-    /// The integers, scales and biases as MLX's own operations read them; `None` for plain numbers.
+    /// The integers, scales and biases as MLX's own operations read them; `None` for plain numbers and
+    /// for a format that only the kernels have.
     ///
     /// # Errors
     /// When memory runs out.
@@ -45,6 +46,7 @@ impl Weight {
         match self {
             Weight::Dense(_) => Ok(None),
             Weight::Quantized(q) => Ok(Some(q.clone())),
+            Weight::Interleaved(m) if m.has_super_scales() => Ok(None),
             Weight::Interleaved(m) => m.to_quantized().map(Some),
         }
     }
@@ -81,6 +83,9 @@ impl Weight {
         match self {
             Weight::Dense(w) => w.astype(dtype),
             Weight::Quantized(q) => q.dequantize(dtype),
+            Weight::Interleaved(m) if m.has_super_scales() => {
+                all_rows(m, 0, m.shape()[0])?.astype(dtype)
+            }
             Weight::Interleaved(m) => m.to_quantized()?.dequantize(dtype),
         }
     }
@@ -101,6 +106,7 @@ impl Weight {
             }),
             Weight::Interleaved(m) => match m.rows(from, to)? {
                 Some(rows) => Weight::Interleaved(rows),
+                None if m.has_super_scales() => Weight::Dense(all_rows(m, from, to)?),
                 None => return Weight::Quantized(m.to_quantized()?).rows(from, to),
             },
         })
@@ -117,4 +123,10 @@ impl Weight {
             Weight::Interleaved(m) => m.arrays().iter().collect(),
         }
     }
+}
+/// Rows `from..to` as plain numbers.
+fn all_rows(matrix: &cpu::QuantizedMatrix, from: i32, to: i32) -> Result<Array> {
+    let ids: Vec<i32> = (from..to).collect();
+    let count = to.saturating_sub(from).max(0);
+    matrix.take_rows(&Array::from_slice(&ids, &[count])?)
 }

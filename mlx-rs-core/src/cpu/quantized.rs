@@ -310,7 +310,7 @@ impl QuantizedMatrix {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn to_quantized(&self) -> Result<Quantized> {
-        if self.scales == ScaleFormat::Super {
+        if self.has_super_scales() {
             let message = "MLX has no format for 6 bits with super-scales";
             return Err(Error::new(
                 ErrorKind::Value,
@@ -424,6 +424,22 @@ impl QuantizedMatrix {
             None => std::iter::once(&ids).chain(self.arrays()).collect(),
         };
         host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
+    }
+
+    /// Whether scales are products, as [`Self::from_super_scaled`] takes them. MLX's own operations
+    /// have no such format.
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// // `None` where `MLX_CPU_KERNELS` is `off`.
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert!(!matrix.has_super_scales());
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn has_super_scales(&self) -> bool {
+        self.scales == ScaleFormat::Super
     }
 
     /// Inputs of a group: 32, 64 or 128, or 16 with super-scales.
