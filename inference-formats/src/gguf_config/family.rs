@@ -57,7 +57,10 @@ pub(super) fn fields(
             "sliding_window": window()?,
             "layer_types": layer_types(keys, layers)?,
         }),
-        "exaone4" => json!({"sliding_window": null}),
+        "exaone4" => json!({
+            "sliding_window": null,
+            "layer_types": vec!["full_attention"; layers],
+        }),
         "granite" => json!({
             "attention_multiplier": keys.positive("attention.scale")?,
             "embedding_multiplier": keys.positive("embedding_scale")?,
