@@ -120,7 +120,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("inference-api", &["inference-formats"]),
     ("inference-text", &["inference-formats", "inference-api"]),
     ("inference-conformance", &["inference-api"]),
-    ("inference-server", &["inference-api"]),
+    ("inference-server", &["inference-api", "inference-text"]),
     ("mlxlm-backend", &["inference-api"]),
     ("mlx-cpu-kernels", &[]),
     ("mlx-sys", &[]),

@@ -277,7 +277,8 @@ impl Weights {
         Ok(array)
     }
 
-    /// A one-axis tensor as values of the host; `None` when the file lacks it.
+    /// A one-axis tensor as values of the host; `None` when the file lacks it. These are facts of the
+    /// configuration, such as factors of rotary positions, and count as no weights.
     ///
     /// # Errors
     /// `InvalidModel` when it is of another shape or kind.
@@ -285,10 +286,10 @@ impl Weights {
         if !self.contains(name) {
             return Ok(None);
         }
-        self.vector(name, len)?
-            .to_f32_vec()
-            .map(Some)
-            .map_err(engine("weights"))
+        let before = (self.parameters, self.bytes);
+        let vector = self.vector(name, len)?;
+        (self.parameters, self.bytes) = before;
+        vector.to_f32_vec().map(Some).map_err(engine("weights"))
     }
 
     /// A linear layer `inputs -> outputs` below a name, with a bias or without.
