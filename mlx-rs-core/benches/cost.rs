@@ -3,8 +3,9 @@
 //!
 //! `cargo bench -p mlx-rs-core` prints a table; `-- --json` one JSON object, which
 //! `tools/compare_cost.py` sets beside Python; `-- NAME` only the cases whose name contains NAME.
-//! Figures are nanoseconds a call, the least of many short samples: what the code costs when nothing
-//! else takes the processor. Other figures say more about the machine's load than about the code.
+//! Figures are nanoseconds a call, the least of many short samples: what the code costs when
+//! nothing else takes the processor. Other figures say more about the machine's load than about the
+//! code.
 
 use std::hint::black_box;
 use std::sync::mpsc;

@@ -1,5 +1,5 @@
-//! A kernel of one's own on the GPU, with a gradient, next to the same function in operations of MLX.
-//! Where there is no GPU it says so.
+//! A kernel of one's own on the GPU, with a gradient, next to the same function in operations of
+//! MLX. Where there is no GPU it says so.
 //!
 //! ```text
 //! cargo run -p mlx-rs-core --example custom_kernel

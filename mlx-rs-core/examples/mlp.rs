@@ -1,5 +1,5 @@
-//! A small network on generated data: named parameters, an optimizer with state (Adam; Kingma and Ba
-//! 2014), mini-batches, accuracy on examples it has not seen.
+//! A small network on generated data: named parameters, an optimizer with state (Adam; Kingma and
+//! Ba 2014), mini-batches, accuracy on examples it has not seen.
 //!
 //! ```text
 //! cargo run -p mlx-rs-core --example mlp

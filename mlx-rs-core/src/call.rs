@@ -21,8 +21,8 @@ use crate::{deadlock, exit, memory, stream};
 /// guard is alone with it. Reentrant, because a Rust callback inside an MLX call may call MLX.
 static MLX: ReentrantMutex<()> = ReentrantMutex::new(());
 
-/// Array handles alive now: a leak shows here even when the bytes look flat. Written with the lock held
-/// only, so a load and a store do, without the locked instruction of an atomic sum.
+/// Array handles alive now: a leak shows here even when the bytes look flat. Written with the lock
+/// held only, so a load and a store do, without the locked instruction of an atomic sum.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
 /// Changes the count. Call with the lock held.
@@ -32,8 +32,8 @@ fn count_live(by: i64) {
 
 thread_local! {
     /// mlx-c reports in the thread that made the call, so the slot is per thread. Without a
-    /// destructor it is there for other destructors of the thread, which may call MLX; what is in it
-    /// when the thread ends is lost.
+    /// destructor it is there for other destructors of the thread, which may call MLX; what is in
+    /// it when the thread ends is lost.
     static MESSAGE: RefCell<ManuallyDrop<Option<String>>> =
         const { RefCell::new(ManuallyDrop::new(None)) };
 
@@ -485,7 +485,8 @@ mod tests {
 
     #[test]
     fn a_panic_inside_the_handler_does_not_cross_into_c() {
-        // With the slot borrowed the handler cannot store its message; it must neither panic nor abort.
+        // With the slot borrowed the handler cannot store its message; it must neither panic nor
+        // abort.
         MESSAGE.with(|slot| {
             let _held = slot.borrow_mut();
             on_error(c"text".as_ptr(), std::ptr::null_mut());

@@ -5,8 +5,8 @@
 //!
 //! - **Ownership.** A function is given to C in one counted box with one destructor. C frees it
 //!   exactly once, also when making the closure fails. A function that is only borrowed for a call
-//!   ([`scoped`]) is reached through a slot that is emptied when the call is over, so that a closure
-//!   that MLX kept against expectation would get an error, not a dangling pointer.
+//!   ([`scoped`]) is reached through a slot that is emptied when the call is over, so that a
+//!   closure that MLX kept against expectation would get an error, not a dangling pointer.
 //! - **Unwinding.** Nothing unwinds through C. A panic is caught in the trampoline, kept on this
 //!   thread, reported to MLX as a failure, and resumed by [`run`] when the C call has returned.
 //! - **Errors.** The value that a function returned is kept likewise, with its type, and [`run`]
@@ -14,8 +14,8 @@
 //!
 //! Threads: MLX calls closures in the thread that called the transform, which holds the lock. MLX's
 //! stream threads never call one. They could release the last reference of a graph node that owns
-//! one; what they release is put aside and dropped by the next thread that calls in, since values of
-//! the user must not be dropped on a thread that MLX waits for.
+//! one; what they release is put aside and dropped by the next thread that calls in, since values
+//! of the user must not be dropped on a thread that MLX waits for.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -106,7 +106,8 @@ thread_local! {
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Whether this is called by a function that a transform looks at, where an array may be one that is differentiated.
+/// Whether this is called by a function that a transform looks at, where an array may be one that
+/// is differentiated.
 pub(crate) fn inside() -> bool {
     DEPTH.get() > 0
 }
@@ -243,8 +244,8 @@ thread_local! {
     static WAITING: RefCell<Option<Vec<Box<dyn Any>>>> = const { RefCell::new(None) };
 }
 
-/// Drops a body. One that another body owns, whose drop is in progress, waits for its end: functions of
-/// functions, however many, take no more stack than one.
+/// Drops a body. One that another body owns, whose drop is in progress, waits for its end:
+/// functions of functions, however many, take no more stack than one.
 fn drop_in_turn(body: Box<dyn Any>) {
     /// Ends the waiting, also when a drop panics.
     struct End;
@@ -281,7 +282,8 @@ fn drop_in_turn(body: Box<dyn Any>) {
 }
 
 // SAFETY: `body` is only used by the thread that holds the process-wide lock, which is what a mutex
-// would give; a second use inside the first is by the same thread. `T: Send` lets it change threads.
+// would give; a second use inside the first is by the same thread. `T: Send` lets it change
+// threads.
 unsafe impl<T: Send> Sync for Payload<T> {}
 
 /// Payloads that MLX's own threads released.
@@ -322,8 +324,8 @@ unsafe extern "C" fn release<T: Send + 'static>(payload: *mut c_void) {
     discard(payload);
 }
 
-/// Drops what C gives back: at once where that is safe, else later, since MLX's own threads must not wait for the lock
-/// that the drop of an array takes.
+/// Drops what C gives back: at once where that is safe, else later, since MLX's own threads must
+/// not wait for the lock that the drop of an array takes.
 fn discard<T: Send + 'static>(payload: T) {
     if call::is_locked_here() {
         drop_quietly(payload);
@@ -366,7 +368,8 @@ unsafe extern "C" fn call_function(
     payload: *mut c_void,
 ) -> c_int {
     finish(|| {
-        // SAFETY: the payload of a closure made by `Closure::new`, alive while the closure is called.
+        // SAFETY: the payload of a closure made by `Closure::new`, alive while the closure is
+        // called.
         let payload = unsafe { &*payload.cast::<Payload<Function>>() };
         let inputs = call::read_vec("closure", input)?;
         let outputs = (payload.body)(&inputs)?;
@@ -384,8 +387,8 @@ impl Closure {
     pub(crate) fn new(payload: Arc<Payload<Function>>) -> Result<Self> {
         let _guard = call::enter("closure")?;
         let raw = Arc::into_raw(payload);
-        // SAFETY: trampoline and destructor fit the payload, whose ownership moves into the closure;
-        // when MLX fails it calls the destructor itself.
+        // SAFETY: trampoline and destructor fit the payload, whose ownership moves into the
+        // closure; when MLX fails it calls the destructor itself.
         let cls = unsafe {
             sys::mlx_closure_new_func_payload(
                 Some(call_function),
@@ -510,8 +513,8 @@ fn scoped_function<R>(
             )
             .into());
         };
-        // SAFETY: the slot is full, so `scoped` is still running and `f` is borrowed by it alone; the
-        // slot is empty during the call, so this is the only use.
+        // SAFETY: the slot is full, so `scoped` is still running and `f` is borrowed by it alone;
+        // the slot is empty during the call, so this is the only use.
         let outcome = unsafe { (*pointer)(inputs) };
         slot.0.set(Some(pointer));
         outcome

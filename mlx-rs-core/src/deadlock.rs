@@ -1,6 +1,6 @@
-//! Waiting for the lock, with a way out of a deadlock. A function given to a transform runs with the
-//! lock held. If it waits for a thread that uses MLX, neither goes on. The other thread then gets an
-//! error once the function has not run for a while.
+//! Waiting for the lock, with a way out of a deadlock. A function given to a transform runs with
+//! the lock held. If it waits for a thread that uses MLX, neither goes on. The other thread then
+//! gets an error once the function has not run for a while.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,19 +22,19 @@ static INSIDE: AtomicU64 = AtomicU64::new(0);
 /// Whether that thread waits for MLX to compute.
 static EVALUATING: AtomicBool = AtomicBool::new(false);
 
-/// The state of the thread that was last found to be stuck: while it is the same, further waits end at
-/// once.
+/// The state of the thread that was last found to be stuck: while it is the same, further waits end
+/// at once.
 static STUCK: Mutex<Option<State>> = Mutex::new(None);
 
 /// A thread inside a function, and the nanoseconds it has run.
 type State = (u64, u64);
 
 /// Sets after how long a thread that waits for MLX gets an error of kind
-/// [`Deadlock`](ErrorKind::Deadlock), and returns the time before; 30 seconds at first. The time counts
-/// while the thread that uses MLX is inside a function given to a transform, takes no processor time,
-/// and does not wait for MLX: it waits for something else, most likely for another thread. Where the
-/// system does not tell the processor time of a thread (other than Linux), it counts all the time
-/// inside the function, twenty times as long.
+/// [`Deadlock`](ErrorKind::Deadlock), and returns the time before; 30 seconds at first. The time
+/// counts while the thread that uses MLX is inside a function given to a transform, takes no
+/// processor time, and does not wait for MLX: it waits for something else, most likely for another
+/// thread. Where the system does not tell the processor time of a thread (other than Linux), it
+/// counts all the time inside the function, twenty times as long.
 ///
 /// ```
 /// use std::time::Duration;

@@ -196,8 +196,8 @@ impl Device {
     }
 
     /// Runs `f` with the default stream of this device as the current one of the calling thread, as
-    /// `with mx.stream(device):` does in Python; see [`Stream::scope`](crate::Stream::scope). For one
-    /// call, give one call.
+    /// `with mx.stream(device):` does in Python; see [`Stream::scope`](crate::Stream::scope). For
+    /// one call, give one call.
     ///
     /// ```
     /// use mlx_rs_core::{array, Device};
@@ -214,8 +214,8 @@ impl Device {
         stream::default_for(self)?.scope(f)
     }
 
-    /// What MLX knows about the device, such as `device_name`, `architecture` and `memory_size` (bytes);
-    /// the names differ between devices.
+    /// What MLX knows about the device, such as `device_name`, `architecture` and `memory_size`
+    /// (bytes); the names differ between devices.
     ///
     /// ```
     /// use mlx_rs_core::Device;

@@ -1,6 +1,7 @@
-//! Work across processes: sums, gathers and messages between the members of a group, over MPI, a ring
-//! of TCP connections, NCCL or what else MLX was built with. How processes find each other is MLX's
-//! business: `mpirun`, or `mlx.launch` and the variables it sets (`MLX_RANK`, `MLX_HOSTFILE`).
+//! Work across processes: sums, gathers and messages between the members of a group, over MPI, a
+//! ring of TCP connections, NCCL or what else MLX was built with. How processes find each other is
+//! MLX's business: `mpirun`, or `mlx.launch` and the variables it sets (`MLX_RANK`,
+//! `MLX_HOSTFILE`).
 //!
 //! A process on its own is a group of one, in which sums and gathers give what they were given.
 //!
@@ -37,8 +38,8 @@ pub struct Group {
     raw: sys::mlx_distributed_group,
 }
 
-// SAFETY: the handle is a pointer to a group that is never freed or changed; every call that uses it
-// holds the process-wide lock.
+// SAFETY: the handle is a pointer to a group that is never freed or changed; every call that uses
+// it holds the process-wide lock.
 unsafe impl Send for Group {}
 // SAFETY: as for Send.
 unsafe impl Sync for Group {}
@@ -60,8 +61,8 @@ pub fn is_available() -> bool {
     unsafe { sys::mlx_distributed_is_available() }
 }
 
-/// The group of all processes that were started together; a group of this one alone when there are no
-/// others, unless `strict`. The first success is kept and given to later calls.
+/// The group of all processes that were started together; a group of this one alone when there are
+/// no others, unless `strict`. The first success is kept and given to later calls.
 ///
 /// ```
 /// use mlx_rs_core::distributed;
@@ -153,8 +154,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a group of one; MLX's message when the kind of group cannot be
-    /// split.
+    /// [`ErrorKind::Unsupported`] for a group of one; MLX's message when the kind of group cannot
+    /// be split.
     pub fn split(&self, color: i32, key: i32) -> Result<Self> {
         let op = "distributed_split";
         if self.size() <= 1 {
@@ -242,8 +243,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the first axis does not divide by the number of members; MLX's message
-    /// when the kind of group cannot do it.
+    /// [`ErrorKind::Shape`] when the first axis does not divide by the number of members; MLX's
+    /// message when the kind of group cannot do it.
     pub fn sum_scatter(&self, a: &Array) -> Result<Array> {
         let op = "sum_scatter";
         let divides = a
@@ -281,8 +282,8 @@ impl Group {
         ))
     }
 
-    /// Sends `a` to member `to` when the result, which is `a`, is computed. A ring reaches the members
-    /// before and after only, and MLX ends the process for others.
+    /// Sends `a` to member `to` when the result, which is `a`, is computed. A ring reaches the
+    /// members before and after only, and MLX ends the process for others.
     ///
     /// ```
     /// use mlx_rs_core::{ErrorKind, array, distributed, eval};
@@ -306,7 +307,8 @@ impl Group {
         .map_err(|e| e.with_inputs(&[a]))
     }
 
-    /// What member `from` sends, which must have this shape and type. See [`Group::send`] for rings.
+    /// What member `from` sends, which must have this shape and type. See [`Group::send`] for
+    /// rings.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, ErrorKind, distributed};
@@ -319,8 +321,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when there is no such other member; [`ErrorKind::Shape`] for a shape that is
-    /// not possible.
+    /// [`ErrorKind::Index`] when there is no such other member; [`ErrorKind::Shape`] for a shape
+    /// that is not possible.
     pub fn recv(&self, shape: &[i32], dtype: Dtype, from: i32) -> Result<Array> {
         let op = "recv";
         self.partner(op, from)?;
@@ -332,7 +334,8 @@ impl Group {
             ));
         }
         call::array(op, |out, s| {
-            // SAFETY: pointer and length describe the shape; the handle is live and the member exists.
+            // SAFETY: pointer and length describe the shape; the handle is live and the member
+            // exists.
             unsafe {
                 sys::mlx_distributed_recv(
                     out,

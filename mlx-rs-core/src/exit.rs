@@ -1,9 +1,10 @@
-//! The end of the process. MLX's static objects are destroyed then, also while other threads use them.
-//! A handler that runs before takes the lock, waits for the work in progress, and keeps the lock.
+//! The end of the process. MLX's static objects are destroyed then, also while other threads use
+//! them. A handler that runs before takes the lock, waits for the work in progress, and keeps the
+//! lock.
 //!
-//! Handlers and destructors run in the reverse order of their registration, and MLX makes many static
-//! objects at their first use. So the handler is registered again after the first use of each
-//! operation, and after the evaluations that follow it.
+//! Handlers and destructors run in the reverse order of their registration, and MLX makes many
+//! static objects at their first use. So the handler is registered again after the first use of
+//! each operation, and after the evaluations that follow it.
 
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};

@@ -76,9 +76,10 @@ pub enum RopeBase<'a> {
     Freqs(&'a Array),
 }
 
-/// Rotary position embedding (Su et al. 2021) of `x` `[B, .., L, D]`, positions `offset..offset + L`,
-/// on the first `dims` elements. `traditional` rotates neighbors (0,1), (2,3), ..; otherwise
-/// element `i` with element `i + dims / 2`. Positions are multiplied by `scale`.
+/// Rotary position embedding (Su et al. 2021) of `x` `[B, .., L, D]`, positions
+/// `offset..offset + L`, on the first `dims` elements. `traditional` rotates neighbors (0,1),
+/// (2,3), ..; otherwise element `i` with element `i + dims / 2`. Positions are multiplied by
+/// `scale`.
 ///
 /// ```
 /// use mlx_rs_core::{array, fast};
@@ -130,8 +131,8 @@ pub fn rope(
     .map_err(|e| e.with_inputs(&[x]))
 }
 
-/// [`rope`] with positions that start at `offset`, an integer array of one value, or of one for each
-/// of the `B` sequences of `x`: what a batch of prompts of different lengths needs.
+/// [`rope`] with positions that start at `offset`, an integer array of one value, or of one for
+/// each of the `B` sequences of `x`: what a batch of prompts of different lengths needs.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, array, fast, idx, ones};
@@ -292,8 +293,8 @@ pub fn scaled_dot_product_attention(
     scaled_dot_product_attention_with_sinks(queries, keys, values, scale, mask, None)
 }
 
-/// [`scaled_dot_product_attention`] with `sinks`: one score per query head, `[H]`, that takes part in
-/// each softmax of that head without a value of its own (Xiao et al. 2023).
+/// [`scaled_dot_product_attention`] with `sinks`: one score per query head, `[H]`, that takes part
+/// in each softmax of that head without a value of its own (Xiao et al. 2023).
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, array, fast, ones};
@@ -307,8 +308,8 @@ pub fn scaled_dot_product_attention(
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] without heads or when the sinks are not one per query head; else MLX's message
-/// when shapes, types or the mask do not fit.
+/// [`ErrorKind::Shape`] without heads or when the sinks are not one per query head; else MLX's
+/// message when shapes, types or the mask do not fit.
 pub fn scaled_dot_product_attention_with_sinks(
     queries: &Array,
     keys: &Array,

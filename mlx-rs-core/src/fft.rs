@@ -111,13 +111,14 @@ macro_rules! transforms {
     ) => {
         $(
             $(#[$doc])*
-            /// Along `axis`, which is first cut or filled with zeros to `n` (its length unless given).
+            /// Along `axis`, which is first cut or filled with zeros to `n` (its length unless
+            /// given).
             ///
             $(#[$ex1])*
             ///
             /// # Errors
-            /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Value`] for a length that
-            /// is not positive; [`ErrorKind::OutOfMemory`] beyond the budget.
+            /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Value`] for a length
+            /// that is not positive; [`ErrorKind::OutOfMemory`] beyond the budget.
             pub fn $one(x: &Array, n: Option<i32>, axis: i32) -> Result<Array> {
                 let op = stringify!($one);
                 let n = n.map(|n| [n]);
@@ -143,8 +144,8 @@ macro_rules! transforms {
                     return parts;
                 }
                 call::array(op, |out, s| {
-                    // SAFETY: pointers and lengths describe the slices; the axes exist and the lengths
-                    // are positive.
+                    // SAFETY: pointers and lengths describe the slices; the axes exist and the
+                    // lengths are positive.
                     unsafe {
                         sys::$c2(out, x.raw(), n.as_ptr(), n.len(), axes.as_ptr(), axes.len(), s)
                     }
@@ -153,15 +154,16 @@ macro_rules! transforms {
             }
 
             $(#[$doc])*
-            /// Over `axes`, each first cut or filled with zeros to its entry of `n` (its length unless
-            /// given).
+            /// Over `axes`, each first cut or filled with zeros to its entry of `n` (its length
+            /// unless given).
             ///
             $(#[$exn])*
             ///
             /// # Errors
-            /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`]
-            /// when there is not one length per axis; [`ErrorKind::Value`] for no axes or a length that
-            /// is not positive; [`ErrorKind::OutOfMemory`] beyond the budget.
+            /// [`ErrorKind::Index`] for axes that do not exist or are named twice;
+            /// [`ErrorKind::Shape`] when there is not one length per axis; [`ErrorKind::Value`] for
+            /// no axes or a length that is not positive; [`ErrorKind::OutOfMemory`] beyond the
+            /// budget.
             pub fn $many<'a>(
                 x: &Array,
                 n: Option<&[i32]>,
@@ -174,8 +176,8 @@ macro_rules! transforms {
                     return parts;
                 }
                 call::array(op, |out, s| {
-                    // SAFETY: pointers and lengths describe the slices; the axes exist and the lengths
-                    // are positive.
+                    // SAFETY: pointers and lengths describe the slices; the axes exist and the
+                    // lengths are positive.
                     unsafe {
                         sys::$cn(out, x.raw(), n.as_ptr(), n.len(), axes.as_ptr(), axes.len(), s)
                     }
@@ -260,8 +262,8 @@ transforms! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     rfft, rfft2, rfftn = mlx_fft_rfft, mlx_fft_rfft2, mlx_fft_rfftn, FromReal;
-    /// Inverse of the transform of real values, `float32`; `n` counts the real values of the last axis,
-    /// `2 * (length - 1)` unless given.
+    /// Inverse of the transform of real values, `float32`; `n` counts the real values of the last
+    /// axis, `2 * (length - 1)` unless given.
     example:
     /// ```
     /// use mlx_rs_core::{array, fft};

@@ -4,7 +4,8 @@
 //! C call goes through one door ([`mod@crate`]-private `call`), every failure is a [`Result`] with
 //! MLX's own message, and every array is freed when its [`Array`] is dropped.
 //!
-//! The [`guide`] follows the chapters of MLX's own: arrays, lazy evaluation, indexing, transforms, streams, memory.
+//! The [`guide`] follows the chapters of MLX's own: arrays, lazy evaluation, indexing, transforms,
+//! streams, memory.
 //!
 //! # Lazy evaluation
 //!
@@ -22,15 +23,15 @@
 //!
 //! # Threads
 //!
-//! MLX builds graphs, creates streams and registers compiled functions through global state that
-//! it does not lock, so calls from two threads at once corrupt memory. Here every call that can
-//! touch that state holds one process-wide **reentrant lock**; [`Array`] and [`Stream`] are
-//! therefore `Send` and `Sync`, by construction rather than by promise. A lock was chosen over one
-//! owning thread because an owning thread costs two context switches per call (43 µs against 5 ns for
-//! the uncontended lock, medians on a busy 2-core machine; `cargo bench -p mlx-rs-core` measures
-//! both on yours) and makes nested
-//! calls from callbacks impossible. The price: while one thread waits in [`eval`], others wait to
-//! build graphs. Work itself runs on MLX's own stream threads, which never take the lock.
+//! MLX builds graphs, creates streams and registers compiled functions through global state that it
+//! does not lock, so calls from two threads at once corrupt memory. Here every call that can touch
+//! that state holds one process-wide **reentrant lock**; [`Array`] and [`Stream`] are therefore
+//! `Send` and `Sync`, by construction rather than by promise. A lock was chosen over one owning
+//! thread because an owning thread costs two context switches per call (43 µs against 5 ns for the
+//! uncontended lock, medians on a busy 2-core machine; `cargo bench -p mlx-rs-core` measures both
+//! on yours) and makes nested calls from callbacks impossible. The price: while one thread waits in
+//! [`eval`], others wait to build graphs. Work itself runs on MLX's own stream threads, which never
+//! take the lock.
 //!
 //! # What is validated here rather than by MLX
 //!

@@ -9,8 +9,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// before they begin.
 ///
 /// On Linux a program starts without MLX's library. Where it is looked for,
-/// [docs/building.md](https://github.com/rust-mlx/rust-mlx/blob/main/docs/building.md) says. On macOS the
-/// program is linked with it.
+/// [docs/building.md](https://github.com/rust-mlx/rust-mlx/blob/main/docs/building.md) says. On
+/// macOS the program is linked with it.
 ///
 /// ```
 /// mlx_rs_core::library::load()?;
@@ -18,8 +18,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] with the places that were looked at, the system's reason for each, and
-/// what would help.
+/// [`ErrorKind::Unsupported`] with the places that were looked at, the system's reason for each,
+/// and what would help.
 pub fn load() -> Result<()> {
     call::loaded().map_err(|message| Error::new(ErrorKind::Unsupported, "load", message))
 }

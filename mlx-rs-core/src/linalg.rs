@@ -6,8 +6,8 @@
 //!
 //! MLX ends the process when a factorization fails, on a thread that nobody can catch it from. Here
 //! nothing fails that way: a matrix that is singular (to the precision of its type), not positive
-//! definite or not finite gives **NaN** for that matrix of the batch, lazily, and others in the batch
-//! are not touched.
+//! definite or not finite gives **NaN** for that matrix of the batch, lazily, and others in the
+//! batch are not touched.
 //!
 //! ```
 //! use mlx_rs_core::{Array, linalg};
@@ -44,8 +44,8 @@ pub enum Triangle {
     Upper,
 }
 
-/// Beyond this side LAPACK's workspace of single precision cannot be told exactly in a `float32`, as
-/// LAPACK tells it, and MLX would come with too little; double precision can.
+/// Beyond this side LAPACK's workspace of single precision cannot be told exactly in a `float32`,
+/// as LAPACK tells it, and MLX would come with too little; double precision can.
 pub(crate) const LARGEST_SINGLE: i32 = 2048;
 
 /// Runs `f` on the current stream when that is on a CPU, else on the CPU's default stream.
@@ -56,8 +56,8 @@ fn on_cpu<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
     Stream::default_of(Device::cpu())?.scope(f)
 }
 
-/// Checks for matrices of a type that LAPACK has, not empty, and small enough that MLX can count their
-/// elements.
+/// Checks for matrices of a type that LAPACK has, not empty, and small enough that MLX can count
+/// their elements.
 fn matrices(op: &'static str, a: &Array, complex: bool) -> Result<(i32, i32)> {
     let bad = |kind, why: String| Err(Error::new(kind, op, why).with_inputs(&[a]));
     let fits = matches!(a.dtype(), Dtype::Float32 | Dtype::Float64)
@@ -132,8 +132,8 @@ fn zero_on_diagonal(a: &Array) -> Result<Array> {
     sound.expand_dims(-1)?.logical_not()
 }
 
-/// Runs `f` on the CPU with matrices of side `n` made finite, for a result `[.., n]` whose vectors are
-/// marked as NaN where they were not.
+/// Runs `f` on the CPU with matrices of side `n` made finite, for a result `[.., n]` whose vectors
+/// are marked as NaN where they were not.
 pub(crate) fn guarded(a: &Array, n: i32, f: impl FnOnce(&Array) -> Result<Array>) -> Result<Array> {
     on_cpu(|| {
         let bad = not_finite(a)?;

@@ -36,8 +36,8 @@ fn machine() -> u64 {
 }
 
 /// Sets the budget in bytes, at most the machine's memory, and returns the one before. MLX crashes
-/// when the system refuses memory; an operation whose result exceeds the budget is refused before it
-/// is computed.
+/// when the system refuses memory; an operation whose result exceeds the budget is refused before
+/// it is computed.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, ErrorKind, memory, zeros};
@@ -196,10 +196,11 @@ pub fn reset_peak() -> Result<()> {
     })
 }
 
-/// Lets the process keep up to so many bytes that it has freed, for what it allocates next, rather than give them back to the system
-/// each time, which then hands out new pages one by one; says whether that can be set here: with glibc. There, blocks of up to half as
-/// many bytes, at most 32 MiB, are taken from what is kept. For CPUs, where MLX itself keeps nothing ([`set_cache_limit`] is for GPUs).
-/// It is a setting of the whole process, best made when it starts.
+/// Lets the process keep up to so many bytes that it has freed, for what it allocates next, rather
+/// than give them back to the system each time, which then hands out new pages one by one; says
+/// whether that can be set here: with glibc. There, blocks of up to half as many bytes, at most 32
+/// MiB, are taken from what is kept. For CPUs, where MLX itself keeps nothing ([`set_cache_limit`]
+/// is for GPUs). It is a setting of the whole process, best made when it starts.
 ///
 /// ```
 /// use mlx_rs_core::memory;
@@ -213,8 +214,8 @@ pub fn keep_freed(bytes: usize) -> bool {
         const LARGEST: libc::c_int = 32 << 20;
         let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         let set = |what: libc::c_int, value: libc::c_int| {
-            // SAFETY: it takes no pointers. It changes its own settings under its own lock; a thread that allocates meanwhile reads
-            // whole numbers, the old or the new one.
+            // SAFETY: it takes no pointers. It changes its own settings under its own lock; a
+            // thread that allocates meanwhile reads whole numbers, the old or the new one.
             unsafe { libc::mallopt(what, value) == 1 }
         };
         set(libc::M_TRIM_THRESHOLD, bytes) && set(libc::M_MMAP_THRESHOLD, (bytes / 2).min(LARGEST))

@@ -1,5 +1,5 @@
-//! What Metal alone has: captures of the work on the GPU for Xcode. Elsewhere this says that there is
-//! no Metal, and nothing else happens.
+//! What Metal alone has: captures of the work on the GPU for Xcode. Elsewhere this says that there
+//! is no Metal, and nothing else happens.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 pub use crate::device::metal_is_available as is_available;
 
-/// A capture under way; it ends when this is dropped, or with [`Capture::stop`], which tells whether
-/// it could be written.
+/// A capture under way; it ends when this is dropped, or with [`Capture::stop`], which tells
+/// whether it could be written.
 #[derive(Debug)]
 #[must_use = "a capture ends when it is dropped"]
 pub struct Capture {
@@ -55,7 +55,8 @@ pub fn start_capture(path: impl AsRef<Path>) -> Result<Capture> {
         ));
     };
     call::status(op, || {
-        // SAFETY: the string is NUL-terminated and lives for the length of the call; Metal is there.
+        // SAFETY: the string is NUL-terminated and lives for the length of the call; Metal is
+        // there.
         unsafe { sys::mlx_metal_start_capture(text.as_ptr()) }
     })?;
     Ok(Capture { running: true })

@@ -1,6 +1,6 @@
 //! Operators for convenience: `+ - * / %`, `& | ^ !`, `<< >>`, negation and the assigning forms, on
-//! arrays and with Rust scalars on either side. **They panic where the methods return an error**, so
-//! the library itself never uses them.
+//! arrays and with Rust scalars on either side. **They panic where the methods return an error**,
+//! so the library itself never uses them.
 //!
 //! A scalar takes the type of the array beside it, as a Python number does: `&a * 2.5` stays
 //! `bfloat16` for a `bfloat16` array. [`Array::scalar_like`] makes such a scalar for the methods.

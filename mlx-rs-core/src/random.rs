@@ -350,7 +350,8 @@ pub fn normal_with(
         float_only(op, dtype)?;
     }
     let drawn = call::array(op, |out, s| {
-        // SAFETY: pointer and length describe the slice; all handles are live; null stands for none.
+        // SAFETY: pointer and length describe the slice; all handles are live; null stands for
+        // none.
         unsafe {
             sys::mlx_random_normal_broadcast(
                 out,
@@ -374,7 +375,8 @@ pub fn normal_with(
     ))
 }
 
-/// Laplace numbers of the given location and scale: density `exp(-|x - location| / scale) / (2 scale)`.
+/// Laplace numbers of the given location and scale: density
+/// `exp(-|x - location| / scale) / (2 scale)`.
 ///
 /// ```
 /// use mlx_rs_core::{All, Dtype, random};
@@ -445,9 +447,9 @@ pub fn truncated_normal(
     .map_err(|e| e.with_inputs(&[lower, upper]))
 }
 
-/// Jointly normal vectors, `float32` `[shape .., n]`, of `mean` `[.., n]` and covariance `[.., n, n]`,
-/// whose leading axes broadcast to `shape`. Computed on the CPU; NaN where the covariance is not
-/// finite.
+/// Jointly normal vectors, `float32` `[shape .., n]`, of `mean` `[.., n]` and covariance
+/// `[.., n, n]`, whose leading axes broadcast to `shape`. Computed on the CPU; NaN where the
+/// covariance is not finite.
 ///
 /// ```
 /// use mlx_rs_core::{array, random};
@@ -458,8 +460,8 @@ pub fn truncated_normal(
 /// ```
 ///
 /// # Errors
-/// For an impossible shape, or when mean and covariance do not fit each other; [`ErrorKind::Dtype`] for
-/// those that are not `float32`.
+/// For an impossible shape, or when mean and covariance do not fit each other; [`ErrorKind::Dtype`]
+/// for those that are not `float32`.
 pub fn multivariate_normal(
     mean: &Array,
     covariance: &Array,
@@ -495,8 +497,8 @@ pub fn multivariate_normal(
     countable(op, &[shape, &[n]].concat())?;
     crate::linalg::guarded(covariance, n, |safe| {
         call::array(op, |out, s| {
-            // SAFETY: pointer and length describe the slice; all handles are live; the covariance is
-            // finite and not too large for the decomposition.
+            // SAFETY: pointer and length describe the slice; all handles are live; the covariance
+            // is finite and not too large for the decomposition.
             unsafe {
                 sys::mlx_random_multivariate_normal(
                     out,

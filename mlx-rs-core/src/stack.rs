@@ -1,6 +1,6 @@
-//! Stack space for transforms. MLX walks graphs by recursion, one level for each operation of a chain,
-//! on whatever stack the caller has. Here transforms run on a stack of known size, and graphs too large
-//! for it are errors.
+//! Stack space for transforms. MLX walks graphs by recursion, one level for each operation of a
+//! chain, on whatever stack the caller has. Here transforms run on a stack of known size, and
+//! graphs too large for it are errors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -13,7 +13,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// Bytes that a transform finds free. The system provides a page when it is first touched.
 const FREE: usize = 128 << 20;
 
-/// At least what a level of each of MLX's recursions takes: chains of a million operations fit 512 MiB.
+/// At least what a level of each of MLX's recursions takes: chains of a million operations fit 512
+/// MiB.
 const LEVEL: usize = 512;
 
 /// Free bytes where the platform does not say how many there are.

@@ -1,5 +1,5 @@
-//! Streams: ordered queues of work on a device. Operations use the calling thread's current
-//! stream, which [`Stream::scope`] and [`Device::scope`] set; without one, the default stream of the
+//! Streams: ordered queues of work on a device. Operations use the calling thread's current stream,
+//! which [`Stream::scope`] and [`Device::scope`] set; without one, the default stream of the
 //! default device.
 
 use std::cell::Cell;
@@ -28,8 +28,8 @@ pub(crate) fn cpu_in_use() -> bool {
     CPU_IN_USE.load(Ordering::Relaxed)
 }
 
-/// The most streams made with [`Stream::new`] that exist at once. MLX keeps a thread for each to the
-/// end of the process, and does not survive that a thread cannot be started.
+/// The most streams made with [`Stream::new`] that exist at once. MLX keeps a thread for each to
+/// the end of the process, and does not survive that a thread cannot be started.
 const MOST: usize = 512;
 
 /// An ordered queue of work on one device. Work on different streams may run at the same time.
@@ -40,7 +40,8 @@ pub struct Stream {
     lease: Option<Arc<Lease>>,
 }
 
-/// Shared by all handles to one of MLX's streams; when it is gone, the stream is free for another use.
+/// Shared by all handles to one of MLX's streams; when it is gone, the stream is free for another
+/// use.
 struct Lease;
 
 // SAFETY: the handle is a heap copy of a plain (index, device) pair that is never written after
@@ -59,12 +60,12 @@ impl Stream {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     ///
-    /// MLX never frees a stream. A dropped one, when all handles to it are gone, is used again: what
-    /// was queued on it runs before the work of its next owner.
+    /// MLX never frees a stream. A dropped one, when all handles to it are gone, is used again:
+    /// what was queued on it runs before the work of its next owner.
     ///
     /// # Errors
-    /// When this build of MLX cannot use the device; [`ErrorKind::Unsupported`] when 512 streams exist,
-    /// or the system starts no thread.
+    /// When this build of MLX cannot use the device; [`ErrorKind::Unsupported`] when 512 streams
+    /// exist, or the system starts no thread.
     pub fn new(device: Device) -> Result<Self> {
         let _guard = call::enter("stream")?;
         let mut made = MADE.lock();

@@ -24,7 +24,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise that the pointer came from here with this layout is passed on.
+        // SAFETY: the caller's promise that the pointer came from here with this layout is passed
+        // on.
         unsafe { System.dealloc(ptr, layout) }
     }
 }

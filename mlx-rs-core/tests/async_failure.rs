@@ -1,6 +1,6 @@
-//! An asynchronous evaluation that fails on the way: what it had started before can be read afterwards,
-//! and so can what is built on it. MLX alone would leave the reader waiting forever (hazard 17), so a
-//! watchdog ends the process when this file hangs.
+//! An asynchronous evaluation that fails on the way: what it had started before can be read
+//! afterwards, and so can what is built on it. MLX alone would leave the reader waiting forever
+//! (hazard 17), so a watchdog ends the process when this file hangs.
 
 use std::sync::Once;
 use std::time::Duration;
@@ -23,7 +23,8 @@ fn x() -> Array {
     Array::from_slice(&[0.5f32; 16], &[4, 4]).unwrap()
 }
 
-/// An operation that MLX refuses when it comes to it: on the CPU gathered products are for `float32`.
+/// An operation that MLX refuses when it comes to it: on the CPU gathered products are for
+/// `float32`.
 fn refused(from: &Array) -> Result<Array> {
     let half = from.astype(Dtype::Float16)?.expand_dims(0)?;
     half.gather_mm(&half, None, &Array::vector(&[0u32])?, false)

@@ -1,5 +1,5 @@
-//! A function given to MLX that fails: a panic resumes here, an error is the value that was returned,
-//! in every kind of callback. What is counted is in `closure_leaks.rs`.
+//! A function given to MLX that fails: a panic resumes here, an error is the value that was
+//! returned, in every kind of callback. What is counted is in `closure_leaks.rs`.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,5 @@
-//! Rust values into arrays and back: nested lists, scalars, vectors taken over, iteration, `ndarray`.
+//! Rust values into arrays and back: nested lists, scalars, vectors taken over, iteration,
+//! `ndarray`.
 
 use mlx_rs_core::{Array, Complex32, Dtype, Element, ErrorKind, array, bf16, f16, zeros};
 use proptest::prelude::*;

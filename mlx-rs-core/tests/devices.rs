@@ -1,5 +1,5 @@
-//! Devices and streams: the default, scopes, and what a device that is missing says. A binary of its
-//! own: the default device belongs to the whole process.
+//! Devices and streams: the default, scopes, and what a device that is missing says. A binary of
+//! its own: the default device belongs to the whole process.
 
 use mlx_rs_core::{Device, Error, ErrorKind, Stream, array, eval};
 

@@ -1,5 +1,5 @@
-//! Groups of processes: one alone, and two on a ring of this machine. One test, since a process joins
-//! a group once; it starts itself again as the two members.
+//! Groups of processes: one alone, and two on a ring of this machine. One test, since a process
+//! joins a group once; it starts itself again as the two members.
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};

@@ -1,7 +1,8 @@
-//! Every public function says how it is used and how it fails, and every operation is held against numpy
-//! and against hostile arguments: this reads the sources and the tests, and fails on one without an
-//! example, on one that returns a `Result` without a section `# Errors`, and on an operation that no
-//! test of its kind names. Whether examples and tests are right is for them to say.
+//! Every public function says how it is used and how it fails, and every operation is held against
+//! numpy and against hostile arguments: this reads the sources and the tests, and fails on one
+//! without an example, on one that returns a `Result` without a section `# Errors`, and on an
+//! operation that no test of its kind names. Whether examples and tests are right is for them to
+//! say.
 
 #[path = "support/sources.rs"]
 mod sources;
@@ -19,7 +20,8 @@ const WITHOUT_EXAMPLES: [(&str, &str); 1] = [(
 )];
 
 impl Function {
-    /// Whether an example of its own, or of its type, shows it. A macro's pattern has that of its rows.
+    /// Whether an example of its own, or of its type, shows it. A macro's pattern has that of its
+    /// rows.
     fn shown(&self) -> bool {
         let calls = [format!(".{}(", self.name), format!("::{}(", self.name)];
         self.docs.contains("```")

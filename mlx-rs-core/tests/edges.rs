@@ -1,6 +1,6 @@
 //! The rest of what `soundness_ops.rs` begins: operations, memory and devices with numbers at their
-//! limits. No argument ends the process or hangs; what comes back, a result or an error, is evaluated
-//! and has the shape and type that it said.
+//! limits. No argument ends the process or hangs; what comes back, a result or an error, is
+//! evaluated and has the shape and type that it said.
 
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{

@@ -1,6 +1,6 @@
-//! One table a class of mlx-c: how each of its calls can fail (a status, a null handle, something that is
-//! not found), and that the failure is an error of the right kind that says what was wrong, after which
-//! the same class works again.
+//! One table a class of mlx-c: how each of its calls can fail (a status, a null handle, something
+//! that is not found), and that the failure is an error of the right kind that says what was wrong,
+//! after which the same class works again.
 
 use std::slice::from_ref;
 

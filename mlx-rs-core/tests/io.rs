@@ -1,5 +1,5 @@
-//! Files of arrays: those that numpy and Python MLX wrote (tools/golden/io.py), our own bytes against
-//! numpy's, round trips, and every kind of damage.
+//! Files of arrays: those that numpy and Python MLX wrote (tools/golden/io.py), our own bytes
+//! against numpy's, round trips, and every kind of damage.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Graphs of hundreds of thousands of operations, in threads with little stack: a transform gives its
-//! result or an error, and nothing overflows the stack.
+//! Graphs of hundreds of thousands of operations, in threads with little stack: a transform gives
+//! its result or an error, and nothing overflows the stack.
 
 use mlx_rs_core::transforms::{
     checkpoint, compile, custom_vjp, export_function, grad, jvp, value_and_grad, vjp, vmap,

@@ -1,6 +1,6 @@
-//! No argument ends the process: every operation on every type, on empty and odd shapes, with axes and
-//! numbers at their limits. What comes back, a result or an error, does not matter here; results are
-//! evaluated, and must have the shape and type that they said they had before.
+//! No argument ends the process: every operation on every type, on empty and odd shapes, with axes
+//! and numbers at their limits. What comes back, a result or an error, does not matter here;
+//! results are evaluated, and must have the shape and type that they said they had before.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -354,8 +354,8 @@ fn functions_with_numbers() {
             one(a.number_of_elements(&[n, m], true, Dtype::Float32))
         }),
     ];
-    // Every operation meets every shape, every type and every pair of numbers, but not all at once: that
-    // would take many minutes on a small machine.
+    // Every operation meets every shape, every type and every pair of numbers, but not all at once:
+    // that would take many minutes on a small machine.
     let types = [Dtype::Float32, Dtype::Int8, Dtype::Complex64];
     for (i, (name, f)) in all.into_iter().enumerate() {
         for (j, shape) in SHAPES.into_iter().enumerate() {
@@ -490,8 +490,8 @@ proptest! {
     }
 }
 
-/// MLX frees what a failed evaluation had started to write, while it is being written. On a CPU gathered
-/// products are for `float32` only, which MLX says when it comes to them.
+/// MLX frees what a failed evaluation had started to write, while it is being written. On a CPU
+/// gathered products are for `float32` only, which MLX says when it comes to them.
 #[test]
 fn a_failed_evaluation_frees_nothing_that_is_in_use() {
     limited();

@@ -1,5 +1,5 @@
-//! Products of empty arrays, which MLX must not be asked to compute on a CPU: nothing is written where it does not belong, nothing
-//! ends the process, and the values are those of empty sums.
+//! Products of empty arrays, which MLX must not be asked to compute on a CPU: nothing is written
+//! where it does not belong, nothing ends the process, and the values are those of empty sums.
 
 use mlx_rs_core::fast::{self, Mask};
 use mlx_rs_core::random::{self, Key};
@@ -17,8 +17,8 @@ fn settle(name: &str, result: Result<Array>) {
     }
 }
 
-/// MLX copies a matrix that lies in memory in an uncommon way before it multiplies, and gives the copy back at once where the product
-/// is empty, while its thread still writes it.
+/// MLX copies a matrix that lies in memory in an uncommon way before it multiplies, and gives the
+/// copy back at once where the product is empty, while its thread still writes it.
 #[test]
 fn empty_products_write_nowhere() {
     memory::set_budget(1 << 22);

@@ -1,5 +1,5 @@
-//! As many streams as a program asks for: few threads where they are dropped, an error where they are
-//! kept. The tests share the streams of the process, so there is one.
+//! As many streams as a program asks for: few threads where they are dropped, an error where they
+//! are kept. The tests share the streams of the process, so there is one.
 
 use mlx_rs_core::{Array, Device, ErrorKind, Stream};
 

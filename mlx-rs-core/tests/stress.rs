@@ -1,9 +1,9 @@
-//! Eight threads that do everything at once: build, index, assign, evaluate, read, print, convert and
-//! save, on streams of their own and on shared arrays. Each thread's results must be those of the same
-//! work done alone.
+//! Eight threads that do everything at once: build, index, assign, evaluate, read, print, convert
+//! and save, on streams of their own and on shared arrays. Each thread's results must be those of
+//! the same work done alone.
 //!
-//! `RUST_MLX_STRESS_ROUNDS` sets the rounds of each thread (12); `tools/valgrind.sh` runs a few under
-//! memcheck.
+//! `RUST_MLX_STRESS_ROUNDS` sets the rounds of each thread (12); `tools/valgrind.sh` runs a few
+//! under memcheck.
 
 use std::sync::Barrier;
 

@@ -10,7 +10,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// A single element, or lists of lists of them that form a box: arrays, vectors and slices.
 ///
-/// Implemented for every [`Element`] and for `[N; LENGTH]`, `Vec<N>` and `&[N]` of a `Nested` type `N`.
+/// Implemented for every [`Element`] and for `[N; LENGTH]`, `Vec<N>` and `&[N]` of a `Nested` type
+/// `N`.
 pub trait Nested {
     /// The type at the bottom.
     type Elem: Element;
@@ -101,8 +102,8 @@ impl Array {
         Self::from_vec(flat, &shape)
     }
 
-    /// What [`array!`](crate::array!) builds: as [`Array::from_nested`], but `f64`, the type of Rust's
-    /// float literals, becomes `float32` unless another type is asked for.
+    /// What [`array!`](crate::array!) builds: as [`Array::from_nested`], but `f64`, the type of
+    /// Rust's float literals, becomes `float32` unless another type is asked for.
     ///
     /// # Errors
     /// As [`Array::from_nested`]; MLX's message when the device lacks the type.

@@ -112,9 +112,10 @@ impl Array {
             }
         }
         // SAFETY: `n` elements of `T` lie there row-major, aligned as MLX's allocator and its
-        // item-wise offsets guarantee; every bit pattern is a `T` (for bool checked above). They are
-        // not written while a handle exists, since MLX reuses a buffer only when nobody else holds
-        // it; the handle is `self` (borrowed for 'a) or `_owner`, which lives beside the slice.
+        // item-wise offsets guarantee; every bit pattern is a `T` (for bool checked above). They
+        // are not written while a handle exists, since MLX reuses a buffer only when nobody else
+        // holds it; the handle is `self` (borrowed for 'a) or `_owner`, which lives beside the
+        // slice.
         let values = unsafe { std::slice::from_raw_parts(pointer.cast::<T>(), n) };
         Ok(Data {
             _owner: owner,
@@ -142,8 +143,8 @@ impl Array {
                 values: &[],
             });
         }
-        // SAFETY: `n` elements of `dtype().size()` bytes lie there row-major; any byte is a `u8`. As
-        // in `data`, they live and stay unwritten as long as the handle that is kept.
+        // SAFETY: `n` elements of `dtype().size()` bytes lie there row-major; any byte is a `u8`.
+        // As in `data`, they live and stay unwritten as long as the handle that is kept.
         let values = unsafe { std::slice::from_raw_parts(pointer, n * self.dtype().size()) };
         Ok(Data {
             _owner: owner,

@@ -1,5 +1,5 @@
-//! Arrays that take over a Rust vector. MLX uses its memory where the device can and says when it is
-//! done; the vector is freed exactly once, in whatever thread that happens.
+//! Arrays that take over a Rust vector. MLX uses its memory where the device can and says when it
+//! is done; the vector is freed exactly once, in whatever thread that happens.
 
 use std::sync::OnceLock;
 
@@ -42,8 +42,8 @@ impl Array {
     }
 }
 
-/// MLX's allocators for the CPU and for CUDA copy what they are given, and then hand it back: taking
-/// over would only cost more than copying.
+/// MLX's allocators for the CPU and for CUDA copy what they are given, and then hand it back:
+/// taking over would only cost more than copying.
 fn device_can_take_over() -> bool {
     static METAL: OnceLock<bool> = OnceLock::new();
     *METAL.get_or_init(metal_is_available)
@@ -121,8 +121,8 @@ mod owned {
         let ours = Arc::new(Payload::new(values));
         let theirs = Arc::into_raw(Arc::clone(&ours));
         call::adopt(op, |out| {
-            // SAFETY: the shape has `ndim` entries whose product is the vector's length, so MLX stays
-            // inside the elements; `T` is the Rust type of the dtype. The elements live until
+            // SAFETY: the shape has `ndim` entries whose product is the vector's length, so MLX
+            // stays inside the elements; `T` is the Rust type of the dtype. The elements live until
             // `release` gives MLX's count back, and nobody in Rust refers to them.
             let raw = unsafe {
                 sys::mlx_array_new_data_managed_payload(

@@ -20,8 +20,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{Pad, QuantMode, Quantized};
 
-/// A matrix quantized in affine mode to 2, 3, 4, 5, 6 or 8 bits, with float32 scales, as the kernels read it:
-/// eight rows interleaved, word by word.
+/// A matrix quantized in affine mode to 2, 3, 4, 5, 6 or 8 bits, with float32 scales, as the
+/// kernels read it: eight rows interleaved, word by word.
 /// ```
 /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -194,10 +194,11 @@ impl QuantizedMatrix {
         })
     }
 
-    /// A matrix of 6 bits in groups of 16, whose scales are signed bytes times a float16 for each 256
-    /// inputs, and whose codes stand for -32 to 31: the numbers of GGUF's Q6_K, in as many bits. All
-    /// arrays are [interleaved](Self::interleaved): packed codes `[n, k / 16 * 3]` as MLX packs 6
-    /// bits, bytes (int8) `[n, k / 16]` and float16 `[n, k / 256]`. `None` where the kernels are off.
+    /// A matrix of 6 bits in groups of 16, whose scales are signed bytes times a float16 for each
+    /// 256 inputs, and whose codes stand for -32 to 31: the numbers of GGUF's Q6_K, in as many
+    /// bits. All arrays are [interleaved](Self::interleaved): packed codes `[n, k / 16 * 3]` as MLX
+    /// packs 6 bits, bytes (int8) `[n, k / 16]` and float16 `[n, k / 256]`. `None` where the
+    /// kernels are off.
     ///
     /// MLX has no such format: [`Self::to_quantized`] is an error, and so are `vmap` over a product
     /// and second derivatives of it.

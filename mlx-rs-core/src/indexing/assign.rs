@@ -33,8 +33,9 @@ impl Array {
     /// The part of this array that `index` names, as `a[...]` in Python; see
     /// [`indexing`](crate::indexing) for what is lazy and what is evaluated.
     ///
-    /// Integers drop their axis, ranges keep it, index arrays put their (broadcast) shape in the place
-    /// of the axes they stand for, or first when a range, a new axis or an ellipsis separates them.
+    /// Integers drop their axis, ranges keep it, index arrays put their (broadcast) shape in the
+    /// place of the axes they stand for, or first when a range, a new axis or an ellipsis separates
+    /// them.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -57,8 +58,8 @@ impl Array {
     }
 
     /// Assigns `value` to the part that `index` names, as `a[...] = value` in Python. The value
-    /// broadcasts to the part and is converted to the type of this array. MLX reuses the memory when
-    /// no other handle to this array is left. After an error this array is what it was.
+    /// broadcasts to the part and is converted to the type of this array. MLX reuses the memory
+    /// when no other handle to this array is left. After an error this array is what it was.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};

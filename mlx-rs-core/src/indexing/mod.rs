@@ -1,5 +1,5 @@
-//! Indexing as NumPy defines it: ranges with steps, ellipsis, new axes, integers, integer arrays and
-//! boolean masks, to read ([`Array::get`]) and to write ([`Array::set`], [`Array::at_idx`]).
+//! Indexing as NumPy defines it: ranges with steps, ellipsis, new axes, integers, integer arrays
+//! and boolean masks, to read ([`Array::get`]) and to write ([`Array::set`], [`Array::at_idx`]).
 //!
 //! An index is written with [`idx!`](crate::idx!), whose table has the Python forms.
 //!
@@ -46,8 +46,8 @@ pub use assign::At;
 /// - integers, negative ones counted from the end;
 /// - ranges of integers: `..` for the whole axis, bounds cut to the array as in Python;
 /// - [`NewAxis`] and [`Ellipsis`];
-/// - arrays and lists of integers; boolean arrays and lists, whose shape must be that of the axes they
-///   stand for; [`clamped`] arrays;
+/// - arrays and lists of integers; boolean arrays and lists, whose shape must be that of the axes
+///   they stand for; [`clamped`] arrays;
 /// - `true` and `false`, masks without axes.
 #[derive(Debug)]
 pub struct Index<'a>(Entry<'a>);

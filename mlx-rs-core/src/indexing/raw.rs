@@ -1,5 +1,5 @@
-//! The C calls of indexing. Callers pass what a `Plan` checked: axes that exist, bounds inside their
-//! axis, indices in range.
+//! The C calls of indexing. Callers pass what a `Plan` checked: axes that exist, bounds inside
+//! their axis, indices in range.
 
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
@@ -93,8 +93,8 @@ pub(super) fn gather(a: &Array, gathered: &[(i32, Array)]) -> Result<Array> {
     let indices = ArrayVec::new("gather", gathered.iter().map(|g| &g.1))?;
     let a = a.for_blocks(|axis| sizes[axis])?;
     call::array("gather", |out, s| {
-        // SAFETY: one axis per index array, all different; sizes inside the array; every index is in
-        // range of its axis; all handles are live.
+        // SAFETY: one axis per index array, all different; sizes inside the array; every index is
+        // in range of its axis; all handles are live.
         unsafe {
             mlx_sys::mlx_gather(
                 out,

@@ -1,7 +1,9 @@
-//! NPY, numpy's format of one array: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
+//! NPY, numpy's format of one array:
+//! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 //!
-//! The header is a Python literal of a fixed form. It is parsed here, strictly and without recursion,
-//! because general readers of Python literals can be driven into a stack overflow by nesting.
+//! The header is a Python literal of a fixed form. It is parsed here, strictly and without
+//! recursion, because general readers of Python literals can be driven into a stack overflow by
+//! nesting.
 
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
@@ -31,8 +33,8 @@ struct Header {
 
 /// Loads one array from an NPY file.
 ///
-/// Every type of MLX is read, in either byte order and either layout (a column-major array comes back
-/// as a lazy transpose); `V2`, as which MLX stores `bfloat16`, too.
+/// Every type of MLX is read, in either byte order and either layout (a column-major array comes
+/// back as a lazy transpose); `V2`, as which MLX stores `bfloat16`, too.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -95,8 +97,8 @@ pub fn read_npy(mut source: impl Read) -> Result<Array> {
 
 /// Saves one array as an NPY file, replacing it as a whole.
 ///
-/// The bytes are those that numpy writes; `bfloat16`, which numpy lacks, is stored as MLX does, as the
-/// raw type `V2`.
+/// The bytes are those that numpy writes; `bfloat16`, which numpy lacks, is stored as MLX does, as
+/// the raw type `V2`.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, io, ones};
@@ -131,7 +133,8 @@ pub fn write_npy(out: impl Write, array: &Array) -> Result<()> {
     write("write_npy", out, array)
 }
 
-/// As `read_npy`, with nothing after the values; `length` is the size that is claimed for all of it.
+/// As `read_npy`, with nothing after the values; `length` is the size that is claimed for all of
+/// it.
 pub(super) fn read_whole(op: &'static str, source: &mut impl Read, length: u64) -> Result<Array> {
     let header = header(op, source)?;
     let bytes = values::size(op, &header.shape, header.layout.dtype)?;
@@ -307,8 +310,8 @@ struct Fields<'a> {
     shape: Vec<usize>,
 }
 
-/// Reads `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }` with any order of the fields,
-/// either kind of quotes and any spaces. `None` for everything else.
+/// Reads `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }` with any order of the
+/// fields, either kind of quotes and any spaces. `None` for everything else.
 struct Parser<'a> {
     rest: &'a str,
 }

@@ -32,7 +32,8 @@ fn zip_error(op: &'static str, e: ZipError) -> Error {
 
 /// Loads all arrays of an NPZ file by name, compressed or not.
 ///
-/// Arrays that `numpy.savez` or `mx.savez` were given without a name are `arr_0`, `arr_1` and so on.
+/// Arrays that `numpy.savez` or `mx.savez` were given without a name are `arr_0`, `arr_1` and so
+/// on.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -113,8 +114,8 @@ fn read(op: &'static str, path: &Path) -> Result<BTreeMap<String, Array>> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Io`] when the file cannot be written, [`ErrorKind::Value`] when a name comes twice or
-/// is empty; MLX's message when evaluation fails.
+/// [`ErrorKind::Io`] when the file cannot be written, [`ErrorKind::Value`] when a name comes twice
+/// or is empty; MLX's message when evaluation fails.
 pub fn save_npz<'a, S: AsRef<str>>(
     path: impl AsRef<Path>,
     arrays: impl IntoIterator<Item = (S, &'a Array)>,

@@ -255,9 +255,9 @@ pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Safetensors> {
     })
 }
 
-/// Saves named arrays and metadata as a safetensors file, replacing it as a whole. Arrays are stored
-/// by decreasing size of their type and then by name, so that each is aligned and the same arrays
-/// give the same bytes. Python MLX (0.30) reads every type but `float64`.
+/// Saves named arrays and metadata as a safetensors file, replacing it as a whole. Arrays are
+/// stored by decreasing size of their type and then by name, so that each is aligned and the same
+/// arrays give the same bytes. Python MLX (0.30) reads every type but `float64`.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -271,8 +271,8 @@ pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Safetensors> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Io`] when the file cannot be written, [`ErrorKind::Value`] when a name comes twice or
-/// is the reserved `__metadata__`; MLX's message when evaluation fails.
+/// [`ErrorKind::Io`] when the file cannot be written, [`ErrorKind::Value`] when a name comes twice
+/// or is the reserved `__metadata__`; MLX's message when evaluation fails.
 pub fn save_safetensors<'a, S: AsRef<str>>(
     path: impl AsRef<Path>,
     arrays: impl IntoIterator<Item = (S, &'a Array)>,

@@ -13,8 +13,8 @@ const OP: &str = "cuda_kernel";
 /// A kernel in CUDA's C++. Mirrors `mx.fast.cuda_kernel`.
 ///
 /// Inputs are `const T* name`, outputs `T* name`; `name_shape`, `name_strides` and `name_ndim` are
-/// there where the source uses them. The code is in the namespace `mlx::core::cu`, `cg` is short for
-/// `cooperative_groups`.
+/// there where the source uses them. The code is in the namespace `mlx::core::cu`, `cg` is short
+/// for `cooperative_groups`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Dtype, ErrorKind, cuda_is_available, kernel::{CudaKernel, Launch}};
@@ -69,15 +69,16 @@ impl CudaKernel {
         Ok(self)
     }
 
-    /// Whether inputs are copied until their elements are row after row (at first: yes). If not, the
-    /// source must use the strides.
+    /// Whether inputs are copied until their elements are row after row (at first: yes). If not,
+    /// the source must use the strides.
     #[must_use]
     pub fn ensure_row_contiguous(mut self, ensure: bool) -> Self {
         self.definition.ensure_row_contiguous = ensure;
         self
     }
 
-    /// Sets how many bytes of shared memory a block has, beyond what the source declares (at first: 0).
+    /// Sets how many bytes of shared memory a block has, beyond what the source declares (at first:
+    /// 0).
     ///
     /// # Errors
     /// [`ErrorKind::Value`] for more than a device has.
@@ -99,8 +100,8 @@ impl CudaKernel {
     /// Adds a launch to the graph of the current stream; it runs when an output is evaluated.
     ///
     /// # Safety
-    /// As [`MetalKernel::launch`](super::MetalKernel::launch), also for the threads by which the blocks
-    /// go beyond the grid.
+    /// As [`MetalKernel::launch`](super::MetalKernel::launch), also for the threads by which the
+    /// blocks go beyond the grid.
     ///
     /// # Errors
     /// As [`MetalKernel::launch`](super::MetalKernel::launch), with CUDA for Metal.

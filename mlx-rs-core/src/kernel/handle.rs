@@ -1,5 +1,5 @@
-//! The C handles of kernels, their configurations and lists of names: made, filled and freed. What may
-//! go into them is decided in `mod.rs`.
+//! The C handles of kernels, their configurations and lists of names: made, filled and freed. What
+//! may go into them is decided in `mod.rs`.
 
 use std::ffi::{CString, c_char};
 
@@ -18,7 +18,8 @@ impl Strings {
     pub(super) fn new(op: &'static str, strings: &[CString]) -> Result<Self> {
         let _guard = call::enter(op)?;
         let mut data: Vec<*const c_char> = strings.iter().map(|s| s.as_ptr()).collect();
-        // SAFETY: pointer and length describe the list; its strings end in NUL, and MLX copies them.
+        // SAFETY: pointer and length describe the list; its strings end in NUL, and MLX copies
+        // them.
         let raw = unsafe { sys::mlx_vector_string_new_data(data.as_mut_ptr(), data.len()) };
         if raw.ctx.is_null() {
             return Err(Error::new(
@@ -98,8 +99,8 @@ macro_rules! api {
                 unsafe { sys::$new_config() }
             }
             unsafe fn fill(config: Self::Config, launch: &Launch<'_>, names: &[CString]) -> bool {
-                // SAFETY: the configuration is live; pointers and lengths describe live slices, names
-                // end in NUL, numbers were checked to fit.
+                // SAFETY: the configuration is live; pointers and lengths describe live slices,
+                // names end in NUL, numbers were checked to fit.
                 unsafe {
                     let mut ok = true;
                     for (shape, dtype) in &launch.outputs {

@@ -47,9 +47,9 @@ impl MetalKernel {
     /// A kernel by its name, those of its inputs and outputs, and the body of its function.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`](crate::ErrorKind::Value) when a name is none in C++ or there twice, there is
-    /// no output, or the source has a NUL in it. What else is wrong with the source Metal says when the
-    /// result of a launch is evaluated.
+    /// [`ErrorKind::Value`](crate::ErrorKind::Value) when a name is none in C++ or there twice,
+    /// there is no output, or the source has a NUL in it. What else is wrong with the source Metal
+    /// says when the result of a launch is evaluated.
     pub fn new(name: &str, inputs: &[&str], outputs: &[&str], source: &str) -> Result<Self> {
         Ok(Self {
             definition: Definition::new(OP, name, inputs, outputs, source)?,
@@ -66,8 +66,8 @@ impl MetalKernel {
         Ok(self)
     }
 
-    /// Whether inputs are copied until their elements are row after row (at first: yes). If not, the
-    /// source must use the strides.
+    /// Whether inputs are copied until their elements are row after row (at first: yes). If not,
+    /// the source must use the strides.
     #[must_use]
     pub fn ensure_row_contiguous(mut self, ensure: bool) -> Self {
         self.definition.ensure_row_contiguous = ensure;
@@ -84,15 +84,15 @@ impl MetalKernel {
     /// Adds a launch to the graph of the current stream; it runs when an output is evaluated.
     ///
     /// # Safety
-    /// Nobody checks what the code does. With this launch's arrays, grid and constants, every thread
-    /// must read and write only elements that exist, threads must not race, and what is read of the
-    /// outputs later must have been written (or filled, with [`Launch::init_value`]).
+    /// Nobody checks what the code does. With this launch's arrays, grid and constants, every
+    /// thread must read and write only elements that exist, threads must not race, and what is read
+    /// of the outputs later must have been written (or filled, with [`Launch::init_value`]).
     ///
     /// # Errors
-    /// [`ErrorKind::Value`](crate::ErrorKind::Value) or [`ErrorKind::Shape`](crate::ErrorKind::Shape) when
-    /// the launch does not fit the kernel, or any device;
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where there is no Metal, or the current
-    /// stream is on the CPU.
+    /// [`ErrorKind::Value`](crate::ErrorKind::Value) or
+    /// [`ErrorKind::Shape`](crate::ErrorKind::Shape) when the launch does not fit the kernel, or
+    /// any device; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where there is no
+    /// Metal, or the current stream is on the CPU.
     pub unsafe fn launch(&self, launch: &Launch<'_>) -> Result<Vec<Array>> {
         let definition = &self.definition;
         definition.check(launch, metal_is_available(), "Metal")?;

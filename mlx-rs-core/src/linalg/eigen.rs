@@ -64,8 +64,8 @@ impl Triangle {
     }
 }
 
-/// Eigenvalues `[.., n]`, ascending, and eigenvectors `[.., n, n]` in the columns, of matrices that are
-/// symmetric (or Hermitian, `complex64`), of which one triangle is read.
+/// Eigenvalues `[.., n]`, ascending, and eigenvectors `[.., n, n]` in the columns, of matrices that
+/// are symmetric (or Hermitian, `complex64`), of which one triangle is read.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -84,8 +84,8 @@ pub fn eigh(a: &Array, triangle: Triangle) -> Result<(Array, Array)> {
     on_cpu(|| {
         let sound = Sound::of(a, n, n)?;
         let (values, vectors) = call::pair(op, |values, vectors, s| {
-            // SAFETY: all handles are live; the name is a static string; the matrices are square and
-            // finite.
+            // SAFETY: all handles are live; the name is a static string; the matrices are square
+            // and finite.
             unsafe {
                 sys::mlx_linalg_eigh(
                     values,

@@ -14,9 +14,9 @@ pub enum Norm {
     /// The root of the sum of squares: Euclidean of vectors, Frobenius of matrices.
     #[default]
     L2,
-    /// Of a vector `sum(|x|^p)^(1/p)`, the number of values that are not zero for `p` 0, the greatest
-    /// or least magnitude for infinite `p`. Of a matrix the greatest (or for negative `p` the least)
-    /// sum of magnitudes over columns for `p` 1 and -1, and over rows for infinite `p`.
+    /// Of a vector `sum(|x|^p)^(1/p)`, the number of values that are not zero for `p` 0, the
+    /// greatest or least magnitude for infinite `p`. Of a matrix the greatest (or for negative `p`
+    /// the least) sum of magnitudes over columns for `p` 1 and -1, and over rows for infinite `p`.
     P(f64),
     /// The same as [`Norm::L2`], of matrices only.
     Frobenius,
@@ -24,8 +24,8 @@ pub enum Norm {
     Nuclear,
 }
 
-/// The norm over `axes`: one axis of vectors, two axes of matrices. Of all axes, [`Norm::L2`] is that
-/// of the flattened array. Reduced axes are kept with length one when `keepdims`.
+/// The norm over `axes`: one axis of vectors, two axes of matrices. Of all axes, [`Norm::L2`] is
+/// that of the flattened array. Reduced axes are kept with length one when `keepdims`.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -36,9 +36,9 @@ pub enum Norm {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`] for another
-/// number of axes; [`ErrorKind::Value`] for a norm that matrices do not have; [`ErrorKind::Dtype`] for
-/// a `p`-norm of values that are no floats.
+/// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`] for
+/// another number of axes; [`ErrorKind::Value`] for a norm that matrices do not have;
+/// [`ErrorKind::Dtype`] for a `p`-norm of values that are no floats.
 pub fn norm<'a>(
     a: &Array,
     which: Norm,
@@ -97,7 +97,8 @@ pub fn norm<'a>(
             String::from("this norm is one of matrices: give two axes"),
         ),
         Norm::Frobenius => call::array(op, |out, s| {
-            // SAFETY: pointer and length describe the axes, which exist; the name is a static string.
+            // SAFETY: pointer and length describe the axes, which exist; the name is a static
+            // string.
             unsafe {
                 sys::mlx_linalg_norm_matrix(
                     out,
@@ -144,8 +145,8 @@ fn spectral(a: &Array, axes: &[i32], keepdims: bool, greatest: bool) -> Result<A
     restored(&value, axes, keepdims)
 }
 
-/// The cross product of vectors of two or three values along `axis`, `a x b`; a missing third value is
-/// zero, and when both miss it the result is its only value that is not, without the axis.
+/// The cross product of vectors of two or three values along `axis`, `a x b`; a missing third value
+/// is zero, and when both miss it the result is its only value that is not, without the axis.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -155,8 +156,8 @@ fn spectral(a: &Array, axes: &[i32], keepdims: bool, greatest: bool) -> Result<A
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when it has another length or
-/// the arrays do not broadcast; [`ErrorKind::Dtype`] for booleans.
+/// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when it has another length
+/// or the arrays do not broadcast; [`ErrorKind::Dtype`] for booleans.
 pub fn cross(a: &Array, b: &Array, axis: i32) -> Result<Array> {
     let op = "cross";
     let (la, lb) = (a.shape()[a.axis(op, axis)?], b.shape()[b.axis(op, axis)?]);

@@ -13,8 +13,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::where_;
 
-/// The lower triangular `l` with `l * l^T = a` of symmetric positive definite matrices, of which one
-/// triangle is read, or the upper `u` with `u^T * u = a`. NaN for a matrix that is not positive
+/// The lower triangular `l` with `l * l^T = a` of symmetric positive definite matrices, of which
+/// one triangle is read, or the upper `u` with `u^T * u = a`. NaN for a matrix that is not positive
 /// definite.
 ///
 /// ```
@@ -76,7 +76,8 @@ pub fn cholesky_inv(factor: &Array, upper: bool) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[factor]))
 }
 
-/// The inverse of triangular matrices; the other triangle is not read. NaN for a zero on the diagonal.
+/// The inverse of triangular matrices; the other triangle is not read. NaN for a zero on the
+/// diagonal.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -103,8 +104,8 @@ pub fn tri_inv(a: &Array, upper: bool) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[a]))
 }
 
-/// The QR factorization of `[.., m, n]`: `q` `[.., m, k]` with orthonormal columns and `r` `[.., k, n]`
-/// upper triangular, `k = min(m, n)`.
+/// The QR factorization of `[.., m, n]`: `q` `[.., m, k]` with orthonormal columns and `r`
+/// `[.., k, n]` upper triangular, `k = min(m, n)`.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -146,7 +147,8 @@ impl Factored {
         let constant = a.stop_gradient()?;
         let unsound = not_finite(a)?;
         let (q, r) = qr(&replaced(&constant, &unsound, &stand_in(a, n, n)?)?)?;
-        // A column that depends on those before it leaves next to nothing of itself on the diagonal.
+        // A column that depends on those before it leaves next to nothing of itself on the
+        // diagonal.
         let lengths = constant.square()?.sum(-2, false)?.sqrt()?;
         let precision = match a.dtype() {
             Dtype::Float64 => f64::EPSILON,
@@ -268,10 +270,10 @@ pub fn solve_triangular(a: &Array, b: &Array, upper: bool) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[a, b]))
 }
 
-/// The LU factorization with row pivots of `[.., m, n]`: `(rows, l, u)` with `l` `[.., m, k]` unit lower
-/// triangular, `u` `[.., k, n]` upper triangular, `k = min(m, n)`, and `a[i] = (l * u)[rows[i]]` for each
-/// row; `rows` is `uint32` `[.., m]`. A singular matrix has zeros on the diagonal of `u`. **Evaluates
-/// the matrices**, and has no gradient.
+/// The LU factorization with row pivots of `[.., m, n]`: `(rows, l, u)` with `l` `[.., m, k]` unit
+/// lower triangular, `u` `[.., k, n]` upper triangular, `k = min(m, n)`, and
+/// `a[i] = (l * u)[rows[i]]` for each row; `rows` is `uint32` `[.., m]`. A singular matrix has
+/// zeros on the diagonal of `u`. **Evaluates the matrices**, and has no gradient.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -309,8 +311,8 @@ pub fn lu(a: &Array) -> Result<(Array, Array, Array)> {
     Ok((rows, l, u))
 }
 
-/// The LU factorization as LAPACK packs it: `l` without its unit diagonal below, `u` on and above the
-/// diagonal, in one array like `a`, and for each step the row it was exchanged with, `uint32`
+/// The LU factorization as LAPACK packs it: `l` without its unit diagonal below, `u` on and above
+/// the diagonal, in one array like `a`, and for each step the row it was exchanged with, `uint32`
 /// `[.., min(m, n)]`. **Evaluates the matrices**, and has no gradient.
 ///
 /// ```

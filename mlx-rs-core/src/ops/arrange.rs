@@ -48,14 +48,15 @@ impl Array {
             .with_inputs(&[self]));
         }
         call::array(op, |out, s| {
-            // SAFETY: pointer and length describe the slice; every axis of the result can be counted.
+            // SAFETY: pointer and length describe the slice; every axis of the result can be
+            // counted.
             unsafe { sys::mlx_tile(out, self.raw(), reps.as_ptr(), reps.len(), s) }
         })
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// Values moved by `shift` places towards the end, the last ones coming back at the front: along
-    /// one axis, several axes alike, or [`super::All`] of the flattened array.
+    /// Values moved by `shift` places towards the end, the last ones coming back at the front:
+    /// along one axis, several axes alike, or [`super::All`] of the flattened array.
     ///
     /// ```
     /// use mlx_rs_core::{All, array};
@@ -100,8 +101,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when there is not one shift per axis; [`ErrorKind::Index`] for axes that do
-    /// not exist or are named twice.
+    /// [`ErrorKind::Shape`] when there is not one shift per axis; [`ErrorKind::Index`] for axes
+    /// that do not exist or are named twice.
     pub fn roll_axes(&self, shifts: &[i32], axes: &[i32]) -> Result<Array> {
         let op = "roll";
         let axes = self.distinct_axes(op, axes)?;
@@ -174,9 +175,10 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`] when the
-    /// lists differ in length or an axis is empty and has no edge; [`ErrorKind::Value`] for negative
-    /// padding or an axis too long to be counted; MLX's message for a value that is no scalar.
+    /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`]
+    /// when the lists differ in length or an axis is empty and has no edge; [`ErrorKind::Value`]
+    /// for negative padding or an axis too long to be counted; MLX's message for a value that is no
+    /// scalar.
     pub fn pad(&self, axes: &[i32], low: &[i32], high: &[i32], mode: Pad<'_>) -> Result<Array> {
         let op = "pad";
         let axes = self.distinct_axes(op, axes)?;
@@ -342,8 +344,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when the lengths do not
-    /// multiply to its.
+    /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when the lengths do
+    /// not multiply to its.
     pub fn unflatten(&self, axis: i32, shape: &[i32]) -> Result<Array> {
         let op = "unflatten";
         let length = i64::from(self.shape()[self.axis(op, axis)?]);
@@ -417,8 +419,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] for axes that do not exist or are named twice; MLX's message when one is
-    /// longer.
+    /// [`ErrorKind::Index`] for axes that do not exist or are named twice; MLX's message when one
+    /// is longer.
     pub fn squeeze_axes(&self, axes: &[i32]) -> Result<Array> {
         let axes = self.distinct_axes("squeeze", axes)?;
         call::array("squeeze", |out, s| {
@@ -491,7 +493,8 @@ pub enum Pad<'a> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for more elements than one axis can count.
+/// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for more elements than one axis can
+/// count.
 pub fn concatenate_flat(arrays: &[&Array]) -> Result<Array> {
     let op = "concatenate";
     let total: usize = arrays.iter().map(|a| a.size()).sum();
@@ -536,8 +539,8 @@ pub fn broadcast_arrays(arrays: &[&Array]) -> Result<Vec<Array>> {
     .map_err(|e| e.with_inputs(arrays))
 }
 
-/// Coordinate grids of one-axis arrays: array `i` varies along axis `i` of every result (`Ij`), or the
-/// first two exchanged (`Xy`). `sparse` leaves the other axes at length one.
+/// Coordinate grids of one-axis arrays: array `i` varies along axis `i` of every result (`Ij`), or
+/// the first two exchanged (`Xy`). `sparse` leaves the other axes at length one.
 ///
 /// ```
 /// use mlx_rs_core::{GridIndexing, array, meshgrid};
@@ -610,7 +613,8 @@ pub fn depends(inputs: &[&Array], dependencies: &[&Array]) -> Result<Vec<Array>>
     })
 }
 
-/// The same roll with a shift below the length: MLX negates and adds shifts, which must not overflow.
+/// The same roll with a shift below the length: MLX negates and adds shifts, which must not
+/// overflow.
 fn short_shift(shift: i32, length: i32) -> i32 {
     if length == 0 {
         0

@@ -1,5 +1,5 @@
-//! Element-wise functions of two arrays, comparisons and selection. Shapes broadcast as in NumPy and
-//! types promote as in MLX.
+//! Element-wise functions of two arrays, comparisons and selection. Shapes broadcast as in NumPy
+//! and types promote as in MLX.
 //!
 //! ```
 //! use mlx_rs_core::{Array, where_};
@@ -64,8 +64,8 @@ binary_ops! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     left_shift = mlx_left_shift;
-    /// Bits moved down by `other`, which must be below the number of bits of the type; beyond it the
-    /// value is unspecified.
+    /// Bits moved down by `other`, which must be below the number of bits of the type; beyond it
+    /// the value is unspecified.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -357,7 +357,8 @@ impl Array {
 
     fn power_raw(&self, other: &Array) -> Result<Array> {
         call::array("power", |out, s| {
-            // SAFETY: all handles are live; no integer exponent is negative, which the caller ensures.
+            // SAFETY: all handles are live; no integer exponent is negative, which the caller
+            // ensures.
             unsafe { mlx_sys::mlx_power(out, self.raw(), other.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self, other]))

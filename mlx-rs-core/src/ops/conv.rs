@@ -24,8 +24,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::{mapped, memory};
 
-/// How a convolution moves. Lists have one entry per spatial axis, one entry for all of them, or none
-/// for the default.
+/// How a convolution moves. Lists have one entry per spatial axis, one entry for all of them, or
+/// none for the default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Conv {
     /// Steps between outputs; 1 unless given.
@@ -34,8 +34,8 @@ pub struct Conv {
     pub padding: Vec<i32>,
     /// Steps between the taps of the kernel; 1 unless given.
     pub dilation: Vec<i32>,
-    /// Steps between inputs, with zeros between them; 1 unless given. Not for transposed ones, whose
-    /// stride it is.
+    /// Steps between inputs, with zeros between them; 1 unless given. Not for transposed ones,
+    /// whose stride it is.
     pub input_dilation: Vec<i32>,
     /// More places at the end of each axis of a transposed convolution; 0 unless given.
     pub output_padding: Vec<i32>,
@@ -389,8 +389,9 @@ impl Plan {
 }
 
 impl Array {
-    /// Convolution (the cross-correlation of machine learning, unless `conv.flip`) of `[N, spatial ..,
-    /// C_in]` with `weight` `[C_out, spatial .., C_in / groups]`, giving `[N, spatial .., C_out]`.
+    /// Convolution (the cross-correlation of machine learning, unless `conv.flip`) of
+    /// `[N, spatial .., C_in]` with `weight` `[C_out, spatial .., C_in / groups]`, giving
+    /// `[N, spatial .., C_out]`.
     ///
     /// ```
     /// use mlx_rs_core::{Conv, array};
@@ -402,23 +403,24 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when arrays, lists or groups do not fit each other; [`ErrorKind::Value`] for
-    /// strides and dilations below one or negative padding; [`ErrorKind::OutOfMemory`] beyond the
-    /// budget; MLX's message for types that are no floats. `float64` is computed in `float32`.
+    /// [`ErrorKind::Shape`] when arrays, lists or groups do not fit each other;
+    /// [`ErrorKind::Value`] for strides and dilations below one or negative padding;
+    /// [`ErrorKind::OutOfMemory`] beyond the budget; MLX's message for types that are no floats.
+    /// `float64` is computed in `float32`.
     ///
     /// Of the mixed second derivatives take that by the input first. For a convolution without
-    /// dilation, groups and flip, MLX's derivative by the kernel cannot be derived by the input: the
-    /// result is wrong, or an error that says that shapes do not broadcast.
+    /// dilation, groups and flip, MLX's derivative by the kernel cannot be derived by the input:
+    /// the result is wrong, or an error that says that shapes do not broadcast.
     pub fn conv(&self, weight: &Array, conv: &Conv) -> Result<Array> {
         let op = "conv";
         let plan = conv.plan(op, self, weight, false)?;
         self.conv_raw(op, weight, &plan, conv.flip)
     }
 
-    /// Transposed convolution: the gradient of [`Array::conv`] with respect to its input, which spreads
-    /// each input over the kernel. `[N, spatial .., C_in]` with `weight` `[C_out, spatial .., C_in /
-    /// groups]` gives axes of `(n - 1) * stride - 2 * padding + dilation * (k - 1) + 1 +
-    /// output_padding`.
+    /// Transposed convolution: the gradient of [`Array::conv`] with respect to its input, which
+    /// spreads each input over the kernel. `[N, spatial .., C_in]` with `weight`
+    /// `[C_out, spatial .., C_in / groups]` gives axes of
+    /// `(n - 1) * stride - 2 * padding + dilation * (k - 1) + 1 + output_padding`.
     ///
     /// ```
     /// use mlx_rs_core::{Conv, array};

@@ -135,7 +135,8 @@ pub fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<Array> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Value`] for a negative count; [`ErrorKind::OutOfMemory`] when there would be too many.
+/// [`ErrorKind::Value`] for a negative count; [`ErrorKind::OutOfMemory`] when there would be too
+/// many.
 pub fn linspace(start: f64, stop: f64, count: i32, dtype: Dtype) -> Result<Array> {
     if count < 0 {
         return Err(Error::new(
@@ -165,8 +166,8 @@ fn linspace_in_double(start: f64, stop: f64, count: i32) -> Result<Array> {
         .add(&part.multiply(&Array::scalar(stop)?)?)
 }
 
-/// Ones on the `k`-th diagonal (above the main one when positive) of a `rows x columns` matrix, zeros
-/// elsewhere.
+/// Ones on the `k`-th diagonal (above the main one when positive) of a `rows x columns` matrix,
+/// zeros elsewhere.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, eye};

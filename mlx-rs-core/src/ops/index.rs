@@ -85,8 +85,8 @@ impl Array {
         Ok(lists)
     }
 
-    /// Elements `start` to `stop` of each axis in steps of `strides`; bounds count from the end when
-    /// negative and are cut to the array, as in Python.
+    /// Elements `start` to `stop` of each axis in steps of `strides`; bounds count from the end
+    /// when negative and are cut to the array, as in Python.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -267,8 +267,8 @@ impl Array {
         }
     }
 
-    /// `indices` in `0..=last` of an axis of `length`, inside the graph: negative ones count from the
-    /// end, and what is still outside goes to the nearest place inside.
+    /// `indices` in `0..=last` of an axis of `length`, inside the graph: negative ones count from
+    /// the end, and what is still outside goes to the nearest place inside.
     pub(crate) fn clamp_from_end(
         op: &'static str,
         indices: &Array,

@@ -16,8 +16,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
 impl Array {
-    /// Matrix product over the last two axes, broadcast over the others: `[.., m, k] x [.., k, n] ->
-    /// [.., m, n]`; zeros where `k` is 0.
+    /// Matrix product over the last two axes, broadcast over the others:
+    /// `[.., m, k] x [.., k, n] -> [.., m, n]`; zeros where `k` is 0.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -56,9 +56,10 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// These sums of products, which are zeros where an operand is empty. MLX does not compute them then: on the CPU it copies a matrix
-    /// that lies in memory in an uncommon way, and where the product is empty it frees the copy while a thread of its own still
-    /// writes it; of packed matrices it divides by the number of rows.
+    /// These sums of products, which are zeros where an operand is empty. MLX does not compute them
+    /// then: on the CPU it copies a matrix that lies in memory in an uncommon way, and where the
+    /// product is empty it frees the copy while a thread of its own still writes it; of packed
+    /// matrices it divides by the number of rows.
     pub(crate) fn unless_of_nothing(self, operands: &[&Array]) -> Result<Array> {
         if self.size() > 0 && operands.iter().all(|a| a.size() > 0) {
             return Ok(self);
@@ -132,8 +133,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// A diagonal at most one beyond the corners, where nothing or everything is cut: MLX adds it to
-    /// lengths.
+    /// A diagonal at most one beyond the corners, where nothing or everything is cut: MLX adds it
+    /// to lengths.
     fn short_diagonal(&self, k: i32) -> i32 {
         let mut lengths = self.shape().iter().rev();
         let columns = lengths.next().copied().unwrap_or(0);
@@ -172,8 +173,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] for axes that do not exist or are the same; [`ErrorKind::Shape`] for an empty
-    /// array.
+    /// [`ErrorKind::Index`] for axes that do not exist or are the same; [`ErrorKind::Shape`] for an
+    /// empty array.
     pub fn diagonal(&self, offset: i32, axis1: i32, axis2: i32) -> Result<Array> {
         let op = "diagonal";
         let (axes, offset) = self.check_diagonal(op, offset, axis1, axis2)?;

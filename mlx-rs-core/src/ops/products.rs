@@ -71,8 +71,8 @@ impl MatrixIndices {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when there is nothing to index; [`ErrorKind::Dtype`] for indices that are
-    /// not integers.
+    /// [`ErrorKind::Index`] when there is nothing to index; [`ErrorKind::Dtype`] for indices that
+    /// are not integers.
     pub fn new(indices: &Array, count: i32) -> Result<Self> {
         if count <= 0 {
             return Err(Error::new(
@@ -144,10 +144,10 @@ impl Array {
         Err(Error::new(ErrorKind::Shape, op, "needs at least two axes").with_inputs(&[self]))
     }
 
-    /// Matrix products of chosen matrices: `self` `[.., m, k]` at `lhs` times `other` `[.., k, n]` at
-    /// `rhs`. Indices count the matrices of the flattened batch and broadcast against each other:
-    /// `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster; do
-    /// not say so of others, or the result is unspecified.
+    /// Matrix products of chosen matrices: `self` `[.., m, k]` at `lhs` times `other` `[.., k, n]`
+    /// at `rhs`. Indices count the matrices of the flattened batch and broadcast against each
+    /// other: `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster;
+    /// do not say so of others, or the result is unspecified.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -285,8 +285,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the matrices do not have two axes of fitting lengths or the segments
-    /// are no pairs; [`ErrorKind::Dtype`] for segments that are not integers.
+    /// [`ErrorKind::Shape`] when the matrices do not have two axes of fitting lengths or the
+    /// segments are no pairs; [`ErrorKind::Dtype`] for segments that are not integers.
     pub fn segmented_mm(&self, other: &Array, segments: &Array) -> Result<Array> {
         let op = "segmented_mm";
         let (a, b, s) = (self.shape(), other.shape(), segments.shape());
@@ -365,8 +365,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`] when
-    /// they cannot be paired.
+    /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`]
+    /// when they cannot be paired.
     pub fn tensordot_axes(&self, other: &Array, axes: &[i32], other_axes: &[i32]) -> Result<Array> {
         let op = "tensordot";
         let own = self.distinct_axes(op, axes)?;
@@ -439,8 +439,8 @@ impl Array {
     }
 
     /// The product of the last axis with the Hadamard matrix of its length, times `scale`
-    /// (`1 / sqrt(n)` unless given, which keeps lengths). The length is `m * 2^k` with `m` 1, 12, 20
-    /// or 28.
+    /// (`1 / sqrt(n)` unless given, which keeps lengths). The length is `m * 2^k` with `m` 1, 12,
+    /// 20 or 28.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -495,8 +495,8 @@ impl Array {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Value`] for subscripts that cannot be read; [`ErrorKind::Shape`] when they do not fit
-/// the operands or axes of one letter differ in length (1 broadcasts).
+/// [`ErrorKind::Value`] for subscripts that cannot be read; [`ErrorKind::Shape`] when they do not
+/// fit the operands or axes of one letter differ in length (1 broadcasts).
 pub fn einsum(subscripts: &str, operands: &[&Array]) -> Result<Array> {
     let op = "einsum";
     let shapes: Vec<&[i32]> = operands.iter().map(|a| a.shape()).collect();

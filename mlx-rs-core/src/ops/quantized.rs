@@ -337,8 +337,8 @@ impl Quantized {
     }
 
     /// Products with chosen matrices, as a mixture of experts needs them: `x` `[.., m, k]` at `lhs`
-    /// times the matrix `[.., n, k]` at `rhs`, transposed unless `transpose` is false. Indices count
-    /// the matrices of the flattened batch and broadcast against each other:
+    /// times the matrix `[.., n, k]` at `rhs`, transposed unless `transpose` is false. Indices
+    /// count the matrices of the flattened batch and broadcast against each other:
     /// `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster.
     ///
     /// ```
@@ -355,8 +355,9 @@ impl Quantized {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] for an `x` of fewer than two axes or an empty batch; [`ErrorKind::Dtype`]
-    /// for indices that are not integers; when the parts do not fit each other or `x`.
+    /// [`ErrorKind::Shape`] for an `x` of fewer than two axes or an empty batch;
+    /// [`ErrorKind::Dtype`] for indices that are not integers; when the parts do not fit each other
+    /// or `x`.
     pub fn gather_matmul<'a>(
         &self,
         x: &Array,
@@ -384,8 +385,8 @@ impl Quantized {
                 .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]));
         }
         call::array(op, |out, s| {
-            // SAFETY: all handles are live and checked to fit; every index lies inside its batch; the
-            // mode is a static string; null stands for no array.
+            // SAFETY: all handles are live and checked to fit; every index lies inside its batch;
+            // the mode is a static string; null stands for no array.
             unsafe {
                 sys::mlx_gather_qmm(
                     out,
@@ -408,8 +409,8 @@ impl Quantized {
         .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
     }
 
-    /// `x` times the transposed matrix with `x` quantized to the same mode first, so that the product
-    /// runs on narrow floats: `[m, k] x [n, k]^T -> [m, n]`, modes [`QuantMode::Nvfp4`] and
+    /// `x` times the transposed matrix with `x` quantized to the same mode first, so that the
+    /// product runs on narrow floats: `[m, k] x [n, k]^T -> [m, n]`, modes [`QuantMode::Nvfp4`] and
     /// [`QuantMode::Mxfp8`], on a CUDA device that has such products.
     ///
     /// ```

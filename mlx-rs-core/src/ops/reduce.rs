@@ -166,8 +166,8 @@ reductions! {
 }
 
 impl Array {
-    /// `log(sum(exp(x)))` over `axes`, stable. Integers and booleans are converted to `float32` first (MLX
-    /// looks for the greatest of them in their own type, where differences wrap).
+    /// `log(sum(exp(x)))` over `axes`, stable. Integers and booleans are converted to `float32`
+    /// first (MLX looks for the greatest of them in their own type, where differences wrap).
     ///
     /// Reduced axes are dropped, or kept with length one when `keepdims`.
     ///
@@ -179,8 +179,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when nothing is left to
-    /// reduce.
+    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when nothing is left
+    /// to reduce.
     pub fn logsumexp<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
         let op = "logsumexp";
         let axes = axes.into();
@@ -306,8 +306,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// `exp(x) / sum(exp(x))` over `axes`, stable; `precise` accumulates in float32. Integers and booleans
-    /// are converted to `float32` first (MLX would cut some results to integers).
+    /// `exp(x) / sum(exp(x))` over `axes`, stable; `precise` accumulates in float32. Integers and
+    /// booleans are converted to `float32` first (MLX would cut some results to integers).
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -363,8 +363,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Index`] when there is no such axis; [`crate::ErrorKind::Shape`] when there is
-    /// nothing to take the median of.
+    /// [`crate::ErrorKind::Index`] when there is no such axis; [`crate::ErrorKind::Shape`] when
+    /// there is nothing to take the median of.
     pub fn median<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
         let op = "median";
         self.count(op)?;
@@ -422,8 +422,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Index`] when there is no such axis; [`crate::ErrorKind::Value`] when nothing
-    /// would be inverted.
+    /// [`crate::ErrorKind::Index`] when there is no such axis; [`crate::ErrorKind::Value`] when
+    /// nothing would be inverted.
     pub fn number_of_elements(
         &self,
         axes: &[i32],
@@ -462,8 +462,8 @@ macro_rules! spreads {
         impl Array {
             $(
                 $(#[$doc])*
-                /// Over `axes`, kept with length one when `keepdims`, with `ddof` degrees of freedom
-                /// taken off the count.
+                /// Over `axes`, kept with length one when `keepdims`, with `ddof` degrees of
+                /// freedom taken off the count.
                 ///
                 $(#[$example])*
                 ///
@@ -536,8 +536,8 @@ spreads! {
 }
 
 impl Array {
-    /// This array, or a plain one when it is empty: MLX does not come to an end with reductions of empty
-    /// views.
+    /// This array, or a plain one when it is empty: MLX does not come to an end with reductions of
+    /// empty views.
     fn laid_out_if_empty(&self) -> Result<std::borrow::Cow<'_, Array>> {
         Ok(if self.size() == 0 {
             std::borrow::Cow::Owned(super::zeros(self.shape(), self.dtype())?)

@@ -66,8 +66,8 @@ macro_rules! scans {
                 $(#[$example])*
                 ///
                 /// # Errors
-                /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the data
-                /// type does not fit.
+                /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the
+                /// data type does not fit.
                 pub fn $name(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
                     let at = self.axis(stringify!($name), axis)?;
                     call::array(stringify!($name), |out, s| {
@@ -123,9 +123,9 @@ scans! {
 }
 
 impl Array {
-    /// Running `log(sum(exp(x)))`, stable, along `axis`, from the end when `reverse`, without the value
-    /// itself unless `inclusive`. Integers and booleans are converted to `float32` first (MLX would cut the
-    /// results to integers).
+    /// Running `log(sum(exp(x)))`, stable, along `axis`, from the end when `reverse`, without the
+    /// value itself unless `inclusive`. Integers and booleans are converted to `float32` first (MLX
+    /// would cut the results to integers).
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -135,8 +135,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the data type does
-    /// not fit.
+    /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the data type
+    /// does not fit.
     pub fn logcumsumexp(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
         let at = self.axis("logcumsumexp", axis)?;
         let this = self.inexact()?;

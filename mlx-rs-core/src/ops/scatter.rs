@@ -135,9 +135,9 @@ fn starts(start: &Array) -> Result<Vec<Array>> {
 impl Array {
     /// For every position of the `indices` (integers, broadcast against each other), the block of
     /// `slice_sizes` that starts where they point; index array `i` belongs to axis `axes[i]`, other
-    /// axes start at 0. The result has the shape of the broadcast indices followed by `slice_sizes`.
-    /// Negative indices count from the end, and what is still outside is moved to the nearest place
-    /// where the whole block fits.
+    /// axes start at 0. The result has the shape of the broadcast indices followed by
+    /// `slice_sizes`. Negative indices count from the end, and what is still outside is moved to
+    /// the nearest place where the whole block fits.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -150,8 +150,8 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when there is not one index array per axis and one size per axis of the
-    /// array, or a size is not within its axis; [`ErrorKind::Index`] for axes that do not exist, are
-    /// named twice, or are empty; [`ErrorKind::Dtype`] for indices that are not integers.
+    /// array, or a size is not within its axis; [`ErrorKind::Index`] for axes that do not exist,
+    /// are named twice, or are empty; [`ErrorKind::Dtype`] for indices that are not integers.
     pub fn gather(&self, indices: &[&Array], axes: &[i32], slice_sizes: &[i32]) -> Result<Array> {
         let op = "gather";
         let axes = index_axes(op, self, indices, axes)?;
@@ -486,8 +486,8 @@ impl Array {
 
     /// A copy in which the elements where `mask` is true are replaced, in row-major order, by the
     /// rows of `values` one after another. `mask` has the shape of the leading axes of this array;
-    /// `values` has the shape `[n, trailing axes ..]`, or broadcasts to the trailing axes and is used
-    /// for every place. When there are more places than values, the last value is repeated.
+    /// `values` has the shape `[n, trailing axes ..]`, or broadcasts to the trailing axes and is
+    /// used for every place. When there are more places than values, the last value is repeated.
     ///
     /// ```
     /// use mlx_rs_core::array;

@@ -318,7 +318,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the length is not divisible; [`ErrorKind::Index`] without the axis.
+    /// [`ErrorKind::Shape`] when the length is not divisible; [`ErrorKind::Index`] without the
+    /// axis.
     pub fn split(&self, parts: i32, axis: i32) -> Result<Vec<Array>> {
         let length = self.shape()[self.axis("split", axis)?];
         // Of an empty axis any number of parts is possible, up to the memory for as many handles.

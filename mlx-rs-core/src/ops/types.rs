@@ -77,8 +77,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Dtype`] for a view as `bool`, which not every byte is; [`ErrorKind::Shape`] when
-    /// the last axis is missing, too long, or does not divide.
+    /// [`ErrorKind::Dtype`] for a view as `bool`, which not every byte is; [`ErrorKind::Shape`]
+    /// when the last axis is missing, too long, or does not divide.
     pub fn view(&self, dtype: Dtype) -> Result<Array> {
         let op = "view";
         if dtype == Dtype::Bool && self.dtype() != Dtype::Bool {

@@ -404,7 +404,8 @@ unary_ops! {
     stop_gradient = mlx_stop_gradient;
 }
 
-/// Functions that MLX has for real types only; for complex ones it ends the process when it computes.
+/// Functions that MLX has for real types only; for complex ones it ends the process when it
+/// computes.
 macro_rules! real_ops {
     ($($(#[$doc:meta])* $name:ident = $c:ident;)*) => {
         impl Array {
@@ -489,8 +490,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// NaN replaced by `nan`, infinities by the values given or else by the greatest and least finite
-    /// values of the type. Types without them stay.
+    /// NaN replaced by `nan`, infinities by the values given or else by the greatest and least
+    /// finite values of the type. Types without them stay.
     ///
     /// ```
     /// use mlx_rs_core::array;

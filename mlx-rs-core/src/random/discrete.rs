@@ -56,10 +56,10 @@ fn apart(key: &Array, width: i32) -> Result<Array> {
 /// Up to here, MLX's floats stand for every integer.
 const EXACT: i64 = 1 << 24;
 
-/// Integers of `dtype` in `low..high`. From 0 to 2^24 the same as MLX draws, but for `high` itself, to
-/// which its floats round now and then. It also cuts negative ones towards zero and misses most large
-/// ones, so outside those bounds this takes 32 (or, for wider intervals, 64) random bits by the width
-/// of the interval instead, with a bias of at most its share of 2^32 or 2^64.
+/// Integers of `dtype` in `low..high`. From 0 to 2^24 the same as MLX draws, but for `high` itself,
+/// to which its floats round now and then. It also cuts negative ones towards zero and misses most
+/// large ones, so outside those bounds this takes 32 (or, for wider intervals, 64) random bits by
+/// the width of the interval instead, with a bias of at most its share of 2^32 or 2^64.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, random};

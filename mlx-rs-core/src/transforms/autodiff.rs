@@ -9,8 +9,8 @@ use crate::closure::{self, ClosureError, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stack;
 
-/// The outputs of `f` at `primals`, and the products of `cotangents` with its Jacobian: one for each
-/// primal, with its shape.
+/// The outputs of `f` at `primals`, and the products of `cotangents` with its Jacobian: one for
+/// each primal, with its shape.
 ///
 /// `cotangents` are one for each output, with its shape. Mirrors `mx.vjp`.
 ///
@@ -97,10 +97,10 @@ fn vjp_raw(
 /// # Ok(()) }
 /// ```
 ///
-/// Not MLX's own forward mode, which in 0.30 reads foreign memory when it meets a `where` and is wrong
-/// for `power` and `logsumexp`. Products with the transposed Jacobian are linear in the cotangents,
-/// so their own transpose is the product wanted: [`vjp`] of [`vjp`]. `f` therefore runs twice, first
-/// for the shapes of its outputs.
+/// Not MLX's own forward mode, which in 0.30 reads foreign memory when it meets a `where` and is
+/// wrong for `power` and `logsumexp`. Products with the transposed Jacobian are linear in the
+/// cotangents, so their own transpose is the product wanted: [`vjp`] of [`vjp`]. `f` therefore runs
+/// twice, first for the shapes of its outputs.
 ///
 /// # Errors
 /// As [`vjp`]; [`ErrorKind::Shape`] when the tangents do not fit the primals;

@@ -72,8 +72,8 @@ where
 /// layer and its input: both have gradients.
 ///
 /// Give it what is trained. What is frozen is captured by `f` instead: a quantized matrix among the
-/// parameters would be differentiated, which is an error. The parameters are part of the graph until
-/// the backward pass is over, as any argument is.
+/// parameters would be differentiated, which is an error. The parameters are part of the graph
+/// until the backward pass is over, as any argument is.
 ///
 /// ```
 /// use std::collections::BTreeMap;

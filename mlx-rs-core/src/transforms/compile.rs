@@ -142,9 +142,9 @@ pub fn compile_clear_cache() -> Result<()> {
 ///
 /// MLX does this by writing C++ into `mlx/<version>/cpu` below the directory for temporary files,
 /// running the system's C++ compiler on it and loading the library, or loading a library that is
-/// there already. In a directory that others can write to, that is their code running as you, so this
-/// crate never lets it happen unasked, and here demands a private directory. Start the
-/// program with one:
+/// there already. In a directory that others can write to, that is their code running as you, so
+/// this crate never lets it happen unasked, and here demands a private directory. Start the program
+/// with one:
 ///
 /// ```text
 /// TMPDIR=$(mktemp -d) program
@@ -160,8 +160,8 @@ pub fn compile_clear_cache() -> Result<()> {
 ///
 /// # Errors
 /// [`ErrorKind::Value`] when the directory for temporary files (`TMPDIR`, else `/tmp`) is not a
-/// directory of this user that nobody else can enter, below directories that nobody else can change;
-/// [`ErrorKind::Unsupported`] where that cannot be found out.
+/// directory of this user that nobody else can enter, below directories that nobody else can
+/// change; [`ErrorKind::Unsupported`] where that cannot be found out.
 pub fn allow_cpu_jit() -> Result<()> {
     let dir = temporary_directory();
     private(&dir).map_err(|why| {
@@ -250,7 +250,8 @@ fn hold_back() -> bool {
     stream::cpu_in_use() && !CPU_JIT.load(Ordering::Relaxed)
 }
 
-/// What is done now: what was asked for, but without native code for the CPU. `NoSimplify` fuses too.
+/// What is done now: what was asked for, but without native code for the CPU. `NoSimplify` fuses
+/// too.
 fn effective_mode() -> CompileMode {
     match compile_mode() {
         CompileMode::Disabled => CompileMode::Disabled,
@@ -282,8 +283,8 @@ thread_local! {
     static NEEDS_STACK: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
-/// Puts an operation behind each output that is a scalar with a value. MLX merges equal scalars of a
-/// graph, and then misses those of them that are outputs.
+/// Puts an operation behind each output that is a scalar with a value. MLX merges equal scalars of
+/// a graph, and then misses those of them that are outputs.
 fn keep_constants(outputs: &mut [Array]) -> Result<()> {
     for output in outputs.iter_mut().filter(|output| output.ndim() == 0) {
         if output.is_computed()? {
@@ -479,13 +480,14 @@ impl<E: ClosureError> Compiled<E> {
 ///
 /// `f` must be pure: it runs once for each form of its arguments (and stream), what it prints or
 /// counts happens then, and what it captures becomes a constant of the graph. Its arguments are
-/// placeholders while it is traced, so it cannot look at values. Each new form adds a trace that is kept until
-/// the result of this function is dropped or [`compile_clear_cache`]. Mirrors `mx.compile`.
+/// placeholders while it is traced, so it cannot look at values. Each new form adds a trace that is
+/// kept until the result of this function is dropped or [`compile_clear_cache`]. Mirrors
+/// `mx.compile`.
 ///
-/// On a GPU, element-wise operations become one kernel. On the CPU that would write, compile and load
-/// C++ code in the directory for temporary files, so there the graph is cached and simplified, but not
-/// fused, unless [`allow_cpu_jit`] was called. A process that used any CPU [`Stream`](crate::Stream)
-/// counts as one on the CPU.
+/// On a GPU, element-wise operations become one kernel. On the CPU that would write, compile and
+/// load C++ code in the directory for temporary files, so there the graph is cached and simplified,
+/// but not fused, unless [`allow_cpu_jit`] was called. A process that used any CPU
+/// [`Stream`](crate::Stream) counts as one on the CPU.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::compile};
@@ -515,8 +517,8 @@ where
 /// A replay checks nothing: the operations run on the shapes at hand, with the sizes that the trace
 /// wrote into them. Every later call must have shapes at which `f` itself, run plainly, would
 /// succeed with the same operations and the same numbers in them. A matrix product whose inner
-/// lengths do not agree, or a gather clamped to a length that is now shorter, reads foreign memory; a matrix product
-/// that is empty now, and was not when it was traced, writes there.
+/// lengths do not agree, or a gather clamped to a length that is now shorter, reads foreign memory;
+/// a matrix product that is empty now, and was not when it was traced, writes there.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::compile_shapeless};

@@ -17,8 +17,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "custom_function";
 
-/// A function whose derivatives or vectorization are given rather than derived. What is not given is
-/// derived from the function as usual.
+/// A function whose derivatives or vectorization are given rather than derived. What is not given
+/// is derived from the function as usual.
 ///
 /// The functions are kept by the graph of every result and run when a transform reaches it, so they
 /// must be `Fn + Send + 'static`. Only arguments have derivatives: what a function captures counts
@@ -84,8 +84,8 @@ impl<E: ClosureError> CustomFunction<E> {
         }
     }
 
-    /// Sets the backward pass: from the arguments, the cotangents of the outputs and the outputs to the
-    /// cotangents of the arguments, one for each, with its shape and type.
+    /// Sets the backward pass: from the arguments, the cotangents of the outputs and the outputs to
+    /// the cotangents of the arguments, one for each, with its shape and type.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -129,9 +129,9 @@ impl<E: ClosureError> CustomFunction<E> {
         self
     }
 
-    /// Sets the forward derivative, which [`jvp`](super::jvp) uses: from the arguments and their tangents
-    /// to the tangents of the outputs, one for each, with its shape. It must be linear in the tangents
-    /// and compute rather than read them, since it is transposed.
+    /// Sets the forward derivative, which [`jvp`](super::jvp) uses: from the arguments and their
+    /// tangents to the tangents of the outputs, one for each, with its shape. It must be linear in
+    /// the tangents and compute rather than read them, since it is transposed.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -155,8 +155,8 @@ impl<E: ClosureError> CustomFunction<E> {
         self
     }
 
-    /// Sets the vectorization: from batched arguments and the batch axis of each (`None`: no batch) to
-    /// batched outputs and the batch axis of each.
+    /// Sets the vectorization: from batched arguments and the batch axis of each (`None`: no batch)
+    /// to batched outputs and the batch axis of each.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -190,8 +190,8 @@ impl<E: ClosureError> CustomFunction<E> {
     /// ```
     ///
     /// # Errors
-    /// What the function returns; [`ErrorKind::Value`] when it returns no arrays. What is wrong with
-    /// the derivatives surfaces in the transform that runs them: their own error values,
+    /// What the function returns; [`ErrorKind::Value`] when it returns no arrays. What is wrong
+    /// with the derivatives surfaces in the transform that runs them: their own error values,
     /// [`ErrorKind::Shape`] or [`ErrorKind::Dtype`] for results that do not fit.
     pub fn call(&self, args: &[Array]) -> Result<Vec<Array>, E> {
         closure::run_here(OP, || {
@@ -241,8 +241,8 @@ fn shared_vjp(vjp: &Arc<Payload<Vjp>>) -> Result<CustomVjp> {
     CustomVjp::new(Box::new(move |p, c, o| (vjp.body)(p, c, o)))
 }
 
-/// The backward pass that has the forward derivative as its transpose. It is linear in the tangents,
-/// so it does not matter where it is transposed.
+/// The backward pass that has the forward derivative as its transpose. It is linear in the
+/// tangents, so it does not matter where it is transposed.
 fn transposed(jvp: &Arc<Payload<UserJvp>>) -> Result<CustomVjp> {
     let jvp = Arc::clone(jvp);
     CustomVjp::new(Box::new(move |primals, cotangents, outputs| {

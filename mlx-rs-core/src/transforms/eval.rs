@@ -12,9 +12,10 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::stream::Stream;
 
-/// Whether an asynchronous evaluation has failed in this process: then there may be arrays that wait for
-/// what will not come. Nobody knows them all, so this is never reset, and whatever is evaluated from
-/// then on is looked through first, at the price of waiting for what is still being computed.
+/// Whether an asynchronous evaluation has failed in this process: then there may be arrays that
+/// wait for what will not come. Nobody knows them all, so this is never reset, and whatever is
+/// evaluated from then on is looked through first, at the price of waiting for what is still being
+/// computed.
 static STALLED: AtomicBool = AtomicBool::new(false);
 
 /// Ends the waiting of every array that leads to `vec`. Call with the lock held.
@@ -36,7 +37,8 @@ pub(crate) fn before_waiting<'a>(arrays: impl IntoIterator<Item = &'a Array>) ->
     Ok(())
 }
 
-/// Without those that come again at once: of many caches that one operation wrote, each gives the same array.
+/// Without those that come again at once: of many caches that one operation wrote, each gives the
+/// same array.
 fn once<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> impl Iterator<Item = &'a Array> {
     let mut last: *const Array = ptr::null();
     (arrays.into_iter()).filter(move |&array| !ptr::eq(mem::replace(&mut last, array), array))
@@ -79,8 +81,8 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 ///
 /// # Errors
 /// MLX's own message when an operation cannot be started. What was started before it is computed by
-/// then, and can be read. After such an error each evaluation of the process first waits for those before
-/// that it depends on, so they no longer overlap.
+/// then, and can be read. After such an error each evaluation of the process first waits for those
+/// before that it depends on, so they no longer overlap.
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::enter("async_eval")?;
     let vec = ArrayVec::new("async_eval", once(arrays))?;
@@ -112,9 +114,9 @@ pub fn synchronize() -> Result<()> {
 impl Array {
     /// The same values, computed now, without the graph that led to them and without a gradient.
     ///
-    /// [`stop_gradient`](Array::stop_gradient) is the lazy half of this: gradients end there, but the
-    /// graph is kept until it is evaluated. Detach what lives from one step to the next, such as a
-    /// running mean, so that no graph grows behind it.
+    /// [`stop_gradient`](Array::stop_gradient) is the lazy half of this: gradients end there, but
+    /// the graph is kept until it is evaluated. Detach what lives from one step to the next, such
+    /// as a running mean, so that no graph grows behind it.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Result, transforms::grad};
@@ -126,8 +128,8 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// MLX's own message when an operation of the graph fails, or the array is a placeholder (inside
-    /// `vmap`, `compile` and export), which has no values.
+    /// MLX's own message when an operation of the graph fails, or the array is a placeholder
+    /// (inside `vmap`, `compile` and export), which has no values.
     pub fn detach(&self) -> Result<Array> {
         let value = self.stop_gradient()?;
         eval([&value])?;

@@ -248,7 +248,8 @@ impl<E: ClosureError> FunctionExporter<E> {
     /// Traces the function with arguments of the shapes and types of `args` and writes that.
     ///
     /// # Errors
-    /// As [`export_function`]. The file is of no use then: further calls are errors, and `finish` too.
+    /// As [`export_function`]. The file is of no use then: further calls are errors, and `finish`
+    /// too.
     pub fn export(&mut self, args: &[Array]) -> Result<(), E> {
         self.check()?;
         let result = closure::run::<_, E>(EXPORT, || {
@@ -306,14 +307,14 @@ impl ImportedFunction {
     ///
     /// # Safety
     /// MLX believes the file: types, shapes, axes, stream numbers and sizes in it become operations
-    /// without a check, so a file that is damaged or made up reads and writes foreign memory when it
-    /// is opened or called. The file must be one that [`export_function`], [`FunctionExporter`] or
-    /// Python's counterpart wrote, unchanged, with this version of MLX, for devices that this machine
-    /// has. If it was exported as shapeless, every call must have shapes that the exported function
-    /// takes; MLX does not check these either, and a product of matrices that is empty only at such a call writes to memory that was
-    /// freed. There is no safe variant because what would
-    /// have to be checked is the state of a hundred kinds of operations, in a format without a
-    /// specification.
+    /// without a check, so a file that is damaged or made up reads and writes foreign memory when
+    /// it is opened or called. The file must be one that [`export_function`], [`FunctionExporter`]
+    /// or Python's counterpart wrote, unchanged, with this version of MLX, for devices that this
+    /// machine has. If it was exported as shapeless, every call must have shapes that the exported
+    /// function takes; MLX does not check these either, and a product of matrices that is empty
+    /// only at such a call writes to memory that was freed. There is no safe variant because what
+    /// would have to be checked is the state of a hundred kinds of operations, in a format without
+    /// a specification.
     ///
     /// # Errors
     /// [`ErrorKind::Value`] when the file cannot be read, is no exported function, or names another

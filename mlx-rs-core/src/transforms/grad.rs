@@ -85,11 +85,11 @@ where
     move |inputs| Ok(differentiate("grad", &mut f, inputs, &argnums)?.1)
 }
 
-/// The value of `f` at `params`, what else it computed, and its gradients as a tree of the same form
-/// as `params`.
+/// The value of `f` at `params`, what else it computed, and its gradients as a tree of the same
+/// form as `params`.
 ///
-/// For training: `params` is any [`Tree`], such as a map from names to arrays. `f` returns the loss (a
-/// floating-point array of shape `[]`) and a tree of further results without gradients, `()` if
+/// For training: `params` is any [`Tree`], such as a map from names to arrays. `f` returns the loss
+/// (a floating-point array of shape `[]`) and a tree of further results without gradients, `()` if
 /// there are none. Every leaf of `params` is differentiated; what should stay fixed is captured by
 /// `f` instead.
 ///

@@ -1,8 +1,9 @@
 //! Transforms of functions: gradients, vectorization, checkpoints, custom derivatives, compilation
 //! and export; and evaluation, which ends laziness.
 //!
-//! A transform takes a Rust function from arrays to arrays, `Fn(&[Array]) -> Result<Vec<Array>, E>`,
-//! and returns another one, so transforms nest: a gradient of a gradient, a `vmap` of a gradient.
+//! A transform takes a Rust function from arrays to arrays,
+//! `Fn(&[Array]) -> Result<Vec<Array>, E>`, and returns another one, so transforms nest: a gradient
+//! of a gradient, a `vmap` of a gradient.
 //!
 //! ```
 //! use mlx_rs_core::{Array, Result, transforms::grad};
@@ -13,23 +14,23 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The [guide](crate::guide::transforms) has a chapter on them. Which transform does what, and where this
-//! differs from Python, is in `docs/transforms.md`.
+//! The [guide](crate::guide::transforms) has a chapter on them. Which transform does what, and
+//! where this differs from Python, is in `docs/transforms.md`.
 //!
 //! # Errors and panics
 //!
-//! `E` is any [`ClosureError`]: the crate's own error, `anyhow::Error`, an enum of yours. The value that the function returned is
-//! what the transform returns, not a copy of its text; where a function of another error type
-//! runs inside (a custom derivative), the error is of kind [`Callback`](crate::ErrorKind::Callback)
-//! and carries the value as its source. A panic inside the function resumes in the caller of the
-//! transform, after MLX has returned.
+//! `E` is any [`ClosureError`]: the crate's own error, `anyhow::Error`, an enum of yours. The value
+//! that the function returned is what the transform returns, not a copy of its text; where a
+//! function of another error type runs inside (a custom derivative), the error is of kind
+//! [`Callback`](crate::ErrorKind::Callback) and carries the value as its source. A panic inside the
+//! function resumes in the caller of the transform, after MLX has returned.
 //!
 //! # What the functions must be
 //!
 //! Functions that run during the call may borrow and mutate. Functions that MLX keeps, because a
 //! lazy graph may call them later ([`checkpoint`], [`custom_vjp`], [`CustomFunction`]) or because
-//! their graph is cached ([`compile`]), must be `Fn + Send + 'static`. They should be pure: they may
-//! run more often than the code reads, or less.
+//! their graph is cached ([`compile`]), must be `Fn + Send + 'static`. They should be pure: they
+//! may run more often than the code reads, or less.
 //!
 //! While a function runs, its thread holds the lock of this crate: it must not wait for
 //! another thread that uses MLX. That thread gets an error of kind
@@ -37,10 +38,11 @@
 //!
 //! # Tracers
 //!
-//! Inside a gradient the arguments have values, so reading them ([`Array::item`](crate::Array::item))
-//! works. Inside [`vmap`], [`compile`] and export they are placeholders, and reading them is an
-//! error; so is calling an operation that looks at values, such as [`Array::take`](crate::Array::take)
-//! with traced indices (use [`Array::take_clamped`](crate::Array::take_clamped)).
+//! Inside a gradient the arguments have values, so reading them
+//! ([`Array::item`](crate::Array::item)) works. Inside [`vmap`], [`compile`] and export they are
+//! placeholders, and reading them is an error; so is calling an operation that looks at values,
+//! such as [`Array::take`](crate::Array::take) with traced indices (use
+//! [`Array::take_clamped`](crate::Array::take_clamped)).
 
 mod autodiff;
 mod checkpoint;
@@ -91,8 +93,8 @@ use std::cell::Cell;
 use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
 
-/// What the innermost derivative around the calling code wants of a function with derivatives of its
-/// own, since MLX is asked for reverse products in both cases (see [`jvp`]).
+/// What the innermost derivative around the calling code wants of a function with derivatives of
+/// its own, since MLX is asked for reverse products in both cases (see [`jvp`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Reverse,

@@ -1,5 +1,5 @@
-//! Trees of arrays: how a structure of parameters is taken apart into a list and put together again.
-//! Nothing is computed here.
+//! Trees of arrays: how a structure of parameters is taken apart into a list and put together
+//! again. Nothing is computed here.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// A value made of arrays (its leaves) in a fixed order, such as the named parameters of a model.
 ///
-/// Implemented for [`Array`], `()`, `Vec`, arrays `[T; N]`, `Option`, `Box`, tuples of up to four, and
-/// [`BTreeMap`], whose order is that of its keys. For a structure of your own, list the leaves in one
-/// order and rebuild in the same:
+/// Implemented for [`Array`], `()`, `Vec`, arrays `[T; N]`, `Option`, `Box`, tuples of up to four,
+/// and [`BTreeMap`], whose order is that of its keys. For a structure of your own, list the leaves
+/// in one order and rebuild in the same:
 ///
 /// ```
 /// use mlx_rs_core::{Array, transforms::Tree};

@@ -57,9 +57,9 @@ impl VmapAxes {
 
 /// A function that applies `f` to every example of a batch at once.
 ///
-/// `in_axes` says which axis of each argument counts the examples, `out_axes` where that axis goes in
-/// each output; `0` for all is usual. Inside `f` the batch axis is not there. An output that depends
-/// on no batched argument has no batch axis either, whatever `out_axes` says.
+/// `in_axes` says which axis of each argument counts the examples, `out_axes` where that axis goes
+/// in each output; `0` for all is usual. Inside `f` the batch axis is not there. An output that
+/// depends on no batched argument has no batch axis either, whatever `out_axes` says.
 ///
 /// Mirrors `mx.vmap`.
 ///
@@ -75,10 +75,11 @@ impl VmapAxes {
 /// ```
 ///
 /// # Errors
-/// The function returned does: what `f` returns; [`ErrorKind::Value`] when the number of axes is not
-/// that of the arguments or outputs, no argument has a batch, or a batched output was said to have
-/// none; [`ErrorKind::Index`] for an axis that is not there; [`ErrorKind::Shape`] when the batches
-/// have different lengths; MLX's message when `f` reads values or uses an operation that cannot be vectorized.
+/// The function returned does: what `f` returns; [`ErrorKind::Value`] when the number of axes is
+/// not that of the arguments or outputs, no argument has a batch, or a batched output was said to
+/// have none; [`ErrorKind::Index`] for an axis that is not there; [`ErrorKind::Shape`] when the
+/// batches have different lengths; MLX's message when `f` reads values or uses an operation that
+/// cannot be vectorized.
 pub fn vmap<F, E>(
     mut f: F,
     in_axes: impl Into<VmapAxes>,

@@ -1,5 +1,5 @@
-//! Operations that are another one in a different form, or the same one in another type: they are held
-//! against that one, which has golden values, in every type.
+//! Operations that are another one in a different form, or the same one in another type: they are
+//! held against that one, which has golden values, in every type.
 
 use mlx_rs_core::random::Key;
 use mlx_rs_core::{
@@ -104,7 +104,8 @@ fn one(a: Result<Array>) -> Result<Vec<Array>> {
     Ok(vec![a?])
 }
 
-/// Operations that move values and do not look at them; their goldens are of `int32`. For `[2, 3, 1]`.
+/// Operations that move values and do not look at them; their goldens are of `int32`. For
+/// `[2, 3, 1]`.
 fn moves() -> Vec<Moves> {
     vec![
         ("swap_axes", |a| one(a.swap_axes(0, 1))),

@@ -1,6 +1,6 @@
-//! Every operation against numpy: `fixtures/ops.json` holds small calls and what they must give, made
-//! by `tools/golden/ops.py`. This reads it, makes the calls (`calls.rs`) and compares types, shapes
-//! and values.
+//! Every operation against numpy: `fixtures/ops.json` holds small calls and what they must give,
+//! made by `tools/golden/ops.py`. This reads it, makes the calls (`calls.rs`) and compares types,
+//! shapes and values.
 
 mod aliases;
 mod calls;

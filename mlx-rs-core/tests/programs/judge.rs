@@ -436,8 +436,8 @@ fn derived(
     let slopes = grad(total.clone(), &by)(&point)?;
     let (mut expected, mut size) = (0.0, 1.0f64);
     // What has corners is linear beside them. MLX computes elementary functions of double precision
-    // in single precision, so the step is large elsewhere; where curvature fails it, such as that of
-    // a norm near zero, a smaller one counts.
+    // in single precision, so the step is large elsewhere; where curvature fails it, such as that
+    // of a norm near zero, a smaller one counts.
     let corners = [
         "sort",
         "topk",

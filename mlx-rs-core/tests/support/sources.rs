@@ -1,5 +1,5 @@
-//! Reads the sources of this crate for tests that ask something of every public function. It knows Rust
-//! by the look of its lines, as rustfmt leaves them; it is no parser.
+//! Reads the sources of this crate for tests that ask something of every public function. It knows
+//! Rust by the look of its lines, as rustfmt leaves them; it is no parser.
 
 use std::fs;
 use std::path::{Path, PathBuf};
