@@ -1,11 +1,11 @@
-//! What the safe layer costs: building lazy operations, evaluating, copying in and out, each beside
-//! the raw C calls that do the same, and the lock beside an owning thread.
+//! What the safe layer costs: building lazy operations, evaluating, and copying in and out, each
+//! beside the same raw C calls. Also the lock beside an owning thread.
 //!
-//! `cargo bench -p mlx-rs-core` prints a table; `-- --json` one JSON object, which
-//! `tools/compare_cost.py` sets beside Python; `-- NAME` only the cases whose name contains NAME.
-//! Figures are nanoseconds a call, the least of many short samples: what the code costs when
-//! nothing else takes the processor. Other figures say more about the machine's load than about the
-//! code.
+//! `cargo bench -p mlx-rs-core` prints a table. `-- --json` prints one JSON object, which
+//! `tools/compare_cost.py` sets beside Python. `-- NAME` runs only the cases whose name contains
+//! NAME. Figures are nanoseconds a call, the least of many short samples. That is what the code
+//! costs when nothing else takes the processor. Other figures say more about the machine's load
+//! than about the code.
 
 use std::hint::black_box;
 use std::sync::mpsc;

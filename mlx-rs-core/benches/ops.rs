@@ -1,10 +1,10 @@
-//! What single operations take, at the shapes that decoders use: products, softmax, element-wise
-//! work, norms, rotation, attention, linear layers, choices among 32,000 logits. Not what a call
-//! costs beside the work (`cost.rs`), nor whole sampling chains (`metal-backend`'s `sampling`).
+//! What single operations take at a decoder's shapes: products, softmax, element-wise work, norms,
+//! rotation, attention, linear layers, choices among 32,000 logits. Not what a call costs beside
+//! the work (`cost.rs`), nor whole sampling chains (`metal-backend`'s `sampling`).
 //!
 //! `cargo bench -p mlx-rs-core --bench ops` runs on the best device here; `-- NAME` only what
 //! contains NAME. Cases that take long on a CPU are left out unless `-- --include-ignored` is
-//! given. Cases named `kernel` are this crate's own and run on the CPU only; `mlx` beside them is
+//! given. Cases named `kernel` are this crate's own and run on the CPU only. `mlx` beside them is
 //! the same by MLX. Each sample builds one operation and evaluates it.
 
 use divan::counter::{BytesCount, ItemsCount};
@@ -209,8 +209,8 @@ const PRODUCTS: [Product; 4] = [
     (1, MATRICES[1].0, MATRICES[1].1),
     (8, MATRICES[1].0, MATRICES[1].1),
 ];
-/// Prompts, a short one and a long one, and a matrix of a large model; by MLX on a CPU the longer
-/// ones take seconds.
+/// A short and a long prompt, and a matrix of a large model. By MLX on a CPU the longer ones take
+/// seconds.
 const PREFILLS: [Product; 3] = [
     (16, MATRICES[0].0, MATRICES[0].1),
     (512, MATRICES[0].0, MATRICES[0].1),
@@ -303,8 +303,8 @@ mod linear {
     cases!(bits_2: 2, bits_3: 3, bits_4: 4, bits_5: 5, bits_6: 6, bits_8: 8, float32: 32);
 }
 
-/// A product with one row reads its matrix once, so memory sets its pace: the same bytes plainly
-/// read, and multiplied with.
+/// A product with one row reads its matrix once, so memory bandwidth bounds it. A plain read of the
+/// same bytes stands beside it.
 mod memory {
     use super::*;
 

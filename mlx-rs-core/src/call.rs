@@ -1,6 +1,6 @@
-//! The one door to C. It takes the process-wide lock, installs the error handler before the first
-//! call, and turns mlx-c's mixed error channels (status, null handle, message slot) into `Result`.
-//! What the calls mean is the business of the other modules.
+//! The one door to C. It takes the process-wide lock and installs the error handler before the
+//! first call. It turns mlx-c's mixed error channels (status, null handle, message slot) into
+//! `Result`. What the calls mean is the business of the other modules.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -22,7 +22,7 @@ use crate::{deadlock, exit, memory, stream};
 static MLX: ReentrantMutex<()> = ReentrantMutex::new(());
 
 /// Array handles alive now: a leak shows here even when the bytes look flat. Written with the lock
-/// held only, so a load and a store do, without the locked instruction of an atomic sum.
+/// held only, so a load and a store suffice instead of the locked instruction of an atomic sum.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
 /// Changes the count. Call with the lock held.
@@ -32,12 +32,12 @@ fn count_live(by: i64) {
 
 thread_local! {
     /// mlx-c reports in the thread that made the call, so the slot is per thread. Without a
-    /// destructor it is there for other destructors of the thread, which may call MLX; what is in
-    /// it when the thread ends is lost.
+    /// destructor it stays valid for other destructors of the thread, which may call MLX. A message
+    /// that is in it when the thread ends is lost.
     static MESSAGE: RefCell<ManuallyDrop<Option<String>>> =
         const { RefCell::new(ManuallyDrop::new(None)) };
 
-    /// Whether there may be something in the slot: what each call looks at, since this needs no
+    /// Whether there may be something in the slot. Each call reads this flag, since it needs no
     /// destructor and so no registration.
     static REPORTED: Cell<bool> = const { Cell::new(false) };
 }
@@ -188,9 +188,9 @@ pub(crate) fn status(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> 
     if rc == 0 { Ok(()) } else { Err(take_error(op)) }
 }
 
-/// Runs a call that computes. When it fails, MLX has already started what came before, and frees
-/// what that is still writing to as soon as the arrays are dropped: so everything started is waited
-/// for first.
+/// Runs a call that computes. When it fails, MLX has already started earlier operations, and frees
+/// the buffers that they still write as soon as the arrays are dropped. So everything started is
+/// waited for first.
 pub(crate) fn evaluation(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> {
     let _guard = enter(op)?;
     let result = deadlock::evaluating(|| status(op, f));
@@ -220,7 +220,7 @@ pub(crate) fn adopt(
     adopt_locked(op, f)
 }
 
-/// As [`adopt`], for an array that exists already: it is not compared with the budget, which may
+/// As [`adopt`], for an array that exists already. It is not compared with the budget, which may
 /// have become smaller than the array.
 pub(crate) fn alias(
     op: &'static str,

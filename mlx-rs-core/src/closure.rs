@@ -5,17 +5,17 @@
 //!
 //! - **Ownership.** A function is given to C in one counted box with one destructor. C frees it
 //!   exactly once, also when making the closure fails. A function that is only borrowed for a call
-//!   ([`scoped`]) is reached through a slot that is emptied when the call is over, so that a
-//!   closure that MLX kept against expectation would get an error, not a dangling pointer.
-//! - **Unwinding.** Nothing unwinds through C. A panic is caught in the trampoline, kept on this
-//!   thread, reported to MLX as a failure, and resumed by [`run`] when the C call has returned.
+//!   ([`scoped`]) is reached through a slot that is emptied after the call. So a closure that MLX
+//!   kept unexpectedly gets an error, not a dangling pointer.
+//! - **Unwinding.** Nothing unwinds through C. The trampoline catches a panic, keeps it on this
+//!   thread and reports a failure to MLX. [`run`] resumes it when the C call has returned.
 //! - **Errors.** The value that a function returned is kept likewise, with its type, and [`run`]
-//!   returns it; MLX's own "returned a non-zero value" is dropped.
+//!   returns it. MLX's own "returned a non-zero value" is dropped.
 //!
 //! Threads: MLX calls closures in the thread that called the transform, which holds the lock. MLX's
 //! stream threads never call one. They could release the last reference of a graph node that owns
-//! one; what they release is put aside and dropped by the next thread that calls in, since values
-//! of the user must not be dropped on a thread that MLX waits for.
+//! one. Such a payload is put aside, and the next thread that calls in drops it: values of the user
+//! must not be dropped on a thread that MLX waits for.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -37,8 +37,9 @@ use crate::stack;
 /// An error that a function given to a transform may return.
 ///
 /// Implemented for every type that can be made from an [`Error`](crate::Error) and turned into a
-/// boxed standard error: [`Error`](crate::Error) itself, `Box<dyn Error + Send + Sync>`,
-/// `anyhow::Error`, and error enums with a variant for this crate's error.
+/// boxed standard error. Examples are [`Error`](crate::Error) itself,
+/// `Box<dyn Error + Send + Sync>`, `anyhow::Error`, and error enums with a variant for this crate's
+/// error.
 pub trait ClosureError:
     From<Error> + Into<Box<dyn std::error::Error + Send + Sync>> + 'static
 {
@@ -106,8 +107,7 @@ thread_local! {
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Whether this is called by a function that a transform looks at, where an array may be one that
-/// is differentiated.
+/// Whether the caller is a function that a transform traces, where an array may be differentiated.
 pub(crate) fn inside() -> bool {
     DEPTH.get() > 0
 }
@@ -169,8 +169,8 @@ pub(crate) fn forget_failure() {
 
 /// Runs the body of a function of the user; a panic becomes a failure.
 pub(crate) fn guarded<T, E: ClosureError>(f: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
-    // AssertUnwindSafe: the panic is resumed in the caller of the transform, so the state that `f`
-    // left behind is seen as after any other panic.
+    // AssertUnwindSafe: the panic is resumed in the caller of the transform, which sees the state
+    // of `f` as after any other panic.
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(Failure::Error(Raised::new(error))),
@@ -178,8 +178,8 @@ pub(crate) fn guarded<T, E: ClosureError>(f: impl FnOnce() -> Result<T, E>) -> R
     }
 }
 
-/// Keeps a failure that did not come through C for the [`run`] around, which is where it surfaces;
-/// the error returned stands for it until then.
+/// Keeps a failure that did not come through C for the surrounding [`run`], which returns it. The
+/// error returned stands for it until then.
 pub(crate) fn fail(failure: Failure) -> Error {
     drop(swap_failure(Some(failure)));
     Error::new(ErrorKind::Callback, "closure", "a function failed")
@@ -244,8 +244,8 @@ thread_local! {
     static WAITING: RefCell<Option<Vec<Box<dyn Any>>>> = const { RefCell::new(None) };
 }
 
-/// Drops a body. One that another body owns, whose drop is in progress, waits for its end:
-/// functions of functions, however many, take no more stack than one.
+/// Drops a body. If another body owns it and is being dropped, it waits for the end of that drop.
+/// So nested functions, however many, take no more stack than one.
 fn drop_in_turn(body: Box<dyn Any>) {
     /// Ends the waiting, also when a drop panics.
     struct End;
@@ -281,9 +281,8 @@ fn drop_in_turn(body: Box<dyn Any>) {
     }
 }
 
-// SAFETY: `body` is only used by the thread that holds the process-wide lock, which is what a mutex
-// would give; a second use inside the first is by the same thread. `T: Send` lets it change
-// threads.
+// SAFETY: only the thread that holds the process-wide lock uses `body`, which is what a mutex would
+// give. A second use inside the first is on the same thread. `T: Send` lets it change threads.
 unsafe impl<T: Send> Sync for Payload<T> {}
 
 /// Payloads that MLX's own threads released.
@@ -308,7 +307,7 @@ pub(crate) fn drop_discarded() {
     }
 }
 
-/// Drops a payload inside C: a panic must not get out, and a failure on its way must not be lost.
+/// Drops a payload inside C. A panic must not leave it, and a pending failure must not be lost.
 fn drop_quietly<T>(payload: T) {
     let failure = swap_failure(None);
     let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
@@ -324,8 +323,8 @@ unsafe extern "C" fn release<T: Send + 'static>(payload: *mut c_void) {
     discard(payload);
 }
 
-/// Drops what C gives back: at once where that is safe, else later, since MLX's own threads must
-/// not wait for the lock that the drop of an array takes.
+/// Drops what C gives back: at once where that is safe, otherwise later. MLX's own threads must not
+/// wait for the lock that the drop of an array takes.
 fn discard<T: Send + 'static>(payload: T) {
     if call::is_locked_here() {
         drop_quietly(payload);
@@ -388,7 +387,7 @@ impl Closure {
         let _guard = call::enter("closure")?;
         let raw = Arc::into_raw(payload);
         // SAFETY: trampoline and destructor fit the payload, whose ownership moves into the
-        // closure; when MLX fails it calls the destructor itself.
+        // closure. When MLX fails it calls the destructor itself.
         let cls = unsafe {
             sys::mlx_closure_new_func_payload(
                 Some(call_function),
@@ -455,8 +454,8 @@ type Borrowed = *mut (dyn FnMut(&[Array]) -> Outcome + 'static);
 /// A borrowed function behind an address that outlives it.
 struct Slot(Cell<Option<Borrowed>>);
 
-// SAFETY: the pointer is only followed by the thread that filled the slot: `scoped` holds the lock
-// from filling to emptying, and closures are called with the lock held.
+// SAFETY: only the thread that filled the slot follows the pointer. `scoped` holds the lock from
+// filling to emptying, and closures are called with the lock held.
 unsafe impl Send for Slot {}
 // SAFETY: as for Send.
 unsafe impl Sync for Slot {}
@@ -513,8 +512,8 @@ fn scoped_function<R>(
             )
             .into());
         };
-        // SAFETY: the slot is full, so `scoped` is still running and `f` is borrowed by it alone;
-        // the slot is empty during the call, so this is the only use.
+        // SAFETY: the slot is full, so `scoped` is still running and alone borrows `f`. The slot is
+        // empty during the call, so this is the only use.
         let outcome = unsafe { (*pointer)(inputs) };
         slot.0.set(Some(pointer));
         outcome
@@ -633,7 +632,7 @@ macro_rules! custom_closure {
                 let _guard = call::enter("closure")?;
                 let raw = Arc::into_raw(Payload::new(body));
                 // SAFETY: trampoline and destructor fit the payload, whose ownership moves into the
-                // closure; when MLX fails it calls the destructor itself.
+                // closure. When MLX fails it calls the destructor itself.
                 let cls = unsafe {
                     sys::$new(Some($call), raw.cast_mut().cast(), Some(release::<$body>))
                 };

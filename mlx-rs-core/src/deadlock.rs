@@ -22,7 +22,7 @@ static INSIDE: AtomicU64 = AtomicU64::new(0);
 /// Whether that thread waits for MLX to compute.
 static EVALUATING: AtomicBool = AtomicBool::new(false);
 
-/// The state of the thread that was last found to be stuck: while it is the same, further waits end
+/// The state of the thread that was last found to be stuck. While it is the same, further waits end
 /// at once.
 static STUCK: Mutex<Option<State>> = Mutex::new(None);
 
@@ -30,11 +30,11 @@ static STUCK: Mutex<Option<State>> = Mutex::new(None);
 type State = (u64, u64);
 
 /// Sets after how long a thread that waits for MLX gets an error of kind
-/// [`Deadlock`](ErrorKind::Deadlock), and returns the time before; 30 seconds at first. The time
-/// counts while the thread that uses MLX is inside a function given to a transform, takes no
-/// processor time, and does not wait for MLX: it waits for something else, most likely for another
-/// thread. Where the system does not tell the processor time of a thread (other than Linux), it
-/// counts all the time inside the function, twenty times as long.
+/// [`Deadlock`](ErrorKind::Deadlock), and returns the time before. The default is 30 seconds. The
+/// time counts while the thread that uses MLX is inside a function given to a transform, takes no
+/// processor time, and does not wait for MLX. It then waits for something else, most likely another
+/// thread. Where the system does not report the processor time of a thread (other than Linux), all
+/// the time inside the function counts, and the limit is twenty times as long.
 ///
 /// ```
 /// use std::time::Duration;

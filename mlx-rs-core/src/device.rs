@@ -129,7 +129,7 @@ impl Device {
         count(self)
     }
 
-    /// The device that work runs on unless a scope says otherwise: the one last given to
+    /// The device that work runs on unless a scope says otherwise. It is the one last given to
     /// [`Device::set_default`], else the GPU where there is one.
     ///
     /// ```
@@ -196,7 +196,7 @@ impl Device {
     }
 
     /// Runs `f` with the default stream of this device as the current one of the calling thread, as
-    /// `with mx.stream(device):` does in Python; see [`Stream::scope`](crate::Stream::scope). For
+    /// `with mx.stream(device):` does in Python. See [`Stream::scope`](crate::Stream::scope). For
     /// one call, give one call.
     ///
     /// ```

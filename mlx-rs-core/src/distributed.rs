@@ -1,5 +1,5 @@
-//! Work across processes: sums, gathers and messages between the members of a group, over MPI, a
-//! ring of TCP connections, NCCL or what else MLX was built with. How processes find each other is
+//! Work across processes: sums, gathers and messages between the members of a group. MLX may be
+//! built with MPI, a ring of TCP connections, NCCL or others. How processes find each other is
 //! MLX's business: `mpirun`, or `mlx.launch` and the variables it sets (`MLX_RANK`,
 //! `MLX_HOSTFILE`).
 //!
@@ -17,8 +17,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Every member must do the same operations in the same order: each waits for the others, with this
-//! process's lock held while it waits in [`crate::eval`].
+//! Every member must do the same operations in the same order. Each waits for the others in
+//! [`crate::eval`], and holds this process's lock meanwhile.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -31,14 +31,14 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
-/// Processes that work together. mlx-c has no way to give a group back, so the few that a program
-/// makes live as long as it does.
+/// Processes that work together. mlx-c cannot free a group, so the few that a program makes live as
+/// long as it does.
 #[derive(Debug, Clone, Copy)]
 pub struct Group {
     raw: sys::mlx_distributed_group,
 }
 
-// SAFETY: the handle is a pointer to a group that is never freed or changed; every call that uses
+// SAFETY: the handle is a pointer to a group that is never freed or changed. Every call that uses
 // it holds the process-wide lock.
 unsafe impl Send for Group {}
 // SAFETY: as for Send.
@@ -61,8 +61,8 @@ pub fn is_available() -> bool {
     unsafe { sys::mlx_distributed_is_available() }
 }
 
-/// The group of all processes that were started together; a group of this one alone when there are
-/// no others, unless `strict`. The first success is kept and given to later calls.
+/// The group of all processes that were started together. Without others it is a group of this one
+/// alone, unless `strict`. The first success is kept and given to later calls.
 ///
 /// ```
 /// use mlx_rs_core::distributed;
@@ -140,7 +140,7 @@ impl Group {
         unsafe { sys::mlx_distributed_group_size(self.raw) }
     }
 
-    /// The part of this group that gives the same `color`, in the order of their `key`s; a negative
+    /// The part of this group that gives the same `color`, in the order of their `key`s. A negative
     /// `key` keeps the order of this group.
     ///
     /// ```

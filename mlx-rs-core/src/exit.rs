@@ -2,9 +2,9 @@
 //! them. A handler that runs before takes the lock, waits for the work in progress, and keeps the
 //! lock.
 //!
-//! Handlers and destructors run in the reverse order of their registration, and MLX makes many
-//! static objects at their first use. So the handler is registered again after the first use of
-//! each operation, and after the evaluations that follow it.
+//! Handlers and destructors run in the reverse order of their registration. MLX makes many static
+//! objects at their first use. So the handler is registered again after the first use of each
+//! operation, and after the evaluations that follow it.
 
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use crate::{call, stream};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Evaluations after the first use of an operation that may make static objects: its own, and one
-/// that finds what another thread of MLX's made.
+/// that finds those of another MLX thread.
 const EVALUATIONS: u8 = 2;
 
 /// The operations that were used, as bits at hashes of the addresses of their names.

@@ -131,8 +131,8 @@ pub fn rope(
     .map_err(|e| e.with_inputs(&[x]))
 }
 
-/// [`rope`] with positions that start at `offset`, an integer array of one value, or of one for
-/// each of the `B` sequences of `x`: what a batch of prompts of different lengths needs.
+/// [`rope`] with positions that start at `offset`: an integer array of one value, or of one for
+/// each of the `B` sequences of `x`. A batch of prompts of different lengths needs the latter.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, array, fast, idx, ones};
@@ -266,7 +266,7 @@ impl Mask<'_> {
 }
 
 /// `softmax(scale * q k^T + mask) v` (Vaswani et al. 2017) for `q` `[B, H, Lq, D]` and `k`, `v`
-/// `[B, Hkv, Lk, D]`; `H` is a multiple of `Hkv` and groups of query heads share a key head.
+/// `[B, Hkv, Lk, D]`. `H` is a multiple of `Hkv`; groups of query heads share a key head.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, arange, array, fast, idx, ones};
@@ -293,8 +293,8 @@ pub fn scaled_dot_product_attention(
     scaled_dot_product_attention_with_sinks(queries, keys, values, scale, mask, None)
 }
 
-/// [`scaled_dot_product_attention`] with `sinks`: one score per query head, `[H]`, that takes part
-/// in each softmax of that head without a value of its own (Xiao et al. 2023).
+/// [`scaled_dot_product_attention`] with `sinks`: one score per query head, `[H]`. It takes part in
+/// each softmax of that head without a value of its own (Xiao et al. 2023).
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, array, fast, ones};

@@ -1,5 +1,5 @@
-//! Discrete Fourier transforms (Cooley and Tukey 1965), as `mlx.core.fft` has them: complex ones,
-//! those of real values, and shifts of the zero frequency. Input is converted to `complex64` (or
+//! Discrete Fourier transforms (Cooley and Tukey 1965), as in `mlx.core.fft`: complex ones, those
+//! of real values, and shifts of the zero frequency. Input is converted to `complex64` (or
 //! `float32` for transforms of real values); the result is as precise as that.
 //!
 //! ```
@@ -81,7 +81,7 @@ fn plan(
 }
 
 /// Transforms between real and complex numbers over several axes inside a mapped function, as one
-/// over the last axis and one over the others: MLX shortens all axes of a batch, and writes behind
+/// over the last axis and one over the others. MLX shortens all axes of a batch, and writes beyond
 /// them.
 fn in_parts(x: &Array, n: &[i32], axes: &[i32], kind: Kind) -> Option<Result<Array>> {
     let ((&length, lengths), (&last, others)) = (n.split_last()?, axes.split_last()?);

@@ -1,8 +1,8 @@
 //! Safe arrays on Apple's MLX.
 //!
-//! This crate wraps mlx-c so that a Rust program cannot reach undefined behavior through it: every
-//! C call goes through one door ([`mod@crate`]-private `call`), every failure is a [`Result`] with
-//! MLX's own message, and every array is freed when its [`Array`] is dropped.
+//! This crate wraps mlx-c so that a Rust program cannot reach undefined behavior through it. Every
+//! C call goes through one private module, `call`. Every failure is a [`Result`] with MLX's own
+//! message. Every array is freed when its [`Array`] is dropped.
 //!
 //! The [`guide`] follows the chapters of MLX's own: arrays, lazy evaluation, indexing, transforms,
 //! streams, memory.
@@ -24,19 +24,19 @@
 //! # Threads
 //!
 //! MLX builds graphs, creates streams and registers compiled functions through global state that it
-//! does not lock, so calls from two threads at once corrupt memory. Here every call that can touch
-//! that state holds one process-wide **reentrant lock**; [`Array`] and [`Stream`] are therefore
-//! `Send` and `Sync`, by construction rather than by promise. A lock was chosen over one owning
-//! thread because an owning thread costs two context switches per call (43 µs against 5 ns for the
-//! uncontended lock, medians on a busy 2-core machine; `cargo bench -p mlx-rs-core` measures both
-//! on yours) and makes nested calls from callbacks impossible. The price: while one thread waits in
-//! [`eval`], others wait to build graphs. Work itself runs on MLX's own stream threads, which never
-//! take the lock.
+//! does not lock. So calls from two threads at once corrupt memory. Here every call that can touch
+//! that state holds one process-wide **reentrant lock**. [`Array`] and [`Stream`] are therefore
+//! `Send` and `Sync` by construction. One owning thread instead of a lock costs two context
+//! switches per call: 43 µs against 5 ns for the uncontended lock, medians on a busy 2-core
+//! machine. (`cargo bench -p mlx-rs-core` measures both on yours.) It also makes nested calls from
+//! callbacks impossible. The price: while one thread waits in [`eval`], others wait to build
+//! graphs. Work itself runs on MLX's own stream threads, which never take the lock.
 //!
 //! # What is validated here rather than by MLX
 //!
-//! Sizes against slices, index ranges of gathers, strides of views, integer division by zero, and
-//! allocations against [`memory::budget`]: MLX itself reads foreign memory or aborts there.
+//! This crate checks sizes against slices, index ranges of gathers, strides of views, integer
+//! division by zero, and allocations against [`memory::budget`]. MLX itself reads foreign memory or
+//! aborts there.
 
 #[macro_use]
 mod macros;

@@ -1,13 +1,13 @@
 //! Linear algebra, as `mlx.core.linalg` has it: norms, factorizations, inverses and solutions.
 //!
-//! Matrices are the last two axes; leading axes are a batch. MLX has these functions for CPUs: on
-//! another device they run on the CPU, and the result can be used anywhere. Types are `float32` and
-//! `float64` unless a function says more.
+//! Matrices are the last two axes; leading axes are a batch. MLX has these functions for CPUs only.
+//! On another device they run on the CPU, and the result can be used anywhere. Types are `float32`
+//! and `float64` unless a function says more.
 //!
 //! MLX ends the process when a factorization fails, on a thread that nobody can catch it from. Here
-//! nothing fails that way: a matrix that is singular (to the precision of its type), not positive
-//! definite or not finite gives **NaN** for that matrix of the batch, lazily, and others in the
-//! batch are not touched.
+//! nothing fails that way. A matrix that is singular (to the precision of its type), not positive
+//! definite or not finite gives **NaN** for that matrix of the batch, lazily. Others in the batch
+//! are not affected.
 //!
 //! ```
 //! use mlx_rs_core::{Array, linalg};
@@ -44,8 +44,8 @@ pub enum Triangle {
     Upper,
 }
 
-/// Beyond this side LAPACK's workspace of single precision cannot be told exactly in a `float32`,
-/// as LAPACK tells it, and MLX would come with too little; double precision can.
+/// Beyond this side LAPACK reports the size of its single-precision workspace inexactly, in a
+/// `float32`, and MLX would allocate too little. Double precision is exact.
 pub(crate) const LARGEST_SINGLE: i32 = 2048;
 
 /// Runs `f` on the current stream when that is on a CPU, else on the CPU's default stream.
@@ -132,8 +132,8 @@ fn zero_on_diagonal(a: &Array) -> Result<Array> {
     sound.expand_dims(-1)?.logical_not()
 }
 
-/// Runs `f` on the CPU with matrices of side `n` made finite, for a result `[.., n]` whose vectors
-/// are marked as NaN where they were not.
+/// Runs `f` on the CPU with matrices of side `n` made finite, for a result `[.., n]`. Its vectors
+/// are marked as NaN where matrices were not finite.
 pub(crate) fn guarded(a: &Array, n: i32, f: impl FnOnce(&Array) -> Result<Array>) -> Result<Array> {
     on_cpu(|| {
         let bad = not_finite(a)?;

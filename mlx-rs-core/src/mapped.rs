@@ -1,5 +1,5 @@
-//! Whether operations are recorded for a function that is mapped over a batch. MLX replaces what
-//! was recorded by operations on the whole batch, and some of its replacements are wrong: they
+//! Whether operations are recorded for a function that is mapped over a batch. MLX replaces
+//! recorded operations by operations on the whole batch, and some replacements are wrong. They
 //! forget an argument, count axes without the batch, or assume that both operands have it. Inside
 //! `vmap` such operations are recorded as others.
 

@@ -1,5 +1,5 @@
-//! MLX's allocator: limits and figures, the budget that is checked before anything is allocated,
-//! and the count of live array handles.
+//! MLX's allocator: limits and figures, the budget that is checked before allocations, and the
+//! count of live array handles.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -196,11 +196,11 @@ pub fn reset_peak() -> Result<()> {
     })
 }
 
-/// Lets the process keep up to so many bytes that it has freed, for what it allocates next, rather
-/// than give them back to the system each time, which then hands out new pages one by one; says
-/// whether that can be set here: with glibc. There, blocks of up to half as many bytes, at most 32
-/// MiB, are taken from what is kept. For CPUs, where MLX itself keeps nothing ([`set_cache_limit`]
-/// is for GPUs). It is a setting of the whole process, best made when it starts.
+/// Lets the process keep up to `bytes` that it has freed for its next allocations. Otherwise the
+/// system takes memory back each time and hands out new pages one by one. Returns whether that can
+/// be set here: with glibc. There, blocks of up to half as many bytes, at most 32 MiB, are taken
+/// from what is kept. For CPUs, where MLX itself keeps nothing ([`set_cache_limit`] is for GPUs).
+/// It is a setting of the whole process, best made when it starts.
 ///
 /// ```
 /// use mlx_rs_core::memory;
@@ -214,7 +214,7 @@ pub fn keep_freed(bytes: usize) -> bool {
         const LARGEST: libc::c_int = 32 << 20;
         let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         let set = |what: libc::c_int, value: libc::c_int| {
-            // SAFETY: it takes no pointers. It changes its own settings under its own lock; a
+            // SAFETY: it takes no pointers. It changes its own settings under its own lock. A
             // thread that allocates meanwhile reads whole numbers, the old or the new one.
             unsafe { libc::mallopt(what, value) == 1 }
         };
@@ -314,8 +314,8 @@ pub fn set_cache_limit(bytes: usize) -> Result<usize> {
     })
 }
 
-/// Sets how many bytes stay resident on a Metal device and returns the limit before; elsewhere
-/// there is nothing to wire.
+/// Sets how many bytes stay resident on a Metal device, and returns the limit before. Elsewhere it
+/// does nothing.
 ///
 /// ```
 /// use mlx_rs_core::memory;

@@ -2,7 +2,7 @@
 //! arrays and with Rust scalars on either side. **They panic where the methods return an error**,
 //! so the library itself never uses them.
 //!
-//! A scalar takes the type of the array beside it, as a Python number does: `&a * 2.5` stays
+//! A scalar takes the type of the array beside it, as a Python number does. So `&a * 2.5` stays
 //! `bfloat16` for a `bfloat16` array. [`Array::scalar_like`] makes such a scalar for the methods.
 
 use std::ops::{
@@ -149,8 +149,8 @@ scalar_operands! {
 }
 
 impl Array {
-    /// `value` as an array that does not change the type of this one in an operation, as a Python
-    /// number would not. An array is returned as it is.
+    /// `value` as an array that does not change this array's type in an operation, like a Python
+    /// number. An array is returned as it is.
     ///
     /// ```
     /// use mlx_rs_core::{array, f16, Dtype};
@@ -219,8 +219,8 @@ fn invert(a: &Array) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[a]))
 }
 
-/// Shifts as numpy defines them: a count that is negative or not below the width leaves no bits (0,
-/// or -1 where a negative value is shifted right). The machine's shift, which MLX uses, has no
+/// Shifts as numpy defines them. A count that is negative or not below the width leaves no bits: 0,
+/// or -1 where a negative value is shifted right. The machine's shift, which MLX uses, has no
 /// meaning for such counts, so they never reach it.
 fn shift(a: &Array, b: &Array, left: bool) -> Result<Array> {
     let op = if left { "left_shift" } else { "right_shift" };
@@ -293,8 +293,8 @@ fn apply<A: Operand, B: Operand>(
     unwrap((|| f(&*a.beside(array)?, &*b.beside(array)?))())
 }
 
-/// The array on the left takes any operand through one generic implementation, so that the type of
-/// the result is known before that of a literal: `(&a + 1).shape()` compiles.
+/// The array on the left takes any operand through one generic implementation. So the type of the
+/// result is known before that of a literal: `(&a + 1).shape()` compiles.
 macro_rules! operator {
     ($($trait:ident, $method:ident, $assign:ident, $assign_method:ident, $f:expr, [$($t:ty),*];)*) => {
         $(

@@ -1,7 +1,7 @@
-//! Random numbers by explicit keys (Threefry, Salmon et al. 2011): the same key gives the same
-//! numbers, whatever else runs, and the same as Python's `mlx.core.random` gives for it. There is
-//! deliberately no global generator here: what it gives depends on every other thread. [`Keys`] is
-//! what a program that draws often holds instead.
+//! Random numbers by explicit keys (Threefry, Salmon et al. 2011). The same key gives the same
+//! numbers, whatever else runs, and the same as Python's `mlx.core.random`. There is deliberately
+//! no global generator here: what it gives depends on every other thread. [`Keys`] is what a
+//! program that draws often holds instead.
 //!
 //! ```
 //! use mlx_rs_core::{Dtype, random};
@@ -144,8 +144,8 @@ impl Key {
     }
 }
 
-/// A sequence of keys from one seed: the same as MLX's global generator goes through after
-/// `mlx.core.random.seed`, but the caller's own.
+/// A sequence of keys from one seed. It equals that of MLX's global generator after
+/// `mlx.core.random.seed`, but belongs to the caller.
 #[derive(Debug, Clone)]
 pub struct Keys {
     state: Key,
@@ -323,8 +323,8 @@ pub fn gumbel(shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
     })
 }
 
-/// Normal numbers whose mean and standard deviation are arrays (or one of both) that broadcast to
-/// `shape`; 0 and 1 unless given.
+/// Normal numbers. Mean and standard deviation are arrays that broadcast to `shape`; they default
+/// to 0 and 1.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, array, random};
@@ -497,8 +497,8 @@ pub fn multivariate_normal(
     countable(op, &[shape, &[n]].concat())?;
     crate::linalg::guarded(covariance, n, |safe| {
         call::array(op, |out, s| {
-            // SAFETY: pointer and length describe the slice; all handles are live; the covariance
-            // is finite and not too large for the decomposition.
+            // SAFETY: pointer and length describe the slice, and all handles are live. The
+            // covariance is finite and not too large for the decomposition.
             unsafe {
                 sys::mlx_random_multivariate_normal(
                     out,

@@ -1,5 +1,5 @@
 //! Streams: ordered queues of work on a device. Operations use the calling thread's current stream,
-//! which [`Stream::scope`] and [`Device::scope`] set; without one, the default stream of the
+//! which [`Stream::scope`] and [`Device::scope`] set. The default is the default stream of the
 //! default device.
 
 use std::cell::Cell;
@@ -29,7 +29,7 @@ pub(crate) fn cpu_in_use() -> bool {
 }
 
 /// The most streams made with [`Stream::new`] that exist at once. MLX keeps a thread for each to
-/// the end of the process, and does not survive that a thread cannot be started.
+/// the end of the process, and crashes when a thread cannot be started.
 const MOST: usize = 512;
 
 /// An ordered queue of work on one device. Work on different streams may run at the same time.
@@ -45,7 +45,7 @@ pub struct Stream {
 struct Lease;
 
 // SAFETY: the handle is a heap copy of a plain (index, device) pair that is never written after
-// creation; every call that uses it holds the process-wide lock.
+// creation. Every call that uses it holds the process-wide lock.
 unsafe impl Send for Stream {}
 // SAFETY: as for Send; shared use only reads the pair.
 unsafe impl Sync for Stream {}
@@ -60,8 +60,8 @@ impl Stream {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     ///
-    /// MLX never frees a stream. A dropped one, when all handles to it are gone, is used again:
-    /// what was queued on it runs before the work of its next owner.
+    /// MLX never frees a stream. When all handles to a stream are dropped, it is used again. Its
+    /// queued work runs before the work of its next owner.
     ///
     /// # Errors
     /// When this build of MLX cannot use the device; [`ErrorKind::Unsupported`] when 512 streams

@@ -43,7 +43,7 @@ impl Array {
         })?;
         call::adopt("from_slice", |out| {
             // SAFETY: the shape has `ndim` entries whose product is `values.len()`, so MLX reads
-            // exactly the slice; `T` is the Rust type of the dtype passed. MLX copies the values.
+            // exactly the slice. `T` is the Rust type of the dtype passed. MLX copies the values.
             let raw = unsafe {
                 sys::mlx_array_new_data(
                     values.as_ptr().cast(),

@@ -112,10 +112,9 @@ impl Array {
             }
         }
         // SAFETY: `n` elements of `T` lie there row-major, aligned as MLX's allocator and its
-        // item-wise offsets guarantee; every bit pattern is a `T` (for bool checked above). They
-        // are not written while a handle exists, since MLX reuses a buffer only when nobody else
-        // holds it; the handle is `self` (borrowed for 'a) or `_owner`, which lives beside the
-        // slice.
+        // item-wise offsets guarantee. Every bit pattern is a `T` (for bool checked above). No
+        // write happens while a handle exists, since MLX reuses a buffer only when it has no other
+        // user. The handle is `self` (borrowed for 'a) or `_owner`, which lives beside the slice.
         let values = unsafe { std::slice::from_raw_parts(pointer.cast::<T>(), n) };
         Ok(Data {
             _owner: owner,
@@ -152,8 +151,8 @@ impl Array {
         })
     }
 
-    /// Evaluates, makes row-contiguous, and gives the array that owns the values when it is a copy,
-    /// where they start (not null unless there are none), and how many elements there are.
+    /// Evaluates and makes row-contiguous. Returns the array that owns the values when it is a
+    /// copy, the address of the first (not null unless there are none), and their number.
     pub(crate) fn row_major(&self, op: &'static str) -> Result<(Option<Array>, *const u8, usize)> {
         let _guard = call::enter(op)?;
         self.eval()?;

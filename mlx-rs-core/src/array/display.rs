@@ -1,5 +1,5 @@
-//! Printing. `{}` shows the values as MLX does in Python; `{:?}` shows shape and type only, so that
-//! a log line or a failed assertion never starts a computation.
+//! Printing. `{}` shows the values as MLX does in Python. `{:?}` shows shape and type only, so a
+//! log line or a failed assertion never starts a computation.
 
 use std::fmt::{self, Write};
 

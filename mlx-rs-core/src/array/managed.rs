@@ -1,5 +1,5 @@
-//! Arrays that take over a Rust vector. MLX uses its memory where the device can and says when it
-//! is done; the vector is freed exactly once, in whatever thread that happens.
+//! Arrays that take over a Rust vector. MLX uses its memory where the device can, and reports when
+//! it is done. The vector is freed exactly once, on any thread.
 
 use std::sync::OnceLock;
 
@@ -10,9 +10,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
 impl Array {
-    /// An array of `shape` that takes over `values` (row-major): no copy where the GPU can use the
-    /// host's memory as it lies (Metal, for vectors that start at a page, as large ones do), one
-    /// copy elsewhere.
+    /// An array of `shape` that takes over `values` (row-major). There is no copy where the GPU can
+    /// use the host's memory: Metal, for vectors that start at a page, as large ones do. Elsewhere
+    /// there is one copy.
     ///
     /// ```
     /// # fn main() -> mlx_rs_core::Result<()> {
@@ -42,8 +42,8 @@ impl Array {
     }
 }
 
-/// MLX's allocators for the CPU and for CUDA copy what they are given, and then hand it back:
-/// taking over would only cost more than copying.
+/// MLX's allocators for the CPU and for CUDA copy the buffer and then hand it back. So taking over
+/// would cost more than copying.
 fn device_can_take_over() -> bool {
     static METAL: OnceLock<bool> = OnceLock::new();
     *METAL.get_or_init(metal_is_available)
@@ -122,7 +122,7 @@ mod owned {
         let theirs = Arc::into_raw(Arc::clone(&ours));
         call::adopt(op, |out| {
             // SAFETY: the shape has `ndim` entries whose product is the vector's length, so MLX
-            // stays inside the elements; `T` is the Rust type of the dtype. The elements live until
+            // stays inside the elements. `T` is the Rust type of the dtype. The elements live until
             // `release` gives MLX's count back, and nobody in Rust refers to them.
             let raw = unsafe {
                 sys::mlx_array_new_data_managed_payload(

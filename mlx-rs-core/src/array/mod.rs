@@ -28,11 +28,12 @@ pub struct Array {
     raw: sys::mlx_array,
 }
 
-// SAFETY: MLX's reference counts are atomic; its other shared state (graph, status, events) is only
-// touched by calls that hold the process-wide lock of `call.rs`, in whatever thread.
+// SAFETY: MLX's reference counts are atomic. Only calls that hold the process-wide lock of
+// `call.rs` touch its other shared state (graph, status, events), on any thread.
 unsafe impl Send for Array {}
-// SAFETY: as for Send. What is read without the lock (shape, type) is written only at construction,
-// and data is read only after evaluation, when MLX no longer writes it while a handle exists.
+// SAFETY: as for Send. Shape and type, which are read without the lock, are written only at
+// construction. Data is read only after evaluation, when MLX no longer writes it while a handle
+// exists.
 unsafe impl Sync for Array {}
 
 impl Array {
@@ -68,8 +69,8 @@ impl Array {
         if n == 0 {
             return &[];
         }
-        // SAFETY: the handle is live; the shape is written only when the array is made, has `ndim`
-        // entries, and lives as long as the handle, which `&self` keeps.
+        // SAFETY: the handle is live. The shape is written only when the array is made and has
+        // `ndim` entries. It lives as long as the handle, which `&self` keeps.
         unsafe { std::slice::from_raw_parts(sys::mlx_array_shape(self.raw), n) }
     }
 

@@ -300,9 +300,9 @@ impl Heads {
         })
     }
 
-    /// What the queries of a packed projection find in the keys and values of their rows, after
-    /// those of this pass were added: `[1, T, H * D]`, or `[1, rows, H * D]` for the last query of
-    /// each row.
+    /// The attention output of the queries of a packed projection over their rows' keys and values,
+    /// after those of this pass were added. It is `[1, T, H * D]`, or `[1, rows, H * D]` for the
+    /// last query of each row.
     ///
     /// # Errors
     /// As [`Self::keys`].
@@ -342,7 +342,7 @@ impl Heads {
         })
     }
 
-    /// The work of an attention over these rows: it reads packed rows, the norm's weight and the
+    /// The work of an attention over these rows. It reads packed rows, the norm's weight and the
     /// sinks where there are any, and each row's keys and values.
     pub(super) fn plan_attention(&self, lanes: &[KvViewShape], last: bool) -> Result<Attention> {
         let width = self.check_parts()?;

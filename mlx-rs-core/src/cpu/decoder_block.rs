@@ -1,6 +1,7 @@
 //! Whole decoder blocks as one operation: projections, writes to the KV cache, attention, and the
-//! feed-forward part, for one block or a chain of them. No graph node stands between the parts: to
-//! build and evaluate a node for each took a fifth of a decode step, one for each block a tenth.
+//! feed-forward part. It takes one block or a chain of them. There are no graph nodes between the
+//! parts. A node for each part took a fifth of a decode step to build and evaluate, one for each
+//! block a tenth.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -25,8 +26,8 @@ pub type Biased<'a> = (&'a Matrix, Option<&'a Array>);
 /// A norm by the root of the mean square: a float32 weight `[k]`, and what is added under the root.
 pub type RowNorm<'a> = Option<(&'a Array, f32)>;
 
-/// A decoder block: attention with a norm before it, then a feed-forward part with a gate and a
-/// norm before it, each added to what went in.
+/// A decoder block: attention after a norm, then a gated feed-forward part after a norm. Each is
+/// added to its input.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream};
 /// use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Heads, KvBuffer, Matrix, KvSlot};
@@ -155,8 +156,8 @@ impl Block<'_> {
         Self::steps(x, &mut [(self, rooms)])
     }
 
-    /// The output of blocks that follow each other, as one operation; for each the same rows, with
-    /// memory of its own.
+    /// The output of adjacent blocks as one operation. Each has the same rows, with memory of its
+    /// own.
     ///
     /// # Errors
     /// As [`Self::step`], also without a block.
@@ -284,8 +285,8 @@ impl Block<'_> {
 
 const OP: &str = "cpu::block";
 
-/// The most tokens for which memory between the parts is kept for the next ones: as many as
-/// requests that are answered together have in a pass.
+/// The most tokens for which memory between the parts is kept for the next blocks. A batch of
+/// requests has about as many in a pass.
 const KEPT: usize = 256;
 
 /// What a block computes.
@@ -375,8 +376,8 @@ impl Work for BlockChain {
 }
 
 impl BlockPlan {
-    /// While threads wait for each other they prefetch the first elements of the next part, at the
-    /// end those of the step `after` this one.
+    /// While threads wait at the barrier they prefetch the first elements of the next part. At the
+    /// end these are those of the step `after` this one.
     ///
     /// # Safety
     /// `inputs` must be those that `Block::plan` appended for this step, `x` its rows.
@@ -411,10 +412,10 @@ impl BlockPlan {
             caches: &caches,
         };
         with_barrier_hook(&|me| self.output.work.fetch(me), || {
-            // SAFETY: they are float32, as planned with, and of a `KvBuffer`, which gives its
-            // arrays to this operation and to those that copy them only; each of these comes after
-            // those before it (`KvBuffer::before`), so none runs meanwhile. Nothing of them is in
-            // use here yet.
+            // SAFETY: they are float32, as planned, and belong to a `KvBuffer`, which gives its
+            // arrays only to this operation and to those that copy them. Each of these runs after
+            // the earlier ones (`KvBuffer::before`), so none runs at the same time. Nothing of them
+            // is in use here yet.
             unsafe { self.attend.run_with_new_kv(&seen, &fresh, found) };
         });
         let attended = room(&mut between.attended, self.output.work.outputs());

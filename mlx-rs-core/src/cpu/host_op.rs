@@ -74,8 +74,8 @@ pub(super) unsafe fn input_of(array: &Array) -> Result<Input> {
     Ok(unsafe { Input::from_raw(data.cast(), size) })
 }
 
-/// As [`add`], for work that looks at strides: inputs from number `first` on may lie in memory as
-/// they like, but for the last axis, whose elements must be neighbors.
+/// As [`add`], for work that reads strides. Inputs from number `first` on may have any layout, but
+/// elements of the last axis must be adjacent.
 ///
 /// # Errors
 /// As [`add`].
@@ -108,8 +108,8 @@ pub(super) fn add<W: Work>(
 /// operation of a graph more than once, `compile` with each call. Such work runs the first time
 /// only; later the output is not a number.
 ///
-/// An operation stays on its stream, which runs one at a time. So a later run, though it does
-/// nothing, comes after the first one, and what depends on either comes after the work.
+/// An operation stays on its stream, which runs one at a time. A later run does nothing, but comes
+/// after the first one. So what depends on either comes after the work.
 ///
 /// # Errors
 /// As [`add`].
@@ -180,8 +180,8 @@ fn add_with<W: Work>(
     let raw: Vec<_> = inputs.iter().map(|a| a.raw()).collect();
     let payload = Box::into_raw(Box::new(work));
     call::array(op, |out, s| {
-        // SAFETY: handles, shape and functions are valid for the call; the payload is a box of `W`
-        // given away here, which `free::<W>` turns back exactly once, whatever happens.
+        // SAFETY: handles, shape and functions are valid for the call. The payload is a box of `W`
+        // given away here, which `free::<W>` takes back exactly once, whatever happens.
         unsafe {
             sys::rust_mlx_host_op(
                 out,
@@ -225,9 +225,9 @@ unsafe extern "C" fn run<W: Work>(
             unsafe { Input::with_layout(v.data, v.size, (v.ndim, v.shape, v.strides)) }
         })
         .collect();
-    // SAFETY: the shim has allocated the output, of the shape that `add` was given, and nobody else
-    // has it yet, or nothing else needs it; work in place does not read the input that it may be.
-    // Its elements are written before anything reads them; f32 has no invalid values.
+    // SAFETY: the shim has allocated the output in the shape that `add` was given, and it has no
+    // other user. Or it is the input of work in place, which does not read that input and has no
+    // other user. Its elements are written before anything reads them; f32 has no invalid values.
     let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), work.outputs()) };
     // A panic must not cross into C++. What it leaves is not a number, which nobody takes for one.
     // SAFETY: `add` was given these inputs for this work, by its caller's promise.

@@ -195,7 +195,7 @@ impl Work for Fill {
         }
         let _writing = PoisonOnPanic(std::slice::from_ref(&self.to));
         let all = self.to.slab.all();
-        // SAFETY: memory is float32 and belongs to this operation alone until it has run: every
+        // SAFETY: memory is float32 and belongs to this operation alone until it has run. Every
         // other operation on it depends on the output, and `add_once` runs it once.
         let all = unsafe { all.slice_mut::<f32>(0, self.to.slab.elements) };
         // SAFETY: `KvBuffer` has seen types and shapes; writers of the sources come before or

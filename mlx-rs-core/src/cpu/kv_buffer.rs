@@ -1,7 +1,7 @@
-//! Keys and values that a decoder block writes in place. MLX's own arrays never change: a cache
+//! Keys and values that a decoder block writes in place. MLX's own arrays never change. A cache
 //! made of them is a new array with each token, and an append copies as long as an operation in
 //! flight refers to the old one. Here the memory stays with its owner. Each operation on it depends
-//! on those before it that write what it reads or read what it writes, and runs at most once.
+//! on the earlier ones that write what it reads or read what it writes. It runs at most once.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -76,8 +76,8 @@ fn fault(message: String) -> Error {
 }
 
 impl KvBuffer {
-    /// KvSlot for `room` positions of so many heads with so many elements each, none of which is
-    /// there before it is written, nor takes any of the machine's memory.
+    /// Memory for `room` positions of `heads` heads with `width` elements each. Nothing is
+    /// initialized, and pages are taken from the machine only when written.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when a number is not positive; [`ErrorKind::OutOfMemory`] beyond the

@@ -93,9 +93,9 @@ pub struct LogProbabilities {
     pub indices: Array,
 }
 
-/// The logarithms of the probabilities of the elements `chosen` (uint32 `[rows]`) of float32
-/// `[rows, n]`, and of the `k` greatest of each row, of equals those behind. An element beyond the
-/// row is impossible. On the CPU.
+/// The log-probabilities of the elements `chosen` (uint32 `[rows]`) of float32 `[rows, n]`, and of
+/// the `k` greatest of each row. Among equals, the later ones are taken. An element beyond the row
+/// is impossible. On the CPU.
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] when an array is of another type or shape; [`ErrorKind::Index`] when `k` is
@@ -147,9 +147,9 @@ pub fn log_probabilities(logits: &Array, chosen: &Array, k: usize) -> Result<Log
 }
 
 /// One index (uint32 `[rows]`) of each row of float32 `[rows, n]`, drawn with probabilities
-/// `softmax(logits * scale)`: the one at which the running sum passes `uniform`, a number in `[0,
-/// 1)`. `scale` and `uniform` have one value a row. A row of nothing but minus infinity gives 0. On
-/// the CPU.
+/// `softmax(logits * scale)`. It is the one at which the running sum passes `uniform`, a number in
+/// `[0, 1)`. `scale` and `uniform` have one value a row. A row of nothing but minus infinity
+/// gives 0. On the CPU.
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] when `logits` is of another type or shape, or the parameters are not one a

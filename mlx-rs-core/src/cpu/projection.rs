@@ -1,5 +1,5 @@
-//! Products of rows with matrices and what surrounds them in a decoder, as one operation: a norm,
-//! several matrices on the same input, biases, and an epilogue (gate or residual).
+//! Products of rows with matrices and what surrounds them in a decoder, as one operation. These are
+//! a norm, several matrices on the same input, biases, and an epilogue (gate or residual).
 
 use mlx_cpu_kernels::{Gate, Isa, MAX_PARTS, MatrixFormat, MatrixPart, Product, ScaleFormat};
 
@@ -41,16 +41,16 @@ pub enum Epilogue<'a> {
 pub struct Projection<'a> {
     /// Matrices with as many inputs, each with a float32 bias `[n]` or without.
     pub parts: &'a [(&'a Matrix, Option<&'a Array>)],
-    /// The input is divided by the root of its mean square (with so much added under it) and
-    /// multiplied with a float32 weight `[k]` before.
+    /// Before the product, the input is divided by the root of its mean square (plus `eps`) and
+    /// multiplied by a float32 weight `[k]`.
     pub norm: Option<(&'a Array, f32)>,
     /// What follows.
     pub then: Epilogue<'a>,
 }
 
 impl<'a> Projection<'a> {
-    /// Computes it for `x`, on the CPU: float32 `[.., k]` to `[.., n]`, with `n` the sum of the
-    /// matrices' outputs, or that of one with a gate.
+    /// Computes it for `x` on the CPU: float32 `[.., k]` to `[.., n]`. `n` is the sum of the
+    /// matrices' outputs; with a gate it is that of one matrix.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
@@ -114,8 +114,8 @@ impl<'a> Projection<'a> {
         host_op::add(op, meaning, work, &inputs, &shape)
     }
 
-    /// The work for so many rows, which reads the rows, then what is appended to `inputs` here,
-    /// then what is added where it `adds`. Where it `holds`, matrices are not among the inputs, if
+    /// The work for `rows` rows. It reads the rows, then what this function appends to `inputs`,
+    /// then the residual where it `adds`. Where it `holds`, matrices are not among the inputs, if
     /// that can be.
     pub(super) fn plan(
         &self,

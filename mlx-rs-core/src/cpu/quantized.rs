@@ -1,6 +1,6 @@
-//! Quantized matrices for the kernels: made from MLX's form and turned back into it, cut into
-//! parts, and read by row. Their layout is documented in `mlx-cpu-kernels/src/layout/packed.rs`;
-//! products are in `projection.rs`.
+//! Quantized matrices for the kernels: conversion from and to MLX's form, cutting into parts, and
+//! reading by row. Their layout is documented in `mlx-cpu-kernels/src/layout/packed.rs`; products
+//! are in `projection.rs`.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{Pad, QuantMode, Quantized};
 
-/// A matrix quantized in affine mode to 2, 3, 4, 5, 6 or 8 bits, with float32 scales, as the
-/// kernels read it: eight rows interleaved, word by word.
+/// A matrix quantized in affine mode to 2, 3, 4, 5, 6 or 8 bits, with float32 scales, in packed
+/// layout: eight rows interleaved, word by word.
 /// ```
 /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -43,8 +43,8 @@ pub struct QuantizedMatrix {
     pub(super) size: Size,
     pub(super) bits: u32,
     pub(super) group: usize,
-    /// How scales and biases are kept: as float16 where that is exact, as it is for those of GGUF's
-    /// simple types. That is a fifth less to read for each token.
+    /// The format of scales and biases: float16 where that is exact, as for GGUF's simple types.
+    /// That is a fifth less to read for each token.
     pub(super) scales: ScaleFormat,
     /// Whether it was made where an array may be one that is differentiated.
     traced: bool,
@@ -54,8 +54,7 @@ impl QuantizedMatrix {
     /// Rows that stand side by side.
     pub const INTERLEAVED_ROWS: usize = INTERLEAVED_ROWS;
 
-    /// Whether the kernels are on and have matrices of this mode, with so many bits, groups of so
-    /// many numbers and scales of this type.
+    /// Whether the kernels are on and support this mode, width, group size and type of scales.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, cpu::QuantizedMatrix};
@@ -194,14 +193,13 @@ impl QuantizedMatrix {
         })
     }
 
-    /// A matrix of 6 bits in groups of 16, whose scales are signed bytes times a float16 for each
-    /// 256 inputs, and whose codes stand for -32 to 31: the numbers of GGUF's Q6_K, in as many
-    /// bits. All arrays are [interleaved](Self::interleaved): packed codes `[n, k / 16 * 3]` as MLX
-    /// packs 6 bits, bytes (int8) `[n, k / 16]` and float16 `[n, k / 256]`. `None` where the
-    /// kernels are off.
+    /// A matrix of 6 bits in groups of 16, in GGUF's Q6_K format and size. Scales are signed bytes
+    /// times a float16 for each 256 inputs. Codes stand for -32 to 31. All arrays are
+    /// [interleaved](Self::interleaved): packed codes `[n, k / 16 * 3]` as MLX packs 6 bits, bytes
+    /// (int8) `[n, k / 16]` and float16 `[n, k / 256]`. `None` where the kernels are off.
     ///
-    /// MLX has no such format: [`Self::to_quantized`] is an error, and so are `vmap` over a product
-    /// and second derivatives of it.
+    /// MLX has no such format. So [`Self::to_quantized`], `vmap` over a product and second
+    /// derivatives of it are errors.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when they do not fit each other; when memory runs out.
@@ -259,8 +257,8 @@ impl QuantizedMatrix {
         }))
     }
 
-    /// Rows `[n, width]` as the kernels keep them: `[bands, width, 8]`, eight rows side by side,
-    /// with zeros for those that the last eight lack.
+    /// Rows `[n, width]` in packed layout: `[row blocks, width, 8]`, eight rows interleaved. Rows
+    /// that the last block lacks are zeros.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when they are no rows; when memory runs out.
@@ -340,8 +338,8 @@ impl QuantizedMatrix {
         })
     }
 
-    /// Rows `from..to` in the same memory, where they are whole row blocks: both are multiples of
-    /// 8, or `to` is the end. `None` otherwise.
+    /// Rows `from..to` in the same memory. They must be whole row blocks: both are multiples of 8,
+    /// or `to` is the end. `None` otherwise.
     ///
     /// # Errors
     /// When memory runs out.
@@ -504,9 +502,9 @@ impl QuantizedMatrix {
         &self.stored.arrays
     }
 
-    /// What an operation without derivatives computes with, besides its inputs, so that these, each
-    /// of which MLX's evaluation looks at, are fewer. `None` where a derivative with respect to
-    /// them must be refused.
+    /// What an operation without derivatives holds besides its inputs. MLX's evaluation handles
+    /// each input, so fewer inputs cost less. `None` where a derivative with respect to them must
+    /// be refused.
     pub(super) fn held(&self) -> Option<HeldMatrix> {
         let stored = Arc::clone(&self.stored);
         // SAFETY: the inputs are the elements of arrays that `MatrixArrays` keeps; arrays do not
@@ -559,8 +557,8 @@ pub(super) struct MatrixArrays {
     pub inputs: [Input; 3],
 }
 
-// SAFETY: the addresses are those of the arrays' elements, which stay there as long as these are
-// kept, and which nobody writes.
+// SAFETY: the addresses are those of the arrays' elements. They stay valid as long as the arrays
+// are kept, and nothing writes them.
 unsafe impl Send for MatrixArrays {}
 // SAFETY: as for Send.
 unsafe impl Sync for MatrixArrays {}

@@ -7,9 +7,10 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// `logits` `[.., n]` in which only the smallest set of the most probable whose probability reaches
-/// `p` is left, and everything else minus infinity: one `p` a row. Of equal logits at the border
-/// the ones behind stay. The most probable stays whatever `p` is. On the CPU, float32.
+/// Float32 `logits` `[.., n]` with only the smallest set of most probable elements whose
+/// probability reaches `p`. All others are minus infinity. There is one `p` a row. Of equal logits
+/// at the border the ones behind stay. The most probable stays whatever `p` is. On the CPU,
+/// float32.
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] when `logits` is of another type, empty, or `p` has another number of rows;

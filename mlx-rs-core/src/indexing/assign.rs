@@ -30,12 +30,11 @@ enum Update {
 }
 
 impl Array {
-    /// The part of this array that `index` names, as `a[...]` in Python; see
-    /// [`indexing`](crate::indexing) for what is lazy and what is evaluated.
+    /// The part of this array that `index` names, as `a[...]` in Python.
+    /// [`indexing`](crate::indexing) says what is lazy and what is evaluated.
     ///
-    /// Integers drop their axis, ranges keep it, index arrays put their (broadcast) shape in the
-    /// place of the axes they stand for, or first when a range, a new axis or an ellipsis separates
-    /// them.
+    /// Integers drop their axis and ranges keep it. Index arrays put their (broadcast) shape in the
+    /// place of their axes, or first when a range, a new axis or an ellipsis separates them.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -121,7 +120,7 @@ impl Array {
     }
 
     /// The update by a single mask when the value does not depend on the number of its true
-    /// positions: a selection, and lazy.
+    /// positions. It is a selection, and lazy.
     fn masked(&self, index: &[Index<'_>], value: &Array, update: Update) -> Result<Option<Array>> {
         let Some((entry, before)) = lone_mask(self, index) else {
             return Ok(None);

@@ -1,5 +1,5 @@
 //! Indexing as NumPy defines it: ranges with steps, ellipsis, new axes, integers, integer arrays
-//! and boolean masks, to read ([`Array::get`]) and to write ([`Array::set`], [`Array::at_idx`]).
+//! and boolean masks. It reads ([`Array::get`]) and writes ([`Array::set`], [`Array::at_idx`]).
 //!
 //! An index is written with [`idx!`](crate::idx!), whose table has the Python forms.
 //!
@@ -20,15 +20,15 @@
 //!
 //! Ranges, integers, ellipsis and new axes are views: lazy, nothing is copied to read. **Integer
 //! arrays are evaluated and every index is checked on the host**, because MLX reads foreign memory
-//! for an index out of range; a list of Rust integers is checked without the device, and
-//! [`clamped`] indices stay lazy: they are limited to the axis inside the graph. **A mask that is
-//! read is evaluated**, since the shape of the result is the number of its true values; assigning a
-//! value that does not depend on that number stays lazy. Inside `compile` and `vmap`, where nothing
-//! can be evaluated, use ranges, [`clamped`] indices and such assignments.
+//! for an index out of range. A list of Rust integers is checked without the device. [`clamped`]
+//! indices stay lazy: the graph limits them to the axis. **A mask that is read is evaluated**,
+//! since the shape of the result is the number of its true values. Assigning a value that does not
+//! depend on that number stays lazy. Inside `compile` and `vmap`, where nothing can be evaluated,
+//! use ranges, [`clamped`] indices and such assignments.
 //!
-//! Where NumPy wraps or raises, so does this, with the one difference that an index out of range is
-//! an error even when the result has no elements. Where one position is assigned several times, the
-//! last value wins on the CPU; on a GPU it is one of them.
+//! Where NumPy wraps or raises, so does this. One thing differs: an index out of range is an error
+//! even when the result has no elements. Where one position is assigned several times, the last
+//! value wins on the CPU. On a GPU it is one of them.
 
 mod assign;
 mod plan;
@@ -90,8 +90,8 @@ pub struct Span {
 }
 
 impl<'a> Index<'a> {
-    /// The elements of `range` in steps of `step`; a negative step goes backwards from the start,
-    /// which is then the last element unless given. `..; -1` reverses an axis.
+    /// The elements of `range` in steps of `step`. A negative step goes backwards from the start,
+    /// which defaults to the last element. `..; -1` reverses an axis.
     ///
     /// ```
     /// use mlx_rs_core::{array, indexing::Index};
@@ -106,9 +106,9 @@ impl<'a> Index<'a> {
     }
 }
 
-/// Indices that are limited to the axis inside the graph instead of being evaluated and checked:
-/// below zero becomes 0, beyond the end the last element. For use where indices are known to be in
-/// range, or where nothing may be evaluated.
+/// Indices that the graph limits to the axis instead of evaluating and checking them: below zero
+/// becomes 0, beyond the end the last element. For use where indices are known to be in range, or
+/// where nothing may be evaluated.
 ///
 /// ```
 /// use mlx_rs_core::{array, idx, indexing::clamped};

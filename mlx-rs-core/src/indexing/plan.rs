@@ -1,4 +1,4 @@
-//! From index entries to a plan: what to slice, which axes to drop and to add, where to gather and
+//! From index entries to a plan: what to slice, which axes to drop and to add, where to gather, and
 //! where the gathered axes go. Every index is in range when a plan is made.
 
 use super::{End, Entry, Index, Span};
@@ -7,7 +7,7 @@ use crate::dtype::{Dtype, Element};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How to reach the indexed part of an array. The part is made in steps: merge the axes under each
-/// mask into one, slice every axis, drop the axes of integers, insert new axes, gather.
+/// mask, slice every axis, drop the axes of integers, insert new axes, gather.
 pub(super) struct Plan {
     /// The shape after merging.
     pub merged: Vec<i32>,
@@ -96,7 +96,7 @@ impl Span {
         } else {
             0
         };
-        // All within the axis, whose length is an i32; a step matters from two elements on, and
+        // All are within the axis, whose length is an i32. A step matters from two elements on, and
         // then it is shorter than the axis.
         Ok(match count {
             0 => (0, 0, 1),
@@ -211,8 +211,8 @@ impl Builder<'_> {
 
     /// Adds an axis of the merged array with what to take of it.
     fn slice(&mut self, length: i32, (start, count, step): (i32, i32, i32)) {
-        // A step that is not taken is one: MLX forgets it, but not where it would have ended, and
-        // derivatives and mapped functions then take more than one element, or none.
+        // A step that is not taken counts as 1. MLX forgets it, but not the end that belongs to it.
+        // Derivatives and mapped functions would then take several elements, or none.
         let step = if count == 1 { 1 } else { step };
         let plan = &mut self.plan;
         plan.merged.push(length);
@@ -405,7 +405,7 @@ impl Builder<'_> {
             columns,
             ..
         } = self;
-        // The position of the first index array or integer, and whether all stand side by side:
+        // The position of the first index array or integer, and whether all stand side by side.
         // NumPy puts the gathered axes there, or first when anything separates them.
         let advanced = |c: &Column| matches!(c, Column::Drop | Column::Gather(_));
         let first = columns.iter().position(advanced);

@@ -82,8 +82,8 @@ pub(super) fn expand(a: &Array, axes: &[i32]) -> Result<Array> {
     a.expand_dims_axes(axes)
 }
 
-/// For each index, one element of each indexed axis and all of the others: the shape of the indices
-/// followed by the array's, in which indexed axes have length one.
+/// For each index, one element of each indexed axis and all of the others. The result has the shape
+/// of the indices followed by the array's, in which indexed axes have length one.
 pub(super) fn gather(a: &Array, gathered: &[(i32, Array)]) -> Result<Array> {
     let axes: Vec<i32> = gathered.iter().map(|g| g.0).collect();
     let mut sizes = a.shape().to_vec();
@@ -93,8 +93,8 @@ pub(super) fn gather(a: &Array, gathered: &[(i32, Array)]) -> Result<Array> {
     let indices = ArrayVec::new("gather", gathered.iter().map(|g| &g.1))?;
     let a = a.for_blocks(|axis| sizes[axis])?;
     call::array("gather", |out, s| {
-        // SAFETY: one axis per index array, all different; sizes inside the array; every index is
-        // in range of its axis; all handles are live.
+        // SAFETY: one axis per index array, all different, and sizes inside the array. Every index
+        // is in range of its axis; all handles are live.
         unsafe {
             mlx_sys::mlx_gather(
                 out,
@@ -140,7 +140,7 @@ pub(super) fn scatter(
         block[axis as usize] = 1;
     }
     call::array("scatter", |out, s| {
-        // SAFETY: one axis per index array, all different; every index is in range of its axis;
+        // SAFETY: one axis per index array, all different, and every index is in range of its axis.
         // `updates` has the shape of a gather, which MLX checks again; all handles are live.
         unsafe {
             f(

@@ -1,11 +1,11 @@
 //! Arrays in files: NPY ([`load_npy`]), NPZ ([`load_npz`]) and safetensors ([`load_safetensors`]),
 //! read and written by Rust alone.
 //!
-//! MLX's own readers are not used and not bound: given a truncated file they return data that is
-//! not in it. Here every size is compared with the file before anything is allocated, all bytes are
-//! read before an array exists, and what does not fit is an error that names the file. A file is
-//! written beside its destination, flushed to the disk and then renamed, so that a reader finds the
-//! old file or the new one and never a part.
+//! MLX's own readers are not used and not bound: for a truncated file they return data that is not
+//! in it. Here every size is compared with the file before anything is allocated. All bytes are
+//! read before an array exists. A mismatch is an error that names the file. A file is written
+//! beside its destination, flushed to the disk and then renamed. So a reader finds the old file or
+//! the new one, never a part.
 //!
 //! ```
 //! use mlx_rs_core::{array, io};

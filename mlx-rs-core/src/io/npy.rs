@@ -2,8 +2,7 @@
 //! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 //!
 //! The header is a Python literal of a fixed form. It is parsed here, strictly and without
-//! recursion, because general readers of Python literals can be driven into a stack overflow by
-//! nesting.
+//! recursion. General readers of Python literals can be driven into a stack overflow by nesting.
 
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
@@ -33,8 +32,8 @@ struct Header {
 
 /// Loads one array from an NPY file.
 ///
-/// Every type of MLX is read, in either byte order and either layout (a column-major array comes
-/// back as a lazy transpose); `V2`, as which MLX stores `bfloat16`, too.
+/// Every type of MLX is read, in either byte order and either layout (a column-major array becomes
+/// a lazy transpose). `V2` is read, too: MLX stores `bfloat16` so.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -97,7 +96,7 @@ pub fn read_npy(mut source: impl Read) -> Result<Array> {
 
 /// Saves one array as an NPY file, replacing it as a whole.
 ///
-/// The bytes are those that numpy writes; `bfloat16`, which numpy lacks, is stored as MLX does, as
+/// The bytes are those that numpy writes. `bfloat16`, which numpy lacks, is stored as in MLX, as
 /// the raw type `V2`.
 ///
 /// ```
@@ -158,7 +157,7 @@ pub(super) fn write(op: &'static str, mut out: impl Write, array: &Array) -> Res
         descr(array.dtype()),
         tuple(array.shape())
     );
-    // Version 1.0: magic, version and a length of two bytes; the values start at a multiple of 64,
+    // Version 1.0: magic, version and a length of two bytes. The values start at a multiple of 64,
     // and a newline ends the header.
     let prefix = MAGIC.len() + 4;
     let padded = (prefix + text.len() + 1).next_multiple_of(64) - prefix;

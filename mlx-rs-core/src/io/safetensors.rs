@@ -60,7 +60,7 @@ pub struct SafetensorsFile {
 }
 
 impl SafetensorsFile {
-    /// Opens a file and checks its header: every tensor has the bytes its shape needs, they follow
+    /// Opens a file and checks its header. Every tensor has the bytes its shape needs, they follow
     /// each other without a gap, and the last ends where the file ends.
     ///
     /// ```
@@ -256,7 +256,7 @@ pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Safetensors> {
 }
 
 /// Saves named arrays and metadata as a safetensors file, replacing it as a whole. Arrays are
-/// stored by decreasing size of their type and then by name, so that each is aligned and the same
+/// stored by decreasing size of their type and then by name. So each is aligned, and the same
 /// arrays give the same bytes. Python MLX (0.30) reads every type but `float64`.
 ///
 /// ```

@@ -1,5 +1,5 @@
-//! The values of an array as the bytes of a file: exact reads in bounded steps, byte order, and the
-//! layout of numpy's column-major arrays. Headers are the business of the formats.
+//! The values of an array as the bytes of a file: exact reads in bounded steps, byte order, and
+//! numpy's column-major layout. Headers are the business of the formats.
 
 use std::io::Read;
 

@@ -13,8 +13,8 @@ const OP: &str = "metal_kernel";
 /// A kernel in Metal's C++. Mirrors `mx.fast.metal_kernel`.
 ///
 /// Inputs are `const device T* name` (those without axes `const constant T& name`), outputs
-/// `device T* name`; `name_shape`, `name_strides` and `name_ndim` are there where the source uses
-/// them, and so are Metal's attributes such as `thread_position_in_grid`.
+/// `device T* name`. `name_shape`, `name_strides` and `name_ndim` exist where the source uses them.
+/// So do Metal's attributes such as `thread_position_in_grid`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Dtype, ErrorKind, kernel::{Launch, MetalKernel}, metal_is_available};
@@ -85,8 +85,9 @@ impl MetalKernel {
     ///
     /// # Safety
     /// Nobody checks what the code does. With this launch's arrays, grid and constants, every
-    /// thread must read and write only elements that exist, threads must not race, and what is read
-    /// of the outputs later must have been written (or filled, with [`Launch::init_value`]).
+    /// thread must read and write only elements that exist, and threads must not race. Output
+    /// elements that are read later must have been written (or filled, with
+    /// [`Launch::init_value`]).
     ///
     /// # Errors
     /// [`ErrorKind::Value`](crate::ErrorKind::Value) or

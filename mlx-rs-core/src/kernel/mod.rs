@@ -1,10 +1,10 @@
-//! Kernels written by the user, in Metal's or CUDA's C++, compiled by MLX at their first launch:
-//! [`MetalKernel`] and [`CudaKernel`] (`mx.fast.metal_kernel` and `mx.fast.cuda_kernel`). What is
+//! Kernels written by the user in Metal's or CUDA's C++, which MLX compiles at their first launch.
+//! [`MetalKernel`] and [`CudaKernel`] are `mx.fast.metal_kernel` and `mx.fast.cuda_kernel`. What is
 //! checked here is everything around the code; the code itself nobody can check.
 //!
-//! A kernel is the body of a function: MLX writes the signature, from the names of inputs and
-//! outputs and the types of the arrays at hand. The types here exist in every build; a launch where
-//! the device is not there is an error of kind [`Unsupported`](ErrorKind::Unsupported).
+//! A kernel is the body of a function. MLX writes the signature from the names of inputs and
+//! outputs and the types of the arrays. The types here exist in every build. A launch without the
+//! device is an error of kind [`Unsupported`](ErrorKind::Unsupported).
 //!
 //! Kernels have no derivative and no batches of their own; give them one with
 //! [`CustomFunction`](crate::transforms::CustomFunction).
@@ -113,8 +113,8 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// How many threads there are in all, along three axes (Metal's `dispatchThreads`; with CUDA as
-    /// many blocks as cover them, so threads beyond must be turned away by the code).
+    /// The number of threads along three axes (Metal's `dispatchThreads`). With CUDA as many blocks
+    /// run as cover them, so the code must reject threads beyond.
     #[must_use]
     pub fn grid(mut self, x: u32, y: u32, z: u32) -> Self {
         self.grid = [x, y, z];
@@ -281,8 +281,8 @@ impl Definition {
         Ok(())
     }
 
-    /// A name for MLX, which keeps compiled code by it, the CUDA backend even on disk: everything
-    /// that the code depends on is in it.
+    /// A name for MLX, which keeps compiled code by it; the CUDA backend does so even on disk. The
+    /// name contains everything that the code depends on.
     fn unique_name(&self, launch: &Launch<'_>, more: u64) -> Result<CString> {
         // FNV-1a: the same in every process and version.
         let mut hash: u64 = 0xcbf2_9ce4_8422_2325;

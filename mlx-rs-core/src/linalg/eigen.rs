@@ -1,6 +1,6 @@
 //! Eigenvalues and singular values. LAPACK's iterations fail on values that are not finite, and MLX
-//! then ends the process: such matrices are replaced by the identity in the graph, and the results
-//! marked as NaN.
+//! then ends the process. The graph replaces such matrices by the identity and marks the results as
+//! NaN.
 
 use mlx_sys as sys;
 
@@ -64,8 +64,8 @@ impl Triangle {
     }
 }
 
-/// Eigenvalues `[.., n]`, ascending, and eigenvectors `[.., n, n]` in the columns, of matrices that
-/// are symmetric (or Hermitian, `complex64`), of which one triangle is read.
+/// Eigenvalues `[.., n]`, ascending, and eigenvectors `[.., n, n]` in the columns, of symmetric
+/// matrices (or Hermitian, `complex64`). One triangle is read.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -238,8 +238,8 @@ fn svd_parts(op: &'static str, a: &Array, vectors: bool) -> Result<(Sound, Vec<A
     .map_err(|e: Error| e.with_inputs(&[a]))
 }
 
-/// The Moore-Penrose inverse `[.., n, m]` of `[.., m, n]`, from the singular value decomposition;
-/// singular values below `max(m, n)` times the precision of the greatest one count as zero.
+/// The Moore-Penrose inverse `[.., n, m]` of `[.., m, n]`, from the singular value decomposition.
+/// Singular values below `max(m, n)` times the precision of the greatest one count as zero.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};

@@ -14,9 +14,10 @@ pub enum Norm {
     /// The root of the sum of squares: Euclidean of vectors, Frobenius of matrices.
     #[default]
     L2,
-    /// Of a vector `sum(|x|^p)^(1/p)`, the number of values that are not zero for `p` 0, the
-    /// greatest or least magnitude for infinite `p`. Of a matrix the greatest (or for negative `p`
-    /// the least) sum of magnitudes over columns for `p` 1 and -1, and over rows for infinite `p`.
+    /// Of a vector: `sum(|x|^p)^(1/p)`. For `p` 0 it is the number of values that are not zero, for
+    /// infinite `p` the greatest or least magnitude. Of a matrix: the greatest (or for negative `p`
+    /// the least) sum of magnitudes. The sums are over columns for `p` 1 and -1, and over rows for
+    /// infinite `p`.
     P(f64),
     /// The same as [`Norm::L2`], of matrices only.
     Frobenius,
@@ -145,8 +146,8 @@ fn spectral(a: &Array, axes: &[i32], keepdims: bool, greatest: bool) -> Result<A
     restored(&value, axes, keepdims)
 }
 
-/// The cross product of vectors of two or three values along `axis`, `a x b`; a missing third value
-/// is zero, and when both miss it the result is its only value that is not, without the axis.
+/// The cross product `a x b` of vectors of two or three values along `axis`. A missing third value
+/// is zero. When both miss it, the result is its only value that is not zero, without the axis.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};

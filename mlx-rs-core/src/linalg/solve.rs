@@ -1,8 +1,8 @@
 //! Factorizations, inverses and solutions of linear equations.
 //!
 //! MLX's own inverse and solution end the process for a singular matrix, so they are not used. Both
-//! go through the QR factorization, which has no matrix it fails on, and triangular inverses whose
-//! diagonals are looked at first. Gradients flow through a series in the change of the matrix.
+//! go through the QR factorization, which succeeds for every matrix. The diagonals of triangular
+//! inverses are checked first. Gradients flow through a series in the change of the matrix.
 
 use mlx_sys as sys;
 
@@ -13,8 +13,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::where_;
 
-/// The lower triangular `l` with `l * l^T = a` of symmetric positive definite matrices, of which
-/// one triangle is read, or the upper `u` with `u^T * u = a`. NaN for a matrix that is not positive
+/// The lower triangular `l` with `l * l^T = a` of symmetric positive definite matrices, or the
+/// upper `u` with `u^T * u = a`. One triangle is read. NaN for a matrix that is not positive
 /// definite.
 ///
 /// ```
@@ -169,8 +169,8 @@ impl Factored {
         })
     }
 
-    /// `a^-1 v` to the second order in the change of `a`, which is zero: the value is that of the
-    /// factors, and so are first and second derivatives.
+    /// `a^-1 v` to the second order in the change of `a`, which is zero. So the value is that of
+    /// the factors, and so are first and second derivatives.
     fn apply(&self, v: &Array) -> Result<Array> {
         let inverse = |v: &Array| self.r_inv.matmul(&self.qt.matmul(v)?);
         let first = inverse(v)?;
@@ -270,8 +270,8 @@ pub fn solve_triangular(a: &Array, b: &Array, upper: bool) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[a, b]))
 }
 
-/// The LU factorization with row pivots of `[.., m, n]`: `(rows, l, u)` with `l` `[.., m, k]` unit
-/// lower triangular, `u` `[.., k, n]` upper triangular, `k = min(m, n)`, and
+/// The LU factorization with row pivots of `[.., m, n]`: `(rows, l, u)`, with `k = min(m, n)`. `l`
+/// `[.., m, k]` is unit lower triangular, `u` `[.., k, n]` upper triangular.
 /// `a[i] = (l * u)[rows[i]]` for each row; `rows` is `uint32` `[.., m]`. A singular matrix has
 /// zeros on the diagonal of `u`. **Evaluates the matrices**, and has no gradient.
 ///
@@ -311,9 +311,9 @@ pub fn lu(a: &Array) -> Result<(Array, Array, Array)> {
     Ok((rows, l, u))
 }
 
-/// The LU factorization as LAPACK packs it: `l` without its unit diagonal below, `u` on and above
-/// the diagonal, in one array like `a`, and for each step the row it was exchanged with, `uint32`
-/// `[.., min(m, n)]`. **Evaluates the matrices**, and has no gradient.
+/// The LU factorization as LAPACK packs it. One array like `a` holds `l` without its unit diagonal
+/// below the diagonal, and `u` on and above it. The other holds the row that each step exchanged,
+/// `uint32` `[.., min(m, n)]`. **Evaluates the matrices**, and has no gradient.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -334,8 +334,8 @@ pub fn lu_factor(a: &Array) -> Result<(Array, Array)> {
     Ok((packed, pivots))
 }
 
-/// Gaussian elimination with row pivots (Golub and Van Loan, algorithm 3.4.1), here rather than by
-/// MLX, whose own ends the process for a singular matrix. In double precision throughout.
+/// Gaussian elimination with row pivots (Golub and Van Loan, algorithm 3.4.1). MLX's own ends the
+/// process for a singular matrix. In double precision throughout.
 fn factor(op: &'static str, a: &Array) -> Result<(Array, Vec<u32>)> {
     let (m, n) = matrices(op, a, false)?;
     let (m, n) = (m as usize, n as usize);

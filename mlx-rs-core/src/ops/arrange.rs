@@ -55,8 +55,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// Values moved by `shift` places towards the end, the last ones coming back at the front:
-    /// along one axis, several axes alike, or [`super::All`] of the flattened array.
+    /// Values moved by `shift` places towards the end, the last ones coming back at the front. They
+    /// move along one axis, along several, or, with [`super::All`], in the flattened array.
     ///
     /// ```
     /// use mlx_rs_core::{All, array};
@@ -221,7 +221,7 @@ impl Array {
         let (value, name) = (Array::scalar(false)?.astype(self.dtype())?, c"edge");
         let all: Vec<i32> = (0..n).map(|i| i as i32).collect();
         call::array(op, |out, s| {
-            // SAFETY: pointers and lengths describe lists of one entry per axis; every axis of the
+            // SAFETY: pointers and lengths describe lists of one entry per axis. Every axis of the
             // result can be counted; the mode is a static string.
             unsafe {
                 sys::mlx_pad(
@@ -297,7 +297,7 @@ impl Array {
         around.slice_update(self, low, &stop, &vec![1; low.len()])
     }
 
-    /// The value to pad with, as a scalar, or none to pad with zeros; none at all to pad with
+    /// The value to pad with, as a scalar. Without one, padding is zeros; without the option,
     /// edges.
     fn pad_value(&self, op: &'static str, mode: Pad<'_>) -> Result<Option<Option<Array>>> {
         match mode {
@@ -539,8 +539,8 @@ pub fn broadcast_arrays(arrays: &[&Array]) -> Result<Vec<Array>> {
     .map_err(|e| e.with_inputs(arrays))
 }
 
-/// Coordinate grids of one-axis arrays: array `i` varies along axis `i` of every result (`Ij`), or
-/// the first two exchanged (`Xy`). `sparse` leaves the other axes at length one.
+/// Coordinate grids of one-axis arrays: array `i` varies along axis `i` of every result (`Ij`).
+/// With `Xy` the first two are exchanged. `sparse` leaves the other axes at length one.
 ///
 /// ```
 /// use mlx_rs_core::{GridIndexing, array, meshgrid};

@@ -55,7 +55,7 @@ binary_ops! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     bitwise_xor = mlx_bitwise_xor;
-    /// Bits moved up by `other`, which must be below the number of bits of the type; beyond it the
+    /// Bits moved up by `other`, which must be below the number of bits of the type. Beyond it the
     /// value is unspecified.
     ///
     /// ```
@@ -64,7 +64,7 @@ binary_ops! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     left_shift = mlx_left_shift;
-    /// Bits moved down by `other`, which must be below the number of bits of the type; beyond it
+    /// Bits moved down by `other`, which must be below the number of bits of the type. Beyond it
     /// the value is unspecified.
     ///
     /// ```
@@ -329,7 +329,7 @@ impl Array {
     }
 
     /// `self` to the power `other`. A negative exponent of integers gives the power rounded towards
-    /// zero (0, but for the bases 1 and -1; 0 also for base 0), where MLX would never return.
+    /// zero: 0, but for the bases 1 and -1; 0 also for base 0. MLX would never return.
     ///
     /// ```
     /// use mlx_rs_core::array;

@@ -1,7 +1,7 @@
 //! Convolutions of channels-last arrays: `[N, .., C]` with weights `[C_out, .., C_in / groups]`, in
 //! one to three spatial axes. Every size is computed here first, in wide arithmetic: MLX divides by
-//! strides and groups and adds paddings without looking. A geometry that its CPU kernels or its
-//! derivatives get wrong is computed as another one, with explicit zeros around the input or as a
+//! strides and groups and adds paddings without looking. A geometry that MLX's CPU kernels or
+//! derivatives get wrong is computed as another one: with explicit zeros around the input, or as a
 //! part of a larger result.
 //!
 //! ```
@@ -97,14 +97,13 @@ impl Axis {
         }
     }
 
-    /// Whether MLX is right about this axis and about the axes of the derivatives of any order,
-    /// which are convolutions too: the same three arrays with other roles. Three things go wrong
-    /// there.
+    /// Whether MLX is right about this axis and about the axes of all derivatives. They are
+    /// convolutions, too, of the same three arrays in other roles. Three things go wrong there.
     ///
     /// * The CPU kernel computes `low / stride` results without a look at how many there are, and
     ///   writes them.
-    /// * A negative padding cuts an input that is dilated by too much, and a derivative with
-    ///   respect to the input is cut twice.
+    /// * A negative padding cuts an input that is dilated too much. A derivative with respect to
+    ///   the input is cut twice.
     /// * That derivative takes the two paddings for equal.
     ///
     /// `plain` says that the derivative with respect to the kernel is a matrix product.
@@ -142,8 +141,8 @@ impl Axis {
             return own;
         }
         if self.input_dilation > 1 && self.stride == 1 {
-            // All that the input reaches, of which the result is a part, with zeros in front and
-            // behind for what it does not reach.
+            // Everything that the input reaches, of which the result is a part. Zeros in front and
+            // behind stand for what it does not reach.
             let whole = self.span() - 1;
             let step = self.input_dilation;
             let missing = |pad: i64| ((pad - whole).max(0) + step - 1) / step;
@@ -409,8 +408,8 @@ impl Array {
     /// `float64` is computed in `float32`.
     ///
     /// Of the mixed second derivatives take that by the input first. For a convolution without
-    /// dilation, groups and flip, MLX's derivative by the kernel cannot be derived by the input:
-    /// the result is wrong, or an error that says that shapes do not broadcast.
+    /// dilation, groups and flip, MLX cannot derive the kernel's derivative by the input. The
+    /// result is wrong, or an error says that shapes do not broadcast.
     pub fn conv(&self, weight: &Array, conv: &Conv) -> Result<Array> {
         let op = "conv";
         let plan = conv.plan(op, self, weight, false)?;
@@ -478,7 +477,7 @@ impl Array {
         let n = stride.len();
         call::array(op, |out, s| {
             // SAFETY: every pointer is to a list of `n` entries, one per spatial axis, and the plan
-            // has checked them against both arrays; `Axis::is_sound` holds for each.
+            // has checked them against both arrays. `Axis::is_sound` holds for each.
             unsafe {
                 sys::mlx_conv_general(
                     out,

@@ -1,5 +1,5 @@
 //! Products with quantized matrices where MLX's own kernels are wrong: the same products with the
-//! matrices dequantized, which MLX does right everywhere.
+//! matrices dequantized, which MLX computes correctly.
 
 use super::quantized::{QuantMode, Quantized};
 use crate::array::Array;

@@ -1,6 +1,6 @@
-//! Reads Einstein subscripts: ellipses become letters, the result is written out, and every letter
-//! is checked against the shapes, since MLX reads outside when they contradict each other. What the
-//! sum is, MLX computes.
+//! Reads Einstein subscripts. Ellipses become letters, the result is written out, and every letter
+//! is checked against the shapes. MLX reads outside of arrays when they contradict each other. What
+//! the sum is, MLX computes.
 
 use std::collections::HashMap;
 use std::ffi::CString;

@@ -1,4 +1,4 @@
-//! Slices, updates and gathers. MLX reads foreign memory for an index out of range, so indices are
+//! Slices, updates and gathers. MLX reads foreign memory for an index out of range. So indices are
 //! either checked here or clamped inside the graph.
 
 use std::borrow::Cow;
@@ -9,7 +9,7 @@ use crate::dtype::{Dtype, Element};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
 
-/// Start and stop of one axis as MLX wants them, from Python-like bounds that may be negative or
+/// Start and stop of one axis as MLX expects them, from Python-like bounds that may be negative or
 /// beyond the end.
 fn bounds(length: i32, start: i32, stop: i32, stride: i32) -> (i32, i32) {
     let resolve = |x: i32| {
@@ -74,7 +74,7 @@ impl Array {
             let mut step = stride;
             let end = if to < 0 { -1 } else { to };
             if end != from && (i64::from(end) - i64::from(from)).abs() <= i64::from(step).abs() {
-                // One element. MLX forgets the stride then, but not the stop, and derivatives and
+                // One element. MLX forgets the stride then, but not the stop. Derivatives and
                 // mapped functions take more than one element, or none.
                 (from, to, step) = (from, from + 1, 1);
             }
@@ -85,8 +85,8 @@ impl Array {
         Ok(lists)
     }
 
-    /// Elements `start` to `stop` of each axis in steps of `strides`; bounds count from the end
-    /// when negative and are cut to the array, as in Python.
+    /// Elements `start` to `stop` of each axis in steps of `strides`. As in Python, negative bounds
+    /// count from the end, and bounds are cut to the array.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -244,8 +244,8 @@ impl Array {
         ))
     }
 
-    /// `indices` with everything below 0 raised to 0 and above the last element lowered to it,
-    /// inside the graph: no evaluation, and no way to reach outside.
+    /// `indices` clamped to `0..=last` inside the graph: no evaluation, and no way to reach
+    /// outside.
     pub(crate) fn clamp_indices(op: &'static str, indices: &Array, length: i32) -> Result<Array> {
         Self::index_dtype(op, indices)?;
         if length == 0 {
@@ -267,8 +267,8 @@ impl Array {
         }
     }
 
-    /// `indices` in `0..=last` of an axis of `length`, inside the graph: negative ones count from
-    /// the end, and what is still outside goes to the nearest place inside.
+    /// `indices` in `0..=last` of an axis of `length`, inside the graph. Negative ones count from
+    /// the end, and others outside go to the nearest place inside.
     pub(crate) fn clamp_from_end(
         op: &'static str,
         indices: &Array,
@@ -343,8 +343,8 @@ impl Array {
     }
 
     /// This array, laid out row-major where MLX would otherwise gather blocks of `size(axis)`
-    /// wrongly: the blocks of a column-major array it copies in the order of their memory, which is
-    /// that of the result only if no more than one axis is longer than one.
+    /// wrongly. MLX copies the blocks of a column-major array in the order of their memory. That is
+    /// right only if at most one axis is longer than one.
     pub(crate) fn for_blocks(&self, size: impl Fn(usize) -> i32) -> Result<Cow<'_, Array>> {
         if self.gathers_wrongly(size) {
             return self.contiguous().map(Cow::Owned);
@@ -486,8 +486,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, indices]))
     }
 
-    /// A copy in which the element of `axis` that `indices` names at each position is replaced by
-    /// `values` (which broadcast to `indices`). Indices out of range are clamped, lazily.
+    /// A copy with `values` (which broadcast to `indices`) in the element of `axis` that `indices`
+    /// names at each position. Indices out of range are clamped, lazily.
     ///
     /// ```
     /// use mlx_rs_core::array;

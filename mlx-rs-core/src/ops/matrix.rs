@@ -57,9 +57,9 @@ impl Array {
     }
 
     /// These sums of products, which are zeros where an operand is empty. MLX does not compute them
-    /// then: on the CPU it copies a matrix that lies in memory in an uncommon way, and where the
-    /// product is empty it frees the copy while a thread of its own still writes it; of packed
-    /// matrices it divides by the number of rows.
+    /// then. On the CPU it copies a matrix with an uncommon layout, and for an empty product it
+    /// frees the copy while its own thread still writes it. For packed matrices it divides by the
+    /// number of rows.
     pub(crate) fn unless_of_nothing(self, operands: &[&Array]) -> Result<Array> {
         if self.size() > 0 && operands.iter().all(|a| a.size() > 0) {
             return Ok(self);

@@ -146,8 +146,8 @@ impl Array {
 
     /// Matrix products of chosen matrices: `self` `[.., m, k]` at `lhs` times `other` `[.., k, n]`
     /// at `rhs`. Indices count the matrices of the flattened batch and broadcast against each
-    /// other: `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster;
-    /// do not say so of others, or the result is unspecified.
+    /// other: `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster.
+    /// If they do not, the result is unspecified.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -191,8 +191,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// Matrix product `[.., m, k] x [.., k, n]` that leaves out tiles of `block_size` (32 or 64):
-    /// masks, boolean or factors, have one entry per tile of the output, of `self` and of `other`.
+    /// Matrix product `[.., m, k] x [.., k, n]` that leaves out tiles of `block_size` (32 or 64).
+    /// Masks, boolean or factors, have one entry per tile of the output, of `self` and of `other`.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array, ones};
@@ -246,9 +246,9 @@ impl Array {
             if product.ndim() < 3 || !on_cpu || masks.iter().all(Option::is_none) {
                 return Ok(product);
             }
-            // MLX's CPU kernel masks copies of the operands that keep the layout of their batches:
-            // a matrix that is broadcast is masked for all of them, and for batches in reverse it
-            // writes in front of the copy.
+            // MLX's CPU kernel masks copies of the operands that keep the layout of their batches.
+            // A broadcast matrix is masked for all batches, and for batches in reverse it writes in
+            // front of the copy.
             let lhs = self.masked_blocks(block_size, mask_lhs)?;
             let rhs = other.masked_blocks(block_size, mask_rhs)?;
             lhs.matmul(&rhs)?.masked_blocks(block_size, mask_out)
@@ -438,9 +438,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// The product of the last axis with the Hadamard matrix of its length, times `scale`
-    /// (`1 / sqrt(n)` unless given, which keeps lengths). The length is `m * 2^k` with `m` 1, 12,
-    /// 20 or 28.
+    /// The product of the last axis with the Hadamard matrix of its length, times `scale`. The
+    /// default `1 / sqrt(n)` keeps lengths. The length is `m * 2^k` with `m` 1, 12, 20 or 28.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -482,7 +481,7 @@ impl Array {
     }
 }
 
-/// The Einstein sum of `operands` after `subscripts`, such as `"bij,bjk->bik"`: a letter names an
+/// The Einstein sum of `operands` after `subscripts`, such as `"bij,bjk->bik"`. A letter names an
 /// axis, `...` the axes not named; letters that the result does not name are summed over. Without
 /// `->` the result has the letters that occur once, in alphabetical order.
 ///

@@ -1,4 +1,4 @@
-//! Quantized weights: packed integers with a scale, and a bias in affine mode, per group of
+//! Quantized weights: packed integers with a scale (and in affine mode a bias) per group of
 //! consecutive elements of the last axis.
 //!
 //! ```
@@ -336,9 +336,9 @@ impl Quantized {
         .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
     }
 
-    /// Products with chosen matrices, as a mixture of experts needs them: `x` `[.., m, k]` at `lhs`
-    /// times the matrix `[.., n, k]` at `rhs`, transposed unless `transpose` is false. Indices
-    /// count the matrices of the flattened batch and broadcast against each other:
+    /// Products with chosen matrices, as a mixture of experts needs them. `x` `[.., m, k]` at `lhs`
+    /// is multiplied by the matrix `[.., n, k]` at `rhs`, transposed unless `transpose` is false.
+    /// Indices count the matrices of the flattened batch and broadcast against each other:
     /// `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster.
     ///
     /// ```
@@ -385,7 +385,7 @@ impl Quantized {
                 .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]));
         }
         call::array(op, |out, s| {
-            // SAFETY: all handles are live and checked to fit; every index lies inside its batch;
+            // SAFETY: all handles are live and checked to fit. Every index lies inside its batch;
             // the mode is a static string; null stands for no array.
             unsafe {
                 sys::mlx_gather_qmm(
@@ -409,9 +409,9 @@ impl Quantized {
         .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
     }
 
-    /// `x` times the transposed matrix with `x` quantized to the same mode first, so that the
-    /// product runs on narrow floats: `[m, k] x [n, k]^T -> [m, n]`, modes [`QuantMode::Nvfp4`] and
-    /// [`QuantMode::Mxfp8`], on a CUDA device that has such products.
+    /// `x` times the transposed matrix, with `x` quantized to the same mode first. So the product
+    /// runs on narrow floats: `[m, k] x [n, k]^T -> [m, n]`. It needs a mode of
+    /// [`QuantMode::Nvfp4`] or [`QuantMode::Mxfp8`] and a CUDA device with such products.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, ErrorKind, QuantMode, Quantized, ones};

@@ -167,7 +167,7 @@ reductions! {
 
 impl Array {
     /// `log(sum(exp(x)))` over `axes`, stable. Integers and booleans are converted to `float32`
-    /// first (MLX looks for the greatest of them in their own type, where differences wrap).
+    /// first. MLX finds the maximum in their own type, where differences wrap.
     ///
     /// Reduced axes are dropped, or kept with length one when `keepdims`.
     ///
@@ -536,8 +536,7 @@ spreads! {
 }
 
 impl Array {
-    /// This array, or a plain one when it is empty: MLX does not come to an end with reductions of
-    /// empty views.
+    /// This array, or a plain one when it is empty: MLX never finishes reductions of empty views.
     fn laid_out_if_empty(&self) -> Result<std::borrow::Cow<'_, Array>> {
         Ok(if self.size() == 0 {
             std::borrow::Cow::Owned(super::zeros(self.shape(), self.dtype())?)

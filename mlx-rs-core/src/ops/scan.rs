@@ -71,7 +71,7 @@ macro_rules! scans {
                 pub fn $name(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
                     let at = self.axis(stringify!($name), axis)?;
                     call::array(stringify!($name), |out, s| {
-                        // SAFETY: all handles are live; the axis exists, and what it gives is not
+                        // SAFETY: all handles are live. The axis exists, and its result is not
                         // computed when the axis has one element.
                         unsafe { mlx_sys::$c(out, self.raw(), axis, reverse, inclusive, s) }
                     })
@@ -141,7 +141,7 @@ impl Array {
         let at = self.axis("logcumsumexp", axis)?;
         let this = self.inexact()?;
         call::array("logcumsumexp", |out, s| {
-            // SAFETY: all handles are live; the axis exists, and what it gives is not computed when
+            // SAFETY: all handles are live. The axis exists, and its result is not computed when
             // the axis has one element.
             unsafe { mlx_sys::mlx_logcumsumexp(out, this.raw(), axis, reverse, inclusive, s) }
         })
@@ -151,7 +151,7 @@ impl Array {
     }
 
     /// `scan`, not computed where `axis` has one element. MLX's CPU kernel divides by the stride of
-    /// the axis, which is zero for one that was broadcast and negative for one that was reversed.
+    /// the axis. It is zero for a broadcast axis and negative for a reversed one.
     fn unless_single(
         &self,
         scan: Array,

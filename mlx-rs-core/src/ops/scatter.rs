@@ -1,11 +1,10 @@
-//! The primitives under indexing: gathers and scatters with several index arrays, updates along
-//! one axis, and slices whose start is an array. What Python's `a[...]` means is not decided here
-//! (that is `indexing/`), only that no index can reach outside.
+//! The primitives under indexing: gathers and scatters with several index arrays, updates along one
+//! axis, and slices with an array as start. What Python's `a[...]` means is not decided here (that
+//! is `indexing/`), only that no index can reach outside.
 //!
-//! MLX reads and writes wherever an index points. Here every index is brought into range inside
-//! the graph: negative ones count from the end, and what is still outside is moved to the nearest
-//! place inside. Nothing is evaluated. [`Array::take`] is the checked form for callers who would
-//! rather have an error.
+//! MLX reads and writes wherever an index points. Here the graph brings every index into range.
+//! Negative ones count from the end, and others outside go to the nearest place inside. Nothing is
+//! evaluated. [`Array::take`] is the checked form for callers who would rather have an error.
 
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
@@ -48,8 +47,8 @@ fn index_axes(op: &'static str, a: &Array, indices: &[&Array], axes: &[i32]) -> 
     a.distinct_axes(op, axes)
 }
 
-/// Blocks that are longer than one along indexed axes, as elements with an index each: MLX takes
-/// their updates for single elements when it derives.
+/// Blocks that are longer than one along indexed axes, as elements with an index each. MLX treats
+/// their updates as single elements in derivatives.
 struct Elements {
     /// The indices, followed by one axis for each indexed axis of a block.
     indices: Vec<Array>,
@@ -133,11 +132,10 @@ fn starts(start: &Array) -> Result<Vec<Array>> {
 }
 
 impl Array {
-    /// For every position of the `indices` (integers, broadcast against each other), the block of
-    /// `slice_sizes` that starts where they point; index array `i` belongs to axis `axes[i]`, other
-    /// axes start at 0. The result has the shape of the broadcast indices followed by
-    /// `slice_sizes`. Negative indices count from the end, and what is still outside is moved to
-    /// the nearest place where the whole block fits.
+    /// The block of `slice_sizes` at every position of the `indices` (integers, broadcast against
+    /// each other). Index array `i` belongs to axis `axes[i]`; other axes start at 0. The result
+    /// has the shape of the broadcast indices followed by `slice_sizes`. Negative indices count
+    /// from the end. Those still outside go to the nearest place where the whole block fits.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -177,7 +175,7 @@ impl Array {
         let vec = ArrayVec::new(op, &safe)?;
         let this = self.for_blocks(|axis| slice_sizes[axis])?;
         call::array(op, |out, s| {
-            // SAFETY: pointers and lengths describe live slices of one entry per index or axis; the
+            // SAFETY: pointers and lengths describe live slices of one entry per index or axis. The
             // indices are clamped so that every block lies inside the array.
             unsafe {
                 mlx_sys::mlx_gather(
@@ -212,8 +210,8 @@ impl Array {
 
     /// A copy in which blocks are combined with `updates`, at the places where the `indices` point.
     /// `updates` has the shape of the broadcast indices followed by one block size per axis of this
-    /// array, and is converted to its type. Negative indices count from the end, and what is still
-    /// outside is moved to the nearest place where the whole block fits.
+    /// array. It is converted to the array's type. Negative indices count from the end. Those still
+    /// outside go to the nearest place where the whole block fits.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, ScatterMode, array, zeros};
@@ -292,7 +290,7 @@ impl Array {
         call::array(op, |out, s| {
             let (a, i, u) = (this.raw(), vec.raw(), updates.raw());
             let (at, n) = (axes.as_ptr(), axes.len());
-            // SAFETY: pointer and length describe the axes, which exist; the indices are clamped so
+            // SAFETY: pointer and length describe the axes, which exist. The indices are clamped so
             // that every block of the updates lies inside the array.
             unsafe {
                 match mode {
@@ -309,8 +307,7 @@ impl Array {
     }
 
     /// One block at the first place of every axis. Mapped over a batch, MLX would number the
-    /// examples by the type of the updates, and end the process when it comes to indices that are
-    /// no integers.
+    /// examples by the type of the updates. It ends the process for indices that are no integers.
     fn combine(&self, op: &'static str, updates: &Array, mode: ScatterMode) -> Result<Array> {
         if updates.ndim() != self.ndim() {
             let why = "without indices there is one update, with the axes of the array";
@@ -379,7 +376,7 @@ impl Array {
     }
 
     /// The block of `sizes` (one per axis) that starts at `start`, an integer array with one value
-    /// for each of `axes`; other axes start at 0. The start is moved so that the block fits.
+    /// for each of `axes`. Other axes start at 0. The start is moved so that the block fits.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -431,8 +428,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, &start]))
     }
 
-    /// A copy in which the block at `start` (as in [`Array::slice_at`]) is replaced by `update`,
-    /// which has as many axes as this array. The start is moved so that the update fits.
+    /// A copy in which `update` replaces the block at `start` (as in [`Array::slice_at`]). `update`
+    /// has as many axes as this array. The start is moved so that the update fits.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array, zeros};
@@ -484,10 +481,10 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, update, &start]))
     }
 
-    /// A copy in which the elements where `mask` is true are replaced, in row-major order, by the
-    /// rows of `values` one after another. `mask` has the shape of the leading axes of this array;
-    /// `values` has the shape `[n, trailing axes ..]`, or broadcasts to the trailing axes and is
-    /// used for every place. When there are more places than values, the last value is repeated.
+    /// A copy in which the rows of `values` replace the elements where `mask` is true, one after
+    /// another in row-major order. `mask` has the shape of the leading axes of this array. `values`
+    /// has the shape `[n, trailing axes ..]`, or broadcasts to the trailing axes and is used for
+    /// every place. When there are more places than values, the last value is repeated.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -546,9 +543,8 @@ impl Array {
     }
 
     /// Whether a block at a computed place is one of gathered indices here. MLX's CPU kernel for
-    /// slices copies as many blocks as the array has room for, one behind the other, and so writes
-    /// behind the result. Mapped over a batch, updates of all examples with the same block change
-    /// the first only.
+    /// slices copies as many blocks as the array has room for, and so writes beyond the result.
+    /// Mapped over a batch, updates of all examples with the same block change the first only.
     fn needs_indices(&self) -> Result<bool> {
         let on_cpu = || Ok(Stream::current()?.device().kind() == DeviceKind::Cpu);
         Ok(mapped::inside() || (self.ndim() > 2 && on_cpu()?))

@@ -64,8 +64,8 @@ impl Array {
     }
 
     /// This array, a view of `source` in another shape. Where axes were cut, MLX keeps the mark of
-    /// a column-major `source` on a view that is not column-major, and adds such arrays in the
-    /// order of their memory. A transposition finds out the marks anew.
+    /// a column-major `source` on a view that is not. It adds such arrays in the order of their
+    /// memory. A transposition finds out the marks anew.
     pub(crate) fn with_own_flags(self, source: &Array) -> Result<Array> {
         if !cuts_axes(source.shape(), self.shape()) {
             return Ok(self);
@@ -330,8 +330,8 @@ impl Array {
                 format!("an axis of length {length} cannot be cut into {parts} equal parts"),
             ));
         }
-        // Parts of an array that runs backwards would be taken for scalars, and memory in front of
-        // and behind them read.
+        // MLX would take parts of a reversed array for scalars, and read memory in front of them
+        // and behind them.
         let this = self.contiguous()?;
         call::arrays("split", |out, s| {
             // SAFETY: all handles are live; the axis exists and divides; no axis runs backwards.
@@ -441,7 +441,7 @@ pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
     .map_err(|e| e.with_inputs(arrays))
 }
 
-/// Whether a reshape from one shape to the other may give a view whose axes are those of the
+/// Whether a reshape from one shape to the other may give a view. Its axes would be those of the
 /// source, in their order, with one or more cut into several. There must be two axes at least: all
 /// others become views of row-major arrays only.
 fn cuts_axes(from: &[i32], to: &[i32]) -> bool {

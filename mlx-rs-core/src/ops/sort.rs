@@ -69,8 +69,8 @@ impl Array {
         })
     }
 
-    /// The values as a type whose order MLX knows: its indices of half precision are in no order
-    /// when there are values that are not numbers.
+    /// The values as a type whose order MLX knows. Its indices of half precision are in no order
+    /// when there are NaNs.
     fn ordered(&self) -> Result<Cow<'_, Array>> {
         match self.dtype() {
             Dtype::Float16 | Dtype::Bfloat16 => self.astype(Dtype::Float32).map(Cow::Owned),
@@ -90,8 +90,8 @@ impl Array {
         ))
     }
 
-    /// Values so arranged that the one at `rank` stands where sorting would put it, lesser ones
-    /// before it, greater ones behind.
+    /// Values arranged so that the one at `rank` is where sorting would put it: lesser ones before
+    /// it, greater ones behind.
     ///
     /// ```
     /// use mlx_rs_core::array;

@@ -490,8 +490,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// NaN replaced by `nan`, infinities by the values given or else by the greatest and least
-    /// finite values of the type. Types without them stay.
+    /// NaN replaced by `nan`. Infinities are replaced by the values given, or by the greatest and
+    /// least finite values of the type. Types without them stay.
     ///
     /// ```
     /// use mlx_rs_core::array;

@@ -41,7 +41,7 @@ fn apart(key: &Array, _width: i32) -> Result<&Array> {
     Ok(key)
 }
 
-/// The key, as another array for each width. MLX 0.30.1 takes bits of one shape and one key for the
+/// The key, as another array for each width. MLX 0.30.1 treats bits of one shape and one key as the
 /// same when it compiles a function, whatever their widths.
 #[cfg(not(mlx_c_0_5))]
 fn apart(key: &Array, width: i32) -> Result<Array> {
@@ -57,9 +57,9 @@ fn apart(key: &Array, width: i32) -> Result<Array> {
 const EXACT: i64 = 1 << 24;
 
 /// Integers of `dtype` in `low..high`. From 0 to 2^24 the same as MLX draws, but for `high` itself,
-/// to which its floats round now and then. It also cuts negative ones towards zero and misses most
-/// large ones, so outside those bounds this takes 32 (or, for wider intervals, 64) random bits by
-/// the width of the interval instead, with a bias of at most its share of 2^32 or 2^64.
+/// to which its floats sometimes round. It also cuts negative ones towards zero and misses most
+/// large ones. So outside those bounds this function multiplies 32 random bits (64 for wider
+/// intervals) by the width of the interval. The bias is at most its share of 2^32 or 2^64.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, random};

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::stack;
 
 /// The outputs of `f` at `primals`, and the products of `cotangents` with its Jacobian: one for
-/// each primal, with its shape.
+/// each primal, in its shape.
 ///
 /// `cotangents` are one for each output, with its shape. Mirrors `mx.vjp`.
 ///
@@ -82,8 +82,8 @@ fn vjp_raw(
     })
 }
 
-/// The outputs of `f` at `primals`, and the products of its Jacobian with `tangents`: one for each
-/// output, with its shape (zeros for outputs that are not floating-point).
+/// The outputs of `f` at `primals`, and the products of its Jacobian with `tangents`. There is one
+/// for each output, in its shape (zeros for outputs that are not floating-point).
 ///
 /// `tangents` are one for each primal, with its shape. Mirrors `mx.jvp`.
 ///
@@ -97,10 +97,10 @@ fn vjp_raw(
 /// # Ok(()) }
 /// ```
 ///
-/// Not MLX's own forward mode, which in 0.30 reads foreign memory when it meets a `where` and is
-/// wrong for `power` and `logsumexp`. Products with the transposed Jacobian are linear in the
-/// cotangents, so their own transpose is the product wanted: [`vjp`] of [`vjp`]. `f` therefore runs
-/// twice, first for the shapes of its outputs.
+/// MLX's own forward mode is not used. In 0.30 it reads foreign memory at a `where` and is wrong
+/// for `power` and `logsumexp`. Products with the transposed Jacobian are linear in the cotangents.
+/// So their own transpose is the product wanted: [`vjp`] of [`vjp`]. `f` therefore runs twice,
+/// first for the shapes of its outputs.
 ///
 /// # Errors
 /// As [`vjp`]; [`ErrorKind::Shape`] when the tangents do not fit the primals;

@@ -12,9 +12,9 @@ use crate::stack;
 
 use mlx_sys as sys;
 
-/// A function that computes what `f` computes, but keeps none of its intermediate results for the
-/// gradient: the backward pass runs `f` again (Chen et al. 2016, "Training Deep Nets with Sublinear
-/// Memory Cost").
+/// A function that computes the same as `f`, but keeps no intermediate results for the gradient.
+/// The backward pass runs `f` again (Chen et al. 2016, "Training Deep Nets with Sublinear Memory
+/// Cost").
 ///
 /// Only what is passed as an argument has a gradient: an array that `f` captures counts as
 /// constant. Mirrors `mx.checkpoint`.
@@ -69,11 +69,11 @@ where
 }
 
 /// As [`checkpoint`], for a function of parameters in a [`Tree`] and further arguments, such as a
-/// layer and its input: both have gradients.
+/// layer and its input. Both have gradients.
 ///
-/// Give it what is trained. What is frozen is captured by `f` instead: a quantized matrix among the
-/// parameters would be differentiated, which is an error. The parameters are part of the graph
-/// until the backward pass is over, as any argument is.
+/// Give it what is trained. Let `f` capture what is frozen. A quantized matrix among the parameters
+/// would be differentiated, which is an error. The parameters are part of the graph until the
+/// backward pass is over, as any argument is.
 ///
 /// ```
 /// use std::collections::BTreeMap;

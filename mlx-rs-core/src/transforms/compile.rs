@@ -140,11 +140,10 @@ pub fn compile_clear_cache() -> Result<()> {
 
 /// Lets compiled functions become native code on the CPU too, for the rest of the process.
 ///
-/// MLX does this by writing C++ into `mlx/<version>/cpu` below the directory for temporary files,
-/// running the system's C++ compiler on it and loading the library, or loading a library that is
-/// there already. In a directory that others can write to, that is their code running as you, so
-/// this crate never lets it happen unasked, and here demands a private directory. Start the program
-/// with one:
+/// MLX does this by writing C++ into `mlx/<version>/cpu` below the directory for temporary files.
+/// It runs the system's C++ compiler and loads the library, or loads a library that is there
+/// already. In a directory that others can write to, that would run their code as you. So this
+/// crate never does it unasked, and here demands a private directory. Start the program with one:
 ///
 /// ```text
 /// TMPDIR=$(mktemp -d) program
@@ -244,8 +243,8 @@ fn private(_dir: &Path) -> Result<(), String> {
     ))
 }
 
-/// Whether fusing is held back: MLX fuses by stream, so one CPU stream anywhere in the process is
-/// enough, as its operations may be part of any graph.
+/// Whether fusing is held back. MLX fuses by stream, so one CPU stream anywhere in the process is
+/// enough: its operations may be part of any graph.
 fn hold_back() -> bool {
     stream::cpu_in_use() && !CPU_JIT.load(Ordering::Relaxed)
 }
@@ -457,7 +456,8 @@ impl<E: ClosureError> Compiled<E> {
         if let Some(trace) = Arc::get_mut(&mut trace) {
             call::status(OP, || {
                 // SAFETY: the result is writable and null, the closure is live, there are no
-                // constants; `id` is the address of what lives as long as the compiled closure.
+                // constants. `id` is the address of a value that lives as long as the compiled
+                // closure.
                 unsafe {
                     sys::mlx_detail_compile(
                         trace.closure.out(),
@@ -475,17 +475,16 @@ impl<E: ClosureError> Compiled<E> {
     }
 }
 
-/// A function that records the operations of `f` at its first call and replays them at further
-/// calls with arguments of the same shapes and types, without running `f`.
+/// A function that records the operations of `f` at its first call. Further calls with arguments of
+/// the same shapes and types replay them, without running `f`.
 ///
-/// `f` must be pure: it runs once for each form of its arguments (and stream), what it prints or
-/// counts happens then, and what it captures becomes a constant of the graph. Its arguments are
-/// placeholders while it is traced, so it cannot look at values. Each new form adds a trace that is
-/// kept until the result of this function is dropped or [`compile_clear_cache`]. Mirrors
-/// `mx.compile`.
+/// `f` must be pure. It runs once for each form of its arguments (and stream): that is when it
+/// prints or counts, and its captures become constants of the graph. Its arguments are placeholders
+/// while it is traced, so it cannot look at values. Each new form adds a trace that is kept until
+/// the result of this function is dropped or [`compile_clear_cache`]. Mirrors `mx.compile`.
 ///
 /// On a GPU, element-wise operations become one kernel. On the CPU that would write, compile and
-/// load C++ code in the directory for temporary files, so there the graph is cached and simplified,
+/// load C++ code in the directory for temporary files. So there the graph is cached and simplified,
 /// but not fused, unless [`allow_cpu_jit`] was called. A process that used any CPU
 /// [`Stream`](crate::Stream) counts as one on the CPU.
 ///
@@ -514,11 +513,11 @@ where
 /// `mx.compile(..., shapeless=True)`.
 ///
 /// # Safety
-/// A replay checks nothing: the operations run on the shapes at hand, with the sizes that the trace
-/// wrote into them. Every later call must have shapes at which `f` itself, run plainly, would
-/// succeed with the same operations and the same numbers in them. A matrix product whose inner
-/// lengths do not agree, or a gather clamped to a length that is now shorter, reads foreign memory;
-/// a matrix product that is empty now, and was not when it was traced, writes there.
+/// A replay checks nothing. The operations run on the new shapes, with the sizes that the trace
+/// wrote into them. Every later call must have shapes at which `f` itself would succeed, with the
+/// same operations and the same numbers in them. A matrix product whose inner lengths differ, or a
+/// gather clamped to a length that is now shorter, reads foreign memory. A matrix product that is
+/// empty now, but was not when traced, writes there.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::compile_shapeless};

@@ -20,7 +20,7 @@ const OP: &str = "custom_function";
 /// A function whose derivatives or vectorization are given rather than derived. What is not given
 /// is derived from the function as usual.
 ///
-/// The functions are kept by the graph of every result and run when a transform reaches it, so they
+/// The graph of every result keeps the functions and runs them when a transform reaches it. So they
 /// must be `Fn + Send + 'static`. Only arguments have derivatives: what a function captures counts
 /// as constant. Mirrors `mx.custom_function`.
 ///
@@ -85,7 +85,7 @@ impl<E: ClosureError> CustomFunction<E> {
     }
 
     /// Sets the backward pass: from the arguments, the cotangents of the outputs and the outputs to
-    /// the cotangents of the arguments, one for each, with its shape and type.
+    /// the cotangents of the arguments. There is one for each argument, with its shape and type.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -130,8 +130,8 @@ impl<E: ClosureError> CustomFunction<E> {
     }
 
     /// Sets the forward derivative, which [`jvp`](super::jvp) uses: from the arguments and their
-    /// tangents to the tangents of the outputs, one for each, with its shape. It must be linear in
-    /// the tangents and compute rather than read them, since it is transposed.
+    /// tangents to the tangents of the outputs. There is one for each output, with its shape. It
+    /// must be linear in the tangents and compute rather than read them, since it is transposed.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -155,8 +155,8 @@ impl<E: ClosureError> CustomFunction<E> {
         self
     }
 
-    /// Sets the vectorization: from batched arguments and the batch axis of each (`None`: no batch)
-    /// to batched outputs and the batch axis of each.
+    /// Sets the vectorization. It maps batched arguments and the batch axis of each (`None`: no
+    /// batch) to batched outputs and the batch axis of each.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};

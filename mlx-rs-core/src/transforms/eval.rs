@@ -12,10 +12,9 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::stream::Stream;
 
-/// Whether an asynchronous evaluation has failed in this process: then there may be arrays that
-/// wait for what will not come. Nobody knows them all, so this is never reset, and whatever is
-/// evaluated from then on is looked through first, at the price of waiting for what is still being
-/// computed.
+/// Whether an asynchronous evaluation has failed in this process. Then some arrays may wait for
+/// results that never come. They are not all known, so this is never reset. Every later evaluation
+/// checks its graph first, and waits for what is still being computed.
 static STALLED: AtomicBool = AtomicBool::new(false);
 
 /// Ends the waiting of every array that leads to `vec`. Call with the lock held.
@@ -81,8 +80,8 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 ///
 /// # Errors
 /// MLX's own message when an operation cannot be started. What was started before it is computed by
-/// then, and can be read. After such an error each evaluation of the process first waits for those
-/// before that it depends on, so they no longer overlap.
+/// then, and can be read. After such an error each evaluation of the process first waits for the
+/// earlier ones it depends on. So they no longer overlap.
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::enter("async_eval")?;
     let vec = ArrayVec::new("async_eval", once(arrays))?;
@@ -115,8 +114,8 @@ impl Array {
     /// The same values, computed now, without the graph that led to them and without a gradient.
     ///
     /// [`stop_gradient`](Array::stop_gradient) is the lazy half of this: gradients end there, but
-    /// the graph is kept until it is evaluated. Detach what lives from one step to the next, such
-    /// as a running mean, so that no graph grows behind it.
+    /// the graph is kept until it is evaluated. Detach an array that lives from one step to the
+    /// next, such as a running mean, so that no graph grows behind it.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Result, transforms::grad};

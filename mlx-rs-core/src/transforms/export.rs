@@ -24,12 +24,12 @@ pub type Kwargs = BTreeMap<String, Array>;
 const EXPORT: &str = "export_function";
 const IMPORT: &str = "import_function";
 
-/// Writes the operations of `f`, traced with arguments of the shapes and types of `args`, to a file
-/// that [`ImportedFunction`] (or Python's `mx.import_function`) reads. What `f` captures is written
-/// as constants. The file appears complete or not at all.
+/// Writes the operations of `f`, traced with arguments of the shapes and types of `args`, to a
+/// file. [`ImportedFunction`] (or Python's `mx.import_function`) reads it. What `f` captures is
+/// written as constants. The file appears complete or not at all.
 ///
-/// With `shapeless` the file serves all shapes with the same number of axes; whoever
-/// calls it must then keep to shapes that `f` takes. Mirrors `mx.export_function`.
+/// With `shapeless` the file serves all shapes with the same number of axes. The caller must then
+/// keep to shapes that `f` takes. Mirrors `mx.export_function`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{ImportedFunction, export_function}};
@@ -307,14 +307,13 @@ impl ImportedFunction {
     ///
     /// # Safety
     /// MLX believes the file: types, shapes, axes, stream numbers and sizes in it become operations
-    /// without a check, so a file that is damaged or made up reads and writes foreign memory when
-    /// it is opened or called. The file must be one that [`export_function`], [`FunctionExporter`]
-    /// or Python's counterpart wrote, unchanged, with this version of MLX, for devices that this
+    /// without a check. So a file that is damaged or made up reads and writes foreign memory when
+    /// it is opened or called. The file must be unchanged from [`export_function`],
+    /// [`FunctionExporter`] or Python's counterpart, of this version of MLX, for devices that this
     /// machine has. If it was exported as shapeless, every call must have shapes that the exported
-    /// function takes; MLX does not check these either, and a product of matrices that is empty
-    /// only at such a call writes to memory that was freed. There is no safe variant because what
-    /// would have to be checked is the state of a hundred kinds of operations, in a format without
-    /// a specification.
+    /// function takes. MLX does not check these either. A product of matrices that is empty only at
+    /// such a call writes to freed memory. There is no safe variant. It would have to check the
+    /// state of a hundred kinds of operations, in a format without a specification.
     ///
     /// # Errors
     /// [`ErrorKind::Value`] when the file cannot be read, is no exported function, or names another
@@ -454,7 +453,7 @@ fn c_keys(op: &'static str, kwargs: &Kwargs) -> Result<Vec<CString>> {
         .collect()
 }
 
-/// Named arrays for C, freed on drop. Filled in the order of the names, always: MLX appends the
+/// Named arrays for C, freed on drop. Always filled in the order of the names. MLX appends the
 /// values in the order of a hash map, which is the same only for the same history.
 struct Map(sys::mlx_map_string_to_array);
 

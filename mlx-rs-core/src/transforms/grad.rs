@@ -15,7 +15,7 @@ use crate::stack;
 ///
 /// The first output of `f` is the value: a floating-point array of shape `[]`. Further outputs are
 /// passed through and have no gradient. The result is the outputs and one gradient for each of
-/// `argnums`, in that order, each with the shape and type of its argument.
+/// `argnums`, in that order. Each has the shape and type of its argument.
 ///
 /// Mirrors `mx.value_and_grad`.
 ///
@@ -85,12 +85,12 @@ where
     move |inputs| Ok(differentiate("grad", &mut f, inputs, &argnums)?.1)
 }
 
-/// The value of `f` at `params`, what else it computed, and its gradients as a tree of the same
-/// form as `params`.
+/// The value of `f` at `params`, its further results, and its gradients as a tree of the same form
+/// as `params`.
 ///
 /// For training: `params` is any [`Tree`], such as a map from names to arrays. `f` returns the loss
-/// (a floating-point array of shape `[]`) and a tree of further results without gradients, `()` if
-/// there are none. Every leaf of `params` is differentiated; what should stay fixed is captured by
+/// (a floating-point array of shape `[]`) and a tree of further results without gradients. `()`
+/// stands for none. Every leaf of `params` is differentiated; what should stay fixed is captured by
 /// `f` instead.
 ///
 /// ```

@@ -2,7 +2,7 @@
 //! and export; and evaluation, which ends laziness.
 //!
 //! A transform takes a Rust function from arrays to arrays,
-//! `Fn(&[Array]) -> Result<Vec<Array>, E>`, and returns another one, so transforms nest: a gradient
+//! `Fn(&[Array]) -> Result<Vec<Array>, E>`, and returns another one. So transforms nest: a gradient
 //! of a gradient, a `vmap` of a gradient.
 //!
 //! ```
@@ -19,29 +19,29 @@
 //!
 //! # Errors and panics
 //!
-//! `E` is any [`ClosureError`]: the crate's own error, `anyhow::Error`, an enum of yours. The value
-//! that the function returned is what the transform returns, not a copy of its text; where a
-//! function of another error type runs inside (a custom derivative), the error is of kind
+//! `E` is any [`ClosureError`]: the crate's own error, `anyhow::Error`, an enum of yours. The
+//! transform returns the value that the function returned, not a copy of its text. Where a function
+//! of another error type runs inside (a custom derivative), the error is of kind
 //! [`Callback`](crate::ErrorKind::Callback) and carries the value as its source. A panic inside the
 //! function resumes in the caller of the transform, after MLX has returned.
 //!
 //! # What the functions must be
 //!
-//! Functions that run during the call may borrow and mutate. Functions that MLX keeps, because a
-//! lazy graph may call them later ([`checkpoint`], [`custom_vjp`], [`CustomFunction`]) or because
-//! their graph is cached ([`compile`]), must be `Fn + Send + 'static`. They should be pure: they
-//! may run more often than the code reads, or less.
+//! Functions that run during the call may borrow and mutate. Some functions must be
+//! `Fn + Send + 'static`, because MLX keeps them. A lazy graph may call them later ([`checkpoint`],
+//! [`custom_vjp`], [`CustomFunction`]), or their graph is cached ([`compile`]). They should be
+//! pure: they may run more often than the code reads, or less.
 //!
-//! While a function runs, its thread holds the lock of this crate: it must not wait for
-//! another thread that uses MLX. That thread gets an error of kind
-//! [`Deadlock`](crate::ErrorKind::Deadlock) after a while ([`set_deadlock_timeout`]).
+//! While a function runs, its thread holds the lock of this crate. It must not wait for another
+//! thread that uses MLX. That thread gets an error of kind [`Deadlock`](crate::ErrorKind::Deadlock)
+//! after a while ([`set_deadlock_timeout`]).
 //!
 //! # Tracers
 //!
 //! Inside a gradient the arguments have values, so reading them
 //! ([`Array::item`](crate::Array::item)) works. Inside [`vmap`], [`compile`] and export they are
-//! placeholders, and reading them is an error; so is calling an operation that looks at values,
-//! such as [`Array::take`](crate::Array::take) with traced indices (use
+//! placeholders, and reading them is an error. So is an operation that reads values, such as
+//! [`Array::take`](crate::Array::take) with traced indices (use
 //! [`Array::take_clamped`](crate::Array::take_clamped)).
 
 mod autodiff;
@@ -93,8 +93,8 @@ use std::cell::Cell;
 use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
 
-/// What the innermost derivative around the calling code wants of a function with derivatives of
-/// its own, since MLX is asked for reverse products in both cases (see [`jvp`]).
+/// What the innermost surrounding derivative needs of a function with its own derivatives. MLX is
+/// asked for reverse products in both cases (see [`jvp`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Reverse,
@@ -187,7 +187,7 @@ pub(crate) fn some_output(op: &'static str, outputs: &[Array]) -> Result<()> {
 }
 
 /// The outputs as nodes of their own. MLX pairs cotangents with those outputs that are not directly
-/// a `stop_gradient`, so one such output would shift the pairs; behind a copy, none is.
+/// a `stop_gradient`. One such output would shift the pairs; behind a copy, none is.
 pub(crate) fn own_nodes(outputs: Vec<Array>) -> Result<Vec<Array>> {
     outputs
         .iter()

@@ -14,8 +14,8 @@ use crate::stack;
 pub enum VmapAxes {
     /// The same axis of every one; negative counts from the last.
     All(i32),
-    /// One entry each; `None` is no batch: an argument that is the same for all examples, or an
-    /// output that is.
+    /// One entry each. `None` is no batch: an argument or an output that is the same for all
+    /// examples.
     Each(Vec<Option<i32>>),
 }
 
@@ -58,7 +58,7 @@ impl VmapAxes {
 /// A function that applies `f` to every example of a batch at once.
 ///
 /// `in_axes` says which axis of each argument counts the examples, `out_axes` where that axis goes
-/// in each output; `0` for all is usual. Inside `f` the batch axis is not there. An output that
+/// in each output. `0` for all is usual. Inside `f` the batch axis is not there. An output that
 /// depends on no batched argument has no batch axis either, whatever `out_axes` says.
 ///
 /// Mirrors `mx.vmap`.
@@ -125,7 +125,7 @@ fn vectorize<E: ClosureError>(
         let recording = Recording::start();
         closure::scoped(body, |function| {
             call::status(op, || {
-                // SAFETY: both results are writable, closure and vector are live; there is an axis
+                // SAFETY: both results are writable, closure and vector are live. There is an axis
                 // for each input, in range or -1, and at least one is not -1.
                 unsafe {
                     sys::mlx_detail_vmap_trace(

@@ -200,9 +200,8 @@ fn rows_of_a_batch_do_not_see_each_other() {
     });
 }
 
-/// Whether a thread has all keys of a head, as where there are many rows, or a segment of them, as
-/// where there is one: the same to the bit. What stands behind the positions that count is not
-/// looked at: it is not known.
+/// Whether a thread has all keys of a head (many rows) or a segment of them (one row), results are
+/// equal to the bit. What stands behind the positions that count is not looked at: it is not known.
 #[test]
 fn single_queries_find_the_same_alone_and_among_others() {
     let (h, kv, d) = (6usize, 2usize, 64usize);

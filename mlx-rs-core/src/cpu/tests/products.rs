@@ -286,8 +286,8 @@ fn inputs_of_any_layout() {
     });
 }
 
-/// A row of inputs with something that is NaN, or is infinite, has NaN as a product, and others are
-/// as they were: rows are prepared beside each other.
+/// A row of inputs with a NaN or an infinity has NaN as a product, and other rows do not change.
+/// Rows are prepared side by side.
 #[test]
 fn what_is_no_number_stays_in_its_row() {
     let (n, k) = (11usize, 96usize);

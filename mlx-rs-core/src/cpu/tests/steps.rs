@@ -81,8 +81,8 @@ fn stored_keys_and_values_stand_where_they_belong() {
     });
 }
 
-/// A block in one operation is its parts one after another, in steps of one and several rows, each
-/// of which goes on where it stopped.
+/// A block as one operation equals its parts one after another, in steps of one and several rows.
+/// Each step continues where the row stopped.
 #[test]
 fn a_block_is_its_parts() {
     let (hidden, inner, n, groups, d) = (64usize, 96usize, 4usize, 2usize, 16usize);
@@ -253,8 +253,8 @@ fn a_block_is_its_parts() {
     });
 }
 
-/// Blocks as one operation are the same to the bit as one after another, whether their memory is
-/// there already or is only going to be, and whatever comes between.
+/// Blocks as one operation equal blocks one after another to the bit. It does not matter whether
+/// their memory exists already, nor what comes between.
 #[test]
 fn blocks_in_a_row_are_their_steps() {
     on_cpu(|| {
@@ -380,8 +380,8 @@ fn blocks_in_a_row_are_their_steps() {
     });
 }
 
-/// With what writes a token's key and value, all of whose eight elements are so many, at a position
-/// of a memory.
+/// With an operation that writes a token's key and value, with all eight elements set to a number,
+/// at a position.
 fn with_writer(f: impl FnOnce(&dyn Fn(&mut KvBuffer, f32, i32) -> Array)) {
     on_cpu(|| {
         let d = 8i32;
@@ -415,7 +415,7 @@ fn with_writer(f: impl FnOnce(&dyn Fn(&mut KvBuffer, f32, i32) -> Array)) {
     });
 }
 
-/// What was copied stays as it was, whenever it is computed, though the memory is written again
+/// A copy does not change, whenever it is computed, even when the original memory is written again
 /// where it was cut.
 #[test]
 fn copies_of_memory_come_before_what_is_written_after() {
@@ -470,8 +470,8 @@ fn firsts(memory: &KvBuffer, n: i32) -> Vec<f32> {
     values.chunks(8).map(|v| v[0]).collect()
 }
 
-/// Layers that share an array have memory of their own, whichever is written, grows or is gone;
-/// those that are large share none.
+/// Layers that share an array have memory of their own, whichever is written, grows or is dropped.
+/// Large layers share none.
 #[test]
 fn layers_made_together_are_apart() {
     with_writer(|write| {

@@ -62,7 +62,7 @@ fn products_and_rows_equal_the_definition() {
                 let x = array(&x, &[rows as i32, K as i32]);
                 let got = host(&matrix.product(&x).unwrap());
                 // Elements are up to 20, and inputs are rounded to 16 bits where there are few
-                // rows; the kernels' own test has the exact bound.
+                // rows. The kernels' own test has the exact bound.
                 close(&got, &wanted, 1e-2, &format!("{isa:?} {rows}"));
             }
         });
