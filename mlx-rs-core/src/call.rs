@@ -1,6 +1,6 @@
-//! The one door to C. It takes the process-wide lock and installs the error handler before the
-//! first call. It turns mlx-c's mixed error channels (status, null handle, message slot) into
-//! `Result`. What the calls mean is the business of the other modules.
+//! The only module that calls mlx-c. It takes the process-wide lock and installs the error handler
+//! before the first call. It turns mlx-c's mixed error channels (status, null handle, message slot)
+//! into `Result`. What the calls mean is the business of the other modules.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -17,8 +17,9 @@ use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
 use crate::{deadlock, exit, memory, stream};
 
-/// MLX's graph building, streams and transforms share unlocked global state; whoever holds this
-/// guard is alone with it. Reentrant, because a Rust callback inside an MLX call may call MLX.
+/// MLX's graph building, streams and transforms share unlocked global state. The holder of this
+/// guard has exclusive access to it. Reentrant, because a Rust callback inside an MLX call may call
+/// MLX.
 static MLX: ReentrantMutex<()> = ReentrantMutex::new(());
 
 /// Array handles alive now: a leak shows here even when the bytes look flat. Written with the lock
@@ -68,7 +69,7 @@ pub(crate) type Guard = ReentrantMutexGuard<'static, ()>;
 /// Takes the lock, for what cannot fail: MLX is loaded, or is not called.
 pub(crate) fn lock() -> Guard {
     let guard = MLX.lock();
-    // Who calls MLX without having asked has a handle of it.
+    // Callers that do not check the result hold a handle, so MLX is loaded.
     let _ = loaded();
     guard
 }
@@ -281,7 +282,7 @@ impl OutArray {
 impl Drop for OutArray {
     fn drop(&mut self) {
         if !self.0.ctx.is_null() {
-            // SAFETY: the handle is non-null, came from mlx-c and was given to nobody else.
+            // SAFETY: the handle is non-null, came from mlx-c and has no other owner.
             unsafe { sys::mlx_array_free(self.0) };
         }
     }
@@ -339,7 +340,7 @@ impl ArrayVec {
         self.0
     }
 
-    /// Where a call may put its vector; what it puts there is freed with this.
+    /// Where a call may put its vector, which is freed with this.
     pub(crate) fn out(&mut self) -> *mut sys::mlx_vector_array {
         &raw mut self.0
     }

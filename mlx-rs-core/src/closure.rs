@@ -1,5 +1,5 @@
-//! Rust functions that MLX calls: how they cross into C and how what goes wrong inside them comes
-//! back. The transforms that use this are in `transforms/`.
+//! Rust functions that MLX calls: how they cross into C, and how their failures come back. The
+//! transforms that use this are in `transforms/`.
 //!
 //! Three rules hold here:
 //!
@@ -50,7 +50,7 @@ impl<E> ClosureError for E where
 {
 }
 
-/// Why a function given to MLX failed, on its way back to Rust.
+/// Why a function given to MLX failed.
 pub(crate) enum Failure {
     Panic(Box<dyn Any + Send>),
     Error(Raised),
@@ -289,7 +289,7 @@ unsafe impl<T: Send> Sync for Payload<T> {}
 static ASIDE: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
 static SOME_ASIDE: AtomicBool = AtomicBool::new(false);
 
-/// Drops what was put aside. Call with the lock held.
+/// Drops the payloads that were put aside. Call with the lock held.
 pub(crate) fn drain() {
     if SOME_ASIDE.swap(false, Ordering::Acquire) {
         let aside = std::mem::take(&mut *ASIDE.lock());
@@ -299,7 +299,7 @@ pub(crate) fn drain() {
     }
 }
 
-/// Drops what was put aside, without the lock held or with it.
+/// Drops the payloads that were put aside, without the lock held or with it.
 pub(crate) fn drop_discarded() {
     if SOME_ASIDE.load(Ordering::Acquire) {
         let _guard = call::lock();
@@ -438,7 +438,7 @@ impl Drop for Closure {
             let Some(_guard) = call::lock_to_free() else {
                 return;
             };
-            // SAFETY: the handle is owned here; MLX keeps what it still needs.
+            // SAFETY: the handle is owned here; MLX keeps its own references.
             unsafe { sys::mlx_closure_free(self.0) };
         }
     }
@@ -657,7 +657,7 @@ macro_rules! custom_closure {
                 let Some(_guard) = call::lock_to_free() else {
                     return;
                 };
-                // SAFETY: the handle is owned here; MLX keeps what it still needs.
+                // SAFETY: the handle is owned here; MLX keeps its own references.
                 unsafe { sys::$free(self.0) };
             }
         }

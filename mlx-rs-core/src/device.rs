@@ -1,4 +1,4 @@
-//! Devices: where work runs, whether this build of MLX has them, and what they are.
+//! Devices: where work runs, whether this build of MLX has them, and their properties.
 //!
 //! ```
 //! use mlx_rs_core::Device;
@@ -181,7 +181,7 @@ impl Device {
         // SAFETY: takes plain numbers; the handle is freed below.
         let device = unsafe { sys::mlx_device_new_type(self.raw_kind(), self.index()) };
         let result = call::status("set_default", || {
-            // SAFETY: the handle is live; MLX copies what it names.
+            // SAFETY: the handle is live; MLX copies the device.
             unsafe { sys::mlx_set_default_device(device) }
         });
         // SAFETY: the handle is owned here.

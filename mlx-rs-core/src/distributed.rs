@@ -3,7 +3,7 @@
 //! MLX's business: `mpirun`, or `mlx.launch` and the variables it sets (`MLX_RANK`,
 //! `MLX_HOSTFILE`).
 //!
-//! A process on its own is a group of one, in which sums and gathers give what they were given.
+//! A process on its own is a group of one, in which sums and gathers return their input.
 //!
 //! ```
 //! use mlx_rs_core::{Array, distributed};

@@ -22,7 +22,7 @@ pub enum ErrorKind {
     Value,
     /// The result would not fit the memory budget (see [`crate::memory::budget`]).
     OutOfMemory,
-    /// The device, or this build of MLX, does not have what was asked for.
+    /// The device, or this build of MLX, does not support the request.
     Unsupported,
     /// A file could not be read or written; the message holds the path and the system's reason.
     Io,

@@ -66,7 +66,7 @@ fn plan(
             format!("a transform of length {n} is not possible"),
         );
     }
-    // What is padded to the lengths is made besides the result, so it counts as one.
+    // The padded input is allocated beside the result, so it counts as one.
     let mut padded = x.shape().to_vec();
     for (&axis, &n) in axes.iter().zip(&lengths) {
         padded[axis as usize] = n;

@@ -18,8 +18,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] with the places that were looked at, the system's reason for each,
-/// and what would help.
+/// [`ErrorKind::Unsupported`] with the places that were searched, the system's reason for each, and
+/// a remedy.
 pub fn load() -> Result<()> {
     call::loaded().map_err(|message| Error::new(ErrorKind::Unsupported, "load", message))
 }

@@ -4,10 +4,10 @@
 //! On another device they run on the CPU, and the result can be used anywhere. Types are `float32`
 //! and `float64` unless a function says more.
 //!
-//! MLX ends the process when a factorization fails, on a thread that nobody can catch it from. Here
-//! nothing fails that way. A matrix that is singular (to the precision of its type), not positive
-//! definite or not finite gives **NaN** for that matrix of the batch, lazily. Others in the batch
-//! are not affected.
+//! MLX ends the process when a factorization fails, on a thread where the exception cannot be
+//! caught. Here nothing fails that way. A matrix that is singular (to the precision of its type),
+//! not positive definite or not finite gives **NaN** for that matrix of the batch, lazily. Others
+//! in the batch are not affected.
 //!
 //! ```
 //! use mlx_rs_core::{Array, linalg};

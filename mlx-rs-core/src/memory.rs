@@ -198,9 +198,9 @@ pub fn reset_peak() -> Result<()> {
 
 /// Lets the process keep up to `bytes` that it has freed for its next allocations. Otherwise the
 /// system takes memory back each time and hands out new pages one by one. Returns whether that can
-/// be set here: with glibc. There, blocks of up to half as many bytes, at most 32 MiB, are taken
-/// from what is kept. For CPUs, where MLX itself keeps nothing ([`set_cache_limit`] is for GPUs).
-/// It is a setting of the whole process, best made when it starts.
+/// be set here: with glibc. There, blocks of up to half as many bytes, at most 32 MiB, come from
+/// the freed memory. For CPUs, where MLX itself keeps nothing ([`set_cache_limit`] is for GPUs). It
+/// is a setting of the whole process, best made when it starts.
 ///
 /// ```
 /// use mlx_rs_core::memory;

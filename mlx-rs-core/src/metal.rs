@@ -90,7 +90,7 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        // Nobody is left to tell.
+        // No caller is left to report to.
         let _ = self.end();
     }
 }

@@ -25,7 +25,7 @@ use crate::ops::where_;
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum Held<'a> {
-    /// Somebody else's.
+    /// A borrowed array.
     Borrowed(&'a Array),
     /// Ours.
     Owned(Array),
@@ -45,7 +45,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What can stand beside an array: another array, or a Rust scalar that takes the array's type.
+/// An operand beside an array: another array, or a Rust scalar that takes the array's type.
 ///
 /// A boolean keeps its type. An integer takes the array's type, or `int32` beside booleans. A float
 /// takes the type of a float or complex array, and is `float32` beside other types.
@@ -150,7 +150,7 @@ scalar_operands! {
 
 impl Array {
     /// `value` as an array that does not change this array's type in an operation, like a Python
-    /// number. An array is returned as it is.
+    /// number. An array is returned unchanged.
     ///
     /// ```
     /// use mlx_rs_core::{array, f16, Dtype};

@@ -1,6 +1,6 @@
 //! Random numbers by explicit keys (Threefry, Salmon et al. 2011). The same key gives the same
 //! numbers, whatever else runs, and the same as Python's `mlx.core.random`. There is deliberately
-//! no global generator here: what it gives depends on every other thread. [`Keys`] is what a
+//! no global generator here: its numbers would depend on every other thread. [`Keys`] is what a
 //! program that draws often holds instead.
 //!
 //! ```

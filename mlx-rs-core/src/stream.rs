@@ -390,7 +390,7 @@ fn refuse_more(made: usize) -> Result<()> {
 pub(crate) fn wait_for_all() {
     let _guard = call::lock();
     for made in MADE.lock().iter() {
-        // What failed has been told; this is only about what has not.
+        // Failures are reported already; this concerns the rest.
         let _ = made.handle.synchronize();
     }
     for device in [Device::cpu(), Device::gpu()] {

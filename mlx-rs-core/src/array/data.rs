@@ -63,8 +63,8 @@ impl Array {
         Ok(yes)
     }
 
-    /// Whether the values are there already. False for what is still being computed, and for the
-    /// placeholders of a trace.
+    /// Whether the values are there already. False for an array that is still being computed, and
+    /// for the placeholders of a trace.
     pub(crate) fn is_computed(&self) -> Result<bool> {
         let mut yes = false;
         call::status("data", || {

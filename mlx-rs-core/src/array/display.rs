@@ -73,7 +73,7 @@ impl Array {
         Ok(text)
     }
 
-    /// Only what is shown: the first and last values of each long axis.
+    /// Shows the first and last values of each long axis only.
     fn corners(&self) -> Result<Array> {
         let mut out = self.clone();
         for axis in 0..self.ndim() {
@@ -178,7 +178,7 @@ shown! {
     };
 }
 
-/// C's `%g`: the shorter of fixed and scientific notation at so many significant digits, without
+/// C's `%g`: the shorter of fixed and scientific notation at `digits` significant digits, without
 /// trailing zeros.
 fn general(value: f64, digits: usize) -> String {
     if value.is_nan() {

@@ -123,7 +123,7 @@ mod owned {
         call::adopt(op, |out| {
             // SAFETY: the shape has `ndim` entries whose product is the vector's length, so MLX
             // stays inside the elements. `T` is the Rust type of the dtype. The elements live until
-            // `release` gives MLX's count back, and nobody in Rust refers to them.
+            // `release` returns MLX's count and Rust holds no reference.
             let raw = unsafe {
                 sys::mlx_array_new_data_managed_payload(
                     ours.start.cast(),

@@ -91,10 +91,10 @@ pub struct KvView {
     pub values: Array,
     /// So many of the `n` positions count, from the first on.
     pub filled: i32,
-    /// The first `kept` keys stand at `0..kept`, the others from `start` on; `None`: anyhow, and
-    /// every query sees all.
+    /// The first `kept` keys are at `0..kept`, the others from `start` on. `None`: in any order,
+    /// and every query attends to all.
     pub order: Option<(i32, i32)>,
-    /// A query sees the kept keys and the last so many others.
+    /// A query attends to the kept keys and to this many last others.
     pub window: Option<i32>,
 }
 
@@ -259,7 +259,7 @@ impl Heads {
         host_op::add_in_place("cpu::store_values", work, &[cache, packed], cache.shape())
     }
 
-    /// Work that stores what comes after so many heads of a packed row.
+    /// Work that writes the part of a packed row after this many heads.
     fn plan_store(
         &self,
         cache: &[i32],

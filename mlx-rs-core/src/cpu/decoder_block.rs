@@ -23,7 +23,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// A matrix with a float32 bias `[n]` or without.
 pub type Biased<'a> = (&'a Matrix, Option<&'a Array>);
 
-/// A norm by the root of the mean square: a float32 weight `[k]`, and what is added under the root.
+/// An RMS norm: a float32 weight `[k]`, and the epsilon that is added under the root.
 pub type RowNorm<'a> = Option<(&'a Array, f32)>;
 
 /// A decoder block: attention after a norm, then a gated feed-forward part after a norm. Each is
@@ -84,7 +84,7 @@ pub struct Block<'a> {
     pub feed_norm: RowNorm<'a>,
     /// Of the feed-forward part.
     pub gate: Gate,
-    /// What goes through the gate, and what it is multiplied with.
+    /// The gate's input, and the factor of its result.
     pub gate_up: [Biased<'a>; 2],
     /// From their product.
     pub down: Biased<'a>,
@@ -99,7 +99,7 @@ pub struct KvSlot<'a> {
     pub offset: i32,
     /// Their keys and values, and where the new ones go.
     pub memory: &'a mut KvBuffer,
-    /// A query sees only the last so many positions, itself included.
+    /// A query attends to this many last positions, itself included.
     pub window: Option<i32>,
 }
 
@@ -181,7 +181,7 @@ impl Block<'_> {
         for (block, rooms) in &*blocks {
             steps.push(block.plan(x, rooms, &mut inputs)?);
         }
-        // What must be done before; its elements are not looked at.
+        // An operation that must run before; its elements are not read.
         inputs.extend(before.iter().map(|array| &**array));
         let row_major = inputs.len();
         let y = host_op::add_once(OP, BlockChain(steps), &inputs, row_major, x.shape())?;
@@ -194,8 +194,8 @@ impl Block<'_> {
         Ok((*y).clone())
     }
 
-    /// The work of this block on tokens like those of `x`, which reads what is appended to `inputs`
-    /// here.
+    /// The work of this block on tokens like those of `x`. It reads the arrays that this appends to
+    /// `inputs`.
     fn plan<'p>(
         &'p self,
         x: &Array,

@@ -216,7 +216,7 @@ unsafe extern "C" fn run<W: Work>(
         // The address may be null then.
         &[]
     } else {
-        // SAFETY: the shim passes so many views, alive for this call.
+        // SAFETY: the shim passes this many views, alive for this call.
         unsafe { std::slice::from_raw_parts(inputs, num_inputs) }
     };
     let views: Vec<Input> = (views.iter())
@@ -229,7 +229,7 @@ unsafe extern "C" fn run<W: Work>(
     // other user. Or it is the input of work in place, which does not read that input and has no
     // other user. Its elements are written before anything reads them; f32 has no invalid values.
     let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), work.outputs()) };
-    // A panic must not cross into C++. What it leaves is not a number, which nobody takes for one.
+    // A panic must not cross into C++. It leaves NaN, which cannot be mistaken for a result.
     // SAFETY: `add` was given these inputs for this work, by its caller's promise.
     let run = AssertUnwindSafe(|| unsafe { work.run(&views, output) });
     if catch_unwind(run).is_err() {

@@ -28,13 +28,13 @@ use crate::memory;
 /// ```
 pub struct KvBuffer {
     kept: Arc<KvLayer>,
-    /// So many positions were written, from the first on: nothing is known of the others, which
-    /// nobody may see.
+    /// This many positions were written, from the first on. The others are uninitialized and must
+    /// not be read.
     known: i32,
     /// What the last operation that writes here makes, the same for all that it writes. Every
     /// reader and writer after it has it among its inputs, and so comes after it.
     written: Option<Arc<Array>>,
-    /// What was copied from here since, for the next writer to come after.
+    /// Copies taken from here since; the next writer runs after them.
     copies: RefCell<Vec<Arc<Array>>>,
 }
 
@@ -126,7 +126,7 @@ impl KvBuffer {
     /// room for `room`.
     ///
     /// # Errors
-    /// As [`Self::empty`], also when there are not so many positions, or no room for them.
+    /// As [`Self::empty`]. Also when there are fewer positions, or no room for them.
     pub fn holding(keys: &Array, values: &Array, filled: i32, room: i32) -> Result<Self> {
         if keys.shape() != values.shape() {
             return Err(fault("keys and values must be of one shape".into()));
@@ -225,7 +225,7 @@ impl KvBuffer {
     }
 
     /// A memory of its own that begins with the first `n` positions of this one, and has room for
-    /// `room`. What is written here later comes after the copy.
+    /// `room`. Later writes here run after the copy.
     ///
     /// # Errors
     /// As [`Self::holding`], also when fewer were written.
@@ -337,8 +337,8 @@ impl KvBuffer {
         Arc::clone(&self.kept)
     }
 
-    /// What comes before an operation that writes here, besides what others wrote in `known`, to
-    /// which it is added.
+    /// The operations that must precede one that writes here, except those in `known`, to which
+    /// they are added.
     pub(super) fn before(&self, known: &mut Vec<Arc<Array>>) {
         self.made(known);
         for copy in &*self.copies.borrow() {
@@ -346,7 +346,8 @@ impl KvBuffer {
         }
     }
 
-    /// What comes before an operation that reads here; likewise.
+    /// The operations that must precede one that reads here, except those in `known`, to which they
+    /// are added.
     fn made(&self, known: &mut Vec<Arc<Array>>) {
         if let Some(array) = &self.written {
             add(known, array);
@@ -368,7 +369,7 @@ fn add(known: &mut Vec<Arc<Array>>, array: &Arc<Array>) {
     }
 }
 
-/// What comes before an operation that reads all of these.
+/// The operations that must precede one that reads all of these.
 fn after<'m>(all: impl IntoIterator<Item = &'m KvBuffer>) -> Vec<Arc<Array>> {
     let mut known = Vec::new();
     for memory in all {
@@ -381,7 +382,7 @@ fn arrays(all: &[Arc<Array>]) -> Vec<&Array> {
     all.iter().map(|array| &**array).collect()
 }
 
-/// The shape of a cache with room for so many positions.
+/// The shape of a cache with room for `room` positions.
 fn with_room(cache: &Array, room: i32) -> Result<[i32; 4]> {
     match *cache.shape() {
         [1, heads, _, width] => Ok([1, heads, room, width]),

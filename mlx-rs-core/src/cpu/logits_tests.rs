@@ -92,7 +92,7 @@ fn draws_pass_through_the_distribution_in_order() {
     ] {
         assert_eq!(at(1.0, u), token, "{u}");
     }
-    // Cold: the best alone; hot: all that is possible alike.
+    // Cold: the best alone; hot: all possible ones with equal probability.
     assert_eq!([at(f32::MAX, 0.0), at(f32::MAX, 0.99)], [3, 3]);
     assert_eq!([at(0.0, 0.3), at(0.0, 0.4), at(0.0, 0.7)], [0, 2, 3]);
     let rows = [vec![NO, NO], vec![NO, -5.0], vec![1.0, f32::INFINITY]];

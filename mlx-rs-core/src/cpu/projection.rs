@@ -59,8 +59,8 @@ impl<'a> Projection<'a> {
         self.with(x, false)
     }
 
-    /// [`Self::of`], with floats throughout where `float_inputs`: what is differentiated has no
-    /// steps then, however few rows there are.
+    /// [`Self::of`], with floats throughout where `float_inputs`: a differentiated product must not
+    /// quantize its inputs, however few rows there are.
     pub(super) fn with(&self, x: &Array, float_inputs: bool) -> Result<Array> {
         let op = "cpu::project";
         let fault = |message: String| Error::new(ErrorKind::Shape, op, message).with_inputs(&[x]);

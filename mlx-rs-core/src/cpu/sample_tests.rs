@@ -76,7 +76,7 @@ fn top_k(of: &[(f32, u32)]) -> f32 {
     of.iter().map(|f| f.0).fold(NO, f32::max)
 }
 
-/// Weights of what is left, in the order in which they are summed; `None` too close to a border.
+/// Weights of the remaining elements, in the order of summation. `None` too close to a border.
 fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
     let n = x.len();
     let mut near = false;
@@ -381,7 +381,7 @@ fn the_ends() {
     }
     let inf = f32::INFINITY;
     for f in [p(1.0, 0), p(0.9, 0), p(0.9, 2), p(1.0, 3)] {
-        // What is infinite is certain; nothing is impossible if all is.
+        // An infinite logit is certain. If all are minus infinity, none is impossible.
         assert_eq!(at(&[inf, 1e38, inf, NO], f.clone(), 0.4), 0, "{f:?}");
         assert_eq!(at(&[inf, 1e38, inf, NO], f.clone(), 0.6), 2, "{f:?}");
         assert_eq!(at(&[NO, NO, -7.0, NO], f.clone(), 0.0), 2, "{f:?}");

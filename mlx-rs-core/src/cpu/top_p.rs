@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(kept(&[vec![1.0; 4]], &[1.0])[0], [1.0; 4]);
         assert_eq!(kept(&[vec![NO, 2.0, NO]], &[0.9])[0], [NO, 2.0, NO]);
         assert_eq!(kept(&[vec![NO, NO]], &[0.9])[0], [NO, NO]);
-        // What is infinite is certain.
+        // An infinite logit is certain.
         let inf = f32::INFINITY;
         assert_eq!(
             kept(&[vec![inf, 1e38, inf, NO]], &[0.9])[0],

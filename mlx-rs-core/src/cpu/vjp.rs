@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::transforms::CustomFunction;
 
 impl Matrix {
-    /// [`Matrix::product`] for what is differentiated with respect to `x`: the backward pass is a
-    /// kernel, too. Under `vmap`, and for second derivatives, [`Matrix::product`] is there.
+    /// [`Matrix::product`] with a derivative with respect to `x`: the backward pass is a kernel,
+    /// too. Under `vmap`, and for second derivatives, [`Matrix::product`] is there.
     ///
     /// # Errors
     /// As [`Matrix::product`].

@@ -58,7 +58,7 @@ impl Array {
 
     /// Assigns `value` to the part that `index` names, as `a[...] = value` in Python. The value
     /// broadcasts to the part and is converted to the type of this array. MLX reuses the memory
-    /// when no other handle to this array is left. After an error this array is what it was.
+    /// when no other handle to this array is left. After an error this array is unchanged.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};

@@ -38,7 +38,7 @@ enum Column {
     Drop,
     New,
     Gather(Array),
-    /// An ellipsis: it stands for axes of its own, or for none, but separates what is beside it.
+    /// An ellipsis. It stands for its own axes, or for none, but separates its neighbors.
     Gap,
 }
 
@@ -47,7 +47,7 @@ pub(super) fn error(op: &'static str, kind: ErrorKind, message: String, array: &
 }
 
 impl Entry<'_> {
-    /// A mask's own shape; `None` for what is not a mask.
+    /// A mask's own shape; `None` for others.
     pub(super) fn mask_shape(&self) -> Option<Vec<i32>> {
         match self {
             Entry::Array(a) if a.dtype() == Dtype::Bool => Some(a.shape().to_vec()),

@@ -62,7 +62,7 @@ fn format_error(op: &'static str, message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Format, op, message)
 }
 
-/// Puts the path in front of what went wrong with it.
+/// Puts the path in front of the error.
 fn in_file<T>(path: &Path, result: Result<T>) -> Result<T> {
     result.map_err(|e| e.context(path.display()))
 }

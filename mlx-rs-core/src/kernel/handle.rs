@@ -1,5 +1,5 @@
-//! The C handles of kernels, their configurations and lists of names: made, filled and freed. What
-//! may go into them is decided in `mod.rs`.
+//! The C handles of kernels, their configurations and lists of names: made, filled and freed.
+//! `mod.rs` decides what they may hold.
 
 use std::ffi::{CString, c_char};
 
@@ -161,7 +161,7 @@ api!(
     mlx_fast_cuda_kernel_config_add_template_arg_int, mlx_fast_cuda_kernel_config_add_template_arg_bool
 );
 
-/// Makes a kernel with `make` and launches it. MLX keeps what it needs of the kernel in the graph.
+/// Makes a kernel with `make` and launches it. MLX keeps its own references in the graph.
 pub(super) fn launch<A: Api>(
     op: &'static str,
     launch: &Launch<'_>,

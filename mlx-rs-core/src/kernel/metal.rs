@@ -48,8 +48,8 @@ impl MetalKernel {
     ///
     /// # Errors
     /// [`ErrorKind::Value`](crate::ErrorKind::Value) when a name is none in C++ or there twice,
-    /// there is no output, or the source has a NUL in it. What else is wrong with the source Metal
-    /// says when the result of a launch is evaluated.
+    /// there is no output, or the source has a NUL in it. Metal reports other faults of the source
+    /// when the result of a launch is evaluated.
     pub fn new(name: &str, inputs: &[&str], outputs: &[&str], source: &str) -> Result<Self> {
         Ok(Self {
             definition: Definition::new(OP, name, inputs, outputs, source)?,
@@ -84,10 +84,9 @@ impl MetalKernel {
     /// Adds a launch to the graph of the current stream; it runs when an output is evaluated.
     ///
     /// # Safety
-    /// Nobody checks what the code does. With this launch's arrays, grid and constants, every
-    /// thread must read and write only elements that exist, and threads must not race. Output
-    /// elements that are read later must have been written (or filled, with
-    /// [`Launch::init_value`]).
+    /// Nothing checks the code. With this launch's arrays, grid and constants, every thread must
+    /// read and write only elements that exist, and threads must not race. Output elements that are
+    /// read later must have been written (or filled, with [`Launch::init_value`]).
     ///
     /// # Errors
     /// [`ErrorKind::Value`](crate::ErrorKind::Value) or

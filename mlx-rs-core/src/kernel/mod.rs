@@ -1,6 +1,6 @@
 //! Kernels written by the user in Metal's or CUDA's C++, which MLX compiles at their first launch.
-//! [`MetalKernel`] and [`CudaKernel`] are `mx.fast.metal_kernel` and `mx.fast.cuda_kernel`. What is
-//! checked here is everything around the code; the code itself nobody can check.
+//! [`MetalKernel`] and [`CudaKernel`] are `mx.fast.metal_kernel` and `mx.fast.cuda_kernel`. This
+//! module checks everything around the code; the code itself cannot be checked.
 //!
 //! A kernel is the body of a function. MLX writes the signature from the names of inputs and
 //! outputs and the types of the arrays. The types here exist in every build. A launch without the

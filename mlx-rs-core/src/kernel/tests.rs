@@ -1,4 +1,4 @@
-//! What is refused before a device is needed, and the handles that go to C.
+//! Refusals that need no device, and the handles that go to C.
 
 use super::handle::{self, Api, Cuda, Metal, Strings};
 use super::*;

@@ -70,7 +70,7 @@ struct Axis {
 struct Lowered {
     /// Elements of the input are moved this far apart first.
     stuff: i64,
-    /// Zeros around the input, or what is cut from it where negative.
+    /// Zeros around the input; negative values cut the input.
     around: (i64, i64),
     /// What MLX computes then.
     axis: Axis,
@@ -142,7 +142,7 @@ impl Axis {
         }
         if self.input_dilation > 1 && self.stride == 1 {
             // Everything that the input reaches, of which the result is a part. Zeros in front and
-            // behind stand for what it does not reach.
+            // behind stand for unreached places.
             let whole = self.span() - 1;
             let step = self.input_dilation;
             let missing = |pad: i64| ((pad - whole).max(0) + step - 1) / step;
@@ -277,7 +277,7 @@ impl Conv {
                 out: 0,
             };
             if transposed {
-                // A plain one of the dilated input, with what is missing of the kernel as padding.
+                // A plain one of the dilated input, with the missing part of the kernel as padding.
                 (axis.stride, axis.input_dilation) = (1, axis.stride);
                 axis.low = axis.span() - 1 - pad;
                 axis.high = axis.low + i64::from(extra[i]);

@@ -53,7 +53,7 @@ impl Quantized {
     ) -> Result<Array> {
         let wide = x.astype(Dtype::Float32)?;
         let product = match rhs {
-            // Fewer than there are: dequantizes what is used.
+            // Fewer than all: dequantizes only those used.
             Some(chosen) if (1..self.matrices()).contains(&chosen.size()) => {
                 let dense = self
                     .along_one_axis()?

@@ -140,7 +140,7 @@ impl Array {
     }
 
     /// This array with the part named by the bounds (as in [`Array::slice`]) replaced by `update`,
-    /// which broadcasts to it. MLX reuses the memory when nobody else holds this array.
+    /// which broadcasts to it. MLX reuses the memory when this array has no other owner.
     ///
     /// ```
     /// use mlx_rs_core::array;

@@ -87,7 +87,7 @@ impl Array {
             if a.size() > 0 && b.size() > 0 {
                 return Ok(sum);
             }
-            // See `unless_of_nothing`; what is added stays.
+            // See `unless_of_nothing`; the added array stays.
             let beta = Array::scalar(beta)?.astype(sum.dtype())?;
             let own = self.astype(sum.dtype())?.multiply(&beta)?;
             own.broadcast_to(sum.shape())

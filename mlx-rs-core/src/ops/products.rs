@@ -354,8 +354,8 @@ impl Array {
         self.tensordot_axes(other, &own, &others)
     }
 
-    /// Sum of products over `axes` of `self`, paired with `other_axes` of `other`; what remains of
-    /// both follows in order.
+    /// Sum of products over `axes` of `self`, paired with `other_axes` of `other`. The other axes
+    /// of both follow in order.
     ///
     /// ```
     /// use mlx_rs_core::array;

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
 use crate::stream::Stream;
 
-/// How a scatter combines an update with what is already there.
+/// How a scatter combines an update with the value in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ScatterMode {
     /// The update takes its place; of several updates to one place, any one wins.
@@ -113,7 +113,7 @@ impl Elements {
 }
 
 impl Array {
-    /// The result of a scatter of such blocks. What is derived by it is gathered in blocks; see
+    /// The result of a scatter of such blocks. Its derivatives gather in blocks; see
     /// [`Array::for_blocks`]. A reshape and back lays it out row-major.
     pub(crate) fn with_laid_out_cotangent(self, block: &[i32]) -> Result<Array> {
         if !self.gathers_wrongly(|axis| block[axis]) {
@@ -349,7 +349,7 @@ impl Array {
         self.scatter(&[indices], updates, &[axis], mode)
     }
 
-    /// As [`Array::put_along_axis`], with the values added to what is there; places named several
+    /// As [`Array::put_along_axis`], with the values added to the elements. Places named several
     /// times add up.
     ///
     /// ```

@@ -166,7 +166,7 @@ impl Array {
     /// such axes.
     pub fn flatten(&self, start: i32, end: i32) -> Result<Array> {
         if self.count("flatten").is_err() {
-            // Rare enough to look closer: the product of the joined axes is what must fit.
+            // Rare, so it may take longer: the product of the joined axes must fit.
             let at = |axis: i32| {
                 let n = self.ndim() as i64;
                 let axis = i64::from(axis) + if axis < 0 { n } else { 0 };

@@ -196,7 +196,7 @@ pub fn categorical(logits: &Array, axis: i32, key: &Key) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[logits]))
 }
 
-/// [`categorical`], `samples` times: a last axis of so many independent draws.
+/// [`categorical`], `samples` times: a last axis of `samples` independent draws.
 ///
 /// ```
 /// use mlx_rs_core::{array, random};

@@ -167,7 +167,7 @@ where
     Ok((outputs, all))
 }
 
-/// Products with the transposed Jacobian, inside a callback: what fails is passed on as it is.
+/// Products with the transposed Jacobian, inside a callback. Failures pass through unchanged.
 pub(super) fn transpose(
     op: &'static str,
     f: &mut dyn FnMut(&[Array]) -> Outcome,

@@ -16,8 +16,8 @@ use mlx_sys as sys;
 /// The backward pass runs `f` again (Chen et al. 2016, "Training Deep Nets with Sublinear Memory
 /// Cost").
 ///
-/// Only what is passed as an argument has a gradient: an array that `f` captures counts as
-/// constant. Mirrors `mx.checkpoint`.
+/// Only an argument has a gradient; an array that `f` captures counts as constant. Mirrors
+/// `mx.checkpoint`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{checkpoint, grad}};
@@ -71,9 +71,9 @@ where
 /// As [`checkpoint`], for a function of parameters in a [`Tree`] and further arguments, such as a
 /// layer and its input. Both have gradients.
 ///
-/// Give it what is trained. Let `f` capture what is frozen. A quantized matrix among the parameters
-/// would be differentiated, which is an error. The parameters are part of the graph until the
-/// backward pass is over, as any argument is.
+/// Pass it the trained parameters. Let `f` capture the frozen ones. A quantized matrix among the
+/// parameters would be differentiated, which is an error. The parameters are part of the graph
+/// until the backward pass is over, as any argument is.
 ///
 /// ```
 /// use std::collections::BTreeMap;

@@ -53,7 +53,7 @@ impl CompileMode {
 
 const UNSET: u8 = u8::MAX;
 
-/// The index in `CompileMode::ALL` of what was asked for.
+/// The index in `CompileMode::ALL` of the requested mode.
 static MODE: AtomicU8 = AtomicU8::new(UNSET);
 static CPU_JIT: AtomicBool = AtomicBool::new(false);
 /// Traces in progress. Changed with the lock held.
@@ -77,7 +77,7 @@ pub fn compile_mode() -> CompileMode {
     }
 }
 
-/// Sets the mode for all functions and threads. What was traced before stays as it is until
+/// Sets the mode for all functions and threads. Earlier traces stay unchanged until
 /// [`compile_clear_cache`].
 ///
 /// ```
@@ -186,7 +186,7 @@ fn temporary_directory() -> PathBuf {
         .map_or_else(|| PathBuf::from("/tmp"), PathBuf::from)
 }
 
-/// Whether nobody else can enter `dir` or replace it; if not, why.
+/// Whether no other user can enter `dir` or replace it; if not, why.
 #[cfg(unix)]
 fn private(dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
@@ -249,8 +249,7 @@ fn hold_back() -> bool {
     stream::cpu_in_use() && !CPU_JIT.load(Ordering::Relaxed)
 }
 
-/// What is done now: what was asked for, but without native code for the CPU. `NoSimplify` fuses
-/// too.
+/// The mode in use: the requested one, but without native code for the CPU. `NoSimplify` fuses too.
 fn effective_mode() -> CompileMode {
     match compile_mode() {
         CompileMode::Disabled => CompileMode::Disabled,
@@ -339,8 +338,8 @@ impl Trace {
         let Some(_guard) = call::lock_to_free() else {
             return;
         };
-        // A failure leaves an entry that nobody asks for.
-        // SAFETY: takes a number; a trace in progress borrows this, and does not erase itself.
+        // A failure leaves an entry that is never used. SAFETY: takes a number; a trace in progress
+        // borrows this, and does not erase itself.
         let _ = call::status(OP, || unsafe { sys::mlx_detail_compile_erase(self.id()) });
     }
 }
@@ -560,7 +559,7 @@ mod tests {
             assert_eq!(private(&dir).is_ok(), private_then, "{bits:o}");
         }
         mode(&dir, 0o700);
-        // Whoever can rename it can replace it.
+        // A user who can rename it can replace it.
         mode(root.path(), 0o777);
         assert!(private(&dir).unwrap_err().contains("others can change"));
         mode(root.path(), 0o1777);

@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "custom_function";
 
-/// A function whose derivatives or vectorization are given rather than derived. What is not given
+/// A function whose derivatives or vectorization are given rather than derived. Anything not given
 /// is derived from the function as usual.
 ///
 /// The graph of every result keeps the functions and runs them when a transform reaches it. So they
@@ -247,7 +247,7 @@ fn transposed(jvp: &Arc<Payload<UserJvp>>) -> Result<CustomVjp> {
     let jvp = Arc::clone(jvp);
     CustomVjp::new(Box::new(move |primals, cotangents, outputs| {
         let zeros = |a: &Array| crate::zeros(a.shape(), a.dtype());
-        // What is not floating-point has no tangent.
+        // An output that is not floating-point has no tangent.
         let smooth: Vec<usize> = (0..primals.len())
             .filter(|&i| differentiable(OP, "argument", i, &primals[i]).is_ok())
             .collect();

@@ -14,7 +14,7 @@ use crate::stream::Stream;
 
 /// Whether an asynchronous evaluation has failed in this process. Then some arrays may wait for
 /// results that never come. They are not all known, so this is never reset. Every later evaluation
-/// checks its graph first, and waits for what is still being computed.
+/// checks its graph first, and waits for unfinished work.
 static STALLED: AtomicBool = AtomicBool::new(false);
 
 /// Ends the waiting of every array that leads to `vec`. Call with the lock held.
@@ -28,7 +28,8 @@ fn release(vec: &ArrayVec) -> Result<()> {
     })
 }
 
-/// What must come before an array is evaluated or waited for. Call with the lock held.
+/// Arrays that must precede the evaluation of an array, or the wait for it. Call with the lock
+/// held.
 pub(crate) fn before_waiting<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     if STALLED.load(Ordering::Relaxed) {
         release(&ArrayVec::new("eval", arrays)?)?;
@@ -79,7 +80,7 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// MLX's own message when an operation cannot be started. What was started before it is computed by
+/// MLX's own message when an operation cannot be started. Work started before it is computed by
 /// then, and can be read. After such an error each evaluation of the process first waits for the
 /// earlier ones it depends on. So they no longer overlap.
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
@@ -89,7 +90,7 @@ pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()>
     // SAFETY: the vector handle is live for the length of the call; MLX keeps its own references.
     let result = call::evaluation("async_eval", || unsafe { sys::mlx_async_eval(vec.raw()) });
     if result.is_err() {
-        // MLX does not say of what it started that it is there: whoever read it would wait forever.
+        // MLX does not mark started arrays as available, so a reader would wait forever.
         STALLED.store(true, Ordering::Relaxed);
     }
     // Also here: who generates may wait for nothing but single numbers.

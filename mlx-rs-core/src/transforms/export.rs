@@ -514,7 +514,7 @@ impl Partial {
         ));
         let temporary = path.with_file_name(hidden);
         let c_path = c_path(EXPORT, &temporary)?;
-        // Tells what is wrong with the place before MLX does, and claims the name.
+        // Reports a problem with the place before MLX does, and claims the name.
         File::create_new(&temporary).map_err(|e| bad(&e))?;
         Ok(Self {
             temporary,
@@ -543,7 +543,7 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.kept {
-            // There is nobody to tell, and nothing depends on it.
+            // There is no caller to report to, and nothing depends on it.
             let _ = std::fs::remove_file(&self.temporary);
         }
     }

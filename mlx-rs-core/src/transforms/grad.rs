@@ -90,8 +90,8 @@ where
 ///
 /// For training: `params` is any [`Tree`], such as a map from names to arrays. `f` returns the loss
 /// (a floating-point array of shape `[]`) and a tree of further results without gradients. `()`
-/// stands for none. Every leaf of `params` is differentiated; what should stay fixed is captured by
-/// `f` instead.
+/// stands for none. Every leaf of `params` is differentiated. Let `f` capture anything that should
+/// stay fixed.
 ///
 /// ```
 /// use std::collections::BTreeMap;

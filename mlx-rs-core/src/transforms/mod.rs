@@ -19,7 +19,7 @@
 //!
 //! # Errors and panics
 //!
-//! `E` is any [`ClosureError`]: the crate's own error, `anyhow::Error`, an enum of yours. The
+//! `E` is any [`ClosureError`]: the crate's own error, `anyhow::Error`, or your own enum. The
 //! transform returns the value that the function returned, not a copy of its text. Where a function
 //! of another error type runs inside (a custom derivative), the error is of kind
 //! [`Callback`](crate::ErrorKind::Callback) and carries the value as its source. A panic inside the

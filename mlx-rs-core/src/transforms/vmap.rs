@@ -41,7 +41,7 @@ impl<const N: usize> From<[Option<i32>; N]> for VmapAxes {
 }
 
 impl VmapAxes {
-    /// One entry for each of `n`, or what is wrong.
+    /// One entry for each of `n`, or an error.
     fn spread(&self, op: &'static str, what: &str, n: usize) -> Result<Vec<Option<i32>>> {
         match self {
             VmapAxes::All(axis) => Ok(vec![Some(*axis); n]),

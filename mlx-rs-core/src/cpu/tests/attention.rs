@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Attention of a lane whose queries see what `sees(query, key)` says.
+/// Attention of a row whose query attends to a key if `sees(query, key)`.
 #[allow(clippy::too_many_arguments, reason = "the parts of a definition")]
 fn attention(
     heads: &Heads,
@@ -60,12 +60,12 @@ fn many_queries_find_what_the_definition_says() {
         (37, 200, 0, 0, None, Some(2.0), false, 32),
         (250, 10, 0, 0, Some(7), None, true, 16),
         (33, 300, 4, 50, Some(64), None, false, 48),
-        // Not a multiple of the lanes: one by one.
+        // Not a multiple of the vector width: one by one.
         (20, 3, 0, 0, None, None, false, 24),
     ];
     for (length, before, kept, start, window, softcap, with_sinks, d) in cases {
         let (h, kv) = (6usize, 2usize);
-        // Keys `kept..` stand at `start..`; what is between was dropped.
+        // Keys `kept..` are at `start..`; those between were dropped.
         let n = before + length - (start - kept.min(start));
         let packed = noise(length * (h + 2 * kv) * d, 1);
         let (keys, values) = (noise(kv * n * d, 2), noise(kv * n * d, 3));
@@ -121,7 +121,7 @@ fn many_queries_find_what_the_definition_says() {
     }
 }
 
-/// Rows of several lengths in one pass are each what they are alone, norms and rotation included.
+/// Rows of several lengths in one pass give the same as alone, norms and rotation included.
 #[test]
 fn rows_of_a_batch_do_not_see_each_other() {
     let (h, kv, d) = (4usize, 2usize, 32usize);

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::random::{self, Key};
 use crate::transforms::grad;
 
-/// Of so many rows; scales and biases are numbers of float16 or not.
+/// A matrix of `n` rows, with scales and biases that fit float16 or do not.
 fn packed(n: i32, k: i32, (bits, group): (i32, i32), halves: bool) -> Quantized {
     let w = array(&noise((n * k) as usize, 5), &[n, k]);
     let q = Quantized::quantize(&w, group, bits, QuantMode::Affine).unwrap();

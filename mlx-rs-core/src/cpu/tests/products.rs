@@ -22,7 +22,7 @@ enum Storage {
     Quantized(i32, i32),
 }
 
-/// Dense, and each format of quantized matrices that so many inputs allow.
+/// Dense, and each format of quantized matrices that `k` inputs allow.
 fn storages(k: usize) -> Vec<Storage> {
     let formats = [2, 3, 4, 5, 6, 8]
         .into_iter()
@@ -33,7 +33,7 @@ fn storages(k: usize) -> Vec<Storage> {
     dense.into_iter().chain(quantized).collect()
 }
 
-/// All ways that a product with so many rows can go.
+/// Products of few and many rows, in every storage and with every kernel.
 #[test]
 fn products_of_few_and_many_rows_equal_the_definition() {
     // So many that each thread has rows of its own, and outputs of which it takes two places and

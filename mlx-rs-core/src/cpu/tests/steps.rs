@@ -36,7 +36,7 @@ fn stored_keys_and_values_stand_where_they_belong() {
         let keys = host(&heads.keys(&packed, &[(1, 5), (3, 6), (1, 0)]).unwrap());
         let shared = heads.store_keys(&cache, &packed, tokens).unwrap();
         let values = heads.store_values(&cache, &packed, tokens).unwrap();
-        // Of an array that nobody else has.
+        // An array without other users.
         let own = heads
             .store_keys(&cache.add(&cache).unwrap(), &packed, tokens)
             .unwrap();
@@ -439,7 +439,8 @@ fn copies_of_memory_come_before_what_is_written_after() {
     });
 }
 
-/// A fork has what was there when it was made, whenever it is, and neither changes the other.
+/// A fork holds the content of the time when it was made, whenever it is computed. Neither changes
+/// the other.
 #[test]
 fn forks_of_memory_go_on_by_themselves() {
     with_writer(|write| {
