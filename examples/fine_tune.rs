@@ -1,5 +1,5 @@
-//! Fine-tunes a model from a program: an adapter that learns from the examples that we ship, and what the
-//! model says with it.
+//! Fine-tunes a model from a program: an adapter that learns from the examples that we ship, and
+//! what the model says with it.
 //!
 //!     cargo run --release --example fine_tune -- [MODEL] [ADAPTER_DIRECTORY]
 
@@ -26,7 +26,8 @@ fn main() -> Result<()> {
         ..TrainConfig::default()
     };
     let mut run = Run::prepare(&model, &LoadOptions::new(), config, Start::Fresh)?;
-    // Another thread, or a signal, may cancel it; all is saved then, and `Start::Resume` goes on from there.
+    // Another thread, or a signal, may cancel it; all is saved then, and `Start::Resume` goes on
+    // from there.
     let cancel = CancelToken::new();
     let summary = run.train(&cancel, &mut |event| match event {
         Event::Train(report) => println!("step {}: loss {:.3}", report.step, report.loss),
@@ -36,7 +37,8 @@ fn main() -> Result<()> {
     })?;
     println!("{} tokens were learned from", summary.trained_tokens);
 
-    // The model that was trained answers at once; later `LoadOptions::with_adapter_path` puts the adapter on it.
+    // The model that was trained answers at once; later `LoadOptions::with_adapter_path` puts the
+    // adapter on it.
     let question = [Message::user("What is 3 plus 5?")];
     let options = GenerateOptions::new().with_max_tokens(40);
     let answer = run.trainer().model().chat(&question, &options)?.text()?;

@@ -1,6 +1,7 @@
 //! A bounded run of fuzz entries on a stable compiler: the corpus, and mutations of it from a fixed
-//! seed. `README.md` beside this file has the long run. A crate's `tests/fuzz.rs` includes this file
-//! and runs all its targets in one test, because the run also watches the memory of the process.
+//! seed. `README.md` beside this file has the long run. A crate's `tests/fuzz.rs` includes this
+//! file and runs all its targets in one test, because the run also watches the memory of the
+//! process.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,5 @@
-//! What a person sees and keeps of a chat: at 80 and 40 columns, with and without colors, after `/save`.
+//! What a person sees and keeps of a chat: at 80 and 40 columns, with and without colors, after
+//! `/save`.
 #![cfg(unix)]
 
 mod common;
@@ -158,7 +159,8 @@ fn pipes_and_simple_terminals_get_the_text_itself() {
     }
 }
 
-/// A scripted conversation: many lines, `/set`, `/save`, `/load`, `/resume`, and a later program that goes on.
+/// A scripted conversation: many lines, `/set`, `/save`, `/load`, `/resume`, and a later program
+/// that goes on.
 #[test]
 fn a_conversation_is_kept_and_gone_on_from() {
     for columns in [80, 40] {

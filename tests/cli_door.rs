@@ -95,7 +95,8 @@ fn names_that_are_nowhere_are_answered_with_ways_out() {
     }
 }
 
-/// A model of the Hugging Face cache is suggested for a typo, and found by a name that other tools have for it.
+/// A model of the Hugging Face cache is suggested for a typo, and found by a name that other tools
+/// have for it.
 #[test]
 fn cached_models_are_suggested_and_found() {
     let home = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! `mlx convert`: tensor for tensor what mlx-lm's own converter makes (`tools/golden/convert.py`); from
-//! GGUF the numbers of the file; whole directories or none.
+//! `mlx convert`: tensor for tensor what mlx-lm's own converter makes (`tools/golden/convert.py`);
+//! from GGUF the numbers of the file; whole directories or none.
 
 mod common;
 
@@ -266,7 +266,8 @@ fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
     assert_eq!(kind(&same, scales), "F16");
 }
 
-/// A directory that is quantized as asked is copied with its packed weights; another target is refused.
+/// A directory that is quantized as asked is copied with its packed weights; another target is
+/// refused.
 #[test]
 fn a_quantized_directory_is_not_quantized_again() {
     let dir = tempfile::tempdir().unwrap();

@@ -437,8 +437,9 @@ fn guessed_tokens_change_nothing_but_the_number_of_steps() {
         for (prompt, sampled) in [(ids(1, 30), false), (ids(2, 3), true), (ids(3, 1), false)] {
             let mut options = fresh(40).with_ignore_eos(true);
             if sampled {
-                // With AMX products of one row and of several are rounded differently, some 1e-5 of them: a number
-                // that is drawn between the sums of both would choose another token. Not with this seed.
+                // With AMX products of one row and of several are rounded differently, some 1e-5 of
+                // them: a number that is drawn between the sums of both would choose another token.
+                // Not with this seed.
                 options = options
                     .with_temperature(0.8)
                     .with_seed(5)

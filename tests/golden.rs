@@ -6,8 +6,9 @@ mod common;
 use common::{floats, golden, greedy, ids, max_difference, tiny, tiny_names};
 use inference::{Message, Prompt};
 
-/// A thousandth; with the kernels two for quantized models, since their products of a few rows round inputs to 16 bits,
-/// which these small random models enlarge twentyfold. `kernels.rs` has what the kernels may change.
+/// A thousandth; with the kernels two for quantized models, since their products of a few rows
+/// round inputs to 16 bits, which these small random models enlarge twentyfold. `kernels.rs` has
+/// what the kernels may change.
 #[test]
 fn logits_agree_with_the_reference_to_a_thousandth() {
     let kernels = std::env::var("MLX_CPU_KERNELS").map_or(true, |v| v != "off");

@@ -1,8 +1,10 @@
-//! The matrix of malformed files: each lie that a model directory or a GGUF file can tell, told to the
-//! program while the system gives it no more than three gigabytes of addresses. It must end by itself, with
-//! exit code 1 and an error that says what is wrong; never by a signal, a panic or the clock.
+//! The matrix of malformed files: each lie that a model directory or a GGUF file can tell, told to
+//! the program while the system gives it no more than three gigabytes of addresses. It must end by
+//! itself, with exit code 1 and an error that says what is wrong; never by a signal, a panic or the
+//! clock.
 //!
-//! `tests/hostile.rs` damages files byte by byte; what each reader refuses in detail is tested beside it.
+//! `tests/hostile.rs` damages files byte by byte; what each reader refuses in detail is tested
+//! beside it.
 
 #![cfg(unix)]
 

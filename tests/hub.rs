@@ -95,7 +95,8 @@ fn a_model_is_fetched_into_pythons_layout_and_runs() {
         String::from_utf8_lossy(&output.stderr)
     );
 
-    // A second time only the list and the files' headers are asked for; with the cache first, nothing.
+    // A second time only the list and the files' headers are asked for; with the cache first,
+    // nothing.
     hub.forget_log();
     assert_eq!(pull(&hub).unwrap(), path);
     assert!(

@@ -88,8 +88,8 @@ fn headers_tell_what_loading_finds() {
                 "{what}: {list}"
             );
         }
-        // Files may hold more than is loaded: the embedding twice, factors of the rotation, other senses;
-        // and keys that Gemma 4 takes for values are counted as both once loaded.
+        // Files may hold more than is loaded: the embedding twice, factors of the rotation, other
+        // senses; and keys that Gemma 4 takes for values are counted as both once loaded.
         let about =
             |files: u64, loaded: u64| files + files / 20 >= loaded && files < loaded * 13 / 10;
         let parameters = report["parameters"].as_u64().unwrap();

@@ -1,6 +1,6 @@
 //! Whole models with the CPU kernels, with their portable form as on a processor without vector
-//! instructions that they know, and without them: the same logits and tokens. The setting belongs to a
-//! process, so each is computed by this program started anew.
+//! instructions that they know, and without them: the same logits and tokens. The setting belongs
+//! to a process, so each is computed by this program started anew.
 
 mod common;
 

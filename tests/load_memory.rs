@@ -1,7 +1,8 @@
 //! Loading a model takes little more memory than the model: at most a quarter on top, at any time.
 //!
-//! A binary of its own with one test: the highest resident size belongs to the whole process. Models of
-//! about 100 MB in every storage are made here, their embeddings the largest part, as in small models.
+//! A binary of its own with one test: the highest resident size belongs to the whole process.
+//! Models of about 100 MB in every storage are made here, their embeddings the largest part, as in
+//! small models.
 
 #![cfg(target_os = "linux")]
 
@@ -22,7 +23,8 @@ const HIDDEN: usize = 512;
 const WIDE: usize = 1408;
 const LAYERS: usize = 4;
 
-/// Names and shapes of a llama with a tied output; with GGUF's names too. `times` as many rows and layers.
+/// Names and shapes of a llama with a tied output; with GGUF's names too. `times` as many rows and
+/// layers.
 fn tensors(times: usize) -> Vec<(String, String, Vec<usize>)> {
     let mut all = vec![
         (
@@ -131,7 +133,8 @@ fn directory(dir: &Path, storage: Storage) {
     out.flush().unwrap();
 }
 
-/// A GGUF file: the embedding as Q8_0, matrices as Q4_1, norms as F32, as llama.cpp makes them; or all matrices as BF16.
+/// A GGUF file: the embedding as Q8_0, matrices as Q4_1, norms as F32, as llama.cpp makes them; or
+/// all matrices as BF16.
 fn gguf(path: &Path, halves: bool) {
     let times = if halves { 2 } else { PACKED_TIMES };
     fn text(out: &mut Vec<u8>, s: &str) {

@@ -1,7 +1,9 @@
-//! The backend `mlx_lm` with the real package: it says what the native engine says, honors the options, refuses bad models
-//! and dies with its program. The protocol's faults are tested in `mlxlm-backend`, with a mock.
+//! The backend `mlx_lm` with the real package: it says what the native engine says, honors the
+//! options, refuses bad models and dies with its program. The protocol's faults are tested in
+//! `mlxlm-backend`, with a mock.
 //!
-//! Python packages are installed on the first run, pinned, into an environment of their own: see `common/python.rs`.
+//! Python packages are installed on the first run, pinned, into an environment of their own: see
+//! `common/python.rs`.
 #![cfg(all(unix, feature = "mlxlm"))]
 
 #[path = "mlx_lm/adapters.rs"]

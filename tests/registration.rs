@@ -1,6 +1,6 @@
-//! How registration by linking behaves in programs, in static and dynamic libraries, with and without
-//! link-time optimization: `tests/registration/` is built and run as its owner would, and what
-//! docs/plugins.md says about it is asserted here.
+//! How registration by linking behaves in programs, in static and dynamic libraries, with and
+//! without link-time optimization: `tests/registration/` is built and run as its owner would, and
+//! what docs/plugins.md says about it is asserted here.
 
 #![cfg(any(target_os = "linux", target_os = "macos"))]
 
@@ -87,8 +87,8 @@ fn link_time_optimization_changes_nothing_in_programs() {
 
 #[test]
 fn a_static_library_keeps_registrations_only_as_a_whole() {
-    // A linker takes from an archive the object files in which there is something that is referred to
-    // by name, which no registration is. A call of `register` works all the same.
+    // A linker takes from an archive the object files in which there is something that is referred
+    // to by name, which no registration is. A call of `register` works all the same.
     for profile in [DEV, THIN] {
         let dir = built(profile);
         let plain = c_program(&dir, "static", false);

@@ -1,5 +1,5 @@
-//! What `mlx generate` and `mlx chat` do beyond the reply itself: exit codes, figures, limits, logs. Through
-//! the program, with a tiny model that says nonsense.
+//! What `mlx generate` and `mlx chat` do beyond the reply itself: exit codes, figures, limits,
+//! logs. Through the program, with a tiny model that says nonsense.
 
 mod common;
 

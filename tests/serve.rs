@@ -1,4 +1,5 @@
-//! `mlx serve` on a tiny model: what comes over HTTP is what the engine gives, and signals stop it well.
+//! `mlx serve` on a tiny model: what comes over HTTP is what the engine gives, and signals stop it
+//! well.
 #![cfg(unix)]
 
 mod common;

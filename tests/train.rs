@@ -1,5 +1,6 @@
-//! Training through the program and through the library, on tiny models: what is written, what goes on after an
-//! interruption, and what is refused. Losses against mlx-lm's are `metal-backend/tests/training.rs`'.
+//! Training through the program and through the library, on tiny models: what is written, what goes
+//! on after an interruption, and what is refused. Losses against mlx-lm's are
+//! `metal-backend/tests/training.rs`'.
 
 mod common;
 #[path = "train/flags.rs"]
@@ -108,7 +109,8 @@ fn numbers(entries: &[Entry]) -> Vec<(u64, f64, f64)> {
 
 #[test]
 fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
-    // With everything that has a memory: dropout, momentum, gathered gradients, a schedule, an epoch's order.
+    // With everything that has a memory: dropout, momentum, gathered gradients, a schedule, an
+    // epoch's order.
     let more = "iters: 14\nsave_every: 5\ngrad_accumulation_steps: 2\noptimizer: adamw\n\
                 lr_schedule: {name: cosine_decay, arguments: [5e-3, 7], warmup: 2}";
     let dirs = tempfile::tempdir().unwrap();
@@ -167,7 +169,8 @@ fn so_does_one_that_trains_the_weights_themselves() {
     assert!(read(&whole) == read(&parts));
 }
 
-/// The tiny model learns what it shall say, and the program says it with the adapter and without it not.
+/// The tiny model learns what it shall say, and the program says it with the adapter and without it
+/// not.
 #[test]
 fn what_was_learned_is_said() {
     let dirs = tempfile::tempdir().unwrap();
@@ -261,7 +264,8 @@ fn what_was_learned_is_said() {
     assert_eq!(with["loss"], told["test"]["loss"]);
     assert_eq!(with["examples"], 1);
     let without = judged(&["--model", model])["loss"].as_f64().unwrap();
-    // Other sums of the same: with an adapter, even one that changes nothing, fewer operations are fused.
+    // Other sums of the same: with an adapter, even one that changes nothing, fewer operations are
+    // fused.
     assert!((without - loss("base")).abs() < 1e-5, "{without} {told}");
 
     let args = [
@@ -382,7 +386,8 @@ fn what_cannot_be_is_told_before_anything_is_written() {
     }
 }
 
-/// An adapter of an earlier run is where the next begins, also one that is kept under the number of its step.
+/// An adapter of an earlier run is where the next begins, also one that is kept under the number of
+/// its step.
 #[test]
 fn a_run_begins_with_another_s_adapter() {
     let dirs = tempfile::tempdir().unwrap();

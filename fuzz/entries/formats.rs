@@ -1,5 +1,5 @@
-//! What is fuzzed in `inference-formats`: the readers of configurations, safetensors and GGUF files.
-//! Shared by the targets for cargo-fuzz and by `inference-formats/tests/fuzz.rs`.
+//! What is fuzzed in `inference-formats`: the readers of configurations, safetensors and GGUF
+//! files. Shared by the targets for cargo-fuzz and by `inference-formats/tests/fuzz.rs`.
 //!
 //! An entry may refuse its input. It must not crash, hang, or take memory out of proportion to the
 //! input.

@@ -232,7 +232,8 @@ fn weights_packed_by_openai_stay_packed() {
 #[test]
 fn gguf_blocks_are_counted_as_they_are_loaded() {
     let (weights, groups) = (32 * 256u64, 256u64);
-    // Type number, bytes of a block, weights of a block; loaded with kernels, as float32, as halves.
+    // Type number, bytes of a block, weights of a block; loaded with kernels, as float32, as
+    // halves.
     for (kind, block, of_block, kernels, float32, halves) in [
         (0, 4, 1, 4 * weights, 4 * weights, 2 * weights),
         (1, 2, 1, 2 * weights, 4 * weights, 2 * weights),

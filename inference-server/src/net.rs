@@ -43,8 +43,8 @@ impl Server {
     /// Binds the address and starts the engine's thread. Connections wait until [`Server::run`].
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a bad configuration or no models, [`ErrorKind::Io`] when the
-    /// address is taken.
+    /// [`ErrorKind::InvalidOption`] for a bad configuration or no models, [`ErrorKind::Io`] when
+    /// the address is taken.
     pub fn bind(config: &Config, models: Vec<ServedModel>) -> Result<Self> {
         config.validate()?;
         let listening = |e| io(&format!("cannot listen on {}", config.address), e);

@@ -133,8 +133,8 @@ impl TextPipeline {
         self.encode_values_with(values, options)
     }
 
-    /// [`TextPipeline::encode_chat`] of a conversation with tools and names for the template, none of
-    /// whose texts becomes a control token.
+    /// [`TextPipeline::encode_chat`] of a conversation with tools and names for the template, none
+    /// of whose texts becomes a control token.
     ///
     /// # Errors
     /// As [`TextPipeline::encode_chat`]; `InvalidOption` for a name that the template is given

@@ -1,5 +1,6 @@
-//! The order of this crate's files: each uses only files that stand before it in `ORDER`. So there is
-//! no circle between files, and no room uses one above it. Calls of methods are not seen: only paths.
+//! The order of this crate's files: each uses only files that stand before it in `ORDER`. So there
+//! is no circle between files, and no room uses one above it. Calls of methods are not seen: only
+//! paths.
 
 #[path = "../../tests/common/layering.rs"]
 mod layering;

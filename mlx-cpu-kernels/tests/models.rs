@@ -72,7 +72,8 @@ fn jobs_run_all_parts_once_and_end() {
     });
 }
 
-/// With more workers than parts, and a job right after another, nobody works on the one that is over.
+/// With more workers than parts, and a job right after another, nobody works on the one that is
+/// over.
 #[test]
 fn workers_that_come_late_find_nothing() {
     check(2, || {
@@ -92,8 +93,8 @@ fn a_pool_without_jobs_ends() {
 }
 
 /// An operation that writes in place, and its replay: two evaluations of one graph. A stream runs
-/// operations in order, so the replay of the writer, which does nothing, comes after the writer; what
-/// waits for the replay on another stream comes after both.
+/// operations in order, so the replay of the writer, which does nothing, comes after the writer;
+/// what waits for the replay on another stream comes after both.
 #[test]
 fn replays_of_a_writer_order_what_depends_on_them() {
     check(3, || {

@@ -44,8 +44,8 @@ fn link_statically(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The version of mlx-c, as `DEP_MLXC_VERSION`, and whether it is 0.5: a cfg here, and for dependents
-/// `DEP_MLXC_C_0_5`.
+/// The version of mlx-c, as `DEP_MLXC_VERSION`, and whether it is 0.5: a cfg here, and for
+/// dependents `DEP_MLXC_C_0_5`.
 pub fn emit_api(version: Version) {
     let (major, minor, patch) = version;
     println!("cargo:version={major}.{minor}.{patch}");

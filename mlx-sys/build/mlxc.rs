@@ -1,4 +1,5 @@
-//! The sources of mlx-c: a directory of the user's, its own repository, or the pinned Cargo package.
+//! The sources of mlx-c: a directory of the user's, its own repository, or the pinned Cargo
+//! package.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -77,7 +77,8 @@ pub fn load() -> Result<(), &'static LoadError> {
     }
 }
 
-/// The file that MLX was loaded from; `None` before [`load`], and where the system's loader found it.
+/// The file that MLX was loaded from; `None` before [`load`], and where the system's loader found
+/// it.
 pub fn file() -> Option<&'static Path> {
     LOADED.get()?.as_ref().ok()?.file.as_deref()
 }

@@ -1,5 +1,5 @@
-//! Declarations of `shim/graph.h`, `shim/host_op.h`, `shim/stalled.h` and `shim/statics.h`, by hand:
-//! they are ours, small, and the same for every mlx-c.
+//! Declarations of `shim/graph.h`, `shim/host_op.h`, `shim/stalled.h` and `shim/statics.h`, by
+//! hand: they are ours, small, and the same for every mlx-c.
 
 use std::ffi::{c_int, c_void};
 
@@ -33,8 +33,8 @@ pub type rust_mlx_run = unsafe extern "C" fn(
 pub const RUST_MLX_OPAQUE: c_int = 0;
 /// `x [.., k]` and `w [n, k]`: `x` times `w` transposed.
 pub const RUST_MLX_DENSE_PRODUCT: c_int = 1;
-/// `x [.., k]` and weight, scales and biases of a matrix `[n, k]` quantized in affine mode, each `[bands, .., 8]` with
-/// eight rows side by side, the last ones filled up: likewise.
+/// `x [.., k]` and weight, scales and biases of a matrix `[n, k]` quantized in affine mode, each
+/// `[bands, .., 8]` with eight rows side by side, the last ones filled up: likewise.
 pub const RUST_MLX_QUANTIZED_PRODUCT: c_int = 2;
 
 /// What an operation computes, for its derivatives and for batches.
@@ -72,8 +72,8 @@ functions! {
     /// An evaluated float32 array whose elements have no particular value; see the header.
     pub fn rust_mlx_uninitialized(res: *mut mlx_array, shape: *const c_int, ndim: usize) -> c_int;
 
-    /// Makes MLX's static objects and registers a handler that runs before their destructors; see the
-    /// header.
+    /// Makes MLX's static objects and registers a handler that runs before their destructors; see
+    /// the header.
     pub fn rust_mlx_make_statics(handler: extern "C" fn()) -> c_int;
 
     /// Whether more than `limit` arrays lead from `inputs` to `outputs`; see the header.
@@ -84,7 +84,7 @@ functions! {
         limit: usize,
     ) -> c_int;
 
-    /// Ends the waiting of what leads to `arrays` for an asynchronous evaluation that failed; see the
-    /// header.
+    /// Ends the waiting of what leads to `arrays` for an asynchronous evaluation that failed; see
+    /// the header.
     pub fn rust_mlx_release_stalled(arrays: mlx_vector_array) -> c_int;
 }

@@ -1,4 +1,5 @@
-//! mlx-c would use the text of an error as a printf format. With the shim the text arrives verbatim.
+//! mlx-c would use the text of an error as a printf format. With the shim the text arrives
+//! verbatim.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::Mutex;

@@ -173,7 +173,8 @@ const KNOWN: [&str; 10] = [
     "dtype",
 ];
 
-/// Refuses an option that the contract gained and this crate does not know, unless it is as it is by default.
+/// Refuses an option that the contract gained and this crate does not know, unless it is as it is
+/// by default.
 fn refuse_unknown(options: &LoadOptions) -> Result<()> {
     match options::first_unknown(options, &LoadOptions::default(), &KNOWN)? {
         Some(name) => options::native(&format!("the option {name}")),

@@ -1,7 +1,8 @@
 //! Python's mlx-lm as a subprocess, behind the `inference` contract: backend `mlx_lm`.
 //!
-//! For models that the native engine does not know yet, and as a second opinion on those it does. It needs a Python 3
-//! that can import `mlx_lm`; the variable `MLXLM_PYTHON` names it, else it is `python3`. Nothing of MLX is linked.
+//! For models that the native engine does not know yet, and as a second opinion on those it does.
+//! It needs a Python 3 that can import `mlx_lm`; the variable `MLXLM_PYTHON` names it, else it is
+//! `python3`. Nothing of MLX is linked.
 //!
 //! ```no_run
 //! use inference::{GenerateOptions, LoadOptions};
@@ -14,14 +15,15 @@
 //! # Ok(()) }
 //! ```
 //!
-//! - A loaded model is one Python process and one thread. Requests are done in turn; each of several callers gets its own
-//!   stream. Dropping a stream, a raised [`inference::CancelToken`] and a deadline end the request within a step.
-//! - The process ends with the model, with [`inference::TextModel::close`], and with this program however that ends.
-//!   When it dies by itself, the running request ends with an error that holds its last words; the next request starts
-//!   it again.
-//! - [`inference::TextModel::classify`] and [`inference::TextModel::batch_generate`] are errors that point to the native
-//!   backends. In the metrics stands what was measured: times here, memory by MLX over there (0 for a request that was
-//!   cut short).
+//! - A loaded model is one Python process and one thread. Requests are done in turn; each of
+//!   several callers gets its own stream. Dropping a stream, a raised [`inference::CancelToken`]
+//!   and a deadline end the request within a step.
+//! - The process ends with the model, with [`inference::TextModel::close`], and with this program
+//!   however that ends. When it dies by itself, the running request ends with an error that holds
+//!   its last words; the next request starts it again.
+//! - [`inference::TextModel::classify`] and [`inference::TextModel::batch_generate`] are errors
+//!   that point to the native backends. In the metrics stands what was measured: times here, memory
+//!   by MLX over there (0 for a request that was cut short).
 //!
 //! [`MlxLmBackend::new`] makes one with other [`Settings`] than the registered one's.
 

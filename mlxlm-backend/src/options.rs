@@ -1,5 +1,5 @@
-//! Options of the contract as the bridge gets them. What is not honored is refused, and so is what the contract may gain
-//! later; nothing is silently ignored.
+//! Options of the contract as the bridge gets them. What is not honored is refused, and so is what
+//! the contract may gain later; nothing is silently ignored.
 
 use inference::{Error, ErrorKind, GenerateOptions, Result};
 use serde::Serialize;
@@ -30,8 +30,8 @@ const HONORED: [&str; 21] = [
     "prefill_step_size",
 ];
 
-/// Those that the bridge need not see: stop strings are found on this side, and the others only make the same reply
-/// come faster.
+/// Those that the bridge need not see: stop strings are found on this side, and the others only
+/// make the same reply come faster.
 const OURS: [&str; 4] = ["stop", "cache_prompt", "num_draft_tokens", "prompt_lookup"];
 
 /// The error for what only the native engine has.

@@ -1,5 +1,6 @@
-//! The child's pipes: bounded lines from its standard output, the tail of its standard error, and a writer that never
-//! blocks the caller. One thread a pipe; each ends when its pipe does. What lines mean is in `protocol.rs`.
+//! The child's pipes: bounded lines from its standard output, the tail of its standard error, and a
+//! writer that never blocks the caller. One thread a pipe; each ends when its pipe does. What lines
+//! mean is in `protocol.rs`.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -93,8 +94,9 @@ pub fn keep_tail(mut from: impl Read + Send + 'static) -> io::Result<(Tail, Join
     Ok((tail, thread))
 }
 
-/// Starts to write what is sent, whole messages at a time. A child that does not read holds up only this; when it is
-/// gone, messages are dropped, and its end shows on the other pipe. Dropping the sender closes the pipe.
+/// Starts to write what is sent, whole messages at a time. A child that does not read holds up only
+/// this; when it is gone, messages are dropped, and its end shows on the other pipe. Dropping the
+/// sender closes the pipe.
 pub fn write_messages(mut to: impl Write + Send + 'static) -> io::Result<Sender<Vec<u8>>> {
     let (sender, receiver) = channel::<Vec<u8>>();
     Builder::new().name("mlxlm-in".into()).spawn(move || {

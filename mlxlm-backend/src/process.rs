@@ -1,9 +1,9 @@
-//! One Python process: started, spoken to, and surely ended. It knows messages, not what they are for; restarting is
-//! the worker's.
+//! One Python process: started, spoken to, and surely ended. It knows messages, not what they are
+//! for; restarting is the worker's.
 //!
-//! The child dies with us in any case: our end of its standard input closes when we do, and a thread of the bridge
-//! waits for just that. (`PR_SET_PDEATHSIG` is not used: it fires when the *thread* that started the child ends, and
-//! setting it before exec needs unsafe code.)
+//! The child dies with us in any case: our end of its standard input closes when we do, and a
+//! thread of the bridge waits for just that. (`PR_SET_PDEATHSIG` is not used: it fires when the
+//! *thread* that started the child ends, and setting it before exec needs unsafe code.)
 
 use std::ffi::OsString;
 use std::io;
@@ -122,7 +122,8 @@ impl Process {
         }
     }
 
-    /// The next message, or `None` when there is none for `patience`. After an error the process is of no use.
+    /// The next message, or `None` when there is none for `patience`. After an error the process is
+    /// of no use.
     ///
     /// # Errors
     /// [`ErrorKind::Engine`] for its end and for whatever is not a message.

@@ -1,5 +1,5 @@
-//! The messages between us and the bridge: one JSON object a line. How they travel is in `process.rs`; the Python side
-//! is `bridge.py`; `docs/mlx-lm.md` has the table.
+//! The messages between us and the bridge: one JSON object a line. How they travel is in
+//! `process.rs`; the Python side is `bridge.py`; `docs/mlx-lm.md` has the table.
 
 use inference::{Error, ErrorKind, FinishReason, ModelInfo};
 use serde::Deserialize;

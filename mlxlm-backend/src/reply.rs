@@ -1,4 +1,5 @@
-//! Requests whose answer is many messages: replies that stream, and rows of logits. Single answers are in `session.rs`.
+//! Requests whose answer is many messages: replies that stream, and rows of logits. Single answers
+//! are in `session.rs`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -87,7 +88,8 @@ pub fn stream(session: &mut Session, request: &Arc<Request>, core: &Core) {
             request.end(Err(lost(e)));
         }
         Over::Stopped(how) => {
-            // A caller who cancelled does not wait for the other side; one who gets a whole reply gets its figures too.
+            // A caller who cancelled does not wait for the other side; one who gets a whole reply
+            // gets its figures too.
             let failed = how.is_err();
             if failed {
                 request.end(how.clone());

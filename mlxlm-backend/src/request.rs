@@ -1,5 +1,5 @@
-//! One streaming request, between the thread that fills it and the caller who empties it: tokens that wait, the end, and
-//! the clock. How tokens come to be is in `reply.rs`.
+//! One streaming request, between the thread that fills it and the caller who empties it: tokens
+//! that wait, the end, and the clock. How tokens come to be is in `reply.rs`.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -218,8 +218,8 @@ impl Replies {
         }
     }
 
-    /// Waits until the prompt was accepted, so that what is wrong with it shows at once. A request that has to wait for
-    /// others' replies is not waited for: its stream will say so.
+    /// Waits until the prompt was accepted, so that what is wrong with it shows at once. A request
+    /// that has to wait for others' replies is not waited for: its stream will say so.
     ///
     /// # Errors
     /// What is wrong with the prompt, or what ended the request.

@@ -1,5 +1,5 @@
-//! The bridge script on disk: embedded in this library, written once to a private place, removed when the last user
-//! is gone. What it says is in `bridge.py`.
+//! The bridge script on disk: embedded in this library, written once to a private place, removed
+//! when the last user is gone. What it says is in `bridge.py`.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

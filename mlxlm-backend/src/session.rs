@@ -1,5 +1,5 @@
-//! A process with a model in it: started, loaded, asked short questions, and started again after it was lost. Replies
-//! that stream are in `reply.rs`; the thread that owns this is in `worker.rs`.
+//! A process with a model in it: started, loaded, asked short questions, and started again after it
+//! was lost. Replies that stream are in `reply.rs`; the thread that owns this is in `worker.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -154,7 +154,8 @@ impl Session {
     }
 }
 
-/// Sends a request and takes its one answer. The outer error means that the process is of no more use.
+/// Sends a request and takes its one answer. The outer error means that the process is of no more
+/// use.
 fn exchange(
     process: &mut Process,
     mut request: Value,

@@ -1,4 +1,5 @@
-//! Which Python to run, which script, and how long to wait for it. Plain values; nothing is started here.
+//! Which Python to run, which script, and how long to wait for it. Plain values; nothing is started
+//! here.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -19,8 +20,8 @@ pub struct Settings {
     pub start_timeout: Duration,
     /// How long loading a model may take.
     pub load_timeout: Duration,
-    /// How long a running request may be silent. Between two words lies at most one step: 512 tokens of the prompt,
-    /// or one of the reply.
+    /// How long a running request may be silent. Between two words lies at most one step: 512
+    /// tokens of the prompt, or one of the reply.
     pub silence_timeout: Duration,
     /// How long a cancelled request may take to end before the process is killed.
     pub cancel_grace: Duration,

@@ -1,4 +1,5 @@
-//! Stop strings in streamed text: tokens wait here while their text is not final. How ids become text is the bridge's.
+//! Stop strings in streamed text: tokens wait here while their text is not final. How ids become
+//! text is the bridge's.
 
 use std::collections::VecDeque;
 
@@ -13,8 +14,8 @@ pub struct Released<T> {
 
 /// Holds tokens back whose text is incomplete or may yet become a stop string.
 ///
-/// The released texts, put together, are the text of all tokens, cut before the stop string that is complete first (of
-/// several that end at one place: the longest).
+/// The released texts, put together, are the text of all tokens, cut before the stop string that is
+/// complete first (of several that end at one place: the longest).
 #[derive(Debug)]
 pub struct StopText<T> {
     stops: Vec<String>,

@@ -1,5 +1,6 @@
-//! The thread that owns a model's process: it takes requests in turn, and ends the process when nobody is left. What a
-//! request is made of is in `request.rs`, how one is done in `reply.rs` and `session.rs`.
+//! The thread that owns a model's process: it takes requests in turn, and ends the process when
+//! nobody is left. What a request is made of is in `request.rs`, how one is done in `reply.rs` and
+//! `session.rs`.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Sender, channel};

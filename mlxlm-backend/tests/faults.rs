@@ -1,5 +1,5 @@
-//! Every way in which the other side can break the protocol, by a mock bridge: the running request ends with an error
-//! that says what happened, the process is reaped, and the next request works.
+//! Every way in which the other side can break the protocol, by a mock bridge: the running request
+//! ends with an error that says what happened, the process is reaped, and the next request works.
 #![cfg(unix)]
 
 mod common;

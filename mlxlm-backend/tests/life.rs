@@ -1,5 +1,5 @@
-//! How requests and processes end when they should, by a mock bridge: cancellation, deadlines, dropped streams, several
-//! callers, closing, and the death of the program itself.
+//! How requests and processes end when they should, by a mock bridge: cancellation, deadlines,
+//! dropped streams, several callers, closing, and the death of the program itself.
 #![cfg(unix)]
 
 mod common;

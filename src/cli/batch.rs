@@ -24,8 +24,8 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     input: InputArgs,
-    /// Append the results to this file instead of printing them; prompts it has results for are left
-    /// out, so that an interrupted run goes on
+    /// Append the results to this file instead of printing them; prompts it has results for are
+    /// left out, so that an interrupted run goes on
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Prompts that run at the same time
@@ -60,8 +60,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     ran
 }
 
-/// The numbers of the prompts that the file has results for. A last line that was cut off by a crash is
-/// taken away.
+/// The numbers of the prompts that the file has results for. A last line that was cut off by a
+/// crash is taken away.
 fn finished(path: &std::path::Path) -> Result<Vec<usize>, Failure> {
     let fault = |e: std::io::Error| Failure::failed(format!("{}: {e}", path.display()));
     let file = match OpenOptions::new().read(true).write(true).open(path) {

@@ -31,11 +31,12 @@ pub struct Args {
     /// Runs before them that are not measured
     #[arg(long, value_name = "N", default_value_t = 1)]
     warmup: usize,
-    /// Also decode N requests together, each with a prompt of 16 tokens; reports all their tokens per second
+    /// Also decode N requests together, each with a prompt of 16 tokens; reports all their tokens
+    /// per second
     #[arg(long, alias = "batch-size", value_name = "N", value_parser = at_least_one)]
     batch: Option<usize>,
-    /// Measure N requests together against one after another, classification of twice as many prompts
-    /// likewise, and what sampling adds to a token, too
+    /// Measure N requests together against one after another, classification of twice as many
+    /// prompts likewise, and what sampling adds to a token, too
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     together: Option<usize>,
     #[command(flatten)]
@@ -199,8 +200,8 @@ fn measure(
     Ok(measured)
 }
 
-/// Tokens per second of all of `rows` requests that decode together, from the step that gives the last
-/// of them its first token to the end.
+/// Tokens per second of all of `rows` requests that decode together, from the step that gives the
+/// last of them its first token to the end.
 fn together(args: &Args, rows: usize, model: &dyn TextModel) -> Result<f64, Failure> {
     let info = model.info();
     let eos = model

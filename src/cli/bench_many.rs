@@ -1,7 +1,8 @@
 //! `mlx bench --together N`: what running requests together gains over one after another, and what
 //! sampling adds to a token. The single request is `bench.rs`.
 //!
-//! Both ways of a pair run in turn, so that what else the machine does meets both; medians are reported.
+//! Both ways of a pair run in turn, so that what else the machine does meets both; medians are
+//! reported.
 
 use std::time::Instant;
 
@@ -40,7 +41,8 @@ const TEXTS: [&str; 16] = [
     "A warm, funny little film.",
 ];
 
-/// So many short conversations; `None` where the model has no template for them, or the backend does not tell their tokens.
+/// So many short conversations; `None` where the model has no template for them, or the backend
+/// does not tell their tokens.
 ///
 /// # Errors
 /// When the template refuses them.

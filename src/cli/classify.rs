@@ -15,8 +15,8 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     input: InputArgs,
-    /// Choose among these: the first token of each must differ. Write a leading space where the model
-    /// would; may be given several times
+    /// Choose among these: the first token of each must differ. Write a leading space where the
+    /// model would; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     label: Vec<String>,
     /// Tell so many of the most likely tokens

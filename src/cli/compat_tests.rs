@@ -1,4 +1,5 @@
-//! Reads the tables of docs/compat.md: what they call *same* or *alias* must be known to the program.
+//! Reads the tables of docs/compat.md: what they call *same* or *alias* must be known to the
+//! program.
 
 use clap::Command;
 

@@ -9,8 +9,9 @@ use super::failure::Failure;
 
 /// Print what a shell needs to complete commands and flags
 ///
-/// bash: `mlx completions bash > ~/.local/share/bash-completion/completions/mlx`. zsh: into a file `_mlx`
-/// in a directory of `fpath`. fish: `mlx completions fish > ~/.config/fish/completions/mlx.fish`.
+/// bash: `mlx completions bash > ~/.local/share/bash-completion/completions/mlx`. zsh: into a file
+/// `_mlx` in a directory of `fpath`. fish:
+/// `mlx completions fish > ~/.config/fish/completions/mlx.fish`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The shell
@@ -43,7 +44,8 @@ pub fn man(args: &ManArgs, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut pages = vec![write(&args.dir, command.clone()).map_err(failed)?];
     for subcommand in command.get_subcommands().filter(|c| !c.is_hide_set()) {
         let name = format!("mlx-{}", subcommand.get_name());
-        // The page of a subcommand is called by its whole name, as git's are; the program ends soon.
+        // The page of a subcommand is called by its whole name, as git's are; the program ends
+        // soon.
         let page = subcommand.clone().name(&*name.leak());
         pages.push(write(&args.dir, page).map_err(failed)?);
     }

@@ -33,7 +33,8 @@ pub fn tokens(model: &dyn TextModel, prompt: &Counted<'_>) -> Result<Option<usiz
     })
 }
 
-/// Refuses a prompt that is longer than the model's context, where nothing bounds what is remembered.
+/// Refuses a prompt that is longer than the model's context, where nothing bounds what is
+/// remembered.
 ///
 /// # Errors
 /// With both counts.

@@ -13,9 +13,9 @@ use super::preset::{self, Kind, Preset};
 
 /// Make a preset: a model with instructions, parameters, a template and an adapter, under a name
 ///
-/// A Modelfile has lines FROM MODEL, SYSTEM TEXT, PARAMETER NAME VALUE, TEMPLATE JINJA, ADAPTER DIR, LICENSE
-/// TEXT and MESSAGE ROLE TEXT; longer texts stand between three double quotes. `run`, `chat`, `generate`,
-/// `show`, `ls` and `rm` know presets by their names.
+/// A Modelfile has lines FROM MODEL, SYSTEM TEXT, PARAMETER NAME VALUE, TEMPLATE JINJA, ADAPTER
+/// DIR, LICENSE TEXT and MESSAGE ROLE TEXT; longer texts stand between three double quotes. `run`,
+/// `chat`, `generate`, `show`, `ls` and `rm` know presets by their names.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The preset's name

@@ -1,5 +1,5 @@
-//! How a conversation becomes a prompt where the model's own template is not all: another template, more names
-//! for it, a reply that has begun already, other tokens that end it.
+//! How a conversation becomes a prompt where the model's own template is not all: another template,
+//! more names for it, a reply that has begun already, other tokens that end it.
 
 use std::path::Path;
 use std::str::FromStr;

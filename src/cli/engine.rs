@@ -1,4 +1,5 @@
-//! The flags that say how the engine goes about it. They change what a reply takes, not what it says.
+//! The flags that say how the engine goes about it. They change what a reply takes, not what it
+//! says.
 
 use inference::GenerateOptions;
 

@@ -1,5 +1,5 @@
-//! Variables that the engine reads without a word: a value that means nothing is told here, where a person
-//! can still change it.
+//! Variables that the engine reads without a word: a value that means nothing is told here, where a
+//! person can still change it.
 
 use super::failure::Failure;
 

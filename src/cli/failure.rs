@@ -77,8 +77,8 @@ impl From<inference_formats::Error> for Failure {
     }
 }
 
-/// An error about options that only a model can check, such as a grammar: a usage error like those that
-/// were found before.
+/// An error about options that only a model can check, such as a grammar: a usage error like those
+/// that were found before.
 pub fn of_options(error: inference::Error) -> Failure {
     match error.kind() {
         ErrorKind::InvalidOption => Failure::Usage(chain(&error)),

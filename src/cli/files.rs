@@ -1,4 +1,5 @@
-//! What a model's files say besides its weights: sizes, the chat template, the license. No weight is read.
+//! What a model's files say besides its weights: sizes, the chat template, the license. No weight
+//! is read.
 
 use std::fs::File;
 use std::io::Read;
@@ -73,7 +74,8 @@ impl Files {
     }
 }
 
-/// The license of a directory: the text of a file of its own, else the name in the head of README.md.
+/// The license of a directory: the text of a file of its own, else the name in the head of
+/// README.md.
 fn license_in(dir: &Path) -> Option<String> {
     let text = LICENSES.iter().find_map(|name| read(dir.join(name)));
     text.or_else(|| license_of_card(&read(dir.join("README.md"))?))

@@ -28,7 +28,8 @@ pub struct Args {
     /// The same as --prompt
     #[arg(value_name = "PROMPT")]
     text: Option<String>,
-    /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard input
+    /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard
+    /// input
     #[arg(long, value_name = "IDS", allow_hyphen_values = true, conflicts_with_all = DIALOG)]
     tokens: Option<TokenList>,
     /// Instructions that come before the prompt; without them the model's chat template decides
@@ -257,8 +258,8 @@ impl Args {
         }
     }
 
-    /// The prompt as a conversation. Without `--system` the template alone decides what stands in front, as
-    /// in training and in mlx-lm.
+    /// The prompt as a conversation. Without `--system` the template alone decides what stands in
+    /// front, as in training and in mlx-lm.
     fn messages(&self, text: String) -> Vec<Message> {
         let system = self.system.as_deref().filter(|text| !text.is_empty());
         let system = system.map(Message::system);

@@ -11,8 +11,8 @@ use super::failure::Failure;
 /// The largest file with a grammar or a schema, in bytes.
 const MAX_FILE: u64 = 4 << 20;
 
-/// What the reply must look like; at most one of these. A reply that `--max-tokens` or `--stop` cuts is
-/// the beginning of one that fits.
+/// What the reply must look like; at most one of these. A reply that `--max-tokens` or `--stop`
+/// cuts is the beginning of one that fits.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Structured output")]
 #[group(multiple = false)]

@@ -17,7 +17,8 @@ use metal_backend::model_report::ModelReport;
 #[cfg(not(feature = "mlx-backend"))]
 type ModelReport = std::convert::Infallible;
 
-/// Show what a model is: its files, architecture, sizes, quantization, and whether it fits in memory
+/// Show what a model is: its files, architecture, sizes, quantization, and whether it fits in
+/// memory
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// A directory, a .gguf file, a known name, or owner/name on the Hugging Face Hub

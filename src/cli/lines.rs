@@ -103,7 +103,8 @@ pub struct Edited {
 }
 
 impl Edited {
-    /// Opens the editor, whose Tab completes `words`; a history that cannot be kept is only worth a warning.
+    /// Opens the editor, whose Tab completes `words`; a history that cannot be kept is only worth a
+    /// warning.
     pub fn open(history: Option<PathBuf>, words: Words) -> Result<Self, Failure> {
         let config = Config::builder()
             .max_history_size(HISTORY)

@@ -11,7 +11,8 @@ use super::failure::Failure;
 use super::models::{quantization, type_name};
 use super::preset;
 
-/// List presets and the models in the caches: fetched known ones, and those of the Hugging Face cache
+/// List presets and the models in the caches: fetched known ones, and those of the Hugging Face
+/// cache
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Print a JSON array

@@ -20,8 +20,8 @@ pub struct ModelArgs {
     pub model: Option<String>,
 }
 
-/// Where packing begins unless the caller says otherwise, as mlx-lm's command line has it: short contexts
-/// take little memory and stay exact.
+/// Where packing begins unless the caller says otherwise, as mlx-lm's command line has it: short
+/// contexts take little memory and stay exact.
 const QUANTIZED_KV_START: usize = 5000;
 
 /// How to load it.
@@ -147,7 +147,8 @@ pub fn find_preset(model: Option<&str>) -> Result<Option<Preset>, Failure> {
     }
 }
 
-/// Finds a model, fetching it if it is a known one that is not cached. Of a preset it is the model alone.
+/// Finds a model, fetching it if it is a known one that is not cached. Of a preset it is the model
+/// alone.
 ///
 /// # Errors
 /// For a preset with an adapter: these callers would leave it out.

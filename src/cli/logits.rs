@@ -16,7 +16,8 @@ pub struct Args {
     /// The prompt, without chat template; `-` reads it from standard input
     #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard input
+    /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard
+    /// input
     #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
     tokens: Option<TokenList>,
     /// Logits of every position instead of the last one

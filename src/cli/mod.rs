@@ -81,8 +81,8 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use console::Console;
 use failure::Failure;
 
-/// Freed bytes that the process keeps for what it allocates next: as many as the keys and values of some prompts that are answered
-/// together.
+/// Freed bytes that the process keeps for what it allocates next: as many as the keys and values of
+/// some prompts that are answered together.
 #[cfg(feature = "mlx-backend")]
 const FREED: usize = 256 << 20;
 
@@ -203,8 +203,8 @@ const RARE: [&str; 42] = [
     "xtc_threshold",
 ];
 
-/// The command line. Values may begin with a minus and a digit: `--top-k -3` is told as out of range rather
-/// than as an unknown flag. `-h` leaves out what is rare, and says so.
+/// The command line. Values may begin with a minus and a digit: `--top-k -3` is told as out of
+/// range rather than as an unknown flag. `-h` leaves out what is rare, and says so.
 fn command() -> clap::Command {
     fn all(command: clap::Command) -> clap::Command {
         let rare = |arg: &clap::Arg| RARE.contains(&arg.get_id().as_str());
@@ -256,7 +256,8 @@ pub fn main() -> ExitCode {
     #[cfg(feature = "mlx-backend")]
     metal_backend::keep_freed(FREED);
     let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
-    // Standard input stays unlocked: on a terminal it cannot drive, the chat's line editor locks it itself.
+    // Standard input stays unlocked: on a terminal it cannot drive, the chat's line editor locks it
+    // itself.
     let mut input = std::io::BufReader::new(std::io::stdin());
     let (mut out, mut err) = (stdout.lock(), &stderr);
     let mut console = Console {

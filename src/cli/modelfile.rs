@@ -1,4 +1,5 @@
-//! Modelfiles, as ollama has them, to presets. Syntax only: what the words mean is checked by `create`.
+//! Modelfiles, as ollama has them, to presets. Syntax only: what the words mean is checked by
+//! `create`.
 
 use inference::Message;
 

@@ -1,6 +1,6 @@
-//! Command lines of Python's mlx-lm: `mlx_lm.generate`, as the name of a link to the program or as a subcommand,
-//! with the short flags and the defaults it has there. Flags that mean the same under another long name are
-//! aliases where the flags are defined.
+//! Command lines of Python's mlx-lm: `mlx_lm.generate`, as the name of a link to the program or as
+//! a subcommand, with the short flags and the defaults it has there. Flags that mean the same under
+//! another long name are aliases where the flags are defined.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

@@ -44,8 +44,8 @@ pub struct Args {
     /// Of mlx-lm: pieces in one forward pass, which changes no result
     #[arg(long, value_name = "N", hide = true, value_parser = at_least_one)]
     batch_size: Option<usize>,
-    /// The text is cut into pieces of this many tokens, of which the first is given; what is left over at
-    /// its end is not counted, unless it is all there is
+    /// The text is cut into pieces of this many tokens, of which the first is given; what is left
+    /// over at its end is not counted, unless it is all there is
     #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_two)]
     sequence_length: usize,
     #[command(flatten)]
@@ -136,7 +136,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             "the text has fewer than two tokens: there is nothing to foresee",
         ));
     }
-    // Of whole pieces only, as mlx-lm: tokens that are foreseen from little would count as the others.
+    // Of whole pieces only, as mlx-lm: tokens that are foreseen from little would count as the
+    // others.
     let whole = ids.len() / args.sequence_length * args.sequence_length;
     let (counted, rest) = match whole {
         0 => (ids.as_slice(), 0),
@@ -158,7 +159,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if !mean.is_finite() {
         return Err(Failure::failed("the model's probabilities are no numbers"));
     }
-    // The variance of a sample, with n - 1, as mlx-lm has it: sum of squares less n times the mean's.
+    // The variance of a sample, with n - 1, as mlx-lm has it: sum of squares less n times the
+    // mean's.
     let spread = (squares - count as f64 * mean * mean).max(0.0);
     let error = (spread / count.saturating_sub(1).max(1) as f64 / count.max(1) as f64).sqrt();
     console.json(&json!({

@@ -1,5 +1,6 @@
-//! Presets: a model with instructions, parameters, a template, an adapter and messages, under a name. They are
-//! small files of ours beside the chat's history; conversations are kept in the same form.
+//! Presets: a model with instructions, parameters, a template, an adapter and messages, under a
+//! name. They are small files of ours beside the chat's history; conversations are kept in the same
+//! form.
 
 use std::fs;
 use std::io::Write;
@@ -55,7 +56,8 @@ pub fn dir() -> Result<PathBuf, Failure> {
     Ok(hub::state_dir()?.join("presets"))
 }
 
-/// A name in the form in which it is compared: letter case does not matter, and neither does `:latest`.
+/// A name in the form in which it is compared: letter case does not matter, and neither does
+/// `:latest`.
 fn normal(name: &str) -> String {
     let name = name.trim().to_lowercase();
     name.strip_suffix(":latest").unwrap_or(&name).to_owned()

@@ -11,7 +11,8 @@ use rust_mlx::hub::{Progress, Stage};
 
 use super::console::{Console, bytes};
 
-// The message takes what is left of the line and is cut there: a line that wraps is drawn again and again.
+// The message takes what is left of the line and is cut there: a line that wraps is drawn again and
+// again.
 const BYTES_BAR: &str = "{wide_msg} [{bar:16}] {bytes}/{total_bytes}{speed}{left}";
 const TOKEN_BAR: &str = "{wide_msg} [{bar:16}] {pos}/{len} tokens{left}";
 const COUNT_BAR: &str = "{wide_msg} [{bar:16}] {pos}/{len}{left}";

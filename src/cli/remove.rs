@@ -10,7 +10,8 @@ use super::preset;
 /// Remove a preset or a cached model: its files, after asking
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// As `mlx ls` shows it: owner/name (all its revisions), owner/name@revision, a known name or a preset
+    /// As `mlx ls` shows it: owner/name (all its revisions), owner/name@revision, a known name or a
+    /// preset
     #[arg(value_name = "NAME")]
     name: String,
     /// Do not ask

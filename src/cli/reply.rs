@@ -24,8 +24,8 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Draws a stream to its end, writing the text as it comes if `show` is set: on `screen`, if there is one,
-    /// else as it is.
+    /// Draws a stream to its end, writing the text as it comes if `show` is set: on `screen`, if
+    /// there is one, else as it is.
     ///
     /// # Errors
     /// Only those of writing; an error of the stream is part of the reply.
@@ -81,7 +81,8 @@ impl Reply {
     }
 }
 
-/// The figures of a generation for scripts. Without a token there was no prefill whose speed could be told.
+/// The figures of a generation for scripts. Without a token there was no prefill whose speed could
+/// be told.
 pub fn figures(metrics: &GenerateMetrics) -> Value {
     let mut figures = json!(metrics);
     if metrics.generated_tokens == 0 {

@@ -7,12 +7,12 @@ use super::prompt::read_text;
 
 /// Run a model by its name: answer a prompt, or talk on a terminal without one
 ///
-/// Words after NAME are the prompt. What is piped into the program comes before them; without words it
-/// is the prompt.
+/// Words after NAME are the prompt. What is piped into the program comes before them; without words
+/// it is the prompt.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// The model: a directory, a .gguf file, a known name (see `mlx pull --list`) or owner/name on the
-    /// Hugging Face Hub
+    /// The model: a directory, a .gguf file, a known name (see `mlx pull --list`) or owner/name on
+    /// the Hugging Face Hub
     #[arg(value_name = "NAME")]
     name: String,
     /// The prompt; on a terminal without one a conversation begins
@@ -37,7 +37,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 }
 
 impl Args {
-    /// What is piped and the words, a space between them as ollama has it; `None` where a person is to talk.
+    /// What is piped and the words, a space between them as ollama has it; `None` where a person is
+    /// to talk.
     fn prompt(&self, console: &mut Console<'_>) -> Result<Option<String>, Failure> {
         if console.in_is_terminal && self.prompt.is_empty() {
             return Ok(None);

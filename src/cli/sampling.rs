@@ -35,7 +35,8 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub temp: Option<f32>,
-    /// Choose among the most likely tokens that together have this probability; 1 is off [default: 1]
+    /// Choose among the most likely tokens that together have this probability; 1 is off [default:
+    /// 1]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Choose among this many of the most likely tokens; 0 is off [default: 0]

@@ -1,5 +1,6 @@
-//! Replies as a person reads them on a terminal: words wrapped at its width, markdown drawn instead of
-//! spelled. Text comes in pieces; a word is shown once it is complete, a line of code once it ends.
+//! Replies as a person reads them on a terminal: words wrapped at its width, markdown drawn instead
+//! of spelled. Text comes in pieces; a word is shown once it is complete, a line of code once it
+//! ends.
 //!
 //! Pipes get the model's own bytes: nothing of this is used there.
 
@@ -79,8 +80,8 @@ impl Screen {
         }
     }
 
-    /// The screen of a person who reads along: none in pipes and on terminals that only take text. Without
-    /// colors (`NO_COLOR`) markdown stays as it is spelled.
+    /// The screen of a person who reads along: none in pipes and on terminals that only take text.
+    /// Without colors (`NO_COLOR`) markdown stays as it is spelled.
     pub fn on(console: &Console<'_>, word_wrap: bool) -> Option<Self> {
         let is = |name: &str, bad: &dyn Fn(&str) -> bool| {
             std::env::var(name).is_ok_and(|value| bad(&value))
@@ -303,7 +304,8 @@ impl Screen {
             }
             return;
         }
-        // As CommonMark has it: marks open before a word and close after one; `_` not inside of words.
+        // As CommonMark has it: marks open before a word and close after one; `_` not inside of
+        // words.
         let inner = |c: char| mark == '_' && c.is_alphanumeric();
         let opens = !next.is_whitespace() && !inner(self.before);
         let closes = !self.before.is_whitespace() && !inner(next);

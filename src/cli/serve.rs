@@ -37,7 +37,8 @@ pub struct Args {
     /// Requests that wait for a place; more are refused
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = count)]
     max_queue: usize,
-    /// Let web pages of this origin ask, such as `https://chat.example`; may be repeated, `*` is all
+    /// Let web pages of this origin ask, such as `https://chat.example`; may be repeated, `*` is
+    /// all
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
     /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available

@@ -239,8 +239,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The reply to the conversation. Where there is only one and the model has no template, it continues
-    /// the message as a text.
+    /// The reply to the conversation. Where there is only one and the model has no template, it
+    /// continues the message as a text.
     fn reply(&self, once: bool, console: &mut Console<'_>) -> Result<Reply, Failure> {
         let cancel = CancelToken::new();
         let mut options = self.options.clone();

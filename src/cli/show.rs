@@ -1,5 +1,5 @@
-//! `mlx show NAME`: what a model is, in the form in which ollama shows it. Only headers are read; what a model
-//! takes and whether it fits is `mlx inspect`'s.
+//! `mlx show NAME`: what a model is, in the form in which ollama shows it. Only headers are read;
+//! what a model takes and whether it fits is `mlx inspect`'s.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! The flags of `mlx train`, put over a config file that says the same. Names are mlx-lm's where it has them.
+//! The flags of `mlx train`, put over a config file that says the same. Names are mlx-lm's where it
+//! has them.
 
 use std::path::PathBuf;
 
@@ -13,7 +14,8 @@ use super::train::directory;
 /// What and how to train. A flag beats the config file.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Flags {
-    /// A YAML (mlx-lm's) or TOML file of these options, by their names with underscores; flags beat it
+    /// A YAML (mlx-lm's) or TOML file of these options, by their names with underscores; flags beat
+    /// it
     #[arg(long, short, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The model: a directory, a .gguf file, a known name or owner/name on the Hugging Face Hub
@@ -25,8 +27,8 @@ pub struct Flags {
     /// Train; implied unless --test is given
     #[arg(long)]
     train: bool,
-    /// Measure on test.jsonl: with --train afterwards, alone instead of training, with the adapter in
-    /// --adapter-path ("" for the model alone)
+    /// Measure on test.jsonl: with --train afterwards, alone instead of training, with the adapter
+    /// in --adapter-path ("" for the model alone)
     #[arg(long)]
     test: bool,
     /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
@@ -38,8 +40,8 @@ pub struct Flags {
     /// Where the adapter, the log and the plot go [default: adapters]
     #[arg(long, value_name = "DIR", value_parser = maybe_empty, help_heading = "Files")]
     adapter_path: Option<PathBuf>,
-    /// Begin with this adapter (a directory or a .safetensors file) instead of a fresh one; its shape is that
-    /// of its adapter_config.json, which flags must not contradict
+    /// Begin with this adapter (a directory or a .safetensors file) instead of a fresh one; its
+    /// shape is that of its adapter_config.json, which flags must not contradict
     #[arg(long, value_name = "PATH", help_heading = "Files")]
     resume_adapter_file: Option<PathBuf>,
     /// Save every so many steps [default: 100]

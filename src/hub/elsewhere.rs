@@ -1,5 +1,6 @@
-//! Names that other tools know models by, and where those models are on the Hugging Face Hub. Nothing
-//! pins them, so none is fetched by such a name: the message says how to get it. Data, no I/O.
+//! Names that other tools know models by, and where those models are on the Hugging Face Hub.
+//! Nothing pins them, so none is fetched by such a name: the message says how to get it. Data, no
+//! I/O.
 
 /// A model on the hub, and the names it has elsewhere.
 struct Elsewhere {

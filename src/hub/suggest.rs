@@ -7,8 +7,8 @@ const ALIKE: f64 = 0.85;
 /// More would be a list.
 const MOST: usize = 3;
 
-/// The names most like `typed` among the known ones, the models of the Hugging Face cache and `more`, the
-/// likest first. It looks into the cache, so it is for messages only.
+/// The names most like `typed` among the known ones, the models of the Hugging Face cache and
+/// `more`, the likest first. It looks into the cache, so it is for messages only.
 #[must_use]
 pub fn similar(typed: &str, more: &[String]) -> Vec<String> {
     let mut names: Vec<String> = catalog::catalog()

@@ -1,5 +1,6 @@
 //! Reads which modules of a crate use which, for tests of the order of rooms. Only paths that begin
-//! with `crate::` or `super::` are seen: no calls of methods, and no items that a parent re-exports.
+//! with `crate::` or `super::` are seen: no calls of methods, and no items that a parent
+//! re-exports.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -84,8 +85,8 @@ fn place(order: &[&str], module: &str) -> Option<usize> {
     }
 }
 
-/// Each use of a module that does not stand before its user in `order`, and each module without a place.
-/// `room::*` is a room whose files may use each other.
+/// Each use of a module that does not stand before its user in `order`, and each module without a
+/// place. `room::*` is a room whose files may use each other.
 pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String> {
     let mut faults = Vec::new();
     for (module, text) in modules {
@@ -94,7 +95,8 @@ pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String>
             continue;
         };
         for path in paths(module, text) {
-            // The longest part of the path that is a module; what is below a room's name is its item.
+            // The longest part of the path that is a module; what is below a room's name is its
+            // item.
             let mut used = path.as_str();
             while !modules.contains_key(used) {
                 let Some((shorter, _)) = used.rsplit_once("::") else {
@@ -106,7 +108,8 @@ pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String>
                 .strip_prefix(used)
                 .is_some_and(|r| r.starts_with("::"));
             let others = modules.contains_key(used) && used != module;
-            // A `mod.rs` that only declares children may be named on the way to a function's module.
+            // A `mod.rs` that only declares children may be named on the way to a function's
+            // module.
             if others && !own_room && place(order, used).is_some_and(|used| used > own) {
                 faults.push(format!("{module} uses {path}, which stands above it"));
             }

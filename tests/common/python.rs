@@ -1,4 +1,5 @@
-//! A Python with mlx-lm for tests: installed once below the build directory, from the pins of `tools/golden`.
+//! A Python with mlx-lm for tests: installed once below the build directory, from the pins of
+//! `tools/golden`.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,8 +16,8 @@ static PYTHON: LazyLock<PathBuf> = LazyLock::new(|| match std::env::var_os(VARIA
     _ => install(),
 });
 
-/// The interpreter. The first call in a fresh build directory takes a minute and needs what building needed: pip and a
-/// package index.
+/// The interpreter. The first call in a fresh build directory takes a minute and needs what
+/// building needed: pip and a package index.
 pub fn with_mlx_lm() -> &'static Path {
     &PYTHON
 }
@@ -36,7 +37,8 @@ pub fn run_tool(script: &str, args: &[&Path]) {
     run(&mut command);
 }
 
-/// Holds a lock file as long as it lives, so that test programs at the same time do not disturb each other.
+/// Holds a lock file as long as it lives, so that test programs at the same time do not disturb
+/// each other.
 pub fn locked(name: &str) -> File {
     std::fs::create_dir_all(kept()).unwrap();
     let file = File::create(kept().join(name)).unwrap();

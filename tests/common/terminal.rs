@@ -82,7 +82,8 @@ impl Terminal {
         self.keys.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Waits until `text` is shown after what the last call waited for, and returns what was shown up to it.
+    /// Waits until `text` is shown after what the last call waited for, and returns what was shown
+    /// up to it.
     pub fn wait_for(&mut self, text: &str) -> String {
         let begun = Instant::now();
         loop {

@@ -16,8 +16,8 @@ fn logits(model: &dyn TextModel) -> Vec<f32> {
 #[test]
 fn adapters_trained_here_say_the_same_there() {
     use AdapterKind::{Dora, Full, Lora};
-    // Not the fixtures of gpt2 and gemma3, which mlx-lm cannot load, and of gemma2 and phi3, of which it computes
-    // something else with or without an adapter.
+    // Not the fixtures of gpt2 and gemma3, which mlx-lm cannot load, and of gemma2 and phi3, of
+    // which it computes something else with or without an adapter.
     let cases: [(&str, AdapterKind, &[&str]); 10] = [
         ("llama", Lora, &["q_proj", "down_proj", "lm_head"]),
         ("llama", Dora, &["q_proj", "embed_tokens"]),

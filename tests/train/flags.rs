@@ -7,7 +7,8 @@ use metal_backend::train::{CONFIG_FILE, STATE_FILE, WEIGHTS_FILE};
 
 use crate::{json, mlx, model, pirate, stderr};
 
-/// `--test` without `--train` only measures, as in mlx-lm, and a run never replaces another's adapter unasked.
+/// `--test` without `--train` only measures, as in mlx-lm, and a run never replaces another's
+/// adapter unasked.
 #[test]
 fn an_adapter_is_only_replaced_on_request() {
     let dirs = tempfile::tempdir().unwrap();
@@ -89,8 +90,8 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Runs with an adapter of another shape than the default: what is not written down comes from it, what is
-/// must agree.
+/// Runs with an adapter of another shape than the default: what is not written down comes from it,
+/// what is must agree.
 #[test]
 fn an_earlier_adapter_keeps_its_shape() {
     let dirs = tempfile::tempdir().unwrap();
@@ -161,7 +162,8 @@ fn an_earlier_adapter_keeps_its_shape() {
     assert_eq!(json(&run(&second, &other))["base"]["loss"], loss);
     assert_eq!(config(&second)["lora_parameters"]["dropout"], 0.5);
 
-    // A bare file has its rank, its layers and its type in it; only the scale is for the user to say.
+    // A bare file has its rank, its layers and its type in it; only the scale is for the user to
+    // say.
     let bare = dirs.path().join("bare.safetensors");
     std::fs::copy(first.join(WEIGHTS_FILE), &bare).unwrap();
     let from = bare.to_str().unwrap();

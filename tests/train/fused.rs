@@ -57,11 +57,13 @@ fn logits(path: &Path, adapter: Option<&Path>) -> Vec<f32> {
     tokens.logits(&prompt, true).unwrap().logits
 }
 
-/// A GGUF file is trained as it is; `mlx fuse --dequantize` makes a directory of it that computes the same.
+/// A GGUF file is trained as it is; `mlx fuse --dequantize` makes a directory of it that computes
+/// the same.
 #[test]
 fn a_gguf_file_is_fused_dense() {
-    // Packed blocks, whose numbers become float32: what is left is the order of sums. And names, norms and tables
-    // that llama.cpp's converter changes, in half floats: so are their sums with the adapter, 8 bits and more each.
+    // Packed blocks, whose numbers become float32: what is left is the order of sums. And names,
+    // norms and tables that llama.cpp's converter changes, in half floats: so are their sums with
+    // the adapter, 8 bits and more each.
     for (name, share) in [
         ("tiny/llama-gguf/model.gguf", 1e-4),
         ("gguf/gemma3-text.gguf", 0.02),

@@ -1,4 +1,5 @@
-//! Runs that end before their time: killed, or by Ctrl-C, at moments that are drawn anew in each run of the test.
+//! Runs that end before their time: killed, or by Ctrl-C, at moments that are drawn anew in each
+//! run of the test.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +15,8 @@ use crate::{command, cpu, log, model, pirate, stderr};
 /// What the moments are drawn from, so that a failure can be looked for again.
 const SEED: &str = "TRAIN_INTERRUPT_SEED";
 
-/// Numbers that look random (SplitMix64), from the clock or from [`SEED`], which a failing test prints.
+/// Numbers that look random (SplitMix64), from the clock or from [`SEED`], which a failing test
+/// prints.
 struct Moments {
     seed: u64,
     state: u64,
@@ -173,7 +175,8 @@ fn killed_at_any_moment_no_file_is_torn() {
     assert!(last >= 3, "{last}");
 }
 
-/// Ctrl-C saves, says so, and leaves with 130, whatever is being done when it comes; SIGTERM with 143.
+/// Ctrl-C saves, says so, and leaves with 130, whatever is being done when it comes; SIGTERM
+/// with 143.
 #[test]
 fn ctrl_c_saves_and_leaves() {
     let mut moments = Moments::new();

@@ -43,7 +43,8 @@ pub(crate) fn dropped_models(context: &Context) -> Verdict {
     if memory.iter().all(|bytes| *bytes == 0) {
         return skip("the backend does not tell how much memory is in use");
     }
-    // Other work in the process moves the figure both ways; a leak moves it up each time, by a model.
+    // Other work in the process moves the figure both ways; a leak moves it up each time, by a
+    // model.
     let grows = memory.windows(2).all(|w| w[0] < w[1]);
     let growth = memory[LOADS - 1].saturating_sub(memory[0]);
     ensure!(

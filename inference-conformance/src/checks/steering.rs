@@ -1,5 +1,6 @@
 //! Options that change which tokens are drawn: penalties, biases, bans, forced tokens, XTC,
-//! processors. A backend may say that it does not have one (kind `unsupported`), but not pass over it.
+//! processors. A backend may say that it does not have one (kind `unsupported`), but not pass over
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -197,7 +198,8 @@ pub(crate) fn min_tokens(context: &Context) -> Verdict {
 pub(crate) fn xtc(context: &Context) -> Verdict {
     let (prompt, mut free) = plain(context)?;
     let model = context.model()?;
-    // XTC leaves tokens alone that end a reply. Where one of them is the most probable, it is banned.
+    // XTC leaves tokens alone that end a reply. Where one of them is the most probable, it is
+    // banned.
     let enders = model
         .as_token_model()
         .map(inference::TokenModel::eos_tokens)

@@ -201,7 +201,8 @@ pub(super) fn q3_k(data: &[u8], mut f: impl FnMut(Group16)) {
     }
 }
 
-/// Calls `f` with `d`, the scale and the codes (0..64, of which 32 stands for zero) of each group of
+/// Calls `f` with `d`, the scale and the codes (0..64, of which 32 stands for zero) of each group
+/// of
 /// 16. A block: `q low: 256 x 4 bits, q high: 256 x 2 bits, scales: 16 signed bytes, d`.
 pub(super) fn q6_k(data: &[u8], mut f: impl FnMut(f16, i8, [u8; 16])) {
     for block in data.as_chunks::<210>().0 {

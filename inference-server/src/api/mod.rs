@@ -50,8 +50,8 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     }
 }
 
-/// Reads a body. The bytes of all bodies together are bounded, too. Received bytes count rather than
-/// announced ones, so that a slow client does not keep others out.
+/// Reads a body. The bytes of all bodies together are bounded, too. Received bytes count rather
+/// than announced ones, so that a slow client does not keep others out.
 async fn read_body<'a>(
     app: &'a App,
     mut body: Body,

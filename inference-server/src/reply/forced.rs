@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::ReplyRequest;
 
-/// Between the parts of JSON: a space, or a new line with some indentation. A model must not be able
-/// to go on with white space forever. Engines that do not know the key pass over it.
+/// Between the parts of JSON: a space, or a new line with some indentation. A model must not be
+/// able to go on with white space forever. Engines that do not know the key pass over it.
 const JSON_SPACE: &str = r"( |\n[ \t]{0,40})";
 
 /// The grammar of a reply that is a call. Where the prompt opens reasoning, the reply closes it

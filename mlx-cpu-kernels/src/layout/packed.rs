@@ -188,8 +188,8 @@ impl<'a> GroupParams<'a> {
 /// Row blocks of a quantized matrix, one after another: `w = scale * q + bias`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PackedMatrix<'a> {
-    /// Packed codes `[row blocks, words, INTERLEAVED_ROWS]`. The words of a row are a bit stream, the
-    /// first code in the lowest bits of the first word; a code may continue in the next word.
+    /// Packed codes `[row blocks, words, INTERLEAVED_ROWS]`. The words of a row are a bit stream,
+    /// the first code in the lowest bits of the first word; a code may continue in the next word.
     pub words: &'a [u32],
     /// `[row blocks, groups, INTERLEAVED_ROWS]`.
     pub scales: GroupParams<'a>,

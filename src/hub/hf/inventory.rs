@@ -139,12 +139,12 @@ impl HfHub {
         })
     }
 
-    /// Takes a model out of the cache: with a revision that one alone and what only it uses, without
-    /// one all of the repository. Which file was named makes no difference.
+    /// Takes a model out of the cache: with a revision that one alone and what only it uses,
+    /// without one all of the repository. Which file was named makes no difference.
     ///
     /// # Errors
-    /// [`ErrorKind::ModelNotFound`] when the cache does not have it, [`ErrorKind::Io`] when it cannot
-    /// be removed.
+    /// [`ErrorKind::ModelNotFound`] when the cache does not have it, [`ErrorKind::Io`] when it
+    /// cannot be removed.
     pub fn remove(&self, spec: &ModelSpec) -> Result<Removed> {
         let removed = self.would_remove(spec)?;
         let repository = Repository::new(&self.cache, spec);

@@ -1,5 +1,6 @@
-//! One repository in the shared cache: `blobs/<etag>`, `snapshots/<commit>/<file>` as links into it,
-//! `refs/<revision>` with a commit, and locks beside. The layout is Python's `huggingface_hub`'s.
+//! One repository in the shared cache: `blobs/<etag>`, `snapshots/<commit>/<file>` as links into
+//! it, `refs/<revision>` with a commit, and locks beside. The layout is Python's
+//! `huggingface_hub`'s.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};

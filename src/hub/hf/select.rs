@@ -101,7 +101,8 @@ pub(super) fn loose_weights(names: &[&str]) -> Vec<String> {
     chosen.into_iter().map(str::to_owned).collect()
 }
 
-/// The weights' files that the index at `path`, called `name`, lists; all must be in the repository.
+/// The weights' files that the index at `path`, called `name`, lists; all must be in the
+/// repository.
 pub(super) fn shards(path: &Path, name: &str, names: &[&str]) -> Result<Vec<String>> {
     let shards = index_shards(path)?;
     for shard in &shards {
@@ -235,7 +236,8 @@ fn shown(names: &[&str]) -> String {
     text
 }
 
-/// The model in a snapshot's directory, if all its files are there: the directory, or the GGUF file.
+/// The model in a snapshot's directory, if all its files are there: the directory, or the GGUF
+/// file.
 pub(super) fn complete(snapshot: &Path, file: Option<&str>) -> Option<PathBuf> {
     let names = names_below(snapshot);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();

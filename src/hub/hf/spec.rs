@@ -1,5 +1,5 @@
-//! `owner/name[@revision][:file]`, what a user types for a model on the hub, and the addresses of the
-//! hub's pages. No I/O.
+//! `owner/name[@revision][:file]`, what a user types for a model on the hub, and the addresses of
+//! the hub's pages. No I/O.
 
 use std::fmt;
 
@@ -19,9 +19,9 @@ pub struct ModelSpec {
 
 impl ModelSpec {
     /// Reads `owner/name[@revision][:file]`: a branch, tag or commit, and a GGUF file's name or
-    /// quantization such as `Q4_K_M`. The address of a model's page, with or without `https://`, is the
-    /// same as its name; `/tree/REVISION`, `/blob/REVISION/FILE` and `/resolve/REVISION/FILE` may follow.
-    /// `None` for what is no such thing.
+    /// quantization such as `Q4_K_M`. The address of a model's page, with or without `https://`, is
+    /// the same as its name; `/tree/REVISION`, `/blob/REVISION/FILE` and `/resolve/REVISION/FILE`
+    /// may follow. `None` for what is no such thing.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         match page(text) {

@@ -47,8 +47,8 @@ impl InputPtrs {
     }
 }
 
-/// A row block, as addresses. Scales and biases are in a [`ScaleFormat`]; of `Super`, scales are the
-/// bytes and biases the float16.
+/// A row block, as addresses. Scales and biases are in a [`ScaleFormat`]; of `Super`, scales are
+/// the bytes and biases the float16.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBlock {
     pub words: *const u32,
@@ -279,8 +279,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
 /// A row block with `M` rows of inputs.
 ///
 /// # Safety
-/// The processor must have avx2, fma and f16c; `block` and `x` must have as many groups and words as
-/// it says.
+/// The processor must have avx2, fma and f16c; `block` and `x` must have as many groups and words
+/// as it says.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
