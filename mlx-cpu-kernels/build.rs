@@ -1,5 +1,5 @@
-//! Tells the crate whether it is optimized: at level 0 the kernels are many times slower, which
-//! their users should hear about.
+//! Tells the crate whether it is optimized. At level 0 the kernels are many times slower, and users
+//! should be told.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -20,12 +20,12 @@ pub enum Isa {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// The same, and AVX-512 F, BW and VNNI: made by `detect` only where all are, so what is said
-    /// of `Avx2` holds.
+    /// As `Avx2`, and AVX-512 F, BW and VNNI. `detect` makes it only where all are there, so
+    /// statements about `Avx2` hold.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// All that `Avx512` has, and AMX with tiles of bfloat16, which the system lets the process
-    /// use: made by `detect` only where it does, so what is said of `Avx512` and `Avx2` holds.
+    /// As `Avx512`, and AMX with bfloat16 tiles. `detect` makes it only where the system lets the
+    /// process use AMX, so statements about `Avx512` and `Avx2` hold.
     #[cfg(target_arch = "x86_64")]
     Amx,
     /// NEON.
@@ -154,8 +154,8 @@ fn amx_available() -> bool {
 #[cfg(target_arch = "x86_64")]
 fn enabled_by_system() -> bool {
     let low: u32;
-    // SAFETY: a processor with AVX-512 in use has this instruction, which reads a register that
-    // says what is kept.
+    // SAFETY: a processor with AVX-512 in use has this instruction, which reads a register with the
+    // enabled state.
     unsafe {
         asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _, options(nomem, nostack));
     }

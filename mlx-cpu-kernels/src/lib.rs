@@ -100,8 +100,8 @@ pub fn instruction_set() -> &'static str {
     isa::Isa::detect().name()
 }
 
-/// What runs products on this processor, for people: the instruction set, why it is not a better
-/// one where the kernels fall back, and the threads.
+/// A description for people of how products run on this processor: the instruction set, why it is
+/// not a better one, and the threads.
 /// ```
 /// // Such as "kernels: avx2, 8 threads".
 /// assert!(mlx_cpu_kernels::status().contains("kernels"));

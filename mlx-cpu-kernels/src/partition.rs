@@ -10,7 +10,8 @@ pub(crate) const MIN_PARALLEL_WORK: usize = 1 << 15;
 /// Parts that each thread gets, so that a late one does not keep the others waiting.
 const PARTS_PER_THREAD: usize = 4;
 
-/// Cuts `0..n` into parts and runs `part(from, to)` on all threads; so many multiplications in all.
+/// Cuts `0..n` into parts and runs `part(from, to)` on all threads. `multiplications` is the work
+/// in all.
 pub(crate) fn parallel_ranges(
     n: usize,
     multiplications: usize,
@@ -27,8 +28,8 @@ pub(crate) fn parallel_ranges(
     });
 }
 
-/// Runs `part` on all threads with the numbers of `0..n` that each is to do, all of which it takes;
-/// so many multiplications in all.
+/// Runs `part` on all threads, each with an iterator over the numbers of `0..n` that it must do. It
+/// must take all of them. `multiplications` is the work in all.
 pub(crate) fn parallel_parts(
     n: usize,
     multiplications: usize,
@@ -47,8 +48,8 @@ pub(crate) struct SharedOutput<T = f32> {
     len: usize,
 }
 
-// SAFETY: each part writes places of its own; see `parallel_ranges`. What is written is sent to the
-// thread that reads it.
+// SAFETY: each part writes places of its own; see `parallel_ranges`. A write is sent to the thread
+// that reads it.
 unsafe impl<T: Send> Sync for SharedOutput<T> {}
 
 impl<T> SharedOutput<T> {
@@ -66,8 +67,8 @@ impl<T> SharedOutput<T> {
         self.data.wrapping_add(from)
     }
 
-    /// So many rows of so many columns, for one part alone: the first begins at element `from`,
-    /// each `step` after the one before.
+    /// A block of `rows` rows of `width` elements for one part alone. The first begins at element
+    /// `from`, each `step` after the one before.
     ///
     /// # Safety
     /// No other part may use any of them.
@@ -135,8 +136,8 @@ impl<'a, T> OutputBlock<'a, T> {
     /// Those of a row.
     pub(crate) fn row_mut(&mut self, i: usize) -> &mut [T] {
         assert!(i < self.rows);
-        // SAFETY: they are there and nobody else's: that is what `all` was given, and what whom
-        // `SharedOutput::columns` asked has promised.
+        // SAFETY: they exist and have no other user. `all` was given so, and the caller of
+        // `SharedOutput::columns` promised it.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.step), self.width) }
     }
 }

@@ -1,9 +1,9 @@
 //! A fork-join pool that runs one job at a time. A job is cut into numbered parts: each thread owns
 //! contiguous ones and steals from others when idle.
 //!
-//! Why not a library: a token makes hundreds of jobs of some 50 microseconds, one after another, so
+//! Why not a library: a token makes hundreds of jobs of some 50 microseconds, one after another. So
 //! the cost to start and to join a job decides. Workers spin for about as long as the pause between
-//! two jobs before they sleep, and the thread that has the job works on it itself.
+//! two jobs before they sleep. The thread that has the job works on it itself.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -37,15 +37,15 @@ struct Job {
 unsafe impl Send for Job {}
 
 thread_local! {
-    /// What follows the jobs of this thread, as long as [`with_barrier_hook`] runs.
+    /// The hook after the jobs of this thread, as long as [`with_barrier_hook`] runs.
     static BARRIER_HOOK: Cell<Option<*const BarrierHook<'static>>> = const { Cell::new(None) };
 }
 
 /// Runs `work`. Each thread that has a job of it and finds no more parts calls `hook` with its
-/// number before it waits for others: to fetch what it reads next. Only where there is something to
-/// wait for.
+/// number before it waits for others. The hook prefetches its next input. Only where there is
+/// something to wait for.
 pub fn with_barrier_hook<R>(hook: &BarrierHook<'_>, work: impl FnOnce() -> R) -> R {
-    /// What was there before, again when this is left, also by a panic.
+    /// The hook before, restored when this is left, also by a panic.
     struct Restore(Option<*const BarrierHook<'static>>);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -136,12 +136,12 @@ impl Pool {
         }
     }
 
-    /// The first of so many parts that thread `me` has.
+    /// The first of `parts` parts that thread `me` has.
     pub(crate) fn first_part(&self, parts: usize, me: usize) -> usize {
         self.shared.first_part(parts, me)
     }
 
-    /// All parts of the thread that has part `i` of so many.
+    /// All parts of the thread that has part `i` of `parts`.
     pub(crate) fn owner_parts(&self, parts: usize, i: usize) -> Range<usize> {
         let first = |thread: usize| self.first_part(parts, thread);
         let thread = (0..self.shared.next.len()).find(|&thread| i < first(thread + 1));
@@ -158,9 +158,9 @@ impl Pool {
         self.run_iter(parts, &|own| own.for_each(run));
     }
 
-    /// Calls `run` on the threads with the numbers of the parts that each is to do, mostly
-    /// neighbors, together `0..parts`; what it needs for all of them it makes once. Returns when
-    /// all are done. A panic in a part is resumed here as one of its own.
+    /// Calls `run` on the threads with the numbers of the parts that each must do, mostly adjacent,
+    /// together `0..parts`. State that it needs for all of them it makes once. Returns when all are
+    /// done. A panic in a part is resumed here as one of its own.
     pub(crate) fn run_iter(&self, parts: usize, run: &Run<'_>) {
         if parts <= 1 || self.workers.is_empty() {
             run(&mut (0..parts));
@@ -169,7 +169,7 @@ impl Pool {
         let _one = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. Workers use the pointer between entering (`active`)
-        // and leaving a job; below, the job is withdrawn and everybody has left before this
+        // and leaving a job. Below, the job is withdrawn, and every worker has left before this
         // returns.
         let run: &'static Run<'static> = unsafe { std::mem::transmute(run) };
         let hook = BARRIER_HOOK.get();
@@ -182,8 +182,8 @@ impl Pool {
         let asleep = {
             let mut slot = lock(&shared.job);
             *slot = Some(job);
-            // Under the lock, or a worker that has just seen the old count and is about to wait
-            // misses the call.
+            // Under the lock. Otherwise a worker that has just read the old count and is about to
+            // wait would miss the call.
             shared.generation.fetch_add(1, Ordering::Release);
             shared.asleep.load(Ordering::Relaxed)
         };
@@ -225,8 +225,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// The first part of a thread: each has as many neighbors, so that what it reads is one piece
-    /// of memory.
+    /// The first part of a thread. Each has as many adjacent parts, so that it reads contiguous
+    /// memory.
     fn first_part(&self, parts: usize, own: usize) -> usize {
         parts * own / self.next.len().max(1)
     }
@@ -284,8 +284,8 @@ fn take_parts(shared: &Shared, job: Job, me: usize) {
     }
 }
 
-/// Waits a moment, as turn `spins` of a loop. Now and then the core goes to what needs it: where
-/// there are more threads than cores, the one that is waited for may be among them.
+/// Waits a moment, as turn `spins` of a loop. Yields the core now and then. Where there are more
+/// threads than cores, the awaited thread may need it.
 fn pause(spins: &mut u32) {
     *spins = spins.wrapping_add(1);
     if spins.is_multiple_of(YIELD_EVERY) {

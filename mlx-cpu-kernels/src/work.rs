@@ -7,9 +7,9 @@ pub trait Work: Send + Sync + 'static {
     /// Fills `output` from the inputs.
     ///
     /// # Safety
-    /// The inputs must have the types, sizes and order that the type's documentation says, for
-    /// sizes that fit each other, and must be there during the call. The instruction set must be
-    /// one of this processor.
+    /// The inputs must have the types, sizes and order of the type's documentation, in sizes that
+    /// fit each other. They must exist during the call. The instruction set must be one of this
+    /// processor.
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]);
 
     /// Elements of the output.
@@ -32,8 +32,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// Elements that are no array of MLX's, and have no strides: what one part of an operation
-    /// leaves to the next.
+    /// Elements outside of MLX's arrays, without strides: one part of an operation passes them to
+    /// the next.
     pub fn from_slice(data: &[f32]) -> Self {
         Self {
             data: data.as_ptr().cast(),
@@ -79,8 +79,8 @@ impl Input {
     /// So many elements from an address on, with a layout.
     ///
     /// # Safety
-    /// As long as this is used all of them, and the layout, must be there; none of its strides is
-    /// negative, and no index leads beyond the elements.
+    /// As long as this is used, all of them and the layout must exist. No stride is negative, and
+    /// no index leads beyond the elements.
     pub unsafe fn strided(data: *const f32, size: usize, shape: &[i32], strides: &[i64]) -> Self {
         Self {
             data: data.cast(),
@@ -94,8 +94,8 @@ impl Input {
     /// The elements `from..from + n`, to be written.
     ///
     /// # Safety
-    /// The elements must be of type `T`, these elements must belong to the caller alone while the
-    /// operation runs, and none of them may be in use.
+    /// The elements must be of type `T` and belong to the caller alone while the operation runs.
+    /// None of them may be in use.
     #[allow(
         clippy::mut_from_ref,
         reason = "an input is an address, and whose memory it is the caller's promise"
@@ -110,7 +110,7 @@ impl Input {
         unsafe { std::slice::from_raw_parts_mut(self.data.cast_mut().cast::<T>().add(from), n) }
     }
 
-    /// The elements as what they are.
+    /// The elements in their type.
     ///
     /// # Safety
     /// The elements must be of type `T`.
@@ -118,8 +118,8 @@ impl Input {
         if self.size == 0 {
             return &[];
         }
-        // SAFETY: MLX says that there are so many elements, and keeps them while the work runs; the
-        // type is the caller's promise.
+        // SAFETY: MLX says that there are this many elements, and keeps them while the work runs.
+        // The type is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.data.cast(), self.size) }
     }
 
@@ -134,7 +134,7 @@ impl Input {
             .collect()
     }
 
-    /// All elements from the first to the last that an index reaches, as an address: others of them
+    /// All elements from the first to the last that an index reaches, as an address. Others of them
     /// may be written while some are read.
     ///
     /// # Safety
@@ -150,8 +150,8 @@ impl Input {
             .zip(self.strides())
             .map(|(&d, s)| usize::try_from(d - 1).unwrap_or(0) * s)
             .sum();
-        // The index of the last element is within the array's memory, and so are those before it,
-        // as no stride is negative.
+        // The index of the last element is within the array's memory. So are those before it, as no
+        // stride is negative.
         std::ptr::slice_from_raw_parts(self.data.cast(), last + 1)
     }
 }

@@ -12,7 +12,7 @@ use layering::{modules, upward};
 
 /// Modules from the bottom up. A room with children stands for its `mod.rs`.
 const ORDER: &[&str] = &[
-    // What everything may use.
+    // Modules that all others may use.
     "sync",
     "once",
     "pool",
@@ -25,7 +25,7 @@ const ORDER: &[&str] = &[
     "layout::aligned",
     "layout::input_panel",
     "layout::packed",
-    // Instruction sets, each with what it adds to those before.
+    // Instruction sets, each with its additions to those before.
     "simd::prefetch",
     "simd::portable",
     "simd::portable::vmath",

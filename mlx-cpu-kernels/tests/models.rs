@@ -1,5 +1,6 @@
-//! The pool of kernels and the right to run once, under a model checker (loom): every order of the
-//! threads' steps, up to a bound of preemptions, instead of the few that happen on a machine.
+//! The pool of kernels and the right to run once, under a model checker (loom). It tries every
+//! order of the threads' steps, up to a bound of preemptions, instead of the few that happen on a
+//! machine.
 
 #![allow(dead_code, reason = "the models use a part of the included files")]
 
@@ -72,8 +73,8 @@ fn jobs_run_all_parts_once_and_end() {
     });
 }
 
-/// With more workers than parts, and a job right after another, nobody works on the one that is
-/// over.
+/// With more workers than parts, and one job right after another, no worker works on a finished
+/// one.
 #[test]
 fn workers_that_come_late_find_nothing() {
     check(2, || {
@@ -93,8 +94,8 @@ fn a_pool_without_jobs_ends() {
 }
 
 /// An operation that writes in place, and its replay: two evaluations of one graph. A stream runs
-/// operations in order, so the replay of the writer, which does nothing, comes after the writer;
-/// what waits for the replay on another stream comes after both.
+/// operations in order. So the replay of the writer, which does nothing, comes after the writer. An
+/// operation that waits for the replay on another stream comes after both.
 #[test]
 fn replays_of_a_writer_order_what_depends_on_them() {
     check(3, || {

@@ -40,7 +40,7 @@ impl Cache {
         let temporary = self.root.join(format!(".{name}.partial"));
         let fail = |e| format!("cannot write {}: {e}", temporary.display());
         if temporary.exists() {
-            // Left by a build that was killed; the lock says nobody is in it.
+            // Left by a killed build; the lock says that no build uses it.
             fs::remove_dir_all(&temporary).map_err(fail)?;
         }
         fs::create_dir_all(&temporary).map_err(fail)?;

@@ -19,16 +19,16 @@ pub fn emit(env: &Env, source: &Source, mlx: &Mlx, library: &Path) -> Result<(),
     println!("cargo:mlx_version={}", mlx.version);
     println!("cargo:include={}", source.dir.display());
     println!("cargo:root={}", mlx.root.display());
-    // The persistent directory, not the one in OUT_DIR: what is installed outlives the build.
+    // The persistent directory, not the one in OUT_DIR: an installed program outlives the build.
     println!("cargo:lib={}", mlx.lib().display());
     Ok(())
 }
 
 /// mlx-c and the shim become part of each program, which needs libmlx to start.
 fn link_statically(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
-    // Cargo puts link directories inside OUT_DIR on the library path of `cargo run` and `cargo
-    // test`, in every crate above this one; hence a link to MLX there. The link is to the directory
-    // because libmlx finds its metallib relative to where it lies.
+    // Cargo puts link directories inside OUT_DIR on the library path of `cargo run` and
+    // `cargo test`, in every crate above this one. Hence the link to MLX there. The link is to the
+    // directory because libmlx finds its metallib relative to where it lies.
     let run_root = env.out_dir.join("mlx");
     link_directory(&mlx.root, &run_root)?;
     for dir in [library, &run_root.join("lib"), &env.out_dir] {

@@ -1,4 +1,4 @@
-//! `vendor/pins.json`: what is provisioned, by version and SHA-256.
+//! `vendor/pins.json`: provisioned packages, by version and SHA-256.
 
 use std::path::Path;
 
@@ -31,7 +31,8 @@ pub fn supported(version: Version) -> bool {
     ((0, 4, 1)..(0, 6, 0)).contains(&version)
 }
 
-/// Whether that mlx-c has what came with 0.5: the cfg `mlx_c_0_5`, in `mlx-sys` and in dependents.
+/// Whether that mlx-c has the additions of 0.5: the cfg `mlx_c_0_5`, in `mlx-sys` and in
+/// dependents.
 pub fn is_0_5((major, minor, _): Version) -> bool {
     (major, minor) >= (0, 5)
 }

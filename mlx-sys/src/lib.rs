@@ -2,12 +2,12 @@
 //!
 //! Nothing here is safe to call without reading mlx-c's headers; use `mlx-rs-core`. The build
 //! script provisions MLX and mlx-c, builds the C API with CMake and generates these declarations
-//! with bindgen; what can be set from outside is listed in `build/env.rs` and the project's README.
+//! with bindgen. `build/env.rs` and the project's README list its settings.
 //!
 //! The API level is mlx-c 0.4.1; with 0.5 (the default) the cfg `mlx_c_0_5` is set here and
 //! `DEP_MLXC_C_0_5` tells dependents. Other metadata for build scripts of dependents:
-//! `DEP_MLXC_VERSION` (of mlx-c), `DEP_MLXC_LIB` (the directory of libmlx), `DEP_MLXC_INCLUDE`
-//! (mlx-c's headers), `DEP_MLXC_MLX_VERSION` and `DEP_MLXC_ROOT` (the installed MLX).
+//! `DEP_MLXC_VERSION` (of mlx-c), `DEP_MLXC_LIB` (the directory of libmlx) and `DEP_MLXC_INCLUDE`
+//! (mlx-c's headers). `DEP_MLXC_MLX_VERSION` and `DEP_MLXC_ROOT` describe the installed MLX.
 
 #![allow(
     missing_docs,

@@ -1,4 +1,4 @@
-//! Loads MLX at the first call on Linux. A program links nothing of MLX: it starts without the
+//! Loads MLX at the first call on Linux. A program links nothing of MLX. It starts without the
 //! library, and can say what is missing and what would help.
 //!
 //! mlx-c and our shim are in a shared library that is embedded here. It needs libmlx, which is

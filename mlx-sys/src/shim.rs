@@ -33,8 +33,8 @@ pub type rust_mlx_run = unsafe extern "C" fn(
 pub const RUST_MLX_OPAQUE: c_int = 0;
 /// `x [.., k]` and `w [n, k]`: `x` times `w` transposed.
 pub const RUST_MLX_DENSE_PRODUCT: c_int = 1;
-/// `x [.., k]` and weight, scales and biases of a matrix `[n, k]` quantized in affine mode, each
-/// `[bands, .., 8]` with eight rows side by side, the last ones filled up: likewise.
+/// Likewise for `x [.., k]` and weight, scales and biases of a matrix `[n, k]` quantized in affine
+/// mode. Each is `[row blocks, .., 8]`, eight rows interleaved, the last block padded.
 pub const RUST_MLX_QUANTIZED_PRODUCT: c_int = 2;
 
 /// What an operation computes, for its derivatives and for batches.

@@ -20,7 +20,7 @@ extern "C" fn record(message: *const c_char, _: *mut c_void) {
 fn percent_signs_in_every_string_argument_are_only_text() {
     const EVIL: &str = "%n%s%p%d%1000000d%n";
     let evil = CString::new(EVIL).unwrap();
-    // SAFETY: the calls get live handles and strings; failing is what is asked of them.
+    // SAFETY: the calls get live handles and strings; they are meant to fail.
     unsafe {
         sys::mlx_set_error_handler(Some(record), std::ptr::null_mut(), None);
         let stream = sys::mlx_default_cpu_stream_new();

@@ -9,10 +9,10 @@ use crate::isa::Isa;
 use crate::partition::SharedOutput;
 use crate::work::{Input, dim};
 
-/// One query: of which lane, where in the packed rows, and its position.
+/// One query: its sequence, its place in the packed rows, and its position.
 #[derive(Debug, Clone, Copy)]
 pub struct Query {
-    /// The lane of the batch.
+    /// The sequence of the batch.
     pub sequence: usize,
     /// The packed row.
     pub row: usize,
@@ -20,7 +20,7 @@ pub struct Query {
     pub position: i32,
 }
 
-/// What the queries of a lane may see.
+/// Which keys the queries of a sequence attend to.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionMask {
     /// So many keys count.
@@ -33,7 +33,7 @@ pub struct AttentionMask {
 }
 
 impl AttentionMask {
-    /// The keys that a query sees: the first so many, and a range.
+    /// The keys that a query attends to: the first ones up to a count, and a range.
     pub(crate) fn visible_keys(&self, position: i32) -> (usize, Range<usize>) {
         let Some((sink_tokens, start)) = self.order else {
             return (0, 0..self.len);
@@ -51,8 +51,8 @@ impl AttentionMask {
 }
 
 /// Attention of packed queries over caches. Its inputs are float32: packed rows `[rows, width]`,
-/// the weight of the norm of queries `[d]`, the sinks `[heads]`, and keys and values `[1, Hkv, n,
-/// d]` of each lane.
+/// the weight of the norm of queries `[d]`, and the sinks `[heads]`. Keys and values
+/// `[1, Hkv, n, d]` of each sequence follow.
 pub struct Attention {
     /// Query heads.
     pub heads: usize,
@@ -74,7 +74,7 @@ pub struct Attention {
     pub rotation: Option<Rotation>,
     /// The queries, one row of the output each.
     pub queries: Vec<Query>,
-    /// Of each lane.
+    /// Of each sequence.
     pub plans: Vec<AttentionMask>,
     /// The instruction set.
     pub isa: Isa,
@@ -120,7 +120,8 @@ unsafe impl Sync for KvRows<'_> {}
 
 impl<'a> KvRows<'a> {
     /// # Safety
-    /// The array must be of float32; what is asked of [`Self::reach`] must not be written any more.
+    /// The array must be of float32. Elements read through [`Self::reach`] must not be written any
+    /// more.
     pub(crate) unsafe fn from_input(input: &'a Input) -> Self {
         let strides = input.strides();
         Self {
@@ -143,7 +144,7 @@ impl<'a> KvRows<'a> {
         let start = h * self.head + from * self.position;
         let n = (to - from - 1) * self.position + d;
         assert!(start <= self.data.len() && n <= self.data.len() - start);
-        // SAFETY: within what is there, which is not written any more.
+        // SAFETY: within the elements, which are not written any more.
         unsafe { std::slice::from_raw_parts(self.data.cast::<f32>().add(start), n) }
     }
 }

@@ -16,13 +16,13 @@ use crate::simd::{microkernel, portable, vmath};
 /// Heads that look at keys together, so that their sums fit the registers.
 const HEADS_TOGETHER: usize = 3;
 
-/// Keys of a segment: few where there are few, so that each thread gets some. How a row is cut must
-/// depend on nothing but its own length, so that it finds the same alone and among others.
+/// Keys of a segment: few where there are few, so that each thread gets some. The cuts of a row
+/// must depend on its own length only, so that it gives the same alone and in a batch.
 fn segment(n: usize) -> usize {
     if n <= 512 { 64 } else { 128 }
 }
 
-/// How many segments so many keys have.
+/// The number of segments of this many keys.
 pub(crate) fn segments(n: usize) -> usize {
     n.div_ceil(segment(n)).max(1)
 }
@@ -144,7 +144,7 @@ impl DecodeTask<'_> {
                 accumulate: true,
             };
             // SAFETY: `n` shares of each head and `n` rows of values with `d` elements, as
-            // asserted; `at` and the lanes after it are below `d`, and the sums are `heads` rows of
+            // asserted. `at` and the lanes after it are below `d`, and the sums are `heads` rows of
             // `d`.
             unsafe { microkernel::gemm_tiles(self.isa, heads, n, left, right, product) };
         }
@@ -158,8 +158,8 @@ impl DecodeTask<'_> {
         }
     }
 
-    /// [`Self::accumulate_values`] for lanes that tiles of few rows leave waiting for one another:
-    /// more of them at a time. Returns how many of `d` are done.
+    /// [`Self::accumulate_values`] with more lanes at a time. In tiles of few rows, lanes would
+    /// wait for each other. Returns how many of `d` are done.
     fn accumulate_values_avx2(
         &self,
         (shares, step): (&[f32], usize),
@@ -261,8 +261,8 @@ fn softmax_block(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     }
 }
 
-/// Products of a few queries `[heads, d]` with `n` keys, `step` elements apart: row `h` of them
-/// begins `row` elements after the one before.
+/// Products of a few queries `[heads, d]` with `n` keys that are `step` elements apart. Row `h` of
+/// the products begins `row` elements after the one before.
 fn scores_of(
     isa: Isa,
     queries: &[f32],

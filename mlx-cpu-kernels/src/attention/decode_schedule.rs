@@ -1,6 +1,6 @@
-//! Which thread computes which part of a decode attention: whole heads where there are enough of
-//! them, otherwise segments of the cache, which are combined afterwards. The arithmetic is in
-//! `decode_attention.rs`.
+//! Which thread computes which part of a decode attention. Threads take whole heads where there are
+//! enough of them, otherwise segments of the cache, which are combined afterwards. The arithmetic
+//! is in `decode_attention.rs`.
 
 use std::cell::RefCell;
 
@@ -28,8 +28,8 @@ thread_local! {
 }
 
 impl Attention {
-    /// Whether one thread each looks at all keys of a head: none of them has much more to do than
-    /// others then.
+    /// Whether one thread each takes all keys of a head. It does if no thread then has much more
+    /// work than others.
     pub(crate) fn by_head(&self, queries: &[usize]) -> bool {
         let groups = self.heads / self.queries_per_kv;
         let (mut most, mut all) = (0, 0);

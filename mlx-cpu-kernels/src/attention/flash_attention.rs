@@ -1,6 +1,6 @@
 //! Attention of many queries of one sequence, as in a prompt. Panels of sixteen queries pass over
-//! blocks of keys with a running softmax (Milakov and Gimelshein 2018; Dao et al. 2022), in
-//! register tiles. Not for single queries: see `decode_attention.rs`.
+//! blocks of keys with a running softmax, in register tiles (Milakov and Gimelshein 2018; Dao et
+//! al. 2022). Not for single queries: see `decode_attention.rs`.
 
 use std::cell::RefCell;
 
@@ -11,8 +11,8 @@ use crate::layout::tile::{LANES, ScaledRow, TileA, TileB, TileC};
 use crate::simd::portable::vmath;
 use crate::simd::{microkernel, transpose};
 
-/// Keys at a time: their scores, and the keys and values of a usual head, fit the L2 cache, and the
-/// scores the first. A multiple of a tile's rows.
+/// Keys at a time. Their scores, and the keys and values of a usual head, fit the L2 cache. The
+/// scores alone fit the L1 cache. A multiple of a tile's rows.
 const BLOCK_KEYS: usize = 192;
 
 /// Queries of one row from which this pays.
@@ -32,7 +32,7 @@ struct Scratch {
     found: AlignedVec,
 }
 
-/// The keys that a query sees: the first so many, and a range.
+/// The keys that a query attends to: the first ones up to a count, and a range.
 type VisibleKeys = (usize, std::ops::Range<usize>);
 
 /// What the flash panel is over.
@@ -49,13 +49,13 @@ pub(crate) struct FlashPanel<'a> {
     pub visible_keys: &'a [VisibleKeys],
 }
 
-/// Whether the flash panel has heads of so many elements.
+/// Whether flash attention supports this head size.
 pub(crate) fn fits(d: usize) -> bool {
     d.is_multiple_of(LANES)
 }
 
 impl FlashPanel<'_> {
-    /// `query(i, place)` writes query `i`, scaled; `found(i, values)` takes what it finds.
+    /// `query(i, place)` writes query `i`, scaled. `found(i, values)` receives its result.
     pub(crate) fn run(
         &self,
         mut query: impl FnMut(usize, &mut [f32]),
@@ -135,7 +135,7 @@ impl FlashPanel<'_> {
             accumulate: false,
         };
         assert!(queries.len() >= d * LANES && sums.len() >= LANES * d);
-        // SAFETY: `keys` reaches from the first to the last of `n` rows of `d`; the queries are `d`
+        // SAFETY: `keys` reaches from the first to the last of `n` rows of `d`. The queries are `d`
         // times `LANES` and the scores `n` times `LANES`, by the assertion and the slice.
         unsafe { microkernel::gemm_tiles(isa, n, d, left, right, product) };
         let lanes = scores.as_chunks_mut::<LANES>().0;
@@ -176,8 +176,8 @@ impl FlashPanel<'_> {
                 row_stride: d,
                 accumulate: true,
             };
-            // SAFETY: the scores are `n` times `LANES`, `values` reaches to the last of `n` rows of
-            // `d`, a multiple of `LANES` (see `fits`), and the sums are `LANES` rows of `d`.
+            // SAFETY: the scores are `n` times `LANES`, and `values` reaches to the last of `n`
+            // rows of `d`, a multiple of `LANES` (see `fits`). The sums are `LANES` rows of `d`.
             unsafe {
                 microkernel::gemm_tiles(isa, self.visible_keys.len(), n, left, right, product);
             };
@@ -191,8 +191,8 @@ struct State {
     total: [f32; LANES],
 }
 
-/// Replaces scores by their exponentials below the maximum so far; returns the factors for what was
-/// found before.
+/// Replaces scores by their exponentials below the running maximum. Returns the factors for the
+/// earlier sums.
 fn softmax_block(
     isa: Isa,
     cap: Option<f32>,
@@ -245,7 +245,7 @@ fn softmax_block_with(
     if let Some(cap) = cap {
         for lanes in scores.iter_mut() {
             for score in lanes {
-                // What is not seen stays so.
+                // A masked key keeps its score.
                 *score = if *score == f32::NEG_INFINITY {
                     *score
                 } else {

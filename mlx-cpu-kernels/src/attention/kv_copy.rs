@@ -3,7 +3,7 @@
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::work::{Input, dim};
 
-/// Keys or values of a layer, `[heads, room, width]`, of which so many positions are copied.
+/// Keys or values of a layer, `[heads, room, width]`, and the number of positions to copy.
 #[derive(Debug, Clone, Copy)]
 pub struct KvPlane {
     heads: usize,
@@ -31,8 +31,8 @@ impl KvPlane {
     /// Copies the first positions of each to one plane after another.
     ///
     /// # Safety
-    /// `from` must be float32 `[1, heads, .., width]` with at least as many positions, which
-    /// nothing writes meanwhile; `output` must have one plane for each.
+    /// `from` must be float32 `[1, heads, .., width]` with at least as many positions, and nothing
+    /// may write it meanwhile. `output` must have one plane for each.
     pub unsafe fn copy(self, from: &[Input], output: &mut [f32]) {
         let Self {
             heads,
@@ -52,7 +52,7 @@ impl KvPlane {
         let run = if whole { filled } else { 1 };
         let runs = filled / run;
         let out = SharedOutput::new(output);
-        // What is new to the process is slow to write at first, which two threads share.
+        // The first write to fresh memory is slow, so two threads share it.
         let units = from.len() * heads * runs;
         parallel_ranges(units, units * run * width, &|first, end| {
             for unit in first..end {

@@ -53,7 +53,7 @@ impl TokenPositions {
 }
 
 /// Heads out of packed rows, to `[n, room, d]` from `slot` on. Its inputs are float32: a cache,
-/// which the output begins as and which is not read, packed rows, and the weight of the norm `[d]`.
+/// which is the output and is not read; packed rows; and the weight of the norm `[d]`.
 pub struct KvWrite {
     /// Heads.
     pub heads: usize,
@@ -143,8 +143,8 @@ pub struct NewKv<'a> {
     pub caches: &'a [Input],
 }
 
-// SAFETY: of the caches their addresses are looked at, and elements that no other thread uses then,
-// as promised to `store` and `write_kv_head`.
+// SAFETY: of the caches, only addresses are read, and elements that no other thread uses then, as
+// promised to `store` and `write_kv_head`.
 unsafe impl Sync for NewKv<'_> {}
 
 impl NewKv<'_> {

@@ -16,7 +16,7 @@ impl Attention {
     /// heads.
     ///
     /// # Safety
-    /// The caches, keys and values of each lane, must be of float32.
+    /// The caches, keys and values of each sequence, must be of float32.
     pub unsafe fn prefetch<'a>(&'a self, caches: &'a [Input]) -> impl Fn(usize) + Sync + 'a {
         let keys: Vec<KvRows<'a>> = if (2..=FEW).contains(&self.queries.len()) {
             let keys = caches.iter().step_by(2);

@@ -21,7 +21,7 @@ pub struct Rotation {
 /// For each position the sines of all pairs, then their cosines.
 type RopeTable = Rc<[f32]>;
 
-/// Turns, and what they are of.
+/// A table of rotations, and its parameters.
 struct Table {
     radians: Arc<[f32]>,
     positions: Vec<i32>,

@@ -1,5 +1,5 @@
-//! Attention over a cache as one operation: norms and rotation of queries and keys, scores, softmax
-//! and the weighted sum, from the packed projection and the caches. It chooses between flash and
+//! Attention over a cache as one operation, from the packed projection and the caches: norms and
+//! rotation of queries and keys, scores, softmax and the weighted sum. It chooses between flash and
 //! decode attention for each panel of queries.
 
 use std::ops::Range;
@@ -36,7 +36,7 @@ impl Attention {
         self.run_with(inputs, Some(new_kv), output);
     }
 
-    /// What is `new_kv` is as [`Self::run_with_new_kv`] is told.
+    /// `new_kv` is as for [`Self::run_with_new_kv`].
     fn run_with(&self, inputs: &[Input], new_kv: Option<&NewKv<'_>>, output: &mut [f32]) {
         let mut inputs = inputs.iter();
         let packed = inputs.next();
@@ -63,7 +63,7 @@ impl Attention {
             (r, rope_table(r, &positions))
         });
         let rotation = rotation.as_ref().map(|(r, rope_table)| (*r, &**rope_table));
-        // Whoever looks at a head's keys writes the fresh one before, where there is but one.
+        // With a single new token, the thread that reads a head's keys writes the new one before.
         let by_head = self.by_head(&decode_queries);
         let mut deferred = None;
         if let Some(new_kv) = new_kv {
@@ -155,9 +155,9 @@ impl AttentionTask<'_> {
     }
 }
 
-/// Which of so many parts is number `i` of those that threads take: each has its own, the last of
-/// them first. That one sees the most keys, and should not be left over for one thread; the
-/// thread's own rows are those that it has projected.
+/// Which of `parts` parts is number `i` in the order of the threads. Each thread has its own, the
+/// last of them first. The last one attends to the most keys, and should not be left over for one
+/// thread. The thread's own rows are those that it has projected.
 fn last_first(i: usize, parts: usize) -> usize {
     let own = pool::pool().owner_parts(parts, i);
     own.start + own.end - 1 - i

@@ -34,8 +34,8 @@ pub(crate) struct PreparedRows<'a> {
 }
 
 impl Scratch {
-    /// Rows of `k` elements through a norm (a weight, and what is added under the root) if there is
-    /// one, for these packings.
+    /// Rows of `k` elements for these packings, after a norm (a weight and its epsilon) if there is
+    /// one.
     pub(crate) fn fill<'a>(
         &'a mut self,
         isa: Isa,

@@ -21,12 +21,12 @@ const MAX_ELEMENTS: usize = 1 << 18;
 /// Rows of inputs from which this pays.
 const MIN_ROWS: usize = 2;
 
-/// Rows up to which each thread makes its own tiles of them: to make them takes less than to wait
-/// for those that another one makes, and to fetch them.
+/// Rows up to which each thread makes its own tiles of them. That takes less time than to wait for
+/// another thread's tiles and to fetch them.
 const MAX_PRIVATE_ROWS: usize = 16;
 
-/// Rows for each thread from which it has rows of its own, and all outputs of them: what it reads
-/// was written by itself then, mostly, and each number of a matrix still meets enough of them.
+/// Rows for each thread from which it has its own rows and all their outputs. Then it has mostly
+/// written its input itself, and each code of a matrix still meets enough rows.
 const MIN_ROWS_PER_THREAD: usize = 32;
 
 /// Parts of a thread's outputs, so that others can take what a late one has not begun.
@@ -40,8 +40,8 @@ thread_local! {
     static SCRATCH: RefCell<amx::Scratch> = RefCell::default();
 }
 
-/// Outputs `from..` of a part, at most two tiles' (of a gate, one's of each part), and where they
-/// stand in a row.
+/// Outputs `from..` of a part and their place in a row. They fill at most two tiles (of a gate, one
+/// of each part).
 #[derive(Clone, Copy)]
 struct TilePlace {
     part: usize,
@@ -313,8 +313,8 @@ impl GemmTask<'_> {
             gate,
             residual: self.residual.map(|all| &all[at..]),
         };
-        // SAFETY: these columns of these rows belong to this place alone; `Isa::Amx` is made by
-        // `detect` only, where the processor has AVX-512.
+        // SAFETY: these columns of these rows belong to this place alone. `detect` makes `Isa::Amx`
+        // only where the processor has AVX-512.
         unsafe {
             let mut to = out.block(at, n, (last - first, width));
             amx::store_outputs(sums, &then, &mut to);

@@ -1,5 +1,5 @@
 //! Matrices that are not quantized, as they lie in memory: float32, float16 or bfloat16. Elements
-//! of 16 bits become float32 a few at a time and exactly, so products equal those with a float32
+//! of 16 bits become float32 a few at a time and exactly. So products equal those with a float32
 //! matrix.
 
 use std::cell::RefCell;
@@ -45,7 +45,7 @@ impl<'a> DenseView<'a> {
     /// # Safety
     /// They must be of that type.
     pub(crate) unsafe fn of(number: DenseType, input: Option<&'a Input>) -> Self {
-        // SAFETY: the caller's promise; both types of 16 bits can be read as what they are made of.
+        // SAFETY: the caller's promise; both 16-bit types can be read as their bits.
         unsafe {
             match number {
                 DenseType::F32 => Self::F32(input.map(|i| i.as_slice()).unwrap_or_default()),

@@ -18,7 +18,7 @@ const LONG: usize = 1 << 15;
 
 impl Product {
     /// The products of the inputs from `from` on with row blocks `blocks.0..blocks.1` of a matrix,
-    /// and its biases, for as many rows of the output as there are inputs. The matrix may end
+    /// plus its biases. There is a row of the output for each row of inputs. The matrix may end
     /// before the last row block does: `out` has its columns only.
     fn qgemv(
         &self,
@@ -76,8 +76,8 @@ impl Product {
         }
     }
 
-    /// Row blocks of a matrix at a time: fewer of long rows, so that the L1 cache holds what is
-    /// computed with.
+    /// Row blocks of a matrix at a time. Long rows have fewer, so that the operands fit the L1
+    /// cache.
     fn blocks_at_once(&self) -> usize {
         (LONG / self.k.max(1)).clamp(INTERLEAVED_ROWS, BLOCK) / INTERLEAVED_ROWS
     }

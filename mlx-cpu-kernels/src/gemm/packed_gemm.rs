@@ -1,5 +1,5 @@
 //! Products with many rows of inputs, as in a prompt (GotoBLAS scheme). Inputs are packed into
-//! panels of sixteen rows, blocks of the matrix are dequantized once for all panels, and the
+//! panels of sixteen rows. Blocks of the matrix are dequantized once for all panels, and the
 //! micro-kernel multiplies them. Not for a few rows: see `few_rows.rs`.
 
 use std::cell::RefCell;
@@ -21,9 +21,9 @@ pub(crate) const MIN_GEMM_ROWS: usize = 16;
 /// Rows of inputs at a time: what their panels take stays within a few MiB.
 const BLOCK_M: usize = 512;
 
-/// Rows of a matrix that are unpacked at a time, a multiple of a tile's and of a row block's: many,
-/// so that the panels pass by seldom, or few, so that each thread gets enough of them. They fit the
-/// L2 cache.
+/// Rows of a matrix that are unpacked at a time, a multiple of a tile's and of a row block's. With
+/// many, the panels are read less often; with few, each thread gets enough blocks. They fit the L2
+/// cache.
 const BLOCK_N_LARGE: usize = 48;
 const BLOCK_N_SMALL: usize = 24;
 
@@ -56,7 +56,7 @@ pub(crate) struct ColumnBlock {
     pub start: usize,
 }
 
-/// The product, and what it reads.
+/// The product, and its inputs.
 pub(crate) struct GemmTask<'a> {
     pub product: &'a Product,
     pub x: &'a [f32],
@@ -216,9 +216,9 @@ impl GemmTask<'_> {
                         row_stride: LANES,
                         accumulate: at > 0,
                     };
-                    // SAFETY: `w` has `columns` rows of `k` elements, one way or the other, `x` has
-                    // `k` times `LANES`, `sums` has `columns` times `LANES`; the slices above say
-                    // so.
+                    // SAFETY: `w` has `columns` rows of `k` elements in either layout, `x` has `k`
+                    // times `LANES`, and `sums` has `columns` times `LANES`. The slices above
+                    // ensure it.
                     unsafe { microkernel::gemm_tiles(isa, columns, depth, left, right, product) };
                 }
                 if let Some(bias) = bias {

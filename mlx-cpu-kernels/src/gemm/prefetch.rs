@@ -8,8 +8,8 @@ use crate::layout::packed::PackedMatrix;
 use crate::pool;
 use crate::simd::prefetch::lines;
 
-/// Rows up to which a product's time is that of reading its matrices, and an attention's that of
-/// reading keys and values.
+/// Rows up to which a product is bound by reading its matrices, and an attention by reading keys
+/// and values.
 const FEW: usize = 16;
 
 /// Row blocks that are read at the same time: two tiles' outputs.
@@ -48,8 +48,8 @@ impl Product {
         }
     }
 
-    /// The matrices and the row blocks of each that who begins at place `first` of all reads at
-    /// first; of a gate both matrices.
+    /// The matrices, and the row blocks of each, that the thread beginning at place `first` of all
+    /// reads first. Of a gate these are in both matrices.
     fn first_row_blocks(
         &self,
         first: impl Fn(usize) -> usize,

@@ -1,5 +1,5 @@
-//! A product of rows with matrices and what surrounds it in a decoder: a norm, several matrices on
-//! the same input, biases, a gate, a residual. Types only; `run.rs` computes it.
+//! A product of rows with matrices and what surrounds it in a decoder. That is a norm, several
+//! matrices on the same input, biases, a gate, or a residual. Types only; `run.rs` computes it.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -90,10 +90,10 @@ impl MatrixPart {
     }
 }
 
-/// A product of rows with the transposes of matrices: a norm before it, biases, a gate or a
+/// A product of rows with the transposes of matrices, with a norm before it and biases, a gate or a
 /// residual after it. Its inputs are float32: the rows `[rows, k]`, the weight of the norm `[k]`,
-/// for each part the matrix (one array when dense, words, scales and biases when quantized, none
-/// when held) and its bias `[n]`, and the residual `[rows, n]`.
+/// the arrays of each part, and the residual `[rows, n]`. A part has its matrix and its bias `[n]`.
+/// A dense matrix is one array; a quantized one is words, scales and biases, or none when held.
 pub struct Product {
     /// Matrices with the same inputs.
     pub parts: Vec<MatrixPart>,

@@ -17,7 +17,7 @@ use crate::work::{Input, Work};
 /// Columns of the matrix in one part; a multiple of every group.
 const WIDE: usize = 128;
 
-/// Rows of the matrix that are unpacked at a time: with so many columns they fit the L1 and L2
+/// Rows of the matrix that are unpacked at a time. With this many columns they fit the L1 and L2
 /// caches.
 const TILE_K: usize = 64;
 
@@ -140,7 +140,7 @@ impl ProductVjp {
                     accumulate: first > 0,
                 };
                 // SAFETY: `rows` rows of `c` (its length is asserted) have `depth` elements from
-                // `first` on; `weights` has as many rows of `width`, a multiple of `LANES`; the
+                // `first` on. `weights` has as many rows of `width`, a multiple of `LANES`. The
                 // output has these columns in each row, which belong to this part alone.
                 unsafe {
                     microkernel::gemm_tiles(self.isa, self.rows, depth, left, right, product);

@@ -13,9 +13,8 @@ pub(crate) struct InputRow<'a> {
     pub sums: &'a [f32],
 }
 
-/// At most [`MAX_ROWS`] rows of inputs, prepared: as floats, or as integers of 16 bits with a scale
-/// for each few neighbors. The latter stand word of the matrix after word, for a word row after
-/// row.
+/// At most [`MAX_ROWS`] rows of inputs, prepared as floats or as 16-bit integers with a scale for a
+/// few adjacent inputs. The latter stand word of the matrix after word, for a word row after row.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -29,17 +28,15 @@ pub(crate) struct InputPanel<'a> {
     /// Whole numbers `[words, rows, inputs_per_sum]`, in the order of [`pair_index`] (with dotprod
     /// as bytes, see `neon/qgemv_dotprod.rs`), or empty.
     pub quants: &'a [i16],
-    /// What they are multiplied with: one for each few neighbors ([`inputs_per_scale`]), `[words,
-    /// rows]`.
+    /// Their scales, one for a few adjacent inputs ([`inputs_per_scale`]), `[words, rows]`.
     pub scales: &'a [f32],
-    /// The sum of each group, `[rows, groups]`: of integers what they stand for, so that a rounding
-    /// counts times the weight that it meets, bias and all, rather than times the packed number
-    /// alone, which is never negative.
+    /// The sum of each group, `[rows, groups]`. For integers it is the sum of the rounded inputs.
+    /// So a rounding error counts times the weight, not times the code, which is never negative.
     pub sums: &'a [f32],
 }
 
 impl<'a> InputPanel<'a> {
-    /// Row `i` of a panel of floats with rows of `k` elements in so many groups.
+    /// Row `i` of a panel of floats with rows of `k` elements in `groups` groups.
     pub(crate) fn row(self, i: usize, k: usize, groups: usize) -> InputRow<'a> {
         InputRow {
             values: &self.values[i * k..(i + 1) * k],
@@ -62,7 +59,7 @@ pub(crate) const fn inputs_per_sum(bits: u32) -> usize {
     if bits == 8 { 4 } else { 8 }
 }
 
-/// Where an input stands among its neighbors: shifts of a word bring pairs of its numbers that are
+/// The place of an input among its neighbors. Shifts of a word bring pairs of its codes that are
 /// half a word apart into 16-bit lanes.
 pub(crate) const fn pair_index(i: usize, near: usize) -> usize {
     2 * (i % (near / 2)) + i / (near / 2)

@@ -1,5 +1,5 @@
-//! Quantized matrices as the kernels store them. Eight rows are interleaved word by word, so a
-//! vector register holds one word of each row and its lanes are outputs. Products need no sum
+//! Quantized matrices as the kernels store them. Eight rows are interleaved word by word. So a
+//! vector register holds one word of each row, and its lanes are outputs. Products need no sum
 //! across lanes and read memory sequentially. Products and dequantization are in `simd`.
 
 use std::ops::Range;
@@ -14,8 +14,8 @@ pub(crate) const CHUNK: usize = 32;
 /// Rows of a row block.
 pub const INTERLEAVED_ROWS: usize = 8;
 
-/// Codes after which a code begins a word again, for a width that does not divide 32: a multiple of
-/// eight codes, so that a chunk is whole words and whole runs of inputs with one scale.
+/// Codes after which a code begins at a word again, for a width that does not divide 32. It is a
+/// multiple of eight codes, so a chunk is whole words and whole runs of inputs with one scale.
 pub(crate) const fn codes_per_chunk(bits: u32) -> usize {
     match bits {
         6 => 16,
@@ -189,7 +189,7 @@ impl<'a> GroupParams<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PackedMatrix<'a> {
     /// Packed codes `[row blocks, words, INTERLEAVED_ROWS]`. The words of a row are a bit stream,
-    /// the first code in the lowest bits of the first word; a code may continue in the next word.
+    /// the first code in the lowest bits of the first word. A code may continue in the next word.
     pub words: &'a [u32],
     /// `[row blocks, groups, INTERLEAVED_ROWS]`.
     pub scales: GroupParams<'a>,
@@ -202,8 +202,8 @@ pub(crate) struct PackedMatrix<'a> {
 }
 
 impl<'a> PackedMatrix<'a> {
-    /// What an operation was given: the arrays of a `QuantizedMatrix`, with groups of so many
-    /// numbers of `bits` in a row. Nothing without them.
+    /// The inputs of an operation: the arrays of a `QuantizedMatrix`, with `groups` groups of codes
+    /// of `bits` in a row. Nothing without them.
     ///
     /// # Safety
     /// The first must be of words, the others in this format.

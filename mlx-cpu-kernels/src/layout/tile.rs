@@ -23,7 +23,7 @@ pub(crate) struct TileB {
 pub(crate) struct TileC {
     pub data: *mut f32,
     pub row_stride: usize,
-    /// What is there is added to, rather than replaced.
+    /// Adds to the values there instead of replacing them.
     pub accumulate: bool,
 }
 

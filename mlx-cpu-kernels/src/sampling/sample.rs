@@ -35,12 +35,12 @@ pub enum Pick {
 pub struct DrawParams {
     /// Keeps the smallest set of the most probable whose probability reaches this; 1 keeps all.
     pub top_p: f32,
-    /// Keeps what is at least this many times as probable as the most probable; 0 keeps all.
+    /// Keeps tokens at least this many times as probable as the most probable; 0 keeps all.
     pub min_p: f32,
     /// Leaves out all that is more probable than a threshold but the least probable of these, and
     /// the tokens named.
     pub xtc: Option<(f32, Arc<[u32]>)>,
-    /// Keeps so many; 0 keeps all.
+    /// Keeps this many; 0 keeps all.
     pub top_k: usize,
     /// Logits are multiplied with this: 1 over the temperature, finite.
     pub scale: f32,
@@ -53,7 +53,7 @@ pub struct DrawParams {
 pub struct RepetitionPenalty {
     /// How many of the last tokens seen count.
     pub last: usize,
-    /// What logits are divided by.
+    /// The divisor of logits.
     pub penalty: f32,
 }
 
@@ -201,7 +201,7 @@ impl SampleParams {
     fn adjust_logits(&self, logits: &[f32], seen: &[u32], x: &mut [f32], counts: &mut Vec<u32>) {
         if let Some(RepetitionPenalty { last, penalty }) = self.repeat {
             for &id in tail(seen, last) {
-                // From what it was, so that a token counts once however often it stands.
+                // From its original value, so that a token counts once however often it occurs.
                 if let (Some(&was), Some(x)) = (logits.get(id as usize), x.get_mut(id as usize)) {
                     *x = if was < 0.0 {
                         was * penalty
@@ -358,7 +358,7 @@ impl DrawParams {
         max: f32,
         workspace: &mut Workspace,
     ) -> u32 {
-        // What is left: everything, or what was found, in order of place.
+        // The remaining tokens: all, or the candidates, in order of place.
         let mut candidates = false;
         // What min-p leaves, minus infinity without.
         let least = max + self.min_p.ln();
@@ -441,7 +441,7 @@ fn least_above(weights: &[f32], total: f64, threshold: f32) -> f32 {
         .fold(f32::INFINITY, f32::min)
 }
 
-/// XTC among what was found.
+/// XTC among the candidates.
 fn apply_xtc_to_candidates(
     isa: Isa,
     max: f32,

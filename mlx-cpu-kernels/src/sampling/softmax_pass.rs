@@ -24,9 +24,9 @@ pub fn relative_logit(x: f32, max: f32) -> f32 {
     if x == max { 0.0 } else { x - max }
 }
 
-/// `exp(x)` for `x` from -[`MIN_RELATIVE_LOGIT`] to 0, within two units in the last place: the
-/// power of two is taken out, and the rest, at most half a `ln 2`, goes through a polynomial
-/// (Cephes' `expf`, Moshier 1989).
+/// `exp(x)` for `x` from -[`MIN_RELATIVE_LOGIT`] to 0, within two units in the last place. The
+/// power of two is taken out. The rest, at most half a `ln 2`, goes through a polynomial (Cephes'
+/// `expf`, Moshier 1989).
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     /// Added to a small number, it leaves its nearest whole one in the lowest bits.
@@ -46,8 +46,8 @@ fn exp(x: f32) -> f32 {
     f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// The weight of a logit under `softmax(logits * scale)`, where that of the maximum is 1. What is
-/// no number weighs nothing.
+/// The weight of a logit under `softmax(logits * scale)`, where that of the maximum is 1. A NaN has
+/// weight zero.
 #[inline(always)]
 fn weight(x: f32, max: f32, scale: f32) -> f32 {
     // No branches: with bits it stays one straight line for every element of a vector.
@@ -86,8 +86,8 @@ macro_rules! pass {
     };
 }
 
-/// Cuts a row into parts of whole blocks for the threads, where it is `alone`, and gives each its
-/// part of `out`, which has an element for each block.
+/// Cuts a row into parts of whole blocks for the threads, where it is `alone`. Each gets its part
+/// of `out`, which has an element for each block.
 fn for_blocks<T: Copy + Send + Sync>(
     row: &[f32],
     out: &mut Vec<T>,
@@ -267,7 +267,8 @@ mod tests {
             (f32::NAN, inf, 0.0),
         ] {
             for scale in [0.0, 1e-3, 1.0, f32::MAX] {
-                // Without a scale everything is alike that is possible and not infinitely far.
+                // Without a scale, all possible tokens within a finite distance have the same
+                // probability.
                 if scale == 0.0 && x == -3e38 {
                     continue;
                 }

@@ -1,5 +1,5 @@
 //! The maximum elements of long rows, log-probabilities, and draws by weight. MLX sorts whole rows
-//! and draws a random number for each element; here one pass over a row finds the candidates.
+//! and draws a random number for each element. Here one pass over a row finds the candidates.
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
@@ -15,7 +15,7 @@ pub const MAX_ROW_LEN: usize = 1 << 24;
 /// An element and its place.
 pub type Candidate = (f32, u32);
 
-/// Memory of a thread for what it works on, kept from row to row.
+/// A thread's working memory, kept from row to row.
 #[derive(Default)]
 pub(crate) struct Workspace {
     /// A row that is changed.
@@ -24,7 +24,7 @@ pub(crate) struct Workspace {
     pub block_maxima: Vec<f32>,
     /// The sum of each block's weights.
     pub sums: Vec<f64>,
-    /// What is looked at.
+    /// The candidates.
     pub candidates: Vec<Candidate>,
     /// Its values, and weights.
     pub values: Vec<f32>,
@@ -99,7 +99,7 @@ pub(crate) fn candidates_above(
     }
 }
 
-/// Weighs what was found, and returns the sum.
+/// Weighs the candidates, and returns the sum.
 pub(crate) fn softmax_weights(
     isa: Isa,
     candidates: &[Candidate],
@@ -175,8 +175,8 @@ impl Work for TopK {
     }
 }
 
-/// The maximum of a row, as many as there is room for in `values`, ascending: how far they lie
-/// below the greatest one, which is returned, and where they stand.
+/// The greatest elements of a row, as many as `values` has room for, ascending: how far they lie
+/// below the maximum, which is returned, and their places.
 fn rank(
     isa: Isa,
     row: &[f32],
@@ -281,8 +281,8 @@ impl Work for Draw {
     }
 }
 
-/// The place at which the running sum of the weights passes `uniform` of their total, in a row with
-/// its peaks in `workspace`.
+/// The place at which the running sum of the weights passes `uniform` of their total. The row's
+/// peaks are in `workspace`.
 pub(crate) fn draw_from(
     isa: Isa,
     row: &[f32],
@@ -310,8 +310,8 @@ pub(crate) fn draw_from(
         .0
 }
 
-/// Where the running sum of `weights`, which begins at `sum`, passes `target`, and what it is
-/// before; the last place that weighs anything where rounding keeps it from that.
+/// Where the running sum of `weights`, which begins at `sum`, passes `target`, and the sum before
+/// it. Where rounding prevents that, it is the last place with a weight.
 pub(crate) fn pass(weights: impl Iterator<Item = f64>, mut sum: f64, target: f64) -> (usize, f64) {
     let (mut place, mut before) = (0, sum);
     for (i, w) in weights.enumerate() {

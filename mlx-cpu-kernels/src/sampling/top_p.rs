@@ -1,4 +1,4 @@
-//! Top-p without sorting the vocabulary. Candidates near the maximum are binned by value; sums of
+//! Top-p without sorting the vocabulary. Candidates near the maximum are binned by value. Sums of
 //! the bins locate the cut, and only the bin of the cut is sorted.
 
 use crate::isa::Isa;
@@ -48,9 +48,9 @@ impl Work for TopP {
     }
 }
 
-/// Leaves in `workspace.candidates`, in order of place, the nucleus of a row whose greatest is
-/// `max`, above minus infinity, and whose peaks are in `workspace`. Below `least` nothing is
-/// wanted, whether it is found or not.
+/// Leaves the nucleus of a row in `workspace.candidates`, in order of place. The row's maximum is
+/// `max`, above minus infinity, and its peaks are in `workspace`. Below `least` nothing is wanted,
+/// whether it is found or not.
 pub(crate) fn keep_top_p(
     isa: Isa,
     row: &[f32],
@@ -79,7 +79,7 @@ pub(crate) fn keep_top_p(
             &mut workspace.values,
             &mut workspace.weights,
         );
-        // What may go: the least probable, as long as their sum stays within what is to spare.
+        // Drops the least probable, as long as their sum stays within `spare`.
         let (spare, gone) = if reach == MIN_RELATIVE_LOGIT {
             (parallel_ranges * mass, 0.0)
         } else {
@@ -102,8 +102,8 @@ pub(crate) fn keep_top_p(
     }
 }
 
-/// Takes the least of `candidates` away, which lie within `reach` of `max`, as long as their
-/// weights and what is `gone` already stay within `spare`.
+/// Drops the least of `candidates`, which lie within `reach` of `max`, as long as their weights and
+/// the dropped sum `gone` stay within `spare`.
 fn cut(
     candidates: &mut Vec<Candidate>,
     weights: &[f32],
@@ -113,7 +113,7 @@ fn cut(
 ) {
     let bin = |x: f32| {
         let at = (relative_logit(x, max) + reach) * (BINS as f32 / reach);
-        // A conversion from float saturates: what is too far falls into bin 0.
+        // A conversion from float saturates: too distant values fall into bin 0.
         (at as usize).min(BINS - 1)
     };
     let mut sums = [0.0f64; BINS];

@@ -20,8 +20,8 @@ pub(crate) struct DequantizeScratch {
 }
 
 impl PackedMatrix<'_> {
-    /// Some rows of the matrix as floats, a row after another, from column `from` on, which begins
-    /// a group; `out` is `[rows, columns]` with whole groups. With 4 bits the even elements of a
+    /// Some rows of the matrix as floats, row after row, from column `from` on, which begins a
+    /// group. `out` is `[rows, columns]` with whole groups. With 4 bits the even elements of a
     /// chunk come before the odd ones.
     pub(crate) fn dequantize_rows(
         self,
@@ -66,7 +66,7 @@ impl PackedMatrix<'_> {
         }
     }
 
-    /// All rows as floats, a column after another: `[columns, rows]`, without a step across lanes.
+    /// All rows as floats, column after column: `[columns, rows]`, without a step across lanes.
     pub(crate) fn dequantize_transposed(self, isa: Isa, out: &mut [f32]) {
         match isa {
             #[cfg(target_arch = "x86_64")]

@@ -17,8 +17,8 @@ pub(crate) const MAX_TILE_ROWS: usize = 6;
 /// `product[row][lane] (+)= sum over i < depth of left[row][i] * right[i][lane]`, for `rows` rows.
 ///
 /// # Safety
-/// All elements that the three name for these rows and `depth` must be there, and no other thread
-/// may use those of the product.
+/// All elements that the three name for these rows and `depth` must exist, and no other thread may
+/// use those of the product.
 pub(crate) unsafe fn gemm_tiles(
     isa: Isa,
     rows: usize,
@@ -30,8 +30,8 @@ pub(crate) unsafe fn gemm_tiles(
     let mut rest = rows;
     while rest > 0 {
         let tall = rest.min(MAX_TILE_ROWS);
-        // SAFETY: `tall` of the rows that the caller promises; `Isa::Avx2` is made by `detect`
-        // only, where the processor has avx2 and fma, `Isa::Avx512` where it has avx512f as well,
+        // SAFETY: `tall` of the rows that the caller promises. `detect` makes `Isa::Avx2` only
+        // where the processor has avx2 and fma, `Isa::Avx512` where it also has avx512f,
         // `Isa::Neon` and `Isa::Dot` where it has neon.
         unsafe {
             match (isa, tall) {

@@ -14,7 +14,7 @@ pub(crate) fn read(elements: &[f32]) {
     lines(elements.as_ptr().cast(), size_of_val(elements));
 }
 
-/// Asks for so many bytes, which need not be there.
+/// Prefetches `bytes` bytes, which need not exist.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn lines(at: *const u8, bytes: usize) {
     for offset in (0..bytes).step_by(ROW_BYTES) {
@@ -26,9 +26,8 @@ pub(crate) fn lines(at: *const u8, bytes: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn lines(_: *const u8, _: usize) {}
 
-/// What is prefetched while something else is computed: memory, not the processor, is what single
-/// queries wait for, and what the processor fetches ahead by itself ends with each page and each
-/// segment.
+/// Elements that are prefetched during other computation. Single queries wait for memory, not for
+/// the processor, and the hardware prefetcher stops at the end of each page and segment.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyPrefetch {
     /// The first of adjacent positions, which need not be there; null for nothing.
@@ -49,7 +48,7 @@ impl KeyPrefetch {
         Self { data, ..self }
     }
 
-    /// Fetches so many elements of position `i`.
+    /// Prefetches `n` elements of position `i`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(crate) fn fetch(self, i: usize, n: usize) {
@@ -58,7 +57,7 @@ impl KeyPrefetch {
         }
         for at in (0..n).step_by(LANES) {
             let place = self.data.wrapping_add(i * self.position + at);
-            // SAFETY: what is not there is not fetched; the processors of this architecture have
+            // SAFETY: an invalid address is not fetched; the processors of this architecture have
             // sse.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
         }

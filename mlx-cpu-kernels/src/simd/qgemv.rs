@@ -34,8 +34,8 @@ pub(crate) fn quantizes_inputs(isa: Isa, bits: u32) -> bool {
     }
 }
 
-/// Puts rows of `k` inputs into the form that the kernels read, and sums each group: integers where
-/// [`quantizes_inputs`] says so.
+/// Puts rows of `k` inputs into the form that the kernels read, and sums each group. They are
+/// integers where [`quantizes_inputs`] says so.
 pub(crate) fn prepare_inputs(
     isa: Isa,
     x: &[f32],

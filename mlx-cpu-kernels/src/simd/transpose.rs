@@ -7,8 +7,8 @@ use crate::simd::avx2;
 #[cfg(target_arch = "aarch64")]
 use crate::simd::neon;
 
-/// At most `LANES` rows one beside another, `[k, LANES]`: each element times its row's factor and
-/// its weight, where there are weights. Rows that are not there are zeros.
+/// At most `LANES` rows side by side, `[k, LANES]`. Each element is multiplied by its row's factor
+/// and, where there are weights, its weight. Rows that are not there are zeros.
 pub(crate) fn pack_rows(
     isa: Isa,
     rows: &[ScaledRow<'_>],
@@ -29,7 +29,7 @@ pub(crate) fn pack_rows(
                     avx2::transpose::pack_rows(rows, weight, whole, (8 * group, &mut *panel));
                 };
             }
-            // What is left of these rows.
+            // The rest of these rows.
             let done = 8 * eights.len();
             scatter(&rows[..done], weight, (whole, 0), panel);
             done
@@ -70,8 +70,8 @@ fn scatter(
 }
 
 /// Lanes `lane..lane + 8` of `columns` sums each, `[columns, LANES]`, as rows that are `step` apart
-/// from `to` on, with what is at the same places of `before` added. Returns the columns that are
-/// done, from the first on.
+/// from `to` on. The elements of `before` at the same places are added. Returns the columns that
+/// are done, from the first on.
 ///
 /// # Safety
 /// There must be `columns` elements in each of eight rows, which no other thread uses.

@@ -13,11 +13,11 @@ use super::small_m_asm;
 use super::tiles::{TILE_K, TILE_ROWS, TILES_PER_CHUNK, TileRow};
 use crate::layout::input_panel::pair_index;
 
-/// Sums before the first: what is added before there is anything.
+/// Sums before the first: operands of additions before there is any sum.
 pub(crate) const SUMS_LEAD: usize = large_m_asm::PIPELINE_DEPTH * TILE_ROWS;
 
-/// Rows of inputs in tiles of sixteen rows. These stand in pairs: greater parts, and what they
-/// lack; of at most eight rows both are in one tile. Tiles that are multiplied together, at most
+/// Rows of inputs in tiles of sixteen rows. These are pairs: greater parts, and remainders. Of at
+/// most eight rows both are in one tile. Tiles that are multiplied together, at most
 /// [`TILES_PER_CHUNK`], are a chunk: `[chunks, blocks of inputs, tiles]`.
 #[derive(Default)]
 pub(crate) struct InputTiles {
@@ -30,14 +30,13 @@ pub(crate) struct InputTiles {
     /// Tiles of a chunk; the last one may have fewer.
     wide: usize,
     tiles: Vec<TileRow>,
-    /// Room that is read and not looked at, and the sums of groups, `[chunks, groups, rows]`: of
-    /// what the pairs stand for, so that a rounding counts times the weight, not times the packed
-    /// number alone.
+    /// Padding that is read but not used, and the sums of groups, `[chunks, groups, rows]`. They
+    /// sum the pairs' values, so a rounding error counts times the weight, not times the code.
     sums: Vec<f32>,
 }
 
 impl InputTiles {
-    /// Makes room for so many rows of `k` inputs, for matrices of this bit width and this group
+    /// Makes room for `rows` rows of `k` inputs, for matrices of this bit width and this group
     /// size.
     pub(crate) fn resize(&mut self, rows: usize, k: usize, (bits, group): (u32, usize)) {
         assert!(rows > 0 && k > 0 && k.is_multiple_of(group));
@@ -49,7 +48,7 @@ impl InputTiles {
         // About as many in each.
         self.wide = self.count.div_ceil(self.count.div_ceil(TILES_PER_CHUNK));
         let lines = self.pair() * self.count();
-        // What was there is written again before it is read; shrunk, it would be filled with zeros
+        // Old content is overwritten before it is read. If it shrank, it would be filled with zeros
         // whenever it grows again.
         let (lines, sums) = (lines * self.blocks(), SUMS_LEAD + k / group * self.padded());
         self.tiles
@@ -116,8 +115,8 @@ impl InputTiles {
         (first, tile - first, self.wide.min(self.count - first))
     }
 
-    /// Where the greater parts of a tile are for a block of inputs, in lines; what they lack
-    /// follows.
+    /// Where the greater parts of a tile are for a block of inputs, in lines. The remainders
+    /// follow.
     fn place(&self, tile: usize, block: usize) -> usize {
         let (before, at, wide) = self.chunk(tile);
         self.pair() * (before * self.blocks() + block * wide + at)
@@ -134,8 +133,8 @@ impl InputTiles {
         &self.tiles[self.place(tile, block)..]
     }
 
-    /// The sums of a group of a tile's rows; those that follow in its chunk are behind, and before
-    /// there is some room.
+    /// The sums of a group of a tile's rows. Those that follow in its chunk come after it, with
+    /// padding before.
     pub(crate) fn sums(&self, tile: usize, group: usize) -> &[f32] {
         &self.sums[self.sums_place(tile, group)..]
     }
@@ -208,7 +207,7 @@ impl InputTilesWriter<'_> {
             let mut sum = 0.0;
             for block in g * deep..(g + 1) * deep {
                 // SAFETY: a line of this row for each part, of which `resize` made room for all
-                // blocks; `x` and the weights have `TILE_K` elements from here on; the rest is the
+                // blocks. `x` and the weights have `TILE_K` elements from here on; the rest is the
                 // caller's promise.
                 unsafe {
                     let high = self.tiles.add(first + block * step);
@@ -241,7 +240,7 @@ fn code_order(bits: u32) -> &'static [u16; TILE_K] {
     if bits == 4 { &FOUR } else { &EIGHT }
 }
 
-/// [`code_order`] where a word has so many numbers.
+/// [`code_order`] for this many codes a word.
 const fn code_order_for(near: usize) -> [u16; TILE_K] {
     let mut code_order = [0; TILE_K];
     let mut i = 0;
@@ -252,9 +251,8 @@ const fn code_order_for(near: usize) -> [u16; TILE_K] {
     code_order
 }
 
-/// The bits of the nearest bfloat16 in the upper halves, with others below; their value; and what
-/// it lacks. Of what is no number only the upper half says so: it must not have come from memory as
-/// it is.
+/// The nearest bfloat16 in the upper halves of the bits, with others below; its value; and the
+/// remainder. A NaN is marked in the upper half only, so it must not come from memory unchanged.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 pub(crate) fn round_to_bf16(v: __m512) -> (__m512i, __m512, __m512) {
@@ -266,7 +264,7 @@ pub(crate) fn round_to_bf16(v: __m512) -> (__m512i, __m512, __m512) {
     (bits, near, _mm512_sub_ps(v, near))
 }
 
-/// A block of inputs as a pair; returns the sum of what it stands for.
+/// A block of inputs as a pair; returns the sum of the pair's values.
 ///
 /// # Safety
 /// The processor must have avx512f and avx512bw; there must be `TILE_K` elements, and weights, and
@@ -312,8 +310,8 @@ mod tests {
         f32::from_bits(u32::from(line.0[at]) << 16)
     }
 
-    /// Pairs are within 2^-17 of the inputs, wherever they stand; sums are those of the pairs; rows
-    /// that fill a tile are zeros.
+    /// Pairs are within 2^-17 of the inputs, wherever they are. Sums are those of the pairs;
+    /// padding rows are zeros.
     #[test]
     fn pairs_are_sixteen_bits_of_their_inputs() {
         with_each(|isa| {

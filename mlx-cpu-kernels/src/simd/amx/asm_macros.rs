@@ -1,4 +1,4 @@
-//! Assembly that `small_m_asm.rs` and `large_m_asm.rs` share: decodes packed words of two row
+//! Assembly that `small_m_asm.rs` and `large_m_asm.rs` share. It decodes packed words of two row
 //! blocks (at `a` to `d`) into tiles at `to`. `zmm24` to `zmm27` hold the constants of
 //! `encoding.rs`.
 
@@ -67,7 +67,7 @@ macro_rules! word {
     };
 }
 
-/// Two words, which are in one line of the cache, and what is prefetched.
+/// Two words, which are in one cache line, and a prefetch.
 macro_rules! words {
     ($low:literal, $high:literal, $at:literal, $next:literal, $one:tt, $other:tt) => {
         concat!(
@@ -180,8 +180,8 @@ macro_rules! unpack {
 }
 
 /// Lines of assembly with what [`unpack`] needs in its registers, and their operands, among them
-/// `n`, which is anything. All vector registers may be used; in the end they are as other code
-/// wants them: with their upper parts in use, its narrow instructions wait for them.
+/// `n`, which is anything. All vector registers may be used. In the end their upper parts are
+/// cleared: narrow instructions of other code would wait for them.
 macro_rules! asm_with_codes {
     ([$($line:expr),* $(,)?], $($operands:tt)*) => {
         ::std::arch::asm!(

@@ -9,8 +9,8 @@ use super::tiles::{OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TileRegisters, TileR
 /// Tiles of outputs that are multiplied together: their sums have a register each.
 pub(crate) const TILES_TOGETHER: usize = 4;
 
-/// Up to [`TILE_ROWS`] rows of inputs in tiles: for each block of inputs the greater parts, a line
-/// for each two inputs, and what they lack.
+/// Up to [`TILE_ROWS`] rows of inputs in tiles. For each block of inputs there are the greater
+/// parts, a line for each two inputs, and the remainders.
 #[derive(Default)]
 pub(crate) struct Bf16Panel {
     lines: Vec<TileRow>,
@@ -30,7 +30,7 @@ impl Bf16Panel {
             .resize(2 * TILE_ROWS * (k / TILE_K), TileRow([0; TILE_K]));
     }
 
-    /// Writes row `lane`: each element times the factor and its weight, where there are weights.
+    /// Writes row `lane`: each element times the factor and, where there are weights, its weight.
     ///
     /// # Safety
     /// The processor must have avx512f and avx512bw.
@@ -79,9 +79,9 @@ impl TileRegisters {
     }
 }
 
-/// Products of up to [`TILES_TOGETHER`] tiles' outputs with a panel: `[tiles, TILE_ROWS outputs,
-/// TILE_ROWS rows of inputs]`. A tile is [`TILE_ROWS`] adjacent rows of a matrix, which the
-/// processor fetches ahead by itself: asking for more was slower.
+/// Products of up to [`TILES_TOGETHER`] tiles' outputs with a panel:
+/// `[tiles, TILE_ROWS outputs, TILE_ROWS rows of inputs]`. A tile is [`TILE_ROWS`] adjacent rows of
+/// a matrix. The processor prefetches them by itself; explicit prefetches were slower.
 ///
 /// # Panics
 /// If they do not fit each other.
@@ -95,7 +95,7 @@ pub(crate) fn products(
     let k = blocks * TILE_K;
     assert!((1..=TILES_TOGETHER).contains(&tiles.len()) && out.len() == tiles.len() * TILE_ROWS);
     assert!(tiles.iter().all(|tile| tile.len() == TILE_ROWS * k));
-    // SAFETY: registers are set up, as theirs says; blocks are those that tiles and panel have, and
+    // SAFETY: registers are set up, as their type says. Blocks are those of tiles and panel, and
     // `out` has places for all tiles.
     unsafe {
         zero();
@@ -129,7 +129,7 @@ unsafe fn zero() {
 }
 
 /// Adds the products of `T` tiles of a matrix, whose rows are `k` elements apart, with tiles of
-/// inputs, for so many blocks.
+/// inputs, for `blocks` blocks.
 ///
 /// # Safety
 /// The registers must be set up, and all must be there.
@@ -208,7 +208,7 @@ unsafe fn multiply<const T: usize>(
     }
 }
 
-/// Writes the sums of so many tiles.
+/// Writes the sums of `tiles` tiles.
 ///
 /// # Safety
 /// The registers must be set up, and there must be room.

@@ -10,13 +10,13 @@ use crate::partition::OutputBlock;
 use crate::simd::avx512::vmath::{apply_gate, lane_mask};
 use crate::simd::portable::vmath::Gate;
 
-/// What follows a product.
+/// The epilogue of a product.
 pub(crate) struct Epilogue<'a> {
     /// Of both tiles, as long as their columns are there.
     pub biases: [Option<&'a [f32]>; 2],
     /// The first tile's products go through it, and are multiplied with the second's.
     pub gate: Option<Gate>,
-    /// What is added, rows as far apart as those of the output.
+    /// The residual, rows as far apart as those of the output.
     pub residual: Option<&'a [f32]>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) unsafe fn store_outputs(
     let lanes = [lane_mask(width), lane_mask(width.saturating_sub(TILE_ROWS))];
     let tiles = width.div_ceil(TILE_ROWS);
     let bias = epilogue.biases.map(|bias| {
-        // SAFETY: as many elements as there are lanes.
+        // SAFETY: there is an element for each lane.
         bias.map(|own| unsafe { _mm512_maskz_loadu_ps(lane_mask(own.len()), own.as_ptr()) })
     });
     let biased = |sums: &OutputRow, bias: Option<__m512>| {
@@ -59,8 +59,8 @@ pub(crate) unsafe fn store_outputs(
         }
         for (i, own) in both.into_iter().take(tiles).enumerate() {
             let at = row * step + i * TILE_ROWS;
-            // SAFETY: the columns of this row are there, of what is added as well, by the
-            // assertions; the lanes are no more.
+            // SAFETY: the columns of this row exist, also in the residual, by the assertions. There
+            // are no more lanes.
             unsafe {
                 let own = match epilogue.residual {
                     Some(residual) => {

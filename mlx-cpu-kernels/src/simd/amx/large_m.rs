@@ -1,4 +1,4 @@
-//! More than eight rows of inputs with a packed matrix, group by group: each group's codes are
+//! More than eight rows of inputs with a packed matrix, group by group. Each group's codes are
 //! decoded once for all input tiles of a chunk. The inner loop is in `large_m_asm.rs`.
 
 use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_storeu_ps};
@@ -11,7 +11,7 @@ use super::tiles::{OutputRow, TILE_K, TILE_ROWS, TilePair, TileRegisters, TileRo
 /// See [`super::products`].
 ///
 /// # Safety
-/// As of [`super::products`], with what it asserts.
+/// As [`super::products`], with its assertions.
 pub(crate) unsafe fn run<const BITS: u32>(
     two: TilePair<'_>,
     x: &InputTiles,
@@ -58,8 +58,8 @@ pub(crate) unsafe fn run<const BITS: u32>(
     }
 }
 
-/// The sums of a group times its scales, and those of the inputs times its biases, to rows of both
-/// tiles' outputs, `plane` rows apart.
+/// The sums of a group times its scales, and those of the inputs times its biases. They are added
+/// to rows of both tiles' outputs, `plane` rows apart.
 ///
 /// # Safety
 /// The processor must have avx512f; all must be there.

@@ -1,5 +1,5 @@
-//! The inner loop for tiles of sixteen rows, as one piece of assembly. It is software-pipelined:
-//! while a tile is multiplied, the sums of the tile before are stored, and those of the tile before
+//! The inner loop for tiles of sixteen rows, as one piece of assembly. It is software-pipelined.
+//! While a tile is multiplied, the sums of the tile before are stored. Those of the tile before
 //! that are scaled and added to totals in memory. The next group's codes are decoded between two
 //! groups. `small_m_asm.rs` says why it is one piece.
 
@@ -47,7 +47,7 @@ struct LoopState {
     /// Groups that are left.
     groups: usize,
     /// Bytes of inputs from a block to the next, from the last one of a tile to the first of the
-    /// tile beside it, and from behind the last tile to the next group.
+    /// adjacent tile, and from the last tile to the next group.
     across: usize,
     beside: isize,
     rest: usize,
@@ -64,11 +64,11 @@ struct LoopState {
     odd: usize,
 }
 
-/// What is multiplied.
+/// The operands.
 pub(crate) struct LargeMArgs<'a> {
     /// Words of both tiles' two row blocks.
     pub words: [[*const u32; 2]; 2],
-    /// Bytes on to what is prefetched.
+    /// Bytes ahead of the current position that are prefetched.
     pub ahead: usize,
     /// Tiles of inputs, `[blocks, tiles]`.
     pub inputs: *const TileRow,
@@ -113,7 +113,7 @@ macro_rules! multiply_both {
     };
 }
 
-/// A row's sums of both tiles to its totals, by way of registers for these and for the sum of its
+/// A row's sums of both tiles to its totals, through registers for these and for the sum of its
 /// inputs.
 macro_rules! add_row {
     ($found:literal, $row:literal, $sum:literal, [$one:literal, $other:literal, $inputs:literal]) => {
@@ -233,8 +233,8 @@ macro_rules! matrix {
     };
 }
 
-/// A tile: its product, the sums of the one before, and the totals of the one before that, whose
-/// rows are woven into the product: neither waits long for the other then.
+/// A tile: its product, the sums of the one before, and the totals of the one before that. Their
+/// instructions alternate, so that neither waits long for the other.
 macro_rules! tile {
     ($matrix:tt, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal, $odd:literal) => {
         concat!(
@@ -319,11 +319,11 @@ macro_rules! blocks_before {
 }
 
 /// All groups. The sums of the last [`PIPELINE_DEPTH`] products, of a tile and a group each, are
-/// not added: those of product number `n` are in `scratch.found[(n + 1) % 2]`.
+/// not added. Those of product number `n` are in `scratch.found[(n + 1) % 2]`.
 ///
 /// # Safety
-/// The tile registers must be set up, and the processor must have avx512f and avx512bw; all must be
-/// there as said, for at least one group and tile; what is prefetched need not be there.
+/// The tile registers must be set up, and the processor must have avx512f and avx512bw. All
+/// operands must exist, for at least one group and tile. Prefetched addresses need not be valid.
 pub(crate) unsafe fn run_groups<const BITS: u32>(
     scratch: &mut LargeMScratch,
     piece: LargeMArgs<'_>,
@@ -452,8 +452,8 @@ pub(crate) unsafe fn run_groups<const BITS: u32>(
             )
         };
     }
-    // SAFETY: the caller's promises; `LargeMScratch` has room for the maximum group, and for what
-    // is added before there is anything.
+    // SAFETY: the caller's promises. `LargeMScratch` has room for the maximum group, and for the
+    // operands of the first additions.
     unsafe {
         match BITS {
             4 => all!(4),

@@ -1,14 +1,14 @@
-//! Products for x86-64 with AMX: tile registers that multiply sixteen rows of inputs with sixteen
-//! rows of a matrix, pairs of bfloat16 at a time, and sum in float32. Inputs are the sum of two
-//! bfloat16, which is sixteen bits of theirs (`inputs.rs`); what is too small to be a normal number
-//! counts as zero. Of quantized matrices, packed codes are multiplied (`numbers.rs`), which are
-//! exact in bfloat16, and scales meet the sums of a group (`eight.rs` with `steps.rs`, and
-//! `chunks.rs` with `tall.rs`). Matrices of bfloat16 are multiplied as they are (`brain.rs`). What
-//! goes in and comes out is in `gemm/amx_qgemm.rs` and `gemm/amx_gemm_bf16.rs`.
+//! Products for x86-64 with AMX. Tile registers multiply sixteen rows of inputs with sixteen rows
+//! of a matrix, pairs of bfloat16 at a time, and sum in float32. An input is the sum of two
+//! bfloat16, which keeps sixteen bits of it (`activations.rs`). Subnormal numbers count as zero. Of
+//! quantized matrices, packed codes are multiplied (`encoding.rs`), which are exact in bfloat16.
+//! Scales multiply the sums of a group (`small_m.rs` up to eight rows, `large_m.rs` for more).
+//! bfloat16 matrices are multiplied directly (`bf16.rs`). Scheduling and packing are in
+//! `gemm/amx_qgemm.rs` and `gemm/amx_gemm_bf16.rs`.
 //!
 //! The instructions are written as assembly, since the standard library does not have them yet. The
-//! compiler itself never uses tile registers, so that they keep what they hold from one piece of
-//! assembly to the next.
+//! compiler itself never uses tile registers. So they keep their content between two pieces of
+//! assembly.
 
 #[macro_use]
 mod asm_macros;

@@ -54,11 +54,11 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
     }
 }
 
-/// The scales and biases of each group of two row blocks, the second `second` elements after the
-/// first, which `sixteen` puts together. Those that follow are fetched.
+/// The scales and biases of each group of two row blocks, which `sixteen` joins. The second row
+/// block is `second` elements after the first. Those that follow are fetched.
 ///
 /// # Safety
-/// The processor must have avx512f; `sixteen` may be called for each of as many groups, and `to`
+/// The processor must have avx512f. `sixteen` may be called for each of as many groups, and `to`
 /// has lines for them.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]

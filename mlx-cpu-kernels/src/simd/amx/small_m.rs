@@ -1,6 +1,6 @@
 //! At most eight rows of inputs with a packed matrix. Both bfloat16 parts of the inputs stand in
-//! one tile. The pipeline of `small_m_asm.rs` runs on across the output tiles of a thread: the last
-//! sums of one are complete while the first groups of the next are decoded.
+//! one tile. The pipeline of `small_m_asm.rs` continues across the output tiles of a thread. The
+//! last sums of one are completed while the first groups of the next are decoded.
 
 use super::activations::InputTiles;
 use super::scales::prepare;

@@ -1,5 +1,5 @@
 //! The inner loop for at most eight rows, as one piece of assembly. It is software-pipelined over
-//! groups: one group is decoded, the one before is multiplied, the sums of the one before that are
+//! groups. One group is decoded, the one before is multiplied, the sums of the one before that are
 //! stored, and those of a third are scaled. It is one piece because compilers spill the totals
 //! between several, which takes half as long again.
 
@@ -14,8 +14,8 @@ pub(crate) const SMALL_ROWS: usize = TILE_ROWS / 2;
 /// The blocks of inputs of the maximum group.
 pub(crate) const MAX_BLOCKS_PER_GROUP: usize = 4;
 
-/// Lines for the numbers of a group. One tile more than the maximum one takes: two of them would
-/// meet in the same sets of the first cache.
+/// Lines for the numbers of a group. One tile more than the maximum one takes. Two of them would
+/// otherwise map to the same sets of the L1 cache.
 pub(crate) const GROUP_ROWS: usize = (2 * MAX_BLOCKS_PER_GROUP + 1) * TILE_ROWS;
 
 /// From a group that is unpacked to the one whose sums are added.
@@ -54,7 +54,7 @@ impl Default for SmallMScratch {
 pub(crate) struct LoopState {
     /// Of both tiles' two row blocks.
     pub words: [[*const u32; 2]; 2],
-    /// Bytes on to what is prefetched.
+    /// Bytes ahead of the current position that are prefetched.
     pub ahead: usize,
     /// The inputs of the group before the first that is unpacked.
     pub inputs: *const TileRow,
@@ -94,7 +94,7 @@ impl Default for LoopState {
     }
 }
 
-/// A row's sums of both tiles, at so many bytes, to its totals.
+/// A row's sums of both tiles, at this byte offset, to its totals.
 macro_rules! add {
     ($found:literal, $row:literal, $sum:literal, $one:literal, $other:literal) => {
         concat!(
@@ -316,8 +316,8 @@ macro_rules! keep {
 /// So many groups, at least one, from where `scratch` says.
 ///
 /// # Safety
-/// The tile registers must be set up, and the processor must have avx512f and avx512bw; at each
-/// place must be what as many groups take; what is prefetched need not be there.
+/// The tile registers must be set up, and the processor must have avx512f and avx512bw. Each
+/// address must have the data of as many groups. Prefetched addresses need not be valid.
 pub(crate) unsafe fn run_groups<const BITS: u32>(scratch: &mut SmallMScratch, count: usize) {
     const { assert!(BITS == 4 || BITS == 8) };
     let at = scratch.at;

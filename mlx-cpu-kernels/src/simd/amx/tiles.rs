@@ -11,8 +11,8 @@ pub(crate) const TILE_ROWS: usize = 16;
 /// Inputs that a tile has of each row.
 pub(crate) const TILE_K: usize = 32;
 
-/// The most tiles of inputs that are multiplied with a group's numbers before the next group: they
-/// and their totals are to stay in the L1 cache.
+/// The most tiles of inputs that are multiplied with a group's codes before the next group. They
+/// and their totals must stay in the L1 cache.
 pub(crate) const TILES_PER_CHUNK: usize = 6;
 
 /// A row of a tile.
@@ -49,7 +49,7 @@ impl TileRegisters {
         unsafe { Self::with([TILE_ROWS; 8]) }
     }
 
-    /// With so many rows each, at most [`TILE_ROWS`], of the longest lines.
+    /// Registers with `rows` rows, at most [`TILE_ROWS`] each, of the longest lines.
     ///
     /// # Safety
     /// As of [`Self::new`].
@@ -76,8 +76,8 @@ impl Drop for TileRegisters {
     }
 }
 
-/// Where rows of two tiles are: of each the two row blocks, or the same twice, and how far on what
-/// the next call reads is likely to be: neighbors of one matrix, or of two.
+/// The rows of two tiles: the two row blocks of each, or the same twice. Also the likely distance
+/// of the next call's rows, adjacent ones of one matrix or of two.
 #[derive(Clone, Copy)]
 pub(crate) struct TileSources<'a> {
     pub words: [[*const u32; 2]; 2],

@@ -11,16 +11,16 @@ use std::arch::x86_64::{
     _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
-/// Lanes that heads gather at a time: with three heads, twelve sums fill the registers.
+/// Lanes that heads sum at a time: with three heads, twelve sums fill the registers.
 pub(crate) const VALUE_LANES: usize = 32;
 
 /// Adds `VALUE_LANES` lanes of `n` values, each times its share, for `R` heads. Each of the three
-/// is an address, and how many elements are from a row to the next: shares and sums have a row for
-/// each head, values have `n`.
+/// is an address, and the elements from a row to the next. Shares and sums have a row for each
+/// head, values have `n`.
 ///
 /// # Safety
-/// The processor must have avx2 and fma; all these elements must be there, and no other thread may
-/// use the sums.
+/// The processor must have avx2 and fma. All these elements must exist, and no other thread may use
+/// the sums.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn accumulate_values<const R: usize>(
     (shares, step): (*const f32, usize),
@@ -57,7 +57,7 @@ pub(crate) unsafe fn accumulate_values<const R: usize>(
 
 /// # Safety
 /// The processor must have avx2 and fma. There must be `R` queries of `d` elements, a multiple of
-/// 8; `n` keys so far apart; and room for `n` results of each query so far apart.
+/// 8, `n` keys at this distance, and room for `n` results of each query at this distance.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn scores<const R: usize>(
     queries: *const f32,

@@ -1,7 +1,6 @@
 //! Products of quantized matrices with a few rows of inputs, for AVX2. Inputs are quantized to 16
-//! bits with a scale for each word's inputs, so sums of products are exact integers until they meet
-//! the scales. `avx512/qgemv.rs` reads the same inputs. Not for many rows: see
-//! `gemm/packed_gemm.rs`.
+//! bits with a scale for each word's inputs. So sums of products are exact integers until they are
+//! scaled. `avx512/qgemv.rs` reads the same inputs. Not for many rows: see `gemm/packed_gemm.rs`.
 
 use std::arch::x86_64::{
     __m256, __m256i, _CMP_GT_OQ, _MM_HINT_T0, _mm_blend_epi16, _mm_cvtsi32_si128, _mm_cvtss_f32,
@@ -25,8 +24,8 @@ use crate::layout::packed::{
 use crate::partition::OutputBlock;
 use crate::simd::avx2::vmath::horizontal_sum;
 
-/// How far ahead words are fetched, in bytes: what the processor itself foresees ends with each
-/// page, and where another thread's part begins.
+/// The prefetch distance of words, in bytes. The hardware prefetcher stops at the end of each page,
+/// and where another thread's part begins.
 pub(crate) const PREFETCH_BYTES: usize = 4096;
 
 /// Rows of inputs, as addresses.
@@ -61,9 +60,9 @@ pub(crate) struct RowBlock {
 }
 
 impl RowBlock {
-    /// The first of `matrix`, and how its scales are stored. Says that all of them, inputs and
-    /// output fit each other, so that reads and writes for each row block, group, word and row of
-    /// inputs are in their places.
+    /// The first of `matrix`, and how its scales are stored. Asserts that all of them, inputs and
+    /// output fit each other. So reads and writes for each row block, group, word and row of inputs
+    /// are in bounds.
     ///
     /// # Panics
     /// If they do not.
@@ -153,14 +152,14 @@ impl RowBlock {
     }
 }
 
-/// `qgemv`, compiled for `$features`: bits, the type of factors and the rows of inputs become
-/// constants of the function `row_blocks` that stands beside it.
+/// `qgemv`, compiled for `$features`. Bits, the type of factors and the rows of inputs become
+/// constants of the adjacent function `row_blocks`.
 macro_rules! qgemv_for_constants {
     ($features:literal) => {
         /// Row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
         ///
         /// # Safety
-        /// The processor must have what this is compiled for.
+        /// The processor must have the features that this is compiled for.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn qgemv(
             matrix: PackedMatrix<'_>,
@@ -264,8 +263,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     let x = InputPtrs::of(x);
     let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: row block `i` of `count`, and its place in each row of the output:
-        // `RowBlock::first` has seen that they are there.
+        // SAFETY: row block `i` of `count`, and its place in each row of the output.
+        // `RowBlock::first` has asserted that they exist.
         unsafe {
             let block = first.after::<SCALES>(i);
             let found = tile::<M, BITS, SCALES>(block, x);
@@ -279,8 +278,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
 /// A row block with `M` rows of inputs.
 ///
 /// # Safety
-/// The processor must have avx2, fma and f16c; `block` and `x` must have as many groups and words
-/// as it says.
+/// The processor must have avx2, fma and f16c. `block` and `x` must have the groups and words that
+/// it names.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
@@ -290,8 +289,8 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     let mut totals = [_mm256_setzero_ps(); M];
     for g in 0..block.groups {
         let mut sums = [_mm256_setzero_ps(); M];
-        // SAFETY: below the words and groups that the caller promises; what is prefetched need not
-        // be there.
+        // SAFETY: below the words and groups that the caller promises. Prefetched addresses need
+        // not be valid.
         unsafe {
             if BITS == 4 || BITS == 8 {
                 for w in g * block.per..(g + 1) * block.per {
@@ -425,8 +424,8 @@ unsafe fn add_8bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputP
     }
 }
 
-/// Adds the products of run `RUN` of eight codes of a chunk, whose words are `q`, with run `run` of
-/// the inputs. A lane sums eight products below 64 * 2^15.
+/// Adds the products of run `RUN` of eight codes of a chunk with run `run` of the inputs. `q` has
+/// the codes' words. A lane sums eight products below 64 * 2^15.
 ///
 /// # Safety
 /// As of [`add_4bit`], for the run.

@@ -46,7 +46,7 @@ pub(crate) unsafe fn f16_to_f32(from: &[u16], to: &mut [f32]) {
 pub(crate) fn exp(x: __m256) -> __m256 {
     let all = _mm256_set1_ps;
     let least = all(EXP_MIN);
-    // The second operand is what comes out where one is NaN.
+    // The second operand is the result where one is NaN.
     let bounded = _mm256_max_ps(least, _mm256_min_ps(all(EXP_MAX), x));
     let shifted = _mm256_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
     let n = _mm256_sub_ps(shifted, all(ROUND_BIAS));

@@ -1,5 +1,5 @@
-//! The products of `avx2/qgemv.rs` for AVX-512 with VNNI: two row blocks at a time, so a vector is
-//! sixteen outputs, and one instruction multiplies and adds. Inputs are prepared there.
+//! The products of `avx2/qgemv.rs` for AVX-512 with VNNI. Two row blocks are taken at a time, so a
+//! vector is sixteen outputs, and one instruction multiplies and adds. Inputs are prepared there.
 
 use std::arch::x86_64::{
     __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
@@ -39,8 +39,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     for i in (0..count).step_by(2) {
         // The last one of an odd number stands beside itself.
         let next = (i + 1).min(count - 1);
-        // SAFETY: row blocks below `count`, and their places in each row of the output:
-        // `RowBlock::first` has seen that they are there.
+        // SAFETY: row blocks below `count`, and their places in each row of the output.
+        // `RowBlock::first` has asserted that they exist.
         unsafe {
             let two = [first.after::<SCALES>(i), first.after::<SCALES>(next)];
             for (m, found) in tile::<M, BITS, SCALES>(two, x).into_iter().enumerate() {
@@ -58,8 +58,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
 /// Two row blocks with `M` rows of inputs.
 ///
 /// # Safety
-/// The processor must have what [`qgemv`] needs; the row blocks and `x` must have as many groups
-/// and words as they say.
+/// The processor must have the features of [`qgemv`]. The row blocks and `x` must have the groups
+/// and words that they name.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
@@ -70,8 +70,8 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     let mut totals = [_mm512_setzero_ps(); M];
     for g in 0..groups {
         let mut sums = [_mm512_setzero_ps(); M];
-        // SAFETY: below the words and groups that the caller promises; what is prefetched need not
-        // be there.
+        // SAFETY: below the words and groups that the caller promises. Prefetched addresses need
+        // not be valid.
         unsafe {
             if BITS == 4 || BITS == 8 {
                 for w in g * per..(g + 1) * per {
@@ -117,7 +117,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     totals
 }
 
-/// Word `w` of each row of two row blocks; fetches what follows later where `prefetch`.
+/// Word `w` of each row of two row blocks. Prefetches later words where `prefetch`.
 ///
 /// # Safety
 /// The processor must have avx512f; both must have that word.
@@ -125,7 +125,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn words_of(two: [RowBlock; 2], w: usize, prefetch: bool) -> __m512i {
     let at = two.map(|block| block.words.wrapping_add(w * INTERLEAVED_ROWS));
-    // SAFETY: the caller's promise; what is prefetched need not be there.
+    // SAFETY: the caller's promise. Prefetched addresses need not be valid.
     unsafe {
         if prefetch {
             for at in at {
@@ -144,8 +144,8 @@ unsafe fn words_of(two: [RowBlock; 2], w: usize, prefetch: bool) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn factors<const SCALES: u32>(two: [*const u8; 2], group: usize) -> __m512 {
-    // SAFETY: eight factors of a group, which the caller promises; what is prefetched need not be
-    // there.
+    // SAFETY: eight factors of a group, which the caller promises. Prefetched addresses need not be
+    // valid.
     unsafe {
         if SCALES == ScaleFormat::F16_ID {
             let [low, high] = two.map(|block| {
@@ -248,8 +248,8 @@ unsafe fn add_8bit<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputP
     }
 }
 
-/// Adds the products of run `RUN` of eight codes of a chunk, whose words are `q`, with run `run` of
-/// the inputs. A lane sums eight products below 64 * 2^15.
+/// Adds the products of run `RUN` of eight codes of a chunk with run `run` of the inputs. `q` has
+/// the codes' words. A lane sums eight products below 64 * 2^15.
 ///
 /// # Safety
 /// As of [`add_4bit`], for the run.

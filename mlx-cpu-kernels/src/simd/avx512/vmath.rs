@@ -19,7 +19,7 @@ use crate::simd::portable::vmath::{
 pub(crate) fn exp(x: __m512) -> __m512 {
     let all = _mm512_set1_ps;
     let least = all(EXP_MIN);
-    // The second operand is what comes out where one is NaN.
+    // The second operand is the result where one is NaN.
     let bounded = _mm512_max_ps(least, _mm512_min_ps(all(EXP_MAX), x));
     let shifted = _mm512_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
     let n = _mm512_sub_ps(shifted, all(ROUND_BIAS));
@@ -38,9 +38,8 @@ pub(crate) fn exp(x: __m512) -> __m512 {
     _mm512_mask_mov_ps(power, below, _mm512_setzero_ps())
 }
 
-/// `x / y` to about a unit in the last place, for a `y` of at least one: by an estimate of its
-/// inverse, of which a step of Newton's method has twice as many bits, in less time than a division
-/// takes.
+/// `x / y` to about a unit in the last place, for a `y` of at least one. An estimate of the inverse
+/// gains twice as many bits in a step of Newton's method, which takes less time than a division.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn quotient(x: __m512, y: __m512) -> __m512 {
@@ -76,7 +75,7 @@ pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
     _mm512_mul_ps(own, up)
 }
 
-/// The first so many lanes, at most sixteen.
+/// The first `lanes` lanes, at most sixteen.
 pub(crate) fn lane_mask(lanes: usize) -> __mmask16 {
     ((1_u32 << lanes.min(16)) - 1) as __mmask16
 }
@@ -87,7 +86,7 @@ pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     assert!(gates.len() == ups.len());
     for (gates, ups) in gates.chunks_mut(16).zip(ups.chunks(16)) {
         let lanes = lane_mask(gates.len());
-        // SAFETY: as many elements of both as there are lanes.
+        // SAFETY: both have an element for each lane.
         unsafe {
             let own = _mm512_maskz_loadu_ps(lanes, gates.as_ptr());
             let own = apply_gate(gate, own, _mm512_maskz_loadu_ps(lanes, ups.as_ptr()));
@@ -105,7 +104,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
         let n = a.len().min(b.len());
         for (i, sum) in sums.iter_mut().enumerate().take(n.div_ceil(16)) {
             let lanes = lane_mask(n - 16 * i);
-            // SAFETY: as many elements of both as there are lanes.
+            // SAFETY: both have an element for each lane.
             unsafe {
                 let a = _mm512_maskz_loadu_ps(lanes, a.as_ptr().add(16 * i));
                 let b = _mm512_maskz_loadu_ps(lanes, b.as_ptr().add(16 * i));

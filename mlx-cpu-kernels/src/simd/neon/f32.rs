@@ -64,8 +64,8 @@ pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut Outpu
     }
 }
 
-/// A row block, the `i`th, with `M` rows of `k` inputs from `row` on: `S` sums of each, so that one
-/// need not wait for another. Returns `M`.
+/// Row block `i` with `M` rows of `k` inputs from `row` on. Each has `S` sums, so that one need not
+/// wait for another. Returns `M`.
 ///
 /// # Safety
 /// Lengths as [`qgemv`] asserts them, with `M` rows of inputs from `row` on, and numbers of `BITS`.

@@ -1,7 +1,7 @@
-//! Products of quantized matrices with a few rows of inputs, for aarch64 with the extension dotprod
-//! (Apple silicon, Neoverse, Cortex-A76 and later). `sdot` adds four products of 8-bit integers to
-//! each lane. So inputs are quantized to 16 bits as a high and a low byte, and sums are exact
-//! integers until they meet the scales. `avx2/qgemv.rs` is the x86-64 version.
+//! Products of quantized matrices with a few rows of inputs, for aarch64 with the extension
+//! dotprod. Apple silicon, Neoverse, Cortex-A76 and later have it. `sdot` adds four products of
+//! 8-bit integers to each lane. So inputs are quantized to 16 bits as a high and a low byte, and
+//! sums are exact integers until they are scaled. `avx2/qgemv.rs` is the x86-64 version.
 
 use std::arch::aarch64::{
     float32x4_t, int8x16_t, int32x4_t, uint16x4_t, vabsq_f32, vaddq_f32, vaddvq_f32, vandq_u8,
@@ -25,8 +25,7 @@ pub(crate) const INPUTS_PER_SCALE: usize = 8;
 /// The largest integer whose high byte, rounded so that the low one is signed, is a signed one too.
 pub(crate) const MAX_QUANT: f32 = 127.0 * 256.0 + 127.0;
 
-/// InputPtrs among neighbors that are no larger count as zeros: what they would be divided by has
-/// no inverse.
+/// Runs of adjacent inputs up to this magnitude count as zeros: their divisor has no inverse.
 const MIN_MAGNITUDE: f32 = 1e-34;
 
 /// Elements of a vector of floats.
@@ -199,7 +198,7 @@ unsafe fn tile<const M: usize, const BITS: u32>(
                 factors(block.biases, g, block.half),
             );
             if BITS == 8 {
-                // What was taken from the numbers to make them signed.
+                // The offset that made the codes signed.
                 biases[0] = vfmaq_n_f32(biases[0], scales[0], 128.0);
                 biases[1] = vfmaq_n_f32(biases[1], scales[1], 128.0);
             }
@@ -216,11 +215,11 @@ unsafe fn tile<const M: usize, const BITS: u32>(
 }
 
 /// [`INPUTS_PER_SCALE`] numbers of each of eight rows, as signed bytes: four of each row in two
-/// vectors, and the other four in two more. Of 4 bits these are the even ones of a row's word and
-/// the odd ones; of 8 bits those of its first word and of its second, 128 less.
+/// vectors, and the other four in two more. Of 4 bits these are the even codes of a row's word and
+/// the odd ones. Of 8 bits they are those of its first word and of its second, less 128.
 ///
 /// # Safety
-/// There must be so many words.
+/// There must be this many words.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn numbers<const BITS: u32>(words: *const u32) -> [[int8x16_t; 2]; 2] {
@@ -266,8 +265,8 @@ unsafe fn add(
     sums[1] = vfmaq_n_f32(sums[1], vcvtq_f32_s32(exact[1]), scale);
 }
 
-/// The sums of products of [`INPUTS_PER_SCALE`] numbers of eight rows with as many inputs, which
-/// are below 2^25 in size: the products with high bytes count 256 times.
+/// The sums of products of [`INPUTS_PER_SCALE`] codes of eight rows with as many inputs. They are
+/// below 2^25 in size: the products with high bytes count 256 times.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn exact(first: [int8x16_t; 2], second: [int8x16_t; 2], x: int8x16_t) -> [int32x4_t; 2] {
@@ -295,8 +294,8 @@ fn exact(first: [int8x16_t; 2], second: [int8x16_t; 2], x: int8x16_t) -> [int32x
 #[target_feature(enable = "neon,dotprod")]
 fn dot<const I: usize>(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     let mut sums = sums;
-    // The intrinsic is not stable. SAFETY: it computes with these registers only; dotprod, which it
-    // needs, is enabled here; `I` is at most 3, or it does not assemble.
+    // The intrinsic is not stable. SAFETY: it computes with these registers only, and dotprod,
+    // which it needs, is enabled here. `I` is at most 3, or it does not assemble.
     unsafe {
         asm!(
             "sdot {sums:v}.4s, {w:v}.16b, {x:v}.4b[{i}]",
@@ -413,8 +412,9 @@ fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) 
     (units, inverses)
 }
 
-/// Eight elements that share a scale as bytes, and what rounding takes from them: the high bytes of
-/// the four that meet the first four [`numbers`], their low bytes, then those of the other four.
+/// Eight elements that share a scale as bytes, and the rounding error of their sum. The high bytes
+/// of the four that meet the first four [`numbers`] come first, then their low bytes, then those of
+/// the other four.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn quantize_8(
@@ -451,8 +451,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::testing::noise;
 
-    /// Where the high byte of an input stands among the 16 of its neighbors; the low one is four
-    /// bytes after it.
+    /// The place of an input's high byte among the 16 of its neighbors. The low byte is four bytes
+    /// after it.
     fn place(i: usize, bits: u32) -> usize {
         if bits == 4 {
             i % 2 * 8 + i / 2
@@ -528,8 +528,8 @@ pub(crate) mod tests {
         std::arch::is_aarch64_feature_detected!("dotprod")
     }
 
-    /// Neither bytes nor sums overflow: the largest numbers, with inputs that are all as large as
-    /// one of them can be.
+    /// Neither bytes nor sums overflow: the largest codes, with inputs that are all as large as
+    /// possible.
     #[test]
     fn the_largest_numbers_are_exact() {
         if !is_here() {
@@ -551,8 +551,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Each byte of an input counts: large ones beside small ones, and those on both sides of where
-    /// a high byte begins.
+    /// Each byte of an input counts: large inputs beside small ones, and those on both sides of a
+    /// high byte's limit.
     #[test]
     fn all_whole_numbers_come_back() {
         if !is_here() {

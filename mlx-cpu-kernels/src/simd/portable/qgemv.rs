@@ -15,7 +15,7 @@ pub(crate) fn prepare_inputs(
     to: InputPanelMut<'_>,
 ) {
     for (sum, part) in to.sums.iter_mut().zip(x.chunks_exact(group)) {
-        // Over eight lanes: exact enough, and vectorizable.
+        // Over eight sums: exact enough, and vectorizable.
         let mut lanes = [0.0f32; 8];
         for part in part.as_chunks::<8>().0 {
             for (lane, value) in lanes.iter_mut().zip(part) {
@@ -38,8 +38,8 @@ pub(crate) fn prepare_inputs(
     }
 }
 
-/// A group of a row in integers, from word `first` of the row on; returns what rounding took from
-/// its sum. What is NaN becomes some number here; the group's sum carries it on.
+/// A group of a row in integers, from word `first` of the row on. Returns the rounding error of its
+/// sum. A NaN becomes some integer here; the group's sum keeps it.
 #[inline(always)]
 fn quantize_inputs(
     x: &[f32],

@@ -43,8 +43,8 @@ pub(crate) fn max_score(scores: &[f32]) -> f32 {
         .fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
 }
 
-/// What exponentials are taken below: a query that sees nothing but impossible scores would
-/// subtract infinities.
+/// The value that exponentials subtract from scores. It is finite, also for a query whose scores
+/// are all minus infinity.
 #[inline(always)]
 pub(crate) fn softmax_base(max_score: f32) -> f32 {
     if max_score == f32::NEG_INFINITY {

@@ -1,9 +1,9 @@
 //! Scalar definitions: exponentials, gates, inner products. Vector kernels follow the same steps.
 
-/// Below this, `exp` is zero here: what would be no normal number.
+/// Below this, `exp` is zero here: the result would be subnormal.
 pub(crate) const EXP_MIN: f32 = -87.33;
 
-/// Above this, `exp` is what it is here.
+/// Above this, `exp` is constant here.
 pub(crate) const EXP_MAX: f32 = 88.37;
 
 /// Adding 1.5 * 2^23 rounds to a integer, which is then in the lowest bits.
@@ -22,8 +22,8 @@ pub(crate) const EXP_POLY: [f32; 6] = [
     0.5,
 ];
 
-/// `exp(x)` to about two units in the last place, in operations that every vector unit has. What is
-/// no number stays so.
+/// `exp(x)` to about two units in the last place, in operations that every vector unit has. A NaN
+/// stays a NaN.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let high = if x > EXP_MAX { EXP_MAX } else { x };
@@ -48,8 +48,9 @@ pub(crate) fn tanh(x: f32) -> f32 {
     2.0 / (1.0 + exp(-2.0 * x)) - 1.0
 }
 
-/// Of the tanh approximation to `x * Phi(x)`, `0.5 x (1 + tanh(SQRT_2_OVER_PI (x + GELU_CUBIC
-/// x^3)))` (Hendrycks and Gimpel 2016): the root of 2 / pi, and the weight of the cube.
+/// Constants of the tanh approximation to `x * Phi(x)`,
+/// `0.5 x (1 + tanh(SQRT_2_OVER_PI (x + GELU_CUBIC x^3)))` (Hendrycks and Gimpel 2016): the root of
+/// 2 / pi, and the weight of the cube.
 pub(crate) const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 pub(crate) const GELU_CUBIC: f32 = 0.044_715;
 
