@@ -1,7 +1,6 @@
 //! A bounded run of fuzz entries on a stable compiler: the corpus, and mutations of it from a fixed
 //! seed. `README.md` beside this file has the long run. A crate's `tests/fuzz.rs` includes this
-//! file and runs all its targets in one test, because the run also watches the memory of the
-//! process.
+//! file and runs all its targets in one test. The run also watches the memory of the process.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,7 +38,7 @@ const NUMBERS: [u64; 12] = [
     u64::MAX,
 ];
 
-/// What texts are made of, for targets whose inputs are texts.
+/// Pieces of which mutated texts are made, for targets whose inputs are texts.
 const WORDS: [&str; 34] = [
     "0",
     "-1",
@@ -138,7 +137,7 @@ fn peak() -> Option<u64> {
 
 /// One thing to fuzz.
 pub struct Target {
-    /// What it is, for messages.
+    /// A description for messages.
     pub name: &'static str,
     /// The directory below `fuzz/corpus` that it starts from.
     pub corpus: &'static str,

@@ -1,4 +1,4 @@
-//! What is fuzzed in `inference-formats`: the readers of configurations, safetensors and GGUF
+//! The fuzz targets of `inference-formats`: the readers of configurations, safetensors and GGUF
 //! files. Shared by the targets for cargo-fuzz and by `inference-formats/tests/fuzz.rs`.
 //!
 //! An entry may refuse its input. It must not crash, hang, or take memory out of proportion to the
@@ -78,7 +78,7 @@ pub fn safetensors(data: &[u8]) {
 /// A `config.json`.
 pub fn config(data: &[u8]) {
     if let Ok(config) = ModelConfig::from_json(data) {
-        // What passed is safe to compute with.
+        // A validated configuration is safe to compute with.
         assert!(config.num_attention_heads > 0 && config.num_key_value_heads > 0);
         assert_eq!(config.num_attention_heads % config.num_key_value_heads, 0);
         assert_eq!(config.layer_kinds.len(), config.num_hidden_layers);

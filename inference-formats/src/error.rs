@@ -36,7 +36,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind`. The message says what is wrong and what would work.
+    /// An error of `kind`. The message says the fault and the remedy.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             inner: Box::new(Inner {

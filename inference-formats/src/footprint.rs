@@ -1,5 +1,5 @@
 //! How many bytes each tensor of a model takes in memory, from headers alone. An engine refuses a
-//! model that does not fit before it reads any weight, and a report shows the same numbers.
+//! model that does not fit before it reads any weight. A report shows the same numbers.
 //!
 //! An estimate covers the weights. Caches, activations, and what loading needs for a moment come
 //! on top.
@@ -20,10 +20,10 @@ use crate::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 pub struct WeightStorage {
     /// Bytes of a number in the type that the engine computes in: 4 for float32, 2 for halves.
     pub compute_bytes: u64,
-    /// Whether a matrix of 16-bit floats stays as it is when the engine computes in float32.
+    /// Whether a matrix of 16-bit floats keeps its type when the engine computes in float32.
     pub keeps_halves: bool,
-    /// Whether a quantized matrix of this mode, with these bits and this group size, keeps scales
-    /// and biases as 16-bit floats where that is exact.
+    /// Whether a quantized matrix of this mode, width and group size keeps scales and biases as
+    /// 16-bit floats where that is exact.
     pub keeps_half_factors: fn(mode: &str, bits: i32, group_size: i32) -> bool,
     /// Whether a matrix in GGUF's Q6_K keeps its bits. Stacks of experts become floats anyway.
     pub keeps_super_scales: bool,

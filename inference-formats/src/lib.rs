@@ -16,7 +16,7 @@
 //! This crate knows no array library, no backend and no tokenizer. It computes nothing but the
 //! decoding of blocks; an engine copies the bytes into arrays of its own.
 //!
-//! Files come from strangers. Every length is compared with the file before memory is spent, names
+//! Files come from strangers. Every length is compared with the file before memory is spent. Names
 //! cannot lead out of the model's directory, and nothing is executed or written. A truncated or
 //! malformed file is always an [`Error`], which names the file and, where there is one, the tensor.
 

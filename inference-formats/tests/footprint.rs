@@ -227,8 +227,8 @@ fn weights_packed_by_openai_stay_packed() {
     assert_eq!(of(&footprint, &name("bias")), (512, 128));
 }
 
-/// The one estimate that loader and report share: before, one counted 4 bytes for each number of
-/// an F16 or BF16 matrix, the other 2.
+/// The one estimate that loader and report share. Before, one counted 4 bytes for each number of an
+/// F16 or BF16 matrix, the other 2.
 #[test]
 fn gguf_blocks_are_counted_as_they_are_loaded() {
     let (weights, groups) = (32 * 256u64, 256u64);

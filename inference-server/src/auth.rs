@@ -1,8 +1,8 @@
 //! Who may ask: the API key, and the headers that tell a browser's request from a program's.
 //!
-//! A server for this machine alone has no key, so that a web page could reach it through the
-//! browser of the person at it: by a request to `localhost`, or by a name that resolves to it (DNS
-//! rebinding). The checks of `Host` and `Origin` stop both.
+//! A server for this machine alone has no key. So a web page could reach it through the user's
+//! browser: by a request to `localhost`, or by a name that resolves to it (DNS rebinding). The
+//! checks of `Host` and `Origin` stop both.
 
 use std::net::IpAddr;
 

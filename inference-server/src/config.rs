@@ -99,7 +99,7 @@ impl Config {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] saying what is wrong and what would work.
+    /// [`ErrorKind::InvalidOption`] with the fault and the remedy.
     pub fn validate(&self) -> Result<()> {
         self.limits.validate()?;
         if self.parallel == 0 {

@@ -1,4 +1,4 @@
-//! What went wrong, for clients: one error in the shape of each API.
+//! Errors for clients: one error in the shape of each API.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -74,12 +74,12 @@ impl ApiError {
         }))
     }
 
-    /// A request that cannot be served as it is.
+    /// A request that cannot be served unchanged.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// A field that cannot be served as it is.
+    /// A field that cannot be served unchanged.
     pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::invalid(message).with_param(param)
     }
@@ -105,7 +105,7 @@ impl ApiError {
             .with_code("shutting_down")
     }
 
-    /// A fault of the server's own; what it was is in the log.
+    /// A fault of the server's own; the log has the details.
     pub(crate) fn internal() -> Self {
         let message = "the server failed to answer; its log says why";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
@@ -211,7 +211,7 @@ impl ApiError {
 }
 
 impl IntoResponse for ApiError {
-    /// In OpenAI's shape, and with the error itself: the outermost layer knows the path, and puts
+    /// In OpenAI's shape, and with the error itself. The outermost layer knows the path, and puts
     /// it into the shape of another family.
     fn into_response(self) -> Response {
         let mut response = self.response(Family::OpenAi);

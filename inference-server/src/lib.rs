@@ -1,9 +1,9 @@
 //! Language models over HTTP, on the contract of `inference-api` and the reply formats of
-//! `inference-text`: no engine and no MLX is here.
+//! `inference-text`. It has no engine and no MLX.
 //!
 //! [`Server`] serves models that are loaded already. It answers OpenAI's, Anthropic's and Ollama's
-//! clients, runs all requests of all models on one thread over their
-//! [`BatchSession`](inference::BatchSession)s, and bounds everything that a client can ask for.
+//! clients, and bounds everything that a client can ask for. All requests of all models run on one
+//! thread over their [`BatchSession`](inference::BatchSession)s.
 //!
 //! - `app` has the one table of routes; `net` accepts connections; `auth` says who may ask.
 //! - `engine` is the scheduler: a bounded queue, one thread, recovery from a failing step.
@@ -11,9 +11,9 @@
 //! - [`ReplyFormat`] is how a model writes tool calls and reasoning. [`DetectedFormat`] follows the
 //!   model's chat template.
 //!
-//! What a client can rely on: a request that is refused is refused before it costs anything; a
-//! client that leaves frees its place within a step; a reply that fails says so; a stop of the
-//! server lets running replies end.
+//! Guarantees for clients: a request that is refused is refused before it costs anything. A client
+//! that leaves frees its place within a step. A reply that fails says so. A stop of the server lets
+//! running replies end.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

@@ -1,5 +1,5 @@
 //! What the server counts, in Prometheus's text format. A registry for each server rather than one
-//! for the process: servers of a test do not count for each other.
+//! for the process, so that servers of a test do not count for each other.
 
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The models that are served, by name. A name of a request is looked up here and nowhere else: it
+//! The models that are served, by name. A name in a request is looked up here and nowhere else. It
 //! is never a path, and nothing is fetched or loaded for it.
 
 use std::sync::Arc;

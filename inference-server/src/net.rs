@@ -17,7 +17,7 @@ use crate::app::{self, App};
 use crate::config::Config;
 use crate::models::ServedModel;
 
-/// Bytes of a request's head, and of what is read ahead.
+/// The most bytes of a request's head, and of read-ahead data.
 const HEAD_BYTES: usize = 64 << 10;
 /// Headers of a request.
 const HEADERS: usize = 100;
@@ -65,8 +65,8 @@ impl Server {
         self.address
     }
 
-    /// Serves until `stop` is raised: then running replies go on for the drain timeout, new ones
-    /// are refused, and what still runs is cancelled. Models are closed at the end.
+    /// Serves until `stop` is raised. Then running replies continue for the drain timeout, new
+    /// requests are refused, and the rest is cancelled. Models are closed at the end.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] when the system gives no threads or no events.

@@ -383,7 +383,7 @@ fn a_prompt_beyond_the_context_is_told_both_counts() {
         message.contains("2007") && message.contains("1000"),
         "{message}"
     );
-    // A reply longer than what is left ends there, and says so.
+    // A reply longer than the remaining context ends there, and says so.
     let body = with(ask("!long"), json!({"max_tokens": 100_000}));
     let reply = server.client().post(CHAT, &body).expect(200);
     assert_eq!(reply["choices"][0]["finish_reason"], "length");

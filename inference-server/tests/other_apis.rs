@@ -148,7 +148,7 @@ fn openai_calls_are_the_same_whole_and_streamed() {
     }
     assert_eq!((content.as_str(), reasoning.as_str()), ("so ", "hm"));
     assert_eq!((json!(calls), finish), (expected, json!("tool_calls")));
-    // What was held back comes at the end.
+    // Held-back deltas come at the end.
     let half = client.post(path, &openai("say:a[b", false)).expect(200);
     assert_eq!(half["choices"][0]["message"]["content"], "a[b");
     assert_eq!(half["choices"][0]["finish_reason"], "stop");

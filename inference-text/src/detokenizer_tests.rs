@@ -186,8 +186,8 @@ fn special_and_unknown_ids_add_nothing_and_keep_their_place() {
 
 #[test]
 fn long_streams_cost_the_same_per_token() {
-    // Quadratic work would take minutes here: half a million tokens, a long stop string that is
-    // always half complete, and bytes that never become characters.
+    // Quadratic work would take minutes here. There are half a million tokens, a long stop string
+    // that is always half complete, and bytes that never become characters.
     let tokenizer = Arc::new(byte_level());
     let (a, bad) = (tokenizer.id_of("a").unwrap(), bytes(&tokenizer, &[0xFF])[0]);
     let mut stream = Detokenizer::new(tokenizer, &["a".repeat(2000) + "b"]);

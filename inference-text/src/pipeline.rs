@@ -118,9 +118,9 @@ impl TextPipeline {
 
     /// [`TextPipeline::encode_chat`] with more input for the template.
     ///
-    /// Without control tokens in the messages the ids are those of the whole text at once, as in
-    /// Hugging Face's `apply_chat_template`. Otherwise those parts are hidden while the template
-    /// runs, and encoded as ordinary text.
+    /// Without control tokens in the messages, the ids are those of the whole text, as in Hugging
+    /// Face's `apply_chat_template`. Otherwise those parts are hidden while the template runs, and
+    /// encoded as ordinary text.
     ///
     /// # Errors
     /// As [`TextPipeline::encode_chat`].
@@ -137,8 +137,8 @@ impl TextPipeline {
     /// of whose texts becomes a control token.
     ///
     /// # Errors
-    /// As [`TextPipeline::encode_chat`]; `InvalidOption` for a name that the template is given
-    /// otherwise, and for a last message that is to be continued and that the template leaves out.
+    /// As [`TextPipeline::encode_chat`]. `InvalidOption` for a name that the template gets
+    /// otherwise, and for a message to be continued that the template leaves out.
     pub fn encode_chat_prompt(&self, prompt: &ChatPrompt) -> Result<Vec<u32>> {
         let values = prompt.messages.iter().map(Message::to_template).collect();
         self.encode_values_with(values, &options_of(prompt)?)

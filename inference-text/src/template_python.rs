@@ -8,7 +8,7 @@ use minijinja::{Error, ErrorKind, Value};
 
 /// A string with a fixed capacity. A write beyond it fails.
 pub(crate) struct Bounded {
-    /// What was written.
+    /// The text so far.
     pub(crate) text: String,
     /// The most bytes it may have.
     pub(crate) most: usize,
@@ -76,7 +76,7 @@ pub(crate) fn write(out: &mut Bounded, value: &Value, inner: bool) -> fmt::Resul
     }
 }
 
-/// A number as Python's `repr` writes it: the shortest digits that read back as it, with an
+/// A number as Python's `repr` writes it: the shortest digits that read back equal. It has an
 /// exponent below 1e-4 and from 1e16 on.
 fn float(out: &mut Bounded, x: f64) -> fmt::Result {
     let shortest = format!("{x:e}");

@@ -1,6 +1,6 @@
 //! The tokenizer of a model: text to ids and back.
 //!
-//! It wraps the `tokenizers` crate, adds the tokens that begin and end a text, and keeps control
+//! It wraps the `tokenizers` crate and adds the tokens that begin and end a text. It keeps control
 //! tokens out of user text. `tokenizer_files` and `tokenizer_gguf` load the vocabulary,
 //! `chat_template` lays chats out, and `pipeline` encodes them.
 

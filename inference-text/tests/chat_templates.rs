@@ -1,6 +1,5 @@
-//! Chat templates, compared with the text that Hugging Face transformers makes of them, and
-//! conversations that spell control tokens, compared with its sanitized ids
-//! (`tools/golden/chat_templates.py`).
+//! Chat templates, compared with the texts of Hugging Face transformers. Conversations that spell
+//! control tokens, compared with its sanitized ids (`tools/golden/chat_templates.py`).
 
 use std::collections::HashMap;
 use std::path::Path;

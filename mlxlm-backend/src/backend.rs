@@ -1,4 +1,4 @@
-//! The door: registration as `mlx_lm`, whether its Python can do it, and loading a model.
+//! Registration as `mlx_lm`, the check of its Python, and loading a model.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::settings::{PYTHON_VARIABLE, Settings};
 
 inference::register_backend!("mlx_lm", || Box::new(MlxLmBackend::default()));
 
-/// How long it is believed that an interpreter cannot do it; somebody may install mlx-lm meanwhile.
+/// How long a negative answer of an interpreter is kept; a user may install mlx-lm meanwhile.
 const DOUBT: Duration = Duration::from_secs(5);
 
 /// The backend `mlx_lm`.
@@ -32,7 +32,7 @@ pub struct MlxLmBackend {
 struct Known {
     interpreter: OsString,
     at: Instant,
-    /// What it is, or why it cannot be used.
+    /// Its description, or why it cannot be used.
     found: Result<String, String>,
 }
 
@@ -48,7 +48,7 @@ impl MlxLmBackend {
 
     /// Asks the interpreter, unless the answer is known.
     fn found(&self) -> Result<String, String> {
-        // Whoever asks at the same time waits for the one answer.
+        // Concurrent callers wait for the one answer.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let interpreter = self.settings.interpreter();
         let fresh = |k: &&Known| {
@@ -173,8 +173,8 @@ const KNOWN: [&str; 10] = [
     "dtype",
 ];
 
-/// Refuses an option that the contract gained and this crate does not know, unless it is as it is
-/// by default.
+/// Refuses an option that the contract gained and this crate does not know, unless it has its
+/// default value.
 fn refuse_unknown(options: &LoadOptions) -> Result<()> {
     match options::first_unknown(options, &LoadOptions::default(), &KNOWN)? {
         Some(name) => options::native(&format!("the option {name}")),
@@ -195,7 +195,7 @@ fn one_line(text: &str) -> String {
     }
 }
 
-/// Refuses what is no directory with a model, before a process is started.
+/// Refuses a path that is no directory with a model, before a process is started.
 fn check_path(path: &Path) -> Result<()> {
     if path.is_file() {
         return Err(Error::new(

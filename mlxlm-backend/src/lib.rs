@@ -20,10 +20,10 @@
 //!   and a deadline end the request within a step.
 //! - The process ends with the model, with [`inference::TextModel::close`], and with this program
 //!   however that ends. When it dies by itself, the running request ends with an error that holds
-//!   its last words; the next request starts it again.
+//!   its last output. The next request starts it again.
 //! - [`inference::TextModel::classify`] and [`inference::TextModel::batch_generate`] are errors
-//!   that point to the native backends. In the metrics stands what was measured: times here, memory
-//!   by MLX over there (0 for a request that was cut short).
+//!   that point to the native backends. The metrics hold measured values: times here, memory by MLX
+//!   in the subprocess (0 for a request that was cut short).
 //!
 //! [`MlxLmBackend::new`] makes one with other [`Settings`] than the registered one's.
 

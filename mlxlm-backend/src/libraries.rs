@@ -14,8 +14,8 @@ const VARIABLES: [&str; 3] = [
 /// MLX as Linux and macOS call it.
 const LIBRARIES: [&str; 2] = ["libmlx.so", "libmlx.dylib"];
 
-/// Takes directories with an MLX out of the child's search path. `cargo run` puts ours there, and
-/// the loader would prefer it to the one of Python's package, whose version may be another.
+/// Takes directories with an MLX out of the child's search path. `cargo run` puts ours there. The
+/// loader would prefer it to the one of Python's package, which may have another version.
 pub(crate) fn keep_apart(command: &mut Command, variable: impl Fn(&str) -> Option<OsString>) {
     for name in VARIABLES {
         let Some(paths) = variable(name).and_then(|paths| without_mlx(&paths)) else {

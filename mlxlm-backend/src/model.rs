@@ -34,7 +34,7 @@ impl MlxLmModel {
         })
     }
 
-    /// Puts a request into the queue. `message` holds what is continued.
+    /// Puts a request into the queue. `message` holds the text to continue.
     fn start(&self, mut message: Value, options: &GenerateOptions) -> Result<TokenStream> {
         options.validate()?;
         if let Value::Object(message) = &mut message {
@@ -44,7 +44,7 @@ impl MlxLmModel {
         let request = Arc::new(Request::new(core, message, options.clone()));
         self.handle.stream(Arc::clone(&request))?;
         let mut replies = Replies::new(request, Arc::clone(&self.handle));
-        // What is wrong with the prompt shows here, as it does with other backends.
+        // Faults of the prompt show here, as with other backends.
         replies.accepted()?;
         Ok(TokenStream::new(replies))
     }

@@ -1,5 +1,5 @@
-//! Options of the contract as the bridge gets them. What is not honored is refused, and so is what
-//! the contract may gain later; nothing is silently ignored.
+//! Options of the contract as the bridge gets them. Options without support are refused, and so are
+//! options that the contract gains later. Nothing is silently ignored.
 
 use inference::{Error, ErrorKind, GenerateOptions, Result};
 use serde::Serialize;
@@ -30,7 +30,7 @@ const HONORED: [&str; 21] = [
     "prefill_step_size",
 ];
 
-/// Those that the bridge need not see: stop strings are found on this side, and the others only
+/// Options that the bridge need not see: stop strings are found on this side, and the others only
 /// make the same reply come faster.
 const OURS: [&str; 4] = ["stop", "cache_prompt", "num_draft_tokens", "prompt_lookup"];
 
@@ -55,7 +55,7 @@ fn fields(options: &impl Serialize) -> Result<Map<String, Value>> {
     }
 }
 
-/// The first option that is not `known` and not as it is in `usual`.
+/// The first option that is not `known` and differs from `usual`.
 ///
 /// # Errors
 /// When the options cannot be written as JSON.
@@ -74,7 +74,7 @@ pub fn first_unknown<T: Serialize>(
 /// Options of a request, for the bridge.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for what is not honored.
+/// [`ErrorKind::Unsupported`] for an option without support.
 pub fn asked(options: &GenerateOptions) -> Result<Map<String, Value>> {
     if !options.logits_processors.is_empty() {
         return native("logits_processors");

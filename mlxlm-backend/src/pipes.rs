@@ -1,5 +1,5 @@
-//! The child's pipes: bounded lines from its standard output, the tail of its standard error, and a
-//! writer that never blocks the caller. One thread a pipe; each ends when its pipe does. What lines
+//! The child's pipes: bounded lines from its standard output, and the tail of its standard error.
+//! The writer never blocks the caller. One thread a pipe; each ends when its pipe does. What lines
 //! mean is in `protocol.rs`.
 
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ const LINES_AHEAD: usize = 64;
 /// How much of standard error is kept.
 const TAIL: usize = 8 << 10;
 
-/// What came out of the child.
+/// The child's output.
 #[derive(Debug)]
 pub enum Line {
     /// A line without its end.
@@ -62,7 +62,7 @@ fn lines(mut from: impl BufRead, limit: usize, to: &SyncSender<Line>) {
 pub struct Tail(Arc<Mutex<VecDeque<u8>>>);
 
 impl Tail {
-    /// What is kept, as text.
+    /// The kept part, as text.
     pub fn text(&self) -> String {
         let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(bytes.make_contiguous()).into_owned()
@@ -94,8 +94,8 @@ pub fn keep_tail(mut from: impl Read + Send + 'static) -> io::Result<(Tail, Join
     Ok((tail, thread))
 }
 
-/// Starts to write what is sent, whole messages at a time. A child that does not read holds up only
-/// this; when it is gone, messages are dropped, and its end shows on the other pipe. Dropping the
+/// Starts to write the messages, whole ones at a time. A child that does not read blocks only this
+/// thread. When it is gone, messages are dropped, and its end shows on the other pipe. Dropping the
 /// sender closes the pipe.
 pub fn write_messages(mut to: impl Write + Send + 'static) -> io::Result<Sender<Vec<u8>>> {
     let (sender, receiver) = channel::<Vec<u8>>();

@@ -1,9 +1,9 @@
-//! One Python process: started, spoken to, and surely ended. It knows messages, not what they are
-//! for; restarting is the worker's.
+//! One Python process: started, spoken to, and surely ended. It knows messages, not their purpose;
+//! `worker.rs` restarts it.
 //!
-//! The child dies with us in any case: our end of its standard input closes when we do, and a
-//! thread of the bridge waits for just that. (`PR_SET_PDEATHSIG` is not used: it fires when the
-//! *thread* that started the child ends, and setting it before exec needs unsafe code.)
+//! The child always dies with us: our end of its standard input closes when we do, and a thread of
+//! the bridge waits for that. `PR_SET_PDEATHSIG` is not used. It fires when the *thread* that
+//! started the child ends, and setting it before exec needs unsafe code.
 
 use std::ffi::OsString;
 use std::io;
@@ -68,7 +68,7 @@ impl Process {
         #[cfg(unix)]
         {
             use std::os::unix::process::CommandExt;
-            // Ctrl-C in a terminal is for us; we cancel what is to be cancelled.
+            // Ctrl-C in a terminal is for us; we cancel the requests.
             command.process_group(0);
         }
         let child = command.spawn().map_err(|e| cannot_run(&python, e))?;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 /// The version of the protocol that both sides must speak.
 pub const PROTOCOL: u64 = 1;
 
-/// Any message of the bridge. Which fields are there says what it is.
+/// Any message of the bridge. Its fields say which message it is.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reply {
@@ -47,7 +47,7 @@ pub struct Reply {
     pub done: bool,
     /// Why it ended.
     pub finish_reason: Option<FinishReason>,
-    /// Text, or what was left of it at the end.
+    /// Text, or the rest of it at the end.
     pub text: Option<String>,
     /// Ids of a text.
     pub tokens: Option<Vec<u32>>,
@@ -137,7 +137,7 @@ impl Reply {
 /// Little-endian float32 in base64 (RFC 4648, with padding).
 ///
 /// # Errors
-/// What is wrong with the text.
+/// The fault of the text.
 pub fn floats(text: &str) -> Result<Vec<f32>, String> {
     let body = text.trim_end_matches('=').as_bytes();
     if !text.len().is_multiple_of(4) || text.len() - body.len() > 2 {

@@ -14,7 +14,7 @@ use crate::session::{POLL, Session, Watch, lost, wrong_id};
 use crate::stop::{Released, StopText};
 use crate::worker::{Core, Rows};
 
-/// How many tokens are computed ahead of a slow caller, while nobody else waits.
+/// How many tokens are computed ahead of a slow caller while no other request waits.
 const AHEAD: usize = 16;
 
 /// A token whose text is not final: its id, the logits it was drawn from, and how probable it was.
@@ -36,7 +36,7 @@ pub fn stream(session: &mut Session, request: &Arc<Request>, core: &Core) {
     let wanted = || {
         request.check()?;
         if request.is_abandoned() {
-            // Nobody sees this: the caller is gone.
+            // The caller is gone, so no one reads this.
             return Err(Error::new(ErrorKind::Cancelled, "the stream was dropped"));
         }
         Ok(())
@@ -88,8 +88,8 @@ pub fn stream(session: &mut Session, request: &Arc<Request>, core: &Core) {
             request.end(Err(lost(e)));
         }
         Over::Stopped(how) => {
-            // A caller who cancelled does not wait for the other side; one who gets a whole reply
-            // gets its figures too.
+            // A caller who cancelled does not wait for the other side. One who gets a whole reply
+            // gets its figures, too.
             let failed = how.is_err();
             if failed {
                 request.end(how.clone());
@@ -203,7 +203,7 @@ impl<'a> Reader<'a> {
             .then_some(Over::Stopped(Ok(FinishReason::Stop)))
     }
 
-    /// Hands over what is final; says whether a stop string was found.
+    /// Hands over the final text. Returns whether a stop string was found.
     fn deliver(&self, released: Released<Drawn>) -> bool {
         let tokens = released.ready.into_iter().map(|(drawn, text)| {
             let (id, logits, logprobs) = drawn;

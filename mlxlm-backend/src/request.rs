@@ -1,5 +1,5 @@
-//! One streaming request, between the thread that fills it and the caller who empties it: tokens
-//! that wait, the end, and the clock. How tokens come to be is in `reply.rs`.
+//! One streaming request, between the thread that fills it and the caller who empties it. It holds
+//! waiting tokens, the end, and the clock. How tokens come to be is in `reply.rs`.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::session::POLL;
 use crate::worker::{Core, Handle};
 
-/// A request and what came of it so far.
+/// A request and its results so far.
 #[derive(Debug)]
 pub struct Request {
     /// What the other side is asked, without its number.
@@ -29,7 +29,7 @@ pub struct Request {
 #[derive(Debug)]
 struct Mail {
     ready: VecDeque<Token>,
-    /// How it ended; what is in `ready` comes before that.
+    /// How it ended; the tokens in `ready` come before that.
     end: Option<Result<FinishReason>>,
     /// The prompt is in order.
     accepted: bool,
@@ -204,7 +204,7 @@ impl Request {
 pub struct Replies {
     request: Arc<Request>,
     finish: Option<FinishReason>,
-    /// Keeps the process as long as somebody may still want something of it.
+    /// Keeps the process as long as a caller may still use it.
     _handle: Arc<Handle>,
 }
 
@@ -218,11 +218,11 @@ impl Replies {
         }
     }
 
-    /// Waits until the prompt was accepted, so that what is wrong with it shows at once. A request
-    /// that has to wait for others' replies is not waited for: its stream will say so.
+    /// Waits until the prompt was accepted, so that its faults show at once. A request that has to
+    /// wait for others' replies is not waited for: its stream will say so.
     ///
     /// # Errors
-    /// What is wrong with the prompt, or what ended the request.
+    /// The fault of the prompt, or the error that ended the request.
     pub fn accepted(&mut self) -> Result<()> {
         // Cancellation and deadlines come out of the stream, as they do from any other backend.
         let interrupt =
@@ -231,7 +231,7 @@ impl Replies {
             let now = self.request.check();
             let mail = self.request.mail();
             let end = match &mail.end {
-                // What went wrong later comes after the tokens before it.
+                // A later error comes after the tokens before it.
                 _ if mail.accepted => return Ok(()),
                 Some(end) => end.clone().map(|_| ()),
                 None => now,
@@ -274,7 +274,7 @@ impl Iterator for Replies {
             return None;
         }
         loop {
-            // What was computed ahead is not given to somebody who cancelled.
+            // Tokens computed ahead are not given to a caller who cancelled.
             let interrupted = self.request.check();
             let mut mail = self.request.mail();
             if let Some(Ok(reason)) = &mail.end

@@ -1,5 +1,5 @@
-//! The bridge script on disk: embedded in this library, written once to a private place, removed
-//! when the last user is gone. What it says is in `bridge.py`.
+//! The bridge script on disk. It is embedded in this library, written once to a private place, and
+//! removed when the last user is gone. `bridge.py` is its source.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ pub enum Script {
         /// Removed when dropped.
         dir: tempfile::TempDir,
     },
-    /// Somebody else's.
+    /// Of another user.
     Given(PathBuf),
 }
 

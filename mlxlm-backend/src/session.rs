@@ -10,7 +10,7 @@ use crate::process::Process;
 use crate::protocol::{PROTOCOL, Reply};
 use crate::settings::Settings;
 
-/// How often somebody who waits looks whether waiting is still wanted.
+/// How often a waiting caller checks whether to go on.
 pub const POLL: Duration = Duration::from_millis(20);
 
 /// Says whether to go on waiting.
@@ -26,7 +26,7 @@ pub struct Session {
     pub(crate) process: Option<Process>,
 }
 
-/// Asks the interpreter what it has: a message with versions, or with an `error`.
+/// Asks the interpreter for a message with its versions, or with an `error`.
 ///
 /// # Errors
 /// When it cannot be run, does not answer or answers with nonsense.
@@ -130,7 +130,7 @@ impl Session {
             .ok_or_else(|| Error::new(ErrorKind::Engine, "the Python process did not start"))
     }
 
-    /// Asks what has one answer.
+    /// Sends a request that has one answer.
     ///
     /// # Errors
     /// What the other side says, or that it was lost.

@@ -14,8 +14,8 @@ pub struct Released<T> {
 
 /// Holds tokens back whose text is incomplete or may yet become a stop string.
 ///
-/// The released texts, put together, are the text of all tokens, cut before the stop string that is
-/// complete first (of several that end at one place: the longest).
+/// The released texts, joined, are the text of all tokens, cut before the stop string that is
+/// complete first. Of several that end at one place it is the longest.
 #[derive(Debug)]
 pub struct StopText<T> {
     stops: Vec<String>,

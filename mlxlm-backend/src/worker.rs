@@ -1,6 +1,6 @@
-//! The thread that owns a model's process: it takes requests in turn, and ends the process when
-//! nobody is left. What a request is made of is in `request.rs`, how one is done in `reply.rs` and
-//! `session.rs`.
+//! The thread that owns a model's process. It takes requests in turn, and ends the process when its
+//! last user is gone. What a request is made of is in `request.rs`, how one is done in `reply.rs`
+//! and `session.rs`.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Sender, channel};
@@ -81,7 +81,7 @@ impl Core {
         Ok(())
     }
 
-    /// Whether somebody waits for the request that runs.
+    /// Whether a caller waits for the running request.
     pub fn is_wanted(&self) -> bool {
         !locked(&self.queue).jobs.is_empty()
     }
@@ -172,7 +172,7 @@ impl Handle {
         })
     }
 
-    /// What is shared with the thread.
+    /// The state shared with the thread.
     pub fn core(&self) -> &Arc<Core> {
         &self.core
     }
@@ -185,7 +185,7 @@ impl Handle {
         self.core.push(Job::Stream(request))
     }
 
-    /// Asks what has one answer, and waits for it.
+    /// Sends a request that has one answer, and waits for it.
     ///
     /// # Errors
     /// What the other side says, that it was lost, or [`ErrorKind::Closed`].
@@ -209,7 +209,7 @@ impl Handle {
     /// Ends thread and process; running requests end with [`ErrorKind::Closed`].
     pub fn close(&self) {
         self.core.close();
-        // Whoever closes at the same time waits as well.
+        // A concurrent caller of `close` waits as well.
         let mut thread = locked(&self.thread);
         if let Some(thread) = thread.take() {
             // A panic over there was reported where it happened.
@@ -224,7 +224,7 @@ impl Drop for Handle {
     }
 }
 
-/// Leaves nobody waiting, however the thread ends.
+/// Releases all waiting callers, however the thread ends.
 struct Leaving<'a>(&'a Core);
 
 impl Drop for Leaving<'_> {

@@ -1,4 +1,4 @@
-//! Every way in which the other side can break the protocol, by a mock bridge: the running request
+//! Every way in which the other side can break the protocol, by a mock bridge. The running request
 //! ends with an error that says what happened, the process is reaped, and the next request works.
 #![cfg(unix)]
 
@@ -91,7 +91,7 @@ fn what_comes_after_the_end_does_not_reach_the_next_request() {
         let (words, error) = collect(ask(model.as_ref(), "afterthought"));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(words, ["1 ", "2 "]);
-        // What is said too late has arrived when the next request begins.
+        // A late message has arrived when the next request begins.
         std::thread::sleep(Duration::from_millis(300));
         let (words, error) = collect(ask(model.as_ref(), "say a|b"));
         assert!(error.is_none(), "{error:?}");
@@ -121,7 +121,7 @@ fn errors_that_the_other_side_reports_leave_it_running() {
     let error = error.unwrap();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert_eq!(error.message(), "out of luck");
-    // What is wrong with a prompt shows before there is a stream.
+    // A fault of a prompt shows before there is a stream.
     let error = ask(model.as_ref(), "refused").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidOption);
     assert_eq!(pid(model.as_ref()), before);

@@ -1,5 +1,5 @@
-//! How requests and processes end when they should, by a mock bridge: cancellation, deadlines,
-//! dropped streams, several callers, closing, and the death of the program itself.
+//! How requests and processes end, by a mock bridge: cancellation, deadlines, dropped streams,
+//! several callers, closing, and the death of the program itself.
 #![cfg(unix)]
 
 mod common;
@@ -70,7 +70,7 @@ fn a_deadline_ends_a_reply_also_while_nothing_comes() {
         assert_eq!(stream.finish_reason(), Some(FinishReason::Deadline));
         assert!(begun.elapsed() < Duration::from_secs(10), "{prompt}");
     }
-    // Also when nobody takes the tokens.
+    // Also when no caller takes the tokens.
     let before = pid(model.as_ref());
     let asked = options().with_deadline(Instant::now() + Duration::from_millis(300));
     let mut stream = model.generate(&"flood".into(), &asked).unwrap();

@@ -1,5 +1,5 @@
 //! Typed access to the fields of an untrusted JSON object. Each error names the field, its value
-//! and what is allowed. `null` counts as absent, because checkpoints write it so.
+//! and the allowed values. `null` counts as absent, because checkpoints write it so.
 
 use std::ops::RangeInclusive;
 

@@ -1,4 +1,4 @@
-//! Different spellings made one: the text part of multimodal configurations, the names of GPT-2,
+//! Makes different spellings one: the text part of multimodal configurations, the names of GPT-2,
 //! and the defaults that families leave out.
 
 use crate::error::Result;

@@ -1,5 +1,5 @@
 //! How a configuration describes rotary positions: `rope_theta` and `rope_scaling`, or
-//! `rope_parameters` of transformers 5, which may differ by kind of layer. An engine has the
+//! `rope_parameters` of transformers 5. They may differ by kind of layer. An engine has the
 //! formulas.
 
 use super::fields::{Fault, Fields, shown};
@@ -41,7 +41,7 @@ pub enum RopeScaling {
         /// Factor on queries and keys.
         attention_factor: f32,
     },
-    /// `LongRoPE` (Ding et al. 2024): a stretch for each pair of elements, with one set for the
+    /// `LongRoPE` (Ding et al. 2024): a factor for each pair of elements, with one set for the
     /// trained context and one beyond it.
     LongRope {
         /// Stretches while all positions are within the trained context.

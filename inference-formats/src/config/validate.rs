@@ -1,4 +1,4 @@
-//! Checks that the numbers of a configuration are possible, and bounds what they cost.
+//! Checks that the numbers of a configuration are possible, and bounds their cost.
 
 use std::ops::RangeInclusive;
 
@@ -39,7 +39,7 @@ impl ModelConfig {
     /// files have passed it. Call it again after a change.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`]; the message names field, value and what is allowed.
+    /// [`ErrorKind::Invalid`]; the message names field, value and allowed values.
     pub fn validate(&self) -> Result<()> {
         within("hidden_size", self.hidden_size, 1..=limits::HIDDEN)?;
         within(

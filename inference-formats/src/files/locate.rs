@@ -15,12 +15,12 @@ pub enum ModelFiles {
     Gguf(PathBuf),
 }
 
-/// Finds the model at `path`: a directory with `config.json` and safetensors files, a directory
-/// with one `.gguf` file, or a `.gguf` file.
+/// Finds the model at `path`. It is a directory with `config.json` and safetensors files, a
+/// directory with one `.gguf` file, or a `.gguf` file.
 ///
 /// # Errors
 /// [`ErrorKind::NotFound`] when nothing is at the path. [`ErrorKind::Invalid`] when there is no
-/// model; the message says what is missing.
+/// model; the message names the missing files.
 pub fn locate(path: &Path) -> Result<ModelFiles> {
     let is_gguf = path
         .extension()

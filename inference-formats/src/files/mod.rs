@@ -1,5 +1,5 @@
-//! Reading untrusted files: regular files only, capped sizes, exact positioned reads, and names
-//! that stay inside the directory of a model. This module knows no format.
+//! Reading untrusted files: regular files only, capped sizes, and exact positioned reads. Names
+//! stay inside the directory of a model. This module knows no format.
 
 mod locate;
 #[cfg(test)]

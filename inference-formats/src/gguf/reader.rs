@@ -1,5 +1,5 @@
-//! Sequential, bounded reading of a GGUF header. Each length is compared with what remains of the
-//! file before memory is spent, and all metadata together has a budget.
+//! Sequential, bounded reading of a GGUF header. Each length is compared with the rest of the file
+//! before memory is spent. All metadata together has a budget.
 
 use crate::error::{Error, Result};
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// A file under construction. The header counts what was added, unless a test patches the bytes.
+/// A file under construction. The header counts the added entries, unless a test patches the bytes.
 #[derive(Clone, Default)]
 pub struct Writer {
     keys: Vec<Vec<u8>>,

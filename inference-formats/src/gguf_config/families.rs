@@ -1,4 +1,4 @@
-//! What GGUF files of one family have in common: names, the order of rows, and facts that the
+//! Common facts of the GGUF files of one family: names, the order of rows, and facts that the
 //! metadata does not give. A new family is one entry of [`FAMILIES`].
 
 /// Tensor names: GGUF's, and those of transformers.

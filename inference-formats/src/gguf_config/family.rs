@@ -8,7 +8,7 @@ use crate::config::limits;
 use crate::gguf::{GgufArray, GgufValue};
 
 /// Layers of the largest Gemma 2 and 3. They scale scores by the residual width of a head instead
-/// of by `head_dim`, and the metadata does not say so.
+/// of by `head_dim`. The metadata does not say so.
 const GEMMA2_27B: usize = 46;
 const GEMMA3_27B: usize = 62;
 
@@ -91,8 +91,8 @@ pub(super) fn fields(
     })
 }
 
-/// The kinds of layers: a bool for each, true for those that slide, or a number n, which makes each
-/// n-th layer full.
+/// The kinds of layers: a bool for each, true for sliding ones, or a number n that makes each n-th
+/// layer full.
 fn layer_types(keys: &Keys<'_>, layers: usize) -> Result<Vec<&'static str>> {
     const NAME: &str = "attention.sliding_window_pattern";
     let slides: Vec<bool> = match keys.metadata.get(&keys.key(NAME)) {

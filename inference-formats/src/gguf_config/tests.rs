@@ -83,7 +83,7 @@ fn a_configuration_is_read() {
         read_config(&untied).unwrap().tie_word_embeddings,
         Some(false)
     );
-    // Some files say for each layer what is the same for all.
+    // Some files repeat for each layer a value that is the same for all.
     let per_layer = file("llama", &["attention.head_count_kv"]).array(
         "llama.attention.head_count_kv",
         5,

@@ -31,8 +31,8 @@ fn part<const AT: usize, const LEN: usize, const N: usize>(block: &[u8; N]) -> &
         .unwrap_or(&[0; LEN])
 }
 
-/// Calls `f` with integers, scale and bias of each group of 32 in `data`; `None` when `ty` has
-/// no such groups.
+/// Calls `f` with integers, scale and bias of each group of 32 in `data`. `None` when `ty` has no
+/// such groups.
 pub(super) fn affine(
     ty: GgmlType,
     data: &[u8],
@@ -119,7 +119,8 @@ fn five_bits(qs: &[u8; 16], high: u32) -> [u8; GROUP] {
     q
 }
 
-/// Group `g` of 8 in a K block: low nibbles of its 32 bytes for even groups, high ones for odd.
+/// Group `g` of 8 in a K block: low nibbles of its 32 bytes for even groups, high ones for odd
+/// groups.
 fn k_nibbles(qs: &[u8; 128], g: usize) -> [u8; GROUP] {
     let (pairs, _) = qs.as_chunks::<GROUP>();
     let bytes = pairs.get(g / 2).copied().unwrap_or([0; GROUP]);
@@ -127,8 +128,8 @@ fn k_nibbles(qs: &[u8; 128], g: usize) -> [u8; GROUP] {
     bytes.map(|b| b >> shift & 15)
 }
 
-/// Scale and bias of the 8 groups of a `Q4_K` or `Q5_K` block, from its first 16 bytes: `d`,
-/// `dmin`, and 6-bit scales and minima. Groups 4..8 have their upper bits elsewhere.
+/// Scale and bias of the 8 groups of a `Q4_K` or `Q5_K` block. Its first 16 bytes hold `d`, `dmin`,
+/// and 6-bit scales and minima. Groups 4..8 have their upper bits elsewhere.
 fn k_groups(start: &[u8; 16], mut f: impl FnMut(usize, f32, f32)) {
     let d = half(part::<0, 2, 16>(start));
     let dmin = half(part::<2, 2, 16>(start));
@@ -146,8 +147,8 @@ fn k_groups(start: &[u8; 16], mut f: impl FnMut(usize, f32, f32)) {
     }
 }
 
-/// Calls `f` with the index of each group (0..16) and its place: the half of the block (0..2), the
-/// quarter of that half (0..4), and the first element in the quarter (0 or 16).
+/// Calls `f` with the index of each group (0..16) and its place. The place is the half of the block
+/// (0..2), the quarter of that half (0..4), and the first element in the quarter (0 or 16).
 fn groups_of_16(mut f: impl FnMut(usize, usize, usize, usize)) {
     for group in 0..16 {
         f(group, group / 8, group / 2 % 4, group % 2 * 16);

@@ -1,5 +1,5 @@
 //! GGUF blocks as numbers: decoded to `f32`, or repacked without loss to MLX's affine layout where
-//! MLX has the same format. These are pure functions of bytes.
+//! it has the same format. These are pure functions of bytes.
 //!
 //! A tensor `[rows, cols]` is stored row after row; each row is a whole number of blocks. A block
 //! holds 32 weights (`Q4_0` to `Q8_0`) or 256 (the K types). Its groups of 32 or 16 weights have
@@ -31,7 +31,7 @@ pub struct AffinePacked {
     pub biases: Vec<f32>,
 }
 
-/// A matrix of 6 bits whose scales are a signed byte for each 16 weights times a float16 for each
+/// A matrix of 6 bits. Its scales are a signed byte for each 16 weights times a float16 for each
 /// 256: `w = super_scale * scale * (q - 32)`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SuperPacked {
@@ -110,9 +110,9 @@ pub(crate) fn affine_bits(kind: GgmlType) -> Option<i32> {
     })
 }
 
-/// Repacks `data`, whole blocks of `kind`, to MLX's affine layout without loss: the same integers,
-/// with scale and bias as `f32`. `None` for types that MLX has no layout for (groups of 16, and
-/// plain numbers), and when `data` is not a whole number of blocks. Those take [`dequantize`].
+/// Repacks `data`, whole blocks of `kind`, to MLX's affine layout without loss. The integers stay
+/// the same, with scale and bias as `f32`. `None` for types without a layout in MLX (groups of 16,
+/// and plain numbers), and when `data` is not a whole number of blocks. Those take [`dequantize`].
 pub fn repack(kind: GgmlType, data: &[u8]) -> Option<AffinePacked> {
     let bits = affine_bits(kind)?;
     let (weights, blocks) = count_blocks(kind, data)?;

@@ -1,5 +1,5 @@
-//! Decoding against the numbers of an independent implementation (`tools/golden/gguf_blocks.py`,
-//! which also checks that MLX reads the packed layout), and packing against decoding.
+//! Decoding against the numbers of an independent implementation, and packing against decoding.
+//! `tools/golden/gguf_blocks.py` also checks that MLX reads the packed layout.
 
 use half::f16;
 use proptest::prelude::*;
@@ -217,7 +217,7 @@ proptest! {
             let mut data = seed[..size * (seed.len() / size)].to_vec();
             for block in data.chunks_exact_mut(size) {
                 for &at in halves {
-                    // Finite, of either sign; what is not a number is never equal to itself.
+                    // Finite, of either sign; a NaN is never equal to itself.
                     let half = f16::from_le_bytes([block[at], block[at + 1]]);
                     if !half.is_finite() {
                         block[at + 1] &= 0x80;

@@ -1,5 +1,5 @@
 //! The header of one safetensors file. The `safetensors` crate checks offsets, sizes and types.
-//! This module bounds time and memory, refuses repeated names, and compares the end of the data
+//! This module bounds time and memory and refuses repeated names. It compares the end of the data
 //! with the end of the file.
 
 use std::collections::{HashMap, HashSet};

@@ -46,12 +46,13 @@ const INDEX: &str = "model.safetensors.index.json";
 const MAX_FILES: usize = 512;
 
 impl SafetensorsCheckpoint {
-    /// The tensors in the directory `dir`: of the shards that `model.safetensors.index.json` names,
-    /// or without an index of every `.safetensors` file but `adapters.safetensors`.
+    /// The tensors in the directory `dir`, from the shards that `model.safetensors.index.json`
+    /// names. Without an index they are those of every `.safetensors` file but
+    /// `adapters.safetensors`.
     ///
     /// # Errors
-    /// When a file is missing, truncated, malformed or outside the directory, when two files hold
-    /// one name, or when the index names a tensor that its shard lacks.
+    /// When a file is missing, truncated, malformed or outside the directory. When two files hold
+    /// one name. When the index names a tensor that its shard lacks.
     pub fn open(dir: &Path) -> Result<Self> {
         let dir = ModelDir::open(dir)?;
         let index = match dir.find(INDEX)? {

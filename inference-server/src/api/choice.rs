@@ -40,8 +40,8 @@ impl ToolChoice {
         }
     }
 
-    /// What can be said before anything is done with the prompt. `constrained` is whether the reply
-    /// must match a schema.
+    /// Checks that need no tokenized prompt. `constrained` is whether the reply must match a
+    /// schema.
     pub(crate) fn check(
         &self,
         app: &App,
@@ -112,7 +112,7 @@ impl ToolChoice {
         if !model.capabilities().grammars {
             return Err(refuse(String::from("its backend has no grammars")));
         }
-        // Bounds first: what follows takes time that grows with them.
+        // Bounds first: the time of later steps grows with them.
         for (i, tool) in request.tools.iter().enumerate() {
             if let Some(schema) = &tool.parameters {
                 super::prepare::grammar(app, model, "tools", schema)

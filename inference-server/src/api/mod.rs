@@ -78,7 +78,7 @@ async fn read_body<'a>(
     Ok((bytes, held))
 }
 
-/// As many characters as an error may repeat of what it was sent.
+/// The number of characters of the input that an error may repeat.
 fn short(text: &str) -> String {
     text.chars().take(300).collect()
 }

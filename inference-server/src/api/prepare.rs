@@ -57,7 +57,7 @@ pub(crate) async fn chat(
         let model = &shared.models.all()[at];
         let tokens = model.tokens()?;
         let template = |e: inference::Error| match e.kind() {
-            // The template fails on what it was given.
+            // The template fails on its input.
             inference::ErrorKind::InvalidModel => ApiError::field(
                 "messages",
                 format!("the chat template failed: {}", e.message()),
@@ -140,7 +140,7 @@ pub(crate) async fn raw(
     .await
 }
 
-/// What can be said of a conversation before anything is done with it.
+/// Checks of a conversation that need no template.
 fn check_chat(app: &App, model: &ServedModel, prompt: &ChatPrompt) -> Result<(), ApiError> {
     let limits = &app.limits;
     super::at_most("messages", prompt.messages.len(), limits.messages)?;
@@ -225,7 +225,7 @@ pub(crate) fn grammar(
         ));
     }
     let grammar = Grammar::JsonSchema(schema.clone());
-    // Bounds first: what follows takes time that grows with it.
+    // Bounds first: the time of later steps grows with it.
     grammar
         .validate()
         .map_err(|e| ApiError::of_engine(&e).with_param(param))?;

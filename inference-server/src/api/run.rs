@@ -18,12 +18,12 @@ use crate::reply::{Delta, PlainText, ReplyParser};
 pub(crate) enum Item {
     /// It left the queue.
     Started,
-    /// A token, and what is certain with it.
+    /// A token, and the deltas that are final with it.
     Token {
         token: Box<Token>,
         deltas: Vec<Delta>,
     },
-    /// Its end, and what was held back until then.
+    /// The end of a reply, and the deltas held back until then.
     End { deltas: Vec<Delta>, end: End },
     /// Its failure, which is its end.
     Failed(ApiError),
@@ -123,7 +123,8 @@ impl Reply {
 }
 
 /// Waits for the first event of each reply, up to `wait` for all together. A request that fails at
-/// once then has the status of its error, rather than a stream with an error in it.
+/// once then has the status of its error. Otherwise the client would get a stream with an error in
+/// it.
 ///
 /// # Errors
 /// That of a request that failed.

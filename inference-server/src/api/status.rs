@@ -1,4 +1,4 @@
-//! How the server is: health, figures, and what it offers.
+//! The server's status: health, figures, and features.
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};

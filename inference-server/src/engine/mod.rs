@@ -1,8 +1,8 @@
 //! The scheduler: any thread submits requests, one thread runs them over the models' batch
 //! sessions.
 //!
-//! A request holds a place from its arrival to its end, so that the number of those that wait and
-//! run is bounded before anything is tokenized. `scheduler.rs` is the thread.
+//! A request holds a place from its arrival to its end. So the number of waiting and running
+//! requests is bounded before anything is tokenized. `scheduler.rs` is the thread.
 
 mod scheduler;
 

@@ -1,7 +1,8 @@
 //! The engine's thread: takes requests from the queue, steps the sessions, hands events out.
 //!
 //! Models are code of others: each call of one is caught when it panics. A session whose step
-//! failed or panicked is dropped with its requests, which are told, and made anew for the next.
+//! failed or panicked is dropped with its requests, which get the error. The next request gets a
+//! new session.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,7 +1,7 @@
 //! Replies in the formats of `inference-text`.
 //!
-//! A call is passed on when it is complete, because a call that turns out to be malformed becomes
-//! content, and a client cannot take back what it has received.
+//! A call is passed on when it is complete: a malformed call becomes content, and a client cannot
+//! take back received parts.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::{Delta, ReplyFormat, ReplyParser, ReplyRequest, forced};
 pub struct DetectedFormat(Format);
 
 impl DetectedFormat {
-    /// The format of a chat template; `model_type` is the configuration's, for templates that do
+    /// The format of a chat template. `model_type` is the configuration's, for templates that do
     /// not show how the model writes calls.
     #[must_use]
     pub fn of(template: &str, model_type: &str) -> Self {

@@ -1,5 +1,5 @@
-//! From the tokens of a reply to what it consists of: text, reasoning, calls of tools. Families of
-//! models write them in ways of their own. `detected` reads the ways that `inference-text` knows.
+//! From the tokens of a reply to its parts: text, reasoning, tool calls. Families of models write
+//! them in ways of their own. `detected` reads the ways that `inference-text` knows.
 
 mod detected;
 mod forced;
@@ -50,10 +50,10 @@ pub struct ReplyRequest {
 
 /// Reads one reply.
 pub trait ReplyParser: Send {
-    /// Takes a token and returns what is certain now.
+    /// Takes a token and returns the deltas that are final now.
     fn feed(&mut self, token: &Token) -> Vec<Delta>;
 
-    /// Takes the end of the reply, and returns what was held back.
+    /// Takes the end of the reply, and returns the deltas that were held back.
     fn finish(&mut self, stop: Option<&StopCause>) -> Vec<Delta>;
 }
 

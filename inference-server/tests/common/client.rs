@@ -113,7 +113,7 @@ pub fn read(mut stream: TcpStream) -> Reply {
         match stream.read(&mut part) {
             Ok(0) => break,
             Ok(n) => all.extend_from_slice(&part[..n]),
-            // What came before a reset counts.
+            // Bytes before a reset count.
             Err(e) if !all.is_empty() && e.kind() != std::io::ErrorKind::WouldBlock => break,
             Err(e) => panic!("no answer: {e}"),
         }

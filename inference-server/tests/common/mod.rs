@@ -1,5 +1,5 @@
-//! A scripted model and a client for the tests: no engine, no MLX, and a client that can do what a
-//! well-behaved one never does.
+//! A scripted model and a client for the tests, without an engine or MLX. The client can do things
+//! that a well-behaved one never does.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 

@@ -1,12 +1,12 @@
 //! A model that does what its prompt says. Tokens are bytes; 256 ends a text.
 //!
-//! It replies with what follows the last `say:` of the prompt, up to a new line, else with `hello
-//! world`. Words anywhere in the prompt make it misbehave: `!long` goes on until it is stopped,
-//! `!prefill` computes the prompt in many steps, `!fail` fails alone at the third token, `!error`
-//! fails the whole step, `!panic` panics in a step, `!addpanic` when it is added, `!refuse` is
-//! refused as invalid.
+//! It replies with the text after the last `say:` of the prompt, up to a new line, else with
+//! `hello world`. Words anywhere in the prompt make it misbehave. `!long` goes on until it is
+//! stopped, `!prefill` computes the prompt in many steps, `!fail` fails alone at the third token.
+//! `!error` fails the whole step, `!panic` panics in a step, `!addpanic` when it is added,
+//! `!refuse` is refused as invalid.
 //!
-//! `⏎` in what it says is a new line. With [`Script::writing`] it has a chat template, and special
+//! `⏎` in its reply is a new line. With [`Script::writing`] it has a chat template, and special
 //! tokens, which it says by name.
 
 use std::collections::{BTreeMap, VecDeque};

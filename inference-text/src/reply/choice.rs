@@ -203,8 +203,8 @@ pub struct Format {
     pub reasoning: Option<ReasoningTags>,
 }
 
-/// A family, texts of which all must be in the template, texts of which one must, texts of which
-/// none may. The first rule that holds decides.
+/// A family, texts that must all be in the template, texts of which one must be, and texts that
+/// must not be. The first rule that holds decides.
 type Rule = (
     Family,
     &'static [&'static str],
@@ -304,8 +304,8 @@ impl Format {
         }
     }
 
-    /// The format of a family with the reasoning that belongs to it in any case: Gemma 4's channel
-    /// and Command-R's thinking. Others have none unless the template says so.
+    /// The format of a family with the reasoning that always belongs to it: Gemma 4's channel and
+    /// Command-R's thinking. Others have none unless the template says so.
     pub fn of(family: Family) -> Self {
         let reasoning = match family {
             Family::Gemma4 => Some(ReasoningTags::GEMMA4),
@@ -325,8 +325,8 @@ impl Format {
     /// Chooses the format by markers in the text of the chat template.
     ///
     /// `model_type` of the configuration decides only if the template has no marker of a call. For
-    /// a model with two templates give the one for tools. A model without tool calls of its own
-    /// (Gemma 3, for example) has [`Family::None`], and reasoning if the template has its tags.
+    /// a model with two templates give the one for tools. A model without its own tool calls (Gemma
+    /// 3, for example) has [`Family::None`], and reasoning if the template has its tags.
     pub fn detect(template: &str, model_type: Option<&str>) -> Self {
         let has = |marker: &&str| template.contains(*marker);
         let by_template = RULES

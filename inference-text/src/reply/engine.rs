@@ -1,6 +1,6 @@
 //! The parser of all families whose replies are text with markers: content, reasoning and calls.
 //!
-//! A [`Spec`] says which markers there are; a [`Body`] reads one call, or one list of calls, after
+//! A [`Spec`] says which markers there are. A [`Body`] reads one call, or one list of calls, after
 //! its opening marker. gpt-oss has messages instead, and a parser of its own (`harmony`).
 
 use super::hold::Hold;
@@ -43,7 +43,7 @@ pub(super) enum When {
     Fresh,
     /// Directly after a call, white space aside.
     AfterCall,
-    /// After a marker of `Fresh` was dropped: the end of what it began.
+    /// After a marker of `Fresh` was dropped: the end of its section.
     Wrapped,
 }
 
@@ -54,7 +54,7 @@ pub(super) enum Action {
     Call(fn(tentative: bool) -> Box<dyn Body>),
     /// The marker vanishes.
     Drop,
-    /// The marker vanishes, and what follows counts as a beginning.
+    /// The marker vanishes, and the next text counts as a beginning.
     Restart,
 }
 
@@ -370,7 +370,7 @@ impl Engine {
             Step::More => {
                 self.raw.push(c);
                 if self.sink.take_ended() {
-                    // What follows may fail; the call before it is complete.
+                    // The rest may fail; the call before it is complete.
                     self.raw.clear();
                     self.tentative = false;
                 }

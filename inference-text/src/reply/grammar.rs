@@ -72,8 +72,8 @@ impl std::error::Error for GrammarUnavailable {}
 impl Family {
     /// What a grammar must force for a call of the tool `named`, or of any tool if it is `None`.
     ///
-    /// `new_id` makes the ids that families write before the arguments; `first_index` is the number
-    /// of calls that the conversation holds already, which Kimi K2 counts in its ids.
+    /// `new_id` makes the ids that families write before the arguments. `first_index` is the number
+    /// of calls in the conversation so far, which Kimi K2 counts in its ids.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
 //! The harmony format of gpt-oss: a reply is a sequence of messages with headers.
 //!
-//! `<|start|>assistant<|channel|>commentary to=functions.f<|message|>{…}<|call|>`.
-//! The channel `analysis` is reasoning; `final` and `commentary` without a recipient are content;
-//! a message to `functions.f` is a call, in whichever channel or header part the recipient stands.
-//! Further messages of one kind are separated by a line break.
+//! `<|start|>assistant<|channel|>commentary to=functions.f<|message|>{…}<|call|>`. The channel
+//! `analysis` is reasoning. `final` and `commentary` without a recipient are content. A message to
+//! `functions.f` is a call, in any channel or header part. Further messages of one kind are
+//! separated by a line break.
 
 use super::hold::Hold;
 use super::json_scan::{JsonScan, Progress};

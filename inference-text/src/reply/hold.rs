@@ -43,7 +43,7 @@ impl Hold {
         self.pending.is_empty() && !markers.iter().any(|marker| marker.starts_with(c))
     }
 
-    /// Gives back what is held.
+    /// Returns the held text.
     pub(super) fn take(&mut self) -> String {
         std::mem::take(&mut self.pending)
     }

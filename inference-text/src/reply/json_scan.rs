@@ -1,8 +1,8 @@
 //! An incremental reader of one JSON value (RFC 8259), character by character.
 //!
-//! It checks the grammar and writes the same value out again, so that the output is valid JSON at
-//! the end. Two departures are repaired on the way, because models make them: raw control
-//! characters inside strings are escaped, and lone surrogates become U+FFFD. No tree is built.
+//! It checks the grammar and writes the same value out again. So the output is valid JSON at the
+//! end. Two common faults of models are repaired: raw control characters inside strings are
+//! escaped, and lone surrogates become U+FFFD. No tree is built.
 
 use super::Fault;
 use std::fmt::Write;
@@ -120,8 +120,8 @@ impl JsonScan {
                 && matches!(self.state, State::Number(number) if number.is_complete()))
     }
 
-    /// Reads `c` and appends what it stands for to `out`. White space between tokens is kept,
-    /// except before the value.
+    /// Reads `c` and appends its character to `out`. White space between tokens is kept, except
+    /// before the value.
     pub(super) fn step(&mut self, c: char, out: &mut String) -> Result<Progress, Fault> {
         if self.done {
             return Ok(Progress::DoneBefore);

@@ -170,8 +170,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The text of a Python string after its opening quote, and what follows the closing one.
-/// Escapes that Python does not know stay as they are, as in Python.
+/// The text of a Python string after its opening quote, and the rest after the closing one. Escapes
+/// that Python does not know stay as they are, as in Python.
 fn python_string<'a>(text: &'a str, quote: &str) -> Option<(String, &'a str)> {
     let mut out = String::new();
     let mut rest = text;
@@ -241,7 +241,7 @@ fn python_string<'a>(text: &'a str, quote: &str) -> Option<(String, &'a str)> {
     }
 }
 
-/// A number of exactly so many hexadecimal digits, and what follows.
+/// A number of exactly `digits` hexadecimal digits, and the rest.
 fn code_point(text: &str, digits: usize) -> Option<(u32, &str)> {
     let (hex, rest) = text.split_at_checked(digits)?;
     let all = !hex.is_empty() && hex.bytes().all(|b| b.is_ascii_hexdigit());

@@ -26,8 +26,8 @@
 //! - The parsers work character by character, so the boundaries of tokens change nothing.
 //! - Text that may be the beginning of a marker is held back until it is decided.
 //! - A special token that is no marker of the format (an end-of-turn token, for example) is not
-//!   content and is dropped. Markers are recognized by their text, whether the tokenizer flags
-//!   them as special or not, because converted tokenizers disagree about the flag.
+//!   content. It is dropped. Markers are recognized by their text, whether the tokenizer flags them
+//!   as special or not: converted tokenizers disagree about the flag.
 //! - White space next to a call or to reasoning is dropped; other white space is kept.
 //! - A call starts when its name is known. Its arguments follow as deltas that concatenate to one
 //!   JSON object. JSON is passed through as written, except that raw control characters inside
@@ -37,8 +37,8 @@
 //!   call follows as content, from its opening marker on. A call that had already started gets no
 //!   [`Event::CallEnded`], and its index is not used again.
 //! - Calls that begin without any marker (Llama, Pythonic, GLM-4-0414) are read only at the
-//!   beginning of a reply, and only if they name one of the tools. Other text there is content and
-//!   no fault.
+//!   beginning of a reply. They must also name one of the tools. Other text there is content and no
+//!   fault.
 //! - Reasoning that is not closed when the reply ends is reasoning.
 //! - Work is linear in the length of the reply. Memory is bounded by [`Limits`].
 //!
@@ -212,10 +212,10 @@ impl fmt::Display for Fault {
 
 /// Reads one reply.
 pub trait ReplyParser: Send {
-    /// Reads one more token and returns what it completed.
+    /// Reads one more token and returns the completed deltas.
     fn feed(&mut self, piece: Piece<'_>) -> Vec<Event>;
 
-    /// Ends the reply and returns what was held back. Further calls return nothing.
+    /// Ends the reply and returns the held deltas. Further calls return nothing.
     fn finish(&mut self) -> Vec<Event>;
 
     /// Whether the reply is inside its reasoning now.
@@ -250,11 +250,11 @@ pub struct ParserOptions {
     /// The end of the rendered prompt. It tells whether the reply begins inside reasoning.
     pub prompt_tail: String,
     /// Whether the reply begins inside reasoning, if the caller knows better than the prompt's end
-    /// tells: for a prompt that ends in the middle of reasoning, for example.
+    /// shows. An example is a prompt that ends in the middle of reasoning.
     pub reasoning_open: Option<bool>,
     /// Makes ids of calls for families that write none.
     pub ids: Box<dyn IdGenerator>,
-    /// Bounds on what is kept.
+    /// Bounds on held text.
     pub limits: Limits,
 }
 

@@ -9,7 +9,7 @@ use super::json_calls::JsonCalls;
 use super::json_scan::{JsonScan, Progress};
 use super::sink::Sink;
 
-/// What follows the end of a name.
+/// The text after the end of a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     Id,

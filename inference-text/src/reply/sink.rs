@@ -3,7 +3,7 @@
 use super::{Diagnosis, Event, Family, Fault, IdGenerator, IdStyle, Limits, Tools};
 use std::sync::Arc;
 
-/// White space beyond this many bytes is text, so that what is held stays small.
+/// White space beyond this many bytes is text, so that little is held.
 const MAX_HELD_SPACE: usize = 4096;
 
 /// White space of one kind of text that is held until it is known what follows.

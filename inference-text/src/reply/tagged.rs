@@ -19,7 +19,7 @@ use super::{Fault, Limits};
 struct Tags {
     /// Before the name.
     head: &'static [&'static str],
-    /// After the name. If empty, the name ends with what may follow it.
+    /// After the name. If empty, the first text that may follow ends the name.
     name_end: &'static [&'static str],
     /// Before a key, and the end of the call.
     next: &'static [&'static str],

@@ -26,9 +26,9 @@ pub struct Tool {
 /// Families without JSON arguments write text or literals. Their types follow from the schema of
 /// the argument (`type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf` and local `$ref`):
 ///
-/// - A schema that allows strings only: the text as it is, whatever it looks like.
+/// - A schema that allows strings only: the text unchanged, whatever it looks like.
 /// - A schema that allows other types: the first of null, boolean, integer, number, array and
-///   object that the text can be read as; a string if it can be read as none.
+///   object that parses. Otherwise it is a string.
 /// - No schema: the same with all types, that is, JSON if the text is JSON, or else a string.
 ///
 /// Booleans and null are read without regard to case, and `None` is null. Arrays and objects may
@@ -45,9 +45,9 @@ impl Tools {
         Self { list }
     }
 
-    /// Reads the tools of a request: an array of OpenAI's form (`{"type": "function",
-    /// "function": {"name", "parameters"}}`), of its inner part, or of Anthropic's form
-    /// (`{"name", "input_schema"}`). Entries without a name are left out.
+    /// Reads the tools of a request. It takes an array of OpenAI's form
+    /// (`{"type": "function", "function": {"name", "parameters"}}`), of its inner part, or of
+    /// Anthropic's form (`{"name", "input_schema"}`). Entries without a name are left out.
     pub fn from_json(tools: &Value) -> Self {
         let read = |tool: &Value| {
             let function = tool.get("function").unwrap_or(tool);
@@ -259,8 +259,8 @@ pub(super) fn from_text(text: &str, kinds: Kinds, max_depth: usize) -> String {
     quoted(text)
 }
 
-/// The JSON text of an argument that the model wrote as a literal: `json` is its value, `text` how
-/// it was written.
+/// The JSON text of an argument that the model wrote as a literal. `json` is its value, `text` its
+/// spelling.
 pub(super) fn from_literal(json: &str, text: &str, kinds: Kinds, max_depth: usize) -> String {
     if json.starts_with('"') {
         if !kinds.has(Kinds::STRING)

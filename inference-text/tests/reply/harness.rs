@@ -62,7 +62,7 @@ const MARKERS: &[&str] = &[
     "<｜tool▁sep｜>",
 ];
 
-/// A reply of a family and what it says.
+/// A reply of a family and its parts.
 pub struct Golden<'a> {
     pub format: Format,
     pub tools: Arc<Tools>,

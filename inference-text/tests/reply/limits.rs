@@ -99,7 +99,7 @@ const BEGINNINGS: &[(Family, &str)] = &[
     ),
 ];
 
-/// 1 MiB for the plainest attacks, and an eighth for the others, which is enough for a quadratic
+/// 1 MiB for the plainest attacks, and an eighth for the others. That is enough for a quadratic
 /// parser to need minutes.
 fn length(unit: &str) -> usize {
     if matches!(unit, "<" | "[" | "{") {

@@ -1,5 +1,5 @@
-//! What the tests with the mock bridge share: a model directory, a copy of the mock, and whether a
-//! process lives.
+//! Shared parts of the tests with the mock bridge: a model directory, a copy of the mock, and a
+//! check whether a process lives.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 

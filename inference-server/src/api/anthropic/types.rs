@@ -181,9 +181,8 @@ pub(crate) fn messages(
     let mut all = Vec::new();
     if let Some(mut system) = system {
         if let Content::Blocks(blocks) = &mut system {
-            // A line of accounts that some clients send, which differs from request to request: no
-            // instruction, and nothing computed of a prompt that begins with it could be used
-            // again.
+            // A line of billing data that some clients send and that differs from request to
+            // request. It is no instruction, and it would prevent reuse of the prompt's prefix.
             let accounts = |b: &Block| {
                 let text = b.text.as_deref().unwrap_or_default();
                 text.starts_with("x-anthropic-billing-header:")

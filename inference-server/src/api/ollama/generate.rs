@@ -28,7 +28,7 @@ enum Shape {
     Generate,
 }
 
-/// What is to be run.
+/// The work to run.
 enum Ask {
     Chat(Box<ChatPrompt>),
     Raw(String),

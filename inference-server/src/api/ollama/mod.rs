@@ -1,5 +1,5 @@
-//! Ollama's API: chat, generate, embed, and what models there are. Models are loaded when the
-//! server starts and stay: `keep_alive` is read and changes nothing.
+//! Ollama's API: chat, generate, embed, and the list of models. Models are loaded when the server
+//! starts and stay: `keep_alive` is read and changes nothing.
 
 pub(crate) mod embed;
 pub(crate) mod generate;

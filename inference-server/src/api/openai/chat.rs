@@ -45,7 +45,7 @@ pub(crate) async fn create(
         Some(_) => options::asked("max_completion_tokens", request.max_completion_tokens)?,
         None => options::asked("max_tokens", request.max_tokens)?,
     };
-    // What is checked without a prompt, before a place is taken.
+    // Checks that need no prompt, before a place is taken.
     options = prepare::finish_options(&app, options.with_max_tokens(usize::MAX), arrived)?;
     let stream = request.stream.unwrap_or(false);
     let (prompt, choice) = prompt(request)?;
