@@ -1,5 +1,5 @@
-//! Makes the programs of this package find the MLX library they were built against on macOS: first
-//! beside themselves, then where mlx-sys keeps it. On Linux mlx-sys looks for it at run time.
+//! Lets the programs of this package find the MLX library they were built against on macOS: first
+//! beside themselves, then in the directory of mlx-sys. On Linux mlx-sys looks for it at run time.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! What can run here: every linked backend, whether it is available, and what it can do.
+//! Every linked backend, whether it is available here, and its capabilities.
 //!
 //! ```text
 //! cargo run --example backends

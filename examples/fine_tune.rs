@@ -1,5 +1,5 @@
-//! Fine-tunes a model from a program: an adapter that learns from the examples that we ship, and
-//! what the model says with it.
+//! Fine-tunes a model from a program: an adapter that learns from the shipped examples, and a reply
+//! of the model with it.
 //!
 //!     cargo run --release --example fine_tune -- [MODEL] [ADAPTER_DIRECTORY]
 

@@ -1,9 +1,9 @@
 //! The facade: one crate to depend on for running language models on MLX from Rust.
 //!
 //! It re-exports the contract ([`inference`]), the array library (`mlx`) and the engine
-//! (`metal_backend`, and `mlxlm_backend` for Python's mlx-lm), and adds [`hub`], which finds models
-//! by name and fetches the first one. It holds no engine code of its own: naming the engine here is
-//! what links its backends into a program, so that [`inference::backends`] finds them.
+//! (`metal_backend`, and `mlxlm_backend` for Python's mlx-lm). It adds [`hub`], which finds models
+//! by name and fetches the first one. It holds no engine code of its own. Naming the engine here
+//! links its backends into a program, so that [`inference::backends`] finds them.
 //!
 //! ```no_run
 //! use rust_mlx::{hub, inference};
@@ -19,7 +19,7 @@
 //! ```
 //!
 //! Without the default feature `mlx-backend` nothing of MLX is built or linked, and without `mlxlm`
-//! there is no backend `mlx_lm`; programs then see the backends that they register themselves.
+//! there is no backend `mlx_lm`. Programs then see the backends that they register themselves.
 #![forbid(unsafe_code)]
 
 pub mod hub;

@@ -1,4 +1,4 @@
-//! What somebody tries first who comes from another tool: names, prompts, help, completions.
+//! First steps of a user of other tools: names, prompts, help, completions.
 
 mod common;
 #[path = "common/program.rs"]
@@ -95,8 +95,8 @@ fn names_that_are_nowhere_are_answered_with_ways_out() {
     }
 }
 
-/// A model of the Hugging Face cache is suggested for a typo, and found by a name that other tools
-/// have for it.
+/// A model of the Hugging Face cache is suggested for a typo, and found by the name that other
+/// tools use.
 #[test]
 fn cached_models_are_suggested_and_found() {
     let home = tempfile::tempdir().unwrap();

@@ -59,7 +59,7 @@ fn a_preset_is_its_model_with_all_it_says() {
         text(&made.stderr)
     );
 
-    // What it says by hand, in the template's words.
+    // The expected reply, in the template's words.
     let raw = "<|im_start|>system\nSpeak like a pirate.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n\
                <|im_start|>assistant\nAhoy<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
     let model = home.join("files/model").to_str().unwrap().to_owned();

@@ -280,7 +280,7 @@ fn an_unknown_backend_is_named_and_exits_with_2() {
             "--backend"
         };
         assert!(err.contains(origin), "{err}");
-        // What there is instead.
+        // The existing commands and flags.
         for name in names_of_backends() {
             assert!(err.contains(&name), "{name} not in {err}");
         }

@@ -16,7 +16,7 @@ fn fixture(name: &str) -> std::path::PathBuf {
 }
 
 /// The whole suite on a linked backend. Another backend is one more line: its crate above, and a
-/// test that names it and a model that it loads.
+/// test with its name and a model that it loads.
 fn conforms(backend: &str, model: &str, more: &[Check]) -> Report {
     // One at a time: a check looks at the memory that the whole process has in use.
     static ALONE: Mutex<()> = Mutex::new(());

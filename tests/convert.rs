@@ -1,5 +1,5 @@
-//! `mlx convert`: tensor for tensor what mlx-lm's own converter makes (`tools/golden/convert.py`);
-//! from GGUF the numbers of the file; whole directories or none.
+//! `mlx convert`: tensor for tensor as mlx-lm's own converter (`tools/golden/convert.py`); from
+//! GGUF the numbers of the file; whole directories or none.
 
 mod common;
 
@@ -144,7 +144,7 @@ fn tensors_are_those_that_mlx_lm_writes() {
                 );
             }
         }
-        // What it made is a model here too.
+        // Its output is a model here, too.
         drop(load(&output));
     }
 }
@@ -257,7 +257,7 @@ fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
     let kind = |dir: &Path, name: &str| tensors(dir)[name].0.clone();
     let scales = "model.layers.0.mlp.up_proj.scales";
     assert_eq!(kind(&anew, scales), "F16");
-    // What has the target's form keeps its numbers, and nothing is said of it.
+    // A matrix in the target's form keeps its numbers, without a message.
     let same = dir.path().join("same");
     let run = mlx(&file, &same, &["--quantize", "--group-size", "32"]);
     assert!(run.status.success());

@@ -1,5 +1,5 @@
-//! `main` returns, or the process exits, while other threads generate: the exit code is the one
-//! asked for, not a signal. Each run is a process of its own.
+//! `main` returns, or the process exits, while other threads generate. The exit code is the
+//! intended one, not a signal. Each run is a process of its own.
 
 mod common;
 

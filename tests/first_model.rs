@@ -1,5 +1,5 @@
-//! The first real model, fetched once as the program fetches it, against an independent float32
-//! reference (`tools/golden/first_model.py`), and through the program itself.
+//! The first real model, fetched once as the program fetches it. It is compared with an independent
+//! float32 reference (`tools/golden/first_model.py`), also through the program.
 
 mod common;
 #[path = "../inference-text/tests/first_model.rs"]

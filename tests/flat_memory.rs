@@ -1,7 +1,7 @@
 //! Long generations hold no more handles and bytes at their end than at their start.
 //!
-//! A binary of its own with one test: the counters belong to the whole process, and tests that run
-//! beside this one would be counted with it.
+//! A binary of its own with one test. The counters belong to the whole process, and concurrent
+//! tests would be counted with it.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Generating at full depth, on tiny checkpoints: batches equal to solo runs, caches of every kind,
-//! prefixes that are reused, guessed tokens.
+//! Generation on tiny checkpoints: batches equal to solo runs, caches of every kind, reused
+//! prefixes, guessed tokens.
 
 mod common;
 
@@ -290,7 +290,7 @@ fn a_prompt_that_begins_alike_is_not_computed_again() {
         assert_eq!(output.tokens, expected, "{name}");
         // The last token of a reply is never fed.
         assert_eq!(output.metrics.cached_tokens, 16, "{name}");
-        // Another ending: cut back to what is common.
+        // Another ending: cut back to the common prefix.
         let mut third = second[..9].to_vec();
         third.push(30);
         let expected = reply(model.as_ref(), &Prompt::Tokens(third.clone()), &fresh(8));
@@ -343,7 +343,7 @@ fn a_bounded_context_goes_on_however_the_prompt_is_cut() {
                 assert_eq!(got, whole, "{name}, bound {bound}, step {step}");
             }
         }
-        // What fits is exact, to the last position.
+        // A reply that fits is exact, to the last position.
         let prompt = ids(6, 20);
         let options = fresh(30).with_ignore_eos(true);
         let free = reply(tiny(name).as_ref(), &prompt, &options);
@@ -437,9 +437,9 @@ fn guessed_tokens_change_nothing_but_the_number_of_steps() {
         for (prompt, sampled) in [(ids(1, 30), false), (ids(2, 3), true), (ids(3, 1), false)] {
             let mut options = fresh(40).with_ignore_eos(true);
             if sampled {
-                // With AMX products of one row and of several are rounded differently, some 1e-5 of
-                // them: a number that is drawn between the sums of both would choose another token.
-                // Not with this seed.
+                // With AMX, products of one row and of several round differently, by some 1e-5. A
+                // random number between the sums of both would choose another token. Not with this
+                // seed.
                 options = options
                     .with_temperature(0.8)
                     .with_seed(5)
@@ -552,7 +552,7 @@ fn guessing_takes_and_keeps_what_was_computed() {
         drop(stream);
         assert_eq!(run(drafted.as_ref(), &third).metrics.cached_tokens, 0);
     }
-    // What is one kind of cache in both is used by both: a batch begins where guessing ended.
+    // Both use caches of the same kind: a batch begins where guessing ended.
     let model = tiny("llama");
     let Prompt::Tokens(start) = ids(5, 20) else {
         unreachable!()
@@ -646,7 +646,7 @@ fn cancelling_takes_effect_within_a_token() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     let model = tiny("llama");
-    // By the one who reads the tokens: none comes after.
+    // By the reader of the tokens: none comes after.
     let cancel = CancelToken::new();
     let options = fresh(400).with_ignore_eos(true).with_cancel(cancel.clone());
     let mut stream = model.generate(&ids(1, 20), &options).unwrap();
@@ -658,7 +658,7 @@ fn cancelling_takes_effect_within_a_token() {
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     assert_eq!(stream.metrics().generated_tokens, 7);
     assert_eq!(stream.finish_reason(), Some(FinishReason::Cancelled));
-    // By somebody else, at any moment: at most the one that is computed then.
+    // By another thread, at any moment: at most the token in progress follows.
     for at in [0, 1, 5, 60, 200] {
         let cancel = CancelToken::new();
         let count = Arc::new(AtomicUsize::new(0));

@@ -1,4 +1,4 @@
-//! GGUF files of every family that llama.cpp writes and we read: they hold the weights of a tiny
+//! GGUF files of every family that llama.cpp writes and we read. They hold the weights of a tiny
 //! checkpoint exactly (`tools/golden/gguf_families.py`), so its golden numbers are theirs.
 
 mod common;

@@ -1,5 +1,5 @@
-//! Truncated, corrupted and lying model files, each byte class, through the program: exit 1, an
-//! error that names the file, no crash.
+//! Truncated, corrupted and contradictory model files through the program: exit 1, an error that
+//! names the file, no crash.
 
 mod common;
 
@@ -162,7 +162,7 @@ fn flipped_bytes_of_a_header_never_crash() {
         };
         for at in (0..2000).step_by(13) {
             let whole = damage(&path, |b| b[at] ^= 0x55);
-            // It may still load, when the byte is in a comment or a name nobody needs.
+            // It may still load, when the byte is in a comment or an unused name.
             drop(inference::load_model(
                 &target,
                 &LoadOptions::new().with_backend("cpu"),
@@ -197,7 +197,7 @@ fn the_program_names_the_file_and_exits_with_one() {
 
 #[test]
 fn nothing_is_written_to_the_temporary_directory() {
-    // MLX's CPU compiler would write sources there, run a compiler and load what it finds.
+    // MLX's CPU compiler would write sources there, run a compiler and load the library it finds.
     let empty = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_mlx"))
         .args([

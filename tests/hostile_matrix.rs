@@ -1,7 +1,7 @@
-//! The matrix of malformed files: each lie that a model directory or a GGUF file can tell, told to
-//! the program while the system gives it no more than three gigabytes of addresses. It must end by
-//! itself, with exit code 1 and an error that says what is wrong; never by a signal, a panic or the
-//! clock.
+//! The matrix of malformed files: every lie of a model directory or a GGUF file, through the
+//! program. The system gives it no more than three gigabytes of addresses. It must end by itself,
+//! with exit code 1 and an error that names the fault. It must never end by a signal, a panic or
+//! the clock.
 //!
 //! `tests/hostile.rs` damages files byte by byte; what each reader refuses in detail is tested
 //! beside it.
@@ -165,7 +165,7 @@ fn configurations_that_ask_for_the_world() {
     ends_with_an_error(13, "long", &run(&model, &TOKENS), &["config.json"]);
 }
 
-/// A GGUF header with these counts, and what follows it.
+/// A GGUF header with these counts, and the bytes after it.
 fn gguf(tensors: u64, keys: u64, rest: &[&[u8]]) -> Vec<u8> {
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend(tensors.to_le_bytes());

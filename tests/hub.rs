@@ -1,5 +1,5 @@
 //! Fetching from the Hugging Face Hub, against a hub on this machine: the layout of the shared
-//! cache, what is fetched and what is not, and every way in which a transfer can go wrong.
+//! cache, the files that are fetched, and every way in which a transfer can fail.
 
 mod common;
 mod fake_hub;
@@ -82,7 +82,7 @@ fn a_model_is_fetched_into_pythons_layout_and_runs() {
             "{name}"
         );
     }
-    // What was fetched is a model, also for who knows only its name.
+    // A fetched model can also be used by its name alone.
     let output = hub
         .program(&["generate", "--backend", "cpu", "--raw", "--tokens", "40,41"])
         .args(["--max-tokens", "2", "--json", "--model", "own/tiny"])
@@ -361,7 +361,7 @@ fn gated_and_private_repositories_say_what_to_do() {
     let client = hub.client().with_token("hf_secret").unwrap();
     client.pull(&spec("own/tiny"), false, &mut Silent).unwrap();
     assert_whole(&hub);
-    // The token goes to the hub and to nobody else.
+    // The token goes to the hub only.
     for request in hub.log() {
         assert_eq!(
             request.headers.contains_key("authorization"),

@@ -1,4 +1,4 @@
-//! `mlx arch` and `mlx inspect`: what there is, and what a model would take.
+//! `mlx arch` and `mlx inspect`: the known architectures, and the needs of a model.
 
 mod common;
 
@@ -89,7 +89,7 @@ fn headers_tell_what_loading_finds() {
             );
         }
         // Files may hold more than is loaded: the embedding twice, factors of the rotation, other
-        // senses; and keys that Gemma 4 takes for values are counted as both once loaded.
+        // modalities. Keys that Gemma 4 also uses as values count as both once loaded.
         let about =
             |files: u64, loaded: u64| files + files / 20 >= loaded && files < loaded * 13 / 10;
         let parameters = report["parameters"].as_u64().unwrap();

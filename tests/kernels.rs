@@ -1,6 +1,6 @@
-//! Whole models with the CPU kernels, with their portable form as on a processor without vector
-//! instructions that they know, and without them: the same logits and tokens. The setting belongs
-//! to a process, so each is computed by this program started anew.
+//! Whole models with the CPU kernels, with their portable form as on a processor without known
+//! vector instructions, and without kernels. Logits and tokens are the same. The setting belongs to
+//! a process, so each is computed by this program started anew.
 
 mod common;
 
@@ -10,7 +10,7 @@ use common::{greedy, max_difference, tiny, tiny_names};
 use inference::Prompt;
 use serde_json::{Value, json};
 
-/// Where a started process writes what it finds.
+/// Where a started process writes its results.
 const OUT: &str = "KERNELS_TEST_OUT";
 
 /// Positions of the prompt: enough for panels of products, sweeps of attention, and a rest.

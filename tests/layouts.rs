@@ -1,5 +1,5 @@
-//! One network, several ways to store it: what Hugging Face, MLX and older tools write must load to
-//! the same numbers. Each test rewrites a tiny checkpoint into another layout.
+//! One network, several ways to store it. Files as written by Hugging Face, MLX and older tools
+//! must load to the same numbers. Each test rewrites a tiny checkpoint into another layout.
 
 mod common;
 
@@ -369,7 +369,7 @@ fn olmo3_with_a_rotation_for_each_kind_of_layer() {
         let both = json!({"full_attention": full, "sliding_attention": sliding});
         config.insert("rope_parameters".into(), both);
     });
-    // As others do, and with the default for what is left out.
+    // As others do, and with the default for missing fields.
     same_after("olmo3", |c| {
         let config = c.config.as_object_mut().unwrap();
         config.remove("rope_theta").unwrap();

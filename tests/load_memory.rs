@@ -133,8 +133,8 @@ fn directory(dir: &Path, storage: Storage) {
     out.flush().unwrap();
 }
 
-/// A GGUF file: the embedding as Q8_0, matrices as Q4_1, norms as F32, as llama.cpp makes them; or
-/// all matrices as BF16.
+/// A GGUF file. The embedding is Q8_0, matrices are Q4_1 and norms F32, as llama.cpp makes them; or
+/// all matrices are BF16.
 fn gguf(path: &Path, halves: bool) {
     let times = if halves { 2 } else { PACKED_TIMES };
     fn text(out: &mut Vec<u8>, s: &str) {
@@ -244,7 +244,7 @@ fn status(name: &str) -> u64 {
     kib * 1024
 }
 
-/// Tells the test, started once more as a child, to load this model and say what it took.
+/// Tells the test, started once more as a child, to load this model and report its memory.
 const CHILD: &str = "LOAD_MEMORY_OF";
 
 fn measure(path: &Path) {

@@ -1,6 +1,6 @@
 //! LongRoPE: the rotation of all positions changes with the length of the sequence. However a
-//! sequence is computed, its reply is the one that a single pass over it gives, which is the
-//! reference's (`tools/golden/longrope.py`).
+//! sequence is computed, its reply is that of a single pass over it, which is the reference's
+//! (`tools/golden/longrope.py`).
 
 mod common;
 
@@ -227,8 +227,7 @@ fn prompt_files_hold_one_rotation() {
     }
 }
 
-/// 600 tokens are more than a step of the default size, of which there are then two, on either side
-/// of a switch at 550.
+/// 600 tokens need two steps of the default size, on either side of a switch at 550.
 #[test]
 fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
     let dir = tempfile::tempdir().unwrap();

@@ -146,7 +146,7 @@ fn a_prompt_that_fails_is_told_and_the_others_are_answered() {
     for good in [&all[0], &all[2]] {
         assert!(good["error"].is_null() && good["finish_reason"].is_string());
     }
-    // What is no prompt is refused before anything is computed.
+    // An invalid prompt is refused before anything is computed.
     let output = mlx(&run, "\"good\"\nnot json\n");
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("line 2"), "{}", stderr(&output));

@@ -1,5 +1,5 @@
-//! The backend `mlx_lm` with the real package: it says what the native engine says, honors the
-//! options, refuses bad models and dies with its program. The protocol's faults are tested in
+//! The backend `mlx_lm` with the real package. It replies as the native engine, honors the options,
+//! refuses bad models and dies with its program. The protocol's faults are tested in
 //! `mlxlm-backend`, with a mock.
 //!
 //! Python packages are installed on the first run, pinned, into an environment of their own: see
@@ -245,7 +245,7 @@ fn options_do_what_they_do_on_cpu() {
             Some(FinishReason::Stop)
         )
     );
-    // Each layer remembers so many positions; a longer reply goes on.
+    // Each layer keeps this many positions; a longer reply goes on.
     let narrow = LoadOptions::new().with_context_len(16);
     let bounded = backend().load_model(&tiny("llama"), &narrow).unwrap();
     let (all, some) = (greedy(24), tokens(bounded.as_ref(), &greedy(24)));
@@ -253,7 +253,7 @@ fn options_do_what_they_do_on_cpu() {
     assert_eq!(some.len(), 24);
     assert_eq!(some[..8], all[..8]);
     assert_ne!(some, all);
-    // What only makes a reply faster changes nothing; what is not there is refused.
+    // Options that only make a reply faster change nothing; a missing feature is refused.
     let faster = greedy(16)
         .with_cache_prompt(false)
         .with_prompt_lookup(3)

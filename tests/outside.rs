@@ -1,5 +1,5 @@
-//! A crate outside this workspace links the backend and picks it by name: built and run as its
-//! author would, with Cargo alone.
+//! A crate outside this workspace links the backend and picks it by name. It is built and run as
+//! its author would, with Cargo alone.
 
 mod common;
 #[path = "common/dependant.rs"]

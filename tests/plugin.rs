@@ -1,5 +1,5 @@
-//! `examples/plugin/`, a workspace of a stranger's with a backend of its own and a program that
-//! chooses between it and ours: built, tested and run as its owner would.
+//! `examples/plugin/`, a third party's workspace with a backend of its own and a program that
+//! chooses between it and ours. It is built, tested and run as its owner would.
 
 mod common;
 #[path = "common/dependant.rs"]
@@ -45,7 +45,7 @@ fn the_program_lists_every_linked_backend_and_runs_the_one_that_a_flag_names() {
     assert!(tale.starts_with("trigram\t["), "{tale}");
     assert!(tale.contains("\" capit"), "{tale}");
 
-    // Ours gives a stranger what it gives us.
+    // Our backend gives third parties the same as us.
     let prompt = "One, two, three";
     let path = common::fixture("tiny/llama");
     let arguments = ["--backend=cpu", path.to_str().unwrap(), prompt];
@@ -57,7 +57,7 @@ fn the_program_lists_every_linked_backend_and_runs_the_one_that_a_flag_names() {
         format!("llama\t{:?}\t{:?}", expected.tokens, expected.text)
     );
 
-    // The flag wins over what would have been chosen, and a wrong one is an error that helps.
+    // The flag wins over the default choice, and a wrong one is an error that helps.
     for (arguments, says) in [
         (["--backend", "ecko", "models/tales"], "did you mean `echo`"),
         (["--backend", "cpu", "models/tales"], "models/tales"),

@@ -1,6 +1,6 @@
 //! How registration by linking behaves in programs, in static and dynamic libraries, with and
-//! without link-time optimization: `tests/registration/` is built and run as its owner would, and
-//! what docs/plugins.md says about it is asserted here.
+//! without link-time optimization. `tests/registration/` is built and run as its owner would, and
+//! the statements of docs/plugins.md are asserted here.
 
 #![cfg(any(target_os = "linux", target_os = "macos"))]
 
@@ -33,7 +33,7 @@ fn lines(program: &Path, args: &[&Path]) -> Vec<String> {
     out.lines().map(String::from).collect()
 }
 
-/// Links `main.c` with the static library: as it is, or with all that is in it.
+/// Links `main.c` with the static library: normally, or with all its members.
 fn c_program(dir: &Path, purpose: &str, whole: bool) -> PathBuf {
     let archive = dir.join("liblibrary.a");
     // Tests run side by side and must not write over a program that another is running.
@@ -87,8 +87,8 @@ fn link_time_optimization_changes_nothing_in_programs() {
 
 #[test]
 fn a_static_library_keeps_registrations_only_as_a_whole() {
-    // A linker takes from an archive the object files in which there is something that is referred
-    // to by name, which no registration is. A call of `register` works all the same.
+    // A linker takes those object files from an archive that are referred to by name. No
+    // registration is. A call of `register` works all the same.
     for profile in [DEV, THIN] {
         let dir = built(profile);
         let plain = c_program(&dir, "static", false);
@@ -109,8 +109,8 @@ fn a_static_library_with_fat_lto_keeps_registrations() {
 
 #[test]
 fn a_cdylib_has_its_registrations_and_a_registry_of_its_own() {
-    // What is linked into the library does not come to the program that opens it, and what the
-    // program registers by a call does not come to the library.
+    // Backends linked into the library do not come to the program that opens it. Those that the
+    // program registers by a call do not come to the library.
     for profile in [DEV, THIN] {
         let dir = built(profile);
         let program = c_program(&dir, "opens", false);

@@ -29,7 +29,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// What only the model can refuse is as wrong a command line as what is refused before.
+/// An option that only the model can refuse is as wrong a command line as one refused before.
 #[test]
 fn impossible_values_exit_with_2_also_once_the_model_is_there() {
     for args in [
@@ -133,7 +133,7 @@ fn ctrl_c_exits_with_130() {
     );
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
-    // What came is kept, and its figures.
+    // The partial reply is kept, with its figures.
     assert!(
         stderr(&output).contains("generated: "),
         "{}",
@@ -171,7 +171,7 @@ fn a_prompt_beyond_the_context_is_refused() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let output = run(&fits, &["-n", "1"]);
     assert!(!stderr(&output).contains("warning"), "{}", stderr(&output));
-    // What it says beyond is told, since only then is it known.
+    // Tokens beyond are reported, since only then are they known.
     let output = run(&fits, &["-n", "4"]);
     assert_eq!(output.status.code(), Some(0));
     assert!(

@@ -1,5 +1,5 @@
-//! A bounded cache holds no more bytes and handles after 5,000 tokens than after 1,000, the process
-//! no more memory, so that no graph is retained; and the peak that a request reports is its own.
+//! A bounded cache holds no more bytes and handles after 5,000 tokens than after 1,000. The process
+//! has no more memory, so no graph is retained. The peak that a request reports is its own.
 //!
 //! A binary of its own with one test: the counters belong to the whole process.
 
@@ -35,8 +35,8 @@ fn five_thousand_steps_in_a_circle_leave_memory_handles_and_graph_flat() {
             (now - handles).abs() <= 8,
             "{handles} handles grew to {now} at {step}"
         );
-        // A cache that grew would take 3 layers * 2 * 32 numbers of 4 bytes a token more: 768 KB a
-        // step.
+        // A cache that grew would take 3 layers * 2 * 32 numbers of 4 bytes more for each token:
+        // 768 KB a step.
         assert!(
             used <= bytes + (64 << 10),
             "{bytes} bytes grew to {used} at {step}"

@@ -197,7 +197,7 @@ fn bans_forced_tokens_and_minimal_length_hold() {
     assert!(banned.iter().all(|id| !plain.contains(id)));
     let forced = reply(model.as_ref(), &greedy(12).with_forced_tokens([70, 71])).tokens;
     assert_eq!(forced[..2], [70, 71]);
-    // What follows forced tokens is what follows them in a prompt.
+    // The tokens after forced ones are those after the same tokens in a prompt.
     let longer = Prompt::Tokens((40..60).chain([70, 71]).collect());
     let after = model.generate(&longer, &greedy(10)).unwrap();
     assert_eq!(after.collect_output().unwrap().tokens, forced[2..]);

@@ -1,5 +1,4 @@
-//! `mlx serve` on a tiny model: what comes over HTTP is what the engine gives, and signals stop it
-//! well.
+//! `mlx serve` on a tiny model: replies over HTTP equal the engine's, and signals stop it well.
 #![cfg(unix)]
 
 mod common;

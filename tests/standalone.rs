@@ -1,5 +1,5 @@
-//! A bundled program needs nothing from where it was built, and a program without MLX's library
-//! says what would help.
+//! A bundled program needs nothing from its build, and a program without MLX's library reports a
+//! remedy.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;

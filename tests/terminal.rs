@@ -121,7 +121,7 @@ fn a_killed_chat_keeps_its_history() {
     assert!(kept.contains("line 0\nline 1\n"), "{kept}");
 }
 
-/// What was shown, line by line without what drives the terminal: bars are drawn over themselves.
+/// The text of the screen, line by line without escape sequences: bars are drawn over themselves.
 fn lines(screen: &str) -> Vec<String> {
     let mut plain = String::new();
     let mut rest = screen.chars().peekable();

@@ -1,5 +1,5 @@
-//! Training through the program and through the library, on tiny models: what is written, what goes
-//! on after an interruption, and what is refused. Losses against mlx-lm's are
+//! Training through the program and through the library, on tiny models: written files, continuing
+//! after an interruption, and refusals. Losses against mlx-lm's are
 //! `metal-backend/tests/training.rs`'.
 
 mod common;
@@ -169,8 +169,7 @@ fn so_does_one_that_trains_the_weights_themselves() {
     assert!(read(&whole) == read(&parts));
 }
 
-/// The tiny model learns what it shall say, and the program says it with the adapter and without it
-/// not.
+/// The tiny model learns a reply. The program gives it with the adapter and not without.
 #[test]
 fn what_was_learned_is_said() {
     let dirs = tempfile::tempdir().unwrap();
@@ -386,7 +385,7 @@ fn what_cannot_be_is_told_before_anything_is_written() {
     }
 }
 
-/// An adapter of an earlier run is where the next begins, also one that is kept under the number of
+/// A run begins from the adapter of an earlier run, also from one that is kept under the number of
 /// its step.
 #[test]
 fn a_run_begins_with_another_s_adapter() {

@@ -1,4 +1,4 @@
-//! The list of checks: names, descriptions, when each is required. What they do is in `checks/`.
+//! The list of checks: names, descriptions, when each is required. `checks/` has their code.
 
 use std::fmt;
 use std::str::FromStr;

@@ -16,18 +16,17 @@
 //! ```
 //!
 //! - Each [`Check`] has a name, a description and an [`Outcome`]. [`Check::ALL`] is all of them.
-//! - What is checked follows from [`inference::Capabilities`]: checks of a declared capability are
-//!   required, those of one that is not declared are skipped, and that a call without its
-//!   capability answers `Unsupported` is a check of its own. **A required check that is skipped
-//!   fails the report**, such as chat on a model without a template: give the suite a model that
-//!   has one.
-//! - A panic in the backend is caught and fails the check; so does a check that does not end within
+//! - [`inference::Capabilities`] decides the checks. Checks of a declared capability are required,
+//!   and others are skipped. It is a check of its own that a call without its capability answers
+//!   `Unsupported`. **A required check that is skipped fails the report**, such as chat on a model
+//!   without a template. Give the suite a model that has one.
+//! - A panic in the backend is caught and fails the check. So does a check that does not end within
 //!   [`Suite::with_timeout`]. The suite then goes on with a freshly loaded model.
-//! - Every refusal must be an [`inference::Error`] of the kind that the contract names, and a
-//!   request that was refused, cancelled or dropped must leave a model that answers as before.
+//! - Every refusal must be an [`inference::Error`] of the kind that the contract names. A request
+//!   that was refused, cancelled or dropped must leave a model that answers as before.
 //!
-//! `Send` and `Sync` are promised by the traits themselves, and that a stream is fused by
-//! [`inference::TokenStream`]; the checks use both (they run in threads and read past the end).
+//! The traits themselves promise `Send` and `Sync`, and [`inference::TokenStream`] promises that a
+//! stream is fused. The checks use both: they run in threads and read past the end.
 //!
 //! This crate runs no model of its own, knows no backend, and measures no speed.
 

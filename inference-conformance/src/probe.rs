@@ -83,7 +83,7 @@ pub(crate) fn reply(
     Ok(read(start(model, prompt, options)?)?.0)
 }
 
-/// The reply, or `None` where the backend says that it does not have what was asked for.
+/// The reply, or `None` where the backend answers that it lacks the feature.
 pub(crate) fn reply_if_supported(
     model: &dyn TextModel,
     prompt: &Prompt,
@@ -133,8 +133,8 @@ pub(crate) fn first_item(started: Answer<TokenStream>) -> Answer<()> {
     }
 }
 
-/// Reads on until the stream ends, which it must do with an error of `kind` after few tokens, and
-/// say so.
+/// Reads on until the stream ends. It must do so with an error of `kind` after few tokens, and say
+/// so.
 pub(crate) fn ends_with(stream: &mut TokenStream, kind: ErrorKind) -> Verdict {
     for _ in 0..=LAG {
         match stream.next() {

@@ -95,8 +95,8 @@ impl Report {
 }
 
 impl fmt::Display for Report {
-    /// A table with one line a check: outcome, name, and what was promised, or for what is not
-    /// passed the reason.
+    /// A table with one line a check: outcome, name, and its promise. A check that did not pass has
+    /// the reason instead.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let capabilities = self.capabilities.names().join(", ");
         writeln!(f, "backend      {}", self.backend)?;

@@ -34,8 +34,8 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// All checks on `backend` with the model at `path`, which should be a small one: the suite
-    /// loads it about 25 times and asks for some five thousand tokens.
+    /// All checks on `backend` with the model at `path`. It should be a small one: the suite loads
+    /// it about 25 times and asks for some five thousand tokens.
     pub fn new(backend: Arc<dyn Backend>, path: impl Into<PathBuf>) -> Self {
         Self {
             backend,
@@ -193,7 +193,7 @@ fn run(check: Check, context: &Arc<Context>) -> Outcome {
     }
 }
 
-/// Runs `f` in a thread of its own. A panic, or no answer within `timeout`, is an error; a thread
+/// Runs `f` in a thread of its own. A panic, or no answer within `timeout`, is an error. A thread
 /// that hangs is left behind, since it cannot be ended.
 fn watched<T: Send + 'static>(
     timeout: Duration,
@@ -203,7 +203,7 @@ fn watched<T: Send + 'static>(
     let spawned = std::thread::Builder::new()
         .name(String::from("conformance"))
         .spawn(move || {
-            // What was half done is given up with the model.
+            // Unfinished work is dropped with the model.
             let done = catch_unwind(AssertUnwindSafe(f));
             let _ = sender.send(done);
         });

@@ -1,4 +1,4 @@
-//! An honest backend passes, and the suite's settings and its report do what they say.
+//! An honest backend passes, and the suite's settings and report work as documented.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! `mlx backends`: what models can run on here.
+//! `mlx backends`: the devices that models can run on here.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::console::{Console, table};
 use super::failure::Failure;
 
-/// List the backends: which are available, on which device, and what they can do
+/// List the backends: which are available, on which device, and their capabilities
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Print a JSON array

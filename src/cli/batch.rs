@@ -24,8 +24,8 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     input: InputArgs,
-    /// Append the results to this file instead of printing them; prompts it has results for are
-    /// left out, so that an interrupted run goes on
+    /// Append the results to this file instead of printing them; prompts with results in it are
+    /// skipped, so that an interrupted run continues
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Prompts that run at the same time
@@ -101,7 +101,7 @@ fn finished(path: &std::path::Path) -> Result<Vec<usize>, Failure> {
     Ok(done)
 }
 
-/// What came of a prompt.
+/// The result of a prompt.
 fn result(record: &Record, text: &str, tokens: &[u32], end: Result<FinishReason, &Error>) -> Value {
     let mut value = json!({"index": record.index});
     if let Some(id) = &record.id {

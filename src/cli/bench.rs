@@ -1,7 +1,7 @@
 //! `mlx bench`: how fast a model loads, reads a prompt and writes, as JSON.
 //!
-//! The prompt is made of pseudo-random ids, the same on every run and machine; sampling is greedy
-//! and does not stop early, so that every run does the same work.
+//! The prompt is pseudo-random ids, the same on every run and machine. Sampling is greedy and does
+//! not stop early, so every run does the same work.
 
 use std::time::Instant;
 
@@ -35,8 +35,8 @@ pub struct Args {
     /// per second
     #[arg(long, alias = "batch-size", value_name = "N", value_parser = at_least_one)]
     batch: Option<usize>,
-    /// Measure N requests together against one after another, classification of twice as many
-    /// prompts likewise, and what sampling adds to a token, too
+    /// Also measure N requests together against one after another, the same for classification of
+    /// twice as many prompts, and the cost of sampling
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     together: Option<usize>,
     #[command(flatten)]
@@ -200,8 +200,8 @@ fn measure(
     Ok(measured)
 }
 
-/// Tokens per second of all of `rows` requests that decode together, from the step that gives the
-/// last of them its first token to the end.
+/// Tokens per second of all of `rows` requests that decode together. It counts from the step in
+/// which the last of them gets its first token, to the end.
 fn together(args: &Args, rows: usize, model: &dyn TextModel) -> Result<f64, Failure> {
     let info = model.info();
     let eos = model
@@ -376,7 +376,7 @@ mod tests {
         let chats = |model: &Mock| bench_many::chats(model, 2).unwrap();
         assert!(chats(&Mock::base(&["a"])).is_none());
         assert!(chats(&Mock::base(&["a"]).opaque()).is_none());
-        // A template, but no tokens of what it makes.
+        // A template, but a backend that does not report its tokens.
         assert!(chats(&Mock::instruct(&["a"])).is_none());
     }
 

@@ -20,7 +20,7 @@ const SHORT: usize = 16;
 /// Tokens of an instruction before such a prompt, the same for all.
 const INSTRUCTION: usize = 64;
 
-/// What is asked about texts that are classified as they are meant to be: in a conversation.
+/// The question about texts that are classified in a conversation.
 const QUESTION: &str = "Positive or negative?";
 const TEXTS: [&str; 16] = [
     "I loved every minute of it.",
@@ -41,8 +41,8 @@ const TEXTS: [&str; 16] = [
     "A warm, funny little film.",
 ];
 
-/// So many short conversations; `None` where the model has no template for them, or the backend
-/// does not tell their tokens.
+/// This many short conversations. `None` where the model has no template for them, or the backend
+/// does not report their tokens.
 ///
 /// # Errors
 /// When the template refuses them.

@@ -1,6 +1,6 @@
 //! `mlx chat`: a conversation, line by line. What happens in it is `session`'s.
 //!
-//! Replies go to standard output; prompts, messages and statistics do not, so that a chat can be
+//! Replies go to standard output; prompts, messages and statistics do not. So a chat can be
 //! scripted: with standard input not a terminal each line is a message.
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `mlx classify`: what comes next after each of many prompts, in one pass.
+//! `mlx classify`: the next token after each of many prompts, in one pass.
 
 use inference::{GenerateOptions, Prompt, TextModel};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ pub struct Args {
     /// model would; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     label: Vec<String>,
-    /// Tell so many of the most likely tokens
+    /// Print this many of the most likely tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     top: usize,
     #[command(flatten)]

@@ -1,5 +1,5 @@
-//! Colors for lines of code: comments, strings, numbers and words of the language. What it does not
-//! know it leaves as it is. No grammar: libraries for that bring megabytes, to color some lines of
+//! Colors for lines of code: comments, strings, numbers and words of the language. It leaves
+//! unknown words unchanged. No grammar: libraries for that bring megabytes, to color some lines of
 //! a reply.
 
 /// Comments to the end of the line.

@@ -1,11 +1,11 @@
-//! Reads the tables of docs/compat.md: what they call *same* or *alias* must be known to the
+//! Reads the tables of docs/compat.md: every name marked *same* or *alias* must be known to the
 //! program.
 
 use clap::Command;
 
 const TABLES: &str = include_str!("../../docs/compat.md");
 
-/// A row: its heading, the names in its first column, what it says of them, and its note.
+/// A row: its heading, the names in its first column, its verdict, and its note.
 struct Row {
     heading: String,
     names: Vec<String>,

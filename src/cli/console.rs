@@ -48,7 +48,7 @@ impl Console<'_> {
             .map_err(write_failed)
     }
 
-    /// Writes what is ours to draw, as it is.
+    /// Writes our own drawing, unchanged.
     pub fn drawn(&mut self, text: &str) -> Result<(), Failure> {
         let written = self.out.write_all(text.as_bytes());
         written
@@ -81,7 +81,7 @@ impl Console<'_> {
 
     /// Tells the user something that matters even when quiet.
     pub fn warn(&mut self, text: &str) {
-        // With standard error gone there is nobody to tell, and no reason to stop.
+        // Without standard error no message can be shown, and there is no reason to stop.
         let _ = writeln!(self.err, "{text}");
         let _ = self.err.flush();
     }

@@ -6,7 +6,7 @@ use super::failure::Failure;
 
 /// A prompt as the model counts it.
 pub enum Counted<'a> {
-    /// A text as it is.
+    /// A text, unchanged.
     Text(&'a str),
     /// Token ids.
     Tokens(&'a [u32]),
@@ -33,8 +33,7 @@ pub fn tokens(model: &dyn TextModel, prompt: &Counted<'_>) -> Result<Option<usiz
     })
 }
 
-/// Refuses a prompt that is longer than the model's context, where nothing bounds what is
-/// remembered.
+/// Refuses a prompt that is longer than the model's context, where the cache is not bounded.
 ///
 /// # Errors
 /// With both counts.

@@ -53,7 +53,7 @@ pub struct Args {
     /// Different bits for different layers: mixed_2_6, mixed_3_4, mixed_3_6 or mixed_4_6
     #[arg(long, visible_alias = "recipe", value_name = "RECIPE", requires = "quantize", value_parser = recipe)]
     quant_predicate: Option<Recipe>,
-    /// Make what is quantized dense
+    /// Make quantized matrices dense
     #[arg(long, short, conflicts_with = "quantize")]
     dequantize: bool,
     /// Store floats as float32, float16 or bfloat16; without it, as they are
@@ -65,7 +65,7 @@ pub struct Args {
     /// Replace the output directory if it is not empty
     #[arg(long)]
     force: bool,
-    /// Print a JSON object of what was made
+    /// Print a JSON object about the result
     #[arg(long)]
     json: bool,
 }

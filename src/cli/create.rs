@@ -14,7 +14,7 @@ use super::preset::{self, Kind, Preset};
 /// Make a preset: a model with instructions, parameters, a template and an adapter, under a name
 ///
 /// A Modelfile has lines FROM MODEL, SYSTEM TEXT, PARAMETER NAME VALUE, TEMPLATE JINJA, ADAPTER
-/// DIR, LICENSE TEXT and MESSAGE ROLE TEXT; longer texts stand between three double quotes. `run`,
+/// DIR, LICENSE TEXT and MESSAGE ROLE TEXT. Put longer texts between three double quotes. `run`,
 /// `chat`, `generate`, `show`, `ls` and `rm` know presets by their names.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {

@@ -1,5 +1,6 @@
-//! How a conversation becomes a prompt where the model's own template is not all: another template,
-//! more names for it, a reply that has begun already, other tokens that end it.
+//! How a conversation becomes a prompt where the model's own template is not enough. There may be
+//! another template, more names for it, a reply that has begun already, or other tokens that end
+//! it.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -103,7 +104,7 @@ impl Dialog {
         Ok(())
     }
 
-    /// The template in use, as far as it is not the model's affair alone.
+    /// The template in use, where a user changed it.
     #[cfg(feature = "mlx-backend")]
     pub fn template(&self) -> Option<&str> {
         let template = self.text.as_ref()?.template()?;

@@ -1,5 +1,4 @@
-//! The flags that say how the engine goes about it. They change what a reply takes, not what it
-//! says.
+//! The flags that say how the engine goes about it. They change the cost of a reply, not its text.
 
 use inference::GenerateOptions;
 

@@ -1,4 +1,4 @@
-//! Variables that the engine reads without a word: a value that means nothing is told here, where a
+//! Variables that the engine reads silently. A value without a meaning is reported here, where a
 //! person can still change it.
 
 use super::failure::Failure;
@@ -11,7 +11,7 @@ const SETS: [&str; 6] = ["portable", "avx2", "avx512", "amx", "neon", "neon+dotp
 /// Checks the variables of the engine.
 ///
 /// # Errors
-/// [`Failure::Usage`] naming the variable, its value and what it may be.
+/// [`Failure::Usage`] naming the variable, its value and the allowed values.
 pub fn check() -> Result<(), Failure> {
     if let Some(value) = variable("MLX_NUM_THREADS")? {
         threads(&value)?;

@@ -73,7 +73,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     subject.measure(args.json, console)
 }
 
-/// What is measured: also `mlx train --test`.
+/// The measured part: also `mlx train --test`.
 pub struct Subject<'a> {
     /// As `--model` names it.
     pub model: Option<&'a str>,

@@ -13,7 +13,7 @@ pub enum Failure {
     PipeClosed,
     /// A signal, after which all was saved: exit 130 for Ctrl-C, 143 for SIGTERM.
     Interrupted {
-        /// What was saved.
+        /// The saved files.
         message: String,
         /// The exit code that a shell gives for the signal.
         code: u8,
@@ -77,8 +77,8 @@ impl From<inference_formats::Error> for Failure {
     }
 }
 
-/// An error about options that only a model can check, such as a grammar: a usage error like those
-/// that were found before.
+/// An error about options that only a model can check, such as a grammar. It is a usage error like
+/// those found before.
 pub fn of_options(error: inference::Error) -> Failure {
     match error.kind() {
         ErrorKind::InvalidOption => Failure::Usage(chain(&error)),

@@ -74,7 +74,7 @@ impl Files {
     }
 }
 
-/// The license of a directory: the text of a file of its own, else the name in the head of
+/// The license of a directory: the text of its license file, else the name in the head of
 /// README.md.
 fn license_in(dir: &Path) -> Option<String> {
     let text = LICENSES.iter().find_map(|name| read(dir.join(name)));

@@ -22,10 +22,11 @@ pub struct Args {
     /// The directory to make
     #[arg(long, short, visible_alias = "save-path", value_name = "DIR", default_value = "fused_model", value_parser = directory)]
     output: PathBuf,
-    /// Make what is quantized dense, so that nothing of the adapter is lost; needed for .gguf files
+    /// Make quantized matrices dense, so that nothing of the adapter is lost; needed for .gguf
+    /// files
     #[arg(long, visible_alias = "de-quantize")]
     dequantize: bool,
-    /// Print a JSON object of what was made
+    /// Print a JSON object about the result
     #[arg(long)]
     json: bool,
 }

@@ -41,13 +41,14 @@ pub struct Args {
         conflicts_with_all = ["raw", "tokens"]
     )]
     system: Option<String>,
-    /// Use the prompt as it is, without the model's chat template
+    /// Use the prompt unchanged, without the model's chat template
     #[arg(long, alias = "ignore-chat-template", conflicts_with_all = DIALOG)]
     raw: bool,
     /// Print one JSON object at the end instead of the text as it comes
     #[arg(long)]
     json: bool,
-    /// Go on from what `mlx cache-prompt` kept in this file: its text, then the prompt as it is
+    /// Continue the prompt that `mlx cache-prompt` saved in this file: its text, then the prompt
+    /// unchanged
     #[arg(
         long,
         value_name = "FILE",

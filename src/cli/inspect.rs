@@ -13,7 +13,7 @@ use super::models::{describe, format_name, quantization, type_name};
 #[cfg(feature = "mlx-backend")]
 use metal_backend::model_report::ModelReport;
 
-/// Without the engine nothing is known of what it would need.
+/// Without the engine its needs are unknown.
 #[cfg(not(feature = "mlx-backend"))]
 type ModelReport = std::convert::Infallible;
 
@@ -149,7 +149,7 @@ fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'stati
         "needs",
         format!(
             "{} for weights, {} for 1000 tokens, in {}",
-            // What was measured beats what was foreseen.
+            // A measured value takes precedence over an estimate.
             bytes(loaded.map_or(memory.weights, |info| info.weight_bytes)),
             bytes(memory.cache_per_token.saturating_mul(1000)),
             memory.compute_type

@@ -1,9 +1,9 @@
 //! Ctrl-C while a reply is generated: the first stops the reply, the next the program.
 //!
-//! Outside of a reply Ctrl-C keeps its usual meaning, until the first reply has begun; from then on
-//! it ends the program with 130, the code a shell gives for the signal. `train` treats SIGTERM
-//! alike, with 143: what ends a job in a cluster or a container must not lose what was learned. So
-//! does `serve`, whose end by the first signal is a good one: exit 0.
+//! Outside of a reply Ctrl-C keeps its usual meaning, until the first reply has begun. From then on
+//! it ends the program with 130, a shell's code for the signal. `train` treats SIGTERM in the same
+//! way, with 143. A job that a cluster or a container ends must not lose its training. So does
+//! `serve`, whose end by the first signal is a good one: exit 0.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, Once, PoisonError};

@@ -25,7 +25,7 @@ const HISTORY: usize = 1000;
 pub enum Line {
     /// A line, without its newline.
     Text(String),
-    /// Ctrl-C: forget what was typed.
+    /// Ctrl-C: drop the line.
     Interrupted,
     /// Ctrl-D, or the end of the input.
     End,
@@ -33,7 +33,7 @@ pub enum Line {
 
 /// A source of lines.
 pub trait Lines {
-    /// The next line, after showing `prompt` if there is somebody to see it.
+    /// The next line, after showing `prompt` if a person sees it.
     fn next(&mut self, prompt: &str, console: &mut Console<'_>) -> Result<Line, Failure>;
 }
 
@@ -171,7 +171,7 @@ fn no_terminal(error: ReadlineError) -> Failure {
     Failure::Failed(anyhow::Error::new(error).context("cannot read from the terminal"))
 }
 
-/// Makes sure the history file exists and that nobody else can read it.
+/// Makes sure the history file exists and that no other user can read it.
 fn make_private(path: &Path) -> std::io::Result<()> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;

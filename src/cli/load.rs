@@ -15,13 +15,13 @@ use super::progress::{HubProgress, Spinner};
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ModelArgs {
     /// The model: a directory, a .gguf file, a known name (see `mlx pull --list`) or owner/name on
-    /// the Hugging Face Hub, fetched once; without it, the first known model
+    /// the Hugging Face Hub, fetched once; default: the first known model
     #[arg(long, short, aliases = ["hf-path", "hf-repo"], value_name = "MODEL")]
     pub model: Option<String>,
 }
 
-/// Where packing begins unless the caller says otherwise, as mlx-lm's command line has it: short
-/// contexts take little memory and stay exact.
+/// Where packing begins by default, as on mlx-lm's command line. Short contexts take little memory
+/// and stay exact.
 const QUANTIZED_KV_START: usize = 5000;
 
 /// How to load it.
@@ -132,7 +132,7 @@ pub fn choose_backend(flag: Option<&str>) -> Result<Arc<dyn Backend>, Failure> {
         (None, Some(name)) if !name.is_empty() => (name, "MLX_BACKEND"),
         _ => return Ok(inference::default_backend()?),
     };
-    // An empty name would mean the default one; somebody who passes a flag means something else.
+    // An empty name would mean the default one, but a user who passes a flag means another.
     if name.trim().is_empty() {
         return Err(Failure::usage("--backend needs a name; see `mlx backends`"));
     }

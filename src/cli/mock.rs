@@ -1,4 +1,4 @@
-//! For the commands' tests: a model that says what it was told to, and streams that are buffers.
+//! For the commands' tests: a model with a fixed reply, and streams that are buffers.
 
 use std::io::Cursor;
 use std::sync::{Mutex, PoisonError};
@@ -51,7 +51,7 @@ impl Streams {
     }
 }
 
-/// A model that replies with fixed pieces, whose ids count from 0, and notes what it was asked.
+/// A model that replies with fixed pieces, whose ids count from 0, and records its requests.
 #[derive(Default)]
 pub struct Mock {
     pieces: Vec<String>,

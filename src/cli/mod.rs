@@ -1,7 +1,7 @@
-//! The command line of `mlx`: one file a subcommand, and what they share.
+//! The command line of `mlx`: one file a subcommand, and their shared parts.
 //!
-//! A subcommand parses into its own `Args`, checks what can be checked without a model (exit 2),
-//! then loads and runs (exit 1 on failure). Results go to standard output, everything else to
+//! A subcommand parses into its own `Args` and checks everything that needs no model (exit 2). Then
+//! it loads and runs (exit 1 on failure). Results go to standard output, everything else to
 //! standard error. No model code is here: it all goes through the `inference` contract.
 
 #[cfg(feature = "mlx-backend")]
@@ -81,8 +81,8 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use console::Console;
 use failure::Failure;
 
-/// Freed bytes that the process keeps for what it allocates next: as many as the keys and values of
-/// some prompts that are answered together.
+/// Freed bytes that the process keeps for its next allocations: about the keys and values of some
+/// prompts in one batch.
 #[cfg(feature = "mlx-backend")]
 const FREED: usize = 256 << 20;
 
@@ -99,7 +99,7 @@ MLX_API_KEY (as serve's --api-key), HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT
 #[derive(Debug, Parser)]
 #[command(name = "mlx", version, after_help = AFTER_HELP, arg_required_else_help = true)]
 struct Cli {
-    /// Log to standard error: -v what is done, -vv details, -vvv everything
+    /// Log to standard error: -v steps, -vv details, -vvv everything
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
     /// No progress and no statistics on standard error
@@ -203,8 +203,8 @@ const RARE: [&str; 42] = [
     "xtc_threshold",
 ];
 
-/// The command line. Values may begin with a minus and a digit: `--top-k -3` is told as out of
-/// range rather than as an unknown flag. `-h` leaves out what is rare, and says so.
+/// The command line. Values may begin with a minus and a digit. So `--top-k -3` is reported as out
+/// of range, not as an unknown flag. `-h` leaves out rare flags, and says so.
 fn command() -> clap::Command {
     fn all(command: clap::Command) -> clap::Command {
         let rare = |arg: &clap::Arg| RARE.contains(&arg.get_id().as_str());
@@ -239,7 +239,7 @@ pub fn main() -> ExitCode {
     };
     let mut line = command();
     if given.iter().any(|arg| arg == "--version") {
-        // Asking what is linked takes a moment that other commands need not spend.
+        // Finding the linked backends takes a moment that other commands need not spend.
         line = line.long_version(&*version::long().leak());
     }
     // Wrong command lines exit with 2 here, help and version with 0.
@@ -319,7 +319,7 @@ pub fn main() -> ExitCode {
 fn finish(done: Result<(), Failure>, err: &mut dyn Write) -> u8 {
     let Err(failure) = done else { return 0 };
     if let Some(text) = failure.report() {
-        // With standard error gone there is nobody left to tell.
+        // Without standard error no message can be shown.
         let _ = writeln!(err, "error: {text}");
         #[cfg(feature = "mlx-backend")]
         if let (Failure::Failed(_), Some(hint)) = (&failure, standalone::hint()) {

@@ -14,7 +14,7 @@ const KNOWN: &str = "FROM, SYSTEM, PARAMETER, TEMPLATE, ADAPTER, LICENSE and MES
 /// A preset, and the line of each of its parameters.
 #[derive(Debug, PartialEq)]
 pub struct Modelfile {
-    /// What it says; paths are as written.
+    /// Its content; paths are as written.
     pub preset: Preset,
     /// The number of the line of each parameter, from 1.
     pub lines: Vec<usize>,
@@ -23,7 +23,7 @@ pub struct Modelfile {
 /// Reads a Modelfile.
 ///
 /// # Errors
-/// What is wrong, with the number of the line.
+/// The fault, with the number of the line.
 pub fn parse(text: &str) -> Result<Modelfile, String> {
     let mut found = Modelfile {
         preset: Preset::default(),

@@ -24,7 +24,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     print(inference::discover(&args.dir)?, args.json, console)
 }
 
-/// What can be known about a model without loading it.
+/// Facts about a model that need no loading.
 pub fn describe(model: &DiscoveredModel) -> Value {
     json!({
         "path": model.path.to_string_lossy(),

@@ -1,13 +1,13 @@
 //! Command lines of Python's mlx-lm: `mlx_lm.generate`, as the name of a link to the program or as
-//! a subcommand, with the short flags and the defaults it has there. Flags that mean the same under
-//! another long name are aliases where the flags are defined.
+//! a subcommand. The short flags and defaults are mlx-lm's. Flags that mean the same under another
+//! long name are aliases where the flags are defined.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use super::failure::Failure;
 
-/// A program of mlx-lm and what it is here.
+/// A program of mlx-lm and its counterpart here.
 struct Program {
     theirs: &'static str,
     ours: &'static str,

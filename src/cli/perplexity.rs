@@ -44,8 +44,8 @@ pub struct Args {
     /// Of mlx-lm: pieces in one forward pass, which changes no result
     #[arg(long, value_name = "N", hide = true, value_parser = at_least_one)]
     batch_size: Option<usize>,
-    /// The text is cut into pieces of this many tokens, of which the first is given; what is left
-    /// over at its end is not counted, unless it is all there is
+    /// The text is cut into pieces of this many tokens, of which the first is given; a shorter rest
+    /// is not counted, unless it is all there is
     #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_two)]
     sequence_length: usize,
     #[command(flatten)]

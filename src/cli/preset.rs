@@ -170,7 +170,7 @@ pub fn remove(name: &str) -> Result<Option<u64>, Failure> {
 /// What a parameter is.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It changes what is said.
+    /// It changes the text of replies.
     Used,
     /// It says how another engine goes about it.
     Resource,
@@ -179,7 +179,7 @@ pub enum Kind {
 /// Checks a parameter.
 ///
 /// # Errors
-/// What is wrong with its name or value.
+/// The fault of its name or value.
 pub fn check(name: &str, value: &str) -> Result<Kind, String> {
     if RESOURCES.contains(&name) {
         return Ok(Kind::Resource);
@@ -222,7 +222,7 @@ impl Preset {
         given?.1.parse().ok()
     }
 
-    /// This over `base`: what it does not say is as there.
+    /// This over `base`: settings that it lacks come from there.
     #[must_use]
     pub fn over(self, base: Preset) -> Self {
         let mut parameters = base.parameters;

@@ -11,8 +11,8 @@ use rust_mlx::hub::{Progress, Stage};
 
 use super::console::{Console, bytes};
 
-// The message takes what is left of the line and is cut there: a line that wraps is drawn again and
-// again.
+// The message takes the rest of the line and is cut there: a line that wraps would be drawn again
+// and again.
 const BYTES_BAR: &str = "{wide_msg} [{bar:16}] {bytes}/{total_bytes}{speed}{left}";
 const TOKEN_BAR: &str = "{wide_msg} [{bar:16}] {pos}/{len} tokens{left}";
 const COUNT_BAR: &str = "{wide_msg} [{bar:16}] {pos}/{len}{left}";
@@ -122,7 +122,7 @@ impl<'c> HubProgress<'c> {
     }
 
     fn line(&mut self, text: &str) {
-        // Progress that nobody can see is not worth stopping for.
+        // Invisible progress is no reason to stop.
         let _ = writeln!(self.err, "{text}");
     }
 }

@@ -38,7 +38,7 @@ pub struct Record {
 /// What a model is asked.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ask {
-    /// A text, as it is.
+    /// A text, unchanged.
     Text(String),
     /// Token ids.
     Tokens(Vec<u32>),

@@ -17,14 +17,14 @@ pub struct Args {
     /// Do not ask
     #[arg(long, short)]
     yes: bool,
-    /// Print a JSON object of what was removed
+    /// Print a JSON object about the removed files
     #[arg(long)]
     json: bool,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    // Presets first, as `run` finds them. It is a small file, but somebody wrote it: ask.
+    // Presets first, as `run` finds them. It is a small file, but a person wrote it: ask.
     if preset::find(&args.name)?.is_some() {
         let mut removed = Removed::default();
         if !agreed(args, &removed, console)? {

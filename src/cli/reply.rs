@@ -1,4 +1,4 @@
-//! One reply: its tokens shown as they come, and what is said about it afterwards.
+//! One reply: its tokens, shown as they come, and its statistics.
 
 use inference::{Error, ErrorKind, FinishReason, GenerateMetrics, TokenLogprobs, TokenStream};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use super::console::{Console, bytes};
 use super::failure::Failure;
 use super::screen::Screen;
 
-/// What came of a generation, complete or not.
+/// The result of a generation, complete or not.
 pub struct Reply {
     /// All text so far.
     pub text: String,
@@ -17,15 +17,15 @@ pub struct Reply {
     pub logprobs: Vec<TokenLogprobs>,
     /// Why it ended.
     pub finish_reason: Option<FinishReason>,
-    /// What it took.
+    /// Its metrics.
     pub metrics: GenerateMetrics,
-    /// What ended it early.
+    /// The error that ended it early.
     pub error: Option<Error>,
 }
 
 impl Reply {
     /// Draws a stream to its end, writing the text as it comes if `show` is set: on `screen`, if
-    /// there is one, else as it is.
+    /// there is one, else unchanged.
     ///
     /// # Errors
     /// Only those of writing; an error of the stream is part of the reply.
@@ -56,7 +56,7 @@ impl Reply {
                 }
             }
         }
-        // A line of its own for whatever comes next, on a terminal and in a pipe alike.
+        // A new line for the next output, on a terminal and in a pipe alike.
         if let Some(screen) = &mut screen {
             console.drawn(&screen.end())?;
         } else if show && !text.is_empty() && !text.ends_with('\n') {

@@ -7,8 +7,8 @@ use super::prompt::read_text;
 
 /// Run a model by its name: answer a prompt, or talk on a terminal without one
 ///
-/// Words after NAME are the prompt. What is piped into the program comes before them; without words
-/// it is the prompt.
+/// Words after NAME are the prompt. Text piped into the program comes before them; without words it
+/// is the prompt.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The model: a directory, a .gguf file, a known name (see `mlx pull --list`) or owner/name on
@@ -37,8 +37,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 }
 
 impl Args {
-    /// What is piped and the words, a space between them as ollama has it; `None` where a person is
-    /// to talk.
+    /// The piped text and the words, with a space between them as in ollama. `None` starts a
+    /// conversation.
     fn prompt(&self, console: &mut Console<'_>) -> Result<Option<String>, Failure> {
         if console.in_is_terminal && self.prompt.is_empty() {
             return Ok(None);

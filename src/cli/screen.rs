@@ -10,7 +10,7 @@ use super::code::Code;
 use super::console::Console;
 use super::terminal;
 
-/// A longer word is shown in parts: what has no spaces must not be held back for long.
+/// A longer word is shown in parts: a text without spaces must not be held back for long.
 const LONG_WORD: usize = 40;
 /// Columns of a tab.
 const TAB: usize = 4;
@@ -80,8 +80,8 @@ impl Screen {
         }
     }
 
-    /// The screen of a person who reads along: none in pipes and on terminals that only take text.
-    /// Without colors (`NO_COLOR`) markdown stays as it is spelled.
+    /// The screen of a person who reads along. None in pipes and on terminals that only take text.
+    /// Without colors (`NO_COLOR`) markdown keeps its marks.
     pub fn on(console: &Console<'_>, word_wrap: bool) -> Option<Self> {
         let is = |name: &str, bad: &dyn Fn(&str) -> bool| {
             std::env::var(name).is_ok_and(|value| bad(&value))
@@ -115,7 +115,7 @@ impl Screen {
         std::mem::take(&mut self.out)
     }
 
-    /// What is left, on a line that ends.
+    /// The rest of a line that ends.
     pub fn end(&mut self) -> String {
         let pending = !self.buffer.is_empty() || !self.word.is_empty() || self.run.is_some();
         if pending || self.column > 0 || self.escaped {
@@ -291,7 +291,7 @@ impl Screen {
         }
     }
 
-    /// Finds out what the marks mean that were read, now that what follows is known.
+    /// Finds out the meaning of the marks read so far, now that the next character is known.
     fn understand(&mut self, next: char) {
         let Some((mark, mut n)) = self.run.take() else {
             return;

@@ -1,8 +1,8 @@
-//! Tests of wrapping and markdown. What comes in other pieces must look the same.
+//! Tests of wrapping and markdown. The same text in other pieces must look the same.
 
 use super::*;
 
-/// What is shown for `text`, in whatever pieces it comes.
+/// The screen for `text`, in whatever pieces it comes.
 #[track_caller]
 fn drawn(text: &str, width: usize, markdown: bool) -> String {
     let mut screen = Screen::new(width, markdown);
@@ -134,7 +134,7 @@ fn emphasis_is_drawn_and_its_marks_are_not() {
     }
     let bold = drawn("a **b** c", 80, true);
     assert_eq!(bold, "a \u{1b}[0;1mb\u{1b}[0m c\n");
-    // What is not closed ends with its line, and nothing is left on the terminal.
+    // An open mark ends with its line, and nothing is left on the terminal.
     let open = drawn("**a\nb", 80, true);
     assert_eq!(open, "\u{1b}[0;1ma\u{1b}[0m\nb\n");
     assert_eq!(

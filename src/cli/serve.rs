@@ -99,7 +99,7 @@ impl Args {
     }
 }
 
-/// The name of a model for requests: as it was given, but of a path only the last part, without
+/// The name of a model for requests: the given one, but of a path only the last part, without
 /// `.gguf`.
 fn name_of(given: &str, path: &Path) -> String {
     match Path::new(given).exists() {

@@ -70,11 +70,11 @@ const COMMANDS: [&str; 18] = [
 
 const QUOTES: &str = "\"\"\"";
 
-/// A model of the session's or of somebody else's.
+/// A model that the session owns, or a borrowed one.
 pub enum Held<'a> {
     /// The session's own, which `/load` replaces.
     Owned(Box<dyn TextModel>),
-    /// Somebody else's.
+    /// A borrowed one.
     #[cfg_attr(not(test), allow(dead_code, reason = "tests lend a mock"))]
     Lent(&'a dyn TextModel),
 }
@@ -154,7 +154,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Says what was said last, where there is something to go on from.
+    /// Repeats the last reply, where there is one to continue.
     pub fn remind(&self, console: &mut Console<'_>) {
         if let Some(message) = self.messages.last() {
             let line = message.content.lines().next().unwrap_or_default();
@@ -614,7 +614,7 @@ fn unquote(text: &str) -> &str {
     inner(QUOTES).or_else(|| inner("\"")).unwrap_or(text)
 }
 
-/// The rest of a message of several lines, whose first line began with the quotes; `None` when it
+/// The rest of a message of several lines, whose first line began with the quotes. `None` when it
 /// was given up or is empty.
 fn read_quoted(
     first: &str,

@@ -135,7 +135,7 @@ mod tests {
              presence_penalty 0.5\nfrequency_penalty -0.5\nxtc_probability 0.25\nxtc_threshold 0.2\n\
              max_tokens 9\nmin_tokens 2\nseed 3\nstop [\"END\"]";
         assert_eq!(list(&o), text);
-        // What was changed makes the same options again.
+        // Changed settings give the same options again.
         let mut again = GenerateOptions::default();
         for (name, value) in changed(&o) {
             set(&mut again, &name, &value).unwrap();

@@ -45,7 +45,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What there is to show.
+/// The parts to show.
 #[derive(Debug, Serialize)]
 struct Shown {
     name: String,

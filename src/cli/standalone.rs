@@ -1,4 +1,4 @@
-//! `mlx self install` and `mlx self bundle DIR`: MLX's library beside the program, so that it needs
+//! `mlx self install` and `mlx self bundle DIR`: MLX's library beside the program. It then needs
 //! nothing of the machine or the cache where it was built.
 
 use std::fs;
@@ -75,7 +75,7 @@ fn cannot(verb: &str, path: &Path, error: &dyn std::fmt::Display) -> Failure {
     Failure::failed(format!("cannot {verb} {}: {error}", path.display()))
 }
 
-/// The package's files that a program needs: the library, what it loads itself, and the licenses.
+/// The package's files that a program needs: the library, its own libraries, and the licenses.
 fn is_needed(path: &Path) -> bool {
     let mut parts = path.iter().map(|part| part.to_string_lossy());
     let Some(first) = parts.next() else {

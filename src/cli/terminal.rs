@@ -15,9 +15,8 @@ pub fn columns() -> Option<usize> {
     None
 }
 
-/// While it lives, the terminal draws no `^C` into the reply for the keys that stop it. What else
-/// is typed shows as ever, and a program that is killed in between leaves nothing worse than this
-/// behind.
+/// While it lives, the terminal draws no `^C` into the reply for the keys that stop it. Other typed
+/// text shows as before. A program that is killed in between leaves nothing worse than this behind.
 #[must_use]
 pub struct NoCaret {
     #[cfg(unix)]

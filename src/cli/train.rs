@@ -31,7 +31,7 @@ pub struct Args {
     /// Replace the adapter of an earlier run in --adapter-path
     #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
-    /// Print a JSON object of what came of it
+    /// Print a JSON object about the result
     #[arg(long)]
     json: bool,
 }

@@ -40,14 +40,14 @@ pub struct Flags {
     /// Where the adapter, the log and the plot go [default: adapters]
     #[arg(long, value_name = "DIR", value_parser = maybe_empty, help_heading = "Files")]
     adapter_path: Option<PathBuf>,
-    /// Begin with this adapter (a directory or a .safetensors file) instead of a fresh one; its
-    /// shape is that of its adapter_config.json, which flags must not contradict
+    /// Begin with this adapter (a directory or a .safetensors file) instead of a fresh one; flags
+    /// must not contradict the shape in its adapter_config.json
     #[arg(long, value_name = "PATH", help_heading = "Files")]
     resume_adapter_file: Option<PathBuf>,
-    /// Save every so many steps [default: 100]
+    /// Save every N steps [default: 100]
     #[arg(long, value_name = "N", help_heading = "Files")]
     save_every: Option<u64>,
-    /// What is trained [default: lora]
+    /// Kind of training [default: lora]
     #[arg(long, value_name = "TYPE", help_heading = "Adapter")]
     fine_tune_type: Option<Kind>,
     /// Train this many of the last blocks; -1 for all [default: 16]
@@ -168,10 +168,10 @@ pub struct Flags {
     /// The field of a line that holds a text [default: text]
     #[arg(long, value_name = "NAME", help_heading = "Data")]
     text_feature: Option<String>,
-    /// Report the loss every so many steps [default: 10]
+    /// Report the loss every N steps [default: 10]
     #[arg(long, value_name = "N", help_heading = "Reports")]
     steps_per_report: Option<u64>,
-    /// Validate every so many steps [default: 200]
+    /// Validate every N steps [default: 200]
     #[arg(long, value_name = "N", help_heading = "Reports")]
     steps_per_eval: Option<u64>,
     /// Batches of a validation; -1 for all, 0 for none [default: 25]

@@ -45,7 +45,7 @@ impl<'c> Show<'c> {
         if self.quiet {
             return;
         }
-        // Progress that nobody can see is not worth stopping for.
+        // Invisible progress is no reason to stop.
         let err = &mut self.err;
         self.bar.suspend(|| {
             let _ = writeln!(err, "{text}");

@@ -1,6 +1,6 @@
 //! What `--version` tells besides the program's own version.
 
-/// The versions of what is linked, a line each.
+/// The versions of the linked libraries, a line each.
 #[cfg(feature = "mlx-backend")]
 pub fn long() -> String {
     let mlx = rust_mlx::mlx::mlx_version().unwrap_or_else(|_| String::from("unknown"));

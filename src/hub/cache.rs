@@ -35,7 +35,7 @@ pub fn models_dir() -> Result<PathBuf> {
     Ok(cache_dir()?.join("models"))
 }
 
-/// Where small things that are worth keeping live, such as the chat's history: `$MLX_CACHE_DIR`,
+/// The directory of small persistent files, such as the chat's history. It is `$MLX_CACHE_DIR`,
 /// else `$XDG_STATE_HOME/rust-mlx`, else `~/.local/state/rust-mlx`
 /// (`~/Library/Application Support/rust-mlx` on macOS).
 ///

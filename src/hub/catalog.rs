@@ -46,7 +46,7 @@ impl KnownModel {
 /// A Python package's wheel, pinned.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wheel<'a> {
-    /// What it holds, for the progress.
+    /// Its content, for the progress.
     pub title: &'a str,
     /// The package.
     pub package: &'a str,

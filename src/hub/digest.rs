@@ -30,7 +30,7 @@ impl Hasher {
     }
 }
 
-/// Hashes what is left of a reader; `progress` sees the running byte count.
+/// Hashes the rest of a reader; `progress` sees the running byte count.
 pub(super) fn of_reader(mut reader: impl Read, progress: &mut dyn Progress) -> io::Result<String> {
     let mut hasher = Hasher::default();
     let mut buffer = vec![0u8; 1 << 20];

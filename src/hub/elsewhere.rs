@@ -44,8 +44,8 @@ const ELSEWHERE: &[Elsewhere] = elsewhere! {
     "smollm3" | "smollm3:3b" => "HuggingFaceTB/SmolLM3-3B";
 };
 
-/// The repository that a name means which other tools know; letter case does not matter, and a name
-/// without a tag is the same as with `:latest`.
+/// The repository of a name that other tools use. Letter case does not matter, and a name without a
+/// tag is the same as with `:latest`.
 #[must_use]
 pub fn on_the_hub(name: &str) -> Option<&'static str> {
     let name = name.trim();

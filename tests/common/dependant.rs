@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// Where the programs that `cargo` builds are put: `target(shared)/debug/<name>`.
 ///
-/// A directory of its own, since the outer Cargo holds the lock of this workspace's; workspaces
+/// A directory of its own, since the outer Cargo holds the lock of this workspace's. Workspaces
 /// that link the MLX engine share one, so that it is built once.
 pub fn target(shared: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(shared)
@@ -29,9 +29,8 @@ pub fn cargo(workspace: &str, shared: &str) -> Command {
     command
 }
 
-/// Begins with our versions, which are all on this machine already: without a network, and without
-/// another build of the same crate in another version. Cargo leaves out what the workspace does not
-/// need.
+/// Begins with our versions, which are all on this machine already. So it needs no network, and no
+/// other version of a crate. Cargo leaves out what the workspace does not need.
 fn lock_versions(root: &Path, dir: &Path) {
     static DONE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
 //! Reads which modules of a crate use which, for tests of the order of rooms. Only paths that begin
-//! with `crate::` or `super::` are seen: no calls of methods, and no items that a parent
-//! re-exports.
+//! with `crate::` or `super::` are seen. Calls of methods, and items that a parent re-exports, are
+//! not.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -95,8 +95,7 @@ pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String>
             continue;
         };
         for path in paths(module, text) {
-            // The longest part of the path that is a module; what is below a room's name is its
-            // item.
+            // The longest part of the path that is a module; below a module's name come its items.
             let mut used = path.as_str();
             while !modules.contains_key(used) {
                 let Some((shorter, _)) = used.rsplit_once("::") else {

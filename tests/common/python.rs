@@ -16,8 +16,8 @@ static PYTHON: LazyLock<PathBuf> = LazyLock::new(|| match std::env::var_os(VARIA
     _ => install(),
 });
 
-/// The interpreter. The first call in a fresh build directory takes a minute and needs what
-/// building needed: pip and a package index.
+/// The interpreter. The first call in a fresh build directory takes a minute. It needs pip and a
+/// package index, as building does.
 pub fn with_mlx_lm() -> &'static Path {
     &PYTHON
 }
@@ -37,8 +37,8 @@ pub fn run_tool(script: &str, args: &[&Path]) {
     run(&mut command);
 }
 
-/// Holds a lock file as long as it lives, so that test programs at the same time do not disturb
-/// each other.
+/// Holds a lock file as long as it lives, so that concurrent test programs do not disturb each
+/// other.
 pub fn locked(name: &str) -> File {
     std::fs::create_dir_all(kept()).unwrap();
     let file = File::create(kept().join(name)).unwrap();

@@ -82,12 +82,12 @@ impl Terminal {
         self.keys.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Waits until `text` is shown after what the last call waited for, and returns what was shown
-    /// up to it.
+    /// Waits until `text` is shown after the text of the last call, and returns the screen up to
+    /// it.
     pub fn wait_for(&mut self, text: &str) -> String {
         let begun = Instant::now();
         loop {
-            // Asked before looking, so that what was written last is looked at.
+            // Asked before looking, so that the last output is included.
             let ended = self.child.try_wait().unwrap().is_some();
             if ended {
                 std::thread::sleep(Duration::from_millis(50));
@@ -125,7 +125,7 @@ impl Terminal {
         let begun = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                // What was written last may still be on its way.
+                // The last output may not have arrived yet.
                 std::thread::sleep(Duration::from_millis(50));
                 return status;
             }

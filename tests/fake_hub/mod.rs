@@ -1,4 +1,4 @@
-//! A hub on this machine for the tests: the few answers that fetching needs, and every way to give
+//! A hub on this machine for the tests: the few answers that fetching needs, and every way to get
 //! them wrong. Not a server for anything else: one thread a connection, one request each.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ pub enum Fault {
     DropAfter(usize),
     /// No range is honored.
     WholeFile,
-    /// A length that is not that of the body, which is sent as it is.
+    /// A length that is not that of the body, which is sent unchanged.
     Length(usize),
     /// Another body of the same length.
     Garbage,

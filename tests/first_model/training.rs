@@ -1,6 +1,6 @@
-//! Training on the first model against Python mlx-lm (`tools/golden/training_first_model.py`):
-//! adapters on its 4-bit matrices have the gradients and the losses of adapters on what the
-//! matrices stand for.
+//! Training on the first model against Python mlx-lm (`tools/golden/training_first_model.py`).
+//! Adapters on its 4-bit matrices have the gradients and losses of adapters on the dequantized
+//! matrices.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What is trained here is loaded by Python mlx-lm, and says there what it says here.
+//! Python mlx-lm loads adapters trained here, and gives the same replies with them.
 
 use inference::{ComputeType, LoadOptions, LoraConfig, Prompt, TextModel};
 use metal_backend::train::{AdapterKind, Schedule, Sequence, Trainer, Tuning};
@@ -16,8 +16,8 @@ fn logits(model: &dyn TextModel) -> Vec<f32> {
 #[test]
 fn adapters_trained_here_say_the_same_there() {
     use AdapterKind::{Dora, Full, Lora};
-    // Not the fixtures of gpt2 and gemma3, which mlx-lm cannot load, and of gemma2 and phi3, of
-    // which it computes something else with or without an adapter.
+    // Without the fixtures of gpt2 and gemma3, which mlx-lm cannot load. Of gemma2 and phi3 it
+    // computes something else with or without an adapter.
     let cases: [(&str, AdapterKind, &[&str]); 10] = [
         ("llama", Lora, &["q_proj", "down_proj", "lm_head"]),
         ("llama", Dora, &["q_proj", "embed_tokens"]),

@@ -90,8 +90,8 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Runs with an adapter of another shape than the default: what is not written down comes from it,
-/// what is must agree.
+/// Runs with an adapter of another shape than the default. Missing options come from it, given ones
+/// must agree.
 #[test]
 fn an_earlier_adapter_keeps_its_shape() {
     let dirs = tempfile::tempdir().unwrap();
@@ -157,13 +157,12 @@ fn an_earlier_adapter_keeps_its_shape() {
         assert!(told.contains(&format!("{name} is {value}")), "{told}");
         assert!(told.contains(&format!("has {theirs};")), "{told}");
     }
-    // What is dropped in training is no part of the adapter.
+    // Weights that training drops are no part of the adapter.
     let other = ["--resume-adapter-file", from, "--dropout", "0.5"];
     assert_eq!(json(&run(&second, &other))["base"]["loss"], loss);
     assert_eq!(config(&second)["lora_parameters"]["dropout"], 0.5);
 
-    // A bare file has its rank, its layers and its type in it; only the scale is for the user to
-    // say.
+    // A bare file holds its rank, its layers and its type. Only the scale must come from the user.
     let bare = dirs.path().join("bare.safetensors");
     std::fs::copy(first.join(WEIGHTS_FILE), &bare).unwrap();
     let from = bare.to_str().unwrap();

@@ -8,7 +8,7 @@ use metal_backend::train::{Run, Start};
 use crate::common::{fixture, max_difference};
 use crate::{config, cpu, mlx, stderr};
 
-/// A quantized model is trained as it is; fused dense it says what it learned.
+/// A quantized model is trained directly; fused dense it gives the learned reply.
 #[test]
 fn a_quantized_model_is_fused_dense() {
     let dirs = tempfile::tempdir().unwrap();
@@ -57,13 +57,12 @@ fn logits(path: &Path, adapter: Option<&Path>) -> Vec<f32> {
     tokens.logits(&prompt, true).unwrap().logits
 }
 
-/// A GGUF file is trained as it is; `mlx fuse --dequantize` makes a directory of it that computes
-/// the same.
+/// A GGUF file is trained directly; `mlx fuse --dequantize` makes an equal directory of it.
 #[test]
 fn a_gguf_file_is_fused_dense() {
-    // Packed blocks, whose numbers become float32: what is left is the order of sums. And names,
-    // norms and tables that llama.cpp's converter changes, in half floats: so are their sums with
-    // the adapter, 8 bits and more each.
+    // Packed blocks, whose numbers become float32: only the order of sums differs. And names, norms
+    // and tables that llama.cpp's converter changes, in half floats. So are their sums with the
+    // adapter, at 8 bits or more.
     for (name, share) in [
         ("tiny/llama-gguf/model.gguf", 1e-4),
         ("gguf/gemma3-text.gguf", 0.02),

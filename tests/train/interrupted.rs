@@ -1,5 +1,4 @@
-//! Runs that end before their time: killed, or by Ctrl-C, at moments that are drawn anew in each
-//! run of the test.
+//! Runs that end early: killed, or by Ctrl-C, at moments that each run of the test draws anew.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -55,7 +54,7 @@ impl Drop for Moments {
     }
 }
 
-/// Trains in the background; `output` is what becomes of what it says.
+/// Trains in the background; `output` is where its output goes.
 fn begin(adapters: &Path, output: fn() -> Stdio, more: &[&str]) -> Child {
     let (model, data) = (model(), pirate());
     let [model, data, path] = [&model, &data, adapters].map(|p| p.to_str().unwrap());
@@ -100,7 +99,7 @@ fn all_are_whole(adapters: &Path) -> usize {
     for entry in std::fs::read_dir(adapters).unwrap() {
         let file = entry.unwrap().path();
         let name = file.file_name().unwrap().to_str().unwrap();
-        // What was being written beside has a name of its own, and nobody reads it.
+        // A partial file beside it has its own name, and is never read.
         if name.starts_with('.') || file.is_dir() {
             continue;
         }

@@ -7,7 +7,7 @@ use inference::{CancelToken, ErrorKind, GenerateOptions, Prompt};
 use crate::context::{Context, Verdict, fail};
 use crate::probe::{N, first_item, greedy, read, refused, reply, usable};
 
-/// Options under which no request may do its work, what ends it, and what is wrong with them.
+/// Options under which no request may do its work, the error that ends it, and their fault.
 pub(super) fn interrupted(n: usize) -> [(&'static str, ErrorKind, GenerateOptions); 2] {
     let cancel = CancelToken::new();
     cancel.cancel();
@@ -29,7 +29,7 @@ pub(super) fn interrupted(n: usize) -> [(&'static str, ErrorKind, GenerateOption
 
 const INVALID: &[ErrorKind] = &[ErrorKind::InvalidOption];
 
-/// Options that no backend may accept, and what is wrong with them.
+/// Options that no backend may accept, and their fault.
 pub(super) fn bad_options() -> Vec<(&'static str, GenerateOptions)> {
     let with = || greedy(4);
     vec![

@@ -1,4 +1,4 @@
-//! One reply: how its tokens come, how many, how it ends, what it is said to have taken.
+//! One reply: how its tokens come, how many, how it ends, and its metrics.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::probe::{LONG, N, greedy, read, reply, same, start};
 /// Tokens that a backend may compute ahead of the reader.
 const AHEAD: usize = 1000;
 
-/// Asks for far more tokens than fit into the time: a backend that first completes the reply does
+/// Asks for far more tokens than fit into the time. A backend that first completes the reply does
 /// not hand out any.
 pub(crate) fn streaming(context: &Context) -> Verdict {
     let model = context.model()?;
@@ -54,8 +54,8 @@ pub(crate) fn stream_text(context: &Context) -> Verdict {
         output.text,
         again.text()
     );
-    // Where the model decodes ids itself: the same text. What a tokenizer does at the very
-    // beginning of a text (white space) and to a character cut off at the end may differ.
+    // Where the model decodes ids itself: the same text. Tokenizers may differ at the very
+    // beginning of a text (white space) and in a character cut off at the end.
     let Some(tokens) = model.as_token_model() else {
         return Ok(());
     };

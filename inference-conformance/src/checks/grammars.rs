@@ -31,7 +31,7 @@ pub(crate) fn grammars(context: &Context) -> Verdict {
                 got.finish
             );
         }
-        // What is cut is the beginning of what is allowed.
+        // A truncated reply is the beginning of an allowed one.
         let cut = reply(model.as_ref(), &prompt, &options.with_max_tokens(1))?;
         ensure!(
             allowed.iter().any(|a| a.starts_with(cut.text().trim())),

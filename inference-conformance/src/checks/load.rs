@@ -1,4 +1,4 @@
-//! Loading: what must work, and what must be refused.
+//! Loading: paths and options that must work, and those that must be refused.
 
 use std::path::{Path, PathBuf};
 
@@ -110,7 +110,7 @@ pub(crate) fn adapter(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// Looks at what lies at the path. A model of another kind has no capability of its own.
+/// Reads the model at the path. A model of another kind has no capability of its own.
 pub(crate) fn formats(context: &Context) -> Verdict {
     context.model()?;
     let is = |path: &Path, extension: &str| path.extension().is_some_and(|e| e == extension);
@@ -142,7 +142,7 @@ pub(crate) fn formats(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// A bound on what is remembered, which a long prompt or reply passes.
+/// A bound on the cache, which a long prompt or reply passes.
 pub(crate) fn context_len(context: &Context) -> Verdict {
     let prompt = context.prompt();
     let free = reply(context.model()?.as_ref(), &prompt, &greedy(2 * N))?;

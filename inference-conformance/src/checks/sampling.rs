@@ -1,4 +1,4 @@
-//! Draws: what must not vary, and what must.
+//! Draws: results that must not vary, and results that must.
 
 use std::collections::BTreeSet;
 

@@ -15,7 +15,7 @@ use crate::probe::{LONG, N, Reply, greedy, refused, reply, same, usable};
 /// Steps that no session of a check needs.
 const MANY: usize = 1_000_000;
 
-/// What came of one request.
+/// The result of one request.
 #[derive(Default)]
 struct Row {
     ids: Vec<u32>,
@@ -41,7 +41,7 @@ impl Row {
     }
 }
 
-/// A session and what came of its requests.
+/// A session and the results of its requests.
 struct Driver {
     session: Box<dyn BatchSession>,
     rows: BTreeMap<RequestId, Row>,

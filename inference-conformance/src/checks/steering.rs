@@ -137,7 +137,7 @@ pub(crate) fn banned_tokens(context: &Context) -> Verdict {
 
 pub(crate) fn forced_tokens(context: &Context) -> Verdict {
     let (prompt, free) = plain(context)?;
-    // What would have come anyway changes nothing, text and count included.
+    // Options that force the same tokens change nothing, text and count included.
     let options = greedy(N).with_forced_tokens(&free.ids[..2.min(free.ids.len())]);
     let got = bound(context, "forced tokens", &prompt, &options)?;
     ensure!(

@@ -1,6 +1,6 @@
-//! A backend for the tests: the honest `echo` of `examples/plugin/`, and in front of it a wrapper
-//! that breaks one promise at a time. Without a fault the wrapper is honest, and declares training
-//! and attention besides, so that every check runs.
+//! A backend for the tests: the honest `echo` of `examples/plugin/`, and a wrapper that breaks one
+//! promise at a time. Without a fault the wrapper is honest, and declares training and attention
+//! besides, so that every check runs.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 

@@ -1,4 +1,4 @@
-//! One file of a repository: from the hub into the cache, whole and checked, going on where an
+//! One file of a repository: from the hub into the cache, whole and checked. It continues where an
 //! earlier attempt stopped.
 
 use std::fs::{self, File, OpenOptions};
@@ -23,7 +23,7 @@ pub(super) struct Fetcher<'a> {
     pub repository: &'a Repository,
     pub commit: &'a str,
     pub files: &'a [Sibling],
-    /// Hash what is cached already.
+    /// Hash the cached part.
     pub verify: bool,
     pub progress: &'a mut dyn Progress,
 }
@@ -210,7 +210,7 @@ impl Fetcher<'_> {
         Ok(())
     }
 
-    /// Fills `partial` to its end and checks it; what is wrong is removed.
+    /// Fills `partial` to its end and checks it; a wrong file is removed.
     fn download_from(
         &mut self,
         url: &str,
@@ -280,7 +280,7 @@ impl Fetcher<'_> {
         Ok(sink.hasher)
     }
 
-    /// One request for what is missing, written as it comes.
+    /// One request for the missing part, written as it comes.
     fn transfer(&mut self, url: &str, sink: &mut Sink<'_>) -> Result<(), Fault> {
         let from = (sink.length > 0).then_some(sink.length);
         let answer = self.http.request("GET", url, from, Follow::All);
@@ -328,7 +328,7 @@ impl Fetcher<'_> {
     }
 }
 
-/// The file being written and the hash of what is in it.
+/// The file being written and the hash of its content.
 struct Sink<'a> {
     file: File,
     path: &'a Path,

@@ -1,5 +1,5 @@
-//! Requests to the hub: redirects by hand, so that the token and the hub's own headers stay where
-//! they belong; failures sorted into those worth repeating and those that are final.
+//! Requests to the hub. Redirects are followed here, so that the token and the hub's own headers
+//! stay with the hub. Failures are sorted into those worth repeating and final ones.
 
 use std::io::Read;
 use std::time::Duration;
@@ -137,8 +137,8 @@ impl Http {
         })
     }
 
-    /// One request; gives the headers of the hub's own answers (those before it redirected to
-    /// another host count too) and the last answer. `from`: the first byte wanted.
+    /// One request. Returns the headers of the hub's own answers (including those before a redirect
+    /// to another host) and the last answer. `from`: the first byte wanted.
     pub(super) fn request(
         &self,
         method: &str,
@@ -198,7 +198,7 @@ impl Http {
         from: Option<u64>,
         with_token: bool,
     ) -> Result<Response<ureq::Body>, Fault> {
-        // Without what follows the path: signed addresses are secrets.
+        // The address without its query: signed addresses are secrets.
         tracing::debug!(method, url = url.split('?').next(), from, "request");
         let mut request = ureq::http::Request::builder().method(method).uri(url);
         if let Some(token) = self.token.as_ref().filter(|_| with_token) {
@@ -317,7 +317,7 @@ fn join(url: &str, location: &str) -> Option<String> {
         .then(|| format!("{}{location}", origin(url).unwrap_or_default()))
 }
 
-/// Percent-encodes what is not plain; `/` is kept when `path` says that it separates.
+/// Percent-encodes all but plain characters; `/` is kept when `path` says that it separates.
 pub(super) fn encode(text: &str, path: bool) -> String {
     use std::fmt::Write as _;
     let mut out = String::with_capacity(text.len());

@@ -1,4 +1,4 @@
-//! What is in the shared cache, and taking one model out of it.
+//! The models of the shared cache, and removing one from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -33,7 +33,7 @@ pub struct CachedModel {
     pub modified: Option<u64>,
 }
 
-/// What was taken out of the cache.
+/// The removed files.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Removed {
@@ -139,8 +139,8 @@ impl HfHub {
         })
     }
 
-    /// Takes a model out of the cache: with a revision that one alone and what only it uses,
-    /// without one all of the repository. Which file was named makes no difference.
+    /// Removes a model from the cache. With a revision it removes that one and the files that only
+    /// it uses, without one the whole repository. Which file was named makes no difference.
     ///
     /// # Errors
     /// [`ErrorKind::ModelNotFound`] when the cache does not have it, [`ErrorKind::Io`] when it

@@ -45,7 +45,7 @@ impl Repository {
         self.root.join("blobs").join(etag)
     }
 
-    /// What came so far of the content that `etag` names.
+    /// The received part of the content that `etag` names.
     pub(super) fn partial(&self, etag: &str) -> PathBuf {
         self.root.join("blobs").join(format!("{etag}.incomplete"))
     }
@@ -102,7 +102,7 @@ impl Repository {
             }
             let dir = path.parent().unwrap_or(&self.root);
             fs::create_dir_all(dir)?;
-            // A name nobody has, so that the link appears in one step.
+            // An unused name, so that the link appears in one step.
             let holder = tempfile::Builder::new().prefix(".link-").tempdir_in(dir)?;
             let fresh = holder.path().join("l");
             make_link(&target, &self.blob(etag), &fresh)?;
@@ -145,7 +145,7 @@ impl Repository {
     }
 }
 
-/// Temporary files are private; what is in a shared cache may be read by who may read the cache.
+/// Temporary files are private; a file in a shared cache may be read by all readers of the cache.
 #[cfg(unix)]
 fn readable(file: &File) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;

@@ -1,12 +1,12 @@
 //! The Hugging Face Hub: models by `owner/name`, in the cache that Python's tools share.
 //!
-//! It fetches the files a model needs and nothing else, each whole and checked or not at all, into
-//! `models--owner--name/{blobs,snapshots,refs}`, the layout of `huggingface_hub`. It reads no
-//! weights; which files belong together is in `select`, what the disk looks like in `layout`.
+//! It fetches the files a model needs and nothing else, each whole and checked or not at all. They
+//! go into `models--owner--name/{blobs,snapshots,refs}`, the layout of `huggingface_hub`. It reads
+//! no weights; which files belong together is in `select`, what the disk looks like in `layout`.
 //!
-//! The crate `hf-hub` (1.0) is not what does this: it starts an interrupted file anew, checks no
-//! hash and has no offline mode, and needs an asynchronous runtime and some 280 crates. This is one
-//! blocking client (`ureq`) and the rules above.
+//! The crate `hf-hub` (1.0) is not used. It starts an interrupted file anew, checks no hash and has
+//! no offline mode. It needs an asynchronous runtime and some 280 crates. This is one blocking
+//! client (`ureq`) and the rules above.
 
 mod download;
 mod http;
@@ -35,7 +35,7 @@ const MAX_LISTING: u64 = 64 << 20;
 /// More files than this are no model.
 const MAX_FILES: usize = 20_000;
 
-/// A hub and the local cache of what was fetched from it.
+/// A hub and the local cache of its files.
 #[derive(Clone)]
 pub struct HfHub {
     cache: PathBuf,
@@ -74,9 +74,9 @@ struct Sibling {
 }
 
 impl HfHub {
-    /// The hub and the cache that the environment names: `HF_ENDPOINT`; `HF_HUB_CACHE`, else `hub`
-    /// in `HF_HOME`; `HF_TOKEN`, else the file that `HF_TOKEN_PATH` names, else `token` in
-    /// `HF_HOME`; `HF_HUB_OFFLINE` and `MLX_OFFLINE`.
+    /// The hub and the cache that the environment names. The variables are `HF_ENDPOINT`;
+    /// `HF_HUB_CACHE`, else `hub` in `HF_HOME`; `HF_TOKEN`, else the file that `HF_TOKEN_PATH`
+    /// names, else `token` in `HF_HOME`; `HF_HUB_OFFLINE` and `MLX_OFFLINE`.
     ///
     /// # Errors
     /// When no variable and no home directory says where the cache is, or a value cannot be used.
@@ -145,9 +145,9 @@ impl HfHub {
         }
     }
 
-    /// Asks the hub what the revision holds, fetches what the cache lacks of the files that the
-    /// model needs, and gives the model's path: the snapshot's directory, or a GGUF file in it.
-    /// Interrupted files go on where they stopped. `verify` hashes again what is cached.
+    /// Asks the hub for the files of the revision and fetches those that the model needs and the
+    /// cache lacks. Returns the model's path: the snapshot's directory, or a GGUF file in it.
+    /// Interrupted files go on where they stopped. `verify` hashes cached files again.
     ///
     /// Offline it is the cached path.
     ///

@@ -17,7 +17,7 @@ const MAX_INDEX: u64 = 64 << 20;
 /// More shards than this are no model.
 const MAX_SHARDS: usize = 4096;
 
-/// What goes with the weights of a model directory, where the repository has it.
+/// The files beside the weights of a model directory, where the repository has them.
 const COMPANIONS: [&str; 11] = [
     "generation_config.json",
     "tokenizer.json",

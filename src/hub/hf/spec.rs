@@ -20,8 +20,8 @@ pub struct ModelSpec {
 impl ModelSpec {
     /// Reads `owner/name[@revision][:file]`: a branch, tag or commit, and a GGUF file's name or
     /// quantization such as `Q4_K_M`. The address of a model's page, with or without `https://`, is
-    /// the same as its name; `/tree/REVISION`, `/blob/REVISION/FILE` and `/resolve/REVISION/FILE`
-    /// may follow. `None` for what is no such thing.
+    /// the same as its name. `/tree/REVISION`, `/blob/REVISION/FILE` and `/resolve/REVISION/FILE`
+    /// may follow. `None` for other texts.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         match page(text) {
@@ -30,7 +30,7 @@ impl ModelSpec {
         }
     }
 
-    /// What follows the host in an address.
+    /// The part of an address after the host.
     fn of_page(rest: &str) -> Option<Self> {
         let rest = rest.split(['?', '#']).next()?.trim_end_matches('/');
         let mut parts = rest.splitn(5, '/');
@@ -113,7 +113,7 @@ impl ModelSpec {
     }
 }
 
-/// What follows the host, if `text` is an address of the hub.
+/// The part after the host, if `text` is an address of the hub.
 fn page(text: &str) -> Option<&str> {
     let rest = ["https://", "http://"].iter().find_map(|scheme| {
         let head = text.get(..scheme.len())?;

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use inference::{GenerateOptions, LoadOptions, Prompt};
 
-// Backends register themselves when they are linked, and the linker drops a crate that nothing
-// refers to: one line a backend.
+// Backends register themselves when they are linked. The linker drops a crate without references:
+// one line a backend.
 use echo_backend as _;
 use metal_backend as _;
 use mlxlm_backend as _;

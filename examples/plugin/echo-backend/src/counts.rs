@@ -19,7 +19,7 @@ pub struct Counts {
     after_two: HashMap<(u32, u32), Followers>,
 }
 
-/// Weights of what is mixed: anything at all, and what followed no token, one, and two.
+/// Weights of the mixture: uniform, and the counts after no token, one, and two.
 const MIX: [f32; 4] = [0.02, 0.08, 0.3, 0.6];
 
 impl Counts {
@@ -54,7 +54,7 @@ impl Counts {
         counts
     }
 
-    /// The logarithms of the probabilities of what follows `ids`, one per token.
+    /// The log-probabilities of the next token after `ids`, one per token.
     pub fn logits(&self, ids: &[u32]) -> Vec<f32> {
         let mut p = vec![MIX[0] / VOCAB as f32; VOCAB];
         let one = ids.last().and_then(|a| self.after_one.get(a));

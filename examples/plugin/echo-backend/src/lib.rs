@@ -1,6 +1,6 @@
-//! A backend of a stranger's, whole and honest: a language model that has counted which byte
-//! follows which two bytes in a text. It shows what an author writes, and it passes the conformance
-//! suite (`tests/conformance.rs`). It is no engine: it runs on nothing and knows no neural network.
+//! A third party's backend, whole and honest: a language model that has counted which byte follows
+//! which two bytes in a text. It shows what an author writes, and it passes the conformance suite
+//! (`tests/conformance.rs`). It is no engine: it runs on nothing and knows no neural network.
 //!
 //! A model is a `.txt` file, or a directory that holds `corpus.txt`.
 

@@ -45,7 +45,7 @@ fn check(options: &GenerateOptions) -> Result<()> {
 
 /// What the requests of a model share.
 pub struct Shared {
-    /// What it knows.
+    /// The counts.
     pub counts: Counts,
     closed: AtomicBool,
     context_len: Option<usize>,

@@ -34,7 +34,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request for what follows `prompt`, which was checked.
+    /// A request to continue `prompt`, which was checked.
     pub fn new(shared: Arc<Shared>, prompt: Vec<u32>, options: GenerateOptions) -> Self {
         Self {
             sampler: Sampler::new(&options, prompt.len(), END),

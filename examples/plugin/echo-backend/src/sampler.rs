@@ -20,7 +20,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// For a request with a prompt of so many tokens. Without a seed it differs from call to call.
+    /// For a request with a prompt of this many tokens. Without a seed it differs from call to
+    /// call.
     pub fn new(options: &GenerateOptions, prompt: usize, end: u32) -> Self {
         let processors = options.logits_processors.iter();
         Self {
@@ -126,7 +127,7 @@ impl Sampler {
         Ok(())
     }
 
-    /// Takes away what must not be drawn; at least one token stays.
+    /// Removes tokens that must not be drawn; at least one stays.
     fn filter(&mut self, scores: &mut Vec<(u32, f32)>, best: f32) {
         let weight = |score: f32| f64::from(score - best).exp();
         let total: f64 = scores.iter().map(|s| weight(s.1)).sum();

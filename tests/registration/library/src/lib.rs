@@ -1,4 +1,5 @@
-//! Behind C functions without arguments: lists what is registered, and registers by a call.
+//! Behind C functions without arguments: lists the registered backends, and registers one by a
+//! call.
 
 use std::sync::Arc;
 
