@@ -16,6 +16,7 @@ use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, config, gguf_config, identity, locate};
 use crate::engine::{Engine, Parts};
 use crate::error::engine;
+use crate::generate::check_rewinds;
 use crate::loader::Weights;
 use crate::model::MlxModel;
 use crate::text::TextPipeline;
@@ -201,6 +202,8 @@ impl MlxBackend {
                     "draft_model has another tokenizer than the model; they must be of one family",
                 ));
             }
+            check_rewinds(model.decoder.as_ref(), "the model")?;
+            check_rewinds(draft.decoder.as_ref(), "draft_model")?;
             model.draft = Some(draft.decoder);
         }
         let engine = Engine::new(Parts { stream, ..model });
@@ -284,6 +287,23 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
     }
     let (architecture, decoder) =
         arch::load(&config, &mut weights).map_err(|e| e.with_path(path))?;
+
+    let states = decoder.new_caches(&CacheOptions::default());
+    let has_keys = states.iter().any(|state| state.as_kv().is_some());
+    for (option, given) in [
+        ("context_len", options.context_len.is_some()),
+        ("kv_bits", options.kv_bits.is_some()),
+    ] {
+        if given && !has_keys {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{option} bounds keys and values, of which {architecture} keeps none: its \
+                     state has the same size at every length; leave the option out"
+                ),
+            ));
+        }
+    }
 
     let mut eos = generation_eos;
     eos.extend(text.tokenizer().eos_ids());

@@ -44,6 +44,7 @@ const ORDER: &[&str] = &[
     "nn::feed_forward",
     "nn::attention",
     "nn::fused",
+    "nn::mixer",
     "nn",
     "loader::*",
     "arch::*",

@@ -12,8 +12,8 @@ use crate::error::engine;
 use crate::loader::Weights;
 use crate::nn::adapter::{SlotKind, SlotView};
 use crate::nn::{
-    Activation, Attention, Embedding, FeedForward, GatedMlp, HeadNorms, Linear, Norm, Rope, Weight,
-    activation,
+    Activation, Attention, Embedding, FeedForward, GatedMlp, HeadNorms, Linear, Mixer, Norm, Rope,
+    Weight, activation,
 };
 
 /// Sizes as MLX counts them.
@@ -431,16 +431,16 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
-    pub fn pre_norm_block(
+    pub fn pre_norm_block<M: Mixer>(
         &mut self,
         prefix: &str,
-        attention: Attention,
+        mixer: M,
         mlp: FeedForward,
-    ) -> Result<Block> {
+    ) -> Result<Block<M>> {
         Ok(Block {
-            attention_in: Some(self.hidden_norm(&format!("{prefix}.input_layernorm"))?),
-            attention,
-            attention_out: None,
+            mixer_in: Some(self.hidden_norm(&format!("{prefix}.input_layernorm"))?),
+            mixer,
+            mixer_out: None,
             mlp_in: Some(self.hidden_norm(&format!("{prefix}.post_attention_layernorm"))?),
             mlp,
             mlp_out: None,
@@ -454,17 +454,17 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
-    pub fn post_norm_block(
+    pub fn post_norm_block<M: Mixer>(
         &mut self,
         prefix: &str,
-        attention: Attention,
+        mixer: M,
         mlp: FeedForward,
-    ) -> Result<Block> {
+    ) -> Result<Block<M>> {
         let mut norm = |part: &str| self.hidden_norm(&format!("{prefix}.{part}")).map(Some);
         Ok(Block {
-            attention_in: None,
-            attention,
-            attention_out: norm("post_attention_layernorm")?,
+            mixer_in: None,
+            mixer,
+            mixer_out: norm("post_attention_layernorm")?,
             mlp_in: None,
             mlp,
             mlp_out: norm("post_feedforward_layernorm")?,
@@ -477,10 +477,10 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// Those of the function.
-    pub fn blocks(
+    pub fn blocks<M: Mixer>(
         &mut self,
-        mut one: impl FnMut(&mut Self, usize, &str) -> Result<Block>,
-    ) -> Result<Vec<Arc<Block>>> {
+        mut one: impl FnMut(&mut Self, usize, &str) -> Result<Block<M>>,
+    ) -> Result<Vec<Arc<Block<M>>>> {
         (0..self.config.num_hidden_layers)
             .map(|i| one(self, i, &format!("model.layers.{i}")).map(Arc::new))
             .collect()

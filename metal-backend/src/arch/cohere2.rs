@@ -26,9 +26,9 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         let width = b.dims.intermediate;
         let mlp = b.gated_mlp(&format!("{prefix}.mlp"), width, activation, false)?;
         Ok(Block {
-            attention_in: Some(b.hidden_norm(&format!("{prefix}.input_layernorm"))?),
-            attention: b.attention(i, &format!("{prefix}.self_attn"), parts)?,
-            attention_out: None,
+            mixer_in: Some(b.hidden_norm(&format!("{prefix}.input_layernorm"))?),
+            mixer: b.attention(i, &format!("{prefix}.self_attn"), parts)?,
+            mixer_out: None,
             mlp_in: None,
             mlp: FeedForward::Gated(mlp),
             mlp_out: None,

@@ -46,9 +46,9 @@ pub(super) fn load_with(
         let mlp = b.gated_mlp(&format!("{prefix}.mlp"), width, activation, false)?;
         let mut norm = |part: &str| b.hidden_norm(&format!("{prefix}.{part}")).map(Some);
         Ok(Block {
-            attention_in: norm("input_layernorm")?,
-            attention,
-            attention_out: norm("post_attention_layernorm")?,
+            mixer_in: norm("input_layernorm")?,
+            mixer: attention,
+            mixer_out: norm("post_attention_layernorm")?,
             mlp_in: norm("pre_feedforward_layernorm")?,
             mlp: FeedForward::Gated(mlp),
             mlp_out: norm("post_feedforward_layernorm")?,

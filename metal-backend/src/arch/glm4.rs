@@ -21,9 +21,9 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             ..AttentionParts::default()
         };
         Ok(Block {
-            attention_in: Some(b.hidden_norm(&format!("{prefix}.input_layernorm"))?),
-            attention: b.attention(i, &format!("{prefix}.self_attn"), parts)?,
-            attention_out: Some(b.hidden_norm(&format!("{prefix}.post_self_attn_layernorm"))?),
+            mixer_in: Some(b.hidden_norm(&format!("{prefix}.input_layernorm"))?),
+            mixer: b.attention(i, &format!("{prefix}.self_attn"), parts)?,
+            mixer_out: Some(b.hidden_norm(&format!("{prefix}.post_self_attn_layernorm"))?),
             mlp_in: Some(b.hidden_norm(&format!("{prefix}.post_attention_layernorm"))?),
             mlp: b.fused_mlp(&format!("{prefix}.mlp"), activation)?,
             mlp_out: Some(b.hidden_norm(&format!("{prefix}.post_mlp_layernorm"))?),

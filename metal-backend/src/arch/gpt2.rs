@@ -64,8 +64,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             b.weights.ignore(&at("attn.bias"));
             b.weights.ignore(&at("attn.masked_bias"));
             Ok(Arc::new(Block {
-                attention_in: Some(b.hidden_norm(&at("ln_1"))?),
-                attention: Attention {
+                mixer_in: Some(b.hidden_norm(&at("ln_1"))?),
+                mixer: Attention {
                     q_proj,
                     k_proj: Some(k_proj),
                     v_proj: Some(v_proj),
@@ -80,7 +80,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     softcap: None,
                     sinks: None,
                 },
-                attention_out: None,
+                mixer_out: None,
                 mlp_in: Some(b.hidden_norm(&at("ln_2"))?),
                 mlp: FeedForward::Plain(Mlp {
                     up: linear(&mut b, &layout, &at("mlp.c_fc"), hidden, width)?,

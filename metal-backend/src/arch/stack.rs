@@ -1,6 +1,6 @@
-//! The decoder that almost every architecture is: an embedding, blocks of attention and
-//! feed-forward with residuals around them, a norm, and a head. Where the norms stand and what is
-//! scaled are fields; what has another flow (Gemma 4) is a decoder of its own.
+//! The decoder that almost every architecture is: an embedding, blocks of a mixer (attention, or a
+//! recurrent layer) and feed-forward with residuals around them, a norm, and a head. Where the norms
+//! stand and what is scaled are fields; what has another flow (Gemma 4) is a decoder of its own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::nn::norm::through;
-use crate::nn::{Attention, Embedding, FeedForward, Fused, Linear, Norm};
+use crate::nn::{Attention, Embedding, FeedForward, Fused, Linear, Mixer, Norm};
 
 /// One block. Norms that a family does not have are `None`.
 #[derive(Debug)]
-pub struct Block {
-    /// Before the attention; in a parallel block also before the feed-forward part.
-    pub attention_in: Option<Norm>,
-    /// The attention.
-    pub attention: Attention,
-    /// On the attention's output, before it is added.
-    pub attention_out: Option<Norm>,
+pub struct Block<M: Mixer = Attention> {
+    /// Before the mixer; in a parallel block also before the feed-forward part.
+    pub mixer_in: Option<Norm>,
+    /// What lets positions see earlier ones.
+    pub mixer: M,
+    /// On the mixer's output, before it is added.
+    pub mixer_out: Option<Norm>,
     /// Before the feed-forward part.
     pub mlp_in: Option<Norm>,
     /// The feed-forward part.
@@ -37,7 +37,7 @@ pub struct Block {
     pub parallel: bool,
 }
 
-impl Block {
+impl<M: Mixer> Block<M> {
     /// `[1, T, hidden] -> [1, T or rows, hidden]`.
     fn forward(
         &self,
@@ -48,42 +48,38 @@ impl Block {
         watch: &mut Watch<'_>,
     ) -> Result<Array> {
         let lengths = lengths(rows);
-        let attention_in = self.attention_in.as_ref();
+        let mixer_in = self.mixer_in.as_ref();
         // What is added as it comes can be added by whoever computes it.
-        let (here, add) = (self.attention_out.as_ref(), self.residual.is_none());
-        let add_attended = add && here.is_none();
-        let mut attended = self.attention.forward(
-            (x, attention_in, add_attended),
-            rows,
-            layer,
-            positions,
-            watch,
-        )?;
-        if !add_attended {
-            attended = self.add(&positions.of(x, &lengths)?, &through(here, &attended)?)?;
+        let (here, add) = (self.mixer_out.as_ref(), self.residual.is_none());
+        let add_mixed = add && here.is_none();
+        let mut mixed =
+            self.mixer
+                .forward((x, mixer_in, add_mixed), rows, layer, positions, watch)?;
+        if !add_mixed {
+            mixed = self.add(&positions.of(x, &lengths)?, &through(here, &mixed)?)?;
         }
         let (norm, input) = if self.parallel {
-            (attention_in, positions.of(x, &lengths)?)
+            (mixer_in, positions.of(x, &lengths)?)
         } else {
-            (self.mlp_in.as_ref(), attended.clone())
+            (self.mlp_in.as_ref(), mixed.clone())
         };
         if add && self.mlp_out.is_none() {
-            return self.mlp.forward_from(norm, &input, Some(&attended));
+            return self.mlp.forward_from(norm, &input, Some(&mixed));
         }
         let y = self.mlp.forward_from(norm, &input, None)?;
-        self.add(&attended, &through(self.mlp_out.as_ref(), &y)?)
+        self.add(&mixed, &through(self.mlp_out.as_ref(), &y)?)
     }
 
     /// The block as one operation, where it is of that form.
     fn fused(&self) -> Option<Fused<'_>> {
-        let plain = self.attention_out.is_none()
+        let plain = self.mixer_out.is_none()
             && self.mlp_out.is_none()
             && self.residual.is_none()
             && !self.parallel;
         match &self.mlp {
             FeedForward::Gated(mlp) if plain => Some(Fused {
-                attention_in: self.attention_in.as_ref(),
-                attention: &self.attention,
+                attention_in: self.mixer_in.as_ref(),
+                attention: self.mixer.as_attention()?,
                 mlp_in: self.mlp_in.as_ref(),
                 mlp,
             }),
@@ -136,7 +132,7 @@ impl Block {
     }
 }
 
-impl Stack {
+impl<M: Mixer> Stack<M> {
     /// Of each block, what of it can be an operation of our kernels together with its neighbors, if these have all of it.
     fn fused(
         &self,
@@ -188,7 +184,7 @@ impl Head {
 
 /// A decoder of [`Block`]s.
 #[derive(Debug)]
-pub struct Stack {
+pub struct Stack<M: Mixer = Attention> {
     /// Token ids to vectors.
     pub embedding: Embedding,
     /// Factor on them.
@@ -196,14 +192,14 @@ pub struct Stack {
     /// Learned positions, added to them (GPT-2).
     pub positions: Option<Embedding>,
     /// The blocks, first to last.
-    pub blocks: Vec<Arc<Block>>,
+    pub blocks: Vec<Arc<Block<M>>>,
     /// After them.
     pub norm: Norm,
     /// To logits.
     pub head: Head,
 }
 
-impl Decoder for Stack {
+impl<M: Mixer> Decoder for Stack<M> {
     fn forward(
         &self,
         ids: &Array,
@@ -252,8 +248,8 @@ impl Decoder for Stack {
     }
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {
-        let layers = || self.blocks.iter().map(|block| &block.attention);
-        let caches: Caches = layers().map(|layer| options.cache(layer.window)).collect();
-        caches.with_switches(layers().filter_map(Attention::switch))
+        let layers = || self.blocks.iter().map(|block| &block.mixer);
+        let caches: Caches = layers().map(|layer| layer.new_state(options)).collect();
+        caches.with_switches(layers().filter_map(Mixer::switch))
     }
 }

@@ -5,7 +5,7 @@
 use mlx_rs_core::cpu::{Heads, TokenRange};
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
 
-use super::{KvCache, KvView, Order, Snapshot, Stored};
+use super::{KvCache, KvView, LayerState, Order, Snapshot, Stored};
 
 /// Positions added at a time.
 pub(super) const CHUNK: i32 = 256;
@@ -155,12 +155,14 @@ impl KvCache for ChunkedCache {
             reach: 0,
         })
     }
+}
 
+impl LayerState for ChunkedCache {
     fn offset(&self) -> i32 {
         self.offset
     }
 
-    fn state(&self) -> Vec<&Array> {
+    fn arrays(&self) -> Vec<&Array> {
         self.buffers.iter().flat_map(|(k, v)| [k, v]).collect()
     }
 
@@ -168,11 +170,16 @@ impl KvCache for ChunkedCache {
         true
     }
 
-    fn trim(&mut self, n: i32) {
-        self.offset = (self.offset - n.max(0)).max(0);
+    fn reset(&mut self) {
+        *self = Self::new();
     }
 
-    fn copy(&self) -> Result<Box<dyn KvCache>> {
+    fn trim(&mut self, n: i32) -> bool {
+        self.offset = (self.offset - n.max(0)).max(0);
+        true
+    }
+
+    fn copy(&self) -> Result<Box<dyn LayerState>> {
         Ok(Box::new(self.clone()))
     }
 
@@ -197,6 +204,14 @@ impl KvCache for ChunkedCache {
         self.buffers = buffers;
         self.offset = snapshot.offset;
         Ok(())
+    }
+
+    fn as_kv(&self) -> Option<&dyn KvCache> {
+        Some(self)
+    }
+
+    fn as_kv_mut(&mut self) -> Option<&mut dyn KvCache> {
+        Some(self)
     }
 }
 
@@ -261,7 +276,7 @@ mod tests {
             assert_eq!(plain(&view.values), part(1000, at).to_vec::<f32>().unwrap());
         }
         assert_eq!(cache.offset(), at);
-        assert_eq!(cache.state()[0].dim(2).unwrap() % CHUNK, 0);
+        assert_eq!(cache.arrays()[0].dim(2).unwrap() % CHUNK, 0);
     }
 
     #[test]
@@ -271,11 +286,15 @@ mod tests {
         cache.trim(4);
         assert_eq!(cache.offset(), 6);
         let mut other = cache.copy().unwrap();
-        other.update(&part(50, 3), &part(50, 3)).unwrap();
+        let kv = other.as_kv_mut().unwrap();
+        kv.update(&part(50, 3), &part(50, 3)).unwrap();
         let view = cache.update(&part(6, 2), &part(6, 2)).unwrap();
         assert_eq!(plain(&view.keys), part(0, 8).to_vec::<f32>().unwrap());
         assert_eq!((cache.offset(), other.offset()), (8, 9));
         cache.trim(100);
         assert_eq!(cache.offset(), 0);
+        assert!(cache.nbytes() > 0, "the room is kept");
+        cache.reset();
+        assert!(cache.is_empty() && cache.nbytes() == 0);
     }
 }

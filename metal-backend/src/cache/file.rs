@@ -215,7 +215,8 @@ fn array(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{CacheOptions, Packing};
+    use crate::cache::{CacheOptions, LayerState, Packing};
+    use crate::cache::{RecurrentState, StateLayout, StatePart};
     use mlx_rs_core::zeros;
 
     fn filled(options: CacheOptions) -> Caches {
@@ -231,6 +232,43 @@ mod tests {
 
     fn empty(options: CacheOptions) -> Caches {
         (0..2).map(|_| options.cache(None)).collect()
+    }
+
+    /// Keys and values in one layer, a recurrent state in the other.
+    fn mixed(filled: bool) -> Caches {
+        let layout = StateLayout::new(
+            "toy",
+            vec![
+                StatePart::new("sum", &[2, 3]),
+                StatePart::new("last", &[3]).with_dtype(Dtype::Bfloat16),
+            ],
+        );
+        let mut state = RecurrentState::new(&layout);
+        let mut cache = CacheOptions::default().cache(None);
+        if filled {
+            let sum = Array::from_slice(&[0.1f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[1, 2, 3]).unwrap();
+            let last = zeros(&[1, 3], Dtype::Bfloat16).unwrap();
+            state.advance(vec![sum, last], 5).unwrap();
+            let part = zeros(&[1, 2, 5, 32], Dtype::Float32).unwrap();
+            cache.update(&part, &part).unwrap();
+        }
+        Caches::from_iter([cache as Box<dyn LayerState>, Box::new(state)])
+    }
+
+    #[test]
+    fn recurrent_states_survive_bit_for_bit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cache.safetensors");
+        let (tokens, saved) = ([5, 6, 7, 8, 9], mixed(true));
+        save(&path, "me", &tokens, &saved).unwrap();
+        let (loaded, caches) = load(&path, "me", mixed(false)).unwrap();
+        assert_eq!(loaded, tokens);
+        assert_eq!((caches[0].len(), caches[1].len()), (5, 5));
+        let sum = |caches: &Caches| caches[1].arrays()[0].to_vec::<f32>().unwrap();
+        assert_eq!(sum(&caches), sum(&saved));
+        let keys_only = empty(CacheOptions::default());
+        let error = load(&path, "me", keys_only).unwrap_err();
+        assert!(error.to_string().contains("layer 1"), "{error}");
     }
 
     #[test]

@@ -3,10 +3,10 @@
 //! from one to the other when the other is asked for: seldom, since a request is a prompt and then single tokens.
 
 use mlx_rs_core::cpu::{Heads, KvBuffer};
-use mlx_rs_core::{Array, Result};
+use mlx_rs_core::{Array, Dtype, Result};
 
 use super::chunked::{CHUNK, ChunkedCache, capacity};
-use super::{KvCache, KvView, Snapshot};
+use super::{KvCache, KvView, LayerState, Snapshot};
 
 /// Keys and values of all positions so far.
 #[derive(Debug, Default)]
@@ -182,6 +182,16 @@ impl KvCache for InPlaceCache {
         self.chunks()?.update(keys, values)
     }
 
+    fn in_place(&self) -> Option<&InPlaceCache> {
+        Some(self)
+    }
+
+    fn in_place_mut(&mut self) -> Option<&mut InPlaceCache> {
+        self.chunks.stores().then_some(self)
+    }
+}
+
+impl LayerState for InPlaceCache {
     fn expect(&mut self, positions: i32) {
         self.expected = positions;
     }
@@ -190,30 +200,36 @@ impl KvCache for InPlaceCache {
         self.chunks.offset
     }
 
-    fn state(&self) -> Vec<&Array> {
+    fn arrays(&self) -> Vec<&Array> {
         match &self.memory {
             Some(memory) => memory.written().into_iter().collect(),
-            None => self.chunks.state(),
+            None => self.chunks.arrays(),
         }
+    }
+
+    fn nbytes(&self) -> usize {
+        let Some(memory) = &self.memory else {
+            return self.chunks.nbytes();
+        };
+        // Keys and values in float32.
+        let elements = memory.shape().iter().map(|d| d.unsigned_abs() as usize);
+        elements.product::<usize>() * 2 * Dtype::Float32.size()
     }
 
     fn can_trim(&self, n: i32) -> bool {
         self.chunks.can_trim(n)
     }
 
-    fn trim(&mut self, n: i32) {
-        self.chunks.trim(n);
+    fn reset(&mut self) {
+        self.memory = None;
+        self.chunks.reset();
     }
 
-    fn in_place(&self) -> Option<&InPlaceCache> {
-        Some(self)
+    fn trim(&mut self, n: i32) -> bool {
+        self.chunks.trim(n)
     }
 
-    fn in_place_mut(&mut self) -> Option<&mut InPlaceCache> {
-        self.chunks.stores().then_some(self)
-    }
-
-    fn copy(&self) -> Result<Box<dyn KvCache>> {
+    fn copy(&self) -> Result<Box<dyn LayerState>> {
         Ok(Box::new(Self::copy_all(&[self])?.remove(0)))
     }
 
@@ -228,6 +244,14 @@ impl KvCache for InPlaceCache {
     fn restore(&mut self, snapshot: Snapshot) -> Result<(), String> {
         self.memory = None;
         self.chunks.restore(snapshot)
+    }
+
+    fn as_kv(&self) -> Option<&dyn KvCache> {
+        Some(self)
+    }
+
+    fn as_kv_mut(&mut self) -> Option<&mut dyn KvCache> {
+        Some(self)
     }
 }
 
@@ -321,14 +345,18 @@ mod tests {
             cache.expect(20);
             write(&mut cache, 5);
             let mut copy = cache.copy().unwrap();
-            assert_eq!(copy.state().len(), 1, "one array says that all is there");
+            assert_eq!(copy.arrays().len(), 1, "one array says that all is there");
             copy.trim(2);
             write(&mut cache, 1);
-            let kernels = copy.in_place_mut().unwrap();
+            let kernels = copy.as_kv_mut().unwrap().in_place_mut().unwrap();
             let memory = kernels.memory(&heads(), 1, &mut Shelf::new(1)).unwrap();
             assert_eq!(memory.room(), 32);
             assert!(memory.copy(5).is_ok() && memory.copy(6).is_err());
             assert_eq!((cache.offset(), copy.offset()), (6, 3));
+            // Keys and values of 32 positions with two float32 numbers each.
+            assert_eq!(copy.nbytes(), 32 * 2 * 2 * 4);
+            copy.reset();
+            assert!(copy.is_empty() && copy.nbytes() == 0 && cache.len() == 6);
             // Nothing to copy yet.
             assert_eq!(InPlaceCache::new().copy().unwrap().offset(), 0);
         });
@@ -355,7 +383,7 @@ mod tests {
                 let mut copies = InPlaceCache::copy_all(&all).unwrap();
                 let kinds: Vec<bool> = copies.iter().map(|copy| copy.memory.is_some()).collect();
                 assert_eq!(kinds, [true, false, true, true, false]);
-                let offsets: Vec<i32> = copies.iter().map(KvCache::offset).collect();
+                let offsets: Vec<i32> = copies.iter().map(LayerState::offset).collect();
                 assert_eq!(offsets, [5, 5, 5, 5, 0]);
                 let room = |copy: &mut InPlaceCache| {
                     let memory = copy.memory(&heads(), 1, &mut Shelf::new(1)).unwrap();

@@ -1,9 +1,10 @@
-//! Key/value caches: what attention remembers of earlier positions. State is passed into a forward
-//! pass; layers own none.
+//! What layers remember of earlier positions ([`LayerState`]): keys and values of attention, or the
+//! state of a recurrent layer. State is passed into a forward pass; layers own none.
 //!
 //! [`PassingCache`] remembers nothing, for training. Four kinds that do: [`InPlaceCache`] grows without
 //! bound (as [`ChunkedCache`]s do, until our kernels write it in place), [`RotatingCache`] holds the last positions (and a few of the first), [`WindowedCache`] the same
 //! and can be cut back, [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer gets.
+//! [`RecurrentState`] holds arrays of fixed shape instead.
 //! `file.rs` keeps them on disk.
 
 mod chunked;
@@ -12,7 +13,9 @@ mod in_place;
 pub mod passing;
 pub(crate) mod prefix;
 mod quantized;
+mod recurrent;
 mod rotating;
+mod state;
 #[cfg(test)]
 mod test_support;
 mod windowed;
@@ -22,10 +25,10 @@ pub use in_place::{InPlaceCache, Shelf};
 pub use passing::PassingCache;
 pub(crate) use prefix::Prefixes;
 pub use quantized::QuantizedCache;
+pub use recurrent::{RecurrentState, StateLayout, StatePart};
 pub use rotating::RotatingCache;
+pub use state::{KvCache, LayerState, Snapshot};
 pub use windowed::WindowedCache;
-
-use std::collections::BTreeMap;
 
 use mlx_rs_core::{Array, Quantized, Result, eval};
 
@@ -114,73 +117,7 @@ pub struct KvView {
     pub reach: i32,
 }
 
-/// The memory of one attention layer for one row (`B` is 1 everywhere but in tests).
-pub trait KvCache: std::fmt::Debug + Send {
-    /// Adds keys and values `[B, Hkv, L, D]` and returns what their queries may look at.
-    ///
-    /// # Errors
-    /// When shapes do not fit what is stored, or memory runs out.
-    fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView>;
-
-    /// Says that so many positions will be held in all, as far as is known: room for them is better made at once.
-    fn expect(&mut self, _positions: i32) {}
-
-    /// Positions seen so far, which is the position of the next token.
-    fn offset(&self) -> i32;
-
-    /// The arrays that hold the state, to be evaluated with each step so that no graph is retained.
-    fn state(&self) -> Vec<&Array>;
-
-    /// Whether the last `n` positions can be forgotten exactly.
-    fn can_trim(&self, n: i32) -> bool;
-
-    /// Forgets the last `n` positions (all, when fewer are stored), where [`KvCache::can_trim`].
-    fn trim(&mut self, n: i32);
-
-    /// A copy that goes on by itself; memory is shared until one of them writes, where it can be.
-    ///
-    /// # Errors
-    /// When memory runs out.
-    fn copy(&self) -> Result<Box<dyn KvCache>>;
-
-    /// This, where it is of that kind: copies of several layers have memory in common then.
-    fn in_place(&self) -> Option<&InPlaceCache> {
-        None
-    }
-
-    /// This, where our kernels can write keys and values into it.
-    fn in_place_mut(&mut self) -> Option<&mut InPlaceCache> {
-        None
-    }
-
-    /// What it is, with its settings: caches of one kind can stand for each other.
-    fn kind(&self) -> String;
-
-    /// What it holds, for a file.
-    ///
-    /// # Errors
-    /// When memory runs out.
-    fn snapshot(&self) -> Result<Snapshot>;
-
-    /// Takes over what an empty cache of the same kind wrote.
-    ///
-    /// # Errors
-    /// What does not fit, in words.
-    fn restore(&mut self, snapshot: Snapshot) -> std::result::Result<(), String>;
-}
-
-/// The content of a cache: its kind with settings, how far it is, and its arrays by name.
-#[derive(Debug, Clone)]
-pub struct Snapshot {
-    /// As [`KvCache::kind`] has it, such as `rotating:1024:4`; must be equal to be restored.
-    pub kind: String,
-    /// Positions seen.
-    pub offset: i32,
-    /// Empty before the first position.
-    pub arrays: BTreeMap<String, Array>,
-}
-
-/// One cache a layer, of one sequence.
+/// One state a layer, of one sequence.
 ///
 /// A rotation may change with the length of the sequence (LongRoPE), and all keys that a query
 /// meets must be rotated as its own is. So the caches know how long the sequence is, beyond the
@@ -189,7 +126,7 @@ pub struct Snapshot {
 /// from its start.
 #[derive(Debug, Default)]
 pub struct Caches {
-    layers: Vec<Box<dyn KvCache>>,
+    layers: Vec<Box<dyn LayerState>>,
     /// Sequence lengths beyond which the rotation changes, ascending.
     switches: Vec<i32>,
     reach: i32,
@@ -222,6 +159,14 @@ impl Caches {
         self.switches.partition_point(|&switch| switch < length)
     }
 
+    /// Whether caches made for it can forget their last positions at any time. A recurrent layer
+    /// cannot.
+    pub fn rewinds(&self) -> bool {
+        self.layers
+            .iter()
+            .all(|layer| layer.as_recurrent().is_none())
+    }
+
     /// How many positions can be added before the rotation changes.
     pub fn until_switch(&self) -> i32 {
         let next = self.switches.get(self.stretch());
@@ -230,7 +175,7 @@ impl Caches {
 }
 
 impl std::ops::Deref for Caches {
-    type Target = [Box<dyn KvCache>];
+    type Target = [Box<dyn LayerState>];
 
     fn deref(&self) -> &Self::Target {
         &self.layers
@@ -243,12 +188,26 @@ impl std::ops::DerefMut for Caches {
     }
 }
 
-impl FromIterator<Box<dyn KvCache>> for Caches {
-    fn from_iter<I: IntoIterator<Item = Box<dyn KvCache>>>(layers: I) -> Self {
+impl FromIterator<Box<dyn LayerState>> for Caches {
+    fn from_iter<I: IntoIterator<Item = Box<dyn LayerState>>>(layers: I) -> Self {
         Self {
             layers: layers.into_iter().collect(),
             ..Self::default()
         }
+    }
+}
+
+impl FromIterator<Box<dyn KvCache>> for Caches {
+    fn from_iter<I: IntoIterator<Item = Box<dyn KvCache>>>(layers: I) -> Self {
+        (layers.into_iter())
+            .map(|layer| layer as Box<dyn LayerState>)
+            .collect()
+    }
+}
+
+impl From<Box<dyn LayerState>> for Caches {
+    fn from(layer: Box<dyn LayerState>) -> Self {
+        Self::from_iter([layer])
     }
 }
 
@@ -326,12 +285,17 @@ impl CacheOptions {
     }
 }
 
+/// A layer's cache, where our kernels can write keys and values into it.
+pub fn in_place(layer: &mut Box<dyn LayerState>) -> Option<&mut InPlaceCache> {
+    layer.as_kv_mut()?.in_place_mut()
+}
+
 /// Evaluates what the caches hold.
 ///
 /// # Errors
 /// When the computation fails.
 pub fn eval_caches(caches: &Caches) -> Result<()> {
-    eval(caches.iter().flat_map(|c| c.state()))
+    eval(caches.iter().flat_map(|c| c.arrays()))
 }
 
 /// The position of the next token.
@@ -341,11 +305,11 @@ pub fn offset(caches: &Caches) -> i32 {
 
 /// Forgets the last `n` positions in every layer, or in none.
 pub fn trim(caches: &mut Caches, n: i32) -> bool {
-    let possible = caches.iter().all(|c| c.can_trim(n));
-    if possible {
-        caches.iter_mut().for_each(|c| c.trim(n));
+    if caches.iter().all(|c| c.can_trim(n)) {
+        caches.iter_mut().all(|c| c.trim(n))
+    } else {
+        false
     }
-    possible
 }
 
 /// Whether these can stand where `others` would: the same kinds, layer by layer, and the same
@@ -364,10 +328,12 @@ pub fn alike(caches: &Caches, others: &Caches) -> bool {
 /// # Errors
 /// When memory runs out.
 pub fn copy(caches: &Caches) -> Result<Caches> {
-    let in_place: Option<Vec<_>> = caches.iter().map(|c| c.in_place()).collect();
+    let in_place: Option<Vec<_>> = (caches.iter())
+        .map(|c| c.as_kv().and_then(KvCache::in_place))
+        .collect();
     let layers = match in_place {
         Some(layers) => (InPlaceCache::copy_all(&layers)?.into_iter())
-            .map(|copy| Box::new(copy) as Box<dyn KvCache>)
+            .map(|copy| Box::new(copy) as Box<dyn LayerState>)
             .collect(),
         None => caches.iter().map(|c| c.copy()).collect::<Result<_>>()?,
     };

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
-use super::{Caches, KvCache, KvView, Order, Row, Snapshot, Stored};
+use super::{Caches, KvCache, KvView, LayerState, Order, Row, Snapshot, Stored};
 
 /// Keeps nothing.
 #[derive(Debug, Clone, Copy, Default)]
@@ -63,12 +63,14 @@ impl KvCache for PassingCache {
     fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView> {
         Ok(passed(keys, values))
     }
+}
 
+impl LayerState for PassingCache {
     fn offset(&self) -> i32 {
         0
     }
 
-    fn state(&self) -> Vec<&Array> {
+    fn arrays(&self) -> Vec<&Array> {
         Vec::new()
     }
 
@@ -76,9 +78,13 @@ impl KvCache for PassingCache {
         true
     }
 
-    fn trim(&mut self, _n: i32) {}
+    fn reset(&mut self) {}
 
-    fn copy(&self) -> Result<Box<dyn KvCache>> {
+    fn trim(&mut self, _n: i32) -> bool {
+        true
+    }
+
+    fn copy(&self) -> Result<Box<dyn LayerState>> {
         Ok(Box::new(*self))
     }
 
@@ -96,5 +102,13 @@ impl KvCache for PassingCache {
 
     fn restore(&mut self, _snapshot: Snapshot) -> std::result::Result<(), String> {
         Err(String::from("this cache keeps nothing"))
+    }
+
+    fn as_kv(&self) -> Option<&dyn KvCache> {
+        Some(self)
+    }
+
+    fn as_kv_mut(&mut self) -> Option<&mut dyn KvCache> {
+        Some(self)
     }
 }

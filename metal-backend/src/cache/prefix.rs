@@ -88,15 +88,21 @@ impl Prefixes {
             .map(|(i, entry)| (i, usable(entry)))
             .max_by_key(|(_, n)| *n)
             .filter(|(_, n)| *n > 0)?;
+        let reach = usize::try_from(like.reach()).unwrap_or(0);
+        // A recurrent state cannot be cut back to this prefix later, so it stays for other prompts.
+        // A copy costs no memory until it advances.
+        if !store.entries[best].caches.rewinds() {
+            let copy = cache::copy(&store.entries[best].caches).ok()?;
+            return Some((copy.for_sequence(reach), n));
+        }
         let mut entry = store.entries.remove(best);
         let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
-        let reach = usize::try_from(like.reach()).unwrap_or(0);
         cache::trim(&mut entry.caches, surplus).then(|| (entry.caches.for_sequence(reach), n))
     }
 
     /// Remembers the caches of `tokens`, which a request that began in `epoch` computed, and
-    /// forgets the oldest where there is no room, as well as those that these begin with. Nothing
-    /// is remembered in another epoch.
+    /// forgets the oldest where there is no room, as well as those that these begin with, unless
+    /// these cannot be cut back to them. Nothing is remembered in another epoch.
     pub fn put(&self, epoch: u64, tokens: Vec<u32>, caches: Caches) {
         let held = cache::offset(&caches).unsigned_abs() as usize;
         if tokens.is_empty() || held != tokens.len() {
@@ -107,7 +113,11 @@ impl Prefixes {
             return;
         }
         let entries = &mut store.entries;
-        entries.retain(|entry| !tokens.starts_with(&entry.tokens));
+        let replaces = |entry: &Entry| match caches.rewinds() {
+            true => tokens.starts_with(&entry.tokens),
+            false => tokens == entry.tokens,
+        };
+        entries.retain(|entry| !replaces(entry));
         entries.push(Entry { tokens, caches });
         while entries.len() > self.slots {
             entries.remove(0);
@@ -125,8 +135,9 @@ impl Prefixes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{CacheOptions, KvCache, RotatingCache};
-    use mlx_rs_core::zeros;
+    use crate::cache::{CacheOptions, KvCache, RecurrentState, RotatingCache};
+    use crate::cache::{LayerState, StateLayout, StatePart};
+    use mlx_rs_core::{Array, zeros};
 
     fn filled(n: i32) -> Caches {
         let mut cache = CacheOptions::default().cache(None);
@@ -205,13 +216,47 @@ mod tests {
         );
     }
 
+    /// A recurrent state that has seen `n` positions.
+    fn recurrent(n: i32) -> Caches {
+        let layout = StateLayout::new("toy", vec![StatePart::new("sum", &[2])]);
+        let mut state = RecurrentState::new(&layout);
+        if n > 0 {
+            let sum = Array::from_slice(&[n as f32; 2], &[1, 2]).unwrap();
+            state.advance(vec![sum], n).unwrap();
+        }
+        Caches::from(Box::new(state) as Box<dyn LayerState>)
+    }
+
+    #[test]
+    fn a_recurrent_state_is_reused_as_a_whole_and_stays() {
+        let prefixes = Prefixes::new(3);
+        let like = recurrent(0);
+        prefixes.put(0, vec![1, 2, 3], recurrent(3));
+        // Neither a part of it, nor all of it where no token is left to compute.
+        assert!(prefixes.take(0, &[1, 2, 9], &like).is_none());
+        assert!(prefixes.take(0, &[1, 2, 3], &like).is_none());
+        for last in [4, 5] {
+            let (caches, n) = prefixes.take(0, &[1, 2, 3, last], &like).unwrap();
+            assert_eq!((n, cache::offset(&caches)), (3, 3));
+            prefixes.put(0, vec![1, 2, 3, last], recurrent(4));
+        }
+        let (_, n) = prefixes.take(0, &[1, 2, 3, 4, 6], &like).unwrap();
+        assert_eq!(n, 4, "the longest");
+        // The same tokens replace; one more makes the oldest go.
+        prefixes.put(0, vec![1, 2, 3, 5], recurrent(4));
+        prefixes.put(0, vec![7], recurrent(1));
+        assert!(prefixes.take(0, &[1, 2, 3, 9], &like).is_none());
+        assert!(prefixes.take(0, &[7, 1], &like).is_some());
+    }
+
     #[test]
     fn what_a_circle_has_lost_is_not_reused() {
         let prefixes = Prefixes::new(1);
         let ring = || Caches::from(Box::new(RotatingCache::new(4, 0)) as Box<dyn KvCache>);
         let mut caches = ring();
         let part = zeros(&[1, 1, 6, 2], mlx_rs_core::Dtype::Float32).unwrap();
-        caches[0].update(&part, &part).unwrap();
+        let kv = caches[0].as_kv_mut().unwrap();
+        kv.update(&part, &part).unwrap();
         let tokens = vec![1, 2, 3, 4, 5, 6];
         prefixes.put(0, tokens.clone(), caches);
         let like = ring();

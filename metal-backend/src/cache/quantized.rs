@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use mlx_rs_core::{Array, Error, ErrorKind, QuantMode, Quantized, Result};
 
 use super::chunked::{ChunkedCache, grow};
-use super::{KvCache, KvView, Order, Packing, Snapshot, Stored, map};
+use super::{KvCache, KvView, LayerState, Order, Packing, Snapshot, Stored, map};
 
 /// Keys and values of all positions so far, packed.
 #[derive(Debug, Clone)]
@@ -125,7 +125,9 @@ impl KvCache for QuantizedCache {
             reach: 0,
         })
     }
+}
 
+impl LayerState for QuantizedCache {
     fn offset(&self) -> i32 {
         match &self.store {
             Store::Plain(cache) => cache.offset(),
@@ -133,9 +135,9 @@ impl KvCache for QuantizedCache {
         }
     }
 
-    fn state(&self) -> Vec<&Array> {
+    fn arrays(&self) -> Vec<&Array> {
         match &self.store {
-            Store::Plain(cache) => cache.state(),
+            Store::Plain(cache) => cache.arrays(),
             Store::Packed { keys, values, .. } => [keys, values]
                 .into_iter()
                 .flat_map(|q| [Some(&q.weight), Some(&q.scales), q.biases.as_ref()])
@@ -148,17 +150,24 @@ impl KvCache for QuantizedCache {
         true
     }
 
-    fn trim(&mut self, n: i32) {
-        match &mut self.store {
-            Store::Plain(cache) => cache.trim(n),
-            Store::Packed { offset, .. } => *offset = (*offset - n.max(0)).max(0),
-        }
-        if self.offset() == 0 {
-            self.store = Store::Plain(ChunkedCache::new());
-        }
+    fn reset(&mut self) {
+        self.store = Store::Plain(ChunkedCache::new());
     }
 
-    fn copy(&self) -> Result<Box<dyn KvCache>> {
+    fn trim(&mut self, n: i32) -> bool {
+        match &mut self.store {
+            Store::Plain(cache) => {
+                cache.trim(n);
+            }
+            Store::Packed { offset, .. } => *offset = (*offset - n.max(0)).max(0),
+        }
+        if self.is_empty() {
+            self.reset();
+        }
+        true
+    }
+
+    fn copy(&self) -> Result<Box<dyn LayerState>> {
         Ok(Box::new(self.clone()))
     }
 
@@ -245,6 +254,14 @@ impl KvCache for QuantizedCache {
             offset: snapshot.offset,
         };
         Ok(())
+    }
+
+    fn as_kv(&self) -> Option<&dyn KvCache> {
+        Some(self)
+    }
+
+    fn as_kv_mut(&mut self) -> Option<&mut dyn KvCache> {
+        Some(self)
     }
 }
 

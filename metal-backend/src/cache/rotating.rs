@@ -7,7 +7,7 @@
 use mlx_rs_core::{Array, Result, concatenate};
 
 use super::chunked::{ChunkedCache, plain_parts};
-use super::{KvCache, KvView, Order, Snapshot, Stored};
+use super::{KvCache, KvView, LayerState, Order, Snapshot, Stored};
 
 /// Keys and values of at most `size` positions.
 #[derive(Debug, Clone)]
@@ -153,26 +153,35 @@ impl KvCache for RotatingCache {
         self.offset = end;
         Ok(view)
     }
+}
 
+impl LayerState for RotatingCache {
     fn offset(&self) -> i32 {
         self.offset
     }
 
-    fn state(&self) -> Vec<&Array> {
-        self.inner.state()
+    fn arrays(&self) -> Vec<&Array> {
+        self.inner.arrays()
     }
 
     fn can_trim(&self, n: i32) -> bool {
         n <= 0 || self.offset <= self.size
     }
 
-    fn trim(&mut self, n: i32) {
-        if self.can_trim(n) {
-            self.offset = (self.offset - n.max(0)).max(0);
-        }
+    fn reset(&mut self) {
+        self.inner.reset();
+        self.offset = 0;
     }
 
-    fn copy(&self) -> Result<Box<dyn KvCache>> {
+    fn trim(&mut self, n: i32) -> bool {
+        let possible = self.can_trim(n);
+        if possible {
+            self.offset = (self.offset - n.max(0)).max(0);
+        }
+        possible
+    }
+
+    fn copy(&self) -> Result<Box<dyn LayerState>> {
         Ok(Box::new(self.clone()))
     }
 
@@ -199,6 +208,14 @@ impl KvCache for RotatingCache {
         self.inner.buffers = plain_parts(&snapshot, &self.kind(), valid)?;
         self.offset = snapshot.offset;
         Ok(())
+    }
+
+    fn as_kv(&self) -> Option<&dyn KvCache> {
+        Some(self)
+    }
+
+    fn as_kv_mut(&mut self) -> Option<&mut dyn KvCache> {
+        Some(self)
     }
 }
 
@@ -253,7 +270,7 @@ mod tests {
                     let first = expected(at - n, size, kept);
                     let all = positions(&view);
                     assert!(first.iter().all(|k| all.contains(k)), "{size} {kept} {at}");
-                    let held = cache.state()[0].dim(2).unwrap();
+                    let held = cache.arrays()[0].dim(2).unwrap();
                     assert!(held <= size, "{held} > {size}");
                 }
             }
@@ -268,6 +285,7 @@ mod tests {
         cache.trim(3);
         cache.update(&part(5, 6), &part(5, 6)).unwrap();
         assert!(!cache.can_trim(1) && cache.can_trim(0));
+        assert!(!cache.trim(1) && cache.trim(0));
         let snapshot = cache.snapshot().unwrap();
         let mut other = RotatingCache::new(8, 2);
         other.restore(snapshot.clone()).unwrap();

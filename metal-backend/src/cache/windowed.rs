@@ -7,7 +7,7 @@
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
 use super::chunked::{CHUNK, ChunkedCache, plain_parts};
-use super::{KvCache, KvView, Order, Snapshot, Stored};
+use super::{KvCache, KvView, LayerState, Order, Snapshot, Stored};
 
 /// Keys and values of the positions that a query may see, and of `spare` older ones.
 #[derive(Debug, Clone)]
@@ -86,13 +86,15 @@ impl KvCache for WindowedCache {
             reach: 0,
         })
     }
+}
 
+impl LayerState for WindowedCache {
     fn offset(&self) -> i32 {
         self.inner.offset + self.dropped
     }
 
-    fn state(&self) -> Vec<&Array> {
-        self.inner.state()
+    fn arrays(&self) -> Vec<&Array> {
+        self.inner.arrays()
     }
 
     fn can_trim(&self, n: i32) -> bool {
@@ -101,13 +103,16 @@ impl KvCache for WindowedCache {
         self.dropped == 0 || self.kept + self.dropped <= left - (self.ring() - 1)
     }
 
-    fn trim(&mut self, n: i32) {
-        if self.can_trim(n) {
-            self.inner.trim(n);
-        }
+    fn reset(&mut self) {
+        self.inner.reset();
+        self.dropped = 0;
     }
 
-    fn copy(&self) -> Result<Box<dyn KvCache>> {
+    fn trim(&mut self, n: i32) -> bool {
+        self.can_trim(n) && self.inner.trim(n)
+    }
+
+    fn copy(&self) -> Result<Box<dyn LayerState>> {
         Ok(Box::new(self.clone()))
     }
 
@@ -138,6 +143,14 @@ impl KvCache for WindowedCache {
         self.inner.offset = held;
         self.dropped = dropped;
         Ok(())
+    }
+
+    fn as_kv(&self) -> Option<&dyn KvCache> {
+        Some(self)
+    }
+
+    fn as_kv_mut(&mut self) -> Option<&mut dyn KvCache> {
+        Some(self)
     }
 }
 
@@ -172,7 +185,7 @@ mod tests {
                 cache.trim(wrong);
                 at -= wrong;
                 assert_eq!(cache.offset(), at);
-                let held = cache.state()[0].dim(2).unwrap();
+                let held = cache.arrays()[0].dim(2).unwrap();
                 assert!(held <= size + spare + 2 * CHUNK, "{held}");
             }
             assert!(

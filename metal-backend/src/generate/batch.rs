@@ -456,5 +456,5 @@ fn state(sequence: &SequenceState) -> impl Iterator<Item = &Array> {
     sequence
         .sampler
         .state()
-        .chain(sequence.caches.iter().flat_map(|c| c.state()))
+        .chain(sequence.caches.iter().flat_map(|c| c.arrays()))
 }

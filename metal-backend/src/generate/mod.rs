@@ -29,6 +29,7 @@ use mlx_rs_core::memory;
 use crate::engine::Engine;
 use crate::error::engine as engine_error;
 use speculative::SpeculativeDecoder;
+pub use speculative::check_rewinds;
 
 /// Steps between returns of unused memory to the system.
 const CLEAR_EVERY: usize = 256;

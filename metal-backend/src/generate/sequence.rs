@@ -167,7 +167,7 @@ impl SequenceState {
             pending
                 .arrays()
                 .chain(self.sampler.state())
-                .chain(self.caches.iter().flat_map(|c| c.state())),
+                .chain(self.caches.iter().flat_map(|c| c.arrays())),
         )
         .map_err(engine("sampling"))?;
         Ok(pending)

@@ -54,6 +54,23 @@ fn of_draft(options: CacheOptions) -> CacheOptions {
     }
 }
 
+/// Refuses a decoder that cannot take wrong guesses back.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`], saying why and what works instead.
+pub fn check_rewinds(decoder: &dyn Decoder, what: &str) -> Result<()> {
+    if decoder.new_caches(&CacheOptions::default()).rewinds() {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "{what} keeps a recurrent state, from which wrong guesses cannot be removed; generate \
+             without draft_model and prompt_lookup"
+        ),
+    ))
+}
+
 impl SpeculativeDecoder {
     /// The drafter for `request`; `None` where none is asked for, or where each token changes what the
     /// next may be.
@@ -72,10 +89,14 @@ impl SpeculativeDecoder {
     /// The state of `request`, and caches of the drafter, each with the longest known prefix.
     ///
     /// # Errors
-    /// As [`SequenceState::new`].
+    /// As [`SequenceState::new`]; [`ErrorKind::Unsupported`] for models with a recurrent state.
     pub fn new(request: &mut Request, drafter: Drafter) -> Result<Self> {
         let engine = Arc::clone(request.engine());
         let options = trimmable(&engine);
+        check_rewinds(engine.decoder()?.as_ref(), "the model")?;
+        if let Drafter::Model(draft) = &drafter {
+            check_rewinds(draft.as_ref(), "draft_model")?;
+        }
         let caches = match &drafter {
             Drafter::Model(draft) => {
                 let options = of_draft(options);
@@ -169,7 +190,7 @@ impl SpeculativeDecoder {
             drawn
                 .iter()
                 .flat_map(|(pending, memory)| pending.arrays().chain(memory.arrays()))
-                .chain(sequence.caches.iter().flat_map(|c| c.state())),
+                .chain(sequence.caches.iter().flat_map(|c| c.arrays())),
         )
         .map_err(&fault)?;
 
@@ -251,7 +272,7 @@ impl SpeculativeDecoder {
                         .forward(&ids, &mut rows, Positions::Last, watch)
                         .map_err(&fault)?;
                 }
-                let state = self.caches.iter().flat_map(|c| c.state());
+                let state = self.caches.iter().flat_map(|c| c.arrays());
                 eval(guesses.iter().chain(state)).map_err(&fault)?;
                 guesses
                     .iter()

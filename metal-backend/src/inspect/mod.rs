@@ -90,6 +90,16 @@ pub fn attention(
     engine.check_prompt(&tokens)?;
     let decoder = engine.decoder()?;
     let info = engine.info();
+    let states = decoder.new_caches(&WHOLE);
+    if states.iter().all(|state| state.as_kv().is_none()) {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} has no attention to look at; its layers are recurrent",
+                info.architecture
+            ),
+        ));
+    }
     engine.scope(|| {
         let mut caches = decoder.new_caches(&WHOLE).for_sequence(tokens.len());
         let mut queries: BTreeMap<usize, Vec<Array>> = BTreeMap::new();

@@ -7,7 +7,7 @@ use super::adapter;
 use super::linear::{Linear, project};
 use super::norm::{Norm, through};
 use super::rope::Rope;
-use crate::cache::{KvView, Order, Row, Stored, lengths, map};
+use crate::cache::{KvView, Order, Row, Stored, in_place, lengths, map};
 use crate::nn::hooks::Watch;
 
 /// One attention layer.
@@ -244,7 +244,7 @@ impl Attention {
     ) -> Result<Option<Vec<cpu::KvView>>> {
         let stores = |row: &mut Row<'_>| {
             let cache = row.caches.get_mut(layer);
-            cache.is_some_and(|cache| cache.in_place_mut().is_some())
+            cache.is_some_and(|cache| in_place(cache).is_some())
         };
         if !rows.iter_mut().all(stores) {
             return Ok(None);
@@ -253,7 +253,7 @@ impl Attention {
         let mut kernel_views = Vec::with_capacity(rows.len());
         for (row, &(length, offset)) in rows.iter_mut().zip(places) {
             let cache = row.caches.get_mut(layer);
-            let Some(cache) = cache.and_then(|cache| cache.in_place_mut()) else {
+            let Some(cache) = cache.and_then(in_place) else {
                 return Ok(None);
             };
             let (keys, values) = cache.store(heads, packed, (first, length))?;
@@ -501,8 +501,12 @@ fn store(rows: &mut [Row<'_>], layer: usize, keys: &Array, values: &Array) -> Re
     rows.iter_mut()
         .map(|row| {
             let to = from + row.length;
-            let cache = row.caches.get_mut(layer).ok_or_else(|| {
-                Error::new(ErrorKind::Value, "attention", "a row has too few caches")
+            let cache = row
+                .caches
+                .get_mut(layer)
+                .and_then(|cache| cache.as_kv_mut());
+            let cache = cache.ok_or_else(|| {
+                Error::new(ErrorKind::Value, "attention", "a row has no cache for keys")
             })?;
             let view = if whole {
                 cache.update(keys, values)

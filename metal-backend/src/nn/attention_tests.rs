@@ -4,7 +4,9 @@
 use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream};
 
 use super::*;
-use crate::cache::{Caches, KvCache, Packing, QuantizedCache, RotatingCache, WindowedCache};
+use crate::cache::{
+    Caches, KvCache, LayerState, Packing, QuantizedCache, RotatingCache, WindowedCache,
+};
 use crate::nn::hooks::Watch;
 use crate::nn::weight::Weight;
 
@@ -85,7 +87,7 @@ fn found(rows: &[Vec<f32>], at: usize, d: usize, sees: &dyn Fn(usize) -> bool) -
 fn distance(
     (inputs, rows): (&[Vec<f32>], &[Vec<f32>]),
     d: usize,
-    cache: Box<dyn KvCache>,
+    cache: Box<dyn LayerState>,
     steps: &[usize],
     sees: &dyn Fn(usize, usize) -> bool,
     on_cpu: bool,

@@ -6,7 +6,7 @@ use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
 use super::attention::Attention;
 use super::mlp::GatedMlp;
 use super::norm::Norm;
-use crate::cache::{KvCache as _, Row, Shelf};
+use crate::cache::{LayerState as _, Row, Shelf, in_place};
 
 /// The most tokens that go through blocks in one operation, as many as a prompt's part has unless it is asked for otherwise. With
 /// more, what lies between the parts had better be MLX's memory, which is counted.
@@ -39,7 +39,7 @@ impl Fused<'_> {
     ) -> Result<Option<(Array, usize)>> {
         let stores = |row: &mut Row<'_>, at: usize| {
             let cache = row.caches.get_mut(layer + at);
-            cache.is_some_and(|cache| cache.in_place_mut().is_some())
+            cache.is_some_and(|cache| in_place(cache).is_some())
         };
         if x.dtype() != Dtype::Float32 || x.dim(1)? > MOST {
             return Ok(None);
@@ -65,7 +65,7 @@ impl Fused<'_> {
                     let message = "this kind of cache is not written in place";
                     Error::new(ErrorKind::Value, "cache", message)
                 };
-                let cache = cache.in_place_mut().ok_or_else(fault)?;
+                let cache = in_place(cache).ok_or_else(fault)?;
                 rooms.push(cpu::KvSlot {
                     length: row.length,
                     offset: cache.offset(),
@@ -80,7 +80,7 @@ impl Fused<'_> {
         let y = cpu::Block::steps(x, &mut steps)?;
         for row in rows {
             for cache in row.caches.iter_mut().skip(layer).take(count) {
-                if let Some(cache) = cache.in_place_mut() {
+                if let Some(cache) = in_place(cache) {
                     cache.advance(row.length);
                 }
             }

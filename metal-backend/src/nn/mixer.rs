@@ -1,0 +1,94 @@
+//! What mixes the positions of a sequence in a decoder block: attention, or a recurrent layer. A block
+//! is generic over it (`arch/stack.rs`), and each mixer says which state it needs.
+
+use mlx_rs_core::{Array, Result};
+
+use super::attention::{Attention, Positions};
+use super::hooks::Watch;
+use super::norm::Norm;
+use crate::cache::{CacheOptions, LayerState, Row};
+
+/// A part of a decoder block that lets positions see earlier ones.
+pub trait Mixer: std::fmt::Debug + Send + Sync + 'static {
+    /// `x` `[1, T, hidden]`, through `norm` where there is one, to `[1, T or rows, hidden]`. The rows of
+    /// `x` are packed one after another and do not see each other; the states of `layer` advance by
+    /// all of their positions. With `add` the result is added to `x`.
+    ///
+    /// A row whose state is of another kind, such as a cache that keeps nothing in training, begins
+    /// with an empty state.
+    ///
+    /// # Errors
+    /// When shapes do not fit, or memory runs out.
+    fn forward(
+        &self,
+        input: (&Array, Option<&Norm>, bool),
+        rows: &mut [Row<'_>],
+        layer: usize,
+        positions: Positions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Array>;
+
+    /// The empty state of one row.
+    fn new_state(&self, options: &CacheOptions) -> Box<dyn LayerState>;
+
+    /// The length of a sequence beyond which the layer's rotation changes, if it does.
+    fn switch(&self) -> Option<i32> {
+        None
+    }
+
+    /// This, where it is attention: our kernels run whole blocks of it.
+    fn as_attention(&self) -> Option<&Attention> {
+        None
+    }
+}
+
+impl Mixer for Attention {
+    fn forward(
+        &self,
+        input: (&Array, Option<&Norm>, bool),
+        rows: &mut [Row<'_>],
+        layer: usize,
+        positions: Positions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Array> {
+        Attention::forward(self, input, rows, layer, positions, watch)
+    }
+
+    fn new_state(&self, options: &CacheOptions) -> Box<dyn LayerState> {
+        options.cache(self.window)
+    }
+
+    fn switch(&self) -> Option<i32> {
+        Attention::switch(self)
+    }
+
+    fn as_attention(&self) -> Option<&Attention> {
+        Some(self)
+    }
+}
+
+/// Layers of different kinds in one decoder.
+impl Mixer for Box<dyn Mixer> {
+    fn forward(
+        &self,
+        input: (&Array, Option<&Norm>, bool),
+        rows: &mut [Row<'_>],
+        layer: usize,
+        positions: Positions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Array> {
+        self.as_ref().forward(input, rows, layer, positions, watch)
+    }
+
+    fn new_state(&self, options: &CacheOptions) -> Box<dyn LayerState> {
+        self.as_ref().new_state(options)
+    }
+
+    fn switch(&self) -> Option<i32> {
+        self.as_ref().switch()
+    }
+
+    fn as_attention(&self) -> Option<&Attention> {
+        self.as_ref().as_attention()
+    }
+}
