@@ -4,7 +4,7 @@
 check:
     bash .ci/run
 
-# The tests of one crate: just test inference-text
+# The tests of one crate: just test rust-mlx-inference-text
 test crate *args:
     cargo test -p {{crate}} {{args}}
 

@@ -46,7 +46,8 @@ fn run() -> Result<(), String> {
         "shim",
         "src/bindings.rs",
         "vendor/pins.json",
-        "vendor/mlx-c/Cargo.lock",
+        "vendor/mlx-c/manifest.toml",
+        "vendor/mlx-c/lock.toml",
     ] {
         println!("cargo:rerun-if-changed={path}");
     }

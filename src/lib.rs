@@ -24,7 +24,7 @@
 
 pub mod hub;
 
-/// The contract between programs and backends; see the crate `inference-api`.
+/// The contract between programs and backends; see the crate `rust-mlx-inference-api`.
 pub use inference;
 
 /// The MLX engine behind the contract: backends `metal`, `cuda` and `cpu`.
@@ -35,6 +35,6 @@ pub use metal_backend;
 #[cfg(feature = "mlxlm")]
 pub use mlxlm_backend;
 
-/// MLX's arrays and operations, safe to use from Rust; see the crate `mlx-rs-core`.
+/// MLX's arrays and operations, safe to use from Rust; see the crate `rust-mlx-core`.
 #[cfg(feature = "mlx-backend")]
 pub use mlx_rs_core as mlx;

@@ -4,7 +4,7 @@
 # with and without dotprod; a second run, of products on a processor that lacks it, shows that nothing else needs it.
 #
 #   tools/aarch64.sh                        the unit tests of the CPU kernels
-#   tools/aarch64.sh --lib error::          other arguments of `cargo test -p mlx-rs-core`
+#   tools/aarch64.sh --lib error::          other arguments of `cargo test -p rust-mlx-core`
 #
 # Needs Linux (Debian: apt install qemu-user-static g++-aarch64-linux-gnu cmake ninja-build libclang-dev) and the standard
 # library of the target: rustup target add aarch64-unknown-linux-gnu, or RUSTC with a compiler that has it. Not part of CI.
@@ -31,7 +31,7 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C link-arg=-Wl,--allow
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L $root"
 
 if [[ $# -gt 0 ]]; then
-    exec cargo test -p mlx-rs-core --target "$target" "$@"
+    exec cargo test -p rust-mlx-core --target "$target" "$@"
 fi
-cargo test -p mlx-rs-core --target "$target" --lib cpu::
-QEMU_CPU=cortex-a72 cargo test -p mlx-rs-core --target "$target" --lib cpu::tests::products
+cargo test -p rust-mlx-core --target "$target" --lib cpu::
+QEMU_CPU=cortex-a72 cargo test -p rust-mlx-core --target "$target" --lib cpu::tests::products

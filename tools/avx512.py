@@ -3,7 +3,7 @@
 definitions. Says nothing about speed.
 
     tools/avx512.py                        the unit tests of the CPU kernels
-    tools/avx512.py --lib cpu::tile        other arguments of `cargo test -p mlx-rs-core`
+    tools/avx512.py --lib cpu::tile        other arguments of `cargo test -p rust-mlx-core`
     tools/avx512.py --run PROGRAM ...      any program for Linux on x86-64
     tools/avx512.py --check                what the emulated processor has, and whether it computes
 
@@ -133,7 +133,7 @@ def main() -> int:
     environment["RUST_BACKTRACE"] = "0"  # to read the debug information takes minutes here
     environment["CARGO_PROFILE_DEV_OPT_LEVEL"] = "3"  # fewer instructions for what the kernels are compared with
     arguments = options.arguments or ["--lib", "cpu::"]
-    return subprocess.run(["cargo", "test", "-p", "mlx-rs-core", *arguments], cwd=ROOT, env=environment).returncode
+    return subprocess.run(["cargo", "test", "-p", "rust-mlx-core", *arguments], cwd=ROOT, env=environment).returncode
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What one call of mlx-rs-core costs beside the raw C call and beside Python `mlx.core`, in interleaved rounds.
 
-Runs `cargo bench -p mlx-rs-core --bench cost` and compare/mlx_cost_side.py in turn, takes the least of each figure over
+Runs `cargo bench -p rust-mlx-core --bench cost` and compare/mlx_cost_side.py in turn, takes the least of each figure over
 all rounds, and prints a Markdown table. Exit status 1 if a bar is missed: at most 60 ns more than the raw C call to build
 an operation, and at most half of Python's time to build a graph of 10,000 operations. Needs only Python's standard
 library and pip; prepares an environment with the pins of golden/requirements.txt for mlx and numpy below --work.
@@ -93,7 +93,7 @@ def shown(ns: float | None) -> str:
 def main() -> int:
     args = parse()
     python = environment(args)
-    bench = ["cargo", "bench", "--quiet", "-p", "mlx-rs-core", "--bench", "cost"]
+    bench = ["cargo", "bench", "--quiet", "-p", "rust-mlx-core", "--bench", "cost"]
     subprocess.run([*bench, "--no-run"], check=True, cwd=ROOT)
     ours: dict[str, float] = {}
     theirs: dict[str, float] = {}

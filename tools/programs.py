@@ -1,7 +1,7 @@
 """Computes the steps of random programs with NumPy and compares them with MLX's results.
 
     pip install numpy==2.4.6 scipy==1.17.1 ml_dtypes==0.6.0
-    MLX_PROGRAMS_JSON=steps.jsonl MLX_PROGRAMS_SECONDS=60 cargo test -p mlx-rs-core --test programs
+    MLX_PROGRAMS_JSON=steps.jsonl MLX_PROGRAMS_SECONDS=60 cargo test -p rust-mlx-core --test programs
     python tools/programs.py steps.jsonl
 
 Each line of the file is one step: its name, its numbers, and its arguments and results as bytes.

@@ -14,5 +14,5 @@ host="$(rustc -vV | sed -n 's/^host: //p')"
 export RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/sanitize
 for set in portable avx2 avx512 amx; do
     echo "MLX_CPU_KERNELS=$set"
-    MLX_CPU_KERNELS="$set" cargo test -p mlx-cpu-kernels --lib --target "$host"
+    MLX_CPU_KERNELS="$set" cargo test -p rust-mlx-cpu-kernels --lib --target "$host"
 done

@@ -30,5 +30,5 @@ arguments=()
 for suite in "${suites[@]}"; do
     arguments+=(--test "$suite")
 done
-cargo test -p mlx-rs-core "${arguments[@]}" --no-fail-fast
+cargo test -p rust-mlx-core "${arguments[@]}" --no-fail-fast
 echo "valgrind found nothing in: ${suites[*]}"

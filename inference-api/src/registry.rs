@@ -14,7 +14,7 @@ use crate::options::LoadOptions;
 /// The order in which [`default_backend`] prefers names; then any other, by name.
 pub const PREFERENCE: [&str; 5] = ["metal", "cuda", "rocm", "llama_cpp", "cpu"];
 
-const NOTHING_LINKED: &str = "no backend is linked into this program; depend on a backend crate such as `metal-backend` and \
+const NOTHING_LINKED: &str = "no backend is linked into this program; depend on a backend crate such as `rust-mlx-metal-backend` and \
      refer to it (`use metal_backend as _;`), or call `inference::register`";
 
 /// A backend that a crate contributes by being linked; see [`crate::register_backend`].

@@ -36,12 +36,12 @@ fn an_empty_registry_names_a_crate_to_link() {
     let here = env!("CARGO_MANIFEST_DIR");
     let e = inference::default_backend().err().unwrap();
     assert_eq!(e.kind(), ErrorKind::NoBackend);
-    assert!(e.message().contains("metal-backend"), "{e}");
+    assert!(e.message().contains("rust-mlx-metal-backend"), "{e}");
 
     let e = inference::backend("metal").err().unwrap();
     assert_eq!(e.kind(), ErrorKind::UnknownBackend);
     assert!(
-        e.message().contains("`metal`") && e.message().contains("metal-backend"),
+        e.message().contains("`metal`") && e.message().contains("rust-mlx-metal-backend"),
         "{e}"
     );
 

@@ -1,5 +1,5 @@
 //! What a token costs beyond the model: greedy against the whole chain, for small and large
-//! vocabularies, on the best device here. `cargo bench -p metal-backend --bench sampling`.
+//! vocabularies, on the best device here. `cargo bench -p rust-mlx-metal-backend --bench sampling`.
 //!
 //! The difference to `greedy` is what sampling adds to each token: it includes building the graph, the
 //! draw, and reading the token's id.

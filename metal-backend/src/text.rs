@@ -1,4 +1,4 @@
-//! Text to ids and back: the crate `inference-text`.
+//! Text to ids and back: the crate `rust-mlx-inference-text`.
 
 pub use inference_text::*;
 

@@ -117,34 +117,43 @@ fn arrows_that_point_up_are_found() {
 /// The workspace's crates from the bottom up, and those of its crates that each may depend on. Tests
 /// may use more.
 const CRATES: &[(&str, &[&str])] = &[
-    ("inference-formats", &[]),
-    ("inference-api", &["inference-formats"]),
-    ("inference-text", &["inference-formats", "inference-api"]),
-    ("inference-conformance", &["inference-api"]),
-    ("inference-server", &["inference-api", "inference-text"]),
-    ("mlxlm-backend", &["inference-api"]),
-    ("mlx-cpu-kernels", &[]),
-    ("mlx-sys", &[]),
-    ("mlx-rs-core", &["mlx-sys", "mlx-cpu-kernels"]),
+    ("rust-mlx-inference-formats", &[]),
+    ("rust-mlx-inference-api", &["rust-mlx-inference-formats"]),
     (
-        "metal-backend",
+        "rust-mlx-inference-text",
+        &["rust-mlx-inference-formats", "rust-mlx-inference-api"],
+    ),
+    (
+        "rust-mlx-inference-conformance",
+        &["rust-mlx-inference-api"],
+    ),
+    (
+        "rust-mlx-inference-server",
+        &["rust-mlx-inference-api", "rust-mlx-inference-text"],
+    ),
+    ("rust-mlx-mlxlm-backend", &["rust-mlx-inference-api"]),
+    ("rust-mlx-cpu-kernels", &[]),
+    ("rust-mlx-sys", &[]),
+    ("rust-mlx-core", &["rust-mlx-sys", "rust-mlx-cpu-kernels"]),
+    (
+        "rust-mlx-metal-backend",
         &[
-            "inference-formats",
-            "inference-text",
-            "inference-api",
-            "mlx-rs-core",
+            "rust-mlx-inference-formats",
+            "rust-mlx-inference-text",
+            "rust-mlx-inference-api",
+            "rust-mlx-core",
         ],
     ),
     (
         "rust-mlx",
         &[
-            "inference-formats",
-            "inference-text",
-            "inference-api",
-            "inference-server",
-            "metal-backend",
-            "mlx-rs-core",
-            "mlxlm-backend",
+            "rust-mlx-inference-formats",
+            "rust-mlx-inference-text",
+            "rust-mlx-inference-api",
+            "rust-mlx-inference-server",
+            "rust-mlx-metal-backend",
+            "rust-mlx-core",
+            "rust-mlx-mlxlm-backend",
         ],
     ),
 ];
@@ -208,16 +217,15 @@ fn crates_depend_only_on_what_stands_below_them() {
 
 #[test]
 fn crates_that_depend_on_one_above_are_found() {
-    let own = "[package]\nname = \"mlx-rs-core\"\n";
+    let own = "[package]\nname = \"rust-mlx-core\"\n";
     for wrong in [
-        "[dependencies]\ninference-api.workspace = true\n",
-        "[build-dependencies]\nmetal-backend = { path = \"../metal-backend\" }\n",
-        "[target.'cfg(unix)'.dependencies]\nx = { package = \"metal-backend\", path = \"..\" }\n",
+        "[dependencies]\nrust-mlx-inference-api.workspace = true\n",
+        "[build-dependencies]\nrust-mlx-metal-backend = { path = \"../metal-backend\" }\n",
+        "[target.'cfg(unix)'.dependencies]\nx = { package = \"rust-mlx-metal-backend\", path = \"..\" }\n",
     ] {
         assert_eq!(wrong_crates(&format!("{own}{wrong}")).len(), 1, "{wrong}");
     }
-    let fine =
-        "[dependencies]\nmlx-sys.workspace = true\n[dev-dependencies]\ninference-api = \"0\"\n";
+    let fine = "[dependencies]\nrust-mlx-sys.workspace = true\n[dev-dependencies]\nrust-mlx-inference-api = \"0\"\n";
     assert_eq!(wrong_crates(&format!("{own}{fine}")), [""; 0]);
     assert_eq!(wrong_crates("[package]\nname = \"new\"\n").len(), 1);
 }

@@ -1,7 +1,7 @@
 //! What the safe layer costs: building lazy operations, evaluating, and copying in and out, each
 //! beside the same raw C calls. Also the lock beside an owning thread.
 //!
-//! `cargo bench -p mlx-rs-core` prints a table. `-- --json` prints one JSON object, which
+//! `cargo bench -p rust-mlx-core` prints a table. `-- --json` prints one JSON object, which
 //! `tools/compare_cost.py` sets beside Python. `-- NAME` runs only the cases whose name contains
 //! NAME. Figures are nanoseconds a call, the least of many short samples. That is what the code
 //! costs when nothing else takes the processor. Other figures say more about the machine's load

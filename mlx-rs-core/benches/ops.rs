@@ -2,7 +2,7 @@
 //! rotation, attention, linear layers, choices among 32,000 logits. Not what a call costs beside
 //! the work (`cost.rs`), nor whole sampling chains (`metal-backend`'s `sampling`).
 //!
-//! `cargo bench -p mlx-rs-core --bench ops` runs on the best device here; `-- NAME` only what
+//! `cargo bench -p rust-mlx-core --bench ops` runs on the best device here; `-- NAME` only what
 //! contains NAME. Cases that take long on a CPU are left out unless `-- --include-ignored` is
 //! given. Cases named `kernel` are this crate's own and run on the CPU only. `mlx` beside them is
 //! the same by MLX. Each sample builds one operation and evaluates it.

@@ -2,7 +2,7 @@
 //! MLX. Where there is no GPU it says so.
 //!
 //! ```text
-//! cargo run -p mlx-rs-core --example custom_kernel
+//! cargo run -p rust-mlx-core --example custom_kernel
 //! ```
 
 use mlx_rs_core::kernel::{CudaKernel, Launch, MetalKernel};

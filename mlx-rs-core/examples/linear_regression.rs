@@ -1,7 +1,7 @@
 //! Linear regression by gradient descent: the loss is a function, its gradient another.
 //!
 //! ```text
-//! cargo run -p mlx-rs-core --example linear_regression
+//! cargo run -p rust-mlx-core --example linear_regression
 //! ```
 
 use mlx_rs_core::transforms::value_and_grad;

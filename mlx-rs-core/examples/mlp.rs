@@ -2,7 +2,7 @@
 //! Ba 2014), mini-batches, accuracy on examples it has not seen.
 //!
 //! ```text
-//! cargo run -p mlx-rs-core --example mlp
+//! cargo run -p rust-mlx-core --example mlp
 //! ```
 
 use std::collections::BTreeMap;

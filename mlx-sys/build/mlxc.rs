@@ -1,6 +1,7 @@
 //! The sources of mlx-c: a directory of the user's, its own repository, or the pinned Cargo
 //! package.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -49,7 +50,7 @@ impl Source {
 
     /// Asks Cargo to fetch and verify the package; its build script never runs.
     fn from_cargo(env: &Env, pins: &Pins) -> Result<Self, String> {
-        let manifest = env.manifest_dir.join("vendor/mlx-c/Cargo.toml");
+        let manifest = write_manifest(env)?;
         let mut command = Command::new(&env.cargo);
         command.args([
             "metadata",
@@ -127,10 +128,26 @@ impl Source {
     }
 }
 
+/// Makes a package in OUT_DIR from the pinned manifest and lock file, and returns its manifest. They
+/// have other names in `vendor/`: Cargo leaves directories with a `Cargo.toml` out of what it
+/// publishes.
+fn write_manifest(env: &Env) -> Result<PathBuf, String> {
+    let from = env.manifest_dir.join("vendor/mlx-c");
+    let to = env.out_dir.join("mlx-c-source");
+    let fail = |e: std::io::Error| format!("cannot write {}: {e}", to.display());
+    fs::create_dir_all(&to).map_err(fail)?;
+    fs::write(to.join("lib.rs"), "").map_err(fail)?;
+    for (pinned, name) in [("manifest.toml", "Cargo.toml"), ("lock.toml", "Cargo.lock")] {
+        let text = fs::read(from.join(pinned)).map_err(|e| format!("cannot read {pinned}: {e}"))?;
+        fs::write(to.join(name), text).map_err(fail)?;
+    }
+    Ok(to.join("Cargo.toml"))
+}
+
 /// The version that a checkout's CMakeLists.txt sets.
 fn version_of(dir: &Path) -> Result<Version, String> {
     let path = dir.join("CMakeLists.txt");
-    let text = std::fs::read_to_string(&path)
+    let text = fs::read_to_string(&path)
         .map_err(|e| format!("{} is not a checkout of mlx-c: {e}", dir.display()))?;
     parse_cmake_version(&text)
         .ok_or_else(|| format!("{} does not set MLX_C_VERSION", path.display()))

@@ -28,7 +28,7 @@ fn the_committed_bindings_are_what_bindgen_generates() {
     assert!(
         old == generated,
         "src/bindings.rs is stale; refresh it with \
-         MLX_SYS_UPDATE_BINDINGS=1 cargo test -p mlx-sys --test bindings"
+         MLX_SYS_UPDATE_BINDINGS=1 cargo test -p rust-mlx-sys --test bindings"
     );
     assert!(
         !old.lines().any(|l| l.trim_start().starts_with("//")),

@@ -1,1 +1,0 @@
-//! Empty: the manifest beside this only pins a source package.
