@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{fixture, greedy, tiny};
-use inference::{ChatPrompt, Message, Pooling, Prompt};
+use inference::{ChatPrompt, LoadOptions, Message, Pooling, Prompt};
 use serde_json::{Value, json};
 
 /// The program, serving the tiny Llama.
@@ -29,10 +29,14 @@ fn command() -> Command {
 }
 
 fn serve(more: &[&str]) -> Served {
+    let model = fixture("tiny/llama");
+    serve_args(&[more, &[model.to_str().unwrap()]].concat())
+}
+
+fn serve_args(args: &[&str]) -> Served {
     let mut child = command()
         .args(["--port", "0"])
-        .args(more)
-        .arg(fixture("tiny/llama"))
+        .args(args)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -195,6 +199,65 @@ fn replies_are_those_of_the_engine() {
 }
 
 #[test]
+fn models_are_loaded_by_name() {
+    let dir = fixture("tiny");
+    let trained = fixture("training/llama-1");
+    let adapter = format!("law={}", trained.display());
+    let args = [
+        "--models-dir",
+        dir.to_str().unwrap(),
+        "--keep-alive",
+        "1s",
+        "--adapter",
+        &adapter,
+    ];
+    let server = serve_args(&args);
+    let get = |path: &str| -> Value {
+        let url = format!("{}{path}", server.url);
+        let mut answer = Served::agent().get(&url).call().unwrap();
+        let text = answer.body_mut().read_to_string().unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let names = |answer: &Value, list: &str, name: &str| -> Vec<String> {
+        let all = answer[list].as_array().unwrap().iter();
+        all.map(|m| m[name].as_str().unwrap().to_owned()).collect()
+    };
+    let listed = names(&get("/v1/models"), "data", "id");
+    for name in ["llama", "qwen2", "gemma3-text"] {
+        assert!(listed.iter().any(|n| n == name), "{name} in {listed:?}");
+    }
+    assert_eq!(get("/api/ps")["models"], json!([]));
+    for name in ["qwen2", "llama", "llama:law"] {
+        let (base, adapter) = match name.split_once(':') {
+            Some((base, _)) => (base, Some(&trained)),
+            None => (name, None),
+        };
+        let mut options = LoadOptions::new().with_backend("cpu");
+        options.adapter_path = adapter.cloned();
+        let expected = inference::load_model(dir.join(base), &options)
+            .unwrap()
+            .generate(&Prompt::from("hello"), &greedy(8))
+            .unwrap()
+            .text()
+            .unwrap();
+        let body = json!({"model": name, "prompt": "hello", "max_tokens": 8, "temperature": 0,
+            "ignore_eos": true});
+        let reply = server.json("/v1/completions", &body);
+        assert_eq!(reply["choices"][0]["text"], expected.as_str(), "{name}");
+    }
+    for name in ["../tiny/llama", "nothing", dir.to_str().unwrap()] {
+        let body = json!({"model": name, "prompt": "hello"});
+        let (status, text) = server.post("/v1/completions", &body);
+        assert_eq!(status, 404, "{name}: {text}");
+    }
+    let until = Instant::now() + Duration::from_secs(60);
+    while get("/api/ps")["models"] != json!([]) {
+        assert!(Instant::now() < until, "a model stays");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
 fn schemas_and_bad_requests() {
     let server = serve(&["--ctx-size", "40"]);
     let schema = json!({"enum": ["yes", "no"]});
@@ -268,6 +331,8 @@ fn what_cannot_be_served_is_told_before_anything_is_loaded() {
         (&["--parallel", "0", model], "parallel"),
         (&["--allow-origin", "chat.example", model], "chat.example"),
         (&["--adapter-path", "x", model, "other"], "one model"),
+        (&["--adapter", "law", model], "NAME=DIR"),
+        (&["--keep-alive", "soon", model], "duration"),
     ] {
         let output = command().args(args).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);

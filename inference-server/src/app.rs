@@ -21,18 +21,20 @@ use crate::engine::{Engine, EngineOptions};
 use crate::error::{ApiError, Family};
 use crate::limits::Limits;
 use crate::metrics::{Answer, Metrics};
-use crate::models::{Models, ServedModel};
+use crate::models::{ModelSource, Models, ServedModel};
 
 /// What handlers share.
 #[derive(Clone)]
 pub(crate) struct App(Arc<Inner>);
 
 pub(crate) struct Inner {
-    pub(crate) models: Models,
-    pub(crate) engine: Engine,
+    pub(crate) models: Arc<Models>,
+    pub(crate) engine: Arc<Engine>,
     pub(crate) limits: Limits,
     /// Bytes that bodies may hold together.
     pub(crate) bodies: tokio::sync::Semaphore,
+    /// One model is fetched at a time.
+    pub(crate) pulls: Arc<tokio::sync::Semaphore>,
     pub(crate) access: Access,
     pub(crate) metrics: Arc<Metrics>,
     origins: Vec<String>,
@@ -49,8 +51,11 @@ impl std::ops::Deref for App {
 }
 
 impl App {
-    pub(crate) fn new(config: &Config, models: Vec<ServedModel>) -> Result<Self> {
-        let models = Models::new(models)?;
+    pub(crate) fn new(
+        config: &Config,
+        models: Vec<ServedModel>,
+        source: Option<Arc<dyn ModelSource>>,
+    ) -> Result<Self> {
         let metrics = Arc::new(Metrics::new());
         let options = EngineOptions {
             parallel: config.parallel,
@@ -58,13 +63,14 @@ impl App {
             buffered: config.limits.buffered_tokens,
             stall: config.limits.stall,
         };
-        let loaded = models.all().iter().map(|m| Arc::clone(m.model())).collect();
-        let engine = Engine::start(loaded, &options, Arc::clone(&metrics))?;
+        let engine = Arc::new(Engine::start(&options, Arc::clone(&metrics))?);
+        let models = Models::new(models, source, config, Arc::clone(&engine))?;
         Ok(Self(Arc::new(Inner {
             models,
             engine,
             limits: config.limits.clone(),
             bodies: tokio::sync::Semaphore::new(config.limits.all_bodies_bytes),
+            pulls: Arc::new(tokio::sync::Semaphore::new(1)),
             access: Access::new(config),
             metrics,
             origins: config.allowed_origins.clone(),
@@ -124,6 +130,8 @@ routes! {
     post "/api/chat" => ollama::generate::chat;
     post "/api/generate" => ollama::generate::generate;
     post "/api/embed" => ollama::embed::create;
+    post "/api/embeddings" => ollama::embed::create_old;
+    post "/api/pull" => ollama::models::pull;
 }
 
 /// Methods and paths of the table.

@@ -1,6 +1,7 @@
 //! How to serve: where, for whom, how many at a time.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use inference::{Error, ErrorKind, Result};
 
@@ -18,6 +19,10 @@ pub struct Config {
     pub parallel: usize,
     /// Requests that wait for a place; more are refused.
     pub max_queue: usize,
+    /// How long a model that was loaded by name stays after its last request; `None` is forever.
+    pub keep_alive: Option<Duration>,
+    /// Models loaded by name at a time; before another is loaded, one is unloaded.
+    pub max_models: usize,
     /// Origins of web pages that may ask, such as `https://chat.example`; `*` is all.
     pub allowed_origins: Vec<String>,
     /// Bounds on what clients may ask for.
@@ -31,6 +36,8 @@ impl Default for Config {
             api_key: None,
             parallel: 8,
             max_queue: 64,
+            keep_alive: Some(Duration::from_secs(300)),
+            max_models: 3,
             allowed_origins: Vec::new(),
             limits: Limits::default(),
         }
@@ -76,6 +83,21 @@ impl Config {
         self
     }
 
+    /// Sets how long a model that was loaded by name stays after its last request; `None` is
+    /// forever.
+    #[must_use]
+    pub fn with_keep_alive(mut self, keep_alive: impl Into<Option<Duration>>) -> Self {
+        self.keep_alive = keep_alive.into();
+        self
+    }
+
+    /// Sets how many models are loaded by name at a time.
+    #[must_use]
+    pub fn with_max_models(mut self, max_models: usize) -> Self {
+        self.max_models = max_models;
+        self
+    }
+
     /// Sets the origins of web pages that may ask.
     #[must_use]
     pub fn with_allowed_origins(mut self, origins: impl Into<Vec<String>>) -> Self {
@@ -104,6 +126,9 @@ impl Config {
         self.limits.validate()?;
         if self.parallel == 0 {
             return invalid("parallel is 0; it must be at least 1");
+        }
+        if self.max_models == 0 {
+            return invalid("max_models is 0; it must be at least 1");
         }
         // What tokio's semaphore can count, and far more than is sensible.
         if self.parallel.saturating_add(self.max_queue) > 1 << 20 {
@@ -158,6 +183,7 @@ mod tests {
     fn bad_values_are_named() {
         for (config, says) in [
             (Config::new().with_parallel(0), "parallel"),
+            (Config::new().with_max_models(0), "max_models"),
             (Config::new().with_api_key(String::from(" ")), "key"),
             (Config::new().with_api_key(String::from("é")), "key"),
             (

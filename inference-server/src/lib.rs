@@ -1,9 +1,10 @@
 //! Language models over HTTP, on the contract of `inference-api` and the reply formats of
 //! `inference-text`. It has no engine and no MLX.
 //!
-//! [`Server`] serves models that are loaded already. It answers OpenAI's, Anthropic's and Ollama's
-//! clients, and bounds everything that a client can ask for. All requests of all models run on one
-//! thread over their [`BatchSession`](inference::BatchSession)s.
+//! [`Server`] serves models that are loaded already, and those that a [`ModelSource`] loads by name
+//! when they are first asked for. It answers OpenAI's, Anthropic's and Ollama's clients, and bounds
+//! everything that a client can ask for. All requests of all models run on one thread over their
+//! [`BatchSession`](inference::BatchSession)s.
 //!
 //! - `app` has the one table of routes; `net` accepts connections; `auth` says who may ask.
 //! - `engine` is the scheduler: a bounded queue, one thread, recovery from a failing step.
@@ -33,7 +34,7 @@ mod reply;
 
 pub use config::Config;
 pub use limits::Limits;
-pub use models::ServedModel;
+pub use models::{ModelEntry, ModelSource, PullProgress, ServedModel, parse_keep_alive};
 pub use net::Server;
 pub use openapi::openapi_json;
 pub use reply::{Delta, DetectedFormat, PlainText, ReplyFormat, ReplyParser, ReplyRequest};

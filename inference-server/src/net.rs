@@ -15,7 +15,7 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::app::{self, App};
 use crate::config::Config;
-use crate::models::ServedModel;
+use crate::models::{ModelSource, ServedModel};
 
 /// The most bytes of a request's head, and of read-ahead data.
 const HEAD_BYTES: usize = 64 << 10;
@@ -25,8 +25,8 @@ const HEADERS: usize = 100;
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Between looks at the token that stops the server.
 const TICK: Duration = Duration::from_millis(20);
-/// Threads that tokenize.
-const BLOCKING_THREADS: usize = 4;
+/// Threads that tokenize, load and fetch.
+const BLOCKING_THREADS: usize = 6;
 
 /// A server with its models, bound to its address.
 pub struct Server {
@@ -40,18 +40,40 @@ fn io(doing: &str, e: std::io::Error) -> Error {
 }
 
 impl Server {
-    /// Binds the address and starts the engine's thread. Connections wait until [`Server::run`].
+    /// Binds the address and starts the engine's thread, to serve these models alone. Connections
+    /// wait until [`Server::run`].
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for a bad configuration or no models, [`ErrorKind::Io`] when
     /// the address is taken.
     pub fn bind(config: &Config, models: Vec<ServedModel>) -> Result<Self> {
+        Self::bind_all(config, models, None)
+    }
+
+    /// Binds the address, to serve these models and those that the source loads by name. Of the
+    /// models given here, those that the source lists may be unloaded; the others stay.
+    ///
+    /// # Errors
+    /// As of [`Server::bind`]; there may be no loaded models.
+    pub fn bind_with_source(
+        config: &Config,
+        models: Vec<ServedModel>,
+        source: impl Into<Arc<dyn ModelSource>>,
+    ) -> Result<Self> {
+        Self::bind_all(config, models, Some(source.into()))
+    }
+
+    fn bind_all(
+        config: &Config,
+        models: Vec<ServedModel>,
+        source: Option<Arc<dyn ModelSource>>,
+    ) -> Result<Self> {
         config.validate()?;
         let listening = |e| io(&format!("cannot listen on {}", config.address), e);
         let listener = std::net::TcpListener::bind(config.address).map_err(listening)?;
         listener.set_nonblocking(true).map_err(listening)?;
         let address = listener.local_addr().map_err(listening)?;
-        let app = App::new(config, models)?;
+        let app = App::new(config, models, source)?;
         Ok(Self {
             listener,
             address,
@@ -82,7 +104,7 @@ impl Server {
         // Tokenizing of abandoned requests does not delay the exit.
         runtime.shutdown_timeout(LAST_WORDS);
         app.engine.stop(LAST_WORDS);
-        for model in app.models.all() {
+        for model in app.models.loaded() {
             if let Err(e) = model.model().close() {
                 tracing::warn!("closing {}: {e}", model.id());
             }
@@ -95,6 +117,9 @@ impl Server {
         let app = self.app;
         let router = app::router(&app);
         let connections = Arc::new(Semaphore::new(app.limits.connections));
+        let models = Arc::clone(&app.models);
+        // It goes with the runtime.
+        tokio::spawn(async move { models.expire().await });
         let graceful = GracefulShutdown::new();
         let mut http = hyper::server::conn::http1::Builder::new();
         http.timer(TokioTimer::new())

@@ -30,6 +30,8 @@ use crate::api::{anthropic, ollama, openai, status};
         ollama::generate::chat,
         ollama::generate::generate,
         ollama::embed::create,
+        ollama::embed::create_old,
+        ollama::models::pull,
     )
 )]
 struct Description;

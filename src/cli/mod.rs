@@ -58,6 +58,8 @@ mod sampling;
 mod screen;
 #[cfg(feature = "serve")]
 mod serve;
+#[cfg(feature = "serve")]
+mod serve_models;
 mod session;
 mod settings;
 #[cfg(feature = "mlx-backend")]

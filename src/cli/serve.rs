@@ -2,9 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use inference::{CancelToken, ComputeType, LoadOptions};
-use inference_server::{Config, ServedModel, Server};
+use inference_server::{Config, ModelSource, ServedModel, Server, parse_keep_alive};
 
 use super::console::Console;
 use super::failure::Failure;
@@ -12,11 +14,13 @@ use super::interrupt::cancel_on_signals;
 use super::load::{
     at_least_one, choose_backend, compute_type, count, find_model, load_with_options,
 };
+use super::serve_models::{Adapter, Source};
 
 /// Serve models over HTTP to clients of OpenAI, Anthropic and Ollama
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Models to serve, as --model of other commands takes them; without one, the first known model
+    /// Models to load at the start, as --model of other commands takes them. Without one, and
+    /// without --models-dir, --cached and --allow-pull, the first known model
     #[arg(value_name = "MODEL")]
     models: Vec<String>,
     /// Address to listen on; any but one of this machine alone needs an API key
@@ -37,6 +41,27 @@ pub struct Args {
     /// Requests that wait for a place; more are refused
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = count)]
     max_queue: usize,
+    /// Serve the models below this directory, too, each loaded when a request first names it; may be
+    /// repeated
+    #[arg(long, value_name = "DIR")]
+    models_dir: Vec<PathBuf>,
+    /// Serve the models in the caches, too, each loaded when a request first names it (see `mlx ls`)
+    #[arg(long)]
+    cached: bool,
+    /// Let clients fetch models (Ollama's /api/pull) and use them; serves the caches as --cached does
+    #[arg(long)]
+    allow_pull: bool,
+    /// How long a model that was loaded by name stays after its last request, such as 5m or 1h30m; 0
+    /// unloads it at once, -1 never. With this flag models named at the start are unloaded, too, and
+    /// loaded again when they are asked for [default: 5m]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = keep_alive)]
+    keep_alive: Option<KeepAlive>,
+    /// Models that are loaded by name at a time; before another, the least recently used is unloaded
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
+    max_models: usize,
+    /// Serve MODEL:NAME, too: the models with the adapter of this directory; may be repeated
+    #[arg(long, value_name = "NAME=DIR", value_parser = adapter)]
+    adapter: Vec<Adapter>,
     /// Let web pages of this origin ask, such as `https://chat.example`; may be repeated, `*` is
     /// all
     #[arg(long, value_name = "ORIGIN")]
@@ -61,6 +86,32 @@ fn address(text: &str) -> Result<IpAddr, String> {
     }
 }
 
+/// A duration; clap would take a bare `Option` for a flag that may be left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct KeepAlive(Option<Duration>);
+
+fn keep_alive(text: &str) -> Result<KeepAlive, String> {
+    match parse_keep_alive(text) {
+        Ok(time) => Ok(KeepAlive(time)),
+        Err(e) => Err(e.message().to_owned()),
+    }
+}
+
+fn adapter(text: &str) -> Result<Adapter, String> {
+    let usable = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    match text.split_once('=') {
+        Some((name, dir)) if !name.is_empty() && name.chars().all(usable) && !dir.is_empty() => {
+            Ok(Adapter {
+                name: name.to_owned(),
+                path: PathBuf::from(dir),
+            })
+        }
+        _ => Err(String::from(
+            "must be NAME=DIR, with a name of letters, digits, dots, dashes and underscores",
+        )),
+    }
+}
+
 impl Args {
     fn config(&self) -> Result<Config, Failure> {
         let key = match (&self.api_key, std::env::var("MLX_API_KEY")) {
@@ -76,7 +127,12 @@ impl Args {
             .with_api_key(key)
             .with_parallel(self.parallel)
             .with_max_queue(self.max_queue)
+            .with_max_models(self.max_models)
             .with_allowed_origins(self.allow_origin.clone());
+        let config = match self.keep_alive {
+            Some(KeepAlive(time)) => config.with_keep_alive(time),
+            None => config,
+        };
         config.validate().map_err(|e| Failure::usage(e.message()))?;
         if self.adapter_path.is_some() && self.models.len() > 1 {
             return Err(Failure::usage(
@@ -84,6 +140,20 @@ impl Args {
             ));
         }
         Ok(config)
+    }
+
+    /// What may be loaded by name, without the models of the start.
+    fn source(&self, options: LoadOptions) -> Source {
+        Source {
+            options,
+            context: self.ctx_size,
+            dirs: self.models_dir.clone(),
+            cached: self.cached || self.allow_pull,
+            pulls: self.allow_pull,
+            named: Vec::new(),
+            reload: self.keep_alive.is_some(),
+            adapters: self.adapter.clone(),
+        }
     }
 
     fn load_options(&self, backend: &str) -> Result<LoadOptions, Failure> {
@@ -124,8 +194,12 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let config = args.config()?;
     let backend = choose_backend(args.backend.as_deref())?;
     let options = args.load_options(backend.name())?;
+    let mut source = args.source(options.clone());
+    source.check()?;
     let default = rust_mlx::hub::catalog().first().map(|model| model.name);
+    let by_name = args.cached || args.allow_pull || !args.models_dir.is_empty();
     let given: Vec<&str> = match args.models.as_slice() {
+        [] if by_name => Vec::new(),
         [] => default.into_iter().collect(),
         models => models.iter().map(String::as_str).collect(),
     };
@@ -136,16 +210,24 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         let named = path.canonicalize().unwrap_or_else(|_| path.clone());
         let name = name_of(given, &named);
         let loaded = load_with_options(backend.clone(), &path, &options, console)?;
+        source.named.push((name.clone(), path.clone()));
         let capabilities = loaded.backend.capabilities();
         let model = ServedModel::new(name, loaded.model, capabilities)?;
         models.push(model.with_context(args.ctx_size));
     }
     let stop = CancelToken::new();
     let _guard = console.catches_interrupts.then(|| cancel_on_signals(&stop));
-    let names: Vec<&str> = models.iter().map(ServedModel::id).collect();
-    let serving = format!("serving {}", names.join(", "));
-    let server = Server::bind(&config, models)?;
-    console.note(&serving);
+    let mut names: Vec<String> = models.iter().map(|m| m.id().to_owned()).collect();
+    let server = if by_name || source.reload || !source.adapters.is_empty() {
+        if by_name {
+            names.push(String::from("models by name"));
+        }
+        let source: Arc<dyn ModelSource> = Arc::new(source);
+        Server::bind_with_source(&config, models, source)?
+    } else {
+        Server::bind(&config, models)?
+    };
+    console.note(&format!("serving {}", names.join(", ")));
     console.line(&format!("http://{}", server.address()))?;
     Ok(server.run(&stop)?)
 }
@@ -165,6 +247,26 @@ mod tests {
         ] {
             assert_eq!(name_of(given, Path::new(path)), name);
         }
+    }
+
+    #[test]
+    fn adapters_have_a_name_and_a_directory() {
+        let given = adapter("law-2=somewhere/a=b").unwrap();
+        assert_eq!(given.name, "law-2");
+        assert_eq!(given.path, Path::new("somewhere/a=b"));
+        for bad in ["", "law", "=dir", "law=", "a:b=dir", "a b=dir"] {
+            assert!(adapter(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(
+            keep_alive("2m"),
+            Ok(KeepAlive(Some(Duration::from_secs(120))))
+        );
+        assert_eq!(keep_alive("-1"), Ok(KeepAlive(None)));
+        assert!(keep_alive("soon").is_err());
     }
 
     #[test]

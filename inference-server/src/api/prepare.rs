@@ -7,7 +7,7 @@ use inference::{ChatPrompt, GenerateOptions, Grammar, Prompt};
 use crate::app::App;
 use crate::engine::{Places, Refused};
 use crate::error::ApiError;
-use crate::models::ServedModel;
+use crate::models::{Lease, ServedModel};
 use crate::reply::ReplyRequest;
 
 /// A prompt as the engine takes it.
@@ -47,14 +47,13 @@ async fn aside<T: Send + 'static>(
 /// The ids of a conversation.
 pub(crate) async fn chat(
     app: &App,
-    at: usize,
+    model: &Lease,
     places: Places,
     prompt: ChatPrompt,
 ) -> Result<(Places, Prepared), ApiError> {
-    check_chat(app, &app.models.all()[at], &prompt)?;
-    let shared = app.clone();
+    check_chat(app, model, &prompt)?;
+    let model = model.clone();
     aside(places, move || {
-        let model = &shared.models.all()[at];
         let tokens = model.tokens()?;
         let template = |e: inference::Error| match e.kind() {
             // The template fails on its input.
@@ -67,7 +66,7 @@ pub(crate) async fn chat(
         };
         let ids = tokens.encode_chat_with(&prompt).map_err(template)?;
         let text = tokens.render_chat_with(&prompt).map_err(template)?;
-        check_length(model, ids.len())?;
+        check_length(&model, ids.len())?;
         let start = text
             .char_indices()
             .rev()
@@ -91,7 +90,7 @@ pub(crate) async fn chat(
 /// The ids of raw prompts, which are the request's field `param`.
 pub(crate) async fn raw(
     app: &App,
-    at: usize,
+    model: &Lease,
     places: Places,
     param: &'static str,
     prompts: Vec<Prompt>,
@@ -105,9 +104,8 @@ pub(crate) async fn raw(
         })
         .sum();
     check_bytes(app, bytes)?;
-    let shared = app.clone();
+    let model = model.clone();
     aside(places, move || {
-        let model = &shared.models.all()[at];
         let tokens = model.tokens()?;
         let mut all = Vec::new();
         for prompt in prompts {
@@ -127,7 +125,7 @@ pub(crate) async fn raw(
                 let message = format!("the token {id} is not in the vocabulary of {most}");
                 return Err(ApiError::field(param, message));
             }
-            check_length(model, ids.len())?;
+            check_length(&model, ids.len())?;
             let request = ReplyRequest::default();
             all.push(Prepared {
                 ids,

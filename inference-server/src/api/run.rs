@@ -11,6 +11,7 @@ use super::prepare::Prepared;
 use crate::app::App;
 use crate::engine::{Event, Job, Places, Running};
 use crate::error::ApiError;
+use crate::models::Lease;
 use crate::reply::{Delta, PlainText, ReplyParser};
 
 /// News of a reply.
@@ -52,7 +53,7 @@ impl Reply {
     /// Queues a request.
     pub(crate) fn start(
         app: &App,
-        at: usize,
+        model: &Lease,
         place: Places,
         prepared: &Prepared,
         options: GenerateOptions,
@@ -60,11 +61,11 @@ impl Reply {
     ) -> Self {
         let format = match prepared.verbatim {
             true => &PlainText,
-            false => app.models.all()[at].format(),
+            false => model.format(),
         };
         let parser = format.parser(&prepared.request);
         let running = app.engine.submit(Job {
-            model: at,
+            model: model.clone(),
             prompt: prepared.ids.clone(),
             options,
             arrived,

@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 
 use inference::{
     CancelToken, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Interrupt,
-    Pooling, Result, StopCause, TextModel, Token,
+    Pooling, Result, StopCause, Token,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::metrics::Metrics;
+use crate::models::Lease;
 
 /// What happened to a request.
 #[derive(Debug)]
@@ -57,8 +58,8 @@ pub(crate) enum Refused {
 
 /// A request to generate.
 pub(crate) struct Job {
-    /// Which model.
-    pub(crate) model: usize,
+    /// The model, which stays loaded until the request ends.
+    pub(crate) model: Lease,
     pub(crate) prompt: Vec<u32>,
     pub(crate) options: GenerateOptions,
     /// When it came.
@@ -68,7 +69,7 @@ pub(crate) struct Job {
 
 /// A request for vectors.
 pub(crate) struct EmbedJob {
-    pub(crate) model: usize,
+    pub(crate) model: Lease,
     pub(crate) prompts: Vec<Vec<u32>>,
     pub(crate) pooling: Pooling,
     pub(crate) interrupt: Interrupt,
@@ -78,6 +79,8 @@ pub(crate) struct EmbedJob {
 enum Command {
     Generate(Box<Job>, mpsc::Sender<Event>),
     Embed(Box<EmbedJob>, oneshot::Sender<Result<Vec<Vec<f32>>>>),
+    /// Forget a model that no request uses.
+    Unload(u64, oneshot::Sender<()>),
     Stop,
 }
 
@@ -160,11 +163,7 @@ impl Engine {
     ///
     /// # Errors
     /// When the system gives no thread.
-    pub(crate) fn start(
-        models: Vec<Arc<dyn TextModel>>,
-        options: &EngineOptions,
-        metrics: Arc<Metrics>,
-    ) -> Result<Self> {
+    pub(crate) fn start(options: &EngineOptions, metrics: Arc<Metrics>) -> Result<Self> {
         let (commands, receiver) = std_mpsc::channel();
         let shared = Arc::new(Shared {
             metrics,
@@ -175,8 +174,7 @@ impl Engine {
             draining: AtomicBool::new(false),
             cancel_all: AtomicBool::new(false),
         });
-        let scheduler =
-            scheduler::Scheduler::new(models, options.parallel, receiver, Arc::clone(&shared));
+        let scheduler = scheduler::Scheduler::new(options.parallel, receiver, Arc::clone(&shared));
         let thread = std::thread::Builder::new()
             .name(String::from("engine"))
             .spawn(move || scheduler.run())
@@ -235,6 +233,14 @@ impl Engine {
         let (sender, receiver) = oneshot::channel();
         let _ = self.commands.send(Command::Embed(Box::new(job), sender));
         receiver
+    }
+
+    /// Drops what the thread holds of a model that no request uses.
+    pub(crate) async fn unload(&self, model: u64) {
+        let (sender, receiver) = oneshot::channel();
+        let _ = self.commands.send(Command::Unload(model, sender));
+        // Without a thread the sender is dropped: nothing is held.
+        let _ = receiver.await;
     }
 
     /// How it is.

@@ -4,7 +4,7 @@
 //! failed or panicked is dropped with its requests, which get the error. The next request gets a
 //! new session.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,6 +15,8 @@ use inference::{
     BatchEvent, BatchSession, Error, ErrorKind, FinishReason, Prompt, RequestId, Result, TextModel,
 };
 use tokio::sync::{mpsc, oneshot};
+
+use crate::models::Lease;
 
 use super::{Command, EmbedJob, Event, Job, Places, Shared};
 
@@ -30,6 +32,7 @@ struct Row {
     out: mpsc::Sender<Event>,
     arrived: Instant,
     _place: Places,
+    _model: Lease,
 }
 
 /// A request for vectors, and those that are done.
@@ -40,7 +43,8 @@ struct Embedding {
 }
 
 pub(super) struct Scheduler {
-    slots: Vec<Slot>,
+    /// By the keys of the models' leases.
+    slots: BTreeMap<u64, Slot>,
     parallel: usize,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
@@ -83,19 +87,9 @@ fn work<T>(shared: &Shared, doing: &str, run: impl FnOnce() -> T) -> Result<T> {
 }
 
 impl Scheduler {
-    pub(super) fn new(
-        models: Vec<Arc<dyn TextModel>>,
-        parallel: usize,
-        commands: Receiver<Command>,
-        shared: Arc<Shared>,
-    ) -> Self {
-        let slot = |model| Slot {
-            model,
-            session: None,
-            rows: HashMap::new(),
-        };
+    pub(super) fn new(parallel: usize, commands: Receiver<Command>, shared: Arc<Shared>) -> Self {
         Self {
-            slots: models.into_iter().map(slot).collect(),
+            slots: BTreeMap::new(),
             parallel,
             commands,
             shared,
@@ -117,9 +111,7 @@ impl Scheduler {
             }
         }
         self.fail_all(&Error::new(ErrorKind::Cancelled, "the server stops"));
-        for slot in &mut self.slots {
-            drop_session(slot);
-        }
+        self.slots.values_mut().for_each(drop_session);
     }
 
     /// One turn: new requests, then a step of each session and one text's vector.
@@ -130,8 +122,9 @@ impl Scheduler {
         }
         self.sweep();
         self.admit();
-        for at in 0..self.slots.len() {
-            self.step(at);
+        let keys: Vec<u64> = self.slots.keys().copied().collect();
+        for key in keys {
+            self.step(key);
         }
         self.embed();
         self.gauge();
@@ -147,7 +140,7 @@ impl Scheduler {
     }
 
     fn running(&self) -> usize {
-        self.slots.iter().map(|slot| slot.rows.len()).sum()
+        self.slots.values().map(|slot| slot.rows.len()).sum()
     }
 
     fn is_idle(&self) -> bool {
@@ -182,6 +175,15 @@ impl Scheduler {
                 done: Vec::new(),
                 out,
             }),
+            Command::Unload(key, done) => {
+                if let Some(mut slot) = self.slots.remove(&key) {
+                    // The rows' leases keep a model that is in use.
+                    debug_assert!(slot.rows.is_empty(), "unloaded in use");
+                    drop_session(&mut slot);
+                    let _ = shielded("dropping a model", || drop(slot));
+                }
+                let _ = done.send(());
+            }
             Command::Stop => self.stopped = true,
         }
     }
@@ -204,7 +206,7 @@ impl Scheduler {
             }
         });
         self.embeddings.retain(|e| !e.out.is_closed());
-        for slot in &mut self.slots {
+        for slot in self.slots.values_mut() {
             let gone: Vec<RequestId> = slot
                 .rows
                 .iter()
@@ -226,17 +228,18 @@ impl Scheduler {
             && let Some((job, out)) = self.queue.pop_front()
         {
             let Job {
-                model: at,
+                model,
                 prompt,
                 options,
                 arrived,
                 place,
             } = *job;
-            let Some(slot) = self.slots.get_mut(at) else {
-                let error = Error::new(ErrorKind::Engine, "there is no such model");
-                let _ = out.try_send(Event::Failed(error));
-                continue;
-            };
+            let key = model.key();
+            let slot = self.slots.entry(key).or_insert_with(|| Slot {
+                model: Arc::clone(model.model()),
+                session: None,
+                rows: HashMap::new(),
+            });
             let prompt = Prompt::Tokens(prompt);
             let added = work(&self.shared, "adding a request", || {
                 let session = match &mut slot.session {
@@ -254,6 +257,7 @@ impl Scheduler {
                         out,
                         arrived,
                         _place: place,
+                        _model: model,
                     };
                     slot.rows.insert(*id, row);
                     continue;
@@ -266,14 +270,16 @@ impl Scheduler {
             if added.is_err() {
                 // It panicked: what the session holds now is unknown.
                 self.failed();
-                self.lose(at, &error);
+                self.lose(key, &error);
             }
         }
     }
 
     /// One step of a model's session.
-    fn step(&mut self, at: usize) {
-        let slot = &mut self.slots[at];
+    fn step(&mut self, key: u64) {
+        let Some(slot) = self.slots.get_mut(&key) else {
+            return;
+        };
         if slot.rows.is_empty() {
             return;
         }
@@ -301,14 +307,14 @@ impl Scheduler {
                 }
                 if lost {
                     self.lose(
-                        at,
+                        key,
                         &Error::new(ErrorKind::Engine, "the engine lost the request"),
                     );
                 }
             }
             Err(error) => {
                 self.failed();
-                self.lose(at, &error);
+                self.lose(key, &error);
             }
         }
     }
@@ -319,8 +325,8 @@ impl Scheduler {
     }
 
     /// Gives a session up, and tells its requests why.
-    fn lose(&mut self, at: usize, error: &Error) {
-        let Some(slot) = self.slots.get_mut(at) else {
+    fn lose(&mut self, key: u64, error: &Error) {
+        let Some(slot) = self.slots.get_mut(&key) else {
             return;
         };
         for (_, row) in slot.rows.drain() {
@@ -340,7 +346,7 @@ impl Scheduler {
         for embedding in self.embeddings.drain(..) {
             let _ = embedding.out.send(Err(error.clone()));
         }
-        for slot in &mut self.slots {
+        for slot in self.slots.values_mut() {
             let rows: Vec<(RequestId, Row)> = slot.rows.drain().collect();
             for (id, row) in rows {
                 metrics.ended(reason, row.arrived.elapsed());
@@ -360,9 +366,8 @@ impl Scheduler {
             let _ = embedding.out.send(Ok(embedding.done));
             return;
         };
-        let model = self.slots.get(job.model).map(|slot| &slot.model);
         let vector = work(&self.shared, "an embedding", || {
-            let model = model.and_then(|model| model.as_embedding_model());
+            let model = job.model.model().as_embedding_model();
             let model = model.ok_or_else(|| {
                 Error::new(ErrorKind::Unsupported, "this model makes no embeddings")
             })?;

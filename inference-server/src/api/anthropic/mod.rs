@@ -28,7 +28,7 @@ pub(crate) async fn create(
     Json(request): Json<MessagesRequest>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let (at, model) = app.models.find(request.model.as_deref())?;
+    let model = &app.models.get(request.model.as_deref(), None).await?;
     let options = options(&app, model, &request)?;
     let mut options = prepare::finish_options(&app, options, arrived)?;
     let asked = request.max_tokens;
@@ -37,12 +37,12 @@ pub(crate) async fn create(
     choice.check(&app, model, &prompt, options.grammar.is_some())?;
 
     let places = prepare::reserve(&app, 1)?;
-    let (place, mut prepared) = prepare::chat(&app, at, places, prompt).await?;
+    let (place, mut prepared) = prepare::chat(&app, model, places, prompt).await?;
     choice.apply(&app, model, &mut prepared, &mut options)?;
     let tokens = prepared.ids.len();
     let most = prepare::reply_tokens(&app, model, tokens, Some(asked));
     let options = options.with_max_tokens(most);
-    let mut reply = Reply::start(&app, at, place, &prepared, options, arrived);
+    let mut reply = Reply::start(&app, model, place, &prepared, options, arrived);
     let id = app.name("msg_");
     if streamed {
         run::first_signs(std::slice::from_mut(&mut reply), app.limits.first_event).await?;
@@ -92,10 +92,10 @@ pub(crate) async fn count_tokens(
     State(app): State<App>,
     Json(request): Json<CountRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
-    let (at, model) = app.models.find(request.model.as_deref())?;
+    let model = &app.models.get(request.model.as_deref(), None).await?;
     let (prompt, _) = conversation(model, request)?;
     let places = prepare::reserve(&app, 1)?;
-    let (_, prepared) = prepare::chat(&app, at, places, prompt).await?;
+    let (_, prepared) = prepare::chat(&app, model, places, prompt).await?;
     Ok(axum::Json(json!({"input_tokens": prepared.ids.len()})))
 }
 

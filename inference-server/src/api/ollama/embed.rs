@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
+use super::types;
 use crate::api::openai::embeddings::vectors;
 use crate::api::{Json, OneOrMore};
 use crate::app::App;
@@ -22,6 +23,36 @@ pub(crate) struct EmbedRequest {
     input: OneOrMore,
     /// Only the model's own number of elements.
     dimensions: Option<usize>,
+    /// How long the model stays loaded after this.
+    #[schema(value_type = Option<Object>)]
+    keep_alive: Option<Value>,
+}
+
+/// A text to make a vector of, in the older form.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct OldEmbedRequest {
+    /// The model's name.
+    model: Option<String>,
+    /// The text.
+    prompt: String,
+    /// How long the model stays loaded after this.
+    #[schema(value_type = Option<Object>)]
+    keep_alive: Option<Value>,
+}
+
+/// Makes a vector of a text, in the older form.
+#[utoipa::path(post, path = "/api/embeddings", request_body = OldEmbedRequest, responses(
+    (status = 200, description = "`embedding`, a vector of length one", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+pub(crate) async fn create_old(
+    State(app): State<App>,
+    Json(request): Json<OldEmbedRequest>,
+) -> Result<axum::Json<Value>, ApiError> {
+    let keep = types::keep_alive(request.keep_alive.as_ref())?;
+    let model = &app.models.get(request.model.as_deref(), keep).await?;
+    let text = Prompt::from(request.prompt);
+    let (vectors, _) = vectors(&app, model, vec![text]).await?;
+    Ok(axum::Json(json!({"embedding": vectors.first()})))
 }
 
 /// Makes vectors of texts.
@@ -33,7 +64,8 @@ pub(crate) async fn create(
     Json(request): Json<EmbedRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
     let started = Instant::now();
-    let (at, model) = app.models.find(request.model.as_deref())?;
+    let keep = types::keep_alive(request.keep_alive.as_ref())?;
+    let model = &app.models.get(request.model.as_deref(), keep).await?;
     let size = model.info().hidden_size;
     if let Some(n) = request.dimensions.filter(|n| *n != size) {
         return Err(ApiError::unsupported(
@@ -42,7 +74,7 @@ pub(crate) async fn create(
         ));
     }
     let texts = request.input.list().into_iter().map(Prompt::from).collect();
-    let (vectors, tokens) = vectors(&app, at, texts).await?;
+    let (vectors, tokens) = vectors(&app, model, texts).await?;
     let total = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
     Ok(axum::Json(json!({
         "model": model.id(),

@@ -18,7 +18,7 @@ use crate::api::run::{self, Call, Calls, End, Item, Reply};
 use crate::api::{Json, prepare};
 use crate::app::App;
 use crate::error::{ApiError, Family};
-use crate::models::ServedModel;
+use crate::models::{KeepAlive, Lease};
 use crate::reply::Delta;
 
 /// Which of the two shapes a line has.
@@ -43,15 +43,17 @@ pub(crate) async fn chat(
     State(app): State<App>,
     Json(request): Json<ChatRequest>,
 ) -> Result<Response, ApiError> {
-    let (at, model) = app.models.find(request.model.as_deref())?;
+    let keep = types::keep_alive(request.rest.keep_alive.as_ref())?;
+    let name = request.model.as_deref();
     if request.messages.is_empty() {
-        return Ok(loaded(model, Shape::Chat));
+        return load(&app, name, keep, Shape::Chat).await;
     }
+    let model = &app.models.get(name, keep).await?;
     let mut prompt = ChatPrompt::new(types::messages(request.messages)?);
     prompt.tools = request.tools.unwrap_or_default();
     prompt.template = request.rest.template(model)?;
     let ask = Ask::Chat(Box::new(prompt));
-    answer(&app, at, ask, &request.rest, Shape::Chat).await
+    answer(&app, model, ask, &request.rest, Shape::Chat).await
 }
 
 /// Answers a text or, with `raw`, continues it.
@@ -63,7 +65,7 @@ pub(crate) async fn generate(
     State(app): State<App>,
     Json(request): Json<GenerateRequest>,
 ) -> Result<Response, ApiError> {
-    let (at, model) = app.models.find(request.model.as_deref())?;
+    let keep = types::keep_alive(request.rest.keep_alive.as_ref())?;
     let text = |text: &Option<String>| text.as_ref().is_some_and(|t| !t.is_empty());
     let some = |value: &Option<Value>| match value {
         None | Some(Value::Null) => false,
@@ -81,9 +83,11 @@ pub(crate) async fn generate(
             return Err(ApiError::unsupported(param, message));
         }
     }
+    let name = request.model.as_deref();
     if request.prompt.is_empty() {
-        return Ok(loaded(model, Shape::Generate));
+        return load(&app, name, keep, Shape::Generate).await;
     }
+    let model = &app.models.get(name, keep).await?;
     let ask = if request.raw == Some(true) || !model.info().has_chat_template {
         Ask::Raw(request.prompt)
     } else {
@@ -94,26 +98,40 @@ pub(crate) async fn generate(
         prompt.template = request.rest.template(model)?;
         Ask::Chat(Box::new(prompt))
     };
-    answer(&app, at, ask, &request.rest, Shape::Generate).await
+    answer(&app, model, ask, &request.rest, Shape::Generate).await
 }
 
-/// The answer to a request for nothing: the model is there.
-fn loaded(model: &ServedModel, shape: Shape) -> Response {
-    let mut line = line(model.id(), shape, "", "", &[]);
+/// Answers a request for nothing: it loads the model or, to keep it for no time, unloads it.
+async fn load(
+    app: &App,
+    name: Option<&str>,
+    keep: Option<KeepAlive>,
+    shape: Shape,
+) -> Result<Response, ApiError> {
+    let unload = keep == Some(Some(Duration::ZERO));
+    let (id, reason) = if unload {
+        let listed = app.models.look(name).await?;
+        let gone = app.models.dismiss(&listed.name) || listed.loaded.is_none();
+        // A model that was loaded at the start stays, whatever clients say.
+        (listed.name, if gone { "unload" } else { "load" })
+    } else {
+        let model = app.models.get(name, keep).await?;
+        (model.id().to_owned(), "load")
+    };
+    let mut line = line(&id, shape, "", "", &[]);
     line.insert("done".into(), true.into());
-    line.insert("done_reason".into(), "load".into());
-    axum::Json(line).into_response()
+    line.insert("done_reason".into(), reason.into());
+    Ok(axum::Json(line).into_response())
 }
 
 async fn answer(
     app: &App,
-    at: usize,
+    model: &Lease,
     ask: Ask,
     rest: &Rest,
     shape: Shape,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let model = &app.models.all()[at];
     let mut options = rest.options(app)?;
     options.grammar = rest.grammar(app, model)?;
     let mut options = prepare::finish_options(app, options, arrived)?;
@@ -123,10 +141,10 @@ async fn answer(
     }
     let places = prepare::reserve(app, 1)?;
     let (place, mut prepared) = match ask {
-        Ask::Chat(prompt) => prepare::chat(app, at, places, *prompt).await?,
+        Ask::Chat(prompt) => prepare::chat(app, model, places, *prompt).await?,
         Ask::Raw(text) => {
             let (place, mut all) =
-                prepare::raw(app, at, places, "prompt", vec![Prompt::from(text)]).await?;
+                prepare::raw(app, model, places, "prompt", vec![Prompt::from(text)]).await?;
             (place, all.pop().ok_or_else(ApiError::internal)?)
         }
     };
@@ -140,7 +158,7 @@ async fn answer(
         most = most.min(context - tokens);
     }
     let options = options.with_max_tokens(most);
-    let mut reply = Reply::start(app, at, place, &prepared, options, arrived);
+    let mut reply = Reply::start(app, model, place, &prepared, options, arrived);
     if rest.stream == Some(false) {
         let whole = run::whole(reply).await?;
         let mut line = line(

@@ -1,16 +1,25 @@
-//! `/api/version`, `/api/tags`, `/api/ps`, `/api/show`.
+//! `/api/version`, `/api/tags`, `/api/ps`, `/api/show`, `/api/pull`.
 
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
 use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use inference::{ErrorKind, ModelInfo};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
 use super::time;
 use crate::api::Json;
 use crate::app::App;
-use crate::error::ApiError;
-use crate::models::ServedModel;
+use crate::error::{ApiError, Family};
+use crate::models::{Listed, PullProgress};
 
 /// When models that stay are unloaded.
 const NEVER: &str = "9999-12-31T23:59:59Z";
@@ -24,42 +33,54 @@ pub(crate) async fn version() -> axum::Json<Value> {
 /// Models that can be asked.
 #[utoipa::path(get, path = "/api/tags", responses((status = 200, description = "`models`", body = Object)))]
 pub(crate) async fn tags(State(app): State<App>) -> axum::Json<Value> {
-    let models: Vec<Value> = app
-        .models
-        .all()
-        .iter()
-        .map(|model| {
-            let mut fields = fields(model);
-            let modified = time::rfc3339(model.created(), 0);
-            fields.insert("modified_at".into(), modified.into());
-            Value::Object(fields)
-        })
-        .collect();
+    let tag = |listed: &Listed| {
+        let mut fields = fields(listed);
+        let modified = time::rfc3339(modified(listed), 0);
+        fields.insert("modified_at".into(), modified.into());
+        Value::Object(fields)
+    };
+    let models: Vec<Value> = app.models.list().await.iter().map(tag).collect();
     axum::Json(json!({"models": models}))
 }
 
 /// Models that are loaded.
 #[utoipa::path(get, path = "/api/ps", responses((status = 200, description = "`models`", body = Object)))]
 pub(crate) async fn ps(State(app): State<App>) -> axum::Json<Value> {
-    let models: Vec<Value> = app
-        .models
-        .all()
-        .iter()
-        .map(|model| {
-            let info = model.info();
-            let on_gpu = if info.device == "cpu" {
-                0
-            } else {
-                info.weight_bytes
-            };
-            let mut fields = fields(model);
-            fields.insert("expires_at".into(), NEVER.into());
-            fields.insert("size_vram".into(), on_gpu.into());
-            fields.insert("context_length".into(), model.context().into());
-            Value::Object(fields)
-        })
-        .collect();
+    let mut models = Vec::new();
+    for listed in &app.models.list().await {
+        let Some(model) = &listed.loaded else {
+            continue;
+        };
+        let info = model.info();
+        let on_gpu = if info.device == "cpu" {
+            0
+        } else {
+            info.weight_bytes
+        };
+        let expires = listed.stays.map_or_else(|| NEVER.to_owned(), time::after);
+        let mut fields = fields(listed);
+        fields.insert("expires_at".into(), expires.into());
+        fields.insert("size_vram".into(), on_gpu.into());
+        fields.insert("context_length".into(), model.context().into());
+        models.push(Value::Object(fields));
+    }
     axum::Json(json!({"models": models}))
+}
+
+/// When its files changed or, where nothing is known of them, when it was loaded.
+fn modified(listed: &Listed) -> u64 {
+    let of_files = listed.entry.as_ref().map(|e| e.modified);
+    let loaded = listed.loaded.as_ref().map(|m| m.created());
+    of_files.or(loaded).unwrap_or_default()
+}
+
+/// What is known of the model.
+fn info(listed: &Listed) -> ModelInfo {
+    let of_files = || listed.entry.as_ref().and_then(|e| e.info.clone());
+    match &listed.loaded {
+        Some(model) => model.info().clone(),
+        None => of_files().unwrap_or_default(),
+    }
 }
 
 /// Which model.
@@ -78,8 +99,8 @@ pub(crate) async fn show(
     State(app): State<App>,
     Json(request): Json<ShowRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
-    let (_, model) = app.models.find(request.model.as_deref())?;
-    let info = model.info();
+    let listed = app.models.look(request.model.as_deref()).await?;
+    let info = info(&listed);
     let architecture = &info.architecture;
     let mut facts = Map::new();
     facts.insert("general.architecture".into(), architecture.as_str().into());
@@ -94,12 +115,19 @@ pub(crate) async fn show(
     ] {
         facts.insert(format!("{architecture}.{name}"), value.into());
     }
-    let (capabilities, format) = (model.capabilities(), model.format());
+    // What a template can do is known once its model is loaded.
+    let model = listed.loaded.as_deref();
     let can = [
         ("completion", true),
-        ("embedding", capabilities.embeddings),
-        ("tools", format.reads_tools()),
-        ("thinking", format.reads_reasoning()),
+        (
+            "embedding",
+            model.is_some_and(|m| m.capabilities().embeddings),
+        ),
+        ("tools", model.is_some_and(|m| m.format().reads_tools())),
+        (
+            "thinking",
+            model.is_some_and(|m| m.format().reads_reasoning()),
+        ),
     ];
     let can: Vec<&str> = can.iter().filter_map(|(n, on)| on.then_some(*n)).collect();
     Ok(axum::Json(json!({
@@ -107,28 +135,116 @@ pub(crate) async fn show(
         "modelfile": "",
         "parameters": "",
         "template": "",
-        "details": details(model),
+        "details": details(&info),
         "model_info": facts,
         "capabilities": can,
-        "modified_at": time::rfc3339(model.created(), 0),
+        "modified_at": time::rfc3339(modified(&listed), 0),
     })))
 }
 
-fn fields(model: &ServedModel) -> Map<String, Value> {
+/// Which model to fetch.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct PullRequest {
+    /// A known name, or `owner/name` on the Hugging Face Hub.
+    #[serde(alias = "name")]
+    model: Option<String>,
+    /// Send what happens as it happens, the default.
+    stream: Option<bool>,
+}
+
+/// Fetches a model, if the server was started to allow it. The download goes on when the client
+/// leaves.
+#[utoipa::path(post, path = "/api/pull", request_body = PullRequest, responses(
+    (status = 200, description = "lines of JSON, or with `stream` false one", body = Object),
+    (status = 403, description = "this server fetches no models", body = Object),
+    (status = 429, description = "another model is fetched", body = Object)))]
+pub(crate) async fn pull(
+    State(app): State<App>,
+    Json(request): Json<PullRequest>,
+) -> Result<Response, ApiError> {
+    let source = app.models.source().filter(|source| source.can_pull());
+    let Some(source) = source.cloned() else {
+        let message = "this server fetches no models; start it with --allow-pull";
+        let kind = "invalid_request_error";
+        return Err(ApiError::new(StatusCode::FORBIDDEN, kind, message));
+    };
+    let name = request.model.unwrap_or_default();
+    if name.is_empty() || name.len() > 256 || name.chars().any(char::is_control) {
+        let message = "the name of a model to fetch has 1 to 256 printable characters";
+        return Err(ApiError::field("model", message));
+    }
+    let turn = Arc::clone(&app.pulls).try_acquire_owned();
+    let turn = turn.map_err(|_| ApiError::busy())?;
+    let (tell, mut told) = mpsc::channel(64);
+    tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        let mut progress = |progress: PullProgress| {
+            // Of a slow reader's news the next one says more.
+            let _ = tell.try_send(Ok(progress));
+        };
+        let fetched = source.pull(&name, &mut progress);
+        let last = match fetched {
+            Ok(()) => Ok(PullProgress::new("success")),
+            Err(e) => {
+                tracing::error!("fetching {name:?} failed: {e}");
+                Err(match e.kind() {
+                    ErrorKind::ModelNotFound => {
+                        let message = "there is no such model";
+                        let kind = "invalid_request_error";
+                        ApiError::new(StatusCode::NOT_FOUND, kind, message)
+                    }
+                    _ => ApiError::of_engine(&e),
+                })
+            }
+        };
+        let _ = tell.blocking_send(last);
+    });
+    if request.stream == Some(false) {
+        while let Some(news) = told.recv().await {
+            if news?.status == "success" {
+                return Ok(axum::Json(json!({"status": "success"})).into_response());
+            }
+        }
+        return Err(ApiError::internal());
+    }
+    let lines = stream::unfold(told, |mut told| async {
+        let line = match told.recv().await? {
+            Ok(progress) => news(&progress),
+            Err(error) => error.body(Family::Ollama),
+        };
+        Some((Ok::<_, Infallible>(Bytes::from(format!("{line}\n"))), told))
+    });
+    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    Ok((kind, Body::from_stream(lines)).into_response())
+}
+
+fn news(progress: &PullProgress) -> Value {
+    let mut line = Map::new();
+    line.insert("status".into(), progress.status.as_str().into());
+    if let Some(file) = &progress.file {
+        line.insert("digest".into(), file.as_str().into());
+        line.insert("total".into(), progress.total.into());
+        line.insert("completed".into(), progress.completed.into());
+    }
+    Value::Object(line)
+}
+
+fn fields(listed: &Listed) -> Map<String, Value> {
     // Clients show it and compare it; files have digests of their own, which are not these.
-    let digest = Sha256::digest(model.id().as_bytes());
+    let digest = Sha256::digest(listed.name.as_bytes());
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let info = info(listed);
+    let bytes = listed.entry.as_ref().map(|e| e.bytes);
     let mut fields = Map::new();
-    fields.insert("name".into(), model.id().into());
-    fields.insert("model".into(), model.id().into());
-    fields.insert("size".into(), model.info().weight_bytes.into());
+    fields.insert("name".into(), listed.name.as_str().into());
+    fields.insert("model".into(), listed.name.as_str().into());
+    fields.insert("size".into(), bytes.unwrap_or(info.weight_bytes).into());
     fields.insert("digest".into(), digest.into());
-    fields.insert("details".into(), details(model));
+    fields.insert("details".into(), details(&info));
     fields
 }
 
-fn details(model: &ServedModel) -> Value {
-    let info = model.info();
+fn details(info: &ModelInfo) -> Value {
     let bits = info.quantization_bits.map(|bits| format!("Q{bits}"));
     let parameters = info.parameters as f64;
     let size = if parameters >= 1e9 {

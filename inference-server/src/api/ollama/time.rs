@@ -1,12 +1,19 @@
 //! Times as Ollama's clients read them.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Now, by RFC 3339 in UTC.
 pub(super) fn now() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default();
     rfc3339(now.as_secs(), now.subsec_nanos())
+}
+
+/// The time in `stays` from now, by RFC 3339 in UTC.
+pub(super) fn after(stays: Duration) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let at = now.unwrap_or_default().saturating_add(stays);
+    rfc3339(at.as_secs(), at.subsec_nanos())
 }
 
 /// Seconds since 1970 as a date and a time. The date is that of days_from_civil's inverse (Howard

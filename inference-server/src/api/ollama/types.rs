@@ -1,5 +1,7 @@
 //! What Ollama's clients send.
 
+use std::time::Duration;
+
 use inference::{GenerateOptions, Grammar, Message, Tool, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -8,7 +10,7 @@ use utoipa::ToSchema;
 use crate::api::{OneOrMore, prepare, within};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::models::ServedModel;
+use crate::models::{KeepAlive, ServedModel, parse_keep_alive};
 
 /// A conversation to answer.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -67,6 +69,30 @@ pub(crate) struct Rest {
     pub(super) think: Option<Value>,
     /// Not supported.
     pub(super) logprobs: Option<bool>,
+    /// How long the model stays loaded after this: `5m`, or seconds; below 0 is forever.
+    #[schema(value_type = Option<Object>)]
+    pub(super) keep_alive: Option<Value>,
+}
+
+/// How long a model is to stay, where a request says.
+pub(super) fn keep_alive(value: Option<&Value>) -> Result<Option<KeepAlive>, ApiError> {
+    let bad = || {
+        let message = "keep_alive must be a number of seconds or a duration such as \"5m\"";
+        ApiError::field("keep_alive", message)
+    };
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Number(n)) => {
+            let seconds = n.as_f64().ok_or_else(bad)?;
+            if seconds < 0.0 {
+                return Ok(Some(None));
+            }
+            let time = Duration::try_from_secs_f64(seconds).map_err(|_| bad())?;
+            Ok(Some(Some(time)))
+        }
+        Some(Value::String(text)) => parse_keep_alive(text).map(Some).map_err(|_| bad()),
+        Some(_) => Err(bad()),
+    }
 }
 
 /// How to sample.

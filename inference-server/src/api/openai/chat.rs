@@ -33,7 +33,7 @@ pub(crate) async fn create(
     Json(request): Json<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let (at, model) = app.models.find(request.model.as_deref())?;
+    let model = &app.models.get(request.model.as_deref(), None).await?;
     refuse(&request)?;
     let fields = request.sampling();
     let n = options::choices(&app, &fields)?;
@@ -52,7 +52,7 @@ pub(crate) async fn create(
     choice.check(&app, model, &prompt, options.grammar.is_some())?;
 
     let places = prepare::reserve(&app, n)?;
-    let (mut places, mut prepared) = prepare::chat(&app, at, places, prompt).await?;
+    let (mut places, mut prepared) = prepare::chat(&app, model, places, prompt).await?;
     choice.apply(&app, model, &mut prepared, &mut options)?;
     options.max_tokens = prepare::reply_tokens(&app, model, prepared.ids.len(), asked);
     let options = prepare::finish_options(&app, options, arrived)?;
@@ -60,7 +60,9 @@ pub(crate) async fn create(
     for i in 0..n {
         let place = places.one().ok_or_else(ApiError::internal)?;
         let options = options::of_choice(&options, i);
-        replies.push(Reply::start(&app, at, place, &prepared, options, arrived));
+        replies.push(Reply::start(
+            &app, model, place, &prepared, options, arrived,
+        ));
     }
     let head = Head {
         id: app.name("chatcmpl-"),

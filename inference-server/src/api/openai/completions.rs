@@ -32,7 +32,7 @@ pub(crate) async fn create(
     Json(mut request): Json<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let (at, model) = app.models.find(request.model.as_deref())?;
+    let model = &app.models.get(request.model.as_deref(), None).await?;
     let Some(prompts) = request.prompt.take() else {
         return Err(ApiError::field("prompt", "there is no prompt"));
     };
@@ -82,7 +82,7 @@ pub(crate) async fn create(
             _ => None,
         })
         .collect();
-    let (back, prepared) = prepare::raw(&app, at, places, "prompt", prompts).await?;
+    let (back, prepared) = prepare::raw(&app, model, places, "prompt", prompts).await?;
     places = back;
     let mut replies = Vec::with_capacity(prepared.len() * n);
     let mut echoes = Vec::with_capacity(prepared.len() * n);
@@ -105,7 +105,7 @@ pub(crate) async fn create(
         for i in 0..n {
             let place = places.one().ok_or_else(ApiError::internal)?;
             let options = options::of_choice(&options, i);
-            replies.push(Reply::start(&app, at, place, prompt, options, arrived));
+            replies.push(Reply::start(&app, model, place, prompt, options, arrived));
             echoes.push(echoed.clone());
         }
     }

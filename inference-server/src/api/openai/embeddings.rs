@@ -14,6 +14,7 @@ use crate::api::{Json, at_most, prepare};
 use crate::app::App;
 use crate::engine::EmbedJob;
 use crate::error::ApiError;
+use crate::models::Lease;
 
 /// Raises the token when the client leaves.
 struct Leaves(CancelToken);
@@ -27,11 +28,10 @@ impl Drop for Leaves {
 /// Vectors of texts, and how many tokens these have.
 pub(crate) async fn vectors(
     app: &App,
-    at: usize,
+    model: &Lease,
     prompts: Vec<Prompt>,
 ) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let arrived = Instant::now();
-    let model = &app.models.all()[at];
     if !model.capabilities().embeddings {
         return Err(ApiError::unsupported(
             "model",
@@ -43,14 +43,14 @@ pub(crate) async fn vectors(
         return Err(ApiError::field("input", "there is no input"));
     }
     let places = prepare::reserve(app, 1)?;
-    let (place, prepared) = prepare::raw(app, at, places, "input", prompts).await?;
+    let (place, prepared) = prepare::raw(app, model, places, "input", prompts).await?;
     let tokens = prepared.iter().map(|p| p.ids.len()).sum();
     let cancel = Leaves(CancelToken::new());
     let interrupt = Interrupt::new()
         .with_cancel(cancel.0.clone())
         .with_deadline(arrived + app.limits.request_timeout);
     let job = EmbedJob {
-        model: at,
+        model: model.clone(),
         prompts: prepared.into_iter().map(|p| p.ids).collect(),
         pooling: Pooling::Mean,
         interrupt,
@@ -76,7 +76,7 @@ pub(crate) async fn create(
     State(app): State<App>,
     Json(request): Json<EmbeddingRequest>,
 ) -> Result<Response, ApiError> {
-    let (at, model) = app.models.find(request.model.as_deref())?;
+    let model = &app.models.get(request.model.as_deref(), None).await?;
     let base64 = match request.encoding_format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
@@ -95,7 +95,7 @@ pub(crate) async fn create(
             format!("dimensions is {n}; vectors of this model have {size} elements"),
         ));
     }
-    let (vectors, tokens) = vectors(&app, at, request.input.list()).await?;
+    let (vectors, tokens) = vectors(&app, model, request.input.list()).await?;
     let data: Vec<Value> = vectors
         .into_iter()
         .enumerate()

@@ -5,22 +5,24 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::models::ServedModel;
+use crate::models::{Listed, ServedModel};
 
-fn model(model: &ServedModel) -> Value {
+fn model(listed: &Listed) -> Value {
+    let loaded = listed.loaded.as_deref();
+    let modified = listed.entry.as_ref().map_or(0, |e| e.modified);
     json!({
-        "id": model.id(),
+        "id": listed.name,
         "object": "model",
-        "created": model.created(),
+        "created": loaded.map_or(modified, ServedModel::created),
         "owned_by": "local",
-        "max_model_len": model.context(),
+        "max_model_len": loaded.and_then(ServedModel::context),
     })
 }
 
 /// The models that are served.
 #[utoipa::path(get, path = "/v1/models", responses((status = 200, description = "a list", body = Object)))]
 pub(crate) async fn list(State(app): State<App>) -> axum::Json<Value> {
-    let data: Vec<Value> = app.models.all().iter().map(model).collect();
+    let data: Vec<Value> = app.models.list().await.iter().map(model).collect();
     axum::Json(json!({"object": "list", "data": data}))
 }
 
@@ -32,6 +34,6 @@ pub(crate) async fn one(
     State(app): State<App>,
     Path(id): Path<String>,
 ) -> Result<axum::Json<Value>, ApiError> {
-    let (_, found) = app.models.find(Some(&id))?;
-    Ok(axum::Json(model(found)))
+    let found = app.models.look(Some(&id)).await?;
+    Ok(axum::Json(model(&found)))
 }

@@ -1,14 +1,21 @@
-//! The models that are served, by name. A name in a request is looked up here and nowhere else. It
-//! is never a path, and nothing is fetched or loaded for it.
+//! The models that are served, by name. `registry.rs` keeps what is loaded, `source.rs` says what
+//! can be loaded.
+
+mod keep_alive;
+mod registry;
+mod source;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::http::StatusCode;
 use inference::{Capabilities, Error, ErrorKind, ModelInfo, Result, TextModel, TokenModel};
 
 use crate::error::ApiError;
 use crate::reply::{DetectedFormat, PlainText, ReplyFormat};
+
+pub use keep_alive::parse_keep_alive;
+pub(crate) use registry::{KeepAlive, Lease, Listed, Models};
+pub use source::{ModelEntry, ModelSource, PullProgress};
 
 /// A loaded model and how it is served.
 pub struct ServedModel {
@@ -86,6 +93,12 @@ impl ServedModel {
         self
     }
 
+    /// Sets its name for requests.
+    pub(crate) fn with_id(mut self, id: &str) -> Self {
+        id.clone_into(&mut self.id);
+        self
+    }
+
     /// Its name.
     #[must_use]
     pub fn id(&self) -> &str {
@@ -129,70 +142,5 @@ impl ServedModel {
 impl std::fmt::Debug for ServedModel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ServedModel").field("id", &self.id).finish()
-    }
-}
-
-/// All of them, in the order given; the first is the default.
-pub(crate) struct Models(Vec<ServedModel>);
-
-impl Models {
-    /// # Errors
-    /// [`ErrorKind::InvalidOption`] for none, or two of one name.
-    pub(crate) fn new(models: Vec<ServedModel>) -> Result<Self> {
-        if models.is_empty() {
-            return Err(Error::new(
-                ErrorKind::InvalidOption,
-                "there is no model to serve; name at least one",
-            ));
-        }
-        for (i, model) in models.iter().enumerate() {
-            if models[..i].iter().any(|other| other.id == model.id) {
-                return Err(Error::new(
-                    ErrorKind::InvalidOption,
-                    format!("two models have the name {}; serve one of them", model.id),
-                ));
-            }
-        }
-        Ok(Self(models))
-    }
-
-    pub(crate) fn all(&self) -> &[ServedModel] {
-        &self.0
-    }
-
-    /// The model of a name, and its place. No name is the first.
-    pub(crate) fn find(
-        &self,
-        name: Option<&str>,
-    ) -> std::result::Result<(usize, &ServedModel), ApiError> {
-        let Some(name) = name.filter(|name| !name.is_empty()) else {
-            return self
-                .0
-                .iter()
-                .enumerate()
-                .next()
-                .ok_or_else(ApiError::internal);
-        };
-        // Ollama's clients add a tag.
-        let bare = name.strip_suffix(":latest");
-        let found = self.0.iter().enumerate().find(|(_, m)| m.id == name);
-        let found = found.or_else(|| {
-            self.0
-                .iter()
-                .enumerate()
-                .find(|(_, m)| Some(m.id.as_str()) == bare)
-        });
-        found.ok_or_else(|| {
-            let shown: String = name.chars().take(100).collect();
-            let names: Vec<&str> = self.0.iter().map(ServedModel::id).collect();
-            let message = format!(
-                "the model {shown:?} is not served here; there are: {}",
-                names.join(", ")
-            );
-            let kind = "invalid_request_error";
-            ApiError::new(StatusCode::NOT_FOUND, kind, message)
-                .with_code("model_not_found")
-                .with_param("model")
-        })
     }
 }

@@ -1,0 +1,595 @@
+//! The models that are loaded, by name. A name of a request is looked up here and nowhere else: it
+//! is never a path, and only what the source lists is loaded for it.
+//!
+//! A request holds a [`Lease`] from before its prompt is read to the end of its reply. A model
+//! without leases is unloaded once its time is over, or when another needs its place. Models are
+//! loaded and unloaded one at a time. A model that must make room takes no new requests, so that
+//! busy clients of one model do not keep out those of another.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use inference::{Error, ErrorKind, Result};
+use tokio::sync::{Notify, Semaphore, watch};
+
+use super::{ModelEntry, ModelSource, ServedModel};
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::error::ApiError;
+
+/// How long a model stays after its last request; `None` is forever.
+pub(crate) type KeepAlive = Option<Duration>;
+
+/// For which a model stays after it was loaded, though no request came to use it.
+const FIRST_USE: Duration = Duration::from_secs(10);
+
+/// A loaded model.
+struct Resident {
+    key: u64,
+    model: Arc<ServedModel>,
+    /// It stays as long as the server runs.
+    pinned: bool,
+    /// It must go, and takes no new requests.
+    retired: bool,
+    leases: usize,
+    keep: KeepAlive,
+    /// When its last request ended.
+    idle_since: Instant,
+    /// No sooner is it unloaded for being idle.
+    not_before: Instant,
+}
+
+impl Resident {
+    /// When it is unloaded if no request comes; `None` is never.
+    fn expires(&self) -> Option<Instant> {
+        let keep = self.keep.filter(|_| !self.pinned)?;
+        // Beyond what a clock can say is never.
+        let at = self.idle_since.checked_add(keep)?;
+        Some(at.max(self.not_before))
+    }
+}
+
+/// What a load came to.
+type Outcome = Option<std::result::Result<Lease, ApiError>>;
+
+#[derive(Default)]
+struct Table {
+    /// In the order in which they were loaded.
+    residents: Vec<Resident>,
+    loading: HashMap<String, watch::Receiver<Outcome>>,
+    keys: u64,
+}
+
+/// All models.
+pub(crate) struct Models {
+    table: Mutex<Table>,
+    source: Option<Arc<dyn ModelSource>>,
+    engine: Arc<Engine>,
+    keep: KeepAlive,
+    /// Models that may be loaded beside the pinned ones.
+    most: usize,
+    /// One model is loaded or unloaded at a time.
+    turn: tokio::sync::Mutex<()>,
+    /// Requests that may wait for models.
+    waiting: Semaphore,
+    /// A lease ended, or a time changed.
+    changed: Notify,
+    /// Handed to leases, which outlive handlers.
+    me: Weak<Models>,
+}
+
+/// A model in use.
+#[derive(Clone)]
+pub(crate) struct Lease(Arc<Hold>);
+
+struct Hold {
+    models: Weak<Models>,
+    key: u64,
+    model: Arc<ServedModel>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(models) = self.models.upgrade() {
+            models.release(self.key);
+        }
+    }
+}
+
+impl std::ops::Deref for Lease {
+    type Target = ServedModel;
+    fn deref(&self) -> &ServedModel {
+        &self.0.model
+    }
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Lease").field(&self.id()).finish()
+    }
+}
+
+impl Lease {
+    /// What tells this load of the model from earlier and later ones.
+    pub(crate) fn key(&self) -> u64 {
+        self.0.key
+    }
+}
+
+/// A model that requests may name.
+pub(crate) struct Listed {
+    pub(crate) name: String,
+    /// What is known of its files; none of a model that is not the source's.
+    pub(crate) entry: Option<ModelEntry>,
+    pub(crate) loaded: Option<Arc<ServedModel>>,
+    /// How long it stays if no request comes; `None` is forever.
+    pub(crate) stays: Option<Duration>,
+}
+
+impl Models {
+    /// Models that are loaded, and what can be loaded. Those of the source may be unloaded.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] for nothing to serve, or two of one name.
+    pub(crate) fn new(
+        loaded: Vec<ServedModel>,
+        source: Option<Arc<dyn ModelSource>>,
+        config: &Config,
+        engine: Arc<Engine>,
+    ) -> Result<Arc<Self>> {
+        let invalid = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
+        if loaded.is_empty() && source.is_none() {
+            return invalid("there is no model to serve; name at least one".into());
+        }
+        let listed = source.as_ref().map(|s| s.entries()).unwrap_or_default();
+        let mut table = Table::default();
+        for model in loaded {
+            if table.residents.iter().any(|r| r.model.id == model.id) {
+                let id = &model.id;
+                return invalid(format!("two models have the name {id}; serve one of them"));
+            }
+            let pinned = !listed.iter().any(|entry| entry.name == model.id);
+            table.add(Arc::new(model), pinned, config.keep_alive);
+        }
+        Ok(Arc::new_cyclic(|me| Self {
+            table: Mutex::new(table),
+            source,
+            engine,
+            keep: config.keep_alive,
+            most: config.max_models,
+            turn: tokio::sync::Mutex::new(()),
+            waiting: Semaphore::new(config.max_queue.max(1)),
+            changed: Notify::new(),
+            me: Weak::clone(me),
+        }))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The source, for what loads and fetches.
+    pub(crate) fn source(&self) -> Option<&Arc<dyn ModelSource>> {
+        self.source.as_ref()
+    }
+
+    /// The names of all loaded models, for a log.
+    pub(crate) fn loaded(&self) -> Vec<Arc<ServedModel>> {
+        let table = self.table();
+        let models = table.residents.iter().map(|r| Arc::clone(&r.model));
+        models.collect()
+    }
+
+    /// The model of a name, loaded if need be. No name is the first model. `keep` is how long the
+    /// model is to stay after this request, where the request says.
+    pub(crate) async fn get(
+        &self,
+        name: Option<&str>,
+        keep: Option<KeepAlive>,
+    ) -> std::result::Result<Lease, ApiError> {
+        let name = match name.filter(|name| !name.is_empty()) {
+            Some(name) => name.to_owned(),
+            None => self.first().await?,
+        };
+        let keep = keep.unwrap_or(self.keep);
+        if let Some(lease) = self.lease(&name, keep) {
+            return Ok(lease);
+        }
+        let name = self.allowed(&name).await?;
+        // What waits is bounded, as all requests are.
+        let _waits = self.waiting.try_acquire().map_err(|_| ApiError::busy())?;
+        let mut outcome = match self.join(&name, keep) {
+            Joined::Loaded(lease) => return Ok(lease),
+            Joined::Loading(outcome) => outcome,
+        };
+        let done = outcome.wait_for(Option::is_some).await;
+        match done.ok().and_then(|done| done.clone()) {
+            Some(outcome) => {
+                let lease = outcome?;
+                self.keep(lease.key(), keep);
+                Ok(lease)
+            }
+            // The task that loads never goes without a word.
+            None => Err(ApiError::internal()),
+        }
+    }
+
+    /// The name that is meant by no name.
+    async fn first(&self) -> std::result::Result<String, ApiError> {
+        let first = self.table().residents.first().map(|r| r.model.id.clone());
+        if let Some(name) = first {
+            return Ok(name);
+        }
+        let first = self.entries().await.into_iter().next();
+        first.map(|entry| entry.name).ok_or_else(|| {
+            ApiError::new(
+                StatusCode::NOT_FOUND,
+                "invalid_request_error",
+                "there is no model yet",
+            )
+            .with_code("model_not_found")
+            .with_param("model")
+        })
+    }
+
+    /// A lease of a model that is loaded.
+    fn lease(&self, name: &str, keep: KeepAlive) -> Option<Lease> {
+        self.table().lease(name, keep, &self.me)
+    }
+
+    /// Sets how long a model is to stay.
+    fn keep(&self, key: u64, keep: KeepAlive) {
+        let mut table = self.table();
+        if let Some(r) = table.residents.iter_mut().find(|r| r.key == key) {
+            r.keep = keep;
+        }
+    }
+
+    fn release(&self, key: u64) {
+        let mut table = self.table();
+        if let Some(r) = table.residents.iter_mut().find(|r| r.key == key) {
+            r.leases = r.leases.saturating_sub(1);
+            let now = Instant::now();
+            (r.idle_since, r.not_before) = (now, now);
+        }
+        drop(table);
+        self.changed.notify_waiters();
+    }
+
+    async fn entries(&self) -> Vec<ModelEntry> {
+        let Some(source) = self.source.clone() else {
+            return Vec::new();
+        };
+        let entries = tokio::task::spawn_blocking(move || source.entries()).await;
+        entries.unwrap_or_else(|e| {
+            tracing::error!("listing the models failed: {e}");
+            Vec::new()
+        })
+    }
+
+    /// The entry's own name, if the source lists it.
+    async fn allowed(&self, name: &str) -> std::result::Result<String, ApiError> {
+        let entries = self.entries().await;
+        let names: Vec<&str> = entries.iter().map(|e| e.name.as_str()).collect();
+        let found = names.iter().find(|n| **n == name);
+        // Ollama's clients add a tag.
+        let found = found.or_else(|| names.iter().find(|n| Some(**n) == bare(name)));
+        match found {
+            Some(name) => Ok((*name).to_owned()),
+            None => Err(self.not_served(name, &names)),
+        }
+    }
+
+    fn not_served(&self, name: &str, listed: &[&str]) -> ApiError {
+        let shown: String = name.chars().take(100).collect();
+        let mut names: Vec<String> = self.loaded().iter().map(|m| m.id.clone()).collect();
+        for name in listed {
+            if !names.iter().any(|n| n == name) {
+                names.push((*name).to_owned());
+            }
+        }
+        let message = format!(
+            "the model {shown:?} is not served here; there are: {}",
+            names.join(", ")
+        );
+        ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+            .with_code("model_not_found")
+            .with_param("model")
+    }
+
+    /// Joins a load, or begins it.
+    fn join(&self, name: &str, keep: KeepAlive) -> Joined {
+        let mut table = self.table();
+        if let Some(lease) = table.lease(name, keep, &self.me) {
+            return Joined::Loaded(lease);
+        }
+        if let Some(outcome) = table.loading.get(name) {
+            return Joined::Loading(outcome.clone());
+        }
+        let (tell, outcome) = watch::channel(None);
+        table.loading.insert(name.to_owned(), outcome.clone());
+        drop(table);
+        // On a task of its own: it goes on when the client leaves, since others may wait for it.
+        if let Some(models) = self.me.upgrade() {
+            let name = name.to_owned();
+            tokio::spawn(async move {
+                let done = models.load(&name, keep).await;
+                models.table().loading.remove(&name);
+                let _ = tell.send(Some(done));
+            });
+        }
+        Joined::Loading(outcome)
+    }
+
+    /// Loads a model, and unloads others for it.
+    async fn load(&self, name: &str, keep: KeepAlive) -> std::result::Result<Lease, ApiError> {
+        let Some(source) = &self.source else {
+            return Err(ApiError::internal());
+        };
+        let _turn = self.turn.lock().await;
+        while self.table().movable() >= self.most.max(1) {
+            self.make_room().await?;
+        }
+        loop {
+            let (loader, wanted) = (Arc::clone(source), name.to_owned());
+            let started = Instant::now();
+            let loaded = tokio::task::spawn_blocking(move || loader.load(&wanted)).await;
+            let loaded = loaded.unwrap_or_else(|e| {
+                Err(Error::new(ErrorKind::Engine, "loading panicked").with_source(e))
+            });
+            let error = match loaded {
+                Ok(model) => {
+                    tracing::info!(model = name, took = ?started.elapsed(), "loaded");
+                    let mut table = self.table();
+                    let key = table.add(Arc::new(model.with_id(name)), false, keep);
+                    return table.lease_of(key, &self.me).ok_or_else(ApiError::internal);
+                }
+                Err(error) => error,
+            };
+            if error.kind() == ErrorKind::OutOfMemory && self.table().movable() > 0 {
+                tracing::info!(model = name, "no memory; another model must go");
+                self.make_room().await?;
+                continue;
+            }
+            tracing::error!(model = name, "cannot be loaded: {error}");
+            return Err(match error.kind() {
+                ErrorKind::OutOfMemory => ApiError::of_engine(&error),
+                // Messages of loaders name files.
+                _ => ApiError::new(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "server_error",
+                    "the model cannot be loaded; the server's log says why",
+                )
+                .with_code("model_not_loaded")
+                .with_param("model"),
+            });
+        }
+    }
+
+    /// Unloads the model that was least recently used, after its last request.
+    async fn make_room(&self) -> std::result::Result<(), ApiError> {
+        let key = self.table().retire().ok_or_else(ApiError::internal)?;
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if self.table().is_idle(key) {
+                break;
+            }
+            changed.await;
+        }
+        self.unload(key).await;
+        Ok(())
+    }
+
+    /// Unloads a model without leases, whose turn the caller has.
+    async fn unload(&self, key: u64) {
+        let taken = {
+            let mut table = self.table();
+            match table.residents.iter().position(|r| r.key == key) {
+                // Between the caller's look and now a request may have come.
+                Some(at) if table.residents[at].leases == 0 => table.residents.remove(at),
+                _ => return,
+            }
+        };
+        self.engine.unload(key).await;
+        let model = taken.model;
+        tracing::info!(model = model.id, "unloaded");
+        // Freeing gigabytes takes a while.
+        let closed = tokio::task::spawn_blocking(move || {
+            if let Err(e) = model.model().close() {
+                tracing::warn!("closing {}: {e}", model.id);
+            }
+        });
+        if let Err(e) = closed.await {
+            tracing::error!("closing a model failed: {e}");
+        }
+    }
+
+    /// Unloads models whose time is over, as long as the server runs.
+    pub(crate) async fn expire(&self) {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let (due, next) = self.table().due();
+            if let Some(key) = due {
+                let _turn = self.turn.lock().await;
+                // While it waited for its turn the model may have been used again.
+                if self.table().due().0 == Some(key) {
+                    self.unload(key).await;
+                }
+                continue;
+            }
+            match next {
+                Some(at) => {
+                    let _ = tokio::time::timeout_at(at.into(), changed).await;
+                }
+                None => changed.await,
+            }
+        }
+    }
+
+    /// All models that requests may name: the loaded ones first.
+    pub(crate) async fn list(&self) -> Vec<Listed> {
+        let mut entries = self.entries().await;
+        let table = self.table();
+        let now = Instant::now();
+        let mut all: Vec<Listed> = table
+            .residents
+            .iter()
+            .map(|r| {
+                let name = r.model.id.clone();
+                let at = entries.iter().position(|e| e.name == name);
+                let expires = match r.leases {
+                    0 => r.expires(),
+                    // It begins when the requests end.
+                    _ => r
+                        .keep
+                        .filter(|_| !r.pinned)
+                        .and_then(|k| now.checked_add(k)),
+                };
+                Listed {
+                    name,
+                    entry: at.map(|at| entries.remove(at)),
+                    loaded: Some(Arc::clone(&r.model)),
+                    stays: expires.map(|at| at.saturating_duration_since(now)),
+                }
+            })
+            .collect();
+        all.extend(entries.into_iter().map(|entry| Listed {
+            name: entry.name.clone(),
+            entry: Some(entry),
+            loaded: None,
+            stays: None,
+        }));
+        all
+    }
+
+    /// What is known of one of them.
+    pub(crate) async fn look(&self, name: Option<&str>) -> std::result::Result<Listed, ApiError> {
+        let name = match name.filter(|name| !name.is_empty()) {
+            Some(name) => name.to_owned(),
+            None => self.first().await?,
+        };
+        let mut all = self.list().await;
+        let found = all.iter().position(|m| m.name == name);
+        let found = found.or_else(|| {
+            all.iter()
+                .position(|m| Some(m.name.as_str()) == bare(&name))
+        });
+        match found {
+            Some(at) => Ok(all.swap_remove(at)),
+            None => {
+                let names: Vec<&str> = all.iter().map(|m| m.name.as_str()).collect();
+                Err(self.not_served(&name, &names))
+            }
+        }
+    }
+
+    /// Asks for a model to be unloaded as soon as no request uses it; whether it is loaded and may
+    /// go.
+    pub(crate) fn dismiss(&self, name: &str) -> bool {
+        let mut table = self.table();
+        let found = table.find(name);
+        let Some(r) = found.filter(|r| !r.pinned) else {
+            return false;
+        };
+        r.keep = Some(Duration::ZERO);
+        r.not_before = r.idle_since;
+        drop(table);
+        self.changed.notify_waiters();
+        true
+    }
+}
+
+enum Joined {
+    Loaded(Lease),
+    Loading(watch::Receiver<Outcome>),
+}
+
+/// A name without the tag that Ollama's clients add.
+fn bare(name: &str) -> Option<&str> {
+    name.strip_suffix(":latest")
+}
+
+impl Table {
+    fn add(&mut self, model: Arc<ServedModel>, pinned: bool, keep: KeepAlive) -> u64 {
+        self.keys += 1;
+        let now = Instant::now();
+        self.residents.push(Resident {
+            key: self.keys,
+            model,
+            pinned,
+            retired: false,
+            leases: 0,
+            keep,
+            idle_since: now,
+            not_before: now + FIRST_USE,
+        });
+        self.keys
+    }
+
+    /// A model that takes requests.
+    fn find(&mut self, name: &str) -> Option<&mut Resident> {
+        let of = |wanted: &str| {
+            let mut all = self.residents.iter();
+            all.position(|r| !r.retired && r.model.id == wanted)
+        };
+        let at = of(name).or_else(|| of(bare(name)?))?;
+        self.residents.get_mut(at)
+    }
+
+    fn lease(&mut self, name: &str, keep: KeepAlive, models: &Weak<Models>) -> Option<Lease> {
+        let resident = self.find(name)?;
+        resident.keep = keep;
+        let key = resident.key;
+        self.lease_of(key, models)
+    }
+
+    fn lease_of(&mut self, key: u64, models: &Weak<Models>) -> Option<Lease> {
+        let resident = self.residents.iter_mut().find(|r| r.key == key)?;
+        resident.leases += 1;
+        Some(Lease(Arc::new(Hold {
+            models: Weak::clone(models),
+            key,
+            model: Arc::clone(&resident.model),
+        })))
+    }
+
+    /// How many models are loaded that may be unloaded.
+    fn movable(&self) -> usize {
+        self.residents.iter().filter(|r| !r.pinned).count()
+    }
+
+    fn is_idle(&self, key: u64) -> bool {
+        let mut residents = self.residents.iter();
+        residents
+            .find(|r| r.key == key)
+            .is_none_or(|r| r.leases == 0)
+    }
+
+    /// Retires a model: an idle one that was used the longest ago, else the one that was.
+    fn retire(&mut self) -> Option<u64> {
+        let movable = self.residents.iter_mut().filter(|r| !r.pinned);
+        let resident = movable.min_by_key(|r| (r.leases > 0, r.idle_since))?;
+        resident.retired = true;
+        Some(resident.key)
+    }
+
+    /// A model whose time is over, and else when the next one's will be.
+    fn due(&self) -> (Option<u64>, Option<Instant>) {
+        let idle = self
+            .residents
+            .iter()
+            .filter(|r| r.leases == 0 && !r.retired);
+        let first = idle
+            .filter_map(|r| Some((r.expires()?, r.key)))
+            .min_by_key(|(at, _)| *at);
+        match first {
+            Some((at, key)) if at <= Instant::now() => (Some(key), None),
+            Some((at, _)) => (None, Some(at)),
+            None => (None, None),
+        }
+    }
+}
