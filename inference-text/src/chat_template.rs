@@ -149,7 +149,7 @@ impl ChatTemplate {
                 })?;
                 let tool_use = Self::with_limits(source, "tool_use.jinja", limits)
                     .map_err(|e| e.with_path(path))?;
-                template.tool_use = Some(Box::new(tool_use));
+                template.set_tool_use(tool_use);
             }
             return Ok(Some(template));
         }
@@ -164,12 +164,17 @@ impl ChatTemplate {
                 if let Some(source) = tool_use(&json["chat_template"]) {
                     let tool_use =
                         Self::with_limits(source, file, limits).map_err(|e| e.with_path(path))?;
-                    template.tool_use = Some(Box::new(tool_use));
+                    template.set_tool_use(tool_use);
                 }
                 return Ok(Some(template));
             }
         }
         Ok(None)
+    }
+
+    /// Sets the template for conversations with tools.
+    pub(crate) fn set_tool_use(&mut self, template: Self) {
+        self.tool_use = Some(Box::new(template));
     }
 
     /// The published format of a family. The model type decides, else the tokens that the

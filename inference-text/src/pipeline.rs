@@ -52,13 +52,17 @@ impl TextPipeline {
     /// As [`Tokenizer::from_gguf`] and [`ChatTemplate::new`].
     pub fn from_gguf(parts: &GgufTokenizerParts, model_type: &str) -> Result<Self> {
         let tokenizer = Tokenizer::from_gguf(parts)?;
-        let source = parts
-            .chat_template
-            .as_deref()
-            .filter(|t| !t.trim().is_empty());
-        let template = source
-            .map(|t| ChatTemplate::new(t, "tokenizer.chat_template"))
-            .transpose()?;
+        let compiled = |source: &Option<String>, key: &str| {
+            let source = source.as_deref().filter(|t| !t.trim().is_empty());
+            source.map(|t| ChatTemplate::new(t, key)).transpose()
+        };
+        let mut template = compiled(&parts.chat_template, "tokenizer.chat_template")?;
+        let key = "tokenizer.chat_template.tool_use";
+        if let Some(template) = &mut template
+            && let Some(tools) = compiled(&parts.tool_use_template, key)?
+        {
+            template.set_tool_use(tools);
+        }
         Ok(Self::with_family(tokenizer, template, model_type))
     }
 

@@ -137,6 +137,26 @@ fn the_models_own_template_goes_first() {
     );
 }
 
+#[test]
+fn a_gguf_may_have_a_template_of_its_own_for_tools() {
+    let mut parts = byte_level_parts(Some("gpt-2"));
+    parts.chat_template = Some("plain".into());
+    parts.tool_use_template = Some("{{ tools | length }} tools".into());
+    let p = TextPipeline::from_gguf(&parts, "qwen2").unwrap();
+    let mut chat = ChatPrompt::new([Message::user("hi")]);
+    assert_eq!(p.render_chat_prompt(&chat).unwrap(), "plain");
+    chat.tools = vec![inference::Tool::new("f", None)];
+    assert_eq!(p.render_chat_prompt(&chat).unwrap(), "1 tools");
+    parts.tool_use_template = Some("{% if".into());
+    let error = TextPipeline::from_gguf(&parts, "qwen2").unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("tokenizer.chat_template.tool_use"),
+        "{error}"
+    );
+}
+
 const TOOLS: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
     {% for c in m.tool_calls or [] %}{{ c.function.name }}={{ c.function.arguments | tojson }}{% endfor %}\
     <|im_end|>\n{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{{ note }}\

@@ -48,6 +48,7 @@ fn tokenizer(w: Writer) -> Writer {
         .u32("tokenizer.ggml.eos_token_id", 2)
         .u32("tokenizer.ggml.eot_token_id", 1)
         .str("tokenizer.chat_template", "{{ messages }}")
+        .str("tokenizer.chat_template.tool_use", "{{ tools }}")
         .raw("tokenizer.ggml.add_bos_token", 7, &[0])
 }
 
@@ -276,6 +277,7 @@ fn tokenizer_parts_are_read_and_fit_each_other() {
     );
     assert_eq!((p.add_bos, p.add_eos), (Some(false), None));
     assert_eq!(p.chat_template.as_deref(), Some("{{ messages }}"));
+    assert_eq!(p.tool_use_template.as_deref(), Some("{{ tools }}"));
 
     let none = tokenizer(Writer::default()).u32("tokenizer.ggml.padding_token_id", u32::MAX);
     assert_eq!(parts(&none).unwrap().pad_id, None);

@@ -39,6 +39,8 @@ pub struct GgufTokenizerParts {
     pub add_space_prefix: Option<bool>,
     /// The chat template, in Jinja.
     pub chat_template: Option<String>,
+    /// The chat template for conversations with tools, where the model has one of its own.
+    pub tool_use_template: Option<String>,
 }
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -93,6 +95,7 @@ pub fn tokenizer_parts(file: &Gguf) -> Result<GgufTokenizerParts> {
         add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?,
         add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
         chat_template: text("tokenizer.chat_template")?,
+        tool_use_template: text("tokenizer.chat_template.tool_use")?,
         tokens,
     };
     parts

@@ -334,8 +334,15 @@ pub(super) fn tokenizer_files(
             settings[name] = token.into();
         }
     }
-    if let Some(template) = &parts.chat_template {
-        settings["chat_template"] = template.as_str().into();
+    match (&parts.chat_template, &parts.tool_use_template) {
+        (Some(template), Some(tools)) => {
+            settings["chat_template"] = json!([
+                {"name": "default", "template": template},
+                {"name": "tool_use", "template": tools},
+            ]);
+        }
+        (Some(template), None) => settings["chat_template"] = template.as_str().into(),
+        (None, _) => {}
     }
     let mut generation = json!({"eos_token_id": tokenizer.eos_ids()});
     if let Some(bos) = bos {
