@@ -14,7 +14,7 @@ use inference::Result;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::api::{anthropic, ollama, openai, status};
+use crate::api::{anthropic, native, ollama, openai, status};
 use crate::auth::{self, Access};
 use crate::config::Config;
 use crate::engine::{Engine, EngineOptions};
@@ -22,6 +22,7 @@ use crate::error::{ApiError, Family};
 use crate::limits::Limits;
 use crate::metrics::{Answer, Metrics};
 use crate::models::{ModelSource, Models, ServedModel};
+use crate::ui;
 
 /// What handlers share.
 #[derive(Clone)]
@@ -30,6 +31,8 @@ pub(crate) struct App(Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) models: Arc<Models>,
     pub(crate) engine: Arc<Engine>,
+    /// Requests that run together.
+    pub(crate) parallel: usize,
     pub(crate) limits: Limits,
     /// Bytes that bodies may hold together.
     pub(crate) bodies: tokio::sync::Semaphore,
@@ -37,6 +40,8 @@ pub(crate) struct Inner {
     pub(crate) pulls: Arc<tokio::sync::Semaphore>,
     pub(crate) access: Access,
     pub(crate) metrics: Arc<Metrics>,
+    /// Whether there is a page.
+    pub(crate) ui: bool,
     origins: Vec<String>,
     names: AtomicU64,
     /// Makes names that cannot be guessed.
@@ -68,11 +73,13 @@ impl App {
         Ok(Self(Arc::new(Inner {
             models,
             engine,
+            parallel: config.parallel,
             limits: config.limits.clone(),
             bodies: tokio::sync::Semaphore::new(config.limits.all_bodies_bytes),
             pulls: Arc::new(tokio::sync::Semaphore::new(1)),
             access: Access::new(config),
             metrics,
+            ui: config.ui,
             origins: config.allowed_origins.clone(),
             names: AtomicU64::new(0),
             hasher: std::hash::RandomState::new(),
@@ -111,6 +118,9 @@ macro_rules! routes {
 
 routes! {
     get "/" (public) => status::root;
+    get "/ui/app.js" (public) => ui::script;
+    get "/ui/markdown.js" (public) => ui::markdown;
+    get "/ui/style.css" (public) => ui::style;
     get "/health" (public) => status::health;
     get "/v1/health" (public) => status::health;
     get "/ready" (public) => status::ready;
@@ -120,9 +130,21 @@ routes! {
     get "/v1/models/{*id}" => openai::models::one;
     post "/v1/chat/completions" => openai::chat::create;
     post "/v1/completions" => openai::completions::create;
+    post "/v1/responses" => openai::responses::create;
     post "/v1/embeddings" => openai::embeddings::create;
     post "/v1/messages" => anthropic::create;
     post "/v1/messages/count_tokens" => anthropic::count_tokens;
+    post "/v1/infer" => native::infer::infer;
+    post "/completion" => native::completion::create;
+    post "/infill" => native::infill::create;
+    post "/tokenize" => native::text::tokenize;
+    post "/detokenize" => native::text::detokenize;
+    post "/apply-template" => native::text::apply_template;
+    post "/embedding" => native::text::embedding;
+    post "/rerank" => native::rerank::rerank;
+    post "/v1/rerank" => native::rerank::rerank;
+    get "/props" => native::state::props;
+    get "/slots" => native::state::slots;
     get "/api/version" => ollama::models::version;
     get "/api/tags" => ollama::models::tags;
     get "/api/ps" => ollama::models::ps;
@@ -151,6 +173,9 @@ pub(crate) fn router(app: &App) -> Router {
         ..
     } in ROUTES
     {
+        if path.starts_with("/ui/") && !app.ui {
+            continue;
+        }
         tracing::debug!(method, path, "route");
         if *free {
             public = public.route(path, handler());

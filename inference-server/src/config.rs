@@ -25,6 +25,8 @@ pub struct Config {
     pub max_models: usize,
     /// Origins of web pages that may ask, such as `https://chat.example`; `*` is all.
     pub allowed_origins: Vec<String>,
+    /// Whether a browser gets a page to chat at `/`.
+    pub ui: bool,
     /// Bounds on what clients may ask for.
     pub limits: Limits,
 }
@@ -39,6 +41,7 @@ impl Default for Config {
             keep_alive: Some(Duration::from_secs(300)),
             max_models: 3,
             allowed_origins: Vec::new(),
+            ui: true,
             limits: Limits::default(),
         }
     }
@@ -102,6 +105,13 @@ impl Config {
     #[must_use]
     pub fn with_allowed_origins(mut self, origins: impl Into<Vec<String>>) -> Self {
         self.allowed_origins = origins.into();
+        self
+    }
+
+    /// Sets whether a browser gets a page to chat at `/`.
+    #[must_use]
+    pub fn with_ui(mut self, ui: bool) -> Self {
+        self.ui = ui;
         self
     }
 

@@ -9,6 +9,7 @@
 //! - `app` has the one table of routes; `net` accepts connections; `auth` says who may ask.
 //! - `engine` is the scheduler: a bounded queue, one thread, recovery from a failing step.
 //! - `api` has one directory a family: types, conversion, streams.
+//! - `ui` is the page at `/`, with its files.
 //! - [`ReplyFormat`] is how a model writes tool calls and reasoning. [`DetectedFormat`] follows the
 //!   model's chat template.
 //!
@@ -31,6 +32,7 @@ mod models;
 mod net;
 mod openapi;
 mod reply;
+mod ui;
 
 pub use config::Config;
 pub use limits::Limits;

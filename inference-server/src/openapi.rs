@@ -2,7 +2,7 @@
 
 use utoipa::OpenApi;
 
-use crate::api::{anthropic, ollama, openai, status};
+use crate::api::{anthropic, native, ollama, openai, status};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -20,7 +20,18 @@ use crate::api::{anthropic, ollama, openai, status};
         openai::models::one,
         openai::chat::create,
         openai::completions::create,
+        openai::responses::create,
         openai::embeddings::create,
+        native::infer::infer,
+        native::completion::create,
+        native::infill::create,
+        native::text::tokenize,
+        native::text::detokenize,
+        native::text::apply_template,
+        native::text::embedding,
+        native::rerank::rerank,
+        native::state::props,
+        native::state::slots,
         anthropic::create,
         anthropic::count_tokens,
         ollama::models::version,
@@ -58,8 +69,10 @@ mod tests {
             }
         }
         let routes: BTreeSet<String> = crate::app::table()
-            // The same handler under a second name.
-            .filter(|(_, path)| *path != "/v1/health")
+            // The same handlers under second names.
+            .filter(|(_, path)| !["/v1/health", "/v1/rerank"].contains(path))
+            // Files of the page.
+            .filter(|(_, path)| !path.starts_with("/ui/"))
             .map(|(method, path)| format!("{method} {}", path.replace("{*", "{")))
             .collect();
         assert_eq!(described, routes);

@@ -392,7 +392,11 @@ fn a_client_that_leaves_does_not_stop_a_load() {
     shelf.slow = Duration::from_millis(300);
     let server = serve(&config(), shelf, Vec::new());
     let ask = ask("one", "x");
-    drop(server.client.open_json("/v1/completions", &ask));
+    let client = server.client.open_json("/v1/completions", &ask);
+    eventually("it is being loaded", || {
+        server.shelf.now.load(Ordering::SeqCst) == 1
+    });
+    drop(client);
     eventually("it is loaded", || server.loaded() == ["one"]);
     server.says("one");
     assert_eq!(server.shelf.loads(), ["one"]);

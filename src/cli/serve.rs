@@ -66,6 +66,9 @@ pub struct Args {
     /// all
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
+    /// No page to chat at `/`
+    #[arg(long)]
+    no_ui: bool,
     /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
@@ -128,6 +131,7 @@ impl Args {
             .with_parallel(self.parallel)
             .with_max_queue(self.max_queue)
             .with_max_models(self.max_models)
+            .with_ui(!self.no_ui)
             .with_allowed_origins(self.allow_origin.clone());
         let config = match self.keep_alive {
             Some(KeepAlive(time)) => config.with_keep_alive(time),

@@ -3,6 +3,7 @@
 
 pub(crate) mod anthropic;
 pub(crate) mod choice;
+pub(crate) mod native;
 pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod prepare;

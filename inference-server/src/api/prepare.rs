@@ -33,7 +33,7 @@ pub(crate) fn reserve(app: &App, n: usize) -> Result<Places, ApiError> {
 
 /// Runs what takes a while on a thread of its own. It goes on when the client leaves, so it holds
 /// the places that the request has.
-async fn aside<T: Send + 'static>(
+pub(crate) async fn aside<T: Send + 'static>(
     places: Places,
     run: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<(Places, T), ApiError> {
@@ -42,6 +42,18 @@ async fn aside<T: Send + 'static>(
         tracing::error!("preparing a request failed: {e}");
         Err(ApiError::internal())
     })
+}
+
+/// A failure of a chat template, which fails on its input.
+pub(crate) fn template_error(e: &inference::Error) -> ApiError {
+    match e.kind() {
+        inference::ErrorKind::InvalidModel => ApiError::field(
+            "messages",
+            format!("the chat template failed: {}", e.message()),
+        ),
+        inference::ErrorKind::InvalidOption => ApiError::of_engine(e).with_param("messages"),
+        _ => ApiError::of_engine(e),
+    }
 }
 
 /// The ids of a conversation.
@@ -55,17 +67,9 @@ pub(crate) async fn chat(
     let model = model.clone();
     aside(places, move || {
         let tokens = model.tokens()?;
-        let template = |e: inference::Error| match e.kind() {
-            // The template fails on its input.
-            inference::ErrorKind::InvalidModel => ApiError::field(
-                "messages",
-                format!("the chat template failed: {}", e.message()),
-            ),
-            inference::ErrorKind::InvalidOption => ApiError::of_engine(&e).with_param("messages"),
-            _ => ApiError::of_engine(&e),
-        };
-        let ids = tokens.encode_chat_with(&prompt).map_err(template)?;
-        let text = tokens.render_chat_with(&prompt).map_err(template)?;
+        let failed = |e: inference::Error| template_error(&e);
+        let ids = tokens.encode_chat_with(&prompt).map_err(failed)?;
+        let text = tokens.render_chat_with(&prompt).map_err(failed)?;
         check_length(&model, ids.len())?;
         let start = text
             .char_indices()
@@ -139,7 +143,11 @@ pub(crate) async fn raw(
 }
 
 /// Checks of a conversation that need no template.
-fn check_chat(app: &App, model: &ServedModel, prompt: &ChatPrompt) -> Result<(), ApiError> {
+pub(crate) fn check_chat(
+    app: &App,
+    model: &ServedModel,
+    prompt: &ChatPrompt,
+) -> Result<(), ApiError> {
     let limits = &app.limits;
     super::at_most("messages", prompt.messages.len(), limits.messages)?;
     super::at_most("tools", prompt.tools.len(), limits.tools)?;
@@ -174,7 +182,7 @@ fn check_chat(app: &App, model: &ServedModel, prompt: &ChatPrompt) -> Result<(),
     check_bytes(app, bytes)
 }
 
-fn check_bytes(app: &App, bytes: usize) -> Result<(), ApiError> {
+pub(crate) fn check_bytes(app: &App, bytes: usize) -> Result<(), ApiError> {
     let most = app.limits.prompt_bytes;
     if bytes > most {
         return Err(ApiError::invalid(format!(

@@ -1,17 +1,21 @@
 //! The server's status: health, figures, and features.
 
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::app::App;
 use crate::engine::Health;
+use crate::ui;
 
-/// A sign of life, which Ollama's clients look for.
+/// A page for browsers; for others a sign of life, which Ollama's clients look for.
 #[utoipa::path(get, path = "/", responses((status = 200, description = "the server answers", body = String)))]
-pub(crate) async fn root() -> &'static str {
-    "Ollama is running"
+pub(crate) async fn root(State(app): State<App>, headers: HeaderMap) -> Response {
+    match app.ui && ui::is_wanted(&headers) {
+        true => ui::page(),
+        false => "Ollama is running".into_response(),
+    }
 }
 
 /// Whether the engine makes progress.

@@ -124,7 +124,7 @@ impl TextModel for Script {
     fn info(&self) -> ModelInfo {
         let mut info = ModelInfo::default();
         info.architecture = String::from("script");
-        info.vocab_size = VOCABULARY;
+        info.vocab_size = VOCABULARY + self.specials.len();
         info.hidden_size = 2;
         info.context_length = Some(1_000_000);
         info.has_chat_template = true;
@@ -157,7 +157,23 @@ impl TextModel for Script {
 
 impl TokenModel for Script {
     fn encode(&self, text: &str, _: bool) -> Result<Vec<u32>> {
-        Ok(text.bytes().map(u32::from).collect())
+        let (mut ids, mut rest) = (Vec::new(), text);
+        while let Some(first) = rest.chars().next() {
+            let special = self.specials.iter().position(|s| rest.starts_with(s));
+            let n = match special {
+                Some(i) => {
+                    ids.push(END + 1 + i as u32);
+                    self.specials[i].len()
+                }
+                None => {
+                    let n = first.len_utf8();
+                    ids.extend(rest[..n].bytes().map(u32::from));
+                    n
+                }
+            };
+            rest = &rest[n..];
+        }
+        Ok(ids)
     }
     fn decode(&self, ids: &[u32]) -> Result<String> {
         let bytes: Vec<u8> = ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
@@ -171,7 +187,9 @@ impl TokenModel for Script {
         self.render_chat_with(&ChatPrompt::new(messages).with_end(end))
     }
     fn encode_chat_with(&self, prompt: &ChatPrompt) -> Result<Vec<u32>> {
-        self.encode(&self.render_chat_with(prompt)?, false)
+        // Nothing in a conversation is a special token.
+        let text = self.render_chat_with(prompt)?;
+        Ok(text.bytes().map(u32::from).collect())
     }
     fn render_chat_with(&self, prompt: &ChatPrompt) -> Result<String> {
         if prompt
@@ -266,7 +284,14 @@ impl BatchSession for Session {
         let Prompt::Tokens(ids) = prompt else {
             return unsupported();
         };
-        let bytes: Vec<u8> = ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
+        let mut bytes = Vec::new();
+        for id in ids {
+            match u8::try_from(*id) {
+                Ok(byte) => bytes.push(byte),
+                Err(_) if *id == END => {}
+                Err(_) => bytes.extend(self.specials[(id - END - 1) as usize].bytes()),
+            }
+        }
         let text = String::from_utf8_lossy(&bytes).into_owned();
         assert!(!text.contains("!addpanic"), "asked to when added");
         if text.contains("!refuse") {

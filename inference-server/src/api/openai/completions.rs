@@ -12,6 +12,7 @@ use super::chat::{finish, now, with_logprobs};
 use super::options::{self, Usage};
 use super::stream::{self, Chunks};
 use super::types::CompletionRequest;
+use crate::api::native::infill;
 use crate::api::run::{self, Item, Reply};
 use crate::api::{Json, at_most, prepare};
 use crate::app::App;
@@ -54,10 +55,6 @@ pub(crate) async fn create(
     options.logprobs = with_logprobs(model, request.logprobs)?;
     let echo = request.echo.unwrap_or(false);
     for (param, there) in [
-        (
-            "suffix",
-            request.suffix.as_ref().is_some_and(|s| !s.is_empty()),
-        ),
         ("best_of", request.best_of.is_some_and(|b| b != n)),
         ("echo", echo && request.logprobs.is_some()),
     ] {
@@ -82,6 +79,24 @@ pub(crate) async fn create(
             _ => None,
         })
         .collect();
+    let suffix = request.suffix.take().filter(|s| !s.is_empty());
+    let prompts = match (suffix, prompts.as_slice()) {
+        (None, _) => prompts,
+        (Some(suffix), [Prompt::Text(prefix)]) => {
+            let parts = infill::Parts {
+                prefix: prefix.clone(),
+                suffix,
+                ..infill::Parts::default()
+            };
+            let (back, prompt) = infill::prompt(&app, model, places, "suffix", parts).await?;
+            places = back;
+            vec![prompt]
+        }
+        (Some(_), _) => {
+            let message = "suffix needs one prompt, a text";
+            return Err(ApiError::field("suffix", message));
+        }
+    };
     let (back, prepared) = prepare::raw(&app, model, places, "prompt", prompts).await?;
     places = back;
     let mut replies = Vec::with_capacity(prepared.len() * n);

@@ -5,5 +5,6 @@ pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod models;
 pub(crate) mod options;
+pub(crate) mod responses;
 pub(crate) mod stream;
 pub(crate) mod types;

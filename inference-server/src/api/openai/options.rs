@@ -12,7 +12,7 @@ use crate::error::ApiError;
 use crate::models::ServedModel;
 
 /// OpenAI's default.
-const TEMPERATURE: f32 = 1.0;
+pub(super) const TEMPERATURE: f32 = 1.0;
 
 /// The options that a request's fields describe, without `max_tokens`.
 pub(crate) fn options(

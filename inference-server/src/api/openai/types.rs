@@ -175,7 +175,7 @@ request! {
         logprobs: Option<usize>,
         /// Put the prompt before the reply.
         echo: Option<bool>,
-        /// Not supported.
+        /// What stands after the reply, for models whose vocabulary has tokens for it.
         suffix: Option<String>,
         /// Only as large as `n`.
         best_of: Option<usize>,

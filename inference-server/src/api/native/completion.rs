@@ -1,0 +1,510 @@
+//! `/completion`: a raw prompt with llama.cpp's parameters, and its shape of answers.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{self, StreamExt};
+use inference::{FinishReason, GenerateOptions, Prompt, StopCause, Token};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use crate::api::openai::chat::with_logprobs;
+use crate::api::openai::stream::{merged, sse};
+use crate::api::openai::types::Prompts;
+use crate::api::run::{self, End, Item, Reply};
+use crate::api::{Json, OneOrMore, at_most, prepare, within};
+use crate::app::App;
+use crate::error::{ApiError, Family};
+use crate::models::{Lease, ServedModel};
+
+/// llama.cpp's defaults.
+pub(super) struct Defaults;
+
+impl Defaults {
+    const TEMPERATURE: f32 = 0.8;
+    const TOP_K: usize = 40;
+    const TOP_P: f32 = 0.95;
+    const MIN_P: f32 = 0.05;
+    const REPEAT_LAST_N: usize = 64;
+
+    pub(super) fn json() -> Value {
+        json!({
+            "temperature": Self::TEMPERATURE,
+            "top_k": Self::TOP_K,
+            "top_p": Self::TOP_P,
+            "min_p": Self::MIN_P,
+            "repeat_penalty": 1.0,
+            "repeat_last_n": Self::REPEAT_LAST_N,
+            "n_predict": -1,
+            "seed": -1,
+        })
+    }
+}
+
+/// A text to continue.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct CompletionRequest {
+    /// The model's name; without one, the first that is served.
+    model: Option<String>,
+    /// A text, several, token ids, or several lists of them.
+    #[schema(value_type = Object)]
+    prompt: Option<Prompts>,
+    #[serde(flatten)]
+    rest: Sampling,
+}
+
+/// How to sample.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub(crate) struct Sampling {
+    /// The most tokens of the reply; below 0 as many as fit.
+    #[serde(alias = "max_tokens")]
+    pub(super) n_predict: Option<i64>,
+    /// Send the reply as it is generated.
+    pub(super) stream: Option<bool>,
+    /// 0 takes the most probable token.
+    temperature: Option<f32>,
+    /// Draw among this number of most probable tokens.
+    top_k: Option<i64>,
+    /// Draw among the most probable tokens of this probability together.
+    top_p: Option<f32>,
+    /// Draw among tokens at least this fraction as probable as the best.
+    min_p: Option<f32>,
+    /// Probability that a draw leaves out the best tokens.
+    xtc_probability: Option<f32>,
+    /// What such tokens have at least.
+    xtc_threshold: Option<f32>,
+    /// Factor against repeated tokens.
+    repeat_penalty: Option<f32>,
+    /// How many tokens back repetition counts; -1 is all.
+    repeat_last_n: Option<i64>,
+    /// Taken off the logits of tokens that the reply has.
+    presence_penalty: Option<f32>,
+    /// Taken off a token's logit each time that the reply has it.
+    frequency_penalty: Option<f32>,
+    /// The same seed gives the same reply; -1 is any.
+    seed: Option<i64>,
+    /// Strings that end the reply.
+    stop: Option<OneOrMore>,
+    /// Go on after the end of the text.
+    ignore_eos: Option<bool>,
+    /// Pairs of a token's id and what is added to its logit, or an object of them.
+    #[schema(value_type = Option<Object>)]
+    logit_bias: Option<Value>,
+    /// Return log-probabilities with this number of alternatives.
+    n_probs: Option<usize>,
+    /// What the reply must look like.
+    #[schema(value_type = Option<Object>)]
+    json_schema: Option<Value>,
+    /// Reuse what was computed of prompts that begin alike.
+    cache_prompt: Option<bool>,
+    /// Return the ids of the reply.
+    return_tokens: Option<bool>,
+    /// Not supported.
+    grammar: Option<String>,
+    /// Not supported.
+    mirostat: Option<i64>,
+    /// Only 1.
+    typical_p: Option<f32>,
+    /// Only 0.
+    dry_multiplier: Option<f32>,
+    /// Only 0.
+    dynatemp_range: Option<f32>,
+    /// Not supported.
+    #[schema(value_type = Option<Vec<Object>>)]
+    lora: Option<Vec<Value>>,
+}
+
+impl Sampling {
+    fn refuse(&self) -> Result<(), ApiError> {
+        let not = |value: Option<f32>, neutral: f32| value.is_some_and(|v| v != neutral);
+        for (param, there) in [
+            (
+                "grammar",
+                self.grammar.as_ref().is_some_and(|g| !g.is_empty()),
+            ),
+            ("mirostat", self.mirostat.is_some_and(|n| n != 0)),
+            ("typical_p", not(self.typical_p, 1.0)),
+            ("dry_multiplier", not(self.dry_multiplier, 0.0)),
+            ("dynatemp_range", not(self.dynatemp_range, 0.0)),
+            ("lora", self.lora.as_ref().is_some_and(|l| !l.is_empty())),
+        ] {
+            if there {
+                let message = format!("{param} is not supported; leave it out");
+                return Err(ApiError::unsupported(param, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// The options that the fields describe, without the most tokens.
+    pub(super) fn options(
+        &self,
+        app: &App,
+        model: &ServedModel,
+    ) -> Result<GenerateOptions, ApiError> {
+        self.refuse()?;
+        let mut o = GenerateOptions::new();
+        // Not above 0 is greedy there.
+        o.temperature = self.temperature.unwrap_or(Defaults::TEMPERATURE).max(0.0);
+        within("temperature", o.temperature, 0.0, 10.0)?;
+        let top_k = self.top_k.map(|k| usize::try_from(k).unwrap_or(0));
+        o.top_k = top_k.unwrap_or(Defaults::TOP_K);
+        let top_p = self.top_p.unwrap_or(Defaults::TOP_P);
+        within("top_p", top_p, 0.0, 1.0)?;
+        if top_p == 0.0 {
+            o.temperature = 0.0;
+        } else {
+            o.top_p = top_p;
+        }
+        o.min_p = self.min_p.unwrap_or(Defaults::MIN_P);
+        within("min_p", o.min_p, 0.0, 1.0)?;
+        if let Some(probability) = self.xtc_probability {
+            within("xtc_probability", probability, 0.0, 1.0)?;
+            o.xtc_probability = probability;
+        }
+        if let Some(threshold) = self.xtc_threshold {
+            within("xtc_threshold", threshold, 0.0, 1.0)?;
+            o.xtc_threshold = threshold;
+        }
+        if let Some(penalty) = self.repeat_penalty {
+            within("repeat_penalty", penalty, 0.01, 10.0)?;
+            o.repeat_penalty = penalty;
+        }
+        match self.repeat_last_n {
+            // The contract's 0 is all.
+            Some(0) => o.repeat_penalty = 1.0,
+            Some(n) => o.repeat_window = usize::try_from(n).unwrap_or(0),
+            None => o.repeat_window = Defaults::REPEAT_LAST_N,
+        }
+        if let Some(penalty) = self.presence_penalty {
+            within("presence_penalty", penalty, -2.0, 2.0)?;
+            o.presence_penalty = penalty;
+        }
+        if let Some(penalty) = self.frequency_penalty {
+            within("frequency_penalty", penalty, -2.0, 2.0)?;
+            o.frequency_penalty = penalty;
+        }
+        o.seed = self.seed.and_then(|seed| u64::try_from(seed).ok());
+        if let Some(stop) = &self.stop {
+            o.stop = prepare::stops(app, "stop", stop.list())?;
+        }
+        o.ignore_eos = self.ignore_eos.unwrap_or(false);
+        if let Some(bias) = &self.logit_bias {
+            (o.logit_bias, o.banned_tokens) = logit_bias(app, bias, model.info().vocab_size)?;
+        }
+        if let Some(n) = self.n_probs.filter(|n| *n > 0) {
+            let most = app.limits.top_logprobs;
+            if n > most {
+                let message = format!("n_probs is {n}; at most {most} come");
+                return Err(ApiError::field("n_probs", message));
+            }
+            o.logprobs = with_logprobs(model, Some(n))?;
+        }
+        o.grammar = match &self.json_schema {
+            None | Some(Value::Null) => None,
+            Some(schema) => Some(prepare::grammar(app, model, "json_schema", schema)?),
+        };
+        o.cache_prompt = self.cache_prompt.unwrap_or(true);
+        Ok(o)
+    }
+
+    /// The most tokens that were asked for.
+    pub(super) fn asked(&self) -> Option<usize> {
+        usize::try_from(self.n_predict?).ok()
+    }
+}
+
+type Biases = (BTreeMap<u32, f32>, Vec<u32>);
+
+/// Biases by token, and tokens that must not come (a bias of `false`).
+fn logit_bias(app: &App, bias: &Value, vocabulary: usize) -> Result<Biases, ApiError> {
+    let param = "logit_bias";
+    let bad = || {
+        let message = format!(
+            "logit_bias must be pairs of a token below {vocabulary} and a number or false, or an object of \
+             them"
+        );
+        ApiError::field(param, message)
+    };
+    let pairs: Vec<(Option<u64>, &Value)> = match bias {
+        Value::Null => Vec::new(),
+        Value::Object(all) => all.iter().map(|(id, v)| (id.parse().ok(), v)).collect(),
+        Value::Array(all) => all
+            .iter()
+            .map(|pair| match pair.as_array().map(Vec::as_slice) {
+                Some([id, value]) => (id.as_u64(), value),
+                _ => (None, pair),
+            })
+            .collect(),
+        _ => return Err(bad()),
+    };
+    at_most(param, pairs.len(), app.limits.logit_bias)?;
+    let (mut biases, mut banned) = Biases::default();
+    for (id, value) in pairs {
+        let id = id.and_then(|id| u32::try_from(id).ok());
+        let id = id
+            .filter(|id| (*id as usize) < vocabulary)
+            .ok_or_else(bad)?;
+        if value == &Value::Bool(false) {
+            banned.push(id);
+            continue;
+        }
+        let value = value.as_f64().ok_or_else(bad)? as f32;
+        within(param, value, -100.0, 100.0)?;
+        biases.insert(id, value);
+    }
+    Ok((biases, banned))
+}
+
+/// Continues texts, with llama.cpp's parameters.
+#[utoipa::path(post, path = "/completion", request_body = CompletionRequest, responses(
+    (status = 200, description = "a completion, several for several prompts, or with `stream` events", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 429, description = "the queue is full", body = Object)))]
+pub(crate) async fn create(
+    State(app): State<App>,
+    Json(mut request): Json<CompletionRequest>,
+) -> Result<Response, ApiError> {
+    let model = &app.models.get(request.model.as_deref(), None).await?;
+    let Some(prompts) = request.prompt.take() else {
+        return Err(ApiError::field("prompt", "there is no prompt"));
+    };
+    let several = matches!(prompts, Prompts::Texts(_) | Prompts::Lists(_));
+    answer(&app, model, prompts.list(), several, &request.rest).await
+}
+
+/// Continues prompts, and answers with a list where `several`.
+pub(super) async fn answer(
+    app: &App,
+    model: &Lease,
+    prompts: Vec<Prompt>,
+    several: bool,
+    sampling: &Sampling,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let options = sampling.options(app, model)?;
+    let options = prepare::finish_options(app, options.with_max_tokens(usize::MAX), arrived)?;
+    at_most("prompt", prompts.len(), app.limits.prompts)?;
+    if prompts.is_empty() {
+        return Err(ApiError::field("prompt", "there is no prompt"));
+    }
+    let texts: Vec<Option<String>> = prompts
+        .iter()
+        .map(|prompt| match prompt {
+            Prompt::Text(text) => Some(text.clone()),
+            _ => None,
+        })
+        .collect();
+    let places = prepare::reserve(app, prompts.len())?;
+    let (mut places, prepared) = prepare::raw(app, model, places, "prompt", prompts).await?;
+    let mut replies = Vec::with_capacity(prepared.len());
+    let mut heads = Vec::with_capacity(prepared.len());
+    for (i, (prompt, text)) in prepared.iter().zip(texts).enumerate() {
+        let n = prepare::reply_tokens(app, model, prompt.ids.len(), sampling.asked());
+        let options = options.clone().with_max_tokens(n);
+        let text = match text {
+            Some(text) => text,
+            None => model
+                .tokens()?
+                .decode(&prompt.ids)
+                .map_err(|e| ApiError::of_engine(&e))?,
+        };
+        heads.push(Head {
+            index: i,
+            model: model.id().to_owned(),
+            settings: settings(&options, n),
+            prompt: text,
+            tokens: sampling.return_tokens.unwrap_or(false),
+            probabilities: options.logprobs.is_some(),
+        });
+        let place = places.one().ok_or_else(ApiError::internal)?;
+        replies.push(Reply::start(app, model, place, prompt, options, arrived));
+    }
+    if sampling.stream == Some(true) {
+        run::first_signs(&mut replies, app.limits.first_event).await?;
+        return Ok(events(replies, heads, app.limits.ping));
+    }
+    let wholes = run::all(replies).await?;
+    let mut all: Vec<Value> = wholes
+        .iter()
+        .zip(&heads)
+        .map(|(whole, head)| {
+            let text: String = whole.tokens.iter().map(|t| t.text.as_str()).collect();
+            head.last(&text, &whole.tokens, &whole.end)
+        })
+        .collect();
+    let body = match several {
+        true => Value::Array(all),
+        false => all.pop().ok_or_else(ApiError::internal)?,
+    };
+    Ok(axum::Json(body).into_response())
+}
+
+fn settings(options: &GenerateOptions, most: usize) -> Value {
+    json!({
+        "n_predict": most,
+        "seed": options.seed,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "repeat_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "stop": options.stop,
+        "ignore_eos": options.ignore_eos,
+    })
+}
+
+/// What the answer to a prompt says besides its text.
+struct Head {
+    index: usize,
+    model: String,
+    settings: Value,
+    prompt: String,
+    tokens: bool,
+    probabilities: bool,
+}
+
+impl Head {
+    fn ids(&self, tokens: &[Token]) -> Vec<u32> {
+        match self.tokens {
+            true => tokens.iter().map(|t| t.id).collect(),
+            false => Vec::new(),
+        }
+    }
+
+    /// A whole answer, and the last event of a stream.
+    fn last(&self, content: &str, tokens: &[Token], end: &End) -> Value {
+        let m = &end.metrics;
+        let (kind, word) = match (&end.reason, &end.stop) {
+            (FinishReason::Length, _) => ("limit", ""),
+            (_, Some(StopCause::String(stop))) => ("word", stop.as_str()),
+            (_, Some(StopCause::Eos(_))) => ("eos", ""),
+            _ => ("none", ""),
+        };
+        let mut answer = json!({
+            "index": self.index,
+            "content": content,
+            "tokens": self.ids(tokens),
+            "id_slot": -1,
+            "stop": true,
+            "model": self.model,
+            "tokens_predicted": m.generated_tokens,
+            "tokens_evaluated": m.prompt_tokens,
+            "tokens_cached": m.cached_tokens,
+            "generation_settings": self.settings,
+            "prompt": self.prompt,
+            "has_new_line": content.contains('\n'),
+            "truncated": false,
+            "stop_type": kind,
+            "stopping_word": word,
+            "timings": timings(end),
+        });
+        if self.probabilities && !tokens.is_empty() {
+            answer["completion_probabilities"] = tokens.iter().map(probability).collect();
+        }
+        answer
+    }
+
+    fn piece(&self, token: &Token, count: usize) -> Value {
+        let mut piece = json!({
+            "index": self.index,
+            "content": token.text,
+            "tokens": self.ids(std::slice::from_ref(token)),
+            "stop": false,
+            "id_slot": -1,
+            "tokens_predicted": count,
+        });
+        if self.probabilities {
+            piece["completion_probabilities"] = json!([probability(token)]);
+        }
+        piece
+    }
+}
+
+fn timings(end: &End) -> Value {
+    let m = &end.metrics;
+    let computed = m.prompt_tokens.saturating_sub(m.cached_tokens);
+    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+    let each = |time: Duration, n: usize| match n {
+        0 => 0.0,
+        n => milliseconds(time) / n as f64,
+    };
+    let rate = |time: Duration, n: usize| match time.is_zero() {
+        true => 0.0,
+        false => n as f64 / time.as_secs_f64(),
+    };
+    json!({
+        "cache_n": m.cached_tokens,
+        "prompt_n": computed,
+        "prompt_ms": milliseconds(m.prefill_time),
+        "prompt_per_token_ms": each(m.prefill_time, computed),
+        "prompt_per_second": rate(m.prefill_time, computed),
+        "predicted_n": m.generated_tokens,
+        "predicted_ms": milliseconds(m.decode_time),
+        "predicted_per_token_ms": each(m.decode_time, m.generated_tokens),
+        "predicted_per_second": rate(m.decode_time, m.generated_tokens),
+    })
+}
+
+/// A token and its alternatives.
+fn probability(token: &Token) -> Value {
+    let text = |bytes: Option<&[u8]>, text: &str| match bytes {
+        Some(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        None => text.to_owned(),
+    };
+    let (logprob, top) = match &token.logprobs {
+        Some(l) => (l.logprob, l.top.as_slice()),
+        None => (0.0, &[][..]),
+    };
+    let top: Vec<Value> = top
+        .iter()
+        .map(|t| json!({"id": t.id, "token": t.text, "bytes": t.bytes, "logprob": t.logprob}))
+        .collect();
+    let mut all = Map::new();
+    all.insert("id".into(), token.id.into());
+    all.insert(
+        "token".into(),
+        text(token.bytes.as_deref(), &token.text).into(),
+    );
+    all.insert("bytes".into(), json!(token.bytes));
+    all.insert("logprob".into(), logprob.into());
+    all.insert("top_logprobs".into(), top.into());
+    Value::Object(all)
+}
+
+/// Answers with events. They end with the last reply's `stop`; there is no `[DONE]`.
+fn events(replies: Vec<Reply>, heads: Vec<Head>, ping: Duration) -> Response {
+    let counts = vec![0usize; heads.len()];
+    let state = Some((Box::pin(merged(replies)), heads, counts));
+    let all = stream::unfold(state, |state| async {
+        let (mut news, heads, mut counts) = state?;
+        let (i, item) = news.next().await?;
+        let mut more = true;
+        let values = match item {
+            Item::Started => Vec::new(),
+            Item::Token { token, .. } => {
+                counts[i] += 1;
+                vec![heads[i].piece(&token, counts[i])]
+            }
+            // What came before is not sent again.
+            Item::End { end, .. } => vec![heads[i].last("", &[], &end)],
+            Item::Failed(error) => {
+                more = false;
+                vec![error.body(Family::OpenAi)]
+            }
+        };
+        let values: Vec<Result<Event, Infallible>> = values
+            .into_iter()
+            .map(|value| Ok(Event::default().data(value.to_string())))
+            .collect();
+        Some((values, more.then_some((news, heads, counts))))
+    });
+    sse(all.flat_map(stream::iter), ping)
+}

@@ -1,0 +1,170 @@
+//! `/tokenize`, `/detokenize`, `/apply-template` and `/embedding`.
+
+use axum::extract::State;
+use inference::{ChatEnd, ChatPrompt, Message, Prompt, Tool};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use crate::api::openai::embeddings::vectors;
+use crate::api::openai::types::Prompts;
+use crate::api::{Json, prepare};
+use crate::app::App;
+use crate::error::ApiError;
+
+/// A text.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct TokenizeRequest {
+    /// The model's name; without one, the first that is served.
+    model: Option<String>,
+    /// The text.
+    #[serde(default)]
+    content: String,
+    /// Add what the model wants around a text, such as a start token.
+    add_special: Option<bool>,
+    /// Only `true`: special tokens in the text are markup.
+    parse_special: Option<bool>,
+    /// Return what each token spells, too.
+    with_pieces: Option<bool>,
+}
+
+/// The ids of a text.
+#[utoipa::path(post, path = "/tokenize", request_body = TokenizeRequest, responses(
+    (status = 200, description = "`tokens`", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+pub(crate) async fn tokenize(
+    State(app): State<App>,
+    Json(request): Json<TokenizeRequest>,
+) -> Result<axum::Json<Value>, ApiError> {
+    if request.parse_special == Some(false) {
+        return Err(ApiError::unsupported(
+            "parse_special",
+            "parse_special false is not supported; leave it out",
+        ));
+    }
+    let model = app.models.get(request.model.as_deref(), None).await?;
+    prepare::check_bytes(&app, request.content.len())?;
+    let places = prepare::reserve(&app, 1)?;
+    let (_, tokens) = prepare::aside(places, move || {
+        let tokens = model.tokens()?;
+        let failed = |e: inference::Error| ApiError::of_engine(&e);
+        let ids = tokens
+            .encode(&request.content, request.add_special.unwrap_or(false))
+            .map_err(|e| failed(e).with_param("content"))?;
+        if request.with_pieces != Some(true) {
+            return Ok(json!(ids));
+        }
+        let piece = |id: &u32| {
+            let piece = tokens.decode(std::slice::from_ref(id)).map_err(failed)?;
+            Ok(json!({"id": id, "piece": piece}))
+        };
+        ids.iter().map(piece).collect::<Result<Value, ApiError>>()
+    })
+    .await?;
+    Ok(axum::Json(json!({"tokens": tokens})))
+}
+
+/// Ids.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct DetokenizeRequest {
+    /// The model's name; without one, the first that is served.
+    model: Option<String>,
+    /// The ids.
+    #[serde(default)]
+    tokens: Vec<u32>,
+}
+
+/// The text of ids.
+#[utoipa::path(post, path = "/detokenize", request_body = DetokenizeRequest, responses(
+    (status = 200, description = "`content`", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+pub(crate) async fn detokenize(
+    State(app): State<App>,
+    Json(request): Json<DetokenizeRequest>,
+) -> Result<axum::Json<Value>, ApiError> {
+    let model = app.models.get(request.model.as_deref(), None).await?;
+    let most = model.info().vocab_size;
+    if let Some(id) = request.tokens.iter().find(|id| **id as usize >= most) {
+        let message = format!("the token {id} is not in the vocabulary of {most}");
+        return Err(ApiError::field("tokens", message));
+    }
+    let places = prepare::reserve(&app, 1)?;
+    let (_, content) = prepare::aside(places, move || {
+        let text = model.tokens()?.decode(&request.tokens);
+        text.map_err(|e| ApiError::of_engine(&e))
+    })
+    .await?;
+    Ok(axum::Json(json!({"content": content})))
+}
+
+/// A conversation.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct TemplateRequest {
+    /// The model's name; without one, the first that is served.
+    model: Option<String>,
+    /// The turns, oldest first.
+    #[schema(value_type = Vec<Object>)]
+    messages: Vec<Message>,
+    /// Functions that the model may call.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tools: Option<Vec<Tool>>,
+    /// More names for the model's chat template.
+    #[schema(value_type = Option<Object>)]
+    chat_template_kwargs: Option<Map<String, Value>>,
+    /// End the prompt where the model is to answer; true by default.
+    add_generation_prompt: Option<bool>,
+}
+
+/// A conversation as the model's chat template writes it.
+#[utoipa::path(post, path = "/apply-template", request_body = TemplateRequest, responses(
+    (status = 200, description = "`prompt`", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+pub(crate) async fn apply_template(
+    State(app): State<App>,
+    Json(request): Json<TemplateRequest>,
+) -> Result<axum::Json<Value>, ApiError> {
+    let model = app.models.get(request.model.as_deref(), None).await?;
+    let mut prompt = ChatPrompt::new(request.messages);
+    prompt.tools = request.tools.unwrap_or_default();
+    prompt.template = request.chat_template_kwargs.unwrap_or_default();
+    if request.add_generation_prompt == Some(false) {
+        prompt.end = ChatEnd::Messages;
+    }
+    prepare::check_chat(&app, &model, &prompt)?;
+    let places = prepare::reserve(&app, 1)?;
+    let (_, text) = prepare::aside(places, move || {
+        let text = model.tokens()?.render_chat_with(&prompt);
+        text.map_err(|e| prepare::template_error(&e))
+    })
+    .await?;
+    Ok(axum::Json(json!({"prompt": text})))
+}
+
+/// Texts to make vectors of.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct EmbeddingRequest {
+    /// The model's name; without one, the first that is served.
+    model: Option<String>,
+    /// A text, several, token ids, or several lists of them.
+    #[serde(alias = "input")]
+    #[schema(value_type = Object)]
+    content: Prompts,
+}
+
+/// Vectors of length one, the mean over each text's tokens.
+#[utoipa::path(post, path = "/embedding", request_body = EmbeddingRequest, responses(
+    (status = 200, description = "a list with `index` and `embedding`", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+pub(crate) async fn embedding(
+    State(app): State<App>,
+    Json(request): Json<EmbeddingRequest>,
+) -> Result<axum::Json<Value>, ApiError> {
+    let model = &app.models.get(request.model.as_deref(), None).await?;
+    let prompts: Vec<Prompt> = request.content.list();
+    let (vectors, _) = vectors(&app, model, prompts).await?;
+    // One vector of a text: a list of lists, since other poolings have one for each token.
+    let item = |(i, vector): (usize, Vec<f32>)| json!({"index": i, "embedding": [vector]});
+    Ok(axum::Json(
+        vectors.into_iter().enumerate().map(item).collect(),
+    ))
+}

@@ -1,0 +1,240 @@
+//! `/v1/responses`: OpenAI's other form of a chat. Nothing is kept: a client sends the whole
+//! conversation with each request.
+
+mod output;
+mod types;
+
+use std::convert::Infallible;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{self, StreamExt};
+use inference::{ChatPrompt, GenerateOptions};
+use serde_json::{Value, json};
+
+use super::chat::now;
+use super::options;
+use super::stream::sse;
+use crate::api::choice::ToolChoice;
+use crate::api::run::{self, Item, Reply};
+use crate::api::{Json, prepare, within};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::models::ServedModel;
+use output::Output;
+use types::{Format, ResponsesRequest};
+
+/// Answers a conversation, given as items.
+#[utoipa::path(post, path = "/v1/responses", request_body = ResponsesRequest, responses(
+    (status = 200, description = "a response, or with `stream` its events", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 429, description = "the queue is full", body = Object)))]
+pub(crate) async fn create(
+    State(app): State<App>,
+    Json(mut request): Json<ResponsesRequest>,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    refuse(&request)?;
+    let model = &app.models.get(request.model.as_deref(), None).await?;
+    let mut options = sampling(&app, model, &request)?;
+    let asked = options::asked("max_output_tokens", request.max_output_tokens)?;
+    options = prepare::finish_options(&app, options.with_max_tokens(usize::MAX), arrived)?;
+    let streamed = request.stream.unwrap_or(false);
+    let fields = response(&app, model, &request);
+    let (prompt, choice) = conversation(&mut request)?;
+    choice.check(&app, model, &prompt, options.grammar.is_some())?;
+
+    let places = prepare::reserve(&app, 1)?;
+    let (place, mut prepared) = prepare::chat(&app, model, places, prompt).await?;
+    choice.apply(&app, model, &mut prepared, &mut options)?;
+    options.max_tokens = prepare::reply_tokens(&app, model, prepared.ids.len(), asked);
+    let options = prepare::finish_options(&app, options, arrived)?;
+    let mut reply = Reply::start(&app, model, place, &prepared, options, arrived);
+    let names = app.clone();
+    let mut output = Output::new(fields, move |prefix| names.name(prefix));
+    if streamed {
+        run::first_signs(std::slice::from_mut(&mut reply), app.limits.first_event).await?;
+        return Ok(answer(reply, output, app.limits.ping));
+    }
+    let mut last = None;
+    while let Some(item) = reply.next().await {
+        if let Item::Failed(error) = item {
+            return Err(error);
+        }
+        let (mut events, _) = output.of(item);
+        last = events.pop();
+    }
+    // The last event has the whole of it.
+    let whole = last.as_mut().map(|event| event["response"].take());
+    let whole = whole.filter(Value::is_object);
+    Ok(axum::Json(whole.ok_or_else(ApiError::internal)?).into_response())
+}
+
+/// Answers with the events of a reply.
+fn answer(reply: Reply, output: Output, ping: std::time::Duration) -> Response {
+    let all = stream::unfold(Some((reply, output)), |state| async {
+        let (mut reply, mut output) = state?;
+        let item = reply.next().await?;
+        let (events, more) = output.of(item);
+        let events: Vec<Result<Event, Infallible>> = events
+            .into_iter()
+            .map(|value| {
+                let name = value["type"].as_str().unwrap_or("error").to_owned();
+                Ok(Event::default().event(name).data(value.to_string()))
+            })
+            .collect();
+        Some((events, more.then_some((reply, output))))
+    });
+    sse(all.flat_map(stream::iter), ping)
+}
+
+/// Refuses by name what cannot be served.
+fn refuse(request: &ResponsesRequest) -> Result<(), ApiError> {
+    let some = |value: &Option<Value>| value.as_ref().is_some_and(|v| !v.is_null());
+    let kept = "responses are not kept; send the whole conversation as input";
+    let cut = request.truncation.as_deref();
+    for (param, there, instead) in [
+        (
+            "previous_response_id",
+            request.previous_response_id.is_some(),
+            kept,
+        ),
+        ("conversation", some(&request.conversation), kept),
+        ("background", request.background == Some(true), kept),
+        (
+            "prompt",
+            some(&request.prompt),
+            "use instructions and input",
+        ),
+        (
+            "top_logprobs",
+            request.top_logprobs.is_some_and(|n| n > 0),
+            "use /v1/chat/completions",
+        ),
+        (
+            "truncation",
+            cut.is_some_and(|t| t != "disabled"),
+            "shorten the input",
+        ),
+    ] {
+        if there {
+            let message = format!("{param} is not supported; {instead}");
+            return Err(ApiError::unsupported(param, message));
+        }
+    }
+    Ok(())
+}
+
+fn sampling(
+    app: &App,
+    model: &ServedModel,
+    request: &ResponsesRequest,
+) -> Result<GenerateOptions, ApiError> {
+    let mut o = GenerateOptions::new();
+    o.temperature = request.temperature.unwrap_or(options::TEMPERATURE);
+    within("temperature", o.temperature, 0.0, 2.0)?;
+    if let Some(top_p) = request.top_p {
+        within("top_p", top_p, 0.0, 1.0)?;
+        if top_p == 0.0 {
+            o.temperature = 0.0;
+        } else {
+            o.top_p = top_p;
+        }
+    }
+    let param = "text.format";
+    o.grammar = match request.text.as_ref().and_then(|t| t.format.as_ref()) {
+        None | Some(Format::Text) => None,
+        Some(Format::JsonObject) => {
+            let object = json!({"type": "object"});
+            Some(prepare::grammar(app, model, param, &object)?)
+        }
+        Some(Format::JsonSchema { schema, .. }) => {
+            Some(prepare::grammar(app, model, param, schema)?)
+        }
+    };
+    Ok(o)
+}
+
+fn conversation(request: &mut ResponsesRequest) -> Result<(ChatPrompt, ToolChoice), ApiError> {
+    let Some(input) = request.input.take() else {
+        return Err(ApiError::field("input", "there is no input"));
+    };
+    let mut prompt = ChatPrompt::new(types::messages(request.instructions.take(), input)?);
+    prompt.tools = types::tools(request.tools.take().unwrap_or_default())?;
+    let mut choice = match request.tool_choice.take() {
+        None | Some(Value::Null) => ToolChoice::default(),
+        Some(Value::String(word)) if word == "auto" => ToolChoice::default(),
+        Some(Value::String(word)) if word == "none" => {
+            prompt.tools.clear();
+            ToolChoice::default()
+        }
+        Some(Value::String(word)) if word == "required" => ToolChoice {
+            required: true,
+            ..ToolChoice::default()
+        },
+        Some(choice) => match (choice["type"].as_str(), choice["name"].as_str()) {
+            (Some("function"), Some(name)) => ToolChoice::tool(name.to_owned()),
+            _ => {
+                let shown: String = choice.to_string().chars().take(100).collect();
+                return Err(ApiError::unsupported(
+                    "tool_choice",
+                    format!(
+                        "tool_choice {shown} is not supported; use \"auto\", \"none\", \"required\" or \
+                         {{\"type\": \"function\", \"name\": ..}}"
+                    ),
+                ));
+            }
+        },
+    };
+    choice.one |= request.parallel_tool_calls == Some(false);
+    if let Some(effort) = request.reasoning.as_mut().and_then(|r| r.effort.take()) {
+        prompt
+            .template
+            .insert("reasoning_effort".into(), effort.into());
+    }
+    Ok((prompt, choice))
+}
+
+/// The fields of a response that are known before it begins.
+fn response(app: &App, model: &ServedModel, request: &ResponsesRequest) -> Value {
+    let format = match request.text.as_ref().and_then(|t| t.format.as_ref()) {
+        None | Some(Format::Text) => json!({"type": "text"}),
+        Some(Format::JsonObject) => json!({"type": "json_object"}),
+        Some(Format::JsonSchema { name, schema }) => {
+            json!({"type": "json_schema", "name": name, "schema": schema, "strict": true})
+        }
+    };
+    let tools: Vec<Value> = request
+        .tools
+        .iter()
+        .flatten()
+        .map(types::ToolSpec::json)
+        .collect();
+    let effort = request.reasoning.as_ref().and_then(|r| r.effort.clone());
+    json!({
+        "id": app.name("resp_"),
+        "object": "response",
+        "created_at": now(),
+        "status": "in_progress",
+        "error": null,
+        "incomplete_details": null,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "model": model.id(),
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls.unwrap_or(true),
+        "previous_response_id": null,
+        "reasoning": {"effort": effort, "summary": null},
+        "store": false,
+        "temperature": request.temperature.unwrap_or(options::TEMPERATURE),
+        "text": {"format": format},
+        "tool_choice": request.tool_choice.clone().unwrap_or_else(|| "auto".into()),
+        "tools": tools,
+        "top_p": request.top_p.unwrap_or(1.0),
+        "truncation": "disabled",
+        "usage": null,
+        "metadata": request.metadata.clone().unwrap_or_default(),
+    })
+}
