@@ -47,7 +47,7 @@ pub(crate) fn prepare_inputs(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
-            avx2::qgemv::prepare_inputs(x, k, (bits, group), to);
+            avx2::quantize_inputs::prepare_inputs(x, k, (bits, group), to);
         },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => portable::qgemv::prepare_inputs(x, k, (bits, group), to),

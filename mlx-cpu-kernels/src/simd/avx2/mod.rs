@@ -4,5 +4,6 @@ pub(crate) mod decode_attention;
 pub(crate) mod dequantize;
 pub(crate) mod microkernel;
 pub(crate) mod qgemv;
+pub(crate) mod quantize_inputs;
 pub(crate) mod transpose;
 pub(crate) mod vmath;
