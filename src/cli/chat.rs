@@ -8,6 +8,7 @@ use std::path::Path;
 use inference::GenerateOptions;
 use rust_mlx::hub;
 
+use super::chat_commands::words;
 use super::console::Console;
 use super::dialog::{self, Dialog, DialogArgs};
 use super::engine::{DraftArgs, EngineArgs};
@@ -16,7 +17,7 @@ use super::lines::{Edited, Plain, Words};
 use super::load::{LoadArgs, Loaded, ModelArgs, find_preset, load_preset};
 use super::preset::{self, Preset};
 use super::sampling::SamplingArgs;
-use super::session::{Held, Session, Source, UNBOUNDED, words};
+use super::session::{Held, Session, Source, UNBOUNDED};
 
 /// Talk with a model
 #[derive(Debug, Clone, clap::Args)]

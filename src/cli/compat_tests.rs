@@ -106,7 +106,7 @@ fn what_is_called_the_same_is_known() {
         for name in &row.names {
             checked += 1;
             let known = if name.starts_with('/') {
-                super::session::words().iter().any(|word| {
+                super::chat_commands::words().iter().any(|word| {
                     let first = name.split(' ').next().unwrap_or(name);
                     word.trim() == name || name == "/?" || word.trim() == first
                 })

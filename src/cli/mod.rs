@@ -12,6 +12,7 @@ mod bench;
 mod bench_many;
 mod cache_prompt;
 mod chat;
+mod chat_commands;
 mod classify;
 mod code;
 mod completions;
