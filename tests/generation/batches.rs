@@ -1,0 +1,225 @@
+//! Batches: rows of any length and age give the same as alone, and compute common prefixes once.
+
+use super::*;
+
+#[test]
+fn a_batch_gives_what_each_gets_alone_in_every_checkpoint() {
+    let prompts: Vec<Prompt> = [3, 40, 1, 17, 9].iter().map(|&n| ids(n, n)).collect();
+    for name in tiny_names() {
+        let model = tiny(&name);
+        let solo: Vec<_> = prompts
+            .iter()
+            .map(|p| reply(model.as_ref(), p, &fresh(10)))
+            .collect();
+        // A small step cuts the prompts, so that rows in prefill and in decode meet.
+        for step in [512, 16] {
+            let options = fresh(10).with_prefill_step_size(step);
+            let together = model.batch_generate(&prompts, &options).unwrap();
+            for ((result, solo), prompt) in together.iter().zip(&solo).zip(&prompts) {
+                assert!(result.error.is_none(), "{name}: {:?}", result.error);
+                let got: Vec<u32> = result.tokens.iter().map(|t| t.id).collect();
+                assert_eq!(&got, solo, "{name}, step {step}, {prompt:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sixty_four_schedules_of_coming_and_going_equal_solo_runs() {
+    let mut state = 12345u64;
+    let mut random = |n: u64| {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (state >> 33) % n
+    };
+    let mut removed = 0;
+    for name in ["qwen3", "gemma3"] {
+        let model = tiny(name);
+        let solo: Vec<Vec<u32>> = (0..8)
+            .map(|i| reply(model.as_ref(), &ids(i, 4 + 5 * i), &fresh(12)))
+            .collect();
+        for schedule in 0..32 {
+            let mut session = model.batch_session().unwrap();
+            let mut rows: BTreeMap<RequestId, (usize, Vec<u32>)> = BTreeMap::new();
+            let (mut added, mut ended) = (0, 0);
+            while ended < 8 {
+                while added < 8 && (session.is_empty() || random(3) == 0) {
+                    let i = random(8) as u32;
+                    let options = fresh(12).with_prefill_step_size(1 + random(20) as usize);
+                    let row = session.add(&ids(i, 4 + 5 * i), &options).unwrap();
+                    rows.insert(row, (i as usize, Vec::new()));
+                    added += 1;
+                }
+                for event in session.step().unwrap() {
+                    let (i, got) = rows.get_mut(&event.row()).unwrap();
+                    match event {
+                        BatchEvent::Token { token, .. } => got.push(token.id),
+                        BatchEvent::Done { reason, .. } => {
+                            assert_eq!(got, &solo[*i], "{name}, schedule {schedule}");
+                            assert!(matches!(reason, FinishReason::Length | FinishReason::Stop));
+                            ended += 1;
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+                // Anyone may be taken away, in prefill or in decode; one that ended is not there.
+                if random(6) == 0 {
+                    let at = random(rows.len() as u64) as usize;
+                    let (&row, (i, got)) = rows.iter().nth(at).unwrap();
+                    if session.remove(row) {
+                        assert_eq!(got[..], solo[*i][..got.len()]);
+                        ended += 1;
+                        removed += 1;
+                    }
+                    assert!(!session.remove(row));
+                }
+            }
+        }
+    }
+    assert!(removed >= 64, "{removed}");
+}
+
+#[test]
+fn one_bad_row_does_not_touch_the_others() {
+    let model = tiny("llama");
+    let good = ids(1, 8);
+    let bad = Prompt::Tokens(vec![1, 4_000_000]);
+    let results = model
+        .batch_generate(&[good.clone(), bad, Prompt::Tokens(Vec::new())], &fresh(6))
+        .unwrap();
+    let expected = reply(model.as_ref(), &good, &fresh(6));
+    let got: Vec<u32> = results[0].tokens.iter().map(|t| t.id).collect();
+    assert_eq!(got, expected);
+    for failed in &results[1..] {
+        assert_eq!(
+            failed.error.as_ref().unwrap().kind(),
+            ErrorKind::InvalidOption
+        );
+    }
+    let mut session = model.batch_session().unwrap();
+    let cancel = CancelToken::new();
+    let (a, b) = (
+        session.add(&good, &fresh(6)).unwrap(),
+        session
+            .add(&good, &fresh(6).with_cancel(cancel.clone()))
+            .unwrap(),
+    );
+    session.step().unwrap();
+    cancel.cancel();
+    let events = session.step().unwrap();
+    assert!(events.iter().any(|e| matches!(
+        e,
+        BatchEvent::Failed { row, error } if *row == b && error.kind() == ErrorKind::Cancelled
+    )));
+    assert!(
+        events
+            .iter()
+            .any(|e| matches!(e, BatchEvent::Token { row, .. } if *row == a))
+    );
+    model.close().unwrap();
+    let events = session.step().unwrap();
+    assert!(
+        matches!(events.front(), Some(BatchEvent::Failed { error, .. })
+        if error.kind() == ErrorKind::Closed)
+    );
+    assert!(session.is_empty());
+}
+
+#[test]
+fn the_same_seed_draws_the_same_in_a_batch_and_alone() {
+    let model = tiny("qwen2");
+    let options = fresh(12).with_temperature(1.0).with_top_p(0.9).with_seed(7);
+    let prompts: Vec<Prompt> = (1..5).map(|i| ids(i, 6 * i)).collect();
+    let solo: Vec<_> = prompts
+        .iter()
+        .map(|p| reply(model.as_ref(), p, &options))
+        .collect();
+    let together = model.batch_generate(&prompts, &options).unwrap();
+    for (result, solo) in together.iter().zip(&solo) {
+        let got: Vec<u32> = result.tokens.iter().map(|t| t.id).collect();
+        assert_eq!(&got, solo);
+    }
+}
+
+#[test]
+fn classification_of_many_equals_one_by_one() {
+    let model = tiny("gemma2");
+    let prompts: Vec<Prompt> = (0..16).map(|i| ids(i, 1 + (i * 5) % 23)).collect();
+    let all = model.classify(&prompts, &fresh(1), true).unwrap();
+    for (prompt, result) in prompts.iter().zip(&all) {
+        let one = model
+            .classify(std::slice::from_ref(prompt), &fresh(1), true)
+            .unwrap();
+        assert_eq!(result.token.id, one[0].token.id);
+        let (a, b) = (
+            result.logits.as_ref().unwrap(),
+            one[0].logits.as_ref().unwrap(),
+        );
+        assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4));
+    }
+    let bad = [prompts[0].clone(), Prompt::Tokens(vec![u32::MAX])];
+    assert!(model.classify(&bad, &fresh(1), false).is_err());
+}
+
+#[test]
+fn what_the_prompts_of_a_batch_begin_with_is_computed_once() {
+    let plain = LoadOptions::default();
+    let cases = [
+        ("llama", plain.clone()),
+        ("gemma3", plain.clone()),
+        ("mistral-window", plain.clone()),
+        ("qwen3", plain.clone().with_context_len(24)),
+        ("qwen3-q8", plain.with_kv_bits(8).with_kv_group_size(32)),
+    ];
+    let alike: Vec<u32> = (0..40).map(|i| 5 + (i * 7 + i * i % 11) % 90).collect();
+    let prompts: Vec<Prompt> = [(40, 3), (40, 9), (25, 4), (40, 1), (0, 30)]
+        .into_iter()
+        .zip(1..)
+        .map(|((common, own), i)| {
+            let own = (0..own).map(|j| 6 + (i * 17 + j * 5) % 90);
+            Prompt::Tokens(alike[..common].iter().copied().chain(own).collect())
+        })
+        .collect();
+    for (name, load) in cases {
+        let model = tiny_with(name, &load);
+        let solo: Vec<_> = prompts
+            .iter()
+            .map(|p| reply(model.as_ref(), p, &fresh(10)))
+            .collect();
+        for step in [512, 16] {
+            let options = fresh(10).with_prefill_step_size(step);
+            let mut session = model.batch_session().unwrap();
+            let mut rows = BTreeMap::new();
+            for (i, prompt) in prompts.iter().enumerate().take(4) {
+                rows.insert(session.add(prompt, &options).unwrap(), (i, Vec::new()));
+            }
+            let mut cached = [0; 6];
+            while !session.is_empty() {
+                for event in session.step().unwrap() {
+                    let (i, got) = rows.get_mut(&event.row()).unwrap();
+                    match event {
+                        BatchEvent::Token { token, .. } => got.push(token.id),
+                        BatchEvent::Done { metrics, .. } => {
+                            cached[*i] = metrics.cached_tokens;
+                            let expected = &solo[*i % 5];
+                            assert_eq!(got, expected, "{name}, step {step}, prompt {i}");
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+                // One that is like no other, and the first again, beside those that decode.
+                if rows.len() == 4 && rows.values().all(|(_, got)| got.len() > 1) {
+                    rows.insert(session.add(&prompts[4], &options).unwrap(), (4, Vec::new()));
+                    rows.insert(session.add(&prompts[0], &options).unwrap(), (5, Vec::new()));
+                }
+            }
+            assert_eq!(rows.len(), 6, "{name}, step {step}");
+            assert_eq!(cached[..5], [0, 40, 25, 40, 0], "{name}, step {step}");
+            // What a circle has lost is computed again.
+            if name == "llama" {
+                assert_eq!(cached[5], 42);
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The backend through the program `mlx`.
+
+use super::*;
+
+/// The program with this Python behind `mlx_lm`.
+fn mlx(args: &[&str], variable: Option<&str>) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
+    command
+        .args(args)
+        .env("MLXLM_PYTHON", python::with_mlx_lm())
+        .env_remove("MLX_BACKEND")
+        .stdin(Stdio::null());
+    if let Some(name) = variable {
+        command.env("MLX_BACKEND", name);
+    }
+    command.output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn the_program_lists_it_and_chooses_it_by_variable_and_flag() {
+    let list = json(&mlx(&["backends", "--json"], None));
+    let list: HashMap<&str, &Value> = list
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|b| (b["name"].as_str().unwrap(), b))
+        .collect();
+    let it = list["mlx_lm"];
+    assert_eq!(it["available"], true, "{it}");
+    assert_eq!(it["default"], false);
+    assert_eq!(it["capabilities"]["logits"], true);
+    assert_eq!(it["capabilities"]["classify"], false);
+    assert!(it["device"].as_str().unwrap().contains("mlx-lm 0."), "{it}");
+
+    let path = tiny("llama");
+    let model = path.to_str().unwrap();
+    let used = |args: &[&str], variable| {
+        let all = [&["inspect", model, "--json"], args].concat();
+        json(&mlx(&all, variable))["backend"].clone()
+    };
+    assert_eq!(used(&[], None), "cpu");
+    assert_eq!(used(&[], Some("mlx_lm")), "mlx_lm");
+    assert_eq!(used(&["--backend", "cpu"], Some("mlx_lm")), "cpu");
+    assert_eq!(used(&["--backend", "mlx_lm"], Some("cpu")), "mlx_lm");
+    let reply = |name: &str| {
+        let args = [
+            "generate",
+            "--quiet",
+            "--model",
+            model,
+            "--backend",
+            name,
+            "--raw",
+            "--tokens",
+            "40,41,42",
+            "--max-tokens",
+            "12",
+            "--ignore-eos",
+            "--json",
+        ];
+        json(&mlx(&args, None))["tokens"].clone()
+    };
+    assert_eq!(reply("mlx_lm"), reply("cpu"));
+}
+
+/// The children of a process.
+#[cfg(target_os = "linux")]
+fn children(parent: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{parent}/task")).unwrap();
+    tasks
+        .map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap())
+        .collect::<String>()
+        .split_whitespace()
+        .map(|number| number.parse().unwrap())
+        .collect()
+}
+
+/// A killed program leaves neither a Python behind nor the script it ran.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_killed_program_leaves_nothing_behind() {
+    use std::io::{BufRead, BufReader};
+    let room = tempfile::tempdir().unwrap();
+    let mut program = Command::new(env!("CARGO_BIN_EXE_mlx"))
+        .args([
+            "generate",
+            "--backend",
+            "mlx_lm",
+            "--raw",
+            "--tokens",
+            "1,2,3",
+        ])
+        .args(["--ignore-eos", "--max-tokens", "100000000", "--model"])
+        .arg(tiny("llama"))
+        .env("MLXLM_PYTHON", python::with_mlx_lm())
+        .env("TMPDIR", room.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // It speaks: the bridge runs.
+    let mut out = BufReader::new(program.stdout.take().unwrap());
+    assert!(!out.fill_buf().unwrap().is_empty());
+    let bridges = children(program.id());
+    assert_eq!(bridges.len(), 1);
+    assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), 1);
+    program.kill().unwrap();
+    program.wait().unwrap();
+    let process = PathBuf::from(format!("/proc/{}", bridges[0]));
+    let begun = Instant::now();
+    loop {
+        let files: Vec<_> = std::fs::read_dir(room.path()).unwrap().collect();
+        if files.is_empty() && !process.exists() {
+            break;
+        }
+        let state = std::fs::read_to_string(process.join("stat"));
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "left behind: {files:?}, {state:?}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
