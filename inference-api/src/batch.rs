@@ -74,8 +74,8 @@ impl BatchEvent {
 
 /// Requests that run together, one forward pass a step for all. Each gets what it would get alone.
 ///
-/// A server adds requests as they come, calls [`BatchSession::step`] while there are any, and hands the
-/// events out. Dropping the session cancels all of them.
+/// A server adds requests as they come, calls [`BatchSession::step`] while there are any, and hands
+/// the events out. Dropping the session cancels all of them.
 pub trait BatchSession: Send {
     /// Adds a request; it runs from the next step on.
     ///

@@ -9,8 +9,9 @@ use crate::message::Prompt;
 
 /// A model that keeps what it has computed of a prompt.
 pub trait PromptCacheModel: TextModel {
-    /// Runs a prompt and writes what was computed to the file `path`, with its tokens and the model's
-    /// identity. Returns the number of tokens. The file is replaced as a whole or not at all.
+    /// Runs a prompt and writes what was computed to the file `path`, with its tokens and the
+    /// model's identity. Returns the number of tokens. The file is replaced as a whole or not at
+    /// all.
     ///
     /// # Errors
     /// As [`TextModel::generate`], and [`crate::ErrorKind::Io`] when the file cannot be written.
@@ -31,8 +32,8 @@ pub trait PromptCacheModel: TextModel {
         self.save_prompt_cache(prompt, path)
     }
 
-    /// Reads what [`PromptCacheModel::save_prompt_cache`] wrote, so that the next prompt that begins with
-    /// the tokens returned is not computed from the start.
+    /// Reads what [`PromptCacheModel::save_prompt_cache`] wrote, so that the next prompt that
+    /// begins with the tokens returned is not computed from the start.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidModel`] for a damaged file or one of another model.

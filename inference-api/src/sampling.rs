@@ -24,7 +24,8 @@ use crate::grammar_limits;
 /// match at once, and bounds such as `maxItems` up to 2,147,483,647. A regular expression may have
 /// 256 KiB, a Lark grammar 128 KiB, 4,000 colons and 10 intersections (`&`).
 ///
-/// In JSON: `{"json_schema": {"type": "object"}}`, `{"regex": "yes|no"}` or `{"lark": "start: ..."}`.
+/// In JSON: `{"json_schema": {"type": "object"}}`, `{"regex": "yes|no"}` or
+/// `{"lark": "start: ..."}`.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -117,12 +118,13 @@ fn invalid(message: String) -> Error {
 /// Changes logits before a token is drawn from them: what no option offers.
 ///
 /// The engine copies the logits of such a request to the host at every step, and waits for each
-/// token before it starts on the next; everything else in [`GenerateOptions`](crate::GenerateOptions)
-/// stays on the device. Use it for what cannot be said otherwise.
+/// token before it starts on the next; everything else in
+/// [`GenerateOptions`](crate::GenerateOptions) stays on the device. Use it for what cannot be said
+/// otherwise.
 pub trait LogitsProcessor: Send {
     /// Changes `logits`, one per token of the vocabulary, in place; minus infinity forbids a token.
-    /// `prompt` and `reply` are the ids so far. It sees the logits after penalties and biases; banned
-    /// tokens and the grammar come after it, so that it cannot allow what they forbid.
+    /// `prompt` and `reply` are the ids so far. It sees the logits after penalties and biases;
+    /// banned tokens and the grammar come after it, so that it cannot allow what they forbid.
     ///
     /// # Errors
     /// Any error ends the reply with it.

@@ -54,8 +54,8 @@ pub trait TokenModel: TextModel {
     /// The ids of a conversation, as [`TextModel::chat`] would run it.
     ///
     /// # Errors
-    /// When the template refuses the messages, and [`ErrorKind::Unsupported`] where the backend does
-    /// not have it.
+    /// When the template refuses the messages, and [`ErrorKind::Unsupported`] where the backend
+    /// does not have it.
     fn encode_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Vec<u32>> {
         let _ = (messages, add_generation_prompt);
         Err(Error::new(
@@ -64,9 +64,9 @@ pub trait TokenModel: TextModel {
         ))
     }
 
-    /// [`TokenModel::encode_chat`] of a conversation with tools, tool calls and more for the template.
-    /// No text in it becomes a control token of the model. This one, for backends that know only
-    /// roles and contents, refuses everything else.
+    /// [`TokenModel::encode_chat`] of a conversation with tools, tool calls and more for the
+    /// template. No text in it becomes a control token of the model. This one, for backends that
+    /// know only roles and contents, refuses everything else.
     ///
     /// # Errors
     /// As [`TokenModel::encode_chat`], and [`ErrorKind::Unsupported`] for what the backend does not
@@ -117,11 +117,12 @@ pub trait TokenModel: TextModel {
         Ok(output)
     }
 
-    /// The natural logarithm of the probability of each token of the prompt but the first, given those
-    /// before it.
+    /// The natural logarithm of the probability of each token of the prompt but the first, given
+    /// those before it.
     ///
     /// # Errors
-    /// As [`TextModel::generate`], and [`ErrorKind::Unsupported`] where the backend does not have it.
+    /// As [`TextModel::generate`], and [`ErrorKind::Unsupported`] where the backend does not have
+    /// it.
     fn token_logprobs(&self, prompt: &Prompt) -> Result<Vec<f32>> {
         let _ = prompt;
         Err(Error::new(

@@ -148,8 +148,8 @@ pub trait TrainableModel: TextModel {
     /// [`ErrorKind::InvalidOption`] for a bad configuration or targets that match nothing.
     fn apply_lora(&self, config: &LoraConfig) -> Result<Box<dyn Adapter>>;
 
-    /// Applies the adapter of a directory, in place of the one there is; requests that run take it with
-    /// their next step.
+    /// Applies the adapter of a directory, in place of the one there is; requests that run take it
+    /// with their next step.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when it does not fit the model, which stays as it is then;

@@ -1,5 +1,6 @@
-//! The contract through `dyn` objects and a mock backend, as a program and a plugin use it. Plugins that
-//! fail have their own tests, `broken_plugins.rs`; the optional traits theirs, `optional_traits.rs`.
+//! The contract through `dyn` objects and a mock backend, as a program and a plugin use it. Plugins
+//! that fail have their own tests, `broken_plugins.rs`; the optional traits theirs,
+//! `optional_traits.rs`.
 
 #![forbid(unsafe_code)]
 

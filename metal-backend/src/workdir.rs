@@ -1,9 +1,10 @@
-//! Files that appear as a whole or not at all, and the hidden directories in which they are made before
-//! they are put in their place. A process that is killed leaves its directory behind; the next one that works beside it removes it.
+//! Files that appear as a whole or not at all, and the hidden directories in which they are made
+//! before they are put in their place. A process that is killed leaves its directory behind; the
+//! next one that works beside it removes it.
 //!
-//! A living process holds a lock on its directory, which the system releases with the process. Whoever
-//! removes a directory holds its lock, and whoever makes one checks after locking that it is still there, so
-//! a living process never loses its own.
+//! A living process holds a lock on its directory, which the system releases with the process.
+//! Whoever removes a directory holds its lock, and whoever makes one checks after locking that it
+//! is still there, so a living process never loses its own.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -24,8 +25,8 @@ pub(crate) struct WorkDir {
 }
 
 impl WorkDir {
-    /// Makes one below `parent` whose name begins with `prefix`, and removes those with this prefix that
-    /// dead processes left there.
+    /// Makes one below `parent` whose name begins with `prefix`, and removes those with this prefix
+    /// that dead processes left there.
     ///
     /// # Errors
     /// When it cannot be made.

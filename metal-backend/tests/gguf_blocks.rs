@@ -12,7 +12,8 @@ use metal_backend::train::{AdapterKind, Sequence, Trainer, Tuning};
 const WIDTH: usize = 256;
 const VOCAB: usize = 64;
 
-/// A type of blocks: its number, bytes and weights of a block, its float16 numbers with their places.
+/// A type of blocks: its number, bytes and weights of a block, its float16 numbers with their
+/// places.
 struct Kind(u32, usize, usize, &'static [(usize, f32)]);
 
 const Q5_0: Kind = Kind(6, 22, 32, &[(0, 0.006)]);

@@ -1,6 +1,6 @@
-//! Everything that can be trained, on every architecture: gradients against finite differences, one step
-//! that learns, and what whole weights, tables and exchanged adapters do. Against Python mlx-lm is
-//! `training.rs`.
+//! Everything that can be trained, on every architecture: gradients against finite differences, one
+//! step that learns, and what whole weights, tables and exchanged adapters do. Against Python
+//! mlx-lm is `training.rs`.
 
 #[path = "training_paths/compiled.rs"]
 mod compiled;
@@ -477,7 +477,8 @@ fn names_of_other_programs_are_understood() {
     let params = disturb(&mut trainer);
     let expected = logits(trainer.model());
     let dir = tempfile::tempdir().unwrap();
-    // go-mlx: our own layout, without `lora_parameters`. PEFT: names of its own, weights of another file.
+    // go-mlx: our own layout, without `lora_parameters`. PEFT: names of its own, weights of another
+    // file.
     let turned = |a: &Array| a.contiguous().unwrap();
     for (file, config, renamed) in [
         (

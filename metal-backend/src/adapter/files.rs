@@ -1,5 +1,5 @@
-//! Adapters to files and from them: `adapters.safetensors` and `adapter_config.json` as Python mlx-lm
-//! writes them. What is read besides is in `stored.rs`.
+//! Adapters to files and from them: `adapters.safetensors` and `adapter_config.json` as Python
+//! mlx-lm writes them. What is read besides is in `stored.rs`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -46,8 +46,8 @@ impl Adapter for LoraAdapter {
     }
 }
 
-/// Writes an adapter to a directory, which is made where there is none. Each file is replaced as a whole,
-/// the numbers last.
+/// Writes an adapter to a directory, which is made where there is none. Each file is replaced as a
+/// whole, the numbers last.
 ///
 /// # Errors
 /// When writing fails.
@@ -109,8 +109,8 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
         .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(dir.join(WEIGHTS_FILE)))
 }
 
-/// Loads an adapter from a directory and puts it at the layers of `all` that it names, in place of what was
-/// there. Nothing changes when it does not fit.
+/// Loads an adapter from a directory and puts it at the layers of `all` that it names, in place of
+/// what was there. Nothing changes when it does not fit.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] naming the file and the number that does not fit this model.

@@ -23,9 +23,9 @@ pub struct LoraAdapter {
 }
 
 impl LoraAdapter {
-    /// Puts a fresh adapter at every layer among `all` that the configuration names, and removes what was
-    /// there before. A is drawn from a normal distribution of deviation `sqrt(2 / in)` (He et al. 2015), B
-    /// is zero, so that the model computes what it did.
+    /// Puts a fresh adapter at every layer among `all` that the configuration names, and removes
+    /// what was there before. A is drawn from a normal distribution of deviation `sqrt(2 / in)` (He
+    /// et al. 2015), B is zero, so that the model computes what it did.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for a bad configuration or targets that match nothing,

@@ -1,5 +1,5 @@
-//! An adapter as its files have it: mlx-lm's layout, go-mlx's (A and B the other way around) and that of
-//! Hugging Face's PEFT. What a model does with it is in `files.rs`.
+//! An adapter as its files have it: mlx-lm's layout, go-mlx's (A and B the other way around) and
+//! that of Hugging Face's PEFT. What a model does with it is in `files.rs`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Qwen3-MoE (Yang et al. 2025; reference: `modeling_qwen3_moe` of Hugging Face transformers): qwen3
-//! with mixtures of experts.
+//! Qwen3-MoE (Yang et al. 2025; reference: `modeling_qwen3_moe` of Hugging Face transformers):
+//! qwen3 with mixtures of experts.
 
 use inference::Result;
 

@@ -1,5 +1,5 @@
-//! From a checkpoint to an MLX directory that `mlx-lm` and this engine load: safetensors or GGUF in;
-//! copied, cast, quantized or dequantized tensor by tensor; sharded safetensors out.
+//! From a checkpoint to an MLX directory that `mlx-lm` and this engine load: safetensors or GGUF
+//! in; copied, cast, quantized or dequantized tensor by tensor; sharded safetensors out.
 //!
 //! It knows tensors by name and shape and no architecture: what the numbers mean to a network is in
 //! `arch/`. Rules about names are in `rules`, the exceptions that `mlx-lm` makes for single

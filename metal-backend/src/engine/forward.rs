@@ -1,4 +1,5 @@
-//! Forward passes of one sequence, in steps, so that memory stays bounded and a caller can end them.
+//! Forward passes of one sequence, in steps, so that memory stays bounded and a caller can end
+//! them.
 
 use inference::Result;
 use mlx_rs_core::{Array, memory};
@@ -10,8 +11,8 @@ use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 
 /// Runs `prompt` through the model in steps of at most `step` tokens and returns the logits of its
-/// last position `[1, 1, vocab]`, not yet computed. `between` is asked before each further step with
-/// the number of positions done.
+/// last position `[1, 1, vocab]`, not yet computed. `between` is asked before each further step
+/// with the number of positions done.
 ///
 /// # Errors
 /// When memory runs out, or `between` says so.

@@ -14,8 +14,8 @@ static RUNNING: AtomicUsize = AtomicUsize::new(0);
 struct Measuring;
 
 impl Measuring {
-    /// Begins a new measurement of peak memory, unless another request is being measured, which would
-    /// lose what it took so far.
+    /// Begins a new measurement of peak memory, unless another request is being measured, which
+    /// would lose what it took so far.
     fn start() -> Self {
         if RUNNING.fetch_add(1, Ordering::AcqRel) == 0 {
             let _ = memory::reset_peak();
@@ -48,8 +48,8 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts the clock, and a new measurement of peak memory where no other request runs: those side by
-    /// side share the figure, which is of all of them.
+    /// Starts the clock, and a new measurement of peak memory where no other request runs: those
+    /// side by side share the figure, which is of all of them.
     pub fn start(prompt_tokens: usize) -> Self {
         Self {
             measuring: Some(Measuring::start()),

@@ -1,5 +1,5 @@
-//! Prompts with a common prefix, such as one instruction with many inputs: one row of a batch computes
-//! the prefix, the others copy its caches. Decides only; `batch.rs` does it.
+//! Prompts with a common prefix, such as one instruction with many inputs: one row of a batch
+//! computes the prefix, the others copy its caches. Decides only; `batch.rs` does it.
 
 use crate::cache::prefix::common;
 
@@ -38,9 +38,9 @@ pub enum PrefillAction {
     Wait,
 }
 
-/// What each row does next, in their order, of which the oldest is first; `None` for rows whose prompt is computed.
-/// `cuttable(row, n)` says whether a copy of that row's caches can be cut to `n` tokens. One token of each prompt is
-/// left to compute, from which the first logits come.
+/// What each row does next, in their order, of which the oldest is first; `None` for rows whose
+/// prompt is computed. `cuttable(row, n)` says whether a copy of that row's caches can be cut to
+/// `n` tokens. One token of each prompt is left to compute, from which the first logits come.
 pub fn actions(
     rows: &[RowState],
     cuttable: impl Fn(usize, usize) -> bool,

@@ -1,10 +1,10 @@
-//! What training and adapters need of layers: the places of a network that an adapter can stand at, what
-//! one computes there, and the scope in which a forward pass is differentiated. How adapters are made,
-//! stored and trained is in `train/`.
+//! What training and adapters need of layers: the places of a network that an adapter can stand at,
+//! what one computes there, and the scope in which a forward pass is differentiated. How adapters
+//! are made, stored and trained is in `train/`.
 //!
-//! A layer that was loaded by name knows its [`ParamSlot`]. An adapter set at a slot is seen by every thread, and
-//! can be exchanged or removed at any time; numbers of a [`Scope`] stand in for its own on one thread only,
-//! so that a model can be trained while it answers.
+//! A layer that was loaded by name knows its [`ParamSlot`]. An adapter set at a slot is seen by
+//! every thread, and can be exchanged or removed at any time; numbers of a [`Scope`] stand in for
+//! its own on one thread only, so that a model can be trained while it answers.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -31,7 +31,8 @@ pub enum SlotKind {
     Bias,
 }
 
-/// A matrix, or a stack of matrices of experts, that can be adapted, or a vector that can be trained.
+/// A matrix, or a stack of matrices of experts, that can be adapted, or a vector that can be
+/// trained.
 #[derive(Debug)]
 pub struct ParamSlot {
     name: String,
@@ -50,15 +51,16 @@ pub enum Delta {
     Whole(Array),
 }
 
-/// A product of two narrow matrices that is added to a matrix: `x W^T + scale * (x A^T) B^T` (Hu et al.
-/// 2021). For experts A and B have one more axis in front.
+/// A product of two narrow matrices that is added to a matrix: `x W^T + scale * (x A^T) B^T` (Hu et
+/// al. 2021). For experts A and B have one more axis in front.
 #[derive(Debug, Clone)]
 pub struct LowRank {
     /// A, `[rank, in]`.
     pub a: Array,
     /// B, `[out, rank]`.
     pub b: Array,
-    /// Lengths `[out]` that the rows of the sum are brought to (DoRA, Liu et al. 2024); `None` for LoRA.
+    /// Lengths `[out]` that the rows of the sum are brought to (DoRA, Liu et al. 2024); `None` for
+    /// LoRA.
     pub m: Option<Array>,
     /// Factor on what A and B compute.
     pub scale: f32,
@@ -67,8 +69,8 @@ pub struct LowRank {
 }
 
 impl LowRank {
-    /// Its trainable numbers with the ends of their names at a slot of `kind`. Those of a table are called
-    /// the other way around, as mlx-lm has it: there `lora_a` has a row for each token.
+    /// Its trainable numbers with the ends of their names at a slot of `kind`. Those of a table are
+    /// called the other way around, as mlx-lm has it: there `lora_a` has a row for each token.
     pub fn parts(&self, kind: SlotKind) -> impl Iterator<Item = (&'static str, &Array)> {
         let (a, b) = ends(kind);
         [
@@ -90,8 +92,8 @@ pub fn ends(kind: SlotKind) -> (&'static str, &'static str) {
 }
 
 impl ParamSlot {
-    /// The place of a weight, `[out, in]`, `[experts, out, in]` or a vector, that the checkpoint calls
-    /// `name.weight`, or `name.bias` for a bias. Memory is shared with the layer.
+    /// The place of a weight, `[out, in]`, `[experts, out, in]` or a vector, that the checkpoint
+    /// calls `name.weight`, or `name.bias` for a bias. Memory is shared with the layer.
     #[must_use]
     pub fn new(name: &str, kind: SlotKind, weight: Weight) -> Arc<Self> {
         Arc::new(Self {
@@ -228,8 +230,8 @@ impl ParamSlot {
         Some(delta)
     }
 
-    /// What a layer computes with instead of the vector that it has, in its type; `None` where nothing
-    /// stands here.
+    /// What a layer computes with instead of the vector that it has, in its type; `None` where
+    /// nothing stands here.
     ///
     /// # Errors
     /// When memory runs out.
@@ -274,8 +276,8 @@ impl ParamSlot {
     }
 }
 
-/// What a slot's dropout is drawn from in a batch: by name and seed, not by order, so that a block that is
-/// computed again drops the same numbers.
+/// What a slot's dropout is drawn from in a batch: by name and seed, not by order, so that a block
+/// that is computed again drops the same numbers.
 ///
 /// # Errors
 /// When memory runs out.
@@ -320,7 +322,8 @@ fn like(x: &Array, value: f32) -> Result<Array> {
     Array::scalar(value)?.astype(x.dtype())
 }
 
-/// A layer's view of a slot: the slot, and which of its rows are the layer's, where several share one matrix.
+/// A layer's view of a slot: the slot, and which of its rows are the layer's, where several share
+/// one matrix.
 #[derive(Debug, Clone)]
 pub struct SlotView {
     slot: Arc<ParamSlot>,
@@ -339,8 +342,8 @@ impl SlotView {
         self.slot.is_adapted()
     }
 
-    /// What the layer computes with instead of the vector that it has, in its type; `None` where nothing
-    /// stands here.
+    /// What the layer computes with instead of the vector that it has, in its type; `None` where
+    /// nothing stands here.
     ///
     /// # Errors
     /// When memory runs out.
@@ -357,8 +360,8 @@ impl SlotView {
         }
     }
 
-    /// What the layer computes of `x` `[.., in]`, where an adapter changes it; `plain` computes `x W^T`
-    /// without bias.
+    /// What the layer computes of `x` `[.., in]`, where an adapter changes it; `plain` computes
+    /// `x W^T` without bias.
     ///
     /// # Errors
     /// When shapes do not fit.
@@ -392,8 +395,8 @@ impl SlotView {
         sum.multiply(&factor.astype(x.dtype())?).map(Some)
     }
 
-    /// The same for a table: rows `ids` `[..]`, `[.., hidden]`, where `plain` are those of the table
-    /// itself.
+    /// The same for a table: rows `ids` `[..]`, `[.., hidden]`, where `plain` are those of the
+    /// table itself.
     ///
     /// # Errors
     /// When shapes do not fit.

@@ -1,6 +1,6 @@
-//! Products with quantized matrices by MLX, where our own kernels do not have the format. On a CPU stream
-//! MLX runs one operation after another, each on one core; cutting a matrix into an upper and a lower half
-//! on two streams uses two. On a GPU there is nothing to gain.
+//! Products with quantized matrices by MLX, where our own kernels do not have the format. On a CPU
+//! stream MLX runs one operation after another, each on one core; cutting a matrix into an upper
+//! and a lower half on two streams uses two. On a GPU there is nothing to gain.
 
 use std::sync::OnceLock;
 

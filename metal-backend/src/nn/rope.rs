@@ -1,4 +1,5 @@
-//! Rotary position embedding (Su et al. 2021) and the ways checkpoints stretch it to longer contexts.
+//! Rotary position embedding (Su et al. 2021) and the ways checkpoints stretch it to longer
+//! contexts.
 
 use std::f32::consts::TAU;
 use std::sync::Arc;

@@ -2,13 +2,13 @@
 //! together, each with its own parameters and its own random key.
 //!
 //! The order is top-p, min-p, XTC, top-k, temperature, draw; at temperature 0 the greatest logit is
-//! taken. Where a row has a top-k, the stages run on its `k` candidates only: top-p and min-p keep a
-//! beginning of the descending order, and so do they of the candidates, once probabilities are
+//! taken. Where a row has a top-k, the stages run on its `k` candidates only: top-p and min-p keep
+//! a beginning of the descending order, and so do they of the candidates, once probabilities are
 //! divided by the sum over the whole vocabulary. The draw is Gumbel's: the greatest of logits plus
 //! noise has the distribution of the softmax.
 //!
-//! On the CPU all of it is one kernel instead (`cpu::sample`), which draws by a running sum: the same
-//! distribution, other tokens for a seed.
+//! On the CPU all of it is one kernel instead (`cpu::sample`), which draws by a running sum: the
+//! same distribution, other tokens for a seed.
 
 use mlx_rs_core::random::gumbel;
 use mlx_rs_core::{Array, Dtype, Result, concatenate, cpu, where_};

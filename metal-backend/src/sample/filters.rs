@@ -1,5 +1,6 @@
 //! The stages that choose among tokens, as plain functions from logits `[B, V]` to logits `[B, V]`:
-//! a token that is filtered out gets minus infinity. Parameters come one a row, or one for all rows.
+//! a token that is filtered out gets minus infinity. Parameters come one a row, or one for all
+//! rows.
 //!
 //! All of it stays in MLX's graph. What changes logits rather than choosing is in `penalties`; the
 //! order of the stages, and the draw, are in `chain`.
@@ -63,8 +64,9 @@ pub fn min_p(logits: &Array, p: &[f32]) -> Result<Array> {
 }
 
 /// Leaves out all tokens with a probability above `threshold` but the least probable of them
-/// (exclude top choices). Where fewer than two are above it, nothing changes, and tokens in `spared`
-/// always stay. Equal tokens stay or go together. Whether it happens at all is the caller's draw.
+/// (exclude top choices). Where fewer than two are above it, nothing changes, and tokens in
+/// `spared` always stay. Equal tokens stay or go together. Whether it happens at all is the
+/// caller's draw.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -119,7 +121,8 @@ pub(super) fn inverse(t: f32) -> f32 {
     (1.0 / t).min(f32::MAX)
 }
 
-/// The `k` greatest logits of each row in ascending order, and the ids they belong to: `[B, k]` each.
+/// The `k` greatest logits of each row in ascending order, and the ids they belong to: `[B, k]`
+/// each.
 ///
 /// # Errors
 /// When shapes do not fit.

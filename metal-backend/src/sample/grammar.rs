@@ -59,8 +59,9 @@ impl Compiler {
     /// A matcher at the beginning of a reply.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a grammar that cannot be read, uses what is not supported, is
-    /// too complex or allows nothing; [`ErrorKind::Unsupported`] for a vocabulary that cannot be used.
+    /// [`ErrorKind::InvalidOption`] for a grammar that cannot be read, uses what is not supported,
+    /// is too complex or allows nothing; [`ErrorKind::Unsupported`] for a vocabulary that cannot be
+    /// used.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
         grammar.validate()?;
         // The library recurses over a grammar, and the caller's stack may be small.
@@ -210,9 +211,9 @@ impl Matcher {
         })
     }
 
-    /// The tokens that may come next: token `i` is bit `i % 32` of word `i / 32`, and words that are
-    /// missing are zero. `None` after the end, when it does not matter. Where the reply is complete
-    /// and cannot go on, the end-of-text tokens are all there is.
+    /// The tokens that may come next: token `i` is bit `i % 32` of word `i / 32`, and words that
+    /// are missing are zero. `None` after the end, when it does not matter. Where the reply is
+    /// complete and cannot go on, the end-of-text tokens are all there is.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] when the grammar turns out to be too complex.

@@ -25,8 +25,8 @@ fn allowed(matcher: &mut Matcher) -> Vec<u32> {
 }
 
 /// A reply whose tokens are picked among the allowed ones, pseudo-randomly, for at most `limit`
-/// tokens and the end as soon as `eager` tokens are there and it is allowed. The text, and whether it
-/// ended.
+/// tokens and the end as soon as `eager` tokens are there and it is allowed. The text, and whether
+/// it ended.
 fn reply(
     compiler: &Compiler,
     grammar: &Grammar,

@@ -18,8 +18,8 @@ pub struct Logprobs {
 }
 
 impl Logprobs {
-    /// Those of `tokens` `[B]` under `logits` `[B, V]`, and of the `n` most probable tokens (of all,
-    /// where there are fewer).
+    /// Those of `tokens` `[B]` under `logits` `[B, V]`, and of the `n` most probable tokens (of
+    /// all, where there are fewer).
     ///
     /// `logits` are float32; `on_cpu` says that the current stream is on the CPU.
     ///

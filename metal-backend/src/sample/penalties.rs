@@ -1,12 +1,13 @@
-//! What changes logits before the choice, as plain functions on `[1, V]`: penalties, biases, bans and
-//! the mask of a grammar. All of it stays in MLX's graph.
+//! What changes logits before the choice, as plain functions on `[1, V]`: penalties, biases, bans
+//! and the mask of a grammar. All of it stays in MLX's graph.
 
 use mlx_rs_core::{Array, Dtype, Result, where_};
 
 use super::filters::minus_infinity;
 
 /// Lowers the logits of the tokens in `history` `[1, n]`: positive ones are divided by `penalty`,
-/// negative ones multiplied (Keskar et al. 2019, CTRL). A token counts once however often it stands.
+/// negative ones multiplied (Keskar et al. 2019, CTRL). A token counts once however often it
+/// stands.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -77,7 +78,8 @@ pub fn forbid(logits: &Array, ids: &Array) -> Result<Array> {
 }
 
 /// Makes all tokens impossible but those whose bit is set in `words`: token `i` is bit `i % 32` of
-/// word `i / 32`. Words that are missing count as zero. An eighth of a byte a token goes to the device.
+/// word `i / 32`. Words that are missing count as zero. An eighth of a byte a token goes to the
+/// device.
 ///
 /// # Errors
 /// When memory runs out.

@@ -1,5 +1,5 @@
-//! A run that begins with an earlier adapter: the adapter's own shape counts, and what somebody wrote down
-//! must agree with it. What a run does with it is `run.rs`'s.
+//! A run that begins with an earlier adapter: the adapter's own shape counts, and what somebody
+//! wrote down must agree with it. What a run does with it is `run.rs`'s.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use crate::adapter::{AdapterKind, CONFIG_FILE, LoraAdapter, WEIGHTS_FILE};
 use crate::checkpoint::files::invalid;
 use crate::nn::adapter::{Delta, Passes};
 
-/// An adapter as a directory: what was given, or for a single file one with it and its configuration.
+/// An adapter as a directory: what was given, or for a single file one with it and its
+/// configuration.
 pub(super) enum Staged {
     Given(PathBuf),
     Made(tempfile::TempDir, Option<String>),
@@ -38,8 +39,8 @@ impl Staged {
     }
 }
 
-/// Makes a directory of what [`TrainConfig::resume_adapter_file`] names. A file without a configuration
-/// beside it gets one from `config`.
+/// Makes a directory of what [`TrainConfig::resume_adapter_file`] names. A file without a
+/// configuration beside it gets one from `config`.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -76,8 +77,8 @@ pub(super) fn stage(path: &Path, config: &TrainConfig) -> Result<Staged> {
     Ok(Staged::Made(made, Some(note)))
 }
 
-/// The configuration of a bare file: the type from the names in it, the scale from `config`. Rank and layers
-/// are in the file.
+/// The configuration of a bare file: the type from the names in it, the scale from `config`. Rank
+/// and layers are in the file.
 fn described(path: &Path, config: &TrainConfig) -> Result<serde_json::Value> {
     let loaded = io::load_safetensors(path).map_err(|e| invalid(path, e.to_string()))?;
     let any = |is: fn(&str) -> bool| loaded.arrays.keys().any(|name| is(name));

@@ -1,6 +1,6 @@
 //! Optimizers: from parameters and gradients to new parameters. The formulas are those of MLX's
-//! `mlx.optimizers`, except that moments are float32 whatever the parameters are, so that small steps on
-//! half types are not lost.
+//! `mlx.optimizers`, except that moments are float32 whatever the parameters are, so that small
+//! steps on half types are not lost.
 
 mod rules;
 
@@ -108,7 +108,8 @@ impl OptimizerConfig {
         }
     }
 
-    /// An optimizer by name with its usual numbers: `adamw`, `adam`, `sgd`, `lion`, `adafactor` or `muon`.
+    /// An optimizer by name with its usual numbers: `adamw`, `adam`, `sgd`, `lion`, `adafactor` or
+    /// `muon`.
     ///
     /// # Errors
     /// [`ApiErrorKind::InvalidOption`] for another name, listing those there are.
@@ -161,8 +162,8 @@ impl OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// What step number `step` (from 1) at a learning rate computes with that differs from step to step. The
-    /// first is the rate that the step is made with.
+    /// What step number `step` (from 1) at a learning rate computes with that differs from step to
+    /// step. The first is the rate that the step is made with.
     fn numbers(&self, step: u64, rate: f32) -> Vec<f32> {
         // In double precision: 1 - 0.999 has few digits in single.
         let seen = |beta: f32| 1.0 - f64::from(beta).powf(step as f64);
@@ -272,11 +273,12 @@ impl Optimizer {
         (self.steps, self.state) = (steps, state);
     }
 
-    /// New parameters, from gradients of the same names, at a learning rate. All is computed on return, so
-    /// that no graph grows from step to step.
+    /// New parameters, from gradients of the same names, at a learning rate. All is computed on
+    /// return, so that no graph grows from step to step.
     ///
     /// # Errors
-    /// When a gradient is missing or of another shape, or memory runs out; nothing has changed then.
+    /// When a gradient is missing or of another shape, or memory runs out; nothing has changed
+    /// then.
     pub fn update(&mut self, params: &Params, grads: &Params, rate: f32) -> Result<Params> {
         let numbers = self.numbers(rate)?;
         let (next, state) = apply(
@@ -292,8 +294,8 @@ impl Optimizer {
         Ok(next)
     }
 
-    /// What the next step computes with that differs from step to step, at a learning rate: float32 scalars,
-    /// so that a graph of a step can take them as arguments.
+    /// What the next step computes with that differs from step to step, at a learning rate: float32
+    /// scalars, so that a graph of a step can take them as arguments.
     pub(super) fn numbers(&self, rate: f32) -> Result<Vec<Array>> {
         let all = self.config.numbers(self.steps + 1, rate);
         all.into_iter().map(Array::scalar).collect()
@@ -306,9 +308,9 @@ impl Optimizer {
     }
 }
 
-/// New parameters and what is to be remembered, from gradients of the same names and what was remembered
-/// before. Nothing is computed yet, and no value is looked at. `numbers` are [`Optimizer::numbers`],
-/// `turned` is [`Optimizer::with_turned`]'s.
+/// New parameters and what is to be remembered, from gradients of the same names and what was
+/// remembered before. Nothing is computed yet, and no value is looked at. `numbers` are
+/// [`Optimizer::numbers`], `turned` is [`Optimizer::with_turned`]'s.
 ///
 /// # Errors
 /// When a gradient is missing or of another shape.

@@ -1,5 +1,5 @@
-//! Learning rates by step, as MLX's `optimizers.schedulers` and mlx-lm's `lr_schedule` have them: the first
-//! step is step 0.
+//! Learning rates by step, as MLX's `optimizers.schedulers` and mlx-lm's `lr_schedule` have them:
+//! the first step is step 0.
 
 use inference::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,6 @@
-//! Where a run is, as one file: the trained numbers, the optimizer's memory, and how far the run is. Written
-//! as a whole or not at all. What a run does is `run.rs`'s; adapters for others are `adapter.rs`'s.
+//! Where a run is, as one file: the trained numbers, the optimizer's memory, and how far the run
+//! is. Written as a whole or not at all. What a run does is `run.rs`'s; adapters for others are
+//! `adapter.rs`'s.
 
 use std::path::{Path, PathBuf};
 
@@ -34,8 +35,8 @@ pub struct Window {
     pub tokens: u64,
 }
 
-/// How far a run is. All that is random in it follows from its seed and these counts: the order of batches
-/// from [`Self::drawn`], what dropout drops from [`Self::step`].
+/// How far a run is. All that is random in it follows from its seed and these counts: the order of
+/// batches from [`Self::drawn`], what dropout drops from [`Self::step`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {

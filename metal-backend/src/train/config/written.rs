@@ -55,9 +55,9 @@ impl Written {
     }
 }
 
-/// Takes out of a config what mlx-lm's own files have and what changes nothing here: options that are
-/// `null`, which mlx-lm reads as absent, and those of its reports, its cache and its loader. Returns whether
-/// there was any.
+/// Takes out of a config what mlx-lm's own files have and what changes nothing here: options that
+/// are `null`, which mlx-lm reads as absent, and those of its reports, its cache and its loader.
+/// Returns whether there was any.
 pub(super) fn without_harmless(config: &mut Value) -> bool {
     let Some(options) = config.as_object_mut() else {
         return false;

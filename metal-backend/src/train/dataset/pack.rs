@@ -1,12 +1,13 @@
 //! Packing: many short examples in rows of one length, so that little of a batch is padding.
 //!
-//! Attention sees all of a row, as in most trainers; [`super::Batch::parts`] tells the parts apart for a trainer that masks.
+//! Attention sees all of a row, as in most trainers; [`super::Batch::parts`] tells the parts apart
+//! for a trainer that masks.
 
 use super::{Example, Part};
 
-/// Puts examples together, in their order, into ones of at most `max_len` ids. An example that is longer stays
-/// alone and is cut where batches are made, as without packing. The first id of a part is not learned: what
-/// stands before it is another text.
+/// Puts examples together, in their order, into ones of at most `max_len` ids. An example that is
+/// longer stays alone and is cut where batches are made, as without packing. The first id of a part
+/// is not learned: what stands before it is another text.
 #[must_use]
 pub fn pack(examples: &[Example], max_len: usize) -> Vec<Example> {
     let mut packed: Vec<Example> = Vec::new();

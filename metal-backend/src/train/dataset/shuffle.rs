@@ -1,7 +1,9 @@
-//! Permutations by seed, the same that `numpy.random.seed(seed)` and `numpy.random.permutation(n)` give.
+//! Permutations by seed, the same that `numpy.random.seed(seed)` and `numpy.random.permutation(n)`
+//! give.
 //!
-//! mlx-lm orders its batches by them, so a run here with its seed sees the batches in its order. The generator is
-//! MT19937 (Matsumoto and Nishimura 1998). Not for secrets, and not for dropout or weights: MLX has its own.
+//! mlx-lm orders its batches by them, so a run here with its seed sees the batches in its order.
+//! The generator is MT19937 (Matsumoto and Nishimura 1998). Not for secrets, and not for dropout or
+//! weights: MLX has its own.
 
 const N: usize = 624;
 const M: usize = 397;
