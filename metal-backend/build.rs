@@ -1,5 +1,5 @@
-//! Hands the directory of libmlx on to dependents as `DEP_MLX_METAL_BACKEND_LIB`, so that a
-//! program's build script can make the program find it when it is run by hand.
+//! Hands the directory of libmlx on to dependents as `DEP_MLX_METAL_BACKEND_LIB`. A program's build
+//! script can then make the program find it when run by hand.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -70,7 +70,7 @@ macro_rules! capabilities {
                 }
             )*
 
-            /// The names of what is declared, in order.
+            /// The names of the declared ones, in order.
             #[must_use]
             pub fn names(&self) -> Vec<&'static str> {
                 [$((stringify!($field), self.$field)),*]
@@ -136,7 +136,7 @@ pub trait Backend: Send + Sync {
     /// Whether it can work on this machine now.
     fn available(&self) -> bool;
 
-    /// Why it cannot, and what would help.
+    /// Why it cannot, and a remedy.
     fn unavailable_reason(&self) -> Option<String> {
         None
     }
@@ -144,7 +144,7 @@ pub trait Backend: Send + Sync {
     /// The device it runs on, for people.
     fn device(&self) -> String;
 
-    /// What it can do.
+    /// Its capabilities.
     fn capabilities(&self) -> Capabilities;
 
     /// Loads the model at `path`: a directory or a file.
@@ -201,8 +201,8 @@ pub trait TextModel: Send + Sync {
     /// The figures of the request that ended last. A stream carries its own.
     fn metrics(&self) -> GenerateMetrics;
 
-    /// Gives the model's memory back once running requests have ended; they end with an error of
-    /// kind [`crate::ErrorKind::Closed`], as do later calls. Closing twice is fine.
+    /// Frees the model's memory once running requests have ended. They end with an error of kind
+    /// [`crate::ErrorKind::Closed`], as do later calls. Closing twice is fine.
     ///
     /// # Errors
     /// When the engine fails to free.

@@ -48,14 +48,14 @@ pub enum BatchEvent {
         reason: FinishReason,
         /// What stopped it, where the reason is [`FinishReason::Stop`] and the backend says.
         stop: Option<StopCause>,
-        /// What it took.
+        /// Its metrics.
         metrics: Box<GenerateMetrics>,
     },
     /// It failed, and has left the session. The others are not affected.
     Failed {
         /// The request.
         row: RequestId,
-        /// What went wrong.
+        /// The error.
         error: Error,
     },
 }
@@ -72,7 +72,7 @@ impl BatchEvent {
     }
 }
 
-/// Requests that run together, one forward pass a step for all. Each gets what it would get alone.
+/// Requests that run together, one forward pass a step for all. Each gets the same as alone.
 ///
 /// A server adds requests as they come, calls [`BatchSession::step`] while there are any, and hands
 /// the events out. Dropping the session cancels all of them.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A flag shared between a request and whoever may want to stop it. Clones share the flag.
+/// A flag shared between a request and anyone who may want to stop it. Clones share the flag.
 #[derive(Debug, Clone, Default)]
 pub struct CancelToken(Arc<AtomicBool>);
 

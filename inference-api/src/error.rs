@@ -23,7 +23,7 @@ pub enum ErrorKind {
     ModelNotFound,
     /// The model's files are damaged, incomplete or contradict each other.
     InvalidModel,
-    /// The backend does not have what was asked for.
+    /// The backend does not support the request.
     Unsupported,
     /// An option or argument has a value that cannot be used.
     InvalidOption,
@@ -70,7 +70,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// A failure: its kind, what was being done, why it failed, where, and what caused it.
+/// A failure: its kind, the action, the reason, the place, and the cause.
 #[derive(Clone)]
 pub struct Error {
     inner: Box<Inner>,
@@ -86,7 +86,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind` with a message that says what is wrong and what would work.
+    /// An error of `kind` with a message that says the fault and the remedy.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             inner: Box::new(Inner {
@@ -116,7 +116,7 @@ impl Error {
         self
     }
 
-    /// Says what was being done; an outer context goes in front of an inner one.
+    /// Adds the action that failed. An outer context goes in front of an inner one.
     #[must_use]
     pub fn context(mut self, doing: impl Into<String>) -> Self {
         let doing = doing.into();
@@ -175,7 +175,7 @@ impl From<inference_formats::Error> for Error {
 
 impl fmt::Display for Error {
     /// One line: `context: message (path)`. Control characters, which names read from files may
-    /// hold, are escaped: they could redraw a terminal or forge lines of a log.
+    /// hold, are escaped. They could redraw a terminal or forge lines of a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = OneLine(f);
         if let Some(context) = &self.inner.context {
@@ -255,7 +255,7 @@ mod tests {
         let line = e.to_string();
         assert!(!line.chars().any(char::is_control), "{line:?}");
         assert_eq!(line, "tensor `a\\nb\\u{1b}[2J` ends\\r (/m/\\u{9b}x\\ty)");
-        // What was said stays as it was for programs.
+        // The message stays unescaped for programs.
         assert!(e.message().contains('\n'));
     }
 

@@ -1,6 +1,6 @@
-//! How large a grammar may be. Grammar libraries recurse over schemas, and take a time that some
-//! schemas make exponential: what exceeds these limits is refused before a library sees it. The
-//! walk itself does not recurse, so that it fits every stack.
+//! How large a grammar may be. Grammar libraries recurse over schemas, and some schemas take them
+//! exponential time. A grammar beyond these limits is refused before a library sees it. The walk
+//! itself does not recurse, so that it fits every stack.
 
 use std::collections::HashMap;
 
@@ -29,8 +29,8 @@ pub const REFERENCED_DEPTH: usize = 4_096;
 pub const PATTERN: usize = 4_096;
 /// Keys of one `patternProperties`, each of which is compared with each.
 pub const PATTERN_PROPERTIES: usize = 64;
-/// Patterns and formats that one string must match at once, through `allOf` and `$ref`: the time
-/// to combine them doubles with each.
+/// Patterns and formats that one string must match at once, through `allOf` and `$ref`. The time to
+/// combine them doubles with each.
 pub const COMBINED_PATTERNS: usize = 10;
 /// A number of repetitions, such as `maxItems`.
 pub const REPETITIONS: u64 = i32::MAX as u64;
@@ -158,7 +158,7 @@ impl<'a> Walk<'a> {
         Ok(walk)
     }
 
-    /// Refuses objects and arrays that are too long, before what they hold is looked at.
+    /// Refuses objects and arrays that are too long, before their elements are visited.
     fn check_lengths(&self, at: usize) -> Result<()> {
         let step = self.nodes[at].step;
         let (found, most, what) = match (self.nodes[at].value, step) {

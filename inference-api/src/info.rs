@@ -1,4 +1,4 @@
-//! What a loaded model is. What lies on disk is described by [`crate::discover`].
+//! What a loaded model is. [`crate::discover`] describes the files on disk.
 
 use serde::{Deserialize, Serialize};
 

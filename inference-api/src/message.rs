@@ -1,4 +1,4 @@
-//! What goes into a model: messages with their tool calls, conversations and prompts.
+//! The input of a model: messages with their tool calls, conversations and prompts.
 
 use serde::de::Error as _;
 use serde::ser::SerializeMap;
@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 /// One turn of a conversation.
 ///
 /// In JSON it has the shape of OpenAI's chat API: `role`, `content`, and where set `name`,
-/// `reasoning_content`, `tool_calls` (with their arguments as a text that is JSON) and
-/// `tool_call_id`. `content` may also be a list of text parts, which are put together, and `null`
+/// `reasoning_content`, `tool_calls` and `tool_call_id`. The arguments of `tool_calls` are a text
+/// that is JSON. `content` may also be a list of text parts, which are put together, and `null`
 /// beside tool calls. Other fields are passed over.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Message {
     /// Who speaks: `system`, `user`, `assistant`, `tool`, or what the model's template knows
     /// besides.
     pub role: String,
-    /// What is said.
+    /// The text.
     pub content: String,
     /// The name of the participant, or of the tool that answers.
     pub name: Option<String>,
@@ -50,7 +50,7 @@ pub struct ToolCall {
 pub struct Tool {
     /// The name by which it is called.
     pub name: String,
-    /// What it does, for the model.
+    /// Its description for the model.
     pub description: Option<String>,
     /// The JSON schema of its arguments, an object.
     pub parameters: Option<Value>,
@@ -211,7 +211,7 @@ impl Tool {
         }
     }
 
-    /// Says what it does.
+    /// Describes it.
     #[must_use]
     pub fn with_description(mut self, description: impl Into<String>) -> Self {
         self.description = Some(description.into());

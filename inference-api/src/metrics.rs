@@ -29,8 +29,8 @@ pub struct GenerateMetrics {
     /// From the start to the first token, queueing included.
     pub time_to_first_token: Duration,
     /// The most memory that the backend had in use at once while the request ran, weights included,
-    /// in bytes. Requests side by side share it: it is what all of them took, from the start of the
-    /// first that overlaps on.
+    /// in bytes. Concurrent requests share it. It is the peak of all of them, from the start of the
+    /// first overlapping one on.
     pub peak_memory_bytes: u64,
     /// Memory in use at the end, in bytes.
     pub active_memory_bytes: u64,

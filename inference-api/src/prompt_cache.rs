@@ -7,9 +7,9 @@ use crate::cancel::Interrupt;
 use crate::error::Result;
 use crate::message::Prompt;
 
-/// A model that keeps what it has computed of a prompt.
+/// A model that saves the computed state of a prompt.
 pub trait PromptCacheModel: TextModel {
-    /// Runs a prompt and writes what was computed to the file `path`, with its tokens and the
+    /// Runs a prompt and writes its computed state to the file `path`, with its tokens and the
     /// model's identity. Returns the number of tokens. The file is replaced as a whole or not at
     /// all.
     ///
@@ -18,7 +18,8 @@ pub trait PromptCacheModel: TextModel {
     fn save_prompt_cache(&self, prompt: &Prompt, path: &Path) -> Result<usize>;
 
     /// [`PromptCacheModel::save_prompt_cache`], unless `interrupt` ends it. Engines ask between the
-    /// steps of the prompt, and then write nothing; this one, for those that do not, asks before.
+    /// steps of the prompt, and then write nothing. This default, for those that do not, asks
+    /// before.
     ///
     /// # Errors
     /// As [`PromptCacheModel::save_prompt_cache`] and [`Interrupt::check`].
@@ -32,8 +33,8 @@ pub trait PromptCacheModel: TextModel {
         self.save_prompt_cache(prompt, path)
     }
 
-    /// Reads what [`PromptCacheModel::save_prompt_cache`] wrote, so that the next prompt that
-    /// begins with the tokens returned is not computed from the start.
+    /// Reads the file of [`PromptCacheModel::save_prompt_cache`]. The next prompt that begins with
+    /// the tokens returned is then not computed from the start.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidModel`] for a damaged file or one of another model.

@@ -14,15 +14,16 @@ use crate::grammar_limits;
 /// What a reply must look like. Only tokens that lead to such a reply are drawn.
 ///
 /// A reply that ends with [`FinishReason::Stop`](crate::FinishReason::Stop) by the model's
-/// end-of-text token matches as a whole. One that is cut (by `max_tokens`, a stop string, a stop
+/// end-of-text token matches as a whole. A truncated one (by `max_tokens`, a stop string, a stop
 /// token, a deadline or a cancellation) is the beginning of one that matches.
 ///
-/// A grammar that is too large is an error before anything is made of it. A schema may have
-/// 1 MiB, 100,000 values that are 128 levels deep at most, 2,000 members in an object or elements
-/// in an array (10,000 in an `enum`), 1,000 different targets of `$ref` with 4,096 levels in all,
-/// patterns of 4,096 bytes, 64 `patternProperties`, 10 patterns or formats that one string must
-/// match at once, and bounds such as `maxItems` up to 2,147,483,647. A regular expression may have
-/// 256 KiB, a Lark grammar 128 KiB, 4,000 colons and 10 intersections (`&`).
+/// A grammar that is too large is an error before anything is made of it. A schema may have 1 MiB
+/// and 100,000 values that are 128 levels deep at most. An object has at most 2,000 members, an
+/// array 2,000 elements (10,000 in an `enum`). There are at most 1,000 different targets of `$ref`
+/// with 4,096 levels in all, patterns of 4,096 bytes, and 64 `patternProperties`. One string must
+/// match at most 10 patterns or formats at once, and bounds such as `maxItems` go up to
+/// 2,147,483,647. A regular expression may have 256 KiB, a Lark grammar 128 KiB, 4,000 colons and
+/// 10 intersections (`&`).
 ///
 /// In JSON: `{"json_schema": {"type": "object"}}`, `{"regex": "yes|no"}` or
 /// `{"lark": "start: ..."}`.
@@ -73,15 +74,15 @@ impl Grammar {
         }
     }
 
-    /// Checks what can be checked without a vocabulary, its size first. The engine checks the rest
-    /// when a request starts.
+    /// Checks that need no vocabulary, the size first. The engine checks the rest when a request
+    /// starts.
     ///
-    /// A value that a program made may be deeper than any text that is read: call this before
-    /// anything that recurses over it, such as a clone. It does not recurse itself.
+    /// A value that a program made may be deeper than any parsed text. Call this before anything
+    /// that recurses over it, such as a clone. It does not recurse itself.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] saying what is wrong; of a limit, which one, and the JSON
-    /// pointer of the place.
+    /// [`ErrorKind::InvalidOption`] with the fault; for a limit, its name and the JSON pointer of
+    /// the place.
     pub fn validate(&self) -> Result<()> {
         match self {
             Grammar::JsonSchema(value) => grammar_limits::check_schema(value)?,
@@ -118,13 +119,13 @@ fn invalid(message: String) -> Error {
 /// Changes logits before a token is drawn from them: what no option offers.
 ///
 /// The engine copies the logits of such a request to the host at every step, and waits for each
-/// token before it starts on the next; everything else in
+/// token before it starts on the next. Everything else in
 /// [`GenerateOptions`](crate::GenerateOptions) stays on the device. Use it for what cannot be said
 /// otherwise.
 pub trait LogitsProcessor: Send {
     /// Changes `logits`, one per token of the vocabulary, in place; minus infinity forbids a token.
-    /// `prompt` and `reply` are the ids so far. It sees the logits after penalties and biases;
-    /// banned tokens and the grammar come after it, so that it cannot allow what they forbid.
+    /// `prompt` and `reply` are the ids so far. It sees the logits after penalties and biases.
+    /// Banned tokens and the grammar come after it, so it cannot allow tokens that they forbid.
     ///
     /// # Errors
     /// Any error ends the reply with it.
@@ -140,8 +141,8 @@ where
     }
 }
 
-/// Makes a [`LogitsProcessor`] for each reply, so that one set of options can serve many requests
-/// at once and a processor may keep state.
+/// Makes a [`LogitsProcessor`] for each reply. So one set of options can serve many requests at
+/// once, and a processor may keep state.
 #[derive(Clone)]
 pub struct LogitsProcessorFactory(Arc<dyn Fn() -> Box<dyn LogitsProcessor> + Send + Sync>);
 
@@ -174,7 +175,7 @@ impl fmt::Debug for LogitsProcessorFactory {
 pub struct LogitBias {
     /// The token.
     pub id: u32,
-    /// What is added to its logit.
+    /// The bias of its logit.
     pub bias: f32,
 }
 

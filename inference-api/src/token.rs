@@ -1,4 +1,4 @@
-//! What comes out of a model: tokens, streams of them, and the results of calls over many prompts.
+//! The output of a model: tokens, streams of them, and the results of calls over many prompts.
 
 use std::iter::FusedIterator;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::metrics::GenerateMetrics;
 
 /// One generated token.
 ///
-/// `text` may be empty while a multi-byte character or a possible stop string is pending; the texts
+/// `text` may be empty while a multi-byte character or a possible stop string is pending. The texts
 /// of a stream, one after another, are the output.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq)]
@@ -19,11 +19,10 @@ pub struct Token {
     pub id: u32,
     /// The text it adds to the output.
     pub text: String,
-    /// What it alone spells, which may be a part of a character; of a special token its name in the
-    /// vocabulary. `None` where the backend does not say.
+    /// The bytes of this token alone, which may be a part of a character. For a special token it is
+    /// its name in the vocabulary. `None` where the backend does not say.
     pub bytes: Option<Box<[u8]>>,
-    /// Whether it is a special token, which is no part of the output: `text` does not have what it
-    /// spells.
+    /// Whether it is a special token, which is no part of the output: `text` lacks its spelling.
     pub special: bool,
     /// The logits it was drawn from, one per token of the vocabulary, where asked for.
     pub logits: Option<Arc<[f32]>>,
@@ -48,11 +47,11 @@ pub struct TokenLogprobs {
 pub struct TopLogprob {
     /// Its number in the vocabulary.
     pub id: u32,
-    /// What it alone spells; U+FFFD stands for parts of a character.
+    /// The text of this token alone; U+FFFD stands for parts of a character.
     pub text: String,
     /// The natural logarithm of its probability.
     pub logprob: f32,
-    /// What it alone spells, as bytes. `None` where the backend does not say.
+    /// The bytes of this token alone. `None` where the backend does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Box<[u8]>>,
 }
@@ -76,7 +75,7 @@ impl TopLogprob {
         }
     }
 
-    /// Adds what it alone spells.
+    /// Adds the text of this token alone.
     #[must_use]
     pub fn with_bytes(mut self, bytes: impl Into<Box<[u8]>>) -> Self {
         self.bytes = Some(bytes.into());
@@ -97,7 +96,7 @@ impl Token {
         }
     }
 
-    /// Adds what it alone spells.
+    /// Adds the text of this token alone.
     #[must_use]
     pub fn with_bytes(mut self, bytes: impl Into<Box<[u8]>>) -> Self {
         self.bytes = Some(bytes.into());
@@ -203,7 +202,7 @@ pub trait TokenSource: Iterator<Item = Result<Token>> + Send {
     fn metrics(&self) -> GenerateMetrics;
 }
 
-/// A reply as it is generated: an iterator of tokens. It ends after an error, and dropping it
+/// A reply during generation: an iterator of tokens. It ends after an error, and dropping it
 /// cancels the request.
 ///
 /// Cancellation and deadlines show as one error of kind [`crate::ErrorKind::Cancelled`] or
@@ -225,7 +224,7 @@ pub struct Output {
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish_reason: Option<FinishReason>,
-    /// What it took.
+    /// Its metrics.
     pub metrics: GenerateMetrics,
 }
 
@@ -338,7 +337,7 @@ pub struct BatchResult {
     pub tokens: Vec<Token>,
     /// Why it ended.
     pub finish_reason: Option<FinishReason>,
-    /// What went wrong with this prompt; the others are not affected.
+    /// The error of this prompt; the others are not affected.
     pub error: Option<Error>,
 }
 

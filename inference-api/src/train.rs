@@ -21,7 +21,7 @@ pub struct LoraConfig {
     pub dropout: f32,
     /// Projections to adapt, by the end of their names.
     pub targets: Vec<String>,
-    /// Adapt only the last so many blocks; `None` adapts all.
+    /// Adapt only this many last blocks; `None` adapts all.
     pub num_layers: Option<usize>,
     /// The type of A and B.
     pub dtype: ComputeType,
@@ -98,7 +98,7 @@ impl LoraConfig {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] naming the field, its value and what is allowed.
+    /// [`ErrorKind::InvalidOption`] naming the field, its value and the allowed values.
     pub fn validate(&self) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
         if self.rank == 0 {
@@ -148,7 +148,7 @@ pub trait TrainableModel: TextModel {
     /// [`ErrorKind::InvalidOption`] for a bad configuration or targets that match nothing.
     fn apply_lora(&self, config: &LoraConfig) -> Result<Box<dyn Adapter>>;
 
-    /// Applies the adapter of a directory, in place of the one there is; requests that run take it
+    /// Applies the adapter of a directory, in place of the current one. Running requests take it
     /// with their next step.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! A program that links plugins which panic, lie about their name or claim one twice: each shows as
+//! A program that links plugins which panic, lie about their name or claim one twice. Each shows as
 //! an error that names it, and the others work.
 
 #![forbid(unsafe_code)]

@@ -1,10 +1,10 @@
-//! Files that appear as a whole or not at all, and the hidden directories in which they are made
-//! before they are put in their place. A process that is killed leaves its directory behind; the
-//! next one that works beside it removes it.
+//! Files that appear as a whole or not at all. They are made in hidden directories and then moved
+//! into place. A process that is killed leaves its directory behind; the next one that works beside
+//! it removes it.
 //!
-//! A living process holds a lock on its directory, which the system releases with the process.
-//! Whoever removes a directory holds its lock, and whoever makes one checks after locking that it
-//! is still there, so a living process never loses its own.
+//! A living process holds a lock on its directory, which the system releases with the process. A
+//! process that removes a directory holds its lock. One that makes a directory checks after locking
+//! that it still exists. So a living process never loses its own.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -60,14 +60,15 @@ impl WorkDir {
     }
 }
 
-/// Removes the directories of dead processes. What cannot be removed stays: it is in nobody's way.
+/// Removes the directories of dead processes. A directory that cannot be removed stays; it does no
+/// harm.
 fn remove_leftovers(parent: &Path, prefix: &str) {
     let Ok(entries) = fs::read_dir(parent) else {
         return;
     };
     for entry in entries.flatten() {
         let ours = entry.file_name().to_string_lossy().starts_with(prefix);
-        // Not a link: what it leads to is not ours.
+        // Not a link: its target is not ours.
         if !ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }

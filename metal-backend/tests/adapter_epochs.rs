@@ -1,4 +1,4 @@
-//! Adapters exchanged while requests run: a request of one adapter leaves nothing for those of
+//! Adapters exchanged while requests run. A request of one adapter leaves nothing for those of
 //! another, however it is computed and wherever its keys and values are kept.
 
 mod training_common;

@@ -1,5 +1,5 @@
-//! Every stage of sampling against a reference in float64 that shares nothing with it
-//! (`tools/golden/samplers.py`), on adversarial logits; and whole chains by what they draw.
+//! Every stage of sampling against an independent reference in float64
+//! (`tools/golden/samplers.py`), on adversarial logits; and whole chains by their draws.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What training holds in memory: nothing more after 500 steps than after 50, and less at its peak
-//! where blocks are computed again.
+//! Memory of training: no more after 500 steps than after 50, and less at its peak where blocks are
+//! computed again.
 //!
 //! A program of its own with one test: the counters belong to the whole process.
 

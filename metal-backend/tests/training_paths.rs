@@ -1,5 +1,5 @@
 //! Everything that can be trained, on every architecture: gradients against finite differences, one
-//! step that learns, and what whole weights, tables and exchanged adapters do. Against Python
+//! learning step, and the effect of whole weights, tables and exchanged adapters. Against Python
 //! mlx-lm is `training.rs`.
 
 #[path = "training_paths/compiled.rs"]
@@ -37,7 +37,7 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
         .collect()
 }
 
-/// Whether a checkpoint is stored in half a float, to which what is written into it is rounded.
+/// Whether a checkpoint is stored in a half type, to which written values are rounded.
 fn is_rounded(name: &str) -> bool {
     let dir = std::fs::read_dir(tiny(name)).unwrap();
     let mut files = dir.map(|entry| entry.unwrap().path());

@@ -50,8 +50,8 @@ pub struct DiscoveredModel {
     pub format: ModelFormat,
     /// How weights are quantized, where that is one number for all.
     pub quantization: Option<Quantization>,
-    /// The quantization's name, such as `Q4_1`, `4-bit` or `gptq 4-bit`; also the type of the
-    /// weights of a GGUF that is not quantized, such as `F16`.
+    /// The quantization's name, such as `Q4_1`, `4-bit` or `gptq 4-bit`. For a GGUF that is not
+    /// quantized it is the type of the weights, such as `F16`.
     pub quantization_name: Option<String>,
     /// Files with weights.
     pub num_files: usize,
@@ -76,11 +76,11 @@ enum Visit {
     Fault(Error),
 }
 
-/// Searches `dir` and what is below it (to a depth of 4) for models, in the order of their paths.
+/// Searches `dir` and its subdirectories (to a depth of 4) for models, in the order of their paths.
 ///
 /// A directory with `config.json` and safetensors files is a model and is not searched further.
-/// Every other `.gguf` file is one; a GGUF in numbered parts (`-00001-of-00003.gguf`) is one model,
-/// its path that of the first part. `dir` may itself be a model, or a `.gguf` file. Links are
+/// Every other `.gguf` file is one. A GGUF in numbered parts (`-00001-of-00003.gguf`) is one model,
+/// with the path of the first part. `dir` may itself be a model, or a `.gguf` file. Links are
 /// followed, each directory is visited once.
 ///
 /// What cannot be read or is broken is an `Err` item that names the path, and the search goes on.
@@ -147,7 +147,7 @@ impl Iterator for Discover {
 impl std::iter::FusedIterator for Discover {}
 
 impl Discover {
-    /// Describes a model directory, or queues what lies in another one.
+    /// Describes a model directory, or queues the entries of another one.
     fn visit(&mut self, dir: &Path, depth: usize) -> Result<Option<DiscoveredModel>> {
         let real = dir
             .canonicalize()

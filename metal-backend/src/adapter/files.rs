@@ -1,5 +1,5 @@
 //! Adapters to files and from them: `adapters.safetensors` and `adapter_config.json` as Python
-//! mlx-lm writes them. What is read besides is in `stored.rs`.
+//! mlx-lm writes them. `stored.rs` reads other layouts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::nn::adapter::{Delta, ParamSlot, Passes};
 use crate::workdir::replace;
 
 impl LoraAdapter {
-    /// Puts the adapter of a directory on the model, in place of what was there before.
+    /// Applies the adapter of a directory to the model, in place of the current one.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] naming the file and the number that does not fit this model.
@@ -110,7 +110,7 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
 }
 
 /// Loads an adapter from a directory and puts it at the layers of `all` that it names, in place of
-/// what was there. Nothing changes when it does not fit.
+/// the current one. Nothing changes when it does not fit.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] naming the file and the number that does not fit this model.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What is trained.
+/// The trained weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdapterKind {

@@ -1,4 +1,4 @@
-//! Which layers an adapter is put at, and what it starts with. Files are for `files.rs`.
+//! Which layers get an adapter, and its initial values. Files are for `files.rs`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ pub struct LoraAdapter {
 
 impl LoraAdapter {
     /// Puts a fresh adapter at every layer among `all` that the configuration names, and removes
-    /// what was there before. A is drawn from a normal distribution of deviation `sqrt(2 / in)` (He
-    /// et al. 2015), B is zero, so that the model computes what it did.
+    /// the current ones. A is drawn from a normal distribution of deviation `sqrt(2 / in)` (He et
+    /// al. 2015). B is zero, so the model computes the same as before.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for a bad configuration or targets that match nothing,

@@ -1,5 +1,5 @@
-//! An adapter as its files have it: mlx-lm's layout, go-mlx's (A and B the other way around) and
-//! that of Hugging Face's PEFT. What a model does with it is in `files.rs`.
+//! An adapter as stored in files: mlx-lm's layout, go-mlx's (A and B transposed) and that of
+//! Hugging Face's PEFT. What a model does with it is in `files.rs`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::nn::adapter::{LowRank, SlotKind, ends};
 
 /// The trained numbers.
 pub const WEIGHTS_FILE: &str = "adapters.safetensors";
-/// What they are.
+/// Their values.
 pub const CONFIG_FILE: &str = "adapter_config.json";
 /// PEFT's name of the former.
 const PEFT_WEIGHTS_FILE: &str = "adapter_model.safetensors";
@@ -159,7 +159,7 @@ impl Stored {
     /// Reads the files of a directory.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] naming the file and what is wrong in it.
+    /// [`ErrorKind::InvalidModel`] naming the file and the fault.
     pub(crate) fn read(dir: &Path) -> Result<Self> {
         let settings = settings(dir)?;
         let file = settings.weights;
@@ -204,7 +204,7 @@ impl Stored {
         self.layers.keys().map(String::as_str)
     }
 
-    /// Whether it holds other numbers for the model's own, rather than what is added to them.
+    /// Whether it replaces the model's own weights instead of adding to them.
     pub(crate) fn is_whole(&self) -> bool {
         self.kind == AdapterKind::Full
     }
@@ -253,7 +253,7 @@ impl Stored {
         Ok(part)
     }
 
-    /// What is to be added to the weight of a layer, of `shape`.
+    /// The sum for the weight of a layer, of `shape`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when a part is missing or does not fit.

@@ -1,5 +1,5 @@
-//! What loading an architecture needs again and again: sizes checked once, and layers fetched by
-//! name under the shapes that they must have.
+//! Common parts of loading architectures: sizes checked once, and layers fetched by name in their
+//! expected shapes.
 
 use std::sync::Arc;
 

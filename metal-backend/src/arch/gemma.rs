@@ -1,5 +1,5 @@
-//! Gemma (Gemma Team 2024; reference: `modeling_gemma` of Hugging Face transformers): the llama
-//! decoder with norms that add one to their weight, a scaled embedding, and a tanh GELU gate.
+//! Gemma (Gemma Team 2024; reference: `modeling_gemma` of Hugging Face transformers). It is the
+//! llama decoder with norms that add one to their weight, a scaled embedding, and a tanh GELU gate.
 
 use inference::Result;
 

@@ -1,8 +1,7 @@
-//! Gemma 2 (Gemma Team 2024; reference: `modeling_gemma2` of Hugging Face transformers): norms
-//! before and behind both parts of a block, capped scores and logits, every other layer with a
-//! window; and Gemma 3's text model (Gemma Team 2025; reference: `modeling_gemma3`), which has head
-//! norms in place of the caps, five sliding layers to a full one, and a rotation of its own in
-//! those.
+//! Gemma 2 (Gemma Team 2024; reference: `modeling_gemma2` of Hugging Face transformers) has norms
+//! before and after both parts of a block, capped scores and logits, and a window in every other
+//! layer. Gemma 3's text model (Gemma Team 2025; reference: `modeling_gemma3`) has head norms in
+//! place of the caps. It has five sliding layers to a full one, with a rotation of their own.
 
 use inference::Result;
 

@@ -1,5 +1,5 @@
-//! GPT-2 (Radford et al. 2019; reference: `modeling_gpt2` of Hugging Face transformers): learned
-//! positions, layer norms, biases, and projections in one matrix. Its own checkpoints store
+//! GPT-2 (Radford et al. 2019; reference: `modeling_gpt2` of Hugging Face transformers). It has
+//! learned positions, layer norms, biases, and projections in one matrix. Its own checkpoints store
 //! matrices as `[in, out]`; those that MLX wrote (names below `model.`) and GGUF store `[out, in]`.
 
 use std::sync::Arc;

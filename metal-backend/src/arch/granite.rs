@@ -1,6 +1,5 @@
-//! Granite (IBM 2024; reference: `modeling_granite` of Hugging Face transformers): the llama
-//! decoder with factors on the embedding, the scores, what is added to the residual, and the
-//! logits.
+//! Granite (IBM 2024; reference: `modeling_granite` of Hugging Face transformers). It is the llama
+//! decoder with factors on the embedding, the scores, the residual branches, and the logits.
 
 use inference::Result;
 

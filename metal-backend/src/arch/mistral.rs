@@ -1,5 +1,5 @@
-//! Mistral (Jiang et al. 2023; reference: `modeling_mistral` of Hugging Face transformers): the
-//! llama decoder with a sliding window where the checkpoint configures one.
+//! Mistral (Jiang et al. 2023; reference: `modeling_mistral` of Hugging Face transformers). It is
+//! the llama decoder with a sliding window where the checkpoint configures one.
 
 use inference::Result;
 

@@ -1,5 +1,5 @@
-//! Mixtral (Jiang et al. 2024; reference: `modeling_mixtral` of Hugging Face transformers): the
-//! llama decoder with a mixture of experts, weighed by a softmax over those chosen.
+//! Mixtral (Jiang et al. 2024; reference: `modeling_mixtral` of Hugging Face transformers). It is
+//! the llama decoder with a mixture of experts, weighted by a softmax over the chosen ones.
 
 use inference::Result;
 

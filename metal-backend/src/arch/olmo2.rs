@@ -1,6 +1,5 @@
-//! OLMo 2 (OLMo Team 2025; reference: `modeling_olmo2` of Hugging Face transformers): norms stand
-//! behind attention and feed-forward instead of before them, and over all query and key heads
-//! together.
+//! OLMo 2 (OLMo Team 2025; reference: `modeling_olmo2` of Hugging Face transformers). Norms are
+//! after attention and feed-forward instead of before them, and across all query and key heads.
 
 use inference::Result;
 

@@ -1,5 +1,5 @@
 //! Phi-3 and Phi-4-mini (Abdin et al. 2024; reference: `modeling_phi3` of Hugging Face
-//! transformers): the llama decoder with its projections in one matrix each, and stretched
+//! transformers). It is the llama decoder with its projections in one matrix each, and stretched
 //! rotations (LongRoPE).
 
 use inference::Result;

@@ -1,5 +1,5 @@
-//! Qwen2 (Yang et al. 2024; reference: `modeling_qwen2` of Hugging Face transformers): the llama
-//! decoder with biases on the query, key and value projections.
+//! Qwen2 (Yang et al. 2024; reference: `modeling_qwen2` of Hugging Face transformers). It is the
+//! llama decoder with biases on the query, key and value projections.
 
 use inference::Result;
 

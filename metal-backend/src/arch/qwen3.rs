@@ -1,5 +1,5 @@
-//! Qwen3 (Yang et al. 2025; reference: `modeling_qwen3` of Hugging Face transformers): the llama
-//! decoder with norms on query and key heads, and biases only where configured.
+//! Qwen3 (Yang et al. 2025; reference: `modeling_qwen3` of Hugging Face transformers). It is the
+//! llama decoder with norms on query and key heads, and biases only where configured.
 
 use inference::Result;
 

@@ -1,5 +1,5 @@
-//! SmolLM3 (Bakouch et al. 2025; reference: `modeling_smollm3` of Hugging Face transformers): the
-//! llama decoder in which some layers, by default each fourth, do not rotate.
+//! SmolLM3 (Bakouch et al. 2025; reference: `modeling_smollm3` of Hugging Face transformers). It is
+//! the llama decoder in which some layers, by default each fourth, do not rotate.
 
 use inference::Result;
 

@@ -1,6 +1,6 @@
-//! StarCoder2 (Lozhkov et al. 2024; reference: `modeling_starcoder2` of Hugging Face transformers):
-//! layer norms, biases everywhere, a feed-forward of two matrices, a sliding window where
-//! configured.
+//! StarCoder2 (Lozhkov et al. 2024; reference: `modeling_starcoder2` of Hugging Face transformers).
+//! It has layer norms, biases everywhere, a feed-forward of two matrices, and a sliding window
+//! where configured.
 
 use inference::Result;
 

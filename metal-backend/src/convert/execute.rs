@@ -1,5 +1,5 @@
-//! Rows of one tensor become rows of what is written. Some megabytes at a time, so that memory does
-//! not depend on the model.
+//! Rows of one tensor become rows of the output. Some megabytes at a time, so that memory does not
+//! depend on the model.
 
 use inference::Result;
 use mlx_rs_core::{Array, Dtype as MlxDtype, Quantized, eval};
@@ -143,7 +143,7 @@ fn bytes_of(array: &Array) -> mlx_rs_core::Result<Vec<u8>> {
         MlxDtype::Bfloat16 => bytemuck::cast_slice(&array.to_vec::<half::bf16>()?).to_vec(),
         MlxDtype::Uint8 => array.to_vec::<u8>()?,
         MlxDtype::Uint32 => bytemuck::cast_slice(&array.to_vec::<u32>()?).to_vec(),
-        // Any other is not what was planned, and reading it as this one says so.
+        // Any other contradicts the plan, and its read reports that.
         _ => bytemuck::cast_slice(&array.to_vec::<f32>()?).to_vec(),
     })
 }

@@ -1,5 +1,6 @@
-//! From a checkpoint to an MLX directory that `mlx-lm` and this engine load: safetensors or GGUF
-//! in; copied, cast, quantized or dequantized tensor by tensor; sharded safetensors out.
+//! From a checkpoint to an MLX directory that `mlx-lm` and this engine load. The input is
+//! safetensors or GGUF. Tensors are copied, cast, quantized or dequantized one by one into sharded
+//! safetensors.
 //!
 //! It knows tensors by name and shape and no architecture: what the numbers mean to a network is in
 //! `arch/`. Rules about names are in `rules`, the exceptions that `mlx-lm` makes for single
@@ -98,9 +99,9 @@ impl Default for Quantization {
 pub struct ConvertOptions {
     /// Quantize matrices.
     pub quantize: Option<Quantization>,
-    /// Make what is quantized dense.
+    /// Make quantized matrices dense.
     pub dequantize: bool,
-    /// The type of all floats; `None` keeps each as it is (for GGUF: the smallest without loss).
+    /// The type of all floats; `None` keeps each type (for GGUF: the smallest without loss).
     pub dtype: Option<FloatType>,
     /// The size of a shard, in bytes of tensors; a larger tensor is a shard of its own.
     pub max_shard_bytes: u64,
@@ -162,7 +163,7 @@ impl ConvertOptions {
         self
     }
 
-    /// Checks what can be checked without a model.
+    /// Checks that need no model.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] saying what does not go together.
@@ -311,7 +312,7 @@ fn check_output(model: &Path, output: &Path, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Moves the finished directory to its place; what was there is gone only once it is in.
+/// Moves the finished directory to its place. The old one is removed only after that.
 fn publish(fresh: &Path, output: &Path, work: &Path) -> Result<()> {
     let cannot = |e| failed("cannot move the finished model to its place", output, e);
     if fs::symlink_metadata(output).is_ok() {
@@ -331,7 +332,7 @@ fn publish(fresh: &Path, output: &Path, work: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The model's files contradict what is asked of them.
+/// The model's files contradict the options.
 fn wrong(path: &Path, name: &str, message: impl std::fmt::Display) -> Error {
     invalid(path, format!("tensor `{name}`: {message}"))
 }

@@ -29,8 +29,8 @@ pub(super) fn packing(kind: GgmlType) -> Option<Format> {
     })
 }
 
-/// The type of scales and biases of blocks that are repacked: float16 or bfloat16 where each of
-/// them is such a number, else float32.
+/// The type of scales and biases of repacked blocks: float16 or bfloat16 where all are exact in it,
+/// else float32.
 ///
 /// # Errors
 /// When the file cannot be read.

@@ -148,7 +148,7 @@ pub(super) fn weights(
     Ok(count)
 }
 
-/// Files of at most so many bytes, but at least one item.
+/// Files of at most `most` bytes, but at least one item.
 fn divide(items: &[Item], most: u64) -> Vec<Vec<&Item>> {
     let mut shards: Vec<Vec<&Item>> = vec![Vec::new()];
     let mut size = 0u64;

@@ -1,5 +1,5 @@
-//! The adapter of an engine: put on, exchanged and taken off while it answers. What it is, is in
-//! `adapter/`.
+//! The adapter of an engine: put on, exchanged and taken off while it answers. The adapter itself
+//! is in `adapter/`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -78,8 +78,8 @@ impl Engine {
         self.prefixes().epoch()
     }
 
-    /// Begins an epoch of the adapter; call it once its numbers stand. What was computed with those
-    /// before is forgotten, and what running requests compute is not kept.
+    /// Begins an epoch of the adapter; call it once its numbers stand. Caches of the earlier ones
+    /// are dropped, and running requests store none.
     pub fn adapter_changed(&self) {
         self.prefixes().renew();
     }

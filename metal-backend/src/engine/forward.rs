@@ -10,7 +10,7 @@ use crate::error::engine;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 
-/// Runs `prompt` through the model in steps of at most `step` tokens and returns the logits of its
+/// Runs `prompt` through the model in steps of at most `step` tokens. Returns the logits of its
 /// last position `[1, 1, vocab]`, not yet computed. `between` is asked before each further step
 /// with the number of positions done.
 ///

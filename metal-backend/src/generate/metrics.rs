@@ -1,4 +1,4 @@
-//! The clock of one request: when it started, when the first token came, what memory it took.
+//! The clock of one request: its start, its first token, its memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -14,8 +14,8 @@ static RUNNING: AtomicUsize = AtomicUsize::new(0);
 struct Measuring;
 
 impl Measuring {
-    /// Begins a new measurement of peak memory, unless another request is being measured, which
-    /// would lose what it took so far.
+    /// Begins a new measurement of peak memory. If another request is being measured it does not,
+    /// since that request's peak would be lost.
     fn start() -> Self {
         if RUNNING.fetch_add(1, Ordering::AcqRel) == 0 {
             let _ = memory::reset_peak();
@@ -48,8 +48,8 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts the clock, and a new measurement of peak memory where no other request runs: those
-    /// side by side share the figure, which is of all of them.
+    /// Starts the clock, and a new measurement of peak memory where no other request runs.
+    /// Concurrent requests share the figure, which is of all of them.
     pub fn start(prompt_tokens: usize) -> Self {
         Self {
             measuring: Some(Measuring::start()),
@@ -78,7 +78,7 @@ impl Clock {
         self.cached = n;
     }
 
-    /// So many tokens were guessed, and so many of them were right.
+    /// `guessed` tokens were guessed, and `right` of them were right.
     pub fn drafted(&mut self, guessed: usize, right: usize) {
         self.drafted.0 += guessed;
         self.drafted.1 += right;
@@ -94,7 +94,7 @@ impl Clock {
         if self.end.is_none() {
             self.end = Some(self.start.elapsed());
             self.active = memory::active().unwrap_or(0) as u64;
-            // What was there before and never grew counts too: MLX sets the peak to 0 at a reset.
+            // Memory from before that never grew counts too: MLX sets the peak to 0 at a reset.
             self.peak = (memory::peak().unwrap_or(0) as u64).max(self.active);
             self.measuring = None;
         }

@@ -1,4 +1,4 @@
-//! Prompts with a common prefix, such as one instruction with many inputs: one row of a batch
+//! Prompts with a common prefix, such as one instruction with many inputs. One row of a batch
 //! computes the prefix, the others copy its caches. Decides only; `batch.rs` does it.
 
 use crate::cache::prefix::common;
@@ -18,14 +18,14 @@ pub struct RowState {
     pub held: usize,
     /// Whether some of its prompt is not computed yet.
     pub waits: bool,
-    /// Rows share only what is computed alike: [`super::SequenceState::kin`].
+    /// Rows share only caches of the same kind: [`super::SequenceState::kin`].
     pub kin: (u64, usize),
 }
 
 /// What a row whose prompt is not computed does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefillAction {
-    /// Computes its prompt, but not beyond so many tokens: there, others copy.
+    /// Computes its prompt up to this many tokens: there, others copy.
     Compute(usize),
     /// Takes over the first `tokens` of the caches of row `from`.
     Copy {
@@ -38,7 +38,7 @@ pub enum PrefillAction {
     Wait,
 }
 
-/// What each row does next, in their order, of which the oldest is first; `None` for rows whose
+/// The next action of each row, in their order, of which the oldest is first. `None` for rows whose
 /// prompt is computed. `cuttable(row, n)` says whether a copy of that row's caches can be cut to
 /// `n` tokens. One token of each prompt is left to compute, from which the first logits come.
 pub fn actions(
@@ -63,7 +63,7 @@ pub fn actions(
         for (j, other) in others.filter(same) {
             let alike = common(&other.tokens, &row.tokens).min(most);
             let n = if other.waits && j < i {
-                // What is not there yet will be.
+                // Missing tokens will be computed.
                 alike
             } else {
                 alike.min(other.held)
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(second[2], copied(0, 24));
         rows[0].held = 40;
         assert_eq!(actions(&rows, |_, _| true)[1], copied(0, 40));
-        // What was copied is not copied again.
+        // A copied prefix is not copied again.
         rows[1].held = 40;
         assert_eq!(actions(&rows, |_, _| true)[1], compute(41));
     }

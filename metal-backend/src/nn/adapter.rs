@@ -1,10 +1,10 @@
-//! What training and adapters need of layers: the places of a network that an adapter can stand at,
-//! what one computes there, and the scope in which a forward pass is differentiated. How adapters
-//! are made, stored and trained is in `train/`.
+//! The parts of layers that training and adapters need: the slots of a network for adapters, their
+//! computation, and the scope in which a forward pass is differentiated. How adapters are made,
+//! stored and trained is in `train/`.
 //!
-//! A layer that was loaded by name knows its [`ParamSlot`]. An adapter set at a slot is seen by
-//! every thread, and can be exchanged or removed at any time; numbers of a [`Scope`] stand in for
-//! its own on one thread only, so that a model can be trained while it answers.
+//! A layer that was loaded by name knows its [`ParamSlot`]. Every thread sees an adapter set at a
+//! slot, and it can be exchanged or removed at any time. Values of a [`Scope`] replace a layer's
+//! own on one thread only. So a model can be trained while it answers.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -70,7 +70,7 @@ pub struct LowRank {
 
 impl LowRank {
     /// Its trainable numbers with the ends of their names at a slot of `kind`. Those of a table are
-    /// called the other way around, as mlx-lm has it: there `lora_a` has a row for each token.
+    /// transposed, as in mlx-lm: there `lora_a` has a row for each token.
     pub fn parts(&self, kind: SlotKind) -> impl Iterator<Item = (&'static str, &Array)> {
         let (a, b) = ends(kind);
         [
@@ -110,7 +110,7 @@ impl ParamSlot {
         &self.name
     }
 
-    /// What it holds.
+    /// Its kind.
     pub fn kind(&self) -> SlotKind {
         self.kind
     }
@@ -157,8 +157,8 @@ impl ParamSlot {
         }
     }
 
-    /// What stands here with those of its trainable numbers replaced that `other` has, by the ends
-    /// of their names; `None` where nothing stands.
+    /// The delta here, with the trainable values replaced that `other` has, by the ends of their
+    /// names. `None` without a delta.
     pub fn replaced(&self, other: impl Fn(&str) -> Option<Array>) -> Option<Delta> {
         Some(self.with_parts(&*self.stored()?, other))
     }
@@ -276,8 +276,8 @@ impl ParamSlot {
     }
 }
 
-/// What a slot's dropout is drawn from in a batch: by name and seed, not by order, so that a block
-/// that is computed again drops the same numbers.
+/// The random key of a slot's dropout in a batch. It depends on name and seed, not on order, so
+/// that a recomputed block drops the same elements.
 ///
 /// # Errors
 /// When memory runs out.
@@ -297,8 +297,8 @@ pub fn dropout_key(slot: &str, seed: u64) -> Result<random::Key> {
 pub struct Passes(RwLock<()>);
 
 impl Passes {
-    /// Runs a forward pass. One that is differentiated does not wait for a change: it holds MLX's
-    /// lock, for which passes that run may wait, and it has numbers of its own.
+    /// Runs a forward pass. A differentiated pass does not wait for a change. It holds MLX's lock,
+    /// for which running passes may wait, and it has values of its own.
     pub fn pass<R>(&self, f: impl FnOnce() -> R) -> R {
         let lock = || self.0.read().unwrap_or_else(PoisonError::into_inner);
         let _pass = (!differentiated()).then(lock);
@@ -322,8 +322,7 @@ fn like(x: &Array, value: f32) -> Result<Array> {
     Array::scalar(value)?.astype(x.dtype())
 }
 
-/// A layer's view of a slot: the slot, and which of its rows are the layer's, where several share
-/// one matrix.
+/// A layer's view of a slot: the slot, and the layer's rows where several layers share one matrix.
 #[derive(Debug, Clone)]
 pub struct SlotView {
     slot: Arc<ParamSlot>,
@@ -476,7 +475,7 @@ pub fn lengths(weight: &Array) -> Result<Array> {
 pub struct Scope {
     /// Trainable numbers by name.
     pub params: BTreeMap<String, Array>,
-    /// What dropout is drawn from; `None` for none.
+    /// The key of dropout; `None` for none.
     pub dropout: Option<Dropout>,
     /// Each block is computed again in the backward pass instead of being kept.
     pub checkpoint: bool,
@@ -484,7 +483,7 @@ pub struct Scope {
     pub without_adapters: bool,
 }
 
-/// What dropout is drawn from.
+/// The key of dropout.
 #[derive(Debug, Clone)]
 pub enum Dropout {
     /// A seed for all slots; see [`dropout_key`].

@@ -6,7 +6,7 @@ use super::mlp::{GatedMlp, Mlp};
 use super::moe::Mixture;
 use super::norm::{Norm, through};
 
-/// What follows the attention in a decoder block.
+/// The part after the attention in a decoder block.
 #[derive(Debug, Clone)]
 pub enum FeedForward {
     /// With a gate.

@@ -1,5 +1,5 @@
-//! Whole decoder blocks in one operation of our kernels, where they have all of them. What they
-//! compute without these is `arch/stack.rs`; their parts are `attention.rs` and `mlp.rs`.
+//! Whole decoder blocks in one operation of our kernels, where they have all of them.
+//! `arch/stack.rs` computes the same without these; their parts are in `attention.rs` and `mlp.rs`.
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
 
@@ -8,9 +8,8 @@ use super::mlp::GatedMlp;
 use super::norm::Norm;
 use crate::cache::{LayerState as _, Row, Shelf, in_place};
 
-/// The most tokens that go through blocks in one operation, as many as a prompt's part has unless
-/// it is asked for otherwise. With more, what lies between the parts had better be MLX's memory,
-/// which is counted.
+/// The most tokens that go through blocks in one operation, which is the default size of a prefill
+/// step. With more, the memory between the parts should be MLX's, which is counted.
 const MOST: i32 = 512;
 
 /// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`.
@@ -28,7 +27,7 @@ pub struct Fused<'a> {
 
 impl Fused<'_> {
     /// The output of the first of these blocks for `x` `[1, T, hidden]`, whose keys and values are
-    /// stored, and how many they are: those whose kernels have all of them. `None`, with nothing
+    /// stored, and their number. It takes the blocks that the kernels support. `None`, with nothing
     /// stored, where that is not even the first one.
     ///
     /// # Errors

@@ -1,12 +1,12 @@
 //! Products with quantized matrices by MLX, where our own kernels do not have the format. On a CPU
-//! stream MLX runs one operation after another, each on one core; cutting a matrix into an upper
-//! and a lower half on two streams uses two. On a GPU there is nothing to gain.
+//! stream MLX runs one operation after another, each on one core. An upper and a lower half of a
+//! matrix on two streams use two cores. On a GPU there is nothing to gain.
 
 use std::sync::OnceLock;
 
 use mlx_rs_core::{Array, Device, Quantized, Result, Stream, concatenate, eval};
 
-/// Below so many weights the hand-over between streams costs more than it saves.
+/// Below this many weights the hand-over between streams costs more than it saves.
 const WORTH_CUTTING: i64 = 64 * 1024;
 
 /// How a quantized matrix is multiplied with.
@@ -18,7 +18,7 @@ enum How {
     Halves(Quantized, Quantized),
 }
 
-/// A quantized matrix, as it is multiplied with here.
+/// A quantized matrix, prepared for such products.
 #[derive(Debug, Clone)]
 pub struct ParallelMatrix(How);
 
@@ -66,7 +66,7 @@ impl ParallelMatrix {
                 biases: matrix.biases.as_ref().map(rows).transpose()?,
                 ..matrix
             };
-            // Views of what is in memory already; made once, not at every step.
+            // Views of existing memory, made once, not at every step.
             eval([&part.weight, &part.scales].into_iter().chain(&part.biases))?;
             Ok(part)
         };

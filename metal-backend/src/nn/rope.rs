@@ -18,7 +18,7 @@ pub struct Rope {
     traditional: bool,
     /// Wavelengths (over 2 pi) of each pair, where the powers of theta alone do not say it.
     freqs: Option<Array>,
-    /// Those of sequences of more than so many positions.
+    /// The frequencies for sequences of more than this many positions.
     beyond: Option<(i32, Array)>,
     /// Factor on what rotates, in the type of the computation.
     amplitude: Option<Array>,

@@ -1,14 +1,14 @@
-//! From the logits of a batch to a token a row: rows that are filtered alike go through the stages
-//! together, each with its own parameters and its own random key.
+//! From the logits of a batch to a token a row. Rows with the same filters go through the stages
+//! together, each with its own parameters and random key.
 //!
 //! The order is top-p, min-p, XTC, top-k, temperature, draw; at temperature 0 the greatest logit is
-//! taken. Where a row has a top-k, the stages run on its `k` candidates only: top-p and min-p keep
-//! a beginning of the descending order, and so do they of the candidates, once probabilities are
-//! divided by the sum over the whole vocabulary. The draw is Gumbel's: the greatest of logits plus
-//! noise has the distribution of the softmax.
+//! taken. Where a row has a top-k, the stages run on its `k` candidates only. Top-p and min-p keep
+//! a beginning of the descending order. They keep the same of the candidates, once probabilities
+//! are divided by the sum over the whole vocabulary. The draw is Gumbel's: the greatest of logits
+//! plus noise has the distribution of the softmax.
 //!
-//! On the CPU all of it is one kernel instead (`cpu::sample`), which draws by a running sum: the
-//! same distribution, other tokens for a seed.
+//! On the CPU one kernel does all of it (`cpu::sample`). It draws by a running sum: the same
+//! distribution, but other tokens for a seed.
 
 use mlx_rs_core::random::gumbel;
 use mlx_rs_core::{Array, Dtype, Result, concatenate, cpu, where_};
@@ -65,7 +65,7 @@ impl Choice {
     }
 }
 
-/// What rows must have in common to go through the stages together.
+/// The parameters that rows must share to go through the stages together.
 #[derive(Debug, Clone, PartialEq)]
 enum Shape {
     Forced,
@@ -169,7 +169,7 @@ fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice]) -> Result<Ar
     }
 }
 
-/// The stages for rows that are filtered alike.
+/// The stages for rows with the same filters.
 struct Stages<'a> {
     top_p: bool,
     min_p: bool,

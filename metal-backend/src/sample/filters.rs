@@ -1,6 +1,5 @@
-//! The stages that choose among tokens, as plain functions from logits `[B, V]` to logits `[B, V]`:
-//! a token that is filtered out gets minus infinity. Parameters come one a row, or one for all
-//! rows.
+//! The stages that choose among tokens, as functions from logits `[B, V]` to logits `[B, V]`. A
+//! token that is filtered out gets minus infinity. Parameters come one a row, or one for all rows.
 //!
 //! All of it stays in MLX's graph. What changes logits rather than choosing is in `penalties`; the
 //! order of the stages, and the draw, are in `chain`.
@@ -16,9 +15,9 @@ pub(super) fn minus_infinity() -> Result<Array> {
     Array::scalar(f32::NEG_INFINITY)
 }
 
-/// Logits with the greatest of each row at 0: the same distribution, in a range where sums of
-/// exponentials neither overflow nor lose what matters. Infinite logits become equal and certain;
-/// a row of nothing but minus infinity stays one.
+/// Logits with the greatest of each row at 0. The distribution is the same, and sums of
+/// exponentials neither overflow nor lose precision. Infinite logits become equal and certain; a
+/// row of nothing but minus infinity stays one.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -29,8 +28,8 @@ pub fn shift(logits: &Array) -> Result<Array> {
 }
 
 /// Keeps the smallest set of most probable tokens whose probability reaches `p` (Holtzman et al.
-/// 2020), and always the most probable one. Of equal tokens at the border, those with the greater
-/// ids stay.
+/// 2020). The most probable one is always kept. Of equal tokens at the border, those with the
+/// greater ids stay.
 ///
 /// # Errors
 /// When shapes do not fit.

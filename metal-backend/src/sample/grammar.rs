@@ -21,11 +21,11 @@ const LONGEST_TOKEN: usize = 1000;
 /// Ids that the trie can tell apart.
 const MOST_TOKENS: usize = 0xFF_FFFF;
 
-/// Bytes of the stack that grammars are compiled on, of which the system gives only what is used.
+/// Bytes of the stack that grammars are compiled on. The system allocates only the used part.
 ///
-/// Measured without optimization, llguidance 1.9 takes up to 26 KiB for a level of a schema, of
-/// which [`Grammar::validate`] allows 4,096 through `$ref`, and 16 KiB for each of the 4,000 rules
-/// of a Lark grammar that refers to the next.
+/// Measured without optimization, llguidance 1.9 takes up to 26 KiB for a level of a schema.
+/// [`Grammar::validate`] allows 4,096 levels through `$ref`. It takes 16 KiB for each of the 4,000
+/// rules of a Lark grammar that refers to the next.
 const STACK: usize = 256 << 20;
 
 /// Between the parts of JSON: a space, or a new line with up to so much indentation. A model that
@@ -155,8 +155,8 @@ impl Compiler {
         Ok(factory)
     }
 
-    /// The bytes of a token as the trie wants them: control tokens behind a byte that no text has,
-    /// nothing for tokens that must never be drawn.
+    /// The bytes of a token as the trie expects them. Control tokens follow a byte that no text
+    /// has; tokens that must never be drawn have none.
     fn word(&self, id: u32, ends: bool) -> Vec<u8> {
         let marker = TokTrie::SPECIAL_TOKEN_MARKER;
         let tokenizer = &self.tokenizer;
@@ -211,9 +211,9 @@ impl Matcher {
         })
     }
 
-    /// The tokens that may come next: token `i` is bit `i % 32` of word `i / 32`, and words that
-    /// are missing are zero. `None` after the end, when it does not matter. Where the reply is
-    /// complete and cannot go on, the end-of-text tokens are all there is.
+    /// The tokens that may come next: token `i` is bit `i % 32` of word `i / 32`. Missing words are
+    /// zero. `None` after the end, when it does not matter. Where the reply is complete and cannot
+    /// go on, the end-of-text tokens are all there is.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] when the grammar turns out to be too complex.
@@ -253,7 +253,7 @@ fn describe(grammar: &Grammar) -> &'static str {
     }
 }
 
-/// The schema with bounded white space, unless it says itself what it wants (`x-guidance`).
+/// The schema with bounded white space, unless it has its own setting (`x-guidance`).
 fn with_space(schema: &Value) -> Value {
     let mut object = match schema {
         Value::Object(object) => object.clone(),

@@ -1,4 +1,4 @@
-//! Grammars over small vocabularies: what is allowed, what is refused, and that every reply fits.
+//! Grammars over small vocabularies: allowed and refused tokens, and that every reply fits.
 
 use super::*;
 use crate::text::test_support::{END_OF_TEXT, IM_END, byte_level, sentence_piece};
@@ -25,8 +25,8 @@ fn allowed(matcher: &mut Matcher) -> Vec<u32> {
 }
 
 /// A reply whose tokens are picked among the allowed ones, pseudo-randomly, for at most `limit`
-/// tokens and the end as soon as `eager` tokens are there and it is allowed. The text, and whether
-/// it ended.
+/// tokens. It ends as soon as `eager` tokens are there and the end is allowed. The text, and
+/// whether it ended.
 fn reply(
     compiler: &Compiler,
     grammar: &Grammar,

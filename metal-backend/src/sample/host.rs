@@ -1,5 +1,5 @@
-//! The part of a request that knows each token on the host before the next is drawn: logits
-//! processors and a grammar. What they do to logits on the device is the sampler's.
+//! The part of a request that knows each token on the host before the next is drawn. It holds
+//! logits processors and a grammar. The sampler applies them to logits on the device.
 
 use inference::{Error, ErrorKind, LogitsProcessor, Result};
 use mlx_rs_core::Array;
@@ -54,8 +54,8 @@ impl Host {
         }
     }
 
-    /// What the grammar lets come now, without what is `banned`, and `too_early` if that leaves
-    /// anything; `None` without a grammar.
+    /// The tokens that the grammar allows now, without `banned`, and without `too_early` if that
+    /// leaves any. `None` without a grammar.
     pub(super) fn allowed(
         &mut self,
         banned: &[u32],

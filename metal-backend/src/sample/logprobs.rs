@@ -1,5 +1,5 @@
-//! Log-probabilities of drawn tokens and their best alternatives: computed on the device beside the
-//! draw, and only these few numbers are read back.
+//! Log-probabilities of drawn tokens and their best alternatives. They are computed on the device
+//! beside the draw, and only these few numbers are read back.
 
 use mlx_rs_core::{Array, Result, cpu};
 

@@ -5,7 +5,7 @@ use mlx_rs_core::{Array, Dtype, Result, where_};
 
 use super::filters::minus_infinity;
 
-/// Lowers the logits of the tokens in `history` `[1, n]`: positive ones are divided by `penalty`,
+/// Lowers the logits of the tokens in `history` `[1, n]`. Positive ones are divided by `penalty`,
 /// negative ones multiplied (Keskar et al. 2019, CTRL). A token counts once however often it
 /// stands.
 ///
@@ -23,7 +23,7 @@ pub fn repeat_penalty(logits: &Array, history: &Array, penalty: f32) -> Result<A
     logits.put_along_axis(history, &lowered, -1)
 }
 
-/// Takes `presence` off the logits of tokens that occur, and `frequency` for each time they do:
+/// Takes `presence` off the logits of tokens that occur, and `frequency` for each occurrence:
 /// `logit - presence * (count > 0) - frequency * count`, as OpenAI documents them. `counts` is
 /// float32 `[1, V]`.
 ///

@@ -1,5 +1,5 @@
-//! The random numbers of a request: each step's key is a function of the seed and the step alone,
-//! so that nothing needs to be kept, and what else runs in a batch changes nothing.
+//! The random numbers of a request. Each step's key is a function of the seed and the step alone.
+//! So no state is kept, and other requests of a batch change nothing.
 
 use mlx_rs_core::Result;
 use mlx_rs_core::random::Key;

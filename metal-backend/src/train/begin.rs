@@ -1,5 +1,5 @@
-//! A run that begins with an earlier adapter: the adapter's own shape counts, and what somebody
-//! wrote down must agree with it. What a run does with it is `run.rs`'s.
+//! A run that begins with an earlier adapter. The adapter's own shape counts, and options of a user
+//! must agree with it. What a run does with it is `run.rs`'s.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::adapter::{AdapterKind, CONFIG_FILE, LoraAdapter, WEIGHTS_FILE};
 use crate::checkpoint::files::invalid;
 use crate::nn::adapter::{Delta, Passes};
 
-/// An adapter as a directory: what was given, or for a single file one with it and its
+/// An adapter as a directory: the given one, or for a single file one with it and its
 /// configuration.
 pub(super) enum Staged {
     Given(PathBuf),
@@ -100,8 +100,8 @@ fn described(path: &Path, config: &TrainConfig) -> Result<serde_json::Value> {
     Ok(made)
 }
 
-/// Gives `config` the shape of the adapter that the run begins with, where nothing was written down
-/// ([`TrainConfig::given`]), and the adapter the dropout that was.
+/// Gives `config` the shape of the run's initial adapter for options that were not given
+/// ([`TrainConfig::given`]). The adapter gets its earlier dropout.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] naming the first option that contradicts the adapter.
@@ -150,7 +150,7 @@ pub(super) fn agree(
         }
         (lora.rank, lora.scale) = (rank, low.scale);
         if given.dropout {
-            // What is dropped in training is no part of what the adapter computes.
+            // Dropout is not part of the adapter's output.
             let mut low = low.clone();
             low.dropout = lora.dropout;
             passes.change([(Arc::clone(slot), Some(Delta::LowRank(low)))]);

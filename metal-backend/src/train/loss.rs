@@ -38,8 +38,8 @@ pub fn cross_entropy(logits: &Array, targets: &Array) -> Result<Array> {
     cross_entropy_each(logits, targets)?.mean(All, false)
 }
 
-/// The mean of [`cross_entropy_each`] over the positions that `mask` `[..]` counts (1) and not
-/// those that it leaves out (0); weights between are possible. Zero where it counts none.
+/// The mean of [`cross_entropy_each`] over the positions that `mask` `[..]` counts (1), without
+/// those that it leaves out (0). Weights between are possible. Zero where it counts none.
 ///
 /// # Errors
 /// As [`cross_entropy_each`].
@@ -68,10 +68,10 @@ fn log_sigmoid(x: &Array) -> Result<Array> {
     zero.subtract(&zero.logaddexp(&x.negative()?)?)
 }
 
-/// Direct preference optimization (Rafailov et al. 2023, equation 7): how far the model prefers
-/// `chosen` over `rejected`, each `[pairs]` of summed log-probabilities, more than the reference
-/// does. `smoothing` is the chance that a label is wrong (the conservative form of the authors'
-/// code), 0 for none. A scalar.
+/// Direct preference optimization (Rafailov et al. 2023, equation 7). It compares how far the model
+/// and the reference prefer `chosen` over `rejected`, each `[pairs]` of summed log-probabilities.
+/// `smoothing` is the chance that a label is wrong (the conservative form of the authors' code), 0
+/// for none. A scalar.
 ///
 /// # Errors
 /// When the shapes do not fit each other.

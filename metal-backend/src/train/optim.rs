@@ -1,6 +1,6 @@
 //! Optimizers: from parameters and gradients to new parameters. The formulas are those of MLX's
-//! `mlx.optimizers`, except that moments are float32 whatever the parameters are, so that small
-//! steps on half types are not lost.
+//! `mlx.optimizers`. But moments are float32 whatever the parameters are, so that small steps on
+//! half types are not lost.
 
 mod rules;
 
@@ -216,7 +216,7 @@ impl OptimizerConfig {
     }
 }
 
-/// An optimizer and what it remembers of each parameter.
+/// An optimizer and its state for each parameter.
 #[derive(Debug, Clone)]
 pub struct Optimizer {
     config: OptimizerConfig,
@@ -262,7 +262,7 @@ impl Optimizer {
         self.steps
     }
 
-    /// What it remembers, for a file; [`Self::restore`] takes it back.
+    /// Its state, for a file; [`Self::restore`] takes it back.
     #[must_use]
     pub fn state(&self) -> &Params {
         &self.state
@@ -294,8 +294,8 @@ impl Optimizer {
         Ok(next)
     }
 
-    /// What the next step computes with that differs from step to step, at a learning rate: float32
-    /// scalars, so that a graph of a step can take them as arguments.
+    /// The values of the next step that differ from step to step, at a learning rate. They are
+    /// float32 scalars, so that a graph of a step can take them as arguments.
     pub(super) fn numbers(&self, rate: f32) -> Result<Vec<Array>> {
         let all = self.config.numbers(self.steps + 1, rate);
         all.into_iter().map(Array::scalar).collect()
@@ -308,9 +308,9 @@ impl Optimizer {
     }
 }
 
-/// New parameters and what is to be remembered, from gradients of the same names and what was
-/// remembered before. Nothing is computed yet, and no value is looked at. `numbers` are
-/// [`Optimizer::numbers`], `turned` is [`Optimizer::with_turned`]'s.
+/// New parameters and state, from gradients of the same names and the old state. Nothing is
+/// computed yet, and no value is looked at. `numbers` are [`Optimizer::numbers`], `turned` is
+/// [`Optimizer::with_turned`]'s.
 ///
 /// # Errors
 /// When a gradient is missing or of another shape.

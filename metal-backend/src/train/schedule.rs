@@ -12,23 +12,23 @@ pub enum Decay {
     Constant,
     /// In a straight line to `end` in `steps`.
     Linear {
-        /// What it becomes.
+        /// The final rate.
         end: f32,
-        /// In so many steps.
+        /// The number of steps.
         steps: u64,
     },
     /// Along half a wave of a cosine to `end` in `steps` (Loshchilov and Hutter 2017).
     Cosine {
-        /// What it becomes.
+        /// The final rate.
         end: f32,
-        /// In so many steps.
+        /// The number of steps.
         steps: u64,
     },
     /// Times `factor` after each `every` steps.
     Steps {
-        /// What it is multiplied by.
+        /// The factor.
         factor: f32,
-        /// After so many steps.
+        /// The number of steps between two changes.
         every: u64,
     },
 }
@@ -65,7 +65,7 @@ impl Schedule {
         self
     }
 
-    /// With a warm-up of so many steps from `init`.
+    /// With a warm-up of `steps` steps from `init`.
     #[must_use]
     pub fn with_warmup(mut self, steps: u64, init: f32) -> Self {
         (self.warmup, self.warmup_init) = (steps, init);

@@ -35,8 +35,8 @@ pub struct Window {
     pub tokens: u64,
 }
 
-/// How far a run is. All that is random in it follows from its seed and these counts: the order of
-/// batches from [`Self::drawn`], what dropout drops from [`Self::step`].
+/// How far a run is. Its random parts follow from its seed and these counts: the order of batches
+/// from [`Self::drawn`], dropout from [`Self::step`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
@@ -55,7 +55,7 @@ pub struct Place {
     pub window: Window,
     /// Whether a validation after the last step was cancelled and is still to be made.
     pub validation_due: bool,
-    /// What must be the same for the run to go on as if it had not been interrupted.
+    /// The options that must be the same for the run to continue as if it had not been interrupted.
     pub settings: Value,
 }
 

@@ -124,10 +124,9 @@ pub fn check_slopes(trainer: &mut Trainer, what: &str, only: impl Fn(&str) -> bo
             let found = trainer.evaluate(&batch).unwrap();
             found.loss / found.tokens as f64
         };
-        // Shorter where it is steep, where the loss is also more bent; and shorter again where a
-        // router chooses other experts on the way, a jump that one side sees and the other does
-        // not. Where it is very steep, few steps are between those that are bent and those that are
-        // lost in roundings.
+        // Shorter where it is steep, where the loss is also more curved. Shorter again where a
+        // router switches experts in between, a jump that only one side sees. Where it is very
+        // steep, few steps are between those that are bent and those that are lost in roundings.
         let here = loss(0.0);
         let longest = (2e-2 / long.max(1e-6)).clamp(2e-4, 1e-2);
         let found = [1.0, 0.3, 0.1, 0.06, 0.03, 0.01].iter().find_map(|share| {

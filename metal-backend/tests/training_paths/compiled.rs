@@ -1,5 +1,5 @@
-//! Steps as graphs: what they compute is what the same steps compute without. On the CPU, where
-//! graphs are kept and simplified but not fused, to the bit.
+//! Steps as graphs compute the same as steps without. On the CPU, where graphs are kept and
+//! simplified but not fused, to the bit.
 
 use inference::LoraConfig;
 use metal_backend::train::{

@@ -55,9 +55,9 @@ impl Written {
     }
 }
 
-/// Takes out of a config what mlx-lm's own files have and what changes nothing here: options that
-/// are `null`, which mlx-lm reads as absent, and those of its reports, its cache and its loader.
-/// Returns whether there was any.
+/// Removes harmless options of mlx-lm's own files from a config. These are options that are `null`,
+/// which mlx-lm reads as absent, and those of its reports, its cache and its loader. Returns
+/// whether there was any.
 pub(super) fn without_harmless(config: &mut Value) -> bool {
     let Some(options) = config.as_object_mut() else {
         return false;
@@ -65,7 +65,7 @@ pub(super) fn without_harmless(config: &mut Value) -> bool {
     let before = options.len();
     options.retain(|name, value| {
         let harmless = match name.as_str() {
-            // Where the options came from, and the title of reports that nobody asks for.
+            // The source of the options, and the title of reports, which are unused.
             "config" | "project_name" => value.is_string(),
             // When MLX gives memory back; the numbers are the same.
             "clear_cache_threshold" => value.is_number(),

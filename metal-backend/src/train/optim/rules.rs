@@ -29,7 +29,7 @@ fn rms(x: &Array) -> Result<Array> {
 }
 
 impl Step<'_> {
-    /// What is remembered as `part`, at first zeros of `shape`.
+    /// The state called `part`, at first zeros of `shape`.
     fn last(&self, part: &str, shape: &[i32]) -> Result<Array> {
         match self.old.get(&format!("{}/{part}", self.name)) {
             Some(a) if a.shape() == shape => Ok(a.clone()),
