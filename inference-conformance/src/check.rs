@@ -80,7 +80,7 @@ checks! {
         "a declared capability that is a trait is there on the model"
         Need::Always, meta::declared_traits;
     Undeclared "undeclared"
-        "what is not declared answers with an error of kind unsupported"
+        "a call without its capability answers with an error of kind unsupported"
         Need::Always, meta::undeclared;
     LoadMissing "load_missing"
         "a path with nothing at it is an error that names it"
@@ -110,7 +110,7 @@ checks! {
         "a stream says why it ended only once it has, and stays ended"
         Need::Always, generate::stream_end;
     MaxTokens "max_tokens"
-        "max_tokens 0, 1 and n give exactly so many tokens and end with length"
+        "max_tokens 0, 1 and n give exactly that many tokens and end with length"
         Need::Always, generate::max_tokens;
     IgnoreEos "ignore_eos"
         "with ignore_eos a reply goes on to max_tokens"
@@ -128,10 +128,10 @@ checks! {
         "text held back for a stop string that does not come is handed out at the end"
         Need::Always, stop::held_back;
     StopCause "stop_cause"
-        "what a reply says that stopped it is the stop token or string that did"
+        "the reported stop cause is the stop token or string that ended the reply"
         Need::WherePossible, stop::cause;
     Greedy "greedy"
-        "greedy replies are the same always, whatever the seed"
+        "greedy replies are always the same, whatever the seed"
         Need::Always, sampling::greedy_replies;
     Filters "filters"
         "top_k 1, a tiny top_p and min_p 1 leave only the greedy reply"
@@ -227,7 +227,7 @@ checks! {
         "classify that is cancelled, or out of time, fails with that kind"
         capability!(classify), classify::interrupted;
     Batch "batch"
-        "batch_generate gives each prompt what generate alone gives, in order"
+        "batch_generate gives each prompt the same as generate alone, in order"
         capability!(batch_generate), many::batch;
     BatchErrors "batch_errors"
         "a bad prompt of a batch has its own error and spares the others; bad options fail the call"
@@ -236,7 +236,7 @@ checks! {
         "batch_generate that is cancelled, or out of time, says so and gives no whole reply"
         capability!(batch_generate), many::batch_interrupted;
     Session "session"
-        "requests that join a batch session while others run get what generate alone gives"
+        "requests that join a batch session while others run get the same as from generate alone"
         capability!(batch_sessions), sessions::replies;
     SessionRemoved "session_removed"
         "a request that is removed from a session gives no more, and the others go on"
@@ -279,7 +279,7 @@ checks! {
         "logits, probabilities, embeddings and attention that are cancelled, or out of time, fail with that kind"
         Need::WherePossible, interrupt::calls;
     Concurrent "concurrent"
-        "callers in several threads get what they get alone"
+        "callers in several threads get the same as alone"
         Need::Always, threads::concurrent;
     Crossing "crossing"
         "a stream can be started in one thread and read in another"
@@ -303,7 +303,7 @@ checks! {
         "close ends running streams with one error of kind closed"
         Need::Always, close::streams;
     DropModel "drop_model"
-        "a stream whose model is dropped goes on as it would have, or ends with an error"
+        "a stream whose model is dropped continues unchanged, or ends with an error"
         Need::Always, close::drop_model;
 }
 

@@ -50,7 +50,7 @@ impl WorkDir {
             }
         }
         Err(io::Error::other(
-            "another process removes what is made here",
+            "another process removes the directory in use",
         ))
     }
 

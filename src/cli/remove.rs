@@ -77,7 +77,7 @@ fn agreed(args: &Args, what: &Removed, console: &mut Console<'_>) -> Result<bool
     }
     if !console.in_is_terminal {
         return Err(Failure::usage(
-            "nobody is there to be asked; pass --yes to remove it",
+            "there is no terminal to confirm on; pass --yes to remove it",
         ));
     }
     console.warn(&format!(

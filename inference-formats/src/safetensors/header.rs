@@ -115,9 +115,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 return Err(A::Error::custom(format!("a name has {} bytes", name.len())));
             }
             if !seen.insert(name.clone()) {
-                return Err(A::Error::custom(format!(
-                    "the name {name:?} stands there twice"
-                )));
+                return Err(A::Error::custom(format!("the name {name:?} occurs twice")));
             }
             if name == "__metadata__" {
                 // Free text for people. Its form is checked, its content dropped. MLX writes null

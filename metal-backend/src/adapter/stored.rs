@@ -173,7 +173,7 @@ impl Stored {
                 };
                 return Err(invalid(
                     &file,
-                    format!("`{name}` is not a part of what was trained; those end in {ends}"),
+                    format!("`{name}` is not a trained tensor; their names end in {ends}"),
                 ));
             };
             let parts = layers.entry(stem.to_owned()).or_default();

@@ -163,12 +163,8 @@ pub fn load(trainer: &mut Trainer, settings: &Value, dir: &Path) -> Result<Place
         .metadata
         .get(KEY)
         .ok_or_else(|| invalid(&path, "it does not say how far the run is"))?;
-    let place: Place = serde_json::from_str(text).map_err(|e| {
-        invalid(
-            &path,
-            format!("what it says of the run cannot be read: {e}"),
-        )
-    })?;
+    let place: Place = serde_json::from_str(text)
+        .map_err(|e| invalid(&path, format!("the state of the run cannot be read: {e}")))?;
     if place.version != VERSION {
         return Err(invalid(
             &path,

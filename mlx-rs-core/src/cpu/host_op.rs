@@ -174,7 +174,7 @@ fn add_with<W: Work>(
         usize::try_from(n).ok().and_then(|n| size.checked_mul(n))
     });
     if size.is_none_or(|size| size != work.outputs()) {
-        let message = format!("an output of shape {shape:?} does not hold what is computed");
+        let message = format!("an output of shape {shape:?} does not fit the result");
         return Err(Error::new(ErrorKind::Shape, op, message).with_inputs(inputs));
     }
     let raw: Vec<_> = inputs.iter().map(|a| a.raw()).collect();

@@ -140,7 +140,7 @@ pub(super) fn read_whole(op: &'static str, source: &mut impl Read, length: u64) 
     if header.length.checked_add(bytes) != Some(length) {
         return Err(format_error(
             op,
-            format!("a header describes {bytes} bytes of values, which is not what follows it"),
+            format!("a header describes {bytes} bytes of values, but another number follows it"),
         ));
     }
     let array = values::read(op, header.layout, &header.shape, source, false)?;
