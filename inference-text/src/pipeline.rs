@@ -221,15 +221,15 @@ impl TextPipeline {
         // Tools and arguments come from strangers as messages do.
         let mut options = options.clone();
         let mut suspicious = false;
-        let mut look = |text: &mut String| {
+        let mut check = |text: &mut String| {
             suspicious |= !self.suspicious(text, &controls)?.is_empty();
             Ok(())
         };
         for message in &mut messages {
-            for_texts(message, &mut look)?;
+            for_texts(message, &mut check)?;
         }
         for value in options.extra.values_mut() {
-            each_text(value, &mut look)?;
+            each_text(value, &mut check)?;
         }
         let [bos, eos] = self.edges();
         if !suspicious && !options.continue_final_message {

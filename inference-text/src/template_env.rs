@@ -102,7 +102,7 @@ pub(crate) fn environment(limits: &TextLimits) -> Result<Environment<'static>, E
         move |state: &mut State<'_, '_>, bytes: usize, names: Rest<Value>| {
             names
                 .iter()
-                .try_for_each(|value| weigh(value, false, most))?;
+                .try_for_each(|value| check_size(value, false, most))?;
             spend(state, bytes, most)
         },
     );
@@ -200,7 +200,7 @@ fn write_value(
         match value.kind() {
             ValueKind::Undefined => return Ok(()),
             ValueKind::Invalid => return minijinja::escape_formatter(out, state, value),
-            _ => weigh(value, false, most)?,
+            _ => check_size(value, false, most)?,
         }
         let mut text = Bounded {
             text: String::new(),
@@ -226,7 +226,7 @@ fn bounded(value: &Value, most: usize) -> Result<String, Error> {
 /// Checks a value before it is assigned. A lazy sequence becomes a list, because lazy sequences
 /// could refer to each other without end.
 fn keep(value: &Value, attribute: bool, most: usize) -> Result<Value, Error> {
-    weigh(value, attribute, most)?;
+    check_size(value, attribute, most)?;
     if value.kind() == ValueKind::Iterable {
         return Ok(Value::from(value.try_iter()?.collect::<Vec<Value>>()));
     }
@@ -239,7 +239,7 @@ const DEPTH: usize = 100;
 /// Refuses values with more text and items than `most`, or nested deeper than [`DEPTH`]. Inside
 /// another value it refuses namespaces, macros and lazy sequences: with them a value could hold
 /// itself. With `attribute` it refuses them at the top, too.
-fn weigh(value: &Value, attribute: bool, most: usize) -> Result<(), Error> {
+fn check_size(value: &Value, attribute: bool, most: usize) -> Result<(), Error> {
     let refuse = |what: &str| Err(Error::new(ErrorKind::InvalidOperation, what.to_owned()));
     let mut left = most;
     let mut spend = |bytes: usize| {
@@ -377,7 +377,7 @@ fn to_json(
             "tojson indents by 64 at most",
         ));
     }
-    weigh(value, false, most)?;
+    check_size(value, false, most)?;
     let json = serde_json::to_value(value).map_err(|e| {
         Error::new(ErrorKind::BadSerialization, format!("tojson: {e}")).with_source(e)
     })?;

@@ -24,13 +24,13 @@ thread_local! {
 impl GemmTask<'_> {
     /// Whether the product is one for [`Self::run_amx_bf16`].
     pub(crate) fn fits_amx_bf16(&self) -> bool {
-        let brain =
+        let is_bf16 =
             |(data, _): &(MatrixData<'_>, _)| matches!(data, MatrixData::Dense(DenseView::Bf16(_)));
-        let whole = self.product.parts.iter().all(|p| p.size.n % TILE_ROWS == 0);
+        let fills_tiles = self.product.parts.iter().all(|p| p.size.n % TILE_ROWS == 0);
         self.product.isa == Isa::Amx
             && Bf16Panel::fits(self.product.k)
-            && whole
-            && self.data.iter().all(brain)
+            && fills_tiles
+            && self.data.iter().all(is_bf16)
     }
 
     /// All products, to be asked for where they fit.

@@ -41,7 +41,7 @@ pub struct HeadNorm {
 ///     // A cache with room for four.
 ///     let tokens = TokenRange { first: 0, length: 1, offset: 0 };
 ///     let empty = zeros(&[1, 1, 4, 2], Dtype::Float32)?;
-///     let lane = KvView {
+///     let sequence = KvView {
 ///         length: 1,
 ///         offset: 0,
 ///         keys: heads.store_keys(&empty, &packed, tokens)?,
@@ -50,7 +50,7 @@ pub struct HeadNorm {
 ///         order: Some((0, 0)),
 ///         window: None,
 ///     };
-///     let found = heads.attend(&packed, &[lane], false)?;
+///     let found = heads.attend(&packed, &[sequence], false)?;
 ///     assert_eq!(found.to_vec::<f32>()?, [5.0, 6.0]);
 ///     Ok(())
 /// })?;
@@ -306,17 +306,21 @@ impl Heads {
     ///
     /// # Errors
     /// As [`Self::keys`].
-    pub fn attend(&self, packed: &Array, lanes: &[KvView], last: bool) -> Result<Array> {
-        let total = total(lanes.iter().map(|lane| (lane.length, lane.offset)))?;
+    pub fn attend(&self, packed: &Array, sequences: &[KvView], last: bool) -> Result<Array> {
+        let total = total(
+            sequences
+                .iter()
+                .map(|sequence| (sequence.length, sequence.offset)),
+        )?;
         self.check(packed, total)?;
         let mut inputs = vec![packed];
         inputs.extend(self.q_norm.iter().map(|norm| &norm.weight));
         inputs.extend(&self.sinks);
         let first = inputs.len();
-        let mut views = Vec::with_capacity(lanes.len());
-        for lane in lanes {
-            inputs.extend([&lane.keys, &lane.values]);
-            views.push(self.view(lane)?);
+        let mut views = Vec::with_capacity(sequences.len());
+        for sequence in sequences {
+            inputs.extend([&sequence.keys, &sequence.values]);
+            views.push(self.view(sequence)?);
         }
         let work = self.plan_attention(&views, last)?;
         let n = i32::try_from(work.queries.len()).unwrap_or(i32::MAX);
@@ -324,51 +328,59 @@ impl Heads {
         host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
     }
 
-    fn view(&self, lane: &KvView) -> Result<KvViewShape> {
-        let room = lane.keys.dim(2)?;
+    fn view(&self, sequence: &KvView) -> Result<KvViewShape> {
+        let room = sequence.keys.dim(2)?;
         let shape = [1, self.n_kv_heads, room, self.head_dim];
-        for a in [&lane.keys, &lane.values] {
+        for a in [&sequence.keys, &sequence.values] {
             if a.shape() != shape || a.dtype() != Dtype::Float32 {
                 return Err(fault(format!("a row needs float32 {shape:?}")).with_inputs(&[a]));
             }
         }
         Ok(KvViewShape {
-            length: lane.length,
-            offset: lane.offset,
+            length: sequence.length,
+            offset: sequence.offset,
             room,
-            filled: lane.filled,
-            order: lane.order,
-            window: lane.window,
+            filled: sequence.filled,
+            order: sequence.order,
+            window: sequence.window,
         })
     }
 
     /// The work of an attention over these rows. It reads packed rows, the norm's weight and the
     /// sinks where there are any, and each row's keys and values.
-    pub(super) fn plan_attention(&self, lanes: &[KvViewShape], last: bool) -> Result<Attention> {
+    pub(super) fn plan_attention(
+        &self,
+        sequences: &[KvViewShape],
+        last: bool,
+    ) -> Result<Attention> {
         let width = self.check_parts()?;
         let mut queries = Vec::new();
         let mut at = 0;
-        let mut plans = Vec::with_capacity(lanes.len());
-        for (i, lane) in lanes.iter().enumerate() {
-            let kept = lane.order.map_or(0, |(kept, _)| kept);
-            let filled = lane.filled;
-            if lane.length < 1 || lane.offset < 0 || kept < 0 || kept > filled || filled > lane.room
+        let mut plans = Vec::with_capacity(sequences.len());
+        for (i, sequence) in sequences.iter().enumerate() {
+            let kept = sequence.order.map_or(0, |(kept, _)| kept);
+            let filled = sequence.filled;
+            if sequence.length < 1
+                || sequence.offset < 0
+                || kept < 0
+                || kept > filled
+                || filled > sequence.room
             {
                 return Err(fault("a row has impossible positions"));
             }
-            let skipped = if last { lane.length - 1 } else { 0 };
-            for j in skipped..lane.length {
+            let skipped = if last { sequence.length - 1 } else { 0 };
+            for j in skipped..sequence.length {
                 queries.push(Query {
                     sequence: i,
                     row: dim(at + j),
-                    position: lane.offset + j,
+                    position: sequence.offset + j,
                 });
             }
-            at += lane.length;
+            at += sequence.length;
             plans.push(AttentionMask {
                 len: dim(filled),
-                order: lane.order.map(|(kept, start)| (dim(kept), start)),
-                window: lane.window,
+                order: sequence.order.map(|(kept, start)| (dim(kept), start)),
+                window: sequence.window,
             });
         }
         Ok(Attention {

@@ -257,7 +257,7 @@ impl Block<'_> {
                 self.heads.plan_keys(shape, total, tokens)?,
                 self.heads.plan_values(shape, total, tokens)?,
             ));
-            held.push(room.memory.kept());
+            held.push(room.memory.layer());
             lanes.push(KvViewShape {
                 length: room.length,
                 offset: room.offset,
@@ -287,7 +287,7 @@ const OP: &str = "cpu::block";
 
 /// The most tokens for which memory between the parts is kept for the next blocks. A batch of
 /// requests has about as many in a pass.
-const KEPT: usize = 256;
+const MAX_KEPT_TOKENS: usize = 256;
 
 /// What a block computes.
 struct BlockPlan {
@@ -369,7 +369,11 @@ impl Work for BlockChain {
             }
         });
         // A prompt's part comes seldom, and is large.
-        if self.0.iter().any(|step| step.project.work.rows > KEPT) {
+        if self
+            .0
+            .iter()
+            .any(|step| step.project.work.rows > MAX_KEPT_TOKENS)
+        {
             INTERMEDIATES.take();
         }
     }
@@ -393,7 +397,7 @@ impl BlockPlan {
         let norm = next(&mut rest, usize::from(self.k_norm)).first();
         let seen_with = next(&mut rest, self.attention_inputs);
         let _writing = PoisonOnPanic(&self.held);
-        let caches: Vec<Input> = self.held.iter().flat_map(|kept| kept.parts()).collect();
+        let caches: Vec<Input> = self.held.iter().flat_map(|layer| layer.parts()).collect();
         let packed = room(&mut between.packed, self.project.work.outputs());
         // SAFETY: caches of a `KvBuffer` are float32.
         let prefetch = unsafe { self.attend.prefetch(&caches) };

@@ -57,7 +57,7 @@ impl Drop for KvArena {
 
 /// Keys and values of a layer.
 pub(super) struct KvLayer {
-    slab: Arc<KvArena>,
+    arena: Arc<KvArena>,
     layer: usize,
     shape: [i32; 4],
     strides: [i64; 4],
@@ -79,7 +79,7 @@ impl KvLayer {
             unsafe { sys::rust_mlx_uninitialized(out, all.as_ptr(), all.len()) }
         })?;
         let (_, data, elements) = array.row_major(OP)?;
-        let slab = Arc::new(KvArena {
+        let arena = Arc::new(KvArena {
             array: vec![array],
             first: data.cast::<f32>().cast_mut(),
             elements,
@@ -88,7 +88,7 @@ impl KvLayer {
         let [_, _, room, width] = shape.map(i64::from);
         let of = |layer: usize| {
             Arc::new(Self {
-                slab: Arc::clone(&slab),
+                arena: Arc::clone(&arena),
                 layer,
                 shape,
                 strides: [0, room * width, width, 1],
@@ -106,7 +106,7 @@ impl KvLayer {
     pub(super) fn parts(&self) -> [Input; 2] {
         let n = self.shape.iter().map(|&d| dim(d)).product();
         [0, 1].map(|which| {
-            let at = self.slab.first.wrapping_add((2 * self.layer + which) * n);
+            let at = self.arena.first.wrapping_add((2 * self.layer + which) * n);
             // SAFETY: the array has `2 * n` elements for each layer. `self` keeps the array and the
             // layout, whose strides stay within `n` elements.
             unsafe { Input::strided(at, n, &self.shape, &self.strides) }
@@ -133,8 +133,8 @@ impl KvLayer {
 const OP: &str = "cpu::memory";
 
 /// Whether an earlier operation left one of these half written.
-pub(super) fn poisoned<'k>(kept: impl IntoIterator<Item = &'k Arc<KvLayer>>) -> bool {
-    (kept.into_iter()).any(|kept| kept.slab.poisoned.load(Ordering::Relaxed))
+pub(super) fn poisoned<'k>(layer: impl IntoIterator<Item = &'k Arc<KvLayer>>) -> bool {
+    (layer.into_iter()).any(|layer| layer.arena.poisoned.load(Ordering::Relaxed))
 }
 
 /// Marks memory as broken when a panic leaves the operation that writes it.
@@ -143,8 +143,8 @@ pub(super) struct PoisonOnPanic<'k>(pub &'k [Arc<KvLayer>]);
 impl Drop for PoisonOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for kept in self.0 {
-                kept.slab.poisoned.store(true, Ordering::Relaxed);
+            for layer in self.0 {
+                layer.arena.poisoned.store(true, Ordering::Relaxed);
             }
         }
     }
@@ -186,18 +186,18 @@ impl Work for Fill {
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         let from: Vec<Input> = match &self.from {
             From::Arrays => inputs[..2].to_vec(),
-            From::KvLayer(layers) => layers.iter().flat_map(|kept| kept.parts()).collect(),
+            From::KvLayer(layers) => layers.iter().flat_map(|layer| layer.parts()).collect(),
         };
         if matches!(&self.from, From::KvLayer(layers) if poisoned(layers)) {
-            self.to.slab.poisoned.store(true, Ordering::Relaxed);
+            self.to.arena.poisoned.store(true, Ordering::Relaxed);
             output.fill(f32::NAN);
             return;
         }
         let _writing = PoisonOnPanic(std::slice::from_ref(&self.to));
-        let all = self.to.slab.all();
+        let all = self.to.arena.all();
         // SAFETY: memory is float32 and belongs to this operation alone until it has run. Every
         // other operation on it depends on the output, and `add_once` runs it once.
-        let all = unsafe { all.slice_mut::<f32>(0, self.to.slab.elements) };
+        let all = unsafe { all.slice_mut::<f32>(0, self.to.arena.elements) };
         // SAFETY: `KvBuffer` has seen types and shapes; writers of the sources come before or
         // after.
         unsafe { self.plane.copy(&from, all) };

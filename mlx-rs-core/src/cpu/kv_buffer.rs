@@ -27,7 +27,7 @@ use crate::memory;
 /// # Ok::<(), mlx_rs_core::Error>(())
 /// ```
 pub struct KvBuffer {
-    kept: Arc<KvLayer>,
+    layer: Arc<KvLayer>,
     /// This many positions were written, from the first on. The others are uninitialized and must
     /// not be read.
     known: i32,
@@ -155,19 +155,19 @@ impl KvBuffer {
     ) -> Result<Vec<Self>> {
         let filled = from.as_ref().map_or(0, |(_, filled)| *filled);
         check_shape(shape, filled)?;
-        let kept = KvLayer::allocate(layers, shape)?;
-        let written = match (from, kept.first()) {
+        let made = KvLayer::allocate(layers, shape)?;
+        let written = match (from, made.first()) {
             (Some((from, 1..)), Some(first)) => Some(kv_arena::fill(first, from, filled, inputs)?),
             _ => None,
         };
         let written = written.map(Arc::new);
-        let of = |kept| Self {
-            kept,
+        let of = |layer| Self {
+            layer,
             known: filled,
             written: written.clone(),
             copies: RefCell::default(),
         };
-        Ok(kept.into_iter().map(of).collect())
+        Ok(made.into_iter().map(of).collect())
     }
 
     /// Gets room for `room` positions, and keeps the first `filled`.
@@ -186,7 +186,7 @@ impl KvBuffer {
     /// ```
     pub fn grow(&mut self, filled: i32, room: i32) -> Result<()> {
         self.check(filled)?;
-        let from = From::KvLayer(vec![Arc::clone(&self.kept)]);
+        let from = From::KvLayer(vec![Arc::clone(&self.layer)]);
         let after = after([&*self]);
         let from = Some((from, filled));
         *self = Self::make(1, self.with(room), from, &arrays(&after))?.remove(0);
@@ -195,7 +195,7 @@ impl KvBuffer {
 
     /// The shape with other room.
     fn with(&self, room: i32) -> [i32; 4] {
-        let [one, heads, _, width] = *self.kept.shape();
+        let [one, heads, _, width] = *self.layer.shape();
         [one, heads, room, width]
     }
 
@@ -217,7 +217,7 @@ impl KvBuffer {
             return Err(fault(format!("a copy of {n} positions")));
         }
         let after = after([self]);
-        let part = |which: usize| self.kept.copy(which, n, &arrays(&after));
+        let part = |which: usize| self.layer.copy(which, n, &arrays(&after));
         let (keys, values) = (part(0)?, part(1)?);
         let mut copies = self.copies.borrow_mut();
         copies.extend([&keys, &values].map(|copy| Arc::new(copy.clone())));
@@ -269,7 +269,11 @@ impl KvBuffer {
         let mut forks = Vec::with_capacity(layers.len());
         let alike = layers.chunk_by(|a, b| a.with(room) == b.with(room));
         for some in alike.flat_map(|alike| alike.chunks(layers_per_arena(&alike[0].with(room)))) {
-            let from = From::KvLayer(some.iter().map(|layer| Arc::clone(&layer.kept)).collect());
+            let from = From::KvLayer(
+                some.iter()
+                    .map(|buffer| Arc::clone(&buffer.layer))
+                    .collect(),
+            );
             let after = after(some.iter().copied());
             let shape = some[0].with(room);
             forks.extend(Self::make(
@@ -301,7 +305,7 @@ impl KvBuffer {
 
     /// Positions that it has room for.
     pub fn room(&self) -> i32 {
-        self.kept.shape()[2]
+        self.layer.shape()[2]
     }
 
     /// `[1, Hkv, room, D]`.
@@ -314,7 +318,7 @@ impl KvBuffer {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn shape(&self) -> &[i32] {
-        self.kept.shape()
+        self.layer.shape()
     }
 
     /// What to evaluate so that all is written; `None` when nothing was. It is one array, in one
@@ -333,8 +337,8 @@ impl KvBuffer {
 
     /// Keys and values for an operation that writes them, and must have [`Self::before`] among its
     /// inputs.
-    pub(super) fn kept(&self) -> Arc<KvLayer> {
-        Arc::clone(&self.kept)
+    pub(super) fn layer(&self) -> Arc<KvLayer> {
+        Arc::clone(&self.layer)
     }
 
     /// The operations that must precede one that writes here, except those in `known`, to which

@@ -196,11 +196,11 @@ fn private(dir: &Path) -> Result<(), String> {
         .canonicalize()
         .map_err(|e| format!("which cannot be read ({e})"))?;
     let me = own_uid(&dir).map_err(|e| format!("which cannot be written to ({e})"))?;
-    let look = |path: &Path| {
+    let metadata = |path: &Path| {
         path.symlink_metadata()
             .map_err(|e| format!("below {}, which cannot be read ({e})", path.display()))
     };
-    let meta = look(&dir)?;
+    let meta = metadata(&dir)?;
     if !meta.is_dir() || meta.uid() != me {
         return Err(String::from("which is not a directory of this user"));
     }
@@ -211,7 +211,7 @@ fn private(dir: &Path) -> Result<(), String> {
         ));
     }
     for parent in dir.ancestors().skip(1) {
-        let meta = look(parent)?;
+        let meta = metadata(parent)?;
         let others_write = meta.mode() & 0o022 != 0 && meta.mode() & STICKY == 0;
         if others_write || (meta.uid() != me && meta.uid() != 0) {
             return Err(format!(
@@ -479,7 +479,7 @@ impl<E: ClosureError> Compiled<E> {
 ///
 /// `f` must be pure. It runs once for each form of its arguments (and stream): that is when it
 /// prints or counts, and its captures become constants of the graph. Its arguments are placeholders
-/// while it is traced, so it cannot look at values. Each new form adds a trace that is kept until
+/// while it is traced, so it cannot read values. Each new form adds a trace that is kept until
 /// the result of this function is dropped or [`compile_clear_cache`]. Mirrors `mx.compile`.
 ///
 /// On a GPU, element-wise operations become one kernel. On the CPU that would write, compile and

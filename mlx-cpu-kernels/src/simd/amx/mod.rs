@@ -56,7 +56,7 @@ pub(crate) unsafe fn products<'a>(
     source: &dyn Fn(usize) -> TilePair<'a>,
     x: &InputTiles,
     registers: &TileRegisters,
-    room: &mut Scratch,
+    memory: &mut Scratch,
     done: &mut dyn FnMut(usize, &[OutputRow]),
 ) {
     let (groups, bits) = x.packing();
@@ -77,23 +77,23 @@ pub(crate) unsafe fn products<'a>(
     // here.
     unsafe {
         if x.is_stacked() {
-            let scratch = (&mut *room.small_m, &mut room.factors);
+            let scratch = (&mut *memory.small_m, &mut memory.factors);
             return match bits {
                 4 => small_m::run::<4>(places, &source, x, registers, scratch, done),
                 _ => small_m::run::<8>(places, &source, x, registers, scratch, done),
             };
         }
-        let mut sums = std::mem::take(&mut room.sums);
+        let mut sums = std::mem::take(&mut memory.sums);
         sums.resize(2 * x.padded(), OutputRow::default());
         for place in places {
             let (two, out) = (source(place), &mut sums[..]);
-            let scratch = (&mut *room.large_m, &mut room.factors);
+            let scratch = (&mut *memory.large_m, &mut memory.factors);
             match bits {
                 4 => large_m::run::<4>(two, x, registers, scratch, out),
                 _ => large_m::run::<8>(two, x, registers, scratch, out),
             }
             done(place, &sums);
         }
-        room.sums = sums;
+        memory.sums = sums;
     }
 }

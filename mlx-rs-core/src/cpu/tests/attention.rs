@@ -71,7 +71,7 @@ fn many_queries_find_what_the_definition_says() {
         let (keys, values) = (noise(kv * n * d, 2), noise(kv * n * d, 3));
         let own_sinks = noise(h, 4);
         on_cpu(|| {
-            let lane_shape = [1, kv as i32, n as i32, d as i32];
+            let kv_shape = [1, kv as i32, n as i32, d as i32];
             let heads = Heads {
                 n_heads: h as i32,
                 n_kv_heads: kv as i32,
@@ -83,11 +83,11 @@ fn many_queries_find_what_the_definition_says() {
                 rotation: None,
                 sinks: with_sinks.then(|| array(&own_sinks, &[h as i32])),
             };
-            let lane = |order| KvView {
+            let sequence = |order| KvView {
                 length: length as i32,
                 offset: before as i32,
-                keys: array(&keys, &lane_shape),
-                values: array(&values, &lane_shape),
+                keys: array(&keys, &kv_shape),
+                values: array(&values, &kv_shape),
                 filled: n as i32,
                 order,
                 window,
@@ -108,12 +108,18 @@ fn many_queries_find_what_the_definition_says() {
             with_each(|isa| {
                 let what = format!("{length} {before} {kept} {window:?} {d} {isa:?}");
                 let order = Some((kept as i32, start as i32));
-                let found = heads.attend(&packed_array, &[lane(order)], false).unwrap();
+                let found = heads
+                    .attend(&packed_array, &[sequence(order)], false)
+                    .unwrap();
                 close(&host(&found), &wanted, 1e-5, &what);
-                let found = heads.attend(&packed_array, &[lane(order)], true).unwrap();
+                let found = heads
+                    .attend(&packed_array, &[sequence(order)], true)
+                    .unwrap();
                 close(&host(&found), &wanted[(length - 1) * h * d..], 1e-5, &what);
                 if window.is_none() {
-                    let found = heads.attend(&packed_array, &[lane(None)], false).unwrap();
+                    let found = heads
+                        .attend(&packed_array, &[sequence(None)], false)
+                        .unwrap();
                     close(&host(&found), &all, 1e-5, &what);
                 }
             });
@@ -153,7 +159,7 @@ fn rows_of_a_batch_do_not_see_each_other() {
             sinks: None,
         };
         let places: Vec<(i32, i32)> = lengths.iter().map(|n| (*n as i32, 2)).collect();
-        let lanes: Vec<KvView> = lengths
+        let sequences: Vec<KvView> = lengths
             .iter()
             .enumerate()
             .map(|(i, &length)| {
@@ -172,17 +178,17 @@ fn rows_of_a_batch_do_not_see_each_other() {
             .collect();
         with_each(|isa| {
             let all = array(&packed, &[1, total as i32, width as i32]);
-            let together = host(&heads.attend(&all, &lanes, false).unwrap());
+            let together = host(&heads.attend(&all, &sequences, false).unwrap());
             let keys = host(&heads.keys(&all, &places).unwrap());
             let mut at = 0;
-            for (i, lane) in lanes.iter().enumerate() {
+            for (i, sequence) in sequences.iter().enumerate() {
                 let own = array(
                     &packed[at * width..(at + lengths[i]) * width],
-                    &[1, lane.length, width as i32],
+                    &[1, sequence.length, width as i32],
                 );
                 let alone = host(
                     &heads
-                        .attend(&own, std::slice::from_ref(lane), false)
+                        .attend(&own, std::slice::from_ref(sequence), false)
                         .unwrap(),
                 );
                 let rows = &together[at * h * d..(at + lengths[i]) * h * d];
@@ -212,7 +218,7 @@ fn single_queries_find_the_same_alone_and_among_others() {
     let packed = noise(total * width, 1);
     on_cpu(|| {
         let heads = plain_heads(h as i32, kv as i32, d as i32);
-        let lanes: Vec<KvView> = (lengths.iter().zip(filled).zip(0..))
+        let sequences: Vec<KvView> = (lengths.iter().zip(filled).zip(0..))
             .map(|((&length, filled), seed)| {
                 let n = filled + 10;
                 let cache = |seed| {
@@ -234,16 +240,16 @@ fn single_queries_find_the_same_alone_and_among_others() {
             })
             .collect();
         with_each(|isa| {
-            for rows in [&lanes[..7], &lanes[..]] {
-                let total: i32 = rows.iter().map(|lane| lane.length).sum();
+            for rows in [&sequences[..7], &sequences[..]] {
+                let total: i32 = rows.iter().map(|sequence| sequence.length).sum();
                 let own = &packed[..total as usize * width];
                 let all = array(own, &[1, total, width as i32]);
                 let together = host(&heads.attend(&all, rows, false).unwrap());
                 let mut at = 0;
-                for (i, lane) in rows.iter().enumerate() {
+                for (i, sequence) in rows.iter().enumerate() {
                     let own = &packed[at * width..(at + lengths[i]) * width];
-                    let own = array(own, &[1, lane.length, width as i32]);
-                    let one = std::slice::from_ref(lane);
+                    let own = array(own, &[1, sequence.length, width as i32]);
+                    let one = std::slice::from_ref(sequence);
                     let alone = host(&heads.attend(&own, one, false).unwrap());
                     assert!(alone.iter().all(|v| v.is_finite()), "row {i}, {isa:?}");
                     let found = &together[at * h * d..(at + lengths[i]) * h * d];
@@ -259,7 +265,7 @@ fn single_queries_find_the_same_alone_and_among_others() {
 #[test]
 fn heads_that_cannot_be_are_errors() {
     let heads = |n_heads, n_kv_heads, head_dim| plain_heads(n_heads, n_kv_heads, head_dim);
-    let lane = |length, offset, d| KvView {
+    let sequence = |length, offset, d| KvView {
         length,
         offset,
         keys: array(&vec![0.0; d], &[1, 1, 1, d as i32]),
@@ -277,9 +283,9 @@ fn heads_that_cannot_be_are_errors() {
             length: 1,
             offset: 0,
         };
-        let lanes = [lane(1, 0, 65_536)];
-        let cache = &lanes[0].keys;
-        assert!(large.attend(&packed, &lanes, false).is_err());
+        let sequences = [sequence(1, 0, 65_536)];
+        let cache = &sequences[0].keys;
+        assert!(large.attend(&packed, &sequences, false).is_err());
         assert!(large.keys(&packed, &[(1, 0)]).is_err());
         assert!(large.store_keys(cache, &packed, token).is_err());
         assert!(large.store_values(cache, &packed, token).is_err());
@@ -292,9 +298,9 @@ fn heads_that_cannot_be_are_errors() {
             (i32::MAX, i32::MAX, 2),
         ] {
             let odd = heads(a, b, d);
-            assert!(odd.attend(&packed, &[lane(1, 0, 2)], false).is_err());
+            assert!(odd.attend(&packed, &[sequence(1, 0, 2)], false).is_err());
             assert!(
-                odd.store_values(&lane(1, 0, 2).keys, &packed, token)
+                odd.store_values(&sequence(1, 0, 2).keys, &packed, token)
                     .is_err()
             );
         }
@@ -305,9 +311,12 @@ fn heads_that_cannot_be_are_errors() {
             &[(-2, 0), (3, 0)],
             &[(i32::MIN, 0), (i32::MIN, 0), (1, 0)],
         ] {
-            let lanes: Vec<KvView> = rows.iter().map(|&(n, at)| lane(n, at, 2)).collect();
+            let sequences: Vec<KvView> = rows.iter().map(|&(n, at)| sequence(n, at, 2)).collect();
             assert!(usual.keys(&packed, rows).is_err(), "{rows:?}");
-            assert!(usual.attend(&packed, &lanes, false).is_err(), "{rows:?}");
+            assert!(
+                usual.attend(&packed, &sequences, false).is_err(),
+                "{rows:?}"
+            );
         }
     });
 }

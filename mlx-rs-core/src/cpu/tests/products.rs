@@ -270,7 +270,7 @@ fn inputs_of_any_layout() {
         let keys = array(&noise(16 * 6, 5), &[1, 1, 16, 6])
             .swap_axes(2, 3)
             .unwrap();
-        let lane = |keys: &Array| KvView {
+        let sequence = |keys: &Array| KvView {
             length: 6,
             offset: 0,
             keys: keys.clone(),
@@ -279,9 +279,11 @@ fn inputs_of_any_layout() {
             order: Some((0, 0)),
             window: None,
         };
-        let got = heads.attend(&packed, &[lane(&keys)], false).unwrap();
+        let got = heads.attend(&packed, &[sequence(&keys)], false).unwrap();
         let copies = (packed.contiguous().unwrap(), keys.contiguous().unwrap());
-        let wanted = heads.attend(&copies.0, &[lane(&copies.1)], false).unwrap();
+        let wanted = heads
+            .attend(&copies.0, &[sequence(&copies.1)], false)
+            .unwrap();
         assert_eq!(host(&got), host(&wanted));
     });
 }

@@ -176,7 +176,7 @@ fn a_block_is_its_parts() {
                     .collect();
                 let got = block.step(&x, &mut rooms).unwrap();
                 let packed = project(&block.projections, block.attention_norm, Epilogue::None, &x);
-                let mut lanes = Vec::new();
+                let mut sequences = Vec::new();
                 let mut first = 0;
                 for (row, (keys, values)) in arrays.iter_mut().enumerate() {
                     let tokens = TokenRange {
@@ -187,7 +187,7 @@ fn a_block_is_its_parts() {
                     *keys = heads.store_keys(keys, &packed, tokens).unwrap();
                     *values = heads.store_values(values, &packed, tokens).unwrap();
                     first += lengths[row];
-                    lanes.push(KvView {
+                    sequences.push(KvView {
                         length: lengths[row],
                         offset: offsets[row],
                         keys: keys.clone(),
@@ -197,7 +197,7 @@ fn a_block_is_its_parts() {
                         window: (row == 1).then_some(4),
                     });
                 }
-                let found = heads.attend(&packed, &lanes, false).unwrap();
+                let found = heads.attend(&packed, &sequences, false).unwrap();
                 let attended = project(&[block.output], None, Epilogue::Add(&x), &found);
                 let gated = Epilogue::Gate(Gate::Silu);
                 let gated = project(&block.gate_up, block.feed_norm, gated, &attended);
