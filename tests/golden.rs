@@ -6,7 +6,7 @@ mod common;
 use common::{floats, golden, greedy, ids, max_difference, tiny, tiny_names};
 use inference::{Message, Prompt};
 
-/// A thousandth. With the kernels it is two for quantized models: their products of a few rows
+/// A thousandth. With the kernels it is two for quantized models. Their products of a few rows
 /// round inputs to 16 bits, which these small random models enlarge twentyfold. `kernels.rs` has
 /// what the kernels may change.
 #[test]

@@ -1,5 +1,5 @@
-//! Fetching from the Hugging Face Hub, against a hub on this machine: the layout of the shared
-//! cache, the files that are fetched, and every way in which a transfer can fail.
+//! Fetching from the Hugging Face Hub, against a hub on this machine. It checks the layout of the
+//! shared cache, the fetched files, and every way in which a transfer can fail.
 
 mod common;
 mod fake_hub;

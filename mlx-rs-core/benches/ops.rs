@@ -220,7 +220,7 @@ const PREFILLS: [Product; 3] = [
 mod linear {
     use super::*;
 
-    /// A matrix of so many bits, 32 for float32, and the packed form where there is one.
+    /// A matrix of this many bits, 32 for float32, and its packed form if there is one.
     fn weight(bits: i32, (_, n, k): Product) -> (Array, Option<Quantized>) {
         let w = noise(&[n, k], 1);
         let packed = (bits < 32).then(|| Quantized::quantize(&w, 32, bits, QuantMode::Affine));

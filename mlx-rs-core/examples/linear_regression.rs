@@ -14,7 +14,7 @@ const STEPS: usize = 500;
 pub(crate) fn main() -> Result<()> {
     let key = |seed| random::Key::new(seed);
     let f32 = Dtype::Float32;
-    // What is to be found, and examples of it with some noise.
+    // The coefficients to find, and noisy examples.
     let truth = random::normal(0.0, 1.0, &[FEATURES], f32, &key(0)?)?;
     let inputs = random::normal(0.0, 1.0, &[EXAMPLES, FEATURES], f32, &key(1)?)?;
     let noise = random::normal(0.0, 0.01, &[EXAMPLES], f32, &key(2)?)?;

@@ -14,7 +14,7 @@
 //!
 //! Threads: MLX calls closures in the thread that called the transform, which holds the lock. MLX's
 //! stream threads never call one. They could release the last reference of a graph node that owns
-//! one. Such a payload is put aside, and the next thread that calls in drops it: values of the user
+//! one. Such a payload is put aside, and the next thread that calls in drops it. Values of the user
 //! must not be dropped on a thread that MLX waits for.
 
 mod custom;

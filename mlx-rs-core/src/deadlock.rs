@@ -31,10 +31,10 @@ type State = (u64, u64);
 
 /// Sets after how long a thread that waits for MLX gets an error of kind
 /// [`Deadlock`](ErrorKind::Deadlock), and returns the time before. The default is 30 seconds. The
-/// time counts while the thread that uses MLX is inside a function given to a transform, takes no
-/// processor time, and does not wait for MLX. It then waits for something else, most likely another
-/// thread. Where the system does not report the processor time of a thread (other than Linux), all
-/// the time inside the function counts, and the limit is twenty times as long.
+/// time counts while the thread that uses MLX is inside a function given to a transform. That
+/// thread must take no processor time and not wait for MLX. It then waits for something else, most
+/// likely another thread. Other systems than Linux do not report the processor time of a thread.
+/// There all the time inside the function counts, and the limit is twenty times as long.
 ///
 /// ```
 /// use std::time::Duration;

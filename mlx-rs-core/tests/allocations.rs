@@ -1,5 +1,5 @@
-//! Heap allocations that Rust makes for one call, counted: none on the hot path. What MLX itself
-//! allocates (the node of the graph, its inputs and its shape) is the same for a raw C call.
+//! Heap allocations that Rust makes for one call, counted: none on the hot path. MLX's own
+//! allocations (the node of the graph, its inputs and its shape) are the same for a raw C call.
 //!
 //! The one test with `unsafe`: an allocator cannot do without.
 

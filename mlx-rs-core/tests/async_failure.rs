@@ -1,6 +1,6 @@
-//! An asynchronous evaluation that fails on the way: what it had started before can be read
-//! afterwards, and so can what is built on it. MLX alone would leave the reader waiting forever
-//! (hazard 17), so a watchdog ends the process when this file hangs.
+//! A failing asynchronous evaluation. Work started before it can be read afterwards, and so can
+//! arrays built on that work. MLX alone would leave the reader waiting forever (hazard 17), so a
+//! watchdog ends the process when this file hangs.
 
 use std::sync::Once;
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn what_was_started_can_be_read() {
                 assert!(async_eval([&bad]).is_err());
                 assert!(eval([&bad]).is_err());
                 assert!(bad.eval().is_err());
-                // What is built on it works, at once and later.
+                // Arrays built on it work, at once and later.
                 let next = between.add(&started)?;
                 async_eval([&next])?;
                 check(&next, 1.0f32.exp() + 0.5f32.exp());
@@ -74,7 +74,7 @@ fn across_streams_as_well() {
         Stream::new(Device::cpu()).unwrap(),
     );
     for _ in 0..20 {
-        // The failure is on one stream, and what was started on the other is not an input of it.
+        // The failure is on one stream, and work started on the other is not an input of it.
         let first = a.scope(|| x().exp()).unwrap();
         let second = b.scope(|| first.square()).unwrap();
         let bad = b.scope(|| refused(&second)).unwrap();

@@ -1,5 +1,5 @@
-//! A function given to MLX that fails: a panic resumes here, an error is the value that was
-//! returned, in every kind of callback. What is counted is in `closure_leaks.rs`.
+//! Failures of a function given to MLX, in every kind of callback. A panic resumes here, and an
+//! error is the returned value. `closure_leaks.rs` counts.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -60,7 +60,7 @@ fn batch() -> Array {
     Array::vector(&[1.0f32, 2.0]).unwrap()
 }
 
-/// Runs `f` with each fate and looks at what comes out.
+/// Runs `f` with each fate and checks the result.
 fn all_fates(what: &str, f: impl Fn(Fate) -> Result<(), Mine>) {
     for _ in 0..2 {
         let payload = catch_unwind(AssertUnwindSafe(|| f(Fate::Panic))).expect_err(what);
@@ -257,7 +257,7 @@ fn a_panic_in_a_value_dropped_by_c_does_not_abort() {
     eval([&one()]).unwrap();
 }
 
-/// A reader or writer of the user's that panics, or fails, after so many bytes.
+/// A reader or writer of the user's that panics, or fails, after this many bytes.
 struct Broken {
     left: usize,
     bytes: std::io::Cursor<Vec<u8>>,

@@ -1,7 +1,7 @@
 //! Functions and arrays that MLX was given are given back, also when a function panics or fails.
 //!
-//! A binary of its own with one test: the counters belong to the whole process, and tests that run
-//! beside this one would be counted with it.
+//! A binary of its own with one test. The counters belong to the whole process, and concurrent
+//! tests would be counted with it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -92,7 +92,7 @@ fn everything(fate: Fate, dir: &std::path::Path) -> Vec<Arrays> {
 fn functions_arrays_and_bytes_are_given_back() {
     std::panic::set_hook(Box::new(|_| {}));
     let dir = tempfile::tempdir().unwrap();
-    // What is made once and kept, such as the default stream.
+    // Objects made once and kept, such as the default stream.
     everything(Fate::Work, dir.path());
     compile_clear_cache().unwrap();
     let bytes = || {

@@ -1,5 +1,5 @@
-//! Compiled functions: when they trace, what they replay, how they mix with other transforms, and
-//! that on the CPU no native code is written or loaded unasked (hazard 5 of `docs/safety.md`).
+//! Compiled functions: when they trace, what they replay, and how they mix with other transforms.
+//! On the CPU no native code is written or loaded unasked (hazard 5 of `docs/safety.md`).
 //!
 //! Modes and the cache belong to the process, so tests that touch them take turns.
 

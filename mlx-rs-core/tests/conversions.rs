@@ -122,8 +122,8 @@ fn a_vector_taken_over_must_fit_its_shape() {
         Array::from_vec(Vec::<f32>::new(), &[0, 3]).unwrap().shape(),
         [0, 3]
     );
-    // The memory outlives the array it was given to, as long as anything computed from it needs it,
-    // and is written to by nobody who could be seen.
+    // The memory outlives its array as long as anything computed from it needs it. No visible write
+    // happens to it.
     let a = Array::from_vec((0..10_000).collect::<Vec<i32>>(), &[100, 100]).unwrap();
     let b = a.add(&array!(1).unwrap()).unwrap();
     let view = a.transpose().unwrap();

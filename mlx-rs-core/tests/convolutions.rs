@@ -203,7 +203,7 @@ impl Case {
         same("values", &y, &direct.y(&xs, &ws));
 
         // The sum of products of `c`, `x` and `w` has one of three convolutions as its derivative
-        // with respect to each; the derivatives of those are among them again.
+        // with respect to each. The derivatives of those are among them again.
         let cs = numbers(&direct.y, 3);
         let c = Array::from_slice(&cs, &direct.y).unwrap();
         let all = [x.clone(), w.clone(), c];
@@ -217,8 +217,7 @@ impl Case {
         same("d/dx", &first[0], &direct.x(&ws, &cs));
         same("d/dw", &first[1], &direct.w(&xs, &cs));
 
-        // Those of a derivative times an array like it, which takes the place of what was derived
-        // by.
+        // Those of a derivative times an array like it, which replaces the differentiated argument.
         let vs = [numbers(&self.x, 4), numbers(&self.w, 5)];
         for by in 0..2usize {
             let v = Array::from_slice(&vs[by], all[by].shape()).unwrap();
@@ -235,7 +234,7 @@ impl Case {
                 (&xs, &vs[1])
             };
             // MLX computes the derivative of a plain convolution with respect to the kernel from
-            // parts, and has the derivative of one of them, a padding, wrong.
+            // parts. It has the derivative of one of them, a padding, wrong.
             if by == 0 || !self.is_plain() {
                 let got = grad(second.clone(), &[other])(&more).unwrap();
                 let expected = if other == 0 {

@@ -1,5 +1,5 @@
-//! `docs/coverage.md` says of every function of mlx-c what stands for it here; this reads the
-//! bindings, the table and the sources, and fails where they disagree.
+//! `docs/coverage.md` names the counterpart of every function of mlx-c. This reads the bindings,
+//! the table and the sources, and fails where they disagree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

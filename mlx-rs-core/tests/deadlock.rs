@@ -1,5 +1,5 @@
-//! A function given to a transform that waits for a thread that uses MLX: that thread gets an
-//! error, and everything goes on. Only idle waiting counts. A binary of its own: the timeout
+//! A function given to a transform that waits for a thread that uses MLX. That thread gets an
+//! error, and everything continues. Only idle waiting counts. A binary of its own: the timeout
 //! belongs to the process.
 
 use std::sync::Mutex;

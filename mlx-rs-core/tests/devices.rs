@@ -50,7 +50,7 @@ fn the_default_is_settable_and_scopes_go_before_it() {
     });
     assert_eq!(Stream::current().unwrap(), default);
 
-    // Work on one stream waits for what it needs from another.
+    // Work on one stream waits for its inputs from another.
     let x = array!([1.0, 2.0]).unwrap();
     let y = a.scope(|| x.exp()).unwrap();
     let z = b.scope(|| y.log()).unwrap();

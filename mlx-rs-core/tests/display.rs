@@ -76,7 +76,7 @@ fn debug_shows_shape_and_type_without_computing() {
 fn a_precision_sets_the_digits() {
     let a = array!([1.0 / 3.0, 1234.5]).unwrap();
     assert_eq!(format!("{a:.3}"), "array([0.333, 1.23e+03], dtype=float32)");
-    // Views print what they show.
+    // Views print their visible elements.
     let a = array!([[1, 2], [3, 4]]).unwrap();
     let view = a.transpose().unwrap().get(idx![..; -1]).unwrap();
     assert_eq!(

@@ -1,5 +1,5 @@
-//! Every public function says how it is used and how it fails, and every operation is held against
-//! numpy and against hostile arguments: this reads the sources and the tests, and fails on one
+//! Every public function has an example and documents its errors. Every operation is compared with
+//! numpy and gets hostile arguments. This reads the sources and the tests. It fails on a function
 //! without an example, on one that returns a `Result` without a section `# Errors`, and on an
 //! operation that no test of its kind names. Whether examples and tests are right is for them to
 //! say.

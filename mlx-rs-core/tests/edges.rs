@@ -1,6 +1,6 @@
 //! The rest of what `soundness_ops.rs` begins: operations, memory and devices with numbers at their
-//! limits. No argument ends the process or hangs; what comes back, a result or an error, is
-//! evaluated and has the shape and type that it said.
+//! limits. No argument ends the process or hangs. The answer, a result or an error, is evaluated
+//! and has its declared shape and type.
 
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{
@@ -21,7 +21,7 @@ fn array(shape: &[i32], dtype: Dtype) -> Array {
         .unwrap()
 }
 
-/// Keeps what is possible small: a few of the numbers ask for gigabytes.
+/// Keeps results small: a few of the numbers ask for gigabytes.
 fn limited() {
     memory::set_budget(1 << 22);
 }
@@ -222,7 +222,7 @@ fn quantized_matrices_of_any_form() {
     }
 }
 
-/// What no program should ask for, and what it gets: limits that MLX takes, or an error.
+/// Arguments that no program should pass: limits that MLX takes, or an error.
 #[test]
 fn memory_and_devices_at_their_limits() {
     let before = memory::limit().unwrap();

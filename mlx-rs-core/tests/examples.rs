@@ -1,5 +1,5 @@
-//! The examples run, and find what they look for: each ends with a check of its own. The one with a
-//! kernel runs it where there is a GPU, and says so elsewhere.
+//! The examples run, and each ends with a check of its own. The one with a kernel runs it where
+//! there is a GPU, and says so elsewhere.
 
 #[path = "../examples/custom_kernel.rs"]
 mod custom_kernel;

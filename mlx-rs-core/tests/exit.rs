@@ -1,5 +1,5 @@
-//! Processes that end while other threads compute, by `main` returning or by `exit`: with the exit
-//! code asked for, not by a signal. Each is a process of its own.
+//! Processes that end while other threads compute, by `main` returning or by `exit`. They end with
+//! the intended exit code, not by a signal. Each is a process of its own.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Functions as files: what comes back, and what is refused before MLX reads a byte.
+//! Functions as files: round trips, and refusals before MLX reads a byte.
 
 #![expect(
     clippy::cloned_ref_to_slice_refs,

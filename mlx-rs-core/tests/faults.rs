@@ -1,6 +1,6 @@
 //! One table a class of mlx-c: how each of its calls can fail (a status, a null handle, something
-//! that is not found), and that the failure is an error of the right kind that says what was wrong,
-//! after which the same class works again.
+//! that is not found). The failure is an error of the right kind that names the fault, and the same
+//! class works afterwards.
 
 use std::slice::from_ref;
 
@@ -19,7 +19,7 @@ use mlx_rs_core::{
     memory, meshgrid, metal, ones, stack, where_, zeros,
 };
 
-/// What was done, the kind of error, a part of its text, and what came of it.
+/// The action, the kind of error, a part of its text, and the result.
 type Row = (&'static str, ErrorKind, &'static str, Result<()>);
 
 fn row<T>(what: &'static str, kind: ErrorKind, text: &'static str, result: Result<T>) -> Row {

@@ -1,5 +1,5 @@
 //! Indexing against numpy: the golden cases of tools/golden/indexing.py, properties against plain
-//! loops, and what must be refused.
+//! loops, and refusals.
 
 use mlx_rs_core::indexing::{Ellipsis, Index, NewAxis, Span, clamped};
 use mlx_rs_core::{Array, Dtype, Element, ErrorKind, array, bf16, f16, idx, zeros};
@@ -326,7 +326,7 @@ proptest! {
         shape in prop::collection::vec(0i32..4, 0..4),
         entries in prop::collection::vec((0usize..8, any::<i64>(), any::<i64>(), -3i64..4), 0..5),
     ) {
-        // Anything may be refused; what is not must evaluate to values of the array.
+        // Any index may be refused; others must evaluate to values of the array.
         let a = iota(&shape);
         let index: Vec<Index<'_>> = entries
             .iter()

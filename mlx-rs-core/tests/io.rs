@@ -1,5 +1,5 @@
-//! Files of arrays: those that numpy and Python MLX wrote (tools/golden/io.py), our own bytes
-//! against numpy's, round trips, and every kind of damage.
+//! Files of arrays: those of numpy and Python MLX (tools/golden/io.py), our own bytes against
+//! numpy's, round trips, and every kind of damage.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ fn our_npy_is_byte_for_byte_numpy_s() {
         io::write_npy(&mut ours, &io::load_npy(fixture(name)).unwrap()).unwrap();
         assert_eq!(ours, theirs, "{name}");
     }
-    // A view is written as what it shows.
+    // A view is written as its visible elements.
     let mut ours = Vec::new();
     io::write_npy(&mut ours, &io::load_npy(fixture("columns.npy")).unwrap()).unwrap();
     assert_eq!(ours, std::fs::read(fixture("rows.npy")).unwrap());

@@ -1,7 +1,7 @@
 //! Every handle and byte is given back, also after errors.
 //!
-//! A binary of its own with one test: the counters belong to the whole process, and tests that run
-//! beside this one would be counted with it.
+//! A binary of its own with one test. The counters belong to the whole process, and concurrent
+//! tests would be counted with it.
 
 use mlx_rs_core::{Dtype, memory, ones};
 

@@ -88,7 +88,7 @@ fn a_bad_matrix_is_nan_and_harms_no_other() {
         for x in results {
             assert!(all_nan(&part(&x, 0)) && none_nan(&part(&x, 1)), "{bad:?}");
         }
-        // These compute with what is there.
+        // These compute with available values.
         linalg::qr(&a).unwrap().1.eval().unwrap();
         linalg::lu(&a).unwrap().2.eval().unwrap();
     }

@@ -25,8 +25,8 @@ fn numbers(a: &Array) -> Vec<f32> {
 
 type Function<'a> = dyn Fn(&[Array]) -> Result<Vec<Array>> + 'a;
 
-/// `f` mapped over every choice of axes against `f` on each of two examples, the second of which
-/// has the elements of the first in reverse.
+/// `f` mapped over every choice of axes against `f` on each of two examples. The second has the
+/// elements of the first in reverse.
 fn maps(what: &str, f: &Function<'_>, args: &[Array]) {
     let choices: Vec<Vec<Option<i32>>> = args.iter().fold(vec![vec![]], |lists, a| {
         let each = [None].into_iter().chain((0..=a.ndim() as i32).map(Some));

@@ -1,5 +1,5 @@
-//! Operators: what they compute, how scalars take the type of the array beside them, and that they
-//! panic, with the message of the method, where that returns an error.
+//! Operators: their results, and how scalars take the type of the array beside them. They panic
+//! with the message of the method where that returns an error.
 
 use std::panic::catch_unwind;
 
@@ -143,8 +143,8 @@ fn what_a_method_refuses_panics_with_its_message() {
 }
 
 proptest! {
-    /// Counts beyond the width leave no bits, as numpy has it; the machine's own shift, which would
-    /// be used without the check, takes them modulo the width.
+    /// Counts beyond the width leave no bits, as in numpy. The machine's own shift takes them
+    /// modulo the width; the check prevents its use.
     #[test]
     fn shifts_have_a_meaning_for_every_count(values in prop::collection::vec(any::<i16>(), 4), counts in prop::collection::vec(prop_oneof![-20i16..40, any::<i16>()], 4)) {
         let (a, b) = (Array::vector(&values).unwrap(), Array::vector(&counts).unwrap());

@@ -1,4 +1,4 @@
-//! Properties over shapes, slices and types: what comes back is what numpy would give.
+//! Properties over shapes, slices and types: results equal numpy's.
 
 use mlx_rs_core::{Array, Dtype, zeros};
 use proptest::prelude::*;

@@ -1,5 +1,5 @@
 //! Random numbers: the same as Python's for the same key (values from `mlx` 0.30.6 on a CPU),
-//! within their limits, and refused where there is nothing to draw.
+//! within their limits. An empty interval is refused.
 
 use mlx_rs_core::random::{self, Key, Keys};
 use mlx_rs_core::{All, Array, Dtype, ErrorKind, zeros};

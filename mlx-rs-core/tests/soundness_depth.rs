@@ -1,4 +1,4 @@
-//! Graphs of hundreds of thousands of operations, in threads with little stack: a transform gives
+//! Graphs of hundreds of thousands of operations, in threads with little stack. A transform gives
 //! its result or an error, and nothing overflows the stack.
 
 use mlx_rs_core::transforms::{

@@ -1,6 +1,6 @@
-//! Arrays that lie in memory in uncommon ways: reversed, column-major, broadcast, or with a stride
-//! of an axis of one element that means nothing. MLX's CPU kernels read and write elsewhere for
-//! these, end the process, or have the elements in the wrong order.
+//! Arrays with uncommon layouts: reversed, column-major, broadcast, or with a meaningless stride of
+//! an axis of one element. MLX's CPU kernels read and write elsewhere for these, end the process,
+//! or have the elements in the wrong order.
 
 use mlx_rs_core::transforms::{grad, vmap};
 use mlx_rs_core::{

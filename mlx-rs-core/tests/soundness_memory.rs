@@ -1,5 +1,5 @@
 //! Keys and values in place (`cpu::KvBuffer`) under transforms that run operations again, in long
-//! unevaluated chains, and in sizes that no machine has.
+//! unevaluated chains, and in impossible sizes.
 
 use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Heads, KvBuffer, KvSlot, Matrix};
 use mlx_rs_core::transforms::compile;

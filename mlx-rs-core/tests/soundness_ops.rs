@@ -1,6 +1,6 @@
-//! No argument ends the process: every operation on every type, on empty and odd shapes, with axes
-//! and numbers at their limits. What comes back, a result or an error, does not matter here;
-//! results are evaluated, and must have the shape and type that they said they had before.
+//! No argument ends the process. Every operation is called on every type, on empty and odd shapes,
+//! with axes and numbers at their limits. The answer, a result or an error, does not matter here.
+//! Results are evaluated, and must have the shape and type that they declared before.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -37,12 +37,12 @@ fn array(shape: &[i32], dtype: Dtype) -> Array {
         .unwrap()
 }
 
-/// Keeps what is possible small: a few of the numbers ask for gigabytes.
+/// Keeps results small: a few of the numbers ask for gigabytes.
 fn limited() {
     memory::set_budget(1 << 22);
 }
 
-/// Evaluates what there is, and checks that it is what it said.
+/// Evaluates the results, and checks that they have their declared shape and type.
 fn settle(name: &str, result: Result<Vec<Array>>) {
     let Ok(arrays) = result else { return };
     let before: Vec<_> = arrays
@@ -354,8 +354,8 @@ fn functions_with_numbers() {
             one(a.number_of_elements(&[n, m], true, Dtype::Float32))
         }),
     ];
-    // Every operation meets every shape, every type and every pair of numbers, but not all at once:
-    // that would take many minutes on a small machine.
+    // Every operation meets every shape, every type and every pair of numbers, but not all at once.
+    // That would take many minutes on a small machine.
     let types = [Dtype::Float32, Dtype::Int8, Dtype::Complex64];
     for (i, (name, f)) in all.into_iter().enumerate() {
         for (j, shape) in SHAPES.into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Products of empty arrays, which MLX must not be asked to compute on a CPU: nothing is written
-//! where it does not belong, nothing ends the process, and the values are those of empty sums.
+//! Products of empty arrays, which MLX must not compute on a CPU. Nothing is written out of bounds,
+//! nothing ends the process, and the values are those of empty sums.
 
 use mlx_rs_core::fast::{self, Mask};
 use mlx_rs_core::random::{self, Key};
@@ -8,7 +8,7 @@ use mlx_rs_core::{
     All, Array, Dtype, QuantMode, Quantized, Result, async_eval, einsum, memory, ones, zeros,
 };
 
-/// Evaluates a result, if it is one, and checks that it is what it said.
+/// Evaluates a result, if there is one, and checks that it has its declared shape and type.
 fn settle(name: &str, result: Result<Array>) {
     let Ok(a) = result else { return };
     let before = (a.shape().to_vec(), a.dtype());
@@ -17,8 +17,8 @@ fn settle(name: &str, result: Result<Array>) {
     }
 }
 
-/// MLX copies a matrix that lies in memory in an uncommon way before it multiplies, and gives the
-/// copy back at once where the product is empty, while its thread still writes it.
+/// MLX copies a matrix with an uncommon layout before it multiplies. For an empty product it frees
+/// the copy at once, while its thread still writes it.
 #[test]
 fn empty_products_write_nowhere() {
     memory::set_budget(1 << 22);
@@ -84,7 +84,7 @@ fn empty_products_write_nowhere() {
     for (name, empty, other, product) in products {
         let empty = zeros(&empty, Dtype::Float32).unwrap();
         for _ in 0..20 {
-            // So that the copy waits, and what is allocated next is where it was.
+            // So that the copy waits, and the next allocation takes its place.
             let late = slow.sort(-1).unwrap().sum(All, true).unwrap();
             let other = ones(&other, Dtype::Float32).unwrap().add(&late).unwrap();
             let result = product(&empty, &other).unwrap();

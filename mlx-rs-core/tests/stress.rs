@@ -1,6 +1,6 @@
 //! Eight threads that do everything at once: build, index, assign, evaluate, read, print, convert
-//! and save, on streams of their own and on shared arrays. Each thread's results must be those of
-//! the same work done alone.
+//! and save. They use streams of their own and shared arrays. Each thread's results must be those
+//! of the same work done alone.
 //!
 //! `RUST_MLX_STRESS_ROUNDS` sets the rounds of each thread (12); `tools/valgrind.sh` runs a few
 //! under memcheck.
@@ -60,7 +60,7 @@ fn work(seed: u64, shared: &Array, stream: &Stream, dir: &std::path::Path) -> Re
 #[test]
 fn eight_threads_do_everything_at_once_as_if_alone() {
     let dir = tempfile::tempdir().unwrap();
-    // Shared before it is evaluated: whoever needs it first computes it.
+    // Shared before it is evaluated: the first thread that needs it computes it.
     let shared = random::normal(0.0, 1.0, &[24, 8], Dtype::Float32, &Key::new(99).unwrap())
         .and_then(|a| a.multiply(&array!(0.5)?))
         .unwrap();

@@ -1,6 +1,6 @@
 //! Gradients over arguments and trees, Jacobian products, vectorization, checkpoints and custom
-//! derivatives: what they compute and what they refuse. Not the numbers of single operations
-//! (`gradients/`), nor what happens when a function fails (`callbacks.rs`).
+//! derivatives: results and refusals. Not the numbers of single operations (`gradients/`), nor what
+//! happens when a function fails (`callbacks.rs`).
 
 #![expect(
     clippy::cloned_ref_to_slice_refs,
@@ -184,7 +184,7 @@ fn values_that_are_arguments_or_constants() {
     assert_eq!(slope(|x| Ok(vec![x[0].clone()])), (3.0, 1.0, None));
     assert_eq!(slope(|_| Ok(vec![scalar(5.0)])), (5.0, 0.0, None));
     assert_eq!(slope(|x| Ok(vec![x[0].stop_gradient()?])), (3.0, 0.0, None));
-    // What is passed through may be an argument, a stop, an integer, or the value again.
+    // A passed-through value may be an argument, a stop, an integer, or the value again.
     assert_eq!(
         slope(|x| Ok(vec![x[0].square()?, x[0].clone()])),
         (9.0, 6.0, Some(vec![3.0]))

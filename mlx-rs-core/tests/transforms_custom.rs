@@ -1,4 +1,4 @@
-//! Checkpoints and custom derivatives: what they compute and what they refuse.
+//! Checkpoints and custom derivatives: results and refusals.
 
 #![expect(
     clippy::cloned_ref_to_slice_refs,
@@ -64,7 +64,7 @@ fn checkpoints_nest_and_outlive_their_function() {
     let outer = checkpoint(move |x: &[Array]| inner(&[x[0].square()?]));
     let g = grad(|x: &[Array]| outer(x), &[0])(&[scalar(2.0)]).unwrap();
     assert_eq!(g[0].item::<f32>().unwrap(), 32.0);
-    // The graph keeps what it needs of a function that is gone.
+    // The graph keeps the needed parts of a dropped function.
     let y = {
         let block = checkpoint(|x: &[Array]| -> Arrays { Ok(vec![x[0].exp()?]) });
         block(&[scalar(0.0)]).unwrap()

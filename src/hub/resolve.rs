@@ -7,8 +7,8 @@ use inference::{Error, ErrorKind, Result};
 use super::progress::Progress;
 use super::{HfHub, ModelSpec, catalog, elsewhere, fetch, suggest};
 
-/// Finds the model. It is an existing directory or file; else a known name, fetched if need be;
-/// else a name that other tools know, if its model is in the Hugging Face cache. Otherwise it is
+/// Finds the model. It is an existing directory or file, or a known name, fetched if need be. Else
+/// it is a name that other tools know, if its model is in the Hugging Face cache. Otherwise it is
 /// `owner/name[@revision][:file]` or the address of its page, from that cache or fetched from the
 /// hub. `None` is the first model.
 ///

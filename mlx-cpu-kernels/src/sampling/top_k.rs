@@ -175,8 +175,8 @@ impl Work for TopK {
     }
 }
 
-/// The greatest elements of a row, as many as `values` has room for, ascending: how far they lie
-/// below the maximum, which is returned, and their places.
+/// The greatest elements of a row, as many as `values` has room for, ascending. Returns the
+/// maximum; the values are their distances below it, with their places.
 fn rank(
     isa: Isa,
     row: &[f32],

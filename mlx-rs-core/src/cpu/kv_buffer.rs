@@ -1,7 +1,7 @@
 //! Keys and values that a decoder block writes in place. MLX's own arrays never change. A cache
-//! made of them is a new array with each token, and an append copies as long as an operation in
-//! flight refers to the old one. Here the memory stays with its owner. Each operation on it depends
-//! on the earlier ones that write what it reads or read what it writes. It runs at most once.
+//! made of them is a new array with each token. An append copies as long as an operation in flight
+//! refers to the old one. Here the memory stays with its owner. Each operation on it depends on the
+//! earlier ones that write what it reads or read what it writes. It runs at most once.
 
 use std::cell::RefCell;
 use std::sync::Arc;

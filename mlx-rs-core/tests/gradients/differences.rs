@@ -7,8 +7,8 @@ use mlx_rs_core::{Array, Dtype, Result, random, stack};
 const H: f32 = 1.0 / 64.0;
 const TOLERANCE: f64 = 2e-3;
 
-/// What MLX cannot do in batches, or not in all, and says so; the gradient of a quantized kernel is
-/// a quantized product, and a matrix of the dense kernel is evaluated.
+/// Cases that MLX refuses in batches, fully or partly. The gradient of a quantized kernel is a
+/// quantized product, and a matrix of the dense kernel is evaluated.
 const NO_BATCHES: [&str; 7] = [
     "quantized_matmul",
     "gather_qmm",

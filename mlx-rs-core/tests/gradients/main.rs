@@ -1,8 +1,8 @@
-//! Gradients against finite differences, for every differentiable operation that models use. That
-//! the transforms themselves do what they should is in `transforms.rs`.
+//! Gradients against finite differences, for every differentiable operation that models use.
+//! `transforms.rs` tests the transforms themselves.
 //!
 //! Each case is a function of a few small arrays, differentiated in reverse (`vjp`) and forward
-//! (`jvp`); both are compared with differences over five points (error of order h^4), computed in
+//! (`jvp`). Both are compared with differences over five points (error of order h^4), computed in
 //! float32 and summed in float64. Each is also computed in batches (`vmap`) and one by one.
 
 #![expect(
@@ -377,7 +377,7 @@ fn kernels_of_this_crate() {
                 &[numbers(29, &[16, 64], -0.5, 0.5)],
                 |x| kernel.product(&x[0]),
             );
-            // What has no gradient says so.
+            // An operation without a gradient says so.
             let scales = |x: &[Array]| -> Result<Vec<Array>> {
                 let q = Quantized {
                     scales: x[0].clone(),
@@ -509,7 +509,7 @@ fn attention() {
 
 // ---- together
 
-/// One block of a transformer, as models have it: what is right alone may be wrong together.
+/// One block of a transformer, as models have it: parts that are right alone may be wrong together.
 fn block(x: &[Array]) -> Result<Array> {
     let [x, norm, qkv, out, gate, up, down] = x else {
         unreachable!("seven arguments")

@@ -1,5 +1,5 @@
-//! Operations that are another one in a different form, or the same one in another type: they are
-//! held against that one, which has golden values, in every type.
+//! Operations that are another one in a different form, or the same one in another type. They are
+//! compared with that one, which has golden values, in every type.
 
 use mlx_rs_core::random::Key;
 use mlx_rs_core::{
@@ -15,7 +15,7 @@ fn values(shape: &[i32], dtype: Dtype) -> Array {
         .unwrap()
 }
 
-/// Pairs of what must be the same.
+/// Pairs of operations that must be the same.
 fn pairs(dtype: Dtype) -> Result<Vec<(&'static str, Array, Array)>> {
     let a = values(&[3, 4], dtype);
     let ids = Array::vector(&[2u32, 0])?;
@@ -201,7 +201,7 @@ fn order_is_the_same_in_every_real_type() {
     }
 }
 
-/// `f` in another type is `f` in `float32`, to the precision of the type. What differs is a fault.
+/// `f` in another type is `f` in `float32`, to the precision of the type. A difference is a fault.
 fn as_in_float32(name: &str, types: &[Dtype], f: impl Fn(&Array) -> Result<Array>) {
     for &dtype in types {
         let a = values(&[1, 4, 4], dtype);

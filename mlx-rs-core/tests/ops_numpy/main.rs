@@ -1,6 +1,6 @@
-//! Every operation against numpy: `fixtures/ops.json` holds small calls and what they must give,
-//! made by `tools/golden/ops.py`. This reads it, makes the calls (`calls.rs`) and compares types,
-//! shapes and values.
+//! Every operation against numpy. `fixtures/ops.json` holds small calls and their results, made by
+//! `tools/golden/ops.py`. This reads it, makes the calls (`calls.rs`) and compares types, shapes
+//! and values.
 
 mod aliases;
 mod calls;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use mlx_rs_core::{Array, Complex32, Dtype, Element, Result, bf16, eval, f16};
 use serde_json::Value;
 
-/// One call: its name, its arrays, and what else it takes.
+/// One call: its name, its arrays, and its other arguments.
 pub(crate) struct Case<'a> {
     pub(crate) op: &'a str,
     pub(crate) inputs: Vec<Array>,

@@ -1,4 +1,4 @@
-//! Runs a program and holds each step against itself: on the same values in other layouts, mapped
+//! Runs a program and compares each step with itself: on the same values in other layouts, mapped
 //! over a batch, derived, and compiled.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use crate::apply::{Kind, RANDOM, Step, apply, is_smooth, kind};
 use crate::make::{Program, input};
 use crate::value::{Random, Value};
 
-/// What is told of a run.
+/// The report of a run.
 pub trait Report {
     /// Before anything that could end the process.
     fn at(&mut self, step: usize, phase: &str);
@@ -246,7 +246,7 @@ impl Judge<'_> {
         );
     }
 
-    /// Some of the values again, in one evaluation each, with what is not needed any more given up.
+    /// Some of the values again, in one evaluation each, with unneeded ones dropped.
     fn whole(&self, all: &BTreeMap<usize, Array>, report: &mut dyn Report) {
         let program = self.program;
         let mut random = Random(self.seed ^ 0xface);
@@ -435,9 +435,9 @@ fn derived(
     }
     let slopes = grad(total.clone(), &by)(&point)?;
     let (mut expected, mut size) = (0.0, 1.0f64);
-    // What has corners is linear beside them. MLX computes elementary functions of double precision
-    // in single precision, so the step is large elsewhere; where curvature fails it, such as that
-    // of a norm near zero, a smaller one counts.
+    // A function with corners is linear beside them. MLX computes elementary functions of double
+    // precision in single precision, so the step is large elsewhere. A smaller one counts where
+    // curvature is large, such as that of a norm near zero.
     let corners = [
         "sort",
         "topk",

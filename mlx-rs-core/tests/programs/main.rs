@@ -1,7 +1,7 @@
 //! Random programs over arrays in every layout, type and size. Each step must give the same on
-//! views as on fresh row-major copies of the same values, mapped over a batch as on each of it, and
-//! compiled; slopes must be those of differences. Programs run in processes of their own, so that
-//! one that ends its process is a finding like any other.
+//! views as on fresh row-major copies, mapped over a batch as on each example, and compiled. Slopes
+//! must be those of differences. Programs run in processes of their own, so that one that ends its
+//! process is a finding like any other.
 //!
 //! `MLX_PROGRAMS_SECONDS=3600 MLX_PROGRAMS_SEED=1` runs other programs for an hour.
 //! `MLX_PROGRAMS_JSON=file` writes each step for `tools/programs.py`, which computes it with NumPy.
@@ -247,7 +247,7 @@ fn smallest(finding: &Finding) -> String {
     text
 }
 
-/// As [`needed`], but not what is behind a cut.
+/// As [`needed`], but not beyond a cut.
 fn needed_only(program: &Program, step: usize, cuts: &BTreeSet<usize>) -> BTreeSet<usize> {
     let mut cut = program.clone();
     for &k in cuts {

@@ -162,8 +162,8 @@ impl Value {
         }
     }
 
-    /// Where `self` and `other` differ: not at all beyond `tolerance` times what the numbers of the
-    /// type are apart near `scale`.
+    /// Where `self` and `other` differ by more than `tolerance` times the distance of adjacent
+    /// numbers of the type near `scale`.
     pub fn difference(&self, other: &Self, tolerance: f64, scale: f64) -> Option<String> {
         if (self.dtype, &self.shape) != (other.dtype, &other.shape) {
             return Some(format!(

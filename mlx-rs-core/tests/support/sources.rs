@@ -25,7 +25,7 @@ pub(crate) struct Function {
     pub(crate) place: String,
     pub(crate) name: String,
     pub(crate) docs: String,
-    /// What follows its name up to the body.
+    /// The text from its name up to the body.
     pub(crate) signature: String,
     /// The example of the type that it is a method of.
     pub(crate) of_type: String,

@@ -6,8 +6,8 @@ pub(crate) const BF16_SIXTEEN: i16 = 0x4180;
 pub(crate) const MANTISSA_NIBBLE: i16 = 0x0078;
 
 /// The byte of an 8-bit code in sixteen bits, and the bits before a float16 that make it a
-/// bfloat16, without its last three bits, which such codes lack. The exponent becomes three bits
-/// longer, and too great by 16. Zero becomes 2, a 2^15th of what one becomes.
+/// bfloat16. The last three bits are left out, which such codes lack. The exponent becomes three
+/// bits longer, and too great by 16. Zero becomes 2, a 2^15th of what one becomes.
 pub(crate) const LOW_BYTE: i16 = 0x00ff;
 pub(crate) const BF16_EXPONENT_FILL: i16 = 2;
 

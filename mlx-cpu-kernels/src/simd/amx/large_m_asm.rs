@@ -46,8 +46,8 @@ struct LoopState {
     tiles: usize,
     /// Groups that are left.
     groups: usize,
-    /// Bytes of inputs from a block to the next, from the last one of a tile to the first of the
-    /// adjacent tile, and from the last tile to the next group.
+    /// Bytes of inputs from a block to the next. Also from the last block of a tile to the first of
+    /// the adjacent tile, and from the last tile to the next group.
     across: usize,
     beside: isize,
     rest: usize,

@@ -57,7 +57,8 @@ pub(crate) unsafe fn accumulate_values<const R: usize>(
 
 /// # Safety
 /// The processor must have avx2 and fma. There must be `R` queries of `d` elements, a multiple of
-/// 8, `n` keys at this distance, and room for `n` results of each query at this distance.
+/// 8, and `n` keys at this distance. There must be room for `n` results of each query at this
+/// distance.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn scores<const R: usize>(
     queries: *const f32,
