@@ -3,6 +3,10 @@
 
 mod common;
 mod fake_hub;
+#[path = "hub/refusals.rs"]
+mod refusals;
+#[path = "hub/transfers.rs"]
+mod transfers;
 
 use std::fs;
 use std::path::Path;
@@ -206,172 +210,6 @@ fn revisions_are_branches_and_commits() {
 }
 
 #[test]
-fn a_broken_transfer_goes_on_where_it_stopped() {
-    let hub = small();
-    hub.fault("GET", "/store/", Fault::DropAfter(1_000_000), 1);
-    hub.fault("GET", "/store/", Fault::DropAfter(1_234), 1);
-    pull(&hub).unwrap();
-    assert_whole(&hub);
-    let ranges: Vec<_> = hub
-        .log()
-        .into_iter()
-        .filter(|r| r.at_store)
-        .map(|r| r.headers.get("range").cloned())
-        .collect();
-    let want = [
-        None,
-        Some("bytes=1000000-".to_owned()),
-        Some("bytes=1001234-".to_owned()),
-    ];
-    assert_eq!(ranges, want);
-}
-
-#[test]
-fn a_killed_run_is_continued_by_the_next() {
-    let hub = small();
-    // More breaks than one run repeats, none with progress after the first.
-    hub.fault("GET", "/store/", Fault::DropAfter(500_000), 1);
-    hub.fault("GET", "/store/", Fault::DropAfter(0), 20);
-    let error = pull(&hub).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Io);
-    assert!(
-        !hub.repository().join("refs/main").exists(),
-        "nothing claims to be whole"
-    );
-    let left = format!("{}.incomplete", etag_of("model.safetensors", &weights()));
-    assert_eq!(
-        fs::metadata(hub.repository().join("blobs").join(&left))
-            .unwrap()
-            .len(),
-        500_000
-    );
-
-    let hub = restart(hub);
-    pull(&hub).unwrap();
-    assert_whole(&hub);
-    let first = hub.log().into_iter().find(|r| r.at_store).unwrap();
-    assert_eq!(first.headers["range"], "bytes=500000-");
-}
-
-/// The same repository and cache behind a hub without faults.
-fn restart(hub: FakeHub) -> FakeHub {
-    let mut fresh = small();
-    fresh.cache = hub.cache;
-    fresh
-}
-
-#[test]
-fn a_server_without_ranges_sends_it_all_again() {
-    let hub = small();
-    hub.fault("GET", "/store/", Fault::DropAfter(400_000), 1);
-    hub.fault("GET", "/store/", Fault::WholeFile, 1);
-    pull(&hub).unwrap();
-    assert_whole(&hub);
-}
-
-#[test]
-fn what_an_earlier_run_left_is_not_believed() {
-    for left in [
-        vec![7u8; 100_000],
-        vec![7u8; 9_000_000],
-        weights()[..5].to_vec(),
-        {
-            let mut bytes = weights();
-            bytes[3] ^= 1;
-            bytes
-        },
-    ] {
-        let hub = small();
-        let etag = etag_of("model.safetensors", &weights());
-        fs::create_dir_all(hub.repository().join("blobs")).unwrap();
-        fs::write(
-            hub.repository().join(format!("blobs/{etag}.incomplete")),
-            left,
-        )
-        .unwrap();
-        pull(&hub).unwrap();
-        assert_whole(&hub);
-    }
-}
-
-#[test]
-fn passing_failures_are_repeated_and_lasting_ones_are_not() {
-    for status in [429, 500, 502, 503] {
-        let hub = small();
-        let busy = || Fault::Status(status, vec![("Retry-After", "0".into())]);
-        hub.fault("GET", "/api/", busy(), 2);
-        hub.fault("HEAD", "/resolve/", busy(), 2);
-        hub.fault("GET", "/store/", busy(), 2);
-        pull(&hub).unwrap_or_else(|e| panic!("{status}: {e}"));
-        assert_whole(&hub);
-    }
-    for (status, kind) in [
-        (401, ErrorKind::ModelNotFound),
-        (403, ErrorKind::Io),
-        (404, ErrorKind::ModelNotFound),
-        (500, ErrorKind::Io),
-        (429, ErrorKind::Io),
-    ] {
-        for (method, part) in [("GET", "/api/"), ("HEAD", "/resolve/"), ("GET", "/store/")] {
-            let hub = small();
-            hub.fault(method, part, Fault::Status(status, vec![]), 1000);
-            let error = pull(&hub).unwrap_err();
-            assert_eq!(error.kind(), kind, "{status} {part}: {error}");
-            assert!(error.to_string().contains(&status.to_string()), "{error}");
-            let tries = hub
-                .log()
-                .iter()
-                .filter(|r| r.method == method && r.path.contains(part))
-                .count();
-            assert_eq!(
-                tries,
-                if matches!(status, 429 | 500) { 5 } else { 1 },
-                "{status} {part}"
-            );
-            assert!(hub.client().cached(&spec("own/tiny")).is_none());
-        }
-    }
-}
-
-#[test]
-fn gated_and_private_repositories_say_what_to_do() {
-    let hub = small();
-    let gated = || Fault::Status(403, vec![("X-Error-Code", "GatedRepo".into())]);
-    hub.fault("HEAD", "/resolve/", gated(), 9);
-    let error = pull(&hub).unwrap_err().to_string();
-    assert!(
-        error.contains("gated") && error.contains("HF_TOKEN"),
-        "{error}"
-    );
-
-    let hub = small();
-    hub.needs_token("hf_secret");
-    let error = pull(&hub).unwrap_err().to_string();
-    assert!(error.contains("HF_TOKEN"), "{error}");
-    let client = hub.client().with_token("hf_wrong").unwrap();
-    let error = client
-        .pull(&spec("own/tiny"), false, &mut Silent)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("does not allow") && !error.contains("hf_wrong"),
-        "{error}"
-    );
-    hub.forget_log();
-    let client = hub.client().with_token("hf_secret").unwrap();
-    client.pull(&spec("own/tiny"), false, &mut Silent).unwrap();
-    assert_whole(&hub);
-    // The token goes to the hub only.
-    for request in hub.log() {
-        assert_eq!(
-            request.headers.contains_key("authorization"),
-            !request.at_store,
-            "{request:?}"
-        );
-    }
-}
-
-#[test]
 fn the_token_may_lie_in_its_file() {
     let hub = small();
     hub.needs_token("hf_secret");
@@ -395,51 +233,6 @@ fn the_token_may_lie_in_its_file() {
 }
 
 #[test]
-fn bytes_that_are_not_what_was_announced_are_refused() {
-    // Another content, each time; once, it is repeated with success.
-    let hub = small();
-    hub.fault("GET", "/store/", Fault::Garbage, 9);
-    let error = pull(&hub).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidModel);
-    assert!(error.to_string().contains("hashes to"), "{error}");
-    assert!(
-        names(&hub.repository().join("blobs"))
-            .iter()
-            .all(|n| n.len() == 40),
-        "only the config"
-    );
-    assert!(hub.client().cached(&spec("own/tiny")).is_none());
-
-    // Small files are checked too.
-    let hub = small();
-    hub.fault("GET", "config.json", Fault::Garbage, 9);
-    let error = pull(&hub).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidModel, "{error}");
-
-    // Another hash, more bytes, and none at all where some were announced.
-    let hub = small();
-    hub.etag(&etag_of("model.safetensors", b"another"));
-    let error = pull(&hub).unwrap_err();
-    assert!(error.to_string().contains("hashes to"), "{error}");
-    let hub = small();
-    let etag = etag_of("model.safetensors", &weights());
-    let announce = vec![
-        ("Location", "http://127.0.0.1:1/".to_owned()),
-        ("X-Linked-Etag", etag),
-        ("X-Linked-Size", "5".to_owned()),
-    ];
-    hub.fault("HEAD", "model.safetensors", Fault::Status(302, announce), 1);
-    let error = pull(&hub).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidModel, "{error}");
-    assert!(error.to_string().contains("more bytes"), "{error}");
-    let hub = small();
-    hub.fault("GET", "/store/", Fault::Length(0), 1000);
-    let error = pull(&hub).unwrap_err();
-    assert!(error.to_string().contains("model.safetensors"), "{error}");
-    assert!(hub.client().cached(&spec("own/tiny")).is_none());
-}
-
-#[test]
 fn damage_in_the_cache_is_found_when_asked() {
     let hub = small();
     pull(&hub).unwrap();
@@ -457,47 +250,6 @@ fn damage_in_the_cache_is_found_when_asked() {
     fs::write(&blob, b"short").unwrap();
     pull(&hub).unwrap();
     assert_whole(&hub);
-}
-
-#[test]
-fn names_that_lead_out_are_refused() {
-    let outside = |hub: &FakeHub| {
-        !hub.cache
-            .path()
-            .parent()
-            .unwrap()
-            .join("evil.gguf")
-            .exists()
-    };
-    for name in [
-        "../../../../evil.gguf",
-        "/tmp/evil.gguf",
-        "a\\..\\..\\evil.gguf",
-        "a/../../evil.gguf",
-    ] {
-        let hub = FakeHub::new();
-        hub.claim(name);
-        let error = pull(&hub).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidModel, "{name}");
-        assert!(error.to_string().contains("refused"), "{error}");
-        assert!(outside(&hub));
-        assert!(!hub.repository().exists());
-    }
-    let hub = FakeHub::new();
-    hub.file("config.json", "{}");
-    hub.file(
-        "model.safetensors.index.json",
-        r#"{"weight_map":{"x":"../../../evil.safetensors"}}"#,
-    );
-    hub.claim("../../../evil.safetensors");
-    let error = pull(&hub).unwrap_err();
-    assert!(error.to_string().contains("refused"), "{error}");
-    for etag in ["../../evil", "", "a/b", ".hidden", "x\\y"] {
-        let hub = small();
-        hub.etag(etag);
-        let error = pull(&hub).unwrap_err();
-        assert!(error.to_string().contains("ETag"), "{error}");
-    }
 }
 
 #[test]
@@ -537,55 +289,6 @@ fn offline_the_cache_is_all_there_is() {
     );
     hub.client().get(&spec("own/tiny"), &mut Silent).unwrap();
     assert_whole(&hub);
-}
-
-#[test]
-fn nobody_answering_is_an_error_with_the_way_out() {
-    let hub = small();
-    // A port that was free a moment ago.
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let client = rust_mlx::hub::HfHub::new(&format!("http://127.0.0.1:{port}"), hub.cache.path())
-        .unwrap()
-        .with_retry_delay(std::time::Duration::from_millis(1));
-    let error = client
-        .pull(&spec("own/tiny"), false, &mut Silent)
-        .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Io);
-    assert!(error.to_string().contains("HF_HUB_OFFLINE"), "{error}");
-}
-
-#[test]
-fn redirects_without_end_and_answers_that_are_no_hub_are_errors() {
-    let hub = small();
-    let around = Fault::Status(302, vec![("Location", "/own/tiny/resolve/x".into())]);
-    hub.fault("HEAD", "/resolve/", around, 1000);
-    let error = pull(&hub).unwrap_err();
-    assert!(error.to_string().contains("without end"), "{error}");
-    let hub = small();
-    hub.fault("GET", "/api/", Fault::Status(200, vec![]), 1000);
-    let error = pull(&hub).unwrap_err();
-    assert!(error.to_string().contains("HF_ENDPOINT"), "{error}");
-    let hub = small();
-    let to_file = Fault::Status(302, vec![("Location", "file:///etc/passwd".into())]);
-    hub.fault("GET", "/store/", to_file, 1000);
-    assert!(pull(&hub).unwrap_err().to_string().contains("nowhere"));
-}
-
-#[test]
-fn many_at_once_fetch_each_file_once() {
-    let hub = small();
-    std::thread::scope(|scope| {
-        let runs: Vec<_> = (0..6).map(|_| scope.spawn(|| pull(&hub))).collect();
-        for run in runs {
-            assert_eq!(run.join().unwrap().unwrap(), hub.snapshot());
-        }
-    });
-    assert_whole(&hub);
-    assert_eq!(hub.log().iter().filter(|r| r.at_store).count(), 1);
 }
 
 #[cfg(unix)]

@@ -7,8 +7,9 @@ use std::io::Write;
 use mlx_rs_core::transforms::{VmapAxes, checkpoint, compile, grad, vmap};
 use mlx_rs_core::{All, Array, Dtype, Result, eval, stack};
 
-use crate::apply::{Kind, RANDOM, Step, apply, is_smooth, kind};
+use crate::apply::{Step, apply};
 use crate::make::{Program, input};
+use crate::operations::{Kind, RANDOM, is_smooth, kind};
 use crate::value::{Random, Value};
 
 /// The report of a run.

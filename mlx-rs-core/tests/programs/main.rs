@@ -9,6 +9,7 @@
 mod apply;
 mod judge;
 mod make;
+mod operations;
 mod value;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -6,7 +6,8 @@ mod views;
 
 use mlx_rs_core::{Array, Dtype, Result};
 
-use crate::apply::{AXIS, BINARY, OTHER, RANDOM, REDUCE, Step, UNARY, VIEWS, apply};
+use crate::apply::{Step, apply};
+use crate::operations::{AXIS, BINARY, OTHER, RANDOM, REDUCE, UNARY, VIEWS};
 use crate::value::{Random, Value};
 
 /// Steps, each of which makes one or more values that later ones take by number.
