@@ -4,12 +4,12 @@ use crate::gemm::product::{HeldMatrix, Size};
 use crate::layout::packed::{PackedMatrix, ScaleFormat};
 use crate::work::{Input, Work};
 
-/// Rows of a quantized matrix by their numbers. Its inputs are the numbers, of 32 bits, and the
-/// matrix unless it is held. A number beyond the matrix takes the row at that end.
+/// Rows of a quantized matrix by index. Its inputs are the 32-bit indices, and the matrix unless it
+/// is held. An index beyond the matrix takes the row at that end.
 pub struct GatherRows {
     /// How many.
     pub count: usize,
-    /// Whether the numbers are signed.
+    /// Whether the indices are signed.
     pub signed: bool,
     /// Of the matrix.
     pub size: Size,

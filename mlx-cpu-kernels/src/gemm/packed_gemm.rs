@@ -27,7 +27,7 @@ const BLOCK_M: usize = 512;
 const BLOCK_N_LARGE: usize = 48;
 const BLOCK_N_SMALL: usize = 24;
 
-/// Rows of the output from which blocks are wide.
+/// Outputs of a product from which blocks have [`BLOCK_N_LARGE`] rows.
 const LARGE_N: usize = 1200;
 
 /// Products that are summed before the tile is stored: as many elements of a panel fit the L1

@@ -20,8 +20,8 @@ macro_rules! both {
     };
 }
 
-/// A word of each of two row blocks, and its vectors of numbers, as lines at the places
-/// (`numbers.rs`).
+/// A word of each of two row blocks, and its vectors of codes, as lines at the places
+/// (`encoding.rs`).
 macro_rules! word {
     ($low:literal, $high:literal, $at:literal, [$a:literal, $b:literal, $c:literal, $d:literal]) => {
         concat!(
@@ -87,7 +87,7 @@ macro_rules! words {
     };
 }
 
-/// A quarter of a block of inputs' numbers as tiles.
+/// A quarter of a block of inputs' codes as tiles.
 macro_rules! quarter {
     (4, 0) => {
         words!(
@@ -165,7 +165,7 @@ macro_rules! next_words {
     };
 }
 
-/// A block of inputs' numbers as tiles.
+/// A block of inputs' codes as tiles.
 macro_rules! unpack {
     ($bits:tt) => {
         concat!(

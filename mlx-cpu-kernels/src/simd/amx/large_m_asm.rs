@@ -38,7 +38,7 @@ impl Default for LargeMScratch {
 #[derive(Default)]
 #[repr(C)]
 struct LoopState {
-    /// The numbers of this group, and of the next one.
+    /// The codes of this group, and of the next one.
     now: usize,
     next: usize,
     /// Blocks of inputs of a group, and tiles beside each other.

@@ -11,9 +11,8 @@ use super::encoding::code_offset_and_scale;
 use super::tiles::{ROW_BYTES, TileRow, TileSources};
 use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS};
 
-/// The scales and biases of both tiles' outputs, a line each, group after group. Biases make up for
-/// numbers that are greater than they should be, and scales for numbers in another measure
-/// ([`code_offset_and_scale`]).
+/// The scales and biases of both tiles' outputs, a line each, group after group. Biases
+/// compensate the offset of the codes in tiles, scales their factor ([`code_offset_and_scale`]).
 ///
 /// # Safety
 /// The processor must have avx512f and f16c; there must be as many groups, and four lines for each.

@@ -14,7 +14,7 @@ pub(crate) const SMALL_ROWS: usize = TILE_ROWS / 2;
 /// The blocks of inputs of the maximum group.
 pub(crate) const MAX_BLOCKS_PER_GROUP: usize = 4;
 
-/// Lines for the numbers of a group. One tile more than the maximum one takes. Two of them would
+/// Lines for the codes of a group. One tile more than the maximum one takes. Two of them would
 /// otherwise map to the same sets of the L1 cache.
 pub(crate) const GROUP_ROWS: usize = (2 * MAX_BLOCKS_PER_GROUP + 1) * TILE_ROWS;
 

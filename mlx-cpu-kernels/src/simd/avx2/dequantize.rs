@@ -39,7 +39,7 @@ pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [
     }
 }
 
-/// [`dequantize_transposed`] of numbers of this bit width.
+/// [`dequantize_transposed`] of codes of this bit width.
 ///
 /// # Safety
 /// As [`dequantize_transposed`].

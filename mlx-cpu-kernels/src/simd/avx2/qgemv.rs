@@ -367,7 +367,7 @@ unsafe fn broadcast_pair(at: *const i16) -> __m256i {
     _mm256_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() })
 }
 
-/// Adds the products of a word of eight numbers. A lane sums eight products below 16 * 2^15.
+/// Adds the products of a word of eight codes. A lane sums eight products below 16 * 2^15.
 ///
 /// # Safety
 /// The processor must have avx2 and fma; the word must be within the inputs.
@@ -396,7 +396,7 @@ unsafe fn add_4bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputP
     }
 }
 
-/// Adds the products of a word of four numbers. A lane sums four products below 2^23.
+/// Adds the products of a word of four codes. A lane sums four products below 2^23.
 ///
 /// # Safety
 /// As of [`add_4bit`].

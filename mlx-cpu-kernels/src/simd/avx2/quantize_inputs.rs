@@ -67,8 +67,7 @@ fn max_of_4(v: __m256) -> __m256 {
     _mm256_max_ps(two, _mm256_permute_ps::<0b01_00_11_10>(two))
 }
 
-/// Whole numbers for elements whose greatest neighbor is known, their scales, and what rounding
-/// takes.
+/// Integers for elements whose greatest neighbor is known, their scales, and the rounding errors.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn quantize(v: __m256, most: __m256) -> (__m256i, __m256, __m256) {

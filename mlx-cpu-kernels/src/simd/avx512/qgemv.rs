@@ -197,7 +197,7 @@ unsafe fn broadcast_pair(at: *const i16) -> __m512i {
     _mm512_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() })
 }
 
-/// Adds the products of a word of eight numbers of each row block. A lane sums eight products below
+/// Adds the products of a word of eight codes of each row block. A lane sums eight products below
 /// 16 * 2^15.
 ///
 /// # Safety
@@ -226,7 +226,7 @@ unsafe fn add_4bit<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputP
     }
 }
 
-/// Adds the products of a word of four numbers of each row block. A lane sums four products below
+/// Adds the products of a word of four codes of each row block. A lane sums four products below
 /// 2^23.
 ///
 /// # Safety

@@ -68,7 +68,7 @@ pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut Outpu
 /// wait for another. Returns `M`.
 ///
 /// # Safety
-/// Lengths as [`qgemv`] asserts them, with `M` rows of inputs from `row` on, and numbers of `BITS`.
+/// Lengths as [`qgemv`] asserts them, with `M` rows of inputs from `row` on, and codes of `BITS`.
 #[target_feature(enable = "neon")]
 unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
     block: RowBlock<'_>,

@@ -48,7 +48,7 @@ struct RowBlock {
     half: bool,
     /// Groups of a row.
     groups: usize,
-    /// How often [`INPUTS_PER_SCALE`] numbers are in a group.
+    /// How often [`INPUTS_PER_SCALE`] codes are in a group.
     per: usize,
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut Outpu
         groups,
         per: per * matrix.values_per_word() / INPUTS_PER_SCALE,
     };
-    // SAFETY: the lengths are asserted, for numbers of this bit width.
+    // SAFETY: the lengths are asserted, for codes of this bit width.
     unsafe {
         match matrix.bits {
             4 => rows::<4>(first, count, x, out),
@@ -95,7 +95,7 @@ pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut Outpu
 /// All row blocks with all rows.
 ///
 /// # Safety
-/// The lengths must be those that [`qgemv`] asserts, for numbers of `BITS`.
+/// The lengths must be those that [`qgemv`] asserts, for codes of `BITS`.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn rows<const BITS: u32>(
@@ -160,7 +160,7 @@ unsafe fn row_blocks<const M: usize, const BITS: u32>(
     }
 }
 
-/// Words in which a row block has [`INPUTS_PER_SCALE`] numbers of each row.
+/// Words in which a row block has [`INPUTS_PER_SCALE`] codes of each row.
 const fn words_of<const BITS: u32>() -> usize {
     INPUTS_PER_SCALE * BITS as usize / 32 * INTERLEAVED_ROWS
 }
@@ -168,7 +168,7 @@ const fn words_of<const BITS: u32>() -> usize {
 /// A row block with `M` rows of inputs: its eight outputs for each.
 ///
 /// # Safety
-/// `block` and `x` must have as many groups and numbers as `block` says.
+/// `block` and `x` must have as many groups and codes as `block` says.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn tile<const M: usize, const BITS: u32>(
@@ -214,7 +214,7 @@ unsafe fn tile<const M: usize, const BITS: u32>(
     totals
 }
 
-/// [`INPUTS_PER_SCALE`] numbers of each of eight rows, as signed bytes: four of each row in two
+/// [`INPUTS_PER_SCALE`] codes of each of eight rows, as signed bytes: four of each row in two
 /// vectors, and the other four in two more. Of 4 bits these are the even codes of a row's word and
 /// the odd ones. Of 8 bits they are those of its first word and of its second, less 128.
 ///
@@ -241,7 +241,7 @@ unsafe fn numbers<const BITS: u32>(words: *const u32) -> [[int8x16_t; 2]; 2] {
     }
 }
 
-/// Adds the products of numbers with [`INPUTS_PER_SCALE`] inputs of a row, which stand at `place`.
+/// Adds the products of codes with [`INPUTS_PER_SCALE`] inputs of a row, which stand at `place`.
 ///
 /// # Safety
 /// The inputs must have that place.
@@ -490,7 +490,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Products of row blocks of 32 inputs, each of whose numbers is `q`, with `x`.
+    /// Products of row blocks of 32 inputs, each of whose codes is `q`, with `x`.
     fn products(bits: u32, q: u32, (scale, bias): (f32, f32), x: &[f32]) -> Vec<f32> {
         const K: usize = 32;
         let (rows, byte) = (x.len() / K, if bits == 4 { q * 17 } else { q });
