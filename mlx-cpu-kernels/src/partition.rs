@@ -133,7 +133,7 @@ impl<'a, T> OutputBlock<'a, T> {
         (self.data, self.step)
     }
 
-    /// Those of a row.
+    /// The elements of a row.
     pub(crate) fn row_mut(&mut self, i: usize) -> &mut [T] {
         assert!(i < self.rows);
         // SAFETY: they exist and have no other user. `all` was given so, and the caller of

@@ -84,7 +84,7 @@ struct PartCounter(AtomicUsize);
 /// The threads of the process.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
-    /// One job at a time.
+    /// Held by the one running job.
     busy: Mutex<()>,
     workers: Vec<JoinHandle<()>>,
 }

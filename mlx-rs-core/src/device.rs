@@ -36,7 +36,7 @@ pub enum DeviceKind {
     Gpu,
 }
 
-/// One thing that [`Device::info`] tells.
+/// A property of [`Device::info`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceInfo {
     /// A text.

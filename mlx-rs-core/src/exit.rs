@@ -28,7 +28,7 @@ static USED: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 static PENDING: AtomicU8 = AtomicU8::new(0);
 
 unsafe extern "C" {
-    /// Of the C library.
+    /// From the C library.
     fn atexit(handler: extern "C" fn()) -> std::ffi::c_int;
 }
 

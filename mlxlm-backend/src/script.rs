@@ -17,7 +17,7 @@ pub enum Script {
         /// Removed when dropped.
         dir: tempfile::TempDir,
     },
-    /// Of another user.
+    /// A file of the caller's.
     Given(PathBuf),
 }
 

@@ -74,7 +74,7 @@ pub struct Attention {
     pub rotation: Option<Rotation>,
     /// The queries, one row of the output each.
     pub queries: Vec<Query>,
-    /// Of each sequence.
+    /// The masks of each sequence.
     pub plans: Vec<AttentionMask>,
     /// The instruction set.
     pub isa: Isa,
@@ -188,7 +188,7 @@ impl AttentionTask<'_> {
         &self.packed[self.attend.queries[q].row * width..][..width]
     }
 
-    /// Of the position of query `q`.
+    /// The rotation table of the position of query `q`.
     pub(crate) fn rope_table(&self, q: usize) -> &[f32] {
         let Some((rotation, rope_table)) = self.rotation else {
             return &[];

@@ -38,14 +38,14 @@ type VisibleKeys = (usize, std::ops::Range<usize>);
 /// What the flash panel is over.
 pub(crate) struct FlashPanel<'a> {
     pub attend: &'a Attention,
-    /// Of the row.
+    /// The keys of the row.
     pub keys: KvRows<'a>,
     pub values: KvRows<'a>,
     /// The head of keys and values.
     pub group: usize,
     /// The score of the head that adds nothing.
     pub sink: Option<f32>,
-    /// Of each query, at most `LANES`.
+    /// The visible keys of each query, at most `LANES`.
     pub visible_keys: &'a [VisibleKeys],
 }
 

@@ -135,7 +135,7 @@ impl KvWrite {
 
 /// Keys and values of this step's tokens, and where they go.
 pub struct NewKv<'a> {
-    /// Of each row, one after another.
+    /// The writes of each row, one after another.
     pub writes: &'a [(KvWrite, KvWrite)],
     /// The weight of the norm of keys.
     pub norm: Option<&'a [f32]>,

@@ -11,11 +11,11 @@ pub struct GatherRows {
     pub count: usize,
     /// Whether the indices are signed.
     pub signed: bool,
-    /// Of the matrix.
+    /// The size of the matrix.
     pub size: Size,
     /// Of a code: 2, 3, 4, 5, 6 or 8.
     pub bits: u32,
-    /// Of a row.
+    /// Groups of a row.
     pub groups: usize,
     /// How scales and biases are stored.
     pub scales: ScaleFormat,

@@ -58,7 +58,7 @@ impl HeldMatrix {
 /// How a matrix is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixFormat {
-    /// In affine mode, in row blocks.
+    /// Quantized in affine mode, in row blocks.
     Quantized {
         /// Of a code: 2, 3, 4, 5, 6 or 8.
         bits: u32,
@@ -67,7 +67,7 @@ pub enum MatrixFormat {
         /// How scales and biases are stored.
         scales: ScaleFormat,
     },
-    /// Of this type.
+    /// Dense, of this type.
     Dense(DenseType),
 }
 
@@ -84,7 +84,7 @@ pub struct MatrixPart {
 }
 
 impl MatrixPart {
-    /// Of its matrix.
+    /// Row blocks of its matrix.
     pub(crate) fn row_blocks(&self) -> usize {
         self.size.n.div_ceil(INTERLEAVED_ROWS)
     }

@@ -47,9 +47,9 @@ pub(crate) fn code(i: usize, bits: u32, word: impl Fn(usize) -> u32) -> u32 {
 pub(crate) struct PackedRow<'a> {
     /// Packed codes: two to a byte, the lower half first, or one.
     pub packed: &'a [u8],
-    /// One a group.
+    /// The code of each group.
     pub scales: &'a [f32],
-    /// One a group.
+    /// The code of each group.
     pub biases: &'a [f32],
 }
 
@@ -66,7 +66,7 @@ pub enum ScaleFormat {
 }
 
 impl ScaleFormat {
-    /// As a constant of generic functions.
+    /// The format as a constant of generic functions.
     pub(crate) const F32_ID: u32 = 0;
     pub(crate) const F16_ID: u32 = 1;
     pub(crate) const SUPER_ID: u32 = 2;
@@ -81,13 +81,13 @@ pub(crate) const SUPER_BIAS: f32 = -32.0;
 /// Scales or biases of a matrix as they are stored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum GroupParams<'a> {
-    /// As float32.
+    /// Scales or biases as float32.
     F32(&'a [f32]),
     /// The bits of float16.
     F16(&'a [u16]),
     /// Bytes times the bits of float16 times a factor.
     Super {
-        /// One a group.
+        /// The code of each group.
         codes: &'a [i8],
         /// Of the whole matrix: one for each [`GROUPS_PER_SUPER`] groups.
         supers: &'a [u16],
@@ -195,7 +195,7 @@ pub(crate) struct PackedMatrix<'a> {
     pub scales: GroupParams<'a>,
     /// `[row blocks, groups, INTERLEAVED_ROWS]`.
     pub biases: GroupParams<'a>,
-    /// Of a row.
+    /// Groups of a row.
     pub groups: usize,
     /// Of a code: 2, 3, 4, 5, 6 or 8.
     pub bits: u32,

@@ -219,7 +219,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
             }
         }
     }
-    // As rows.
+    // As dequantized rows.
     let mut row = vec![0.0; k];
     for r in 0..ROWS {
         matrix.dequantize_row(r, &mut row);

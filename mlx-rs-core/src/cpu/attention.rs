@@ -68,9 +68,9 @@ pub struct Heads {
     pub scale: f32,
     /// Scores are squeezed into `-cap..cap` by a tanh.
     pub softcap: Option<f32>,
-    /// Of queries, before rotation.
+    /// The norm of queries, before rotation.
     pub q_norm: Option<HeadNorm>,
-    /// Of keys, before rotation.
+    /// The norm of keys, before rotation.
     pub k_norm: Option<HeadNorm>,
     /// `None` for a layer without positions.
     pub rotation: Option<Rotation>,
@@ -78,7 +78,7 @@ pub struct Heads {
     pub sinks: Option<Array>,
 }
 
-/// One row of a packed batch.
+/// The keys and values of one row of a packed batch.
 #[derive(Debug, Clone)]
 pub struct KvView {
     /// Its positions in this pass.

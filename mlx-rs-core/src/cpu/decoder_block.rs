@@ -76,17 +76,17 @@ pub struct Block<'a> {
     pub heads: &'a Heads,
     /// Before the attention.
     pub attention_norm: RowNorm<'a>,
-    /// To queries, keys and values.
+    /// The projections to queries, keys and values.
     pub projections: [Biased<'a>; 3],
-    /// From what the heads found.
+    /// The projection of the attention's output.
     pub output: Biased<'a>,
     /// Before the feed-forward part.
     pub feed_norm: RowNorm<'a>,
-    /// Of the feed-forward part.
+    /// The gate of the feed-forward part.
     pub gate: Gate,
     /// The gate's input, and the factor of its result.
     pub gate_up: [Biased<'a>; 2],
-    /// From their product.
+    /// The projection of the gated product.
     pub down: Biased<'a>,
 }
 

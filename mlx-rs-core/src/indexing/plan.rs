@@ -116,7 +116,7 @@ fn stop(start: i32, count: i32, step: i32, length: i32) -> i32 {
         // -i32::MAX - 1 is i32::MIN.
         -length - 1
     } else {
-        // At most `length`.
+        // `stop` is at most `length`.
         stop as i32
     }
 }

@@ -85,7 +85,7 @@ impl InputTiles {
         self.count() * self.tall
     }
 
-    /// Of a row.
+    /// Inputs of a row.
     pub(crate) fn inputs(&self) -> usize {
         self.k
     }

@@ -28,7 +28,7 @@ pub(crate) struct SmallMScratch {
     found: [[TileRow; 2 * TILE_ROWS]; 2],
     /// Both tiles' outputs, complete.
     pub totals: [OutputRow; 2 * SMALL_ROWS],
-    /// Those that are not yet.
+    /// The sums that are not added yet.
     kept: [OutputRow; 2 * SMALL_ROWS],
     /// Where it begins, and where it goes on.
     pub at: LoopState,
@@ -52,7 +52,7 @@ impl Default for SmallMScratch {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct LoopState {
-    /// Of both tiles' two row blocks.
+    /// Words of both tiles' two row blocks.
     pub words: [[*const u32; 2]; 2],
     /// Bytes ahead of the current position that are prefetched.
     pub ahead: usize,
@@ -63,7 +63,7 @@ pub(crate) struct LoopState {
     /// The sums of the inputs of the group [`PIPELINE_DEPTH`] before, and its factors.
     pub sums: *const f32,
     pub factors: *const TileRow,
-    /// Those of the first group.
+    /// The sums of the first group.
     pub first_sums: *const f32,
     pub first_factors: *const TileRow,
     /// How many groups are left when totals are complete.

@@ -35,7 +35,7 @@ pub(crate) struct TilePair<'a>(pub [PackedMatrix<'a>; 2]);
 
 /// Tile registers, set up for this thread.
 pub(crate) struct TileRegisters {
-    /// They are this thread's.
+    /// The registers are this thread's.
     own: PhantomData<*const ()>,
 }
 
