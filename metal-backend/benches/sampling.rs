@@ -1,8 +1,8 @@
-//! What a token costs beyond the model: greedy against the whole chain, for small and large
+//! The cost of a token beyond the model: greedy against the whole chain, for small and large
 //! vocabularies, on the best device here. `cargo bench -p rust-mlx-metal-backend --bench sampling`.
 //!
-//! The difference to `greedy` is what sampling adds to each token: it includes building the graph, the
-//! draw, and reading the token's id.
+//! The difference to `greedy` is the cost of sampling for each token. It includes building the
+//! graph, the draw, and reading the token's id.
 
 use divan::Bencher;
 use inference::GenerateOptions;
@@ -107,8 +107,8 @@ fn everything(bencher: Bencher<'_, '_>, vocabulary: usize) {
     run(bencher, vocabulary, &options);
 }
 
-/// The mask of a grammar: bits to the device, and the choice among them. What the grammar itself needs
-/// to know its bits is not in it.
+/// The mask of a grammar: bits to the device, and the choice among them. What the grammar itself
+/// needs to know its bits is not in it.
 #[divan::bench(args = VOCABULARIES)]
 fn mask(bencher: Bencher<'_, '_>, vocabulary: usize) {
     stream().scope(|| {

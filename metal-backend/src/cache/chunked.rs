@@ -1,6 +1,6 @@
 //! The unbounded cache. It grows in chunks of 256 positions, so that most steps write in place
-//! instead of copying everything; the first chunk in powers of two, since fresh memory costs many short prompts
-//! together more than their copies.
+//! instead of copying everything. The first chunk grows in powers of two, since fresh memory costs
+//! many short prompts together more than their copies.
 
 use mlx_rs_core::cpu::{Heads, TokenRange};
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
@@ -24,7 +24,7 @@ impl ChunkedCache {
         Self::default()
     }
 
-    /// What is valid: `[B, Hkv, offset, D]` each.
+    /// The valid part: `[B, Hkv, offset, D]` each.
     ///
     /// # Errors
     /// When memory runs out.
@@ -40,8 +40,8 @@ impl ChunkedCache {
             .transpose()
     }
 
-    /// Takes the buffers out, with room for `end` positions; `like` is the shape of new keys and values, and
-    /// their type.
+    /// Takes the buffers out, with room for `end` positions. `like` is the shape and type of new
+    /// keys and values.
     fn room(
         &mut self,
         end: i32,
@@ -79,8 +79,8 @@ impl ChunkedCache {
             .is_none_or(|(k, v)| plain(k) && plain(v))
     }
 
-    /// Adds keys and values of `length` tokens, from number `first` on, of a packed projection, by our
-    /// kernels. Returns keys and values with room behind those that count, `[1, Hkv, n, D]`.
+    /// Adds keys and values of `length` tokens, from number `first` on, of a packed projection, by
+    /// our kernels. Returns keys and values with room behind those that count, `[1, Hkv, n, D]`.
     pub(super) fn store(
         &mut self,
         heads: &Heads,
@@ -103,7 +103,7 @@ impl ChunkedCache {
     }
 }
 
-/// The room that is made for so many positions.
+/// The capacity for this many positions.
 pub(super) fn capacity(needed: i32) -> i32 {
     if needed <= CHUNK {
         u32::try_from(needed).map_or(0, |n| n.next_power_of_two() as i32)
@@ -115,7 +115,7 @@ pub(super) fn capacity(needed: i32) -> i32 {
 }
 
 /// A buffer with room for `needed` positions, of [`capacity`] up to `limit`, that keeps the first
-/// `offset` of `old`. Shape and type are those of what is new.
+/// `offset` of `old`. Shape and type are those of the new arrays.
 pub(super) fn grow(
     old: Option<&Array>,
     (shape, dtype): (&[i32], Dtype),

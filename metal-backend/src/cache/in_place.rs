@@ -1,6 +1,7 @@
-//! The unbounded cache as it is used: chunks as MLX's arrays (`chunked.rs`) for whoever takes those, and memory
-//! that our kernels write in place once a block runs as one operation (`nn/fused.rs`). What is stored moves
-//! from one to the other when the other is asked for: seldom, since a request is a prompt and then single tokens.
+//! The unbounded cache in use. It holds chunks as MLX's arrays (`chunked.rs`), or memory that our
+//! kernels write in place once a block runs as one operation (`nn/fused.rs`). Its content moves
+//! from one to the other on demand. That is rare, since a request is a prompt and then single
+//! tokens.
 
 use mlx_rs_core::cpu::{Heads, KvBuffer};
 use mlx_rs_core::{Array, Dtype, Result};
@@ -18,7 +19,7 @@ pub struct InPlaceCache {
     expected: i32,
 }
 
-/// Memory for a row's layers that is new: what they have in common is made together.
+/// New memory for a row's layers, allocated together.
 #[derive(Debug)]
 pub struct Shelf {
     /// Layers that may still come.
@@ -27,7 +28,7 @@ pub struct Shelf {
 }
 
 impl Shelf {
-    /// For so many layers.
+    /// For this many layers.
     pub fn new(layers: usize) -> Self {
         Self {
             layers,
@@ -64,9 +65,9 @@ impl InPlaceCache {
         Ok(chunks)
     }
 
-    /// The room of a memory that is new, and of one that grows, if so many positions are to come next. At least for the next token,
-    /// which a prompt that fills its room would else move for; else for what is expected, as far as the chunk goes. What is not
-    /// written yet is no more than addresses.
+    /// The capacity of new memory, and of memory that grows, for `end` positions. It has at least
+    /// the next token, for which a prompt that fills it would else move. Otherwise it has the
+    /// expected positions, up to the chunk. Unwritten positions take only addresses.
     fn rooms(&self, end: i32) -> (i32, i32) {
         let least = end.saturating_add(1);
         let chunk = (end / CHUNK * CHUNK).checked_add(CHUNK).unwrap_or(least);
@@ -90,7 +91,8 @@ impl InPlaceCache {
             .collect()
     }
 
-    /// The memory that a copy takes a fork of, how much of it, and its room; `None` where a copy is of arrays.
+    /// The memory that a copy forks, the number of its positions, and its capacity. `None` where a
+    /// copy is of arrays.
     fn forked(&self) -> Option<(&KvBuffer, i32, i32)> {
         let filled = self.chunks.offset;
         let memory = self.memory.as_ref().filter(|_| filled > 0)?;
@@ -119,11 +121,11 @@ impl InPlaceCache {
         Ok(&mut self.chunks)
     }
 
-    /// Adds keys and values of `length` tokens, from number `first` on, of a packed projection, by our
-    /// kernels. Returns keys and values with room behind those that count, `[1, Hkv, n, D]`.
+    /// Adds keys and values of `length` tokens, from number `first` on, of a packed projection, by
+    /// our kernels. Returns keys and values with room behind those that count, `[1, Hkv, n, D]`.
     ///
     /// # Errors
-    /// When shapes do not fit what is stored, or memory runs out.
+    /// When shapes do not fit the stored ones, or memory runs out.
     pub fn store(
         &mut self,
         heads: &Heads,
@@ -133,8 +135,8 @@ impl InPlaceCache {
         self.chunks()?.store(heads, packed, tokens)
     }
 
-    /// Keys and values in memory that is written in place, with room for `length` more tokens;
-    /// [`Self::advance`] counts them once they are written. What is new comes from the shelf.
+    /// Keys and values in memory that is written in place, with room for `length` more tokens.
+    /// [`Self::advance`] counts them once they are written. New memory comes from the shelf.
     ///
     /// # Errors
     /// As [`Self::store`].
@@ -294,7 +296,8 @@ mod tests {
         }
     }
 
-    /// The room that is made for `prompt` tokens where `expected` are to come, and for one after they fill it.
+    /// The room that is made for `prompt` tokens where `expected` are to come, and for one after
+    /// they fill it.
     fn rooms(expected: Option<i32>, prompt: i32) -> (i32, i32) {
         let heads = heads();
         let mut rooms = (0, 0);
@@ -334,7 +337,8 @@ mod tests {
         cache.advance(tokens);
     }
 
-    /// A copy of memory is memory again, of its own, with room for what is expected; both go on.
+    /// A copy of memory has its own memory, with room for the expected positions. Both can
+    /// continue.
     #[test]
     fn a_copy_stays_in_place_and_goes_on_by_itself() {
         if none().is_none() {
@@ -362,7 +366,8 @@ mod tests {
         });
     }
 
-    /// Layers in memory, in arrays, with other room and empty ones are copied together as each would be.
+    /// Layers in memory, in arrays, with other room and empty ones are copied together as each
+    /// would be.
     #[test]
     fn layers_are_copied_together() {
         if none().is_none() {

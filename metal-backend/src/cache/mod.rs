@@ -1,11 +1,11 @@
 //! What layers remember of earlier positions ([`LayerState`]): keys and values of attention, or the
 //! state of a recurrent layer. State is passed into a forward pass; layers own none.
 //!
-//! [`PassingCache`] remembers nothing, for training. Four kinds that do: [`InPlaceCache`] grows without
-//! bound (as [`ChunkedCache`]s do, until our kernels write it in place), [`RotatingCache`] holds the last positions (and a few of the first), [`WindowedCache`] the same
-//! and can be cut back, [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer gets.
-//! [`RecurrentState`] holds arrays of fixed shape instead.
-//! `file.rs` keeps them on disk.
+//! [`PassingCache`] remembers nothing, for training. Four kinds that do: [`InPlaceCache`] grows
+//! without bound, as [`ChunkedCache`]s until our kernels write it in place. [`RotatingCache`] holds
+//! the last positions (and a few of the first). [`WindowedCache`] holds the same and can be cut
+//! back. [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer gets.
+//! [`RecurrentState`] holds arrays of fixed shape instead. `file.rs` keeps them on disk.
 
 mod chunked;
 pub mod file;
@@ -96,7 +96,7 @@ pub enum Order {
         /// Position of the key after them.
         start: i32,
     },
-    /// Anyhow, and the one query there is may look at all of them.
+    /// Unordered (ring buffer). Valid for a single query, which attends to every slot.
     Any,
 }
 
@@ -111,7 +111,7 @@ pub struct KvView {
     pub offset: i32,
     /// Where the keys stand.
     pub order: Order,
-    /// The cache remembers so many positions back, besides those kept; `None` for all.
+    /// The cache holds this many last positions, besides the kept ones; `None` for all.
     pub window: Option<i32>,
     /// As [`Caches::reach`].
     pub reach: i32,
@@ -119,11 +119,11 @@ pub struct KvView {
 
 /// One state a layer, of one sequence.
 ///
-/// A rotation may change with the length of the sequence (LongRoPE), and all keys that a query
-/// meets must be rotated as its own is. So the caches know how long the sequence is, beyond the
-/// step that runs: however a prompt is cut into steps, its keys are those of one pass. They never
-/// hold keys of two rotations: where [`Caches::until_switch`] is 0, the sequence is computed again
-/// from its start.
+/// A rotation may change with the length of the sequence (LongRoPE). All keys that a query attends
+/// to must have its own rotation. So the caches know how long the sequence is, beyond the running
+/// step. However a prompt is cut into steps, its keys are those of one pass. They never hold keys
+/// of two rotations: where [`Caches::until_switch`] is 0, the sequence is computed again from its
+/// start.
 #[derive(Debug, Default)]
 pub struct Caches {
     layers: Vec<Box<dyn LayerState>>,
@@ -148,7 +148,7 @@ impl Caches {
         self
     }
 
-    /// The positions that the sequence is known to have; what is stored may be fewer or more.
+    /// The known length of the sequence; the cache may hold fewer or more positions.
     pub fn reach(&self) -> i32 {
         self.reach
     }
@@ -217,9 +217,8 @@ impl From<Box<dyn KvCache>> for Caches {
     }
 }
 
-/// One of the sequences that go through a model together. Their tokens are packed one after another,
-/// `[1, T]` with `T` the sum of the lengths, so that no position is padding; attention keeps them
-/// apart.
+/// One of the sequences that go through a model together. Their tokens are packed one after
+/// another, `[1, T]` with `T` the sum of the lengths, without padding. Attention keeps them apart.
 #[derive(Debug)]
 pub struct Row<'a> {
     /// Its tokens in this step.
@@ -240,8 +239,8 @@ pub struct CacheOptions {
     pub bound: Option<i32>,
     /// How to pack layers without a window.
     pub packing: Option<Packing>,
-    /// So many of the last positions must be trimmable at any time, in every layer: those that look back
-    /// less keep as many more. [`CacheOptions::ALL`] for layers that never forget.
+    /// This many last positions must be trimmable at any time, in every layer. Layers with a window
+    /// keep as many more. [`CacheOptions::ALL`] for layers that never forget.
     pub trimmable: Option<i32>,
 }
 
@@ -256,8 +255,9 @@ pub struct Packing {
     pub start: i32,
 }
 
-/// Positions of the beginning that a bounded cache keeps: attention leans on them, and without them
-/// models lose the thread (Xiao et al. 2023). None where the bound is so small that little is left.
+/// Positions of the beginning that a bounded cache keeps. Attention puts weight on them, and
+/// without them models fail (Xiao et al. 2023). None where the bound is so small that little is
+/// left.
 const KEPT: i32 = 4;
 
 impl CacheOptions {

@@ -1,5 +1,5 @@
-//! A cache that keeps nothing: queries look at the keys and values of their own pass, which therefore have
-//! derivatives. For training and for measuring whole texts.
+//! A cache that keeps nothing: queries look at the keys and values of their own pass, which
+//! therefore have derivatives. For training and for measuring whole texts.
 
 use std::collections::BTreeMap;
 

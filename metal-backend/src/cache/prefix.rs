@@ -1,5 +1,5 @@
-//! What is remembered from one request to the next: the caches of the last ones, so that a prompt that
-//! begins like one of them (the next turn of a conversation) is not computed from the start.
+//! Caches kept from one request to the next. A prompt with a common prefix (the next turn of a
+//! conversation) is then not computed from the start.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,9 +8,9 @@ use crate::cache::{self, Caches};
 /// Caches of finished requests.
 ///
 /// Keys and values belong to the adapter they were computed under. An epoch counts the adapter's
-/// changes: a request reads it before it computes anything, and names it when it takes caches and
-/// when it puts them. Both compare it under the lock that [`Prefixes::renew`] holds, so that caches
-/// of one adapter never reach a request of another.
+/// changes. A request reads it before it computes anything, and names it when it takes and when it
+/// puts caches. Both compare it under the lock that [`Prefixes::renew`] holds. So caches of one
+/// adapter never reach a request of another.
 #[derive(Debug)]
 pub struct Prefixes {
     store: Mutex<Store>,
@@ -31,7 +31,7 @@ struct Entry {
     caches: Caches,
 }
 
-/// How many tokens two sequences begin with alike.
+/// The length of the common prefix of two sequences.
 pub fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
@@ -54,18 +54,18 @@ impl Prefixes {
         self.store().epoch
     }
 
-    /// Begins an epoch and forgets what was computed in the one before. Call it after the adapter
-    /// changed: a request that starts in between is of the old epoch and stores nothing.
+    /// Begins an epoch and drops the caches of the one before. Call it after the adapter changed: a
+    /// request that starts in between is of the old epoch and stores nothing.
     pub fn renew(&self) {
         let mut store = self.store();
         store.epoch += 1;
         store.entries.clear();
     }
 
-    /// The caches of the kinds and the sequence of `like` that hold most of `prompt`'s beginning,
-    /// cut to it, and how much they hold; none in another epoch than `epoch`. They are taken out:
-    /// the request gives them back, longer, or loses them when it fails. At least one token is left
-    /// to compute, from which the first logits come.
+    /// The caches with the longest common prefix with `prompt`, cut to it, and their length. They
+    /// have the kinds and the sequence of `like`. In another epoch than `epoch` there are none.
+    /// They are taken out: the request gives them back, longer, or loses them when it fails. At
+    /// least one token is left to compute, from which the first logits come.
     pub fn take(&self, epoch: u64, prompt: &[u32], like: &Caches) -> Option<(Caches, usize)> {
         let mut store = self.store();
         if store.epoch != epoch {
@@ -100,9 +100,9 @@ impl Prefixes {
         cache::trim(&mut entry.caches, surplus).then(|| (entry.caches.for_sequence(reach), n))
     }
 
-    /// Remembers the caches of `tokens`, which a request that began in `epoch` computed, and
-    /// forgets the oldest where there is no room, as well as those that these begin with, unless
-    /// these cannot be cut back to them. Nothing is remembered in another epoch.
+    /// Keeps the caches of `tokens`, which a request that began in `epoch` computed. When full, it
+    /// drops the oldest. It also drops entries that are a prefix of these, unless these cannot be
+    /// cut back to them. Nothing is remembered in another epoch.
     pub fn put(&self, epoch: u64, tokens: Vec<u32>, caches: Caches) {
         let held = cache::offset(&caches).unsigned_abs() as usize;
         if tokens.is_empty() || held != tokens.len() {
@@ -175,7 +175,7 @@ mod tests {
         prefixes.put(0, vec![4], filled(1));
         prefixes.put(0, vec![5], filled(1));
         assert!(prefixes.take(0, &[3, 3], &filled(0)).is_none(), "gone");
-        // Caches that do not hold what is said of them are not kept.
+        // Caches that do not hold these tokens are not kept.
         prefixes.put(0, vec![6, 7], filled(1));
         assert!(prefixes.take(0, &[6, 7, 8], &filled(0)).is_none());
         prefixes.close();

@@ -1,8 +1,8 @@
-//! The state of a recurrent layer: named arrays of fixed shape, as much memory after a million
-//! positions as after one. It says nothing of what they mean; that is the layer's part.
+//! The state of a recurrent layer: named arrays of fixed shape. It takes as much memory after a
+//! million positions as after one. Their meaning is the layer's part.
 //!
-//! A state cannot go back: the positions before the last are not in it any more. So a prefix is used
-//! again only as a whole, and speculative decoding is refused.
+//! A state cannot go back: the positions before the last are not in it any more. So a prefix is
+//! used again only as a whole, and speculative decoding is refused.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ pub struct StatePart {
 }
 
 impl StatePart {
-    /// An array of `shape` for each row, in float32: a state sums over the whole sequence, and 16 bits
-    /// lose what is small.
+    /// An array of `shape` for each row, in float32. A state sums over the whole sequence, and 16
+    /// bits lose small terms.
     pub fn new(name: &'static str, shape: &[i32]) -> Self {
         Self {
             name,
@@ -30,19 +30,20 @@ impl StatePart {
         }
     }
 
-    /// The same in another type, for parts that are no sums, such as the last inputs of a convolution.
+    /// The same in another type, for parts that are no sums, such as the last inputs of a
+    /// convolution.
     #[must_use]
     pub fn with_dtype(mut self, dtype: Dtype) -> Self {
         self.dtype = dtype;
         self
     }
 
-    /// The shape for so many rows.
+    /// The shape for this many rows.
     fn rows(&self, rows: i32) -> Vec<i32> {
         [&[rows], self.shape.as_slice()].concat()
     }
 
-    /// Whether `array` is this part of so many rows.
+    /// Whether `array` is this part for this many rows.
     fn fits(&self, array: &Array, rows: i32) -> bool {
         let (first, rest) = array.shape().split_first().unwrap_or((&0, &[]));
         *first == rows && rest == self.shape && array.dtype() == self.dtype
@@ -78,7 +79,7 @@ impl StateLayout {
         self.parts.iter().map(StatePart::nbytes).sum()
     }
 
-    /// The state of so many rows before their first position: zeros.
+    /// The state of this many rows before their first position: zeros.
     ///
     /// # Errors
     /// When memory runs out.
@@ -87,7 +88,7 @@ impl StateLayout {
         self.parts.iter().map(zero).collect()
     }
 
-    /// Refuses what is not the state of so many rows.
+    /// Refuses arrays that are no state of this many rows.
     fn check(&self, arrays: &[Array], rows: i32) -> Result<()> {
         let fault = |message: String| Error::new(ErrorKind::Value, "state", message);
         if arrays.len() != self.parts.len() {

@@ -1,8 +1,8 @@
-//! The bounded cache: the last positions, and a few of the first. Until it is full it grows like the
-//! unbounded one; from then on a step overwrites the oldest position, in a circle.
+//! The bounded cache: the last positions, and a few of the first. Until it is full it grows like
+//! the unbounded one. From then on a step overwrites the oldest position (ring buffer).
 //!
-//! A query at position `p` sees the `kept` first positions and those after `p - (size - kept)`,
-//! however the prompt was cut into steps.
+//! A query at position `p` attends to the `kept` first positions and those after
+//! `p - (size - kept)`, however the prompt was cut into steps.
 
 use mlx_rs_core::{Array, Result, concatenate};
 
@@ -60,7 +60,8 @@ impl RotatingCache {
         Ok((kept, concatenate(&[&older, &newer], 2)?))
     }
 
-    /// Adds several positions at once to a part: what their queries see, and what is stored.
+    /// Adds several positions at once to a part. Returns the part for their queries, and the part
+    /// to store.
     fn extend(&self, old: Option<&Array>, new: &Array, end: i32) -> Result<(Array, Array)> {
         let ring = self.ring();
         let all = match old {
@@ -70,7 +71,7 @@ impl RotatingCache {
             }
             Some(old) => {
                 let (kept, rest) = self.ordered(old)?;
-                // Of what is older, the first query sees one position less than circulate.
+                // Of older positions, the first query attends to one less than circulate.
                 let n = rest.dim(2)?;
                 let rest = rest.slice_axis(2, (n - (ring - 1)).max(0), n)?;
                 let missing = (self.kept - self.offset).max(0).min(new.dim(2)?);

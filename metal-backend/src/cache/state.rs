@@ -1,5 +1,5 @@
-//! What a layer remembers of one sequence, whatever it is: keys and values ([`KvCache`]) or a state of
-//! fixed size ([`RecurrentState`]). Requests, prefixes and files hold layers by [`LayerState`] alone.
+//! The state of a layer for one sequence: keys and values ([`KvCache`]) or a state of fixed size
+//! ([`RecurrentState`]). Requests, prefixes and files hold layers by [`LayerState`] alone.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,8 @@ pub trait LayerState: std::fmt::Debug + Send {
     /// Forgets everything: the state of a new sequence.
     fn reset(&mut self);
 
-    /// Says how many positions will be held in all, as far as is known: memory is better allocated at once.
+    /// Says how many positions will be held in all, as far as is known: memory is better allocated
+    /// at once.
     fn expect(&mut self, _positions: i32) {}
 
     /// The arrays that hold the state, to be evaluated with each step so that no graph is retained.
@@ -39,7 +40,7 @@ pub trait LayerState: std::fmt::Debug + Send {
     /// Whether the last `n` positions can be forgotten exactly.
     fn can_trim(&self, n: i32) -> bool;
 
-    /// Forgets the last `n` positions (all, when fewer are stored) and returns true; where
+    /// Forgets the last `n` positions (all, when fewer are stored) and returns true. Where
     /// [`Self::can_trim`] denies it, changes nothing and returns false.
     fn trim(&mut self, n: i32) -> bool;
 
@@ -49,10 +50,10 @@ pub trait LayerState: std::fmt::Debug + Send {
     /// When memory runs out.
     fn copy(&self) -> Result<Box<dyn LayerState>>;
 
-    /// What it is, with its settings: states of one kind can stand for each other.
+    /// Its kind with its settings: states of one kind can replace each other.
     fn kind(&self) -> String;
 
-    /// What it holds, for a file.
+    /// Its content, for a file.
     ///
     /// # Errors
     /// When memory runs out.
@@ -90,7 +91,7 @@ pub trait KvCache: LayerState {
     /// Adds keys and values `[B, Hkv, L, D]` and returns what their queries may look at.
     ///
     /// # Errors
-    /// When shapes do not fit what is stored, or memory runs out.
+    /// When shapes do not fit the stored ones, or memory runs out.
     fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView>;
 
     /// This, where it is of that kind: copies of several layers have memory in common then.

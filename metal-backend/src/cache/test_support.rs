@@ -21,7 +21,8 @@ pub fn positions(view: &KvView) -> Vec<i32> {
     }
 }
 
-/// Of these, what the query at `query` sees, in order; says also that they stand where the cache says.
+/// Of these, what the query at `query` sees, in order; says also that they stand where the cache
+/// says.
 pub fn visible(view: &KvView, query: i32) -> Vec<i32> {
     let mut found = positions(view);
     if let Order::Run { kept, start } = view.order {

@@ -1,8 +1,10 @@
-//! The bounded cache that can be cut back: the last positions (and a few of the first) as in
-//! `rotating.rs`, and some more, so that wrong guesses can be taken away again (`generate/speculative.rs`).
+//! The bounded cache that can be cut back. It holds the last positions (and a few of the first) as
+//! in `rotating.rs`, and some more, so that rejected guesses can be dropped
+//! (`generate/speculative.rs`).
 //!
-//! A query sees what it sees in the circle, by `window`; what is older and not dropped yet is masked.
-//! Positions stand in their order. Room for a chunk more than is needed makes most steps write in place.
+//! A query attends to the same positions as in the ring, by `window`. Older positions that are
+//! still there are masked. Positions stand in their order. Room for a chunk more than is needed
+//! makes most steps write in place.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
@@ -22,8 +24,8 @@ pub struct WindowedCache {
 }
 
 impl WindowedCache {
-    /// An empty cache that sees as a circle of `size` positions with the first `kept` of them fixed, and
-    /// of which the last `spare` positions can be forgotten at any time.
+    /// An empty cache with the view of a ring of `size` positions, of which the first `kept` are
+    /// fixed. The last `spare` positions can be dropped at any time.
     pub fn new(size: i32, kept: i32, spare: i32) -> Self {
         let size = size.max(1);
         Self {

@@ -1,5 +1,5 @@
-//! Attention over every kind of cache against its definition: loops in float64 over all keys and values
-//! there ever were, far beyond what the bounded caches hold, with and without our kernels.
+//! Attention over every kind of cache against its definition: loops in float64 over all keys and
+//! values. They go far beyond the capacity of bounded caches, with and without our kernels.
 
 use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream};
 
@@ -35,7 +35,8 @@ fn selection(from: usize, n: usize, of: usize, on_cpu: bool) -> Linear {
     Linear::new(Weight::Dense(weight), None, on_cpu).unwrap()
 }
 
-/// A layer whose input is queries, keys and values, one after another, and whose output what was found.
+/// A layer whose input is queries, keys and values, one after another, and whose output is the
+/// attention's.
 fn layer(d: usize, on_cpu: bool) -> Attention {
     let (q, kv) = (HEADS * d, KV_HEADS * d);
     let all = q + 2 * kv;
@@ -82,7 +83,7 @@ fn found(rows: &[Vec<f32>], at: usize, d: usize, sees: &dyn Fn(usize) -> bool) -
     out
 }
 
-/// The greatest difference between a layer over `cache` and [`found`] over `rows`, when `inputs` come in
+/// The greatest difference between a layer over `cache` and [`found`] over `rows`. `inputs` come in
 /// steps of the lengths that `steps` repeats.
 fn distance(
     (inputs, rows): (&[Vec<f32>], &[Vec<f32>]),
@@ -192,8 +193,8 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                         .unwrap()
                         .to_vec::<f32>()
                         .unwrap();
-                    // A step is the range of a group, 2 at most, over the number of steps; rounding takes
-                    // half of one, and MLX moves the range so that an end of it is exact.
+                    // A step is the range of a group, 2 at most, over the number of steps. Rounding
+                    // takes half of one, and MLX moves the range so that an end of it is exact.
                     let step = 2.0 / (f32::from(1u16 << bits) - 1.0);
                     for (a, b) in own.iter().zip(&values) {
                         assert!((a - b).abs() <= step, "{what}: {a} became {b}");
@@ -205,7 +206,7 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                     let off = distance((&rows, &packed), d, cache(), steps, &all, true);
                     assert!(off < 5e-5, "{what}: {off}");
                 }
-                // Further from what went in, the fewer the bits.
+                // The fewer the bits, the further from the input.
                 let cache = Box::new(QuantizedCache::new(packing(0)));
                 let lost = distance((&rows, &rows), d, cache, &[1], &all, true);
                 assert!(

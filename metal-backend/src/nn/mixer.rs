@@ -1,5 +1,5 @@
-//! What mixes the positions of a sequence in a decoder block: attention, or a recurrent layer. A block
-//! is generic over it (`arch/stack.rs`), and each mixer says which state it needs.
+//! What mixes the positions of a sequence in a decoder block: attention, or a recurrent layer. A
+//! block is generic over it (`arch/stack.rs`), and each mixer says which state it needs.
 
 use mlx_rs_core::{Array, Result};
 
@@ -10,12 +10,12 @@ use crate::cache::{CacheOptions, LayerState, Row};
 
 /// A part of a decoder block that lets positions see earlier ones.
 pub trait Mixer: std::fmt::Debug + Send + Sync + 'static {
-    /// `x` `[1, T, hidden]`, through `norm` where there is one, to `[1, T or rows, hidden]`. The rows of
-    /// `x` are packed one after another and do not see each other; the states of `layer` advance by
-    /// all of their positions. With `add` the result is added to `x`.
+    /// `x` `[1, T, hidden]`, through `norm` where there is one, to `[1, T or rows, hidden]`. The
+    /// rows of `x` are packed one after another and do not attend to each other. The states of
+    /// `layer` advance by all of their positions. With `add` the result is added to `x`.
     ///
-    /// A row whose state is of another kind, such as a cache that keeps nothing in training, begins
-    /// with an empty state.
+    /// A row whose state is of another kind begins with an empty state. An example is a cache that
+    /// keeps nothing in training.
     ///
     /// # Errors
     /// When shapes do not fit, or memory runs out.
