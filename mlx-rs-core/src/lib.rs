@@ -28,8 +28,8 @@
 //! that state holds one process-wide **reentrant lock**. [`Array`] and [`Stream`] are therefore
 //! `Send` and `Sync` by construction. One owning thread instead of a lock costs two context
 //! switches per call: 43 µs against 5 ns for the uncontended lock, medians on a busy 2-core
-//! machine. (`cargo bench -p rust-mlx-core` measures both on yours.) It also makes nested calls from
-//! callbacks impossible. The price: while one thread waits in [`eval`], others wait to build
+//! machine. (`cargo bench -p rust-mlx-core` measures both on yours.) It also makes nested calls
+//! from callbacks impossible. The price: while one thread waits in [`eval`], others wait to build
 //! graphs. Work itself runs on MLX's own stream threads, which never take the lock.
 //!
 //! # What is validated here rather than by MLX

@@ -128,8 +128,8 @@ impl Source {
     }
 }
 
-/// Makes a package in OUT_DIR from the pinned manifest and lock file, and returns its manifest. They
-/// have other names in `vendor/`: Cargo leaves directories with a `Cargo.toml` out of what it
+/// Makes a package in OUT_DIR from the pinned manifest and lock file, and returns its manifest.
+/// They have other names in `vendor/`: Cargo leaves directories with a `Cargo.toml` out of what it
 /// publishes.
 fn write_manifest(env: &Env) -> Result<PathBuf, String> {
     let from = env.manifest_dir.join("vendor/mlx-c");

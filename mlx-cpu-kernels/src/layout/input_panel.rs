@@ -25,8 +25,8 @@ pub(crate) struct InputPanel<'a> {
     pub rows: usize,
     /// The elements row after row; empty where they are integers.
     pub values: &'a [f32],
-    /// 16-bit integers `[words, rows, inputs_per_sum]`, in the order of [`pair_index`] (with dotprod
-    /// as bytes, see `neon/qgemv_dotprod.rs`), or empty.
+    /// 16-bit integers `[words, rows, inputs_per_sum]`, in the order of [`pair_index`] (with
+    /// dotprod as bytes, see `neon/qgemv_dotprod.rs`), or empty.
     pub quants: &'a [i16],
     /// Their scales, one for a few adjacent inputs ([`inputs_per_scale`]), `[words, rows]`.
     pub scales: &'a [f32],

@@ -1,6 +1,6 @@
 //! Products of quantized matrices with a few rows of inputs, for AVX2. Inputs are 16-bit integers
-//! with a scale for each word's inputs (`quantize_inputs.rs`). So sums of products are exact integers
-//! until they are scaled. `avx512/qgemv.rs` reads the same inputs. Not for many rows: see
+//! with a scale for each word's inputs (`quantize_inputs.rs`). So sums of products are exact
+//! integers until they are scaled. `avx512/qgemv.rs` reads the same inputs. Not for many rows: see
 //! `gemm/packed_gemm.rs`.
 
 use std::arch::x86_64::{
