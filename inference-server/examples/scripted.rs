@@ -27,7 +27,7 @@ fn main() -> Result<()> {
     let stop = CancelToken::new();
     let raised = stop.clone();
     std::thread::spawn(move || {
-        // Whoever started this holds the other end.
+        // The parent process holds the other end.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         raised.cancel();
     });

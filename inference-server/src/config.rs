@@ -27,7 +27,7 @@ pub struct Config {
     pub allowed_origins: Vec<String>,
     /// Whether a browser gets a page to chat at `/`.
     pub ui: bool,
-    /// Bounds on what clients may ask for.
+    /// Bounds on the requests of clients.
     pub limits: Limits,
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use inference::{Error, ErrorKind, Result};
 
-/// Bounds on what clients may ask for, send, and keep waiting.
+/// Bounds on what clients may request, send, and keep waiting.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {

@@ -12,7 +12,7 @@ use inference::{CancelToken, Error, ErrorKind, Result};
 use inference_server::{Config, ModelEntry, ModelSource, PullProgress, ServedModel, Server};
 use serde_json::{Value, json};
 
-/// A source of scripted models, which writes down what is done with it.
+/// A source of scripted models, which records its calls.
 #[derive(Default)]
 struct Shelf {
     names: Vec<&'static str>,

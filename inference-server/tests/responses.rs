@@ -176,7 +176,7 @@ fn reasoning_and_calls_are_items_of_their_own() {
         .collect();
     assert_eq!(arguments, last["output"][2]["arguments"].as_str().unwrap());
 
-    // What came back is sent again, with the call's output.
+    // The output is sent again, with the call's output.
     let mut input = vec![json!({"role": "user", "content": "Bonn?"})];
     input.extend(last["output"].as_array().unwrap().iter().cloned());
     let id = &last["output"][2]["call_id"];

@@ -41,22 +41,25 @@ pub struct Args {
     /// Requests that wait for a place; more are refused
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = count)]
     max_queue: usize,
-    /// Serve the models below this directory, too, each loaded when a request first names it; may be
-    /// repeated
+    /// Serve the models below this directory, too, each loaded when a request first names it; may
+    /// be repeated
     #[arg(long, value_name = "DIR")]
     models_dir: Vec<PathBuf>,
-    /// Serve the models in the caches, too, each loaded when a request first names it (see `mlx ls`)
+    /// Serve the models in the caches, too, each loaded when a request first names it (see
+    /// `mlx ls`)
     #[arg(long)]
     cached: bool,
-    /// Let clients fetch models (Ollama's /api/pull) and use them; serves the caches as --cached does
+    /// Let clients fetch models (Ollama's /api/pull) and use them; serves the caches as --cached
+    /// does
     #[arg(long)]
     allow_pull: bool,
-    /// How long a model that was loaded by name stays after its last request, such as 5m or 1h30m; 0
-    /// unloads it at once, -1 never. With this flag models named at the start are unloaded, too, and
-    /// loaded again when they are asked for [default: 5m]
+    /// How long a model that was loaded by name stays after its last request, such as 5m or 1h30m;
+    /// 0 unloads it at once, -1 never. With this flag models named at the start are unloaded, too,
+    /// and loaded again on demand [default: 5m]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = keep_alive)]
     keep_alive: Option<KeepAlive>,
-    /// Models that are loaded by name at a time; before another, the least recently used is unloaded
+    /// Models that are loaded by name at a time; before another, the least recently used is
+    /// unloaded
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     max_models: usize,
     /// Serve MODEL:NAME, too: the models with the adapter of this directory; may be repeated
@@ -146,7 +149,7 @@ impl Args {
         Ok(config)
     }
 
-    /// What may be loaded by name, without the models of the start.
+    /// The models that may be loaded by name, without those of the start.
     fn source(&self, options: LoadOptions) -> Source {
         Source {
             options,

@@ -18,7 +18,7 @@ pub struct Adapter {
     pub path: PathBuf,
 }
 
-/// What may be loaded, and how.
+/// Which models may be loaded, and how.
 pub struct Source {
     /// How to load; they name the backend.
     pub options: LoadOptions,

@@ -8,7 +8,7 @@ use inference::{Error, ErrorKind, Result};
 /// is.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] for what is no duration.
+/// [`ErrorKind::InvalidOption`] for a text that is no duration.
 pub fn parse_keep_alive(text: &str) -> Result<Option<Duration>> {
     duration(text).ok_or_else(|| {
         Error::new(

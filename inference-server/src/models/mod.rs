@@ -1,5 +1,5 @@
-//! The models that are served, by name. `registry.rs` keeps what is loaded, `source.rs` says what
-//! can be loaded.
+//! The models that are served, by name. `registry.rs` keeps loaded models, `source.rs` lists
+//! loadable ones.
 
 mod keep_alive;
 mod registry;

@@ -1,10 +1,10 @@
-//! The models that are loaded, by name. A name of a request is looked up here and nowhere else: it
-//! is never a path, and only what the source lists is loaded for it.
+//! The models that are loaded, by name. A name in a request is looked up here and nowhere else. It
+//! is never a path, and only models that the source lists are loaded for it.
 //!
 //! A request holds a [`Lease`] from before its prompt is read to the end of its reply. A model
 //! without leases is unloaded once its time is over, or when another needs its place. Models are
-//! loaded and unloaded one at a time. A model that must make room takes no new requests, so that
-//! busy clients of one model do not keep out those of another.
+//! loaded and unloaded one at a time. A model that must make room takes no new requests. So busy
+//! clients of one model do not keep out those of another.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -121,7 +121,7 @@ impl Lease {
 /// A model that requests may name.
 pub(crate) struct Listed {
     pub(crate) name: String,
-    /// What is known of its files; none of a model that is not the source's.
+    /// The known facts of its files; none of a model that is not the source's.
     pub(crate) entry: Option<ModelEntry>,
     pub(crate) loaded: Option<Arc<ServedModel>>,
     /// How long it stays if no request comes; `None` is forever.
@@ -129,7 +129,7 @@ pub(crate) struct Listed {
 }
 
 impl Models {
-    /// Models that are loaded, and what can be loaded. Those of the source may be unloaded.
+    /// Loaded models, and loadable ones. Those of the source may be unloaded.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for nothing to serve, or two of one name.
@@ -198,7 +198,7 @@ impl Models {
             return Ok(lease);
         }
         let name = self.allowed(&name).await?;
-        // What waits is bounded, as all requests are.
+        // Waiting requests are bounded, as all are.
         let _waits = self.waiting.try_acquire().map_err(|_| ApiError::busy())?;
         let mut outcome = match self.join(&name, keep) {
             Joined::Loaded(lease) => return Ok(lease),
@@ -466,7 +466,7 @@ impl Models {
         all
     }
 
-    /// What is known of one of them.
+    /// The known facts of one of them.
     pub(crate) async fn look(&self, name: Option<&str>) -> std::result::Result<Listed, ApiError> {
         let name = match name.filter(|name| !name.is_empty()) {
             Some(name) => name.to_owned(),
@@ -487,8 +487,8 @@ impl Models {
         }
     }
 
-    /// Asks for a model to be unloaded as soon as no request uses it; whether it is loaded and may
-    /// go.
+    /// Asks for a model to be unloaded as soon as no request uses it. Returns whether it is loaded
+    /// and may go.
     pub(crate) fn dismiss(&self, name: &str) -> bool {
         let mut table = self.table();
         let found = table.find(name);

@@ -493,7 +493,7 @@ fn events(replies: Vec<Reply>, heads: Vec<Head>, ping: Duration) -> Response {
                 counts[i] += 1;
                 vec![heads[i].piece(&token, counts[i])]
             }
-            // What came before is not sent again.
+            // Earlier parts are not sent again.
             Item::End { end, .. } => vec![heads[i].last("", &[], &end)],
             Item::Failed(error) => {
                 more = false;

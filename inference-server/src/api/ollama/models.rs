@@ -74,7 +74,7 @@ fn modified(listed: &Listed) -> u64 {
     of_files.or(loaded).unwrap_or_default()
 }
 
-/// What is known of the model.
+/// The known facts of the model.
 fn info(listed: &Listed) -> ModelInfo {
     let of_files = || listed.entry.as_ref().and_then(|e| e.info.clone());
     match &listed.loaded {

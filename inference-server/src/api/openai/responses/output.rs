@@ -43,7 +43,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// A response with these fields besides `status`, `output` and what follows from them.
+    /// A response with these fields besides `status`, `output` and their consequences.
     pub(super) fn new(response: Value, names: impl FnMut(&str) -> String + Send + 'static) -> Self {
         Self {
             response,
