@@ -21,13 +21,13 @@ pub struct InPlaceCache {
 
 /// New memory for a row's layers, allocated together.
 #[derive(Debug)]
-pub struct Shelf {
+pub struct KvAllocator {
     /// Layers that may still come.
     layers: usize,
     made: Vec<KvBuffer>,
 }
 
-impl Shelf {
+impl KvAllocator {
     /// For this many layers.
     pub fn new(layers: usize) -> Self {
         Self {
@@ -68,7 +68,7 @@ impl InPlaceCache {
     /// The capacity of new memory, and of memory that grows, for `end` positions. It has at least
     /// the next token, for which a prompt that fills it would else move. Otherwise it has the
     /// expected positions, up to the chunk. Unwritten positions take only addresses.
-    fn rooms(&self, end: i32) -> (i32, i32) {
+    fn capacities(&self, end: i32) -> (i32, i32) {
         let least = end.saturating_add(1);
         let chunk = (end / CHUNK * CHUNK).checked_add(CHUNK).unwrap_or(least);
         (capacity(self.expected.clamp(least, chunk)), chunk)
@@ -96,7 +96,7 @@ impl InPlaceCache {
     fn forked(&self) -> Option<(&KvBuffer, i32, i32)> {
         let filled = self.chunks.offset;
         let memory = self.memory.as_ref().filter(|_| filled > 0)?;
-        Some((memory, filled, self.rooms(filled).0))
+        Some((memory, filled, self.capacities(filled).0))
     }
 
     /// A copy with such a fork.
@@ -136,7 +136,7 @@ impl InPlaceCache {
     }
 
     /// Keys and values in memory that is written in place, with room for `length` more tokens.
-    /// [`Self::advance`] counts them once they are written. New memory comes from the shelf.
+    /// [`Self::advance`] counts them once they are written. New memory comes from the allocator.
     ///
     /// # Errors
     /// As [`Self::store`].
@@ -144,11 +144,11 @@ impl InPlaceCache {
         &mut self,
         heads: &Heads,
         length: i32,
-        shelf: &mut Shelf,
+        allocator: &mut KvAllocator,
     ) -> Result<&mut KvBuffer> {
         let filled = self.chunks.offset;
         let end = filled.saturating_add(length);
-        let (expected, chunk) = self.rooms(end);
+        let (expected, chunk) = self.capacities(end);
         let room = match self.memory {
             None => expected,
             Some(_) => chunk,
@@ -167,7 +167,7 @@ impl InPlaceCache {
                 memory
             }
             (None, Some((keys, values))) => KvBuffer::holding(keys, values, filled, room)?,
-            (None, None) => shelf.take((heads.n_kv_heads, heads.head_dim), room)?,
+            (None, None) => allocator.take((heads.n_kv_heads, heads.head_dim), room)?,
         };
         self.chunks.buffers = None;
         Ok(self.memory.insert(memory))
@@ -298,29 +298,34 @@ mod tests {
 
     /// The room that is made for `prompt` tokens where `expected` are to come, and for one after
     /// they fill it.
-    fn rooms(expected: Option<i32>, prompt: i32) -> (i32, i32) {
+    fn capacities(expected: Option<i32>, prompt: i32) -> (i32, i32) {
         let heads = heads();
-        let mut rooms = (0, 0);
+        let mut capacities = (0, 0);
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
             let none = none().unwrap();
             let mut cache = InPlaceCache::new();
             if let Some(expected) = expected {
                 cache.expect(expected);
             }
-            let memory = cache.memory(&heads, prompt, &mut Shelf::new(1)).unwrap();
-            rooms.0 = memory.room();
+            let memory = cache
+                .memory(&heads, prompt, &mut KvAllocator::new(1))
+                .unwrap();
+            capacities.0 = memory.room();
             let room = KvSlot {
-                length: rooms.0,
+                length: capacities.0,
                 offset: 0,
                 memory,
                 window: None,
             };
-            let x = zeros(&[1, rooms.0, 2], Dtype::Float32).unwrap();
+            let x = zeros(&[1, capacities.0, 2], Dtype::Float32).unwrap();
             block(&heads, &none).step(&x, &mut [room]).unwrap();
-            cache.advance(rooms.0);
-            rooms.1 = cache.memory(&heads, 1, &mut Shelf::new(1)).unwrap().room();
+            cache.advance(capacities.0);
+            capacities.1 = cache
+                .memory(&heads, 1, &mut KvAllocator::new(1))
+                .unwrap()
+                .room();
         });
-        rooms
+        capacities
     }
 
     /// Writes tokens, whose keys and values are zeros, after those that are there.
@@ -329,7 +334,9 @@ mod tests {
         let room = KvSlot {
             length: tokens,
             offset,
-            memory: cache.memory(&heads, tokens, &mut Shelf::new(1)).unwrap(),
+            memory: cache
+                .memory(&heads, tokens, &mut KvAllocator::new(1))
+                .unwrap(),
             window: None,
         };
         let x = zeros(&[1, tokens, 2], Dtype::Float32).unwrap();
@@ -353,7 +360,9 @@ mod tests {
             copy.trim(2);
             write(&mut cache, 1);
             let kernels = copy.as_kv_mut().unwrap().in_place_mut().unwrap();
-            let memory = kernels.memory(&heads(), 1, &mut Shelf::new(1)).unwrap();
+            let memory = kernels
+                .memory(&heads(), 1, &mut KvAllocator::new(1))
+                .unwrap();
             assert_eq!(memory.room(), 32);
             assert!(memory.copy(5).is_ok() && memory.copy(6).is_err());
             assert_eq!((cache.offset(), copy.offset()), (6, 3));
@@ -374,10 +383,10 @@ mod tests {
             return; // switched off
         }
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
-            let mut shelf = Shelf::new(2);
+            let mut allocator = KvAllocator::new(2);
             let mut layers: Vec<InPlaceCache> = (0..5).map(|_| InPlaceCache::new()).collect();
             for layer in &mut layers[..4] {
-                let room = layer.memory(&heads(), 5, &mut shelf).unwrap().room();
+                let room = layer.memory(&heads(), 5, &mut allocator).unwrap().room();
                 assert_eq!(room, 8);
                 write(layer, 5);
             }
@@ -391,7 +400,7 @@ mod tests {
                 let offsets: Vec<i32> = copies.iter().map(LayerState::offset).collect();
                 assert_eq!(offsets, [5, 5, 5, 5, 0]);
                 let room = |copy: &mut InPlaceCache| {
-                    let memory = copy.memory(&heads(), 1, &mut Shelf::new(1)).unwrap();
+                    let memory = copy.memory(&heads(), 1, &mut KvAllocator::new(1)).unwrap();
                     assert!(memory.copy(5).is_ok());
                     memory.room()
                 };
@@ -406,13 +415,13 @@ mod tests {
         if none().is_none() {
             return; // switched off
         }
-        assert_eq!(rooms(None, 5), (8, 256));
+        assert_eq!(capacities(None, 5), (8, 256));
         // Also for the token after a prompt.
-        assert_eq!(rooms(None, 8), (16, 256));
-        assert_eq!(rooms(Some(80), 16), (128, 256));
-        assert_eq!(rooms(Some(3), 16), (32, 256));
-        assert_eq!(rooms(Some(100_000), 16), (256, 512));
-        assert_eq!(rooms(Some(600), 300), (512, 768));
-        assert_eq!(rooms(None, 300), (512, 768));
+        assert_eq!(capacities(None, 8), (16, 256));
+        assert_eq!(capacities(Some(80), 16), (128, 256));
+        assert_eq!(capacities(Some(3), 16), (32, 256));
+        assert_eq!(capacities(Some(100_000), 16), (256, 512));
+        assert_eq!(capacities(Some(600), 300), (512, 768));
+        assert_eq!(capacities(None, 300), (512, 768));
     }
 }

@@ -21,7 +21,7 @@ mod test_support;
 mod windowed;
 
 pub use chunked::ChunkedCache;
-pub use in_place::{InPlaceCache, Shelf};
+pub use in_place::{InPlaceCache, KvAllocator};
 pub use passing::PassingCache;
 pub(crate) use prefix::Prefixes;
 pub use quantized::QuantizedCache;

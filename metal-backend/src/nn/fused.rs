@@ -6,7 +6,7 @@ use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
 use super::attention::Attention;
 use super::mlp::GatedMlp;
 use super::norm::Norm;
-use crate::cache::{LayerState as _, Row, Shelf, in_place};
+use crate::cache::{KvAllocator, LayerState as _, Row, in_place};
 
 /// The most tokens that go through blocks in one operation, which is the default size of a prefill
 /// step. With more, the memory between the parts should be MLX's, which is counted.
@@ -56,27 +56,27 @@ impl Fused<'_> {
         if count == 0 {
             return Ok(None);
         }
-        let mut rooms: Vec<Vec<cpu::KvSlot<'_>>> = Vec::new();
-        rooms.resize_with(count, || Vec::with_capacity(rows.len()));
+        let mut slots: Vec<Vec<cpu::KvSlot<'_>>> = Vec::new();
+        slots.resize_with(count, || Vec::with_capacity(rows.len()));
         for row in rows.iter_mut() {
             let caches = row.caches.iter_mut().skip(layer);
-            let mut shelf = Shelf::new(count);
-            for ((cache, rooms), (fused, heads)) in caches.zip(&mut rooms).zip(&all) {
+            let mut allocator = KvAllocator::new(count);
+            for ((cache, slots), (fused, heads)) in caches.zip(&mut slots).zip(&all) {
                 let fault = || {
                     let message = "this kind of cache is not written in place";
                     Error::new(ErrorKind::Value, "cache", message)
                 };
                 let cache = in_place(cache).ok_or_else(fault)?;
-                rooms.push(cpu::KvSlot {
+                slots.push(cpu::KvSlot {
                     length: row.length,
                     offset: cache.offset(),
-                    memory: cache.memory(heads, row.length, &mut shelf)?,
+                    memory: cache.memory(heads, row.length, &mut allocator)?,
                     window: fused.attention.window,
                 });
             }
         }
-        let mut steps: Vec<_> = (blocks.iter().zip(&mut rooms))
-            .map(|(block, rooms)| (block, rooms.as_mut_slice()))
+        let mut steps: Vec<_> = (blocks.iter().zip(&mut slots))
+            .map(|(block, slots)| (block, slots.as_mut_slice()))
             .collect();
         let y = cpu::Block::steps(x, &mut steps)?;
         for row in rows {
