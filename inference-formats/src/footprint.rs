@@ -254,10 +254,8 @@ impl Footprint {
 
 /// Whether the tensor is an output head that is not loaded, because the output is the embedding.
 fn is_spare_output(footprint: &TensorFootprint, config: &ModelConfig) -> bool {
-    // GGUF files of GPT-2 may store the head too, and do not say that it is tied.
-    let tied =
-        config.tie_word_embeddings == Some(true) || config.model_type.as_deref() == Some("gpt2");
-    tied && footprint.part == Part::Output
+    let always = || config.family().is_some_and(|family| family.always_tied);
+    footprint.part == Part::Output && (config.tie_word_embeddings == Some(true) || always())
 }
 
 fn elements(shape: &[usize]) -> u64 {

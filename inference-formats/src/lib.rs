@@ -4,11 +4,11 @@
 //! | Module | What it reads |
 //! |---|---|
 //! | [`config`] | `config.json` of transformers and mlx-lm, as one checked [`ModelConfig`] |
+//! | [`family`] | what the files of each architecture leave out, and how they name things |
 //! | [`safetensors`] | headers and the shard index of safetensors files; exact reads of tensors |
 //! | [`gguf`] | GGUF headers, metadata and tensors, versions 2 and 3 |
 //! | [`gguf_config`] | GGUF metadata as a [`ModelConfig`], tensor names, and parts of a tokenizer |
 //! | [`gguf_quant`] | ggml blocks as `f32`, or repacked without loss to MLX's affine layout |
-
 //! | [`footprint`] | bytes in memory of each tensor, before any is read |
 //! | [`files`] | which files a model has; names that stay inside its directory |
 //! | [`identity`] | a hash that tells one model from another |
@@ -28,6 +28,7 @@ compile_error!("model files are little-endian and are read without conversion");
 
 pub mod config;
 mod error;
+pub mod family;
 pub mod files;
 pub mod footprint;
 pub mod gguf;
@@ -38,6 +39,7 @@ pub mod safetensors;
 
 pub use config::ModelConfig;
 pub use error::{Error, ErrorKind, Result};
+pub use family::Family;
 pub use files::{ModelFiles, locate};
 pub use gguf::Gguf;
 pub use gguf_config::GgufTokenizerParts;

@@ -2,6 +2,9 @@
 //!
 //! The own template of a model takes precedence; see `chat_template`.
 
+use inference_formats::Family;
+use inference_formats::family::ChatFormat;
+
 /// `<|im_start|>role … <|im_end|>`: Qwen 2 and 3, SmolLM.
 const CHATML: &str = "\
 {% for message in messages %}{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}{% endfor %}\
@@ -39,11 +42,11 @@ pub(crate) fn family_format(
     knows: impl Fn(&str) -> bool,
 ) -> Option<(&'static str, &'static str)> {
     let chatml = knows("<|im_start|>").then_some(("chatml", CHATML));
-    match model_type {
-        "qwen2" | "qwen3" | "smollm" | "smollm3" => Some(("chatml", CHATML)),
-        "mistral" => chatml.or(Some(("mistral", MISTRAL))),
-        _ if model_type.starts_with("gemma") => Some(("gemma", GEMMA)),
-        _ => chatml
+    match Family::of(model_type).and_then(|family| family.chat) {
+        Some(ChatFormat::ChatMl) => Some(("chatml", CHATML)),
+        Some(ChatFormat::Mistral) => chatml.or(Some(("mistral", MISTRAL))),
+        Some(ChatFormat::Gemma) => Some(("gemma", GEMMA)),
+        None => chatml
             .or_else(|| knows("<|start_header_id|>").then_some(("llama3", LLAMA3)))
             .or_else(|| knows("<start_of_turn>").then_some(("gemma", GEMMA))),
     }

@@ -13,7 +13,9 @@ use crate::arch;
 use crate::cache::{CacheOptions, Packing};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
-use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, config, gguf_config, identity, locate};
+use crate::checkpoint::{
+    Family, Gguf, ModelConfig, ModelFiles, config, gguf_config, identity, locate,
+};
 use crate::engine::{Engine, Parts};
 use crate::error::engine;
 use crate::generate::check_rewinds;
@@ -35,9 +37,10 @@ pub fn architectures() -> Vec<&'static str> {
 /// stored as llama, and so is Mixtral, which its experts tell. OLMo 3 is olmo2 with a window.
 #[must_use]
 pub fn gguf_architectures() -> Vec<(&'static str, &'static str)> {
-    let families = gguf_config::GgufFamily::all().iter();
-    let mut all: Vec<_> = families.map(|f| (f.architecture, f.model_type)).collect();
-    all.push(("llama", "mistral"));
+    let families = Family::all().iter();
+    let mut all: Vec<_> = families
+        .filter_map(|f| Some((f.gguf.as_ref()?.architecture, f.model_type)))
+        .collect();
     all.sort_unstable();
     all
 }

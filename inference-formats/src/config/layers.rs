@@ -1,6 +1,7 @@
 //! Differences between layers: which layers have a sliding window, and how families say so.
 
 use crate::error::Result;
+use crate::family::Windows;
 
 use super::fields::{Fields, shown};
 use super::{fault, limits};
@@ -15,33 +16,10 @@ pub enum LayerKind {
     Sliding,
 }
 
-/// Which layers of a family slide where the file does not list them.
-enum Pattern {
-    /// All layers, if the file has a window.
-    All,
-    /// With `use_sliding_window` the layers from `max_window_layers` on, else none (Qwen).
-    FromLayer,
-    /// All but each n-th layer. The field `sliding_window_pattern` overrides n.
-    AllBut(usize),
-    /// None.
-    Never,
-}
-
-fn pattern(model_type: &str) -> Pattern {
-    match model_type {
-        t if t.starts_with("qwen") => Pattern::FromLayer,
-        "gemma2" | "gpt_oss" => Pattern::AllBut(2),
-        "gemma3" | "gemma3_text" | "gemma4" | "gemma4_text" => Pattern::AllBut(6),
-        "cohere2" | "exaone4" | "olmo3" => Pattern::AllBut(4),
-        "smollm3" | "llama" | "gpt2" | "gemma" | "olmo2" | "granite" | "glm4" => Pattern::Never,
-        _ => Pattern::All,
-    }
-}
-
 /// The window of the model, and the kind of each layer.
 pub(super) fn parse(
     fields: &Fields<'_>,
-    model_type: &str,
+    windows: Windows,
     layers: usize,
 ) -> Result<(Option<usize>, Vec<LayerKind>)> {
     let listed = listed(fields, layers)?;
@@ -51,33 +29,37 @@ pub(super) fn parse(
     let window = fields
         .uint("sliding_window", least..=limits::POSITIONS)
         .map_err(fault)?;
-    let pattern = pattern(model_type);
-    let window = match (&pattern, used) {
-        // Qwen checkpoints have a window that is off unless the switch is on.
-        (_, Some(false)) | (Pattern::FromLayer, None) => None,
-        (Pattern::Never, _) if listed.is_none() => None,
+    let window = match (windows, used) {
+        // Such checkpoints have a window that is off unless the switch is on.
+        (_, Some(false)) | (Windows::FromLayer, None) => None,
+        (Windows::Never, _) if listed.is_none() => None,
         _ => window,
     };
     // The kinds matter even without a window: they decide the rotation of a layer.
-    let kinds = match (listed, pattern) {
+    let kinds = match (listed, windows) {
         (Some(kinds), _) => kinds,
-        (None, Pattern::All) => vec![LayerKind::Sliding; layers],
-        (None, Pattern::Never) => vec![LayerKind::Full; layers],
-        (None, Pattern::FromLayer) => {
+        (None, Windows::All) => vec![LayerKind::Sliding; layers],
+        (None, Windows::Never) => vec![LayerKind::Full; layers],
+        (None, Windows::FromLayer) => {
             let full = fields
                 .uint("max_window_layers", 0..=usize::MAX)
                 .map_err(fault)?
                 .unwrap_or(layers);
             (0..layers).map(|i| kind(i >= full)).collect()
         }
-        (None, Pattern::AllBut(every)) => {
+        (
+            None,
+            Windows::AllBut {
+                every,
+                last_is_full,
+            },
+        ) => {
             let every = ["sliding_window_pattern", "_sliding_window_pattern"]
                 .iter()
                 .find_map(|name| fields.uint(name, 1..=limits::LAYERS).transpose())
                 .transpose()
                 .map_err(fault)?
                 .unwrap_or(every);
-            let last_is_full = model_type.starts_with("gemma4");
             (0..layers)
                 .map(|i| {
                     kind(!((i + 1).is_multiple_of(every) || (last_is_full && i + 1 == layers)))

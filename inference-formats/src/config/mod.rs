@@ -16,6 +16,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
 use serde_json::{Map, Value};
 
 pub use layers::LayerKind;
@@ -165,7 +166,7 @@ impl ModelConfig {
         config.quantization_overrides = overrides;
         (config.sliding_window, config.layer_kinds) = layers::parse(
             &fields,
-            config.model_type.as_deref().unwrap_or_default(),
+            Family::of_fields(&map).defaults.windows,
             config.num_hidden_layers,
         )?;
         config.fields = map;
@@ -187,7 +188,7 @@ impl ModelConfig {
                 .uint("num_key_value_heads", 1..=limits::HEADS)?
                 .unwrap_or(heads),
             head_dim: fields.uint("head_dim", 2..=limits::HEAD_DIM)?,
-            rms_norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
+            rms_norm_eps: fields.required_positive("rms_norm_eps")?,
             vocab_size: fields.required_uint("vocab_size", 1..=limits::VOCAB)?,
             rope: rope.full,
             rope_sliding: rope.sliding,
@@ -205,6 +206,11 @@ impl ModelConfig {
             quantization_overrides: BTreeMap::new(),
             fields: Map::new(),
         })
+    }
+
+    /// The family of the model; `None` for one that is not known, or not named.
+    pub fn family(&self) -> Option<&'static Family> {
+        self.model_type.as_deref().and_then(Family::of)
     }
 
     /// The window of a layer in positions; `None` for a layer without one.

@@ -91,7 +91,6 @@ pub(super) struct Ropes {
 
 /// The largest accepted context, in positions.
 pub(super) const MAX_POSITIONS: usize = i32::MAX as usize;
-const DEFAULT_THETA: f32 = 10_000.0;
 const KNOWN: &str = "default, linear, llama3, yarn, longrope, proportional";
 /// The most entries in a list of stretches.
 const MAX_PAIRS: usize = 2048;
@@ -137,11 +136,7 @@ pub(super) fn parse(fields: &Fields<'_>, max_positions: Option<usize>) -> Result
                 full: only,
                 sliding: None,
             },
-            // The condition above excludes this case.
-            (None, None) => Ropes {
-                full: RopeConfig::plain(DEFAULT_THETA),
-                sliding: None,
-            },
+            (None, None) => return Err(by_kind.missing("full_attention").into()),
         });
     }
     let scaling = fields.nested("rope_scaling", "rope_scaling.")?;
@@ -182,7 +177,7 @@ fn one(
         None => RopeScaling::None,
     };
     Ok(RopeConfig {
-        theta: number("rope_theta")?.unwrap_or(DEFAULT_THETA),
+        theta: number("rope_theta")?.ok_or_else(|| fields.missing("rope_theta"))?,
         scaling,
         partial,
     })

@@ -5,6 +5,7 @@
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
+pub(crate) mod keys;
 mod metadata;
 mod reader;
 mod summary;

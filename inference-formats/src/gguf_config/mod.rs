@@ -1,97 +1,26 @@
 //! GGUF metadata as a [`ModelConfig`], as names of tensors, and as the parts of a tokenizer.
 
-mod families;
-mod family;
 mod names;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
 
-use std::path::Path;
-
 use crate::error::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
-pub use families::GgufFamily;
 pub use names::GgufNames;
 pub use tokenizer::{GgufTokenizerParts, tokenizer_parts};
 
 use super::config::{ModelConfig, limits};
+use super::family::{Family, GgufFamily, GgufHeader};
 use super::files::invalid;
-use super::gguf::{Gguf, GgufMetadata};
+use super::gguf::Gguf;
+use super::gguf::keys::Keys;
 
 const EMBEDDING: &str = "token_embd.weight";
 
-/// The metadata keys of one architecture: `<architecture>.<name>`.
-struct Keys<'a> {
-    metadata: &'a GgufMetadata,
-    architecture: &'a str,
-}
-
-impl Keys<'_> {
-    fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.architecture)
-    }
-
-    fn path(&self) -> &Path {
-        self.metadata.path()
-    }
-
-    fn wrong(&self, name: &str, message: impl std::fmt::Display) -> Error {
-        invalid(
-            self.path(),
-            format!("the metadata key {} {message}", self.key(name)),
-        )
-    }
-
-    fn unsupported(&self, name: &str, message: impl std::fmt::Display) -> Error {
-        Error::new(
-            ErrorKind::Unsupported,
-            format!("{} {message}", self.key(name)),
-        )
-        .with_path(self.path())
-    }
-
-    fn uint(&self, name: &str, least: usize, most: usize) -> Result<Option<usize>> {
-        match self.metadata.usize(&self.key(name))? {
-            Some(n) if n < least || n > most => {
-                Err(self.wrong(name, format!("is {n}; it must be from {least} to {most}")))
-            }
-            found => Ok(found),
-        }
-    }
-
-    fn required(&self, name: &str, most: usize) -> Result<usize> {
-        self.uint(name, 1, most)?
-            .ok_or_else(|| self.metadata.missing(&self.key(name)))
-    }
-
-    /// A number that a file may give for each layer. All layers must have the same.
-    fn per_layer(&self, name: &str, most: usize) -> Result<Option<usize>> {
-        let Some(values) = self.metadata.i32s(&self.key(name))? else {
-            return Ok(None);
-        };
-        let Some(&first) = values.first() else {
-            return Err(self.wrong(name, "is empty"));
-        };
-        if values.iter().any(|&v| v != first) {
-            return Err(self.unsupported(name, "differs between layers, which is not supported"));
-        }
-        match usize::try_from(first) {
-            Ok(n) if (1..=most).contains(&n) => Ok(Some(n)),
-            _ => Err(self.wrong(name, format!("is {first}; it must be from 1 to {most}"))),
-        }
-    }
-
-    fn positive(&self, name: &str) -> Result<Option<f32>> {
-        match self.metadata.f32(&self.key(name))? {
-            Some(f) if !(f.is_finite() && f > 0.0) => {
-                Err(self.wrong(name, format!("is {f}; it must be a finite number above 0")))
-            }
-            found => Ok(found),
-        }
-    }
-}
+/// Fields with the number of experts, which families name differently.
+const EXPERTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
 /// The configuration that the metadata and the tensors of a file describe, checked.
 ///
@@ -115,9 +44,10 @@ fn checked(file: &Gguf) -> Result<(Map<String, Value>, ModelConfig)> {
     let architecture = metadata
         .str("general.architecture")?
         .ok_or_else(|| metadata.missing("general.architecture"))?;
-    let Some(family) = GgufFamily::of_architecture(architecture) else {
+    let Some((family, gguf)) = Family::of_architecture(architecture) else {
         let shown: String = architecture.chars().take(60).collect();
-        let mut known: Vec<_> = GgufFamily::all().iter().map(|f| f.architecture).collect();
+        let families = Family::all().iter().filter_map(|f| f.gguf.as_ref());
+        let mut known: Vec<_> = families.map(|gguf| gguf.architecture).collect();
         known.sort_unstable();
         known.dedup();
         return Err(Error::new(
@@ -133,20 +63,25 @@ fn checked(file: &Gguf) -> Result<(Map<String, Value>, ModelConfig)> {
         metadata,
         architecture,
     };
-    let fields = read(&keys, file, family)?;
+    let fields = read(keys, file, family.model_type, gguf)?;
     let config = ModelConfig::from_map(fields.clone()).map_err(|e| e.with_path(file.path()))?;
     Ok((fields, config))
 }
 
 /// The fields of a `config.json` for this file.
-fn read(keys: &Keys<'_>, file: &Gguf, gguf_family: &GgufFamily) -> Result<Map<String, Value>> {
+fn read(
+    keys: Keys<'_>,
+    file: &Gguf,
+    model_type: &str,
+    family: &GgufFamily,
+) -> Result<Map<String, Value>> {
     let metadata = keys.metadata;
     let layers = keys.required("block_count", limits::LAYERS)?;
     let hidden_size = keys.required("embedding_length", limits::HIDDEN)?;
     let heads = keys
         .per_layer("attention.head_count", limits::HEADS)?
         .ok_or_else(|| metadata.missing(&keys.key("attention.head_count")))?;
-    let head_dim = head_dim(keys)?;
+    let head_dim = head_dim(&keys)?;
     let width = head_dim.unwrap_or(hidden_size / heads);
     let rotated = keys.uint("rope.dimension_count", 1, limits::HEAD_DIM)?;
     if rotated.is_some_and(|n| n > width || n % 2 != 0) {
@@ -155,8 +90,7 @@ fn read(keys: &Keys<'_>, file: &Gguf, gguf_family: &GgufFamily) -> Result<Map<St
             format!("must be even and at most the head's {width}"),
         ));
     }
-    let model_type = gguf_family.model_type;
-    let epsilon = if gguf_family.layer_norm {
+    let epsilon = if family.layer_norm {
         "attention.layer_norm_epsilon"
     } else {
         "attention.layer_norm_rms_epsilon"
@@ -178,21 +112,34 @@ fn read(keys: &Keys<'_>, file: &Gguf, gguf_family: &GgufFamily) -> Result<Map<St
         "rms_norm_eps": keys
             .positive(epsilon)?
             .ok_or_else(|| metadata.missing(&keys.key(epsilon)))?,
-        "vocab_size": vocab_size(keys, file)?,
+        "vocab_size": vocab_size(&keys, file)?,
         "rope_theta": keys.positive("rope.freq_base")?.unwrap_or(10_000.0),
         "partial_rotary_factor": rotated.map_or(1.0, |n| n as f64 / width as f64),
-        "rope_scaling": rope_scaling(keys, file)?,
+        "rope_scaling": rope_scaling(&keys, file)?,
         "max_position_embeddings": keys.uint("context_length", 1, limits::POSITIONS)?,
         "tie_word_embeddings": !file.tensors().contains_key("output.weight"),
-        // In qwen2 the biases are part of the architecture.
-        "attention_bias": !model_type.starts_with("qwen2") && has_bias("attn_q"),
-        "mlp_bias": has_bias("ffn_gate"),
+        "attention_bias": family.optional_biases && has_bias("attn_q"),
+        "mlp_bias": family.optional_biases && has_bias("ffn_gate"),
     });
     let Value::Object(mut map) = fields else {
         return Ok(Map::new());
     };
-    if let Value::Object(own) = family::fields(keys, model_type, hidden_size, heads, width)? {
+    let header = GgufHeader {
+        keys,
+        layers,
+        hidden: hidden_size,
+        heads,
+        head_dim: width,
+    };
+    if let Value::Object(own) = (family.read)(&header)? {
         map.extend(own);
+    }
+    let has_experts = EXPERTS.iter().any(|name| map.contains_key(*name));
+    if !has_experts && header.experts()?.is_some() {
+        return Err(header.keys.unsupported(
+            "expert_count",
+            "a mixture of experts is not supported in this architecture",
+        ));
     }
     Ok(map)
 }

@@ -1,6 +1,6 @@
 //! Tensor names: the names of transformers, and those of GGUF.
 
-use super::families::{GgufFamily, PLAIN};
+use crate::family::{Family, GgufFamily, PLAIN};
 
 /// Factors of rotary wavelengths. They have no other name.
 const KEPT: [&str; 3] = [
@@ -19,7 +19,9 @@ impl GgufNames {
     /// The names of a `model_type`. One without an entry of its own has the names of most.
     pub fn new(model_type: &str) -> Self {
         Self {
-            family: GgufFamily::of(model_type).unwrap_or(&PLAIN),
+            family: Family::of(model_type)
+                .and_then(|family| family.gguf.as_ref())
+                .unwrap_or(&PLAIN),
         }
     }
 

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::family::Family;
+
 /// Prefixes of the text part in files, the longest first, and the usual prefix of each.
 const PREFIXES: [(&str, &str); 4] = [
     ("model.language_model.model.", "model."),
@@ -27,7 +29,8 @@ pub struct TensorNames(BTreeMap<String, String>);
 impl TensorNames {
     /// The names of a checkpoint that holds the tensors `stored`.
     pub fn new<'a>(stored: impl Iterator<Item = &'a str>, model_type: &str) -> Self {
-        let multimodal = matches!(model_type, "gemma3" | "gemma4");
+        let multimodal =
+            Family::of(model_type).is_some_and(|family| family.is_multimodal(model_type));
         Self(
             stored
                 .filter(|name| !(multimodal && is_other_part(name)))

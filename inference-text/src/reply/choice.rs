@@ -3,6 +3,7 @@
 use super::engine::{Engine, Plain};
 use super::harmony::Harmony;
 use super::{IdStyle, ParserOptions, ReplyParser, families};
+use inference_formats::Family as ModelFamily;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -111,6 +112,11 @@ impl Family {
             Self::MiniMax => "minimax",
             Self::Granite3 => "granite3",
         }
+    }
+
+    /// The family of that [`Self::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|family| family.name() == name)
     }
 
     /// The form of generated ids.
@@ -267,31 +273,21 @@ const RULES: &[Rule] = &[
     (Family::Pythonic, &["<|header_start|>", "ipython"], &[], &[]),
 ];
 
-/// Families by `model_type`, for templates that name no marker of a call.
-const MODEL_TYPES: &[(&str, Family)] = &[
-    ("gpt_oss", Family::Harmony),
-    ("gemma4", Family::Gemma4),
-    ("gemma4_text", Family::Gemma4),
+/// Families by `model_type`, for templates that name no marker of a call: of models that
+/// `inference_formats::family` does not know. The descriptors there name the families of the others.
+const OTHER_MODELS: &[(&str, Family)] = &[
     ("minimax", Family::MiniMax),
     ("minimax_m2", Family::MiniMax),
     ("kimi_k2", Family::KimiK2),
-    ("cohere2", Family::CommandR),
     ("qwen3_next", Family::Hermes),
     ("qwen3_5", Family::Qwen3Coder),
     ("qwen3_5_moe", Family::Qwen3Coder),
-    ("qwen2", Family::Hermes),
-    ("qwen3", Family::Hermes),
-    ("qwen3_moe", Family::Hermes),
-    ("smollm3", Family::Hermes),
     ("granitemoehybrid", Family::Hermes),
     ("glm4_moe", Family::Glm4Moe),
-    ("glm4", Family::Glm4),
     ("llama4", Family::Pythonic),
     ("llama4_text", Family::Pythonic),
     ("lfm2", Family::Lfm2),
     ("lfm2_moe", Family::Lfm2),
-    ("olmo3", Family::Olmo3),
-    ("exaone4", Family::Hermes),
     ("seed_oss", Family::Qwen3Coder),
 ];
 
@@ -339,7 +335,10 @@ impl Format {
             .map(|rule| rule.0);
         let by_type = || {
             let model_type = model_type?;
-            MODEL_TYPES
+            if let Some(known) = ModelFamily::of(model_type) {
+                return known.reply.and_then(Family::from_name);
+            }
+            OTHER_MODELS
                 .iter()
                 .find(|(name, _)| *name == model_type)
                 .map(|entry| entry.1)
@@ -401,5 +400,24 @@ impl Format {
 impl Default for Format {
     fn default() -> Self {
         Self::none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_name_families_that_exist() {
+        for known in ModelFamily::all() {
+            let found = known.reply.map(Family::from_name);
+            assert_ne!(found, Some(None), "{}", known.model_type);
+            let twice = OTHER_MODELS
+                .iter()
+                .any(|(name, _)| ModelFamily::of(name).is_some());
+            assert!(!twice, "a model has its family from its descriptor only");
+        }
+        let glm = ModelFamily::of("glm4").and_then(|known| known.reply);
+        assert_eq!(glm.and_then(Family::from_name), Some(Family::Glm4));
     }
 }

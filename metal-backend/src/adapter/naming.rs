@@ -2,35 +2,28 @@
 
 use mlx_rs_core::Array;
 
+use crate::checkpoint::Family;
+use crate::checkpoint::family::Renaming;
 use crate::nn::adapter::SlotKind;
 
 /// How mlx-lm calls a model's layers, where it is not as we do.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Naming {
-    /// In front of every name.
-    prefix: &'static str,
-    /// In front of names of a checkpoint that mlx-lm does not have.
-    dropped: &'static str,
-}
+pub struct Naming(Renaming);
 
 impl Naming {
     /// For an architecture.
     pub fn of(architecture: &str) -> Self {
-        let (prefix, dropped) = match architecture {
-            // Models of images and text hold the latter in a part of its own.
-            "gemma3" | "gemma4" => ("language_model.", ""),
-            "gpt2" => ("model.", "transformer."),
-            _ => ("", ""),
-        };
-        Self { prefix, dropped }
+        let family = Family::of(architecture);
+        Self(family.map_or_else(Renaming::default, |f| f.mlx_lm_names(architecture)))
     }
 
     /// What mlx-lm calls a layer.
     pub(super) fn theirs(&self, name: &str) -> String {
-        let name = name.strip_prefix(self.dropped).unwrap_or(name);
-        match name.strip_prefix(self.prefix) {
+        let Renaming { added, dropped } = self.0;
+        let name = name.strip_prefix(dropped).unwrap_or(name);
+        match name.strip_prefix(added) {
             Some(rest) if !rest.is_empty() => name.to_owned(),
-            _ => format!("{}{name}", self.prefix),
+            _ => format!("{added}{name}"),
         }
     }
 

@@ -32,7 +32,7 @@ use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
 
 use crate::cache::{CacheOptions, Caches, Row};
-use crate::checkpoint::ModelConfig;
+use crate::checkpoint::{Family, ModelConfig, family};
 use crate::loader::Weights;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
@@ -65,37 +65,35 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 /// Builds a decoder from its configuration and weights.
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
-/// Every architecture, sorted by name.
-const LOADERS: [(&str, Loader); 24] = [
-    ("cohere2", cohere2::load),
-    ("exaone4", exaone4::load),
-    ("gemma", gemma::load),
-    ("gemma2", gemma2::load),
-    ("gemma3", gemma3::load),
-    ("gemma3_text", gemma3::load),
-    ("gemma4", gemma4::load),
-    ("gemma4_text", gemma4::load),
-    ("glm4", glm4::load),
-    ("gpt2", gpt2::load),
-    ("gpt_oss", gpt_oss::load),
-    ("granite", granite::load),
-    ("llama", llama::load),
-    ("mistral", mistral::load),
-    ("mixtral", mixtral::load),
-    ("olmo2", olmo2::load),
-    ("olmo3", olmo3::load),
-    ("phi3", phi3::load),
-    ("qwen2", qwen2::load),
-    ("qwen2_moe", qwen2_moe::load),
-    ("qwen3", qwen3::load),
-    ("qwen3_moe", qwen3_moe::load),
-    ("smollm3", smollm3::load),
-    ("starcoder2", starcoder2::load),
+/// The constructor of every family, sorted by `model_type`.
+static LOADERS: [(&Family, Loader); 22] = [
+    (&family::cohere2::FAMILY, cohere2::load),
+    (&family::exaone4::FAMILY, exaone4::load),
+    (&family::gemma::FAMILY, gemma::load),
+    (&family::gemma2::FAMILY, gemma2::load),
+    (&family::gemma3::FAMILY, gemma3::load),
+    (&family::gemma4::FAMILY, gemma4::load),
+    (&family::glm4::FAMILY, glm4::load),
+    (&family::gpt2::FAMILY, gpt2::load),
+    (&family::gpt_oss::FAMILY, gpt_oss::load),
+    (&family::granite::FAMILY, granite::load),
+    (&family::llama::FAMILY, llama::load),
+    (&family::mistral::FAMILY, mistral::load),
+    (&family::mixtral::FAMILY, mixtral::load),
+    (&family::olmo2::FAMILY, olmo2::load),
+    (&family::olmo3::FAMILY, olmo3::load),
+    (&family::phi3::FAMILY, phi3::load),
+    (&family::qwen2::FAMILY, qwen2::load),
+    (&family::qwen2_moe::FAMILY, qwen2_moe::load),
+    (&family::qwen3::FAMILY, qwen3::load),
+    (&family::qwen3_moe::FAMILY, qwen3_moe::load),
+    (&family::smollm3::FAMILY, smollm3::load),
+    (&family::starcoder2::FAMILY, starcoder2::load),
 ];
 
-/// The names that [`load`] knows.
+/// The names that [`load`] knows, sorted.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    LOADERS.iter().map(|(name, _)| *name)
+    LOADERS.iter().flat_map(|(family, _)| family.model_types())
 }
 
 /// Builds the decoder that `config.model_type` names. Without a name, the weights tell qwen3 (which
@@ -107,11 +105,19 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 pub fn load(config: &ModelConfig, weights: &mut Weights) -> Result<(String, Box<dyn Decoder>)> {
     let name = match config.model_type.as_deref() {
         Some(name) => name,
-        None if weights.contains("model.layers.0.self_attn.q_norm.weight") => "qwen3",
-        None if weights.contains("model.layers.0.self_attn.q_proj.bias") => "qwen2",
-        None => "llama",
+        None if weights.contains("model.layers.0.self_attn.q_norm.weight") => {
+            family::qwen3::FAMILY.model_type
+        }
+        None if weights.contains("model.layers.0.self_attn.q_proj.bias") => {
+            family::qwen2::FAMILY.model_type
+        }
+        None => family::llama::FAMILY.model_type,
     };
-    let Some((_, loader)) = LOADERS.iter().find(|(known, _)| *known == name) else {
+    let wanted = Family::of(name).map(|family| family.model_type);
+    let loader = LOADERS
+        .iter()
+        .find(|(family, _)| wanted == Some(family.model_type));
+    let Some((_, loader)) = loader else {
         let known: Vec<_> = names().collect();
         return Err(Error::new(
             ErrorKind::Unsupported,
@@ -124,4 +130,19 @@ pub fn load(config: &ModelConfig, weights: &mut Weights) -> Result<(String, Box<
     let decoder = loader(config, weights)?;
     weights.finish()?;
     Ok((name.to_owned(), decoder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_family_has_its_constructor() {
+        let known = LOADERS.iter().map(|(family, _)| family.model_type);
+        let all = Family::all().iter().map(|family| family.model_type);
+        assert!(
+            known.eq(all),
+            "the tables of formats and of the engine differ"
+        );
+    }
 }

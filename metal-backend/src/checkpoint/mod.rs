@@ -5,6 +5,6 @@
 pub mod files;
 
 pub use inference_formats::{
-    Gguf, ModelConfig, ModelFiles, config, gguf, gguf_config, gguf_quant, identity, locate,
-    safetensors,
+    Family, Gguf, ModelConfig, ModelFiles, config, family, gguf, gguf_config, gguf_quant, identity,
+    locate, safetensors,
 };

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::plan::Plan;
 use super::source::Source;
 use super::{failed, gguf};
+use crate::checkpoint::Family;
 use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, read_capped};
 
 /// Files that are copied as they are, where the model has them. Nothing that could be run is.
@@ -79,8 +80,8 @@ pub(super) fn write(source: &Source, plan: &Plan, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What configurations of transformers 5 say in one place, and GPT-2's no longer say, under the names
-/// that older readers ask for.
+/// What configurations of transformers 5 say in one place, or no longer say, under the names that
+/// older readers ask for.
 fn spell_out(config: &mut Map<String, Value>) {
     if let Some(Value::Object(rope)) = config.get("rope_parameters").cloned() {
         if let Some(theta) = rope.get("rope_theta") {
@@ -95,10 +96,12 @@ fn spell_out(config: &mut Map<String, Value>) {
                 .or_insert(Value::Object(scaling));
         }
     }
-    if config.get("model_type").and_then(Value::as_str) == Some("gpt2")
-        && let Some(positions) = config.get("n_positions").cloned()
-    {
-        config.entry("n_ctx").or_insert(positions);
+    let model_type = config.get("model_type").and_then(Value::as_str);
+    let family = model_type.and_then(Family::of);
+    for (newer, older) in family.map_or(&[][..], |family| family.older_fields) {
+        if let Some(value) = config.get(*newer).cloned() {
+            config.entry(*older).or_insert(value);
+        }
     }
 }
 

@@ -6,9 +6,11 @@ use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use super::tensor::{Stored, Tensor};
+use crate::checkpoint::Family;
+use crate::checkpoint::family::GgufFamily;
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::gguf::{GgmlType, Gguf};
-use crate::checkpoint::gguf_config::{self, GgufFamily, GgufNames};
+use crate::checkpoint::gguf_config::{self, GgufNames};
 use crate::checkpoint::gguf_quant;
 use crate::text::Tokenizer;
 
@@ -20,21 +22,10 @@ const ROPE_FACTORS: [&str; 3] = [
 ];
 const OUTPUT: &str = "output.weight";
 
-/// Fields that GPT-2 has under names of its own, some under two.
-const GPT2_FIELDS: [(&str, &[&str]); 6] = [
-    ("hidden_size", &["n_embd"]),
-    ("num_hidden_layers", &["n_layer"]),
-    ("num_attention_heads", &["n_head"]),
-    ("intermediate_size", &["n_inner"]),
-    ("max_position_embeddings", &["n_positions", "n_ctx"]),
-    ("rms_norm_eps", &["layer_norm_epsilon"]),
-];
-
-fn model_type(config: &Map<String, Value>) -> &str {
-    config
-        .get("model_type")
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+/// The family of a configuration that [`config`] made.
+fn family(config: &Map<String, Value>) -> Option<(&'static Family, &'static GgufFamily)> {
+    let family = Family::of(config.get("model_type")?.as_str()?)?;
+    Some((family, family.gguf.as_ref()?))
 }
 
 /// The tensors, by their usual names.
@@ -45,25 +36,22 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
             .and_then(Value::as_u64)
             .and_then(|n| usize::try_from(n).ok())
     };
-    let model_type = model_type(config);
-    let names = GgufNames::new(model_type);
-    let plus_one = GgufFamily::of(model_type).is_some_and(|family| family.norm_plus_one);
+    let (family, gguf) = family(config).ok_or_else(|| no_family(file, config))?;
+    let names = GgufNames::new(family.model_type);
     let mut found = Vec::new();
     for (stored, tensor) in file.tensors() {
         if ROPE_FACTORS.contains(&stored.as_str()) {
             continue; // in the configuration
         }
-        if model_type == "gpt2" && stored == OUTPUT {
+        if family.always_tied && stored == OUTPUT {
             continue; // the embedding once more, which its configuration has no other word for
         }
         let bad = |why: String| invalid(file.path(), format!("tensor `{stored}`: {why}"));
         let mut name = names
             .usual(stored)
             .ok_or_else(|| bad("has no name in a model directory".to_owned()))?;
-        if model_type == "gpt2" {
-            name.insert_str(0, "model.");
-        }
-        let minus_one = plus_one && name.ends_with("norm.weight");
+        name.insert_str(0, family.mlx_lm.added);
+        let minus_one = gguf.norm_plus_one && name.ends_with("norm.weight");
         let dtype = match tensor.kind {
             _ if minus_one => Dtype::F32,
             GgmlType::F16 => Dtype::F16,
@@ -113,14 +101,7 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
     config.retain(|_, value| !value.is_null());
     let metadata = file.metadata();
     let architecture = metadata.str("general.architecture")?.unwrap_or_default();
-    let model_type = model_type(&config).to_owned();
-    let Some(known) = GgufFamily::of(&model_type) else {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            format!("a GGUF file of {model_type:?} runs as it is, and cannot be converted yet"),
-        )
-        .with_path(file.path()));
-    };
+    let (family, gguf) = family(&config).ok_or_else(|| no_family(file, &config))?;
     if let Some(scaling) = rope_scaling(file, architecture)? {
         config.insert("rope_scaling".into(), scaling);
     }
@@ -137,22 +118,13 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
     if config.get("partial_rotary_factor") == Some(&json!(1.0)) {
         config.remove("partial_rotary_factor");
     }
-    for name in ["attention_bias", "mlp_bias"] {
-        if !matches!(
-            model_type.as_str(),
-            "llama" | "granite" | "smollm3" | "olmo2" | "olmo3" | "qwen3" | "qwen3_moe"
-        ) {
-            config.remove(name);
-        }
+    if !gguf.optional_biases {
+        config.remove("attention_bias");
+        config.remove("mlp_bias");
     }
     config
         .entry("max_position_embeddings")
         .or_insert(json!(2048));
-    if let Value::Object(own) = family(&model_type, &config) {
-        for (name, value) in own {
-            config.entry(name).or_insert(value);
-        }
-    }
     for (name, key) in [
         ("bos_token_id", "tokenizer.ggml.bos_token_id"),
         ("eos_token_id", "tokenizer.ggml.eos_token_id"),
@@ -161,70 +133,23 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
             config.insert(name.into(), json!(id));
         }
     }
-    config.insert(known.activation_field.into(), json!(known.activation));
-    config.insert("architectures".into(), json!([known.class]));
-    match model_type.as_str() {
-        "gpt2" => gpt2_fields(&mut config),
-        "starcoder2" => {
-            if let Some(eps) = config.remove("rms_norm_eps") {
-                config.insert("norm_epsilon".into(), eps);
-            }
-        }
-        _ => {}
-    }
+    config.insert(gguf.activation_field.into(), json!(gguf.activation));
+    config.insert("architectures".into(), json!([family.class]));
+    (gguf.write)(&mut config);
     config.values_mut().for_each(shorten);
     Ok(config)
 }
 
-/// What readers want to be told though it is the usual, or what the metadata does not say.
-fn family(model_type: &str, config: &Map<String, Value>) -> Value {
-    let number = |name: &str| config.get(name).and_then(Value::as_u64).unwrap_or(0);
-    let head_dim = number("hidden_size") / number("num_attention_heads").max(1);
-    match model_type {
-        // mlx-lm wants all of these fields, and does not read `layer_types`.
-        "exaone4" => json!({"head_dim": head_dim, "rope_scaling": null, "sliding_window": null,
-            "sliding_window_pattern": letters(config)}),
-        // transformers' default is not the quotient there.
-        "gemma" | "gemma2" | "qwen3" => json!({"head_dim": head_dim}),
-        "gemma3_text" => json!({"head_dim": head_dim, "sliding_window_pattern": 6,
-            "_sliding_window_pattern": 6}),
-        "qwen2" => json!({"use_sliding_window": false}),
-        "qwen2_moe" => json!({"decoder_sparse_step": 1, "mlp_only_layers": [],
-            "use_sliding_window": false}),
-        "qwen3_moe" => json!({"head_dim": head_dim, "decoder_sparse_step": 1,
-            "mlp_only_layers": []}),
-        "smollm3" => json!({"no_rope_layer_interval": 4}),
-        "starcoder2" => json!({"use_bias": true}),
-        _ => Value::Null,
-    }
-}
-
-/// The kinds of layers as EXAONE 4 writes them: `L` slides, `G` is full. `None` without a window.
-fn letters(config: &Map<String, Value>) -> Option<String> {
-    config.get("sliding_window")?.as_u64()?;
-    let kinds = config.get("layer_types")?.as_array()?;
-    let letter = |kind: &Value| {
-        if kind == "sliding_attention" {
-            'L'
-        } else {
-            'G'
-        }
-    };
-    Some(kinds.iter().map(letter).collect())
-}
-
-fn gpt2_fields(config: &mut Map<String, Value>) {
-    for (usual, own) in GPT2_FIELDS {
-        if let Some(value) = config.remove(usual) {
-            for name in own {
-                config.insert((*name).to_owned(), value.clone());
-            }
-        }
-    }
-    for name in ["num_key_value_heads", "rope_theta", "head_dim"] {
-        config.remove(name);
-    }
-    config.insert("tie_word_embeddings".into(), json!(true));
+fn no_family(file: &Gguf, config: &Map<String, Value>) -> Error {
+    let model_type = config.get("model_type").and_then(Value::as_str);
+    Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "a GGUF file of {:?} runs as it is, and cannot be converted yet",
+            model_type.unwrap_or_default()
+        ),
+    )
+    .with_path(file.path())
 }
 
 /// Floats that an `f32` holds, as the shortest decimals that are them.

@@ -13,6 +13,7 @@ use super::source::Source;
 use super::stored::StoredQuantization;
 use super::tensor::{Stored, Tensor};
 use super::{ConvertOptions, FloatType, wrong};
+use crate::checkpoint::Family;
 
 /// A tensor that is written.
 #[derive(Debug, Clone, PartialEq)]
@@ -110,7 +111,7 @@ struct Planner<'a> {
     stored: StoredQuantization,
     chooser: Option<Chooser>,
     by_name: HashMap<&'a str, usize>,
-    is_gpt2: bool,
+    family: Option<&'static Family>,
     tied: bool,
     formats: BTreeMap<String, Format>,
     counts: HashMap<Format, u64>,
@@ -153,7 +154,9 @@ impl<'a> Planner<'a> {
                 .enumerate()
                 .map(|(i, t)| (t.name.as_str(), i))
                 .collect(),
-            is_gpt2: field("model_type").and_then(Value::as_str) == Some("gpt2"),
+            family: field("model_type")
+                .and_then(Value::as_str)
+                .and_then(Family::of),
             tied: field("tie_word_embeddings").and_then(Value::as_bool) == Some(true),
             formats: BTreeMap::new(),
             counts: HashMap::new(),
@@ -241,25 +244,22 @@ impl<'a> Planner<'a> {
                 _ => self.keep(index, &tensor),
             };
         }
-        if self.is_gpt2 {
-            let Some((name, transposed)) = rules::gpt2_name(&tensor.name) else {
-                self.dropped += 1;
-                return Ok(());
-            };
-            let transposed = transposed && tensor.shape.len() == 2 && tensor.float().is_some();
-            let mut shape = tensor.shape.clone();
-            if transposed {
-                shape.reverse();
-            }
-            return self.place(&name, shape, &tensor, vec![index], transposed);
+        let name = match self.family {
+            Some(family) => family.converted_name(&tensor.name),
+            None => Some(tensor.name.clone()),
+        };
+        let Some(name) = name else {
+            self.dropped += 1;
+            return Ok(());
+        };
+        let transposed = self.family.is_some_and(|f| f.is_transposed(&tensor.name))
+            && tensor.shape.len() == 2
+            && tensor.float().is_some();
+        let mut shape = tensor.shape.clone();
+        if transposed {
+            shape.reverse();
         }
-        self.place(
-            &tensor.name.clone(),
-            tensor.shape.clone(),
-            &tensor,
-            vec![index],
-            false,
-        )
+        self.place(&name, shape, &tensor, vec![index], transposed)
     }
 
     /// A packed matrix that stays packed.

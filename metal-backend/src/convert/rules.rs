@@ -247,26 +247,6 @@ pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     tied && head.starts_with("lm_head.")
 }
 
-/// GPT-2 stores its linear layers transposed, and `mlx-lm` puts `model.` before its names.
-pub(super) fn gpt2_name(name: &str) -> Option<(String, bool)> {
-    if name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") {
-        return None;
-    }
-    if name.starts_with("model.") {
-        return Some((name.to_owned(), false));
-    }
-    let name = name.strip_prefix("transformer.").unwrap_or(name);
-    let transposed = [
-        "attn.c_attn.weight",
-        "attn.c_proj.weight",
-        "mlp.c_fc.weight",
-        "mlp.c_proj.weight",
-    ]
-    .iter()
-    .any(|end| name.ends_with(end));
-    Some((format!("model.{name}"), transposed))
-}
-
 /// Where a single expert's matrix belongs: the name of the stack, and its place there.
 pub(super) fn expert(name: &str) -> Option<(String, usize)> {
     let path = name.strip_suffix(".weight")?;

@@ -1,7 +1,7 @@
 //! The rules about names, formats and outputs; whole conversions are in the root's `tests/convert.rs`.
 
 use super::gguf::llama3_scaling;
-use super::rules::{Chooser, base_format, expert, gpt2_name, is_dropped, layer_of, stacks};
+use super::rules::{Chooser, base_format, expert, is_dropped, layer_of, stacks};
 use super::*;
 use crate::checkpoint::gguf_config::GgufNames;
 
@@ -144,19 +144,6 @@ fn names_are_taken_apart() {
     assert!(is_dropped("lm_head.weight", true) && !is_dropped("lm_head.weight", false));
     assert!(is_dropped("language_model.lm_head.weight", true));
     assert!(!is_dropped("model.layers.0.mlp.up_proj.weight", true));
-    assert_eq!(
-        gpt2_name("h.0.attn.c_attn.weight"),
-        Some(("model.h.0.attn.c_attn.weight".into(), true))
-    );
-    assert_eq!(
-        gpt2_name("transformer.wte.weight"),
-        Some(("model.wte.weight".into(), false))
-    );
-    assert_eq!(gpt2_name("h.0.attn.bias"), None);
-    assert_eq!(
-        gpt2_name("model.h.0.mlp.c_fc.weight"),
-        Some(("model.h.0.mlp.c_fc.weight".into(), false))
-    );
 }
 
 #[test]

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::adapter::{Stored, same_layer};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
-use crate::checkpoint::{ModelFiles, locate};
+use crate::checkpoint::{Family, ModelFiles, locate};
 use crate::convert::{ConvertOptions, convert};
 use crate::error::engine;
 use crate::nn::adapter::{LowRank, SlotKind, adapted, lengths};
@@ -445,8 +445,8 @@ fn sum(weight: &Array, low: &LowRank) -> mlx_rs_core::Result<Array> {
 struct Formats {
     path: std::path::PathBuf,
     quantization: Value,
-    /// GPT-2's own checkpoints have matrices as `[in, out]`; those of MLX, below `model.`, do not.
-    turned: bool,
+    /// It knows which matrices are stored as `[in, out]`.
+    family: Option<&'static Family>,
 }
 
 impl Formats {
@@ -459,18 +459,20 @@ impl Formats {
             .iter()
             .find_map(|key| config.get_mut(*key).map(Value::take))
             .unwrap_or(Value::Null);
-        let turned = config.get("model_type").and_then(Value::as_str) == Some("gpt2");
+        let family = config
+            .get("model_type")
+            .and_then(Value::as_str)
+            .and_then(Family::of);
         Ok(Self {
             path,
             quantization,
-            turned,
+            family,
         })
     }
 
     /// Whether a tensor of a file is the other way around.
     fn is_turned(&self, name: &str) -> bool {
-        let matrix = ["c_attn.weight", "c_proj.weight", "c_fc.weight"];
-        self.turned && !name.starts_with("model.") && matrix.iter().any(|end| name.ends_with(end))
+        self.family.is_some_and(|f| f.is_transposed(name))
     }
 
     /// Group size, bits and mode of a layer.

@@ -1,0 +1,23 @@
+//! Cohere's Command R7B.
+
+use serde_json::json;
+
+use super::{Defaults, Family, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| fill(map, json!({"logit_scale": 0.0625, "sliding_window": 4096})),
+    reply: Some("command_r"),
+    ..Family::new(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            windows: Windows::AllBut {
+                every: 4,
+                last_is_full: false,
+            },
+        },
+    )
+};

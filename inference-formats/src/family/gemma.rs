@@ -1,0 +1,28 @@
+//! Gemma.
+
+use serde_json::json;
+
+use super::gguf::{TANH_GELU, add, quotient};
+use super::{ChatFormat, Defaults, Family, GgufFamily, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| fill(map, json!({"head_dim": 256})),
+    chat: Some(ChatFormat::Gemma),
+    gguf: Some(GgufFamily {
+        activation: TANH_GELU,
+        norm_plus_one: true,
+        // transformers' default is not the quotient.
+        write: |config| add(config, json!({"head_dim": quotient(config)})),
+        ..GgufFamily::new("gemma")
+    }),
+    ..Family::new(
+        "gemma",
+        "GemmaForCausalLM",
+        Defaults {
+            norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

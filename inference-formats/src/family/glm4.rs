@@ -1,0 +1,20 @@
+//! GLM-4.
+
+use serde_json::json;
+
+use super::{Defaults, Family, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| fill(map, json!({"partial_rotary_factor": 0.5})),
+    reply: Some("glm4"),
+    ..Family::new(
+        "glm4",
+        "Glm4ForCausalLM",
+        Defaults {
+            norm_eps: 1.5625e-7,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

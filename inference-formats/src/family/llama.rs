@@ -1,0 +1,28 @@
+//! Llama.
+
+use serde_json::Value;
+
+use super::{Defaults, Family, GgufFamily, Windows, mixtral};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    gguf: Some(GgufFamily {
+        permuted: true,
+        optional_biases: true,
+        // Mistral and Mixtral share the architecture's name, and experts tell the latter.
+        read: |header| match header.experts()? {
+            Some(experts) => mixtral::read(header, experts),
+            None => Ok(Value::Null),
+        },
+        ..GgufFamily::new("llama")
+    }),
+    ..Family::new(
+        "llama",
+        "LlamaForCausalLM",
+        Defaults {
+            norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

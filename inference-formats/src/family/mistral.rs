@@ -1,0 +1,23 @@
+//! Mistral.
+
+use super::{ChatFormat, Defaults, Family, GgufFamily, Windows};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    chat: Some(ChatFormat::Mistral),
+    gguf: Some(GgufFamily {
+        // Nothing in such a file tells it from one of Llama, which computes the same.
+        is_variant: true,
+        permuted: true,
+        ..GgufFamily::new("llama")
+    }),
+    ..Family::new(
+        "mistral",
+        "MistralForCausalLM",
+        Defaults {
+            norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            windows: Windows::All,
+        },
+    )
+};

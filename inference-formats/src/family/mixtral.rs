@@ -1,0 +1,41 @@
+//! Mixtral.
+
+use serde_json::{Value, json};
+
+use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill};
+use crate::config::limits;
+use crate::error::Result;
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| {
+        fill(
+            map,
+            json!({"num_local_experts": 8, "num_experts_per_tok": 2}),
+        );
+    },
+    gguf: Some(GgufFamily {
+        is_variant: true,
+        permuted: true,
+        mixture: "block_sparse_moe",
+        ..GgufFamily::new("llama")
+    }),
+    ..Family::new(
+        "mixtral",
+        "MixtralForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 1e6,
+            windows: Windows::All,
+        },
+    )
+};
+
+/// The fields of a file of Llama's architecture that has experts.
+pub(super) fn read(header: &GgufHeader<'_>, experts: usize) -> Result<Value> {
+    Ok(json!({
+        "model_type": FAMILY.model_type,
+        "num_local_experts": experts,
+        "num_experts_per_tok": header.keys.required("expert_used_count", limits::EXPERTS)?,
+    }))
+}

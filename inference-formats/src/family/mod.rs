@@ -1,0 +1,352 @@
+//! What the files of each architecture say without saying it: one [`Family`] a `model_type`, in a
+//! file of its own. Everything here is known without an array; how a network computes is the
+//! engine's.
+//!
+//! A new family is a file beside this one, its `mod` line and its line in [`Family::all`]. No other
+//! place in the workspace spells a `model_type`, but for the engine's table of constructors; a test
+//! reads the sources (`tests/families.rs`).
+
+mod gguf;
+
+pub mod cohere2;
+pub mod exaone4;
+pub mod gemma;
+pub mod gemma2;
+pub mod gemma3;
+pub mod gemma4;
+pub mod glm4;
+pub mod gpt2;
+pub mod gpt_oss;
+pub mod granite;
+pub mod llama;
+pub mod mistral;
+pub mod mixtral;
+pub mod olmo2;
+pub mod olmo3;
+pub mod phi3;
+pub mod qwen2;
+pub mod qwen2_moe;
+pub mod qwen3;
+pub mod qwen3_moe;
+pub mod smollm3;
+pub mod starcoder2;
+
+use serde_json::{Map, Value};
+
+pub use gguf::GgufFamily;
+pub(crate) use gguf::{GgufHeader, PLAIN};
+
+/// All families, sorted by `model_type`.
+static FAMILIES: [&Family; 22] = [
+    &cohere2::FAMILY,
+    &exaone4::FAMILY,
+    &gemma::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &gemma4::FAMILY,
+    &glm4::FAMILY,
+    &gpt2::FAMILY,
+    &gpt_oss::FAMILY,
+    &granite::FAMILY,
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &mixtral::FAMILY,
+    &olmo2::FAMILY,
+    &olmo3::FAMILY,
+    &phi3::FAMILY,
+    &qwen2::FAMILY,
+    &qwen2_moe::FAMILY,
+    &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
+    &smollm3::FAMILY,
+    &starcoder2::FAMILY,
+];
+
+/// A configuration without a `model_type`, or of another family, is read by these rules. Reports
+/// show such models; an engine refuses those whose weights do not tell their family.
+static UNKNOWN: Family = Family::new(
+    "",
+    "",
+    Defaults {
+        norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        windows: Windows::All,
+    },
+);
+
+/// The models of one architecture: their configurations, tensor names and formats.
+#[non_exhaustive]
+#[derive(Debug)]
+pub struct Family {
+    /// The `model_type` of a `config.json`.
+    pub model_type: &'static str,
+    /// The `model_type` of multimodal checkpoints whose text part is of this family.
+    pub multimodal: Option<&'static str>,
+    /// The class in transformers.
+    pub class: &'static str,
+    /// What a `config.json` leaves out.
+    pub defaults: Defaults,
+    /// Sets the remaining fields that a `config.json` leaves out, under their usual names.
+    pub(crate) complete: fn(&mut Map<String, Value>),
+    /// Fields of newer configurations, and the names that older readers know them by.
+    pub older_fields: Names,
+    /// Whether the output matrix is the embedding even where the files hold one, or do not say so.
+    pub always_tied: bool,
+    /// How mlx-lm's names differ from those of transformers.
+    pub mlx_lm: Renaming,
+    /// Ends of names of matrices that the checkpoints of transformers store as `[in, out]`. Those
+    /// that mlx-lm has named are `[out, in]`.
+    pub transposed: &'static [&'static str],
+    /// Ends of names of tensors that are computed anyway, such as masks.
+    pub buffers: &'static [&'static str],
+    /// The published format of chats, for models without a template.
+    pub chat: Option<ChatFormat>,
+    /// How a reply writes calls of tools, by the name that `inference-text` has for it. It counts
+    /// where the template does not tell.
+    pub reply: Option<&'static str>,
+    /// GGUF files; `None` for a family that is not read from them.
+    pub gguf: Option<GgufFamily>,
+}
+
+/// What each family has and a `config.json` may leave out, as the reference implementation has it.
+#[derive(Debug, Clone, Copy)]
+pub struct Defaults {
+    /// Epsilon of the norms.
+    pub norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// The layers with a sliding window.
+    pub windows: Windows,
+}
+
+/// Which layers slide where the file does not list them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Windows {
+    /// All layers, if the file has a window.
+    All,
+    /// With `use_sliding_window` the layers from `max_window_layers` on, else none.
+    FromLayer,
+    /// All but each n-th layer.
+    AllBut {
+        /// The n, which the field `sliding_window_pattern` overrides.
+        every: usize,
+        /// Whether the last layer is full, too, whatever its number.
+        last_is_full: bool,
+    },
+    /// None.
+    Never,
+}
+
+/// A format of chats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChatFormat {
+    /// `<|im_start|>role … <|im_end|>`, always.
+    ChatMl,
+    /// `[INST] … [/INST]`, unless the vocabulary has the tokens of ChatML.
+    Mistral,
+    /// `<start_of_turn>role … <end_of_turn>`, always.
+    Gemma,
+}
+
+/// Pairs of names: in the first place the one that is looked for, in the second its other name.
+pub type Names = &'static [(&'static str, &'static str)];
+
+/// Prefixes of tensor names.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Renaming {
+    /// In front of every new name.
+    pub added: &'static str,
+    /// In front of the old names, where they have it.
+    pub dropped: &'static str,
+}
+
+impl Family {
+    /// A family with rows in the usual order, names like llama's, and nothing else of its own.
+    pub(crate) const fn new(
+        model_type: &'static str,
+        class: &'static str,
+        defaults: Defaults,
+    ) -> Self {
+        Self {
+            model_type,
+            multimodal: None,
+            class,
+            defaults,
+            complete: |_| {},
+            older_fields: &[],
+            always_tied: false,
+            mlx_lm: Renaming {
+                added: "",
+                dropped: "",
+            },
+            transposed: &[],
+            buffers: &[],
+            chat: None,
+            reply: None,
+            gguf: None,
+        }
+    }
+
+    /// All families, sorted by `model_type`.
+    pub fn all() -> &'static [&'static Self] {
+        &FAMILIES
+    }
+
+    /// The family of a `model_type`, also of that of a multimodal checkpoint.
+    pub fn of(model_type: &str) -> Option<&'static Self> {
+        FAMILIES
+            .into_iter()
+            .find(|f| f.model_type == model_type || f.is_multimodal(model_type))
+    }
+
+    /// The family of a configuration, or the rules for those of none.
+    pub(crate) fn of_fields(fields: &Map<String, Value>) -> &'static Self {
+        let model_type = fields.get("model_type").and_then(Value::as_str);
+        model_type.and_then(Self::of).unwrap_or(&UNKNOWN)
+    }
+
+    /// The family that GGUF files of an architecture are read as at first.
+    pub(crate) fn of_architecture(
+        architecture: &str,
+    ) -> Option<(&'static Self, &'static GgufFamily)> {
+        FAMILIES.into_iter().find_map(|family| {
+            let gguf = family.gguf.as_ref()?;
+            (gguf.architecture == architecture && !gguf.is_variant).then_some((family, gguf))
+        })
+    }
+
+    /// The `model_type`s of this family.
+    pub fn model_types(&self) -> impl Iterator<Item = &'static str> {
+        self.multimodal.into_iter().chain([self.model_type])
+    }
+
+    /// Whether checkpoints of this `model_type` hold other parts beside the text model.
+    pub fn is_multimodal(&self, model_type: &str) -> bool {
+        self.multimodal == Some(model_type)
+    }
+
+    /// How mlx-lm names the layers of a model of this `model_type`: it holds the text part of a
+    /// multimodal checkpoint in a part of its own.
+    pub fn mlx_lm_names(&self, model_type: &str) -> Renaming {
+        if self.is_multimodal(model_type) {
+            Renaming {
+                added: "language_model.",
+                dropped: "",
+            }
+        } else {
+            self.mlx_lm
+        }
+    }
+
+    /// Whether a tensor of a checkpoint is a matrix that is stored as `[in, out]`.
+    pub fn is_transposed(&self, name: &str) -> bool {
+        !self.is_renamed(name) && self.transposed.iter().any(|end| name.ends_with(end))
+    }
+
+    /// The name that mlx-lm gives to a tensor when it converts a checkpoint. `None` for a tensor
+    /// that it leaves out.
+    pub fn converted_name(&self, name: &str) -> Option<String> {
+        if self.buffers.iter().any(|end| name.ends_with(end)) {
+            return None;
+        }
+        if self.is_renamed(name) {
+            return Some(name.to_owned());
+        }
+        let Renaming { added, dropped } = self.mlx_lm;
+        let rest = name.strip_prefix(dropped).unwrap_or(name);
+        Some(format!("{added}{rest}"))
+    }
+
+    /// Whether mlx-lm has named this tensor already.
+    fn is_renamed(&self, name: &str) -> bool {
+        let added = self.mlx_lm.added;
+        !added.is_empty() && name.starts_with(added)
+    }
+}
+
+/// Sets each field that is missing or `null`.
+pub(crate) fn fill(map: &mut Map<String, Value>, defaults: Value) {
+    let Value::Object(defaults) = defaults else {
+        return;
+    };
+    for (name, value) in defaults {
+        if !is_set(map, &name) {
+            map.insert(name, value);
+        }
+    }
+}
+
+/// Whether a field is there and not `null`.
+pub(crate) fn is_set(map: &Map<String, Value>, name: &str) -> bool {
+    map.get(name).is_some_and(|v| !v.is_null())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_model_type_has_one_entry() {
+        assert!(FAMILIES.is_sorted_by(|a, b| a.model_type < b.model_type));
+        let all: Vec<_> = FAMILIES.iter().flat_map(|f| f.model_types()).collect();
+        let distinct: BTreeSet<_> = all.iter().collect();
+        assert_eq!(distinct.len(), all.len());
+        for family in FAMILIES {
+            assert!(!family.class.is_empty());
+            let Defaults {
+                norm_eps,
+                rope_theta,
+                ..
+            } = family.defaults;
+            assert!(norm_eps > 0.0 && norm_eps < 1e-3, "{}", family.model_type);
+            assert!(rope_theta >= 1e4, "{}", family.model_type);
+        }
+    }
+
+    #[test]
+    fn each_architecture_of_gguf_has_one_family_to_begin_with() {
+        let all = FAMILIES.iter().filter_map(|f| f.gguf.as_ref());
+        for architecture in all.map(|g| g.architecture) {
+            let entries = FAMILIES.iter().filter_map(|f| f.gguf.as_ref());
+            let own = entries.filter(|g| g.architecture == architecture && !g.is_variant);
+            assert_eq!(own.count(), 1, "{architecture}");
+        }
+    }
+
+    #[test]
+    fn only_matrices_of_the_reference_are_transposed() {
+        let gpt2 = &gpt2::FAMILY;
+        let names = |name: &str| (gpt2.converted_name(name), gpt2.is_transposed(name));
+        for (name, expected, transposed) in [
+            (
+                "transformer.h.0.mlp.c_fc.weight",
+                Some("model.h.0.mlp.c_fc.weight"),
+                true,
+            ),
+            (
+                "h.0.attn.c_proj.weight",
+                Some("model.h.0.attn.c_proj.weight"),
+                true,
+            ),
+            (
+                "model.h.0.attn.c_proj.weight",
+                Some("model.h.0.attn.c_proj.weight"),
+                false,
+            ),
+            ("wte.weight", Some("model.wte.weight"), false),
+            ("h.1.attn.bias", None, false),
+        ] {
+            assert_eq!(
+                names(name),
+                (expected.map(str::to_owned), transposed),
+                "{name}"
+            );
+        }
+        let llama = &llama::FAMILY;
+        let name = "model.layers.0.mlp.up_proj.weight";
+        assert_eq!(llama.converted_name(name).as_deref(), Some(name));
+        assert!(!llama.is_transposed(name));
+    }
+}

@@ -1,0 +1,30 @@
+//! OLMo 2.
+
+use serde_json::Value;
+
+use super::gguf::SANDWICH;
+use super::{Defaults, Family, GgufFamily, Windows, olmo3};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    gguf: Some(GgufFamily {
+        optional_biases: true,
+        // OLMo 3 shares the architecture's name, and its window tells it.
+        read: |header| match header.window()? {
+            Some(window) => olmo3::read(header, window),
+            None => Ok(Value::Null),
+        },
+        // It has no norms before the two parts, so `ffn_norm` is never asked for.
+        own: SANDWICH,
+        ..GgufFamily::new("olmo2")
+    }),
+    ..Family::new(
+        "olmo2",
+        "Olmo2ForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

@@ -1,0 +1,52 @@
+//! OLMo 3.
+
+use serde_json::{Map, Value, json};
+
+use super::gguf::SANDWICH;
+use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill, is_set};
+use crate::error::Result;
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete,
+    reply: Some("olmo3"),
+    gguf: Some(GgufFamily {
+        is_variant: true,
+        optional_biases: true,
+        own: SANDWICH,
+        ..GgufFamily::new("olmo2")
+    }),
+    ..Family::new(
+        "olmo3",
+        "Olmo3ForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 500_000.0,
+            windows: Windows::AllBut {
+                every: 4,
+                last_is_full: false,
+            },
+        },
+    )
+};
+
+/// Sliding layers have the base of the full ones, but not their scaling.
+fn complete(map: &mut Map<String, Value>) {
+    fill(map, json!({"sliding_window": 4096}));
+    if !is_set(map, "rope_local_base_freq") {
+        let own = map.get("rope_parameters").and_then(|p| p.get("rope_theta"));
+        if let Some(base) = own.or(map.get("rope_theta")).cloned() {
+            map.insert("rope_local_base_freq".into(), base);
+        }
+    }
+}
+
+/// The fields of a file of OLMo 2's architecture that has a window.
+pub(super) fn read(header: &GgufHeader<'_>, window: usize) -> Result<Value> {
+    Ok(json!({
+        "model_type": FAMILY.model_type,
+        "sliding_window": window,
+        "layer_types": header.layer_types()?,
+        "rope_local_base_freq": header.keys.positive("rope.freq_base_swa")?,
+    }))
+}

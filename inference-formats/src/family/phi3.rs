@@ -1,0 +1,24 @@
+//! Phi-3 and Phi-4-mini.
+
+use serde_json::json;
+
+use super::{Defaults, Family, GgufFamily, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| fill(map, json!({"original_max_position_embeddings": 4096})),
+    gguf: Some(GgufFamily {
+        read: |header| Ok(json!({"sliding_window": header.window()?})),
+        own: &[("ffn_up", "mlp.gate_up_proj")],
+        ..GgufFamily::new("phi3")
+    }),
+    ..Family::new(
+        "phi3",
+        "Phi3ForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            windows: Windows::All,
+        },
+    )
+};

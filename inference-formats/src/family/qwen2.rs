@@ -1,0 +1,25 @@
+//! Qwen 2 and 2.5.
+
+use serde_json::json;
+
+use super::gguf::add;
+use super::{ChatFormat, Defaults, Family, GgufFamily, Windows};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    chat: Some(ChatFormat::ChatMl),
+    reply: Some("hermes"),
+    gguf: Some(GgufFamily {
+        write: |config| add(config, json!({"use_sliding_window": false})),
+        ..GgufFamily::new("qwen2")
+    }),
+    ..Family::new(
+        "qwen2",
+        "Qwen2ForCausalLM",
+        Defaults {
+            norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            windows: Windows::FromLayer,
+        },
+    )
+};

@@ -1,0 +1,27 @@
+//! Qwen 3.
+
+use serde_json::json;
+
+use super::gguf::{add, quotient};
+use super::{ChatFormat, Defaults, Family, GgufFamily, Windows};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    chat: Some(ChatFormat::ChatMl),
+    reply: Some("hermes"),
+    gguf: Some(GgufFamily {
+        optional_biases: true,
+        // transformers' default is not the quotient.
+        write: |config| add(config, json!({"head_dim": quotient(config)})),
+        ..GgufFamily::new("qwen3")
+    }),
+    ..Family::new(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        Defaults {
+            norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            windows: Windows::FromLayer,
+        },
+    )
+};

@@ -1,0 +1,31 @@
+//! Qwen 3 with a mixture of experts.
+
+use serde_json::json;
+
+use super::gguf::{add, quotient};
+use super::qwen2_moe::mixture;
+use super::{Defaults, Family, GgufFamily, Windows};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    reply: Some("hermes"),
+    gguf: Some(GgufFamily {
+        optional_biases: true,
+        read: |header| mixture(header, true),
+        write: |config| {
+            let fields = json!({"head_dim": quotient(config), "decoder_sparse_step": 1,
+                "mlp_only_layers": []});
+            add(config, fields);
+        },
+        ..GgufFamily::new("qwen3moe")
+    }),
+    ..Family::new(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        Defaults {
+            norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            windows: Windows::FromLayer,
+        },
+    )
+};

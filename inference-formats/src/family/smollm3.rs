@@ -1,0 +1,27 @@
+//! SmolLM3.
+
+use serde_json::json;
+
+use super::gguf::add;
+use super::{ChatFormat, Defaults, Family, GgufFamily, Windows};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    chat: Some(ChatFormat::ChatMl),
+    reply: Some("hermes"),
+    gguf: Some(GgufFamily {
+        permuted: true,
+        optional_biases: true,
+        write: |config| add(config, json!({"no_rope_layer_interval": 4})),
+        ..GgufFamily::new("smollm3")
+    }),
+    ..Family::new(
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        Defaults {
+            norm_eps: 1e-6,
+            rope_theta: 2_000_000.0,
+            windows: Windows::Never,
+        },
+    )
+};
