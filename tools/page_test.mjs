@@ -1,6 +1,6 @@
 // Checks the page of `mlx serve` in a real browser, on the scripted model of the server's tests.
 //
-//     cargo build -p inference-server --example scripted
+//     cargo build -p rust-mlx-inference-server --example scripted
 //     npm install --prefix target/page playwright-core@1.65.1
 //     node tools/page_test.mjs target/debug/examples/scripted
 //

@@ -1,7 +1,7 @@
 //! Serves the scripted model of the tests, as `tiny`: for checks of the server from outside that
 //! need no engine. Prints the address; ends when standard input does.
 //!
-//!     cargo run -p inference-server --example scripted
+//!     cargo run -p rust-mlx-inference-server --example scripted
 
 #![forbid(unsafe_code)]
 

@@ -65,6 +65,7 @@ impl App {
         let options = EngineOptions {
             parallel: config.parallel,
             max_queue: config.max_queue,
+            kv_budget: config.kv_budget,
             buffered: config.limits.buffered_tokens,
             stall: config.limits.stall,
         };

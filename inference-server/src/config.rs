@@ -19,6 +19,9 @@ pub struct Config {
     pub parallel: usize,
     /// Requests that wait for a place; more are refused.
     pub max_queue: usize,
+    /// Bytes that keys and values of running requests may take together; `None` is no bound. A
+    /// request counts with its prompt and all tokens that its reply may have.
+    pub kv_budget: Option<u64>,
     /// How long a model that was loaded by name stays after its last request; `None` is forever.
     pub keep_alive: Option<Duration>,
     /// Models loaded by name at a time; before another is loaded, one is unloaded.
@@ -38,6 +41,7 @@ impl Default for Config {
             api_key: None,
             parallel: 8,
             max_queue: 64,
+            kv_budget: None,
             keep_alive: Some(Duration::from_secs(300)),
             max_models: 3,
             allowed_origins: Vec::new(),
@@ -83,6 +87,13 @@ impl Config {
     #[must_use]
     pub fn with_max_queue(mut self, max_queue: usize) -> Self {
         self.max_queue = max_queue;
+        self
+    }
+
+    /// Sets how many bytes keys and values of running requests may take together.
+    #[must_use]
+    pub fn with_kv_budget(mut self, bytes: impl Into<Option<u64>>) -> Self {
+        self.kv_budget = bytes.into();
         self
     }
 

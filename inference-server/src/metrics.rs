@@ -38,6 +38,7 @@ pub(crate) struct Metrics {
     pub(crate) slow_readers: Counter,
     pub(crate) running: Gauge,
     pub(crate) queued: Gauge,
+    pub(crate) kv_reserved: Gauge,
     pub(crate) connections: Gauge<i64, AtomicI64>,
     prompt_tokens: Counter,
     cached_tokens: Counter,
@@ -69,6 +70,7 @@ impl Metrics {
             slow_readers: Counter::default(),
             running: Gauge::default(),
             queued: Gauge::default(),
+            kv_reserved: Gauge::default(),
             connections: Gauge::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
@@ -113,6 +115,12 @@ impl Metrics {
             self.running.clone(),
         );
         r.register("requests_queued", "Requests that wait", self.queued.clone());
+        r.register_with_unit(
+            "kv_reserved",
+            "Bytes of keys and values that running requests may come to have",
+            Unit::Bytes,
+            self.kv_reserved.clone(),
+        );
         r.register("connections", "Open connections", self.connections.clone());
         r.register(
             "prompt_tokens",

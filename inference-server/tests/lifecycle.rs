@@ -36,6 +36,29 @@ fn free(server: &Running) {
 }
 
 #[test]
+fn requests_whose_keys_do_not_fit_wait_for_others_to_end() {
+    let config = config().with_kv_budget(1000 * 16);
+    let server = serve_as(&config, |model| model.with_context(10_000));
+    let client = server.client();
+    let ask = |most: usize| json!({"prompt": "!long", "max_tokens": most});
+    let replies: Vec<_> = (0..4)
+        .map(|_| client.open_json("/v1/completions", &ask(400)))
+        .collect();
+    for reply in replies {
+        read(reply).expect(200);
+    }
+    // 405 tokens each, of which two fit.
+    assert_eq!(server.state.peak.load(Ordering::SeqCst), 2);
+    let error = client.post("/v1/completions", &ask(2000)).expect(400);
+    let message = error["error"]["message"].as_str().unwrap();
+    assert!(message.contains("keys and values"), "{message}");
+    // It keeps nobody else waiting.
+    client.post("/v1/completions", &ask(5)).expect(200);
+    let text = client.get("/metrics").text();
+    assert!(text.contains("inference_kv_reserved_bytes 0\n"), "{text}");
+}
+
+#[test]
 fn a_client_that_leaves_frees_its_row_in_decode() {
     let server = serve(&config());
     for stream in [true, false] {

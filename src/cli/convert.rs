@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::console::{Console, bytes};
 use super::failure::Failure;
-use super::load::{ModelArgs, find_model};
+use super::load::{ModelArgs, find_model, size};
 use super::progress::HubProgress;
 
 /// Convert a model to an MLX directory: copy, cast, quantize or dequantize its weights
@@ -85,36 +85,6 @@ fn float_type(text: &str) -> Result<FloatType, String> {
     FloatType::from_name(text).ok_or_else(|| "must be float32, float16 or bfloat16".to_owned())
 }
 
-/// A number of bytes with a unit.
-fn size(text: &str) -> Result<u64, String> {
-    let text = text.trim();
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit: u64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kib" => 1 << 10,
-        "kb" => 1_000,
-        "m" | "mib" => 1 << 20,
-        "mb" => 1_000_000,
-        "g" | "gib" => 1 << 30,
-        "gb" => 1_000_000_000,
-        other => {
-            return Err(format!(
-                "{other:?} is no unit; use B, KB, MB, GB, KiB, MiB or GiB"
-            ));
-        }
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| "must be a whole number with a unit".to_owned())?;
-    match number.checked_mul(unit) {
-        Some(0) | None => Err("must be from 1 byte to 16 EiB".to_owned()),
-        Some(bytes) => Ok(bytes),
-    }
-}
-
 impl Args {
     fn options(&self) -> ConvertOptions {
         let mut options = ConvertOptions::new()
@@ -175,19 +145,4 @@ fn print(args: &Args, report: &ConvertReport, console: &mut Console<'_>) -> Resu
         report.bits_per_weight()
     ));
     console.line(&args.output.to_string_lossy())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(size("5GiB"), Ok(5 << 30));
-        assert_eq!(size("500 MB"), Ok(500_000_000));
-        assert_eq!(size("100"), Ok(100));
-        for bad in ["", "0", "GB", "-1", "1.5GB", "5 parsecs", "99999999999GiB"] {
-            assert!(size(bad).is_err(), "{bad:?}");
-        }
-    }
 }

@@ -76,6 +76,36 @@ pub fn count(text: &str) -> Result<usize, String> {
         .map_err(|_| "must be a whole number, 0 or more".into())
 }
 
+/// Parses a number of bytes with a unit.
+pub fn size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "kb" => 1_000,
+        "m" | "mib" => 1 << 20,
+        "mb" => 1_000_000,
+        "g" | "gib" => 1 << 30,
+        "gb" => 1_000_000_000,
+        other => {
+            return Err(format!(
+                "{other:?} is no unit; use B, KB, MB, GB, KiB, MiB or GiB"
+            ));
+        }
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| "must be a whole number with a unit".to_owned())?;
+    match number.checked_mul(unit) {
+        Some(0) | None => Err("must be from 1 byte to 16 EiB".to_owned()),
+        Some(bytes) => Ok(bytes),
+    }
+}
+
 /// Parses a type to compute in.
 pub fn compute_type(text: &str) -> Result<ComputeType, String> {
     text.parse()
@@ -283,6 +313,16 @@ pub fn load_preset(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(size("5GiB"), Ok(5 << 30));
+        assert_eq!(size("500 MB"), Ok(500_000_000));
+        assert_eq!(size("100"), Ok(100));
+        for bad in ["", "0", "GB", "-1", "1.5GB", "5 parsecs", "99999999999GiB"] {
+            assert!(size(bad).is_err(), "{bad:?}");
+        }
+    }
 
     #[test]
     fn counts_are_at_least_one() {

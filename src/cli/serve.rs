@@ -12,7 +12,7 @@ use super::console::Console;
 use super::failure::Failure;
 use super::interrupt::cancel_on_signals;
 use super::load::{
-    at_least_one, choose_backend, compute_type, count, find_model, load_with_options,
+    at_least_one, choose_backend, compute_type, count, find_model, load_with_options, size,
 };
 use super::serve_models::{Adapter, Source};
 
@@ -41,6 +41,10 @@ pub struct Args {
     /// Requests that wait for a place; more are refused
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = count)]
     max_queue: usize,
+    /// Memory for keys and values of running requests, such as 8GiB. A request counts with its
+    /// prompt and all tokens that its reply may have, and waits until it fits
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    kv_budget: Option<u64>,
     /// Serve the models below this directory, too, each loaded when a request first names it; may
     /// be repeated
     #[arg(long, value_name = "DIR")]
@@ -133,6 +137,7 @@ impl Args {
             .with_api_key(key)
             .with_parallel(self.parallel)
             .with_max_queue(self.max_queue)
+            .with_kv_budget(self.kv_budget)
             .with_max_models(self.max_models)
             .with_ui(!self.no_ui)
             .with_allowed_origins(self.allow_origin.clone());

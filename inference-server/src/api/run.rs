@@ -64,7 +64,9 @@ impl Reply {
             false => model.format(),
         };
         let parser = format.parser(&prepared.request);
+        let most = prepared.ids.len().saturating_add(options.max_tokens);
         let running = app.engine.submit(Job {
+            kv_bytes: model.kv_bytes().saturating_mul(most as u64),
             model: model.clone(),
             prompt: prepared.ids.clone(),
             options,

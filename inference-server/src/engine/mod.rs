@@ -61,6 +61,8 @@ pub(crate) struct Job {
     /// The model, which stays loaded until the request ends.
     pub(crate) model: Lease,
     pub(crate) prompt: Vec<u32>,
+    /// Bytes of keys and values that it may come to have.
+    pub(crate) kv_bytes: u64,
     pub(crate) options: GenerateOptions,
     /// When it came.
     pub(crate) arrived: Instant,
@@ -153,6 +155,7 @@ pub(crate) struct Engine {
 pub(crate) struct EngineOptions {
     pub(crate) parallel: usize,
     pub(crate) max_queue: usize,
+    pub(crate) kv_budget: Option<u64>,
     /// Events that a reader may be behind.
     pub(crate) buffered: usize,
     pub(crate) stall: Duration,
@@ -174,7 +177,7 @@ impl Engine {
             draining: AtomicBool::new(false),
             cancel_all: AtomicBool::new(false),
         });
-        let scheduler = scheduler::Scheduler::new(options.parallel, receiver, Arc::clone(&shared));
+        let scheduler = scheduler::Scheduler::new(options, receiver, Arc::clone(&shared));
         let thread = std::thread::Builder::new()
             .name(String::from("engine"))
             .spawn(move || scheduler.run())

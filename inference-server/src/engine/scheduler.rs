@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::models::Lease;
 
-use super::{Command, EmbedJob, Event, Job, Places, Shared};
+use super::{Command, EmbedJob, EngineOptions, Event, Job, Places, Shared};
 
 /// A model and its requests.
 struct Slot {
@@ -33,6 +33,7 @@ struct Row {
     arrived: Instant,
     _place: Places,
     _model: Lease,
+    kv_bytes: u64,
 }
 
 /// A request for vectors, and those that are done.
@@ -46,6 +47,7 @@ pub(super) struct Scheduler {
     /// By the keys of the models' leases.
     slots: BTreeMap<u64, Slot>,
     parallel: usize,
+    kv_budget: Option<u64>,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
     queue: VecDeque<(Box<Job>, mpsc::Sender<Event>)>,
@@ -87,10 +89,15 @@ fn work<T>(shared: &Shared, doing: &str, run: impl FnOnce() -> T) -> Result<T> {
 }
 
 impl Scheduler {
-    pub(super) fn new(parallel: usize, commands: Receiver<Command>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(
+        options: &EngineOptions,
+        commands: Receiver<Command>,
+        shared: Arc<Shared>,
+    ) -> Self {
         Self {
             slots: BTreeMap::new(),
-            parallel,
+            parallel: options.parallel,
+            kv_budget: options.kv_budget,
             commands,
             shared,
             queue: VecDeque::new(),
@@ -134,6 +141,8 @@ impl Scheduler {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let metrics = &self.shared.metrics;
         metrics.running.set(count(self.running()));
+        let kv_bytes = i64::try_from(self.kv_bytes()).unwrap_or(i64::MAX);
+        metrics.kv_reserved.set(kv_bytes);
         metrics
             .queued
             .set(count(self.queue.len() + self.embeddings.len()));
@@ -141,6 +150,18 @@ impl Scheduler {
 
     fn running(&self) -> usize {
         self.slots.values().map(|slot| slot.rows.len()).sum()
+    }
+
+    /// Bytes of keys and values that running requests may come to have.
+    fn kv_bytes(&self) -> u64 {
+        let rows = self.slots.values().flat_map(|slot| slot.rows.values());
+        rows.map(|row| row.kv_bytes).sum()
+    }
+
+    /// Whether a request may run beside those that do. One that never can may, too: it is refused.
+    fn fits(&self, kv_bytes: u64) -> bool {
+        self.kv_budget
+            .is_none_or(|most| kv_bytes > most || self.kv_bytes() + kv_bytes <= most)
     }
 
     fn is_idle(&self) -> bool {
@@ -225,9 +246,23 @@ impl Scheduler {
     /// Starts requests while there is room.
     fn admit(&mut self) {
         while self.running() < self.parallel
+            && let Some((first, _)) = self.queue.front()
+            && self.fits(first.kv_bytes)
             && let Some((job, out)) = self.queue.pop_front()
         {
+            if let Some(budget) = self.kv_budget.filter(|most| job.kv_bytes > *most) {
+                let message = format!(
+                    "the request may need {} bytes for keys and values, and this server has {budget}; \
+                     shorten the prompt or ask for fewer tokens",
+                    job.kv_bytes
+                );
+                let error = Error::new(ErrorKind::InvalidOption, message);
+                self.shared.metrics.ended("error", job.arrived.elapsed());
+                let _ = out.try_send(Event::Failed(error));
+                continue;
+            }
             let Job {
+                kv_bytes,
                 model,
                 prompt,
                 options,
@@ -258,6 +293,7 @@ impl Scheduler {
                         arrived,
                         _place: place,
                         _model: model,
+                        kv_bytes,
                     };
                     slot.rows.insert(*id, row);
                     continue;

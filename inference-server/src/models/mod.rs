@@ -8,7 +8,9 @@ mod source;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use inference::{Capabilities, Error, ErrorKind, ModelInfo, Result, TextModel, TokenModel};
+use inference::{
+    Capabilities, ComputeType, Error, ErrorKind, ModelInfo, Result, TextModel, TokenModel,
+};
 
 use crate::error::ApiError;
 use crate::reply::{DetectedFormat, PlainText, ReplyFormat};
@@ -131,6 +133,17 @@ impl ServedModel {
             (Some(asked), Some(trained)) => Some(asked.min(trained)),
             (asked, trained) => asked.or(trained),
         }
+    }
+
+    /// Bytes of keys and values of a token: an upper bound, since some layers forget old ones.
+    pub(crate) fn kv_bytes(&self) -> u64 {
+        let info = &self.info;
+        let each = match info.compute_type {
+            Some(ComputeType::Float16 | ComputeType::BFloat16) => 2,
+            _ => 4,
+        };
+        let numbers = 2 * info.num_layers * info.num_kv_heads * info.head_dim;
+        numbers as u64 * each
     }
 
     /// The tokenizer.
