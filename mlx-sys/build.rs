@@ -15,6 +15,8 @@ mod link;
 mod mlx;
 #[path = "build/mlxc.rs"]
 mod mlxc;
+#[path = "build/nvidia.rs"]
+mod nvidia;
 #[path = "build/pins.rs"]
 mod pins;
 #[path = "build/pip.rs"]

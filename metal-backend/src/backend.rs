@@ -127,6 +127,9 @@ impl Backend for MlxBackend {
         let reason = match self.0 {
             Place::Metal => "MLX has no Metal device here; Metal needs macOS on Apple silicon",
             Place::Cuda => {
+                if let Some(reason) = mlx_rs_core::library::set_aside() {
+                    return Some(format!("the CUDA build of MLX cannot be loaded: {reason}"));
+                }
                 "MLX has no CUDA device here; build with feature `cuda` on Linux with an NVIDIA GPU"
             }
             Place::Cpu => return None,

@@ -41,36 +41,72 @@ pub fn file() -> Option<PathBuf> {
     None
 }
 
-/// The package of MLX that this was built against.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why the CUDA build of MLX was not loaded, and the one without CUDA was. `None` before [`load`], where
+/// the CUDA build was loaded, and in programs built without feature `cuda`.
+///
+/// ```
+/// mlx_rs_core::library::load()?;
+/// if let Some(reason) = mlx_rs_core::library::set_aside() {
+///     println!("no CUDA here: {reason}");
+/// }
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+#[must_use]
+pub fn set_aside() -> Option<&'static str> {
+    #[cfg(target_os = "linux")]
+    return mlx_sys::library::set_aside();
+    #[cfg(not(target_os = "linux"))]
+    None
+}
+
+/// Name, version and SHA-256 of a Python package.
+pub type Pin = [&'static str; 3];
+
+/// A build of MLX that a program can load.
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Package {
     /// The directory name that [`load`] looks for, such as `mlx-cpu-0.30.6-573baa804539`.
     pub directory: &'static str,
-    /// Name, version and SHA-256 of the Python package; `None` for an MLX of the user's own
-    /// (`MLX_ROOT`).
-    pub pin: Option<[&'static str; 3]>,
+    /// The Python package; `None` for an MLX of the user's own (`MLX_ROOT`).
+    pub pin: Option<Pin>,
+    /// NVIDIA's packages that belong to it, each with its directory below `nvidia`.
+    pub libraries: Vec<(&'static str, Pin)>,
 }
 
-/// The package of MLX that this was built against, for programs that install it beside themselves.
-/// `None` where programs are linked with MLX.
+/// The builds of MLX that [`load`] tries, in order, for programs that install them beside themselves:
+/// what this was built against and, with feature `cuda`, the build without CUDA. None where programs
+/// are linked with MLX.
 ///
 /// ```
-/// if let Some(package) = mlx_rs_core::library::package() {
+/// for package in mlx_rs_core::library::packages() {
 ///     println!("../lib/rust-mlx/{}/mlx/lib", package.directory);
 /// }
 /// ```
 #[must_use]
-pub fn package() -> Option<Package> {
+pub fn packages() -> Vec<Package> {
     #[cfg(target_os = "linux")]
-    return (!mlx_sys::library::PACKAGE.is_empty()).then(|| {
-        let mut words = mlx_sys::library::PIN.split(' ');
-        let pin = (|| Some([words.next()?, words.next()?, words.next()?]))();
-        Package {
-            directory: mlx_sys::library::PACKAGE,
-            pin,
-        }
-    });
+    return mlx_sys::library::packages()
+        .map(|package| Package {
+            directory: package.directory,
+            pin: words(package.pin),
+            libraries: package.libraries.split(';').filter_map(library).collect(),
+        })
+        .collect();
     #[cfg(not(target_os = "linux"))]
-    None
+    Vec::new()
+}
+
+/// A pin as the build writes it.
+#[cfg(target_os = "linux")]
+fn words(text: &'static str) -> Option<Pin> {
+    let mut words = text.split(' ');
+    Some([words.next()?, words.next()?, words.next()?])
+}
+
+/// A directory and a pin as the build writes them.
+#[cfg(target_os = "linux")]
+fn library(text: &'static str) -> Option<(&'static str, Pin)> {
+    let (directory, pin) = text.split_once(' ')?;
+    Some((directory, words(pin)?))
 }

@@ -6,6 +6,7 @@
 //! | `MLX_C_FETCH` | `upstream`: fetch mlx-c v0.4.1 from its own repository | the pinned Cargo package |
 //! | `MLX_ROOT` | an installed MLX with `include`, `lib` and `share/cmake/MLX` | the pinned Python package |
 //! | `MLX_CUDA_VERSION` | `12` or `13`: which CUDA build, with feature `cuda` | `13` |
+//! | `MLX_CUDA_LIBRARIES` | `system`: with feature `cuda`, use NVIDIA's libraries of the system | the pinned Python packages |
 //! | `MLX_SYS_CACHE_DIR` | where provisioned things are kept | the user's cache directory, `rust-mlx/mlx-sys` |
 //! | `MLX_SYS_OFFLINE` | `1`: never touch the network, use only the cache | off |
 //! | `MLX_SYS_PYTHON` | the Python 3 whose pip provisions | `python3`, then `python` |
@@ -21,11 +22,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Variables whose change makes the build run again.
-const WATCHED: [&str; 12] = [
+const WATCHED: [&str; 13] = [
     "MLX_C_SOURCE_DIR",
     "MLX_C_FETCH",
     "MLX_ROOT",
     "MLX_CUDA_VERSION",
+    "MLX_CUDA_LIBRARIES",
     "MLX_SYS_CACHE_DIR",
     "MLX_SYS_OFFLINE",
     "MLX_SYS_PYTHON",
@@ -42,6 +44,7 @@ pub struct Env {
     pub mlx_c_fetch: Option<String>,
     pub mlx_root: Option<PathBuf>,
     pub cuda_version: Option<String>,
+    pub cuda_libraries: Option<String>,
     pub cache_dir: Option<PathBuf>,
     pub offline: bool,
     pub python: Option<OsString>,
@@ -82,6 +85,7 @@ impl Env {
             mlx_c_fetch: text("MLX_C_FETCH"),
             mlx_root: path("MLX_ROOT"),
             cuda_version: text("MLX_CUDA_VERSION"),
+            cuda_libraries: text("MLX_CUDA_LIBRARIES"),
             cache_dir: path("MLX_SYS_CACHE_DIR").or_else(default_cache),
             offline: on("MLX_SYS_OFFLINE"),
             python: var_os("MLX_SYS_PYTHON").filter(|v| !v.is_empty()),

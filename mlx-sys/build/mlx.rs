@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::env::Env;
+use crate::nvidia::{self, Library};
 use crate::pins::{Pins, Version};
 use crate::pip::Pip;
 
@@ -14,7 +15,12 @@ pub struct Mlx {
     pub package: String,
     /// The package, its version and its SHA-256, where it is a Python package.
     pub pin: Option<[String; 3]>,
+    /// NVIDIA's packages that belong to it.
+    pub libraries: Vec<Library>,
     pub version: String,
+    /// The build without CUDA, for machines without NVIDIA's driver: the CUDA build does not load
+    /// there.
+    pub spare: Option<Box<Mlx>>,
 }
 
 impl Mlx {
@@ -23,17 +29,42 @@ impl Mlx {
             return Self::installed(root);
         }
         let version = pins.mlx_for(mlx_c)?;
-        let package = package(env)?;
-        let dir = pip.wheel(&package, Some(&version))?;
-        let sha256 = pins.wheel(&package, Some(&version), &env.target)?.sha256;
+        if !env.cuda {
+            return Self::package(env, pip, pins, host_package(env)?, version);
+        }
+        let cuda = match env.cuda_version.as_deref().unwrap_or("13") {
+            v @ ("12" | "13") => v,
+            v => return Err(format!("MLX_CUDA_VERSION is `{v}`; it can be 12 or 13")),
+        };
+        let package = format!("mlx-cuda-{cuda}");
+        let mut mlx = Self::package(env, pip, pins, &package, version.clone())?;
+        let root = mlx.root.parent().unwrap_or(&mlx.root);
+        mlx.libraries = nvidia::provision(env, pip, pins, cuda, root)?;
+        let spare = Self::package(env, pip, pins, host_package(env)?, version)?;
+        mlx.spare = Some(Box::new(spare));
+        Ok(mlx)
+    }
+
+    /// MLX as a Python package.
+    fn package(
+        env: &Env,
+        pip: &Pip<'_>,
+        pins: &Pins,
+        package: &str,
+        version: String,
+    ) -> Result<Self, String> {
+        let dir = pip.wheel(package, Some(&version))?;
+        let sha256 = pins.wheel(package, Some(&version), &env.target)?.sha256;
         let root = dir.join("mlx");
         check(&root)?;
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         Ok(Self {
             root,
             package: name.into_owned(),
-            pin: Some([package, version.clone(), sha256]),
+            pin: Some([package.to_owned(), version.clone(), sha256]),
+            libraries: Vec::new(),
             version,
+            spare: None,
         })
     }
 
@@ -49,7 +80,9 @@ impl Mlx {
             root: root.to_owned(),
             package: format!("mlx-{version}"),
             pin: None,
+            libraries: Vec::new(),
             version,
+            spare: None,
         })
     }
 
@@ -58,17 +91,11 @@ impl Mlx {
     }
 }
 
-/// The Python package with MLX for this target.
-fn package(env: &Env) -> Result<String, String> {
-    if env.cuda {
-        return match env.cuda_version.as_deref().unwrap_or("13") {
-            v @ ("12" | "13") => Ok(format!("mlx-cuda-{v}")),
-            v => Err(format!("MLX_CUDA_VERSION is `{v}`; it can be 12 or 13")),
-        };
-    }
+/// The Python package with MLX for this target, without CUDA.
+fn host_package(env: &Env) -> Result<&'static str, String> {
     match env.target.as_str() {
-        "x86_64-linux" | "aarch64-linux" => Ok(String::from("mlx-cpu")),
-        "aarch64-macos" => Ok(String::from("mlx-metal")),
+        "x86_64-linux" | "aarch64-linux" => Ok("mlx-cpu"),
+        "aarch64-macos" => Ok("mlx-metal"),
         other => Err(format!(
             "there is no Python package of MLX for {other}; there are packages for Linux on x86-64 \
              and arm64 (glibc 2.35 or newer) and macOS 14 or newer on Apple silicon.\n\

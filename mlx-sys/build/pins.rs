@@ -66,6 +66,21 @@ impl Pins {
         Self::text(&self.0["mlx_for_mlx_c"], &format!("{major}.{minor}"))
     }
 
+    /// NVIDIA's packages for a version of CUDA, each with the directory below `nvidia` where MLX looks
+    /// for it.
+    pub fn cuda_libraries(&self, cuda: &str) -> Result<Vec<(String, String)>, String> {
+        let all = self.0["cuda_libraries"][cuda].as_object();
+        let all = all.ok_or_else(|| format!("pins.json has no NVIDIA packages for CUDA {cuda}"))?;
+        all.iter()
+            .map(|(directory, package)| {
+                let package = package
+                    .as_str()
+                    .ok_or_else(|| format!("pins.json: `{directory}` names no package"))?;
+                Ok((directory.clone(), package.to_owned()))
+            })
+            .collect()
+    }
+
     /// The wheel of a package for a target; `version` where there are several.
     pub fn wheel(
         &self,

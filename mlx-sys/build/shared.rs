@@ -43,7 +43,9 @@ pub fn none(env: &Env) -> Result<(), String> {
             root: PathBuf::new(),
             package: String::new(),
             pin: None,
+            libraries: Vec::new(),
             version: String::new(),
+            spare: None,
         },
     )
 }
@@ -52,9 +54,22 @@ fn emit(out: &Path, mlx: &Mlx) -> Result<(), String> {
     println!("cargo:rustc-cfg=mlx_loaded");
     println!("cargo:rustc-env=MLX_SYS_EMBEDDED={}", out.display());
     println!("cargo:rustc-env=MLX_SYS_MLX_VERSION={}", mlx.version);
-    println!("cargo:rustc-env=MLX_SYS_PACKAGE={}", mlx.package);
-    let pin = mlx.pin.as_ref().map(|pin| pin.join(" "));
-    println!("cargo:rustc-env=MLX_SYS_PIN={}", pin.unwrap_or_default());
-    println!("cargo:rustc-env=MLX_SYS_PACKAGE_DIR={}", mlx.root.display());
+    emit_package("", Some(mlx));
+    emit_package("_SPARE", mlx.spare.as_deref());
     Ok(())
+}
+
+/// What `src/library.rs` knows of a package; all empty without one.
+fn emit_package(suffix: &str, mlx: Option<&Mlx>) {
+    let set = |name: &str, value: &str| println!("cargo:rustc-env=MLX_SYS_{name}{suffix}={value}");
+    let pin = mlx.and_then(|mlx| mlx.pin.as_ref());
+    let libraries = mlx.into_iter().flat_map(|mlx| &mlx.libraries);
+    let libraries: Vec<_> = libraries
+        .map(|library| format!("{} {}", library.directory, library.pin.join(" ")))
+        .collect();
+    set("PACKAGE", mlx.map_or("", |mlx| &mlx.package));
+    set("PIN", &pin.map(|pin| pin.join(" ")).unwrap_or_default());
+    set("LIBRARIES", &libraries.join(";"));
+    let root = mlx.map(|mlx| mlx.root.to_string_lossy());
+    set("PACKAGE_DIR", &root.unwrap_or_default());
 }

@@ -2,7 +2,7 @@
 //!
 //! Nothing here is safe to call without reading mlx-c's headers; use `mlx-rs-core`. The build
 //! script provisions MLX and mlx-c, builds the C API with CMake and generates these declarations
-//! with bindgen. `build/env.rs` and the project's README list its settings.
+//! with bindgen. `build/env.rs` and the project's `docs/building.md` list its settings.
 //!
 //! The API level is mlx-c 0.4.1; with 0.5 (the default) the cfg `mlx_c_0_5` is set here and
 //! `DEP_MLXC_C_0_5` tells dependents. Other metadata for build scripts of dependents:

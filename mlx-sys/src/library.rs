@@ -11,10 +11,15 @@
 //! 4. the directory that the program was built against;
 //! 5. the cache directory of the user, `rust-mlx/mlx-sys/PACKAGE/mlx/lib`;
 //! 6. wherever the system's loader looks.
+//!
+//! With feature `cuda` the package is the CUDA build of MLX, with NVIDIA's libraries in `nvidia/`
+//! beside `mlx/`, where libmlx looks for them. It needs the driver. Where it does not load, the same
+//! places are tried for the build without CUDA.
 
 use std::env;
-use std::ffi::{CStr, OsStr, c_char, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -27,18 +32,56 @@ static EMBEDDED: &[u8] = include_bytes!(env!("MLX_SYS_EMBEDDED"));
 /// The version of MLX that this was built against.
 const MLX_VERSION: &str = env!("MLX_SYS_MLX_VERSION");
 
-/// The directory name of the package of MLX that this was built against.
-pub const PACKAGE: &str = env!("MLX_SYS_PACKAGE");
+/// A build of MLX that this program can load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Package {
+    /// Its directory name.
+    pub directory: &'static str,
+    /// Name, version and SHA-256 of the Python package, with spaces between them; empty for an MLX
+    /// of the user's own (`MLX_ROOT`).
+    pub pin: &'static str,
+    /// NVIDIA's packages that belong to it, with `;` between them: for each its directory below
+    /// `nvidia`, and name, version and SHA-256.
+    pub libraries: &'static str,
+    /// Where it was at build time: it holds `include`, `lib` and `share`.
+    built: &'static str,
+}
 
-/// Name, version and SHA-256 of that package, with spaces between them; empty for an MLX of the
-/// user's own (`MLX_ROOT`).
-pub const PIN: &str = env!("MLX_SYS_PIN");
+impl Package {
+    /// The version of CUDA that it is for.
+    fn cuda(&self) -> Option<i32> {
+        let (cuda, _) = self.pin.strip_prefix("mlx-cuda-")?.split_once(' ')?;
+        cuda.parse().ok()
+    }
+}
 
-/// Where that package was at build time: it holds `include`, `lib` and `share`.
-pub const PACKAGE_DIR: &str = env!("MLX_SYS_PACKAGE_DIR");
+/// What this was built against, and the build without CUDA.
+static PACKAGES: [Package; 2] = [
+    Package {
+        directory: env!("MLX_SYS_PACKAGE"),
+        pin: env!("MLX_SYS_PIN"),
+        libraries: env!("MLX_SYS_LIBRARIES"),
+        built: env!("MLX_SYS_PACKAGE_DIR"),
+    },
+    Package {
+        directory: env!("MLX_SYS_PACKAGE_SPARE"),
+        pin: env!("MLX_SYS_PIN_SPARE"),
+        libraries: env!("MLX_SYS_LIBRARIES_SPARE"),
+        built: env!("MLX_SYS_PACKAGE_DIR_SPARE"),
+    },
+];
+
+/// The builds of MLX that [`load`] tries, in order: one, or with feature `cuda` that and the one
+/// without CUDA. None in builds without the native library.
+pub fn packages() -> impl Iterator<Item = &'static Package> {
+    PACKAGES.iter().filter(|p| !p.directory.is_empty())
+}
 
 /// The name of MLX's library.
 const LIBMLX: &str = "libmlx.so";
+
+/// The name of NVIDIA's driver.
+const LIBCUDA: &str = "libcuda.so.1";
 
 /// The variable that names the directory of libmlx.
 const VARIABLE: &str = "MLX_LIBRARY_DIR";
@@ -62,6 +105,8 @@ struct Loaded {
     bindings: Library,
     _mlx: Library,
     file: Option<PathBuf>,
+    /// Why the build that is preferred was not loaded.
+    set_aside: Option<String>,
 }
 
 static LOADED: OnceLock<Result<Loaded, LoadError>> = OnceLock::new();
@@ -83,8 +128,13 @@ pub fn file() -> Option<&'static Path> {
     LOADED.get()?.as_ref().ok()?.file.as_deref()
 }
 
+/// Why the CUDA build of MLX was not loaded, and the one without CUDA was; `None` before [`load`].
+pub fn set_aside() -> Option<&'static str> {
+    LOADED.get()?.as_ref().ok()?.set_aside.as_deref()
+}
+
 /// The directories to look into, in order. `None` is wherever the system's loader looks.
-fn places() -> Vec<Option<PathBuf>> {
+fn places(package: &Package) -> Vec<Option<PathBuf>> {
     if let Some(dir) = env::var_os(VARIABLE).filter(|v| !v.is_empty()) {
         return vec![Some(PathBuf::from(dir))];
     }
@@ -94,13 +144,21 @@ fn places() -> Vec<Option<PathBuf>> {
         places.push(dir.to_owned());
         if let Some(prefix) = dir.parent() {
             places.push(prefix.join("lib"));
-            places.push(prefix.join("lib/rust-mlx").join(PACKAGE).join("mlx/lib"));
+            places.push(
+                prefix
+                    .join("lib/rust-mlx")
+                    .join(package.directory)
+                    .join("mlx/lib"),
+            );
         }
     }
-    places.push(Path::new(PACKAGE_DIR).join("lib"));
-    places.extend(
-        user_cache().map(|cache| cache.join("rust-mlx/mlx-sys").join(PACKAGE).join("mlx/lib")),
-    );
+    places.push(Path::new(package.built).join("lib"));
+    places.extend(user_cache().map(|cache| {
+        cache
+            .join("rust-mlx/mlx-sys")
+            .join(package.directory)
+            .join("mlx/lib")
+    }));
     let mut places: Vec<_> = places.into_iter().map(Some).collect();
     places.push(None);
     places
@@ -123,14 +181,92 @@ fn try_load() -> Result<Loaded, LoadError> {
             ),
         });
     }
-    let (mlx, file) = find(&places())?;
+    let (mlx, file, set_aside) = find_any(packages().map(|package| {
+        package
+            .cuda()
+            .map_or(Ok(()), |cuda| check_driver(LIBCUDA, cuda))?;
+        Ok(places(package))
+    }))?;
     let bindings = open_embedded()?;
     Ok(Loaded {
         bindings,
         _mlx: mlx,
         file,
+        set_aside,
     })
 }
+
+/// What loads a build of MLX: the places to look into, or why it is of no use here.
+type Candidate = Result<Vec<Option<PathBuf>>, String>;
+
+/// Loads the first libmlx of the first build that has one; with it, where it is, and why a build before
+/// it was set aside.
+fn find_any(
+    builds: impl Iterator<Item = Candidate>,
+) -> Result<(Library, Option<PathBuf>, Option<String>), LoadError> {
+    let mut faults: Vec<String> = Vec::new();
+    for places in builds {
+        let found = places.and_then(|places| find(&places).map_err(|e| e.message));
+        match found {
+            Ok((library, file)) => return Ok((library, file, faults.into_iter().next())),
+            // With `MLX_LIBRARY_DIR` all builds have the same place.
+            Err(e) if faults.contains(&e) => {}
+            Err(e) => faults.push(e),
+        }
+    }
+    Err(LoadError {
+        message: faults.join("; without CUDA: "),
+    })
+}
+
+/// Checks that NVIDIA's driver is here, is new enough for that version of CUDA, and has a GPU. MLX calls
+/// CUDA available wherever its CUDA build is loaded, and fails at the first use.
+fn check_driver(name: &str, cuda: i32) -> Result<(), String> {
+    // It stays loaded: closing a driver that runs is not supported.
+    let driver = ManuallyDrop::new(
+        open(name.as_ref()).map_err(|e| format!("this machine has no NVIDIA driver: {e}"))?,
+    );
+    let missing = |e: libloading::Error| format!("{name} is no NVIDIA driver: {e}");
+    // SAFETY: `CUresult cuInit(unsigned int)`, in every version of the driver.
+    let init = unsafe { driver.get::<unsafe extern "C" fn(c_uint) -> c_int>(b"cuInit\0") };
+    // SAFETY: `CUresult cuDriverGetVersion(int*)`, in every version of the driver.
+    let version = unsafe { driver.get::<Query>(b"cuDriverGetVersion\0") };
+    // SAFETY: `CUresult cuDeviceGetCount(int*)`, in every version of the driver.
+    let devices = unsafe { driver.get::<Query>(b"cuDeviceGetCount\0") };
+    let (init, version, devices) = (
+        init.map_err(missing)?,
+        version.map_err(missing)?,
+        devices.map_err(missing)?,
+    );
+    // SAFETY: its flags are zero, as documented; it may be called more than once.
+    let status = unsafe { init(0) };
+    if status != 0 {
+        return Err(format!("NVIDIA's driver finds no GPU (cuInit: {status})"));
+    }
+    let ask = |query: &Query| {
+        let mut answer = 0;
+        // SAFETY: it writes one integer, and the driver is initialized.
+        let status = unsafe { query(&mut answer) };
+        (status == 0).then_some(answer)
+    };
+    // 1000 times the major version and 10 times the minor one.
+    let supported = ask(&version).unwrap_or(0);
+    if supported / 1000 < cuda {
+        return Err(format!(
+            "NVIDIA's driver supports CUDA {}.{}, and this program needs CUDA {cuda}: a newer driver \
+             helps",
+            supported / 1000,
+            supported % 1000 / 10
+        ));
+    }
+    match ask(&devices) {
+        Some(1..) => Ok(()),
+        _ => Err(String::from("NVIDIA's driver finds no GPU")),
+    }
+}
+
+/// A function of the driver that answers a number.
+type Query = unsafe extern "C" fn(*mut c_int) -> c_int;
 
 /// Loads the first libmlx there is.
 fn find(places: &[Option<PathBuf>]) -> Result<(Library, Option<PathBuf>), LoadError> {
@@ -315,5 +451,76 @@ mod tests {
         load().unwrap();
         let file = file().expect("a file in the recorded directory");
         assert!(file.ends_with(LIBMLX), "{}", file.display());
+    }
+
+    #[test]
+    fn where_the_first_build_does_not_load_the_next_is_and_the_reason_stays() {
+        let nowhere = env::temp_dir().join(format!("rust-mlx-no-cuda-{}", std::process::id()));
+        // The build that loads on every machine, and not wherever the system's loader looks: that
+        // knows what other tests loaded.
+        let mut here = places(packages().last().unwrap());
+        here.retain(Option::is_some);
+        let tried = [Ok(vec![Some(nowhere.clone())]), Ok(here.clone())];
+        let (_, file, set_aside) = find_any(tried.into_iter()).unwrap();
+        assert!(file.unwrap().ends_with(LIBMLX));
+        let reason = set_aside.unwrap();
+        assert!(reason.contains(&*nowhere.to_string_lossy()), "{reason}");
+
+        let (_, _, set_aside) = find_any([Ok(here.clone())].into_iter()).unwrap();
+        assert_eq!(set_aside, None);
+
+        let unfit = [Err(String::from("no GPU")), Ok(here)];
+        let (_, _, set_aside) = find_any(unfit.into_iter()).unwrap();
+        assert_eq!(set_aside.as_deref(), Some("no GPU"));
+
+        // Two builds in one place, as with `MLX_LIBRARY_DIR`, are one fault.
+        let twice = [(); 2].map(|()| Ok(vec![Some(nowhere.clone())]));
+        let message = find_any(twice.into_iter()).err().unwrap().to_string();
+        assert!(!message.contains("without CUDA"), "{message}");
+        let other = nowhere.join("other");
+        let both = [Ok(vec![Some(nowhere)]), Ok(vec![Some(other.clone())])];
+        let message = find_any(both.into_iter()).err().unwrap().to_string();
+        assert!(message.contains("without CUDA"), "{message}");
+        assert!(message.contains(&*other.to_string_lossy()), "{message}");
+    }
+
+    /// A library with the functions of a driver: of CUDA's `version`, with `devices`, and what `cuInit`
+    /// answers.
+    fn driver(dir: &Path, name: &str, init: i32, version: i32, devices: i32) -> String {
+        let (source, library) = (dir.join(format!("{name}.c")), dir.join(name));
+        let text = format!(
+            "int cuInit(unsigned flags) {{ return {init}; }}\n\
+             int cuDriverGetVersion(int *out) {{ *out = {version}; return 0; }}\n\
+             int cuDeviceGetCount(int *out) {{ *out = {devices}; return 0; }}\n"
+        );
+        std::fs::write(&source, text).unwrap();
+        let mut compiler = std::process::Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-o"]).arg(&library);
+        assert!(compiler.arg(&source).status().unwrap().success());
+        library.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_driver_that_is_of_no_use_is_named_with_the_reason() {
+        let dir = env::temp_dir().join(format!("rust-mlx-driver-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let fine = driver(&dir, "fine.so", 0, 13000, 1);
+        assert_eq!(check_driver(&fine, 13), Ok(()));
+        assert_eq!(check_driver(&fine, 12), Ok(()));
+        for (name, init, version, devices, reason) in [
+            ("none.so", 100, 13000, 0, "no GPU (cuInit: 100)"),
+            ("old.so", 0, 12040, 1, "supports CUDA 12.4"),
+            ("empty.so", 0, 13000, 0, "finds no GPU"),
+        ] {
+            let message = check_driver(&driver(&dir, name, init, version, devices), 13);
+            let message = message.unwrap_err();
+            assert!(message.contains(reason), "{message}");
+        }
+        let message = check_driver("libcuda-is-not-here.so.1", 13).unwrap_err();
+        assert!(message.contains("no NVIDIA driver"), "{message}");
+        assert!(message.contains("libcuda-is-not-here"), "{message}");
+        let message = check_driver("libc.so.6", 13).unwrap_err();
+        assert!(message.contains("is no NVIDIA driver"), "{message}");
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

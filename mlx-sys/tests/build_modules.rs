@@ -6,6 +6,8 @@
 mod cache;
 #[path = "../build/env.rs"]
 mod env;
+#[path = "../build/nvidia.rs"]
+mod nvidia;
 #[path = "../build/pins.rs"]
 mod pins;
 #[path = "../build/pip.rs"]
@@ -19,6 +21,7 @@ fn settings(cache: &Path) -> env::Env {
         mlx_c_fetch: None,
         mlx_root: None,
         cuda_version: None,
+        cuda_libraries: None,
         cache_dir: Some(cache.to_owned()),
         offline: true,
         python: None,
@@ -155,4 +158,76 @@ fn a_tree_hash_sees_names_and_contents() {
     std::fs::write(dir.join("b"), "2").unwrap();
     let changed = cache::sha256_tree(&dir).unwrap();
     assert!(first != renamed && renamed != changed);
+}
+
+/// A cache in which the packages of NVIDIA's libraries are, as pip unpacks them.
+fn cache_with_nvidia(root: &Path, pins: &pins::Pins, cuda: &str) {
+    for (directory, package) in pins.cuda_libraries(cuda).unwrap() {
+        let wheel = pins.wheel(&package, None, "x86_64-linux").unwrap();
+        let name = format!("{package}-{}-{}", wheel.version, &wheel.sha256[..12]);
+        // Those of CUDA 13 share a name; cuDNN and NCCL keep their own.
+        let shared = cuda == "13" && !["cudnn", "nccl"].contains(&&*directory);
+        let own = if shared { "cu13" } else { &*directory };
+        let lib = root.join(name).join("nvidia").join(own).join("lib");
+        std::fs::create_dir_all(&lib).unwrap();
+        std::fs::write(lib.join("which"), &package).unwrap();
+    }
+}
+
+#[test]
+fn nvidias_libraries_are_where_mlx_looks_for_them() {
+    let pins = real_pins();
+    for cuda in ["12", "13"] {
+        let root = scratch(&format!("nvidia-{cuda}"));
+        cache_with_nvidia(&root, &pins, cuda);
+        let mut env = settings(&root);
+        let cache = cache::Cache::open(&env).unwrap();
+        let pip = pip::Pip {
+            env: &env,
+            cache: &cache,
+            pins: &pins,
+        };
+        let mlx = root.join("mlx-cuda");
+        // A second build finds the links of the first.
+        for _ in 0..2 {
+            let libraries = nvidia::provision(&env, &pip, &pins, cuda, &mlx).unwrap();
+            let names: Vec<_> = libraries.iter().map(|l| l.directory.as_str()).collect();
+            // What libmlx's own search path names, and the headers that it gives to NVRTC.
+            for name in ["cublas", "cuda_nvrtc", "cudnn", "nccl", "cuda_runtime"] {
+                assert!(names.contains(&name), "{name} is not among {names:?}");
+            }
+            for library in &libraries {
+                let file = mlx
+                    .join("nvidia")
+                    .join(&library.directory)
+                    .join("lib/which");
+                let found = std::fs::read_to_string(&file).unwrap();
+                assert_eq!(found, library.pin[0], "{}", library.directory);
+            }
+        }
+        // The links survive a move of the cache.
+        let link = std::fs::read_link(mlx.join("nvidia/cudnn")).unwrap();
+        assert!(link.is_relative(), "{}", link.display());
+        env.cuda_libraries = Some(String::from("system"));
+        let pip = pip::Pip {
+            env: &env,
+            cache: &cache,
+            pins: &pins,
+        };
+        let none = nvidia::provision(&env, &pip, &pins, cuda, &mlx).unwrap();
+        assert!(none.is_empty());
+        env.cuda_libraries = Some(String::from("mine"));
+        let pip = pip::Pip {
+            env: &env,
+            cache: &cache,
+            pins: &pins,
+        };
+        let refused = nvidia::provision(&env, &pip, &pins, cuda, &mlx)
+            .err()
+            .unwrap();
+        assert!(
+            refused.contains("`mine`") && refused.contains("system"),
+            "{refused}"
+        );
+    }
 }

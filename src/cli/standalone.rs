@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mlx_rs_core::library::{self, Package};
+use mlx_rs_core::library::{self, Package, Pin};
 use rust_mlx::hub;
 
 use super::console::Console;
@@ -36,12 +36,14 @@ enum Action {
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    let package = library::package().ok_or_else(|| {
-        Failure::failed(
+    let packages = library::packages();
+    if packages.is_empty() {
+        return Err(Failure::failed(
             "on this system programs are linked with MLX: copy libmlx and its metallib beside the \
              program (docs/building.md)",
-        )
-    })?;
+        ));
+    }
+    let is_only = packages.len() == 1;
     let program = std::env::current_exe()
         .and_then(|path| path.canonicalize())
         .map_err(|e| Failure::failed(format!("cannot find this program's file: {e}")))?;
@@ -51,11 +53,16 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             let prefix = prefix.as_deref().or_else(own).ok_or_else(|| {
                 Failure::failed(format!("{} has no ../lib; use --prefix", program.display()))
             })?;
-            let dir = install(package, prefix, console)?;
-            console.line(&dir.to_string_lossy())
+            for package in &packages {
+                let dir = install(package, is_only, prefix, console)?;
+                console.line(&dir.to_string_lossy())?;
+            }
+            Ok(())
         }
         Action::Bundle { dir } => {
-            install(package, dir, console)?;
+            for package in &packages {
+                install(package, is_only, dir, console)?;
+            }
             let name = program.file_name().unwrap_or("mlx".as_ref());
             let to = dir.join("bin").join(name);
             copy_program(&program, &to).map_err(|e| cannot("write", &to, &e))?;
@@ -83,13 +90,28 @@ fn is_needed(path: &Path) -> bool {
     };
     let rest: Vec<_> = parts.collect();
     first.ends_with(".libs")
-        || first == "nvidia"
+        || (first == "nvidia" && is_needed_of_nvidia(&rest))
         || (first == "mlx" && rest.first().is_some_and(|dir| dir == "lib"))
         || (first.ends_with(".dist-info") && rest.iter().any(|name| name.starts_with("LICENSE")))
 }
 
-/// Puts the library into `prefix/lib/rust-mlx`, whole or not at all.
-fn install(package: Package, prefix: &Path, console: &mut Console<'_>) -> Result<PathBuf, Failure> {
+/// Of NVIDIA's packages: shared libraries, and the headers that NVRTC compiles kernels with.
+fn is_needed_of_nvidia(rest: &[impl AsRef<str>]) -> bool {
+    match rest {
+        [_, kind, .., name] if kind.as_ref() == "lib" => name.as_ref().contains(".so"),
+        [library, kind, ..] => library.as_ref() == "cuda_runtime" && kind.as_ref() == "include",
+        _ => false,
+    }
+}
+
+/// Puts the library into `prefix/lib/rust-mlx`, whole or not at all. The only package is copied from
+/// wherever MLX was loaded.
+fn install(
+    package: &Package,
+    is_only: bool,
+    prefix: &Path,
+    console: &mut Console<'_>,
+) -> Result<PathBuf, Failure> {
     let root = prefix.join("lib/rust-mlx");
     let done = root.join(package.directory);
     if done.join("mlx/lib").is_dir() {
@@ -103,20 +125,19 @@ fn install(package: Package, prefix: &Path, console: &mut Console<'_>) -> Result
     let files = work.path().join("files");
     fs::create_dir(&files).map_err(|e| cannot("make", &files, &e))?;
     let loaded = library::load().map(|()| library::file());
-    match (loaded, package.pin) {
-        (Ok(Some(file)), _) => copy_loaded(package, &file, &files)
-            .map_err(|e| cannot("copy the library of", &file, &e))?,
-        // It is gone, or the system's loader has it: a fresh one is the same by its hash.
-        (_, Some(pin)) => {
-            let mut progress = HubProgress::new(console);
-            hub::fetch_package(pin, &files, is_needed, &mut progress)?;
-        }
-        (Ok(None), None) => {
-            return Err(Failure::failed(
-                "MLX is installed in the system; its library needs no copy",
-            ));
-        }
-        (Err(e), None) => return Err(Failure::failed(e.to_string())),
+    let file = loaded.as_ref().ok().cloned().flatten();
+    if let Some(root) = file.as_deref().and_then(|file| beside(file, package)) {
+        copy_tree(&root, Path::new(""), &files).map_err(|e| cannot("copy", &root, &e))?;
+    } else if let Some(file) = file.filter(|_| is_only) {
+        copy_library(&file, &files).map_err(|e| cannot("copy the library of", &file, &e))?;
+    } else if let Some(pin) = package.pin {
+        // It is gone, or lies elsewhere: a fresh one is the same by its hash.
+        fetch(pin, package, &files, console)?;
+    } else {
+        loaded.map_err(|e| Failure::failed(e.to_string()))?;
+        return Err(Failure::failed(
+            "MLX is installed in the system; its library needs no copy",
+        ));
     }
     share(&files).map_err(|e| cannot("open to other users", &files, &e))?;
     match fs::rename(&files, &done) {
@@ -127,13 +148,53 @@ fn install(package: Package, prefix: &Path, console: &mut Console<'_>) -> Result
     }
 }
 
-/// Copies the package that MLX was loaded from, or the library alone where it is in no package.
-fn copy_loaded(package: Package, file: &Path, to: &Path) -> io::Result<()> {
+/// The package's directory, where MLX was loaded from it or from another package beside it.
+fn beside(file: &Path, package: &Package) -> Option<PathBuf> {
     // PACKAGE/mlx/lib/libmlx.so
-    let root = file.ancestors().nth(3);
-    if let Some(root) = root.filter(|root| root.ends_with(package.directory)) {
-        return copy_tree(root, Path::new(""), to);
+    let root = file.ancestors().nth(4)?.join(package.directory);
+    // Without NVIDIA's libraries it does not work: an older build may have left it so.
+    let is_whole = |root: &Path| {
+        let mut libraries = package.libraries.iter();
+        libraries.all(|(directory, _)| root.join("nvidia").join(directory).is_dir())
+    };
+    (root.join("mlx/lib").is_dir() && is_whole(&root)).then_some(root)
+}
+
+/// Fetches the package and NVIDIA's that belong to it.
+fn fetch(
+    pin: Pin,
+    package: &Package,
+    files: &Path,
+    console: &mut Console<'_>,
+) -> Result<(), Failure> {
+    let mut progress = HubProgress::new(console);
+    hub::fetch_package(pin, files, is_needed, &mut progress)?;
+    for (directory, pin) in &package.libraries {
+        let part = tempfile::tempdir_in(files).map_err(|e| cannot("write in", files, &e))?;
+        // Its own directory has the library's name, or that of a version of CUDA.
+        let wanted = |path: &Path| {
+            let rest = path.iter().skip(2).map(|part| part.to_string_lossy());
+            let named: Vec<_> = std::iter::once((*directory).into()).chain(rest).collect();
+            path.starts_with("nvidia") && is_needed_of_nvidia(&named)
+        };
+        hub::fetch_package(*pin, part.path(), wanted, &mut progress)?;
+        let to = files.join("nvidia").join(directory);
+        move_only(&part.path().join("nvidia"), &to).map_err(|e| cannot("write", &to, &e))?;
     }
+    Ok(())
+}
+
+/// Renames the one directory in `from`.
+fn move_only(from: &Path, to: &Path) -> io::Result<()> {
+    let own = fs::read_dir(from)?
+        .next()
+        .ok_or(io::ErrorKind::NotFound)??;
+    fs::create_dir_all(to.parent().unwrap_or(to))?;
+    fs::rename(own.path(), to)
+}
+
+/// Copies the library alone, which is in no package.
+fn copy_library(file: &Path, to: &Path) -> io::Result<()> {
     let dir = to.join("mlx/lib");
     fs::create_dir_all(&dir)?;
     for entry in fs::read_dir(file.parent().unwrap_or(file))? {
@@ -196,6 +257,7 @@ mod tests {
             "mlx/lib/libmlx.so",
             "mlx_cpu.libs/libblas.so.3",
             "nvidia/cublas/lib/libcublas.so.13",
+            "nvidia/cuda_runtime/include/crt/host_defines.h",
             "mlx_cpu-0.30.6.dist-info/licenses/LICENSE",
         ] {
             assert!(is_needed(Path::new(needed)), "{needed}");
@@ -203,6 +265,9 @@ mod tests {
         for other in [
             "mlx/include/mlx/mlx.h",
             "mlx/core.so",
+            "nvidia/cublas/include/cublas.h",
+            "nvidia/cuda_runtime/lib/libcudart_static.a",
+            "nvidia/__init__.py",
             "mlx_cpu-0.30.6.dist-info/RECORD",
         ] {
             assert!(!is_needed(Path::new(other)), "{other}");
