@@ -174,12 +174,9 @@ pub fn plot(entries: &[Entry], path: &Path) -> Result<()> {
 
 /// The same, written in `work` first.
 pub(super) fn plot_by(work: &Path, entries: &[Entry], path: &Path) -> Result<()> {
-    let points = |which: fn(&Entry) -> Option<(u64, f64)>| -> Vec<(f64, f64)> {
+    let points = |which: fn(&Entry) -> Option<(u64, f64)>| -> Vec<(u64, f64)> {
         let found = entries.iter().filter_map(which);
-        found
-            .filter(|(_, loss)| loss.is_finite())
-            .map(|(step, loss)| (step as f64, loss))
-            .collect()
+        found.filter(|(_, loss)| loss.is_finite()).collect()
     };
     let train = points(|entry| match entry {
         Entry::Train(report) => Some((report.step, report.loss)),
@@ -190,9 +187,9 @@ pub(super) fn plot_by(work: &Path, entries: &[Entry], path: &Path) -> Result<()>
         _ => None,
     });
     let all = || train.iter().chain(&valid);
-    let last = all().map(|p| p.0).fold(0.0, f64::max);
+    let last = all().map(|p| p.0).max().unwrap_or(0);
     let highest = all().map(|p| p.1).fold(0.0, f64::max);
-    if last < 1.0 {
+    if last == 0 {
         return Ok(());
     }
     let mut picture = String::new();
@@ -203,41 +200,39 @@ pub(super) fn plot_by(work: &Path, entries: &[Entry], path: &Path) -> Result<()>
 
 fn draw(
     picture: &mut String,
-    train: &[(f64, f64)],
-    valid: &[(f64, f64)],
-    last: f64,
+    train: &[(u64, f64)],
+    valid: &[(u64, f64)],
+    last: u64,
     highest: f64,
 ) -> std::result::Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::with_string(picture, (800, 480)).into_drawing_area();
     root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
+    // The legend has a strip of its own: no place on the curves is free in every run.
+    let (legend, plot) = root.split_vertically(32);
+    // Steps are whole numbers, and so are their marks.
+    let mut chart = ChartBuilder::on(&plot)
         .margin(16)
         .x_label_area_size(40)
         .y_label_area_size(60)
-        .build_cartesian_2d(0.0..last, 0.0..highest)?;
+        .build_cartesian_2d(0..last, 0.0..highest)?;
     chart
         .configure_mesh()
         .x_desc("step")
         .y_desc("loss (nats per token)")
         .light_line_style(TRANSPARENT)
         .draw()?;
+    let mut x = 76;
     for (name, points, color) in [("training", train, BLUE), ("validation", valid, RED)] {
         if points.is_empty() {
             continue;
         }
-        chart
-            .draw_series(LineSeries::new(
-                points.iter().copied(),
-                color.stroke_width(2),
-            ))?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], color.stroke_width(2)));
+        let style = color.stroke_width(2);
+        chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
+        legend.draw(&PathElement::new([(x, 22), (x + 24, 22)], style))?;
+        let font = ("sans-serif", 14).into_font();
+        legend.draw(&Text::new(name, (x + 32, 15), font))?;
+        x += 140;
     }
-    chart
-        .configure_series_labels()
-        .background_style(WHITE)
-        .border_style(BLACK)
-        .draw()?;
     root.present()?;
     Ok(())
 }
@@ -334,5 +329,70 @@ mod tests {
             assert!(picture.contains(part), "{part}");
         }
         assert!(!picture.contains("NaN"));
+    }
+
+    /// The texts of a picture with an attribute, each with its vertical place.
+    fn texts<'a>(picture: &'a str, attribute: &str) -> Vec<(f64, &'a str)> {
+        let texts = picture.split("<text ").skip(1).filter_map(|rest| {
+            let (head, rest) = rest.split_once('>')?;
+            let y = head.split_once("y=\"")?.1.split_once('"')?.0;
+            let text = rest.split_once("</text>")?.0.trim();
+            head.contains(attribute).then(|| (y.parse().unwrap(), text))
+        });
+        texts.collect()
+    }
+
+    #[test]
+    fn marks_are_whole_steps_and_no_curve_crosses_the_legend() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(PLOT_FILE);
+        for steps in [1, 3, 4, 7, 20, 1000] {
+            // The highest curve there can be: it fills the plot to its right upper corner.
+            let mut entries: Vec<_> = (1..=steps).map(|n| report(n, n as f64)).collect();
+            entries.push(Entry::Validation(score(steps, 1.0)));
+            plot(&entries, &path).unwrap();
+            let picture = std::fs::read_to_string(&path).unwrap();
+            let marks = texts(&picture, "text-anchor=\"middle\"");
+            let marks: Vec<_> = marks.iter().map(|(_, text)| *text).collect();
+            let numbers = marks
+                .iter()
+                .filter(|text| text.starts_with(|c: char| c.is_ascii_digit()));
+            let whole = numbers.clone().filter(|text| text.parse::<u64>().is_ok());
+            assert!(whole.count() >= 2, "{steps}: {marks:?}");
+            assert!(
+                numbers.clone().all(|text| text.parse::<u64>().is_ok()),
+                "{steps}: {marks:?}"
+            );
+            let legend = texts(&picture, "");
+            let legend = legend
+                .iter()
+                .filter(|(_, text)| ["training", "validation"].contains(text));
+            let lowest = legend.map(|(y, _)| *y).fold(0.0, f64::max);
+            assert!(lowest > 0.0, "{picture}");
+            for curve in picture
+                .split("<polyline")
+                .skip(1)
+                .filter(|c| c.contains("stroke-width=\"2\""))
+            {
+                let points = curve
+                    .split_once("points=\"")
+                    .unwrap()
+                    .1
+                    .split_once('"')
+                    .unwrap()
+                    .0;
+                let heights = points
+                    .split_whitespace()
+                    .map(|p| p.split_once(',').unwrap().1);
+                let highest = heights
+                    .map(|y| y.parse::<f64>().unwrap())
+                    .fold(f64::MAX, f64::min);
+                // Above the plot are the legend's own lines, beside its words.
+                assert!(
+                    highest > lowest || points.split_whitespace().count() == 2,
+                    "{steps}: {points}"
+                );
+            }
+        }
     }
 }
