@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for line in std::io::stdin().lock().lines() {
         messages.push(Message::user(line?));
         let mut options = GenerateOptions::default();
-        options.deadline = Some(Instant::now() + Duration::from_secs(10));
+        options.interrupt.deadline = Some(Instant::now() + Duration::from_secs(10));
 
         let mut reply = String::new();
         for token in model.chat(&messages, &options)? {

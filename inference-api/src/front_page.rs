@@ -79,7 +79,7 @@ const HONORED: [&str; 7] = [
     "temperature",
     "min_p",
     "seed",
-    "stop",
+    "stop_strings",
     "stop_tokens",
     "ignore_eos",
 ];
@@ -104,6 +104,7 @@ impl TextModel for ParrotModel {
         }
         // Without a seed, draws differ from call to call.
         let seed = options
+            .sampling
             .seed
             .unwrap_or_else(|| RandomState::new().hash_one(()));
         Ok(TokenStream::new(Recital {
@@ -191,14 +192,14 @@ impl Recital {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let uniform = (z >> 40) as f32 / (1u64 << 24) as f32;
         // The next token has the weight e^(3 / temperature), each of 95 printable bytes has 1.
-        let next = (3.0 / self.options.temperature.max(1e-6)).exp();
-        let others = if self.options.min_p * next > 1.0 {
+        let next = (3.0 / self.options.sampling.temperature.max(1e-6)).exp();
+        let others = if self.options.sampling.min_p * next > 1.0 {
             0.0
         } else {
             95.0
         };
         let drawn = uniform * (next + others);
-        if self.options.temperature > 0.0 && drawn < others {
+        if self.options.sampling.temperature > 0.0 && drawn < others {
             return 32 + drawn as u32;
         }
         text.get(place).map_or(END, |byte| u32::from(*byte))
@@ -215,7 +216,8 @@ impl Recital {
         let id = self.draw();
         let now = self.started.elapsed();
         self.times = Some((self.times.map_or(now, |(first, _)| first), now));
-        if id == END && !self.options.ignore_eos || self.options.stop_tokens.contains(&id) {
+        if id == END && !self.options.stop.ignore_eos || self.options.stop.stop_tokens.contains(&id)
+        {
             self.end(FinishReason::Stop);
             return Ok(());
         }
@@ -228,7 +230,7 @@ impl Recital {
             .iter()
             .map(|token| token.text.as_str())
             .collect();
-        let stops = &self.options.stop;
+        let stops = &self.options.stop.stop_strings;
         if let Some(at) = stops
             .iter()
             .filter_map(|stop| text.find(stop.as_str()))

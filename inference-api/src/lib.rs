@@ -87,7 +87,10 @@ pub use info::ModelInfo;
 pub use inspect::{AttentionInspector, AttentionSnapshot, EmbeddingModel, HiddenStates, Pooling};
 pub use message::{ChatEnd, ChatPrompt, Message, Prompt, Tool, ToolCall};
 pub use metrics::GenerateMetrics;
-pub use options::{ComputeType, GenerateOptions, LoadOptions, Progress};
+pub use options::{
+    ComputeType, ConstraintOptions, GenerateOptions, LoadOptions, OutputOptions, PenaltyOptions,
+    PrefillOptions, Progress, SamplingOptions, SpeculativeOptions, StopOptions,
+};
 pub use prompt_cache::PromptCacheModel;
 pub use registry::{
     BackendRegistration, PREFERENCE, availability, backend, backends, default_backend, duplicates,

@@ -34,10 +34,20 @@ fn a_completion_has_the_shape_that_llama_cpp_gives_it() {
     assert_eq!(first["top_logprobs"].as_array().unwrap().len(), 2);
     let options = server.state.last_options();
     assert_eq!(
-        (options.temperature, options.top_k, options.seed),
+        (
+            options.sampling.temperature,
+            options.sampling.top_k,
+            options.sampling.seed
+        ),
         (0.0, 40, Some(7))
     );
-    assert_eq!((options.repeat_penalty, options.repeat_window), (1.0, 64));
+    assert_eq!(
+        (
+            options.penalties.repeat_penalty,
+            options.penalties.repeat_window
+        ),
+        (1.0, 64)
+    );
 
     let cut = json!({"prompt": "say:hello", "n_predict": 3});
     let cut = server.client().post("/completion", &cut).expect(200);
@@ -116,10 +126,13 @@ fn what_a_completion_cannot_have_is_refused_by_name() {
         "temperature": -1, "seed": -1});
     server.client().post("/completion", &body).expect(200);
     let options = server.state.last_options();
-    assert_eq!(options.logit_bias[&65], -2.5);
-    assert_eq!(options.banned_tokens, [66]);
-    assert_eq!((options.repeat_window, options.seed), (0, None));
-    assert_eq!(options.temperature, 0.0);
+    assert_eq!(options.constraints.logit_bias[&65], -2.5);
+    assert_eq!(options.constraints.banned_tokens, [66]);
+    assert_eq!(
+        (options.penalties.repeat_window, options.sampling.seed),
+        (0, None)
+    );
+    assert_eq!(options.sampling.temperature, 0.0);
 }
 
 #[test]
@@ -274,7 +287,7 @@ fn the_next_token_is_predicted() {
     assert_eq!(all[0], json!({"token": "h", "probability": 0.6065}));
     assert!(reply["latency_ms"].is_number());
     let options = server.state.last_options();
-    assert_eq!((options.max_tokens, options.logprobs), (1, Some(3)));
+    assert_eq!((options.max_tokens, options.output.logprobs), (1, Some(3)));
     for (body, param) in [
         (json!({"prompt": " "}), "prompt"),
         (json!({}), "prompt"),

@@ -60,8 +60,11 @@ fn a_chat_is_answered() {
     );
     // OpenAI's defaults.
     let options = server.state.last_options();
-    assert_eq!((options.temperature, options.top_p), (1.0, 1.0));
-    assert!(options.deadline.is_some() && options.cancel.is_some());
+    assert_eq!(
+        (options.sampling.temperature, options.sampling.top_p),
+        (1.0, 1.0)
+    );
+    assert!(options.interrupt.deadline.is_some() && options.interrupt.cancel.is_some());
     // All that fits.
     assert_eq!(options.max_tokens, 1000 - prompt);
 }
@@ -132,20 +135,32 @@ fn options_reach_the_engine() {
     assert_eq!(body["choices"][0]["message"]["content"], "hello");
     let o = server.state.last_options();
     assert_eq!(
-        (o.temperature, o.top_p, o.top_k, o.min_p),
+        (
+            o.sampling.temperature,
+            o.sampling.top_p,
+            o.sampling.top_k,
+            o.sampling.min_p
+        ),
         (0.5, 0.25, 7, 0.125)
     );
     assert_eq!(
-        (o.presence_penalty, o.frequency_penalty, o.repeat_penalty),
+        (
+            o.penalties.presence_penalty,
+            o.penalties.frequency_penalty,
+            o.penalties.repeat_penalty
+        ),
         (1.0, -1.0, 1.5)
     );
-    assert_eq!(o.logit_bias.into_iter().collect::<Vec<_>>(), [(65, -100.0)]);
-    assert_eq!(o.stop, ["END", "\n\n"]);
     assert_eq!(
-        (o.stop_tokens, o.seed, o.max_tokens),
+        o.constraints.logit_bias.into_iter().collect::<Vec<_>>(),
+        [(65, -100.0)]
+    );
+    assert_eq!(o.stop.stop_strings, ["END", "\n\n"]);
+    assert_eq!(
+        (o.stop.stop_tokens, o.sampling.seed, o.max_tokens),
         (vec![7], Some(42), 5)
     );
-    assert!(o.ignore_eos && o.min_tokens == 2);
+    assert!(o.stop.ignore_eos && o.stop.min_tokens == 2);
 
     let one = with(
         ask("say:a.b"),
@@ -154,7 +169,7 @@ fn options_reach_the_engine() {
     server.client().post(CHAT, &one).expect(200);
     let o = server.state.last_options();
     assert_eq!(
-        (o.stop, o.max_tokens, o.temperature),
+        (o.stop.stop_strings, o.max_tokens, o.sampling.temperature),
         (vec![String::from(".")], 10, 0.0)
     );
 }
@@ -176,7 +191,7 @@ fn several_choices_are_several_replies() {
         .lock()
         .unwrap()
         .iter()
-        .map(|o| o.seed)
+        .map(|o| o.sampling.seed)
         .collect();
     assert_eq!(seeds, [Some(5), Some(6), Some(7)]);
 
@@ -245,7 +260,7 @@ fn response_formats_are_grammars() {
     ] {
         let body = with(ask("x"), json!({"response_format": format}));
         server.client().post(CHAT, &body).expect(200);
-        let grammar = server.state.last_options().grammar;
+        let grammar = server.state.last_options().constraints.grammar;
         let expected = expected.map(inference::Grammar::JsonSchema);
         assert_eq!(grammar, expected);
     }

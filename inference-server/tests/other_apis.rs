@@ -212,7 +212,7 @@ fn anthropic_messages_are_answered() {
         json!({"output_format": format}),
     ] {
         client.post(MESSAGES, &anthropic("x", &fields)).expect(200);
-        let grammar = server.state.last_options().grammar;
+        let grammar = server.state.last_options().constraints.grammar;
         assert_eq!(grammar, Some(inference::Grammar::json_object()));
     }
     let tool = json!([{"name": "f", "input_schema": {"type": "object"}}]);
@@ -407,7 +407,12 @@ fn ollama_chats_in_lines() {
     }
     let o = server.state.last_options();
     assert_eq!(
-        (o.temperature, o.top_k, o.top_p, o.repeat_penalty),
+        (
+            o.sampling.temperature,
+            o.sampling.top_k,
+            o.sampling.top_p,
+            o.penalties.repeat_penalty
+        ),
         (0.8, 40, 0.9, 1.1)
     );
 
@@ -420,7 +425,7 @@ fn ollama_chats_in_lines() {
     );
     let o = server.state.last_options();
     assert_eq!(
-        (o.temperature, o.seed, o.stop),
+        (o.sampling.temperature, o.sampling.seed, o.stop.stop_strings),
         (0.0, Some(3), vec![String::from("x")])
     );
     assert!(
@@ -435,7 +440,7 @@ fn ollama_chats_in_lines() {
             &ask(json!({"format": "json", "stream": false})),
         )
         .expect(200);
-    assert!(server.state.last_options().grammar.is_some());
+    assert!(server.state.last_options().constraints.grammar.is_some());
     let loaded = client
         .post("/api/chat", &json!({"model": "tiny"}))
         .expect(200);

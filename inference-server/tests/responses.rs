@@ -200,7 +200,7 @@ fn schemas_bind_the_answer() {
     let reply = server.client().post(PATH, &body).expect(200);
     assert_eq!(reply["output"][0]["content"][0]["text"], "{\"a\":1}");
     assert_eq!(reply["text"]["format"]["schema"], json!({"type": "object"}));
-    assert!(server.state.last_options().grammar.is_some());
+    assert!(server.state.last_options().constraints.grammar.is_some());
 }
 
 #[test]

@@ -295,7 +295,7 @@ fn one_call_at_most_where_parallel_calls_are_off() {
 
 /// The grammar of the last request.
 fn lark(server: &Running) -> String {
-    match server.state.last_options().grammar {
+    match server.state.last_options().constraints.grammar {
         Some(Grammar::Lark(text)) => text,
         other => panic!("{other:?}"),
     }
@@ -507,7 +507,7 @@ fn anthropic_tool_choices() {
     let fields = json!({"tool_choice": {"type": "auto", "disable_parallel_tool_use": true}});
     let outcome = anthropic_whole(&client, &anthropic(said, &fields));
     assert_eq!(outcome.calls, [("f".into(), json!({"a": 1}))]);
-    assert_eq!(server.state.last_options().grammar, None);
+    assert_eq!(server.state.last_options().constraints.grammar, None);
     for (choice, shapes) in [
         (json!({"type": "any"}), "call: call_0 | call_1\n"),
         (json!({"type": "tool", "name": "g"}), "call: call_0\n"),

@@ -44,9 +44,7 @@ impl MlxModel {
     }
 
     fn start(&self, ids: Vec<u32>, options: &GenerateOptions) -> Result<Generation> {
-        // Before they are cloned, which recurses over a schema.
-        options.validate()?;
-        Generation::new(Arc::clone(&self.engine), ids, options.clone())
+        Generation::new(Arc::clone(&self.engine), ids, options)
     }
 
     /// Runs requests together, at most [`TOGETHER`] at a time, and returns what came of each.
@@ -222,7 +220,7 @@ impl PromptCacheModel for MlxModel {
         engine.scope(|| {
             let caches = decoder.new_caches(engine.cache_options());
             let mut caches = caches.for_sequence(ids.len());
-            let step = GenerateOptions::default().prefill_step_size;
+            let step = GenerateOptions::default().prefill.prefill_step_size;
             let check = || engine.check_open().and_then(|()| interrupt.check());
             check()?;
             forward_prompt(decoder.as_ref(), &ids, &mut caches, step, &mut |_| check())?;
@@ -314,7 +312,7 @@ impl TokenModel for MlxModel {
             let caches = decoder.new_caches(engine.cache_options());
             let mut caches = caches.for_sequence(ids.len());
             let mut parts = Vec::new();
-            let step = GenerateOptions::default().prefill_step_size;
+            let step = GenerateOptions::default().prefill.prefill_step_size;
             let check = || engine.check_open().and_then(|()| interrupt.check());
             check()?;
             if all {

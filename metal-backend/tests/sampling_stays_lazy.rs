@@ -28,7 +28,7 @@ fn allocated(options: &GenerateOptions, on_cpu: bool) -> usize {
     // And it can be computed.
     let token: u32 = drawn.tokens.item().unwrap();
     assert!((token as usize) < VOCABULARY);
-    if options.logprobs.is_some() {
+    if options.output.logprobs.is_some() {
         assert_eq!(drawn.logprobs.unwrap().row(0, 5).unwrap().1.len(), 5);
     }
     after.saturating_sub(before)

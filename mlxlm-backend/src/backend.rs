@@ -160,10 +160,8 @@ impl Backend for MlxLmBackend {
 }
 
 /// The options that are honored, or that say nothing to this backend.
-const KNOWN: [&str; 10] = [
-    "backend",
+const KNOWN: [&str; 8] = [
     "context_len",
-    "gpu_layers",
     "parallel_slots",
     "adapter_path",
     "kv_bits",
@@ -176,7 +174,7 @@ const KNOWN: [&str; 10] = [
 /// Refuses an option that the contract gained and this crate does not know, unless it has its
 /// default value.
 fn refuse_unknown(options: &LoadOptions) -> Result<()> {
-    match options::first_unknown(options, &LoadOptions::default(), &KNOWN)? {
+    match options.first_not_of(&KNOWN)? {
         Some(name) => options::native(&format!("the option {name}")),
         None => Ok(()),
     }

@@ -143,7 +143,7 @@ impl<'a> Reader<'a> {
             request,
             id,
             started: false,
-            text: StopText::new(&request.options.stop),
+            text: StopText::new(&request.options.stop.stop_strings),
         }
     }
 

@@ -139,7 +139,7 @@ impl Request {
     /// # Errors
     /// When the caller's function panics, which is not to end the thread of the model.
     pub fn progressed(&self, done: usize) -> Result<()> {
-        let Some(progress) = &self.options.progress else {
+        let Some(progress) = &self.options.prefill.progress else {
             return Ok(());
         };
         let total = self.mail().clock.prompt_tokens;
@@ -297,7 +297,7 @@ impl Iterator for Replies {
                 drop(mail);
                 return Some(Err(self.fail(e)));
             }
-            let patience = match self.request.options.deadline {
+            let patience = match self.request.options.interrupt.deadline {
                 Some(deadline) => POLL.min(deadline.saturating_duration_since(Instant::now())),
                 None => POLL,
             };

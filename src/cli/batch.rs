@@ -50,8 +50,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     }
     let loaded = load(&args.model, &args.load, console)?;
     let cancel = CancelToken::new();
-    options.cancel = Some(cancel.clone());
-    options.deadline = args.sampling.start();
+    options.interrupt.cancel = Some(cancel.clone());
+    options.interrupt.deadline = args.sampling.start();
     let guard = console
         .catches_interrupts
         .then(|| cancel_on_interrupt(&cancel));

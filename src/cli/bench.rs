@@ -210,9 +210,9 @@ fn together(args: &Args, rows: usize, model: &dyn TextModel) -> Result<f64, Fail
         .unwrap_or_default();
     let ids = prompt_ids(rows.saturating_mul(BATCH_PROMPT), info.vocab_size, &eos)?;
     let mut options = GenerateOptions::default();
-    options.cache_prompt = false;
+    options.prefill.cache_prompt = false;
     options.max_tokens = args.generate_tokens.max(2);
-    options.ignore_eos = true;
+    options.stop.ignore_eos = true;
     let mut session = model.batch_session()?;
     let mut waiting = std::collections::HashSet::new();
     for prompt in ids.chunks(BATCH_PROMPT) {
@@ -253,9 +253,9 @@ fn generate(
 ) -> Result<inference::GenerateMetrics, Failure> {
     let mut options = GenerateOptions::default();
     // Every run computes its prompt.
-    options.cache_prompt = false;
+    options.prefill.cache_prompt = false;
     options.max_tokens = tokens;
-    options.ignore_eos = true;
+    options.stop.ignore_eos = true;
     let mut stream = model.generate(prompt, &options)?;
     let mut count = 0;
     for token in stream.by_ref() {

@@ -83,7 +83,7 @@ pub fn talk(
     };
     let loaded = load(&preset, console)?;
     let eos = dialog::eos_ids(&args.dialog.extra_eos_token, loaded.model.as_ref())?;
-    options.stop_tokens.extend(eos);
+    options.stop.stop_tokens.extend(eos);
     let introduction = args.introduction(model, &loaded);
     let on_terminal = console.in_is_terminal && console.out_is_terminal;
     let mut session = Session::new(Held::Owned(loaded.model), options);

@@ -32,7 +32,7 @@ pub struct DraftArgs {
 impl EngineArgs {
     /// Puts them into `options`, and checks them.
     pub fn apply(&self, options: &mut GenerateOptions) -> Result<(), Failure> {
-        options.prefill_step_size = self.prefill_step_size;
+        options.prefill.prefill_step_size = self.prefill_step_size;
         options
             .validate()
             .map_err(|e| Failure::usage(e.to_string()))
@@ -42,8 +42,8 @@ impl EngineArgs {
 impl DraftArgs {
     /// Puts them into `options`, and checks them.
     pub fn apply(&self, options: &mut GenerateOptions) -> Result<(), Failure> {
-        options.num_draft_tokens = self.num_draft_tokens;
-        options.prompt_lookup = self.prompt_lookup;
+        options.speculative.num_draft_tokens = self.num_draft_tokens;
+        options.speculative.prompt_lookup = self.prompt_lookup;
         options
             .validate()
             .map_err(|e| Failure::usage(e.to_string()))

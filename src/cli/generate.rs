@@ -155,10 +155,10 @@ impl Args {
             options.max_tokens = context.unwrap_or(UNKNOWN_CONTEXT);
         }
         let eos = dialog::eos_ids(&self.dialog.extra_eos_token, model)?;
-        options.stop_tokens.extend(eos);
+        options.stop.stop_tokens.extend(eos);
         let cancel = CancelToken::new();
-        options.cancel = Some(cancel.clone());
-        options.deadline = self.sampling.start();
+        options.interrupt.cancel = Some(cancel.clone());
+        options.interrupt.deadline = self.sampling.start();
         let guard = console
             .catches_interrupts
             .then(|| cancel_on_interrupt(&cancel));

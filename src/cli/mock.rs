@@ -112,7 +112,7 @@ impl Mock {
             pieces: pieces.collect::<Vec<_>>().into_iter(),
             fail: self.fail,
             given: 0,
-            logprobs: options.logprobs.is_some(),
+            logprobs: options.output.logprobs.is_some(),
             finish: None,
         })
     }

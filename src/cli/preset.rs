@@ -280,8 +280,11 @@ mod tests {
         };
         let mut options = GenerateOptions::default();
         preset.apply(&mut options).unwrap();
-        assert_eq!((options.temperature, options.max_tokens), (0.5, usize::MAX));
-        assert_eq!(options.stop, ["A", "B"]);
+        assert_eq!(
+            (options.sampling.temperature, options.max_tokens),
+            (0.5, usize::MAX)
+        );
+        assert_eq!(options.stop.stop_strings, ["A", "B"]);
         assert_eq!(preset.ctx_size(), Some(64));
         assert_eq!(check("num_gpu", "1"), Ok(Kind::Resource));
         for (name, value) in [("num_ctx", "0"), ("mirostat", "1"), ("top_p", "2")] {

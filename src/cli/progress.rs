@@ -65,7 +65,7 @@ impl PrefillBar {
         hidden.set_draw_target(ProgressDrawTarget::hidden());
         let bar = Arc::new(Mutex::new(hidden));
         let (shown, started) = (Arc::clone(&bar), Instant::now());
-        options.progress = Some(inference::Progress::new(move |done, total| {
+        options.prefill.progress = Some(inference::Progress::new(move |done, total| {
             let bar = shown.lock().unwrap_or_else(PoisonError::into_inner);
             if bar.is_finished() {
                 return;

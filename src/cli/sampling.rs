@@ -118,26 +118,39 @@ impl SamplingArgs {
     /// The same where `options` says what holds for flags that are not given.
     pub fn over(&self, mut options: GenerateOptions) -> Result<GenerateOptions, Failure> {
         put(&mut options.max_tokens, self.max_tokens);
-        put(&mut options.temperature, self.temp);
-        put(&mut options.top_p, self.top_p);
-        put(&mut options.top_k, self.top_k);
-        put(&mut options.min_p, self.min_p);
-        put(&mut options.repeat_penalty, self.repeat_penalty);
-        put(&mut options.repeat_window, self.repeat_last_n);
-        put(&mut options.presence_penalty, self.presence_penalty);
-        put(&mut options.frequency_penalty, self.frequency_penalty);
-        put(&mut options.xtc_probability, self.xtc_probability);
-        put(&mut options.xtc_threshold, self.xtc_threshold);
-        put(&mut options.min_tokens, self.min_tokens);
+        put(&mut options.sampling.temperature, self.temp);
+        put(&mut options.sampling.top_p, self.top_p);
+        put(&mut options.sampling.top_k, self.top_k);
+        put(&mut options.sampling.min_p, self.min_p);
+        put(&mut options.penalties.repeat_penalty, self.repeat_penalty);
+        put(&mut options.penalties.repeat_window, self.repeat_last_n);
+        put(
+            &mut options.penalties.presence_penalty,
+            self.presence_penalty,
+        );
+        put(
+            &mut options.penalties.frequency_penalty,
+            self.frequency_penalty,
+        );
+        put(&mut options.sampling.xtc_probability, self.xtc_probability);
+        put(&mut options.sampling.xtc_threshold, self.xtc_threshold);
+        put(&mut options.stop.min_tokens, self.min_tokens);
         options
+            .constraints
             .logit_bias
             .extend(self.logit_bias.iter().map(|b| (b.id, b.bias)));
-        options.banned_tokens.extend(&self.banned_tokens);
-        options.forced_tokens.extend(&self.forced_tokens);
-        options.grammar = self.grammar.grammar()?.or(options.grammar);
-        options.seed = self.seed.or(options.seed);
-        options.stop.extend(self.stop.iter().cloned());
-        options.ignore_eos |= self.ignore_eos;
+        options
+            .constraints
+            .banned_tokens
+            .extend(&self.banned_tokens);
+        options
+            .constraints
+            .forced_tokens
+            .extend(&self.forced_tokens);
+        options.constraints.grammar = self.grammar.grammar()?.or(options.constraints.grammar);
+        options.sampling.seed = self.seed.or(options.sampling.seed);
+        options.stop.stop_strings.extend(self.stop.iter().cloned());
+        options.stop.ignore_eos |= self.ignore_eos;
         options
             .validate()
             .map_err(|e| Failure::usage(e.to_string()))?;
@@ -196,9 +209,18 @@ mod tests {
     #[test]
     fn defaults_are_greedy_and_256_tokens() {
         let options = options(&[]).unwrap();
-        assert_eq!((options.max_tokens, options.temperature), (256, 0.0));
-        assert_eq!((options.top_p, options.repeat_penalty), (1.0, 1.0));
-        assert_eq!((options.seed, options.ignore_eos), (None, false));
+        assert_eq!(
+            (options.max_tokens, options.sampling.temperature),
+            (256, 0.0)
+        );
+        assert_eq!(
+            (options.sampling.top_p, options.penalties.repeat_penalty),
+            (1.0, 1.0)
+        );
+        assert_eq!(
+            (options.sampling.seed, options.stop.ignore_eos),
+            (None, false)
+        );
     }
 
     #[test]
@@ -207,18 +229,29 @@ mod tests {
             assert_eq!(options(&args).unwrap().max_tokens, 7);
         }
         for name in ["--temp", "--temperature"] {
-            assert_eq!(options(&[name, "0.5"]).unwrap().temperature, 0.5);
+            assert_eq!(options(&[name, "0.5"]).unwrap().sampling.temperature, 0.5);
         }
         for name in ["--repeat-penalty", "--repetition-penalty"] {
-            assert_eq!(options(&[name, "1.5"]).unwrap().repeat_penalty, 1.5);
+            assert_eq!(
+                options(&[name, "1.5"]).unwrap().penalties.repeat_penalty,
+                1.5
+            );
         }
         let o = options(&[
             "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1", "--seed", "3",
         ])
         .unwrap();
-        assert_eq!((o.top_p, o.top_k, o.min_p, o.seed), (0.9, 40, 0.1, Some(3)));
+        assert_eq!(
+            (
+                o.sampling.top_p,
+                o.sampling.top_k,
+                o.sampling.min_p,
+                o.sampling.seed
+            ),
+            (0.9, 40, 0.1, Some(3))
+        );
         for name in ["--repeat-last-n", "--repetition-context-size"] {
-            assert_eq!(options(&[name, "5"]).unwrap().repeat_window, 5);
+            assert_eq!(options(&[name, "5"]).unwrap().penalties.repeat_window, 5);
         }
         let o = options(&[
             "--presence-penalty",
@@ -243,14 +276,26 @@ mod tests {
             "a+",
         ])
         .unwrap();
-        assert_eq!((o.presence_penalty, o.frequency_penalty), (-0.5, 0.25));
-        assert_eq!((o.xtc_probability, o.xtc_threshold), (0.5, 0.2));
-        assert_eq!(o.logit_bias, [(5, -1.5), (6, 2.0)].into());
-        assert_eq!((o.banned_tokens, o.forced_tokens), (vec![1, 2], vec![3]));
-        assert_eq!((o.min_tokens, o.grammar.is_some()), (4, true));
+        assert_eq!(
+            (o.penalties.presence_penalty, o.penalties.frequency_penalty),
+            (-0.5, 0.25)
+        );
+        assert_eq!(
+            (o.sampling.xtc_probability, o.sampling.xtc_threshold),
+            (0.5, 0.2)
+        );
+        assert_eq!(o.constraints.logit_bias, [(5, -1.5), (6, 2.0)].into());
+        assert_eq!(
+            (o.constraints.banned_tokens, o.constraints.forced_tokens),
+            (vec![1, 2], vec![3])
+        );
+        assert_eq!(
+            (o.stop.min_tokens, o.constraints.grammar.is_some()),
+            (4, true)
+        );
         let o = options(&["--stop", "a", "--stop", "-b", "--ignore-eos"]).unwrap();
         assert_eq!(
-            (o.stop, o.ignore_eos),
+            (o.stop.stop_strings, o.stop.ignore_eos),
             (vec!["a".into(), "-b".into()], true)
         );
     }

@@ -203,8 +203,8 @@ impl<'a> Session<'a> {
     fn reply(&self, once: bool, console: &mut Console<'_>) -> Result<Reply, Failure> {
         let cancel = CancelToken::new();
         let mut options = self.options.clone();
-        options.cancel = Some(cancel.clone());
-        options.deadline = self.sampling.and_then(SamplingArgs::start);
+        options.interrupt.cancel = Some(cancel.clone());
+        options.interrupt.deadline = self.sampling.and_then(SamplingArgs::start);
         let _guard = console
             .catches_interrupts
             .then(|| cancel_on_interrupt(&cancel));

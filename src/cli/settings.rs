@@ -13,22 +13,24 @@ pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(),
     let mut changed = options.clone();
     let value = value.trim();
     match name.to_ascii_lowercase().replace('-', "_").as_str() {
-        "temperature" | "temp" => changed.temperature = parse(name, value)?,
-        "top_p" => changed.top_p = parse(name, value)?,
-        "top_k" => changed.top_k = parse(name, value)?,
-        "min_p" => changed.min_p = parse(name, value)?,
-        "repeat_penalty" | "repetition_penalty" => changed.repeat_penalty = parse(name, value)?,
-        "repeat_last_n" => changed.repeat_window = parse(name, value)?,
-        "presence_penalty" => changed.presence_penalty = parse(name, value)?,
-        "frequency_penalty" => changed.frequency_penalty = parse(name, value)?,
-        "xtc_probability" => changed.xtc_probability = parse(name, value)?,
-        "xtc_threshold" => changed.xtc_threshold = parse(name, value)?,
-        "min_tokens" => changed.min_tokens = parse(name, value)?,
+        "temperature" | "temp" => changed.sampling.temperature = parse(name, value)?,
+        "top_p" => changed.sampling.top_p = parse(name, value)?,
+        "top_k" => changed.sampling.top_k = parse(name, value)?,
+        "min_p" => changed.sampling.min_p = parse(name, value)?,
+        "repeat_penalty" | "repetition_penalty" => {
+            changed.penalties.repeat_penalty = parse(name, value)?;
+        }
+        "repeat_last_n" => changed.penalties.repeat_window = parse(name, value)?,
+        "presence_penalty" => changed.penalties.presence_penalty = parse(name, value)?,
+        "frequency_penalty" => changed.penalties.frequency_penalty = parse(name, value)?,
+        "xtc_probability" => changed.sampling.xtc_probability = parse(name, value)?,
+        "xtc_threshold" => changed.sampling.xtc_threshold = parse(name, value)?,
+        "min_tokens" => changed.stop.min_tokens = parse(name, value)?,
         "max_tokens" | "num_predict" | "n_predict" => changed.max_tokens = parse(name, value)?,
-        "seed" if value == "random" => changed.seed = None,
-        "seed" => changed.seed = Some(parse(name, value)?),
-        "stop" if value == "none" => changed.stop.clear(),
-        "stop" => changed.stop.push(value.to_owned()),
+        "seed" if value == "random" => changed.sampling.seed = None,
+        "seed" => changed.sampling.seed = Some(parse(name, value)?),
+        "stop" if value == "none" => changed.stop.stop_strings.clear(),
+        "stop" => changed.stop.stop_strings.push(value.to_owned()),
         _ => return Err(format!("no parameter {name:?}; there are {NAMES}")),
     }
     changed.validate().map_err(|e| e.to_string())?;
@@ -46,23 +48,23 @@ pub fn changed(options: &GenerateOptions) -> Vec<(String, String)> {
         }
     };
     macro_rules! fields {
-        ($($name:literal $field:ident),*) => {
-            $(put($name, options.$field.to_string(), options.$field == usual.$field);)*
+        ($($name:literal $($field:ident).+),*) => {
+            $(put($name, options.$($field).+.to_string(), options.$($field).+ == usual.$($field).+);)*
         };
     }
     fields!(
-        "temperature" temperature, "top_p" top_p, "top_k" top_k, "min_p" min_p,
-        "repeat_penalty" repeat_penalty, "repeat_last_n" repeat_window,
-        "presence_penalty" presence_penalty, "frequency_penalty" frequency_penalty,
-        "xtc_probability" xtc_probability, "xtc_threshold" xtc_threshold, "min_tokens" min_tokens
+        "temperature" sampling.temperature, "top_p" sampling.top_p, "top_k" sampling.top_k, "min_p" sampling.min_p,
+        "repeat_penalty" penalties.repeat_penalty, "repeat_last_n" penalties.repeat_window,
+        "presence_penalty" penalties.presence_penalty, "frequency_penalty" penalties.frequency_penalty,
+        "xtc_probability" sampling.xtc_probability, "xtc_threshold" sampling.xtc_threshold, "min_tokens" stop.min_tokens
     );
     // A conversation has no bound of its own.
     let most = options.max_tokens;
     put("max_tokens", most.to_string(), most == usize::MAX);
-    if let Some(seed) = options.seed {
+    if let Some(seed) = options.sampling.seed {
         put("seed", seed.to_string(), false);
     }
-    for stop in &options.stop {
+    for stop in &options.stop.stop_strings {
         put("stop", stop.clone(), false);
     }
     found
@@ -71,6 +73,7 @@ pub fn changed(options: &GenerateOptions) -> Vec<(String, String)> {
 /// All parameters and their values, one a line.
 pub fn list(options: &GenerateOptions) -> String {
     let seed = options
+        .sampling
         .seed
         .map_or("random".into(), |seed| seed.to_string());
     let most = match options.max_tokens {
@@ -81,19 +84,19 @@ pub fn list(options: &GenerateOptions) -> String {
         "temperature {}\ntop_p {}\ntop_k {}\nmin_p {}\nrepeat_penalty {}\nrepeat_last_n {}\n\
          presence_penalty {}\nfrequency_penalty {}\nxtc_probability {}\nxtc_threshold {}\nmax_tokens {}\n\
          min_tokens {}\nseed {seed}\nstop {:?}",
-        options.temperature,
-        options.top_p,
-        options.top_k,
-        options.min_p,
-        options.repeat_penalty,
-        options.repeat_window,
-        options.presence_penalty,
-        options.frequency_penalty,
-        options.xtc_probability,
-        options.xtc_threshold,
+        options.sampling.temperature,
+        options.sampling.top_p,
+        options.sampling.top_k,
+        options.sampling.min_p,
+        options.penalties.repeat_penalty,
+        options.penalties.repeat_window,
+        options.penalties.presence_penalty,
+        options.penalties.frequency_penalty,
+        options.sampling.xtc_probability,
+        options.sampling.xtc_threshold,
         most,
-        options.min_tokens,
-        options.stop,
+        options.stop.min_tokens,
+        options.stop.stop_strings,
     )
 }
 
@@ -146,7 +149,7 @@ mod tests {
         assert!(changed(&unbounded).is_empty());
         set(&mut o, "seed", "random").unwrap();
         set(&mut o, "stop", "none").unwrap();
-        assert!(o.seed.is_none() && o.stop.is_empty());
+        assert!(o.sampling.seed.is_none() && o.stop.stop_strings.is_empty());
     }
 
     #[test]

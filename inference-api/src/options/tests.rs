@@ -7,10 +7,16 @@ use proptest::prelude::*;
 fn defaults_are_the_documented_ones() {
     let o = GenerateOptions::default();
     assert_eq!(
-        (o.max_tokens, o.temperature, o.top_k, o.top_p, o.min_p),
+        (
+            o.max_tokens,
+            o.sampling.temperature,
+            o.sampling.top_k,
+            o.sampling.top_p,
+            o.sampling.min_p
+        ),
         (256, 0.0, 0, 1.0, 0.0)
     );
-    assert_eq!((o.repeat_penalty, o.seed), (1.0, None));
+    assert_eq!((o.penalties.repeat_penalty, o.sampling.seed), (1.0, None));
     o.validate().unwrap();
     LoadOptions::default().validate().unwrap();
 }
@@ -53,7 +59,7 @@ fn bad_values_are_named() {
     o().with_grammar(any()).validate().unwrap();
     bad(
         o().with_stop(vec![String::from("x"), String::new()]),
-        "stop[1] ",
+        "stop_strings[1] ",
     );
     let load = |o: LoadOptions| o.validate().unwrap_err().kind();
     assert_eq!(
@@ -100,6 +106,90 @@ fn unknown_fields_are_refused() {
     assert_eq!(o.dtype, Some(ComputeType::BFloat16));
 }
 
+/// The groups in JSON: objects that are there by default.
+fn groups() -> Vec<(String, serde_json::Map<String, serde_json::Value>)> {
+    let json = serde_json::to_value(GenerateOptions::default()).unwrap();
+    let all = json.as_object().unwrap().clone();
+    all.into_iter()
+        .filter_map(|(name, value)| Some((name, value.as_object()?.clone())))
+        .collect()
+}
+
+#[test]
+fn fields_of_groups_stand_for_themselves() {
+    let groups = groups();
+    let names: Vec<&str> = groups.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, GROUPS, "every group is known as one");
+    // No two fields share a name: `to_flat_json` would lose one.
+    let of_groups: usize = groups.iter().map(|(_, fields)| fields.len()).sum();
+    let flat = GenerateOptions::default().to_flat_json().unwrap();
+    assert_eq!(flat.len(), of_groups + 1, "max_tokens, and those of groups");
+    for (_, fields) in &groups {
+        assert!(fields.iter().all(|(name, value)| &flat[name] == value));
+    }
+}
+
+#[test]
+fn groups_are_set_whole_and_read_alone() {
+    let sampling = SamplingOptions::new().with_temperature(0.5).with_top_k(40);
+    let penalties = PenaltyOptions::new().with_presence_penalty(0.5);
+    let constraints = ConstraintOptions::new().with_banned_tokens([3]);
+    let stop = StopOptions::new().with_stop_strings(vec![String::from("x")]);
+    let output = OutputOptions::new().with_logprobs(3);
+    let prefill = PrefillOptions::new().with_prefill_step_size(64usize);
+    let speculative = SpeculativeOptions::new().with_prompt_lookup(2);
+    let whole = GenerateOptions::new()
+        .with_sampling(sampling.clone())
+        .with_penalties(penalties)
+        .with_constraints(constraints)
+        .with_stop_options(stop)
+        .with_output(output)
+        .with_prefill(prefill)
+        .with_speculative(speculative);
+    let single = GenerateOptions::new()
+        .with_temperature(0.5)
+        .with_top_k(40)
+        .with_presence_penalty(0.5)
+        .with_banned_tokens([3])
+        .with_stop(vec![String::from("x")])
+        .with_logprobs(3)
+        .with_prefill_step_size(64)
+        .with_prompt_lookup(2);
+    let json = |o: &GenerateOptions| serde_json::to_value(o).unwrap();
+    assert_eq!(json(&whole), json(&single));
+    let read: SamplingOptions =
+        serde_json::from_str(r#"{"temperature": 0.5, "top_k": 40}"#).unwrap();
+    assert_eq!(read, sampling);
+    let e = serde_json::from_str::<GenerateOptions>(r#"{"sampling": {"topk": 1}}"#).unwrap_err();
+    assert!(e.to_string().contains("`topk`") && e.to_string().contains("`top_k`"));
+}
+
+#[test]
+fn what_is_not_honored_is_refused_by_name() {
+    let refused = |o: GenerateOptions, honored: &[&str]| {
+        let e = o.refuse_all_but("mine", honored).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported);
+        e.message().to_owned()
+    };
+    let o = || GenerateOptions::new().with_top_k(3).with_max_tokens(9);
+    assert!(refused(o(), &["max_tokens"]).contains("option top_k;"));
+    // The name of a group honors none of its fields, now or later.
+    assert!(refused(o(), &["max_tokens", "sampling"]).contains("option top_k;"));
+    o().refuse_all_but("mine", &["max_tokens", "top_k"])
+        .unwrap();
+    let biased = GenerateOptions::new().with_logit_bias([(1, 2.0)]);
+    assert!(refused(biased, &[]).contains("option logit_bias;"));
+    // Speed only, and what every backend honors.
+    GenerateOptions::new()
+        .with_cache_prompt(false)
+        .with_cancel(CancelToken::new())
+        .refuse_all_but("mine", &[])
+        .unwrap();
+    let load = LoadOptions::new().with_backend("mine").with_kv_bits(4);
+    assert_eq!(load.first_not_of(&[]).unwrap().as_deref(), Some("kv_bits"));
+    load.refuse_all_but("mine", &["kv_bits"]).unwrap();
+}
+
 #[test]
 fn interrupts_are_told_apart() {
     let token = CancelToken::new();
@@ -131,7 +221,7 @@ proptest! {
         let json = serde_json::to_string(&o).unwrap();
         let back: GenerateOptions = serde_json::from_str(&json).unwrap();
         prop_assert_eq!(serde_json::to_string(&back).unwrap(), json);
-        prop_assert_eq!(back.seed, seed);
+        prop_assert_eq!(back.sampling.seed, seed);
     }
 
     #[test]

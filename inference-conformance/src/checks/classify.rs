@@ -61,7 +61,7 @@ pub(crate) fn errors(context: &Context) -> Verdict {
     let before = reply(model.as_ref(), &good, &greedy(N))?;
     for (what, options) in bad_options() {
         // There is no text whose end a stop string could be.
-        if options.stop.is_empty() {
+        if options.stop.stop_strings.is_empty() {
             let answer = model.classify(std::slice::from_ref(&good), &options, false);
             let what = format!("classify with {what}");
             refused(&what, answer, &[ErrorKind::InvalidOption])?;

@@ -159,7 +159,7 @@ pub(crate) fn calls(context: &Context) -> Verdict {
             Some(Ok(())) => checked += 1,
         }
         for (why, kind, options) in interrupted(N) {
-            match call(model.as_ref(), context, &options.interrupt()) {
+            match call(model.as_ref(), context, &options.interrupt) {
                 Some(Err(e)) => ensure!(
                     e.kind() == kind,
                     "{what}, {why}, failed with kind {}, expected {kind}: {e}",

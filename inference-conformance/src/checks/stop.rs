@@ -47,7 +47,7 @@ pub(crate) fn eos(context: &Context) -> Verdict {
         }
         let full = reply(model.as_ref(), &prompt, &on)?;
         // Without a seed of its own, a draw is comparable only when seeds are kept.
-        if on.seed.is_none() || context.capabilities.seeds {
+        if on.sampling.seed.is_none() || context.capabilities.seeds {
             let next = full.ids.get(ended.ids.len());
             ensure!(
                 full.ids.starts_with(&ended.ids) && next.is_some_and(|id| ends.contains(id)),

@@ -90,41 +90,50 @@ impl Model {
         let mut o = o.clone();
         match self.fault {
             Fault::ZeroTokensIsOne => o.max_tokens = o.max_tokens.max(1),
-            Fault::StopTokensIgnored => o.stop_tokens.clear(),
-            Fault::StopStringsIgnored if !o.stop.iter().any(String::is_empty) => o.stop.clear(),
-            Fault::SeedMovesGreedy if o.temperature == 0.0 && o.seed.is_some() => {
-                o.temperature = 1.5;
+            Fault::StopTokensIgnored => o.stop.stop_tokens.clear(),
+            Fault::StopStringsIgnored if !o.stop.stop_strings.iter().any(String::is_empty) => {
+                o.stop.stop_strings.clear();
             }
-            Fault::TopKIgnored => o.top_k = 0,
-            Fault::PenaltyIgnored if o.repeat_penalty > 1.0 => o.repeat_penalty = 1.0,
+            Fault::SeedMovesGreedy
+                if o.sampling.temperature == 0.0 && o.sampling.seed.is_some() =>
+            {
+                o.sampling.temperature = 1.5;
+            }
+            Fault::TopKIgnored => o.sampling.top_k = 0,
+            Fault::PenaltyIgnored if o.penalties.repeat_penalty > 1.0 => {
+                o.penalties.repeat_penalty = 1.0;
+            }
             Fault::ContextEndsReply => {
                 o.max_tokens = o.max_tokens.min(self.context_len.unwrap_or(usize::MAX));
             }
-            Fault::PresenceIgnored if o.validate().is_ok() => o.presence_penalty = 0.0,
-            Fault::FrequencyIgnored if o.validate().is_ok() => o.frequency_penalty = 0.0,
-            Fault::BiasIgnored if o.validate().is_ok() => o.logit_bias.clear(),
-            Fault::BannedComes => o.banned_tokens.clear(),
-            Fault::ForcedNotCounted => o.max_tokens += o.forced_tokens.len(),
-            Fault::MinTokensIgnored if o.validate().is_ok() => o.min_tokens = 0,
-            Fault::XtcIgnored if o.validate().is_ok() => o.xtc_probability = 0.0,
-            Fault::ProcessorNotCalled => o.logits_processors.clear(),
-            Fault::LogprobsAlways => o.logprobs = o.logprobs.or(Some(1)),
+            Fault::PresenceIgnored if o.validate().is_ok() => o.penalties.presence_penalty = 0.0,
+            Fault::FrequencyIgnored if o.validate().is_ok() => o.penalties.frequency_penalty = 0.0,
+            Fault::BiasIgnored if o.validate().is_ok() => o.constraints.logit_bias.clear(),
+            Fault::BannedComes => o.constraints.banned_tokens.clear(),
+            Fault::ForcedNotCounted => o.max_tokens += o.constraints.forced_tokens.len(),
+            Fault::MinTokensIgnored if o.validate().is_ok() => o.stop.min_tokens = 0,
+            Fault::XtcIgnored if o.validate().is_ok() => o.sampling.xtc_probability = 0.0,
+            Fault::ProcessorNotCalled => o.constraints.logits_processors.clear(),
+            Fault::LogprobsAlways => o.output.logprobs = o.output.logprobs.or(Some(1)),
             Fault::SeedIgnored if o.max_tokens <= ORDINARY => {
-                o.seed = o
+                o.sampling.seed = o
+                    .sampling
                     .seed
                     .map(|s| s ^ self.state.requests.fetch_add(1, Ordering::SeqCst));
             }
-            Fault::SeedsAllOne => o.seed = o.seed.map(|_| 1),
-            Fault::UnseededIsSeeded => o.seed = o.seed.or(Some(1)),
-            Fault::CancelledGivesToken | Fault::CancelIgnored => o.cancel = None,
-            Fault::DeadlineGivesToken | Fault::DeadlineIgnored => o.deadline = None,
-            Fault::NanIsGreedy if o.temperature.is_nan() => o.temperature = 0.0,
+            Fault::SeedsAllOne => o.sampling.seed = o.sampling.seed.map(|_| 1),
+            Fault::UnseededIsSeeded => o.sampling.seed = o.sampling.seed.or(Some(1)),
+            Fault::CancelledGivesToken | Fault::CancelIgnored => o.interrupt.cancel = None,
+            Fault::DeadlineGivesToken | Fault::DeadlineIgnored => o.interrupt.deadline = None,
+            Fault::NanIsGreedy if o.sampling.temperature.is_nan() => o.sampling.temperature = 0.0,
             _ => {}
         }
-        if let Some(grammar) = o.grammar.take()
+        if let Some(grammar) = o.constraints.grammar.take()
             && self.fault != Fault::GrammarIgnored
         {
-            o.logits_processors.push(grammar::follow(&grammar));
+            o.constraints
+                .logits_processors
+                .push(grammar::follow(&grammar));
         }
         o
     }
@@ -168,7 +177,12 @@ impl TextModel for Model {
         match self.fault {
             Fault::EmptyTextPanics if *prompt == Prompt::from("") => panic!("no last token"),
             Fault::BrokenGrammarPasses => {}
-            _ if options.grammar.as_ref().is_some_and(grammar::is_broken) => {
+            _ if options
+                .constraints
+                .grammar
+                .as_ref()
+                .is_some_and(grammar::is_broken) =>
+            {
                 return error(ErrorKind::InvalidOption, "the expression has no end");
             }
             Fault::OneStreamAThread if self.state.threads.lock().unwrap().contains(&thread) => {
@@ -189,7 +203,9 @@ impl TextModel for Model {
         match self.fault {
             Fault::NanIsGreedy => bent = options.clone(),
             Fault::ChatIgnoresMaxTokens if bent.validate().is_ok() => bent.max_tokens = 16,
-            Fault::ChatTakesNan if bent.temperature.is_nan() => bent.temperature = 0.0,
+            Fault::ChatTakesNan if bent.sampling.temperature.is_nan() => {
+                bent.sampling.temperature = 0.0;
+            }
             _ => {}
         }
         Ok(self.wrap(self.inner.chat(messages, &bent)?, options))
@@ -208,7 +224,7 @@ impl TextModel for Model {
         let asked = return_logits || self.fault == Fault::ClassifyLogitsAlways;
         let mut bent = options.clone();
         if self.fault == Fault::ClassifyNotCancelled {
-            bent.cancel = None;
+            bent.interrupt.cancel = None;
         }
         let answer = self.inner.classify(prompts, &bent, asked);
         let mut results = match answer {
@@ -238,7 +254,7 @@ impl TextModel for Model {
         self.inner.batch_generate(&[], options)?; // refuses when closed
         let mut results = Vec::new();
         let mut bent = options.clone();
-        if self.fault == Fault::BatchOutlivesDeadline && bent.deadline.take().is_some() {
+        if self.fault == Fault::BatchOutlivesDeadline && bent.interrupt.deadline.take().is_some() {
             bent.max_tokens = ORDINARY; // it ends some time
         }
         for prompt in prompts {

@@ -31,7 +31,7 @@ impl Session {
 impl BatchSession for Session {
     fn add(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<RequestId> {
         let mut options = options.clone();
-        if self.fault == Fault::SessionNotCancelled && options.cancel.take().is_some() {
+        if self.fault == Fault::SessionNotCancelled && options.interrupt.cancel.take().is_some() {
             options.max_tokens = options.max_tokens.min(64); // it ends some time
         }
         let prompt = match (self.fault, prompt) {

@@ -65,7 +65,7 @@ impl Source {
     fn step(&mut self) -> Option<Result<Token>> {
         match self.fault {
             Fault::WholeReplyFirst
-                if self.options.max_tokens > LONG && self.options.deadline.is_some() =>
+                if self.options.max_tokens > LONG && self.options.interrupt.deadline.is_some() =>
             {
                 if self.given == 0 {
                     self.read_ahead(2000);
@@ -74,7 +74,9 @@ impl Source {
                     return Some(Err(e));
                 }
             }
-            Fault::HeldBackLost if !self.options.stop.is_empty() && self.given == 0 => {
+            Fault::HeldBackLost
+                if !self.options.stop.stop_strings.is_empty() && self.given == 0 =>
+            {
                 self.read_ahead(usize::MAX);
                 if self.inner.finish_reason() == Some(FinishReason::Length)
                     && let Some(Ok(last)) = self.ahead.back_mut()
@@ -84,7 +86,7 @@ impl Source {
             }
             Fault::GivesUpEarly
                 if self.given == 40
-                    && self.options.min_tokens == 0
+                    && self.options.stop.min_tokens == 0
                     && (41..=100).contains(&self.options.max_tokens) =>
             {
                 return None;
@@ -115,8 +117,8 @@ impl Source {
             (Fault::CloseEndsSilently, Some(Err(e))) if e.kind() == ErrorKind::Closed => None,
             (Fault::EosInReply, None)
                 if self.inner.finish_reason() == Some(FinishReason::Stop)
-                    && self.options.stop.is_empty()
-                    && self.options.stop_tokens.is_empty()
+                    && self.options.stop.stop_strings.is_empty()
+                    && self.options.stop.stop_tokens.is_empty()
                     && !self.eos_given =>
             {
                 self.eos_given = true;
@@ -127,13 +129,13 @@ impl Source {
                 Some(Ok(token))
             }
             (Fault::ProcessorErrorLost, Some(Err(e)))
-                if !self.options.logits_processors.is_empty()
+                if !self.options.constraints.logits_processors.is_empty()
                     && e.message().contains("had enough") =>
             {
                 None
             }
             (Fault::GrammarCutShort, Some(Ok(_)))
-                if self.options.grammar.is_some() && self.given == 2 =>
+                if self.options.constraints.grammar.is_some() && self.given == 2 =>
             {
                 None
             }
@@ -187,7 +189,7 @@ impl TokenSource for Source {
     fn stop_cause(&self) -> Option<StopCause> {
         let stopped = self.finish_reason() == Some(FinishReason::Stop);
         let o = &self.options;
-        let cause = match (o.stop.first(), o.stop_tokens.first()) {
+        let cause = match (o.stop.stop_strings.first(), o.stop.stop_tokens.first()) {
             _ if self.fault == Fault::StopCauseWrong => StopCause::Eos(256),
             (Some(text), _) => StopCause::String(text.clone()),
             (None, Some(id)) => StopCause::Token(*id),

@@ -88,8 +88,8 @@ impl ToolChoice {
     ) -> Result<(), ApiError> {
         prepared.request.one_call = self.one;
         if self.required {
-            options.grammar = Some(self.grammar(app, model, &prepared.request)?);
-        } else if options.grammar.is_some() {
+            options.constraints.grammar = Some(self.grammar(app, model, &prepared.request)?);
+        } else if options.constraints.grammar.is_some() {
             // All of what matches a schema is the answer.
             prepared.verbatim = true;
         }

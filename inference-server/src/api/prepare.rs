@@ -252,7 +252,7 @@ pub(crate) fn finish_options(
     arrived: Instant,
 ) -> Result<GenerateOptions, ApiError> {
     options.validate().map_err(|e| ApiError::of_engine(&e))?;
-    options.deadline = Some(arrived + app.limits.request_timeout);
+    options.interrupt.deadline = Some(arrived + app.limits.request_timeout);
     Ok(options)
 }
 

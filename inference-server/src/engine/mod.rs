@@ -224,7 +224,7 @@ impl Engine {
     /// Queues a request. Its cancel token is the engine's.
     pub(crate) fn submit(&self, mut job: Job) -> Running {
         let cancel = CancelToken::new();
-        job.options.cancel = Some(cancel.clone());
+        job.options.interrupt.cancel = Some(cancel.clone());
         let (sender, events) = mpsc::channel(self.buffered);
         // Without a thread the sender is dropped, and the reader sees the end.
         let _ = self.commands.send(Command::Generate(Box::new(job), sender));

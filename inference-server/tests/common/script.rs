@@ -306,7 +306,7 @@ impl BatchSession for Session {
         self.state.options.lock().unwrap().push(options.clone());
         self.state.prompts.lock().unwrap().push(text.clone());
         let said = match text.rsplit_once("say:") {
-            _ if matches!(options.grammar, Some(Grammar::JsonSchema(_))) => "{\"a\":1}",
+            _ if matches!(options.constraints.grammar, Some(Grammar::JsonSchema(_))) => "{\"a\":1}",
             Some((_, rest)) => rest.lines().next().unwrap_or_default(),
             None => "hello world",
         };
@@ -403,6 +403,7 @@ impl Row {
         if let Some(stop) = self
             .options
             .stop
+            .stop_strings
             .iter()
             .find(|s| said.ends_with(s.as_str()))
         {
@@ -437,7 +438,7 @@ impl Row {
         self.tokens += 1;
         let text = char::from(byte).to_string();
         let mut token = Token::new(u32::from(byte), text.clone()).with_bytes([byte]);
-        if let Some(n) = self.options.logprobs {
+        if let Some(n) = self.options.output.logprobs {
             let top = (0..n).map(|_| TopLogprob::new(u32::from(byte), text.clone(), -0.5));
             token = token.with_logprobs(TokenLogprobs::new(-0.5, top.collect()));
         }

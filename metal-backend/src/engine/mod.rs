@@ -202,7 +202,7 @@ impl Engine {
 
     /// The sampling that a request's options describe.
     pub fn sampler(&self, options: &GenerateOptions, prompt: &[u32]) -> Result<Sampler> {
-        let newline = if options.xtc_probability > 0.0 {
+        let newline = if options.sampling.xtc_probability > 0.0 {
             let tokenizer = self.text.tokenizer();
             let mut ids = tokenizer.encode_plain("\n")?;
             // A vocabulary without a new line gives the token for what is unknown.
@@ -221,7 +221,7 @@ impl Engine {
             grammars: Some(&self.grammars),
             on_cpu: self.is_on_cpu(),
         };
-        self.scope(|| Sampler::new(options, prompt, &context))
+        self.scope(|| Sampler::of_valid(options, prompt, &context))
     }
 
     /// Log-probabilities of one token as the contract has them.

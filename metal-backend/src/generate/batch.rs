@@ -55,9 +55,7 @@ impl Batch {
     /// # Errors
     /// As [`super::Generation::new`].
     pub fn add_ids(&mut self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<RequestId> {
-        // Before they are cloned, which recurses over a schema.
-        options.validate()?;
-        let mut request = Request::new(Arc::clone(&self.engine), prompt, options.clone())?;
+        let mut request = Request::new(Arc::clone(&self.engine), prompt, options)?;
         let caches = self.engine.cache_options();
         let sequence = self
             .engine
@@ -170,7 +168,7 @@ impl Batch {
         waiting.sort_by_key(|(_, left)| *left);
         let budget = waiting
             .iter()
-            .map(|(m, _)| m.request.options().prefill_step_size)
+            .map(|(m, _)| m.request.options().prefill.prefill_step_size)
             .max()
             .unwrap_or(1);
         let mut tokens = Vec::new();
@@ -178,7 +176,7 @@ impl Batch {
         for (member, left) in waiting {
             // As many as still fit, and as the request itself wants at a time.
             let n = left
-                .min(member.request.options().prefill_step_size)
+                .min(member.request.options().prefill.prefill_step_size)
                 .min(budget - tokens.len().min(budget));
             if n == 0 {
                 break;

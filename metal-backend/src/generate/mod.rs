@@ -63,13 +63,13 @@ pub struct Read {
 fn read(pending: &Pending, request: &Request) -> Result<Read> {
     let options = request.options();
     let id: u32 = pending.token.item().map_err(engine_error("decode"))?;
-    let logits = if options.logits {
+    let logits = if options.output.logits {
         let values = pending.logits.to_f32_vec();
         Some(values.map_err(engine_error("logits"))?.into())
     } else {
         None
     };
-    let logprobs = match (&pending.logprobs, options.logprobs) {
+    let logprobs = match (&pending.logprobs, options.output.logprobs) {
         (Some((logprobs, row)), Some(n)) => {
             let (chosen, top) = logprobs.row(*row, n).map_err(engine_error("logprobs"))?;
             Some(request.engine().logprobs(chosen, top))
@@ -88,7 +88,7 @@ impl Generation {
     ///
     /// # Errors
     /// As [`Request::new`] and [`SequenceState::new`].
-    pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: GenerateOptions) -> Result<Self> {
+    pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: &GenerateOptions) -> Result<Self> {
         let mut request = Request::new(Arc::clone(&engine), prompt, options)?;
         let running = engine.scope(|| match SpeculativeDecoder::drafter(&request) {
             Some(drafter) => SpeculativeDecoder::new(&mut request, drafter)

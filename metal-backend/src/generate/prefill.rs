@@ -24,7 +24,7 @@ impl SequenceState {
             self.decoder.as_ref(),
             &tokens[from..],
             &mut self.caches,
-            request.options().prefill_step_size,
+            request.options().prefill.prefill_step_size,
             &mut |done| {
                 request.report(from + done);
                 request.options().check_interrupt()

@@ -38,14 +38,15 @@ impl Request {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for bad options, an empty prompt or ids outside the vocabulary.
-    pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: GenerateOptions) -> Result<Self> {
+    pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: &GenerateOptions) -> Result<Self> {
         let clock = Clock::start(prompt.len());
+        // The one validation of a request, before the clone, which recurses over a schema.
         options.validate()?;
         engine.check_prompt(&prompt)?;
         Ok(Self {
-            text: engine.detokenizer(&options.stop),
+            text: engine.detokenizer(&options.stop.stop_strings),
             engine,
-            options,
+            options: options.clone(),
             prompt,
             ready: VecDeque::new(),
             logits: VecDeque::new(),
@@ -90,7 +91,7 @@ impl Request {
     /// Says how much of the prompt is computed, to who wants to know. A prefill that repeats the
     /// prompt with tokens of the reply is no news.
     pub fn report(&self, done: usize) {
-        if let (Some(progress), true) = (&self.options.progress, self.drawn.is_empty()) {
+        if let (Some(progress), true) = (&self.options.prefill.progress, self.drawn.is_empty()) {
             progress.report(done, self.prompt.len());
         }
     }
@@ -158,8 +159,8 @@ impl Request {
         if let Some(logprobs) = logprobs {
             self.logprobs.push_back(logprobs);
         }
-        let eos = !self.options.ignore_eos && self.engine.eos_tokens().contains(&id);
-        if eos || self.options.stop_tokens.contains(&id) {
+        let eos = !self.options.stop.ignore_eos && self.engine.eos_tokens().contains(&id);
+        if eos || self.options.stop.stop_tokens.contains(&id) {
             self.stop = Some(if eos {
                 StopCause::Eos(id)
             } else {

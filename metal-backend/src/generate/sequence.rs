@@ -175,7 +175,7 @@ impl SequenceState {
 
     /// Gives the caches to the engine, for a later prompt that begins as this request did.
     pub fn keep(self, request: &Request) {
-        if request.options().cache_prompt {
+        if request.options().prefill.cache_prompt {
             let mut tokens = request.tokens();
             tokens.truncate(cache::offset(&self.caches).unsigned_abs() as usize);
             let prefixes = request.engine().prefixes();
@@ -194,7 +194,7 @@ pub fn prepared(
     request: &Request,
 ) -> (Caches, usize) {
     let empty = empty(decoder, options, request);
-    if !request.options().cache_prompt {
+    if !request.options().prefill.cache_prompt {
         return (empty, 0);
     }
     match prefixes.take(epoch, request.prompt(), &empty) {

@@ -76,10 +76,10 @@ impl SpeculativeDecoder {
     /// next may be.
     pub fn drafter(request: &Request) -> Option<Drafter> {
         let options = request.options();
-        if options.num_draft_tokens == 0 || Sampler::waits(options) {
+        if options.speculative.num_draft_tokens == 0 || Sampler::waits(options) {
             return None;
         }
-        match (request.engine().draft(), options.prompt_lookup) {
+        match (request.engine().draft(), options.speculative.prompt_lookup) {
             (Some(draft), _) => Some(Drafter::Model(draft)),
             (None, 0) => None,
             (None, n) => Some(Drafter::Lookup(n)),
@@ -123,7 +123,7 @@ impl SpeculativeDecoder {
 
     /// Gives the caches to the engine, for a later prompt that begins as this request did.
     pub fn keep(self, request: &Request) {
-        if let (Drafter::Model(_), true) = (&self.drafter, request.options().cache_prompt) {
+        if let (Drafter::Model(_), true) = (&self.drafter, request.options().prefill.cache_prompt) {
             let mut tokens = self.tokens;
             tokens.truncate(cache::offset(&self.caches).unsigned_abs() as usize);
             let prefixes = request.engine().draft_prefixes();
@@ -153,6 +153,7 @@ impl SpeculativeDecoder {
         let until_switch = self.sequence.caches.until_switch() - 1;
         let most = request
             .options()
+            .speculative
             .num_draft_tokens
             .min(request.remaining().saturating_sub(1))
             .min(usize::try_from(until_switch).unwrap_or(0));
@@ -246,7 +247,7 @@ impl SpeculativeDecoder {
                     draft.as_ref(),
                     &self.tokens[from..],
                     &mut self.caches,
-                    request.options().prefill_step_size,
+                    request.options().prefill.prefill_step_size,
                     &mut |_| request.options().check_interrupt(),
                 )?;
                 // The first guess stores nothing, each further one the guess before it.

@@ -25,7 +25,7 @@ const WHOLE: CacheOptions = CacheOptions {
 
 /// Positions in one forward pass.
 fn step() -> usize {
-    GenerateOptions::default().prefill_step_size
+    GenerateOptions::default().prefill.prefill_step_size
 }
 
 /// One step's forward pass, watched.

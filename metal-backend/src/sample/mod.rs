@@ -141,8 +141,25 @@ impl Sampler {
     /// no compiler.
     pub fn new(options: &GenerateOptions, prompt: &[u32], context: &Context<'_>) -> Result<Self> {
         options.validate()?;
+        Self::of_valid(options, prompt, context)
+    }
+
+    /// The same for options that were validated where the request came in.
+    pub(crate) fn of_valid(
+        options: &GenerateOptions,
+        prompt: &[u32],
+        context: &Context<'_>,
+    ) -> Result<Self> {
+        let GenerateOptions {
+            sampling,
+            penalties,
+            constraints,
+            stop,
+            output,
+            ..
+        } = options;
         check_ids(options, context.vocabulary)?;
-        let grammar = match (&options.grammar, context.grammars) {
+        let grammar = match (&constraints.grammar, context.grammars) {
             (None, _) => None,
             (Some(grammar), Some(compiler)) => Some(compiler.compile(grammar)?),
             (Some(_), None) => {
@@ -152,7 +169,7 @@ impl Sampler {
                 ));
             }
         };
-        let processors: Vec<_> = options
+        let processors: Vec<_> = constraints
             .logits_processors
             .iter()
             .map(inference::LogitsProcessorFactory::make)
@@ -162,7 +179,7 @@ impl Sampler {
         let enders: Vec<u32> = context
             .eos
             .iter()
-            .chain(&options.stop_tokens)
+            .chain(&stop.stop_tokens)
             .copied()
             .filter(|&id| (id as usize) < context.vocabulary)
             .collect();
@@ -174,31 +191,37 @@ impl Sampler {
             pending: None,
         });
         let mut sampler = Self {
-            temperature: options.temperature,
-            top_k: options.top_k,
-            top_p: options.top_p,
-            min_p: options.min_p,
-            xtc: (options.xtc_probability > 0.0)
-                .then_some((options.xtc_probability, options.xtc_threshold)),
+            temperature: sampling.temperature,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+            xtc: (sampling.xtc_probability > 0.0)
+                .then_some((sampling.xtc_probability, sampling.xtc_threshold)),
             spared: context.eos.iter().chain(context.newline).copied().collect(),
-            seed: Seed::new(options.seed),
+            seed: Seed::new(sampling.seed),
             step: 0,
-            forced: options.forced_tokens.clone(),
-            repeat_penalty: options.repeat_penalty,
-            window: options.repeat_window,
+            forced: constraints.forced_tokens.clone(),
+            repeat_penalty: penalties.repeat_penalty,
+            window: penalties.repeat_window,
             history: None,
-            presence: options.presence_penalty,
-            frequency: options.frequency_penalty,
+            presence: penalties.presence_penalty,
+            frequency: penalties.frequency_penalty,
             counts: None,
-            biases: options.logit_bias.iter().map(|(&t, &b)| (t, b)).collect(),
+            biases: constraints
+                .logit_bias
+                .iter()
+                .map(|(&t, &b)| (t, b))
+                .collect(),
             bias: None,
-            banned: options.banned_tokens.as_slice().into(),
-            banned_yet: [options.banned_tokens.as_slice(), &enders].concat().into(),
-            min_tokens: options.min_tokens as u64,
+            banned: constraints.banned_tokens.as_slice().into(),
+            banned_yet: [constraints.banned_tokens.as_slice(), &enders]
+                .concat()
+                .into(),
+            min_tokens: stop.min_tokens as u64,
             enders,
             never: None,
             never_yet: None,
-            logprobs: options.logprobs,
+            logprobs: output.logprobs,
             host,
             on_cpu,
             whole,
@@ -234,7 +257,7 @@ impl Sampler {
             let n = i32::try_from(vocabulary).unwrap_or(i32::MAX);
             self.counts = Some(zeros(&[1, n], Dtype::Float32)?);
         }
-        let (tokens, biases): (Vec<u32>, Vec<f32>) = options.logit_bias.iter().unzip();
+        let (tokens, biases): (Vec<u32>, Vec<f32>) = options.constraints.logit_bias.iter().unzip();
         if let Some(tokens) = ids(&tokens)? {
             self.bias = Some((tokens, Array::vector(&biases)?.expand_dims(0)?));
         }
@@ -259,7 +282,7 @@ impl Sampler {
     /// Whether a token must be known before the next can be drawn.
     #[must_use]
     pub fn waits(options: &GenerateOptions) -> bool {
-        options.grammar.is_some() || !options.logits_processors.is_empty()
+        options.constraints.grammar.is_some() || !options.constraints.logits_processors.is_empty()
     }
 
     /// What it remembers of the tokens drawn so far, to go back to. A sampler that waits for each token
@@ -478,11 +501,11 @@ impl std::fmt::Debug for Sampler {
 /// Refuses tokens that the vocabulary does not have.
 fn check_ids(options: &GenerateOptions, vocabulary: usize) -> Result<()> {
     let invalid = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
-    let bias: Vec<u32> = options.logit_bias.keys().copied().collect();
+    let bias: Vec<u32> = options.constraints.logit_bias.keys().copied().collect();
     for (name, ids) in [
         ("logit_bias", &bias),
-        ("banned_tokens", &options.banned_tokens),
-        ("forced_tokens", &options.forced_tokens),
+        ("banned_tokens", &options.constraints.banned_tokens),
+        ("forced_tokens", &options.constraints.forced_tokens),
     ] {
         if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
             return invalid(format!(
@@ -490,7 +513,7 @@ fn check_ids(options: &GenerateOptions, vocabulary: usize) -> Result<()> {
             ));
         }
     }
-    let mut banned = options.banned_tokens.clone();
+    let mut banned = options.constraints.banned_tokens.clone();
     banned.sort_unstable();
     banned.dedup();
     if banned.len() >= vocabulary {

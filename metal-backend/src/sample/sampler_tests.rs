@@ -369,68 +369,77 @@ fn by_stages(
     let step = reply.len() as u64;
     let mut x = x.clone();
     let mut history = [prompt, reply].concat();
-    if o.repeat_window > 0 {
-        history.drain(..history.len().saturating_sub(o.repeat_window));
+    if o.penalties.repeat_window > 0 {
+        history.drain(..history.len().saturating_sub(o.penalties.repeat_window));
     }
-    if let (true, Some(history)) = (o.repeat_penalty != 1.0, ids(&history)?) {
-        x = repeat_penalty(&x, &history, o.repeat_penalty)?;
+    if let (true, Some(history)) = (o.penalties.repeat_penalty != 1.0, ids(&history)?) {
+        x = repeat_penalty(&x, &history, o.penalties.repeat_penalty)?;
     }
     let mut counts = zeros(x.shape(), Dtype::Float32)?;
     for &token in reply {
         counts = count(&counts, &Array::vector(&[token])?)?;
     }
-    x = count_penalty(&x, &counts, o.presence_penalty, o.frequency_penalty)?;
-    let (tokens, biases): (Vec<u32>, Vec<f32>) = o.logit_bias.iter().unzip();
+    x = count_penalty(
+        &x,
+        &counts,
+        o.penalties.presence_penalty,
+        o.penalties.frequency_penalty,
+    )?;
+    let (tokens, biases): (Vec<u32>, Vec<f32>) = o.constraints.logit_bias.iter().unzip();
     if let Some(tokens) = ids(&tokens)? {
         x = add_bias(&x, &tokens, &Array::vector(&biases)?.expand_dims(0)?)?;
     }
-    let mut never = o.banned_tokens.clone();
-    if reply.len() < o.min_tokens {
-        never.extend(c.eos.iter().chain(&o.stop_tokens));
+    let mut never = o.constraints.banned_tokens.clone();
+    if reply.len() < o.stop.min_tokens {
+        never.extend(c.eos.iter().chain(&o.stop.stop_tokens));
     }
     if let Some(never) = ids(&never)? {
         x = forbid(&x, &never)?;
     }
-    if let Some(&forced) = o.forced_tokens.get(reply.len()) {
+    if let Some(&forced) = o.constraints.forced_tokens.get(reply.len()) {
         return Ok(forced);
     }
-    if o.temperature == 0.0 {
+    if o.sampling.temperature == 0.0 {
         return x.argmax(-1, false)?.item();
     }
-    let seed = Seed::new(o.seed);
-    let scale = [filters::inverse(o.temperature)];
+    let seed = Seed::new(o.sampling.seed);
+    let scale = [filters::inverse(o.sampling.temperature)];
     let uniform = [seed.uniform(step)];
-    let excludes = seed.coin(step) < o.xtc_probability;
+    let excludes = seed.coin(step) < o.sampling.xtc_probability;
     let one = |v: f32| Array::from_slice(&[v], &[1, 1]);
-    if o.top_k > 0 && o.top_k < c.vocabulary && o.top_k <= 1024 && !excludes {
-        let best = cpu::top_k(&x, o.top_k)?;
+    if o.sampling.top_k > 0
+        && o.sampling.top_k < c.vocabulary
+        && o.sampling.top_k <= 1024
+        && !excludes
+    {
+        let best = cpu::top_k(&x, o.sampling.top_k)?;
         let mut y = best.values;
-        if o.top_p < 1.0 {
+        if o.sampling.top_p < 1.0 {
             let before = y
                 .subtract(&best.log_total)?
                 .exp()?
                 .cumsum(-1, true, false)?;
-            let keep = before.less(&one(o.top_p)?)?;
+            let keep = before.less(&one(o.sampling.top_p)?)?;
             y = mlx_rs_core::where_(&keep, &y, &one(NO)?)?;
         }
-        if o.min_p > 0.0 {
-            y = min_p(&y, &[o.min_p])?;
+        if o.sampling.min_p > 0.0 {
+            y = min_p(&y, &[o.sampling.min_p])?;
         }
         let place: u32 = cpu::draw(&y, &scale, &uniform)?.item()?;
         return Ok(best.indices.to_vec::<u32>()?[place as usize]);
     }
-    if o.top_p < 1.0 {
-        x = cpu::top_p(&x, &[o.top_p])?;
+    if o.sampling.top_p < 1.0 {
+        x = cpu::top_p(&x, &[o.sampling.top_p])?;
     }
-    if o.min_p > 0.0 {
-        x = min_p(&x, &[o.min_p])?;
+    if o.sampling.min_p > 0.0 {
+        x = min_p(&x, &[o.sampling.min_p])?;
     }
     if excludes {
         let spared: Vec<u32> = c.eos.iter().chain(c.newline).copied().collect();
-        x = xtc(&x, &[o.xtc_threshold], &spared)?;
+        x = xtc(&x, &[o.sampling.xtc_threshold], &spared)?;
     }
-    if o.top_k > 0 {
-        x = top_k(&x, o.top_k)?;
+    if o.sampling.top_k > 0 {
+        x = top_k(&x, o.sampling.top_k)?;
     }
     cpu::draw(&x, &scale, &uniform)?.item()
 }

@@ -29,14 +29,14 @@ pub fn spell(id: u32) -> String {
 /// Refuses what this backend does not have, and tokens that it does not know.
 fn check(options: &GenerateOptions) -> Result<()> {
     options.validate()?;
-    if options.grammar.is_some() {
+    if options.constraints.grammar.is_some() {
         let message = "backend `echo` has no grammars; leave grammar out";
         return Err(Error::new(ErrorKind::Unsupported, message));
     }
-    let ids = options.logit_bias.keys();
+    let ids = options.constraints.logit_bias.keys();
     let mut ids = ids
-        .chain(&options.banned_tokens)
-        .chain(&options.forced_tokens);
+        .chain(&options.constraints.banned_tokens)
+        .chain(&options.constraints.forced_tokens);
     match ids.find(|id| **id as usize >= VOCAB) {
         Some(id) => invalid(format!("token {id} is outside the vocabulary of {VOCAB}")),
         None => Ok(()),
@@ -137,7 +137,7 @@ impl TextModel for EchoModel {
             let logits = self.0.counts.logits(&ids);
             let id = Sampler::new(options, ids.len(), END).take(&logits, &ids)?;
             let mut token = Token::new(id, self.decode(&[id])?);
-            if let Some(n) = options.logprobs {
+            if let Some(n) = options.output.logprobs {
                 token = token.with_logprobs(logprobs(&logits, id, n, spell));
             }
             results.push(ClassifyResult::new(token, return_logits.then_some(logits)));

@@ -76,17 +76,17 @@ impl Request {
         self.last = self.started.elapsed();
         self.first.get_or_insert(self.last);
         self.ids.push(id);
-        let ends = id == END && !self.options.ignore_eos;
-        if ends || self.options.stop_tokens.contains(&id) {
+        let ends = id == END && !self.options.stop.ignore_eos;
+        if ends || self.options.stop.stop_tokens.contains(&id) {
             self.flush();
             self.end(FinishReason::Stop);
             return Ok(());
         }
         let mut token = Token::new(id, "");
-        if let Some(n) = self.options.logprobs {
+        if let Some(n) = self.options.output.logprobs {
             token = token.with_logprobs(logprobs(&logits, id, n, spell));
         }
-        if self.options.logits {
+        if self.options.output.logits {
             token = token.with_logits(logits);
         }
         self.waiting.push_back(token);
@@ -109,7 +109,7 @@ impl Request {
     /// Hands out what no stop string can take back any more.
     fn settle(&mut self) {
         let bytes = self.bytes();
-        let stops = || self.options.stop.iter().map(String::as_bytes);
+        let stops = || self.options.stop.stop_strings.iter().map(String::as_bytes);
         let found = stops()
             .filter_map(|s| bytes.windows(s.len()).position(|w| w == s))
             .min();

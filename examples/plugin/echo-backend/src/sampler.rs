@@ -23,13 +23,14 @@ impl Sampler {
     /// For a request with a prompt of this many tokens. Without a seed it differs from call to
     /// call.
     pub fn new(options: &GenerateOptions, prompt: usize, end: u32) -> Self {
-        let processors = options.logits_processors.iter();
+        let processors = options.constraints.logits_processors.iter();
         Self {
             prompt,
             end,
             processors: processors.map(|p| p.make()).collect(),
             // Each `RandomState` has keys of its own.
             state: options
+                .sampling
                 .seed
                 .unwrap_or_else(|| RandomState::new().build_hasher().finish()),
             options: options.clone(),
@@ -50,7 +51,12 @@ impl Sampler {
     /// # Errors
     /// What a logits processor says, or that nothing is left to be taken.
     pub fn take(&mut self, logits: &[f32], ids: &[u32]) -> Result<u32> {
-        if let Some(forced) = self.options.forced_tokens.get(ids.len() - self.prompt) {
+        if let Some(forced) = self
+            .options
+            .constraints
+            .forced_tokens
+            .get(ids.len() - self.prompt)
+        {
             return Ok(*forced);
         }
         let mut logits = logits.to_vec();
@@ -63,11 +69,11 @@ impl Sampler {
             let message = "every token is forbidden; ban fewer";
             return Err(Error::new(ErrorKind::InvalidOption, message));
         };
-        if self.options.temperature == 0.0 {
+        if self.options.sampling.temperature == 0.0 {
             return Ok(best.0);
         }
         self.filter(&mut scores, best.1);
-        let temperature = self.options.temperature;
+        let temperature = self.options.sampling.temperature;
         let weight = |score: f32| f64::from((score - best.1) / temperature).exp();
         let weights: Vec<f64> = scores.iter().map(|s| weight(s.1)).collect();
         let mut at = self.uniform() * weights.iter().sum::<f64>();
@@ -84,8 +90,8 @@ impl Sampler {
     fn change(&mut self, logits: &mut [f32], ids: &[u32]) -> Result<()> {
         let (prompt, reply) = ids.split_at(self.prompt);
         let o = &self.options;
-        if o.repeat_penalty != 1.0 {
-            let from = match o.repeat_window {
+        if o.penalties.repeat_penalty != 1.0 {
+            let from = match o.penalties.repeat_window {
                 0 => 0,
                 n => ids.len().saturating_sub(n),
             };
@@ -94,9 +100,9 @@ impl Sampler {
                 if !std::mem::replace(&mut seen[*id as usize], true) {
                     let logit = &mut logits[*id as usize];
                     *logit = if *logit > 0.0 {
-                        *logit / o.repeat_penalty
+                        *logit / o.penalties.repeat_penalty
                     } else {
-                        *logit * o.repeat_penalty
+                        *logit * o.penalties.repeat_penalty
                     };
                 }
             }
@@ -104,21 +110,25 @@ impl Sampler {
         let mut seen = vec![false; logits.len()];
         for id in reply {
             let first = !std::mem::replace(&mut seen[*id as usize], true);
-            logits[*id as usize] -= o.frequency_penalty;
-            logits[*id as usize] -= if first { o.presence_penalty } else { 0.0 };
+            logits[*id as usize] -= o.penalties.frequency_penalty;
+            logits[*id as usize] -= if first {
+                o.penalties.presence_penalty
+            } else {
+                0.0
+            };
         }
-        for (id, bias) in &o.logit_bias {
+        for (id, bias) in &o.constraints.logit_bias {
             logits[*id as usize] += bias;
         }
         for processor in &mut self.processors {
             processor.process(prompt, reply, logits)?;
         }
-        for id in &o.banned_tokens {
+        for id in &o.constraints.banned_tokens {
             logits[*id as usize] = f32::NEG_INFINITY;
         }
-        if reply.len() < o.min_tokens {
-            let end = (!o.ignore_eos).then_some(&self.end);
-            for id in o.stop_tokens.iter().chain(end) {
+        if reply.len() < o.stop.min_tokens {
+            let end = (!o.stop.ignore_eos).then_some(&self.end);
+            for id in o.stop.stop_tokens.iter().chain(end) {
                 if let Some(logit) = logits.get_mut(*id as usize) {
                     *logit = f32::NEG_INFINITY;
                 }
@@ -132,7 +142,10 @@ impl Sampler {
         let weight = |score: f32| f64::from(score - best).exp();
         let total: f64 = scores.iter().map(|s| weight(s.1)).sum();
         let p = |score: f32| weight(score) / total;
-        let (top_p, min_p) = (f64::from(self.options.top_p), f64::from(self.options.min_p));
+        let (top_p, min_p) = (
+            f64::from(self.options.sampling.top_p),
+            f64::from(self.options.sampling.min_p),
+        );
         let mut sum = 0.0;
         let mut keep = 0;
         for s in scores.iter() {
@@ -143,7 +156,10 @@ impl Sampler {
             sum += p(s.1);
         }
         scores.truncate(keep);
-        let (probability, threshold) = (self.options.xtc_probability, self.options.xtc_threshold);
+        let (probability, threshold) = (
+            self.options.sampling.xtc_probability,
+            self.options.sampling.xtc_threshold,
+        );
         if probability > 0.0 && self.uniform() < f64::from(probability) {
             let above = scores
                 .iter()
@@ -151,8 +167,8 @@ impl Sampler {
                 .count();
             scores.drain(..above.saturating_sub(1));
         }
-        if self.options.top_k > 0 {
-            scores.truncate(self.options.top_k);
+        if self.options.sampling.top_k > 0 {
+            scores.truncate(self.options.sampling.top_k);
         }
     }
 }

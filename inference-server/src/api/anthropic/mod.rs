@@ -34,7 +34,7 @@ pub(crate) async fn create(
     let asked = request.max_tokens;
     let streamed = request.stream.unwrap_or(false);
     let (prompt, choice) = conversation(model, request.into())?;
-    choice.check(&app, model, &prompt, options.grammar.is_some())?;
+    choice.check(&app, model, &prompt, options.constraints.grammar.is_some())?;
 
     let places = prepare::reserve(&app, 1)?;
     let (place, mut prepared) = prepare::chat(&app, model, places, prompt).await?;
@@ -112,19 +112,19 @@ fn options(
     }
     let mut o = GenerateOptions::new();
     // Anthropic's default.
-    o.temperature = request.temperature.unwrap_or(1.0);
-    within("temperature", o.temperature, 0.0, 1.0)?;
+    o.sampling.temperature = request.temperature.unwrap_or(1.0);
+    within("temperature", o.sampling.temperature, 0.0, 1.0)?;
     if let Some(top_p) = request.top_p {
         within("top_p", top_p, 0.0, 1.0)?;
         if top_p == 0.0 {
-            o.temperature = 0.0;
+            o.sampling.temperature = 0.0;
         } else {
-            o.top_p = top_p;
+            o.sampling.top_p = top_p;
         }
     }
-    o.top_k = request.top_k.unwrap_or(0);
+    o.sampling.top_k = request.top_k.unwrap_or(0);
     let stops = request.stop_sequences.clone().unwrap_or_default();
-    o.stop = prepare::stops(app, "stop_sequences", stops)?;
+    o.stop.stop_strings = prepare::stops(app, "stop_sequences", stops)?;
     let config = request
         .output_config
         .as_ref()
@@ -137,7 +137,7 @@ fn options(
                 "only a format of type \"json_schema\" with a schema is supported",
             ));
         };
-        o.grammar = Some(prepare::grammar(app, model, param, schema)?);
+        o.constraints.grammar = Some(prepare::grammar(app, model, param, schema)?);
     }
     Ok(o)
 }

@@ -150,52 +150,53 @@ impl Sampling {
         self.refuse()?;
         let mut o = GenerateOptions::new();
         // Not above 0 is greedy there.
-        o.temperature = self.temperature.unwrap_or(Defaults::TEMPERATURE).max(0.0);
-        within("temperature", o.temperature, 0.0, 10.0)?;
+        o.sampling.temperature = self.temperature.unwrap_or(Defaults::TEMPERATURE).max(0.0);
+        within("temperature", o.sampling.temperature, 0.0, 10.0)?;
         let top_k = self.top_k.map(|k| usize::try_from(k).unwrap_or(0));
-        o.top_k = top_k.unwrap_or(Defaults::TOP_K);
+        o.sampling.top_k = top_k.unwrap_or(Defaults::TOP_K);
         let top_p = self.top_p.unwrap_or(Defaults::TOP_P);
         within("top_p", top_p, 0.0, 1.0)?;
         if top_p == 0.0 {
-            o.temperature = 0.0;
+            o.sampling.temperature = 0.0;
         } else {
-            o.top_p = top_p;
+            o.sampling.top_p = top_p;
         }
-        o.min_p = self.min_p.unwrap_or(Defaults::MIN_P);
-        within("min_p", o.min_p, 0.0, 1.0)?;
+        o.sampling.min_p = self.min_p.unwrap_or(Defaults::MIN_P);
+        within("min_p", o.sampling.min_p, 0.0, 1.0)?;
         if let Some(probability) = self.xtc_probability {
             within("xtc_probability", probability, 0.0, 1.0)?;
-            o.xtc_probability = probability;
+            o.sampling.xtc_probability = probability;
         }
         if let Some(threshold) = self.xtc_threshold {
             within("xtc_threshold", threshold, 0.0, 1.0)?;
-            o.xtc_threshold = threshold;
+            o.sampling.xtc_threshold = threshold;
         }
         if let Some(penalty) = self.repeat_penalty {
             within("repeat_penalty", penalty, 0.01, 10.0)?;
-            o.repeat_penalty = penalty;
+            o.penalties.repeat_penalty = penalty;
         }
         match self.repeat_last_n {
             // The contract's 0 is all.
-            Some(0) => o.repeat_penalty = 1.0,
-            Some(n) => o.repeat_window = usize::try_from(n).unwrap_or(0),
-            None => o.repeat_window = Defaults::REPEAT_LAST_N,
+            Some(0) => o.penalties.repeat_penalty = 1.0,
+            Some(n) => o.penalties.repeat_window = usize::try_from(n).unwrap_or(0),
+            None => o.penalties.repeat_window = Defaults::REPEAT_LAST_N,
         }
         if let Some(penalty) = self.presence_penalty {
             within("presence_penalty", penalty, -2.0, 2.0)?;
-            o.presence_penalty = penalty;
+            o.penalties.presence_penalty = penalty;
         }
         if let Some(penalty) = self.frequency_penalty {
             within("frequency_penalty", penalty, -2.0, 2.0)?;
-            o.frequency_penalty = penalty;
+            o.penalties.frequency_penalty = penalty;
         }
-        o.seed = self.seed.and_then(|seed| u64::try_from(seed).ok());
+        o.sampling.seed = self.seed.and_then(|seed| u64::try_from(seed).ok());
         if let Some(stop) = &self.stop {
-            o.stop = prepare::stops(app, "stop", stop.list())?;
+            o.stop.stop_strings = prepare::stops(app, "stop", stop.list())?;
         }
-        o.ignore_eos = self.ignore_eos.unwrap_or(false);
+        o.stop.ignore_eos = self.ignore_eos.unwrap_or(false);
         if let Some(bias) = &self.logit_bias {
-            (o.logit_bias, o.banned_tokens) = logit_bias(app, bias, model.info().vocab_size)?;
+            (o.constraints.logit_bias, o.constraints.banned_tokens) =
+                logit_bias(app, bias, model.info().vocab_size)?;
         }
         if let Some(n) = self.n_probs.filter(|n| *n > 0) {
             let most = app.limits.top_logprobs;
@@ -203,13 +204,13 @@ impl Sampling {
                 let message = format!("n_probs is {n}; at most {most} come");
                 return Err(ApiError::field("n_probs", message));
             }
-            o.logprobs = with_logprobs(model, Some(n))?;
+            o.output.logprobs = with_logprobs(model, Some(n))?;
         }
-        o.grammar = match &self.json_schema {
+        o.constraints.grammar = match &self.json_schema {
             None | Some(Value::Null) => None,
             Some(schema) => Some(prepare::grammar(app, model, "json_schema", schema)?),
         };
-        o.cache_prompt = self.cache_prompt.unwrap_or(true);
+        o.prefill.cache_prompt = self.cache_prompt.unwrap_or(true);
         Ok(o)
     }
 
@@ -320,7 +321,7 @@ pub(super) async fn answer(
             settings: settings(&options, n),
             prompt: text,
             tokens: sampling.return_tokens.unwrap_or(false),
-            probabilities: options.logprobs.is_some(),
+            probabilities: options.output.logprobs.is_some(),
         });
         let place = places.one().ok_or_else(ApiError::internal)?;
         replies.push(Reply::start(app, model, place, prompt, options, arrived));
@@ -348,16 +349,16 @@ pub(super) async fn answer(
 fn settings(options: &GenerateOptions, most: usize) -> Value {
     json!({
         "n_predict": most,
-        "seed": options.seed,
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
-        "repeat_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-        "stop": options.stop,
-        "ignore_eos": options.ignore_eos,
+        "seed": options.sampling.seed,
+        "temperature": options.sampling.temperature,
+        "top_k": options.sampling.top_k,
+        "top_p": options.sampling.top_p,
+        "min_p": options.sampling.min_p,
+        "repeat_penalty": options.penalties.repeat_penalty,
+        "presence_penalty": options.penalties.presence_penalty,
+        "frequency_penalty": options.penalties.frequency_penalty,
+        "stop": options.stop.stop_strings,
+        "ignore_eos": options.stop.ignore_eos,
     })
 }
 

@@ -57,9 +57,9 @@ pub(crate) async fn infer(
     }
     let model = &app.models.get(request.model.as_deref(), None).await?;
     let mut options = GenerateOptions::new().with_max_tokens(1);
-    options.logprobs = crate::api::openai::chat::with_logprobs(model, Some(top))?;
+    options.output.logprobs = crate::api::openai::chat::with_logprobs(model, Some(top))?;
     // A text may end here, too: then the end is the token.
-    options.ignore_eos = true;
+    options.stop.ignore_eos = true;
     let options = prepare::finish_options(&app, options, arrived)?;
     let places = prepare::reserve(&app, 1)?;
     let prompts = vec![Prompt::from(request.prompt.as_str())];

@@ -133,11 +133,11 @@ async fn answer(
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let mut options = rest.options(app)?;
-    options.grammar = rest.grammar(app, model)?;
+    options.constraints.grammar = rest.grammar(app, model)?;
     let mut options = prepare::finish_options(app, options, arrived)?;
     let choice = ToolChoice::default();
     if let Ask::Chat(prompt) = &ask {
-        choice.check(app, model, prompt, options.grammar.is_some())?;
+        choice.check(app, model, prompt, options.constraints.grammar.is_some())?;
     }
     let places = prepare::reserve(app, 1)?;
     let (place, mut prepared) = match ask {

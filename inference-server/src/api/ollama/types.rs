@@ -184,37 +184,42 @@ impl Rest {
             ));
         }
         let mut o = GenerateOptions::new();
-        o.temperature = given.temperature.unwrap_or(0.8);
-        within("options.temperature", o.temperature, 0.0, 10.0)?;
-        o.top_k = given.top_k.unwrap_or(40);
+        o.sampling.temperature = given.temperature.unwrap_or(0.8);
+        within("options.temperature", o.sampling.temperature, 0.0, 10.0)?;
+        o.sampling.top_k = given.top_k.unwrap_or(40);
         let top_p = given.top_p.unwrap_or(0.9);
         within("options.top_p", top_p, 0.0, 1.0)?;
         if top_p == 0.0 {
-            o.temperature = 0.0;
+            o.sampling.temperature = 0.0;
         } else {
-            o.top_p = top_p;
+            o.sampling.top_p = top_p;
         }
         if let Some(min_p) = given.min_p {
             within("options.min_p", min_p, 0.0, 1.0)?;
-            o.min_p = min_p;
+            o.sampling.min_p = min_p;
         }
-        o.repeat_penalty = given.repeat_penalty.unwrap_or(1.1);
-        within("options.repeat_penalty", o.repeat_penalty, 0.01, 10.0)?;
+        o.penalties.repeat_penalty = given.repeat_penalty.unwrap_or(1.1);
+        within(
+            "options.repeat_penalty",
+            o.penalties.repeat_penalty,
+            0.01,
+            10.0,
+        )?;
         match given.repeat_last_n.unwrap_or(64) {
             // The contract's 0 is all.
-            0 => o.repeat_penalty = 1.0,
-            n => o.repeat_window = usize::try_from(n).unwrap_or(0),
+            0 => o.penalties.repeat_penalty = 1.0,
+            n => o.penalties.repeat_window = usize::try_from(n).unwrap_or(0),
         }
         for (name, value, field) in [
             (
                 "options.presence_penalty",
                 given.presence_penalty,
-                &mut o.presence_penalty,
+                &mut o.penalties.presence_penalty,
             ),
             (
                 "options.frequency_penalty",
                 given.frequency_penalty,
-                &mut o.frequency_penalty,
+                &mut o.penalties.frequency_penalty,
             ),
         ] {
             if let Some(value) = value {
@@ -222,9 +227,9 @@ impl Rest {
                 *field = value;
             }
         }
-        o.seed = given.seed.map(i64::cast_unsigned);
+        o.sampling.seed = given.seed.map(i64::cast_unsigned);
         if let Some(stop) = &given.stop {
-            o.stop = prepare::stops(app, "options.stop", stop.list())?;
+            o.stop.stop_strings = prepare::stops(app, "options.stop", stop.list())?;
         }
         Ok(o)
     }

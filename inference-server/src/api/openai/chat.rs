@@ -39,8 +39,8 @@ pub(crate) async fn create(
     let n = options::choices(&app, &fields)?;
     let usage = options::wants_usage(&fields)?;
     let mut options = options::options(&app, model, &fields)?;
-    options.logprobs = logprobs(&app, model, &request)?;
-    options.grammar = grammar(&app, model, &request)?;
+    options.output.logprobs = logprobs(&app, model, &request)?;
+    options.constraints.grammar = grammar(&app, model, &request)?;
     let asked = match request.max_completion_tokens {
         Some(_) => options::asked("max_completion_tokens", request.max_completion_tokens)?,
         None => options::asked("max_tokens", request.max_tokens)?,
@@ -49,7 +49,7 @@ pub(crate) async fn create(
     options = prepare::finish_options(&app, options.with_max_tokens(usize::MAX), arrived)?;
     let stream = request.stream.unwrap_or(false);
     let (prompt, choice) = prompt(request)?;
-    choice.check(&app, model, &prompt, options.grammar.is_some())?;
+    choice.check(&app, model, &prompt, options.constraints.grammar.is_some())?;
 
     let places = prepare::reserve(&app, n)?;
     let (mut places, mut prepared) = prepare::chat(&app, model, places, prompt).await?;
@@ -68,7 +68,7 @@ pub(crate) async fn create(
         id: app.name("chatcmpl-"),
         created: now(),
         model: model.id().to_owned(),
-        logprobs: options.logprobs.is_some(),
+        logprobs: options.output.logprobs.is_some(),
     };
     if stream {
         run::first_signs(&mut replies, app.limits.first_event).await?;

@@ -52,7 +52,7 @@ pub(crate) async fn create(
             format!("logprobs is {top}; at most {TOP_LOGPROBS} alternatives come"),
         ));
     }
-    options.logprobs = with_logprobs(model, request.logprobs)?;
+    options.output.logprobs = with_logprobs(model, request.logprobs)?;
     let echo = request.echo.unwrap_or(false);
     for (param, there) in [
         ("best_of", request.best_of.is_some_and(|b| b != n)),
@@ -128,7 +128,7 @@ pub(crate) async fn create(
         id: app.name("cmpl-"),
         created: now(),
         model: model.id().to_owned(),
-        logprobs: options.logprobs.is_some(),
+        logprobs: options.output.logprobs.is_some(),
         n,
     };
     if request.stream.unwrap_or(false) {

@@ -22,50 +22,50 @@ pub(crate) fn options(
 ) -> Result<GenerateOptions, ApiError> {
     let limits = &app.limits;
     let mut o = GenerateOptions::new();
-    o.temperature = fields.temperature.unwrap_or(TEMPERATURE);
-    within("temperature", o.temperature, 0.0, 2.0)?;
+    o.sampling.temperature = fields.temperature.unwrap_or(TEMPERATURE);
+    within("temperature", o.sampling.temperature, 0.0, 2.0)?;
     if let Some(top_p) = fields.top_p {
         within("top_p", top_p, 0.0, 1.0)?;
         if top_p == 0.0 {
             // The limit of ever smaller ones: only the best is left.
-            o.temperature = 0.0;
+            o.sampling.temperature = 0.0;
         } else {
-            o.top_p = top_p;
+            o.sampling.top_p = top_p;
         }
     }
-    o.top_k = fields.top_k.unwrap_or(0);
+    o.sampling.top_k = fields.top_k.unwrap_or(0);
     if let Some(min_p) = fields.min_p {
         within("min_p", min_p, 0.0, 1.0)?;
-        o.min_p = min_p;
+        o.sampling.min_p = min_p;
     }
     if let Some(penalty) = fields.repetition_penalty {
         within("repetition_penalty", penalty, 0.01, 10.0)?;
-        o.repeat_penalty = penalty;
+        o.penalties.repeat_penalty = penalty;
     }
     if let Some(penalty) = fields.presence_penalty {
         within("presence_penalty", penalty, -2.0, 2.0)?;
-        o.presence_penalty = penalty;
+        o.penalties.presence_penalty = penalty;
     }
     if let Some(penalty) = fields.frequency_penalty {
         within("frequency_penalty", penalty, -2.0, 2.0)?;
-        o.frequency_penalty = penalty;
+        o.penalties.frequency_penalty = penalty;
     }
     if let Some(bias) = fields.logit_bias {
         at_most("logit_bias", bias.len(), limits.logit_bias)?;
-        o.logit_bias = logit_bias(bias, model.info().vocab_size)?;
+        o.constraints.logit_bias = logit_bias(bias, model.info().vocab_size)?;
     }
     if let Some(stop) = fields.stop {
-        o.stop = prepare::stops(app, "stop", stop.list())?;
+        o.stop.stop_strings = prepare::stops(app, "stop", stop.list())?;
     }
     if let Some(ids) = fields.stop_token_ids {
         at_most("stop_token_ids", ids.len(), limits.stops)?;
-        o.stop_tokens = ids.to_vec();
+        o.stop.stop_tokens = ids.to_vec();
     }
-    o.ignore_eos = fields.ignore_eos.unwrap_or(false);
-    o.min_tokens = fields.min_tokens.unwrap_or(0);
+    o.stop.ignore_eos = fields.ignore_eos.unwrap_or(false);
+    o.stop.min_tokens = fields.min_tokens.unwrap_or(0);
     // Any number will do, and negative ones are numbers.
-    o.seed = fields.seed.map(i64::cast_unsigned);
-    o.cache_prompt = fields.cache_prompt.unwrap_or(true);
+    o.sampling.seed = fields.seed.map(i64::cast_unsigned);
+    o.prefill.cache_prompt = fields.cache_prompt.unwrap_or(true);
     Ok(o)
 }
 
@@ -128,7 +128,10 @@ pub(crate) fn asked(param: &str, tokens: Option<usize>) -> Result<Option<usize>,
 /// The options of the `i`th reply to a prompt: with a seed of its own, replies differ.
 pub(crate) fn of_choice(options: &GenerateOptions, i: usize) -> GenerateOptions {
     let mut options = options.clone();
-    options.seed = options.seed.map(|seed| seed.wrapping_add(i as u64));
+    options.sampling.seed = options
+        .sampling
+        .seed
+        .map(|seed| seed.wrapping_add(i as u64));
     options
 }
 

@@ -44,7 +44,7 @@ pub(crate) async fn create(
     let streamed = request.stream.unwrap_or(false);
     let fields = response(&app, model, &request);
     let (prompt, choice) = conversation(&mut request)?;
-    choice.check(&app, model, &prompt, options.grammar.is_some())?;
+    choice.check(&app, model, &prompt, options.constraints.grammar.is_some())?;
 
     let places = prepare::reserve(&app, 1)?;
     let (place, mut prepared) = prepare::chat(&app, model, places, prompt).await?;
@@ -133,18 +133,18 @@ fn sampling(
     request: &ResponsesRequest,
 ) -> Result<GenerateOptions, ApiError> {
     let mut o = GenerateOptions::new();
-    o.temperature = request.temperature.unwrap_or(options::TEMPERATURE);
-    within("temperature", o.temperature, 0.0, 2.0)?;
+    o.sampling.temperature = request.temperature.unwrap_or(options::TEMPERATURE);
+    within("temperature", o.sampling.temperature, 0.0, 2.0)?;
     if let Some(top_p) = request.top_p {
         within("top_p", top_p, 0.0, 1.0)?;
         if top_p == 0.0 {
-            o.temperature = 0.0;
+            o.sampling.temperature = 0.0;
         } else {
-            o.top_p = top_p;
+            o.sampling.top_p = top_p;
         }
     }
     let param = "text.format";
-    o.grammar = match request.text.as_ref().and_then(|t| t.format.as_ref()) {
+    o.constraints.grammar = match request.text.as_ref().and_then(|t| t.format.as_ref()) {
         None | Some(Format::Text) => None,
         Some(Format::JsonObject) => {
             let object = json!({"type": "object"});

@@ -1,0 +1,442 @@
+//! The groups of [`GenerateOptions`](super::GenerateOptions): each with defaults, chained setters
+//! and a check of its own fields. What concerns two groups is checked in the parent module.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::invalid;
+use crate::error::Result;
+use crate::sampling::{Grammar, LogitsProcessorFactory};
+
+/// The most alternatives that [`OutputOptions::logprobs`] may ask for.
+const MAX_LOGPROBS: usize = 1024;
+
+/// The most tokens that a drafter proposes at a time.
+const MAX_DRAFT: usize = 64;
+
+/// How one token is chosen among many. The filters apply in this order: top-p, min-p, XTC, top-k,
+/// temperature, draw. At temperature 0 the greatest logit is taken, and nothing is filtered.
+///
+/// ```
+/// use inference::{GenerateOptions, SamplingOptions};
+///
+/// let creative = SamplingOptions::new().with_temperature(0.8).with_top_p(0.95);
+/// let options = GenerateOptions::new().with_sampling(creative).with_seed(7);
+/// assert_eq!((options.sampling.top_p, options.sampling.seed), (0.95, Some(7)));
+/// ```
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SamplingOptions {
+    /// Randomness: 0 takes the most probable token, 1 draws from the model's distribution.
+    pub temperature: f32,
+    /// Draw among this many most probable tokens; 0 is off.
+    pub top_k: usize,
+    /// Draw among the most probable tokens that together exceed this probability; 1 is off.
+    pub top_p: f32,
+    /// Draw among tokens at least this fraction as probable as the best; 0 is off.
+    pub min_p: f32,
+    /// How often to leave out the most probable tokens (XTC); 0 is never, 1 at each token.
+    pub xtc_probability: f32,
+    /// XTC leaves out all tokens at least this probable, but the least probable of them.
+    pub xtc_threshold: f32,
+    /// Seed of the draws; the same seed gives the same reply. `None` differs from call to call.
+    pub seed: Option<u64>,
+}
+
+impl Default for SamplingOptions {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            seed: None,
+        }
+    }
+}
+
+impl SamplingOptions {
+    /// The defaults: greedy.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Sets the randomness; 0 is greedy.
+        with_temperature(temperature: f32);
+        /// Sets how many most probable tokens to draw among; 0 is off.
+        with_top_k(top_k: usize);
+        /// Sets the probability mass to draw among; 1 is off.
+        with_top_p(top_p: f32);
+        /// Sets the least probability relative to the best; 0 is off.
+        with_min_p(min_p: f32);
+        /// Sets how often the most probable tokens are left out; 0 is never.
+        with_xtc_probability(xtc_probability: f32);
+        /// Sets the probability from which tokens count as most probable for XTC.
+        with_xtc_threshold(xtc_threshold: f32);
+        /// Sets the seed of the draws.
+        with_seed(seed: impl Into<Option<u64>>);
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        let Self {
+            temperature,
+            top_p,
+            min_p,
+            xtc_probability,
+            xtc_threshold,
+            ..
+        } = *self;
+        if !(temperature.is_finite() && temperature >= 0.0) {
+            return invalid(format!(
+                "temperature is {temperature}; it must be 0 (greedy) or a positive number"
+            ));
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return invalid(format!(
+                "top_p is {top_p}; it must be above 0 and at most 1 (off)"
+            ));
+        }
+        if !(0.0..=1.0).contains(&min_p) {
+            return invalid(format!(
+                "min_p is {min_p}; it must lie between 0 (off) and 1"
+            ));
+        }
+        if !(0.0..=1.0).contains(&xtc_probability) {
+            return invalid(format!(
+                "xtc_probability is {xtc_probability}; it must lie between 0 (off) and 1"
+            ));
+        }
+        if !(0.0..=0.5).contains(&xtc_threshold) {
+            return invalid(format!(
+                "xtc_threshold is {xtc_threshold}; it must lie between 0 and 0.5, above which no \
+                 two tokens are"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What discourages repetition. The penalties apply before all other changes of the logits.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PenaltyOptions {
+    /// Factor against tokens of the prompt and the reply; 1 is off, above 1 discourages.
+    pub repeat_penalty: f32,
+    /// How many tokens back `repeat_penalty` looks; 0 is all.
+    pub repeat_window: usize,
+    /// Taken off the logits of tokens that the reply holds already; 0 is off.
+    pub presence_penalty: f32,
+    /// Taken off a token's logit for each time that the reply holds it; 0 is off.
+    pub frequency_penalty: f32,
+}
+
+impl Default for PenaltyOptions {
+    fn default() -> Self {
+        Self {
+            repeat_penalty: 1.0,
+            repeat_window: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+        }
+    }
+}
+
+impl PenaltyOptions {
+    /// The defaults: none.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Sets the factor against repetition; 1 is off.
+        with_repeat_penalty(repeat_penalty: f32);
+        /// Sets how many tokens back the factor looks; 0 is all.
+        with_repeat_window(repeat_window: usize);
+        /// Sets what is taken off the logits of tokens that the reply holds already; 0 is off.
+        with_presence_penalty(presence_penalty: f32);
+        /// Sets what is taken off a token's logit each time that the reply holds it; 0 is off.
+        with_frequency_penalty(frequency_penalty: f32);
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        let factor = self.repeat_penalty;
+        if !(factor.is_finite() && factor > 0.0) {
+            return invalid(format!(
+                "repeat_penalty is {factor}; it must be a positive number, 1 is off"
+            ));
+        }
+        for (name, value) in [
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ] {
+            if !value.is_finite() {
+                return invalid(format!("{name} is {value}; it must be a number, 0 is off"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the reply may hold. After the penalties these apply in the order of the fields; tokens that
+/// would end the reply are forbidden before `min_tokens`, after `banned_tokens`.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConstraintOptions {
+    /// Tokens that the reply begins with, whatever the model's logits. They count as generated.
+    pub forced_tokens: Vec<u32>,
+    /// Added to the logits of single tokens.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// What changes the logits, in this order.
+    #[serde(skip)]
+    pub logits_processors: Vec<LogitsProcessorFactory>,
+    /// Tokens that are never drawn.
+    pub banned_tokens: Vec<u32>,
+    /// What the reply must look like.
+    pub grammar: Option<Grammar>,
+}
+
+impl ConstraintOptions {
+    /// The defaults: none.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Sets tokens that the reply begins with.
+        with_forced_tokens(forced_tokens: impl Into<Vec<u32>>);
+        /// Sets what is added to the logits of single tokens.
+        with_logit_bias(logit_bias: impl Into<BTreeMap<u32, f32>>);
+        /// Sets what changes the logits.
+        with_logits_processors(logits_processors: impl Into<Vec<LogitsProcessorFactory>>);
+        /// Sets tokens that are never drawn.
+        with_banned_tokens(banned_tokens: impl Into<Vec<u32>>);
+        /// Sets what the reply must look like.
+        with_grammar(grammar: impl Into<Option<Grammar>>);
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        if let Some((id, bias)) = self.logit_bias.iter().find(|(_, b)| !b.is_finite()) {
+            return invalid(format!(
+                "logit_bias of token {id} is {bias}; it must be a number (banned_tokens forbids \
+                 one)"
+            ));
+        }
+        match &self.grammar {
+            Some(grammar) => grammar.validate().map_err(|e| e.context("grammar")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What ends the reply, besides its length.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StopOptions {
+    /// Tokens that end the reply, besides the model's own.
+    pub stop_tokens: Vec<u32>,
+    /// Strings that end the reply; they are not part of it.
+    pub stop_strings: Vec<String>,
+    /// Go on after the model's end-of-text token.
+    pub ignore_eos: bool,
+    /// The least tokens of the reply: before them, no token is drawn that would end it.
+    pub min_tokens: usize,
+}
+
+impl StopOptions {
+    /// The defaults: the model's own end-of-text tokens.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Sets tokens that end the reply.
+        with_stop_tokens(stop_tokens: impl Into<Vec<u32>>);
+        /// Sets strings that end the reply.
+        with_stop_strings(stop_strings: impl Into<Vec<String>>);
+        /// Sets whether to go on after the end-of-text token.
+        with_ignore_eos(ignore_eos: bool);
+        /// Sets the least tokens of the reply.
+        with_min_tokens(min_tokens: usize);
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        if let Some(i) = self.stop_strings.iter().position(String::is_empty) {
+            return invalid(format!(
+                "stop_strings[{i}] is \"\"; a stop string must not be empty, it would stop at once"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What comes with each token.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OutputOptions {
+    /// Return with each token its log-probability and those of this many most probable tokens.
+    pub logprobs: Option<usize>,
+    /// Return the logits with each token.
+    pub logits: bool,
+}
+
+impl OutputOptions {
+    /// The defaults: the token alone.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Sets how many alternatives come with each token's log-probability; `None` is off.
+        with_logprobs(logprobs: impl Into<Option<usize>>);
+        /// Sets whether logits come with each token.
+        with_logits(logits: bool);
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        match self.logprobs {
+            Some(n) if n > MAX_LOGPROBS => invalid(format!(
+                "logprobs is {n}; at most {MAX_LOGPROBS} alternatives come with a token"
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How the prompt is computed. None of it changes the reply.
+#[non_exhaustive]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PrefillOptions {
+    /// Positions of the prompt in one forward pass; the request can be cancelled between them.
+    pub prefill_step_size: usize,
+    /// Reuse the beginning of the prompt from earlier requests, and keep this one's. Requests that
+    /// run together may share a beginning in either case.
+    pub cache_prompt: bool,
+    /// Told of the prompt's progress.
+    #[serde(skip)]
+    pub progress: Option<Progress>,
+}
+
+impl Default for PrefillOptions {
+    fn default() -> Self {
+        Self {
+            prefill_step_size: 512,
+            cache_prompt: true,
+            progress: None,
+        }
+    }
+}
+
+impl PrefillOptions {
+    /// The defaults: 512 positions a step, with the cache of prompts.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Sets how many positions of the prompt go into one forward pass.
+        with_prefill_step_size(prefill_step_size: usize);
+        /// Sets whether earlier requests are reused and this one is kept.
+        with_cache_prompt(cache_prompt: bool);
+        /// Sets the function that is told of the prompt's progress.
+        with_progress(progress: impl Into<Option<Progress>>);
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        if self.prefill_step_size == 0 {
+            return invalid(String::from(
+                "prefill_step_size is 0; it must be at least 1",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Speculative decoding: a drafter proposes tokens, and the model checks several of them in one
+/// forward pass. The reply is the same.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SpeculativeOptions {
+    /// Tokens proposed at a time, where the model was loaded with a draft model or `prompt_lookup`
+    /// is set; 0 proposes none.
+    pub num_draft_tokens: usize,
+    /// Length of the n-gram of the prompt lookup, which drafts without a model: it proposes the
+    /// tokens that followed the last occurrence of the n-gram. 0 is off.
+    pub prompt_lookup: usize,
+}
+
+impl Default for SpeculativeOptions {
+    fn default() -> Self {
+        Self {
+            num_draft_tokens: 3,
+            prompt_lookup: 0,
+        }
+    }
+}
+
+impl SpeculativeOptions {
+    /// The defaults: 3 tokens at a time of a draft model, where there is one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Sets how many tokens are proposed at a time.
+        with_num_draft_tokens(num_draft_tokens: usize);
+        /// Sets the length of the n-gram of the prompt lookup.
+        with_prompt_lookup(prompt_lookup: usize);
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        if self.num_draft_tokens > MAX_DRAFT {
+            return invalid(format!(
+                "num_draft_tokens is {}; it must be at most {MAX_DRAFT}",
+                self.num_draft_tokens
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Is told of a prompt's progress: positions done, and of how many. It is called on the thread that
+/// generates and should return soon.
+#[derive(Clone)]
+pub struct Progress(Arc<ProgressFn>);
+
+type ProgressFn = dyn Fn(usize, usize) + Send + Sync;
+
+impl Progress {
+    /// Calls `f(done, total)`.
+    pub fn new(f: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(f))
+    }
+
+    /// Says that `done` of `total` positions are done.
+    pub fn report(&self, done: usize, total: usize) {
+        (self.0)(done, total);
+    }
+}
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Progress")
+    }
+}

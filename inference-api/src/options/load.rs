@@ -1,0 +1,213 @@
+//! How to load a model.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{first_changed, invalid, unsupported};
+use crate::error::{Error, Result};
+
+/// The type of number a model computes in.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ComputeType {
+    /// Single precision.
+    Float32,
+    /// Half precision.
+    Float16,
+    /// Brain float.
+    BFloat16,
+}
+
+impl ComputeType {
+    /// `float32`, `float16` or `bfloat16`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ComputeType::Float32 => "float32",
+            ComputeType::Float16 => "float16",
+            ComputeType::BFloat16 => "bfloat16",
+        }
+    }
+}
+
+impl std::fmt::Display for ComputeType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for ComputeType {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "float32" | "f32" => Ok(ComputeType::Float32),
+            "float16" | "f16" => Ok(ComputeType::Float16),
+            "bfloat16" | "bf16" => Ok(ComputeType::BFloat16),
+            _ => invalid(format!(
+                "compute type `{s}` is not one of float32, float16, bfloat16"
+            )),
+        }
+    }
+}
+
+/// How to load a model.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoadOptions {
+    /// The backend's name; `None` lets the registry choose.
+    pub backend: Option<String>,
+    /// How many positions each layer remembers; `None` remembers all. A longer prompt or reply goes on,
+    /// and the oldest positions (but the first few) are forgotten.
+    pub context_len: Option<usize>,
+    /// Layers to put on the GPU; `None` or -1 means all. A backend with one device ignores it.
+    pub gpu_layers: Option<i32>,
+    /// Requests to prepare for at a time: what so many of the last ones computed is remembered, for
+    /// prompts that begin alike. `None` is one.
+    pub parallel_slots: Option<usize>,
+    /// A directory with a trained adapter to apply.
+    pub adapter_path: Option<PathBuf>,
+    /// Bits of each number in the key/value cache, such as 8 or 4; `None` keeps the type of the
+    /// computation. Layers that look back a bounded way are not packed.
+    pub kv_bits: Option<u32>,
+    /// Numbers of the cache that share a scale: 32, 64 or 128.
+    pub kv_group_size: u32,
+    /// The cache is packed once it holds more than so many positions; 0 packs from the first on.
+    pub quantized_kv_start: usize,
+    /// A smaller model with the same vocabulary that guesses tokens, which the model then checks
+    /// several at a time; not for requests that run together, which fill a forward pass themselves.
+    pub draft_model: Option<PathBuf>,
+    /// The type to compute in; `None` lets the backend choose for its device.
+    pub dtype: Option<ComputeType>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            backend: None,
+            context_len: None,
+            gpu_layers: None,
+            parallel_slots: None,
+            adapter_path: None,
+            kv_bits: None,
+            kv_group_size: 64,
+            quantized_kv_start: 0,
+            draft_model: None,
+            dtype: None,
+        }
+    }
+}
+
+impl LoadOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Sets how many positions each layer remembers.
+        with_context_len(context_len: impl Into<Option<usize>>);
+        /// Sets the layers to put on the GPU.
+        with_gpu_layers(gpu_layers: impl Into<Option<i32>>);
+        /// Sets how many requests to prepare for.
+        with_parallel_slots(parallel_slots: impl Into<Option<usize>>);
+        /// Sets the type to compute in.
+        with_dtype(dtype: impl Into<Option<ComputeType>>);
+        /// Sets the bits of each number in the cache.
+        with_kv_bits(kv_bits: impl Into<Option<u32>>);
+        /// Sets how many numbers of the cache share a scale.
+        with_kv_group_size(kv_group_size: u32);
+        /// Sets how many positions the cache holds before it is packed.
+        with_quantized_kv_start(quantized_kv_start: usize);
+        /// Sets the model that guesses.
+        with_draft_model(draft_model: impl Into<Option<PathBuf>>);
+    }
+
+    /// Sets the backend's name.
+    #[must_use]
+    pub fn with_backend(mut self, name: impl Into<String>) -> Self {
+        self.backend = Some(name.into());
+        self
+    }
+
+    /// Refuses every option that is neither as by default nor in `honored`, by the names of the
+    /// fields, as [`GenerateOptions::refuse_all_but`](crate::GenerateOptions::refuse_all_but) does.
+    /// Not the backend's name, and not `gpu_layers`, which a backend with one device ignores.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) naming `backend` and the option.
+    pub fn refuse_all_but(&self, backend: &str, honored: &[&str]) -> Result<()> {
+        match self.first_not_of(honored)? {
+            Some(name) => unsupported(backend, &name),
+            None => Ok(()),
+        }
+    }
+
+    /// The name of the first option that [`LoadOptions::refuse_all_but`] refuses, for backends with
+    /// a message of their own.
+    ///
+    /// # Errors
+    /// None today: every load option can be written as JSON.
+    pub fn first_not_of(&self, honored: &[&str]) -> Result<Option<String>> {
+        let known =
+            |name: &str| honored.contains(&name) || matches!(name, "backend" | "gpu_layers");
+        first_changed(self, &Self::default(), known)
+    }
+
+    /// Sets the adapter's directory.
+    #[must_use]
+    pub fn with_adapter_path(mut self, path: impl Into<PathBuf>) -> Self {
+        self.adapter_path = Some(path.into());
+        self
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) naming the field, its value and what
+    /// is allowed.
+    pub fn validate(&self) -> Result<()> {
+        if self.context_len == Some(0) {
+            return invalid(String::from("context_len is 0; it must be at least 1"));
+        }
+        if self.parallel_slots == Some(0) {
+            return invalid(String::from("parallel_slots is 0; it must be at least 1"));
+        }
+        if self
+            .adapter_path
+            .as_ref()
+            .is_some_and(|p| p.as_os_str().is_empty())
+        {
+            return invalid(String::from(
+                "adapter_path is empty; it must name a directory, or be left out",
+            ));
+        }
+        if let Some(bits) = self.kv_bits
+            && !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8)
+        {
+            return invalid(format!("kv_bits is {bits}; it must be 2, 3, 4, 5, 6 or 8"));
+        }
+        if !matches!(self.kv_group_size, 32 | 64 | 128) {
+            return invalid(format!(
+                "kv_group_size is {}; it must be 32, 64 or 128",
+                self.kv_group_size
+            ));
+        }
+        if self.kv_bits.is_some() && self.context_len.is_some() {
+            return invalid(String::from(
+                "kv_bits and context_len do not go together: a bounded cache is not packed (nor is it by \
+                 mlx-lm); leave one of them out",
+            ));
+        }
+        match self.gpu_layers {
+            Some(n) if n < -1 => {
+                invalid(format!("gpu_layers is {n}; it must be -1 (all), 0 or more"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
