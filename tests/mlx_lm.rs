@@ -2,8 +2,8 @@
 //! refuses bad models and dies with its program. The protocol's faults are tested in
 //! `mlxlm-backend`, with a mock.
 //!
-//! Python packages are installed on the first run, pinned, into an environment of their own: see
-//! `common/python.rs`.
+//! With `MLX_TEST_PYTHON=1`, which `.ci/run` sets. Python packages are installed on the first run,
+//! pinned, into an environment of their own: see `common/python.rs`.
 #![cfg(all(unix, feature = "mlxlm"))]
 
 #[path = "mlx_lm/adapters.rs"]
@@ -71,6 +71,10 @@ fn edit(dir: &Path, file: &str, change: impl FnOnce(&mut Value)) {
 }
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn it_keeps_the_contract() {
     let report = Suite::new(Arc::new(backend()), tiny("llama"))
         .require(Check::Eos)
@@ -80,6 +84,10 @@ fn it_keeps_the_contract() {
 }
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn greedy_tokens_text_and_logits_equal_those_of_cpu() {
     let names = [
         "llama",
@@ -163,6 +171,10 @@ fn greedy_tokens_text_and_logits_equal_those_of_cpu() {
 }
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn the_first_model_says_the_same_through_both() {
     let gguf = rust_mlx::hub::first_model().unwrap();
     let converted = {
@@ -208,6 +220,10 @@ fn tokens(model: &dyn TextModel, options: &GenerateOptions) -> Vec<u32> {
 }
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn an_adapter_is_applied() {
     // LoRA of rank 1 on one layer's queries, as mlx_lm writes it: y += scale * (x a) b.
     let dir = tempfile::tempdir().unwrap();
@@ -245,6 +261,10 @@ fn an_adapter_is_applied() {
 }
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn logits_and_logprobs_are_the_model_s_own() {
     let model = theirs(&tiny("llama"));
     let options = greedy(5)
@@ -288,6 +308,10 @@ fn logits_and_logprobs_are_the_model_s_own() {
 }
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn requests_are_cancelled_and_the_model_goes_on() {
     let model = theirs(&tiny("llama"));
     let plain = tokens(model.as_ref(), &greedy(8));
@@ -315,6 +339,10 @@ fn requests_are_cancelled_and_the_model_goes_on() {
 }
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn messages_cannot_forge_control_tokens() {
     let model = theirs(&tiny("llama"));
     let tokens = model.as_token_model().unwrap();
@@ -331,6 +359,10 @@ fn messages_cannot_forge_control_tokens() {
 }
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn damaged_and_hostile_models_are_refused() {
     // Cut short: MLX's own reader would make numbers up.
     let dir = copy("llama");

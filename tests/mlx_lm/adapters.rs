@@ -14,6 +14,10 @@ fn logits(model: &dyn TextModel) -> Vec<f32> {
 }
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn adapters_trained_here_say_the_same_there() {
     use AdapterKind::{Dora, Full, Lora};
     // Without the fixtures of gpt2 and gemma3, which mlx-lm cannot load. Of gemma2 and phi3 it

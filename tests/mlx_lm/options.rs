@@ -3,6 +3,10 @@
 use super::*;
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn options_do_what_they_do_on_cpu() {
     let (ours, theirs) = (load(&tiny("llama")), theirs(&tiny("llama")));
     let plain = tokens(theirs.as_ref(), &greedy(16));
@@ -69,6 +73,10 @@ fn options_do_what_they_do_on_cpu() {
 }
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn draws_follow_the_seed_and_the_filters() {
     let model = theirs(&tiny("llama"));
     let warm = || greedy(24).with_temperature(1.0);
@@ -118,6 +126,10 @@ fn draws_follow_the_seed_and_the_filters() {
 }
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn what_changes_logits_changes_the_reply() {
     let model = theirs(&tiny("llama"));
     let run = |options: &GenerateOptions| tokens(model.as_ref(), options);

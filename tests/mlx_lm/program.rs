@@ -23,6 +23,10 @@ fn json(output: &Output) -> Value {
 }
 
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn the_program_lists_it_and_chooses_it_by_variable_and_flag() {
     let list = json(&mlx(&["backends", "--json"], None));
     let list: HashMap<&str, &Value> = list
@@ -84,6 +88,10 @@ fn children(parent: u32) -> Vec<u32> {
 /// A killed program leaves neither a Python behind nor the script it ran.
 #[cfg(target_os = "linux")]
 #[test]
+#[cfg_attr(
+    not(test_python),
+    ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
+)]
 fn a_killed_program_leaves_nothing_behind() {
     use std::io::{BufRead, BufReader};
     let room = tempfile::tempdir().unwrap();
