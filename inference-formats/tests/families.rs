@@ -56,12 +56,7 @@ fn names() -> BTreeSet<String> {
 
 /// The names that the code of a module spells as strings.
 fn spelled<'n>(names: &'n BTreeSet<String>, text: &str) -> BTreeSet<&'n str> {
-    // A module of tests stands at the end.
-    let own = text.find("\nmod tests {").unwrap_or(text.len());
-    let code: String = text[..own]
-        .lines()
-        .filter(|line| !line.trim_start().starts_with("//"))
-        .collect();
+    let code = layering::code(text);
     let found = names
         .iter()
         .filter(|name| code.contains(&format!("\"{name}\"")));

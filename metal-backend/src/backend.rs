@@ -18,6 +18,7 @@ use crate::checkpoint::{
 };
 use crate::engine::{Engine, Parts};
 use crate::error::engine;
+use crate::exec;
 use crate::generate::check_rewinds;
 use crate::loader::Weights;
 use crate::model::MlxModel;
@@ -142,10 +143,7 @@ impl Backend for MlxBackend {
         match self.0 {
             Place::Metal => format!("Apple GPU through Metal (MLX {version})"),
             Place::Cuda => format!("NVIDIA GPU through CUDA (MLX {version})"),
-            Place::Cpu => format!(
-                "host processor (MLX {version}; {})",
-                mlx_rs_core::cpu::status()
-            ),
+            Place::Cpu => format!("host processor (MLX {version}; {})", exec::status()),
         }
     }
 
@@ -182,7 +180,7 @@ impl MlxBackend {
             let reason = self.unavailable_reason().unwrap_or_default();
             return Err(Error::new(ErrorKind::UnavailableBackend, reason));
         }
-        if self.0 == Place::Cpu && !mlx_rs_core::cpu::OPTIMIZED {
+        if self.0 == Place::Cpu && !exec::OPTIMIZED {
             static WARNED: std::sync::Once = std::sync::Once::new();
             WARNED.call_once(|| {
                 tracing::warn!(

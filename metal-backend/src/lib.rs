@@ -27,6 +27,7 @@ pub mod checkpoint;
 pub mod convert;
 mod engine;
 mod error;
+pub mod exec;
 mod generate;
 mod inspect;
 pub mod loader;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use layering::{modules, upward};
+use layering::{code, modules, upward};
 
 /// Modules from the bottom up. `room::*` stands for a room and all files in it.
 const ORDER: &[&str] = &[
@@ -27,15 +27,13 @@ const ORDER: &[&str] = &[
     "convert::execute",
     "convert::write",
     "convert",
-    // The engine.
+    // The engine. Who computes is chosen in one room.
+    "exec::*",
     "cache::*",
     "cache::prefix",
     "nn::hooks",
-    "nn::activation",
-    "nn::weight",
     "nn::adapter",
     "nn::norm",
-    "nn::parallel",
     "nn::linear",
     "nn::embedding",
     "nn::rope",
@@ -112,6 +110,56 @@ fn arrows_that_point_up_are_found() {
     // A new file of an open room has a place; comments are no arrows.
     let fine = "// use crate::train::Run;\nuse super::stack::Stack;\nuse crate::nn::Linear;\n";
     assert_eq!(faults("arch::another", fine), [""; 0]);
+}
+
+/// Each module that names the kernels of `mlx-rs-core` though it is not of the room that chooses
+/// between them and MLX.
+fn names_kernels(modules: &BTreeMap<String, String>) -> Vec<&str> {
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let names = |code: &str| {
+        code.match_indices("cpu").any(|(at, name)| {
+            let (before, after) = (&code[..at], &code[at + name.len()..]);
+            let whole = !before.ends_with(word) && !after.starts_with(word);
+            let in_path = after.starts_with("::") || before.ends_with("::");
+            let in_list = before.trim_end().ends_with([',', '{']) && after.starts_with([',', '}']);
+            whole && (in_path || in_list) && !before.ends_with("Device::")
+        })
+    };
+    let other = |module: &str| module != "exec" && !module.starts_with("exec::");
+    let all = modules.iter().filter(|(module, _)| other(module));
+    all.filter(|(_, text)| names(&code(text)))
+        .map(|(module, _)| module.as_str())
+        .collect()
+}
+
+#[test]
+fn one_room_chooses_between_kernels_and_mlx() {
+    let modules = engine();
+    assert_eq!(names_kernels(&modules), [""; 0]);
+    let inside = modules
+        .iter()
+        .filter(|(module, _)| module.starts_with("exec"));
+    let inside: BTreeMap<_, _> = inside.map(|(m, t)| (format!("x{m}"), t.clone())).collect();
+    assert!(
+        names_kernels(&inside).len() > 3,
+        "the kernels have another name"
+    );
+    for (text, named) in [
+        ("use mlx_rs_core::{Array, cpu, eval};\n", true),
+        ("fn f() -> bool { mlx_rs_core::cpu::enabled() }\n", true),
+        ("use mlx_rs_core::cpu as kernels;\n", true),
+        (
+            "fn f() { Device::cpu(); g(\"a cpu\", on_cpu, cpus) }\n",
+            false,
+        ),
+        (
+            "/// By `mlx_rs_core::cpu`.\nfn f() {}\n\nmod tests {\n use x::cpu;\n}\n",
+            false,
+        ),
+    ] {
+        let one = BTreeMap::from([("nn::linear".to_owned(), text.to_owned())]);
+        assert_eq!(names_kernels(&one).len(), usize::from(named), "{text}");
+    }
 }
 
 /// The workspace's crates from the bottom up, and those of its crates that each may depend on. Tests

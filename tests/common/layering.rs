@@ -27,15 +27,19 @@ pub fn modules(root: &Path) -> BTreeMap<String, String> {
     found
 }
 
-/// The paths that begin with `crate::` or `super::` in a file, as paths from the root of the crate.
-fn paths(module: &str, text: &str) -> Vec<String> {
-    // What a module of tests at the end uses is not part of the file's place.
+/// A file without comments, and without the module of tests at its end.
+pub fn code(text: &str) -> String {
     let own = text.find("\nmod tests {").unwrap_or(text.len());
     let own = text[..own].find("\npub(crate) mod tests {").unwrap_or(own);
-    let code: String = text[..own]
+    text[..own]
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"))
-        .fold(String::new(), |all, line| all + line + "\n");
+        .fold(String::new(), |all, line| all + line + "\n")
+}
+
+/// The paths that begin with `crate::` or `super::` in a file, as paths from the root of the crate.
+fn paths(module: &str, text: &str) -> Vec<String> {
+    let code = code(text);
     let parent = |module: &str| {
         module
             .rsplit_once("::")

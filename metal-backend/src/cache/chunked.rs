@@ -2,10 +2,10 @@
 //! instead of copying everything. The first chunk grows in powers of two, since fresh memory costs
 //! many short prompts together more than their copies.
 
-use mlx_rs_core::cpu::{Heads, TokenRange};
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
 
 use super::{KvCache, KvView, LayerState, Order, Snapshot, Stored};
+use crate::exec::{Heads, TokenRange};
 
 /// Positions added at a time.
 pub(super) const CHUNK: i32 = 256;

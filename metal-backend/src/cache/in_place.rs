@@ -3,11 +3,11 @@
 //! from one to the other on demand. That is rare, since a request is a prompt and then single
 //! tokens.
 
-use mlx_rs_core::cpu::{Heads, KvBuffer};
 use mlx_rs_core::{Array, Dtype, Result};
 
 use super::chunked::{CHUNK, ChunkedCache, capacity};
 use super::{KvCache, KvView, LayerState, Snapshot};
+use crate::exec::{Heads, KvBuffer};
 
 /// Keys and values of all positions so far.
 #[derive(Debug, Default)]

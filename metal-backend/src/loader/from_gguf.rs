@@ -2,7 +2,7 @@
 //! same format (see `gguf_quant`); all others become dense.
 
 use inference::Result;
-use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, cpu};
+use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
 
 use super::streaming::{PartLayout, Parts, all_of, one, rows_and_cols};
 use super::{Source, Weights, dimension, mlx_shape};
@@ -11,6 +11,7 @@ use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::checkpoint::gguf_config::GgufNames;
 use crate::checkpoint::gguf_quant::{dequantize, repack, repack_super_scaled, unpermute_rows};
 use crate::error::engine;
+use crate::exec;
 use crate::nn::Weight;
 
 impl Weights {
@@ -144,8 +145,7 @@ impl Weights {
             ordered().map_err(engine("weights"))
         })?;
         let rows = mlx_shape(&[rows])[0];
-        let matrix = cpu::QuantizedMatrix::from_super_scaled(all_of(made)?, rows);
-        Ok(matrix.map_err(engine("weights"))?.map(Weight::Interleaved))
+        Weight::from_super_scaled(all_of(made)?, rows).map_err(engine("weights"))
     }
 
     pub(super) fn gguf_matrix(
@@ -158,8 +158,7 @@ impl Weights {
     ) -> Result<Weight> {
         if tensor.kind == GgmlType::Q6K
             && for_kernels
-            && cpu::enabled()
-            && self.dtype == Dtype::Float32
+            && exec::keeps_super_scales(self.dtype)
             && let [rows, cols] = *shape
             && rows > 0
             && let Some(weight) = self.gguf_super_scaled(gguf, stored, tensor, [rows, cols])?
@@ -182,8 +181,7 @@ impl Weights {
             return Err(self.wrong_shape(stored, &tensor.shape, shape));
         };
         let (groups, words) = (cols / 32, cols / 32 * dimension(bits));
-        let kernel =
-            for_kernels && cpu::QuantizedMatrix::supports(QuantMode::Affine, bits, 32, self.dtype);
+        let kernel = for_kernels && exec::keeps_packed(QuantMode::Affine, bits, 32, self.dtype);
         let numbers = PartLayout {
             interleaved: kernel,
             ..PartLayout::rows(words, Dtype::Uint32)
@@ -206,10 +204,9 @@ impl Weights {
         if let (true, [rows]) = (kernel, outer) {
             let [words, scales, biases] = all_of(made)?;
             let format = (mlx_shape(&[*rows])[0], bits, 32);
-            let scales = cpu::QuantizedMatrix::factors(scales).map_err(engine("weights"))?;
-            let biases = cpu::QuantizedMatrix::factors(biases).map_err(engine("weights"))?;
-            return cpu::QuantizedMatrix::from_interleaved(words, [scales, biases], format)
-                .map(Weight::Interleaved)
+            let scales = exec::factors(scales).map_err(engine("weights"))?;
+            let biases = exec::factors(biases).map_err(engine("weights"))?;
+            return Weight::from_interleaved(words, [scales, biases], format)
                 .map_err(engine("weights"));
         }
         let with_last = |n: usize| [outer, &[n]].concat();
@@ -229,7 +226,7 @@ impl Weights {
 #[cfg(test)]
 mod tests {
     use inference_formats::footprint::Footprint;
-    use mlx_rs_core::{Device, Stream};
+    use mlx_rs_core::{Device, Stream, cpu};
 
     use super::*;
     use crate::checkpoint::ModelConfig;

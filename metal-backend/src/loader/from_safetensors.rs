@@ -3,7 +3,7 @@
 use bytemuck::Pod;
 use half::{bf16, f16};
 use inference::Result;
-use mlx_rs_core::{Array, Dtype, Element, QuantMode, Quantized, cpu};
+use mlx_rs_core::{Array, Dtype, Element, QuantMode, Quantized};
 use safetensors::Dtype as FileDtype;
 
 use super::streaming::{PartLayout, all_of, one, rows_and_cols};
@@ -12,6 +12,7 @@ use crate::checkpoint::config::QuantConfig;
 use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 use crate::error::engine;
+use crate::exec;
 use crate::nn::Weight;
 
 impl Weights {
@@ -62,10 +63,7 @@ impl Weights {
 
     /// The type in memory of a dense tensor with numbers of type `stored`.
     pub(super) fn matrix_type(&self, stored: Dtype, shape: &[usize], for_kernels: bool) -> Dtype {
-        let stays = for_kernels
-            && shape.len() == 2
-            && self.dtype == Dtype::Float32
-            && cpu::DenseMatrix::supports(stored);
+        let stays = for_kernels && shape.len() == 2 && exec::keeps_half(stored, self.dtype);
         if stays { stored } else { self.dtype }
     }
 
@@ -189,7 +187,7 @@ impl Weights {
         let (count_of_rows, words) = rows_and_cols(&packed);
         let kernel = for_kernels
             && rows.len() == 1
-            && cpu::QuantizedMatrix::supports(mode, config.bits, config.group_size, self.dtype);
+            && exec::keeps_packed(mode, config.bits, config.group_size, self.dtype);
         let numbers = PartLayout {
             interleaved: kernel,
             ..PartLayout::rows(words, Dtype::Uint32)
@@ -213,13 +211,10 @@ impl Weights {
         if kernel {
             let [words] = all_of(weight)?;
             let format = (mlx_shape(rows)[0], config.bits, config.group_size);
-            let factors =
-                |name: &str| cpu::QuantizedMatrix::factors(part(name)?).map_err(engine("weights"));
+            let factors = |name: &str| exec::factors(part(name)?).map_err(engine("weights"));
             // One after the other, so that only one of them is in memory in full.
             let factors = [factors("scales")?, factors("biases")?];
-            return cpu::QuantizedMatrix::from_interleaved(words, factors, format)
-                .map(Weight::Interleaved)
-                .map_err(engine("weights"));
+            return Weight::from_interleaved(words, factors, format).map_err(engine("weights"));
         }
         Ok(Weight::Quantized(Quantized {
             weight: one(weight, &packed)?,

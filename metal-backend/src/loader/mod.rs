@@ -12,13 +12,14 @@ use std::sync::Arc;
 
 use inference::{Error, Result};
 use inference_formats::footprint::WeightStorage;
-use mlx_rs_core::{Array, Dtype, QuantMode, cpu};
+use mlx_rs_core::{Array, Dtype};
 
 use crate::checkpoint::files::{invalid, wrong_tensor};
 use crate::checkpoint::gguf_config::GgufNames;
 use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 use crate::checkpoint::{Gguf, ModelConfig};
 use crate::error::engine;
+use crate::exec;
 use crate::nn::adapter::{ParamSlot, SlotKind, SlotView};
 use crate::nn::{Embedding, Linear, Weight};
 
@@ -100,13 +101,7 @@ impl Weights {
     /// How tensors are held in memory when the model computes in `dtype`, for estimates: what
     /// [`Self::matrix`] and [`Self::tensor`] do. `on_cpu` as in [`Self::use_cpu`].
     pub fn storage(on_cpu: bool, dtype: Dtype) -> WeightStorage {
-        let kernels = on_cpu && dtype == Dtype::Float32;
-        WeightStorage {
-            compute_bytes: dtype.size() as u64,
-            keeps_halves: kernels && cpu::DenseMatrix::supports(Dtype::Bfloat16),
-            keeps_half_factors: if kernels { has_kernel } else { |_, _, _| false },
-            keeps_super_scales: kernels && cpu::enabled(),
-        }
+        exec::storage(on_cpu, dtype)
     }
 
     /// Holds matrices in the layout of the CPU kernels, where the kernels have their format.
@@ -446,12 +441,6 @@ impl Weights {
             Source::Gguf(_, names) => names.tensor(name).is_some_and(|n| self.unused.remove(&n)),
         };
     }
-}
-
-/// Whether the CPU kernels multiply with matrices of this format.
-fn has_kernel(mode: &str, bits: i32, group_size: i32) -> bool {
-    QuantMode::from_name(mode)
-        .is_some_and(|mode| cpu::QuantizedMatrix::supports(mode, bits, group_size, Dtype::Float32))
 }
 
 /// Elements of a shape that was checked before.

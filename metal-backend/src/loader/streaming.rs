@@ -2,10 +2,11 @@
 //! holds a second copy of one: an embedding can be half of a model.
 
 use inference::{Error, ErrorKind, Result};
-use mlx_rs_core::{Array, Dtype, cpu, eval, zeros};
+use mlx_rs_core::{Array, Dtype, eval, zeros};
 
 use super::{Weights, mlx_shape};
 use crate::error::engine;
+use crate::exec;
 
 /// About how many stored bytes are read at a time.
 pub(super) const CHUNK_BYTES: usize = 2 << 20;
@@ -36,7 +37,7 @@ impl PartLayout {
     /// Rows as they were read, in this layout.
     pub(super) fn ordered(self, rows: Array) -> mlx_rs_core::Result<Array> {
         if self.interleaved {
-            cpu::QuantizedMatrix::interleaved(&rows)
+            exec::interleaved(&rows)
         } else {
             Ok(rows)
         }
@@ -61,7 +62,7 @@ impl PartLayout {
     }
 }
 
-const BAND: usize = cpu::QuantizedMatrix::INTERLEAVED_ROWS;
+const BAND: usize = exec::INTERLEAVED_ROWS;
 
 impl Weights {
     /// The parts of a tensor. `read` makes them from the rows `first..first + count`, each in its

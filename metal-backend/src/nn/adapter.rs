@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, random};
 
-use super::weight::Weight;
+use crate::exec::Weight;
 
 /// What a slot holds.
 #[derive(Debug, Clone, Copy, PartialEq)]

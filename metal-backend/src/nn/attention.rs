@@ -1,13 +1,14 @@
 //! Grouped-query self-attention with a cache (Vaswani et al. 2017, Ainslie et al. 2023). What tells
 //! families apart (biases, norms, windows, caps, sinks, rotation or none) are fields, not copies.
 
-use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, cpu, fast, where_};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, fast, where_};
 
 use super::adapter;
 use super::linear::{Linear, project};
-use super::norm::{Norm, through};
+use super::norm::{Norm, spec, through};
 use super::rope::Rope;
 use crate::cache::{KvView, Order, Row, Stored, in_place, lengths, map};
+use crate::exec::{AttentionSpec, Epilogue, Heads, PlainView, RotarySpec};
 use crate::nn::hooks::Watch;
 
 /// One attention layer.
@@ -112,7 +113,7 @@ impl Attention {
     ) -> Result<Array> {
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
-        if let (Some(heads), false) = (self.kernel(), watch.wants_queries())
+        if let (Some(heads), false) = (self.spec().heads(), watch.wants_queries())
             && let Some(found) = self.fused(&heads, (x, norm), rows, layer, positions)?
         {
             return self.o_proj.forward_from(None, &found, residual.as_ref());
@@ -129,44 +130,29 @@ impl Attention {
         self.rope.as_ref().and_then(Rope::switch)
     }
 
-    /// The layer as our kernels take it, where they have all of it.
-    pub fn kernel(&self) -> Option<cpu::Heads> {
-        if adapter::differentiated() {
-            return None;
-        }
-        let norm = |norm: &Option<Norm>| match norm {
-            None => Some(None),
-            Some(norm) => norm.rms().map(|(weight, eps)| {
-                Some(cpu::HeadNorm {
-                    weight: weight.clone(),
-                    eps,
-                })
-            }),
-        };
-        if self.norms.v.is_some() || (self.norms.across_heads && self.norms.q.is_some()) {
-            return None;
-        }
-        Some(cpu::Heads {
+    /// What the layer is, for whoever computes.
+    pub fn spec(&self) -> AttentionSpec<'_> {
+        AttentionSpec {
             n_heads: self.n_heads,
             n_kv_heads: self.n_kv_heads,
             head_dim: self.head_dim,
             scale: self.scale,
             softcap: self.softcap,
-            q_norm: norm(&self.norms.q)?,
-            k_norm: norm(&self.norms.k)?,
-            rotation: match &self.rope {
-                None => None,
-                Some(rope) => Some(rope.rotation()?),
-            },
-            sinks: self.sinks.clone(),
-        })
+            q_norm: spec(self.norms.q.as_ref()),
+            k_norm: spec(self.norms.k.as_ref()),
+            v_norm: spec(self.norms.v.as_ref()),
+            across_heads: self.norms.across_heads,
+            rotary: self.rope.as_ref().map_or(RotarySpec::None, Rope::spec),
+            sinks: self.sinks.as_ref(),
+            differentiated: adapter::differentiated(),
+        }
     }
 
     /// What the queries find, `[1, T or rows, H * D]`, in a few operations of our kernels; `None`, before
     /// anything is stored, where they do not have the projections.
     fn fused(
         &self,
-        heads: &cpu::Heads,
+        heads: &Heads,
         (x, norm): (&Array, Option<&Norm>),
         rows: &mut [Row<'_>],
         layer: usize,
@@ -176,7 +162,7 @@ impl Attention {
             return Ok(None);
         };
         let layers = [&self.q_proj, k_proj, v_proj];
-        let Some(packed) = project(&layers, norm, cpu::Epilogue::None, x)? else {
+        let Some(packed) = project(&layers, norm, Epilogue::None, x)? else {
             return Ok(None);
         };
         let places: Vec<(i32, i32)> = rows
@@ -199,12 +185,12 @@ impl Attention {
             .reshape(&[1, total, n, d])?
             .transpose_axes(&[0, 2, 1, 3])?;
         let views = store(rows, layer, &keys, &values)?;
-        let kernel_views: Option<Vec<cpu::KvView>> = views
+        let kernel_views: Option<Vec<PlainView>> = views
             .iter()
             .zip(&places)
             .map(
                 |(view, &(length, offset))| match (&view.keys, &view.values) {
-                    (Stored::Plain(keys), Stored::Plain(values)) => Some(cpu::KvView {
+                    (Stored::Plain(keys), Stored::Plain(values)) => Some(PlainView {
                         length,
                         offset,
                         keys: keys.clone(),
@@ -236,12 +222,12 @@ impl Attention {
     /// Keys and values written straight into the caches, where all of them take that.
     fn stored(
         &self,
-        heads: &cpu::Heads,
+        heads: &Heads,
         packed: &Array,
         rows: &mut [Row<'_>],
         places: &[(i32, i32)],
         layer: usize,
-    ) -> Result<Option<Vec<cpu::KvView>>> {
+    ) -> Result<Option<Vec<PlainView>>> {
         let stores = |row: &mut Row<'_>| {
             let cache = row.caches.get_mut(layer);
             cache.is_some_and(|cache| in_place(cache).is_some())
@@ -257,7 +243,7 @@ impl Attention {
                 return Ok(None);
             };
             let (keys, values) = cache.store(heads, packed, (first, length))?;
-            kernel_views.push(cpu::KvView {
+            kernel_views.push(PlainView {
                 length,
                 offset,
                 keys,

@@ -7,8 +7,8 @@ use super::*;
 use crate::cache::{
     Caches, KvCache, LayerState, Packing, QuantizedCache, RotatingCache, WindowedCache,
 };
+use crate::exec::Weight;
 use crate::nn::hooks::Watch;
-use crate::nn::weight::Weight;
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;

@@ -4,7 +4,7 @@ use mlx_rs_core::{Array, Dtype, Result};
 
 use super::adapter::SlotView;
 use super::linear::Linear;
-use super::weight::Weight;
+use crate::exec::Weight;
 
 /// A table `[vocab, hidden]`.
 #[derive(Debug, Clone)]
@@ -23,11 +23,7 @@ impl Embedding {
     /// # Errors
     /// When the parts of a quantized table do not fit each other.
     pub fn new(weight: Weight, dtype: Dtype, on_cpu: bool) -> Result<Self> {
-        let weight = if on_cpu {
-            weight.for_kernels()?
-        } else {
-            weight
-        };
+        let weight = weight.in_layout(on_cpu)?;
         Ok(Self {
             output: Linear::new(weight.clone(), None, on_cpu)?,
             weight,
@@ -50,11 +46,7 @@ impl Embedding {
     /// # Errors
     /// When the ids are not integers.
     pub fn forward(&self, ids: &Array) -> Result<Array> {
-        let plain = || match &self.weight {
-            Weight::Dense(w) => w.take_clamped(ids, 0)?.astype(self.dtype),
-            Weight::Quantized(q) => q.take_rows(ids)?.dequantize(self.dtype),
-            Weight::Interleaved(m) => m.take_rows(ids)?.astype(self.dtype),
-        };
+        let plain = || self.weight.take_rows(ids, self.dtype);
         let adapted = match self.slot.as_ref().filter(|p| p.is_adapted()) {
             Some(slot) => slot.rows(ids, plain, self.dtype)?,
             None => None,

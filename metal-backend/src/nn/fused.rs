@@ -1,16 +1,14 @@
 //! Whole decoder blocks in one operation of our kernels, where they have all of them.
 //! `arch/stack.rs` computes the same without these; their parts are in `attention.rs` and `mlp.rs`.
 
-use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
+use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
 use super::attention::Attention;
+use super::linear::Linear;
 use super::mlp::GatedMlp;
-use super::norm::Norm;
+use super::norm::{Norm, spec};
 use crate::cache::{KvAllocator, LayerState as _, Row, in_place};
-
-/// The most tokens that go through blocks in one operation, which is the default size of a prefill
-/// step. With more, the memory between the parts should be MLX's, which is counted.
-const MOST: i32 = 512;
+use crate::exec::{Block, BlockSpec, Heads, KvSlot};
 
 /// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`.
 #[derive(Debug, Clone, Copy)]
@@ -25,7 +23,7 @@ pub struct Fused<'a> {
     pub mlp: &'a GatedMlp,
 }
 
-impl Fused<'_> {
+impl<'a> Fused<'a> {
     /// The output of the first of these blocks for `x` `[1, T, hidden]`, whose keys and values are
     /// stored, and their number. It takes the blocks that the kernels support. `None`, with nothing
     /// stored, where that is not even the first one.
@@ -42,21 +40,21 @@ impl Fused<'_> {
             let cache = row.caches.get_mut(layer + at);
             cache.is_some_and(|cache| in_place(cache).is_some())
         };
-        if x.dtype() != Dtype::Float32 || x.dim(1)? > MOST {
+        if !BlockSpec::take(x)? {
             return Ok(None);
         }
-        let all: Vec<(Fused<'f>, cpu::Heads)> = (all.enumerate())
+        let all: Vec<(Fused<'f>, Heads)> = (all.enumerate())
             .take_while(|(at, _)| rows.iter_mut().all(|row| stores(row, *at)))
-            .map_while(|(_, fused)| Some((fused, fused.attention.kernel()?)))
+            .map_while(|(_, fused)| Some((fused, fused.attention.spec().heads()?)))
             .collect();
-        let blocks: Vec<cpu::Block<'_>> = (all.iter())
-            .map_while(|(fused, heads)| fused.block(heads))
+        let blocks: Vec<Block<'_>> = (all.iter())
+            .map_while(|(fused, heads)| fused.spec().block(heads))
             .collect();
         let count = blocks.len();
         if count == 0 {
             return Ok(None);
         }
-        let mut slots: Vec<Vec<cpu::KvSlot<'_>>> = Vec::new();
+        let mut slots: Vec<Vec<KvSlot<'_>>> = Vec::new();
         slots.resize_with(count, || Vec::with_capacity(rows.len()));
         for row in rows.iter_mut() {
             let caches = row.caches.iter_mut().skip(layer);
@@ -67,7 +65,7 @@ impl Fused<'_> {
                     Error::new(ErrorKind::Value, "cache", message)
                 };
                 let cache = in_place(cache).ok_or_else(fault)?;
-                slots.push(cpu::KvSlot {
+                slots.push(KvSlot {
                     length: row.length,
                     offset: cache.offset(),
                     memory: cache.memory(heads, row.length, &mut allocator)?,
@@ -78,7 +76,7 @@ impl Fused<'_> {
         let mut steps: Vec<_> = (blocks.iter().zip(&mut slots))
             .map(|(block, slots)| (block, slots.as_mut_slice()))
             .collect();
-        let y = cpu::Block::steps(x, &mut steps)?;
+        let y = Block::steps(x, &mut steps)?;
         for row in rows {
             for cache in row.caches.iter_mut().skip(layer).take(count) {
                 if let Some(cache) = in_place(cache) {
@@ -89,25 +87,22 @@ impl Fused<'_> {
         Ok(Some((y, count)))
     }
 
-    fn block<'b>(&'b self, heads: &'b cpu::Heads) -> Option<cpu::Block<'b>> {
-        let norm = |norm: Option<&'b Norm>| match norm {
-            None => Some(None),
-            Some(norm) => norm.rms().map(Some),
-        };
+    /// What the block is, for whoever computes.
+    fn spec(&self) -> BlockSpec<'a> {
         let (attention, mlp) = (self.attention, self.mlp);
-        Some(cpu::Block {
-            heads,
-            attention_norm: norm(self.attention_in)?,
+        let part = |layer: Option<&'a Linear>| layer.and_then(Linear::part);
+        BlockSpec {
+            attention_norm: spec(self.attention_in),
             projections: [
-                attention.q_proj.kernel()?,
-                attention.k_proj.as_ref()?.kernel()?,
-                attention.v_proj.as_ref()?.kernel()?,
+                attention.q_proj.part(),
+                part(attention.k_proj.as_ref()),
+                part(attention.v_proj.as_ref()),
             ],
-            output: attention.o_proj.kernel()?,
-            feed_norm: norm(self.mlp_in)?,
-            gate: mlp.activation.kernel()?,
-            gate_up: [mlp.gate.kernel()?, mlp.up.kernel()?],
-            down: mlp.down.kernel()?,
-        })
+            output: attention.o_proj.part(),
+            feed_norm: spec(self.mlp_in),
+            activation: mlp.activation,
+            gate_up: [mlp.gate.part(), mlp.up.part()],
+            down: mlp.down.part(),
+        }
     }
 }

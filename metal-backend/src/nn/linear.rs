@@ -1,32 +1,20 @@
 //! One linear layer for dense and quantized weights: `y = x W^T + b`.
 
-use mlx_rs_core::{Array, Result, cpu};
+use mlx_rs_core::{Array, Result};
 
 use super::adapter::{self, SlotView};
-use super::norm::{Norm, through};
-use super::parallel::ParallelMatrix;
-use super::weight::Weight;
+use super::norm::{Norm, spec, through};
+use crate::exec::{self, Epilogue, Matrix, Part, Weight};
 
 /// A linear layer.
 #[derive(Debug, Clone)]
 pub struct Linear {
-    kind: Kind,
+    matrix: Matrix,
     bias: Option<Array>,
     /// Where adapters stand; `None` for a layer that none can be put at.
     slot: Option<SlotView>,
     /// Where other numbers than the bias's stand.
     bias_slot: Option<SlotView>,
-}
-
-#[derive(Debug, Clone)]
-enum Kind {
-    /// The transposed view `[in, out]`, made once instead of at every call.
-    Dense {
-        transposed: Array,
-    },
-    /// By our own kernels.
-    Kernel(cpu::Matrix),
-    Quantized(ParallelMatrix),
 }
 
 impl Linear {
@@ -35,30 +23,8 @@ impl Linear {
     /// # Errors
     /// When the weight is not a matrix.
     pub fn new(weight: Weight, bias: Option<Array>, on_cpu: bool) -> Result<Self> {
-        let weight = if on_cpu {
-            weight.for_kernels()?
-        } else {
-            weight
-        };
-        let kind = match weight {
-            Weight::Interleaved(m) => Kind::Kernel(cpu::Matrix::Quantized(m)),
-            Weight::Quantized(q) => Kind::Quantized(ParallelMatrix::new(q, on_cpu)?),
-            Weight::Dense(w) => {
-                let kernel = if on_cpu {
-                    cpu::DenseMatrix::new(&w)?
-                } else {
-                    None
-                };
-                match kernel {
-                    Some(matrix) => Kind::Kernel(cpu::Matrix::Dense(matrix)),
-                    None => Kind::Dense {
-                        transposed: w.swap_axes(0, 1)?,
-                    },
-                }
-            }
-        };
         Ok(Self {
-            kind,
+            matrix: Matrix::new(weight, on_cpu)?,
             bias,
             slot: None,
             bias_slot: None,
@@ -85,12 +51,9 @@ impl Linear {
         slots.into_iter().flatten().any(SlotView::is_adapted)
     }
 
-    /// Its matrix and bias for our kernels, where they have it and nothing is adapted.
-    pub fn kernel(&self) -> Option<cpu::Biased<'_>> {
-        match &self.kind {
-            Kind::Kernel(matrix) if !self.is_adapted() => Some((matrix, self.bias.as_ref())),
-            _ => None,
-        }
+    /// Its matrix and bias; `None` where something is adapted.
+    pub fn part(&self) -> Option<Part<'_>> {
+        (!self.is_adapted()).then_some((&self.matrix, self.bias.as_ref()))
     }
 
     /// `[.., in] -> [.., out]`.
@@ -116,24 +79,15 @@ impl Linear {
                 None => Ok(y),
             };
         }
-        match (&self.kind, &self.bias) {
-            (Kind::Dense { transposed }, None) => x.matmul(transposed),
-            (Kind::Dense { transposed }, Some(b)) => b.addmm(x, transposed, 1.0, 1.0),
-            (Kind::Kernel(_), None) => self.product(x),
-            (Kind::Kernel(_), Some(b)) => self.product(x)?.add(b),
-            (Kind::Quantized(q), None) => q.product(x),
-            (Kind::Quantized(q), Some(b)) => q.product(x)?.add(b),
+        match &self.bias {
+            Some(bias) => self.matrix.affine(x, bias, adapter::differentiated()),
+            None => self.product(x),
         }
     }
 
     /// `x W^T`.
     fn product(&self, x: &Array) -> Result<Array> {
-        match &self.kind {
-            Kind::Dense { transposed } => x.matmul(transposed),
-            Kind::Kernel(w) if adapter::differentiated() => w.product_for_gradients(x),
-            Kind::Kernel(w) => w.product(x),
-            Kind::Quantized(q) => q.product(x),
-        }
+        self.matrix.product(x, adapter::differentiated())
     }
 
     /// `forward(norm(x)) + add`, where there are a norm and something to add. `[.., in] -> [.., out]`.
@@ -146,7 +100,7 @@ impl Linear {
         x: &Array,
         add: Option<&Array>,
     ) -> Result<Array> {
-        let then = add.map_or(cpu::Epilogue::None, cpu::Epilogue::Add);
+        let then = add.map_or(Epilogue::None, Epilogue::Add);
         if let Some(done) = project(&[self], norm, then, x)? {
             return Ok(done);
         }
@@ -158,44 +112,28 @@ impl Linear {
     }
 }
 
-/// Several layers on one input through a norm, in one operation of our kernels; `None` where they do not
-/// have all of it, where the result must have
-/// derivatives and where an adapter changes a layer. Outputs stand one after another in the last axis, unless `then` makes one of two.
+/// Several layers on one input through a norm, in one operation ([`exec::project`]). `None` where
+/// that is not possible. Outputs stand one after another in the last axis, unless `then` makes one
+/// of two.
 ///
 /// # Errors
 /// When `x` does not end in the input dimension.
 pub fn project(
     layers: &[&Linear],
     norm: Option<&Norm>,
-    then: cpu::Epilogue<'_>,
+    then: Epilogue<'_>,
     x: &Array,
 ) -> Result<Option<Array>> {
-    if adapter::differentiated() {
-        return Ok(None);
-    }
-    let norm = match norm {
-        None => None,
-        Some(norm) => match norm.rms() {
-            Some(parts) => Some(parts),
-            None => return Ok(None),
-        },
-    };
-    let parts: Option<Vec<_>> = layers.iter().map(|layer| layer.kernel()).collect();
-    let Some(parts) = parts else {
-        return Ok(None);
-    };
-    let projection = cpu::Projection {
-        parts: &parts,
-        norm,
-        then,
-    };
-    projection.of(x).map(Some)
+    let parts = layers.iter().map(|layer| layer.part());
+    exec::project(parts, spec(norm), then, x, adapter::differentiated())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mlx_rs_core::{QuantMode, Quantized};
+    use mlx_rs_core::{QuantMode, Quantized, cpu};
+
+    use crate::exec::Activation;
 
     fn noise(shape: &[i32], seed: i32) -> Array {
         let n: i32 = shape.iter().product();
@@ -247,7 +185,7 @@ mod tests {
                     &plain[0].forward(&x).unwrap()
                 ));
                 let all: Vec<&Linear> = ours.iter().collect();
-                let nothing = cpu::Epilogue::None;
+                let nothing = Epilogue::None;
                 let joined = project(&all, Some(&norm), nothing, &x).unwrap();
                 let normed = norm.forward(&x).unwrap();
                 let parts: Vec<Array> = plain.iter().map(|l| l.forward(&normed).unwrap()).collect();
@@ -261,19 +199,18 @@ mod tests {
                 } else {
                     assert!(joined.is_none());
                 }
-                for (gate, activation) in [
-                    (cpu::Gate::Silu, super::super::Activation::Silu),
-                    (cpu::Gate::GeluTanh, super::super::Activation::GeluTanh),
-                    (cpu::Gate::Relu, super::super::Activation::Relu),
-                ] {
+                for activation in [Activation::Silu, Activation::GeluTanh, Activation::Relu] {
                     let pair = [&ours[1], &ours[2]];
-                    let Some(got) = project(&pair, None, cpu::Epilogue::Gate(gate), &x).unwrap()
-                    else {
+                    let gate = Epilogue::Gate(activation);
+                    let Some(got) = project(&pair, None, gate, &x).unwrap() else {
                         continue;
                     };
                     let open = activation.apply(&plain[1].forward(&x).unwrap()).unwrap();
                     let expected = open.multiply(&plain[2].forward(&x).unwrap()).unwrap();
-                    assert!(near(&got, &expected), "{bits} bits, {rows} rows, {gate:?}");
+                    assert!(
+                        near(&got, &expected),
+                        "{bits} bits, {rows} rows, {activation:?}"
+                    );
                 }
             }
         }

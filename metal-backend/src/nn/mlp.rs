@@ -1,11 +1,11 @@
 //! Feed-forward blocks of one expert. Mixtures are in `moe.rs`, the choice between them in
 //! `feed_forward.rs`.
 
-use mlx_rs_core::{Array, Result, cpu};
+use mlx_rs_core::{Array, Result};
 
-use super::activation::Activation;
 use super::linear::{Linear, project};
 use super::norm::{Norm, through};
+use crate::exec::{Activation, Epilogue};
 
 /// `down(act(gate(x)) * up(x))` (SwiGLU and its kin, Shazeer 2020).
 #[derive(Debug, Clone)]
@@ -39,9 +39,8 @@ impl GatedMlp {
         x: &Array,
         add: Option<&Array>,
     ) -> Result<Array> {
-        if let Some(gate) = self.activation.kernel()
-            && let Some(y) = project(&[&self.gate, &self.up], norm, cpu::Epilogue::Gate(gate), x)?
-        {
+        let gate = Epilogue::Gate(self.activation);
+        if let Some(y) = project(&[&self.gate, &self.up], norm, gate, x)? {
             return self.down.forward_from(None, &y, add);
         }
         let x = through(norm, x)?;

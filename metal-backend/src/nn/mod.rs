@@ -1,7 +1,6 @@
 //! Layers that architectures share. They hold weights and compute; they read no files (that is
 //! `loader/`) and keep no state between calls (that is `cache/`).
 
-pub mod activation;
 pub mod adapter;
 pub mod attention;
 pub mod embedding;
@@ -13,11 +12,9 @@ pub mod mixer;
 pub mod mlp;
 pub mod moe;
 pub mod norm;
-pub mod parallel;
 pub mod rope;
-pub mod weight;
 
-pub use activation::Activation;
+pub use crate::exec::{Activation, ParallelMatrix, Weight, activation};
 pub use attention::{Attention, HeadNorms};
 pub use embedding::Embedding;
 pub use feed_forward::FeedForward;
@@ -27,6 +24,4 @@ pub use mixer::Mixer;
 pub use mlp::{GatedMlp, Mlp};
 pub use moe::{ExpertLinear, Experts, Mixture, Router};
 pub use norm::Norm;
-pub use parallel::ParallelMatrix;
 pub use rope::Rope;
-pub use weight::Weight;

@@ -3,11 +3,11 @@
 
 use mlx_rs_core::{Array, Quantized, Result};
 
-use super::activation::Activation;
 use super::adapter::{self, SlotView};
 use super::linear::Linear;
 use super::mlp::GatedMlp;
-use super::weight::Weight;
+use crate::exec::Activation;
+use crate::exec::Weight;
 
 /// From so many rows on, rows are sorted by expert, so that each matrix is read once.
 const WORTH_SORTING: usize = 64;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mlx_rs_core::{Array, Result, fast};
 
 use super::adapter::ParamSlot;
+use crate::exec::NormSpec;
 
 /// Normalization over the last axis.
 #[derive(Debug, Clone)]
@@ -37,15 +38,15 @@ pub enum Norm {
 }
 
 impl Norm {
-    /// Weight and epsilon of a norm by the mean square, unless other numbers stand in its place.
-    pub fn rms(&self) -> Option<(&Array, f32)> {
+    /// What it is, with the numbers that stand in its place.
+    fn spec(&self) -> NormSpec<'_> {
         match self {
             Norm::Rms {
                 weight: Some(weight),
                 eps,
-            } => Some((weight, *eps)),
-            Norm::Placed { norm, weight, .. } if !weight.is_adapted() => norm.rms(),
-            _ => None,
+            } => NormSpec::Rms(weight, *eps),
+            Norm::Placed { norm, weight, .. } if !weight.is_adapted() => norm.spec(),
+            _ => NormSpec::Other,
         }
     }
 
@@ -82,6 +83,11 @@ impl Norm {
             }
         }
     }
+}
+
+/// What a norm is, for whoever computes; none is none.
+pub fn spec(norm: Option<&Norm>) -> NormSpec<'_> {
+    norm.map_or(NormSpec::None, Norm::spec)
 }
 
 /// Through a norm, where there is one.

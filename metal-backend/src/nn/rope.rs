@@ -4,9 +4,10 @@
 use std::f32::consts::TAU;
 use std::sync::Arc;
 
-use mlx_rs_core::{Array, Result, concatenate, cpu, fast};
+use mlx_rs_core::{Array, Result, concatenate, fast};
 
 use crate::checkpoint::config::{RopeConfig, RopeScaling};
+use crate::exec::RotarySpec;
 
 /// A configured rotary embedding.
 #[derive(Debug, Clone)]
@@ -164,13 +165,16 @@ impl Rope {
         Ok(self)
     }
 
-    /// The rotation as our kernels take it; `None` where it changes with the number of positions.
-    pub fn rotation(&self) -> Option<cpu::Rotation> {
-        self.beyond.is_none().then(|| cpu::Rotation {
-            radians: Arc::clone(&self.radians),
-            traditional: self.traditional,
-            amplitude: self.factor,
-        })
+    /// What it is, for whoever computes.
+    pub fn spec(&self) -> RotarySpec<'_> {
+        match self.beyond {
+            Some(_) => RotarySpec::Changing,
+            None => RotarySpec::Fixed {
+                radians: &self.radians,
+                traditional: self.traditional,
+                amplitude: self.factor,
+            },
+        }
     }
 
     /// The number of positions beyond which all of a sequence's positions are rotated in another

@@ -7,16 +7,17 @@
 //! are divided by the sum over the whole vocabulary. The draw is Gumbel's: the greatest of logits
 //! plus noise has the distribution of the softmax.
 //!
-//! On the CPU one kernel does all of it (`cpu::sample`). It draws by a running sum: the same
+//! On the CPU one kernel does all of it (`exec::sampling`). It draws by a running sum: the same
 //! distribution, but other tokens for a seed.
 
 use mlx_rs_core::random::gumbel;
-use mlx_rs_core::{Array, Dtype, Result, concatenate, cpu, where_};
+use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
 
 use super::filters::{
     column, greatest, inverse, min_p, minus_infinity, shift, temperature, top_k, top_p, xtc,
 };
 use super::random::Seed;
+use crate::exec::sampling::{DrawParams, Pick};
 
 /// More candidates than this are filtered in place: sorting them apart gains nothing.
 const MOST_CANDIDATES: usize = 1024;
@@ -49,11 +50,11 @@ pub(super) struct Draw {
 
 impl Choice {
     /// The same for the kernel of CPUs.
-    pub(super) fn pick(self) -> cpu::Pick {
+    pub(super) fn pick(self) -> Pick {
         match self {
-            Choice::Forced(id) => cpu::Pick::Forced(id),
-            Choice::Greedy => cpu::Pick::Greedy,
-            Choice::Draw(d) => cpu::Pick::Draw(cpu::DrawParams {
+            Choice::Forced(id) => Pick::Forced(id),
+            Choice::Greedy => Pick::Greedy,
+            Choice::Draw(d) => Pick::Draw(DrawParams {
                 top_p: d.top_p,
                 min_p: d.min_p,
                 xtc: d.xtc.map(|threshold| (threshold, d.spared)),

@@ -1,12 +1,10 @@
 //! Log-probabilities of drawn tokens and their best alternatives. They are computed on the device
 //! beside the draw, and only these few numbers are read back.
 
-use mlx_rs_core::{Array, Result, cpu};
+use mlx_rs_core::{Array, Result};
 
 use super::filters::{greatest, shift};
-
-/// More alternatives than this are found by sorting.
-const MOST_BY_KERNEL: usize = 1024;
+use crate::exec::sampling;
 
 /// Log-probabilities of one step, under the softmax of the logits as the model gave them.
 #[derive(Debug)]
@@ -28,8 +26,8 @@ impl Logprobs {
     pub fn new(logits: &Array, tokens: &Array, n: usize, on_cpu: bool) -> Result<Self> {
         let vocabulary = logits.dim(-1)?;
         let n = i32::try_from(n).unwrap_or(i32::MAX).min(vocabulary);
-        if on_cpu && cpu::enabled() && n as usize <= MOST_BY_KERNEL {
-            let found = cpu::log_probabilities(logits, tokens, n.unsigned_abs() as usize)?;
+        let count = n.unsigned_abs() as usize;
+        if let Some(found) = sampling::log_probabilities(logits, tokens, count, on_cpu)? {
             return Ok(Self {
                 chosen: found.chosen,
                 top: (n > 0).then_some((found.values, found.indices)),

@@ -10,7 +10,7 @@
 //! What changes logits is in `penalties`, in this order: repetition, presence and frequency, bias,
 //! logits processors, banned tokens, minimal length, grammar. What chooses is in `filters`, and
 //! `chain` composes it: top-p, min-p, XTC, top-k, temperature, draw. On the CPU, one kernel does all
-//! of it (`cpu::sample`), but for what logits processors must see changed before.
+//! of it (`exec::sampling`), but for what logits processors must see changed before.
 
 mod chain;
 mod filters;
@@ -28,9 +28,10 @@ pub use penalties::{add_bias, allow, count, count_penalty, forbid, repeat_penalt
 use std::sync::Arc;
 
 use inference::{Error, ErrorKind, GenerateOptions, Result};
-use mlx_rs_core::{Array, Dtype, async_eval, concatenate, cpu, zeros};
+use mlx_rs_core::{Array, Dtype, async_eval, concatenate, zeros};
 
 use crate::error::engine;
+use crate::exec::sampling::{self, Pick, SampleParams, SampleRow};
 use chain::{Choice, Draw};
 use host::Host;
 use random::Seed;
@@ -174,7 +175,7 @@ impl Sampler {
             .iter()
             .map(inference::LogitsProcessorFactory::make)
             .collect();
-        let on_cpu = context.on_cpu && cpu::enabled() && context.vocabulary <= cpu::MAX_ROW_LEN;
+        let on_cpu = sampling::by_kernel(context.on_cpu, context.vocabulary);
         let whole = on_cpu && processors.is_empty();
         let enders: Vec<u32> = context
             .eos
@@ -356,10 +357,10 @@ impl Sampler {
     }
 
     /// What the kernel of CPUs does with this row.
-    fn row(&mut self) -> Result<cpu::SampleRow> {
+    fn row(&mut self) -> Result<SampleRow> {
         let pick = self.choice().pick();
-        if !self.whole || matches!(pick, cpu::Pick::Forced(_)) {
-            return Ok(cpu::SampleParams::new(pick).into());
+        if !self.whole || matches!(pick, Pick::Forced(_)) {
+            return Ok(SampleParams::new(pick).into());
         }
         let allowed = self.allowed()?;
         let banned = match allowed {
@@ -367,15 +368,15 @@ impl Sampler {
             None if self.step < self.min_tokens => Arc::clone(&self.banned_yet),
             None => Arc::clone(&self.banned),
         };
-        let params = cpu::SampleParams {
-            repeat: (self.repeat_penalty != 1.0).then_some(cpu::RepetitionPenalty {
+        let params = SampleParams {
+            repeat: (self.repeat_penalty != 1.0).then_some(sampling::RepetitionPenalty {
                 last: match self.window {
                     0 => usize::MAX,
                     n => n,
                 },
                 penalty: self.repeat_penalty,
             }),
-            count: self.counts_tokens().then(|| cpu::CountPenalties {
+            count: self.counts_tokens().then(|| sampling::CountPenalties {
                 last: usize::try_from(self.step).unwrap_or(usize::MAX),
                 presence: self.presence,
                 frequency: self.frequency,
@@ -385,7 +386,7 @@ impl Sampler {
             allowed,
             pick,
         };
-        Ok(cpu::SampleRow {
+        Ok(SampleRow {
             seen: self.history.clone(),
             params,
         })
@@ -552,7 +553,7 @@ pub fn sample(rows: &mut [&mut Sampler], logits: &Array) -> Result<Drawn> {
     let on_cpu = rows.iter().any(|r| r.on_cpu);
     let tokens = if on_cpu {
         let rows = rows.iter_mut().map(|r| r.row()).collect::<Result<_>>()?;
-        cpu::sample(&changed, rows)
+        sampling::sample(&changed, rows)
     } else {
         let choices: Vec<Choice> = rows.iter().map(|r| r.choice()).collect();
         chain::choose(&changed, &choices)

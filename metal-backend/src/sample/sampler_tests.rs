@@ -2,6 +2,7 @@
 
 use super::*;
 use inference::LogitsProcessorFactory;
+use mlx_rs_core::cpu;
 
 const NO: f32 = f32::NEG_INFINITY;
 

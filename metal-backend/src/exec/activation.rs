@@ -32,7 +32,7 @@ impl Activation {
     }
 
     /// The same in our kernels, where they have it.
-    pub fn kernel(self) -> Option<cpu::Gate> {
+    pub(super) fn kernel(self) -> Option<cpu::Gate> {
         match self {
             Self::Silu => Some(cpu::Gate::Silu),
             Self::GeluTanh => Some(cpu::Gate::GeluTanh),

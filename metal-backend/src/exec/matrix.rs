@@ -1,0 +1,157 @@
+//! Products with matrices, and what surrounds them: a norm before, biases, and an epilogue.
+
+use mlx_rs_core::{Array, Result, cpu};
+
+use super::activation::Activation;
+use super::parallel::ParallelMatrix;
+use super::weight::Weight;
+
+/// A matrix `[out, in]` as it is multiplied with.
+#[derive(Debug, Clone)]
+pub struct Matrix(Kind);
+
+#[derive(Debug, Clone)]
+enum Kind {
+    /// The transposed view `[in, out]`, made once instead of at every call.
+    Dense { transposed: Array },
+    /// By our kernels.
+    Kernel(cpu::Matrix),
+    /// By MLX.
+    Quantized(ParallelMatrix),
+}
+
+/// A matrix with a bias `[out]`, or without.
+pub type Part<'a> = (&'a Matrix, Option<&'a Array>);
+
+/// What stands before a product.
+#[derive(Debug, Clone, Copy)]
+pub enum NormSpec<'a> {
+    /// Nothing.
+    None,
+    /// A norm by the root of the mean square: its weight, and what is added under the root.
+    Rms(&'a Array, f32),
+    /// Another norm, or one that an adapter changes.
+    Other,
+}
+
+impl<'a> NormSpec<'a> {
+    /// The norm as the kernels take it; `None` where they do not have it.
+    pub(super) fn kernel(self) -> Option<cpu::RowNorm<'a>> {
+        match self {
+            Self::None => Some(None),
+            Self::Rms(weight, eps) => Some(Some((weight, eps))),
+            Self::Other => None,
+        }
+    }
+}
+
+/// What becomes of the products.
+#[derive(Debug, Clone, Copy)]
+pub enum Epilogue<'a> {
+    /// They stand one after another in the last axis.
+    None,
+    /// They are added to this, of the output's shape.
+    Add(&'a Array),
+    /// The first of two goes through an activation and is multiplied with the second.
+    Gate(Activation),
+}
+
+impl Matrix {
+    /// From a weight `[out, in]`, for a processor when `on_cpu`.
+    ///
+    /// # Errors
+    /// When the weight is not a matrix.
+    pub fn new(weight: Weight, on_cpu: bool) -> Result<Self> {
+        Ok(Self(match weight.in_layout(on_cpu)? {
+            Weight::Interleaved(m) => Kind::Kernel(cpu::Matrix::Quantized(m)),
+            Weight::Quantized(q) => Kind::Quantized(ParallelMatrix::new(q, on_cpu)?),
+            Weight::Dense(w) => {
+                let kernel = if on_cpu {
+                    cpu::DenseMatrix::new(&w)?
+                } else {
+                    None
+                };
+                match kernel {
+                    Some(matrix) => Kind::Kernel(cpu::Matrix::Dense(matrix)),
+                    None => Kind::Dense {
+                        transposed: w.swap_axes(0, 1)?,
+                    },
+                }
+            }
+        }))
+    }
+
+    /// `x W^T`, `[.., in] -> [.., out]`. `differentiated` says that the result must have
+    /// derivatives.
+    ///
+    /// # Errors
+    /// When `x` does not end in the input dimension.
+    pub fn product(&self, x: &Array, differentiated: bool) -> Result<Array> {
+        match &self.0 {
+            Kind::Dense { transposed } => x.matmul(transposed),
+            Kind::Kernel(w) if differentiated => w.product_for_gradients(x),
+            Kind::Kernel(w) => w.product(x),
+            Kind::Quantized(q) => q.product(x),
+        }
+    }
+
+    /// `x W^T + b`, as [`Self::product`].
+    ///
+    /// # Errors
+    /// As [`Self::product`].
+    pub fn affine(&self, x: &Array, bias: &Array, differentiated: bool) -> Result<Array> {
+        match &self.0 {
+            Kind::Dense { transposed } => bias.addmm(x, transposed, 1.0, 1.0),
+            _ => self.product(x, differentiated)?.add(bias),
+        }
+    }
+
+    fn kernel(&self) -> Option<&cpu::Matrix> {
+        match &self.0 {
+            Kind::Kernel(matrix) => Some(matrix),
+            _ => None,
+        }
+    }
+}
+
+/// A part as the kernels take it; `None` where they do not have it, or without a part.
+pub(super) fn biased(part: Option<Part<'_>>) -> Option<cpu::Biased<'_>> {
+    let (matrix, bias) = part?;
+    Some((matrix.kernel()?, bias))
+}
+
+/// Several products on one input through a norm, as one operation of the kernels. `None` where they
+/// do not have all of it, where a part is `None`, and where the result must have derivatives.
+/// Outputs stand one after another in the last axis, unless `then` makes one of two.
+///
+/// # Errors
+/// When `x` does not end in the input dimension.
+pub fn project<'a>(
+    parts: impl Iterator<Item = Option<Part<'a>>>,
+    norm: NormSpec<'_>,
+    then: Epilogue<'_>,
+    x: &Array,
+    differentiated: bool,
+) -> Result<Option<Array>> {
+    if differentiated {
+        return Ok(None);
+    }
+    let then = match then {
+        Epilogue::None => Some(cpu::Epilogue::None),
+        Epilogue::Add(add) => Some(cpu::Epilogue::Add(add)),
+        Epilogue::Gate(activation) => activation.kernel().map(cpu::Epilogue::Gate),
+    };
+    let (Some(then), Some(norm)) = (then, norm.kernel()) else {
+        return Ok(None);
+    };
+    let parts: Option<Vec<_>> = parts.map(biased).collect();
+    let Some(parts) = parts else {
+        return Ok(None);
+    };
+    let projection = cpu::Projection {
+        parts: &parts,
+        norm,
+        then,
+    };
+    projection.of(x).map(Some)
+}

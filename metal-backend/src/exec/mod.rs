@@ -1,0 +1,39 @@
+//! The one place that chooses who computes: our kernels for CPUs, or MLX's operations.
+//!
+//! Layers, caches, samplers and the loader describe what they are. Each file here takes one kind of
+//! description, knows what the kernels have of it, and holds both ways or hands back `None` where
+//! the way of MLX is made of several layers. The files are cut by operation and not by who
+//! computes, so that a choice stands beside both of its sides.
+//!
+//! | File | What it decides |
+//! |---|---|
+//! | `weight.rs` | the layout of a matrix in memory, and what the loader keeps packed |
+//! | `matrix.rs` | one product, and several with a norm before and an epilogue behind |
+//! | `activation.rs` | which activations are gates of the kernels |
+//! | `parallel.rs` | quantized products of MLX on one stream or two |
+//! | `attention.rs` | which attention layers the kernels have |
+//! | `block.rs` | which whole decoder blocks they have |
+//! | `sampling.rs` | who draws tokens and finds log-probabilities |
+//!
+//! No other module of the engine names `mlx_rs_core::cpu`; `tests/layering.rs` fails on one that
+//! does.
+
+pub mod activation;
+mod attention;
+mod block;
+mod matrix;
+mod parallel;
+pub mod sampling;
+mod weight;
+
+pub use activation::Activation;
+pub use attention::{AttentionSpec, Heads, KvBuffer, PlainView, RotarySpec, Rotation, TokenRange};
+pub use block::{Block, BlockSpec, KvSlot};
+pub use matrix::{Epilogue, Matrix, NormSpec, Part, project};
+pub use parallel::ParallelMatrix;
+pub use weight::{
+    INTERLEAVED_ROWS, Weight, factors, interleaved, keeps_half, keeps_packed, keeps_super_scales,
+    storage,
+};
+
+pub use mlx_rs_core::cpu::{OPTIMIZED, status};
