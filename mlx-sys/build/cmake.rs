@@ -1,8 +1,8 @@
-//! Builds libmlxc.a with CMake, once for each set of inputs, into the cache.
+//! Builds libmlxc.a with the crate `cmake`, once for each set of inputs, into the cache.
 
-use std::ffi::OsString;
 use std::fs;
-use std::path::PathBuf;
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cache::{Cache, key, sha256_file};
@@ -12,11 +12,38 @@ use crate::mlxc::Source;
 use crate::pip::run;
 use crate::tools::Tools;
 
-/// `-DNAME=value`.
-pub fn define(name: &str, value: impl Into<OsString>) -> OsString {
-    let mut text = OsString::from(format!("-D{name}="));
-    text.push(value.into());
-    text
+/// A release build of the project in `source`, with Ninja, below `work`.
+pub fn project(tools: &Tools, source: &Path, work: &Path) -> ::cmake::Config {
+    let mut config = ::cmake::Config::new(source);
+    config
+        .generator("Ninja")
+        .define("CMAKE_MAKE_PROGRAM", &tools.ninja)
+        .profile("Release")
+        .out_dir(work);
+    config
+}
+
+/// Configures and builds it; the directory of what was built. The output goes to the standard
+/// output and error of this build script, which Cargo shows where it fails.
+pub fn make(tools: &Tools, config: &mut ::cmake::Config) -> Result<PathBuf, String> {
+    // The crate takes the program from this variable alone, and a machine without CMake has it in
+    // our cache.
+    // SAFETY: `set_var` asks that no other thread reads or writes the environment meanwhile. This
+    // build script starts no thread, and every library call before this one has joined its own.
+    unsafe { std::env::set_var("CMAKE", &tools.cmake) };
+    // It panics where CMake fails. The message is for `main`, which says the way out, too.
+    let hook = take_hook();
+    set_hook(Box::new(|_| {}));
+    let built = catch_unwind(AssertUnwindSafe(|| config.build()));
+    set_hook(hook);
+    let dir = built.map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(|text| text.trim());
+        format!(
+            "{}\nCMake's output is above.",
+            text.unwrap_or("CMake failed")
+        )
+    })?;
+    Ok(dir.join("build"))
 }
 
 /// The directory that holds libmlxc.a.
@@ -53,25 +80,22 @@ pub fn build(
             source.dir.display(),
             shim.display()
         );
-        run(Command::new(&tools.cmake)
-            .args(["-G", "Ninja", "-S"])
-            .arg(&source.dir)
-            .arg("-B")
-            .arg(&work)
-            .arg(define("CMAKE_MAKE_PROGRAM", &tools.ninja))
-            .arg(define("CMAKE_CXX_COMPILER", &env.cxx))
-            .arg(define("CMAKE_CXX_FLAGS", flags))
-            .arg(define("CMAKE_BUILD_TYPE", "Release"))
-            .arg(define("BUILD_SHARED_LIBS", "OFF"))
+        let mut config = project(tools, &source.dir, &work);
+        config
+            .define("CMAKE_CXX_COMPILER", &env.cxx)
+            // Defined, not added: the crate then leaves out the flags of CXXFLAGS, which the name of
+            // the cache's entry does not know.
+            .define("CMAKE_CXX_FLAGS", flags)
+            .define("BUILD_SHARED_LIBS", "OFF")
             // It becomes part of a shared library on Linux.
-            .arg(define("CMAKE_POSITION_INDEPENDENT_CODE", "ON"))
-            .arg(define("MLX_C_BUILD_EXAMPLES", "OFF"))
-            .arg(define("MLX_C_USE_SYSTEM_MLX", "ON"))
-            .arg(define("MLX_DIR", mlx.root.join("share/cmake/MLX"))))
-        .map_err(|e| format!("cannot configure mlx-c against MLX {}:\n{e}", mlx.version))?;
-        run(Command::new(&tools.cmake).arg("--build").arg(&work))
+            .define("CMAKE_POSITION_INDEPENDENT_CODE", "ON")
+            .define("MLX_C_BUILD_EXAMPLES", "OFF")
+            .define("MLX_C_USE_SYSTEM_MLX", "ON")
+            .define("MLX_DIR", mlx.root.join("share/cmake/MLX"))
+            .build_target("mlxc");
+        let built = make(tools, &mut config)
             .map_err(|e| format!("cannot build mlx-c against MLX {}:\n{e}", mlx.version))?;
-        fs::copy(work.join("libmlxc.a"), dir.join("libmlxc.a"))
+        fs::copy(built.join("libmlxc.a"), dir.join("libmlxc.a"))
             .map_err(|e| format!("the build left no libmlxc.a: {e}"))?;
         let _ = fs::remove_dir_all(&work);
         Ok(())

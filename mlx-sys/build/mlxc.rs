@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cache::{Cache, sha256_tree};
+use crate::cmake;
 use crate::env::Env;
 use crate::pins::{Pins, Version, parse_version, supported};
 use crate::pip::run;
@@ -113,16 +114,12 @@ impl Source {
                 ));
             }
             let build = env.out_dir.join("superbuild");
-            run(Command::new(&tools.cmake)
-                .arg("-G")
-                .arg("Ninja")
-                .arg("-S")
-                .arg(env.manifest_dir.join("vendor/superbuild"))
-                .arg("-B")
-                .arg(&build)
-                .arg(crate::cmake::define("CMAKE_MAKE_PROGRAM", &tools.ninja))
-                .arg(crate::cmake::define("MLX_C_DESTINATION", temporary)))?;
-            run(Command::new(&tools.cmake).arg("--build").arg(&build)).map(|_| ())
+            let project = env.manifest_dir.join("vendor/superbuild");
+            let mut config = cmake::project(tools, &project, &build);
+            config
+                .define("MLX_C_DESTINATION", temporary)
+                .no_build_target(true);
+            cmake::make(tools, &mut config).map(|_| ())
         })?;
         Self::at(dir)
     }

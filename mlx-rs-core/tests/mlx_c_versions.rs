@@ -1,0 +1,177 @@
+//! What differs between mlx-c 0.4 and 0.5 inside this crate (the cfg `mlx_c_0_5`) does not differ
+//! outside: the same assertions hold for both. docs/building.md says how to run them with 0.4.1.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use mlx_rs_core::fast::{Mask, scaled_dot_product_attention};
+use mlx_rs_core::transforms::compile;
+use mlx_rs_core::{
+    Array, Device, DeviceInfo, Dtype, Error, QuantMode, Quantized, cuda_is_available, linspace,
+    metal_is_available, random,
+};
+
+/// The files that have the cfg, how often, and the test here that goes through them.
+const PATHS: [(&str, usize, &str); 6] = [
+    ("array/managed.rs", 3, "vectors_become_arrays"),
+    ("device.rs", 7, "devices_are_counted_and_described"),
+    ("fast.rs", 3, "the_last_query_meets_the_last_key"),
+    ("ops/create.rs", 2, "linspace_is_in_double_precision"),
+    (
+        "ops/dequantized.rs",
+        1,
+        "packed_floats_multiply_as_they_are_dequantized",
+    ),
+    ("random/discrete.rs", 2, "bits_of_one_key_keep_their_widths"),
+];
+
+fn count(dir: &Path, below: &Path, found: &mut BTreeMap<String, usize>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            count(&path, below, found);
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let n = text.matches("(mlx_c_0_5)").count();
+        if n > 0 {
+            let name = path.strip_prefix(below).unwrap();
+            found.insert(name.to_string_lossy().replace('\\', "/"), n);
+        }
+    }
+}
+
+#[test]
+fn every_path_of_the_cfg_has_its_test() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = BTreeMap::new();
+    count(&src, &src, &mut found);
+    let listed = PATHS.map(|(file, n, _)| (file.to_owned(), n));
+    assert_eq!(
+        found,
+        listed.into(),
+        "a path without a test, or a test without a path"
+    );
+    let here = include_str!("mlx_c_versions.rs");
+    for (file, _, test) in PATHS {
+        assert!(
+            here.contains(&format!("\nfn {test}()")),
+            "{file}: no test {test}"
+        );
+    }
+}
+
+#[test]
+fn vectors_become_arrays() {
+    for n in [0usize, 1, 5000] {
+        let values: Vec<f32> = (0..n).map(|i| i as f32).collect();
+        let a = Array::from_vec(values.clone(), &[n as i32]).unwrap();
+        assert_eq!(a.to_vec::<f32>().unwrap(), values);
+    }
+    assert!(Array::from_vec(vec![1.0f32; 3], &[2]).is_err());
+}
+
+#[test]
+fn devices_are_counted_and_described() {
+    assert_eq!(Device::cpu().count().unwrap(), 1);
+    let gpu = metal_is_available() || cuda_is_available();
+    assert_eq!(Device::gpu().count().unwrap() > 0, gpu);
+    assert!(!(metal_is_available() && cuda_is_available()));
+    Device::cpu().info().unwrap();
+    if metal_is_available() {
+        let info = Device::gpu().info().unwrap();
+        assert!(matches!(info.get("memory_size"), Some(DeviceInfo::Number(n)) if *n > 0));
+    }
+}
+
+#[test]
+fn the_last_query_meets_the_last_key() {
+    // [B, H, L, D]: as many queries as keys, more, and fewer.
+    for (queries, keys) in [(4, 4), (6, 4), (2, 5)] {
+        let numbers = |n: i32, seed: i32| {
+            let values: Vec<f32> = (0..n * 8).map(|i| ((i * seed) % 11) as f32 * 0.1).collect();
+            Array::from_slice(&values, &[1, 1, n, 8]).unwrap()
+        };
+        let (q, k, v) = (numbers(queries, 3), numbers(keys, 5), numbers(keys, 7));
+        let out = scaled_dot_product_attention(&q, &k, &v, 0.5, Mask::Causal).unwrap();
+        let (q, k, v) = [&q, &k, &v].map(|a| a.to_vec::<f32>().unwrap()).into();
+        let row = |a: &[f32], i: i32| a[i as usize * 8..][..8].to_vec();
+        for at in 0..queries {
+            // The keys up to the query's own, counted from the ends.
+            let seen = keys - queries + at + 1;
+            if seen < 1 {
+                // A query that sees no key has no defined result.
+                continue;
+            }
+            let own = row(&q, at);
+            let score = |j| {
+                let dot: f32 = row(&k, j).iter().zip(&own).map(|(a, b)| a * b).sum();
+                (dot * 0.5).exp()
+            };
+            let all: f32 = (0..seen).map(score).sum();
+            let got = row(&out.to_vec::<f32>().unwrap(), at);
+            for (d, got) in got.iter().enumerate() {
+                let expected: f32 = (0..seen).map(|j| score(j) / all * row(&v, j)[d]).sum();
+                assert!(
+                    (got - expected).abs() < 1e-5,
+                    "{queries}x{keys}: {got} {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn linspace_is_in_double_precision() {
+    let device = Device::cpu();
+    let x = device.scope(|| linspace(0.0, 1.0, 11, Dtype::Float64)?.to_vec::<f64>());
+    let x = x.unwrap();
+    for (i, x) in x.iter().enumerate() {
+        assert!((x - i as f64 / 10.0).abs() < 1e-15, "{i}: {x}");
+    }
+    let one = device.scope(|| linspace(3.0, 9.0, 1, Dtype::Float64)?.to_vec::<f64>());
+    assert_eq!(one.unwrap(), [3.0]);
+}
+
+#[test]
+fn packed_floats_multiply_as_they_are_dequantized() {
+    let values: Vec<f32> = (0..16 * 64)
+        .map(|i| ((i * 37) % 23) as f32 * 0.2 - 2.0)
+        .collect();
+    let matrix = Array::from_slice(&values, &[16, 64]).unwrap();
+    let x: Vec<f32> = (0..3 * 64).map(|i| ((i * 13) % 7) as f32 * 0.25).collect();
+    let x = Array::from_slice(&x, &[3, 64]).unwrap();
+    for (mode, group, bits) in [
+        (QuantMode::Affine, 32, 4),
+        (QuantMode::Mxfp4, 32, 4),
+        (QuantMode::Mxfp8, 32, 8),
+        (QuantMode::Nvfp4, 16, 4),
+    ] {
+        let packed = Quantized::quantize(&matrix, group, bits, mode).unwrap();
+        let dense = packed.dequantize(Dtype::Float32).unwrap();
+        let expected = x.matmul(&dense.transpose().unwrap()).unwrap();
+        let got = packed.matmul_transposed(&x).unwrap();
+        assert!(got.all_close(&expected, 1e-4, 1e-4).unwrap(), "{mode:?}");
+    }
+}
+
+#[test]
+fn bits_of_one_key_keep_their_widths() {
+    // MLX 0.30.1 takes them for one when it compiles them. It merges no outputs, so they become
+    // something else.
+    let draw = |key: &[Array]| -> Result<Vec<Array>, Error> {
+        let key = random::Key::from_array(key[0].clone())?;
+        let one = |width| random::bits(&[64], width, &key)?.astype(Dtype::Uint32);
+        Ok(vec![one(1)?, one(2)?, one(4)?.add(&Array::scalar(1u32)?)?])
+    };
+    let key = Array::vector(&[3u32, 4]).unwrap();
+    let plain = draw(std::slice::from_ref(&key)).unwrap();
+    let compiled = compile(draw).call(&[key]).unwrap();
+    for (plain, compiled) in plain.iter().zip(&compiled) {
+        assert_eq!(
+            plain.to_vec::<u32>().unwrap(),
+            compiled.to_vec::<u32>().unwrap()
+        );
+    }
+}
