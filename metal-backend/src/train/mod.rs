@@ -22,6 +22,7 @@ mod fuse;
 pub mod loss;
 pub mod optim;
 pub mod plan;
+mod plot;
 pub mod run;
 pub mod schedule;
 mod state;

@@ -5,9 +5,9 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use inference::{Error, ErrorKind, Result};
-use plotters::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use super::plot::{Curve, svg};
 use crate::workdir::replace_by;
 
 /// The log, beside the adapter.
@@ -88,7 +88,7 @@ pub struct TrainLog {
 }
 
 fn failed(path: &Path, doing: &str, e: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot {doing}: {e}"))
+    Error::new(ErrorKind::Io, format!("cannot {doing}"))
         .with_path(path)
         .with_source(e)
 }
@@ -158,8 +158,9 @@ impl TrainLog {
 }
 
 fn line(entry: &Entry) -> Result<String> {
-    let text =
-        serde_json::to_string(entry).map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
+    let text = serde_json::to_string(entry).map_err(|e| {
+        Error::new(ErrorKind::Engine, "a line of the log cannot be written").with_source(e)
+    })?;
     Ok(text + "\n")
 }
 
@@ -192,49 +193,20 @@ pub(super) fn plot_by(work: &Path, entries: &[Entry], path: &Path) -> Result<()>
     if last == 0 {
         return Ok(());
     }
-    let mut picture = String::new();
-    draw(&mut picture, &train, &valid, last, highest.max(1e-3) * 1.05)
-        .map_err(|e| Error::new(ErrorKind::Engine, format!("plot: {e}")))?;
+    let curves = [
+        Curve {
+            name: "training",
+            color: "blue",
+            points: &train,
+        },
+        Curve {
+            name: "validation",
+            color: "red",
+            points: &valid,
+        },
+    ];
+    let picture = svg(&curves, last, highest.max(1e-3) * 1.05);
     replace_by(work, path, picture.as_bytes())
-}
-
-fn draw(
-    picture: &mut String,
-    train: &[(u64, f64)],
-    valid: &[(u64, f64)],
-    last: u64,
-    highest: f64,
-) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let root = SVGBackend::with_string(picture, (800, 480)).into_drawing_area();
-    root.fill(&WHITE)?;
-    // The legend has a strip of its own: no place on the curves is free in every run.
-    let (legend, plot) = root.split_vertically(32);
-    // Steps are whole numbers, and so are their marks.
-    let mut chart = ChartBuilder::on(&plot)
-        .margin(16)
-        .x_label_area_size(40)
-        .y_label_area_size(60)
-        .build_cartesian_2d(0..last, 0.0..highest)?;
-    chart
-        .configure_mesh()
-        .x_desc("step")
-        .y_desc("loss (nats per token)")
-        .light_line_style(TRANSPARENT)
-        .draw()?;
-    let mut x = 76;
-    for (name, points, color) in [("training", train, BLUE), ("validation", valid, RED)] {
-        if points.is_empty() {
-            continue;
-        }
-        let style = color.stroke_width(2);
-        chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
-        legend.draw(&PathElement::new([(x, 22), (x + 24, 22)], style))?;
-        let font = ("sans-serif", 14).into_font();
-        legend.draw(&Text::new(name, (x + 32, 15), font))?;
-        x += 140;
-    }
-    root.present()?;
-    Ok(())
 }
 
 #[cfg(test)]
