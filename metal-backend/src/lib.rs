@@ -16,6 +16,17 @@
 //! # let _ = text;
 //! # Ok(()) }
 //! ```
+//!
+//! # Memory and devices
+//!
+//! MLX's memory is of the process, not of one model:
+//!
+//! | Function | Effect |
+//! |---|---|
+//! | [`active_memory`], [`peak_memory`], [`cache_memory`] | bytes in arrays, the most since [`reset_peak`], and bytes kept for reuse |
+//! | [`set_cache_limit`], [`set_memory_limit`], [`set_wired_limit`] | limits in bytes; each returns the one before |
+//! | [`clear_cache`], [`reset_peak`] | gives back what is kept for reuse; starts the peak again |
+//! | [`metal_is_available`], [`cuda_is_available`], [`Device::info`] | facts of the machine |
 
 #![forbid(unsafe_code)]
 
@@ -40,4 +51,8 @@ pub mod train;
 mod workdir;
 
 pub use backend::{architectures, gguf_architectures};
-pub use mlx_rs_core::memory::keep_freed;
+pub use mlx_rs_core::memory::{
+    active as active_memory, cache as cache_memory, clear_cache, keep_freed, peak as peak_memory,
+    reset_peak, set_cache_limit, set_limit as set_memory_limit, set_wired_limit,
+};
+pub use mlx_rs_core::{Device, DeviceInfo, cuda_is_available, metal_is_available};

@@ -5,15 +5,16 @@ mod training_common;
 
 use std::path::Path;
 
-use inference::{ErrorKind, GenerateOptions, LoadOptions, LoraConfig, TokenModel};
+use inference::{ComputeType, ErrorKind, GenerateOptions, LoadOptions, LoraConfig, TokenModel};
 use metal_backend::train::{
     self, AdapterKind, Compile, Optimizer, OptimizerConfig, Params, Preference, Schedule, Sequence,
     Trainer, Tuning, optim,
 };
-use mlx_rs_core::{Array, io};
+use mlx_rs_core::{Array, Dtype, io};
 use serde_json::Value;
 use training_common::{
-    at_rate, batch, check_slopes, cpu, disturb, fixtures, floats, fresh, read, sequences, tiny,
+    at_rate, batch, check_slopes, cpu, distance, disturb, fixtures, floats, fresh, logits, read,
+    sequences, tiny,
 };
 
 /// mlx-lm's optimizer in these tests.
@@ -530,4 +531,39 @@ fn a_fused_model_computes_what_the_adapted_one_does() {
         let e = train::fuse(&tiny(checkpoint), &adapter, &output).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::InvalidOption);
     }
+}
+
+/// The product of the adapter is computed in the wider type, and what is learned is kept in the
+/// narrow one: half the memory, and nearly the same losses.
+#[test]
+fn adapters_in_bfloat16_learn_and_stay_bfloat16() {
+    let learned = Sequence::new(vec![5, 17, 99, 40, 41, 42, 43, 44, 45, 46, 47]);
+    let losses = |dtype: ComputeType| {
+        let config = LoraConfig::new().with_dtype(dtype);
+        let mut trainer = fresh("llama", &config, like_mlx_lm(1e-2));
+        let losses: Vec<f32> = (0..20)
+            .map(|_| trainer.step(std::slice::from_ref(&learned)).unwrap().loss)
+            .collect();
+        (trainer, losses)
+    };
+    let (_, wide) = losses(ComputeType::Float32);
+    let (trainer, narrow) = losses(ComputeType::BFloat16);
+    // B is zero at first: the model alone.
+    assert!((narrow[0] - wide[0]).abs() < 1e-3, "{narrow:?} {wide:?}");
+    for (name, losses) in [("float32", &wide), ("bfloat16", &narrow)] {
+        assert!(losses[19] < 0.7 * losses[0], "{name}: {losses:?}");
+    }
+    let params = trainer.params();
+    assert!(!params.is_empty());
+    assert!(params.values().all(|p| p.dtype() == Dtype::Bfloat16));
+
+    // Saved and loaded, it computes the same.
+    let dir = tempfile::tempdir().unwrap();
+    trainer.save(dir.path()).unwrap();
+    let stored = io::load_safetensors(dir.path().join("adapters.safetensors")).unwrap();
+    assert!(stored.arrays.values().all(|a| a.dtype() == Dtype::Bfloat16));
+    let options = cpu().with_adapter_path(dir.path());
+    let again = inference::load_model(tiny("llama"), &options).unwrap();
+    let difference = distance(&logits(again.as_ref()), &logits(trainer.model()));
+    assert!(difference < 1e-4, "{difference}");
 }

@@ -41,6 +41,7 @@
 #[macro_use]
 mod macros;
 
+mod activation;
 mod array;
 mod call;
 mod closure;
@@ -71,7 +72,7 @@ pub mod metal;
 pub mod random;
 pub mod transforms;
 
-pub use array::{Array, Data, Iter, Nested};
+pub use array::{Array, Data, Iter, Nested, Values};
 pub use device::{Device, DeviceInfo, DeviceKind, cuda_is_available, metal_is_available};
 pub use dtype::{Dtype, Element, FloatElement};
 pub use error::{Error, ErrorKind, Result};

@@ -108,6 +108,8 @@ fn unary() -> Vec<Unary> {
         exp,
         expm1,
         floor,
+        gelu,
+        gelu_tanh,
         imag,
         is_finite,
         is_inf,

@@ -46,30 +46,11 @@ impl Activation {
     /// # Errors
     /// When memory runs out.
     pub fn apply(self, x: &Array) -> Result<Array> {
-        let scalar = |v: f32| Array::scalar(v)?.astype(x.dtype());
         match self {
             Self::Silu => x.silu(),
-            Self::Gelu => {
-                let phi = x
-                    .multiply(&scalar(std::f32::consts::FRAC_1_SQRT_2)?)?
-                    .erf()?
-                    .add(&scalar(1.0)?)?;
-                x.multiply(&phi)?.multiply(&scalar(0.5)?)
-            }
-            Self::GeluTanh => {
-                // sqrt(2 / pi) * (x + 0.044715 x^3)
-                let cubic = x
-                    .square()?
-                    .multiply(&scalar(0.044_715)?)?
-                    .add(&scalar(1.0)?)?;
-                let inner = x
-                    .multiply(&cubic)?
-                    .multiply(&scalar(0.797_884_6)?)?
-                    .tanh()?
-                    .add(&scalar(1.0)?)?;
-                x.multiply(&inner)?.multiply(&scalar(0.5)?)
-            }
-            Self::Relu => x.maximum(&scalar(0.0)?),
+            Self::Gelu => x.gelu(),
+            Self::GeluTanh => x.gelu_tanh(),
+            Self::Relu => x.maximum(&Array::scalar(0.0f32)?.astype(x.dtype())?),
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Iteration over the first axis. Elements of evaluated data are iterated through
-//! [`Array::data`](crate::Array::data).
+//! Iteration over the first axis, and over the elements.
 
 use std::iter::FusedIterator;
 
-use super::Array;
+use super::{Array, Data};
+use crate::dtype::Element;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The parts of an array along its first axis, in order; made by [`Array::iter`].
@@ -36,6 +36,63 @@ impl Array {
         }
     }
 }
+
+/// The elements of an array in row-major order; made by [`Array::iter_values`].
+#[derive(Debug)]
+pub struct Values<'a, T: Element> {
+    data: Data<'a, T>,
+    front: usize,
+    back: usize,
+}
+
+impl Array {
+    /// Evaluates the array, and iterates over its elements in row-major order.
+    ///
+    /// ```
+    /// # fn main() -> mlx_rs_core::Result<()> {
+    /// let a = mlx_rs_core::array!([[1, 2], [3, 4]])?.transpose()?;
+    /// assert_eq!(a.iter_values::<i32>()?.collect::<Vec<_>>(), [1, 3, 2, 4]);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Array::data`].
+    pub fn iter_values<T: Element>(&self) -> Result<Values<'_, T>> {
+        let data = self.data::<T>()?;
+        let back = data.len();
+        Ok(Values {
+            data,
+            front: 0,
+            back,
+        })
+    }
+}
+
+impl<T: Element> Iterator for Values<'_, T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        let value = *self.data[..self.back].get(self.front)?;
+        self.front += 1;
+        Some(value)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.back - self.front;
+        (left, Some(left))
+    }
+}
+
+impl<T: Element> DoubleEndedIterator for Values<'_, T> {
+    fn next_back(&mut self) -> Option<T> {
+        let value = *self.data[self.front..self.back].last()?;
+        self.back -= 1;
+        Some(value)
+    }
+}
+
+impl<T: Element> ExactSizeIterator for Values<'_, T> {}
+impl<T: Element> FusedIterator for Values<'_, T> {}
 
 impl Iter<'_> {
     fn part(&self, at: i32) -> Result<Array> {
@@ -84,5 +141,37 @@ impl<'a> IntoIterator for &'a Array {
     type IntoIter = Iter<'a>;
     fn into_iter(self) -> Iter<'a> {
         self.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_come_in_row_major_order_from_both_ends() {
+        let a = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3]).unwrap();
+        let mut values = a.iter_values::<f32>().unwrap();
+        assert_eq!(values.len(), 6);
+        assert_eq!((values.next(), values.next_back()), (Some(1.0), Some(6.0)));
+        assert_eq!(
+            values.by_ref().rev().collect::<Vec<_>>(),
+            [5.0, 4.0, 3.0, 2.0]
+        );
+        assert_eq!((values.next(), values.next_back()), (None, None));
+        // A view: not the order of the memory.
+        let turned = a.transpose().unwrap();
+        let sum = |x: &Array| x.iter_values::<f32>().unwrap().step_by(2).sum::<f32>();
+        assert_eq!((sum(&a), sum(&turned)), (9.0, 1.0 + 2.0 + 3.0));
+        assert_eq!(
+            Array::from_slice(&[0u8; 0], &[0, 2])
+                .unwrap()
+                .iter_values::<u8>()
+                .unwrap()
+                .count(),
+            0
+        );
+        let e = a.iter_values::<i32>().unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Dtype);
     }
 }

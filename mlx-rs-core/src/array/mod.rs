@@ -12,7 +12,7 @@ mod ndarray;
 
 pub use convert::Nested;
 pub use data::Data;
-pub use iter::Iter;
+pub use iter::{Iter, Values};
 
 use mlx_sys as sys;
 

@@ -25,7 +25,7 @@ use differences::{check, ids, normal, numbers, positive, scalar};
 #[test]
 fn functions_of_one_array() {
     type Unary = fn(&Array) -> Result<Array>;
-    let table: [(&str, Unary); 13] = [
+    let table: [(&str, Unary); 15] = [
         ("negative", Array::negative),
         ("square", Array::square),
         ("exp", Array::exp),
@@ -36,6 +36,8 @@ fn functions_of_one_array() {
         ("erf", Array::erf),
         ("sigmoid", Array::sigmoid),
         ("silu", Array::silu),
+        ("gelu", Array::gelu),
+        ("gelu_tanh", Array::gelu_tanh),
         ("abs", Array::abs),
         ("stop_gradient of a part", |x| {
             x.stop_gradient()?.multiply(&scalar(0.0))?.add(x)
