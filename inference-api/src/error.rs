@@ -174,18 +174,31 @@ impl From<inference_formats::Error> for Error {
 }
 
 impl fmt::Display for Error {
-    /// One line: `context: message (path)`. Control characters, which names read from files may
-    /// hold, are escaped. They could redraw a terminal or forge lines of a log.
+    /// One line: `context: message (path)`. The alternate form, `{:#}`, adds the causes, which the
+    /// message does not repeat: `message (path): cause: its cause`. Programs print that form.
+    /// Control characters, which names read from files may hold, are escaped. They could redraw a
+    /// terminal or forge lines of a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut line = OneLine(f);
+        let mut line = String::new();
         if let Some(context) = &self.inner.context {
             write!(line, "{context}: ")?;
         }
-        line.write_str(&self.inner.message)?;
+        line.push_str(&self.inner.message);
         if let Some(path) = &self.inner.path {
             write!(line, " ({})", path.display())?;
         }
-        Ok(())
+        if f.alternate() {
+            // A cause may repeat what stands already; it is said once.
+            let mut cause = std::error::Error::source(self);
+            while let Some(error) = cause {
+                let text = error.to_string();
+                if !line.contains(&text) {
+                    write!(line, ": {text}")?;
+                }
+                cause = error.source();
+            }
+        }
+        OneLine(f).write_str(&line)
     }
 }
 
@@ -244,6 +257,16 @@ mod tests {
             "load: gguf: cannot read the header (/m/model.gguf)"
         );
         assert_eq!(e.source().unwrap().to_string(), "disk on fire");
+        // The causes follow, each once.
+        assert_eq!(
+            format!("{e:#}"),
+            "load: gguf: cannot read the header (/m/model.gguf): disk on fire"
+        );
+        let outer = Error::new(ErrorKind::Engine, "no start: disk on fire").with_source(e.clone());
+        assert_eq!(
+            format!("{outer:#}"),
+            "no start: disk on fire: load: gguf: cannot read the header (/m/model.gguf)"
+        );
         assert_eq!(e.kind(), ErrorKind::Io);
         assert_eq!(e.clone().path(), Some(Path::new("/m/model.gguf")));
     }
@@ -272,7 +295,8 @@ mod tests {
         std::fs::write(&path, "{").unwrap();
         let e = Error::from(load().unwrap_err());
         assert_eq!(e.kind(), ErrorKind::InvalidModel);
-        assert!(e.message().starts_with("not valid JSON"), "{e}");
+        assert_eq!(e.message(), "not valid JSON");
+        assert!(format!("{e:#}").contains("EOF while parsing"), "{e:#}");
         assert!(e.source().unwrap().is::<serde_json::Error>());
     }
 

@@ -421,11 +421,9 @@ pub fn load_model(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Box<d
             .with_path(path));
         }
         Err(e) => {
-            return Err(
-                Error::new(ErrorKind::Io, format!("the model cannot be reached: {e}"))
-                    .with_path(path)
-                    .with_source(e),
-            );
+            return Err(Error::new(ErrorKind::Io, "the model cannot be reached")
+                .with_path(path)
+                .with_source(e));
         }
     }
     backend(options.backend.as_deref().unwrap_or_default())?.load_model(path, options)

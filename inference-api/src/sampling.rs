@@ -61,7 +61,7 @@ impl Grammar {
         }
         text.parse()
             .map(Grammar::JsonSchema)
-            .map_err(|e| invalid(format!("the JSON schema is no JSON: {e}")))
+            .map_err(|e| invalid(String::from("the JSON schema is no JSON")).with_source(e))
     }
 
     /// `json_schema`, `regex` or `lark`.

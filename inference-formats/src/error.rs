@@ -105,7 +105,8 @@ impl Error {
 }
 
 impl fmt::Display for Error {
-    /// One line: ``tensor `name`: message (path)``. Control characters are escaped: names come
+    /// One line: ``tensor `name`: message (path)``. The alternate form, `{:#}`, adds the causes, which
+    /// the message does not repeat: `message (path): cause: its cause`. Control characters are escaped: names come
     /// from files, and could redraw a terminal or forge lines of a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = String::new();
@@ -115,6 +116,17 @@ impl fmt::Display for Error {
         line.push_str(&self.inner.message);
         if let Some(path) = &self.inner.path {
             write!(line, " ({})", path.display())?;
+        }
+        if f.alternate() {
+            // A cause may repeat what stands already; it is said once.
+            let mut cause = std::error::Error::source(self);
+            while let Some(error) = cause {
+                let text = error.to_string();
+                if !line.contains(&text) {
+                    write!(line, ": {text}")?;
+                }
+                cause = error.source();
+            }
         }
         for c in line.chars() {
             if c.is_control() {
@@ -157,6 +169,10 @@ mod tests {
             .with_path("/other")
             .with_source(std::io::Error::other("disk on fire"));
         assert_eq!(e.to_string(), "tensor `a\\nb`: has shape [2] (/m/\\u{1b}x)");
+        assert_eq!(
+            format!("{e:#}"),
+            "tensor `a\\nb`: has shape [2] (/m/\\u{1b}x): disk on fire"
+        );
         assert_eq!(e.tensor(), Some("a\nb"));
         assert_eq!(e.path(), Some(Path::new("/m/\u{1b}x")));
         let source = std::error::Error::source(&e).map(ToString::to_string);

@@ -147,7 +147,7 @@ impl ApiError {
             ),
             // Messages of faults are for the operator: they may name files.
             _ => {
-                tracing::error!("a request failed: {error}");
+                tracing::error!("a request failed: {error:#}");
                 Self::internal()
             }
         }

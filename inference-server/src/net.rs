@@ -106,7 +106,7 @@ impl Server {
         app.engine.stop(LAST_WORDS);
         for model in app.models.loaded() {
             if let Err(e) = model.model().close() {
-                tracing::warn!("closing {}: {e}", model.id());
+                tracing::warn!("closing {}: {e:#}", model.id());
             }
         }
         served

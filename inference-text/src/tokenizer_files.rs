@@ -44,7 +44,7 @@ impl Tokenizer {
         };
         let in_file = |e: Error| e.with_path(&path);
         let outline: Outline = serde_json::from_slice(&bytes)
-            .map_err(|e| invalid(format!("not a tokenizer: {e}"), &path).with_source(e))?;
+            .map_err(|e| invalid("not a tokenizer", &path).with_source(e))?;
         outline.check(limits).map_err(in_file)?;
         drop(outline);
         let mut engine =
@@ -112,7 +112,7 @@ pub(crate) fn read_json(path: &Path, limits: &TextLimits) -> Result<Option<Value
     };
     serde_json::from_slice(&bytes)
         .map(Some)
-        .map_err(|e| invalid(format!("not JSON: {e}"), path).with_source(e))
+        .map_err(|e| invalid("not JSON", path).with_source(e))
 }
 
 /// A token in a configuration: its text, or an object that holds the text.

@@ -400,7 +400,7 @@ fn generation_eos(dir: &Path) -> Result<Vec<u32>> {
         return Ok(Vec::new());
     }
     let text = read_text(&path, MAX_TEXT_FILE)?;
-    let value: serde_json::Value =
-        serde_json::from_str(&text).map_err(|e| invalid(&path, format!("not a JSON file: {e}")))?;
+    let value: serde_json::Value = serde_json::from_str(&text)
+        .map_err(|e| invalid(&path, "not a JSON file").with_source(e))?;
     config::token_ids("eos_token_id", value.get("eos_token_id")).map_err(|m| invalid(&path, m))
 }

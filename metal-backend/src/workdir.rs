@@ -85,8 +85,7 @@ fn remove_leftovers(parent: &Path, prefix: &str) {
 
 /// Replaces a file as a whole, or leaves the old one.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
-    let dir = path.parent().filter(|p| !p.as_os_str().is_empty());
-    replace_by(dir.unwrap_or(Path::new(".")), path, content)
+    replace_by(parent_of(path), path, content)
 }
 
 /// The same, written in `work` first, which is on the same disk.
@@ -98,22 +97,60 @@ pub(crate) fn replace_by(work: &Path, path: &Path, content: &[u8]) -> Result<()>
         // As any new file; the process's umask takes its part.
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    let write = || {
+    replace_with(&builder, work, path, |file| file.write_all(content))
+}
+
+/// The same for what `write` puts into the file, which `builder` makes.
+pub(crate) fn replace_with(
+    builder: &tempfile::Builder<'_, '_>,
+    work: &Path,
+    path: &Path,
+    write: impl FnOnce(&mut tempfile::NamedTempFile) -> std::io::Result<()>,
+) -> Result<()> {
+    let replace = || {
         let mut file = builder.tempfile_in(work)?;
-        file.write_all(content)?;
+        write(&mut file)?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|e| e.error)
     };
-    write().map(drop).map_err(|e| {
-        Error::new(ErrorKind::Io, format!("cannot write the file: {e}"))
+    replace().map(drop).map_err(|e| {
+        Error::new(ErrorKind::Io, "cannot write the file")
             .with_path(path)
             .with_source(e)
     })
 }
 
+/// The directory that a file is in, or will be.
+pub(crate) fn parent_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    }
+}
+
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole_or_stays() {
+        use std::error::Error as _;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        replace(&path, b"old").unwrap();
+        let builder = tempfile::Builder::new();
+        let full = |_: &mut tempfile::NamedTempFile| Err(std::io::Error::other("disk full"));
+        let e = replace_with(&builder, dir.path(), &path, full).unwrap_err();
+        assert_eq!(e.source().unwrap().to_string(), "disk full");
+        let said = format!("{e:#}");
+        assert!(said.starts_with("cannot write the file"), "{said}");
+        assert_eq!(said.matches("disk full").count(), 1, "{said}");
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        // No half file is left.
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        replace(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
 
     #[test]
     fn the_dead_leave_nothing_and_the_living_keep_theirs() {

@@ -58,7 +58,7 @@ impl GrammarArgs {
 }
 
 fn schema(flag: &str, text: &str) -> Result<Grammar, Failure> {
-    Grammar::from_json_schema(text).map_err(|e| Failure::usage(format!("{flag}: {e}")))
+    Grammar::from_json_schema(text).map_err(|e| Failure::usage(format!("{flag}: {e:#}")))
 }
 
 fn read(flag: &str, path: &Path) -> Result<String, Failure> {

@@ -191,7 +191,7 @@ impl<'a> Session<'a> {
         self.last = Some((reply.metrics, reply.finish_reason));
         self.keep(console);
         match reply.error {
-            Some(e) if interrupted => console.warn(&format!("(stopped: {e})")),
+            Some(e) if interrupted => console.warn(&format!("(stopped: {e:#})")),
             Some(e) => return self.survive(e.into(), console),
             None => {}
         }

@@ -267,7 +267,7 @@ impl Flags {
             return Err(Failure::usage("--adapter-path must name a directory"));
         }
         c.validate().map_err(|e| Failure::usage(e.to_string()))?;
-        metal_backend::train::plan::check(&c).map_err(|e| Failure::usage(e.to_string()))?;
+        metal_backend::train::plan::check(&c).map_err(|e| Failure::usage(format!("{e:#}")))?;
         Ok(c)
     }
 

@@ -115,7 +115,7 @@ pub fn discover(dir: impl AsRef<Path>) -> Result<Discover> {
 }
 
 fn io_error(path: &Path, doing: &str, e: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("{doing}: {e}"))
+    Error::new(ErrorKind::Io, doing)
         .with_path(path)
         .with_source(e)
 }
@@ -275,7 +275,7 @@ fn describe(dir: &Path, weights: &[&PathBuf]) -> Result<DiscoveredModel> {
     let invalid = |message: String| Error::new(ErrorKind::InvalidModel, message).with_path(&path);
     let text = read_capped(&path, MAX_CONFIG)?;
     let config: Value = serde_json::from_slice(&text)
-        .map_err(|e| invalid(format!("not a JSON configuration: {e}")).with_source(e))?;
+        .map_err(|e| invalid("not a JSON configuration".into()).with_source(e))?;
     if !config.is_object() {
         return Err(invalid(String::from(
             "not a configuration: the JSON is not an object",

@@ -110,7 +110,7 @@ fn object(bytes: &[u8]) -> Result<serde_json::Map<String, Value>> {
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err(fault("the file is not a JSON object".into())),
-        Err(e) => Err(fault(format!("not valid JSON: {e}")).with_source(e)),
+        Err(e) => Err(fault("not valid JSON".into()).with_source(e)),
     }
 }
 

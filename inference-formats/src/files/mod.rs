@@ -29,9 +29,7 @@ fn io(path: &Path, doing: &str, e: std::io::Error) -> Error {
     } else {
         ErrorKind::Io
     };
-    Error::new(kind, format!("{doing}: {e}"))
-        .with_path(path)
-        .with_source(e)
+    Error::new(kind, doing).with_path(path).with_source(e)
 }
 
 /// Opens a regular file. A pipe or a device could block or never end.
@@ -85,7 +83,7 @@ pub fn read_capped(path: &Path, cap: u64) -> Result<Vec<u8>> {
 /// As for [`read_capped`], and when it is not UTF-8.
 pub fn read_text(path: &Path, cap: u64) -> Result<String> {
     String::from_utf8(read_capped(path, cap)?)
-        .map_err(|e| invalid(path, format!("the file is not UTF-8: {e}")))
+        .map_err(|e| invalid(path, "the file is not UTF-8").with_source(e))
 }
 
 /// An open regular file, with its length at that time. Reads have a position of their own, so

@@ -57,14 +57,14 @@ pub(super) fn read(file: &CheckedFile) -> Result<Vec<Entry>> {
     }
     let header: Vec<u8> = file.read_vec(LENGTH_BYTES, length as usize)?;
     let header: Header = serde_json::from_slice(&header)
-        .map_err(|e| fault(format!("the safetensors header is malformed: {e}")).with_source(e))?;
+        .map_err(|e| fault("the safetensors header is malformed".into()).with_source(e))?;
 
     let mut tensors = header.tensors;
     tensors.sort_by_key(|(_, t)| t.data_offsets);
     let infos = tensors.clone();
     // The crate checks that the data has no gaps and that sizes fit shapes.
     let metadata = Metadata::new(None, tensors)
-        .map_err(|e| fault(format!("the safetensors header is wrong: {e}")).with_source(e))?;
+        .map_err(|e| fault("the safetensors header is wrong".into()).with_source(e))?;
     let start = LENGTH_BYTES + length;
     let end = start.checked_add(metadata.data_len() as u64);
     if end != Some(file.len()) {

@@ -22,7 +22,7 @@ impl Index {
     pub(super) fn read(path: &Path) -> Result<Self> {
         let bytes = read_capped(path, MAX_INDEX_BYTES)?;
         let index: Self = serde_json::from_slice(&bytes)
-            .map_err(|e| invalid(path, format!("not an index of shards: {e}")).with_source(e))?;
+            .map_err(|e| invalid(path, "not an index of shards").with_source(e))?;
         if index.weight_map.is_empty() {
             return Err(invalid(
                 path,

@@ -52,8 +52,6 @@ impl Adapter for LoraAdapter {
 /// # Errors
 /// When writing fails.
 fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
-    let io_error =
-        |path: &Path, e: &std::io::Error| Error::new(ErrorKind::Io, e.to_string()).with_path(path);
     let slots: Vec<(&Arc<ParamSlot>, Arc<Delta>)> = adapter
         .slots()
         .iter()
@@ -100,13 +98,21 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
             arrays.insert(format!("{name}.{end}"), part);
         }
     }
-    fs::create_dir_all(dir).map_err(|e| io_error(dir, &e))?;
+    fs::create_dir_all(dir).map_err(|e| {
+        Error::new(ErrorKind::Io, "cannot make the directory")
+            .with_path(dir)
+            .with_source(e)
+    })?;
     let path = dir.join(CONFIG_FILE);
-    let text = serde_json::to_string_pretty(&config)
-        .map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
+    let text = serde_json::to_string_pretty(&config).map_err(|e| {
+        Error::new(ErrorKind::Engine, "the configuration cannot be written").with_source(e)
+    })?;
     replace(&path, text.as_bytes())?;
-    io::save_safetensors(dir.join(WEIGHTS_FILE), &arrays, &[("format", "mlx")])
-        .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(dir.join(WEIGHTS_FILE)))
+    io::save_safetensors(dir.join(WEIGHTS_FILE), &arrays, &[("format", "mlx")]).map_err(|e| {
+        Error::new(ErrorKind::Io, "cannot write the tensors")
+            .with_path(dir.join(WEIGHTS_FILE))
+            .with_source(e)
+    })
 }
 
 /// Loads an adapter from a directory and puts it at the layers of `all` that it names, in place of

@@ -42,8 +42,8 @@ fn settings(dir: &Path) -> Result<Settings> {
         .with_path(dir));
     }
     let text = read_text(&path, MAX_TEXT_FILE)?;
-    let config: Value =
-        serde_json::from_str(&text).map_err(|e| invalid(&path, format!("not a JSON file: {e}")))?;
+    let config: Value = serde_json::from_str(&text)
+        .map_err(|e| invalid(&path, "not a JSON file").with_source(e))?;
     let kind = match config.get("fine_tune_type").and_then(Value::as_str) {
         _ if config.get("use_dora").and_then(Value::as_bool) == Some(true) => AdapterKind::Dora,
         None | Some("lora") => AdapterKind::Lora,
@@ -163,7 +163,8 @@ impl Stored {
     pub(crate) fn read(dir: &Path) -> Result<Self> {
         let settings = settings(dir)?;
         let file = settings.weights;
-        let loaded = io::load_safetensors(&file).map_err(|e| invalid(&file, e.to_string()))?;
+        let loaded = io::load_safetensors(&file)
+            .map_err(|e| invalid(&file, "the tensors cannot be read").with_source(e))?;
         let mut layers: BTreeMap<String, BTreeMap<&'static str, Array>> = BTreeMap::new();
         for (name, array) in loaded.arrays {
             let Some((stem, part)) = parsed(&name, settings.kind) else {

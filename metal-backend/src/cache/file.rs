@@ -14,6 +14,7 @@ use super::{Caches, Snapshot};
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
+use crate::workdir::{parent_of, replace_with};
 
 /// The tensor that says what the file is.
 const ABOUT: &str = "about";
@@ -69,38 +70,27 @@ pub fn save(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Res
         stretch: caches.stretch(),
         layers,
     };
-    let about = serde_json::to_vec(&about)
-        .map_err(|e| Error::new(ErrorKind::Engine, format!("prompt cache: {e}")))?;
+    let about = serde_json::to_vec(&about).map_err(|e| {
+        Error::new(ErrorKind::Engine, "the prompt cache cannot be described").with_source(e)
+    })?;
     tensors.push((ABOUT.to_owned(), FileDtype::U8, vec![about.len()], about));
     let views = tensors
         .iter()
         .map(|(name, dtype, shape, bytes)| {
             TensorView::new(*dtype, shape.clone(), bytes)
                 .map(|view| (name.as_str(), view))
-                .map_err(|e| Error::new(ErrorKind::Engine, format!("prompt cache, {name}: {e}")))
+                .map_err(|e| {
+                    let message = format!("the prompt cache has no place for {name}");
+                    Error::new(ErrorKind::Engine, message).with_source(e)
+                })
         })
         .collect::<Result<Vec<_>>>()?;
-    let fault = |e: std::io::Error| {
-        Error::new(ErrorKind::Io, format!("cannot write: {e}"))
-            .with_path(path)
-            .with_source(e)
-    };
-    let dir = match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
-    let temporary = tempfile::Builder::new()
-        .prefix(".prompt-cache-")
-        .tempfile_in(dir)
-        .map_err(fault)?;
-    safetensors::serialize_to_file(views, None, temporary.path()).map_err(|e| {
-        Error::new(ErrorKind::Io, format!("cannot write: {e}"))
-            .with_path(path)
-            .with_source(e)
-    })?;
-    temporary.as_file().sync_all().map_err(fault)?;
-    temporary.persist(path).map_err(|e| fault(e.error))?;
-    Ok(())
+    // For the owner alone: it holds what was said.
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".prompt-cache-");
+    replace_with(&builder, parent_of(path), path, |file| {
+        safetensors::serialize_to_file(views, None, file.path()).map_err(std::io::Error::other)
+    })
 }
 
 /// Reads a file of the model `identity`, and returns its tokens and `empty` caches filled with
@@ -115,7 +105,7 @@ pub fn load(path: &Path, identity: &str, empty: Caches) -> Result<(Vec<u32>, Cac
         .info(ABOUT)
         .ok_or_else(|| fault(format!("not a prompt cache: it has no tensor `{ABOUT}`")))?;
     let about: About = serde_json::from_slice(&file.read::<u8>(info)?)
-        .map_err(|e| fault(format!("not a prompt cache: {e}")))?;
+        .map_err(|e| fault("not a prompt cache".into()).with_source(e))?;
     if about.format != FORMAT {
         return Err(fault(format!(
             "it is of format `{}`; `{FORMAT}` is needed",

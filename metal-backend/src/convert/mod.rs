@@ -247,7 +247,7 @@ pub fn convert(
 
 /// An error about the output.
 fn failed(what: &str, path: &Path, e: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("{what}: {e}"))
+    Error::new(ErrorKind::Io, what)
         .with_path(path)
         .with_source(e)
 }

@@ -111,7 +111,7 @@ impl Source {
         let config = match serde_json::from_slice(&read_capped(&path, MAX_CONFIG)?) {
             Ok(Value::Object(config)) => config,
             Ok(_) => return Err(invalid(&path, "the file is not a JSON object")),
-            Err(e) => return Err(invalid(&path, format!("not valid JSON: {e}")).with_source(e)),
+            Err(e) => return Err(invalid(&path, "not valid JSON").with_source(e)),
         };
         let checkpoint = SafetensorsCheckpoint::open(dir)?;
         let tensors = checkpoint

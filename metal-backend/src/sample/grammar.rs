@@ -70,8 +70,8 @@ impl Compiler {
             let compile = || self.compile_here(grammar);
             let thread = builder.stack_size(STACK).spawn_scoped(scope, compile);
             let thread = thread.map_err(|e| {
-                let message = format!("no thread can be started to compile the grammar: {e}");
-                Error::new(ErrorKind::OutOfMemory, message)
+                let message = "no thread can be started to compile the grammar";
+                Error::new(ErrorKind::OutOfMemory, message).with_source(e)
             })?;
             let stopped = |_| Error::new(ErrorKind::Engine, "the grammar's compilation panicked");
             thread.join().map_err(stopped)?

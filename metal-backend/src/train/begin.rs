@@ -52,10 +52,11 @@ pub(super) fn stage(path: &Path, config: &TrainConfig) -> Result<Staged> {
         Error::new(
             ErrorKind::Io,
             format!(
-                "cannot read the adapter: {e}; give a directory with {CONFIG_FILE}, or a .safetensors file"
+                "cannot read the adapter; give a directory with {CONFIG_FILE}, or a .safetensors file"
             ),
         )
         .with_path(path)
+        .with_source(e)
     };
     std::fs::File::open(path).map_err(failed)?;
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
@@ -80,7 +81,8 @@ pub(super) fn stage(path: &Path, config: &TrainConfig) -> Result<Staged> {
 /// The configuration of a bare file: the type from the names in it, the scale from `config`. Rank
 /// and layers are in the file.
 fn described(path: &Path, config: &TrainConfig) -> Result<serde_json::Value> {
-    let loaded = io::load_safetensors(path).map_err(|e| invalid(path, e.to_string()))?;
+    let loaded = io::load_safetensors(path)
+        .map_err(|e| invalid(path, "the tensors cannot be read").with_source(e))?;
     let any = |is: fn(&str) -> bool| loaded.arrays.keys().any(|name| is(name));
     let kind = if any(|n| n.ends_with(".m") || n.contains("lora_magnitude_vector")) {
         AdapterKind::Dora

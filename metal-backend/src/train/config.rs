@@ -288,7 +288,7 @@ impl TrainConfig {
             }
         };
         let io = |e: std::io::Error| {
-            named(Error::new(ErrorKind::Io, format!("cannot read the file: {e}")).with_source(e))
+            named(Error::new(ErrorKind::Io, "cannot read the file").with_source(e))
         };
         // Asked before opening: opening a pipe would wait for its other end.
         if !path.metadata().map_err(io)?.is_file() {

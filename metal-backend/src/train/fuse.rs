@@ -15,7 +15,7 @@ use crate::checkpoint::{Family, ModelFiles, locate};
 use crate::convert::{ConvertOptions, convert};
 use crate::error::engine;
 use crate::nn::adapter::{LowRank, SlotKind, adapted, lengths};
-use crate::workdir::WorkDir;
+use crate::workdir::{WorkDir, parent_of};
 
 /// Writes the model at `model` with the adapter at `adapter` into the new directory `output`. What is
 /// quantized stays so, in its format; the numbers of a fused model are those of the adapted one up to that.
@@ -40,8 +40,7 @@ pub fn fuse_dequantized(model: &Path, adapter: &Path, output: &Path) -> Result<u
     // Before minutes of converting, not after.
     must_be_new(output)?;
     let parent = parent_of(output);
-    let work = WorkDir::new(parent, WORK_PREFIX)
-        .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(parent))?;
+    let work = WorkDir::new(parent, WORK_PREFIX).map_err(|e| failed(parent, e))?;
     let dense = work.path().join("dense");
     let options = ConvertOptions::new().with_dequantize(true);
     convert(&file, &dense, &options, &mut |_, _| {})?;
@@ -50,13 +49,6 @@ pub fn fuse_dequantized(model: &Path, adapter: &Path, output: &Path) -> Result<u
 
 /// How names of hidden directories with models in the making begin.
 const WORK_PREFIX: &str = ".fuse-";
-
-fn parent_of(output: &Path) -> &Path {
-    match output.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
-}
 
 fn must_be_new(output: &Path) -> Result<()> {
     if fs::symlink_metadata(output).is_ok() {
@@ -78,8 +70,6 @@ fn fuse_as(model: &Path, adapter: &Path, output: &Path, dequantize: bool) -> Res
         .with_path(model));
     };
     must_be_new(output)?;
-    let failed =
-        |path: &Path, e: std::io::Error| Error::new(ErrorKind::Io, e.to_string()).with_path(path);
     let stream = Stream::default_of(Device::cpu()).map_err(engine("fuse"))?;
     let stored = stream.scope(|| Stored::read(adapter))?;
     let mut fusion = Fusion {
@@ -116,10 +106,17 @@ fn fuse_as(model: &Path, adapter: &Path, output: &Path, dequantize: bool) -> Res
 /// Which tensor is in which file.
 const INDEX: &str = "model.safetensors.index.json";
 
+/// What the system refused at a path.
+fn failed(path: &Path, e: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, "cannot read or write this")
+        .with_path(path)
+        .with_source(e)
+}
+
 /// A configuration, or an index, of a model whose matrices are no longer packed.
 fn without_packing(path: &Path, is_index: bool) -> Result<String> {
     let mut value: Value = serde_json::from_str(&read_text(path, MAX_TEXT_FILE)?)
-        .map_err(|e| invalid(path, format!("not a JSON file: {e}")))?;
+        .map_err(|e| invalid(path, "not a JSON file").with_source(e))?;
     if is_index {
         if let Some(map) = value.get_mut("weight_map").and_then(Value::as_object_mut) {
             let packed: Vec<String> = map
@@ -137,7 +134,9 @@ fn without_packing(path: &Path, is_index: bool) -> Result<String> {
         fields.remove("quantization");
         fields.remove("quantization_config");
     }
-    serde_json::to_string_pretty(&value).map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))
+    serde_json::to_string_pretty(&value).map_err(|e| {
+        Error::new(ErrorKind::Engine, "the configuration cannot be written").with_source(e)
+    })
 }
 
 /// What goes into files one after another.
@@ -152,7 +151,8 @@ struct Fusion {
 
 impl Fusion {
     fn file(&mut self, from: &Path, to: &Path) -> Result<()> {
-        let bad = |e: mlx_rs_core::Error| invalid(from, e.to_string());
+        let bad =
+            |e: mlx_rs_core::Error| invalid(from, "the tensors cannot be fused").with_source(e);
         let loaded = io::load_safetensors(from).map_err(bad)?;
         let mut arrays = loaded.arrays;
         let layers: Vec<String> = self.stored.names().map(str::to_owned).collect();
@@ -193,8 +193,11 @@ impl Fusion {
             .iter()
             .map(|(k, v)| (k.as_str(), v.as_str()))
             .collect();
-        io::save_safetensors(to, &arrays, &metadata)
-            .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(to))
+        io::save_safetensors(to, &arrays, &metadata).map_err(|e| {
+            Error::new(ErrorKind::Io, "cannot write the tensors")
+                .with_path(to)
+                .with_source(e)
+        })
     }
 
     /// The parts of a layer that change.
@@ -454,7 +457,7 @@ impl Formats {
         let path = dir.join("config.json");
         let text = read_text(&path, MAX_TEXT_FILE)?;
         let mut config: Value = serde_json::from_str(&text)
-            .map_err(|e| invalid(&path, format!("not a JSON file: {e}")))?;
+            .map_err(|e| invalid(&path, "not a JSON file").with_source(e))?;
         let quantization = ["quantization", "quantization_config"]
             .iter()
             .find_map(|key| config.get_mut(*key).map(Value::take))

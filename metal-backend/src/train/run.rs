@@ -146,7 +146,9 @@ impl Run {
         }
         let dir = &config.adapter_path;
         let io = |e: std::io::Error| {
-            Error::new(ErrorKind::Io, format!("cannot make the directory: {e}")).with_path(dir)
+            Error::new(ErrorKind::Io, "cannot make the directory")
+                .with_path(dir)
+                .with_source(e)
         };
         check_start(dir, start)?;
         // Before hours of training, not after.
@@ -266,8 +268,9 @@ impl Run {
             remove_earlier(&dir)?;
         }
         let mut log = TrainLog::open_by(self.work.path(), &dir, keep)?;
-        let options = serde_json::to_vec_pretty(&self.config)
-            .map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
+        let options = serde_json::to_vec_pretty(&self.config).map_err(|e| {
+            Error::new(ErrorKind::Engine, "the options cannot be written").with_source(e)
+        })?;
         replace_by(self.work.path(), &dir.join(OPTIONS_FILE), &options)?;
         // A figure for people; nothing depends on it.
         let _ = memory::reset_peak();
@@ -513,7 +516,9 @@ pub fn check_start(dir: &Path, start: Start) -> Result<()> {
 /// stays until the first save replaces it.
 fn remove_earlier(dir: &Path) -> Result<()> {
     let failed = |path: &Path, e: std::io::Error| {
-        Error::new(ErrorKind::Io, format!("cannot remove the file: {e}")).with_path(path)
+        Error::new(ErrorKind::Io, "cannot remove the file")
+            .with_path(path)
+            .with_source(e)
     };
     let entries = std::fs::read_dir(dir).map_err(|e| failed(dir, e))?;
     for entry in entries {
@@ -535,11 +540,9 @@ fn remove_earlier(dir: &Path) -> Result<()> {
 fn publish(work: &Path, dir: &Path, name: &str) -> Result<()> {
     let to = dir.join(name);
     std::fs::rename(work.join(name), &to).map_err(|e| {
-        Error::new(
-            ErrorKind::Io,
-            format!("cannot put the file in its place: {e}"),
-        )
-        .with_path(&to)
+        Error::new(ErrorKind::Io, "cannot put the file in its place")
+            .with_path(&to)
+            .with_source(e)
     })
 }
 
@@ -547,7 +550,11 @@ fn publish(work: &Path, dir: &Path, name: &str) -> Result<()> {
 /// changed, so that another name for it is as good as a copy.
 fn keep_numbered(work: &Path, dir: &Path, step: u64) -> Result<()> {
     let path = dir.join(format!("{step:07}_{WEIGHTS_FILE}"));
-    let failed = |e: std::io::Error| Error::new(ErrorKind::Io, e.to_string()).with_path(&path);
+    let failed = |e: std::io::Error| {
+        Error::new(ErrorKind::Io, "cannot keep the adapter of this step")
+            .with_path(&path)
+            .with_source(e)
+    };
     let fresh = work.join("numbered");
     let from = dir.join(WEIGHTS_FILE);
     std::fs::hard_link(&from, &fresh)

@@ -93,8 +93,9 @@ impl Place {
     /// [`ErrorKind::InvalidOption`] with both values.
     pub fn same_settings(&self, now: &Value) -> Result<()> {
         // Through text as the others: a number in memory may be an integer there and a float here.
-        let now: Value = serde_json::from_str(&now.to_string())
-            .map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
+        let now: Value = serde_json::from_str(&now.to_string()).map_err(|e| {
+            Error::new(ErrorKind::Engine, "the settings cannot be read back").with_source(e)
+        })?;
         let empty = serde_json::Map::new();
         let (then, now) = (
             self.settings.as_object().unwrap_or(&empty),
@@ -132,12 +133,16 @@ pub fn save(trainer: &Trainer, place: &Place, dir: &Path) -> Result<PathBuf> {
             .iter()
             .map(|(name, a)| (format!("{OPTIMIZER}{name}"), a)),
     );
-    let text =
-        serde_json::to_string(place).map_err(|e| Error::new(ErrorKind::Engine, e.to_string()))?;
+    let text = serde_json::to_string(place)
+        .map_err(|e| Error::new(ErrorKind::Engine, "the run cannot be described").with_source(e))?;
     let written = trainer
         .engine()
         .scope(|| io::save_safetensors(&path, arrays, &[(KEY, &text)]));
-    written.map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(&path))?;
+    written.map_err(|e| {
+        Error::new(ErrorKind::Io, "cannot write the state of the run")
+            .with_path(&path)
+            .with_source(e)
+    })?;
     Ok(path)
 }
 
@@ -158,13 +163,13 @@ pub fn load(trainer: &mut Trainer, settings: &Value, dir: &Path) -> Result<Place
     let loaded = trainer
         .engine()
         .scope(|| io::load_safetensors(&path))
-        .map_err(|e| invalid(&path, e.to_string()))?;
+        .map_err(|e| invalid(&path, "the tensors cannot be read").with_source(e))?;
     let text = loaded
         .metadata
         .get(KEY)
         .ok_or_else(|| invalid(&path, "it does not say how far the run is"))?;
     let place: Place = serde_json::from_str(text)
-        .map_err(|e| invalid(&path, format!("the state of the run cannot be read: {e}")))?;
+        .map_err(|e| invalid(&path, "the state of the run cannot be read").with_source(e))?;
     if place.version != VERSION {
         return Err(invalid(
             &path,
@@ -195,7 +200,7 @@ pub fn load(trainer: &mut Trainer, settings: &Value, dir: &Path) -> Result<Place
         .map_err(engine("resume"))?;
     trainer
         .restore(&params, optimizer, place.updates, place.step)
-        .map_err(|e| invalid(&path, e.to_string()))?;
+        .map_err(|e| invalid(&path, "it does not fit the model").with_source(e))?;
     Ok(place)
 }
 

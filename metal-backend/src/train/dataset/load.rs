@@ -208,7 +208,7 @@ fn bad(message: impl Into<String>) -> Error {
 }
 
 fn io(doing: &str, e: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot {doing}: {e}")).with_source(e)
+    Error::new(ErrorKind::Io, format!("cannot {doing}")).with_source(e)
 }
 
 fn read(path: &Path, text_to_ids: &TextPipeline, options: &DataOptions) -> Result<Dataset> {
