@@ -58,10 +58,10 @@ pub use work::{Input, Work, dim};
 use std::sync::OnceLock;
 
 /// Whether the kernels are used: not when `MLX_CPU_KERNELS` is `off` (or `0`, `false`, `no`).
+///
 /// ```
-/// if mlx_cpu_kernels::enabled() {
-///     println!("{}", mlx_cpu_kernels::status());
-/// }
+/// // It says which instructions are used.
+/// assert!(!mlx_cpu_kernels::enabled() || !mlx_cpu_kernels::status().is_empty());
 /// ```
 pub fn enabled() -> bool {
     static ENABLED: OnceLock<bool> = OnceLock::new();

@@ -81,8 +81,9 @@ pub fn compile_mode() -> CompileMode {
 /// [`compile_clear_cache`].
 ///
 /// ```
-/// use mlx_rs_core::transforms::{CompileMode, set_compile_mode};
+/// use mlx_rs_core::transforms::{CompileMode, compile_mode, set_compile_mode};
 /// set_compile_mode(CompileMode::NoFuse);
+/// assert_eq!(compile_mode(), CompileMode::NoFuse);
 /// # set_compile_mode(CompileMode::Enabled);
 /// ```
 pub fn set_compile_mode(mode: CompileMode) {

@@ -52,6 +52,7 @@ fn once<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> impl Iterator<Item =
 /// let x = Array::vector(&[1.0f32, 2.0])?;
 /// let (a, b) = (x.square()?, x.exp()?);
 /// eval([&a, &b])?; // both in one go
+/// assert_eq!(a.to_vec::<f32>()?, [1.0, 4.0]);
 /// # Ok(()) }
 /// ```
 ///
