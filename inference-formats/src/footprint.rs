@@ -49,6 +49,8 @@ pub enum Part {
     Embedding,
     /// Queries, keys, values and outputs of attention.
     Attention,
+    /// Projections and gates of recurrent layers.
+    Recurrent,
     /// Feed-forward blocks, routers and shared experts.
     FeedForward,
     /// Experts of mixtures.
@@ -67,6 +69,7 @@ impl Part {
         match self {
             Part::Embedding => "embedding",
             Part::Attention => "attention",
+            Part::Recurrent => "recurrent",
             Part::FeedForward => "feed-forward",
             Part::Experts => "experts",
             Part::Norms => "norms",
@@ -83,15 +86,17 @@ impl Part {
             Part::Other
         } else if has("lm_head") {
             Part::Output
-        } else if has("embed_tokens") || has("wte") || has("wpe") {
+        } else if has("embed_tokens") || has("wte") || has("wpe") || has(".embeddings.") {
             Part::Embedding
         } else if has("norm") || has(".ln_") || name.starts_with("ln_f") {
             Part::Norms
         } else if has("attn") {
             Part::Attention
+        } else if has("mlstm_layer") || has("slstm_layer") {
+            Part::Recurrent
         } else if has("experts") || has("switch_mlp") {
             Part::Experts
-        } else if has("mlp") || has("block_sparse_moe") || has("router") {
+        } else if has("mlp") || has(".ffn.") || has("block_sparse_moe") || has("router") {
             Part::FeedForward
         } else {
             Part::Other

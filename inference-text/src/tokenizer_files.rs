@@ -73,6 +73,11 @@ impl Tokenizer {
             let Some(other) = read_json(&path, limits)? else {
                 continue;
             };
+            // xLSTM's rule: every text begins with the token, whatever the tokenizer adds.
+            if other["force_bos_token_insert"].as_bool() == Some(true) {
+                let end = facts.affixes.is_some_and(|(_, end)| end);
+                facts.affixes = Some((true, end));
+            }
             let bos = ids(&other["bos_token_id"]).map_err(|e| e.with_path(&path))?;
             facts.bos = facts.bos.or_else(|| bos.first().copied());
             facts

@@ -201,6 +201,33 @@ fn a_directory_gives_begin_and_end_tokens() {
 }
 
 #[test]
+fn a_forced_begin_token_comes_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut plain = tokenizer_json();
+    // With the file's post-processor, which adds a token of its own, and without.
+    for _ in 0..2 {
+        write(dir.path(), "tokenizer.json", &plain);
+        write(
+            dir.path(),
+            "config.json",
+            &json!({"bos_token_id": 0, "eos_token_id": 2, "force_bos_token_insert": true}),
+        );
+        let t = Tokenizer::from_dir(dir.path()).unwrap();
+        let one = t.id_of("1").unwrap();
+        assert_eq!(t.encode("1", true).unwrap(), [0, one]);
+        assert_eq!(t.encode("1", false).unwrap(), [one]);
+        plain["post_processor"] = Value::Null;
+    }
+    write(dir.path(), "config.json", &json!({"bos_token_id": 0}));
+    let t = Tokenizer::from_dir(dir.path()).unwrap();
+    assert_eq!(
+        t.encode("1", true).unwrap().len(),
+        1,
+        "only where it is forced"
+    );
+}
+
+#[test]
 fn damaged_directories_are_errors_that_name_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let error = Tokenizer::from_dir(dir.path()).unwrap_err();

@@ -365,6 +365,43 @@ fn gpt2_has_names_of_its_own() {
 }
 
 #[test]
+fn xlstm_has_names_defaults_and_a_rounded_width() {
+    let parse = |json: Value| parse(&json);
+    let seven_b = parse(json!({"model_type": "xlstm"})).unwrap();
+    assert_eq!((seven_b.hidden_size, seven_b.num_hidden_layers), (4096, 32));
+    assert_eq!(
+        (seven_b.vocab_size, seven_b.num_attention_heads),
+        (50_304, 8)
+    );
+    // 2.667 * 4096, rounded up to a multiple of 64.
+    assert_eq!(seven_b.intermediate_size, 10_944);
+    assert_eq!(seven_b.number("gate_soft_cap").unwrap(), Some(15.0));
+    let own = parse(
+        json!({"model_type": "xlstm", "embedding_dim": 128, "num_blocks": 3,
+        "num_heads": 4, "norm_eps": 1e-5, "ffn_proj_factor": 2.0,
+        "ffn_round_up_to_multiple_of": 100, "gate_soft_cap": null}),
+    )
+    .unwrap();
+    assert_eq!((own.hidden_size, own.num_hidden_layers), (128, 3));
+    assert_eq!((own.num_attention_heads, own.intermediate_size), (4, 300));
+    assert_eq!(own.rms_norm_eps, 1e-5);
+    assert_eq!(own.number("gate_soft_cap").unwrap(), None);
+    assert_eq!(own.number("output_logit_soft_cap").unwrap(), Some(30.0));
+    for (field, value) in [
+        ("ffn_proj_factor", json!(-1)),
+        ("ffn_round_up_to_multiple_of", json!(0)),
+        ("embedding_dim", json!("wide")),
+    ] {
+        let error = parse(json!({"model_type": "xlstm", field: value})).unwrap_err();
+        assert!(!error.message().is_empty());
+    }
+    // Other families have something else under these names.
+    let mut other = base();
+    other["num_heads"] = json!(1000);
+    assert_ne!(parse(other).unwrap().num_attention_heads, 1000);
+}
+
+#[test]
 fn lies_name_field_value_and_range() {
     for (key, value, why) in [
         ("num_attention_heads", json!(0), "from 1"),

@@ -30,6 +30,7 @@ pub mod qwen3;
 pub mod qwen3_moe;
 pub mod smollm3;
 pub mod starcoder2;
+pub mod xlstm;
 
 use serde_json::{Map, Value};
 
@@ -37,7 +38,7 @@ pub use gguf::GgufFamily;
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.
-static FAMILIES: [&Family; 22] = [
+static FAMILIES: [&Family; 23] = [
     &cohere2::FAMILY,
     &exaone4::FAMILY,
     &gemma::FAMILY,
@@ -60,6 +61,7 @@ static FAMILIES: [&Family; 22] = [
     &qwen3_moe::FAMILY,
     &smollm3::FAMILY,
     &starcoder2::FAMILY,
+    &xlstm::FAMILY,
 ];
 
 /// A configuration without a `model_type`, or of another family, is read by these rules. Reports
@@ -92,6 +94,8 @@ pub struct Family {
     pub older_fields: Names,
     /// Whether the output matrix is the embedding even where the files hold one, or do not say so.
     pub always_tied: bool,
+    /// Whether the model keeps a state of fixed size instead of keys and values.
+    pub recurrent: bool,
     /// How mlx-lm's names differ from those of transformers.
     pub mlx_lm: Renaming,
     /// Ends of names of matrices that the checkpoints of transformers store as `[in, out]`. Those
@@ -175,6 +179,7 @@ impl Family {
             complete: |_| {},
             older_fields: &[],
             always_tied: false,
+            recurrent: false,
             mlx_lm: Renaming {
                 added: "",
                 dropped: "",
