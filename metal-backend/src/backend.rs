@@ -259,7 +259,7 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
         ModelFiles::Directory(dir) => {
             let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
             let checkpoint = SafetensorsCheckpoint::open(&dir)?;
-            let stored = checkpoint.float_type();
+            let stored = arch::stored_type(&config, checkpoint.float_type());
             let (dtype, compute) = place.compute_type(options.dtype, stored)?;
             let storage = place.weight_storage(dtype);
             let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
@@ -286,7 +286,8 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
             (config, weights, text, compute, Vec::new())
         }
     };
-    if place == Place::Cpu {
+    // The kernels compute in float32; other types are for MLX's own operations.
+    if place == Place::Cpu && weights.dtype() == Dtype::Float32 {
         weights.use_cpu();
     }
     let (architecture, decoder) =
