@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use common::{fixture, load, tiny_names};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn mlx(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_mlx"))
@@ -109,6 +109,34 @@ fn headers_tell_what_loading_finds() {
         assert_eq!(memory["compute_type"], "float32", "{what}");
         assert!(memory["room_for_tokens"].as_u64().unwrap() > 1000, "{what}");
     }
+}
+
+#[test]
+fn a_recurrent_model_has_a_state_in_place_of_a_cache() {
+    let path = fixture("tiny/xlstm");
+    let arguments = ["inspect", "--backend", "cpu", "--no-load"];
+    let path = path.to_str().unwrap();
+    let text = stdout(&[&arguments[..], &["--json", path]].concat());
+    let json: Value = serde_json::from_str(&text).unwrap();
+    let memory = &json["report"]["memory"];
+    // Two blocks of four heads: C of 16 x 32 numbers, n of 16 and m, in float32.
+    assert_eq!(memory["state"], 2 * 4 * (16 * 32 + 16 + 1) * 4);
+    assert_eq!(memory["cache_per_token"], 0);
+    assert!(memory["room_for_tokens"].as_u64().unwrap() > 1000);
+    let blocks = json["report"]["blocks"].as_array().unwrap();
+    assert_eq!(blocks.len(), 2);
+    assert_eq!(
+        (&blocks[1]["index"], &blocks[1]["kind"]),
+        (&json!(1), &json!("mlstm"))
+    );
+    let layers = blocks[0]["components"].as_array().unwrap();
+    assert!(
+        layers.contains(&json!("mlstm_layer.igate_preact")),
+        "{layers:?}"
+    );
+    let text = stdout(&[&arguments[..], &[path]].concat());
+    assert!(text.contains("2 of kind mLSTM"), "{text}");
+    assert!(text.contains("of state at any length"), "{text}");
 }
 
 #[test]

@@ -247,6 +247,88 @@ fn qwen3_moe_with_stacked_and_with_fused_experts() {
 }
 
 #[test]
+fn xlstm_with_fused_matrices() {
+    same_after("xlstm", |c| {
+        for layer in 0..c.layers() {
+            let block = format!("backbone.blocks.{layer}");
+            for (at, parts, fused, end) in [
+                (
+                    "mlstm_layer",
+                    vec!["q", "k", "v", "ogate_preact"],
+                    "qkv_opreact",
+                    "weight",
+                ),
+                (
+                    "mlstm_layer",
+                    vec!["igate_preact", "fgate_preact"],
+                    "ifgate_preact",
+                    "weight",
+                ),
+                (
+                    "mlstm_layer",
+                    vec!["igate_preact", "fgate_preact"],
+                    "ifgate_preact",
+                    "bias",
+                ),
+                (
+                    "ffn",
+                    vec!["proj_up_gate", "proj_up"],
+                    "proj_up_gate_z",
+                    "weight",
+                ),
+            ] {
+                let name = |part: &str| format!("{block}.{at}.{part}.{end}");
+                let matrices = parts.iter().map(|part| c.take(&name(part)));
+                let all = matrices.reduce(|all, part| all.below(&part)).unwrap();
+                c.put(name(fused), all);
+            }
+        }
+        c.config["weight_mode"] = json!("fused");
+    });
+}
+
+/// What the names of the tensors say must agree with the configuration.
+#[test]
+fn xlstm_with_other_blocks_than_it_says_is_refused() {
+    let source = fixture("tiny/xlstm");
+    for (change, says) in [
+        (
+            |c: &mut Checkpoint| c.config["num_blocks"] = json!(3),
+            "blocks",
+        ),
+        (
+            |c: &mut Checkpoint| {
+                c.rename(|name| name.replace("blocks.0.mlstm_layer", "blocks.0.attn_layer"));
+            },
+            "block 0 is of kind attention",
+        ),
+        (
+            |c: &mut Checkpoint| c.rename(|name| name.replace("blocks.0.", "blocks.7.")),
+            "block 0 has no tensors",
+        ),
+        (
+            |c: &mut Checkpoint| c.config["use_bias"] = json!(true),
+            "use_bias",
+        ),
+    ] as [(fn(&mut Checkpoint), &str); 4]
+    {
+        let mut checkpoint = Checkpoint::read(&source);
+        checkpoint
+            .config
+            .as_object_mut()
+            .unwrap()
+            .remove("num_hidden_layers");
+        checkpoint.config["num_blocks"] = json!(2);
+        change(&mut checkpoint);
+        let dir = tempfile::tempdir().unwrap();
+        checkpoint.write(dir.path(), &source);
+        let options = inference::LoadOptions::new().with_backend("cpu");
+        let error = inference::load_model(dir.path(), &options).err().unwrap();
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
+
+#[test]
 fn gpt2_as_mlx_stores_it_and_with_another_prefix() {
     same_after("gpt2", |c| {
         c.rename(|name| name.strip_prefix("transformer.").unwrap_or(name).to_owned());

@@ -10,6 +10,7 @@ use mlx_rs_core::memory;
 use serde::Serialize;
 
 use crate::arch;
+pub use crate::arch::xlstm::{BlockInfo, BlockKind};
 use crate::backend::Place;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
@@ -37,6 +38,9 @@ pub struct ModelReport {
     pub eos_tokens: Vec<u32>,
     /// What the model needs to run, and whether it is there.
     pub memory: MemoryNeeds,
+    /// The blocks that the tensors' names tell, of an architecture whose blocks differ.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<BlockInfo>,
 }
 
 /// Memory, in bytes. These are estimates: the buffers of a computation come on top.
@@ -47,11 +51,14 @@ pub struct MemoryNeeds {
     pub compute_type: ComputeType,
     /// All weights once they are loaded. Loading refuses a model by the same number.
     pub weights: u64,
-    /// Keys and values of one token.
+    /// Keys and values of one token; 0 where no layer keeps any.
     pub cache_per_token: u64,
+    /// The state of one sequence, the same at every length; 0 without recurrent layers.
+    pub state: u64,
     /// What is free now.
     pub available: u64,
-    /// Tokens of prompt and reply together that fit; `None` where the weights do not fit.
+    /// Tokens of prompt and reply together that fit, at most 2^31 - 1, which positions are counted to;
+    /// `None` where the weights do not fit.
     pub room_for_tokens: Option<u64>,
 }
 
@@ -70,11 +77,13 @@ impl ModelReport {
                 let checkpoint = SafetensorsCheckpoint::open(&dir)?;
                 let text =
                     TextPipeline::from_dir(&dir, config.model_type.as_deref().unwrap_or_default())?;
-                let (dtype, compute) = place.compute_type(compute, checkpoint.float_type())?;
+                let stored = arch::stored_type(&config, checkpoint.float_type());
+                let (dtype, compute) = place.compute_type(compute, stored)?;
                 let storage = place.weight_storage(dtype);
                 let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
                 config.eos_token_ids.extend(text.tokenizer().eos_ids());
-                Ok(Self::new(&config, &footprint, &text, compute, dtype.size()))
+                let blocks = arch::blocks(&config, checkpoint.names())?;
+                Self::new(&config, &footprint, &text, compute, dtype.size(), blocks)
             }
             ModelFiles::Gguf(file) => {
                 let gguf = Gguf::open(&file)?;
@@ -86,7 +95,14 @@ impl ModelReport {
                 let storage = place.weight_storage(dtype);
                 let footprint = Footprint::of_gguf(&gguf, &config, &storage);
                 config.eos_token_ids.extend(text.tokenizer().eos_ids());
-                Ok(Self::new(&config, &footprint, &text, compute, dtype.size()))
+                Self::new(
+                    &config,
+                    &footprint,
+                    &text,
+                    compute,
+                    dtype.size(),
+                    Vec::new(),
+                )
             }
         }
     }
@@ -97,28 +113,23 @@ impl ModelReport {
         text: &TextPipeline,
         compute: ComputeType,
         compute_bytes: usize,
-    ) -> Self {
+        blocks: Vec<BlockInfo>,
+    ) -> Result<Self> {
         let model_type = config.model_type.clone().unwrap_or_default();
         let weights = footprint.loaded_bytes();
-        let head_dim = config
-            .head_dim
-            .unwrap_or(config.hidden_size / config.num_attention_heads.max(1));
-        let cache_per_token = [
-            2, // keys and values
-            config.num_hidden_layers,
-            config.num_key_value_heads,
-            head_dim,
-        ]
-        .iter()
-        .fold(compute_bytes as u64, |bytes, n| {
-            bytes.saturating_mul(*n as u64)
-        });
+        let state = arch::state_bytes(config, &blocks)?;
+        let cache_per_token = match state {
+            Some(_) => 0,
+            None => keys_per_token(config, compute_bytes),
+        };
+        let state = state.unwrap_or(0);
         let available = available_memory();
-        let left = available.checked_sub(weights);
+        let left = available.checked_sub(weights.saturating_add(state));
+        let most = i32::MAX.unsigned_abs().into();
         let mut eos_tokens = config.eos_token_ids.clone();
         eos_tokens.sort_unstable();
         eos_tokens.dedup();
-        Self {
+        Ok(Self {
             supported: model_type.is_empty() || arch::names().any(|name| name == model_type),
             model_type,
             parameters: footprint.parameters(),
@@ -132,10 +143,33 @@ impl ModelReport {
                 weights,
                 cache_per_token,
                 available,
-                room_for_tokens: left.map(|bytes| bytes / cache_per_token.max(1)),
+                state,
+                room_for_tokens: left.map(|bytes| {
+                    bytes
+                        .checked_div(cache_per_token)
+                        .map_or(most, |n| n.min(most))
+                }),
             },
-        }
+            blocks,
+        })
     }
+}
+
+/// Bytes of keys and values of one token in all layers.
+fn keys_per_token(config: &ModelConfig, compute_bytes: usize) -> u64 {
+    let head_dim = config
+        .head_dim
+        .unwrap_or(config.hidden_size / config.num_attention_heads.max(1));
+    [
+        2, // keys and values
+        config.num_hidden_layers,
+        config.num_key_value_heads,
+        head_dim,
+    ]
+    .iter()
+    .fold(compute_bytes as u64, |bytes, n| {
+        bytes.saturating_mul(*n as u64)
+    })
 }
 
 /// Bytes that a new program could use now: what the kernel says, within the limit of the control group;

@@ -11,7 +11,7 @@ use super::load::{LoadArgs, choose_backend, find_model, load_with};
 use super::models::{describe, format_name, quantization, type_name};
 
 #[cfg(feature = "mlx-backend")]
-use metal_backend::model_report::ModelReport;
+use metal_backend::model_report::{BlockInfo, BlockKind, ModelReport};
 
 /// Without the engine its needs are unknown.
 #[cfg(not(feature = "mlx-backend"))]
@@ -144,14 +144,20 @@ fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'stati
             format!("{}: {} ({weights})", part.name, bytes(part.loaded_bytes)),
         ));
     }
+    for (kind, count) in kinds(&report.blocks) {
+        rows.push(("blocks", format!("{count} of kind {kind}")));
+    }
     let memory = &report.memory;
+    let text = match memory.cache_per_token {
+        0 => format!("{} of state at any length", bytes(memory.state)),
+        one => format!("{} for 1000 tokens", bytes(one.saturating_mul(1000))),
+    };
     rows.push((
         "needs",
         format!(
-            "{} for weights, {} for 1000 tokens, in {}",
+            "{} for weights, {text}, in {}",
             // A measured value takes precedence over an estimate.
             bytes(loaded.map_or(memory.weights, |info| info.weight_bytes)),
-            bytes(memory.cache_per_token.saturating_mul(1000)),
             memory.compute_type
         ),
     ));
@@ -172,6 +178,19 @@ fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'stati
     }
     rows.push(("fits", fit));
     rows
+}
+
+/// How many blocks of each kind there are, in the order in which kinds come first.
+#[cfg(feature = "mlx-backend")]
+fn kinds(blocks: &[BlockInfo]) -> Vec<(BlockKind, usize)> {
+    let mut kinds: Vec<(BlockKind, usize)> = Vec::new();
+    for block in blocks {
+        match kinds.iter_mut().find(|(kind, _)| *kind == block.kind) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((block.kind, 1)),
+        }
+    }
+    kinds
 }
 
 #[cfg(not(feature = "mlx-backend"))]

@@ -28,6 +28,7 @@ from mlx_lm.utils import load as mlx_lm_load
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiny_tokenizer
+import xlstm_blocks
 from tiny_models import (
     DEFAULT_OUT,
     GREEDY_TOKENS,
@@ -70,6 +71,21 @@ EXAONE4: dict[str, Any] = {
         "original_max_position_embeddings": 8192,
     },
 }
+# A multiple of 128: else transformers' own widths of queries and keys contradict each other. Keys and values have different
+# widths, so that a transposed state shows.
+XLSTM: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_heads": 4,
+    "qk_dim_factor": 0.5,
+    "v_dim_factor": 1.0,
+    "ffn_proj_factor": 0.5,
+    "chunk_size": 5,
+    "vocab_size": tiny_tokenizer.VOCAB_SIZE,
+    "bos_token_id": tiny_tokenizer.BOS,
+    "eos_token_id": tiny_tokenizer.EOS,
+    "pad_token_id": tiny_tokenizer.PAD,
+}
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SLIDE, FULL = "sliding_attention", "full_attention"
 
@@ -85,8 +101,11 @@ class Spec:
     also_mlx_lm: bool = True
     # Fields of config.json in the form that published checkpoints have, where transformers 5 writes another.
     published: dict[str, Any] = field(default_factory=dict)
+    # Blocks of xLSTM that have an sLSTM layer. They have no cache.
+    slstm: tuple[int, ...] = ()
     # How matrices are quantized, as (mode, bits, group size), by the end of their names; "" is for the others.
-    quantize: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    # `None` leaves one whole.
+    quantize: dict[str, tuple[str, int, int] | None] = field(default_factory=dict)
 
     def format(self, name: str) -> tuple[str, int, int] | None:
         """The format of a matrix by its name, without `.weight`."""
@@ -387,6 +406,16 @@ SPECS = [
         also_mlx_lm=False,
         quantize={"": ("mxfp4", 4, 32)},
     ),
+    Spec("xlstm", "xlstm", XLSTM, also_mlx_lm=False),
+    Spec("xlstm-slstm", "xlstm", XLSTM | {"qk_dim_factor": 1.0}, also_mlx_lm=False, slstm=(1,)),
+    Spec(
+        "xlstm-q4",
+        "xlstm",
+        XLSTM,
+        also_mlx_lm=False,
+        # As `mlx convert` does it: these gates are exponents.
+        quantize={"igate_preact": None, "fgate_preact": None, "": ("affine", 4, 32)},
+    ),
     Spec(
         "llama-linear",
         "llama",
@@ -404,13 +433,19 @@ def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], m
         return 1.0 + 0.2 * normal
     if name.endswith("sinks"):
         return normal
+    if name.endswith("_recurrent_kernel_"):
+        return 0.5 / np.sqrt(shape[-1]) * normal
+    if name.endswith(("_bias_", "group_norm.weight")):  # the latter adds one
+        return 0.3 * normal
+    if name.endswith("fgate_preact.bias"):
+        return 3.0 + 0.5 * normal  # a memory that reaches back
     if name.endswith(("bias", "_bias")):
         return 0.3 * normal
     if len(shape) == 1:  # norms
         # Gemma scales its embedding up; it is drawn small, and the last norm makes up for it in the logits.
         last = 2.0 if gemma and name.endswith(("model.norm.weight", "language_model.norm.weight")) else 0.0
         return last + 0.2 * normal if plus_one else last + 1.0 + 0.2 * normal
-    if any(part in name for part in ("embed_tokens", "wte", "wpe")):
+    if any(part in name for part in ("embed_tokens", "wte", "wpe", "backbone.embeddings")):
         return (0.12 if gemma else 0.25 if tied else 0.5) * normal
     # GPT-2's matrices and gpt-oss's experts are stored as [.., in, out].
     transposed = model_type == "gpt2" or (model_type == "gpt_oss" and ".experts." in name)
@@ -423,6 +458,7 @@ def build(spec: Spec, seed: int) -> torch.nn.Module:
     config = AutoConfig.for_model(spec.model_type, **spec.config)
     config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    xlstm_blocks.replace_blocks(model, spec.slstm)
     text = config.get_text_config()
     rng = np.random.default_rng(seed)
     with torch.no_grad():
@@ -490,10 +526,16 @@ def logits_of(model: torch.nn.Module, ids: list[int]) -> np.ndarray:
 
 
 @torch.no_grad()
-def greedy_of(model: torch.nn.Module, ids: list[int]) -> tuple[list[int], float] | None:
+def greedy_of(model: torch.nn.Module, ids: list[int], cached: bool) -> tuple[list[int], float] | None:
     """Greedy tokens with a cache and the least margin, if a pass without one gives the same."""
     tokens: list[int] = []
     margins: list[float] = []
+    while not cached and len(tokens) < GREEDY_TOKENS:
+        row = np.sort(logits_of(model, ids + tokens)[-1])
+        margins.append(float(row[-1] - row[-2]))
+        tokens.append(int(logits_of(model, ids + tokens)[-1].argmax()))
+    if not cached:
+        return tokens, min(margins)
     out = model(input_ids=torch.tensor([ids]), use_cache=True)
     while True:
         row = out.logits[0, -1]
@@ -502,18 +544,20 @@ def greedy_of(model: torch.nn.Module, ids: list[int]) -> tuple[list[int], float]
         margins.append(float(top[0] - top[1]))
         if len(tokens) == GREEDY_TOKENS:
             break
-        out = model(input_ids=torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+        # Recurrent models have a state in place of keys and values.
+        held = "cache_params" if hasattr(out, "cache_params") else "past_key_values"
+        out = model(input_ids=torch.tensor([tokens[-1:]]), use_cache=True, **{held: getattr(out, held)})
     whole = logits_of(model, ids + tokens[:-1])[len(ids) - 1 :]
     if whole.argmax(axis=-1).tolist() != tokens:
         return None
     return tokens, min(margins)
 
 
-def numbers(model: torch.nn.Module, seed: int) -> dict[str, Any] | None:
+def numbers(model: torch.nn.Module, seed: int, cached: bool = True) -> dict[str, Any] | None:
     """The golden numbers, or None if this seed gives no clear ones."""
     results = []
     for ids in prompts(seed):
-        found = greedy_of(model, ids)
+        found = greedy_of(model, ids, cached)
         if found is None:
             return None
         tokens, margin = found
@@ -573,7 +617,7 @@ def make(spec: Spec, out_root: Path, first_seed: int) -> int:
     """Writes one fixture; returns its size in bytes."""
     for seed in range(first_seed, first_seed + 500):
         model = build(spec, seed)
-        found = numbers(model, seed)
+        found = numbers(model, seed, cached=not spec.slstm)
         if found is None:
             continue
         with tempfile.TemporaryDirectory() as scratch:

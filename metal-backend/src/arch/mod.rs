@@ -27,9 +27,11 @@ mod qwen3_moe;
 mod smollm3;
 mod stack;
 mod starcoder2;
+pub mod xlstm;
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
+use safetensors::Dtype as FileDtype;
 
 use crate::cache::{CacheOptions, Caches, Row};
 use crate::checkpoint::{Family, ModelConfig, family};
@@ -66,7 +68,7 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// The constructor of every family, sorted by `model_type`.
-static LOADERS: [(&Family, Loader); 22] = [
+static LOADERS: [(&Family, Loader); 23] = [
     (&family::cohere2::FAMILY, cohere2::load),
     (&family::exaone4::FAMILY, exaone4::load),
     (&family::gemma::FAMILY, gemma::load),
@@ -89,11 +91,53 @@ static LOADERS: [(&Family, Loader); 22] = [
     (&family::qwen3_moe::FAMILY, qwen3_moe::load),
     (&family::smollm3::FAMILY, smollm3::load),
     (&family::starcoder2::FAMILY, starcoder2::load),
+    (&family::xlstm::FAMILY, xlstm::load),
 ];
 
 /// The names that [`load`] knows, sorted.
 pub fn names() -> impl Iterator<Item = &'static str> {
     LOADERS.iter().flat_map(|(family, _)| family.model_types())
+}
+
+/// Whether a model keeps a state of fixed size instead of keys and values.
+fn is_recurrent(config: &ModelConfig) -> bool {
+    config.family().is_some_and(|family| family.recurrent)
+}
+
+/// Bytes of the state of one sequence, the same at every length; `None` for models that keep keys
+/// and values of each token instead.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] when the configuration has impossible sizes.
+pub fn state_bytes(config: &ModelConfig, blocks: &[xlstm::BlockInfo]) -> Result<Option<u64>> {
+    if !is_recurrent(config) {
+        return Ok(None);
+    }
+    xlstm::state_bytes(config, blocks).map(Some)
+}
+
+/// The blocks that the tensors' names tell, for architectures whose blocks differ; else none.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] when a block is missing.
+pub fn blocks<'a>(
+    config: &ModelConfig,
+    names: impl Iterator<Item = &'a str>,
+) -> Result<Vec<xlstm::BlockInfo>> {
+    if !is_recurrent(config) {
+        return Ok(Vec::new());
+    }
+    Ok(xlstm::Wiring::of(names)?.blocks)
+}
+
+/// The type that a GPU computes in unless it is told otherwise, of weights stored as `stored`.
+pub fn stored_type(config: &ModelConfig, stored: FileDtype) -> FileDtype {
+    // In bfloat16 the sums over a whole sequence lose what is small.
+    if is_recurrent(config) {
+        FileDtype::F32
+    } else {
+        stored
+    }
 }
 
 /// Builds the decoder that `config.model_type` names. Without a name, the weights tell qwen3 (which

@@ -199,12 +199,14 @@ pub(super) fn is_matrix(path: &str, shape: &[usize]) -> bool {
     if shape.len() != 2 && !(shape.len() == 3 && stacked) {
         return false;
     }
-    // Convolutions and tables of positions have two axes too, and no quantized form.
+    // Convolutions and tables of positions have two axes too, and no quantized form. The input and
+    // forget gates of xLSTM are exponents, and have a row a head.
     let last = path.rsplit('.').next().unwrap_or(path);
     !["norm", "conv", "position"]
         .iter()
         .any(|part| last.contains(part))
         && !matches!(last, "wpe" | "rotary_emb" | "rope_freqs")
+        && !["igate_preact", "fgate_preact", "ifgate_preact"].contains(&last)
 }
 
 fn is_router(path: &str) -> bool {

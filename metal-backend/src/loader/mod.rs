@@ -154,6 +154,14 @@ impl Weights {
         }
     }
 
+    /// The names of all tensors: the usual ones of safetensors files, and those in a GGUF file.
+    pub fn names(&self) -> Vec<String> {
+        match &self.source {
+            Source::Safetensors(_, names) => names.all().map(str::to_owned).collect(),
+            Source::Gguf(g, _) => g.tensors().keys().cloned().collect(),
+        }
+    }
+
     /// Whether the checkpoint is a GGUF file. Converters to GGUF change some numbers (the norms of
     /// Gemma, the layout of GPT-2), so architectures must know.
     pub fn is_gguf(&self) -> bool {

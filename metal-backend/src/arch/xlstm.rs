@@ -1,0 +1,540 @@
+//! xLSTM (Beck et al. 2025, arXiv:2503.13427; reference: `modeling_xlstm` of Hugging Face
+//! transformers): blocks of an mLSTM layer and a gated feed-forward part, a norm before each. It
+//! keeps a state of fixed size instead of keys and values.
+//!
+//! What blocks there are, the names of the tensors say ([`Wiring`]); the configuration must agree.
+//! Matrices are stored one by one (`weight_mode` `single`) or fused.
+//!
+//! Of the configuration's three types only `torch_dtype` is the type to compute in. The state and
+//! everything that goes into it is float32, which is what `inference_state_dtype` asks for.
+//! `autocast_kernel_dtype` is for other kernels than ours, and ignored.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::Array;
+use serde::Serialize;
+
+use super::Decoder;
+use super::build::{Builder, int, invalid};
+use super::stack::{Block, Head, Stack};
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::config::limits;
+use crate::error::engine;
+use crate::loader::Weights;
+use crate::nn::adapter::{SlotKind, SlotView};
+use crate::nn::slstm::{CausalConv, HeadwiseLinear, Vector};
+use crate::nn::{
+    Activation, FeedForward, GatedMlp, HeadNorm, Linear, Mixer, Mlstm, MlstmShape, Norm, Slstm,
+    Weight,
+};
+
+/// Where the blocks are in a checkpoint.
+const BLOCKS: &str = "backbone.blocks.";
+
+/// Positions that a convolution may look at.
+const MAX_CONV: usize = 64;
+
+/// What mixes the positions in a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BlockKind {
+    /// A matrix memory.
+    Mlstm,
+    /// A scalar memory with recurrent connections.
+    Slstm,
+    /// Attention.
+    Attention,
+    /// None of these.
+    Unknown,
+}
+
+impl fmt::Display for BlockKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mlstm => "mLSTM",
+            Self::Slstm => "sLSTM",
+            Self::Attention => "attention",
+            Self::Unknown => "unknown",
+        })
+    }
+}
+
+/// One block, as the names of its tensors tell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BlockInfo {
+    /// Its place.
+    pub index: usize,
+    /// What mixes the positions.
+    pub kind: BlockKind,
+    /// Its layers, sorted.
+    pub components: Vec<String>,
+}
+
+/// The blocks of a checkpoint, found by the names of its tensors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wiring {
+    /// First to last.
+    pub blocks: Vec<BlockInfo>,
+}
+
+impl Wiring {
+    /// The blocks that tensors of these names make.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when a block between others is missing.
+    pub fn of<'a>(names: impl Iterator<Item = &'a str>) -> Result<Self> {
+        let mut found: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
+        for name in names {
+            let Some((number, rest)) = (name.strip_prefix(BLOCKS)).and_then(|n| n.split_once('.'))
+            else {
+                continue;
+            };
+            let Ok(index) = number.parse::<usize>() else {
+                return Err(invalid(format!("tensor `{name}` is of no numbered block")));
+            };
+            let component = rest.rsplit_once('.').map_or(rest, |(layer, _)| layer);
+            found.entry(index).or_default().insert(component);
+        }
+        if let Some(missing) = (0..found.len()).find(|i| !found.contains_key(i)) {
+            return Err(invalid(format!(
+                "block {missing} has no tensors, though there are {} blocks",
+                found.len()
+            )));
+        }
+        let blocks = found.into_iter().map(|(index, components)| BlockInfo {
+            index,
+            kind: kind(&components),
+            components: components.into_iter().map(str::to_owned).collect(),
+        });
+        Ok(Self {
+            blocks: blocks.collect(),
+        })
+    }
+}
+
+/// What a block with these layers is.
+fn kind(components: &BTreeSet<&str>) -> BlockKind {
+    let has = |layer: &str| {
+        let inside = |c: &&str| c.split('.').next() == Some(layer);
+        components.iter().any(inside)
+    };
+    if has("mlstm_layer") {
+        BlockKind::Mlstm
+    } else if has("slstm_layer") {
+        BlockKind::Slstm
+    } else if has("attn_layer") || has("attention") {
+        BlockKind::Attention
+    } else {
+        BlockKind::Unknown
+    }
+}
+
+/// The sizes of an mLSTM layer.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] for widths that heads do not divide, or numbers out of range.
+pub fn shape(config: &ModelConfig) -> Result<MlstmShape> {
+    let heads = config.num_attention_heads;
+    let width = |field: &str, default: f32| -> Result<i32> {
+        let factor = config.number(field)?.unwrap_or(default);
+        let width = (config.hidden_size as f64 * f64::from(factor)) as usize;
+        if factor <= 0.0 || width == 0 || width > limits::INTERMEDIATE {
+            return Err(invalid(format!(
+                "{field} is {factor}, which makes a width of {width}"
+            )));
+        }
+        if !width.is_multiple_of(heads) {
+            return Err(invalid(format!(
+                "{field} {factor} makes a width of {width}, which {heads} heads do not divide"
+            )));
+        }
+        int(field, width / heads)
+    };
+    let cap = config.number("gate_soft_cap")?;
+    let eps = config.number("eps")?.unwrap_or(1e-6);
+    if cap.is_some_and(|cap| cap <= 0.0) || eps < 0.0 {
+        return Err(invalid("gate_soft_cap must be above 0, and eps not below"));
+    }
+    let chunk = config.uint("chunk_size", 1..=limits::POSITIONS)?;
+    Ok(MlstmShape {
+        heads: int("num_heads", heads)?,
+        qk_dim: width("qk_dim_factor", 0.5)?,
+        v_dim: width("v_dim_factor", 1.0)?,
+        gate_cap: cap,
+        eps,
+        // Beyond, the square of a chunk costs more than it saves.
+        chunk: int("chunk_size", chunk.unwrap_or(64).min(256))?,
+    })
+}
+
+/// Bytes of the state of one sequence in all of these blocks.
+///
+/// # Errors
+/// As [`shape`].
+pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
+    let mlstm = shape(config)?.layout().nbytes();
+    let width = config
+        .uint("conv1d_kernel_size", 0..=MAX_CONV)?
+        .unwrap_or(4);
+    let width = int("conv1d_kernel_size", width)?;
+    let slstm = Slstm::state_layout(int("hidden_size", config.hidden_size)?, width).nbytes();
+    let bytes = |block: &BlockInfo| match block.kind {
+        BlockKind::Mlstm => mlstm as u64,
+        BlockKind::Slstm => slstm as u64,
+        BlockKind::Attention | BlockKind::Unknown => 0,
+    };
+    Ok(blocks.iter().map(bytes).fold(0, u64::saturating_add))
+}
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let names = weights.names();
+    let wiring = Wiring::of(names.iter().map(String::as_str))?;
+    if wiring.blocks.len() != config.num_hidden_layers {
+        return Err(invalid(format!(
+            "num_blocks is {}, and the tensors are of {} blocks",
+            config.num_hidden_layers,
+            wiring.blocks.len()
+        )));
+    }
+    let runs = |b: &&BlockInfo| matches!(b.kind, BlockKind::Mlstm | BlockKind::Slstm);
+    if let Some(other) = wiring.blocks.iter().find(|b| !runs(b)) {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "block {} is of kind {}; supported are {} and {}",
+                other.index,
+                other.kind,
+                BlockKind::Mlstm,
+                BlockKind::Slstm
+            ),
+        ));
+    }
+    if config.flag("use_bias")?.unwrap_or(false) {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "use_bias is true; only models without these biases are supported",
+        ));
+    }
+    if let Some(other) = config.uint("embedding_dim", 1..=limits::HIDDEN)?
+        && other != config.hidden_size
+    {
+        return Err(invalid(format!(
+            "embedding_dim is {other} and hidden_size {}; they must be equal",
+            config.hidden_size
+        )));
+    }
+    let shape = shape(config)?;
+    let mut b = Builder::new(config, weights)?;
+    let blocks = (wiring.blocks.iter())
+        .map(|info| {
+            let prefix = format!("{BLOCKS}{}", info.index);
+            let (norm, mixer): (_, Box<dyn Mixer>) = match info.kind {
+                BlockKind::Slstm => {
+                    let layer = slstm(&mut b, &format!("{prefix}.slstm_layer"), shape.heads)?;
+                    ("norm_slstm", Box::new(layer))
+                }
+                _ => {
+                    let layer = mlstm(&mut b, &format!("{prefix}.mlstm_layer"), shape)?;
+                    ("norm_mlstm", Box::new(layer))
+                }
+            };
+            Ok(Arc::new(Block {
+                mixer_in: Some(b.hidden_norm(&format!("{prefix}.{norm}"))?),
+                mixer,
+                mixer_out: None,
+                mlp_in: Some(b.hidden_norm(&format!("{prefix}.norm_ffn"))?),
+                mlp: feed_forward(&mut b, &format!("{prefix}.ffn"))?,
+                mlp_out: None,
+                residual: None,
+                parallel: false,
+            }))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let norm = out_norm(&mut b)?;
+    Ok(Box::new(Stack {
+        embedding: b.embedding("backbone.embeddings")?,
+        embedding_scale: None,
+        positions: None,
+        blocks,
+        norm,
+        head: head(&mut b)?,
+    }))
+}
+
+/// The norm after the blocks.
+fn out_norm(b: &mut Builder<'_>) -> Result<Norm> {
+    if b.config.flag("add_out_norm")?.unwrap_or(true) {
+        return b.hidden_norm("backbone.out_norm");
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        "add_out_norm is false; transformers norms the output all the same",
+    ))
+}
+
+fn head(b: &mut Builder<'_>) -> Result<Head> {
+    let mut head = b.head(Some(false))?;
+    head.softcap = match b.config.number("output_logit_soft_cap")? {
+        Some(cap) if cap > 0.0 => Some(b.scalar(cap)?),
+        Some(cap) => return Err(invalid(format!("output_logit_soft_cap is {cap}"))),
+        None => None,
+    };
+    Ok(head)
+}
+
+/// Layers that are stored one by one, or all of them in one matrix `fused` below `prefix`.
+fn layers<const N: usize>(
+    b: &mut Builder<'_>,
+    prefix: &str,
+    (fused, names): (&str, [&str; N]),
+    widths: [i32; N],
+    bias: bool,
+) -> Result<[Linear; N]> {
+    let (inputs, fused) = (b.dims.hidden, format!("{prefix}.{fused}"));
+    let layers = if b.weights.contains(&format!("{fused}.weight")) {
+        b.fused(&fused, inputs, &widths, bias)?
+    } else {
+        (names.iter().zip(widths))
+            .map(|(name, width)| b.linear(&format!("{prefix}.{name}"), inputs, width, bias))
+            .collect::<Result<_>>()?
+    };
+    <[Linear; N]>::try_from(layers).map_err(|_| invalid("a fused matrix has other parts"))
+}
+
+fn mlstm(b: &mut Builder<'_>, prefix: &str, shape: MlstmShape) -> Result<Mlstm> {
+    let (qk, v) = (shape.heads * shape.qk_dim, shape.heads * shape.v_dim);
+    let names = ["q", "k", "v", "ogate_preact"];
+    let [q_proj, k_proj, v_proj, output_gate] =
+        layers(b, prefix, ("qkv_opreact", names), [qk, qk, v, v], false)?;
+    let names = ["igate_preact", "fgate_preact"];
+    let widths = [shape.heads; 2];
+    let [input_gate, forget_gate] = layers(b, prefix, ("ifgate_preact", names), widths, true)?;
+    let name = format!("{prefix}.multihead_norm");
+    let weight = b.weights.vector(&format!("{name}.weight"), v)?;
+    let kind = SlotKind::Norm { plus: 0.0 };
+    let slot = b.weights.slot(&name, kind, &Weight::Dense(weight.clone()));
+    Ok(Mlstm {
+        q_proj,
+        k_proj,
+        v_proj,
+        output_gate,
+        input_gate,
+        forget_gate,
+        norm: HeadNorm {
+            weight,
+            slot,
+            eps: b.dims.eps,
+        },
+        o_proj: b.linear(&format!("{prefix}.out_proj"), v, b.dims.hidden, false)?,
+        shape,
+        layout: shape.layout(),
+    })
+}
+
+/// An sLSTM layer with the names and layouts of the package `xlstm`. There the input gate is
+/// computed by the matrix that is called `fgate`, and the forget gate by `igate`.
+fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
+    let hidden = b.dims.hidden;
+    if hidden % heads != 0 {
+        return Err(invalid(format!(
+            "hidden_size is {hidden}, which {heads} heads do not divide"
+        )));
+    }
+    let dim = hidden / heads;
+    let mut gate = |name: &str| -> Result<HeadwiseLinear> {
+        let name = format!("{prefix}.{name}");
+        let weight = (b.weights).tensor(&format!("{name}.weight"), &[heads, dim, dim])?;
+        let stored = Weight::Dense(weight.clone());
+        let slot = b.weights.slot(&name, SlotKind::Matrix, &stored);
+        Ok(HeadwiseLinear {
+            weight,
+            slot: SlotView::new(slot, None),
+        })
+    };
+    let gates = [
+        gate("fgate")?,
+        gate("igate")?,
+        gate("zgate")?,
+        gate("ogate")?,
+    ];
+    let conv = conv(b, &format!("{prefix}.conv1d.conv"))?;
+    let name = format!("{prefix}.group_norm");
+    let kind = SlotKind::Norm { plus: 1.0 };
+    let stored = b.weights.vector(&format!("{name}.weight"), hidden)?;
+    let weight = Array::scalar(1.0f32)
+        .and_then(|one| stored.add(&one.astype(stored.dtype())?))
+        .and_then(|w| w.eval().map(|()| w))
+        .map_err(engine("weights"))?;
+    let slot = b.weights.slot(&name, kind, &Weight::Dense(weight.clone()));
+    let width = conv.as_ref().map_or(1, CausalConv::width);
+    Ok(Slstm {
+        conv,
+        gates,
+        recurrent: recurrent(
+            b,
+            &format!("{prefix}.slstm_cell._recurrent_kernel_"),
+            (heads, dim),
+        )?,
+        bias: gate_bias(b, &format!("{prefix}.slstm_cell._bias_"), (heads, dim))?,
+        norm: HeadNorm {
+            weight,
+            slot,
+            eps: 1e-5,
+        },
+        heads,
+        dim,
+        layout: Slstm::state_layout(hidden, width),
+    })
+}
+
+/// The convolution before two of the gates, where there is one.
+fn conv(b: &mut Builder<'_>, name: &str) -> Result<Option<CausalConv>> {
+    let hidden = b.dims.hidden;
+    let weight_name = format!("{name}.weight");
+    let Some(&width) = b.weights.shape(&weight_name).and_then(<[usize]>::last) else {
+        return Ok(None);
+    };
+    if !(1..=MAX_CONV).contains(&width) {
+        return Err(invalid(format!(
+            "`{weight_name}` looks at {width} positions; at most {MAX_CONV} are supported"
+        )));
+    }
+    let shape = [hidden, 1, int("conv1d_kernel_size", width)?];
+    let value = b.weights.tensor(&weight_name, &shape)?;
+    // No matrix: nothing of low rank can be added to it.
+    let kind = SlotKind::Norm { plus: 0.0 };
+    let slot = b.weights.slot(name, kind, &Weight::Dense(value.clone()));
+    let weight = Vector {
+        value,
+        slot: SlotView::new(slot, None),
+    };
+    let bias = if b.weights.contains(&format!("{name}.bias")) {
+        let value = b.weights.vector(&format!("{name}.bias"), hidden)?;
+        let slot = b.weights.bias_slot(name, Some(&value));
+        slot.map(|slot| Vector {
+            value,
+            slot: SlotView::new(slot, None),
+        })
+    } else {
+        None
+    };
+    Ok(Some(CausalConv { weight, bias }))
+}
+
+/// The recurrent matrices as `[heads, dim, 4 * dim]`, however they are stored: with the gates
+/// before the inputs, as the package's plain cell has them, or behind.
+fn recurrent(b: &mut Builder<'_>, name: &str, (heads, dim): (i32, i32)) -> Result<Array> {
+    let turned = match b.weights.shape(name).map(<[usize]>::len) {
+        Some(4) => {
+            let stored = b.weights.tensor(name, &[heads, dim, 4, dim])?;
+            stored.reshape(&[heads, dim, 4 * dim])
+        }
+        _ => {
+            let stored = b.weights.tensor(name, &[heads, 4 * dim, dim])?;
+            stored.swap_axes(1, 2)
+        }
+    };
+    turned.map_err(engine("weights"))
+}
+
+/// The biases of the gates as `[4, heads, dim]`.
+fn gate_bias(b: &mut Builder<'_>, name: &str, (heads, dim): (i32, i32)) -> Result<Array> {
+    let turned = match b.weights.shape(name).map(<[usize]>::len) {
+        Some(3) => {
+            let stored = b.weights.tensor(name, &[heads, 4, dim])?;
+            stored.swap_axes(0, 1)
+        }
+        _ => {
+            let stored = b.weights.vector(name, 4 * heads * dim)?;
+            stored.reshape(&[4, heads, dim])
+        }
+    };
+    turned.map_err(engine("weights"))
+}
+
+fn feed_forward(b: &mut Builder<'_>, prefix: &str) -> Result<FeedForward> {
+    let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
+    let names = ["proj_up_gate", "proj_up"];
+    let [gate, up] = layers(b, prefix, ("proj_up_gate_z", names), [width; 2], false)?;
+    Ok(FeedForward::Gated(GatedMlp {
+        gate,
+        up,
+        down: b.linear(&format!("{prefix}.proj_down"), width, hidden, false)?,
+        activation: Activation::Silu,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(all: &[&str]) -> Result<Wiring> {
+        Wiring::of(all.iter().copied())
+    }
+
+    #[test]
+    fn blocks_are_found_by_the_names_of_their_tensors() {
+        let wiring = names(&[
+            "backbone.embeddings.weight",
+            "backbone.blocks.1.slstm_layer.igate.weight",
+            "backbone.blocks.0.mlstm_layer.q.weight",
+            "backbone.blocks.0.mlstm_layer.q.scales",
+            "backbone.blocks.0.ffn.proj_up.weight",
+            "backbone.blocks.2.attention.q_proj.weight",
+            "backbone.blocks.3.mamba.a",
+            "lm_head.weight",
+        ]);
+        let blocks = wiring.unwrap().blocks;
+        let kinds: Vec<BlockKind> = blocks.iter().map(|b| b.kind).collect();
+        use BlockKind::{Attention, Mlstm, Slstm, Unknown};
+        assert_eq!(kinds, [Mlstm, Slstm, Attention, Unknown]);
+        assert_eq!(blocks[0].components, ["ffn.proj_up", "mlstm_layer.q"]);
+        assert_eq!(blocks[3].index, 3);
+    }
+
+    #[test]
+    fn gaps_and_blocks_without_a_number_are_refused() {
+        let gap = names(&[
+            "backbone.blocks.0.mlstm_layer.q.weight",
+            "backbone.blocks.2.mlstm_layer.q.weight",
+        ]);
+        assert!(gap.unwrap_err().message().contains("block 1"));
+        assert!(names(&["backbone.blocks.x.mlstm_layer.q.weight"]).is_err());
+        assert!(names(&[]).unwrap().blocks.is_empty());
+    }
+
+    fn config(more: &str) -> ModelConfig {
+        let json = format!(r#"{{"model_type": "xlstm", "vocab_size": 131{more}}}"#);
+        ModelConfig::from_json(json.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn sizes_come_from_the_configuration_and_transformers_defaults() {
+        let seven_b = shape(&config("")).unwrap();
+        assert_eq!(
+            (seven_b.heads, seven_b.qk_dim, seven_b.v_dim),
+            (8, 256, 512)
+        );
+        assert_eq!((seven_b.chunk, seven_b.gate_cap), (64, Some(15.0)));
+        // Of 7B: 8 heads of 256 x 512 numbers, 256 more and one more, of 4 bytes.
+        assert_eq!(seven_b.layout().nbytes(), 8 * (256 * 512 + 256 + 1) * 4);
+        let more = r#", "hidden_size": 128, "num_heads": 4, "gate_soft_cap": 7, "chunk_size": 16"#;
+        let tiny = shape(&config(more)).unwrap();
+        assert_eq!((tiny.qk_dim, tiny.v_dim, tiny.chunk), (16, 32, 16));
+        assert_eq!(tiny.gate_cap, Some(7.0));
+        for wrong in [
+            r#", "qk_dim_factor": 0"#,
+            r#", "qk_dim_factor": -1"#,
+            r#", "v_dim_factor": 1e30"#,
+            r#", "qk_dim_factor": 0.3, "num_heads": 7, "hidden_size": 126"#,
+            r#", "gate_soft_cap": -15"#,
+            r#", "eps": -1"#,
+            r#", "chunk_size": 0"#,
+        ] {
+            assert!(shape(&config(wrong)).is_err(), "{wrong}");
+        }
+    }
+}

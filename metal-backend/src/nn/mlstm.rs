@@ -1,0 +1,182 @@
+//! The mLSTM layer of xLSTM (Beck et al. 2024, arXiv:2405.04517; as in xLSTM 7B, arXiv:2503.13427):
+//! projections, soft-capped gates, the recurrence of `mlstm_cell.rs`, a norm of each head and an
+//! output gate.
+
+use std::sync::Arc;
+
+use mlx_rs_core::{Array, Dtype, Result};
+
+use super::attention::Positions;
+use super::head_norm::HeadNorm;
+use super::hooks::Watch;
+use super::linear::{Linear, project};
+use super::mixer::Mixer;
+use super::mlstm_cell::{Inputs, Memory, log_sigmoid, scan};
+use super::norm::{Norm, through};
+use super::recurrence::over_rows;
+use crate::cache::{
+    CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
+};
+use crate::exec::Epilogue;
+
+/// One mLSTM layer.
+#[derive(Debug)]
+pub struct Mlstm {
+    /// `[hidden] -> [heads * qk_dim]`.
+    pub q_proj: Linear,
+    /// `[hidden] -> [heads * qk_dim]`.
+    pub k_proj: Linear,
+    /// `[hidden] -> [heads * v_dim]`.
+    pub v_proj: Linear,
+    /// `[hidden] -> [heads * v_dim]`, before the sigmoid.
+    pub output_gate: Linear,
+    /// `[hidden] -> [heads]`, with a bias.
+    pub input_gate: Linear,
+    /// `[hidden] -> [heads]`, with a bias.
+    pub forget_gate: Linear,
+    /// Of what each head found.
+    pub norm: HeadNorm,
+    /// `[heads * v_dim] -> [hidden]`.
+    pub o_proj: Linear,
+    /// Sizes, and the numbers of the recurrence.
+    pub shape: MlstmShape,
+    /// Of the state; [`MlstmShape::layout`].
+    pub layout: Arc<StateLayout>,
+}
+
+/// Sizes of an mLSTM layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MlstmShape {
+    /// Heads.
+    pub heads: i32,
+    /// Elements of a head's queries and keys.
+    pub qk_dim: i32,
+    /// Elements of a head's values.
+    pub v_dim: i32,
+    /// Input and forget gates are squeezed into `-cap..cap` by a tanh.
+    pub gate_cap: Option<f32>,
+    /// Added to the denominator.
+    pub eps: f32,
+    /// Positions that are computed at once; the result does not depend on it.
+    pub chunk: i32,
+}
+
+impl MlstmShape {
+    /// What a layer remembers of a row: `C`, `n` and `m`, in float32.
+    pub fn layout(&self) -> Arc<StateLayout> {
+        let (h, dk, dv) = (self.heads, self.qk_dim, self.v_dim);
+        StateLayout::new(
+            "mlstm",
+            vec![
+                StatePart::new("C", &[h, dk, dv]),
+                StatePart::new("n", &[h, dk]),
+                StatePart::new("m", &[h]),
+            ],
+        )
+    }
+
+    /// Widths of what is projected: queries, keys, values, output gates, input gates, forget gates.
+    fn widths(&self) -> [i32; 6] {
+        let (qk, v) = (self.heads * self.qk_dim, self.heads * self.v_dim);
+        [qk, qk, v, v, self.heads, self.heads]
+    }
+
+    /// A gate before its activation, in float32: a logarithm, of which 16 bits lose the digits.
+    fn capped(&self, gate: &Array) -> Result<Array> {
+        let gate = gate.astype(Dtype::Float32)?;
+        match self.gate_cap {
+            None => Ok(gate),
+            Some(cap) => {
+                let cap = Array::scalar(cap)?;
+                gate.divide(&cap)?.tanh()?.multiply(&cap)
+            }
+        }
+    }
+}
+
+impl Mlstm {
+    /// Queries, keys, values, output, input and forget gates of `x` `[1, T, hidden]`,
+    /// `[1, T, width]` each.
+    fn projected(&self, x: &Array, norm: Option<&Norm>) -> Result<[Array; 6]> {
+        // The kernels take four matrices at a time.
+        let wide = [&self.q_proj, &self.k_proj, &self.v_proj, &self.output_gate];
+        let narrow = [&self.input_gate, &self.forget_gate];
+        if x.dtype() == Dtype::Float32
+            && let Some(wide) = project(&wide, norm, Epilogue::None, x)?
+            && let Some(narrow) = project(&narrow, norm, Epilogue::None, x)?
+        {
+            let [q, k, v, out, i, f] = self.shape.widths();
+            let part =
+                |packed: &Array, from: i32, width: i32| packed.slice_axis(2, from, from + width);
+            return Ok([
+                part(&wide, 0, q)?,
+                part(&wide, q, k)?,
+                part(&wide, q + k, v)?,
+                part(&wide, q + k + v, out)?,
+                part(&narrow, 0, i)?,
+                part(&narrow, i, f)?,
+            ]);
+        }
+        let x = through(norm, x)?;
+        let wide = x.astype(Dtype::Float32)?;
+        Ok([
+            self.q_proj.forward(&x)?,
+            self.k_proj.forward(&x)?,
+            self.v_proj.forward(&x)?,
+            self.output_gate.forward(&x)?,
+            self.input_gate.forward(&wide)?,
+            self.forget_gate.forward(&wide)?,
+        ])
+    }
+}
+
+impl Mixer for Mlstm {
+    fn forward(
+        &self,
+        (x, norm, add): (&Array, Option<&Norm>, bool),
+        rows: &mut [Row<'_>],
+        layer: usize,
+        positions: Positions,
+        _watch: &mut Watch<'_>,
+    ) -> Result<Array> {
+        let lengths = lengths(rows);
+        let shape = &self.shape;
+        let [q, k, v, out, i, f] = self.projected(x, norm)?;
+        let scale = Array::scalar((shape.qk_dim as f32).powf(-0.5))?;
+        // In float32, as the state is.
+        let q = q.astype(Dtype::Float32)?.multiply(&scale)?;
+        let (i, f) = (shape.capped(&i)?, log_sigmoid(&shape.capped(&f)?)?);
+        let found = over_rows(rows, layer, &self.layout, |span, state| {
+            // [R, L, H*D] -> [R, H, L, D]
+            let heads = |a: &Array, dim: i32| {
+                span.of(a)?
+                    .reshape(&[span.rows, span.length, shape.heads, dim])?
+                    .transpose_axes(&[0, 2, 1, 3])?
+                    .astype(Dtype::Float32)
+            };
+            // [R, L, H] -> [R, H, L]
+            let gates = |a: &Array| span.of(a)?.swap_axes(1, 2);
+            let inputs = Inputs {
+                q: heads(&q, shape.qk_dim)?,
+                k: heads(&k, shape.qk_dim)?,
+                v: heads(&v, shape.v_dim)?,
+                i: gates(&i)?,
+                f: gates(&f)?,
+            };
+            let memory = Memory::try_from(state)?;
+            let (h, after) = scan(&inputs, memory, shape.chunk, shape.eps)?;
+            // [R, H, L, DV] -> [R, L, H, DV]
+            let h = h.transpose_axes(&[0, 2, 1, 3])?;
+            Ok((h, vec![after.c, after.n, after.m]))
+        })?;
+        let found = positions.of(&found, &lengths)?;
+        let gate = positions.of(&out, &lengths)?.sigmoid()?;
+        let found = self.norm.forward(&found, x.dtype())?.multiply(&gate)?;
+        let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
+        self.o_proj.forward_from(None, &found, residual.as_ref())
+    }
+
+    fn new_state(&self, _options: &CacheOptions) -> Box<dyn LayerState> {
+        Box::new(RecurrentState::new(&self.layout))
+    }
+}

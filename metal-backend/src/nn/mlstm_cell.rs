@@ -1,0 +1,200 @@
+//! The mLSTM recurrence (Beck et al. 2024, arXiv:2405.04517, section 2.3; stabilized as in xLSTM
+//! 7B, arXiv:2503.13427): a matrix memory `C` with exponential gates, as one step and over chunks of
+//! positions, which gives the same. Plain operations, always in float32; projections and norms are
+//! in `mlstm.rs`.
+//!
+//! With `f = logsigmoid(forget gate)` and the input gate `i`, both logarithms:
+//!
+//! ```text
+//! m' = max(f + m, i)
+//! C' = exp(f + m - m') C + exp(i - m') k v^T
+//! n' = exp(f + m - m') n + exp(i - m') k
+//! h  = q C' / (max(|q n'|, exp(-m')) + eps)
+//! ```
+//!
+//! `m` keeps every exponent at or below zero, so that no gate overflows.
+
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, tri, where_};
+
+/// The least `m` whose `exp(-m)` is used as it is: beyond, the denominator would overflow, and the
+/// output is nothing anyway.
+const LEAST_M: f32 = -80.0;
+
+/// What a recurrence runs over: `R` rows, `H` heads, `L` positions.
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    /// Queries divided by the root of their width, `[R, H, L, DK]`.
+    pub q: Array,
+    /// Keys, `[R, H, L, DK]`.
+    pub k: Array,
+    /// Values, `[R, H, L, DV]`.
+    pub v: Array,
+    /// Input gates before the exponential, `[R, H, L]`.
+    pub i: Array,
+    /// Logarithms of the forget gates, `[R, H, L]`.
+    pub f: Array,
+}
+
+/// The memory: `C` `[R, H, DK, DV]`, `n` `[R, H, DK]`, `m` `[R, H]`.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    /// Sum of the outer products of keys and values, with their gates.
+    pub c: Array,
+    /// The same sum of keys.
+    pub n: Array,
+    /// Logarithm of the factor that `c` and `n` are divided by.
+    pub m: Array,
+}
+
+impl TryFrom<Vec<Array>> for Memory {
+    type Error = Error;
+
+    /// From the parts of a state, in their order.
+    fn try_from(parts: Vec<Array>) -> Result<Self> {
+        let [c, n, m] = <[Array; 3]>::try_from(parts)
+            .map_err(|_| Error::new(ErrorKind::Value, "mlstm", "a state has three parts"))?;
+        Ok(Self { c, n, m })
+    }
+}
+
+fn scalar(value: f32) -> Result<Array> {
+    Array::scalar(value)
+}
+
+/// `-log(1 + exp(-x))`, which keeps its digits where the sigmoid is 0 or 1.
+///
+/// # Errors
+/// When memory runs out.
+pub fn log_sigmoid(x: &Array) -> Result<Array> {
+    scalar(0.0)?.logaddexp(&x.negative()?)?.negative()
+}
+
+/// `max(|dot|, exp(-m)) + eps`.
+fn denominator(dot: &Array, m: &Array, eps: f32) -> Result<Array> {
+    let least = m.maximum(&scalar(LEAST_M)?)?.negative()?.exp()?;
+    dot.abs()?.maximum(&least)?.add(&scalar(eps)?)
+}
+
+/// One position: `L` is 1. Returns `[R, H, 1, DV]` and the memory after it.
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn step(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory)> {
+    let Inputs { q, k, v, i, f } = inputs;
+    let kept = f.squeeze_axis(-1)?.add(&memory.m)?; // [R, H]
+    let i = i.squeeze_axis(-1)?;
+    let m = kept.maximum(&i)?;
+    let keep = kept.subtract(&m)?.exp()?.expand_dims(-1)?; // [R, H, 1]
+    let take = i.subtract(&m)?.exp()?.expand_dims(-1)?;
+    let key = k.squeeze_axis(-2)?.multiply(&take)?; // [R, H, DK]
+    let n = memory.n.multiply(&keep)?.add(&key)?;
+    // [R, H, DK, 1] * [R, H, 1, DV]
+    let new = key.expand_dims(-1)?.multiply(v)?;
+    let c = memory.c.multiply(&keep.expand_dims(-1)?)?.add(&new)?;
+    let dot = q.matmul(&n.expand_dims(-1)?)?; // [R, H, 1, 1]
+    let m_here = m.expand_dims(-1)?.expand_dims(-1)?;
+    let h = q.matmul(&c)?.divide(&denominator(&dot, &m_here, eps)?)?;
+    Ok((h, Memory { c, n, m }))
+}
+
+/// All `L` positions at once: attention within the chunk, and one step of the memory for all of it.
+/// Returns `[R, H, L, DV]` and the memory after the last.
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory)> {
+    let Inputs { q, k, v, i, f } = inputs;
+    let length = f.dim(-1)?;
+    let causal = tri(length, length, 0, Dtype::Bool)?;
+    let before = tri(length, length, -1, Dtype::Float32)?;
+    // [t, s]: what is left at t of what was stored at s, as a logarithm: the sum of f over s+1..=t.
+    // Summed as it is, since the difference of two long sums loses digits.
+    let decay = f
+        .expand_dims(-1)?
+        .multiply(&before)?
+        .cumsum(-2, false, true)?;
+    let logits = decay.add(&i.expand_dims(-2)?)?; // [R, H, L, L]
+    let logits = where_(&causal, &logits, &scalar(f32::NEG_INFINITY)?)?;
+    let from_memory = f.cumsum(-1, false, true)?.add(&memory.m.expand_dims(-1)?)?; // [R, H, L]
+    let m = logits.max(-1, false)?.maximum(&from_memory)?;
+    let column = m.expand_dims(-1)?; // [R, H, L, 1]
+    let weights = logits.subtract(&column)?.exp()?;
+    let scores = q.matmul(&k.swap_axes(-1, -2)?)?.multiply(&weights)?;
+    let gated = from_memory
+        .subtract(&m)?
+        .exp()?
+        .expand_dims(-1)?
+        .multiply(q)?;
+    let dot = gated
+        .matmul(&memory.n.expand_dims(-1)?)?
+        .add(&scores.sum(-1, true)?)?;
+    let h = gated
+        .matmul(&memory.c)?
+        .add(&scores.matmul(v)?)?
+        .divide(&denominator(&dot, &column, eps)?)?;
+
+    // The memory sees what the last position sees of each.
+    let last = |a: &Array, axis: i32| a.slice_axis(axis, length - 1, length)?.squeeze_axis(axis);
+    let kept = last(&from_memory, -1)?; // [R, H]
+    let taken = last(&decay, -2)?.add(i)?; // [R, H, L]
+    let m = taken.max(-1, false)?.maximum(&kept)?;
+    let keep = kept.subtract(&m)?.exp()?.expand_dims(-1)?; // [R, H, 1]
+    let take = taken.subtract(&m.expand_dims(-1)?)?.exp()?;
+    let keys = k.multiply(&take.expand_dims(-1)?)?; // [R, H, L, DK]
+    let n = memory.n.multiply(&keep)?.add(&keys.sum(-2, false)?)?;
+    let c = memory
+        .c
+        .multiply(&keep.expand_dims(-1)?)?
+        .add(&keys.swap_axes(-1, -2)?.matmul(v)?)?;
+    Ok((h, Memory { c, n, m }))
+}
+
+/// Any number of positions, in chunks of `size`, the last one shorter; single ones by [`step`].
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn scan(inputs: &Inputs, memory: Memory, size: i32, eps: f32) -> Result<(Array, Memory)> {
+    let length = inputs.f.dim(-1)?;
+    let mut memory = memory;
+    let mut outputs = Vec::new();
+    let mut from = 0;
+    while from < length {
+        let to = length.min(from.saturating_add(size.max(1)));
+        let part = if from == 0 && to == length {
+            inputs.clone()
+        } else {
+            inputs.range(from, to)?
+        };
+        let (h, after) = if to - from == 1 {
+            step(&part, &memory, eps)?
+        } else {
+            chunk(&part, &memory, eps)?
+        };
+        outputs.push(h);
+        memory = after;
+        from = to;
+    }
+    let h = match outputs.as_slice() {
+        [one] => one.clone(),
+        several => mlx_rs_core::concatenate(&several.iter().collect::<Vec<_>>(), 2)?,
+    };
+    Ok((h, memory))
+}
+
+impl Inputs {
+    /// Positions `from..to`.
+    fn range(&self, from: i32, to: i32) -> Result<Self> {
+        let cut = |a: &Array| a.slice_axis(2, from, to);
+        Ok(Self {
+            q: cut(&self.q)?,
+            k: cut(&self.k)?,
+            v: cut(&self.v)?,
+            i: cut(&self.i)?,
+            f: cut(&self.f)?,
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "mlstm_cell_tests.rs"]
+mod tests;

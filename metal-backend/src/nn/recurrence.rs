@@ -1,0 +1,109 @@
+//! Rows and their states around a recurrence: what every recurrent layer does the same way. The
+//! recurrence itself is in the layer's file.
+
+use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
+
+use crate::cache::{RecurrentState, Row, StateLayout};
+
+/// Positions that a recurrence runs over at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Number of the first position in the packed input.
+    pub first: i32,
+    /// Sequences.
+    pub rows: i32,
+    /// Positions of each of them.
+    pub length: i32,
+}
+
+impl Span {
+    /// The positions of a packed input `[1, T, ..]`, as `[rows, length, ..]`.
+    ///
+    /// # Errors
+    /// When the input is shorter.
+    pub fn of(self, packed: &Array) -> Result<Array> {
+        let count = self.rows.saturating_mul(self.length);
+        let own = if packed.dim(1)? == count {
+            packed.clone()
+        } else {
+            packed.slice_axis(1, self.first, self.first + count)?
+        };
+        if self.rows == 1 {
+            return Ok(own);
+        }
+        let rest = own.shape().get(2..).unwrap_or_default();
+        let shape = [&[self.rows, self.length], rest].concat();
+        own.reshape(&shape)
+    }
+}
+
+/// Runs `scan` over the positions of all rows and stores the states that it returns.
+///
+/// `scan` gets positions and the state before them, `[rows, ..]` each, and returns its outputs
+/// `[rows, length, ..]` and the state after them. Rows of one position go together, others one by
+/// one: their lengths differ. The result is packed as the input is, `[1, T, ..]`.
+///
+/// A row whose state is of another kind (in training it keeps nothing) begins empty.
+///
+/// # Errors
+/// Those of `scan`; when a state does not fit the layout.
+pub fn over_rows(
+    rows: &mut [Row<'_>],
+    layer: usize,
+    layout: &StateLayout,
+    mut scan: impl FnMut(Span, Vec<Array>) -> Result<(Array, Vec<Array>)>,
+) -> Result<Array> {
+    let mut first = 0;
+    let mut outputs = Vec::with_capacity(rows.len());
+    let together = rows.len() > 1 && rows.iter().all(|row| row.length == 1);
+    let count = if together { rows.len() } else { 1 };
+    for group in rows.chunks_mut(count) {
+        let span = Span {
+            first,
+            rows: i32::try_from(group.len()).unwrap_or(i32::MAX),
+            length: group[0].length,
+        };
+        let states: Option<Vec<&RecurrentState>> = (group.iter())
+            .map(|row| row.caches.get(layer)?.as_recurrent())
+            .collect();
+        let before = match states {
+            Some(states) => RecurrentState::merge(&states)?,
+            None => layout.zeros(span.rows)?,
+        };
+        let (output, after) = scan(span, before)?;
+        for (row, at) in group.iter_mut().zip(0..) {
+            let state = row.caches.get_mut(layer);
+            if let Some(state) = state.and_then(|state| state.as_recurrent_mut()) {
+                let own = match span.rows {
+                    1 => after.clone(),
+                    _ => RecurrentState::extract(&after, at)?,
+                };
+                state.advance(own, span.length)?;
+            }
+        }
+        first += span.rows * span.length;
+        outputs.push(packed(&output)?);
+    }
+    match outputs.as_slice() {
+        [] => Err(Error::new(
+            ErrorKind::Value,
+            "recurrence",
+            "there are no rows",
+        )),
+        [one] => Ok(one.clone()),
+        several => concatenate(&several.iter().collect::<Vec<_>>(), 1),
+    }
+}
+
+/// `[rows, length, ..] -> [1, rows * length, ..]`.
+fn packed(output: &Array) -> Result<Array> {
+    match output.shape() {
+        [1, ..] => Ok(output.clone()),
+        [rows, length, rest @ ..] => output.reshape(&[&[1, rows * length], rest].concat()),
+        _ => Err(Error::new(
+            ErrorKind::Shape,
+            "recurrence",
+            "an output has rows and positions",
+        )),
+    }
+}

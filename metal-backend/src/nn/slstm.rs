@@ -1,0 +1,259 @@
+//! The sLSTM layer of xLSTM (Beck et al. 2024, arXiv:2405.04517, section 2.2; reference:
+//! `sLSTMLayer` of the package `xlstm`, with its function `slstm`): a scalar memory an element,
+//! whose gates also see the last output. So positions are computed one after another.
+//!
+//! ```text
+//! raw = W x + R y + b               of the gates i, f, z, o; i and f see x after a convolution
+//! m'  = max(i, m + logsigmoid(f))   i alone before the first position
+//! c'  = exp(m + logsigmoid(f) - m') c + exp(i - m') tanh(z)
+//! n'  = exp(m + logsigmoid(f) - m') n + exp(i - m')
+//! y'  = sigmoid(o) c' / n'
+//! ```
+
+use std::sync::Arc;
+
+use mlx_rs_core::{Array, Dtype, Result, concatenate, stack, where_};
+
+use super::adapter::SlotView;
+use super::attention::Positions;
+use super::head_norm::HeadNorm;
+use super::hooks::Watch;
+use super::mixer::Mixer;
+use super::mlstm_cell::log_sigmoid;
+use super::norm::{Norm, through};
+use super::recurrence::over_rows;
+use crate::cache::{
+    CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
+};
+
+/// One sLSTM layer.
+#[derive(Debug)]
+pub struct Slstm {
+    /// Over the last positions, before the gates `i` and `f`.
+    pub conv: Option<CausalConv>,
+    /// Of the gates i, f, z and o.
+    pub gates: [HeadwiseLinear; 4],
+    /// From the last output to the gates, `[heads, dim, 4 * dim]`.
+    pub recurrent: Array,
+    /// Of the gates, `[4, heads, dim]`.
+    pub bias: Array,
+    /// Of what each head found.
+    pub norm: HeadNorm,
+    /// Heads.
+    pub heads: i32,
+    /// Elements of a head.
+    pub dim: i32,
+    /// Of the state; [`Slstm::state_layout`].
+    pub layout: Arc<StateLayout>,
+}
+
+/// Numbers that are used as they are, at a place where they can be trained.
+#[derive(Debug, Clone)]
+pub struct Vector {
+    /// As they were loaded.
+    pub value: Array,
+    /// Where they stand.
+    pub slot: SlotView,
+}
+
+impl Vector {
+    /// In float32.
+    fn current(&self) -> Result<Array> {
+        match self.slot.vector(Dtype::Float32)? {
+            Some(own) => Ok(own),
+            None => self.value.astype(Dtype::Float32),
+        }
+    }
+}
+
+/// A matrix for each head, which sees its own elements only.
+#[derive(Debug, Clone)]
+pub struct HeadwiseLinear {
+    /// `[heads, out, in]`.
+    pub weight: Array,
+    /// Where adapters stand.
+    pub slot: SlotView,
+}
+
+impl HeadwiseLinear {
+    /// `x` `[heads, T, in] -> [heads, T, out]`.
+    fn forward(&self, x: &Array) -> Result<Array> {
+        let by = |w: &Array| x.matmul(&w.astype(x.dtype())?.swap_axes(-1, -2)?);
+        if !self.slot.is_adapted() {
+            return by(&self.weight);
+        }
+        if let Some(own) = self.slot.vector(x.dtype())? {
+            return by(&own);
+        }
+        match self.slot.forward(x, || by(&self.weight))? {
+            Some(y) => Ok(y),
+            None => by(&self.weight),
+        }
+    }
+}
+
+/// A convolution of each element over its last positions.
+#[derive(Debug, Clone)]
+pub struct CausalConv {
+    /// `[hidden, 1, width]`, the last for the position itself.
+    pub weight: Vector,
+    /// `[hidden]`.
+    pub bias: Option<Vector>,
+}
+
+impl CausalConv {
+    /// Positions that it looks at, its own included.
+    pub fn width(&self) -> i32 {
+        self.weight.value.shape().last().copied().unwrap_or(1)
+    }
+
+    /// `x` `[R, L, hidden]` after `before` `[R, width - 1, hidden]`: outputs, and what comes before
+    /// the next position.
+    fn forward(&self, x: &Array, before: &Array) -> Result<(Array, Array)> {
+        let (width, length) = (self.width(), x.dim(1)?);
+        let all = concatenate(&[before, x], 1)?;
+        let weight = self.weight.current()?;
+        let mut sum: Option<Array> = None;
+        for at in 0..width {
+            let tap = weight.slice_axis(-1, at, at + 1)?.reshape(&[-1])?;
+            let part = all.slice_axis(1, at, at + length)?.multiply(&tap)?;
+            sum = Some(match sum {
+                Some(sum) => sum.add(&part)?,
+                None => part,
+            });
+        }
+        let mut y = sum.unwrap_or_else(|| x.clone());
+        if let Some(bias) = &self.bias {
+            y = y.add(&bias.current()?)?;
+        }
+        let total = all.dim(1)?;
+        Ok((y, all.slice_axis(1, total - (width - 1), total)?))
+    }
+}
+
+impl Slstm {
+    /// What a layer remembers of a row, in float32: the last inputs of its convolution over `width`
+    /// positions (1 without), and output, memory, normalizer and stabilizer of each element.
+    pub fn state_layout(hidden: i32, width: i32) -> Arc<StateLayout> {
+        let part = |name| StatePart::new(name, &[hidden]);
+        let mut parts = vec![part("y"), part("c"), part("n"), part("m")];
+        if width > 1 {
+            parts.push(StatePart::new("conv", &[width - 1, hidden]));
+        }
+        StateLayout::new("slstm", parts)
+    }
+
+    /// `[R, L, hidden] -> [heads, R * L, dim]`, through a gate's matrices, to `[R, L, heads, dim]`.
+    fn gate(&self, at: usize, x: &Array, (rows, length): (i32, i32)) -> Result<Array> {
+        let heads = x
+            .reshape(&[rows * length, self.heads, self.dim])?
+            .swap_axes(0, 1)?;
+        self.gates[at]
+            .forward(&heads)?
+            .swap_axes(0, 1)?
+            .reshape(&[rows, length, self.heads, self.dim])
+    }
+
+    /// One position: gates `[R, 4, heads, dim]` from the input; `y`, `c`, `n` and `m`
+    /// `[R, heads, dim]`.
+    fn step(&self, gates: &Array, recurrent: &Array, state: [Array; 4]) -> Result<[Array; 4]> {
+        let [y, c, n, m] = state;
+        let rows = gates.dim(0)?;
+        // [R, H, 1, D] x [H, D, 4 D] -> [R, H, 4, D] -> [R, 4, H, D]
+        let back = y
+            .expand_dims(2)?
+            .matmul(recurrent)?
+            .reshape(&[rows, self.heads, 4, self.dim])?
+            .swap_axes(1, 2)?;
+        let raw = gates.add(&back)?;
+        let gate = |at: i32| raw.slice_axis(1, at, at + 1)?.squeeze_axis(1);
+        let (i, f, z, o) = (gate(0)?, gate(1)?, gate(2)?, gate(3)?);
+        let kept = m.add(&log_sigmoid(&f)?)?;
+        let empty = n.equal(&Array::scalar(0.0f32)?)?;
+        let m = where_(&empty, &i, &i.maximum(&kept)?)?;
+        let one = Array::scalar(1.0f32)?;
+        let take = i.subtract(&m)?.exp()?.minimum(&one)?;
+        let keep = kept.subtract(&m)?.exp()?.minimum(&one)?;
+        let c = c.multiply(&keep)?.add(&z.tanh()?.multiply(&take)?)?;
+        let n = n.multiply(&keep)?.add(&take)?;
+        let y = o.sigmoid()?.multiply(&c)?.divide(&n)?;
+        Ok([y, c, n, m])
+    }
+}
+
+impl Mixer for Slstm {
+    fn forward(
+        &self,
+        (x, norm, add): (&Array, Option<&Norm>, bool),
+        rows: &mut [Row<'_>],
+        layer: usize,
+        positions: Positions,
+        _watch: &mut Watch<'_>,
+    ) -> Result<Array> {
+        let lengths = lengths(rows);
+        // In float32, as the state is.
+        let input = through(norm, x)?.astype(Dtype::Float32)?;
+        let wide = |a: &Array| a.astype(Dtype::Float32);
+        let (recurrent, bias) = (wide(&self.recurrent)?, wide(&self.bias)?);
+        let found = over_rows(rows, layer, &self.layout, |span, mut state| {
+            let size = (span.rows, span.length);
+            let x = span.of(&input)?; // [R, L, hidden]
+            let (seen, before) = match &self.conv {
+                Some(conv) => {
+                    let before = state.split_off(4);
+                    let none = || x.slice_axis(1, 0, 0);
+                    let before = before.first().cloned().map_or_else(none, Ok)?;
+                    let (seen, before) = conv.forward(&x, &before)?;
+                    (seen.silu()?, (conv.width() > 1).then_some(before))
+                }
+                None => (x.clone(), None),
+            };
+            let gates = [
+                self.gate(0, &seen, size)?,
+                self.gate(1, &seen, size)?,
+                self.gate(2, &x, size)?,
+                self.gate(3, &x, size)?,
+            ];
+            // [R, L, 4, H, D]
+            let gates = stack(&gates.iter().collect::<Vec<_>>(), 2)?.add(&bias)?;
+            let wide = [span.rows, self.heads, self.dim];
+            let mut held = Vec::with_capacity(4);
+            for part in &state {
+                held.push(part.reshape(&wide)?);
+            }
+            let mut held = <[Array; 4]>::try_from(held).map_err(|_| wrong_state())?;
+            let mut outputs = Vec::new();
+            for at in 0..span.length {
+                let here = gates.slice_axis(1, at, at + 1)?.squeeze_axis(1)?;
+                held = self.step(&here, &recurrent, held)?;
+                outputs.push(held[0].clone());
+            }
+            let outputs = stack(&outputs.iter().collect::<Vec<_>>(), 1)?; // [R, L, H, D]
+            let flat = [span.rows, self.heads * self.dim];
+            let mut after = Vec::with_capacity(5);
+            for part in &held {
+                after.push(part.reshape(&flat)?);
+            }
+            after.extend(before);
+            Ok((outputs, after))
+        })?;
+        let found = positions.of(&found, &lengths)?;
+        let y = self.norm.forward(&found, x.dtype())?;
+        match add {
+            true => positions.of(x, &lengths)?.add(&y),
+            false => Ok(y),
+        }
+    }
+
+    fn new_state(&self, _options: &CacheOptions) -> Box<dyn LayerState> {
+        Box::new(RecurrentState::new(&self.layout))
+    }
+}
+
+fn wrong_state() -> mlx_rs_core::Error {
+    mlx_rs_core::Error::new(
+        mlx_rs_core::ErrorKind::Value,
+        "slstm",
+        "a state has four parts of each element",
+    )
+}
