@@ -1,0 +1,358 @@
+//! Activations on disk: a `.npy` file of float32 `[stimuli, layers, width]`, and beside it
+//! `<stem>_metadata.json` with what they are of.
+
+use std::io::{BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tempfile::NamedTempFile;
+
+use crate::Matrix;
+use crate::behavior::Correctness;
+use crate::error::{Error, Result};
+use crate::npy;
+
+/// What a file of activations is of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metadata {
+    /// `[stimuli, layers, width]`.
+    pub activation_shape: [usize; 3],
+    /// The model, as it was named.
+    pub model: String,
+    /// Its architecture.
+    pub architecture: String,
+    /// Its identity: the hash of its files or of their headers, as the backend gives it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_identity: Option<String>,
+    /// SHA-256 of the stimuli's file.
+    pub stimuli_sha256: String,
+    /// The template that the texts are of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// Where in the text the states are from.
+    pub position: String,
+    /// For each row, the number of its stimulus in the file.
+    pub row_indices: Vec<usize>,
+    /// Whether the first layer is the embedding, before the first block.
+    pub with_embedding: bool,
+    /// Whether the model went on as expected, for each row; nothing when that was not tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub correctness: Option<Vec<Option<Correctness>>>,
+    /// SHA-256 of the activations' file.
+    pub activations_sha256: String,
+    /// The program's version.
+    pub version: String,
+}
+
+/// The name of the metadata that belong to a file of activations.
+pub fn metadata_path(activations: &Path) -> PathBuf {
+    let stem = activations.file_stem().unwrap_or_default();
+    activations.with_file_name(format!("{}_metadata.json", stem.to_string_lossy()))
+}
+
+/// The SHA-256 of a file in hexadecimal digits.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn sha256_of(path: &Path) -> Result<String> {
+    let mut file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let n = file.read(&mut buffer).map_err(|e| Error::io(path, e))?;
+        if n == 0 {
+            return Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect());
+        }
+        hash.update(&buffer[..n]);
+    }
+}
+
+fn temporary(path: &Path) -> Result<NamedTempFile> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    NamedTempFile::new_in(dir.unwrap_or(Path::new("."))).map_err(|e| Error::io(path, e))
+}
+
+fn persist(file: NamedTempFile, path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = std::fs::Permissions::from_mode(0o644);
+    file.as_file()
+        .set_permissions(mode)
+        .and_then(|()| file.as_file().sync_all())
+        .map_err(|e| Error::io(path, e))?;
+    file.persist(path).map_err(|e| Error::io(path, e.error))?;
+    Ok(())
+}
+
+/// Writes a file whole or not at all.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = temporary(path)?;
+    file.write_all(bytes).map_err(|e| Error::io(path, e))?;
+    persist(file, path)
+}
+
+/// Writes activations as they come. The file appears under its name when it is whole.
+#[derive(Debug)]
+pub struct Writer {
+    path: PathBuf,
+    file: BufWriter<NamedTempFile>,
+    /// `[stimuli, layers, width]`.
+    shape: [usize; 3],
+    rows: usize,
+}
+
+impl Writer {
+    /// Begins a file of this shape.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn begin(path: &Path, shape: [usize; 3]) -> Result<Self> {
+        let mut file = BufWriter::new(temporary(path)?);
+        file.write_all(&npy::header(&shape))
+            .map_err(|e| Error::io(path, e))?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            shape,
+            rows: 0,
+        })
+    }
+
+    /// Adds the states of one stimulus: a slice of `width` elements a layer.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for another shape or one row too many, and [`Error::Io`].
+    pub fn push<S: AsRef<[f32]>>(&mut self, layers: &[S]) -> Result<()> {
+        let [rows, depth, width] = self.shape;
+        if self.rows == rows || layers.len() != depth {
+            return Err(Error::data(format!(
+                "row {} of {} layers for activations of shape {:?}",
+                self.rows,
+                layers.len(),
+                self.shape
+            )));
+        }
+        for layer in layers {
+            let layer = layer.as_ref();
+            if layer.len() != width {
+                return Err(Error::data(format!(
+                    "a state of {} elements where there are {width}",
+                    layer.len()
+                )));
+            }
+            let written = npy::bytes(layer).try_for_each(|bytes| self.file.write_all(&bytes));
+            written.map_err(|e| Error::io(&self.path, e))?;
+        }
+        self.rows += 1;
+        Ok(())
+    }
+
+    /// Puts the file and its metadata in their places. The hash of the file is filled in.
+    ///
+    /// # Errors
+    /// [`Error::Data`] when rows are missing, and [`Error::Io`].
+    pub fn finish(self, mut metadata: Metadata) -> Result<Metadata> {
+        if self.rows != self.shape[0] {
+            return Err(Error::data(format!(
+                "{} of {} rows were written",
+                self.rows, self.shape[0]
+            )));
+        }
+        let io = |e| Error::io(&self.path, e);
+        let file = self.file.into_inner().map_err(|e| io(e.into_error()))?;
+        metadata.activation_shape = self.shape;
+        metadata.activations_sha256 = sha256_of(file.path())?;
+        let text = serde_json::to_string_pretty(&metadata)
+            .map_err(|e| Error::file(&self.path, e.to_string()))?;
+        persist(file, &self.path)?;
+        write_whole(&metadata_path(&self.path), (text + "\n").as_bytes())?;
+        Ok(metadata)
+    }
+}
+
+/// Activations in memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Activations {
+    /// `[stimuli, layers, width]`.
+    shape: [usize; 3],
+    data: Vec<f32>,
+}
+
+impl Activations {
+    /// Activations of numbers in the order of `shape`.
+    ///
+    /// # Errors
+    /// [`Error::Data`] when their count is another.
+    pub fn new(shape: [usize; 3], data: Vec<f32>) -> Result<Self> {
+        let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        if count != Some(data.len()) || data.is_empty() {
+            return Err(Error::data(format!(
+                "{} numbers for activations of shape {shape:?}",
+                data.len()
+            )));
+        }
+        Ok(Self { shape, data })
+    }
+
+    /// Reads a `.npy` file of float32 or float64, `[stimuli, layers, width]`.
+    ///
+    /// # Errors
+    /// [`Error::Io`], and [`Error::File`] for another shape or type.
+    pub fn read(path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let (shape, data) = npy::parse(&bytes).map_err(|message| Error::file(path, message))?;
+        let Ok(shape) = <[usize; 3]>::try_from(shape.as_slice()) else {
+            return Err(Error::file(
+                path,
+                format!("shape {shape:?} where [stimuli, layers, width] was expected"),
+            ));
+        };
+        Self::new(shape, data).map_err(|e| Error::file(path, e.to_string()))
+    }
+
+    /// `[stimuli, layers, width]`.
+    pub fn shape(&self) -> [usize; 3] {
+        self.shape
+    }
+
+    /// How many stimuli.
+    pub fn rows(&self) -> usize {
+        self.shape[0]
+    }
+
+    /// How many layers.
+    pub fn layers(&self) -> usize {
+        self.shape[1]
+    }
+
+    /// The states of one layer, `[stimuli, width]`.
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub fn layer(&self, layer: usize) -> Matrix {
+        let [rows, layers, width] = self.shape;
+        assert!(layer < layers, "layer {layer} of {layers}");
+        Matrix::from_fn(rows, width, |r, c| {
+            f64::from(self.data[(r * layers + layer) * width + c])
+        })
+    }
+
+    /// One state, `[width]`.
+    ///
+    /// # Panics
+    /// When there is no such row or layer.
+    pub fn state(&self, row: usize, layer: usize) -> &[f32] {
+        let [_, layers, width] = self.shape;
+        assert!(layer < layers, "layer {layer} of {layers}");
+        &self.data[(row * layers + layer) * width..][..width]
+    }
+}
+
+/// Reads the metadata that belong to a file of activations, and checks the file's hash.
+///
+/// # Errors
+/// [`Error::Io`], and [`Error::File`] when the two do not belong together.
+pub fn read_metadata(activations: &Path) -> Result<Metadata> {
+    let path = metadata_path(activations);
+    let text = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+    let metadata: Metadata =
+        serde_json::from_slice(&text).map_err(|e| Error::file(&path, e.to_string()))?;
+    let hash = sha256_of(activations)?;
+    if hash != metadata.activations_sha256 {
+        return Err(Error::file(
+            activations,
+            format!(
+                "its hash is not the one in {}: one of them was changed",
+                path.display()
+            ),
+        ));
+    }
+    Ok(metadata)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata() -> Metadata {
+        Metadata {
+            activation_shape: [0; 3],
+            model: String::from("m"),
+            architecture: String::from("llama"),
+            model_identity: None,
+            stimuli_sha256: String::new(),
+            template: None,
+            position: String::from("last"),
+            row_indices: vec![0, 1],
+            with_embedding: false,
+            correctness: None,
+            activations_sha256: String::new(),
+            version: String::from("0"),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.npy");
+        let mut writer = Writer::begin(&path, [2, 2, 3]).unwrap();
+        writer.push(&[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).unwrap();
+        assert!(!path.exists());
+        assert!(writer.push(&[[1.0f32, 2.0, 3.0]]).is_err());
+        writer.push(&[[7.0, 8.0, 9.0], [0.0, 0.5, 0.25]]).unwrap();
+        assert!(writer.push(&[[1.0f32; 3]; 2]).is_err());
+        let written = writer.finish(metadata()).unwrap();
+        assert_eq!(written.activation_shape, [2, 2, 3]);
+        assert_eq!(read_metadata(&path).unwrap(), written);
+
+        let read = Activations::read(&path).unwrap();
+        assert_eq!((read.rows(), read.layers()), (2, 2));
+        assert_eq!(read.layer(1).as_slice(), [4.0, 0.0, 5.0, 0.5, 6.0, 0.25]);
+        assert_eq!(read.state(1, 0), [7.0, 8.0, 9.0]);
+
+        // Changed afterwards.
+        let mut bytes = std::fs::read(&path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        assert!(
+            read_metadata(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("was changed")
+        );
+    }
+
+    #[test]
+    fn unfinished_files_leave_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.npy");
+        let writer = Writer::begin(&path, [2, 1, 1]).unwrap();
+        assert!(writer.finish(metadata()).is_err());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn other_files_are_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.npy");
+        std::fs::write(&path, "no numbers").unwrap();
+        assert!(
+            Activations::read(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("no .npy")
+        );
+        let mut writer = Writer::begin(&path, [1, 2, 3]).unwrap();
+        writer.push(&[[1.0f32; 3]; 2]).unwrap();
+        writer.finish(metadata()).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        for length in 0..bytes.len() {
+            std::fs::write(&path, &bytes[..length]).unwrap();
+            assert!(Activations::read(&path).is_err(), "{length} bytes");
+        }
+    }
+}

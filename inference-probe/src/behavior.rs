@@ -1,0 +1,74 @@
+//! Whether a model continues a stimulus as expected.
+
+use serde::{Deserialize, Serialize};
+
+/// How a continuation compares with what was expected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Correctness {
+    /// The first word of the continuation is what was expected.
+    pub exact: bool,
+    /// What was expected occurs in the continuation.
+    pub contains: bool,
+}
+
+/// Lower case, without white space and without punctuation at the ends.
+fn normalized(text: &str) -> String {
+    text.chars()
+        .filter(|c| !c.is_whitespace())
+        .flat_map(char::to_lowercase)
+        .collect::<String>()
+        .trim_matches(|c: char| !c.is_alphanumeric())
+        .to_owned()
+}
+
+/// Compares a continuation with `expected`. Nothing expected is never found.
+pub fn correctness(continuation: &str, expected: &str) -> Correctness {
+    let expected = normalized(expected);
+    if expected.is_empty() {
+        return Correctness {
+            exact: false,
+            contains: false,
+        };
+    }
+    let whole = normalized(continuation);
+    // What was expected may be several words: as many characters as it has, up to a word's end.
+    let mut text = String::new();
+    let mut exact = false;
+    for word in continuation.split_whitespace() {
+        text.push_str(word);
+        let here = normalized(&text);
+        exact = here == expected;
+        if exact || here.len() >= expected.len() {
+            break;
+        }
+    }
+    Correctness {
+        exact,
+        contains: whole.contains(&expected),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn punctuation_case_and_white_space_do_not_count() {
+        for (continuation, expected, exact, contains) in [
+            (" Paris.", "paris", true, true),
+            (" Paris, the capital", "Paris", true, true),
+            (" the city of Paris", "Paris", false, true),
+            ("\"New  York\" is", "New York", true, true),
+            ("Parisian", "Paris", false, true),
+            ("", "Paris", false, false),
+            ("anything", "", false, false),
+        ] {
+            let found = correctness(continuation, expected);
+            assert_eq!(
+                (found.exact, found.contains),
+                (exact, contains),
+                "{continuation:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Charts as SVG: curves over layers, and matrices of layers.
+
+use std::fmt::Write as _;
+
+/// One curve.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Curve {
+    /// Its name in the legend.
+    pub name: String,
+    /// One value a layer; what is not finite is left out.
+    pub values: Vec<f64>,
+}
+
+const COLORS: [&str; 6] = [
+    "#2463eb", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#495057",
+];
+const WIDTH: f64 = 640.0;
+const HEIGHT: f64 = 320.0;
+const LEFT: f64 = 56.0;
+const TOP: f64 = 40.0;
+const BOTTOM: f64 = 44.0;
+/// The legend has a column of its own, so that it never lies on a curve.
+const RIGHT: f64 = 140.0;
+
+pub(crate) fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+/// A step of 1, 2 or 5 times a power of ten that parts `range` into at most `parts`.
+fn step(range: f64, parts: f64) -> f64 {
+    let raw = range / parts;
+    let power = 10f64.powf(raw.log10().floor());
+    [1.0, 2.0, 5.0, 10.0]
+        .into_iter()
+        .map(|f| f * power)
+        .find(|s| *s >= raw * (1.0 - 1e-9))
+        .unwrap_or(10.0 * power)
+}
+
+fn open(width: f64, height: f64, title: &str) -> String {
+    let title = escaped(title);
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         font-family=\"sans-serif\" font-size=\"12\" role=\"img\" aria-label=\"{title}\">\n\
+         <rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n\
+         <text x=\"{LEFT}\" y=\"22\" font-size=\"14\" font-weight=\"bold\">{title}</text>\n"
+    )
+}
+
+/// Curves over the layers, `0, 1, ...`; the axis of values holds all of them.
+pub fn lines(title: &str, axis: &str, curves: &[Curve]) -> String {
+    let values = || {
+        curves
+            .iter()
+            .flat_map(|c| &c.values)
+            .copied()
+            .filter(|v| v.is_finite())
+    };
+    let (low, high) = values().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| {
+        (l.min(v), h.max(v))
+    });
+    let (low, high) = if low > high { (0.0, 1.0) } else { (low, high) };
+    let tick = step((high - low).max(1e-9 * high.abs()).max(1e-12), 5.0);
+    let low = (low / tick).floor() * tick;
+    let high = ((high / tick).ceil() * tick).max(low + tick);
+    let count = curves
+        .iter()
+        .map(|c| c.values.len())
+        .max()
+        .unwrap_or(0)
+        .max(2);
+    let right = WIDTH - RIGHT;
+    let x = |i: usize| LEFT + (right - LEFT) * i as f64 / (count - 1) as f64;
+    let y = |v: f64| HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (v - low) / (high - low);
+
+    let mut svg = open(WIDTH, HEIGHT, title);
+    let mut write = |text: String| svg.push_str(&text);
+    let digits = (-tick.log10().floor()).clamp(0.0, 9.0) as usize;
+    let ticks = ((high - low) / tick).round() as usize;
+    for i in 0..=ticks {
+        let value = low + i as f64 * tick;
+        let at = y(value);
+        write(format!(
+            "<line x1=\"{LEFT}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\" stroke=\"#dddddd\"/>\n\
+             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{value:.digits$}</text>\n",
+            LEFT - 6.0,
+            at + 4.0
+        ));
+    }
+    // Layers are whole numbers, and so are the steps of their axis.
+    let every = step((count - 1) as f64, 10.0).max(1.0) as usize;
+    for i in (0..count).step_by(every) {
+        write(format!(
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{i}</text>\n",
+            x(i),
+            HEIGHT - BOTTOM + 18.0
+        ));
+    }
+    write(format!(
+        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">layer</text>\n\
+         <text x=\"14\" y=\"{:.1}\" text-anchor=\"middle\" transform=\"rotate(-90 14 {:.1})\">{}</text>\n",
+        0.5 * (LEFT + right),
+        HEIGHT - 8.0,
+        0.5 * (TOP + HEIGHT - BOTTOM),
+        0.5 * (TOP + HEIGHT - BOTTOM),
+        escaped(axis)
+    ));
+    for (n, curve) in curves.iter().enumerate() {
+        let color = COLORS[n % COLORS.len()];
+        let dash = if n >= COLORS.len() {
+            " stroke-dasharray=\"5 3\""
+        } else {
+            ""
+        };
+        let mut path = String::new();
+        let mut pen = 'M';
+        for (i, value) in curve.values.iter().enumerate() {
+            if value.is_finite() {
+                let _ = write!(path, "{pen}{:.1} {:.1}", x(i), y(*value));
+                pen = 'L';
+            } else {
+                pen = 'M';
+            }
+        }
+        let legend = TOP + 8.0 + 18.0 * n as f64;
+        write(format!(
+            "<path d=\"{path}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"{dash}/>\n\
+             <line x1=\"{:.1}\" y1=\"{legend:.1}\" x2=\"{:.1}\" y2=\"{legend:.1}\" stroke=\"{color}\" \
+             stroke-width=\"2\"{dash}/>\n\
+             <text x=\"{:.1}\" y=\"{:.1}\">{}</text>\n",
+            right + 10.0,
+            right + 30.0,
+            right + 36.0,
+            legend + 4.0,
+            escaped(&curve.name)
+        ));
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+/// A matrix of layers by layers, from `low` (white) to `high` (blue); what is not finite is grey.
+pub fn heat_map(title: &str, rows: &[Vec<f64>], low: f64, high: f64) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let cell = (400.0 / rows.len().max(columns).max(1) as f64).clamp(4.0, 40.0);
+    let (width, height) = (cell * columns as f64, cell * rows.len() as f64);
+    let mut svg = open((width + 160.0).max(360.0), height + TOP + BOTTOM, title);
+    for (r, row) in rows.iter().enumerate() {
+        for (c, value) in row.iter().enumerate() {
+            let fill = if value.is_finite() {
+                let part = ((value - low) / (high - low)).clamp(0.0, 1.0);
+                let mix = |to: f64| (255.0 + (to - 255.0) * part).round() as u8;
+                format!("#{:02x}{:02x}{:02x}", mix(24.0), mix(70.0), mix(160.0))
+            } else {
+                String::from("#bbbbbb")
+            };
+            let _ = writeln!(
+                svg,
+                "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{cell:.2}\" height=\"{cell:.2}\" \
+                 fill=\"{fill}\"><title>{r}, {c}: {value:.4}</title></rect>",
+                LEFT + cell * c as f64,
+                TOP + cell * r as f64
+            );
+        }
+    }
+    let every = step(columns.max(rows.len()).max(2) as f64, 10.0).max(1.0) as usize;
+    for i in (0..columns).step_by(every) {
+        let _ = writeln!(
+            svg,
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{i}</text>",
+            LEFT + cell * (i as f64 + 0.5),
+            TOP + height + 16.0
+        );
+    }
+    for i in (0..rows.len()).step_by(every) {
+        let _ = writeln!(
+            svg,
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{i}</text>",
+            LEFT - 6.0,
+            TOP + cell * (i as f64 + 0.5) + 4.0
+        );
+    }
+    let _ = writeln!(
+        svg,
+        "<text x=\"{:.1}\" y=\"{:.1}\">white {low:.2}, blue {high:.2}</text>\n</svg>",
+        LEFT,
+        TOP + height + 36.0
+    );
+    svg
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_have_round_steps() {
+        assert_eq!(step(1.0, 5.0), 0.2);
+        assert_eq!(step(30.0, 10.0), 5.0);
+        assert_eq!(step(9.0, 10.0), 1.0);
+    }
+
+    #[test]
+    fn curves_and_names_are_in_the_chart() {
+        let curve = Curve {
+            name: String::from("a<b"),
+            values: vec![0.0, f64::NAN, 1.0, 0.5],
+        };
+        let svg = lines("t & u", "value", &[curve]);
+        assert!(svg.contains("a&lt;b") && svg.contains("t &amp; u"));
+        // Where a value is missing, the line begins anew.
+        let path = svg.split("d=\"").nth(1).unwrap().split('"').next().unwrap();
+        assert_eq!(path.matches('M').count(), 2, "{path}");
+        assert!(!svg.contains("NaN"));
+        assert!(lines("empty", "value", &[]).contains("</svg>"));
+    }
+
+    #[test]
+    fn a_matrix_has_a_cell_for_each_value() {
+        let svg = heat_map("m", &[vec![0.0, 1.0], vec![f64::NAN, 0.5]], 0.0, 1.0);
+        assert_eq!(svg.matches("<title>").count(), 4);
+        assert!(svg.contains("#ffffff") && svg.contains("#1846a0") && svg.contains("#bbbbbb"));
+    }
+}

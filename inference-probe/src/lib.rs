@@ -1,0 +1,38 @@
+//! Statistics on the hidden states of a language model, in float64 and without an engine.
+//!
+//! | module | question |
+//! |---|---|
+//! | [`stimuli`] | which texts, with which labels, and at which position is a state taken? |
+//! | [`activations`] | where are the states, `[stimuli, layers, width]`, as a `.npy` file? |
+//! | [`folds`] | which rows train and which test? |
+//! | [`linear`] | can a linear classifier read the label from a layer ([`logistic`] regression)? |
+//! | [`cca`] | which directions do two layers, or a layer and labels, share? |
+//! | [`rsa`] | do two layers find the same stimuli similar? |
+//! | [`divergence`] | how do predictions and group means differ from layer to layer? |
+//! | [`behavior`] | does the model continue a stimulus as expected? |
+//! | [`report`] | a folder of results as one summary, charts and an HTML page |
+//!
+//! Rows are stimuli and columns are elements of a hidden state in every [`Matrix`].
+
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+pub mod activations;
+pub mod behavior;
+pub mod cca;
+pub mod chart;
+pub mod divergence;
+mod error;
+pub mod folds;
+mod lbfgs;
+pub mod linear;
+pub mod logistic;
+mod npy;
+pub mod report;
+pub mod rsa;
+pub mod stimuli;
+
+pub use error::{Error, Result};
+
+/// Rows are observations, columns are features.
+pub type Matrix = nalgebra::DMatrix<f64>;

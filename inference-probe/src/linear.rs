@@ -1,0 +1,174 @@
+//! Linear probes: how well a label can be read from a layer, beside labels in random order.
+//!
+//! Selectivity is after Hewitt and Liang, "Designing and Interpreting Probes with Control Tasks"
+//! (2019), as a share of what the control leaves open.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Matrix;
+use crate::error::{Error, Result};
+use crate::folds::{Fold, shuffled};
+use crate::logistic::{LogisticOptions, LogisticRegression, Standardizer};
+
+/// How probes are trained.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProbeOptions {
+    /// The regression's.
+    pub logistic: LogisticOptions,
+    /// Repetitions of the control, each with labels in another random order.
+    pub controls: usize,
+}
+
+impl Default for ProbeOptions {
+    fn default() -> Self {
+        Self {
+            logistic: LogisticOptions::default(),
+            controls: 5,
+        }
+    }
+}
+
+/// What a probe found at one layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProbeResult {
+    /// The share of test rows whose label was found, the mean of the folds.
+    pub accuracy: f64,
+    /// The same of each fold.
+    pub fold_accuracies: Vec<f64>,
+    /// The accuracy with labels in random order, the mean of the repetitions.
+    pub control: f64,
+    /// The share of rows that have the most frequent label.
+    pub majority: f64,
+    /// `(accuracy - control) / (1 - max(control, 1 / labels))`, within 0 and 1.
+    pub selectivity: f64,
+    /// Whether every regression ended by its tolerance.
+    pub converged: bool,
+}
+
+fn rows(matrix: &Matrix, which: &[usize]) -> Matrix {
+    matrix.select_rows(which)
+}
+
+/// The accuracy of each fold, and whether all regressions ended by their tolerance.
+fn accuracies(
+    matrix: &Matrix,
+    labels: &[usize],
+    classes: usize,
+    folds: &[Fold],
+    options: &LogisticOptions,
+) -> Result<(Vec<f64>, bool)> {
+    let mut converged = true;
+    let accuracies = folds
+        .iter()
+        .map(|fold| {
+            let train = rows(matrix, &fold.train);
+            let scaler = Standardizer::of(&train);
+            let own: Vec<usize> = fold.train.iter().map(|r| labels[*r]).collect();
+            let fit = LogisticRegression::fit(&scaler.apply(&train), &own, classes, options)?;
+            converged &= fit.converged;
+            let found = fit.predict(&scaler.apply(&rows(matrix, &fold.test)))?;
+            let right = found
+                .iter()
+                .zip(&fold.test)
+                .filter(|(found, row)| **found == labels[**row])
+                .count();
+            Ok(right as f64 / fold.test.len() as f64)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Ok((accuracies, converged))
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// Trains and tests a probe on the rows of one layer, `[n, width]`.
+///
+/// # Errors
+/// [`Error::Data`] as in [`LogisticRegression::fit`], and for folds that name rows there are not.
+pub fn probe(
+    matrix: &Matrix,
+    labels: &[usize],
+    folds: &[Fold],
+    options: &ProbeOptions,
+) -> Result<ProbeResult> {
+    let n = labels.len();
+    if matrix.nrows() != n {
+        return Err(Error::data(format!(
+            "{} rows and {n} labels",
+            matrix.nrows()
+        )));
+    }
+    let named = folds.iter().flat_map(|f| f.train.iter().chain(&f.test));
+    if folds.is_empty() || folds.iter().any(|f| f.test.is_empty()) {
+        return Err(Error::data("each fold needs a row to test"));
+    }
+    if let Some(row) = named.copied().find(|row| *row >= n) {
+        return Err(Error::data(format!("a fold names row {row} of {n}")));
+    }
+    let classes = labels.iter().max().map_or(0, |m| m + 1);
+    let (fold_accuracies, mut converged) =
+        accuracies(matrix, labels, classes, folds, &options.logistic)?;
+    let mut controls = Vec::with_capacity(options.controls);
+    for repetition in 0..options.controls {
+        let random = shuffled(labels, 31 * repetition as u64 + 7);
+        let (values, all) = accuracies(matrix, &random, classes, folds, &options.logistic)?;
+        converged &= all;
+        controls.push(mean(&values));
+    }
+    let mut counts = vec![0usize; classes];
+    for label in labels {
+        counts[*label] += 1;
+    }
+    let accuracy = mean(&fold_accuracies);
+    let control = mean(&controls);
+    let bound = control.max(1.0 / classes as f64);
+    Ok(ProbeResult {
+        accuracy,
+        fold_accuracies,
+        control,
+        majority: counts.iter().max().copied().unwrap_or(0) as f64 / n as f64,
+        selectivity: if bound < 1.0 {
+            ((accuracy - control) / (1.0 - bound)).clamp(0.0, 1.0)
+        } else {
+            0.0
+        },
+        converged,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folds::stratified;
+
+    #[test]
+    fn a_readable_label_is_read_and_a_random_one_is_not() {
+        let n = 60;
+        let labels: Vec<usize> = (0..n).map(|i| i % 3).collect();
+        let matrix = Matrix::from_fn(n, 4, |r, c| {
+            let noise = ((r * 7 + c * 13) % 11) as f64 / 11.0;
+            if c == labels[r] { 3.0 + noise } else { noise }
+        });
+        let folds = stratified(&labels, 5, 0).unwrap();
+        let result = probe(&matrix, &labels, &folds, &ProbeOptions::default()).unwrap();
+        assert_eq!(result.accuracy, 1.0);
+        assert!(
+            result.control < 0.6 && result.selectivity > 0.9,
+            "{result:?}"
+        );
+        assert!((result.majority - 1.0 / 3.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn folds_beyond_the_rows_are_refused() {
+        let matrix = Matrix::zeros(2, 1);
+        let fold = Fold {
+            train: vec![0],
+            test: vec![5],
+        };
+        let e = probe(&matrix, &[0, 1], &[fold], &ProbeOptions::default()).unwrap_err();
+        assert!(e.to_string().contains("row 5 of 2"));
+    }
+}
