@@ -153,6 +153,68 @@ fn hidden_states_are_those_of_the_positions_asked_for() {
 }
 
 #[test]
+fn hidden_states_of_many_prompts_are_those_of_each() {
+    for name in ["llama", "gemma3", "gemma4-small", "gpt2"] {
+        let model = tiny(name);
+        let inspector = model.as_attention_inspector().unwrap();
+        let info = model.info();
+        let prompts = [9, 3, 600, 1, 12].map(ids);
+        let positions: Vec<Vec<usize>> =
+            vec![vec![8, 2], vec![0], vec![599, 0, 511, 512], vec![0], vec![]];
+        let many = inspector
+            .hidden_states_many(&prompts, &positions, &Interrupt::new())
+            .unwrap();
+        assert_eq!(many.len(), prompts.len());
+        for ((prompt, positions), states) in prompts.iter().zip(&positions).zip(&many) {
+            let one = inspector.hidden_states(prompt, positions).unwrap();
+            assert_eq!(states.tokens, one.tokens);
+            assert_eq!(&states.positions, positions);
+            assert_eq!(states.blocks.len(), info.num_layers, "{name}");
+            let size = positions.len() * info.hidden_size;
+            assert_eq!(states.embedding.len(), size, "{name}");
+            assert!(near(&states.embedding, &one.embedding, 1e-6), "{name}");
+            for (a, b) in states.blocks.iter().zip(&one.blocks) {
+                assert_eq!(a.len(), size);
+                assert!(near(a, b, 2e-3), "{name}: {}", max_difference(a, b));
+            }
+        }
+        let e = inspector
+            .hidden_states_many(&prompts, &positions[..2], &Interrupt::new())
+            .unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidOption);
+    }
+}
+
+#[test]
+fn the_last_hidden_states_become_the_logits() {
+    for name in ["llama", "gemma2", "gemma4-small", "cohere2", "gpt2"] {
+        let model = tiny(name);
+        let inspector = model.as_attention_inspector().unwrap();
+        let prompt = ids(20);
+        let states = inspector.hidden_states(&prompt, &[4, 19]).unwrap();
+        let lens = inspector.unembed(states.blocks.last().unwrap()).unwrap();
+        let tokens = model.as_token_model().unwrap();
+        let logits = tokens.logits(&prompt, true).unwrap().logits;
+        let vocab = model.info().vocab_size;
+        for (own, position) in lens.iter().zip([4, 19]) {
+            let expected = &logits[position * vocab..][..vocab];
+            assert!(
+                near(own, expected, 1e-3),
+                "{name}: {}",
+                max_difference(own, expected)
+            );
+        }
+        // More than are computed at once.
+        let many = states.blocks[0].repeat(70);
+        let all = inspector.unembed(&many).unwrap();
+        assert_eq!(all.len(), 140);
+        assert!(near(&all[139], &all[1], 1e-5), "{name}");
+        let e = inspector.unembed(&many[1..]).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidOption);
+    }
+}
+
+#[test]
 fn embeddings_do_not_depend_on_who_else_is_there() {
     for name in ["qwen3", "gemma3"] {
         let model = tiny(name);

@@ -44,6 +44,9 @@ pub struct HiddenStates {
     pub positions: Vec<usize>,
     /// Elements of a hidden state.
     pub hidden_size: usize,
+    /// What the first block reads, `positions * hidden_size` row-major. Empty where the backend does
+    /// not show it.
+    pub embedding: Vec<f32>,
     /// `[block]`, each `positions * hidden_size` row-major.
     pub blocks: Vec<Vec<f32>>,
 }
@@ -101,6 +104,56 @@ pub trait AttentionInspector: TextModel {
         interrupt.check()?;
         Ok(states)
     }
+
+    /// [`AttentionInspector::hidden_states_until`] of many prompts, each with positions of its own.
+    /// Engines run several in one pass; this one, for those that do not, runs one after the other.
+    ///
+    /// # Errors
+    /// As [`AttentionInspector::hidden_states_until`], for any of the prompts, and
+    /// [`crate::ErrorKind::InvalidOption`] when the two lists differ in length.
+    fn hidden_states_many(
+        &self,
+        prompts: &[Prompt],
+        positions: &[Vec<usize>],
+        interrupt: &Interrupt,
+    ) -> Result<Vec<HiddenStates>> {
+        check_lists(prompts, positions)?;
+        prompts
+            .iter()
+            .zip(positions)
+            .map(|(prompt, positions)| self.hidden_states_until(prompt, positions, interrupt))
+            .collect()
+    }
+
+    /// The logits that the model's last norm and head make of hidden states, `[states, hidden_size]`
+    /// row-major: of the last block's output these are the model's own, of an earlier block's they
+    /// are its "logit lens" (nostalgebraist, 2020). One list of `vocab_size` logits a state.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidOption`] when the numbers are no whole states, and
+    /// [`crate::ErrorKind::Unsupported`] where the backend does not have it.
+    fn unembed(&self, states: &[f32]) -> Result<Vec<Vec<f32>>> {
+        let _ = states;
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend makes no logits of hidden states",
+        ))
+    }
+}
+
+/// Each prompt has its positions.
+fn check_lists(prompts: &[Prompt], positions: &[Vec<usize>]) -> Result<()> {
+    if prompts.len() == positions.len() {
+        return Ok(());
+    }
+    Err(crate::error::Error::new(
+        crate::error::ErrorKind::InvalidOption,
+        format!(
+            "{} prompts and positions for {}",
+            prompts.len(),
+            positions.len()
+        ),
+    ))
 }
 
 /// How the hidden states of a text become one vector.

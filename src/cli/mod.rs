@@ -48,6 +48,8 @@ mod models;
 mod names;
 mod perplexity;
 mod preset;
+#[cfg(feature = "probe")]
+mod probe;
 mod progress;
 mod prompt;
 mod pull;
@@ -129,6 +131,8 @@ enum Command {
     CachePrompt(cache_prompt::Args),
     Logits(logits::Args),
     Perplexity(perplexity::Args),
+    #[cfg(feature = "probe")]
+    Probe(probe::Args),
     #[cfg(feature = "mlx-backend")]
     #[command(visible_alias = "lora")]
     Train(Box<train::Args>),
@@ -289,6 +293,8 @@ pub fn main() -> ExitCode {
         Command::CachePrompt(args) => cache_prompt::run(args, &mut console),
         Command::Logits(args) => logits::run(args, &mut console),
         Command::Perplexity(args) => perplexity::run(args, &mut console),
+        #[cfg(feature = "probe")]
+        Command::Probe(args) => probe::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
         Command::Train(args) => train::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]

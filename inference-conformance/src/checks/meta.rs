@@ -1,6 +1,6 @@
 //! What the backend and the model say about themselves.
 
-use inference::{ErrorKind, Grammar, Message, Pooling, Prompt};
+use inference::{ErrorKind, Grammar, Interrupt, Message, Pooling, Prompt};
 
 use crate::context::{Context, Verdict, ensure, fail};
 use crate::probe::{first_item, greedy, refused};
@@ -111,6 +111,21 @@ pub(crate) fn declared_traits(context: &Context) -> Verdict {
                 states.hidden_size
             ),
             Err(e) => return fail(format!("hidden_states, which is declared: {e}")),
+        }
+        let two = [prompt.clone(), prompt.clone()];
+        match inspector.hidden_states_many(&two, &[vec![0], vec![]], &Interrupt::new()) {
+            Ok(states) => ensure!(
+                states.len() == 2
+                    && states[0].positions == [0]
+                    && states[0]
+                        .blocks
+                        .iter()
+                        .all(|b| b.len() == states[0].hidden_size)
+                    && states[1].blocks.iter().all(Vec::is_empty),
+                "hidden_states_many of two prompts, one without positions, gave {} states",
+                states.len()
+            ),
+            Err(e) => return fail(format!("hidden_states_many: {e}")),
         }
     }
     if let (true, Some(embedder)) = (declared.embeddings, model.as_embedding_model()) {

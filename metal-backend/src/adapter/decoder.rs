@@ -29,6 +29,10 @@ impl Decoder for Adapted {
             .pass(|| self.decoder.forward(ids, rows, positions, watch))
     }
 
+    fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array> {
+        self.passes.pass(|| self.decoder.unembed(x))
+    }
+
     fn new_caches(&self, options: &CacheOptions) -> Caches {
         self.decoder.new_caches(options)
     }

@@ -240,6 +240,7 @@ impl Decoder for Gemma4 {
             .as_ref()
             .map(|i| i.forward(ids, &x))
             .transpose()?;
+        watch.saw_embedding(&x)?;
         let last = self.blocks.len().saturating_sub(1);
         let again = adapter::scope().filter(|scope| scope.checkpoint);
         let mut views: Vec<Vec<KvView>> = Vec::with_capacity(self.blocks.len());
@@ -273,6 +274,10 @@ impl Decoder for Gemma4 {
             return Ok(x);
         }
         self.head.forward(&x, &self.embedding)
+    }
+
+    fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array> {
+        self.head.forward(&self.norm.forward(x)?, &self.embedding)
     }
 
     fn keys_of(&self, layer: usize) -> usize {

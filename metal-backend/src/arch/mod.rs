@@ -55,6 +55,13 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
         watch: &mut Watch<'_>,
     ) -> mlx_rs_core::Result<Array>;
 
+    /// What follows the last block: hidden states `[1, T, hidden]` through the norm and the head, to
+    /// logits `[1, T, vocab]`.
+    ///
+    /// # Errors
+    /// When shapes do not fit or memory runs out.
+    fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array>;
+
     /// Empty caches for one row, one a layer that has keys.
     fn new_caches(&self, options: &CacheOptions) -> Caches;
 

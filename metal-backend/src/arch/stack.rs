@@ -218,6 +218,7 @@ impl<M: Mixer> Decoder for Stack<M> {
                 .collect();
             x = x.add(&table.forward(&Array::vector(&places)?)?)?;
         }
+        watch.saw_embedding(&x)?;
         let last = self.blocks.len().saturating_sub(1);
         let fused = self.fused(rows, positions, watch);
         let most = if watch.wants_blocks() { 1 } else { fused.len() };
@@ -245,6 +246,10 @@ impl<M: Mixer> Decoder for Stack<M> {
             return Ok(x);
         }
         self.head.forward(&x, &self.embedding)
+    }
+
+    fn unembed(&self, x: &Array) -> Result<Array> {
+        self.head.forward(&self.norm.forward(x)?, &self.embedding)
     }
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {

@@ -23,6 +23,9 @@ const WHOLE: CacheOptions = CacheOptions {
     trimmable: Some(CacheOptions::ALL),
 };
 
+/// Hidden states whose logits are computed at once.
+const UNEMBEDDED: usize = 64;
+
 /// Positions in one forward pass.
 fn step() -> usize {
     GenerateOptions::default().prefill.prefill_step_size
@@ -156,83 +159,224 @@ pub fn attention(
     })
 }
 
-/// The outputs of all blocks at `positions` of a prompt.
+/// The hidden states that a forward pass shows at `local` of its positions: a list a state, the
+/// embedding first, each `local * hidden`.
+fn watched(local: &[u32], forward: &mut Forward<'_>) -> Result<Vec<Vec<f32>>> {
+    let mut seen = Vec::new();
+    let mut saw = |_: usize, x: &Array| {
+        if !local.is_empty() {
+            seen.push(x.take_ids(local, 1)?.astype(Dtype::Float32)?);
+        }
+        Ok(())
+    };
+    let out =
+        forward(Watch::states(&mut saw).instead_of_logits()).map_err(engine_error("inspect"))?;
+    eval(seen.iter().chain([&out])).map_err(engine_error("inspect"))?;
+    seen.iter()
+        .map(|states| states.to_vec::<f32>().map_err(engine_error("inspect")))
+        .collect()
+}
+
+/// Positions as ids of an axis.
+fn local(positions: impl Iterator<Item = usize>) -> Vec<u32> {
+    positions
+        .map(|p| u32::try_from(p).unwrap_or(u32::MAX))
+        .collect()
+}
+
+/// The hidden states of one prompt at `positions`, in steps.
+fn states_in_steps(
+    of: Run<'_>,
+    tokens: &[u32],
+    positions: &[usize],
+    hidden: usize,
+) -> Result<Vec<Vec<f32>>> {
+    let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
+    // Of each position that was asked for, a vector a state.
+    let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
+    let mut before = 0;
+    let mut count = 0;
+    run(of, tokens, &mut caches, &mut |part, forward| {
+        let here: Vec<usize> = (before..before + part.len())
+            .filter(|p| positions.contains(p))
+            .collect();
+        let states = watched(&local(here.iter().map(|p| p - before)), forward)?;
+        count = count.max(states.len());
+        for state in states {
+            for (p, vector) in here.iter().zip(state.chunks_exact(hidden)) {
+                found.entry(*p).or_default().push(vector.to_vec());
+            }
+        }
+        before += part.len();
+        Ok(())
+    })?;
+    Ok((0..count)
+        .map(|state| {
+            let at = |p: &usize| found.get(p).and_then(|all| all.get(state));
+            positions.iter().filter_map(at).flatten().copied().collect()
+        })
+        .collect())
+}
+
+/// The hidden states of several short prompts, in one pass.
+fn states_together(
+    of: Run<'_>,
+    prompts: &[(Vec<u32>, &[usize])],
+    hidden: usize,
+) -> Result<Vec<Vec<Vec<f32>>>> {
+    let all: Vec<u32> = prompts
+        .iter()
+        .flat_map(|(tokens, _)| tokens.iter().copied())
+        .collect();
+    let mut caches: Vec<Caches> = prompts
+        .iter()
+        .map(|(tokens, _)| of.decoder.new_caches(&WHOLE).for_sequence(tokens.len()))
+        .collect();
+    let mut rows: Vec<Row<'_>> = caches
+        .iter_mut()
+        .zip(prompts)
+        .map(|(caches, (tokens, _))| Row {
+            length: i32::try_from(tokens.len()).unwrap_or(i32::MAX),
+            caches,
+        })
+        .collect();
+    let mut before = 0;
+    let mut wanted = Vec::new();
+    for (tokens, positions) in prompts {
+        wanted.extend(positions.iter().map(|p| p + before));
+        before += tokens.len();
+    }
+    let states = watched(&local(wanted.into_iter()), &mut |mut watch| {
+        of.decoder
+            .forward(&ids(&all)?, &mut rows, Positions::All, &mut watch)
+    })?;
+    let mut from = 0;
+    Ok(prompts
+        .iter()
+        .map(|(_, positions)| {
+            let to = from + positions.len() * hidden;
+            let own = states
+                .iter()
+                .map(|state| state[from..to].to_vec())
+                .collect();
+            from = to;
+            own
+        })
+        .collect())
+}
+
+/// The embedding and the outputs of all blocks at some positions of each prompt.
 ///
 /// # Errors
-/// When a position is not in the prompt, memory runs out, the model is closed, or `interrupt` says so.
+/// When a position is not in its prompt, memory runs out, the model is closed, or `interrupt` says so.
 pub fn hidden_states(
     engine: &Engine,
-    prompt: &Prompt,
-    positions: &[usize],
+    prompts: &[Prompt],
+    positions: &[Vec<usize>],
     interrupt: &Interrupt,
-) -> Result<HiddenStates> {
-    let tokens = engine.encode_prompt(prompt)?;
-    engine.check_prompt(&tokens)?;
-    if let Some(p) = positions.iter().find(|&&p| p >= tokens.len()) {
+) -> Result<Vec<HiddenStates>> {
+    if prompts.len() != positions.len() {
         return Err(Error::new(
             ErrorKind::InvalidOption,
             format!(
-                "position {p} is beyond the prompt of {} tokens",
-                tokens.len()
+                "{} prompts and positions for {}",
+                prompts.len(),
+                positions.len()
+            ),
+        ));
+    }
+    let mut encoded = Vec::with_capacity(prompts.len());
+    for (prompt, positions) in prompts.iter().zip(positions) {
+        let tokens = engine.encode_prompt(prompt)?;
+        engine.check_prompt(&tokens)?;
+        if let Some(p) = positions.iter().find(|&&p| p >= tokens.len()) {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!(
+                    "position {p} is beyond the prompt of {} tokens",
+                    tokens.len()
+                ),
+            ));
+        }
+        encoded.push((tokens, positions.as_slice()));
+    }
+    let decoder = engine.decoder()?;
+    let hidden = engine.info().hidden_size;
+    let of = Run {
+        engine,
+        decoder: decoder.as_ref(),
+        interrupt,
+    };
+    engine.scope(|| {
+        let mut all = Vec::with_capacity(encoded.len());
+        let mut rest = encoded.as_slice();
+        while !rest.is_empty() {
+            of.check()?;
+            let n = fit_in_a_step(rest.iter().map(|(tokens, _)| tokens.len()));
+            let (now, later) = rest.split_at(n);
+            let states = match now {
+                [(tokens, positions)] => vec![states_in_steps(of, tokens, positions, hidden)?],
+                _ => states_together(of, now, hidden)?,
+            };
+            for ((tokens, positions), states) in now.iter().zip(states) {
+                let mut own = HiddenStates::default();
+                own.tokens.clone_from(tokens);
+                own.positions = positions.to_vec();
+                own.hidden_size = hidden;
+                let mut states = states.into_iter();
+                own.embedding = states.next().unwrap_or_default();
+                own.blocks = states.collect();
+                all.push(own);
+            }
+            rest = later;
+        }
+        Ok(all)
+    })
+}
+
+/// How many prompts of these lengths, at least one, run in one forward pass.
+fn fit_in_a_step(lengths: impl Iterator<Item = usize>) -> usize {
+    let mut total = 0;
+    lengths
+        .take_while(|length| {
+            total += length;
+            total <= step()
+        })
+        .count()
+        .max(1)
+}
+
+/// The logits of hidden states, `[states, hidden]` row-major.
+///
+/// # Errors
+/// When the numbers are no whole states, memory runs out, or the model is closed.
+pub fn unembed(engine: &Engine, states: &[f32]) -> Result<Vec<Vec<f32>>> {
+    let hidden = engine.info().hidden_size;
+    if hidden == 0 || !states.len().is_multiple_of(hidden) {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!(
+                "{} numbers are no whole hidden states of {hidden} elements",
+                states.len()
             ),
         ));
     }
     let decoder = engine.decoder()?;
-    let info = engine.info();
+    let fault = engine_error("unembed");
     engine.scope(|| {
-        let mut caches = decoder.new_caches(&WHOLE).for_sequence(tokens.len());
-        // Of each position asked for, by block.
-        let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
-        let mut before = 0;
-        run(
-            Run {
-                engine,
-                decoder: decoder.as_ref(),
-                interrupt,
-            },
-            &tokens,
-            &mut caches,
-            &mut |part, forward| {
-                let here: Vec<usize> = (before..before + part.len())
-                    .filter(|p| positions.contains(p))
-                    .collect();
-                let local: Vec<u32> = here
-                    .iter()
-                    .map(|p| u32::try_from(p - before).unwrap_or(u32::MAX))
-                    .collect();
-                let mut outputs = Vec::new();
-                let mut saw = |_: usize, x: &Array| {
-                    if !local.is_empty() {
-                        outputs.push(x.take_ids(&local, 1)?.astype(Dtype::Float32)?);
-                    }
-                    Ok(())
-                };
-                let out = forward(Watch::blocks(&mut saw).instead_of_logits())
-                    .map_err(engine_error("inspect"))?;
-                eval(outputs.iter().chain([&out])).map_err(engine_error("inspect"))?;
-                for output in outputs {
-                    let values = output.to_vec::<f32>().map_err(engine_error("inspect"))?;
-                    for (p, state) in here.iter().zip(values.chunks_exact(info.hidden_size)) {
-                        found.entry(*p).or_default().push(state.to_vec());
-                    }
-                }
-                before += part.len();
-                Ok(())
-            },
-        )?;
-        let mut states = HiddenStates::default();
-        states.positions = positions.to_vec();
-        states.hidden_size = info.hidden_size;
-        if !positions.is_empty() {
-            states.blocks = (0..info.num_layers)
-                .map(|block| {
-                    let at = |p: &usize| found.get(p).and_then(|all| all.get(block));
-                    positions.iter().filter_map(at).flatten().copied().collect()
-                })
-                .collect();
+        // In steps: logits of a large vocabulary are many bytes a state.
+        let mut all = Vec::with_capacity(states.len() / hidden);
+        for part in states.chunks(hidden * UNEMBEDDED) {
+            engine.check_open()?;
+            let width = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+            let shape = [1, width(part.len() / hidden), width(hidden)];
+            let logits = Array::from_slice(part, &shape)
+                .and_then(|x| decoder.unembed(&x)?.astype(Dtype::Float32)?.to_vec::<f32>())
+                .map_err(&fault)?;
+            let vocab = logits.len() / (part.len() / hidden);
+            all.extend(logits.chunks_exact(vocab).map(<[f32]>::to_vec));
         }
-        states.tokens = tokens;
-        Ok(states)
+        Ok(all)
     })
 }
 
@@ -268,15 +412,7 @@ pub fn embed(
         let mut rest = encoded.as_slice();
         while !rest.is_empty() {
             run.check()?;
-            let mut total = 0;
-            let n = rest
-                .iter()
-                .take_while(|(_, tokens)| {
-                    total += tokens.len();
-                    total <= step()
-                })
-                .count()
-                .max(1);
+            let n = fit_in_a_step(rest.iter().map(|(_, tokens)| tokens.len()));
             let (now, later) = rest.split_at(n);
             let pooled = pooled(run, now, pooling, normalize)?;
             for ((i, _), vector) in now.iter().zip(pooled) {

@@ -31,7 +31,22 @@ impl AttentionInspector for MlxModel {
         positions: &[usize],
         interrupt: &Interrupt,
     ) -> Result<HiddenStates> {
-        inspect::hidden_states(&self.engine, prompt, positions, interrupt)
+        let one = std::slice::from_ref(prompt);
+        let states = inspect::hidden_states(&self.engine, one, &[positions.to_vec()], interrupt)?;
+        Ok(states.into_iter().next().unwrap_or_default())
+    }
+
+    fn hidden_states_many(
+        &self,
+        prompts: &[Prompt],
+        positions: &[Vec<usize>],
+        interrupt: &Interrupt,
+    ) -> Result<Vec<HiddenStates>> {
+        inspect::hidden_states(&self.engine, prompts, positions, interrupt)
+    }
+
+    fn unembed(&self, states: &[f32]) -> Result<Vec<Vec<f32>>> {
+        inspect::unembed(&self.engine, states)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Hooks of a forward pass: who looks on sees the outputs of blocks or the queries of attention.
+//! Hooks of a forward pass: who looks on sees the hidden states or the queries of attention.
 //! Layers call them; what is done with the arrays is for the caller.
 
 use mlx_rs_core::{Array, Result};
@@ -9,7 +9,7 @@ type Watcher<'a> = dyn FnMut(usize, &Array) -> Result<()> + 'a;
 /// What looks on while a decoder runs, and whether logits are wanted at all.
 #[derive(Default)]
 pub struct Watch<'a> {
-    blocks: Option<&'a mut Watcher<'a>>,
+    states: Option<&'a mut Watcher<'a>>,
     queries: Option<&'a mut Watcher<'a>>,
     hidden: bool,
 }
@@ -20,10 +20,11 @@ impl<'a> Watch<'a> {
         Self::default()
     }
 
-    /// `f` sees the output of each block, `[1, T or rows, hidden]`.
-    pub fn blocks(f: &'a mut Watcher<'a>) -> Self {
+    /// `f` sees the hidden states, `[1, T or rows, hidden]`: 0 is what the first block reads, `i + 1` the
+    /// output of block `i`.
+    pub fn states(f: &'a mut Watcher<'a>) -> Self {
         Self {
-            blocks: Some(f),
+            states: Some(f),
             ..Self::default()
         }
     }
@@ -43,10 +44,18 @@ impl<'a> Watch<'a> {
         self
     }
 
+    /// Called before the first block.
+    pub fn saw_embedding(&mut self, x: &Array) -> Result<()> {
+        match &mut self.states {
+            Some(f) => f(0, x),
+            None => Ok(()),
+        }
+    }
+
     /// Called after block `i`.
     pub fn saw_block(&mut self, i: usize, x: &Array) -> Result<()> {
-        match &mut self.blocks {
-            Some(f) => f(i, x),
+        match &mut self.states {
+            Some(f) => f(i + 1, x),
             None => Ok(()),
         }
     }
@@ -61,7 +70,7 @@ impl<'a> Watch<'a> {
 
     /// Whether somebody looks at the outputs of blocks.
     pub fn wants_blocks(&self) -> bool {
-        self.blocks.is_some()
+        self.states.is_some()
     }
 
     /// Whether somebody looks at queries.

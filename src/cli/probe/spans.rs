@@ -1,0 +1,64 @@
+//! Which tokens of a prompt hold which bytes of its text.
+
+use std::ops::Range;
+
+use inference::TokenModel;
+
+/// The ids of a text and the bytes that each stands for, in order.
+///
+/// # Errors
+/// When the tokenizer does not give the text back, so that bytes have no place.
+pub fn tokens_with_spans(
+    model: &dyn TokenModel,
+    text: &str,
+) -> inference::Result<(Vec<u32>, Vec<Range<usize>>)> {
+    let ids = model.encode(text, true)?;
+    let whole = model.decode(&ids)?;
+    // Some tokenizers add a space before the first word.
+    let added = whole.len() - whole.trim_start().len();
+    let own = text.len() - text.trim_start().len();
+    if whole[added..] != text[own..] {
+        return Err(inference::Error::new(
+            inference::ErrorKind::Unsupported,
+            format!(
+                "the tokenizer gives {whole:?} for {text:?}, so that no token can be found by its \
+                 text; use --position last or mean"
+            ),
+        ));
+    }
+    let mut spans = Vec::with_capacity(ids.len());
+    let mut start = 0;
+    for end in 1..=ids.len() {
+        let part = model.decode(&ids[..end])?;
+        // A character of several tokens is not there before the last of them.
+        let common = part
+            .bytes()
+            .zip(whole.bytes())
+            .take_while(|(a, b)| a == b)
+            .count();
+        let stop = (common.max(added) - added + own).clamp(start, text.len());
+        spans.push(start..stop);
+        start = stop;
+    }
+    Ok((ids, spans))
+}
+
+/// The tokens that hold a part of `wanted`.
+pub fn tokens_in(spans: &[Range<usize>], wanted: &Range<usize>) -> Vec<usize> {
+    (0..spans.len())
+        .filter(|i| spans[*i].start < wanted.end && spans[*i].end > wanted.start)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_that_touch_a_part_are_found() {
+        let spans = [0..0, 0..3, 3..5, 5..5, 5..9];
+        assert_eq!(tokens_in(&spans, &(3..5)), [2]);
+        assert_eq!(tokens_in(&spans, &(2..6)), [1, 2, 4]);
+        assert!(tokens_in(&spans, &(9..9)).is_empty());
+    }
+}
