@@ -73,6 +73,7 @@ fn extracted_states_are_those_of_the_library() {
     );
     let metadata = read_metadata(Path::new(&path)).unwrap();
     assert!(metadata.with_embedding && metadata.row_indices.len() == 40);
+    assert_eq!(metadata.model_identity.len(), 64);
     let path = extract(
         dir.path(),
         "root.npy",

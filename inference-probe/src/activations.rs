@@ -23,9 +23,8 @@ pub struct Metadata {
     pub model: String,
     /// Its architecture.
     pub architecture: String,
-    /// Its identity: the hash of its files or of their headers, as the backend gives it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub model_identity: Option<String>,
+    /// SHA-256 of the name, the size and the first MiB of each of its files, in hexadecimal digits.
+    pub model_identity: String,
     /// SHA-256 of the stimuli's file.
     pub stimuli_sha256: String,
     /// The template that the texts are of.
@@ -283,7 +282,7 @@ mod tests {
             activation_shape: [0; 3],
             model: String::from("m"),
             architecture: String::from("llama"),
-            model_identity: None,
+            model_identity: String::new(),
             stimuli_sha256: String::new(),
             template: None,
             position: String::from("last"),
