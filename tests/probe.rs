@@ -183,9 +183,13 @@ fn results_of_every_analysis_become_a_report() {
     assert_eq!(layers.len(), tiny("llama").info().num_layers);
     assert_eq!(train["classes"].as_array().unwrap().len(), 6);
     for layer in layers {
-        let (accuracy, control) = (&layer["accuracy"], &layer["control"]);
-        assert!(accuracy.as_f64().unwrap() > 0.5, "{layer}");
-        assert!(control.as_f64().unwrap() < 0.4, "{layer}");
+        let value = |name: &str| layer[name].as_f64().unwrap();
+        // Far from chance, one in six, even in a model of random weights.
+        assert!(value("accuracy") > value("control") + 0.1, "{layer}");
+        assert!(
+            value("accuracy") > 0.3 && value("control") < 0.35,
+            "{layer}"
+        );
     }
 
     ok(&[
