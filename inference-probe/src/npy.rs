@@ -67,7 +67,7 @@ pub(crate) fn parse(file: &[u8]) -> Result<(Vec<usize>, Vec<f32>), String> {
         .split(',')
         .map(str::trim)
         .filter(|dim| !dim.is_empty())
-        .map(|dim| dim.parse::<usize>())
+        .map(str::parse::<usize>)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|_| "the header's shape holds no whole numbers")?;
     let descr = field(header, "descr")?;
