@@ -10,6 +10,8 @@ mod fused;
 #[cfg(unix)]
 #[path = "train/interrupted.rs"]
 mod interrupted;
+#[path = "train/preferences.rs"]
+mod preferences;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

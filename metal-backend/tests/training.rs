@@ -434,6 +434,79 @@ fn preferences_are_learned() {
     assert!(trainer.step_by_preference(&pair, 0.0, 0.0).is_err());
 }
 
+/// Losses, rewards and numbers against an own computation in numpy (`tools/golden/dpo.py`).
+#[test]
+fn preferences_are_learned_as_the_paper_says() {
+    let golden = read(&fixtures().join("training/dpo.json"));
+    let number = |value: &Value| value.as_f64().unwrap() as f32;
+    let (rank, scale) = (golden["rank"].as_u64().unwrap(), number(&golden["scale"]));
+    let lora = LoraConfig::new()
+        .with_rank(rank as usize)
+        .with_alpha(scale * rank as f32)
+        .with_num_layers(1)
+        .with_targets(["self_attn.q_proj", "self_attn.v_proj"]);
+    for run in golden["runs"].as_array().unwrap() {
+        let tuning = Tuning {
+            optimizer: OptimizerConfig::Sgd {
+                momentum: 0.0,
+                weight_decay: 0.0,
+                dampening: 0.0,
+                nesterov: false,
+            },
+            ..at_rate(number(&golden["rate"]))
+        };
+        let mut trainer = fresh("llama", &lora, tuning);
+        let start: Params = trainer
+            .params()
+            .into_iter()
+            .map(|(name, own)| {
+                let numbers = floats(&golden["start"][&name]);
+                let start = Array::from_slice(&numbers, own.shape()).unwrap();
+                (name, start)
+            })
+            .collect();
+        assert_eq!(start.len(), golden["start"].as_object().unwrap().len());
+        trainer.restore(&start, Params::new(), 0, 0).unwrap();
+        let (beta, smoothing) = (number(&golden["beta"]), number(&run["smoothing"]));
+        let steps = run["steps"].as_array().unwrap();
+        for (batch, expected) in golden["batches"].as_array().unwrap().iter().zip(steps) {
+            let pairs: Vec<Preference> = batch
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|pair| {
+                    let reply = |name: &str| {
+                        let ids = pair[name].as_array().unwrap().iter();
+                        let ids = ids.map(|id| id.as_u64().unwrap() as u32).collect();
+                        Sequence::new(ids).with_prompt(pair["from"].as_u64().unwrap() as usize)
+                    };
+                    let (chosen, rejected) = (reply("chosen"), reply("rejected"));
+                    Preference { chosen, rejected }
+                })
+                .collect();
+            let report = trainer.step_by_preference(&pairs, beta, smoothing).unwrap();
+            let rewards = report.preference.unwrap();
+            for (got, name) in [
+                (report.loss, "loss"),
+                (rewards.chosen, "chosen"),
+                (rewards.rejected, "rejected"),
+                (rewards.accuracy, "accuracy"),
+            ] {
+                let expected = number(&expected[name]);
+                assert!((got - expected).abs() < 1e-4, "{name}: {got} {expected}");
+            }
+        }
+        for (name, own) in trainer.params() {
+            let got = own.to_f32_vec().unwrap();
+            let (expected, start) = (floats(&run["params"][&name]), &start[&name]);
+            let moved = distance(&expected, &start.to_f32_vec().unwrap());
+            assert!(moved > 1e-3, "{name} did not move: {moved}");
+            let error = distance(&got, &expected);
+            assert!(error < 1e-4, "{name}: {error}");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_trained_is_refused() {
     let load = |config: &LoraConfig, kind| {

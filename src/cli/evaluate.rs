@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use inference::{CancelToken, LoadOptions};
 use metal_backend::train::dataset::DataOptions;
-use metal_backend::train::evaluate::{EvalOptions, evaluate};
+use metal_backend::train::evaluate::{Dpo, EvalOptions, evaluate, evaluate_pairs};
 use serde_json::json;
 
 use super::console::Console;
@@ -63,6 +63,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         reading: DataOptions::new()
             .with_mask_prompt(args.mask_prompt)
             .with_skip_bad_lines(args.skip_bad_lines),
+        dpo: None,
         portions: EvalOptions {
             batch_size: args.batch_size,
             batches: args.test_batches,
@@ -83,6 +84,8 @@ pub struct Subject<'a> {
     pub data: PathBuf,
     /// How the data is read.
     pub reading: DataOptions,
+    /// How pairs of replies are weighed, where the data are pairs.
+    pub dpo: Option<Dpo>,
     /// Which part of the data, in which portions.
     pub portions: EvalOptions,
 }
@@ -97,19 +100,27 @@ impl Subject<'_> {
             .then(|| cancel_on_interrupt(&cancel));
         let mut spinner = Some(Spinner::start("loading the model and the data", console));
         let mut bar = None;
-        let found = evaluate(
-            &path,
-            &self.load,
-            &self.data,
-            &self.reading,
-            &self.portions,
-            &cancel,
-            &mut |_, total| {
-                spinner = None;
-                bar.get_or_insert_with(|| CountBar::start("batches", total, console))
-                    .advance(1);
-            },
-        );
+        let on_batch = &mut |_, total| {
+            spinner = None;
+            bar.get_or_insert_with(|| CountBar::start("batches", total, console))
+                .advance(1);
+        };
+        let (load, data, reading) = (&self.load, &self.data, &self.reading);
+        let found = match self.dpo {
+            None => evaluate(
+                &path,
+                load,
+                data,
+                reading,
+                &self.portions,
+                &cancel,
+                on_batch,
+            ),
+            Some(dpo) => {
+                let options = &self.portions;
+                evaluate_pairs(&path, load, data, reading, dpo, options, &cancel, on_batch)
+            }
+        };
         drop((spinner, bar, guard));
         let found = found?;
         for note in &found.notes {

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use inference::{CancelToken, LoadOptions};
 use metal_backend::train::CONFIG_FILE;
-use metal_backend::train::config::TrainConfig;
-use metal_backend::train::evaluate::EvalOptions;
+use metal_backend::train::config::{Method, TrainConfig};
+use metal_backend::train::evaluate::{Dpo, EvalOptions};
 use metal_backend::train::run::{Event, Run, Start, Summary, check_start};
 use metal_backend::train::train_log::Score;
 use serde_json::{Value, json};
@@ -38,7 +38,8 @@ pub struct Args {
 
 const AFTER_HELP: &str = "\
 The data is a directory with train.jsonl, and valid.jsonl and test.jsonl if wanted; a line is
-{\"messages\": [...]}, {\"prompt\": ..., \"completion\": ...} or {\"text\": ...}.
+{\"messages\": [...]}, {\"prompt\": ..., \"completion\": ...} or {\"text\": ...};
+for --method dpo {\"prompt\": ..., \"chosen\": ..., \"rejected\": ...}.
 
 Ctrl-C saves and exits with 130, SIGTERM with 143; --resume goes on from there. A second one ends at once;
 what was saved before stays whole.";
@@ -132,6 +133,10 @@ fn test(args: &Args, config: &TrainConfig, console: &mut Console<'_>) -> Result<
         load,
         data: config.data.clone().unwrap_or_default(),
         reading: config.data_options(),
+        dpo: (config.method == Method::Dpo).then_some(Dpo {
+            beta: config.beta,
+            label_smoothing: config.label_smoothing,
+        }),
         portions: EvalOptions {
             batch_size: config.batch_size,
             batches: usize::try_from(config.test_batches).ok(),
@@ -193,17 +198,28 @@ fn print(
 
 /// A score for scripts.
 pub fn score(score: &Score) -> Value {
-    json!({
+    let mut value = json!({
         "loss": score.loss,
         "perplexity": score.perplexity,
         "accuracy": score.accuracy,
         "tokens": score.tokens,
         "seconds": score.seconds,
-    })
+    });
+    if let Some(pairs) = score.pairs {
+        value["pairs"] = json!(pairs);
+    }
+    value
 }
 
 /// A score for people.
 pub fn told(score: &Score) -> String {
+    if let Some(pairs) = score.pairs {
+        let right = 100.0 * score.accuracy;
+        return format!(
+            "loss {:.4}, {right:.1} % of {pairs} pairs told right",
+            score.loss
+        );
+    }
     let perplexity = score
         .perplexity
         .map_or_else(|| String::from("beyond numbers"), |p| format!("{p:.3}"));

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use inference::ComputeType;
 use metal_backend::train::Compile;
-use metal_backend::train::config::{FineTuneType, LrSchedule, OptimizerName, TrainConfig};
+use metal_backend::train::config::{
+    BatchOrder, FineTuneType, LrSchedule, Method, OptimizerName, TrainConfig,
+};
+use metal_backend::train::report::Report;
 
 use super::failure::{Failure, chain};
 use super::train::directory;
@@ -31,6 +34,10 @@ pub struct Flags {
     /// in --adapter-path ("" for the model alone)
     #[arg(long)]
     test: bool,
+    /// What is learned from: sft, texts and replies; dpo, pairs of replies of which one is better
+    /// [default: sft]
+    #[arg(long, value_name = "METHOD")]
+    method: Option<MethodFlag>,
     /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
@@ -141,6 +148,12 @@ pub struct Flags {
     /// Decides the order of batches, the fresh adapter and dropout [default: 0]
     #[arg(long, value_name = "N", help_heading = "Steps")]
     seed: Option<u32>,
+    /// Of dpo: how dear leaving the model without its adapter is [default: 0.1]
+    #[arg(long, value_name = "X", help_heading = "Steps")]
+    beta: Option<f32>,
+    /// Of dpo: the share of pairs whose order is wrong [default: 0]
+    #[arg(long, value_name = "X", help_heading = "Steps")]
+    label_smoothing: Option<f32>,
     /// Learn only the last message of a chat, or the completion
     #[arg(long, help_heading = "Data")]
     mask_prompt: bool,
@@ -153,9 +166,18 @@ pub struct Flags {
     /// Put short examples together up to --max-seq-length tokens; they do not see each other
     #[arg(long, help_heading = "Data")]
     pack: bool,
-    /// Make batches of neighboring lines instead of examples of like length
-    #[arg(long, conflicts_with = "pack", help_heading = "Data")]
+    /// Make batches of neighboring lines instead of examples of like length; as --batch-order file
+    #[arg(long, conflicts_with_all = ["pack", "batch_order"], help_heading = "Data")]
     keep_order: bool,
+    /// Which examples share a batch: length, those of like length; file, neighboring lines; mlx-lm,
+    /// those that share one in mlx-lm with this seed, in its order [default: length]
+    #[arg(
+        long,
+        value_name = "ORDER",
+        conflicts_with = "pack",
+        help_heading = "Data"
+    )]
+    batch_order: Option<OrderFlag>,
     /// The field of a line that holds a chat [default: messages]
     #[arg(long, value_name = "NAME", help_heading = "Data")]
     chat_feature: Option<String>,
@@ -168,6 +190,18 @@ pub struct Flags {
     /// The field of a line that holds a text [default: text]
     #[arg(long, value_name = "NAME", help_heading = "Data")]
     text_feature: Option<String>,
+    /// Further files with the figures, beside train_log.jsonl: jsonl (metrics.jsonl, with mlx-lm's
+    /// names), tensorboard (an event file); both with a comma
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        help_heading = "Reports"
+    )]
+    report_to: Option<Vec<Report>>,
+    /// Of mlx-lm: the title of reports to services, of which there are none here
+    #[arg(long, value_name = "NAME", hide = true)]
+    project_name: Option<String>,
     /// Report the loss every N steps [default: 10]
     #[arg(long, value_name = "N", help_heading = "Reports")]
     steps_per_report: Option<u64>,
@@ -197,6 +231,19 @@ enum Kind {
     Lora,
     Dora,
     Full,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum MethodFlag {
+    Sft,
+    Dpo,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum OrderFlag {
+    Length,
+    File,
+    MlxLm,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -266,6 +313,16 @@ impl Flags {
         if c.train && c.adapter_path.as_os_str().is_empty() {
             return Err(Failure::usage("--adapter-path must name a directory"));
         }
+        if c.method != Method::Dpo && (self.beta.is_some() || self.label_smoothing.is_some()) {
+            return Err(Failure::usage(
+                "--beta and --label-smoothing are about preferences; add --method dpo",
+            ));
+        }
+        if c.method == Method::Dpo && c.mask_prompt {
+            return Err(Failure::usage(
+                "--mask-prompt means nothing for dpo, which never learns prompts",
+            ));
+        }
         c.validate().map_err(|e| Failure::usage(e.to_string()))?;
         metal_backend::train::plan::check(&c).map_err(|e| Failure::usage(format!("{e:#}")))?;
         Ok(c)
@@ -314,6 +371,11 @@ impl Flags {
         put(&mut c.val_batches, &self.val_batches);
         put(&mut c.test_batches, &self.test_batches);
         c.max_grad_norm = self.max_grad_norm.or(c.max_grad_norm);
+        put(&mut c.method, &self.method.map(MethodFlag::of));
+        put(&mut c.beta, &self.beta);
+        put(&mut c.label_smoothing, &self.label_smoothing);
+        put(&mut c.batch_order, &self.batch_order.map(OrderFlag::of));
+        put(&mut c.report_to, &self.report_to);
         let given = &mut c.given;
         given.fine_tune_type |= self.fine_tune_type.is_some();
         given.num_layers |= self.num_layers.is_some();
@@ -375,6 +437,25 @@ impl Kind {
             Self::Lora => FineTuneType::Lora,
             Self::Dora => FineTuneType::Dora,
             Self::Full => FineTuneType::Full,
+        }
+    }
+}
+
+impl MethodFlag {
+    fn of(self) -> Method {
+        match self {
+            Self::Sft => Method::Sft,
+            Self::Dpo => Method::Dpo,
+        }
+    }
+}
+
+impl OrderFlag {
+    fn of(self) -> BatchOrder {
+        match self {
+            Self::Length => BatchOrder::Length,
+            Self::File => BatchOrder::File,
+            Self::MlxLm => BatchOrder::MlxLm,
         }
     }
 }

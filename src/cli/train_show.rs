@@ -4,10 +4,18 @@ use std::io::Write;
 
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use metal_backend::train::run::Event;
+use metal_backend::train::train_log::TrainReport;
 
 use super::console::{Console, bytes};
 use super::progress::style;
 use super::train::told;
+
+/// How the model stood to the last batch of preferences.
+fn rewards(report: &TrainReport) -> String {
+    report.rewards.map_or_else(String::new, |r| {
+        format!(", rewards {:.3} and {:.3}", r.chosen, r.rejected)
+    })
+}
 
 const BAR: &str = "[{bar:16}] {pos}/{len} {wide_msg}{left}";
 
@@ -72,9 +80,10 @@ impl<'c> Show<'c> {
                 self.bar.set_position(*step);
             }
             Event::Train(r) => self.line(&format!(
-                "step {}: loss {:.4}, learning rate {:.3e}, {:.3} steps/s, {:.1} tok/s, {} tokens, {} at most",
+                "step {}: loss {:.4}{}, learning rate {:.3e}, {:.3} steps/s, {:.1} tok/s, {} tokens, {} at most",
                 r.step,
                 r.loss,
+                rewards(r),
                 r.learning_rate,
                 r.steps_per_second,
                 r.tokens_per_second,

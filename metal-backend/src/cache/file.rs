@@ -14,12 +14,14 @@ use super::{Caches, Snapshot};
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
-use crate::workdir::{parent_of, replace_with};
+use crate::workdir::{WorkDir, parent_of, replace_with};
 
 /// The tensor that says what the file is.
 const ABOUT: &str = "about";
 /// What [`About::format`] must be.
 const FORMAT: &str = "rust-mlx prompt cache 1";
+/// How names of hidden directories begin in which files are made.
+const WORK_PREFIX: &str = ".prompt-cache-";
 
 /// What a file is about, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
@@ -85,10 +87,15 @@ pub fn save(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Res
                 })
         })
         .collect::<Result<Vec<_>>>()?;
+    let dir = parent_of(path);
+    let work = WorkDir::new(dir, WORK_PREFIX).map_err(|e| {
+        Error::new(ErrorKind::Io, "the file cannot be written")
+            .with_path(path)
+            .with_source(e)
+    })?;
     // For the owner alone: it holds what was said.
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".prompt-cache-");
-    replace_with(&builder, parent_of(path), path, |file| {
+    let builder = tempfile::Builder::new();
+    replace_with(&builder, work.path(), path, |file| {
         safetensors::serialize_to_file(views, None, file.path()).map_err(std::io::Error::other)
     })
 }
@@ -259,6 +266,25 @@ mod tests {
         let keys_only = empty(CacheOptions::default());
         let error = load(&path, "me", keys_only).unwrap_err();
         assert!(error.to_string().contains("layer 1"), "{error}");
+    }
+
+    /// A process that is killed while it writes leaves its hidden directory; the next one removes
+    /// it.
+    #[cfg(unix)]
+    #[test]
+    fn what_a_killed_process_left_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let dead = dir.path().join(format!("{WORK_PREFIX}dead"));
+        std::fs::create_dir(&dead).unwrap();
+        std::fs::write(dead.join("cache.safetensors"), "half").unwrap();
+        let path = dir.path().join("cache.safetensors");
+        let options = CacheOptions::default();
+        save(&path, "me", &[5, 6, 7, 8, 9], &filled(options)).unwrap();
+        let names: Vec<_> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert_eq!(names, ["cache.safetensors"]);
     }
 
     #[test]

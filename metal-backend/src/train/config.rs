@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::Compile;
 use super::dataset::{BatchOptions, DataOptions, FieldNames, Order};
+use super::report::Report;
 
 mod written;
 
@@ -33,6 +34,31 @@ pub enum FineTuneType {
     Dora,
     /// The weights themselves.
     Full,
+}
+
+/// What is learned from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// Texts and replies, by cross-entropy (supervised fine-tuning).
+    #[default]
+    Sft,
+    /// Pairs of replies of which one is better (direct preference optimization, Rafailov et al.
+    /// 2023).
+    Dpo,
+}
+
+/// Which examples share a batch, and the order of batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BatchOrder {
+    /// Examples of like length share a batch.
+    #[default]
+    Length,
+    /// Neighbors in the file share a batch.
+    File,
+    /// The batches of mlx-lm's `train`, in its order.
+    MlxLm,
 }
 
 /// How weights follow gradients. In files their names may have any letter case, as in mlx-lm.
@@ -173,6 +199,17 @@ pub struct TrainConfig {
     pub keep_order: bool,
     /// Ours: whether to go on without lines that cannot be used.
     pub skip_bad_lines: bool,
+    /// Ours: what is learned from.
+    pub method: Method,
+    /// Ours: how dear leaving the model without its adapter is to [`Method::Dpo`].
+    pub beta: f32,
+    /// Ours: the share of pairs whose order is wrong, for [`Method::Dpo`].
+    pub label_smoothing: f32,
+    /// Ours: which examples share a batch, unless `keep_order`, which is as good as `file`.
+    pub batch_order: BatchOrder,
+    /// Further files with the figures of the run.
+    #[serde(with = "super::report::names")]
+    pub report_to: Vec<Report>,
     /// Ours: the backend: metal, cuda or cpu; the best available if absent.
     pub backend: Option<String>,
     /// Ours: the type to compute in; the backend's choice if absent.
@@ -235,6 +272,11 @@ impl Default for TrainConfig {
             pack: false,
             keep_order: false,
             skip_bad_lines: false,
+            method: Method::default(),
+            beta: 0.1,
+            label_smoothing: 0.0,
+            batch_order: BatchOrder::default(),
+            report_to: Vec::new(),
             backend: None,
             dtype: None,
             max_grad_norm: None,
@@ -427,6 +469,36 @@ impl TrainConfig {
                 "pack keeps the order of lines already; leave keep_order out",
             ));
         }
+        if self.keep_order && self.batch_order == BatchOrder::MlxLm {
+            return Err(bad(
+                "keep_order and batch_order mlx-lm are two orders; leave one out",
+            ));
+        }
+        if self.pack && self.batch_order != BatchOrder::Length {
+            return Err(bad("pack has an order of its own; leave batch_order out"));
+        }
+        match self.method {
+            Method::Sft => {}
+            Method::Dpo if self.pack => {
+                return Err(bad("pairs of replies are not packed; leave pack out"));
+            }
+            Method::Dpo if self.batch_order == BatchOrder::MlxLm => {
+                return Err(bad(
+                    "mlx-lm has no dpo, so there is no order of its batches; leave batch_order out",
+                ));
+            }
+            Method::Dpo => {
+                let (beta, smoothing) = (self.beta, self.label_smoothing);
+                if !(beta.is_finite() && beta > 0.0) {
+                    return Err(bad(format!("beta is {beta}; it must be a number above 0")));
+                }
+                if !(0.0..0.5).contains(&smoothing) {
+                    return Err(bad(format!(
+                        "label_smoothing is {smoothing}; it must lie in 0 to below 0.5"
+                    )));
+                }
+            }
+        }
         self.lr_schedule
             .as_ref()
             .map_or(Ok(()), LrSchedule::validate)
@@ -453,10 +525,11 @@ impl TrainConfig {
             .with_batch_size(self.batch_size)
             .with_max_seq_length(self.max_seq_length)
             .with_seed(self.seed)
-            .with_order(if self.keep_order {
-                Order::AsRead
-            } else {
-                Order::ByLength
+            .with_order(match self.batch_order {
+                BatchOrder::File => Order::AsRead,
+                _ if self.keep_order => Order::AsRead,
+                // Of mlx-lm's order by fields instead of by tokens.
+                BatchOrder::Length | BatchOrder::MlxLm => Order::ByLength,
             })
     }
 }
@@ -499,9 +572,6 @@ fn helped(message: &str) -> String {
     let hint = |name: &str| match name {
         "hf_dataset" => {
             Some("give `data`, a directory with train.jsonl; data sets are not downloaded")
-        }
-        "report_to" | "project_name" => {
-            Some("reports go to a JSONL log and a plot beside the adapters")
         }
         "alpha" => Some("write `scale`, which is alpha / rank"),
         _ => None,
@@ -588,7 +658,16 @@ lora_parameters:
     fn what_cannot_be_is_told() {
         for (yaml, what) in [
             ("itres: 3", "itres"),
-            ("report_to: wandb", "JSONL log"),
+            ("report_to: wandb", "jsonl and tensorboard"),
+            ("report_to: 3", "report_to"),
+            ("method: ppo", "ppo"),
+            ("method: dpo\nbeta: 0.0", "beta is 0"),
+            ("method: dpo\nlabel_smoothing: 0.5", "below 0.5"),
+            ("method: dpo\npack: true", "not packed"),
+            ("method: dpo\nbatch_order: mlx-lm", "mlx-lm has no dpo"),
+            ("batch_order: random", "random"),
+            ("batch_order: mlx-lm\nkeep_order: true", "two orders"),
+            ("batch_order: file\npack: true", "order of its own"),
             ("lora_parameters: {alpha: 16}", "alpha / rank"),
             ("iters: 0", "iters is 0"),
             ("iters: many", "iters"),
@@ -656,6 +735,22 @@ lora_parameters:
             let error = TrainConfig::from_yaml(&format!("project_name: x\n{more}")).unwrap_err();
             assert!(error.to_string().contains(what), "{more}: {error}");
         }
+    }
+
+    #[test]
+    fn reports_are_a_list_of_names() {
+        let read = |yaml: &str| TrainConfig::from_yaml(yaml).unwrap().report_to;
+        assert_eq!(
+            read("report_to: jsonl, TensorBoard"),
+            [Report::Jsonl, Report::TensorBoard]
+        );
+        assert_eq!(read("report_to: [tensorboard]"), [Report::TensorBoard]);
+        for none in ["report_to: null", "report_to: \"\"", "iters: 3"] {
+            assert_eq!(read(none), []);
+        }
+        let config = TrainConfig::from_yaml("report_to: jsonl\nbatch_order: mlx-lm").unwrap();
+        let written = serde_json::to_string(&config).unwrap();
+        assert_eq!(TrainConfig::from_yaml(&written).unwrap(), config);
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! How good a model is on data: mean loss, perplexity and accuracy over the tokens that count. Nothing is learned.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use inference::{CancelToken, Error, ErrorKind, LoadOptions, Result};
 
-use super::dataset::{Batch, BatchOptions, Batches, DataOptions, Dataset, Example, pack};
-use super::step::{Evaluation, Sequence, evaluate_on};
+use super::dataset::{
+    BadLine, Batch, BatchOptions, Batches, DataOptions, Dataset, Example, Pair, Pairs, Rows, pack,
+};
+use super::step::{
+    Evaluation, Preference, PreferenceEvaluation, Sequence, evaluate_on, evaluate_pairs_on,
+};
 use super::train_log::Score;
 use crate::engine::Engine;
 
@@ -32,6 +36,17 @@ impl Default for EvalOptions {
             max_seq_length: 2048,
             seed: 0,
         }
+    }
+}
+
+impl EvalOptions {
+    /// Every example is in a batch.
+    fn batches(&self) -> BatchOptions {
+        BatchOptions::new()
+            .with_batch_size(self.batch_size)
+            .with_max_seq_length(self.max_seq_length)
+            .with_seed(self.seed)
+            .with_keep_rest(true)
     }
 }
 
@@ -65,17 +80,8 @@ pub fn sequences(batch: &Batch) -> Vec<Sequence> {
 /// what is to be said about the others.
 #[must_use]
 pub fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Example>, Vec<String>) {
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = bad_lines(&data.path, &data.bad_lines).into_iter().collect();
     let file = data.path.display();
-    if !data.bad_lines.is_empty() {
-        let first = &data.bad_lines[0];
-        notes.push(format!(
-            "{file}: {} bad lines are left out, the first is line {}: {}",
-            data.bad_lines.len(),
-            first.line,
-            first.why
-        ));
-    }
     let empty = data.nothing_learned(max_len);
     if let Some(first) = empty.first() {
         notes.push(format!(
@@ -100,6 +106,123 @@ pub fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Example>, Ve
     (usable, notes)
 }
 
+/// What is to be said of lines that were left out.
+fn bad_lines(path: &Path, lines: &[BadLine]) -> Option<String> {
+    let first = lines.first()?;
+    Some(format!(
+        "{}: {} bad lines are left out, the first is line {}: {}",
+        path.display(),
+        lines.len(),
+        first.line,
+        first.why
+    ))
+}
+
+/// The pairs of which something can be learned once both are cut to `max_len` tokens, and what is
+/// to be said about the others.
+#[must_use]
+pub fn usable_pairs(data: &Pairs, max_len: usize) -> (Vec<Pair>, Vec<String>) {
+    let mut notes: Vec<String> = bad_lines(&data.path, &data.bad_lines).into_iter().collect();
+    let file = data.path.display();
+    let (usable, lost): (Vec<_>, Vec<_>) = data
+        .pairs
+        .iter()
+        .zip(&data.lines)
+        .partition(|(pair, _)| pair.is_usable(max_len));
+    if let Some((_, line)) = lost.first() {
+        notes.push(format!(
+            "{file}: {} pairs are left out, the first in line {line}: their prompts fill all {max_len} tokens",
+            lost.len()
+        ));
+    }
+    let cut = usable
+        .iter()
+        .filter(|(pair, _)| pair.len() > max_len)
+        .count();
+    if cut > 0 {
+        notes.push(format!("{file}: {cut} pairs are cut to {max_len} tokens"));
+    }
+    (
+        usable.into_iter().map(|(pair, _)| pair.clone()).collect(),
+        notes,
+    )
+}
+
+/// Pairs as the trainer takes them, cut to `max_len` tokens.
+#[must_use]
+pub fn preferences<'a>(
+    pairs: impl IntoIterator<Item = &'a Pair>,
+    max_len: usize,
+) -> Vec<Preference> {
+    let sequence = |example: &Example| {
+        let mut ids = example.ids.clone();
+        ids.truncate(max_len);
+        let offset = example.parts.first().map_or(0, |part| part.offset);
+        Sequence::new(ids).with_prompt(offset)
+    };
+    let one = |pair: &Pair| Preference {
+        chosen: sequence(&pair.chosen),
+        rejected: sequence(&pair.rejected),
+    };
+    pairs.into_iter().map(one).collect()
+}
+
+/// How preferences are weighed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dpo {
+    /// How dear leaving the model without its adapter is; above 0.
+    pub beta: f32,
+    /// The share of pairs whose order is wrong; from 0 to below 0.5.
+    pub label_smoothing: f32,
+}
+
+/// Scores a model on pairs; `None` when cancelled.
+pub(super) fn score_pairs(
+    engine: &Engine,
+    pairs: &[Pair],
+    dpo: Dpo,
+    options: &EvalOptions,
+    step: u64,
+    cancel: &CancelToken,
+    on_batch: &mut dyn FnMut(u64, u64),
+) -> Result<Option<Score>> {
+    let lengths: Vec<usize> = pairs.iter().map(Pair::len).collect();
+    let mut rows = Rows::new(&lengths, &options.batches())?;
+    let started = Instant::now();
+    let all = rows.per_epoch();
+    let total = options.batches.map_or(all, |n| n.min(all));
+    let mut sum = PreferenceEvaluation::default();
+    for done in 0..total {
+        if cancel.is_cancelled() {
+            return Ok(None);
+        }
+        let batch = rows.next_rows().iter().filter_map(|row| pairs.get(*row));
+        let batch = preferences(batch, options.max_seq_length);
+        let one = evaluate_pairs_on(engine, &batch, dpo.beta, dpo.label_smoothing)?;
+        sum.loss += one.loss;
+        sum.pairs += one.pairs;
+        sum.correct += one.correct;
+        sum.tokens += one.tokens;
+        on_batch(done as u64 + 1, total as u64);
+    }
+    let loss = sum.loss / sum.pairs.max(1) as f64;
+    if sum.pairs == 0 || !loss.is_finite() {
+        return Err(Error::new(
+            ErrorKind::Engine,
+            format!("the mean loss of {} pairs is {loss}", sum.pairs),
+        ));
+    }
+    Ok(Some(Score {
+        step,
+        loss,
+        perplexity: None,
+        accuracy: sum.correct as f64 / sum.pairs as f64,
+        tokens: sum.tokens as u64,
+        pairs: Some(sum.pairs as u64),
+        seconds: started.elapsed().as_secs_f64(),
+    }))
+}
+
 /// Scores a model on examples; `None` when cancelled. `on_batch` hears how many of how many batches are done.
 pub(super) fn score(
     engine: &Engine,
@@ -109,12 +232,7 @@ pub(super) fn score(
     cancel: &CancelToken,
     on_batch: &mut dyn FnMut(u64, u64),
 ) -> Result<Option<Score>> {
-    let batches = BatchOptions::new()
-        .with_batch_size(options.batch_size)
-        .with_max_seq_length(options.max_seq_length)
-        .with_seed(options.seed)
-        .with_keep_rest(true);
-    let mut stream = Batches::new(examples, batches)?;
+    let mut stream = Batches::new(examples, options.batches())?;
     let started = Instant::now();
     let all = stream.per_epoch();
     let total = options.batches.map_or(all, |n| n.min(all));
@@ -146,8 +264,41 @@ pub(super) fn score(
         perplexity: perplexity.is_finite().then_some(perplexity),
         accuracy: sum.correct as f64 / sum.tokens as f64,
         tokens: sum.tokens as u64,
+        pairs: None,
         seconds: started.elapsed().as_secs_f64(),
     }))
+}
+
+/// The file of a data set: itself, or `test.jsonl` of a directory.
+fn test_file(data: &Path) -> Result<PathBuf> {
+    let file = if data.is_dir() {
+        data.join("test.jsonl")
+    } else {
+        data.to_owned()
+    };
+    if !file.exists() {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            "there is no such file; give a JSONL file, or a directory with test.jsonl",
+        )
+        .with_path(file));
+    }
+    Ok(file)
+}
+
+fn nothing_foreseen(options: &EvalOptions, file: PathBuf) -> Error {
+    Error::new(
+        ErrorKind::InvalidOption,
+        format!(
+            "no example has anything to foresee within {} tokens",
+            options.max_seq_length
+        ),
+    )
+    .with_path(file)
+}
+
+fn interrupted() -> Error {
+    Error::new(ErrorKind::Cancelled, "the evaluation was interrupted")
 }
 
 /// Loads a model, with the adapter that the options name, and evaluates it on a JSONL file, or on the
@@ -164,37 +315,54 @@ pub fn evaluate(
     cancel: &CancelToken,
     on_batch: &mut dyn FnMut(u64, u64),
 ) -> Result<EvalReport> {
-    let file = if data.is_dir() {
-        data.join("test.jsonl")
-    } else {
-        data.to_owned()
-    };
-    if !file.exists() {
-        return Err(Error::new(
-            ErrorKind::InvalidOption,
-            "there is no such file; give a JSONL file, or a directory with test.jsonl",
-        )
-        .with_path(file));
-    }
+    let file = test_file(data)?;
     let model = crate::backend::open(model, load)?;
     let engine = model.engine();
     let data = Dataset::read(&file, engine.text(), reading)?;
     let (examples, notes) = usable(&data, options.max_seq_length, false);
     if examples.is_empty() {
-        return Err(Error::new(
-            ErrorKind::InvalidOption,
-            format!(
-                "no example has anything to foresee within {} tokens",
-                options.max_seq_length
-            ),
-        )
-        .with_path(file));
+        return Err(nothing_foreseen(options, file));
     }
-    let score = score(engine, &examples, options, 0, cancel, on_batch)?
-        .ok_or_else(|| Error::new(ErrorKind::Cancelled, "the evaluation was interrupted"))?;
+    let score = score(engine, &examples, options, 0, cancel, on_batch)?.ok_or_else(interrupted)?;
     Ok(EvalReport {
         score,
         examples: examples.len(),
+        notes,
+    })
+}
+
+/// The same for pairs of replies: how well the model with its adapter tells the better from the
+/// worse, beside the model without it.
+///
+/// # Errors
+/// As [`evaluate`].
+#[allow(
+    clippy::too_many_arguments,
+    reason = "those of `evaluate` and one more"
+)]
+pub fn evaluate_pairs(
+    model: &Path,
+    load: &LoadOptions,
+    data: &Path,
+    reading: &DataOptions,
+    dpo: Dpo,
+    options: &EvalOptions,
+    cancel: &CancelToken,
+    on_batch: &mut dyn FnMut(u64, u64),
+) -> Result<EvalReport> {
+    let file = test_file(data)?;
+    let model = crate::backend::open(model, load)?;
+    let engine = model.engine();
+    let data = Pairs::read(&file, engine.text(), reading)?;
+    let (pairs, notes) = usable_pairs(&data, options.max_seq_length);
+    if pairs.is_empty() {
+        return Err(nothing_foreseen(options, file));
+    }
+    let score =
+        score_pairs(engine, &pairs, dpo, options, 0, cancel, on_batch)?.ok_or_else(interrupted)?;
+    Ok(EvalReport {
+        score,
+        examples: pairs.len(),
         notes,
     })
 }

@@ -12,17 +12,20 @@
 //! - [`config`]: the options of a run, from a YAML or TOML file;
 //! - `step.rs`: a step, from sequences to changed numbers, also as one graph (`step/compiled.rs`);
 //! - [`run`]: a whole run from its options to its files, with `plan.rs`, `begin.rs`, `state.rs` and [`train_log`];
+//! - [`report`]: the figures of a run in files that other programs read;
 //! - [`evaluate`]: how good a model is on data.
 
 mod begin;
 pub mod config;
 pub mod dataset;
 pub mod evaluate;
+mod examples;
 mod fuse;
 pub mod loss;
 pub mod optim;
 pub mod plan;
 mod plot;
+pub mod report;
 pub mod run;
 pub mod schedule;
 mod state;
@@ -35,4 +38,7 @@ pub use optim::{Optimizer, OptimizerConfig};
 pub use run::{Event, Run, Start, Summary};
 pub use schedule::Schedule;
 pub use state::STATE_FILE;
-pub use step::{Compile, Evaluation, Preference, Sequence, StepReport, Trainer, Tuning};
+pub use step::{
+    Compile, Evaluation, Preference, PreferenceEvaluation, PreferenceReport, Sequence, StepReport,
+    Trainer, Tuning,
+};

@@ -10,7 +10,7 @@ use super::schedule::{Decay, Schedule};
 use super::{OptimizerConfig, Tuning};
 use crate::adapter::AdapterKind;
 
-fn bad(message: impl Into<String>) -> Error {
+pub(super) fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 

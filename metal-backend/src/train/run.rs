@@ -9,9 +9,11 @@ use mlx_rs_core::memory;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::config::TrainConfig;
-use super::dataset::{Batches, DataDir, Dataset, Example};
-use super::evaluate::{EvalOptions, score, sequences, usable};
+use super::config::{Method, TrainConfig};
+use super::dataset::Example;
+use super::evaluate::{Dpo, EvalOptions};
+use super::examples::{Examples, Parts, Stream};
+use super::report::{EVENTS_PREFIX, METRICS_FILE, Reports};
 use super::state::{self, Place};
 use super::step::{StepReport, Trainer};
 use super::train_log::{Entry, PLOT_FILE, Score, TrainLog, TrainReport, plot_by};
@@ -104,9 +106,7 @@ pub enum Start {
 pub struct Run {
     trainer: Trainer,
     config: TrainConfig,
-    examples: Vec<Example>,
-    valid: Vec<Example>,
-    test: Vec<Example>,
+    parts: Parts,
     notes: Vec<String>,
     place: Place,
     start: Start,
@@ -167,32 +167,15 @@ impl Run {
             begin::agree(&mut config, &adapter, model.engine().passes())?;
         }
         let kind = plan::kind(&config);
-        let data = DataDir::read(&data, model.engine().text(), &config.data_options())?;
-        let train = data
-            .train
-            .as_ref()
-            .ok_or_else(|| bad("train.jsonl is missing in the data"))?;
-        if config.test && data.test.is_none() {
-            return Err(bad("test is set, and test.jsonl is missing in the data"));
-        }
         let note = staged.as_ref().and_then(|staged| staged.note());
         let mut notes: Vec<String> = note.map(str::to_owned).into_iter().collect();
-        let mut part = |data: &Dataset, packed: bool| {
-            let (examples, said) = usable(data, config.max_seq_length, packed);
-            notes.extend(said);
-            examples
-        };
-        let examples = part(train, config.pack);
-        let valid = data.valid.as_ref().filter(|_| config.val_batches != 0);
-        let valid = valid.map_or_else(Vec::new, |d| part(d, false));
-        let test = data.test.as_ref().filter(|_| config.test);
-        let test = test.map_or_else(Vec::new, |d| part(d, false));
-        let batches = Batches::new(&examples, config.batch_options())?;
+        let parts = Parts::read(&data, model.engine().text(), &config, &mut notes)?;
+        let batches = parts.train_stream(&config)?;
         if batches.left_over() > 0 {
             notes.push(format!(
                 "{} of {} examples do not fill a batch and are left out, as in mlx-lm",
                 batches.left_over(),
-                examples.len()
+                parts.train.len()
             ));
         }
         let rest = config.iters % config.grad_accumulation_steps as u64;
@@ -203,7 +186,7 @@ impl Run {
         }
         let lora = plan::lora(&config, &model.engine().layer_names())?;
         let mut trainer = Trainer::of(model, &lora, kind, tuning)?;
-        let settings = settings(&trainer, &config, &examples)?;
+        let settings = settings(&trainer, &config, &parts.train)?;
         let place = if start == Start::Resume {
             let dir = config.adapter_path.clone();
             state::load(&mut trainer, &settings, &dir)?
@@ -213,9 +196,7 @@ impl Run {
         Ok(Self {
             trainer,
             config,
-            examples,
-            valid,
-            test,
+            parts,
             notes,
             place,
             start,
@@ -250,7 +231,7 @@ impl Run {
     /// Examples to learn from, to validate and to test on.
     #[must_use]
     pub fn examples(&self) -> [usize; 3] {
-        [&self.examples, &self.valid, &self.test].map(Vec::len)
+        [&self.parts.train, &self.parts.valid, &self.parts.test].map(Examples::len)
     }
 
     /// Trains up to [`TrainConfig::iters`], or until `cancel`, and saves. `on_event` hears what goes on.
@@ -267,7 +248,15 @@ impl Run {
         if self.start == Start::Overwrite {
             remove_earlier(&dir)?;
         }
-        let mut log = TrainLog::open_by(self.work.path(), &dir, keep)?;
+        let log = TrainLog::open_by(self.work.path(), &dir, keep)?;
+        let reports = Reports::open(
+            &self.config.report_to,
+            self.work.path(),
+            &dir,
+            log.entries(),
+            self.place.step,
+        )?;
+        let mut log = Told { log, reports };
         let options = serde_json::to_vec_pretty(&self.config).map_err(|e| {
             Error::new(ErrorKind::Engine, "the options cannot be written").with_source(e)
         })?;
@@ -275,26 +264,26 @@ impl Run {
         // A figure for people; nothing depends on it.
         let _ = memory::reset_peak();
 
-        let examples = std::mem::take(&mut self.examples);
-        let done = self.steps(&examples, &mut log, cancel, on_event);
-        self.examples = examples;
+        let parts = std::mem::take(&mut self.parts);
+        let done = self.steps(&parts, &mut log, cancel, on_event);
+        self.parts = parts;
         let interrupted = !done?;
 
-        if !interrupted && !self.test.is_empty() {
+        if !interrupted && self.parts.test.len() > 0 {
             let options = self.eval_options(self.config.test_batches);
-            if let Some(score) = self.evaluate(&self.test, &options, cancel, on_event)? {
+            if let Some(score) = self.evaluate(&self.parts.test, &options, cancel, on_event)? {
                 on_event(&Event::Test(&score));
                 log.add(Entry::Test(score))?;
             }
         }
-        Ok(self.summary(log.entries(), interrupted))
+        Ok(self.summary(log.log.entries(), interrupted))
     }
 
     /// Returns whether the run came to its end.
     fn steps(
         &mut self,
-        examples: &[Example],
-        log: &mut TrainLog,
+        parts: &Parts,
+        log: &mut Told,
         cancel: &CancelToken,
         on_event: &mut dyn FnMut(&Event<'_>),
     ) -> Result<bool> {
@@ -302,26 +291,24 @@ impl Run {
             self.config.iters,
             self.config.grad_accumulation_steps as u64,
         );
-        let mut batches = Batches::new(examples, self.config.batch_options())?;
-        batches.skip_batches(self.place.drawn);
+        let mut batches: Stream<'_> = parts.train_stream(&self.config)?;
+        batches.skip(self.place.drawn);
         if self.place.validation_due {
-            self.validate(log, cancel, on_event)?;
+            self.validate(&parts.valid, log, cancel, on_event)?;
         }
         let (mut since, mut due) = (Since::default(), false);
         while self.place.step < iters {
             // Gathered gradients are in no file, so that a run can only stop between updates.
             let between = self.place.step.is_multiple_of(accumulation);
             if cancel.is_cancelled() && between {
-                self.save(log, on_event)?;
+                self.save(&log.log, on_event)?;
                 return Ok(false);
             }
             let started = Instant::now();
-            let batch = sequences(&batches.next_batch());
+            let dpo = self.dpo();
+            let report = batches.step(&mut self.trainer, dpo)?;
             self.place.drawn += 1;
-            if batch.is_empty() {
-                continue;
-            }
-            let report = self.trainer.step(&batch)?;
+            let Some(report) = report else { continue };
             let seconds = started.elapsed().as_secs_f64();
             self.place.count(&report, seconds);
             since.count(&report, seconds);
@@ -344,11 +331,12 @@ impl Run {
                 // Where the run cannot stop, its model of now is gone once it can: cancelling waits.
                 let going_on = CancelToken::new();
                 let between = step.is_multiple_of(accumulation);
-                self.validate(log, if between { cancel } else { &going_on }, on_event)?;
+                let cancel = if between { cancel } else { &going_on };
+                self.validate(&parts.valid, log, cancel, on_event)?;
             }
             due |= step.is_multiple_of(self.config.save_every);
             if last || (due && step.is_multiple_of(accumulation)) {
-                self.save(log, on_event)?;
+                self.save(&log.log, on_event)?;
                 due = false;
             }
         }
@@ -366,6 +354,15 @@ impl Run {
             trained_tokens: self.place.tokens,
             peak_memory_bytes: memory::peak().unwrap_or(0) as u64,
             gradient_norm: last.norm,
+            rewards: last.preference,
+        }
+    }
+
+    /// How preferences are weighed.
+    fn dpo(&self) -> Dpo {
+        Dpo {
+            beta: self.config.beta,
+            label_smoothing: self.config.label_smoothing,
         }
     }
 
@@ -380,37 +377,29 @@ impl Run {
 
     fn evaluate(
         &self,
-        examples: &[Example],
+        examples: &Examples,
         options: &EvalOptions,
         cancel: &CancelToken,
         on_event: &mut dyn FnMut(&Event<'_>),
     ) -> Result<Option<Score>> {
-        let engine = self.trainer.engine();
-        let step = self.place.step;
-        score(
-            engine,
-            examples,
-            options,
-            step,
-            cancel,
-            &mut |done, total| {
-                on_event(&Event::Judging { done, total });
-            },
-        )
+        let (engine, step) = (self.trainer.engine(), self.place.step);
+        let mut judging = |done, total| on_event(&Event::Judging { done, total });
+        examples.score(engine, self.dpo(), options, step, cancel, &mut judging)
     }
 
     fn validate(
         &mut self,
-        log: &mut TrainLog,
+        valid: &Examples,
+        log: &mut Told,
         cancel: &CancelToken,
         on_event: &mut dyn FnMut(&Event<'_>),
     ) -> Result<()> {
-        self.place.validation_due = !self.valid.is_empty();
-        if self.valid.is_empty() {
+        self.place.validation_due = valid.len() > 0;
+        if valid.len() == 0 {
             return Ok(());
         }
         let options = self.eval_options(self.config.val_batches);
-        if let Some(score) = self.evaluate(&self.valid, &options, cancel, on_event)? {
+        if let Some(score) = self.evaluate(valid, &options, cancel, on_event)? {
             on_event(&Event::Validation(&score));
             log.add(Entry::Validation(score))?;
             self.place.validation_due = false;
@@ -462,6 +451,19 @@ impl Run {
             seconds: self.place.seconds,
             peak_memory: memory::peak().unwrap_or(0) as u64,
         }
+    }
+}
+
+/// The log of a run, and what else is told of it.
+struct Told {
+    log: TrainLog,
+    reports: Reports,
+}
+
+impl Told {
+    fn add(&mut self, entry: Entry) -> Result<()> {
+        self.reports.add(&entry)?;
+        self.log.add(entry)
     }
 }
 
@@ -529,7 +531,8 @@ fn remove_earlier(dir: &Path) -> Result<()> {
             .strip_suffix(WEIGHTS_FILE)
             .and_then(|front| front.strip_suffix('_'))
             .is_some_and(|n| n.len() == 7 && n.bytes().all(|b| b.is_ascii_digit()));
-        if numbered || name == state::STATE_FILE || name == PLOT_FILE {
+        let told = name == METRICS_FILE || name.starts_with(EVENTS_PREFIX);
+        if numbered || told || name == state::STATE_FILE || name == PLOT_FILE {
             std::fs::remove_file(entry.path()).map_err(|e| failed(&entry.path(), e))?;
         }
     }
@@ -564,14 +567,23 @@ fn keep_numbered(work: &Path, dir: &Path, step: u64) -> Result<()> {
 }
 
 /// All that the numbers of a run follow from, but for how long it is.
-fn settings(trainer: &Trainer, config: &TrainConfig, examples: &[Example]) -> Result<Value> {
+fn settings(trainer: &Trainer, config: &TrainConfig, examples: &Examples) -> Result<Value> {
     let mut hash = Sha256::new();
-    for example in examples {
+    let mut add = |example: &Example| {
         hash.update((example.len() as u64).to_le_bytes());
         hash.update(bytemuck::cast_slice::<u32, u8>(&example.ids));
         for part in &example.parts {
             for n in [part.range.start, part.range.end, part.offset] {
                 hash.update((n as u64).to_le_bytes());
+            }
+        }
+    };
+    match examples {
+        Examples::Texts(examples) => examples.iter().for_each(add),
+        Examples::Pairs(pairs) => {
+            for pair in pairs {
+                add(&pair.chosen);
+                add(&pair.rejected);
             }
         }
     }
@@ -595,6 +607,14 @@ fn settings(trainer: &Trainer, config: &TrainConfig, examples: &[Example]) -> Re
         "max_seq_length": config.max_seq_length,
         "keep_order": config.keep_order,
     });
+    // Absent where they are the defaults, as in files from before.
+    if config.method == Method::Dpo {
+        let (beta, smoothing) = (config.beta, config.label_smoothing);
+        settings["dpo"] = json!({"beta": beta, "label_smoothing": smoothing});
+    }
+    if config.batch_order != Default::default() {
+        settings["batch_order"] = json!(config.batch_order);
+    }
     // Fused operations may round otherwise. Absent where steps are not compiled, as in files from before.
     if trainer.is_compiled() {
         settings["compiled"] = json!(true);

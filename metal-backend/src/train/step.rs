@@ -10,6 +10,7 @@ use std::sync::Arc;
 use inference::{Adapter as _, Error, ErrorKind, LoadOptions, LoraConfig, Result, TextModel};
 use mlx_rs_core::transforms::{Tree, value_and_grad_tree};
 use mlx_rs_core::{All, Array, eval};
+use serde::{Deserialize, Serialize};
 
 use super::Schedule;
 use super::loss::{cross_entropy_each, dpo};
@@ -21,7 +22,7 @@ use crate::model::MlxModel;
 use crate::nn::adapter::{Dropout, Scope, within};
 pub use compiled::Compile;
 use compiled::Graphs;
-use packed::{Packed, check};
+use packed::{Packed, PackedPairs, check};
 
 /// Tokens to learn from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,6 +111,33 @@ pub struct StepReport {
     pub rate: f32,
     /// Whether parameters changed, rather than gradients being gathered for a later step.
     pub updated: bool,
+    /// Of a batch of preferences.
+    pub preference: Option<PreferenceReport>,
+}
+
+/// How a model stands to a batch of preferences, before the step. A reward is `beta` times how much
+/// more likely the reply is than without the adapter, as a logarithm.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PreferenceReport {
+    /// Mean reward of the better replies.
+    pub chosen: f32,
+    /// Mean reward of the worse.
+    pub rejected: f32,
+    /// Share of pairs whose better reply has the greater reward.
+    pub accuracy: f32,
+}
+
+/// How well a model tells better replies from worse.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PreferenceEvaluation {
+    /// Sum of the losses of all pairs.
+    pub loss: f64,
+    /// How many they are.
+    pub pairs: usize,
+    /// Pairs whose better reply has the greater reward.
+    pub correct: usize,
+    /// Tokens of replies.
+    pub tokens: usize,
 }
 
 /// How wrong a model is on some sequences.
@@ -295,13 +323,15 @@ impl Trainer {
             return self.replay(decoder, packed, tokens);
         }
         let scope = self.scope_of_batch();
-        self.step_by(tokens, |params| {
+        let (report, _) = self.step_by(tokens, |params| {
             let scope = Scope {
                 params: params.clone(),
                 ..scope
             };
-            within(Arc::new(scope), || packed.loss(decoder.as_ref()))
-        })
+            let loss = within(Arc::new(scope), || packed.loss(decoder.as_ref()))?;
+            Ok((loss, Vec::new()))
+        })?;
+        Ok(report)
     }
 
     /// One batch of preferences by [`dpo`], against the model without its adapter. `beta` is how dear
@@ -315,54 +345,56 @@ impl Trainer {
         beta: f32,
         smoothing: f32,
     ) -> Result<StepReport> {
-        if !(beta.is_finite() && beta > 0.0 && (0.0..0.5).contains(&smoothing)) {
-            return Err(Error::new(
-                ErrorKind::InvalidOption,
-                format!(
-                    "beta is {beta} and smoothing {smoothing}; they must be above 0, and in 0 to below 0.5"
-                ),
-            ));
-        }
+        check_dpo(beta, smoothing)?;
         let both = || batch.iter().flat_map(|p| [&p.chosen, &p.rejected]);
         check(self.model.engine(), both())?;
         let tokens = both().map(Sequence::learned).sum();
         let held = self.model.engine();
         let decoder = held.decoder()?;
-        let (chosen, rejected) = (
-            batch.iter().map(|p| &p.chosen),
-            batch.iter().map(|p| &p.rejected),
-        );
-        let prepared = held.scope(|| -> mlx_rs_core::Result<_> {
-            let (chosen, rejected) = (Packed::new(chosen)?, Packed::new(rejected)?);
-            let base = Scope {
-                without_adapters: true,
-                ..Scope::default()
-            };
-            let base = within(Arc::new(base), || {
-                let both = (
-                    chosen.logprobs(decoder.as_ref())?,
-                    rejected.logprobs(decoder.as_ref())?,
-                );
-                eval([&both.0, &both.1])?;
-                Ok::<_, mlx_rs_core::Error>(both)
-            })?;
-            Ok((chosen, rejected, base))
-        });
-        let (chosen, rejected, base) = prepared.map_err(engine("batch"))?;
+        let (packed, base) = held
+            .scope(|| {
+                let packed = PackedPairs::new(batch)?;
+                let base = packed.without_adapters(decoder.as_ref())?;
+                Ok((packed, base))
+            })
+            .map_err(engine("batch"))?;
         let scope = self.scope_of_batch();
-        self.step_by(tokens, |params| {
+        let (mut report, rewards) = self.step_by(tokens, |params| {
             let scope = Scope {
                 params: params.clone(),
                 ..scope
             };
             within(Arc::new(scope), || {
-                let own = (
-                    chosen.logprobs(decoder.as_ref())?,
-                    rejected.logprobs(decoder.as_ref())?,
-                );
-                dpo((&own.0, &own.1), (&base.0, &base.1), beta, smoothing)
+                let own = packed.logprobs(decoder.as_ref())?;
+                let loss = dpo((&own.0, &own.1), (&base.0, &base.1), beta, smoothing)?;
+                let reward = |own: &Array, base: &Array| {
+                    let more = own.subtract(base)?;
+                    more.multiply(&more.scalar_like(beta)?)
+                };
+                let rewards = vec![reward(&own.0, &base.0)?, reward(&own.1, &base.1)?];
+                Ok((loss, rewards))
             })
-        })
+        })?;
+        let rewards: Vec<Vec<f32>> = self
+            .engine()
+            .scope(|| {
+                rewards
+                    .iter()
+                    .map(Array::to_f32_vec)
+                    .collect::<mlx_rs_core::Result<_>>()
+            })
+            .map_err(engine("rewards"))?;
+        if let [chosen, rejected] = rewards.as_slice() {
+            let n = batch.len().max(1) as f32;
+            let mean = |all: &[f32]| all.iter().sum::<f32>() / n;
+            let right = chosen.iter().zip(rejected).filter(|(a, b)| a > b).count();
+            report.preference = Some(PreferenceReport {
+                chosen: mean(chosen),
+                rejected: mean(rejected),
+                accuracy: right as f32 / n,
+            });
+        }
+        Ok(report)
     }
 
     /// Loss and gradients of the parameters by name, without a step.
@@ -430,22 +462,20 @@ impl Trainer {
     fn step_by(
         &mut self,
         tokens: usize,
-        loss: impl FnOnce(&Params) -> mlx_rs_core::Result<Array>,
-    ) -> Result<StepReport> {
+        loss: impl FnOnce(&Params) -> mlx_rs_core::Result<(Array, Vec<Array>)>,
+    ) -> Result<(StepReport, Vec<Array>)> {
         let held = self.model.engine();
         let params = self.trainable()?;
         let rate = self.tuning.schedule.at(self.optimizer.steps());
-        let (value, grads) = held
+        let (value, more, grads) = held
             .scope(|| -> mlx_rs_core::Result<_> {
-                let (value, (), grads) = value_and_grad_tree(&params, |params| {
-                    Ok::<_, mlx_rs_core::Error>((loss(params)?, ()))
-                })?;
+                let (value, more, grads) = value_and_grad_tree(&params, |params| loss(params))?;
                 let grads = match &self.gathered {
                     Some(sum) => sum.zip_leaves(&grads, Array::add)?,
                     None => grads,
                 };
-                eval(grads.leaves().into_iter().chain([&value]))?;
-                Ok((value.item::<f32>()?, grads))
+                eval(grads.leaves().into_iter().chain([&value]).chain(&more))?;
+                Ok((value.item::<f32>()?, more, grads))
             })
             .map_err(engine("gradients"))?;
         finite(value)?;
@@ -455,12 +485,13 @@ impl Trainer {
             norm: None,
             rate,
             updated: false,
+            preference: None,
         };
         let gathered = self.tuning.accumulation as u64;
         if !(self.batches + 1).is_multiple_of(gathered) {
             self.batches += 1;
             self.gathered = Some(grads);
-            return Ok(report);
+            return Ok((report, more));
         }
         let (clip, optimizer) = (self.tuning.clip, &mut self.optimizer);
         let changed = held
@@ -472,7 +503,7 @@ impl Trainer {
             .map_err(engine("optimizer"))?;
         self.adopt(&changed);
         report.updated = true;
-        Ok(report)
+        Ok((report, more))
     }
 
     /// Takes the numbers of a step.
@@ -483,6 +514,52 @@ impl Trainer {
         self.batches += 1;
         self.gathered = None;
     }
+}
+
+/// Refuses what [`dpo`] makes no sense of.
+fn check_dpo(beta: f32, smoothing: f32) -> Result<()> {
+    if beta.is_finite() && beta > 0.0 && (0.0..0.5).contains(&smoothing) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidOption,
+        format!(
+            "beta is {beta} and smoothing {smoothing}; they must be above 0, and in 0 to below 0.5"
+        ),
+    ))
+}
+
+/// How well a model with its adapter tells better replies from worse, beside the model without it.
+pub(super) fn evaluate_pairs_on(
+    held: &Engine,
+    batch: &[Preference],
+    beta: f32,
+    smoothing: f32,
+) -> Result<PreferenceEvaluation> {
+    check_dpo(beta, smoothing)?;
+    let both = || batch.iter().flat_map(|p| [&p.chosen, &p.rejected]);
+    check(held, both())?;
+    let decoder = held.decoder()?;
+    let (loss, margins) = held
+        .scope(|| -> mlx_rs_core::Result<_> {
+            let packed = PackedPairs::new(batch)?;
+            let base = packed.without_adapters(decoder.as_ref())?;
+            let own = packed.logprobs(decoder.as_ref())?;
+            let loss = dpo((&own.0, &own.1), (&base.0, &base.1), beta, smoothing)?;
+            let margin = own
+                .0
+                .subtract(&own.1)?
+                .subtract(&base.0.subtract(&base.1)?)?;
+            eval([&loss, &margin])?;
+            Ok((loss.item::<f32>()?, margin.to_f32_vec()?))
+        })
+        .map_err(engine("evaluate"))?;
+    Ok(PreferenceEvaluation {
+        loss: f64::from(loss) * batch.len() as f64,
+        pairs: batch.len(),
+        correct: margins.iter().filter(|margin| **margin > 0.0).count(),
+        tokens: both().map(Sequence::learned).sum(),
+    })
 }
 
 /// Refuses a loss that nothing can be learned from.

@@ -8,6 +8,7 @@ use inference::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use super::plot::{Curve, svg};
+use super::step::PreferenceReport;
 use crate::workdir::replace_by;
 
 /// The log, beside the adapter.
@@ -49,6 +50,9 @@ pub struct TrainReport {
     /// Norm of the last step's gradients, where they are clipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradient_norm: Option<f32>,
+    /// How the model stood to the last batch of preferences.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rewards: Option<PreferenceReport>,
 }
 
 /// How wrong the model is on data it does not learn from.
@@ -56,15 +60,19 @@ pub struct TrainReport {
 pub struct Score {
     /// Batches learned from before.
     pub step: u64,
-    /// Mean cross-entropy of the counted tokens, in nats.
+    /// Mean cross-entropy of the counted tokens, in nats; of preferences the mean loss of a pair.
     pub loss: f64,
-    /// `exp(loss)`; absent where that is too large for a number.
+    /// `exp(loss)`; absent where that is too large for a number, and of preferences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// Share of the counted tokens that the model holds for the most likely.
+    /// Share of the counted tokens that the model holds for the most likely; of preferences the
+    /// share of pairs whose better reply has the greater reward.
     pub accuracy: f64,
     /// Tokens that were counted.
     pub tokens: u64,
+    /// Pairs that were counted, of preferences.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<u64>,
     /// Seconds it took.
     pub seconds: f64,
 }
@@ -223,6 +231,7 @@ mod tests {
             trained_tokens: step * 50,
             peak_memory_bytes: 1,
             gradient_norm: None,
+            rewards: None,
         })
     }
 
@@ -233,6 +242,7 @@ mod tests {
             perplexity: Some(loss.exp()),
             accuracy: 0.5,
             tokens: 10,
+            pairs: None,
             seconds: 0.1,
         }
     }

@@ -37,6 +37,44 @@ pub struct BatchOptions {
     pub keep_rest: bool,
     /// The id that fills rows.
     pub pad_id: u32,
+    /// Validations that draw from the same generator between the epochs, as mlx-lm's do.
+    pub validations: Option<Validations>,
+}
+
+/// When mlx-lm's trainer validates. Each time it draws an order of the validation's batches from
+/// the generator that orders the batches to learn from, so the second epoch depends on it.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Validations {
+    /// Batches of the validation data.
+    pub batches: u32,
+    /// It validates before the first batch, before every batch whose number this divides, and
+    /// before the last.
+    pub every: u64,
+    /// Batches of the whole run.
+    pub iters: u64,
+}
+
+impl Validations {
+    /// Validations of a data set with so many whole batches.
+    #[must_use]
+    pub fn new(batches: u32, every: u64, iters: u64) -> Self {
+        Self {
+            batches,
+            every: every.max(1),
+            iters,
+        }
+    }
+
+    /// How many there are before batch `n` (from 1) is drawn: those before the batches up to `n -
+    /// 1`.
+    fn before(&self, n: u64) -> u64 {
+        let drawn = n.saturating_sub(1).min(self.iters);
+        let multiples = drawn / self.every;
+        let first = drawn >= 1 && self.every != 1;
+        let last = drawn == self.iters && drawn > 1 && !drawn.is_multiple_of(self.every);
+        multiples + u64::from(first) + u64::from(last)
+    }
 }
 
 impl Default for BatchOptions {
@@ -48,6 +86,7 @@ impl Default for BatchOptions {
             seed: Some(0),
             keep_rest: false,
             pad_id: 0,
+            validations: None,
         }
     }
 }
@@ -98,6 +137,13 @@ impl BatchOptions {
     #[must_use]
     pub fn with_pad_id(mut self, id: u32) -> Self {
         self.pad_id = id;
+        self
+    }
+
+    /// Sets [`BatchOptions::validations`].
+    #[must_use]
+    pub fn with_validations(mut self, validations: impl Into<Option<Validations>>) -> Self {
+        self.validations = validations.into();
         self
     }
 }
@@ -158,26 +204,29 @@ impl Batch {
     }
 }
 
-/// An endless stream of batches over some examples.
+/// Which examples make each batch: an endless stream of their numbers.
 #[derive(Debug, Clone)]
-pub struct Batches<'a> {
-    examples: &'a [Example],
-    options: BatchOptions,
+pub struct Rows {
     /// Examples of each batch, before shuffling.
     groups: Vec<Vec<usize>>,
     shuffler: Option<Shuffler>,
+    validations: Option<Validations>,
+    /// Validations whose draws were passed over.
+    validated: u64,
     /// The order of this epoch's batches, and where in it the stream is.
     epoch: Vec<u32>,
     at: usize,
     drawn: u64,
+    examples: usize,
 }
 
-impl<'a> Batches<'a> {
-    /// A stream that begins at its first epoch.
+impl Rows {
+    /// A stream over examples that are sorted by `keys`, one for each, unless their order is
+    /// [`Order::AsRead`]. Examples with equal keys stay in their order.
     ///
     /// # Errors
     /// `InvalidOption` for no rows, rows of less than two ids, and fewer examples than a batch has rows.
-    pub fn new(examples: &'a [Example], options: BatchOptions) -> Result<Self> {
+    pub fn new(keys: &[usize], options: &BatchOptions) -> Result<Self> {
         let bad = |what: String| Err(Error::new(ErrorKind::InvalidOption, what));
         let size = options.batch_size;
         if size == 0 {
@@ -195,22 +244,22 @@ impl<'a> Batches<'a> {
                 "batch_size {size} times max_seq_length {most} is more than a batch can hold"
             ));
         }
-        if examples.is_empty() || (examples.len() < size && !options.keep_rest) {
-            let have = examples.len();
+        if keys.is_empty() || (keys.len() < size && !options.keep_rest) {
+            let have = keys.len();
             return bad(format!(
                 "there are {have} examples and batch_size is {size}; give more data or a smaller batch_size"
             ));
         }
-        if u32::try_from(examples.len()).is_err() {
+        if u32::try_from(keys.len()).is_err() {
             return bad(format!(
                 "there are {} examples; at most {} make batches",
-                examples.len(),
+                keys.len(),
                 u32::MAX
             ));
         }
-        let mut order: Vec<usize> = (0..examples.len()).collect();
+        let mut order: Vec<usize> = (0..keys.len()).collect();
         if options.order == Order::ByLength {
-            order.sort_by_key(|i| examples[*i].len());
+            order.sort_by_key(|i| keys[*i]);
         }
         let groups: Vec<Vec<usize>> = order
             .chunks(size)
@@ -218,13 +267,14 @@ impl<'a> Batches<'a> {
             .map(<[usize]>::to_vec)
             .collect();
         let mut stream = Self {
-            examples,
             shuffler: options.seed.map(Shuffler::new),
-            options,
+            validations: options.validations,
+            validated: 0,
             groups,
             epoch: Vec::new(),
             at: 0,
             drawn: 0,
+            examples: keys.len(),
         };
         stream.next_epoch();
         Ok(stream)
@@ -232,6 +282,14 @@ impl<'a> Batches<'a> {
 
     fn next_epoch(&mut self) {
         let n = self.groups.len() as u32;
+        if let (Some(shuffler), Some(validations)) = (&mut self.shuffler, self.validations) {
+            let before = validations.before(self.drawn + 1);
+            for _ in self.validated..before {
+                // Only the draws count.
+                let _ = shuffler.permutation(validations.batches);
+            }
+            self.validated = before;
+        }
         self.epoch = match &mut self.shuffler {
             Some(shuffler) => shuffler.permutation(n),
             None => (0..n).collect(),
@@ -248,7 +306,7 @@ impl<'a> Batches<'a> {
     /// Examples that no batch has, epoch after epoch the same: those left over.
     #[must_use]
     pub fn left_over(&self) -> usize {
-        self.examples.len() - self.groups.iter().map(Vec::len).sum::<usize>()
+        self.examples - self.groups.iter().map(Vec::len).sum::<usize>()
     }
 
     /// How many batches were taken so far.
@@ -257,14 +315,7 @@ impl<'a> Batches<'a> {
         self.drawn
     }
 
-    /// How many examples of the data are longer than a row.
-    #[must_use]
-    pub fn too_long(&self) -> usize {
-        let most = self.options.max_seq_length;
-        self.examples.iter().filter(|e| e.len() > most).count()
-    }
-
-    /// Passes over `batches` without making them: a run that resumes after so many steps continues here.
+    /// Passes over `batches`: a run that resumes after so many steps continues here.
     pub fn skip_batches(&mut self, batches: u64) {
         for _ in 0..batches {
             self.next_group();
@@ -281,10 +332,85 @@ impl<'a> Batches<'a> {
         group
     }
 
+    /// The examples of the next batch; after the last of an epoch the first of the next.
+    pub fn next_rows(&mut self) -> &[usize] {
+        let group = self.next_group();
+        &self.groups[group]
+    }
+}
+
+/// An endless stream of batches over some examples.
+#[derive(Debug, Clone)]
+pub struct Batches<'a> {
+    examples: &'a [Example],
+    options: BatchOptions,
+    rows: Rows,
+}
+
+impl<'a> Batches<'a> {
+    /// A stream that begins at its first epoch.
+    ///
+    /// # Errors
+    /// As [`Rows::new`].
+    pub fn new(examples: &'a [Example], options: BatchOptions) -> Result<Self> {
+        let lengths: Vec<usize> = examples.iter().map(Example::len).collect();
+        Self::by_keys(examples, &lengths, options)
+    }
+
+    /// The same, with examples sorted by keys of the caller's, one for each.
+    ///
+    /// # Errors
+    /// As [`Rows::new`]; `InvalidOption` where there are more or fewer keys than examples.
+    pub fn by_keys(examples: &'a [Example], keys: &[usize], options: BatchOptions) -> Result<Self> {
+        if keys.len() != examples.len() {
+            let (have, wanted) = (keys.len(), examples.len());
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!("there are {have} keys for {wanted} examples"),
+            ));
+        }
+        let rows = Rows::new(keys, &options)?;
+        Ok(Self {
+            examples,
+            options,
+            rows,
+        })
+    }
+
+    /// Batches of one epoch.
+    #[must_use]
+    pub fn per_epoch(&self) -> usize {
+        self.rows.per_epoch()
+    }
+
+    /// Examples that no batch has, epoch after epoch the same: those left over.
+    #[must_use]
+    pub fn left_over(&self) -> usize {
+        self.rows.left_over()
+    }
+
+    /// How many batches were taken so far.
+    #[must_use]
+    pub fn drawn(&self) -> u64 {
+        self.rows.drawn()
+    }
+
+    /// How many examples of the data are longer than a row.
+    #[must_use]
+    pub fn too_long(&self) -> usize {
+        let most = self.options.max_seq_length;
+        self.examples.iter().filter(|e| e.len() > most).count()
+    }
+
+    /// Passes over `batches` without making them: a run that resumes after so many steps continues here.
+    pub fn skip_batches(&mut self, batches: u64) {
+        self.rows.skip_batches(batches);
+    }
+
     /// The next batch; after the last of an epoch the first of the next.
     pub fn next_batch(&mut self) -> Batch {
-        let group = self.next_group();
-        self.make(&self.groups[group])
+        let rows = self.rows.next_rows().to_vec();
+        self.make(&rows)
     }
 
     /// One epoch from where the stream is: what validation and tests go through.

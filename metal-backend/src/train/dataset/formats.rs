@@ -47,11 +47,11 @@ impl Default for FieldNames {
     }
 }
 
-fn bad(message: impl Into<String>) -> Error {
+pub(super) fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-fn text<'a>(line: &'a Map<String, Json>, name: &str) -> Result<&'a str> {
+pub(super) fn text<'a>(line: &'a Map<String, Json>, name: &str) -> Result<&'a str> {
     match line.get(name) {
         Some(Json::String(text)) => Ok(text),
         Some(_) => Err(bad(format!("{name:?} is not a text"))),
@@ -167,6 +167,11 @@ fn messages(line: &Map<String, Json>, name: &str) -> Result<Vec<Json>> {
             "{name:?} is missing; the first line of the file has it, so every line must"
         )));
     };
+    messages_of(value, name)
+}
+
+/// The messages of a field.
+pub(super) fn messages_of(value: &Json, name: &str) -> Result<Vec<Json>> {
     let Json::Array(messages) = value else {
         return Err(bad(format!("{name:?} is not a list of messages")));
     };

@@ -110,6 +110,8 @@ pub struct Dataset {
     pub examples: Vec<Example>,
     /// The number of each example's line, from 1.
     pub lines: Vec<usize>,
+    /// How many fields each example's line has, by which mlx-lm sorts.
+    pub fields: Vec<usize>,
     /// The lines that were left out; always empty without [`DataOptions::skip_bad_lines`].
     pub bad_lines: Vec<BadLine>,
     /// Lines with nothing but blanks.
@@ -170,37 +172,48 @@ impl DataDir {
         text_to_ids: &TextPipeline,
         options: &DataOptions,
     ) -> Result<Self> {
-        let dir = dir.as_ref();
-        let missing = |what: &str| {
-            Error::new(
-                ErrorKind::InvalidOption,
-                format!(
-                    "{what}; training data is a directory with train.jsonl, and valid.jsonl and test.jsonl if wanted"
-                ),
-            )
-            .with_path(dir)
-        };
-        if !dir.is_dir() {
-            return Err(missing("there is no such directory"));
-        }
-        let part = |name: &str| {
-            let path = dir.join(name);
-            // Not `exists`: a dangling link or a file one may not look at is an error, not an absent file.
-            match path.symlink_metadata() {
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-                _ => Dataset::read(path, text_to_ids, options).map(Some),
-            }
-        };
-        let found = Self {
-            train: part("train.jsonl")?,
-            valid: part("valid.jsonl")?,
-            test: part("test.jsonl")?,
-        };
-        if found.train.is_none() && found.valid.is_none() && found.test.is_none() {
-            return Err(missing("none of the three files is there"));
-        }
-        Ok(found)
+        let [train, valid, test] = three_files(dir.as_ref(), |path| {
+            Dataset::read(path, text_to_ids, options)
+        })?;
+        Ok(Self { train, valid, test })
     }
+}
+
+/// What `read` makes of the three files of a directory, each if it is there.
+pub(super) fn three_files<T>(
+    dir: &Path,
+    read: impl Fn(&Path) -> Result<T>,
+) -> Result<[Option<T>; 3]> {
+    let missing = |what: &str| {
+        Error::new(
+            ErrorKind::InvalidOption,
+            format!(
+                "{what}; training data is a directory with train.jsonl, and valid.jsonl and test.jsonl if wanted"
+            ),
+        )
+        .with_path(dir)
+    };
+    if !dir.is_dir() {
+        return Err(missing("there is no such directory"));
+    }
+    let part = |name: &str| {
+        let path = dir.join(name);
+        // Not `exists`: a dangling link or a file one may not look at is an error, not an absent
+        // file.
+        match path.symlink_metadata() {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            _ => read(&path).map(Some),
+        }
+    };
+    let found = [
+        part("train.jsonl")?,
+        part("valid.jsonl")?,
+        part("test.jsonl")?,
+    ];
+    if found.iter().all(Option::is_none) {
+        return Err(missing("none of the three files is there"));
+    }
+    Ok(found)
 }
 
 fn bad(message: impl Into<String>) -> Error {
@@ -212,6 +225,42 @@ fn io(doing: &str, e: std::io::Error) -> Error {
 }
 
 fn read(path: &Path, text_to_ids: &TextPipeline, options: &DataOptions) -> Result<Dataset> {
+    let mut format = None;
+    let found = read_lines(path, options, &mut |line| {
+        let example = example(line, &mut format, text_to_ids, options)?;
+        let tokens = example.len();
+        Ok(((example, line.len()), tokens))
+    })?;
+    let Some(format) = format else {
+        return Err(bad("the file holds no examples"));
+    };
+    let (examples, fields) = found.items.into_iter().unzip();
+    Ok(Dataset {
+        path: path.to_owned(),
+        format,
+        examples,
+        lines: found.lines,
+        fields,
+        bad_lines: found.bad_lines,
+        blank_lines: found.blank_lines,
+    })
+}
+
+/// What the lines of a file are, and their numbers.
+pub(super) struct Lines<T> {
+    pub items: Vec<T>,
+    pub lines: Vec<usize>,
+    pub bad_lines: Vec<BadLine>,
+    pub blank_lines: usize,
+}
+
+/// Reads a file within the limits. `item` makes something of a line, and says how many token ids it
+/// has.
+pub(super) fn read_lines<T>(
+    path: &Path,
+    options: &DataOptions,
+    item: &mut dyn FnMut(&Map<String, Json>) -> Result<(T, usize)>,
+) -> Result<Lines<T>> {
     let limits = &options.limits;
     // Asked before opening: opening a pipe would wait for its other end.
     let facts = path.metadata().map_err(|e| io("open the file", e))?;
@@ -226,8 +275,7 @@ fn read(path: &Path, text_to_ids: &TextPipeline, options: &DataOptions) -> Resul
     }
     let file = File::open(path).map_err(|e| io("open the file", e))?;
     let mut reader = BufReader::new(file.take(limits.file_bytes));
-    let mut format = None;
-    let mut examples = Vec::new();
+    let mut items = Vec::new();
     let (mut lines, mut bad_lines) = (Vec::new(), Vec::new());
     let (mut tokens, mut blank_lines, mut number) = (0_usize, 0, 0_usize);
     let mut bytes = Vec::new();
@@ -261,22 +309,20 @@ fn read(path: &Path, text_to_ids: &TextPipeline, options: &DataOptions) -> Resul
                     blank_lines += 1;
                     continue;
                 }
-                Ok(Some(line)) => {
-                    example(&line, &mut format, text_to_ids, options).map_err(|e| e.to_string())
-                }
+                Ok(Some(line)) => item(&line).map_err(|e| e.to_string()),
                 Err(why) => Err(why),
             }
         };
         match result {
-            Ok(example) => {
-                tokens = tokens.saturating_add(example.len());
+            Ok((one, ids)) => {
+                tokens = tokens.saturating_add(ids);
                 if tokens > limits.tokens {
                     return Err(bad(format!(
                         "up to line {number} there are {tokens} tokens; at most {} are read: split the file",
                         limits.tokens
                     )));
                 }
-                examples.push(example);
+                items.push(one);
                 lines.push(number);
             }
             Err(why) => bad_lines.push(BadLine { line: number, why }),
@@ -285,17 +331,12 @@ fn read(path: &Path, text_to_ids: &TextPipeline, options: &DataOptions) -> Resul
             return Err(report(&bad_lines, true));
         }
     }
-    let usable = options.skip_bad_lines && !examples.is_empty();
+    let usable = options.skip_bad_lines && !items.is_empty();
     if !bad_lines.is_empty() && !usable {
         return Err(report(&bad_lines, false));
     }
-    let Some(format) = format else {
-        return Err(bad("the file holds no examples"));
-    };
-    Ok(Dataset {
-        path: path.to_owned(),
-        format,
-        examples,
+    Ok(Lines {
+        items,
         lines,
         bad_lines,
         blank_lines,

@@ -1,19 +1,22 @@
 //! Training data: JSONL files to token ids, loss masks and batches.
 //!
-//! The formats, the prompt mask and the batches are those of Python mlx-lm, so that a run here and one there see
-//! the same numbers. [`formats`] reads one line, [`load`] files and directories, [`batches`] makes batches and
-//! [`shuffle`] their order. No arrays here: a batch is host memory, the trainer copies it.
+//! The formats, the prompt mask and the batches are those of Python mlx-lm, so that a run here and
+//! one there see the same numbers. [`formats`] reads one line, [`load`] files and directories,
+//! [`preferences`] pairs of replies; [`batches`] makes batches and [`shuffle`] their order. No
+//! arrays here: a batch is host memory, the trainer copies it.
 
 pub mod batches;
 pub mod formats;
 pub mod load;
 pub mod pack;
+pub mod preferences;
 pub mod shuffle;
 
-pub use batches::{Batch, BatchOptions, Batches, Order};
+pub use batches::{Batch, BatchOptions, Batches, Order, Rows, Validations};
 pub use formats::{FieldNames, Format};
 pub use load::{BadLine, DataDir, DataLimits, DataOptions, Dataset};
 pub use pack::pack;
+pub use preferences::{Pair, Pairs, PairsDir};
 
 use std::ops::Range;
 

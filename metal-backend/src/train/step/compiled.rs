@@ -275,6 +275,7 @@ impl Trainer {
             norm,
             rate,
             updated: form.updates,
+            preference: None,
         })
     }
 

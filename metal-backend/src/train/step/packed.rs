@@ -1,12 +1,15 @@
 //! The sequences of a batch as arrays, packed one after another, and what a decoder makes of them.
 
-use inference::{Error, ErrorKind, Result};
-use mlx_rs_core::{All, Array};
+use std::sync::Arc;
 
-use super::Sequence;
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::{All, Array, eval};
+
+use super::{Preference, Sequence};
 use crate::arch::Decoder;
 use crate::cache::{CacheOptions, passing};
 use crate::engine::Engine;
+use crate::nn::adapter::{Scope, within};
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::train::loss::{cross_entropy_each, masked_cross_entropy};
@@ -98,5 +101,41 @@ impl Packed {
             })
             .collect::<mlx_rs_core::Result<Vec<_>>>()?;
         mlx_rs_core::concatenate(&sums.iter().collect::<Vec<_>>(), 0)
+    }
+}
+
+/// The better replies of a batch and the worse, each packed.
+pub(super) struct PackedPairs {
+    chosen: Packed,
+    rejected: Packed,
+}
+
+impl PackedPairs {
+    pub fn new(batch: &[Preference]) -> mlx_rs_core::Result<Self> {
+        Ok(Self {
+            chosen: Packed::new(batch.iter().map(|pair| &pair.chosen))?,
+            rejected: Packed::new(batch.iter().map(|pair| &pair.rejected))?,
+        })
+    }
+
+    /// [`Packed::logprobs`] of the better replies and of the worse, `[pairs]` each.
+    pub fn logprobs(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<(Array, Array)> {
+        Ok((
+            self.chosen.logprobs(decoder)?,
+            self.rejected.logprobs(decoder)?,
+        ))
+    }
+
+    /// The same of the model without its adapter, evaluated: no gradient goes through it.
+    pub fn without_adapters(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<(Array, Array)> {
+        let scope = Scope {
+            without_adapters: true,
+            ..Scope::default()
+        };
+        within(Arc::new(scope), || {
+            let both = self.logprobs(decoder)?;
+            eval([&both.0, &both.1])?;
+            Ok(both)
+        })
     }
 }

@@ -1,0 +1,281 @@
+//! Pairs of replies to one prompt, of which the first is better: `chosen` and `rejected` of a JSONL
+//! file.
+//!
+//! The forms are those that preference data sets on the Hugging Face Hub have. Bounded reading is
+//! `load`'s.
+
+use std::path::{Path, PathBuf};
+
+use inference::Result;
+use serde_json::{Map, Value as Json, json};
+
+use super::formats::{bad, messages_of, text};
+use super::load::{read_lines, three_files};
+use super::{BadLine, DataOptions, Example};
+use crate::text::{ChatOptions, TextPipeline};
+
+/// Two replies to one prompt. Both examples begin with the prompt, which is not learned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pair {
+    /// The better.
+    pub chosen: Example,
+    /// The worse.
+    pub rejected: Example,
+}
+
+impl Pair {
+    /// Ids of the longer one.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "a pair is never empty")]
+    pub fn len(&self) -> usize {
+        self.chosen.len().max(self.rejected.len())
+    }
+
+    /// Whether something is left to learn of both when they are cut to `max_len` ids.
+    #[must_use]
+    pub fn is_usable(&self, max_len: usize) -> bool {
+        self.chosen.learned(max_len) > 0 && self.rejected.learned(max_len) > 0
+    }
+}
+
+/// The pairs of one file.
+#[derive(Debug, Clone)]
+pub struct Pairs {
+    /// Where they are from.
+    pub path: PathBuf,
+    /// The pairs, in the file's order.
+    pub pairs: Vec<Pair>,
+    /// The number of each pair's line, from 1.
+    pub lines: Vec<usize>,
+    /// The lines that were left out; always empty without [`DataOptions::skip_bad_lines`].
+    pub bad_lines: Vec<BadLine>,
+}
+
+/// The pairs of a directory: `train.jsonl`, `valid.jsonl` and `test.jsonl`, each if it is there.
+#[derive(Debug, Clone)]
+pub struct PairsDir {
+    /// What is learned.
+    pub train: Option<Pairs>,
+    /// What the run is judged by while it goes on.
+    pub valid: Option<Pairs>,
+    /// What the result is judged by.
+    pub test: Option<Pairs>,
+}
+
+impl Pairs {
+    /// Reads one JSONL file. A line is one of
+    ///
+    /// - `{"prompt": "...", "chosen": "...", "rejected": "..."}`, with `"system"` if wanted;
+    /// - `{"prompt": [messages], "chosen": [messages], "rejected": [messages]}`;
+    /// - `{"chosen": [messages], "rejected": [messages]}`, whose common first messages are the
+    ///   prompt.
+    ///
+    /// # Errors
+    /// As [`super::Dataset::read`].
+    pub fn read(
+        path: impl AsRef<Path>,
+        text_to_ids: &TextPipeline,
+        options: &DataOptions,
+    ) -> Result<Self> {
+        let path = path.as_ref();
+        let found = read_lines(path, options, &mut |line| {
+            let pair = pair(line, &options.names.prompt, text_to_ids)?;
+            let tokens = pair.chosen.len() + pair.rejected.len();
+            Ok((pair, tokens))
+        });
+        let found = found.and_then(|found| match found.items.is_empty() {
+            true => Err(bad("the file holds no examples")),
+            false => Ok(found),
+        });
+        let found = found.map_err(|e| e.with_path(path).context("training data"))?;
+        Ok(Self {
+            path: path.to_owned(),
+            pairs: found.items,
+            lines: found.lines,
+            bad_lines: found.bad_lines,
+        })
+    }
+}
+
+impl PairsDir {
+    /// Reads a directory.
+    ///
+    /// # Errors
+    /// As [`super::DataDir::read`].
+    pub fn read(
+        dir: impl AsRef<Path>,
+        text_to_ids: &TextPipeline,
+        options: &DataOptions,
+    ) -> Result<Self> {
+        let [train, valid, test] =
+            three_files(dir.as_ref(), |path| Pairs::read(path, text_to_ids, options))?;
+        Ok(Self { train, valid, test })
+    }
+}
+
+/// The pair of a line.
+fn pair(line: &Map<String, Json>, prompt_name: &str, text_to_ids: &TextPipeline) -> Result<Pair> {
+    let field = |name: &str| {
+        line.get(name).ok_or_else(|| {
+            let found: Vec<&str> = line.keys().take(8).map(String::as_str).collect();
+            bad(format!(
+                "the line has the fields {found:?}; a pair needs \"chosen\" and \"rejected\", and {prompt_name:?} \
+                 unless both are lists of messages"
+            ))
+        })
+    };
+    let (chosen, rejected) = (field("chosen")?, field("rejected")?);
+    if !chosen.is_array() {
+        let mut prompt = Vec::new();
+        if line.contains_key("system") {
+            prompt.push(json!({"role": "system", "content": text(line, "system")?}));
+        }
+        field(prompt_name)?;
+        prompt.push(json!({"role": "user", "content": text(line, prompt_name)?}));
+        let reply = |name: &str| -> Result<Vec<Json>> {
+            Ok(vec![
+                json!({"role": "assistant", "content": text(line, name)?}),
+            ])
+        };
+        return encoded(&prompt, &reply("chosen")?, &reply("rejected")?, text_to_ids);
+    }
+    let (chosen, rejected) = (
+        messages_of(chosen, "chosen")?,
+        messages_of(rejected, "rejected")?,
+    );
+    if let Some(prompt) = line.get(prompt_name) {
+        let prompt = match prompt {
+            Json::String(text) => vec![json!({"role": "user", "content": text})],
+            list => messages_of(list, prompt_name)?,
+        };
+        // Some data sets repeat the prompt in both.
+        let without = |messages: &[Json]| match messages.strip_prefix(prompt.as_slice()) {
+            Some(rest) => rest.to_vec(),
+            None => messages.to_vec(),
+        };
+        return encoded(&prompt, &without(&chosen), &without(&rejected), text_to_ids);
+    }
+    let common = chosen
+        .iter()
+        .zip(&rejected)
+        .take_while(|(a, b)| a == b)
+        .count();
+    if common == 0 {
+        return Err(bad(
+            "\"chosen\" and \"rejected\" begin with different messages, so there is no common prompt",
+        ));
+    }
+    encoded(
+        &chosen[..common],
+        &chosen[common..],
+        &rejected[common..],
+        text_to_ids,
+    )
+}
+
+fn encoded(
+    prompt: &[Json],
+    chosen: &[Json],
+    rejected: &[Json],
+    text_to_ids: &TextPipeline,
+) -> Result<Pair> {
+    let offset = text_to_ids
+        .encode_values_with(prompt.to_vec(), &ChatOptions::answer())?
+        .len();
+    let whole = |reply: &[Json], name: &str| {
+        if reply.is_empty() {
+            return Err(bad(format!("{name:?} adds nothing to the prompt")));
+        }
+        let messages = [prompt, reply].concat();
+        let ids = text_to_ids.encode_values_with(messages, &ChatOptions::default())?;
+        let example = Example::new(ids, offset);
+        if example.learned(usize::MAX) == 0 {
+            return Err(bad(format!(
+                "nothing is left to learn of {name:?}: {} tokens, of which the prompt takes {offset}",
+                example.len()
+            )));
+        }
+        Ok(example)
+    };
+    let pair = Pair {
+        chosen: whole(chosen, "chosen")?,
+        rejected: whole(rejected, "rejected")?,
+    };
+    if pair.chosen.ids == pair.rejected.ids {
+        return Err(bad("\"chosen\" and \"rejected\" are the same"));
+    }
+    Ok(pair)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(lines: &[Json]) -> Result<Pairs> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("train.jsonl");
+        let text: Vec<String> = lines.iter().map(Json::to_string).collect();
+        std::fs::write(&path, text.join("\n")).unwrap();
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/tiny/gpt2");
+        let text = TextPipeline::from_dir(model, "gpt2").unwrap();
+        Pairs::read(path, &text, &DataOptions::new())
+    }
+
+    #[test]
+    fn the_three_forms_say_the_same() {
+        let user = json!({"role": "user", "content": "hi"});
+        let reply = |text: &str| json!({"role": "assistant", "content": text});
+        let plain = json!({"prompt": "hi", "chosen": "good", "rejected": "so bad"});
+        let both =
+            json!({"prompt": [user], "chosen": [reply("good")], "rejected": [reply("so bad")]});
+        let repeated = json!({"prompt": "hi", "chosen": [user, reply("good")], "rejected": [user, reply("so bad")]});
+        let implicit =
+            json!({"chosen": [user, reply("good")], "rejected": [user, reply("so bad")]});
+        let found = read(&[plain, both, repeated, implicit]).unwrap();
+        assert_eq!(found.lines, [1, 2, 3, 4]);
+        for pair in &found.pairs {
+            assert_eq!(pair, &found.pairs[0]);
+        }
+        let pair = &found.pairs[0];
+        let offset = pair.chosen.parts[0].offset;
+        assert_eq!(pair.chosen.ids[..offset], pair.rejected.ids[..offset]);
+        assert_ne!(pair.chosen.ids[offset], pair.rejected.ids[offset]);
+        assert_eq!(pair.len(), pair.rejected.len());
+        assert!(pair.is_usable(offset + 1) && !pair.is_usable(offset));
+        let system = json!({"system": "Be brief.", "prompt": "hi", "chosen": "a", "rejected": "b"});
+        let found = read(&[system]).unwrap();
+        assert!(found.pairs[0].chosen.parts[0].offset > offset);
+    }
+
+    #[test]
+    fn what_is_no_pair_is_told() {
+        let user = json!({"role": "user", "content": "hi"});
+        for (line, what) in [
+            (json!({"prompt": "hi", "chosen": "a"}), "\"rejected\""),
+            (json!({"chosen": "a", "rejected": "b"}), "\"prompt\""),
+            (
+                json!({"prompt": "hi", "chosen": "a", "rejected": "a"}),
+                "the same",
+            ),
+            (
+                json!({"prompt": "hi", "chosen": "a", "rejected": 1}),
+                "not a text",
+            ),
+            (json!({"chosen": [], "rejected": []}), "empty"),
+            (
+                json!({"chosen": [user], "rejected": [user]}),
+                "adds nothing",
+            ),
+            (
+                json!({"chosen": [user], "rejected": [{"role": "system", "content": "x"}]}),
+                "no common prompt",
+            ),
+        ] {
+            let error = read(&[line.clone()]).unwrap_err().to_string();
+            assert!(
+                error.contains(what) && error.contains("line 1"),
+                "{line}: {error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! Figures of a run in files that other programs read: JSON lines with mlx-lm's names, and
+//! TensorBoard's event files.
+//!
+//! `train_log.jsonl`, which a run goes on from, is `train_log`'s.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use inference::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::train_log::Entry;
+use crate::workdir::replace_by;
+
+/// The JSON lines, beside the adapter.
+pub const METRICS_FILE: &str = "metrics.jsonl";
+/// How names of TensorBoard's files begin.
+pub const EVENTS_PREFIX: &str = "events.out.tfevents.";
+
+/// A kind of file with the figures of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Report {
+    /// [`METRICS_FILE`]: an object for each report, with the names that mlx-lm gives to its
+    /// trackers.
+    Jsonl,
+    /// An event file of TensorBoard: scalars by step.
+    TensorBoard,
+}
+
+impl std::str::FromStr for Report {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "jsonl" => Ok(Self::Jsonl),
+            "tensorboard" => Ok(Self::TensorBoard),
+            other => Err(format!(
+                "report_to {other:?} is unknown; there are jsonl and tensorboard"
+            )),
+        }
+    }
+}
+
+/// Reads `report_to`: a list of names, or names with commas between them as in mlx-lm.
+pub(super) mod names {
+    use super::Report;
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Names {
+        None(()),
+        Text(String),
+        List(Vec<String>),
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(reader: D) -> Result<Vec<Report>, D::Error> {
+        let names = match Names::deserialize(reader) {
+            Ok(Names::None(())) => Vec::new(),
+            Ok(Names::Text(text)) => text.split(',').map(str::to_owned).collect(),
+            Ok(Names::List(list)) => list,
+            Err(_) => {
+                return Err(D::Error::custom(
+                    "report_to must be names: jsonl, tensorboard",
+                ));
+            }
+        };
+        let mut reports = Vec::new();
+        for name in names.iter().filter(|name| !name.trim().is_empty()) {
+            let report = name.parse().map_err(D::Error::custom)?;
+            if !reports.contains(&report) {
+                reports.push(report);
+            }
+        }
+        Ok(reports)
+    }
+
+    pub fn serialize<S: Serializer>(reports: &[Report], writer: S) -> Result<S::Ok, S::Error> {
+        reports.serialize(writer)
+    }
+}
+
+fn failed(path: &Path, e: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("cannot write the report: {e}"))
+        .with_path(path)
+        .with_source(e)
+}
+
+/// The files of a run.
+#[derive(Default)]
+pub(super) struct Reports {
+    metrics: Option<(PathBuf, File)>,
+    events: Option<(PathBuf, File)>,
+}
+
+impl Reports {
+    /// Begins or goes on with the files in `dir`. `entries` were reported before; the run goes on
+    /// after `step`.
+    pub fn open(
+        reports: &[Report],
+        work: &Path,
+        dir: &Path,
+        entries: &[Entry],
+        step: u64,
+    ) -> Result<Self> {
+        let mut open = Self::default();
+        if reports.contains(&Report::Jsonl) {
+            let path = dir.join(METRICS_FILE);
+            let text: String = entries.iter().map(|entry| line(&metrics(entry))).collect();
+            replace_by(work, &path, text.as_bytes())?;
+            let file = OpenOptions::new().append(true).open(&path);
+            let file = file.map_err(|e| failed(&path, e))?;
+            open.metrics = Some((path, file));
+        }
+        if reports.contains(&Report::TensorBoard) {
+            let name = format!("{EVENTS_PREFIX}{:010}.{}", now().0, std::process::id());
+            let path = dir.join(name);
+            let mut file = OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(&path)
+                .map_err(|e| failed(&path, e))?;
+            let mut bytes = record(&event(None, &text_field(3, b"brain.Event:2")));
+            // What an earlier process wrote of later steps is not true any more.
+            bytes.extend(record(&event(Some(step), &text_field(7, &[0x08, 1]))));
+            file.write_all(&bytes).map_err(|e| failed(&path, e))?;
+            open.events = Some((path, file));
+        }
+        Ok(open)
+    }
+
+    /// Writes one report.
+    pub fn add(&mut self, entry: &Entry) -> Result<()> {
+        if let Some((path, file)) = &mut self.metrics {
+            file.write_all(line(&metrics(entry)).as_bytes())
+                .map_err(|e| failed(path, e))?;
+        }
+        if let Some((path, file)) = &mut self.events {
+            let summary: Vec<u8> = scalars(entry)
+                .into_iter()
+                .flat_map(|(tag, value)| scalar(&tag, value))
+                .collect();
+            let bytes = record(&event(Some(entry.step()), &text_field(5, &summary)));
+            file.write_all(&bytes).map_err(|e| failed(path, e))?;
+        }
+        Ok(())
+    }
+}
+
+fn line(value: &Value) -> String {
+    format!("{value}\n")
+}
+
+/// A report under the names that mlx-lm's callbacks get; memory is in GB, 10^9 bytes.
+fn metrics(entry: &Entry) -> Value {
+    match entry {
+        Entry::Train(report) => {
+            let mut value = json!({
+                "iteration": report.step,
+                "train_loss": report.loss,
+                "learning_rate": report.learning_rate,
+                "iterations_per_second": report.steps_per_second,
+                "tokens_per_second": report.tokens_per_second,
+                "trained_tokens": report.trained_tokens,
+                "peak_memory": report.peak_memory_bytes as f64 / 1e9,
+            });
+            if let Some(norm) = report.gradient_norm {
+                value["gradient_norm"] = json!(norm);
+            }
+            if let Some(rewards) = &report.rewards {
+                value["chosen_reward"] = json!(rewards.chosen);
+                value["rejected_reward"] = json!(rewards.rejected);
+                value["reward_accuracy"] = json!(rewards.accuracy);
+            }
+            value
+        }
+        Entry::Validation(score) => json!({
+            "iteration": score.step,
+            "val_loss": score.loss,
+            "val_accuracy": score.accuracy,
+            "val_time": score.seconds,
+        }),
+        Entry::Test(score) => json!({
+            "iteration": score.step,
+            "test_loss": score.loss,
+            "test_accuracy": score.accuracy,
+            "test_time": score.seconds,
+        }),
+    }
+}
+
+/// A report as scalars by name.
+fn scalars(entry: &Entry) -> Vec<(String, f32)> {
+    let mut all = Vec::new();
+    let mut add = |tag: &str, value: f64| all.push((tag.to_owned(), value as f32));
+    match entry {
+        Entry::Train(report) => {
+            add("train/loss", report.loss);
+            add("train/learning_rate", f64::from(report.learning_rate));
+            add("train/steps_per_second", report.steps_per_second);
+            add("train/tokens_per_second", report.tokens_per_second);
+            add("train/peak_memory_bytes", report.peak_memory_bytes as f64);
+            if let Some(norm) = report.gradient_norm {
+                add("train/gradient_norm", f64::from(norm));
+            }
+            if let Some(rewards) = &report.rewards {
+                add("rewards/chosen", f64::from(rewards.chosen));
+                add("rewards/rejected", f64::from(rewards.rejected));
+                add("rewards/accuracy", f64::from(rewards.accuracy));
+            }
+        }
+        Entry::Validation(score) | Entry::Test(score) => {
+            let name = match entry {
+                Entry::Validation(_) => "validation",
+                _ => "test",
+            };
+            add(&format!("{name}/loss"), score.loss);
+            add(&format!("{name}/accuracy"), score.accuracy);
+            if let Some(perplexity) = score.perplexity {
+                add(&format!("{name}/perplexity"), perplexity);
+            }
+        }
+    }
+    all
+}
+
+/// Seconds since 1970, whole and with their fraction.
+fn now() -> (u64, f64) {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    (since.as_secs(), since.as_secs_f64())
+}
+
+// What follows is the format of TensorBoard's files: records as TensorFlow writes them
+// (`TFRecord`), of messages `Event` and `Summary` in Protocol Buffers' encoding
+// (tensorflow/core/util/event.proto and framework/summary.proto).
+
+/// A number in seven bits a byte, the lowest first.
+fn varint(mut n: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while n >= 0x80 {
+        bytes.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    bytes.push(n as u8);
+    bytes
+}
+
+/// A field of bytes, a text or another message.
+fn text_field(number: u64, bytes: &[u8]) -> Vec<u8> {
+    let mut field = varint(number << 3 | 2);
+    field.extend(varint(bytes.len() as u64));
+    field.extend_from_slice(bytes);
+    field
+}
+
+/// `Event`: wall time (field 1), step (2), and what it says.
+fn event(step: Option<u64>, what: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0x09];
+    bytes.extend(now().1.to_le_bytes());
+    if let Some(step) = step {
+        bytes.push(0x10);
+        bytes.extend(varint(step));
+    }
+    bytes.extend_from_slice(what);
+    bytes
+}
+
+/// A value of a `Summary`: its tag (field 1) and a number (2).
+fn scalar(tag: &str, value: f32) -> Vec<u8> {
+    let mut bytes = text_field(1, tag.as_bytes());
+    bytes.push(0x15);
+    bytes.extend(value.to_le_bytes());
+    text_field(1, &bytes)
+}
+
+/// Length, its checksum, the data, their checksum.
+fn record(data: &[u8]) -> Vec<u8> {
+    let length = (data.len() as u64).to_le_bytes();
+    let mut bytes = length.to_vec();
+    bytes.extend(masked(crc32c(&length)).to_le_bytes());
+    bytes.extend_from_slice(data);
+    bytes.extend(masked(crc32c(data)).to_le_bytes());
+    bytes
+}
+
+/// As TensorFlow stores checksums: a checksum of data that hold checksums would be weak.
+fn masked(crc: u32) -> u32 {
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// CRC-32C (Castagnoli, RFC 3720), a bit at a time: reports are short and rare.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let mut crc = u32::MAX;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            let odd = crc & 1 == 1;
+            crc >>= 1;
+            if odd {
+                crc ^= 0x82f6_3b78;
+            }
+        }
+    }
+    !crc
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::train_log::{Score, TrainReport};
+    use super::*;
+    use crate::train::PreferenceReport;
+
+    #[test]
+    fn checksums_are_those_of_the_rfc() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        // RFC 3720, B.4.
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+        let rising: Vec<u8> = (0..32).collect();
+        assert_eq!(crc32c(&rising), 0x46dd_794e);
+    }
+
+    /// The records of a file, whose checksums must be right.
+    fn records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
+        let mut all = Vec::new();
+        while !bytes.is_empty() {
+            let (length, rest) = bytes.split_at(8);
+            let n = u64::from_le_bytes(length.try_into().unwrap()) as usize;
+            let sum = |bytes: &[u8]| masked(crc32c(bytes)).to_le_bytes();
+            assert_eq!(rest[..4], sum(length));
+            let data = &rest[4..4 + n];
+            assert_eq!(rest[4 + n..8 + n], sum(data));
+            all.push(data.to_vec());
+            bytes = &rest[8 + n..];
+        }
+        all
+    }
+
+    fn entries() -> [Entry; 3] {
+        let score = Score {
+            step: 300,
+            loss: 2.0,
+            perplexity: None,
+            accuracy: 0.25,
+            tokens: 7,
+            pairs: None,
+            seconds: 0.5,
+        };
+        [
+            Entry::Train(TrainReport {
+                step: 300,
+                loss: 1.5,
+                learning_rate: 0.25,
+                steps_per_second: 2.0,
+                tokens_per_second: 100.0,
+                trained_tokens: 50,
+                peak_memory_bytes: 2_000_000_000,
+                gradient_norm: None,
+                rewards: Some(PreferenceReport {
+                    chosen: 0.5,
+                    rejected: -0.5,
+                    accuracy: 1.0,
+                }),
+            }),
+            Entry::Validation(score.clone()),
+            Entry::Test(score),
+        ]
+    }
+
+    #[test]
+    fn both_files_have_every_report() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = [Report::Jsonl, Report::TensorBoard];
+        let mut reports = Reports::open(&all, dir.path(), dir.path(), &[], 0).unwrap();
+        for entry in &entries() {
+            reports.add(entry).unwrap();
+        }
+        let text = std::fs::read_to_string(dir.path().join(METRICS_FILE)).unwrap();
+        let lines: Vec<Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(
+            (&lines[0]["iteration"], &lines[0]["train_loss"]),
+            (&json!(300), &json!(1.5))
+        );
+        assert_eq!(lines[0]["peak_memory"], 2.0);
+        assert_eq!(lines[0]["chosen_reward"], 0.5);
+        assert_eq!(lines[1]["val_loss"], 2.0);
+        assert_eq!(lines[2]["test_accuracy"], 0.25);
+
+        let event_file = || {
+            let mut files = std::fs::read_dir(dir.path())
+                .unwrap()
+                .map(|e| e.unwrap().path());
+            files
+                .find(|path| {
+                    path.file_name()
+                        .unwrap()
+                        .to_str()
+                        .unwrap()
+                        .starts_with(EVENTS_PREFIX)
+                })
+                .unwrap()
+        };
+        let found = records(&std::fs::read(event_file()).unwrap());
+        assert_eq!(found.len(), 5);
+        assert_eq!(found[0][9..], text_field(3, b"brain.Event:2"));
+        // Step 0, and that a session starts there.
+        assert_eq!(found[1][9..], [0x10, 0, 0x3a, 2, 0x08, 1]);
+        // Step 300 is 0xac 0x02; the first scalar is the loss.
+        assert_eq!(found[2][9..12], [0x10, 0xac, 0x02]);
+        let loss = scalar("train/loss", 1.5);
+        assert!(found[2].windows(loss.len()).any(|part| part == loss));
+        assert_eq!(loss[..2], [0x0a, 17]);
+        let accuracy = scalar("validation/accuracy", 0.25);
+        assert!(
+            found[3]
+                .windows(accuracy.len())
+                .any(|part| part == accuracy)
+        );
+
+        // A run that goes on keeps what was reported up to there.
+        let mut again =
+            Reports::open(&all[..1], dir.path(), dir.path(), &entries()[..1], 300).unwrap();
+        again.add(&entries()[1]).unwrap();
+        let text = std::fs::read_to_string(dir.path().join(METRICS_FILE)).unwrap();
+        assert_eq!(text.lines().count(), 2);
+    }
+}
