@@ -22,11 +22,13 @@
 //!
 //! - [`backends`] lists what is linked, [`backend()`] finds one by name, [`default_backend`] takes
 //!   the best that works here, [`load_model`] does all of it; [`discover()`] finds models on disk.
-//! - A [`TokenStream`] is an iterator of `Result<Token>`; dropping it cancels the request, and so do
-//!   a [`CancelToken`] and a deadline in [`GenerateOptions`].
-//! - What only some models can do is reached through [`TextModel::as_token_model`] (ids and logits),
-//!   [`TextModel::as_trainable`] and [`TextModel::as_attention_inspector`]; [`Capabilities`] tell
-//!   beforehand.
+//! - A [`TokenStream`] is an iterator of `Result<Token>`; dropping it cancels the request, and so
+//!   do a [`CancelToken`] and a deadline in [`GenerateOptions`].
+//! - Asynchronous programs have the feature `async`: `AsyncTokens` is a `Stream` of tokens on any
+//!   executor.
+//! - What only some models can do is reached through [`TextModel::as_token_model`] (ids and
+//!   logits), [`TextModel::as_trainable`] and [`TextModel::as_attention_inspector`];
+//!   [`Capabilities`] tell beforehand.
 //! - Programs decide by [`ErrorKind`]; the text of an [`Error`] says what is wrong and what would
 //!   work.
 //!
@@ -60,6 +62,8 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+#[cfg(feature = "async")]
+mod async_tokens;
 mod backend;
 mod batch;
 mod cancel;
@@ -78,6 +82,8 @@ mod token;
 mod token_model;
 mod train;
 
+#[cfg(feature = "async")]
+pub use async_tokens::AsyncTokens;
 pub use backend::{Backend, Capabilities, TextModel};
 pub use batch::{BatchEvent, BatchSession, RequestId};
 pub use cancel::{CancelToken, Interrupt};

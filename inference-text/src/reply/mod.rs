@@ -2,7 +2,8 @@
 //!
 //! Each model family writes tool calls and reasoning in a syntax of its own. A [`ReplyParser`]
 //! reads one reply token by token and returns [`Event`]s. Streaming and non-streaming callers use
-//! the same parser; [`Reply::collect`] joins the events of a whole reply.
+//! the same parser; [`Reply::collect`] joins the events of a whole reply. [`ReplyStream`] does all
+//! of it for a model of any backend.
 //!
 //! ```
 //! use inference_text::reply::{Event, Format, ParserOptions, Piece, Reply, SequentialIds};
@@ -70,6 +71,7 @@ mod literal;
 mod named_json;
 mod pythonic;
 mod sink;
+mod stream;
 mod tagged;
 mod tools;
 
@@ -80,6 +82,7 @@ pub use choice::{Family, Format, ReasoningTags};
 pub use collect::{Call, Reply};
 pub use grammar::{CallGrammar, CallShape, GrammarUnavailable};
 pub use ids::{IdGenerator, IdStyle, RandomIds, SequentialIds};
+pub use stream::{ReplyStream, TokenReader, reader};
 pub use tools::{Tool, Tools};
 
 /// One token of a reply, as the parser sees it.

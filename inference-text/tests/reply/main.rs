@@ -11,4 +11,5 @@ mod named_json;
 mod properties;
 mod pythonic;
 mod reasoning;
+mod stream;
 mod tagged;

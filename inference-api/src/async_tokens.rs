@@ -1,0 +1,271 @@
+//! Tokens for asynchronous programs (feature `async`): a [`Stream`] over a generation, on any
+//! executor.
+//!
+//! A generation computes, so it blocks. It has a thread of its own here, and the stream hands its
+//! tokens over.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use futures_core::stream::{FusedStream, Stream};
+
+use crate::backend::TextModel;
+use crate::cancel::CancelToken;
+use crate::error::{Error, ErrorKind, Result};
+use crate::message::{Message, Prompt};
+use crate::metrics::GenerateMetrics;
+use crate::options::GenerateOptions;
+use crate::token::{FinishReason, StopCause, Token, TokenStream};
+
+/// Tokens that wait for a slow reader; then the generation waits.
+const AHEAD: usize = 32;
+
+/// A reply as it is generated, for asynchronous programs: a [`Stream`] of
+/// [`Result`]`<`[`Token`]`>`. It ends after an error, and dropping it cancels the request.
+///
+/// It needs no particular executor. At most 32 tokens are computed ahead of the reader.
+///
+/// ```
+/// use std::sync::Arc;
+/// use inference::{AsyncTokens, GenerateOptions, Message, Result, TextModel};
+///
+/// async fn answer(model: Arc<dyn TextModel>, question: &str) -> Result<String> {
+///     let options = GenerateOptions::new().with_max_tokens(64);
+///     let mut tokens = AsyncTokens::chat(model, [Message::user(question)], options);
+///     let mut text = String::new();
+///     while let Some(token) = tokens.next_token().await {
+///         text.push_str(&token?.text);
+///     }
+///     Ok(text)
+/// }
+/// ```
+#[derive(Debug)]
+pub struct AsyncTokens {
+    shared: Arc<Shared>,
+    /// What ends a prompt that is still being read, unless the caller has a token of their own.
+    own_cancel: Option<CancelToken>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Told when a token was taken, or the reader left.
+    room: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    tokens: VecDeque<Result<Token>>,
+    waker: Option<Waker>,
+    /// No more tokens come.
+    done: bool,
+    /// Nobody reads.
+    left: bool,
+    finish_reason: Option<FinishReason>,
+    stop_cause: Option<StopCause>,
+    metrics: GenerateMetrics,
+}
+
+impl AsyncTokens {
+    /// Continues a prompt, as [`TextModel::generate`].
+    ///
+    /// An error of the beginning is the stream's first item. When the stream is dropped while the
+    /// prompt is read, the request ends at once, unless [`GenerateOptions::cancel`] is set: then at
+    /// its first token, or by that.
+    pub fn generate(
+        model: Arc<dyn TextModel>,
+        prompt: impl Into<Prompt>,
+        options: GenerateOptions,
+    ) -> Self {
+        let prompt = prompt.into();
+        Self::cancelled(options, move |options| model.generate(&prompt, options))
+    }
+
+    /// Answers a conversation, as [`TextModel::chat`]; else as [`AsyncTokens::generate`].
+    pub fn chat(
+        model: Arc<dyn TextModel>,
+        messages: impl Into<Vec<Message>>,
+        options: GenerateOptions,
+    ) -> Self {
+        let messages = messages.into();
+        Self::cancelled(options, move |options| model.chat(&messages, options))
+    }
+
+    fn cancelled(
+        mut options: GenerateOptions,
+        begin: impl FnOnce(&GenerateOptions) -> Result<TokenStream> + Send + 'static,
+    ) -> Self {
+        let own = options.cancel.is_none().then(CancelToken::new);
+        if own.is_some() {
+            options.cancel.clone_from(&own);
+        }
+        let mut tokens = Self::start(move || begin(&options));
+        tokens.own_cancel = own;
+        tokens
+    }
+
+    /// Hands over the tokens of a stream that `begin` makes, on a thread of its own. What `begin`
+    /// does may take long.
+    pub fn start(begin: impl FnOnce() -> Result<TokenStream> + Send + 'static) -> Self {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name(String::from("inference-tokens"));
+        let spawned = thread.spawn(move || {
+            // A backend that panics must not leave a reader waiting.
+            let ended = catch_unwind(AssertUnwindSafe(|| theirs.run(begin)));
+            let error = ended
+                .err()
+                .map(|_| Error::new(ErrorKind::Engine, "the backend panicked while it generated"));
+            theirs.end(error);
+        });
+        if let Err(e) = spawned {
+            let error = Error::new(ErrorKind::Engine, format!("cannot start a thread: {e}"));
+            shared.end(Some(error.with_source(e)));
+        }
+        Self {
+            shared,
+            own_cancel: None,
+        }
+    }
+
+    /// The next token; `None` at the end.
+    pub async fn next_token(&mut self) -> Option<Result<Token>> {
+        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+    }
+
+    /// Why the reply ended; `None` while it goes on.
+    #[must_use]
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        let state = self.shared.state();
+        state.finish_reason.filter(|_| state.is_over())
+    }
+
+    /// As [`TokenStream::stop_cause`].
+    #[must_use]
+    pub fn stop_cause(&self) -> Option<StopCause> {
+        let state = self.shared.state();
+        state.stop_cause.clone().filter(|_| state.is_over())
+    }
+
+    /// The figures of this request up to the last token that was computed.
+    #[must_use]
+    pub fn metrics(&self) -> GenerateMetrics {
+        self.shared.state().metrics.clone()
+    }
+}
+
+impl TokenStream {
+    /// The rest of this reply for an asynchronous program.
+    #[must_use]
+    pub fn into_async(self) -> AsyncTokens {
+        AsyncTokens::start(move || Ok(self))
+    }
+}
+
+impl State {
+    fn is_over(&self) -> bool {
+        self.done && self.tokens.is_empty()
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a token, and returns whether somebody waits for the next one.
+    fn put(&self, token: Result<Token>, stream: &TokenStream) -> bool {
+        let mut state = self.state();
+        state.tokens.push_back(token);
+        state.metrics = stream.metrics();
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        let mut state = self.state();
+        while !state.left && state.tokens.len() >= AHEAD {
+            state = self
+                .room
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        !state.left
+    }
+
+    fn run(&self, begin: impl FnOnce() -> Result<TokenStream>) {
+        let mut stream = match begin() {
+            Ok(stream) => stream,
+            Err(error) => {
+                let mut state = self.state();
+                state.finish_reason = Some(FinishReason::of_error(&error));
+                state.tokens.push_back(Err(error));
+                return;
+            }
+        };
+        while let Some(token) = stream.next() {
+            if !self.put(token, &stream) {
+                // Dropping the stream cancels the request.
+                return;
+            }
+        }
+        let mut state = self.state();
+        state.metrics = stream.metrics();
+        state.finish_reason = stream.finish_reason();
+        state.stop_cause = stream.stop_cause();
+    }
+
+    fn end(&self, error: Option<Error>) {
+        let mut state = self.state();
+        if let Some(error) = error {
+            state.finish_reason = Some(FinishReason::Error);
+            state.tokens.push_back(Err(error));
+        }
+        state.done = true;
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl Stream for AsyncTokens {
+    type Item = Result<Token>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut state = self.shared.state();
+        if let Some(token) = state.tokens.pop_front() {
+            drop(state);
+            self.shared.room.notify_one();
+            return Poll::Ready(Some(token));
+        }
+        if state.done {
+            return Poll::Ready(None);
+        }
+        match &mut state.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+}
+
+impl FusedStream for AsyncTokens {
+    fn is_terminated(&self) -> bool {
+        self.shared.state().is_over()
+    }
+}
+
+impl Drop for AsyncTokens {
+    fn drop(&mut self) {
+        if let Some(cancel) = &self.own_cancel {
+            cancel.cancel();
+        }
+        self.shared.state().left = true;
+        self.shared.room.notify_one();
+    }
+}

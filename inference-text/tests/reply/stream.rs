@@ -1,0 +1,97 @@
+//! Replies read from the tokens of a stream.
+
+use inference::{
+    ChatPrompt, Error, ErrorKind, FinishReason, GenerateMetrics, Message, Result, Token,
+    TokenSource, TokenStream, Tool,
+};
+use inference_text::reply::{Event, Family, Format, ReasoningTags, Reply, ReplyStream, reader};
+use serde_json::json;
+
+struct Script(std::vec::IntoIter<Result<Token>>);
+
+impl Iterator for Script {
+    type Item = Result<Token>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next()
+    }
+}
+
+impl TokenSource for Script {
+    fn finish_reason(&self) -> Option<FinishReason> {
+        (self.0.len() == 0).then_some(FinishReason::Stop)
+    }
+
+    fn metrics(&self) -> GenerateMetrics {
+        GenerateMetrics::default()
+    }
+}
+
+fn stream(tokens: Vec<Result<Token>>, tools: &[Tool], rendered: &str) -> ReplyStream {
+    let format = Format::of(Family::Hermes).with_reasoning(ReasoningTags::THINK);
+    let prompt = ChatPrompt::new([Message::user("hi")]).with_tools(tools);
+    let reader = reader(format, &prompt, rendered).unwrap();
+    ReplyStream::new(TokenStream::new(Script(tokens.into_iter())), reader)
+}
+
+fn words(parts: &[&str]) -> Vec<Result<Token>> {
+    parts.iter().map(|part| Ok(Token::new(0, *part))).collect()
+}
+
+#[test]
+fn tokens_become_content_reasoning_and_calls() {
+    // The prompt opens the reasoning; the marker of a call is a special token.
+    let mut tokens = words(&["hm", "</think>", "So: "]);
+    let marker = Token::new(7, "")
+        .with_bytes(&b"<tool_call>"[..])
+        .with_special(true);
+    tokens.push(Ok(marker));
+    tokens.extend(words(&["{\"name\": \"f\", \"argu", "ments\": {\"a\": 1}}"]));
+    let mut end = Token::new(8, "")
+        .with_bytes(&b"</tool_call>"[..])
+        .with_special(true);
+    end.text = String::from("\n");
+    tokens.push(Ok(end));
+    let reply = stream(tokens, &[Tool::new("f", None)], "<assistant><think>\n");
+    let reply = reply.collect_reply().unwrap();
+    assert_eq!(
+        (reply.content.as_str(), reply.reasoning.as_str()),
+        ("So:", "hm")
+    );
+    assert_eq!(reply.calls.len(), 1);
+    let call = inference::ToolCall::from(reply.calls[0].clone());
+    assert_eq!(call.name, "f");
+    assert_eq!(json!(call.arguments), json!({"a": 1}));
+}
+
+#[test]
+fn without_tools_a_call_is_content() {
+    let text = r#"<tool_call>{"name": "f", "arguments": {}}</tool_call>"#;
+    let reply = stream(words(&[text]), &[], "").collect_reply().unwrap();
+    assert_eq!(reply.content, text);
+    assert!(reply.calls.is_empty());
+}
+
+#[test]
+fn an_error_ends_the_reply() {
+    let mut tokens = words(&["a"]);
+    tokens.push(Err(Error::new(ErrorKind::Engine, "broken")));
+    tokens.extend(words(&["b"]));
+    let mut reply = stream(tokens, &[], "");
+    assert_eq!(
+        reply.next().unwrap().unwrap(),
+        Event::Content(String::from("a"))
+    );
+    assert_eq!(reply.next().unwrap().unwrap_err().kind(), ErrorKind::Engine);
+    assert!(reply.next().is_none() && reply.next().is_none());
+}
+
+#[test]
+fn tools_need_a_format_with_calls() {
+    let prompt = ChatPrompt::new([Message::user("hi")]).with_tools([Tool::new("f", None)]);
+    let error = reader(Format::none(), &prompt, "").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let prompt = ChatPrompt::new([Message::user("hi")]);
+    assert!(reader(Format::none(), &prompt, "").is_ok());
+    assert_eq!(Reply::collect([]).content, "");
+}
