@@ -22,6 +22,8 @@
 //! there is no backend `mlx_lm`. Programs then see the backends that they register themselves.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "mlx-backend")]
+pub mod export;
 pub mod hub;
 
 /// The contract between programs and backends; see the crate `rust-mlx-inference-api`.

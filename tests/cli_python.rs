@@ -58,7 +58,7 @@ fn the_conversation_is_written_as_the_flags_say() {
         generated(&gpt2(), &["hi", "--raw"])["tokens"]
     );
 
-    let template = "{{ who }} says {{ messages[0]['content'] }}";
+    let template = "{{ who }} says {% for m in messages %}{{ m['content'] }}{% endfor %}";
     let names = r#"{"who": "Ann"}"#;
     for flag in [
         "--chat-template-config",

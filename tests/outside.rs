@@ -5,6 +5,8 @@ mod common;
 #[path = "common/dependant.rs"]
 mod dependant;
 
+use std::path::Path;
+
 use common::{greedy, tiny};
 use inference::Prompt;
 
@@ -22,6 +24,15 @@ fn a_strangers_program_links_the_backend_and_picks_it_by_name() {
     for name in ["cpu true", "cuda", "metal"] {
         assert!(stderr.contains(name), "{stderr}");
     }
+    // Its manifest has no profile, so the engine is slow there, and says so. README has the lines
+    // that help.
+    assert!(stderr.contains("built without optimization"), "{stderr}");
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md"));
+    assert!(
+        readme
+            .unwrap()
+            .contains("[profile.dev.package.\"*\"]\nopt-level = 3")
+    );
     let expected = tiny("llama")
         .generate(&Prompt::Tokens(vec![40, 41, 42]), &greedy(8))
         .unwrap()
@@ -33,4 +44,40 @@ fn a_strangers_program_links_the_backend_and_picks_it_by_name() {
     let (_, stderr, output) = outside(&["cqu", path.to_str().unwrap()]);
     assert!(!output.status.success());
     assert!(stderr.contains("did you mean"), "{stderr}");
+}
+
+/// A workspace that has the checkout below it must exclude it, as README says. Cargo reads our
+/// packages then with our edition and versions.
+#[cfg(unix)]
+#[test]
+fn a_checkout_below_another_workspace_is_excluded() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(root, dir.path().join("rust-mlx")).unwrap();
+    std::fs::create_dir(dir.path().join("src")).unwrap();
+    std::fs::write(dir.path().join("src/lib.rs"), "").unwrap();
+    let package = "[package]\nname = \"theirs\"\nversion = \"0.0.0\"\nedition = \"2021\"\n\
+                   [dependencies]\nrust-mlx-inference-formats = { path = \"rust-mlx/inference-formats\" }\n";
+    let read = |workspace: &str| {
+        let manifest = format!("{package}{workspace}");
+        std::fs::write(dir.path().join("Cargo.toml"), manifest).unwrap();
+        let mut cargo = dependant::clean(std::process::Command::new(env!("CARGO")));
+        cargo.current_dir(dir.path()).args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--no-deps",
+            "--offline",
+        ]);
+        dependant::run(&mut cargo)
+    };
+    let line = "[workspace]\nexclude = [\"rust-mlx\"]\n";
+    let (out, err, output) = read(line);
+    assert!(output.status.success(), "{err}");
+    assert!(out.contains("\"theirs\""), "{out}");
+    // Without the line this is what fails.
+    let (_, err, output) = read("[workspace]\n");
+    assert!(!output.status.success(), "{err}");
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    assert!(readme.contains("`exclude = [\"rust-mlx\"]`"), "{readme}");
 }

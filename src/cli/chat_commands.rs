@@ -17,6 +17,7 @@ pub const HELP: &str = r#"/clear               forget the conversation
 /save NAME           keep the conversation, its model and parameters as a preset
 /load NAME           go on with a preset, or talk with another model
 /resume              go on with the last conversation
+/tool TEXT           what a tool gives that the model called; the oldest call without an answer
 /stats               what the last reply and the whole chat took
 /show                what the model is; also /show system, parameters, template, license, modelfile
 /help, /?            this
@@ -25,7 +26,7 @@ pub const HELP: &str = r#"/clear               forget the conversation
 Ctrl-C               stops a reply"#;
 
 /// What Tab completes, besides the names of parameters.
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "/bye",
     "/clear",
     "/exit",
@@ -44,6 +45,7 @@ const COMMANDS: [&str; 18] = [
     "/stats",
     "/system ",
     "/template ",
+    "/tool ",
 ];
 
 /// The quotes around a message of several lines.

@@ -5,14 +5,15 @@
 use std::path::Path;
 use std::str::FromStr;
 
-use inference::{Message, Prompt, TextModel};
+use inference::{ChatEnd, ChatPrompt, Message, Prompt, TextModel, Tool};
 use serde_json::{Map, Value};
 
 use super::failure::Failure;
 use super::preset::Preset;
+use super::tools::{self, Reader};
 
 #[cfg(feature = "mlx-backend")]
-use inference_text::{ChatOptions, ChatTemplate, TextPipeline};
+use inference_text::{ChatTemplate, TextPipeline};
 
 /// The largest file with a template, in bytes.
 #[cfg(feature = "mlx-backend")]
@@ -28,6 +29,10 @@ pub struct DialogArgs {
     /// More names for the chat template, as a JSON object: `{"enable_thinking": false}`
     #[arg(long, aliases = ["chat-template-args", "chat-template-kwargs"], value_name = "JSON")]
     pub chat_template_config: Option<Names>,
+    /// Tools that the model may call: a JSON file with a list of them in OpenAI's form. A call is
+    /// printed as a line of JSON, and reasoning is left out
+    #[arg(long, value_name = "FILE")]
+    pub tools: Option<std::path::PathBuf>,
     /// The reply begins with this text, which is not printed
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prefill_response: Option<String>,
@@ -58,6 +63,7 @@ pub struct Dialog {
     #[cfg(feature = "mlx-backend")]
     text: Option<TextPipeline>,
     names: Map<String, Value>,
+    tools: Vec<Tool>,
     prefill: Option<String>,
 }
 
@@ -67,14 +73,17 @@ impl Dialog {
         let names = args.chat_template_config.clone().unwrap_or_default().0;
         let mut dialog = Self {
             names,
-            prefill: args.prefill_response.clone(),
+            tools: tools::of(args)?,
+            prefill: args
+                .prefill_response
+                .clone()
+                .filter(|text| !text.is_empty()),
             ..Self::default()
         };
         let of_preset = preset.and_then(|preset| preset.template.as_deref());
         match (&args.chat_template, of_preset) {
             (Some(template), _) => dialog.set_template(compiled(template)?, path)?,
             (None, Some(template)) => dialog.set_template(inline(template, "TEMPLATE")?, path)?,
-            (None, None) if !dialog.names.is_empty() => dialog.read_template(path)?,
             (None, None) => {}
         }
         Ok(dialog)
@@ -82,7 +91,28 @@ impl Dialog {
 
     /// Whether the model does it all by itself.
     pub fn is_plain(&self) -> bool {
-        !self.has_template() && self.prefill.is_none()
+        !self.has_template()
+            && self.prefill.is_none()
+            && self.names.is_empty()
+            && self.tools.is_empty()
+    }
+
+    /// The flag that needs a chat template.
+    pub fn needs_template(&self) -> Option<&'static str> {
+        let given = [
+            (!self.names.is_empty(), "--chat-template-config"),
+            (!self.tools.is_empty(), "--tools"),
+            (self.prefill.is_some(), "--prefill-response"),
+        ];
+        given
+            .iter()
+            .find(|(given, _)| *given)
+            .map(|(_, flag)| *flag)
+    }
+
+    /// Whether the model may call tools.
+    pub fn has_tools(&self) -> bool {
+        !self.tools.is_empty()
     }
 
     /// Whether there is a template besides the model's.
@@ -117,23 +147,12 @@ impl Dialog {
         None
     }
 
-    #[cfg(feature = "mlx-backend")]
-    fn read_template(&mut self, path: &Path) -> Result<(), Failure> {
-        self.text = Some(super::files::Files::read(path, None)?.text);
-        Ok(())
-    }
-
     /// Only the engine has templates.
     #[cfg(not(feature = "mlx-backend"))]
     pub fn set_template(&mut self, _: (), _: &Path) -> Result<(), Failure> {
         Err(Failure::failed(
             "templates need the MLX engine, which is not built in",
         ))
-    }
-
-    #[cfg(not(feature = "mlx-backend"))]
-    fn read_template(&mut self, path: &Path) -> Result<(), Failure> {
-        self.set_template((), path)
     }
 
     /// The conversation as a prompt; `None` where the model's own way is the way.
@@ -145,28 +164,67 @@ impl Dialog {
         if self.is_plain() {
             return Ok(None);
         }
-        let mut ids = self.encode(model, messages)?;
+        let prompt = self.chat_prompt(messages);
+        Ok(Some(Prompt::Tokens(self.encode(model, &prompt)?)))
+    }
+
+    /// The conversation with all that a template is given.
+    fn chat_prompt(&self, messages: &[Message]) -> ChatPrompt {
+        let mut messages = messages.to_vec();
+        let mut end = ChatEnd::Reply;
         if let Some(prefill) = &self.prefill {
-            ids.extend(token_model(model)?.encode(prefill, false)?);
+            messages.push(Message::assistant(prefill));
+            end = ChatEnd::LastMessage;
         }
-        Ok(Some(Prompt::Tokens(ids)))
+        let mut prompt = ChatPrompt::new(messages)
+            .with_tools(self.tools.clone())
+            .with_end(end);
+        prompt.template.clone_from(&self.names);
+        prompt
+    }
+
+    /// What reads the reply to a conversation; `None` without tools, where all of it is text.
+    #[cfg(feature = "mlx-backend")]
+    pub fn reader(
+        &self,
+        model: &dyn TextModel,
+        messages: &[Message],
+    ) -> Result<Option<Reader>, Failure> {
+        use inference_text::reply;
+        if self.tools.is_empty() {
+            return Ok(None);
+        }
+        let prompt = self.chat_prompt(messages);
+        let tokens = token_model(model)?;
+        let (template, rendered) = match &self.text {
+            Some(text) => (
+                text.template().map(|own| own.for_tools().source()),
+                text.render_chat_prompt(&prompt)?,
+            ),
+            None => (tokens.chat_template(), tokens.render_chat_with(&prompt)?),
+        };
+        let template = template.unwrap_or_default();
+        let format = reply::Format::detect(template, Some(model.model_type()));
+        Ok(Some(reply::reader(format, &prompt, &rendered)?))
+    }
+
+    /// Only the engine has templates.
+    #[cfg(not(feature = "mlx-backend"))]
+    pub fn reader(&self, _: &dyn TextModel, _: &[Message]) -> Result<Option<Reader>, Failure> {
+        Ok(None)
     }
 
     #[cfg(feature = "mlx-backend")]
-    fn encode(&self, model: &dyn TextModel, messages: &[Message]) -> Result<Vec<u32>, Failure> {
-        let Some(text) = &self.text else {
-            return Ok(token_model(model)?.encode_chat(messages, true)?);
-        };
-        let mut options = ChatOptions::answer();
-        for (name, value) in &self.names {
-            options = options.with_extra(name.clone(), value.clone());
+    fn encode(&self, model: &dyn TextModel, prompt: &ChatPrompt) -> Result<Vec<u32>, Failure> {
+        match &self.text {
+            Some(text) => Ok(text.encode_chat_prompt(prompt)?),
+            None => Ok(token_model(model)?.encode_chat_with(prompt)?),
         }
-        Ok(text.encode_chat_with(messages, &options)?)
     }
 
     #[cfg(not(feature = "mlx-backend"))]
-    fn encode(&self, model: &dyn TextModel, messages: &[Message]) -> Result<Vec<u32>, Failure> {
-        Ok(token_model(model)?.encode_chat(messages, true)?)
+    fn encode(&self, model: &dyn TextModel, prompt: &ChatPrompt) -> Result<Vec<u32>, Failure> {
+        Ok(token_model(model)?.encode_chat_with(prompt)?)
     }
 }
 

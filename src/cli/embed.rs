@@ -1,10 +1,11 @@
 //! `mlx embed`: a vector for each of many texts.
 
-use inference::{Pooling, Prompt};
+use inference::{CancelToken, Interrupt, Pooling, Prompt};
 use serde_json::json;
 
 use super::console::Console;
 use super::failure::Failure;
+use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, ModelArgs, load};
 use super::records::InputArgs;
 
@@ -40,12 +41,18 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let embedder = model.as_embedding_model().ok_or_else(|| {
         Failure::failed("this backend makes no embeddings; `mlx backends` shows the others")
     })?;
+    let cancel = CancelToken::new();
+    let interrupt = Interrupt::new().with_cancel(cancel.clone());
+    let _guard = console
+        .catches_interrupts
+        .then(|| cancel_on_interrupt(&cancel));
     for part in records.chunks(TOGETHER) {
         let prompts = part
             .iter()
             .map(|record| record.ask.prompt(model))
             .collect::<inference::Result<Vec<Prompt>>>()?;
-        let vectors = embedder.embed(&prompts, args.pooling, !args.no_normalize)?;
+        let vectors =
+            embedder.embed_until(&prompts, args.pooling, !args.no_normalize, &interrupt)?;
         for (record, vector) in part.iter().zip(vectors) {
             if vector.iter().any(|v| !v.is_finite()) {
                 return Err(Failure::failed(format!(

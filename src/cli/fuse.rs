@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use metal_backend::train::{fuse, fuse_dequantized};
+use rust_mlx::export::{GgufType, export_gguf};
 use serde_json::json;
 
 use super::console::Console;
@@ -26,6 +27,25 @@ pub struct Args {
     /// files
     #[arg(long, visible_alias = "de-quantize")]
     dequantize: bool,
+    /// Also write the fused model as a GGUF file; a quantized one needs --dequantize
+    #[arg(long)]
+    export_gguf: bool,
+    /// The GGUF file, in the new directory
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "ggml-model-f16.gguf",
+        requires = "export_gguf"
+    )]
+    gguf_path: PathBuf,
+    /// How the GGUF file stores matrices: f16, q8_0, bf16 or f32
+    #[arg(
+        long,
+        value_name = "TYPE",
+        default_value = "f16",
+        requires = "export_gguf"
+    )]
+    gguf_type: GgufType,
     /// Print a JSON object about the result
     #[arg(long)]
     json: bool,
@@ -38,11 +58,22 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let changed = make(args, &model);
     drop(spinner);
     let changed = changed?;
+    let gguf = args.output.join(&args.gguf_path);
+    if args.export_gguf {
+        let spinner = Spinner::start("writing the GGUF file", console);
+        let exported = export_gguf(&args.output, &gguf, args.gguf_type);
+        drop(spinner);
+        exported?;
+    }
     if args.json {
-        return console.json(&json!({
+        let mut told = json!({
             "path": args.output,
             "fused_tensors": changed,
-        }));
+        });
+        if args.export_gguf {
+            told["gguf"] = json!(gguf);
+        }
+        return console.json(&told);
     }
     console.note(&format!("{changed} tensors changed"));
     console.line(&args.output.to_string_lossy())

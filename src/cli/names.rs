@@ -17,7 +17,7 @@ struct Program {
     defaults: &'static [(&'static [&'static str], &'static str)],
 }
 
-const PROGRAMS: [Program; 9] = [
+const PROGRAMS: [Program; 10] = [
     Program {
         theirs: "benchmark",
         ours: "bench",
@@ -80,10 +80,16 @@ const PROGRAMS: [Program; 9] = [
         short: &[],
         defaults: &[],
     },
+    Program {
+        theirs: "upload",
+        ours: "push",
+        short: &[],
+        defaults: &[],
+    },
 ];
 
 /// Programs of mlx-lm that have no counterpart with the same flags.
-const OTHERS: [(&str, &str); 7] = [
+const OTHERS: [(&str, &str); 6] = [
     ("awq", "`mlx convert -q` quantizes, without calibration"),
     ("dwq", "`mlx convert -q` quantizes, without distillation"),
     (
@@ -99,7 +105,6 @@ const OTHERS: [(&str, &str); 7] = [
         "manage",
         "`mlx ls` lists the cached models and `mlx rm` removes them",
     ),
-    ("upload", "nothing is uploaded; `hf upload` does that"),
 ];
 
 /// The command line as this program has it.

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use inference::Prompt;
+use inference::{CancelToken, Interrupt, Prompt};
 use serde_json::json;
 
 use super::console::Console;
 use super::failure::Failure;
+use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, ModelArgs, at_least_one, load};
 use super::progress::TokenBar;
 use super::prompt::read_text;
@@ -143,10 +144,16 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         0 => (ids.as_slice(), 0),
         n => (&ids[..n], ids.len() - n),
     };
+    let cancel = CancelToken::new();
+    let interrupt = Interrupt::new().with_cancel(cancel.clone());
+    let _guard = console
+        .catches_interrupts
+        .then(|| cancel_on_interrupt(&cancel));
     let bar = TokenBar::start("reading", counted.len() as u64, console);
     let (mut total, mut count, mut squares) = (0.0f64, 0usize, 0.0f64);
     for piece in counted.chunks(args.sequence_length) {
-        for logprob in model.token_logprobs(&Prompt::Tokens(piece.to_vec()))? {
+        let prompt = Prompt::Tokens(piece.to_vec());
+        for logprob in model.token_logprobs_until(&prompt, &interrupt)? {
             let nll = -f64::from(logprob);
             total += nll;
             squares += nll * nll;

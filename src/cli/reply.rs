@@ -1,16 +1,23 @@
 //! One reply: its tokens, shown as they come, and its statistics.
 
-use inference::{Error, ErrorKind, FinishReason, GenerateMetrics, TokenLogprobs, TokenStream};
+use inference::{
+    Error, ErrorKind, FinishReason, GenerateMetrics, Token, TokenLogprobs, TokenStream, ToolCall,
+};
 use serde_json::{Value, json};
 
 use super::console::{Console, bytes};
 use super::failure::Failure;
 use super::screen::Screen;
+use super::tools::Reader;
 
 /// The result of a generation, complete or not.
 pub struct Reply {
-    /// All text so far.
+    /// All text so far; of a reply with a reader what is neither reasoning nor a call.
     pub text: String,
+    /// The reasoning that a reader found.
+    pub reasoning: String,
+    /// The calls of tools that a reader found.
+    pub calls: Vec<ToolCall>,
     /// All token ids so far.
     pub tokens: Vec<u32>,
     /// Log-probabilities of the tokens, where asked for.
@@ -25,7 +32,8 @@ pub struct Reply {
 
 impl Reply {
     /// Draws a stream to its end, writing the text as it comes if `show` is set: on `screen`, if
-    /// there is one, else unchanged.
+    /// there is one, else unchanged. A `reader` tells text from
+    /// reasoning and calls.
     ///
     /// # Errors
     /// Only those of writing; an error of the stream is part of the reply.
@@ -33,22 +41,27 @@ impl Reply {
         mut stream: TokenStream,
         show: bool,
         mut screen: Option<Screen>,
+        reader: Option<Reader>,
         console: &mut Console<'_>,
     ) -> Result<Self, Failure> {
         let (mut text, mut tokens, mut error) = (String::new(), Vec::new(), None);
         let mut logprobs = Vec::new();
+        let mut parts = Parts::new(reader);
+        let mut write = |piece: &str, screen: &mut Option<Screen>| {
+            text.push_str(piece);
+            match screen {
+                Some(screen) if show => console.drawn(&screen.push(piece)),
+                _ if show => console.text(piece),
+                _ => Ok(()),
+            }
+        };
         for token in stream.by_ref() {
             match token {
                 Ok(token) => {
                     tracing::trace!(id = token.id, text = token.text, "token");
                     tokens.push(token.id);
+                    write(&parts.feed(&token), &mut screen)?;
                     logprobs.extend(token.logprobs);
-                    text.push_str(&token.text);
-                    match &mut screen {
-                        Some(screen) if show => console.drawn(&screen.push(&token.text))?,
-                        _ if show => console.text(&token.text)?,
-                        _ => {}
-                    }
                 }
                 Err(e) => {
                     error = Some(e);
@@ -56,6 +69,7 @@ impl Reply {
                 }
             }
         }
+        write(&parts.finish(), &mut screen)?;
         // A new line for the next output, on a terminal and in a pipe alike.
         if let Some(screen) = &mut screen {
             console.drawn(&screen.end())?;
@@ -67,6 +81,8 @@ impl Reply {
             finish_reason: stream.finish_reason(),
             metrics: stream.metrics(),
             text,
+            reasoning: parts.reasoning,
+            calls: parts.calls,
             tokens,
             logprobs,
             error,
@@ -78,6 +94,86 @@ impl Reply {
         let on_request =
             |e: &Error| matches!(e.kind(), ErrorKind::Cancelled | ErrorKind::DeadlineExceeded);
         self.error.as_ref().is_some_and(on_request)
+    }
+}
+
+/// What a reply consists of besides its text.
+#[derive(Default)]
+struct Parts {
+    reader: Option<Reader>,
+    reasoning: String,
+    calls: Vec<ToolCall>,
+    #[cfg(feature = "mlx-backend")]
+    open: Vec<inference_text::reply::Event>,
+}
+
+impl Parts {
+    fn new(reader: Option<Reader>) -> Self {
+        Self {
+            reader,
+            ..Self::default()
+        }
+    }
+
+    /// The text that a token completes.
+    #[cfg(feature = "mlx-backend")]
+    fn feed(&mut self, token: &Token) -> String {
+        match &mut self.reader {
+            None => token.text.clone(),
+            Some(reader) => {
+                let events = reader.feed(token);
+                self.take(events)
+            }
+        }
+    }
+
+    /// The text that was held back.
+    #[cfg(feature = "mlx-backend")]
+    fn finish(&mut self) -> String {
+        match &mut self.reader {
+            None => String::new(),
+            Some(reader) => {
+                let events = reader.finish();
+                self.take(events)
+            }
+        }
+    }
+
+    #[cfg(feature = "mlx-backend")]
+    fn take(&mut self, events: Vec<inference_text::reply::Event>) -> String {
+        use inference_text::reply::{Event, Reply as Whole};
+        let mut text = String::new();
+        for event in events {
+            match event {
+                Event::Content(more) => text.push_str(&more),
+                Event::Reasoning(more) => self.reasoning.push_str(&more),
+                Event::Malformed(diagnosis) => {
+                    self.open.clear();
+                    tracing::warn!("a tool call is printed as text: {diagnosis}");
+                }
+                end @ Event::CallEnded { .. } => {
+                    self.open.push(end);
+                    let whole = Whole::collect(self.open.drain(..));
+                    self.calls
+                        .extend(whole.calls.into_iter().map(ToolCall::from));
+                }
+                part => self.open.push(part),
+            }
+        }
+        text
+    }
+
+    /// There is no reader.
+    #[cfg(not(feature = "mlx-backend"))]
+    fn feed(&mut self, token: &Token) -> String {
+        token.text.clone()
+    }
+
+    /// There is no reader.
+    #[cfg(not(feature = "mlx-backend"))]
+    fn finish(&mut self) -> String {
+        let _ = &self.reader;
+        String::new()
     }
 }
 

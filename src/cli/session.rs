@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use inference::{
     CancelToken, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Message, Prompt,
-    TextModel,
+    TextModel, ToolCall,
 };
 
 use super::chat_commands::{HELP, QUOTES, is_command, read_quoted, split_word, unquote};
@@ -23,6 +23,7 @@ use super::sampling::SamplingArgs;
 use super::screen::Screen;
 use super::settings;
 use super::terminal::NoCaret;
+use super::tools;
 
 /// A reply goes on to the end of the context.
 pub const UNBOUNDED: usize = usize::MAX;
@@ -157,6 +158,7 @@ impl<'a> Session<'a> {
     pub fn answer(&mut self, text: String, console: &mut Console<'_>) -> Result<(), Failure> {
         self.messages.push(Message::user(text));
         let reply = self.reply(true, console)?;
+        self.print_calls(&reply, console)?;
         if console.verbose {
             console.warn(&statistics(&reply.metrics, reply.finish_reason));
         }
@@ -166,7 +168,49 @@ impl<'a> Session<'a> {
     /// Sends a message and shows the reply. On a terminal a failed reply is reported and the chat
     /// goes on; in a script it is the end.
     fn say(&mut self, text: String, console: &mut Console<'_>) -> Result<(), Failure> {
-        self.messages.push(Message::user(text));
+        self.ask(Message::user(text), console)
+    }
+
+    /// Calls that no message answers yet, the oldest first.
+    fn open_calls(&self) -> Vec<ToolCall> {
+        let answered = |id: &str| {
+            let mut messages = self.messages.iter().rev();
+            messages
+                .by_ref()
+                .take_while(|message| message.role == "tool")
+                .any(|message| message.tool_call_id.as_deref() == Some(id))
+        };
+        let last = self.messages.iter().rev().find(|m| m.role != "tool");
+        let calls = last.map(|message| message.tool_calls.as_slice());
+        let open = calls.unwrap_or_default().iter();
+        open.filter(|call| !answered(&call.id)).cloned().collect()
+    }
+
+    /// `/tool`: answers the oldest open call; the model goes on once all are answered.
+    fn answer_call(&mut self, text: &str, console: &mut Console<'_>) -> Result<(), Failure> {
+        let open = self.open_calls();
+        let Some(call) = open.first() else {
+            return Err(Failure::usage("the model waits for no tool"));
+        };
+        let message = Message::tool(&call.id, unquote(text)).with_name(&call.name);
+        if open.len() > 1 {
+            self.messages.push(message);
+            console.note(&format!("{} more to answer", open.len() - 1));
+            return Ok(());
+        }
+        self.ask(message, console)
+    }
+
+    /// A line of JSON for each call of a reply.
+    fn print_calls(&self, reply: &Reply, console: &mut Console<'_>) -> Result<(), Failure> {
+        for call in &reply.calls {
+            console.json(&tools::call(call))?;
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, message: Message, console: &mut Console<'_>) -> Result<(), Failure> {
+        self.messages.push(message);
         let outcome = self.reply(false, console);
         let reply = match outcome {
             Ok(reply) => reply,
@@ -178,12 +222,15 @@ impl<'a> Session<'a> {
         self.replies += 1;
         self.generated_tokens += reply.metrics.generated_tokens;
         let interrupted = reply.was_interrupted();
-        if reply.text.is_empty() || (reply.error.is_some() && !interrupted) {
+        self.print_calls(&reply, console)?;
+        let empty = reply.text.is_empty() && reply.calls.is_empty();
+        if empty || (reply.error.is_some() && !interrupted) {
             // Nothing to remember; a question without an answer would confuse the template.
             self.messages.pop();
         } else {
             // Also a partial one: the user saw it and may refer to it.
-            self.messages.push(Message::assistant(reply.text));
+            self.messages
+                .push(Message::assistant(reply.text).with_tool_calls(reply.calls));
         }
         if self.verbose {
             console.warn(&statistics(&reply.metrics, reply.finish_reason));
@@ -212,6 +259,13 @@ impl<'a> Session<'a> {
         let system = self.system.as_ref().map(Message::system);
         let messages: Vec<Message> = system.into_iter().chain(self.messages.clone()).collect();
         let info = self.model().info();
+        if let Some(flag) = self.dialog.needs_template()
+            && !(info.has_chat_template || self.dialog.has_template())
+        {
+            return Err(Failure::failed(format!(
+                "{flag}: this model has no chat template"
+            )));
+        }
         let written = self.dialog.prompt(self.model(), &messages)?;
         let prompt = match &written {
             Some(Prompt::Tokens(ids)) => Some(ids.len()),
@@ -238,7 +292,8 @@ impl<'a> Session<'a> {
         };
         let stream = stream.map_err(of_options)?;
         let screen = Screen::on(console, self.word_wrap);
-        let reply = Reply::draw(stream, true, screen, console)?;
+        let reader = self.dialog.reader(self.model(), &messages)?;
+        let reply = Reply::draw(stream, true, screen, reader, console)?;
         drop(bar);
         if reply.finish_reason == Some(FinishReason::Length) {
             let how = if once {
@@ -302,6 +357,7 @@ impl<'a> Session<'a> {
                 Ok(())
             }
             "/template" => self.template(rest, console),
+            "/tool" => self.answer_call(rest, console),
             "/save" => self.save(rest, console),
             "/load" => self.load(rest, console),
             "/resume" => self.resume(console),

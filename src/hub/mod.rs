@@ -24,7 +24,7 @@ pub use cache::{cache_dir, models_dir, state_dir};
 pub use catalog::{KnownModel, catalog, find};
 pub use elsewhere::on_the_hub;
 pub use fetch::{cached_path, fetch, first_model, is_cached, verify};
-pub use hf::{CachedModel, HfHub, ModelSpec, Removed};
+pub use hf::{CachedModel, HfHub, ModelSpec, PushOptions, Pushed, Removed};
 pub use package::fetch_package;
 pub use progress::{Progress, Silent, Stage};
 pub use resolve::resolve;

@@ -14,6 +14,8 @@ pub enum Stage {
     Unpacking,
     /// A model is being converted.
     Converting,
+    /// A file is being uploaded.
+    Uploading,
 }
 
 impl Stage {
@@ -25,6 +27,7 @@ impl Stage {
             Stage::Verifying => "verifying",
             Stage::Unpacking => "unpacking",
             Stage::Converting => "converting to",
+            Stage::Uploading => "uploading",
         }
     }
 }

@@ -49,6 +49,21 @@ impl Fault {
     }
 }
 
+/// What a request sends.
+pub(super) enum Body<'a> {
+    /// All of it in memory.
+    Bytes(&'a [u8]),
+    /// A part of a file.
+    File {
+        /// Which file.
+        path: &'a std::path::Path,
+        /// Its first byte.
+        from: u64,
+        /// How many.
+        len: u64,
+    },
+}
+
 /// Where redirects are followed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Follow {
@@ -231,6 +246,65 @@ impl Http {
             } else {
                 Fault::lasting(error)
             }
+        })
+    }
+
+    /// One request with a body. Redirects are an error: a body goes where it was meant to.
+    pub(super) fn send(
+        &self,
+        method: &str,
+        url: &str,
+        headers: &[(&str, &str)],
+        body: &Body<'_>,
+        with_token: bool,
+    ) -> Result<Response<ureq::Body>, Fault> {
+        tracing::debug!(method, url = url.split('?').next(), "request");
+        let lasting = |error: Error| Fault::lasting(error);
+        let (reader, length) = body.reader()?;
+        let mut request = ureq::http::Request::builder().method(method).uri(url);
+        let same = origin(url) == Some(self.origin.as_str());
+        if let Some(token) = self.token.as_ref().filter(|_| with_token && same) {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request
+            .header("content-length", length)
+            .body(ureq::SendBody::from_owned_reader(reader))
+            .map_err(|e| {
+                lasting(Error::new(ErrorKind::Io, format!("cannot ask {url}")).with_source(e))
+            })?;
+        let answer = self.agent.run(request).map_err(|e| {
+            // Signed addresses are secrets.
+            let shown = url.split('?').next().unwrap_or_default();
+            let error = Error::new(ErrorKind::Io, format!("no answer from {shown}: {e}"));
+            Fault::passing(error.with_source(e))
+        })?;
+        let status = answer.status();
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let shown = url.split('?').next().unwrap_or_default();
+        Err(self.refused(shown, status, answer.headers()))
+    }
+
+    /// Sends a small body to the hub, with repetitions, and returns the JSON of the answer; `null`
+    /// for none.
+    pub(super) fn ask(
+        &self,
+        method: &str,
+        url: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        most: u64,
+    ) -> Result<serde_json::Value> {
+        self.patiently(|| {
+            let answer = self.send(method, url, headers, &Body::Bytes(body), true)?;
+            let mut bytes = Vec::new();
+            let mut reader = answer.into_body().into_reader().take(most);
+            reader.read_to_end(&mut bytes).map_err(|e| broken(url, e))?;
+            Ok(serde_json::from_slice(&bytes).unwrap_or_default())
         })
     }
 

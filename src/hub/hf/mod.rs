@@ -15,6 +15,7 @@ mod layout;
 mod select;
 mod settings;
 mod spec;
+mod upload;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,6 +30,7 @@ use layout::Repository;
 
 pub use inventory::{CachedModel, Removed};
 pub use spec::ModelSpec;
+pub use upload::{PushOptions, Pushed};
 
 /// The longest answer to a question about a repository, in bytes.
 const MAX_LISTING: u64 = 64 << 20;

@@ -7,7 +7,7 @@ fn main() -> inference::Result<()> {
     let mut args = std::env::args().skip(1);
     let (name, path) = (args.next().unwrap_or_default(), args.next().unwrap_or_default());
     for backend in inference::backends() {
-        eprintln!("{} {}", backend.name(), backend.available());
+        eprintln!("{} {} {}", backend.name(), backend.available(), backend.device());
     }
     let model = inference::load_model(path, &LoadOptions::new().with_backend(name))?;
     let options = GenerateOptions::new().with_max_tokens(8).with_ignore_eos(true);

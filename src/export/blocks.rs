@@ -1,0 +1,136 @@
+//! Numbers of tensors as GGUF stores them.
+
+use half::{bf16, f16};
+
+/// How matrices are stored. Vectors, such as the weights of norms, are always float32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GgufType {
+    /// 32 bits.
+    F32,
+    /// 16 bits, as mlx-lm exports them.
+    #[default]
+    F16,
+    /// The upper half of a float32.
+    Bf16,
+    /// 8 bits in blocks of 32, which share a scale. Rows that are no multiple of 32 long are F16.
+    Q8_0,
+}
+
+/// Numbers that share a scale in [`GgufType::Q8_0`].
+pub(super) const BLOCK: usize = 32;
+
+impl std::str::FromStr for GgufType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "f32" => Ok(Self::F32),
+            "f16" => Ok(Self::F16),
+            "bf16" => Ok(Self::Bf16),
+            "q8_0" => Ok(Self::Q8_0),
+            _ => Err(String::from("must be f16, q8_0, bf16 or f32")),
+        }
+    }
+}
+
+impl GgufType {
+    /// The type's number in ggml.
+    pub(super) fn id(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q8_0 => 8,
+            Self::Bf16 => 30,
+        }
+    }
+
+    /// `general.file_type`, which says how most matrices are stored.
+    pub(super) fn file_type(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q8_0 => 7,
+            Self::Bf16 => 32,
+        }
+    }
+
+    /// The type of a tensor of this shape.
+    pub(super) fn of(self, shape: &[usize]) -> Self {
+        let row = shape.last().copied().unwrap_or(0);
+        match self {
+            _ if shape.len() < 2 => Self::F32,
+            Self::Q8_0 if !row.is_multiple_of(BLOCK) => Self::F16,
+            own => own,
+        }
+    }
+
+    /// Bytes of so many numbers.
+    pub(super) fn bytes(self, numbers: u64) -> u64 {
+        match self {
+            Self::F32 => 4 * numbers,
+            Self::F16 | Self::Bf16 => 2 * numbers,
+            Self::Q8_0 => numbers / BLOCK as u64 * 34,
+        }
+    }
+
+    /// The numbers as stored; `None` where one is beyond the type.
+    pub(super) fn encode(self, numbers: &[f32]) -> Option<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(numbers.len() * 4);
+        match self {
+            Self::F32 => bytes.extend(numbers.iter().flat_map(|x| x.to_le_bytes())),
+            Self::F16 => {
+                for x in numbers {
+                    let half = f16::from_f32(*x);
+                    if half.is_infinite() && x.is_finite() {
+                        return None;
+                    }
+                    bytes.extend(half.to_le_bytes());
+                }
+            }
+            Self::Bf16 => {
+                bytes.extend(
+                    numbers
+                        .iter()
+                        .flat_map(|x| bf16::from_f32(*x).to_le_bytes()),
+                );
+            }
+            Self::Q8_0 => {
+                for block in numbers.chunks(BLOCK) {
+                    // ggml: the largest number becomes 127, and codes are rounded before the scale
+                    // is.
+                    let most = block.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                    let scale = most / 127.0;
+                    let stored = f16::from_f32(scale);
+                    if stored.is_infinite() {
+                        return None;
+                    }
+                    bytes.extend(stored.to_le_bytes());
+                    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+                    bytes.extend(block.iter().map(|x| ((x * inverse).round() as i8) as u8));
+                }
+            }
+        }
+        Some(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_ggml_s() {
+        let mut numbers = vec![0.0f32; 64];
+        (numbers[0], numbers[1], numbers[2]) = (127.0, -127.0, 63.4);
+        let bytes = GgufType::Q8_0.encode(&numbers).unwrap();
+        assert_eq!(bytes.len(), 68);
+        assert_eq!(bytes[..2], f16::from_f32(1.0).to_le_bytes());
+        assert_eq!(bytes[2..5], [127, 0x81, 63]);
+        assert!(bytes[34..].iter().all(|b| *b == 0));
+        assert_eq!(GgufType::Q8_0.bytes(64), 68);
+        assert!(GgufType::F16.encode(&[70_000.0]).is_none());
+        assert!(GgufType::F16.encode(&[f32::INFINITY]).is_some());
+        assert_eq!(GgufType::Q8_0.of(&[4, 48]), GgufType::F16);
+        assert_eq!(GgufType::Q8_0.of(&[64]), GgufType::F32);
+    }
+}

@@ -1,0 +1,280 @@
+//! A `config.json` as the metadata of a GGUF file.
+
+use inference::{Error, ErrorKind, Result};
+use serde_json::{Map, Value};
+
+/// Keys and values, in order, as a file holds them.
+#[derive(Default)]
+pub(super) struct Metadata {
+    keys: Vec<Vec<u8>>,
+}
+
+/// A text as the format stores it.
+pub(super) fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+}
+
+impl Metadata {
+    /// A key, the number of its type, and its value.
+    fn add(&mut self, key: &str, kind: u32, value: &[u8]) {
+        self.keys
+            .push([text(key).as_slice(), &kind.to_le_bytes(), value].concat());
+    }
+
+    pub fn u32(&mut self, key: &str, value: u32) {
+        self.add(key, 4, &value.to_le_bytes());
+    }
+
+    pub fn f32(&mut self, key: &str, value: f32) {
+        self.add(key, 6, &value.to_le_bytes());
+    }
+
+    pub fn bool(&mut self, key: &str, value: bool) {
+        self.add(key, 7, &[u8::from(value)]);
+    }
+
+    pub fn text(&mut self, key: &str, value: &str) {
+        self.add(key, 8, &text(value));
+    }
+
+    fn array(&mut self, key: &str, kind: u32, count: usize, items: &[u8]) {
+        let count = (count as u64).to_le_bytes();
+        let value = [kind.to_le_bytes().as_slice(), &count, items].concat();
+        self.add(key, 9, &value);
+    }
+
+    pub fn texts(&mut self, key: &str, values: &[String]) {
+        let items: Vec<u8> = values.iter().flat_map(|value| text(value)).collect();
+        self.array(key, 8, values.len(), &items);
+    }
+
+    pub fn i32s(&mut self, key: &str, values: &[i32]) {
+        let items: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        self.array(key, 5, values.len(), &items);
+    }
+
+    /// How many keys there are.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// All of them.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.keys.concat()
+    }
+}
+
+fn unsupported(message: String) -> Error {
+    Error::new(ErrorKind::Unsupported, message)
+}
+
+/// A configuration that is exported, with the architecture that GGUF has for it.
+pub(super) struct Config<'a> {
+    pub fields: &'a Map<String, Value>,
+    /// The `model_type` of the family whose names the tensors have.
+    pub family: &'static str,
+    pub architecture: &'static str,
+}
+
+/// Families whose metadata is written here: `model_type`, the family of the tensors' names, and the
+/// architecture in GGUF.
+const FAMILIES: [(&str, &str, &str); 7] = [
+    ("granite", "granite", "granite"),
+    ("llama", "llama", "llama"),
+    ("mistral", "llama", "llama"),
+    ("olmo2", "olmo2", "olmo2"),
+    ("qwen2", "qwen2", "qwen2"),
+    ("qwen3", "qwen3", "qwen3"),
+    ("smollm3", "smollm3", "smollm3"),
+];
+
+impl<'a> Config<'a> {
+    pub fn new(fields: &'a Map<String, Value>) -> Result<Self> {
+        if ["quantization", "quantization_config"]
+            .iter()
+            .any(|name| fields.get(*name).is_some_and(|value| !value.is_null()))
+        {
+            return Err(unsupported(String::from(
+                "the model is quantized, and GGUF has other forms of that; make it dense first (--dequantize)",
+            )));
+        }
+        let model_type = fields.get("model_type").and_then(Value::as_str);
+        let model_type = model_type.unwrap_or_default();
+        let Some((_, family, architecture)) = FAMILIES.iter().find(|f| f.0 == model_type) else {
+            let known: Vec<&str> = FAMILIES.iter().map(|f| f.0).collect();
+            return Err(unsupported(format!(
+                "{model_type:?} is not exported to GGUF; these are: {}",
+                known.join(", ")
+            )));
+        };
+        Ok(Self {
+            fields,
+            family,
+            architecture,
+        })
+    }
+
+    /// A whole number.
+    pub fn number(&self, name: &str) -> Result<Option<u32>> {
+        match self.fields.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match value.as_u64().and_then(|n| u32::try_from(n).ok()) {
+                Some(n) => Ok(Some(n)),
+                None => Err(Error::new(
+                    ErrorKind::InvalidModel,
+                    format!("config.json: {name} is {value}, which is no count"),
+                )),
+            },
+        }
+    }
+
+    pub fn required(&self, name: &str) -> Result<u32> {
+        self.number(name)?.filter(|n| *n > 0).ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidModel,
+                format!("config.json: {name} is missing"),
+            )
+        })
+    }
+
+    fn float(&self, name: &str) -> Option<f64> {
+        self.fields.get(name).and_then(Value::as_f64)
+    }
+
+    /// Elements of a head.
+    pub fn head_dim(&self) -> Result<u32> {
+        let heads = self.required("num_attention_heads")?;
+        let quotient = self.required("hidden_size")? / heads;
+        Ok(self.number("head_dim")?.unwrap_or(quotient))
+    }
+
+    /// Heads of keys and values.
+    pub fn kv_heads(&self) -> Result<u32> {
+        let heads = self.required("num_attention_heads")?;
+        Ok(self.number("num_key_value_heads")?.unwrap_or(heads))
+    }
+
+    /// The keys of the architecture. Returns the factors of Llama 3's wavelengths, which are a
+    /// tensor.
+    pub fn write(&self, to: &mut Metadata) -> Result<Option<Vec<f32>>> {
+        let key = |name: &str| format!("{}.{name}", self.architecture);
+        let head_dim = self.head_dim()?;
+        to.u32(&key("block_count"), self.required("num_hidden_layers")?);
+        to.u32(&key("embedding_length"), self.required("hidden_size")?);
+        to.u32(
+            &key("feed_forward_length"),
+            self.required("intermediate_size")?,
+        );
+        to.u32(
+            &key("attention.head_count"),
+            self.required("num_attention_heads")?,
+        );
+        to.u32(&key("attention.head_count_kv"), self.kv_heads()?);
+        to.u32(&key("attention.key_length"), head_dim);
+        to.u32(&key("attention.value_length"), head_dim);
+        to.u32(&key("rope.dimension_count"), head_dim);
+        to.u32(&key("vocab_size"), self.required("vocab_size")?);
+        if let Some(context) = self.number("max_position_embeddings")? {
+            to.u32(&key("context_length"), context);
+        }
+        let epsilon = self.float("rms_norm_eps").unwrap_or(1e-5);
+        to.f32(&key("attention.layer_norm_rms_epsilon"), epsilon as f32);
+        let parameters = self.fields.get("rope_parameters");
+        let theta = self
+            .float("rope_theta")
+            .or_else(|| parameters?.get("rope_theta")?.as_f64())
+            .unwrap_or(10_000.0);
+        to.f32(&key("rope.freq_base"), theta as f32);
+        if self.architecture == "granite" {
+            for (theirs, ours) in [
+                ("attention.scale", "attention_multiplier"),
+                ("embedding_scale", "embedding_multiplier"),
+                ("residual_scale", "residual_multiplier"),
+                ("logit_scale", "logits_scaling"),
+            ] {
+                to.f32(&key(theirs), self.float(ours).unwrap_or(1.0) as f32);
+            }
+        }
+        // Readers assume that each fourth layer has no positions.
+        if self.architecture == "smollm3"
+            && self.number("no_rope_layer_interval")?.unwrap_or(4) != 4
+        {
+            return Err(unsupported(String::from(
+                "only no_rope_layer_interval 4 is exported to GGUF",
+            )));
+        }
+        let sliding = self.number("sliding_window")?.is_some();
+        if sliding && self.fields.get("use_sliding_window") != Some(&Value::Bool(false)) {
+            return Err(unsupported(String::from(
+                "models with a sliding window are not exported to GGUF",
+            )));
+        }
+        self.scaling(to, theta, head_dim)
+    }
+
+    fn scaling(&self, to: &mut Metadata, theta: f64, head_dim: u32) -> Result<Option<Vec<f32>>> {
+        let key = |name: &str| format!("{}.rope.scaling.{name}", self.architecture);
+        let scaling = self
+            .fields
+            .get("rope_scaling")
+            .filter(|value| !value.is_null());
+        let scaling = scaling.or(self.fields.get("rope_parameters"));
+        let Some(scaling) = scaling else {
+            return Ok(None);
+        };
+        let number = |name: &str| scaling.get(name).and_then(Value::as_f64);
+        let kind = scaling.get("rope_type").or(scaling.get("type"));
+        let factor = number("factor").unwrap_or(1.0);
+        match kind.and_then(Value::as_str) {
+            None | Some("default") => Ok(None),
+            Some("linear") => {
+                to.text(&key("type"), "linear");
+                to.f32(&key("factor"), factor as f32);
+                Ok(None)
+            }
+            Some("yarn") => {
+                to.text(&key("type"), "yarn");
+                to.f32(&key("factor"), factor as f32);
+                let original = number("original_max_position_embeddings");
+                let original = original.map(|n| n as u32);
+                let original = original.or(self.number("max_position_embeddings")?);
+                to.u32(
+                    &key("original_context_length"),
+                    original.unwrap_or_default(),
+                );
+                for name in ["beta_fast", "beta_slow"] {
+                    if let Some(beta) = number(name) {
+                        to.f32(&key(&format!("yarn_{name}")), beta as f32);
+                    }
+                }
+                Ok(None)
+            }
+            Some("llama3") => {
+                let low = number("low_freq_factor").unwrap_or(1.0);
+                let high = number("high_freq_factor").unwrap_or(4.0);
+                let context = number("original_max_position_embeddings").unwrap_or(8192.0);
+                // Llama 3.1: long waves are stretched, short ones are not, those between partly.
+                let factors = (0..head_dim / 2).map(|i| {
+                    let exponent = f64::from(2 * i) / f64::from(head_dim);
+                    let wave = 2.0 * std::f64::consts::PI * theta.powf(exponent);
+                    let stretched = if wave < context / high {
+                        1.0
+                    } else if wave > context / low {
+                        factor
+                    } else {
+                        let smooth = (context / wave - low) / (high - low);
+                        1.0 / ((1.0 - smooth) / factor + smooth)
+                    };
+                    stretched as f32
+                });
+                Ok(Some(factors.collect()))
+            }
+            Some(other) => Err(unsupported(format!(
+                "rope scaling {other:?} is not exported to GGUF; none, linear, yarn and llama3 are"
+            ))),
+        }
+    }
+}
