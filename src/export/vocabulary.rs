@@ -165,7 +165,7 @@ fn split(parts: &GgufTokenizerParts, own: &Tokenizer) -> Result<&'static str> {
             (Ok(a), Ok(b)) => a == b,
             _ => false,
         };
-        if PROBES.iter().all(|probe| same(&probe)) {
+        if PROBES.iter().all(same) {
             return Ok(name);
         }
     }

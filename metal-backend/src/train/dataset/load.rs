@@ -226,7 +226,7 @@ fn io(doing: &str, e: std::io::Error) -> Error {
 
 fn read(path: &Path, text_to_ids: &TextPipeline, options: &DataOptions) -> Result<Dataset> {
     let mut format = None;
-    let found = read_lines(path, options, &mut |line| {
+    let found = read_lines(path, options, |line| {
         let example = example(line, &mut format, text_to_ids, options)?;
         let tokens = example.len();
         Ok(((example, line.len()), tokens))
@@ -256,11 +256,10 @@ pub(super) struct Lines<T> {
 
 /// Reads a file within the limits. `item` makes something of a line, and says how many token ids it
 /// has.
-pub(super) fn read_lines<T>(
-    path: &Path,
-    options: &DataOptions,
-    item: &mut dyn FnMut(&Map<String, Json>) -> Result<(T, usize)>,
-) -> Result<Lines<T>> {
+pub(super) fn read_lines<T, F>(path: &Path, options: &DataOptions, mut item: F) -> Result<Lines<T>>
+where
+    F: FnMut(&Map<String, Json>) -> Result<(T, usize)>,
+{
     let limits = &options.limits;
     // Asked before opening: opening a pipe would wait for its other end.
     let facts = path.metadata().map_err(|e| io("open the file", e))?;

@@ -78,7 +78,7 @@ impl Pairs {
         options: &DataOptions,
     ) -> Result<Self> {
         let path = path.as_ref();
-        let found = read_lines(path, options, &mut |line| {
+        let found = read_lines(path, options, |line| {
             let pair = pair(line, &options.names.prompt, text_to_ids)?;
             let tokens = pair.chosen.len() + pair.rejected.len();
             Ok((pair, tokens))
