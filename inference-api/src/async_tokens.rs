@@ -73,7 +73,7 @@ impl AsyncTokens {
     /// Continues a prompt, as [`TextModel::generate`].
     ///
     /// An error of the beginning is the stream's first item. When the stream is dropped while the
-    /// prompt is read, the request ends at once, unless [`GenerateOptions::cancel`] is set: then at
+    /// prompt is read, the request ends at once, unless [`GenerateOptions::interrupt`] is set: then at
     /// its first token, or by that.
     pub fn generate(
         model: Arc<dyn TextModel>,
@@ -98,9 +98,9 @@ impl AsyncTokens {
         mut options: GenerateOptions,
         begin: impl FnOnce(&GenerateOptions) -> Result<TokenStream> + Send + 'static,
     ) -> Self {
-        let own = options.cancel.is_none().then(CancelToken::new);
+        let own = options.interrupt.cancel.is_none().then(CancelToken::new);
         if own.is_some() {
-            options.cancel.clone_from(&own);
+            options.interrupt.cancel.clone_from(&own);
         }
         let mut tokens = Self::start(move || begin(&options));
         tokens.own_cancel = own;
