@@ -271,7 +271,7 @@ mod tests {
                 "no common prompt",
             ),
         ] {
-            let error = read(&[line.clone()]).unwrap_err().to_string();
+            let error = read(std::slice::from_ref(&line)).unwrap_err().to_string();
             assert!(
                 error.contains(what) && error.contains("line 1"),
                 "{line}: {error}"
