@@ -25,7 +25,7 @@ pub struct WeightStorage {
     /// Whether a quantized matrix of this mode, width and group size keeps scales and biases as
     /// 16-bit floats where that is exact.
     pub keeps_half_factors: fn(mode: &str, bits: i32, group_size: i32) -> bool,
-    /// Whether a matrix in GGUF's Q6_K keeps its bits. Stacks of experts become floats anyway.
+    /// Whether a matrix in GGUF's Q6_K, or a stack of matrices of experts, keeps its bits.
     pub keeps_super_scales: bool,
 }
 
@@ -267,6 +267,16 @@ fn elements(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |n, &d| n.saturating_mul(d as u64))
 }
 
+/// Whether the kernels can hold a tensor of this shape in its own format: a matrix, or a stack of
+/// matrices of experts that begin with a block of eight rows each.
+fn is_matrix(shape: &[usize]) -> bool {
+    match *shape {
+        [_, _] => true,
+        [_, rows, _] => rows % 8 == 0,
+        _ => false,
+    }
+}
+
 /// A tensor of a safetensors file.
 struct Stored<'a> {
     checkpoint: &'a SafetensorsCheckpoint,
@@ -288,8 +298,7 @@ impl Stored<'_> {
             Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16
         );
         let is_half = matches!(info.dtype, Dtype::F16 | Dtype::BF16);
-        // Experts are stacked, which converts them.
-        let is_matrix = info.shape.len() == 2 && part != Part::Experts;
+        let is_matrix = is_matrix(&info.shape);
         let float = |stays: bool| {
             if !is_float || (stays && storage.compute_bytes > 2) {
                 stored
@@ -314,7 +323,8 @@ impl Stored<'_> {
             }
             Some(_) if suffix.ends_with("_scales") => ("mxfp4".to_owned(), 0, stored),
             _ => {
-                let stays = storage.keeps_halves && is_half && is_matrix && suffix == "weight";
+                let is_weight = matches!(suffix, "weight" | "gate_up_proj" | "down_proj");
+                let stays = storage.keeps_halves && is_half && is_matrix && is_weight;
                 (format!("{:?}", info.dtype), elements, float(stays))
             }
         };
@@ -362,17 +372,13 @@ fn of_gguf(
     let parameters = elements(&tensor.shape);
     let stored_bytes = tensor.nbytes as u64;
     let usual = names.usual(stored);
-    let is_matrix = tensor.shape.len() == 2;
+    let is_matrix = is_matrix(&tensor.shape);
     let name = usual.unwrap_or_else(|| stored.to_owned());
     let part = Part::of(&name);
     let loaded_bytes = match affine_bits(tensor.kind) {
         // The configuration has read them already.
         _ if stored.starts_with("rope_factors_") => 0,
-        None if storage.keeps_super_scales
-            && has_super_scales(tensor.kind)
-            && is_matrix
-            && part != Part::Experts =>
-        {
+        None if storage.keeps_super_scales && has_super_scales(tensor.kind) && is_matrix => {
             stored_bytes
         }
         // A vector becomes floats, whatever its blocks.

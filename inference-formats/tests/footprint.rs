@@ -143,9 +143,8 @@ fn packed_matrices_keep_their_words_and_convert_their_factors() {
     assert_eq!(sum(&KERNELS, "m.q_proj"), words4 + 2 * 64 * 2);
     // Float16 may not hold what bfloat16 does.
     assert_eq!(sum(&KERNELS, "m.k_proj"), words8 + 2 * 128 * 4);
-    // Experts are stacked, not put into the order of kernels.
     let experts = "m.mlp.experts.0.up_proj";
-    assert_eq!(sum(&KERNELS, experts), words4 + 2 * 64 * 4);
+    assert_eq!(sum(&KERNELS, experts), words4 + 2 * 64 * 2);
     for layer in ["m.q_proj", experts] {
         assert_eq!(
             sum(&WeightStorage::converted(4), layer),
@@ -327,6 +326,9 @@ fn gguf_experts_vectors_and_factors_of_the_rotation() {
     let (_dir, path) = Writer::default()
         .tensor("blk.0.ffn_up_exps.weight", &[32, 4, 2], 8, &[0; 272])
         .tensor("blk.0.ffn_gate_exps.weight", &[32, 4, 2], 1, &[0; 512])
+        .tensor("blk.1.ffn_up_exps.weight", &[32, 8, 2], 8, &[0; 544])
+        .tensor("blk.1.ffn_gate_exps.weight", &[32, 8, 2], 1, &[0; 1024])
+        .tensor("blk.1.ffn_down_exps.weight", &[256, 8, 2], 14, &[0; 3360])
         .tensor("blk.0.attn_norm.weight", &[32], 1, &[0; 64])
         .tensor("rope_factors_long.weight", &[16], 0, &[0; 64])
         .file();
@@ -336,12 +338,18 @@ fn gguf_experts_vectors_and_factors_of_the_rotation() {
     let experts = "model.layers.0.block_sparse_moe.switch_mlp";
     assert_eq!(
         of(&footprint, &format!("{experts}.up_proj.weight")).0,
-        256 + 8 * 8
+        256 + 8 * 8,
+        "four rows are no block of the kernels"
     );
     assert_eq!(
         of(&footprint, &format!("{experts}.gate_proj.weight")).0,
         4 * 256
     );
+    let experts = "model.layers.1.block_sparse_moe.switch_mlp";
+    let own = |name: &str| of(&footprint, &format!("{experts}.{name}_proj.weight")).0;
+    assert_eq!(own("up"), 512 + 16 * 4);
+    assert_eq!(own("gate"), 2 * 512);
+    assert_eq!(own("down"), 2 * 8 * 210);
     assert_eq!(
         of(&footprint, "model.layers.0.input_layernorm.weight").0,
         4 * 32

@@ -19,11 +19,12 @@ use crate::cache::{CacheOptions, Caches, KvView, Row, lengths, passing};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::error::engine;
+use crate::exec::ExpertGate as Gate;
 use crate::loader::Weights;
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
-use crate::nn::moe::{Gate, Router, Weighing, weigh};
+use crate::nn::moe::{Router, Weighing};
 use crate::nn::{Activation, Attention, Embedding, Experts, GatedMlp, HeadNorms, Linear, Norm};
 
 /// The mixture of a block, beside its feed-forward.
@@ -94,8 +95,9 @@ impl MixtureBeside {
     fn forward(&self, x: &Array) -> mlx_rs_core::Result<Array> {
         let (ids, weights) = self.router.forward(&self.router_norm.forward(x)?)?;
         let weights = weights.multiply(&self.per_expert_scale.take_clamped(&ids, 0)?)?;
-        let outputs = self.experts.forward(&self.experts_in.forward(x)?, &ids)?;
-        self.experts_out.forward(&weigh(&outputs, &weights)?)
+        let x = self.experts_in.forward(x)?;
+        self.experts_out
+            .forward(&self.experts.forward(&x, &ids, &weights)?)
     }
 }
 

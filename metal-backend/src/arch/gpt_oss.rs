@@ -11,9 +11,10 @@ use super::moe::counts;
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
 use crate::error::engine;
+use crate::exec::ExpertGate as Gate;
 use crate::loader::{ExpertNames, Weights};
-use crate::nn::moe::{Gate, Weighing};
-use crate::nn::{ExpertLinear, Experts, FeedForward, Mixture, Router, Weight};
+use crate::nn::moe::Weighing;
+use crate::nn::{Experts, FeedForward, Mixture, Router, Weight};
 
 /// Slope of the gate's sigmoid.
 const ALPHA: f32 = 1.702;
@@ -101,25 +102,31 @@ fn experts(b: &mut Builder<'_>, at: &str, count: i32, limit: f32) -> Result<Expe
         .expand_dims(-1)
         .map_err(engine("weights"))?;
     let dtype = b.weights.dtype();
-    let half = |first: i32| -> mlx_rs_core::Result<ExpertLinear> {
-        let weight = match both.quantized()? {
-            None => Weight::Dense(every_other_row(&both.dense(dtype)?, first)?),
-            Some(q) => Weight::Quantized(Quantized {
+    let half = |first: i32| -> mlx_rs_core::Result<(Weight, Array)> {
+        let weight = match (both.quantized()?, &both) {
+            (None, Weight::Dense(w)) => Weight::Dense(every_other_row(w, first)?),
+            (None, _) => Weight::Dense(every_other_row(&both.dense(dtype)?, first)?),
+            (Some(q), _) => Weight::Quantized(Quantized {
                 weight: every_other_row(&q.weight, first)?,
                 scales: every_other_row(&q.scales, first)?,
                 ..q
             }),
         };
         let bias = every_other_row(&both_bias, first)?.squeeze_axis(-1)?;
-        ExpertLinear::new(weight, Some(bias))
+        Ok((weight, bias))
+    };
+    let halves = [half(0), half(1)].map(|half| half.map_err(engine("weights")));
+    let [(gate, gate_bias), (up, up_bias)] = {
+        let [gate, up] = halves;
+        [gate?, up?]
     };
     let down_bias = b
         .weights
         .tensor(&format!("{down}_bias"), &[count, hidden])?;
     Ok(Experts {
-        gate: half(0).map_err(engine("weights"))?,
-        up: half(1).map_err(engine("weights"))?,
-        down: ExpertLinear::new(down_weight, Some(down_bias)).map_err(engine("weights"))?,
+        gate: b.weights.expert_layer(gate, Some(gate_bias))?,
+        up: b.weights.expert_layer(up, Some(up_bias))?,
+        down: b.weights.expert_layer(down_weight, Some(down_bias))?,
         activation,
     })
 }
@@ -133,7 +140,7 @@ fn transposed(
     inputs: i32,
 ) -> Result<Weight> {
     b.weights
-        .tensor(name, &[count, inputs, outputs])?
+        .expert_tensor(name, &[count, inputs, outputs])?
         .swap_axes(-1, -2)
         .map(Weight::Dense)
         .map_err(engine("weights"))

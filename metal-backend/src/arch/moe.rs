@@ -10,8 +10,9 @@ use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::error::engine;
+use crate::exec::ExpertGate as Gate;
 use crate::loader::{ExpertNames, Weights};
-use crate::nn::moe::{Gate, Weighing};
+use crate::nn::moe::Weighing;
 use crate::nn::{Activation, ExpertLinear, Experts, FeedForward, Mixture, Router, Weight};
 
 /// Where a block keeps its experts.
@@ -38,19 +39,21 @@ pub fn experts(
     let hidden = b.dims.hidden;
     let fused = format!("{}.gate_up_proj", at.single);
     if b.weights.contains(&fused) {
-        let both = Weight::Dense(b.weights.tensor(&fused, &[count, 2 * width, hidden])?);
+        let both = b
+            .weights
+            .expert_tensor(&fused, &[count, 2 * width, hidden])?;
+        let both = Weight::Dense(both);
         let half = |from: i32| -> Result<ExpertLinear> {
-            both.rows(from, from + width)
-                .and_then(|w| ExpertLinear::new(w, None))
-                .map_err(engine("weights"))
+            let rows = both.rows(from, from + width).map_err(engine("weights"))?;
+            b.weights.expert_layer(rows, None)
         };
         let (gate, up) = (half(0)?, half(width)?);
         let down = format!("{}.down_proj", at.single);
-        let down = Weight::Dense(b.weights.tensor(&down, &[count, hidden, width])?);
+        let down = Weight::Dense(b.weights.expert_tensor(&down, &[count, hidden, width])?);
         return Ok(Experts {
             gate,
             up,
-            down: ExpertLinear::new(down, None).map_err(engine("weights"))?,
+            down: b.weights.expert_layer(down, None)?,
             activation,
         });
     }

@@ -1,6 +1,6 @@
 //! Products with matrices, and what surrounds them: a norm before, biases, and an epilogue.
 
-use mlx_rs_core::{Array, Result, cpu};
+use mlx_rs_core::{Array, Error, ErrorKind, Result, cpu};
 
 use super::activation::Activation;
 use super::parallel::ParallelMatrix;
@@ -65,6 +65,10 @@ impl Matrix {
         Ok(Self(match weight.in_layout(on_cpu)? {
             Weight::Interleaved(m) => Kind::Kernel(cpu::Matrix::Quantized(m)),
             Weight::Quantized(q) => Kind::Quantized(ParallelMatrix::new(q, on_cpu)?),
+            Weight::Experts { .. } => {
+                let message = "a stack of experts is no matrix";
+                return Err(Error::new(ErrorKind::Shape, "linear", message));
+            }
             Weight::Dense(w) => {
                 let kernel = if on_cpu {
                     cpu::DenseMatrix::new(&w)?

@@ -10,6 +10,7 @@
 //! | `weight.rs` | the layout of a matrix in memory, and what the loader keeps packed |
 //! | `matrix.rs` | one product, and several with a norm before and an epilogue behind |
 //! | `activation.rs` | which activations are gates of the kernels |
+//! | `experts.rs` | products by index, and the block of a mixture |
 //! | `parallel.rs` | quantized products of MLX on one stream or two |
 //! | `attention.rs` | which attention layers the kernels have |
 //! | `block.rs` | which whole decoder blocks they have |
@@ -21,6 +22,7 @@
 pub mod activation;
 mod attention;
 mod block;
+mod experts;
 mod matrix;
 mod parallel;
 pub mod sampling;
@@ -29,6 +31,7 @@ mod weight;
 pub use activation::Activation;
 pub use attention::{AttentionSpec, Heads, KvBuffer, PlainView, RotarySpec, Rotation, TokenRange};
 pub use block::{Block, BlockSpec, KvSlot};
+pub use experts::{ExpertGate, ExpertMatrix, ExpertPart, expert_block};
 pub use matrix::{Epilogue, Matrix, NormSpec, Part, project};
 pub use parallel::ParallelMatrix;
 pub use weight::{

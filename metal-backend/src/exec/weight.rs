@@ -13,6 +13,13 @@ pub enum Weight {
     Quantized(Quantized),
     /// The same in the order of our own kernels.
     Interleaved(cpu::QuantizedMatrix),
+    /// A stack `[experts, out, in]` in that order, an expert's rows after another's.
+    Experts {
+        /// `[experts * out, in]`, where `out` is a multiple of 8.
+        rows: cpu::QuantizedMatrix,
+        /// How many.
+        experts: i32,
+    },
 }
 
 impl Weight {
@@ -21,7 +28,7 @@ impl Weight {
         match self {
             Weight::Dense(w) => w.nbytes(),
             Weight::Quantized(q) => q.nbytes(),
-            Weight::Interleaved(m) => m.nbytes(),
+            Weight::Interleaved(m) | Weight::Experts { rows: m, .. } => m.nbytes(),
         }
     }
 
@@ -49,8 +56,19 @@ impl Weight {
         match self {
             Weight::Dense(_) => Ok(None),
             Weight::Quantized(q) => Ok(Some(q.clone())),
-            Weight::Interleaved(m) if m.has_super_scales() => Ok(None),
+            Weight::Interleaved(m) | Weight::Experts { rows: m, .. } if m.has_super_scales() => {
+                Ok(None)
+            }
             Weight::Interleaved(m) => m.to_quantized().map(Some),
+            Weight::Experts { rows, experts } => {
+                let q = rows.to_quantized()?;
+                Ok(Some(Quantized {
+                    weight: stacked(&q.weight, *experts)?,
+                    scales: stacked(&q.scales, *experts)?,
+                    biases: q.biases.map(|b| stacked(&b, *experts)).transpose()?,
+                    ..q
+                }))
+            }
         }
     }
 
@@ -59,7 +77,9 @@ impl Weight {
         match self {
             Weight::Dense(_) => None,
             Weight::Quantized(q) => Some((q.bits, q.group_size)),
-            Weight::Interleaved(m) => Some((m.bits(), m.group_size())),
+            Weight::Interleaved(m) | Weight::Experts { rows: m, .. } => {
+                Some((m.bits(), m.group_size()))
+            }
         }
     }
 
@@ -75,6 +95,10 @@ impl Weight {
                 shape
             }
             Weight::Interleaved(m) => m.shape().to_vec(),
+            Weight::Experts { rows, experts } => {
+                let [all, inputs] = rows.shape();
+                vec![*experts, all.checked_div(*experts).unwrap_or(0), inputs]
+            }
         }
     }
 
@@ -90,6 +114,9 @@ impl Weight {
                 all_rows(m, 0, m.shape()[0])?.astype(dtype)
             }
             Weight::Interleaved(m) => m.to_quantized()?.dequantize(dtype),
+            Weight::Experts { rows, experts } => {
+                stacked(&Weight::Interleaved(rows.clone()).dense(dtype)?, *experts)
+            }
         }
     }
 
@@ -112,6 +139,10 @@ impl Weight {
                 Some(rows) => Weight::Interleaved(rows),
                 None if m.has_super_scales() => Weight::Dense(all_rows(m, from, to)?),
                 None => return Weight::Quantized(m.to_quantized()?).rows(from, to),
+            },
+            Weight::Experts { .. } => match self.quantized()? {
+                Some(q) => return Weight::Quantized(q).rows(from, to),
+                None => return Weight::Dense(self.dense(Dtype::Float32)?).rows(from, to),
             },
         })
     }
@@ -139,6 +170,36 @@ impl Weight {
         Ok(matrix.map(Self::Interleaved))
     }
 
+    /// Interleaved rows as a stack of so many experts, whose rows are multiples of
+    /// [`INTERLEAVED_ROWS`]. Other weights stay as they are.
+    #[must_use]
+    pub fn into_experts(self, experts: i32) -> Self {
+        match self {
+            Weight::Interleaved(rows) => Weight::Experts { rows, experts },
+            other => other,
+        }
+    }
+
+    /// Matrices of one format for the kernels as a stack. `None` when they are not all in the order
+    /// of the kernels, not of one format, or do not end with [`INTERLEAVED_ROWS`].
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn joined(parts: &[Self]) -> Result<Option<Self>> {
+        let packed: Option<Vec<_>> = parts
+            .iter()
+            .map(|part| match part {
+                Weight::Interleaved(m) => Some(m),
+                _ => None,
+            })
+            .collect();
+        let (Some(packed), Ok(experts)) = (packed, i32::try_from(parts.len())) else {
+            return Ok(None);
+        };
+        let rows = cpu::QuantizedMatrix::joined(&packed)?;
+        Ok(rows.map(|rows| Weight::Experts { rows, experts }))
+    }
+
     /// The rows of these ids as numbers of `dtype`, `[..] -> [.., in]`. An id beyond the matrix
     /// takes the last row.
     ///
@@ -148,7 +209,9 @@ impl Weight {
         match self {
             Weight::Dense(w) => w.take_clamped(ids, 0)?.astype(dtype),
             Weight::Quantized(q) => q.take_rows(ids)?.dequantize(dtype),
-            Weight::Interleaved(m) => m.take_rows(ids)?.astype(dtype),
+            Weight::Interleaved(m) | Weight::Experts { rows: m, .. } => {
+                m.take_rows(ids)?.astype(dtype)
+            }
         }
     }
 
@@ -160,7 +223,7 @@ impl Weight {
                 .into_iter()
                 .flatten()
                 .collect(),
-            Weight::Interleaved(m) => m.arrays().iter().collect(),
+            Weight::Interleaved(m) | Weight::Experts { rows: m, .. } => m.arrays().iter().collect(),
         }
     }
 }
@@ -213,6 +276,12 @@ pub fn interleaved(rows: &Array) -> Result<Array> {
 /// When memory runs out.
 pub fn factors(rows: Array) -> Result<Array> {
     cpu::QuantizedMatrix::factors(rows)
+}
+
+/// Rows `[experts * out, width]` as `[experts, out, width]`.
+fn stacked(rows: &Array, experts: i32) -> Result<Array> {
+    let width = rows.dim(-1)?;
+    rows.reshape(&[experts, -1, width])
 }
 
 /// Rows `from..to` as plain numbers.

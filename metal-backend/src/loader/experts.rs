@@ -3,10 +3,11 @@
 use inference::Result;
 use mlx_rs_core::{Array, Dtype, Quantized, eval, stack};
 
-use super::Weights;
+use super::{Weights, mlx_shape};
 use crate::error::engine;
+use crate::exec::{INTERLEAVED_ROWS, Weight};
+use crate::nn::ExpertLinear;
 use crate::nn::adapter::{SlotKind, SlotView};
-use crate::nn::{ExpertLinear, Weight};
 
 /// The names of one matrix of all experts.
 pub struct ExpertNames<'a> {
@@ -36,7 +37,7 @@ impl Weights {
             let parts = (0..experts)
                 .map(|e| self.stack(&(names.single)(e), &[outputs, inputs]))
                 .collect::<Result<Vec<_>>>()?;
-            join(&parts).map_err(engine("weights"))?
+            join(&parts, self.dtype).map_err(engine("weights"))?
         };
         let bias = if bias {
             Some(self.tensor(&format!("{}.bias", names.stacked), &[experts, outputs])?)
@@ -44,29 +45,46 @@ impl Weights {
             None
         };
         let slot = self.slot(names.stacked, SlotKind::Matrix, &weight);
-        let layer = ExpertLinear::new(weight, bias).map_err(engine("weights"))?;
+        let layer = self.expert_layer(weight, bias)?;
         Ok(layer.at(SlotView::new(slot, None)))
     }
 }
 
+/// Rows and columns of a matrix, or of a stack of matrices, that the kernels can hold: all rows of
+/// a stack, an expert's after another's. `None` where experts do not begin with a row block.
+pub(super) fn kernel_rows(shape: &[usize]) -> Option<(usize, usize)> {
+    let rows = match *shape {
+        [rows, _] => rows,
+        [experts, rows, _] if rows % INTERLEAVED_ROWS == 0 => experts.checked_mul(rows)?,
+        _ => return None,
+    };
+    (rows > 0).then_some((rows, *shape.last()?))
+}
+
+/// All rows of a matrix or of a stack of this shape, as the weight.
+pub(super) fn packed_weight(rows: Weight, shape: &[usize]) -> Weight {
+    match *shape {
+        [experts, _, _] => rows.into_experts(mlx_shape(&[experts])[0]),
+        _ => rows,
+    }
+}
+
 /// Stacks matrices of one format. Evaluated at once, so that the parts can be freed.
-fn join(parts: &[Weight]) -> mlx_rs_core::Result<Weight> {
+fn join(parts: &[Weight], dtype: Dtype) -> mlx_rs_core::Result<Weight> {
     let joined = |arrays: Vec<&Array>| -> mlx_rs_core::Result<Array> {
         let all = stack(&arrays, 0)?;
         eval([&all])?;
         Ok(all)
     };
-    let quantized: Option<Vec<&Quantized>> = parts
-        .iter()
-        .map(|p| match p {
-            Weight::Quantized(q) => Some(q),
-            _ => None,
-        })
-        .collect();
-    let alike = |all: &[&Quantized]| {
+    if let Some(stack) = Weight::joined(parts)? {
+        return Ok(stack);
+    }
+    let quantized: Option<Vec<Quantized>> =
+        (parts.iter().map(Weight::quantized)).collect::<mlx_rs_core::Result<_>>()?;
+    let alike = |all: &[Quantized]| {
         all.windows(2).all(|pair| {
             let format = |q: &Quantized| (q.bits, q.group_size, q.mode);
-            format(pair[0]) == format(pair[1])
+            format(&pair[0]) == format(&pair[1])
         })
     };
     if let Some(all) = quantized
@@ -78,16 +96,19 @@ fn join(parts: &[Weight]) -> mlx_rs_core::Result<Weight> {
             weight: joined(all.iter().map(|q| &q.weight).collect())?,
             scales: joined(all.iter().map(|q| &q.scales).collect())?,
             biases: biases.map(joined).transpose()?,
-            ..**first
+            ..*first
         }));
     }
     // Experts in different formats become plain numbers.
+    let halves = parts.windows(2).all(|pair| match pair {
+        [Weight::Dense(a), Weight::Dense(b)] => a.dtype() == b.dtype(),
+        _ => false,
+    });
     let dense = parts
         .iter()
         .map(|p| match p {
-            Weight::Dense(w) => Ok(w.clone()),
-            Weight::Quantized(q) => q.dequantize(q.scales.dtype()),
-            packed => packed.dense(Dtype::Float32),
+            Weight::Dense(w) if halves => Ok(w.clone()),
+            other => other.dense(dtype),
         })
         .collect::<mlx_rs_core::Result<Vec<_>>>()?;
     Ok(Weight::Dense(joined(dense.iter().collect())?))

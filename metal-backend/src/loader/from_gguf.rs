@@ -4,6 +4,7 @@
 use inference::Result;
 use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
 
+use super::experts::{kernel_rows, packed_weight};
 use super::streaming::{PartLayout, Parts, all_of, one, rows_and_cols};
 use super::{Source, Weights, dimension, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
@@ -148,6 +149,22 @@ impl Weights {
         Weight::from_super_scaled(all_of(made)?, rows).map_err(engine("weights"))
     }
 
+    /// The type in memory of a tensor that becomes plain numbers.
+    pub(super) fn gguf_float_type(
+        &self,
+        tensor: &GgufTensor,
+        shape: &[usize],
+        for_kernels: bool,
+    ) -> Dtype {
+        // Decoded through float32, which holds all numbers of both types.
+        let own = match tensor.kind {
+            GgmlType::F16 => Dtype::Float16,
+            GgmlType::BF16 => Dtype::Bfloat16,
+            _ => self.dtype,
+        };
+        self.matrix_type(own, shape, for_kernels)
+    }
+
     pub(super) fn gguf_matrix(
         &self,
         gguf: &Gguf,
@@ -159,20 +176,13 @@ impl Weights {
         if tensor.kind == GgmlType::Q6K
             && for_kernels
             && exec::keeps_super_scales(self.dtype)
-            && let [rows, cols] = *shape
-            && rows > 0
-            && let Some(weight) = self.gguf_super_scaled(gguf, stored, tensor, [rows, cols])?
+            && let Some((rows, cols)) = kernel_rows(shape)
+            && let Some(matrix) = self.gguf_super_scaled(gguf, stored, tensor, [rows, cols])?
         {
-            return Ok(weight);
+            return Ok(packed_weight(matrix, shape));
         }
         let Some(bits) = repack(tensor.kind, &[]).map(|packed| packed.bits) else {
-            // Decoded through float32, which holds all numbers of both types.
-            let own = match tensor.kind {
-                GgmlType::F16 => Dtype::Float16,
-                GgmlType::BF16 => Dtype::Bfloat16,
-                _ => self.dtype,
-            };
-            let dtype = self.matrix_type(own, shape, for_kernels);
+            let dtype = self.gguf_float_type(tensor, shape, for_kernels);
             return self
                 .gguf_dense(gguf, stored, tensor, shape, dtype)
                 .map(Weight::Dense);
@@ -181,7 +191,9 @@ impl Weights {
             return Err(self.wrong_shape(stored, &tensor.shape, shape));
         };
         let (groups, words) = (cols / 32, cols / 32 * dimension(bits));
-        let kernel = for_kernels && exec::keeps_packed(QuantMode::Affine, bits, 32, self.dtype);
+        let kernel_rows = kernel_rows(shape)
+            .filter(|_| for_kernels && exec::keeps_packed(QuantMode::Affine, bits, 32, self.dtype));
+        let kernel = kernel_rows.is_some();
         let numbers = PartLayout {
             interleaved: kernel,
             ..PartLayout::rows(words, Dtype::Uint32)
@@ -201,12 +213,13 @@ impl Weights {
                 self.array(&packed.biases, &groups)?,
             ])
         })?;
-        if let (true, [rows]) = (kernel, outer) {
+        if let Some((rows, _)) = kernel_rows {
             let [words, scales, biases] = all_of(made)?;
-            let format = (mlx_shape(&[*rows])[0], bits, 32);
+            let format = (mlx_shape(&[rows])[0], bits, 32);
             let scales = exec::factors(scales).map_err(engine("weights"))?;
             let biases = exec::factors(biases).map_err(engine("weights"))?;
             return Weight::from_interleaved(words, [scales, biases], format)
+                .map(|rows| packed_weight(rows, shape))
                 .map_err(engine("weights"));
         }
         let with_last = |n: usize| [outer, &[n]].concat();
@@ -315,6 +328,66 @@ mod tests {
                     let part = weight.rows(5, 77).unwrap();
                     let part = part.dense(Dtype::Float32).unwrap().to_f32_vec().unwrap();
                     assert!(part == wanted[5 * COLS..77 * COLS], "{name}, rows");
+                }
+            }
+        });
+    }
+
+    /// A stack of experts keeps its blocks, too, however it is cut into chunks.
+    #[test]
+    fn experts_reach_the_kernels_as_they_are() {
+        const EXPERTS: usize = 5;
+        let prefix = "model.layers.0.mlp.switch_mlp.up_proj";
+        let config = CONFIG.replace("llama", "qwen3_moe");
+        on_cpu(|| {
+            // Q4_0, Q8_0, Q6_K and F16.
+            for (kind, block, weights, halves) in [
+                (2, 18, 32, &[0][..]),
+                (8, 34, 32, &[0]),
+                (14, 210, 256, &[208]),
+                (1, 2, 1, &[0]),
+            ] {
+                let bytes = blocks(block, weights, halves);
+                let rows = ROWS / EXPERTS / 2; // 30: no whole row blocks
+                for (experts, rows) in [(EXPERTS, 2 * rows - 4), (EXPERTS, rows)] {
+                    let bytes = &bytes[..experts * rows * COLS / weights * block];
+                    let dims = [COLS as u64, rows as u64, experts as u64];
+                    let (_dir, path) = Writer::default()
+                        .tensor("blk.0.ffn_up_exps.weight", &dims, kind, bytes)
+                        .file();
+                    let file = || Gguf::open(&path).unwrap();
+                    let config = ModelConfig::from_json(config.as_bytes()).unwrap();
+                    let stored = file().tensors()["blk.0.ffn_up_exps.weight"].kind;
+                    let wanted = dequantize(stored, bytes).unwrap();
+                    for chunk in [1, 1 << 20] {
+                        let mut all = Weights::from_gguf(file(), &config, Dtype::Float32);
+                        all.chunk_bytes = chunk;
+                        all.use_cpu();
+                        let shape = [experts, rows, COLS].map(|n| n as i32);
+                        let weight = all.stack(prefix, &shape).unwrap();
+                        assert_eq!(weight.shape(), shape);
+                        let what = format!("{}, {rows} rows, {chunk}", stored.name());
+                        let loaded = weight.dense(Dtype::Float32).unwrap();
+                        assert_eq!(loaded.shape(), shape, "{what}");
+                        assert!(loaded.to_f32_vec().unwrap() == wanted, "{what}");
+                        let some = weight.rows(3, 17).unwrap().dense(Dtype::Float32).unwrap();
+                        assert!(
+                            some.array_equal(&loaded.slice_axis(1, 3, 17).unwrap())
+                                .unwrap(),
+                            "{what}"
+                        );
+                        if !cpu::enabled() || rows % 8 != 0 {
+                            continue;
+                        }
+                        match &weight {
+                            Weight::Dense(w) => assert_eq!(w.dtype(), Dtype::Float16, "{what}"),
+                            Weight::Experts { .. } => {}
+                            _ => panic!("{what} is not for the kernels"),
+                        }
+                        let storage = Weights::storage(true, Dtype::Float32);
+                        let estimate = Footprint::of_gguf(&file(), &config, &storage);
+                        assert_eq!(weight.nbytes() as u64, estimate.loaded_bytes(), "{what}");
+                    }
                 }
             }
         });

@@ -6,6 +6,7 @@ use inference::Result;
 use mlx_rs_core::{Array, Dtype, Element, QuantMode, Quantized};
 use safetensors::Dtype as FileDtype;
 
+use super::experts::{kernel_rows, packed_weight};
 use super::streaming::{PartLayout, all_of, one, rows_and_cols};
 use super::{Weights, dimension, mlx_shape};
 use crate::checkpoint::config::QuantConfig;
@@ -63,7 +64,8 @@ impl Weights {
 
     /// The type in memory of a dense tensor with numbers of type `stored`.
     pub(super) fn matrix_type(&self, stored: Dtype, shape: &[usize], for_kernels: bool) -> Dtype {
-        let stays = for_kernels && shape.len() == 2 && exec::keeps_half(stored, self.dtype);
+        let stays =
+            for_kernels && matches!(shape.len(), 2 | 3) && exec::keeps_half(stored, self.dtype);
         if stays { stored } else { self.dtype }
     }
 
@@ -185,8 +187,9 @@ impl Weights {
             ));
         };
         let (count_of_rows, words) = rows_and_cols(&packed);
+        let kernel_rows = kernel_rows(shape);
         let kernel = for_kernels
-            && rows.len() == 1
+            && kernel_rows.is_some()
             && exec::keeps_packed(mode, config.bits, config.group_size, self.dtype);
         let numbers = PartLayout {
             interleaved: kernel,
@@ -210,11 +213,22 @@ impl Weights {
         };
         if kernel {
             let [words] = all_of(weight)?;
-            let format = (mlx_shape(rows)[0], config.bits, config.group_size);
-            let factors = |name: &str| exec::factors(part(name)?).map_err(engine("weights"));
+            let format = (
+                mlx_shape(&[count_of_rows])[0],
+                config.bits,
+                config.group_size,
+            );
+            let factors = |name: &str| -> Result<Array> {
+                let all = part(name)?
+                    .reshape(&mlx_shape(&[count_of_rows, cols / group]))
+                    .and_then(exec::factors);
+                all.map_err(engine("weights"))
+            };
             // One after the other, so that only one of them is in memory in full.
             let factors = [factors("scales")?, factors("biases")?];
-            return Weight::from_interleaved(words, factors, format).map_err(engine("weights"));
+            return Weight::from_interleaved(words, factors, format)
+                .map(|rows| packed_weight(rows, shape))
+                .map_err(engine("weights"));
         }
         Ok(Weight::Quantized(Quantized {
             weight: one(weight, &packed)?,

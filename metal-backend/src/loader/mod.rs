@@ -21,7 +21,7 @@ use crate::checkpoint::{Gguf, ModelConfig};
 use crate::error::engine;
 use crate::exec;
 use crate::nn::adapter::{ParamSlot, SlotKind, SlotView};
-use crate::nn::{Embedding, Linear, Weight};
+use crate::nn::{Embedding, ExpertLinear, Linear, Weight};
 
 pub use experts::ExpertNames;
 
@@ -264,6 +264,23 @@ impl Weights {
             .map_err(engine("weights"))
     }
 
+    /// A dense stack of matrices of experts. Numbers of 16 bits stay so where the kernels multiply
+    /// with them.
+    ///
+    /// # Errors
+    /// As [`Self::tensor`].
+    pub fn expert_tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
+        self.dense_tensor(name, shape, self.on_cpu)
+    }
+
+    /// Experts from parts that were fetched before.
+    ///
+    /// # Errors
+    /// When the weight is not a stack of matrices.
+    pub fn expert_layer(&self, weight: Weight, bias: Option<Array>) -> Result<ExpertLinear> {
+        ExpertLinear::new(weight, bias, self.on_cpu).map_err(engine("weights"))
+    }
+
     fn dense_tensor(&mut self, name: &str, shape: &[i32], for_kernels: bool) -> Result<Array> {
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
         let array = match &self.source {
@@ -273,7 +290,8 @@ impl Weights {
             }
             Source::Gguf(g, names) => {
                 let (stored, tensor) = self.gguf_tensor(g, names, name, &shape)?;
-                self.gguf_dense(g, &stored, tensor, &shape, self.dtype)?
+                let dtype = self.gguf_float_type(tensor, &shape, for_kernels);
+                self.gguf_dense(g, &stored, tensor, &shape, dtype)?
             }
         };
         self.account(name, &[&array], elements(&shape));
@@ -363,7 +381,7 @@ impl Weights {
     /// `InvalidModel` when a part is missing or of another shape or kind.
     pub fn stack(&mut self, prefix: &str, shape: &[i32]) -> Result<Weight> {
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
-        let weight = self.fetch(prefix, &shape, false)?;
+        let weight = self.fetch(prefix, &shape, self.on_cpu)?;
         self.count(prefix, &weight, elements(&shape));
         Ok(weight)
     }

@@ -1,13 +1,12 @@
 //! Mixtures of experts (Shazeer et al. 2017): a router gives each token to a few of many
 //! feed-forward blocks, whose matrices stand in one stack and are multiplied by index.
 
-use mlx_rs_core::{Array, Quantized, Result};
+use mlx_rs_core::{Array, Result};
 
 use super::adapter::{self, SlotView};
 use super::linear::Linear;
 use super::mlp::GatedMlp;
-use crate::exec::Activation;
-use crate::exec::Weight;
+use crate::exec::{ExpertGate, ExpertMatrix, ExpertPart, Weight, expert_block};
 
 /// From so many rows on, rows are sorted by expert, so that each matrix is read once.
 const WORTH_SORTING: usize = 64;
@@ -15,37 +14,22 @@ const WORTH_SORTING: usize = 64;
 /// One matrix of every expert.
 #[derive(Debug, Clone)]
 pub struct ExpertLinear {
-    kind: Kind,
+    matrix: ExpertMatrix,
     /// `[experts, out]`.
     bias: Option<Array>,
     /// Where adapters stand.
     slot: Option<SlotView>,
 }
 
-#[derive(Debug, Clone)]
-enum Kind {
-    /// The transposed view `[experts, in, out]`.
-    Dense {
-        transposed: Array,
-    },
-    Quantized(Quantized),
-}
-
 impl ExpertLinear {
-    /// From a stack `[experts, out, in]` and an optional bias `[experts, out]`.
+    /// From a stack `[experts, out, in]` and an optional bias `[experts, out]`, for a CPU that
+    /// computes in float32 when `on_cpu`.
     ///
     /// # Errors
     /// When the weight is not a stack of matrices.
-    pub fn new(weight: Weight, bias: Option<Array>) -> Result<Self> {
-        let kind = match weight {
-            Weight::Dense(w) => Kind::Dense {
-                transposed: w.swap_axes(-1, -2)?,
-            },
-            Weight::Quantized(q) => Kind::Quantized(q),
-            Weight::Interleaved(m) => Kind::Quantized(m.to_quantized()?),
-        };
+    pub fn new(weight: Weight, bias: Option<Array>, on_cpu: bool) -> Result<Self> {
         Ok(Self {
-            kind,
+            matrix: ExpertMatrix::new(weight, on_cpu)?,
             bias,
             slot: None,
         })
@@ -58,11 +42,17 @@ impl ExpertLinear {
         self
     }
 
+    /// Its stack and biases; `None` where something is adapted.
+    fn part(&self) -> Option<ExpertPart<'_>> {
+        let adapted = self.slot.as_ref().is_some_and(SlotView::is_adapted);
+        (!adapted).then_some((&self.matrix, self.bias.as_ref()))
+    }
+
     /// `x` `[.., 1, in]` by the experts `ids` `[..]` (after broadcasting): `[.., 1, out]`.
     fn forward(&self, x: &Array, ids: &Array, sorted: bool) -> Result<Array> {
-        let plain = || match &self.kind {
-            Kind::Dense { transposed } => x.gather_mm(transposed, None, ids, sorted),
-            Kind::Quantized(q) => q.gather_matmul(x, None, ids, true, sorted),
+        let plain = || {
+            self.matrix
+                .product(x, ids, sorted, adapter::differentiated())
         };
         let adapted = match self.slot.as_ref().filter(|p| p.is_adapted()) {
             Some(slot) => slot.forward_experts(x, ids, sorted, plain)?,
@@ -79,37 +69,6 @@ impl ExpertLinear {
     }
 }
 
-/// How the gate and the other half are put together.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Gate {
-    /// `act(gate) * up`.
-    Plain(Activation),
-    /// gpt-oss: `gate * sigmoid(alpha * gate) * (up + 1)`, with `gate` at most `limit` and `up`
-    /// within it.
-    Clamped {
-        /// Slope of the sigmoid.
-        alpha: f32,
-        /// Bound of both.
-        limit: f32,
-    },
-}
-
-impl Gate {
-    fn apply(self, gate: &Array, up: &Array) -> Result<Array> {
-        match self {
-            Gate::Plain(activation) => activation.apply(gate)?.multiply(up),
-            Gate::Clamped { alpha, limit } => {
-                let scalar = |v: f32| Array::scalar(v)?.astype(gate.dtype());
-                let (high, low) = (scalar(limit)?, scalar(-limit)?);
-                let gate = gate.minimum(&high)?;
-                let up = up.minimum(&high)?.maximum(&low)?;
-                let open = gate.multiply(&scalar(alpha)?)?.sigmoid()?;
-                gate.multiply(&open)?.multiply(&up.add(&scalar(1.0)?)?)
-            }
-        }
-    }
-}
-
 /// Gated feed-forward blocks, one an expert.
 #[derive(Debug, Clone)]
 pub struct Experts {
@@ -120,15 +79,27 @@ pub struct Experts {
     /// `[intermediate] -> [hidden]`.
     pub down: ExpertLinear,
     /// Between them.
-    pub activation: Gate,
+    pub activation: ExpertGate,
 }
 
 impl Experts {
-    /// `x` `[B, L, hidden]` by experts `ids` `[B, L, k]`: `[B, L, k, hidden]`.
+    /// `x` `[B, L, hidden]` by experts `ids` `[B, L, k]`, summed by `weights` of the same shape:
+    /// `[B, L, hidden]`.
     ///
     /// # Errors
     /// When shapes do not fit.
-    pub fn forward(&self, x: &Array, ids: &Array) -> Result<Array> {
+    pub fn forward(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
+        let parts = [&self.gate, &self.up, &self.down].map(ExpertLinear::part);
+        if !adapter::differentiated()
+            && let Some(y) = expert_block(parts, self.activation, x, [ids, weights])?
+        {
+            return Ok(y);
+        }
+        weigh(&self.outputs(x, ids)?, weights)
+    }
+
+    /// What each expert computes: `[B, L, k, hidden]`.
+    fn outputs(&self, x: &Array, ids: &Array) -> Result<Array> {
         if ids.size() < WORTH_SORTING {
             let x = x.expand_dims(-2)?.expand_dims(-2)?; // [B, L, 1, 1, hidden]
             return self.through(&x, ids, false)?.squeeze_axis(-2);
@@ -211,10 +182,7 @@ impl Router {
 }
 
 /// Outputs of experts `[B, L, k, hidden]` by their weights `[B, L, k]`: `[B, L, hidden]`.
-///
-/// # Errors
-/// When shapes do not fit.
-pub fn weigh(outputs: &Array, weights: &Array) -> Result<Array> {
+fn weigh(outputs: &Array, weights: &Array) -> Result<Array> {
     outputs
         .multiply(&weights.astype(outputs.dtype())?.expand_dims(-1)?)?
         .sum(-2, false)
@@ -238,7 +206,7 @@ impl Mixture {
     /// When shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         let (ids, weights) = self.router.forward(x)?;
-        let y = weigh(&self.experts.forward(x, &ids)?, &weights)?;
+        let y = self.experts.forward(x, &ids, &weights)?;
         match &self.shared {
             Some((mlp, gate)) => y.add(&gate.forward(x)?.sigmoid()?.multiply(&mlp.forward(x)?)?),
             None => Ok(y),
@@ -248,7 +216,10 @@ impl Mixture {
 
 #[cfg(test)]
 mod tests {
+    use mlx_rs_core::{Device, Dtype, QuantMode, Quantized, Stream};
+
     use super::*;
+    use crate::exec::Activation;
 
     fn numbers(shape: &[i32], seed: i32) -> Array {
         let n: i32 = shape.iter().product();
@@ -262,30 +233,106 @@ mod tests {
     fn sorted_and_unsorted_rows_give_the_same() {
         let linear = |inputs, outputs, seed| {
             let weight = Weight::Dense(numbers(&[4, outputs, inputs], seed));
-            ExpertLinear::new(weight, Some(numbers(&[4, outputs], seed + 1))).unwrap()
+            ExpertLinear::new(weight, Some(numbers(&[4, outputs], seed + 1)), false).unwrap()
         };
         let experts = Experts {
             gate: linear(8, 16, 1),
             up: linear(8, 16, 2),
             down: linear(16, 8, 3),
-            activation: Gate::Plain(Activation::Silu),
+            activation: ExpertGate::Plain(Activation::Silu),
         };
         let x = numbers(&[1, 40, 8], 5);
         let ids: Vec<u32> = (0..80).map(|i| (i * 3 + i / 7) % 4).collect();
         let ids = Array::from_slice(&ids, &[1, 40, 2]).unwrap();
-        let many = experts.forward(&x, &ids).unwrap();
+        let many = experts.outputs(&x, &ids).unwrap();
         assert_eq!(many.shape(), [1, 40, 2, 8]);
         for at in [0, 17, 39] {
             let one = |a: &Array| a.slice_axis(1, at, at + 1).unwrap();
-            let few = experts.forward(&one(&x), &one(&ids)).unwrap();
+            let few = experts.outputs(&one(&x), &one(&ids)).unwrap();
             assert!(few.all_close(&one(&many), 1e-5, 1e-5).unwrap());
         }
+    }
+
+    /// The difference is small beside the largest number.
+    fn near(got: &Array, wanted: &Array, what: &str) {
+        let (got, wanted) = (got.to_f32_vec().unwrap(), wanted.to_f32_vec().unwrap());
+        let largest = wanted.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        for (got, wanted) in got.iter().zip(&wanted) {
+            assert!(
+                (got - wanted).abs() <= 3e-4 * largest,
+                "{what}: {got} {wanted}"
+            );
+        }
+    }
+
+    /// The kernels give what MLX's own operations give, in one operation and in several, with and
+    /// without biases, for few rows and many.
+    #[test]
+    fn kernels_and_mlx_give_the_same() {
+        let plain = Stream::default_of(Device::cpu()).unwrap();
+        plain.scope(|| {
+            for bits in [0, 16, 2, 4, 5, 6, 8] {
+                for activation in [
+                    ExpertGate::Plain(Activation::Silu),
+                    ExpertGate::Plain(Activation::Gelu),
+                    ExpertGate::Clamped {
+                        alpha: 1.702,
+                        limit: 1.5,
+                    },
+                ] {
+                    let linear = |inputs, outputs, seed, on_cpu: bool| {
+                        let w = numbers(&[4, outputs, inputs], seed);
+                        let weight = match bits {
+                            0 => Weight::Dense(w),
+                            16 => Weight::Dense(w.astype(Dtype::Bfloat16).unwrap()),
+                            bits => Weight::Quantized(
+                                Quantized::quantize(&w, 32, bits, QuantMode::Affine).unwrap(),
+                            ),
+                        };
+                        let weight = match weight {
+                            Weight::Dense(w) if !on_cpu => {
+                                Weight::Dense(w.astype(Dtype::Float32).unwrap())
+                            }
+                            other => other,
+                        };
+                        let bias = (bits != 4).then(|| numbers(&[4, outputs], seed + 1));
+                        ExpertLinear::new(weight, bias, on_cpu).unwrap()
+                    };
+                    let experts = |on_cpu| Experts {
+                        gate: linear(32, 64, 1, on_cpu),
+                        up: linear(32, 64, 2, on_cpu),
+                        down: linear(64, 32, 3, on_cpu),
+                        activation,
+                    };
+                    let (ours, plain) = (experts(true), experts(false));
+                    let kernels = crate::exec::keeps_super_scales(Dtype::Float32);
+                    assert_eq!(ours.gate.matrix.is_kernel(), kernels, "{bits} bits");
+                    assert!(!plain.gate.matrix.is_kernel());
+                    for tokens in [1, 7, 50] {
+                        let x = numbers(&[1, tokens, 32], 5);
+                        let ids: Vec<u32> = (0..2 * tokens as u32)
+                            .map(|i| (i * 3 + i / 7) % 4)
+                            .collect();
+                        let ids = Array::from_slice(&ids, &[1, tokens, 2]).unwrap();
+                        let weights = numbers(&[1, tokens, 2], 6);
+                        let wanted = plain.forward(&x, &ids, &weights).unwrap();
+                        let got = ours.forward(&x, &ids, &weights).unwrap();
+                        let what = format!("{bits} bits, {tokens} tokens, {activation:?}");
+                        near(&got, &wanted, &what);
+                        let each = ours.outputs(&x, &ids).unwrap();
+                        let wanted = plain.outputs(&x, &ids).unwrap();
+                        assert_eq!(each.shape(), wanted.shape());
+                        near(&each, &wanted, &what);
+                    }
+                }
+            }
+        });
     }
 
     #[test]
     fn the_clamped_gate_is_bounded() {
         let v = |x: &[f32]| Array::vector(x).unwrap();
-        let gate = Gate::Clamped {
+        let gate = ExpertGate::Clamped {
             alpha: 1.702,
             limit: 7.0,
         };

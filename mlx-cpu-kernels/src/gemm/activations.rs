@@ -66,6 +66,21 @@ impl Scratch {
             forms,
         }
     }
+
+    /// The rows that [`Self::fill`] was given last, without a norm, and for as many packings.
+    pub(crate) fn filled<'a>(
+        &'a self,
+        x: &'a [f32],
+        k: usize,
+        packings: &[(u32, usize)],
+    ) -> PreparedRows<'a> {
+        PreparedRows {
+            count: x.len() / k,
+            values: x,
+            k,
+            forms: &self.forms[..packings.len()],
+        }
+    }
 }
 
 impl PreparedForm {

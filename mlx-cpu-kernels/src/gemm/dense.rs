@@ -55,6 +55,15 @@ impl<'a> DenseView<'a> {
         }
     }
 
+    /// Some of the elements.
+    pub(crate) fn slice(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(all) => Self::F32(&all[range]),
+            Self::F16(all) => Self::F16(&all[range]),
+            Self::Bf16(all) => Self::Bf16(&all[range]),
+        }
+    }
+
     /// Elements as float32, as many as `to` has, from `from` on.
     pub(crate) fn to_f32(self, isa: Isa, from: usize, to: &mut [f32]) {
         let all = from..from + to.len();

@@ -16,6 +16,15 @@ const BLOCK: usize = 32;
 /// Elements of a block's rows, unless that leaves too few rows.
 const LONG: usize = 1 << 15;
 
+/// Rows, the matrices they meet, and where their outputs stand.
+pub(crate) struct FewRows<'a> {
+    /// Matrices of the product's sizes, each with its bias.
+    pub data: &'a [(MatrixData<'a>, Option<&'a [f32]>)],
+    pub rows: &'a PreparedRows<'a>,
+    /// The row of the output where theirs begin.
+    pub first_row: usize,
+}
+
 impl Product {
     /// The products of the inputs from `from` on with row blocks `blocks.0..blocks.1` of a matrix,
     /// plus its biases. There is a row of the output for each row of inputs. The matrix may end
@@ -89,40 +98,77 @@ impl Product {
         rows: &PreparedRows<'_>,
         out: &SharedOutput,
     ) {
-        let alone = rows.count == 1;
+        let job = FewRows {
+            data,
+            rows,
+            first_row: 0,
+        };
+        self.run_jobs(std::slice::from_ref(&job), residual, out);
+    }
+
+    /// The products of several sets of rows with matrices of their own, all of this product's sizes,
+    /// in one pass over the threads.
+    pub(crate) fn run_jobs(
+        &self,
+        jobs: &[FewRows<'_>],
+        residual: Option<&[f32]>,
+        out: &SharedOutput,
+    ) {
         let all: usize = self.parts.iter().map(MatrixPart::row_blocks).sum();
-        // One row needs nothing to stay in a cache.
-        let block = if alone { all } else { self.blocks_at_once() };
-        parallel_ranges(all, rows.count * self.n * self.k, &|first, last| {
-            let (mut start, mut place) = (0, 0);
-            for (part, own) in self.parts.iter().zip(data) {
-                let end = start + part.row_blocks();
-                let (mut at, stop) = (first.max(start), last.min(end));
-                while at < stop {
-                    let next = (at + block).min(stop);
-                    let column = (at - start) * INTERLEAVED_ROWS;
-                    // The last row block may be wider than the matrix.
-                    let columns = ((next - at) * INTERLEAVED_ROWS).min(part.size.n - column);
-                    for from in (0..rows.count).step_by(MAX_ROWS) {
-                        let n = MAX_ROWS.min(rows.count - from);
-                        let at_row = |i: usize| (from + i) * self.n + place + column;
-                        // SAFETY: these columns belong to this part alone.
-                        let mut to = unsafe { out.block(at_row(0), self.n, (n, columns)) };
-                        self.qgemv(*own, (at - start, next - start), rows, from, &mut to);
-                        if let Some(residual) = residual {
-                            for i in 0..n {
-                                let before = &residual[at_row(i)..];
-                                let to = to.row_mut(i).iter_mut();
-                                to.zip(before).for_each(|(to, before)| *to += before);
-                            }
-                        }
-                    }
-                    at = next;
-                }
-                start = end;
-                place += part.size.n;
+        let rows: usize = jobs.iter().map(|job| job.rows.count).sum();
+        parallel_ranges(all * jobs.len(), rows * self.n * self.k, &|first, last| {
+            let mut at = first;
+            while at < last {
+                let (job, begin) = (at / all, at % all);
+                let end = all.min(begin + last - at);
+                self.run_blocks(&jobs[job], (begin, end), residual, out);
+                at += end - begin;
             }
         });
+    }
+
+    /// Row blocks `first..last` of all parts with the rows of one job.
+    fn run_blocks(
+        &self,
+        job: &FewRows<'_>,
+        (first, last): (usize, usize),
+        residual: Option<&[f32]>,
+        out: &SharedOutput,
+    ) {
+        let rows = job.rows;
+        // One row needs nothing to stay in a cache.
+        let block = match rows.count {
+            1 => last - first,
+            _ => self.blocks_at_once(),
+        };
+        let (mut start, mut place) = (0, 0);
+        for (part, own) in self.parts.iter().zip(job.data) {
+            let end = start + part.row_blocks();
+            let (mut at, stop) = (first.max(start), last.min(end));
+            while at < stop {
+                let next = (at + block).min(stop);
+                let column = (at - start) * INTERLEAVED_ROWS;
+                // The last row block may be wider than the matrix.
+                let columns = ((next - at) * INTERLEAVED_ROWS).min(part.size.n - column);
+                for from in (0..rows.count).step_by(MAX_ROWS) {
+                    let n = MAX_ROWS.min(rows.count - from);
+                    let at_row = |i: usize| (job.first_row + from + i) * self.n + place + column;
+                    // SAFETY: these columns of these rows belong to this part alone.
+                    let mut to = unsafe { out.block(at_row(0), self.n, (n, columns)) };
+                    self.qgemv(*own, (at - start, next - start), rows, from, &mut to);
+                    if let Some(residual) = residual {
+                        for i in 0..n {
+                            let before = &residual[at_row(i)..];
+                            let to = to.row_mut(i).iter_mut();
+                            to.zip(before).for_each(|(to, before)| *to += before);
+                        }
+                    }
+                }
+                at = next;
+            }
+            start = end;
+            place += part.size.n;
+        }
     }
 
     pub(crate) fn run_few_rows_gated(

@@ -6,10 +6,13 @@ pub(crate) mod amx_gemm_bf16;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx_qgemm;
 pub(crate) mod dense;
+pub(crate) mod expert_block;
+pub(crate) mod experts;
 pub(crate) mod few_rows;
 pub(crate) mod gather_rows;
 pub(crate) mod packed_gemm;
 pub(crate) mod prefetch;
 pub(crate) mod product;
+pub(crate) mod routes;
 pub(crate) mod run;
 pub(crate) mod vjp;

@@ -77,23 +77,32 @@ impl Work for Product {
             data: &data,
             residual,
         };
+        task.compute(&packings, &out);
+    }
+}
+
+impl GemmTask<'_> {
+    /// The product, by the kernels that suit it. `packings` are those of its quantized matrices, each
+    /// once.
+    pub(crate) fn compute(&self, packings: &[(u32, usize)], out: &SharedOutput) {
+        let product = self.product;
         #[cfg(target_arch = "x86_64")]
-        if !self.float_inputs {
-            if task.fits_amx_quantized() {
-                return task.run_amx_quantized(&packings, &out);
+        if !product.float_inputs {
+            if self.fits_amx_quantized() {
+                return self.run_amx_quantized(packings, out);
             }
-            if task.fits_amx_bf16() {
-                return task.run_amx_bf16(&out);
+            if self.fits_amx_bf16() {
+                return self.run_amx_bf16(out);
             }
         }
-        if self.rows >= MIN_GEMM_ROWS || self.float_inputs {
-            return task.run(&out);
+        if product.rows >= MIN_GEMM_ROWS || product.float_inputs {
+            return self.run(out);
         }
         SCRATCH.with_borrow_mut(|scratch| {
-            let rows = scratch.fill(self.isa, x, norm, self.k, &packings);
-            match self.gate {
-                Some(gate) => self.run_few_rows_gated(gate, &data, &rows, &out),
-                None => self.run_few_rows(&data, residual, &rows, &out),
+            let rows = scratch.fill(product.isa, self.x, self.norm, product.k, packings);
+            match product.gate {
+                Some(gate) => product.run_few_rows_gated(gate, self.data, &rows, out),
+                None => product.run_few_rows(self.data, self.residual, &rows, out),
             }
         });
     }

@@ -36,7 +36,7 @@ pub struct ProductVjp {
 
 /// The matrix as it lies in memory.
 #[derive(Clone, Copy)]
-enum Stored<'a> {
+pub(crate) enum Stored<'a> {
     Dense(DenseView<'a>),
     Quantized(PackedMatrix<'a>),
 }
@@ -83,22 +83,26 @@ impl Work for ProductVjp {
                 })
             }
         };
+        self.compute(c, stored, &SharedOutput::new(output));
+    }
+}
+
+impl ProductVjp {
+    /// The rows `c` times the matrix.
+    pub(crate) fn compute(&self, c: &[f32], stored: Stored<'_>, out: &SharedOutput) {
         let Size { n, k } = self.size;
         assert!(c.len() >= self.rows * n);
         if self.rows == 0 {
             return;
         }
-        let out = SharedOutput::new(output);
         parallel_ranges(k.div_ceil(WIDE), self.rows * n * k, &|first, last| {
             for part in first..last {
                 let columns = (part * WIDE, ((part + 1) * WIDE).min(k));
-                SCRATCH.with_borrow_mut(|scratch| self.part(c, stored, columns, scratch, &out));
+                SCRATCH.with_borrow_mut(|scratch| self.part(c, stored, columns, scratch, out));
             }
         });
     }
-}
 
-impl ProductVjp {
     /// Columns `from..to` of the output.
     fn part(
         &self,

@@ -13,6 +13,7 @@
 
 mod attention;
 mod decoder_block;
+mod experts;
 mod host_op;
 mod kv_arena;
 mod kv_buffer;
@@ -28,12 +29,13 @@ mod vjp;
 
 pub use attention::{HeadNorm, Heads, KvView};
 pub use decoder_block::{Biased, Block, KvSlot, RowNorm};
+pub use experts::{BiasedExperts, ExpertBlock, ExpertMatrix};
 pub use kv_buffer::KvBuffer;
 pub use logits::{LogProbabilities, TopK, draw, log_probabilities, top_k};
 pub use matrix::{DenseMatrix, Matrix};
 pub use mlx_cpu_kernels::{
-    CountPenalties, DrawParams, Gate, MAX_ROW_LEN, OPTIMIZED, Pick, RepetitionPenalty, Rotation,
-    SampleParams, TokenRange, enabled, instruction_set, status, threads,
+    CountPenalties, DrawParams, ExpertGate, Gate, MAX_ROW_LEN, OPTIMIZED, Pick, RepetitionPenalty,
+    Rotation, SampleParams, TokenRange, enabled, instruction_set, status, threads,
 };
 pub use projection::{Epilogue, Projection};
 pub use quantized::QuantizedMatrix;

@@ -8,7 +8,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use mlx_cpu_kernels::{
-    GROUPS_PER_SUPER, GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, ScaleFormat, Size,
+    GROUPS_PER_SUPER, GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, ScaleFormat, Size, dim,
 };
 
 use super::enabled;
@@ -377,6 +377,61 @@ impl QuantizedMatrix {
             group: self.group,
             scales: self.scales,
             traced: self.traced,
+        }))
+    }
+
+    /// The rows of all parts, one part after another, in memory of its own. `None` when the parts are
+    /// not of one format and width, or one of them does not end with a row block of 8.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let weight = ones(&[8, 64], Dtype::Float32)?;
+    /// let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     let both = QuantizedMatrix::joined(&[&matrix, &matrix])?;
+    ///     assert_eq!(both.map(|both| both.shape()), Some([16, 64]));
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn joined(parts: &[&Self]) -> Result<Option<Self>> {
+        let Some(first) = parts.first() else {
+            return Ok(None);
+        };
+        let format = |m: &Self| (m.bits, m.group, m.size.k, m.has_super_scales());
+        let fits = |m: &&Self| format(m) == format(first) && m.size.n % INTERLEAVED_ROWS == 0;
+        let rows = parts
+            .iter()
+            .try_fold(0i32, |n, m| n.checked_add(m.outputs()));
+        let (true, Some(rows)) = (parts.iter().all(fits), rows) else {
+            return Ok(None);
+        };
+        // Where one of them has float32 factors, so have all.
+        let wide = parts.iter().find(|m| m.scales == ScaleFormat::F32);
+        let scales = wide.unwrap_or(first).scales;
+        let all = |i: usize| -> Result<Array> {
+            let own = parts.iter().map(|m| match (m.arrays().get(i), scales) {
+                (Some(a), ScaleFormat::F32) if i > 0 => a.astype(Dtype::Float32),
+                (Some(a), _) => Ok(a.clone()),
+                (None, _) => Err(lost()),
+            });
+            let own = own.collect::<Result<Vec<_>>>()?;
+            let joined = crate::concatenate(&own.iter().collect::<Vec<_>>(), 0)?;
+            crate::eval([&joined])?;
+            Ok(joined)
+        };
+        Ok(Some(Self {
+            stored: MatrixArrays::new([all(0)?, all(1)?, all(2)?])?,
+            size: Size {
+                n: dim(rows),
+                ..first.size
+            },
+            bits: first.bits,
+            group: first.group,
+            scales,
+            traced: first.traced,
         }))
     }
 

@@ -1,0 +1,200 @@
+//! Products with stacks of matrices by index, and the block of a mixture of experts around them.
+
+use mlx_rs_core::{Array, Dtype, Quantized, Result, cpu};
+
+use super::activation::Activation;
+use super::weight::Weight;
+
+/// Inputs that the backward pass of the kernels takes: a multiple of so many.
+const KERNEL_INPUTS: i32 = 16;
+
+/// A stack of matrices `[experts, out, in]` as it is multiplied with.
+#[derive(Debug, Clone)]
+pub struct ExpertMatrix(Kind);
+
+#[derive(Debug, Clone)]
+enum Kind {
+    /// The transposed view `[experts, in, out]`.
+    Dense { transposed: Array },
+    /// By MLX.
+    Quantized(Quantized),
+    /// By our kernels.
+    Kernel(cpu::ExpertMatrix),
+}
+
+/// A stack with biases `[experts, out]`, or without.
+pub type ExpertPart<'a> = (&'a ExpertMatrix, Option<&'a Array>);
+
+impl ExpertMatrix {
+    /// From a stack `[experts, out, in]`, for a CPU that computes in float32 when `on_cpu`.
+    ///
+    /// # Errors
+    /// When the weight is not a stack of matrices.
+    pub fn new(weight: Weight, on_cpu: bool) -> Result<Self> {
+        if on_cpu && let Some(stack) = kernel_stack(&weight)? {
+            return Ok(Self(Kind::Kernel(stack)));
+        }
+        let dense = |w: Array| -> Result<Kind> {
+            Ok(Kind::Dense {
+                transposed: w.swap_axes(-1, -2)?,
+            })
+        };
+        Ok(Self(match weight {
+            // Only the kernels multiply float32 rows with 16-bit matrices.
+            Weight::Dense(w) if on_cpu => dense(w.astype(Dtype::Float32)?)?,
+            Weight::Dense(w) => dense(w)?,
+            Weight::Quantized(q) => Kind::Quantized(q),
+            packed => match packed.quantized()? {
+                Some(q) => Kind::Quantized(q),
+                None => dense(packed.dense(Dtype::Float32)?)?,
+            },
+        }))
+    }
+
+    /// `x` `[.., 1, in]` by the experts `ids` `[..]`, after broadcasting: `[.., 1, out]`. `sorted`
+    /// says that the ids ascend, `differentiated` that the result must have derivatives.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn product(
+        &self,
+        x: &Array,
+        ids: &Array,
+        sorted: bool,
+        differentiated: bool,
+    ) -> Result<Array> {
+        match &self.0 {
+            Kind::Dense { transposed } => x.gather_mm(transposed, None, ids, sorted),
+            Kind::Quantized(q) => q.gather_matmul(x, None, ids, true, sorted),
+            Kind::Kernel(stack) => by_kernel(stack, x, ids, differentiated),
+        }
+    }
+
+    /// Whether our kernels compute its products.
+    #[cfg(test)]
+    pub fn is_kernel(&self) -> bool {
+        matches!(self.0, Kind::Kernel(_))
+    }
+}
+
+/// A stack for our kernels, where they have its format.
+fn kernel_stack(weight: &Weight) -> Result<Option<cpu::ExpertMatrix>> {
+    let [experts, outputs, inputs] = weight.shape()[..] else {
+        return Ok(None);
+    };
+    let rows = |a: &Array| a.reshape(&[experts * outputs, -1]);
+    let halves = |w: &Array| inputs % KERNEL_INPUTS == 0 && cpu::DenseMatrix::supports(w.dtype());
+    let matrix = match weight {
+        Weight::Experts { rows, .. } => Some(cpu::Matrix::Quantized(rows.clone())),
+        Weight::Dense(w) if halves(w) => cpu::DenseMatrix::new(&rows(w)?)?.map(cpu::Matrix::Dense),
+        Weight::Quantized(q) if cpu::ExpertMatrix::fits(outputs) => {
+            let q = Quantized {
+                weight: rows(&q.weight)?,
+                scales: rows(&q.scales)?,
+                biases: q.biases.as_ref().map(rows).transpose()?,
+                ..*q
+            };
+            cpu::QuantizedMatrix::new(&q)?.map(cpu::Matrix::Quantized)
+        }
+        _ => None,
+    };
+    let stack = matrix.map(|matrix| cpu::ExpertMatrix::new(matrix, experts));
+    stack.transpose()
+}
+
+/// See [`ExpertMatrix::product`].
+fn by_kernel(
+    stack: &cpu::ExpertMatrix,
+    x: &Array,
+    ids: &Array,
+    differentiated: bool,
+) -> Result<Array> {
+    let product = |x: &Array, ids: &Array| {
+        if differentiated && let Some(y) = stack.product_for_gradients(x, ids)? {
+            return Ok(y);
+        }
+        stack.product(x, ids)
+    };
+    let x = x.squeeze_axis(-2)?; // [.., in]
+    match (x.shape(), ids.shape()) {
+        ([rows @ .., _], ids_shape) if rows == ids_shape => product(&x, &ids.expand_dims(-1)?),
+        // One row for all experts of a token: [B, L, 1, in] by [B, L, k].
+        _ => product(&x.squeeze_axis(-2)?, ids)?.expand_dims(-2),
+    }
+}
+
+/// How the two halves of an expert are put together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ExpertGate {
+    /// `act(gate) * up`.
+    Plain(Activation),
+    /// gpt-oss: `gate * sigmoid(alpha * gate) * (up + 1)`, with `gate` at most `limit` and `up`
+    /// within it.
+    Clamped {
+        /// Slope of the sigmoid.
+        alpha: f32,
+        /// Bound of both.
+        limit: f32,
+    },
+}
+
+impl ExpertGate {
+    /// The same in our kernels, where they have it.
+    fn kernel(self) -> Option<cpu::ExpertGate> {
+        match self {
+            Self::Plain(activation) => activation.kernel().map(cpu::ExpertGate::Plain),
+            Self::Clamped { alpha, limit } => Some(cpu::ExpertGate::Clamped { alpha, limit }),
+        }
+    }
+
+    /// Element by element.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn apply(self, gate: &Array, up: &Array) -> Result<Array> {
+        match self {
+            Self::Plain(activation) => activation.apply(gate)?.multiply(up),
+            Self::Clamped { alpha, limit } => {
+                let scalar = |v: f32| Array::scalar(v)?.astype(gate.dtype());
+                let (high, low) = (scalar(limit)?, scalar(-limit)?);
+                let gate = gate.minimum(&high)?;
+                let up = up.minimum(&high)?.maximum(&low)?;
+                let open = gate.multiply(&scalar(alpha)?)?.sigmoid()?;
+                gate.multiply(&open)?.multiply(&up.add(&scalar(1.0)?)?)
+            }
+        }
+    }
+}
+
+/// The three products of a mixture and the gate between them, as one operation of the kernels:
+/// rows `x` `[.., hidden]` by experts `ids` `[.., k]`, summed by `weights` of the same shape:
+/// `[.., hidden]`. `parts` are gate, up and down. `None` where the kernels do not have all of it,
+/// and where a part is `None`.
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn expert_block(
+    parts: [Option<ExpertPart<'_>>; 3],
+    activation: ExpertGate,
+    x: &Array,
+    [ids, weights]: [&Array; 2],
+) -> Result<Option<Array>> {
+    fn kernel(part: Option<ExpertPart<'_>>) -> Option<cpu::BiasedExperts<'_>> {
+        match part {
+            Some((ExpertMatrix(Kind::Kernel(stack)), bias)) => Some((stack, bias)),
+            _ => None,
+        }
+    }
+    let ([Some(gate), Some(up), Some(down)], Some(activation)) =
+        (parts.map(kernel), activation.kernel())
+    else {
+        return Ok(None);
+    };
+    let block = cpu::ExpertBlock {
+        gate,
+        up,
+        down,
+        activation,
+    };
+    block.of(x, ids, &weights.astype(Dtype::Float32)?).map(Some)
+}

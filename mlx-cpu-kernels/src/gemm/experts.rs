@@ -1,0 +1,424 @@
+//! Products with stacks of matrices by index, as in mixtures of experts: rows sorted by expert meet
+//! the expert's matrix in packed form. The whole block of a mixture is in `expert_block.rs`.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::slice::Iter;
+
+use crate::gemm::activations::Scratch;
+use crate::gemm::dense::DenseView;
+use crate::gemm::few_rows::FewRows;
+use crate::gemm::packed_gemm::{GemmTask, MIN_GEMM_ROWS};
+use crate::gemm::product::{HeldMatrix, MatrixData, MatrixFormat, MatrixPart, Product, Size};
+use crate::gemm::routes::{Routes, Routing};
+use crate::gemm::vjp::{ProductVjp, Stored};
+use crate::isa::Isa;
+use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
+use crate::partition::{SharedOutput, parallel_ranges};
+use crate::work::{Input, Work};
+
+/// Pairs of rows and experts whose inputs and outputs are in memory at a time, unless one expert has
+/// more.
+pub(crate) const PAIRS_AT_ONCE: usize = 512;
+
+thread_local! {
+    /// Inputs of experts with a few rows each.
+    static SCRATCHES: RefCell<Vec<Scratch>> = RefCell::default();
+    static BUFFERS: RefCell<Buffers> = RefCell::default();
+}
+
+/// Matrices of the same sizes and format, one an expert, one after another. Quantized ones begin
+/// with a row block each.
+pub struct ExpertStack {
+    /// How they are stored.
+    pub kind: MatrixFormat,
+    /// How many.
+    pub experts: usize,
+    /// Of one of them.
+    pub size: Size,
+    /// Whether biases `[experts, n]` follow them among the inputs.
+    pub bias: bool,
+    /// Quantized matrices, unless they are among the inputs.
+    pub held: Option<HeldMatrix>,
+}
+
+/// Each row of an input times the transposed matrices of its experts: `[rows, per_row, n]`. Its
+/// inputs are the rows, float32 `[rows, k]`, the experts' numbers, integers of 32 bits `[rows,
+/// per_row]`, and the stack: its arrays unless they are held, and the biases.
+pub struct ExpertProduct {
+    /// The matrices.
+    pub stack: ExpertStack,
+    /// Experts of the rows.
+    pub routing: Routing,
+    /// Whether few rows are multiplied like many.
+    pub float_inputs: bool,
+    /// The instruction set.
+    pub isa: Isa,
+}
+
+/// The backward pass of [`ExpertProduct`] with respect to its rows: gradients `[rows, per_row, n]`
+/// times the matrices, not their transposes, summed over the experts of each row: `[rows, k]`. Its
+/// inputs are the gradients, the experts' numbers, and the arrays of the stack, without biases.
+pub struct ExpertVjp {
+    /// The matrices.
+    pub stack: ExpertStack,
+    /// Experts of the rows.
+    pub routing: Routing,
+    /// The instruction set.
+    pub isa: Isa,
+}
+
+/// Rows in the order of their experts.
+#[derive(Default)]
+struct Buffers {
+    inputs: Vec<f32>,
+    outputs: Vec<f32>,
+}
+
+/// A stack as it lies in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct StackData<'a> {
+    data: MatrixData<'a>,
+    bias: Option<&'a [f32]>,
+    pub size: Size,
+}
+
+impl ExpertStack {
+    /// The stack among the inputs of an operation. A new packing is appended to `packings`.
+    ///
+    /// # Safety
+    /// The inputs must be the arrays of this stack.
+    pub(crate) unsafe fn data<'a>(
+        &'a self,
+        inputs: &mut Iter<'a, Input>,
+        packings: &mut Vec<(u32, usize)>,
+    ) -> StackData<'a> {
+        let size = self.size;
+        let data = match self.kind {
+            MatrixFormat::Dense(number) => {
+                // SAFETY: the caller's promise.
+                MatrixData::Dense(unsafe { DenseView::of(number, inputs.next()) })
+            }
+            MatrixFormat::Quantized {
+                bits,
+                group,
+                scales,
+            } => {
+                let matrix = match &self.held {
+                    Some(held) => held.inputs(),
+                    None => {
+                        let rest = inputs.as_slice();
+                        let (matrix, rest) = rest.split_at(rest.len().min(3));
+                        *inputs = rest.iter();
+                        matrix
+                    }
+                };
+                let packing = (bits, group);
+                let known = packings.iter().position(|p| *p == packing);
+                let form = known.unwrap_or_else(|| {
+                    packings.push(packing);
+                    packings.len() - 1
+                });
+                let packing = (bits, size.k / group, scales);
+                MatrixData::Quantized {
+                    // SAFETY: as above.
+                    matrix: unsafe { PackedMatrix::from_inputs(matrix, packing) },
+                    form,
+                }
+            }
+        };
+        // SAFETY: as above.
+        let floats = |input: Option<&'a Input>| input.map(|i| unsafe { i.as_slice::<f32>() });
+        let bias = if self.bias {
+            floats(inputs.next())
+        } else {
+            None
+        };
+        StackData { data, bias, size }
+    }
+
+    /// The matrix of a product with one of them.
+    pub(crate) fn part(&self) -> MatrixPart {
+        MatrixPart {
+            kind: self.kind,
+            size: self.size,
+            bias: self.bias,
+            held: None,
+        }
+    }
+}
+
+impl<'a> StackData<'a> {
+    /// The matrix and the bias of one expert.
+    fn expert(self, expert: usize) -> (MatrixData<'a>, Option<&'a [f32]>) {
+        let Size { n, k } = self.size;
+        let data = match self.data {
+            MatrixData::Quantized { matrix, form } => {
+                let blocks = n.div_ceil(INTERLEAVED_ROWS);
+                MatrixData::Quantized {
+                    matrix: matrix.block_range(expert * blocks..(expert + 1) * blocks),
+                    form,
+                }
+            }
+            MatrixData::Dense(all) => {
+                MatrixData::Dense(all.slice(expert * n * k..(expert + 1) * n * k))
+            }
+        };
+        let bias = self.bias.map(|all| &all[expert * n..(expert + 1) * n]);
+        (data, bias)
+    }
+}
+
+/// Matrices of an expert with a few rows, and the places of these.
+type FewPairs<'a> = (Vec<(MatrixData<'a>, Option<&'a [f32]>)>, Range<usize>);
+
+/// Products with the same stacks for each expert: the parts of `product`, whose rows are not used.
+pub(crate) struct StackProduct<'a> {
+    pub product: Product,
+    pub stacks: Vec<StackData<'a>>,
+    pub packings: Vec<(u32, usize)>,
+}
+
+impl StackProduct<'_> {
+    /// The products of rows `x`, sorted by expert: those at the places of `groups`, less that of the
+    /// first one.
+    pub(crate) fn run(&mut self, groups: &[(usize, Range<usize>)], x: &[f32], out: &mut [f32]) {
+        let (k, n) = (self.product.k, self.product.n);
+        let start = groups.first().map_or(0, |(_, range)| range.start);
+        let mut few = Vec::new();
+        for (expert, range) in groups {
+            let range = range.start - start..range.end - start;
+            let data: Vec<_> = self.stacks.iter().map(|s| s.expert(*expert)).collect();
+            if !self.is_many(range.len()) {
+                few.push((data, range));
+                continue;
+            }
+            self.product.rows = range.len();
+            let task = GemmTask {
+                product: &self.product,
+                x: &x[range.start * k..range.end * k],
+                norm: None,
+                data: &data,
+                residual: None,
+            };
+            let out = SharedOutput::new(&mut out[range.start * n..range.end * n]);
+            task.compute(&self.packings, &out);
+        }
+        self.run_few(&few, x, &SharedOutput::new(out));
+    }
+
+    /// Whether an expert's rows are enough for a pass over all threads of their own.
+    fn is_many(&self, rows: usize) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if self.product.isa == Isa::Amx && rows >= 4 {
+            return true;
+        }
+        rows >= MIN_GEMM_ROWS || self.product.float_inputs
+    }
+
+    /// The products of experts with a few rows each, in one pass.
+    fn run_few(&self, few: &[FewPairs<'_>], x: &[f32], out: &SharedOutput) {
+        if few.is_empty() {
+            return;
+        }
+        SCRATCHES.with_borrow_mut(|scratches| self.run_few_with(few, x, scratches, out));
+    }
+
+    fn run_few_with(
+        &self,
+        few: &[FewPairs<'_>],
+        x: &[f32],
+        scratches: &mut Vec<Scratch>,
+        out: &SharedOutput,
+    ) {
+        let Product { isa, k, .. } = self.product;
+        scratches.resize_with(few.len().max(scratches.len()), Scratch::default);
+        let scratches = &mut scratches[..few.len()];
+        let rows: usize = few.iter().map(|(_, range)| range.len()).sum();
+        let shared = SharedOutput::new(scratches);
+        parallel_ranges(few.len(), rows * k * 4, &|from, to| {
+            for (i, (_, range)) in few.iter().enumerate().take(to).skip(from) {
+                // SAFETY: each is written by one part alone.
+                let scratch = &mut unsafe { shared.slice_mut(i, 1) }[0];
+                let own = &x[range.start * k..range.end * k];
+                scratch.fill(isa, own, None, k, &self.packings);
+            }
+        });
+        let prepared: Vec<_> = (scratches.iter().zip(few))
+            .map(|(scratch, (_, range))| {
+                scratch.filled(&x[range.start * k..range.end * k], k, &self.packings)
+            })
+            .collect();
+        let jobs: Vec<_> = (prepared.iter().zip(few))
+            .map(|(rows, (data, range))| FewRows {
+                data,
+                rows,
+                first_row: range.start,
+            })
+            .collect();
+        self.product.run_jobs(&jobs, None, out);
+    }
+}
+
+/// Copies rows of `k` elements to places `range` of the sorted order: `row` says which.
+pub(crate) fn gather(
+    from: &[f32],
+    k: usize,
+    range: Range<usize>,
+    row: &(dyn Fn(usize) -> usize + Sync),
+    to: &mut Vec<f32>,
+) {
+    to.resize(range.len() * k, 0.0);
+    let out = SharedOutput::new(to);
+    parallel_ranges(range.len(), range.len() * k, &|first, last| {
+        for i in first..last {
+            let row = row(range.start + i);
+            // SAFETY: each row is written by one part alone.
+            let to = unsafe { out.slice_mut(i * k, k) };
+            to.copy_from_slice(&from[row * k..(row + 1) * k]);
+        }
+    });
+}
+
+/// The places of a batch of experts.
+pub(crate) fn span(groups: &[(usize, Range<usize>)]) -> Range<usize> {
+    match (groups.first(), groups.last()) {
+        (Some((_, first)), Some((_, last))) => first.start..last.end,
+        _ => 0..0,
+    }
+}
+
+impl Work for ExpertProduct {
+    fn outputs(&self) -> usize {
+        self.routing.pairs() * self.stack.size.n
+    }
+
+    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        let [x, ids, rest @ ..] = inputs else {
+            return;
+        };
+        let Size { n, k } = self.stack.size;
+        let mut packings = Vec::new();
+        // SAFETY: the caller gave arrays of these types, in this order.
+        let (x, routes, stack) = unsafe {
+            (
+                x.as_slice::<f32>(),
+                self.routing.routes(ids, self.stack.experts),
+                self.stack.data(&mut rest.iter(), &mut packings),
+            )
+        };
+        let mut product = StackProduct {
+            product: Product {
+                parts: vec![self.stack.part()],
+                rows: 0,
+                k,
+                n,
+                eps: None,
+                gate: None,
+                residual: false,
+                float_inputs: self.float_inputs,
+                isa: self.isa,
+            },
+            stacks: vec![stack],
+            packings,
+        };
+        let out = SharedOutput::new(output);
+        BUFFERS.with_borrow_mut(|Buffers { inputs, outputs }| {
+            for groups in routes.batches(PAIRS_AT_ONCE) {
+                let range = span(groups);
+                let row = |place: usize| routes.pairs[place] / self.routing.per_row;
+                gather(x, k, range.clone(), &row, inputs);
+                outputs.resize(range.len() * n, 0.0);
+                product.run(groups, inputs, outputs);
+                let outputs = &outputs[..range.len() * n];
+                parallel_ranges(range.len(), range.len() * n, &|first, last| {
+                    for (i, y) in outputs.chunks_exact(n).enumerate().take(last).skip(first) {
+                        // SAFETY: each pair is written by one part alone.
+                        let to = unsafe { out.slice_mut(routes.pairs[range.start + i] * n, n) };
+                        to.copy_from_slice(y);
+                    }
+                });
+            }
+        });
+    }
+}
+
+impl Work for ExpertVjp {
+    fn outputs(&self) -> usize {
+        self.routing.rows * self.stack.size.k
+    }
+
+    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        let [c, ids, rest @ ..] = inputs else {
+            return;
+        };
+        let Size { n, k } = self.stack.size;
+        // SAFETY: the caller gave arrays of these types, in this order.
+        let (c, routes, stack) = unsafe {
+            (
+                c.as_slice::<f32>(),
+                self.routing.routes(ids, self.stack.experts),
+                self.stack.data(&mut rest.iter(), &mut Vec::new()),
+            )
+        };
+        output.fill(0.0);
+        let out = SharedOutput::new(output);
+        BUFFERS.with_borrow_mut(|Buffers { inputs, outputs }| {
+            for groups in routes.batches(PAIRS_AT_ONCE) {
+                let range = span(groups);
+                gather(c, n, range.clone(), &|place| routes.pairs[place], inputs);
+                outputs.resize(range.len() * k, 0.0);
+                for (expert, own) in groups {
+                    let own = own.start - range.start..own.end - range.start;
+                    let product = ProductVjp {
+                        size: self.stack.size,
+                        rows: own.len(),
+                        kind: self.stack.kind,
+                        isa: self.isa,
+                    };
+                    let stored = match stack.expert(*expert).0 {
+                        MatrixData::Dense(dense) => Stored::Dense(dense),
+                        MatrixData::Quantized { matrix, .. } => Stored::Quantized(matrix),
+                    };
+                    let to = SharedOutput::new(&mut outputs[own.start * k..own.end * k]);
+                    product.compute(&inputs[own.start * n..own.end * n], stored, &to);
+                }
+                let outputs = &outputs[..range.len() * k];
+                add_pairs(&self.routing, &routes, range, outputs, None, &out);
+            }
+        });
+    }
+}
+
+/// Adds what the pairs at places `range` of the sorted order have, each times its weight, to their
+/// rows of the output, whose lengths are those of the pairs.
+pub(crate) fn add_pairs(
+    routing: &Routing,
+    routes: &Routes,
+    range: Range<usize>,
+    values: &[f32],
+    weights: Option<&[f32]>,
+    out: &SharedOutput,
+) {
+    let Routing { rows, per_row, .. } = *routing;
+    let n = values.len() / range.len().max(1);
+    parallel_ranges(rows, values.len(), &|first, last| {
+        for row in first..last {
+            // SAFETY: each row is written by one part alone.
+            let to = unsafe { out.slice_mut(row * n, n) };
+            for pair in row * per_row..(row + 1) * per_row {
+                let place = routes.places[pair];
+                if !range.contains(&place) {
+                    continue;
+                }
+                let weight = weights.map_or(1.0, |all| all[pair]);
+                let own = &values[(place - range.start) * n..][..n];
+                to.iter_mut().zip(own).for_each(|(to, y)| *to += weight * y);
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+#[path = "experts_tests.rs"]
+mod tests;
