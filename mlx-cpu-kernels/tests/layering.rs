@@ -99,6 +99,7 @@ const ORDER: &[&str] = &[
     "sampling::sample",
     "testing",
     "simd::qgemv_tests",
+    "gemm::experts_tests",
     "lib",
 ];
 
