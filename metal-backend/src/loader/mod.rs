@@ -278,7 +278,9 @@ impl Weights {
     /// # Errors
     /// When the weight is not a stack of matrices.
     pub fn expert_layer(&self, weight: Weight, bias: Option<Array>) -> Result<ExpertLinear> {
-        ExpertLinear::new(weight, bias, self.on_cpu).map_err(engine("weights"))
+        // The kernels compute in float32.
+        let on_cpu = self.on_cpu && self.dtype == Dtype::Float32;
+        ExpertLinear::new(weight, bias, on_cpu).map_err(engine("weights"))
     }
 
     fn dense_tensor(&mut self, name: &str, shape: &[i32], for_kernels: bool) -> Result<Array> {
