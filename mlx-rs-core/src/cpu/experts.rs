@@ -68,7 +68,7 @@ impl ExpertMatrix {
     /// ```
     #[must_use]
     pub fn fits(rows: i32) -> bool {
-        rows.unsigned_abs() as usize % INTERLEAVED_ROWS == 0
+        (rows.unsigned_abs() as usize).is_multiple_of(INTERLEAVED_ROWS)
     }
 
     /// The rows of all experts, one expert after another.

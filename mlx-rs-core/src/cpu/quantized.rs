@@ -401,7 +401,8 @@ impl QuantizedMatrix {
             return Ok(None);
         };
         let format = |m: &Self| (m.bits, m.group, m.size.k, m.has_super_scales());
-        let fits = |m: &&Self| format(m) == format(first) && m.size.n % INTERLEAVED_ROWS == 0;
+        let fits =
+            |m: &&Self| format(m) == format(first) && m.size.n.is_multiple_of(INTERLEAVED_ROWS);
         let rows = parts
             .iter()
             .try_fold(0i32, |n, m| n.checked_add(m.outputs()));
