@@ -12,7 +12,7 @@ use super::progress::HubProgress;
 /// Upload a model, an adapter or a .gguf file to the Hugging Face Hub
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// The repository, owner/name[@branch]; it is made if it is not there
+    /// The repository, `OWNER/NAME` or `OWNER/NAME@BRANCH`; it is made if it is not there
     #[arg(value_name = "NAME", required_unless_present = "upload_repo")]
     name: Option<String>,
     /// The same as NAME, as mlx-lm has it
