@@ -44,9 +44,9 @@ pub struct Capabilities {
     pub safetensors: bool,
     /// The same seed gives the same reply.
     pub seeds: bool,
-    /// [`GenerateOptions::logprobs`] is honored.
+    /// [`OutputOptions::logprobs`](crate::OutputOptions::logprobs) is honored.
     pub logprobs: bool,
-    /// [`GenerateOptions::grammar`] is honored.
+    /// [`ConstraintOptions::grammar`](crate::ConstraintOptions::grammar) is honored.
     pub grammars: bool,
     /// [`TextModel::batch_session`] works.
     pub batch_sessions: bool,

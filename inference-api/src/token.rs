@@ -181,9 +181,9 @@ impl std::fmt::Display for FinishReason {
 pub enum StopCause {
     /// The model's end-of-text token, or one of them.
     Eos(u32),
-    /// One of [`GenerateOptions::stop_tokens`](crate::GenerateOptions::stop_tokens).
+    /// One of [`StopOptions::stop_tokens`](crate::StopOptions::stop_tokens).
     Token(u32),
-    /// One of [`GenerateOptions::stop`](crate::GenerateOptions::stop).
+    /// One of [`StopOptions::stop_strings`](crate::StopOptions::stop_strings).
     String(String),
 }
 
