@@ -46,7 +46,11 @@ pub fn tokens_with_spans(
 /// The tokens that hold a part of `wanted`.
 pub fn tokens_in(spans: &[Range<usize>], wanted: &Range<usize>) -> Vec<usize> {
     (0..spans.len())
-        .filter(|i| spans[*i].start < wanted.end && spans[*i].end > wanted.start)
+        // A token without text, such as the begin token, holds nothing.
+        .filter(|i| {
+            let span = &spans[*i];
+            !span.is_empty() && span.start < wanted.end && span.end > wanted.start
+        })
         .collect()
 }
 
