@@ -78,6 +78,6 @@ fn a_checkout_below_another_workspace_is_excluded() {
     // Without the line this is what fails.
     let (_, err, output) = read("[workspace]\n");
     assert!(!output.status.success(), "{err}");
-    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    assert!(readme.contains("`exclude = [\"rust-mlx\"]`"), "{readme}");
+    let page = std::fs::read_to_string(root.join("docs/library.md")).unwrap();
+    assert!(page.contains("exclude = [\"rust-mlx\"]"), "{page}");
 }
