@@ -24,12 +24,12 @@ fn a_strangers_program_links_the_backend_and_picks_it_by_name() {
     for name in ["cpu true", "cuda", "metal"] {
         assert!(stderr.contains(name), "{stderr}");
     }
-    // Its manifest has no profile, so the engine is slow there, and says so. README has the lines
-    // that help.
+    // Its manifest has no profile, so the engine is slow there, and says so. docs/library.md has the
+    // lines that help.
     assert!(stderr.contains("built without optimization"), "{stderr}");
-    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md"));
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/library.md");
     assert!(
-        readme
+        std::fs::read_to_string(page)
             .unwrap()
             .contains("[profile.dev.package.\"*\"]\nopt-level = 3")
     );
@@ -46,7 +46,7 @@ fn a_strangers_program_links_the_backend_and_picks_it_by_name() {
     assert!(stderr.contains("did you mean"), "{stderr}");
 }
 
-/// A workspace that has the checkout below it must exclude it, as README says. Cargo reads our
+/// A workspace that has the checkout below it must exclude it, as docs/library.md says. Cargo reads our
 /// packages then with our edition and versions.
 #[cfg(unix)]
 #[test]

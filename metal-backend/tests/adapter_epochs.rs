@@ -4,7 +4,7 @@
 mod training_common;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use inference::{
     BatchEvent, ErrorKind, GenerateOptions, LoadOptions, Prompt, TextModel, TokenStream,
@@ -298,12 +298,22 @@ fn a_pass_sees_all_of_a_change_or_nothing_of_it() {
         logits(model.as_ref())
     });
     let stop = AtomicBool::new(false);
-    let (mut passes, mut seen) = (0, [false; 3]);
+    let (done, mut passes, mut seen) = (AtomicUsize::new(0), 0, [false; 3]);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for _ in 0..150 {
+            for round in 0..150 {
                 for name in names {
                     swap(model.as_ref(), name);
+                    // Once, a whole pass is let through with each, however the threads are scheduled.
+                    let begun = done.load(Ordering::Acquire);
+                    let since = std::time::Instant::now();
+                    while round == 0 && done.load(Ordering::Acquire) < begun + 2 {
+                        // The other thread may have failed.
+                        if since.elapsed() > std::time::Duration::from_secs(20) {
+                            break;
+                        }
+                        std::thread::yield_now();
+                    }
                 }
             }
             stop.store(true, Ordering::Release);
@@ -317,6 +327,7 @@ fn a_pass_sees_all_of_a_change_or_nothing_of_it() {
             assert!(error[nearest] < 1e-4, "pass {passes}: {error:?}");
             seen[nearest] = true;
             passes += 1;
+            done.store(passes, Ordering::Release);
         }
     });
     assert!(

@@ -22,8 +22,24 @@ struct Golden {
 
 #[derive(Deserialize)]
 struct Chain {
+    #[serde(deserialize_with = "from_fields")]
     options: GenerateOptions,
     probabilities: Vec<f64>,
+}
+
+/// Options by the names of their fields, without the groups.
+fn from_fields<'de, D: serde::Deserializer<'de>>(from: D) -> Result<GenerateOptions, D::Error> {
+    let fields = serde_json::Map::<String, Value>::deserialize(from)?;
+    let mut groups = serde_json::Map::new();
+    for (name, value) in fields {
+        let group = match name.as_str() {
+            "logit_bias" | "banned_tokens" => "constraints",
+            _ => "sampling",
+        };
+        let fields = groups.entry(group).or_insert_with(|| serde_json::json!({}));
+        fields[name] = value;
+    }
+    serde_json::from_value(Value::Object(groups)).map_err(serde::de::Error::custom)
 }
 
 fn golden() -> Golden {

@@ -38,6 +38,7 @@ const ORDER: &[&str] = &[
     "simd::avx2::decode_attention",
     "simd::avx2::dequantize",
     "simd::avx2::microkernel",
+    "simd::avx2::quantize_inputs",
     "simd::avx2::qgemv",
     "simd::avx2::transpose",
     "simd::avx512",

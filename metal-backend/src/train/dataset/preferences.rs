@@ -242,7 +242,8 @@ mod tests {
         assert_ne!(pair.chosen.ids[offset], pair.rejected.ids[offset]);
         assert_eq!(pair.len(), pair.rejected.len());
         assert!(pair.is_usable(offset + 1) && !pair.is_usable(offset));
-        let system = json!({"system": "Be brief.", "prompt": "hi", "chosen": "a", "rejected": "b"});
+        // The template has a shorter system message of its own.
+        let system = json!({"system": "Be brief, and say no more than a word or two.", "prompt": "hi", "chosen": "a", "rejected": "b"});
         let found = read(&[system]).unwrap();
         assert!(found.pairs[0].chosen.parts[0].offset > offset);
     }
