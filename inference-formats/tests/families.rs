@@ -30,6 +30,14 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
         "reply::choice",
         &["gemma4", "glm4", "olmo3"],
     ),
+    // Families that can be written as GGUF, with what their metadata hold.
+    (
+        "",
+        "export::metadata",
+        &[
+            "granite", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3",
+        ],
+    ),
     // What ollama calls models to download.
     (
         "",

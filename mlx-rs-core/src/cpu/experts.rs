@@ -22,6 +22,7 @@ use crate::transforms::CustomFunction;
 ///     let weight = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
 ///     if let Some(matrix) = DenseMatrix::new(&weight)?.map(Matrix::Dense) {
 ///         let experts = ExpertMatrix::new(matrix, 2)?;
+///         assert!(matches!(experts.matrix(), Matrix::Dense(_)));
 ///         let x = Array::from_slice(&[1.0f32, 10.0], &[1, 2])?;
 ///         let y = experts.product(&x, &Array::from_slice(&[1u32, 0], &[1, 2])?)?;
 ///         assert_eq!(y.shape(), [1, 2, 1]);
