@@ -22,6 +22,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
         "tokenizer_gguf",
         &["exaone4", "gpt2", "llama", "qwen2", "smollm"],
     ),
+    ("", "export::vocabulary", &["gpt2", "qwen2", "smollm"]),
     // Formats of chats, for messages.
     ("inference-text", "template_defaults", &["gemma", "mistral"]),
     // Syntaxes of tool calls.
