@@ -26,8 +26,6 @@ pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
         // SAFETY: all handles are live; null stands for no weight.
         unsafe { sys::mlx_fast_rms_norm(out, x.raw(), Array::raw_or_null(weight), eps, s) }
     })
-    // MLX does not come to an end with means of some empty views.
-    .and_then(Array::unless_empty)
     .map_err(|e| e.with_inputs(&[x]))
 }
 
@@ -62,8 +60,6 @@ pub fn layer_norm(
             )
         }
     })
-    // As in `rms_norm`.
-    .and_then(Array::unless_empty)
     .map_err(|e| e.with_inputs(&[x]))
 }
 

@@ -52,12 +52,13 @@ pub fn set_budget(bytes: u64) -> u64 {
     before
 }
 
-/// Refuses a result that cannot fit. Shapes multiply checked: an overflow is as bad as a giant.
+/// The bytes of a result. Refuses one that cannot fit. Shapes multiply checked: an overflow is as
+/// bad as a giant.
 #[inline]
-pub(crate) fn check(op: &'static str, array: &Array) -> Result<()> {
+pub(crate) fn check(op: &'static str, array: &Array) -> Result<u64> {
     let budget = budget();
     match checked_bytes(array.shape(), array.dtype().size()) {
-        Some(bytes) if bytes <= budget => Ok(()),
+        Some(bytes) if bytes <= budget => Ok(bytes),
         bytes => Err(too_large(op, array, bytes, budget)),
     }
 }

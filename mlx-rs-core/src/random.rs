@@ -512,8 +512,6 @@ pub fn multivariate_normal(
                 )
             }
         })
-        // MLX multiplies matrices here; see `unless_of_nothing`.
-        .and_then(Array::unless_empty)
     })
     .map_err(|e| e.with_inputs(&[mean, covariance]))
 }

@@ -456,11 +456,26 @@ fn derivatives_of_scattered_blocks() {
     is(Ok(grad(total, &[0])(&[seven]).unwrap().remove(0)), &[6.0]);
 }
 
+/// Runs `work`, and ends the process when it takes longer than a minute: at an ordinary exit we wait
+/// for what MLX computes.
+fn ends(work: impl FnOnce() + Send + 'static) {
+    let (done, ended) = std::sync::mpsc::channel();
+    let work = std::thread::spawn(move || {
+        work();
+        let _ = done.send(());
+    });
+    let limit = std::time::Duration::from_secs(60);
+    if ended.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        eprintln!("no end in {limit:?}");
+        std::process::abort();
+    }
+    work.join().unwrap();
+}
+
 /// MLX counts the elements of some empty views down from zero.
 #[test]
 fn empty_views_come_to_an_end() {
-    let done = std::sync::mpsc::channel();
-    let work = std::thread::spawn(move || {
+    ends(|| {
         for shape in [&[0, 3, 4][..], &[2, 0], &[0, 1, 2], &[0]] {
             let a = zeros(shape, Dtype::Float16).unwrap().transpose().unwrap();
             let last = a.shape()[a.ndim() - 1];
@@ -483,11 +498,85 @@ fn empty_views_come_to_an_end() {
             assert!(a.array_equal(&a).unwrap());
             assert!(a.all_close(&a, 1e-3, 1e-3).unwrap());
         }
-        done.0.send(()).unwrap();
     });
-    let limit = std::time::Duration::from_secs(60);
-    match done.1.recv_timeout(limit) {
-        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("no end in {limit:?}"),
-        _ => work.join().unwrap(),
-    }
+}
+
+/// MLX's reductions of some empty views take lengths from its stack, where an earlier reduction
+/// left its own.
+#[test]
+fn empty_views_add_up_to_nothing() {
+    ends(|| {
+        let large = zeros(&[16, 3, 64], Dtype::Float32).unwrap();
+        let large = large.add(&Array::scalar(1.0f32).unwrap()).unwrap();
+        let large = large.transpose_axes(&[1, 2, 0]).unwrap();
+        let empty = zeros(&[2, 0], Dtype::Float32).unwrap();
+        let x = Array::vector(&[1.0f32, 2.0]).unwrap();
+        for _ in 0..20 {
+            for axes in [&[1][..], &[0, 1], &[2, 0]] {
+                large.sum(axes, false).unwrap().eval().unwrap();
+                let a = empty.transpose().unwrap();
+                is(linalg::norm(&a, linalg::Norm::L2, 0, false), &[0.0, 0.0]);
+                large.sum(axes, false).unwrap().eval().unwrap();
+                is(
+                    linalg::norm(&a, linalg::Norm::P(1.0), 0, false),
+                    &[0.0, 0.0],
+                );
+                large.sum(axes, false).unwrap().eval().unwrap();
+                assert!(a.array_equal(&a.negative().unwrap()).unwrap());
+                large.sum(axes, false).unwrap().eval().unwrap();
+                assert!(a.all_close(&x, 0.0, 0.0).unwrap());
+                // Derivatives of a broadcast add up.
+                for wide in [
+                    |x: &Array| x.broadcast_to(&[0, 2]),
+                    |x: &Array| x.add(&zeros(&[0, 2], Dtype::Float32)?),
+                ] {
+                    large.sum(axes, false).unwrap().eval().unwrap();
+                    let slope = grad(
+                        move |x: &[Array]| -> Result<Vec<Array>> {
+                            let turned = wide(&x[0])?.transpose()?;
+                            let own = x[0].square()?.sum(All, false)?;
+                            Ok(vec![turned.square()?.sum(All, false)?.add(&own)?])
+                        },
+                        &[0],
+                    )(std::slice::from_ref(&x));
+                    is(Ok(slope.unwrap().remove(0)), &[2.0, 4.0]);
+                }
+            }
+        }
+    });
+}
+
+/// Empty arguments, gradients and batches keep their shapes.
+#[test]
+fn shapes_of_nothing() {
+    let x = zeros(&[3, 0], Dtype::Float16).unwrap().transpose().unwrap();
+    let total =
+        |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].transpose()?.exp()?.sum(All, false)?]) };
+    let slope = grad(total, &[0])(std::slice::from_ref(&x))
+        .unwrap()
+        .remove(0);
+    assert_eq!(
+        (slope.shape(), slope.dtype()),
+        (&[0, 3][..], Dtype::Float16)
+    );
+    slope.eval().unwrap();
+    let mut rows = vmap(
+        |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].exp()?, x[0].sum(All, false)?]) },
+        0,
+        0,
+    );
+    let of_rows = rows(std::slice::from_ref(&x)).unwrap();
+    assert_eq!(
+        (of_rows[0].shape(), of_rows[1].shape()),
+        (&[0, 3][..], &[0][..])
+    );
+    let columns = x.transpose().unwrap();
+    let of_columns = rows(std::slice::from_ref(&columns)).unwrap();
+    assert_eq!(of_columns[0].shape(), [3, 0]);
+    is(of_columns[1].astype(Dtype::Float32), &[0.0; 3]);
+    let compiled = mlx_rs_core::transforms::compile(total);
+    is(
+        compiled.call(&[x]).unwrap()[0].astype(Dtype::Float32),
+        &[0.0],
+    );
 }

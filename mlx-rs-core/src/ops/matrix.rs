@@ -197,7 +197,6 @@ impl Array {
             // SAFETY: all handles are live; the axes exist and the offset lies within them.
             unsafe { mlx_sys::mlx_diagonal(out, self.raw(), offset, axes[0], axes[1], s) }
         })
-        .and_then(Array::unless_empty)
         .map_err(|e| e.with_inputs(&[self]))
     }
 

@@ -65,7 +65,7 @@ macro_rules! reductions {
                 /// type does not fit or nothing is left to reduce.
                 pub fn $name<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
                     let op = stringify!($name);
-                    let mut this = self.laid_out_if_empty()?;
+                    let mut this = std::borrow::Cow::Borrowed(self);
                     if matches!(stringify!($name), "all" | "any") && self.dtype().is_float() {
                         // MLX looks at the bits, of which minus zero has one.
                         this = std::borrow::Cow::Owned(this.astype(crate::Dtype::Bool)?);
@@ -218,14 +218,12 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// This array, integers and booleans as `float32`, laid out plainly if it is empty.
+    /// This array, integers and booleans as `float32`.
     pub(super) fn inexact(&self) -> Result<std::borrow::Cow<'_, Array>> {
         if self.dtype().is_float() || self.dtype() == crate::Dtype::Complex64 {
-            return self.laid_out_if_empty();
+            return Ok(std::borrow::Cow::Borrowed(self));
         }
-        Ok(std::borrow::Cow::Owned(
-            self.laid_out_if_empty()?.astype(crate::Dtype::Float32)?,
-        ))
+        Ok(std::borrow::Cow::Owned(self.astype(crate::Dtype::Float32)?))
     }
 
     /// The index of the greatest value along `axis` (the first of equals), as `uint32`.
@@ -476,17 +474,16 @@ macro_rules! spreads {
                     ddof: i32,
                 ) -> Result<Array> {
                     let op = stringify!($name);
-                    let this = self.laid_out_if_empty()?;
                     match axes.into() {
                         Axes::All => call::array(op, |out, s| {
                             // SAFETY: all handles are live.
-                            unsafe { mlx_sys::$all(out, this.raw(), keepdims, ddof, s) }
+                            unsafe { mlx_sys::$all(out, self.raw(), keepdims, ddof, s) }
                         }),
                         Axes::One(axis) => {
                             self.axis(op, axis)?;
                             call::array(op, |out, s| {
                                 // SAFETY: all handles are live; the axis exists.
-                                unsafe { mlx_sys::$one(out, this.raw(), axis, keepdims, ddof, s) }
+                                unsafe { mlx_sys::$one(out, self.raw(), axis, keepdims, ddof, s) }
                             })
                         }
                         Axes::Many(axes) => {
@@ -496,7 +493,7 @@ macro_rules! spreads {
                                 unsafe {
                                     mlx_sys::$many(
                                         out,
-                                        this.raw(),
+                                        self.raw(),
                                         axes.as_ptr(),
                                         axes.len(),
                                         keepdims,
@@ -533,20 +530,4 @@ spreads! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     std = mlx_std, mlx_std_axis, mlx_std_axes;
-}
-
-impl Array {
-    /// This array, or a plain one when it is empty: MLX never finishes reductions of empty views.
-    fn laid_out_if_empty(&self) -> Result<std::borrow::Cow<'_, Array>> {
-        Ok(if self.size() == 0 {
-            std::borrow::Cow::Owned(super::zeros(self.shape(), self.dtype())?)
-        } else {
-            std::borrow::Cow::Borrowed(self)
-        })
-    }
-
-    /// This result, not computed when it is empty: MLX divides by the length.
-    pub(crate) fn unless_empty(self) -> Result<Array> {
-        self.unless_of_nothing(&[])
-    }
 }

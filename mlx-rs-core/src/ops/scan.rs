@@ -75,7 +75,6 @@ macro_rules! scans {
                         // computed when the axis has one element.
                         unsafe { mlx_sys::$c(out, self.raw(), axis, reverse, inclusive, s) }
                     })
-                    .and_then(Array::unless_empty)
                     .and_then(|scan| self.unless_single(scan, at, inclusive, Start::$start))
                     .map_err(|e| e.with_inputs(&[self]))
                 }
@@ -145,7 +144,6 @@ impl Array {
             // the axis has one element.
             unsafe { mlx_sys::mlx_logcumsumexp(out, this.raw(), axis, reverse, inclusive, s) }
         })
-        .and_then(Array::unless_empty)
         .and_then(|scan| this.unless_single(scan, at, inclusive, Start::Least))
         .map_err(|e| e.with_inputs(&[self]))
     }

@@ -176,9 +176,9 @@ fn vectorize<E: ClosureError>(
             ),
             _ => e,
         })?;
-        // An empty batch may have made operations empty that were not when they were checked.
-        let outputs = out.to_arrays(op)?.into_iter();
-        outputs.map(Array::unless_empty).collect()
+        // An empty batch may have made operations empty that were not when they were checked. Such
+        // results are not computed; see `call::array`.
+        out.to_arrays(op)
     })
 }
 
