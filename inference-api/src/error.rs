@@ -176,8 +176,7 @@ impl From<inference_formats::Error> for Error {
 impl fmt::Display for Error {
     /// One line: `context: message (path)`. The alternate form, `{:#}`, adds the causes, which the
     /// message does not repeat: `message (path): cause: its cause`. Programs print that form.
-    /// Control characters, which names read from files may hold, are escaped. They could redraw a
-    /// terminal or forge lines of a log.
+    /// Control characters, which names from files may hold, are escaped.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = String::new();
         if let Some(context) = &self.inner.context {
@@ -187,36 +186,7 @@ impl fmt::Display for Error {
         if let Some(path) = &self.inner.path {
             write!(line, " ({})", path.display())?;
         }
-        if f.alternate() {
-            // A cause may repeat what stands already; it is said once.
-            let mut cause = std::error::Error::source(self);
-            while let Some(error) = cause {
-                let text = error.to_string();
-                if !line.contains(&text) {
-                    write!(line, ": {text}")?;
-                }
-                cause = error.source();
-            }
-        }
-        OneLine(f).write_str(&line)
-    }
-}
-
-/// Passes text on with its control characters escaped.
-struct OneLine<'a, 'b>(&'a mut fmt::Formatter<'b>);
-
-impl fmt::Write for OneLine<'_, '_> {
-    fn write_str(&mut self, s: &str) -> fmt::Result {
-        for piece in s.split_inclusive(char::is_control) {
-            match piece.chars().next_back() {
-                Some(last) if last.is_control() => {
-                    self.0.write_str(&piece[..piece.len() - last.len_utf8()])?;
-                    write!(self.0, "{}", last.escape_default())?;
-                }
-                _ => self.0.write_str(piece)?,
-            }
-        }
-        Ok(())
+        inference_formats::write_line(f, line, self)
     }
 }
 

@@ -105,9 +105,8 @@ impl Error {
 }
 
 impl fmt::Display for Error {
-    /// One line: ``tensor `name`: message (path)``. The alternate form, `{:#}`, adds the causes, which
-    /// the message does not repeat: `message (path): cause: its cause`. Control characters are escaped: names come
-    /// from files, and could redraw a terminal or forge lines of a log.
+    /// One line: ``tensor `name`: message (path)``. The alternate form, `{:#}`, adds the causes:
+    /// `message (path): cause: its cause`. See [`write_line`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = String::new();
         if let Some(tensor) = &self.inner.tensor {
@@ -117,26 +116,38 @@ impl fmt::Display for Error {
         if let Some(path) = &self.inner.path {
             write!(line, " ({})", path.display())?;
         }
-        if f.alternate() {
-            // A cause may repeat what stands already; it is said once.
-            let mut cause = std::error::Error::source(self);
-            while let Some(error) = cause {
-                let text = error.to_string();
-                if !line.contains(&text) {
-                    write!(line, ": {text}")?;
-                }
-                cause = error.source();
-            }
-        }
-        for c in line.chars() {
-            if c.is_control() {
-                write!(f, "{}", c.escape_default())?;
-            } else {
-                f.write_char(c)?;
-            }
-        }
-        Ok(())
+        write_line(f, line, self)
     }
+}
+
+/// Writes an error's line: `line`, in the alternate form followed by the causes of `error`. A cause
+/// that the line says already is not repeated. Control characters are escaped: names come from
+/// files, and could redraw a terminal or forge lines of a log. Errors of the crates above use this,
+/// too.
+///
+/// # Errors
+/// Those of `f`.
+pub fn write_line(
+    f: &mut fmt::Formatter<'_>,
+    mut line: String,
+    error: &dyn std::error::Error,
+) -> fmt::Result {
+    let mut cause = error.source().filter(|_| f.alternate());
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !line.contains(&text) {
+            write!(line, ": {text}")?;
+        }
+        cause = error.source();
+    }
+    for c in line.chars() {
+        if c.is_control() {
+            write!(f, "{}", c.escape_default())?;
+        } else {
+            f.write_char(c)?;
+        }
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Error {

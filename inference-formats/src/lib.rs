@@ -38,7 +38,7 @@ mod identity;
 pub mod safetensors;
 
 pub use config::ModelConfig;
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, Result, write_line};
 pub use family::Family;
 pub use files::{ModelFiles, locate};
 pub use gguf::Gguf;
