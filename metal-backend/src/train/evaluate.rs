@@ -1,4 +1,5 @@
-//! How good a model is on data: mean loss, perplexity and accuracy over the tokens that count. Nothing is learned.
+//! Mean loss, perplexity and accuracy of a model on data, over the tokens that the loss counts.
+//! Nothing is learned.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -8,9 +9,7 @@ use inference::{CancelToken, Error, ErrorKind, LoadOptions, Result};
 use super::dataset::{
     BadLine, Batch, BatchOptions, Batches, DataOptions, Dataset, Example, Pair, Pairs, Rows, pack,
 };
-use super::step::{
-    Evaluation, Preference, PreferenceEvaluation, Sequence, evaluate_on, evaluate_pairs_on,
-};
+use super::step::{Preference, Sequence, evaluate_on, evaluate_pairs_on};
 use super::train_log::Score;
 use crate::engine::Engine;
 
@@ -61,8 +60,8 @@ pub struct EvalReport {
     pub notes: Vec<String>,
 }
 
-/// The rows of a batch as the trainer takes them: what was packed is apart again, so that no part sees
-/// another; rows in which nothing is to be learned are left out.
+/// The rows of a batch as the trainer takes them. Packed examples are separate again, so that none
+/// sees another. Rows in which nothing is learned are left out.
 #[must_use]
 pub fn sequences(batch: &Batch) -> Vec<Sequence> {
     let rows = batch.tokens.chunks(batch.width.max(1)).zip(&batch.parts);
@@ -76,8 +75,8 @@ pub fn sequences(batch: &Batch) -> Vec<Sequence> {
     .collect()
 }
 
-/// The examples of a data set from which something can be learned once they are cut to `max_len` tokens, and
-/// what is to be said about the others.
+/// The examples from which something can be learned once they are cut to `max_len` tokens, and
+/// notes about the others.
 #[must_use]
 pub fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Example>, Vec<String>) {
     let mut notes: Vec<String> = bad_lines(&data.path, &data.bad_lines).into_iter().collect();
@@ -85,7 +84,8 @@ pub fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Example>, Ve
     let empty = data.nothing_learned(max_len);
     if let Some(first) = empty.first() {
         notes.push(format!(
-            "{file}: {} examples are left out, the first in line {first}: their prompts fill all {max_len} tokens",
+            "{file}: {} examples are left out, the first in line {first}: their prompts fill all \
+             {max_len} tokens",
             empty.len()
         ));
     }
@@ -106,7 +106,7 @@ pub fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Example>, Ve
     (usable, notes)
 }
 
-/// What is to be said of lines that were left out.
+/// A note about the lines that were left out.
 fn bad_lines(path: &Path, lines: &[BadLine]) -> Option<String> {
     let first = lines.first()?;
     Some(format!(
@@ -118,8 +118,8 @@ fn bad_lines(path: &Path, lines: &[BadLine]) -> Option<String> {
     ))
 }
 
-/// The pairs of which something can be learned once both are cut to `max_len` tokens, and what is
-/// to be said about the others.
+/// The pairs from which something can be learned once both replies are cut to `max_len` tokens, and
+/// notes about the others.
 #[must_use]
 pub fn usable_pairs(data: &Pairs, max_len: usize) -> (Vec<Pair>, Vec<String>) {
     let mut notes: Vec<String> = bad_lines(&data.path, &data.bad_lines).into_iter().collect();
@@ -131,7 +131,8 @@ pub fn usable_pairs(data: &Pairs, max_len: usize) -> (Vec<Pair>, Vec<String>) {
         .partition(|(pair, _)| pair.is_usable(max_len));
     if let Some((_, line)) = lost.first() {
         notes.push(format!(
-            "{file}: {} pairs are left out, the first in line {line}: their prompts fill all {max_len} tokens",
+            "{file}: {} pairs are left out, the first in line {line}: their prompts fill all \
+             {max_len} tokens",
             lost.len()
         ));
     }
@@ -170,10 +171,62 @@ pub fn preferences<'a>(
 /// How preferences are weighed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dpo {
-    /// How dear leaving the model without its adapter is; above 0.
+    /// The weight of the distance from the model without its adapter; above 0.
     pub beta: f32,
     /// The share of pairs whose order is wrong; from 0 to below 0.5.
     pub label_smoothing: f32,
+}
+
+/// What batches add to a score.
+#[derive(Default)]
+struct Sums {
+    loss: f64,
+    /// What the loss is a mean over: tokens or pairs.
+    counted: usize,
+    correct: usize,
+    tokens: usize,
+}
+
+/// Adds up `per_epoch` batches, or as many of them as the options ask for. `None` when cancelled.
+/// `unit` names what is counted.
+fn score_batches(
+    per_epoch: usize,
+    (step, unit): (u64, &str),
+    options: &EvalOptions,
+    cancel: &CancelToken,
+    on_batch: &mut dyn FnMut(u64, u64),
+    mut next: impl FnMut() -> Result<Sums>,
+) -> Result<Option<Score>> {
+    let started = Instant::now();
+    let total = options.batches.map_or(per_epoch, |n| n.min(per_epoch));
+    let mut sum = Sums::default();
+    for done in 0..total {
+        if cancel.is_cancelled() {
+            return Ok(None);
+        }
+        let one = next()?;
+        sum.loss += one.loss;
+        sum.counted += one.counted;
+        sum.correct += one.correct;
+        sum.tokens += one.tokens;
+        on_batch(done as u64 + 1, total as u64);
+    }
+    let loss = sum.loss / sum.counted.max(1) as f64;
+    if sum.counted == 0 || !loss.is_finite() {
+        return Err(Error::new(
+            ErrorKind::Engine,
+            format!("the mean loss of {} {unit} is {loss}", sum.counted),
+        ));
+    }
+    Ok(Some(Score {
+        step,
+        loss,
+        perplexity: None,
+        accuracy: sum.correct as f64 / sum.counted as f64,
+        tokens: sum.tokens as u64,
+        pairs: None,
+        seconds: started.elapsed().as_secs_f64(),
+    }))
 }
 
 /// Scores a model on pairs; `None` when cancelled.
@@ -188,42 +241,28 @@ pub(super) fn score_pairs(
 ) -> Result<Option<Score>> {
     let lengths: Vec<usize> = pairs.iter().map(Pair::len).collect();
     let mut rows = Rows::new(&lengths, &options.batches())?;
-    let started = Instant::now();
-    let all = rows.per_epoch();
-    let total = options.batches.map_or(all, |n| n.min(all));
-    let mut sum = PreferenceEvaluation::default();
-    for done in 0..total {
-        if cancel.is_cancelled() {
-            return Ok(None);
-        }
+    let (per_epoch, mut counted) = (rows.per_epoch(), 0);
+    let next = || {
         let batch = rows.next_rows().iter().filter_map(|row| pairs.get(*row));
         let batch = preferences(batch, options.max_seq_length);
         let one = evaluate_pairs_on(engine, &batch, dpo.beta, dpo.label_smoothing)?;
-        sum.loss += one.loss;
-        sum.pairs += one.pairs;
-        sum.correct += one.correct;
-        sum.tokens += one.tokens;
-        on_batch(done as u64 + 1, total as u64);
-    }
-    let loss = sum.loss / sum.pairs.max(1) as f64;
-    if sum.pairs == 0 || !loss.is_finite() {
-        return Err(Error::new(
-            ErrorKind::Engine,
-            format!("the mean loss of {} pairs is {loss}", sum.pairs),
-        ));
-    }
-    Ok(Some(Score {
-        step,
-        loss,
-        perplexity: None,
-        accuracy: sum.correct as f64 / sum.pairs as f64,
-        tokens: sum.tokens as u64,
-        pairs: Some(sum.pairs as u64),
-        seconds: started.elapsed().as_secs_f64(),
+        counted += one.pairs as u64;
+        Ok(Sums {
+            loss: one.loss,
+            counted: one.pairs,
+            correct: one.correct,
+            tokens: one.tokens,
+        })
+    };
+    let score = score_batches(per_epoch, (step, "pairs"), options, cancel, on_batch, next)?;
+    Ok(score.map(|score| Score {
+        pairs: Some(counted),
+        ..score
     }))
 }
 
-/// Scores a model on examples; `None` when cancelled. `on_batch` hears how many of how many batches are done.
+/// Scores a model on examples; `None` when cancelled. `on_batch` is called with the number of
+/// batches that are done, and of all.
 pub(super) fn score(
     engine: &Engine,
     examples: &[Example],
@@ -233,39 +272,24 @@ pub(super) fn score(
     on_batch: &mut dyn FnMut(u64, u64),
 ) -> Result<Option<Score>> {
     let mut stream = Batches::new(examples, options.batches())?;
-    let started = Instant::now();
-    let all = stream.per_epoch();
-    let total = options.batches.map_or(all, |n| n.min(all));
-    let mut sum = Evaluation::default();
-    for done in 0..total {
-        if cancel.is_cancelled() {
-            return Ok(None);
-        }
+    let per_epoch = stream.per_epoch();
+    let next = || {
         let batch = sequences(&stream.next_batch());
-        if !batch.is_empty() {
-            let one = evaluate_on(engine, &batch)?;
-            sum.loss += one.loss;
-            sum.tokens += one.tokens;
-            sum.correct += one.correct;
+        if batch.is_empty() {
+            return Ok(Sums::default());
         }
-        on_batch(done as u64 + 1, total as u64);
-    }
-    let loss = sum.loss / sum.tokens.max(1) as f64;
-    if sum.tokens == 0 || !loss.is_finite() {
-        return Err(Error::new(
-            ErrorKind::Engine,
-            format!("the mean loss of {} tokens is {loss}", sum.tokens),
-        ));
-    }
-    let perplexity = loss.exp();
-    Ok(Some(Score {
-        step,
-        loss,
-        perplexity: perplexity.is_finite().then_some(perplexity),
-        accuracy: sum.correct as f64 / sum.tokens as f64,
-        tokens: sum.tokens as u64,
-        pairs: None,
-        seconds: started.elapsed().as_secs_f64(),
+        let one = evaluate_on(engine, &batch)?;
+        Ok(Sums {
+            loss: one.loss,
+            counted: one.tokens,
+            correct: one.correct,
+            tokens: one.tokens,
+        })
+    };
+    let score = score_batches(per_epoch, (step, "tokens"), options, cancel, on_batch, next)?;
+    Ok(score.map(|score| Score {
+        perplexity: Some(score.loss.exp()).filter(|p| p.is_finite()),
+        ..score
     }))
 }
 
@@ -286,11 +310,11 @@ fn test_file(data: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-fn nothing_foreseen(options: &EvalOptions, file: PathBuf) -> Error {
+fn nothing_to_predict(options: &EvalOptions, file: PathBuf) -> Error {
     Error::new(
         ErrorKind::InvalidOption,
         format!(
-            "no example has anything to foresee within {} tokens",
+            "no example has a token to predict within {} tokens",
             options.max_seq_length
         ),
     )
@@ -301,7 +325,7 @@ fn interrupted() -> Error {
     Error::new(ErrorKind::Cancelled, "the evaluation was interrupted")
 }
 
-/// Loads a model, with the adapter that the options name, and evaluates it on a JSONL file, or on the
+/// Loads a model, with the adapter that the options name. Evaluates it on a JSONL file, or on the
 /// `test.jsonl` of a directory.
 ///
 /// # Errors
@@ -321,7 +345,7 @@ pub fn evaluate(
     let data = Dataset::read(&file, engine.text(), reading)?;
     let (examples, notes) = usable(&data, options.max_seq_length, false);
     if examples.is_empty() {
-        return Err(nothing_foreseen(options, file));
+        return Err(nothing_to_predict(options, file));
     }
     let score = score(engine, &examples, options, 0, cancel, on_batch)?.ok_or_else(interrupted)?;
     Ok(EvalReport {
@@ -356,7 +380,7 @@ pub fn evaluate_pairs(
     let data = Pairs::read(&file, engine.text(), reading)?;
     let (pairs, notes) = usable_pairs(&data, options.max_seq_length);
     if pairs.is_empty() {
-        return Err(nothing_foreseen(options, file));
+        return Err(nothing_to_predict(options, file));
     }
     let score =
         score_pairs(engine, &pairs, dpo, options, 0, cancel, on_batch)?.ok_or_else(interrupted)?;

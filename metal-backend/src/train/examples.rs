@@ -6,9 +6,7 @@ use std::path::Path;
 use inference::{CancelToken, Result};
 
 use super::config::{BatchOrder, Method, TrainConfig};
-use super::dataset::{
-    Batches, DataDir, Dataset, Example, Pair, Pairs, PairsDir, Rows, Validations,
-};
+use super::dataset::{Batches, DataDir, Dataset, Example, Pair, Pairs, Rows, Validations};
 use super::evaluate::{
     Dpo, EvalOptions, preferences, score, score_pairs, sequences, usable, usable_pairs,
 };
@@ -117,7 +115,7 @@ impl Parts {
                 })
             }
             Method::Dpo => {
-                let data = PairsDir::read(dir, text, &reading)?;
+                let data = DataDir::read_pairs(dir, text, &reading)?;
                 let train = data.train.ok_or_else(no_train)?;
                 if config.test && data.test.is_none() {
                     return Err(no_test());

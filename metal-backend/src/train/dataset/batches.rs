@@ -1,8 +1,8 @@
-//! Examples to batches, as Python mlx-lm makes them (`iterate_batches`): rows of like length, padded, in an order
-//! that a seed decides.
+//! Examples to batches, as Python mlx-lm makes them (`iterate_batches`): rows of like length,
+//! padded, in an order that a seed decides.
 //!
-//! Where the stream is after any number of batches follows from the seed and that number, so that a resumed run
-//! sees what the interrupted one would have. Copying to arrays is the trainer's.
+//! The place in the stream follows from the seed and the number of batches. So a resumed run sees
+//! what the interrupted one would have seen. The trainer copies batches to arrays.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -16,8 +16,8 @@ pub enum Order {
     /// Sorted by number of ids (stable), so that batches need little padding.
     #[default]
     ByLength,
-    /// As in the file. It is what mlx-lm's own `train` does with lines of equally many fields: it sorts its cached
-    /// data set by the number of fields.
+    /// As in the file. It is what mlx-lm's own `train` does with lines of equally many fields: it
+    /// sorts its cached data set by the number of fields.
     AsRead,
 }
 
@@ -33,7 +33,8 @@ pub struct BatchOptions {
     pub order: Order,
     /// The order of the batches: shuffled anew each epoch from this seed, or as they come.
     pub seed: Option<u32>,
-    /// Whether what is left over when examples are dealt out makes a last, smaller batch. mlx-lm leaves it out.
+    /// Whether what is left over when examples are dealt out makes a last, smaller batch. mlx-lm
+    /// leaves it out.
     pub keep_rest: bool,
     /// The id that fills rows.
     pub pad_id: u32,
@@ -41,8 +42,8 @@ pub struct BatchOptions {
     pub validations: Option<Validations>,
 }
 
-/// When mlx-lm's trainer validates. Each time it draws an order of the validation's batches from
-/// the generator that orders the batches to learn from, so the second epoch depends on it.
+/// When mlx-lm's trainer validates. Each time it draws an order of the validation's batches. It
+/// draws from the generator of the training batches, whose second epoch depends on it.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validations {
@@ -92,7 +93,8 @@ impl Default for BatchOptions {
 }
 
 impl BatchOptions {
-    /// mlx-lm's defaults: 4 rows of at most 2048 ids, by length, shuffled from seed 0, padded with id 0.
+    /// mlx-lm's defaults: 4 rows of at most 2048 ids, by length, shuffled from seed 0, padded with
+    /// id 0.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -157,8 +159,8 @@ pub struct Batch {
     pub width: usize,
     /// Ids, `[B, L]`, row after row; inputs are the first L - 1 of each, targets the last L - 1.
     pub tokens: Vec<u32>,
-    /// Offset and length of each row, `[B, 2]`, as mlx-lm's losses take them: target t (from 1) counts where
-    /// offset <= t <= length. Only for rows of one part; others need [`Batch::mask`].
+    /// Offset and length of each row, `[B, 2]`, as mlx-lm's losses take them: target t (from 1)
+    /// counts where offset <= t <= length. Only for rows of one part; others need [`Batch::mask`].
     pub spans: Vec<[u32; 2]>,
     /// The parts of each row with their offsets, cut to the row.
     pub parts: Vec<Vec<super::Part>>,
@@ -171,7 +173,8 @@ pub struct Batch {
 impl Batch {
     /// Which targets count, `[B, L - 1]`: element t - 1 of a row is for its id t.
     ///
-    /// For rows of one part this is mlx-lm's mask, which lets one id of the padding after a row count too.
+    /// For rows of one part this is mlx-lm's mask, which lets one id of the padding after a row
+    /// count too.
     #[must_use]
     pub fn mask(&self) -> Vec<bool> {
         let targets = self.width.saturating_sub(1);
@@ -190,7 +193,8 @@ impl Batch {
         mask
     }
 
-    /// How many targets count. A batch with none has no loss: cut rows can lose all that was to be learned.
+    /// How many targets count. A batch with none has no loss: cut rows can lose all that was to be
+    /// learned.
     #[must_use]
     pub fn targets(&self) -> usize {
         self.mask().iter().filter(|m| **m).count()
@@ -225,7 +229,8 @@ impl Rows {
     /// [`Order::AsRead`]. Examples with equal keys stay in their order.
     ///
     /// # Errors
-    /// `InvalidOption` for no rows, rows of less than two ids, and fewer examples than a batch has rows.
+    /// `InvalidOption` for no rows, rows of less than two ids, and fewer examples than a batch has
+    /// rows.
     pub fn new(keys: &[usize], options: &BatchOptions) -> Result<Self> {
         let bad = |what: String| Err(Error::new(ErrorKind::InvalidOption, what));
         let size = options.batch_size;
@@ -402,7 +407,8 @@ impl<'a> Batches<'a> {
         self.examples.iter().filter(|e| e.len() > most).count()
     }
 
-    /// Passes over `batches` without making them: a run that resumes after so many steps continues here.
+    /// Passes over `batches` without making them: a run that resumes after so many steps continues
+    /// here.
     pub fn skip_batches(&mut self, batches: u64) {
         self.rows.skip_batches(batches);
     }

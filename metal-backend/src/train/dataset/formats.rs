@@ -1,7 +1,9 @@
-//! One line of a data file to one example: chat, completions and text, with tools where a line has them.
+//! One line of a data file to one example: chat, completions and text, with tools where a line has
+//! them.
 //!
-//! Which ids come out, and how many of them the loss leaves out, is as in Python mlx-lm 0.30.7 (`tuner/datasets.py`).
-//! One difference: what a message spells never becomes a control token. Files are `load`'s.
+//! Which ids come out, and how many of them the loss leaves out, is as in Python mlx-lm 0.30.7
+//! (`tuner/datasets.py`). One difference: what a message spells never becomes a control token.
+//! Files are `load`'s.
 
 use inference::{Error, ErrorKind, Result};
 use serde_json::{Map, Value as Json, json};
@@ -13,7 +15,8 @@ use crate::text::{ChatOptions, TextPipeline};
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// `{"messages": [{"role": "user", "content": "..."}, ...], "tools": [...]}`; `tools` may be absent.
+    /// `{"messages": [{"role": "user", "content": "..."}, ...], "tools": [...]}`; `tools` may be
+    /// absent.
     Chat,
     /// `{"prompt": "...", "completion": "..."}`: a chat of one question and its answer.
     Completions,
@@ -65,7 +68,8 @@ impl Format {
     /// The format of a file by the fields of its first line.
     ///
     /// # Errors
-    /// `InvalidOption` if the fields are those of no format, or prompts of plain text are to be masked.
+    /// `InvalidOption` if the fields are those of no format, or prompts of plain text are to be
+    /// masked.
     pub fn of(line: &Map<String, Json>, names: &FieldNames, mask_prompt: bool) -> Result<Self> {
         let has = |name: &String| line.contains_key(name);
         if has(&names.prompt) && has(&names.completion) {
@@ -88,7 +92,8 @@ impl Format {
         }
     }
 
-    /// The example of one line. With `mask_prompt` the loss counts only the last message, or the completion.
+    /// The example of one line. With `mask_prompt` the loss counts only the last message, or the
+    /// completion.
     ///
     /// # Errors
     /// `InvalidOption` if a field is missing, of another type, or leaves nothing to learn; else as

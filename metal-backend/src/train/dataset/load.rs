@@ -1,6 +1,7 @@
 //! Data files and directories: bounded reading, every bad line told by file and number.
 //!
-//! What a line means is `formats`'; batches are `batches`'. Nothing is read but regular files on this machine.
+//! What a line means is `formats`'; batches are `batches`'. Nothing is read but regular files on
+//! this machine.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -46,7 +47,8 @@ impl Default for DataLimits {
 pub struct DataOptions {
     /// Whether the loss leaves out all but the last message, or the completion.
     pub mask_prompt: bool,
-    /// Whether to go on without bad lines. They are in [`Dataset::bad_lines`] then; else they are an error.
+    /// Whether to go on without bad lines. They are in [`Dataset::bad_lines`] then; else they are
+    /// an error.
     pub skip_bad_lines: bool,
     /// The names under which lines hold their parts.
     pub names: FieldNames,
@@ -122,15 +124,15 @@ impl Dataset {
     /// Reads one JSONL file.
     ///
     /// # Errors
-    /// `Io` if it cannot be read; `InvalidOption` for bad lines, each named by file and number, for a file without
-    /// examples, and beyond a limit.
+    /// `Io` if it cannot be read; `InvalidOption` for bad lines, each named by file and number, for
+    /// a file without examples, and beyond a limit.
     pub fn read(
         path: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
         options: &DataOptions,
     ) -> Result<Self> {
         let path = path.as_ref();
-        read(path, text_to_ids, options).map_err(|e| e.with_path(path).context("training data"))
+        of_file(path, || read(path, text_to_ids, options))
     }
 
     /// Token ids of all examples.
@@ -153,71 +155,79 @@ impl Dataset {
 
 /// The data of a directory: `train.jsonl`, `valid.jsonl` and `test.jsonl`, each if it is there.
 #[derive(Debug, Clone)]
-pub struct DataDir {
+pub struct DataDir<T = Dataset> {
     /// What is learned.
-    pub train: Option<Dataset>,
+    pub train: Option<T>,
     /// What the run is judged by while it goes on.
-    pub valid: Option<Dataset>,
+    pub valid: Option<T>,
     /// What the result is judged by.
-    pub test: Option<Dataset>,
+    pub test: Option<T>,
 }
 
 impl DataDir {
     /// Reads a directory.
     ///
     /// # Errors
-    /// As [`Dataset::read`]; `InvalidOption` if it is no directory or holds none of the three files.
+    /// As [`Dataset::read`]; `InvalidOption` if it is no directory or holds none of the three
+    /// files.
     pub fn read(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
         options: &DataOptions,
     ) -> Result<Self> {
-        let [train, valid, test] = three_files(dir.as_ref(), |path| {
+        Self::read_with(dir.as_ref(), |path| {
             Dataset::read(path, text_to_ids, options)
-        })?;
-        Ok(Self { train, valid, test })
+        })
     }
 }
 
-/// What `read` makes of the three files of a directory, each if it is there.
-pub(super) fn three_files<T>(
-    dir: &Path,
-    read: impl Fn(&Path) -> Result<T>,
-) -> Result<[Option<T>; 3]> {
-    let missing = |what: &str| {
-        Error::new(
+impl<T> DataDir<T> {
+    /// Reads each of the three files that is there by `read`.
+    pub(super) fn read_with(dir: &Path, read: impl Fn(&Path) -> Result<T>) -> Result<Self> {
+        let missing = |what: &str| {
+            Error::new(
             ErrorKind::InvalidOption,
             format!(
                 "{what}; training data is a directory with train.jsonl, and valid.jsonl and test.jsonl if wanted"
             ),
         )
         .with_path(dir)
-    };
-    if !dir.is_dir() {
-        return Err(missing("there is no such directory"));
-    }
-    let part = |name: &str| {
-        let path = dir.join(name);
-        // Not `exists`: a dangling link or a file one may not look at is an error, not an absent
-        // file.
-        match path.symlink_metadata() {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            _ => read(&path).map(Some),
+        };
+        if !dir.is_dir() {
+            return Err(missing("there is no such directory"));
         }
-    };
-    let found = [
-        part("train.jsonl")?,
-        part("valid.jsonl")?,
-        part("test.jsonl")?,
-    ];
-    if found.iter().all(Option::is_none) {
-        return Err(missing("none of the three files is there"));
+        let part = |name: &str| {
+            let path = dir.join(name);
+            // Not `exists`: a dangling link or a file one may not look at is an error, not an
+            // absent file.
+            match path.symlink_metadata() {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+                _ => read(&path).map(Some),
+            }
+        };
+        let found = Self {
+            train: part("train.jsonl")?,
+            valid: part("valid.jsonl")?,
+            test: part("test.jsonl")?,
+        };
+        if found.train.is_none() && found.valid.is_none() && found.test.is_none() {
+            return Err(missing("none of the three files is there"));
+        }
+        Ok(found)
     }
-    Ok(found)
 }
 
 fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
+}
+
+pub(super) fn no_examples() -> Error {
+    bad("the file holds no examples")
+}
+
+/// What `read` makes of a file; its errors name the file.
+pub(super) fn of_file<T>(path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
+    read().map_err(|e| e.with_path(path).context("training data"))
 }
 
 fn io(doing: &str, e: std::io::Error) -> Error {
@@ -231,9 +241,7 @@ fn read(path: &Path, text_to_ids: &TextPipeline, options: &DataOptions) -> Resul
         let tokens = example.len();
         Ok(((example, line.len()), tokens))
     })?;
-    let Some(format) = format else {
-        return Err(bad("the file holds no examples"));
-    };
+    let format = format.ok_or_else(no_examples)?;
     let (examples, fields) = found.items.into_iter().unzip();
     Ok(Dataset {
         path: path.to_owned(),

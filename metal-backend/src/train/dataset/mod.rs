@@ -16,7 +16,7 @@ pub use batches::{Batch, BatchOptions, Batches, Order, Rows, Validations};
 pub use formats::{FieldNames, Format};
 pub use load::{BadLine, DataDir, DataLimits, DataOptions, Dataset};
 pub use pack::pack;
-pub use preferences::{Pair, Pairs, PairsDir};
+pub use preferences::{Pair, Pairs};
 
 use std::ops::Range;
 
@@ -25,8 +25,8 @@ use std::ops::Range;
 pub struct Example {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// Where the parts of a packed example begin, and from where in each on the model learns. An example as read
-    /// has one part.
+    /// Where the parts of a packed example begin, and from where in each on the model learns. An
+    /// example as read has one part.
     pub parts: Vec<Part>,
 }
 
@@ -62,8 +62,8 @@ impl Example {
         self.ids.is_empty()
     }
 
-    /// How many ids the loss counts, when the example is cut to `max_len` ids. The first id of a part is never
-    /// among them: nothing predicts it.
+    /// How many ids the loss counts, when the example is cut to `max_len` ids. The first id of a
+    /// part is never among them: nothing predicts it.
     #[must_use]
     pub fn learned(&self, max_len: usize) -> usize {
         self.parts

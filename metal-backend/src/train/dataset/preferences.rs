@@ -10,7 +10,7 @@ use inference::Result;
 use serde_json::{Map, Value as Json, json};
 
 use super::formats::{bad, messages_of, text};
-use super::load::{read_lines, three_files};
+use super::load::{DataDir, no_examples, of_file, read_lines};
 use super::{BadLine, DataOptions, Example};
 use crate::text::{ChatOptions, TextPipeline};
 
@@ -51,17 +51,6 @@ pub struct Pairs {
     pub bad_lines: Vec<BadLine>,
 }
 
-/// The pairs of a directory: `train.jsonl`, `valid.jsonl` and `test.jsonl`, each if it is there.
-#[derive(Debug, Clone)]
-pub struct PairsDir {
-    /// What is learned.
-    pub train: Option<Pairs>,
-    /// What the run is judged by while it goes on.
-    pub valid: Option<Pairs>,
-    /// What the result is judged by.
-    pub test: Option<Pairs>,
-}
-
 impl Pairs {
     /// Reads one JSONL file. A line is one of
     ///
@@ -78,38 +67,36 @@ impl Pairs {
         options: &DataOptions,
     ) -> Result<Self> {
         let path = path.as_ref();
-        let found = read_lines(path, options, |line| {
-            let pair = pair(line, &options.names.prompt, text_to_ids)?;
-            let tokens = pair.chosen.len() + pair.rejected.len();
-            Ok((pair, tokens))
-        });
-        let found = found.and_then(|found| match found.items.is_empty() {
-            true => Err(bad("the file holds no examples")),
-            false => Ok(found),
-        });
-        let found = found.map_err(|e| e.with_path(path).context("training data"))?;
-        Ok(Self {
-            path: path.to_owned(),
-            pairs: found.items,
-            lines: found.lines,
-            bad_lines: found.bad_lines,
+        of_file(path, || {
+            let found = read_lines(path, options, |line| {
+                let pair = pair(line, &options.names.prompt, text_to_ids)?;
+                let tokens = pair.chosen.len() + pair.rejected.len();
+                Ok((pair, tokens))
+            })?;
+            if found.items.is_empty() {
+                return Err(no_examples());
+            }
+            Ok(Self {
+                path: path.to_owned(),
+                pairs: found.items,
+                lines: found.lines,
+                bad_lines: found.bad_lines,
+            })
         })
     }
 }
 
-impl PairsDir {
-    /// Reads a directory.
+impl DataDir<Pairs> {
+    /// Reads a directory of pairs.
     ///
     /// # Errors
-    /// As [`super::DataDir::read`].
-    pub fn read(
+    /// As [`Pairs::read`]; `InvalidOption` if it is no directory or holds none of the three files.
+    pub fn read_pairs(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
         options: &DataOptions,
     ) -> Result<Self> {
-        let [train, valid, test] =
-            three_files(dir.as_ref(), |path| Pairs::read(path, text_to_ids, options))?;
-        Ok(Self { train, valid, test })
+        Self::read_with(dir.as_ref(), |path| Pairs::read(path, text_to_ids, options))
     }
 }
 
