@@ -1,8 +1,8 @@
 //! Lets the programs of this package find the MLX library they were built against on macOS: first
 //! beside themselves, then in the directory of mlx-sys. On Linux mlx-sys looks for it at run time.
 //!
-//! Sets the cfg `test_python` where tests may install Python packages: a test is ignored, and said to
-//! be, at compile time only.
+//! Sets the cfg `test_python` where tests may install Python packages: a test is ignored, and said
+//! to be, at compile time only.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -24,8 +24,8 @@ fn a_strangers_program_links_the_backend_and_picks_it_by_name() {
     for name in ["cpu true", "cuda", "metal"] {
         assert!(stderr.contains(name), "{stderr}");
     }
-    // Its manifest has no profile, so the engine is slow there, and says so. docs/library.md has the
-    // lines that help.
+    // Its manifest has no profile, so the engine is slow there, and says so. docs/library.md has
+    // the lines that help.
     assert!(stderr.contains("built without optimization"), "{stderr}");
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/library.md");
     assert!(
@@ -46,8 +46,8 @@ fn a_strangers_program_links_the_backend_and_picks_it_by_name() {
     assert!(stderr.contains("did you mean"), "{stderr}");
 }
 
-/// A workspace that has the checkout below it must exclude it, as docs/library.md says. Cargo reads our
-/// packages then with our edition and versions.
+/// A workspace that has the checkout below it must exclude it, as docs/library.md says. Cargo reads
+/// our packages then with our edition and versions.
 #[cfg(unix)]
 #[test]
 fn a_checkout_below_another_workspace_is_excluded() {

@@ -73,8 +73,8 @@ impl AsyncTokens {
     /// Continues a prompt, as [`TextModel::generate`].
     ///
     /// An error of the beginning is the stream's first item. When the stream is dropped while the
-    /// prompt is read, the request ends at once, unless [`GenerateOptions::interrupt`] is set: then at
-    /// its first token, or by that.
+    /// prompt is read, the request ends at once, unless [`GenerateOptions::interrupt`] is set: then
+    /// at its first token, or by that.
     pub fn generate(
         model: Arc<dyn TextModel>,
         prompt: impl Into<Prompt>,

@@ -19,15 +19,15 @@ pub struct AttentionSnapshot {
     pub num_layers: usize,
     /// Query heads.
     pub num_heads: usize,
-    /// Key heads; fewer than query heads when groups share one. A model may have layers with another
-    /// number: the lists say how many each has.
+    /// Key heads; fewer than query heads when groups share one. A model may have layers with
+    /// another number: the lists say how many each has.
     pub num_kv_heads: usize,
     /// Positions.
     pub seq_len: usize,
     /// Elements per head. A model may have layers with another size: the vectors' lengths say.
     pub head_dim: usize,
-    /// `[layer][kv_head]`, each `seq_len * head_dim` row-major. A layer without keys of its own has those
-    /// that it looks at.
+    /// `[layer][kv_head]`, each `seq_len * head_dim` row-major. A layer without keys of its own has
+    /// those that it looks at.
     pub keys: Vec<Vec<Vec<f32>>>,
     /// `[layer][head]`, each `seq_len * head_dim` row-major.
     pub queries: Option<Vec<Vec<Vec<f32>>>>,
@@ -44,8 +44,8 @@ pub struct HiddenStates {
     pub positions: Vec<usize>,
     /// Elements of a hidden state.
     pub hidden_size: usize,
-    /// What the first block reads, `positions * hidden_size` row-major. Empty where the backend does
-    /// not show it.
+    /// What the first block reads, `positions * hidden_size` row-major. Empty where the backend
+    /// does not show it.
     pub embedding: Vec<f32>,
     /// `[block]`, each `positions * hidden_size` row-major.
     pub blocks: Vec<Vec<f32>>,
@@ -78,8 +78,8 @@ pub trait AttentionInspector: TextModel {
     /// Runs the prompt once and returns the output of every block at `positions`.
     ///
     /// # Errors
-    /// As [`TextModel::generate`], [`crate::ErrorKind::InvalidOption`] for positions beyond the prompt, and
-    /// [`crate::ErrorKind::Unsupported`] where the backend does not have it.
+    /// As [`TextModel::generate`], [`crate::ErrorKind::InvalidOption`] for positions beyond the
+    /// prompt, and [`crate::ErrorKind::Unsupported`] where the backend does not have it.
     fn hidden_states(&self, prompt: &Prompt, positions: &[usize]) -> Result<HiddenStates> {
         let _ = (prompt, positions);
         Err(crate::error::Error::new(
@@ -125,9 +125,10 @@ pub trait AttentionInspector: TextModel {
             .collect()
     }
 
-    /// The logits that the model's last norm and head make of hidden states, `[states, hidden_size]`
-    /// row-major: of the last block's output these are the model's own, of an earlier block's they
-    /// are its "logit lens" (nostalgebraist, 2020). One list of `vocab_size` logits a state.
+    /// The logits that the model's last norm and head make of hidden states, `[states,
+    /// hidden_size]` row-major: of the last block's output these are the model's own, of an earlier
+    /// block's they are its "logit lens" (nostalgebraist, 2020). One list of `vocab_size` logits a
+    /// state.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidOption`] when the numbers are no whole states, and
@@ -185,8 +186,8 @@ impl std::str::FromStr for Pooling {
 
 /// A model that makes vectors of texts.
 pub trait EmbeddingModel: TextModel {
-    /// One vector of `hidden_size` elements for each prompt, in their order: the last hidden states (after
-    /// the final norm), pooled, and scaled to length one when `normalize`.
+    /// One vector of `hidden_size` elements for each prompt, in their order: the last hidden states
+    /// (after the final norm), pooled, and scaled to length one when `normalize`.
     ///
     /// # Errors
     /// As [`TextModel::generate`], for any of the prompts.

@@ -36,8 +36,8 @@
 //!
 //! Implement [`Backend`], [`TextModel`] and, for its streams, [`TokenSource`]; then register it by
 //! name. This is a whole one, whose models recite a text. It passes the conformance suite, and so
-//! should yours (the crate `rust-mlx-inference-conformance`): options that a backend does not honor are
-//! refused ([`GenerateOptions::refuse_all_but`]), never passed over.
+//! should yours (the crate `rust-mlx-inference-conformance`): options that a backend does not honor
+//! are refused ([`GenerateOptions::refuse_all_but`]), never passed over.
 //!
 //! ```
 #![doc = include_str!("front_page.rs")]

@@ -110,8 +110,8 @@ fn fields<T: Serialize>(options: &T) -> Result<serde_json::Map<String, serde_jso
 /// ```
 ///
 /// What changes logits applies in this order: repetition, presence and frequency penalties, logit
-/// bias, logits processors, banned tokens, `min_tokens`, grammar. What chooses among tokens follows,
-/// as [`SamplingOptions`] say.
+/// bias, logits processors, banned tokens, `min_tokens`, grammar. What chooses among tokens
+/// follows, as [`SamplingOptions`] say.
 #[non_exhaustive]
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -286,7 +286,7 @@ impl GenerateOptions {
     /// Refuses every option that is neither as by default nor in `honored`, by the names of the
     /// fields, without their groups. A backend that calls it after [`GenerateOptions::validate`]
     /// passes over none of them, those of later versions included. Options that only change how
-    /// fast the same reply comes are not refused, and the cancel token and the deadline are for
+    /// fast the same reply comes are not refused. The cancel token and the deadline are for
     /// every backend to honor.
     ///
     /// ```

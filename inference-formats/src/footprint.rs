@@ -324,7 +324,8 @@ impl Stored<'_> {
             Some(_) if suffix.ends_with("_scales") => ("mxfp4".to_owned(), 0, stored),
             _ => {
                 let is_weight = matches!(suffix, "weight" | "gate_up_proj" | "down_proj");
-                // Of stacks the kernels hold experts only; the gates of recurrent cells are expanded.
+                // Of stacks the kernels hold experts only; the gates of recurrent cells are
+                // expanded.
                 let fits = is_matrix && (info.shape.len() == 2 || part == Part::Experts);
                 let stays = storage.keeps_halves && is_half && fits && is_weight;
                 (format!("{:?}", info.dtype), elements, float(stays))

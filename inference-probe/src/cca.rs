@@ -1,4 +1,5 @@
-//! Canonical correlation analysis with a small ridge, through the principal components of each side.
+//! Canonical correlation analysis with a small ridge, through the principal components of each
+//! side.
 
 use crate::Matrix;
 use crate::error::{Error, Result};
@@ -145,8 +146,8 @@ pub fn correlations(x: &Components, y: &Components, options: &CcaOptions) -> Res
     Ok(values)
 }
 
-/// The mean correlation of the canonical variables on rows that did not choose them. `x` and `y` are
-/// of the fold's training rows, `all_x` and `all_y` hold all rows.
+/// The mean correlation of the canonical variables on rows that did not choose them. `x` and `y`
+/// are of the fold's training rows, `all_x` and `all_y` hold all rows.
 ///
 /// # Errors
 /// As [`correlations`].

@@ -46,8 +46,8 @@ impl LogisticRegression {
     /// Fits rows `[n, features]` to labels below `classes`.
     ///
     /// # Errors
-    /// [`Error::Data`] for lengths that differ, fewer than two classes, labels out of range, numbers
-    /// that are not finite, and options that are not positive.
+    /// [`Error::Data`] for lengths that differ, fewer than two classes, labels out of range,
+    /// numbers that are not finite, and options that are not positive.
     pub fn fit(
         rows: &Matrix,
         labels: &[usize],

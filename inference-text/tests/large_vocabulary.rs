@@ -1,5 +1,5 @@
-//! A vocabulary of 262,144 tokens, the size of Gemma 3's: it loads, encodes as the definition of BPE
-//! says, and streams, in times that do not grow with the vocabulary. The vocabulary is made up.
+//! A vocabulary of 262,144 tokens, the size of Gemma 3's: it loads, encodes as the definition of
+//! BPE says, and streams, in times that do not grow with the vocabulary. The vocabulary is made up.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -34,8 +34,8 @@ pub fn architectures() -> Vec<&'static str> {
     arch::names().collect()
 }
 
-/// What GGUF files call architectures, and the `model_type` of each, sorted by the former. Mistral is
-/// stored as llama, and so is Mixtral, which its experts tell. OLMo 3 is olmo2 with a window.
+/// What GGUF files call architectures, and the `model_type` of each, sorted by the former. Mistral
+/// is stored as llama, and so is Mixtral, which its experts tell. OLMo 3 is olmo2 with a window.
 #[must_use]
 pub fn gguf_architectures() -> Vec<(&'static str, &'static str)> {
     let families = Family::all().iter();

@@ -57,8 +57,8 @@ pub struct MemoryNeeds {
     pub state: u64,
     /// What is free now.
     pub available: u64,
-    /// Tokens of prompt and reply together that fit, at most 2^31 - 1, which positions are counted to;
-    /// `None` where the weights do not fit.
+    /// Tokens of prompt and reply together that fit, at most 2^31 - 1, which positions are counted
+    /// to; `None` where the weights do not fit.
     pub room_for_tokens: Option<u64>,
 }
 
@@ -172,8 +172,8 @@ fn keys_per_token(config: &ModelConfig, compute_bytes: usize) -> u64 {
     })
 }
 
-/// Bytes that a new program could use now: what the kernel says, within the limit of the control group;
-/// where neither can be read, the machine's memory.
+/// Bytes that a new program could use now: what the kernel says, within the limit of the control
+/// group; where neither can be read, the machine's memory.
 #[must_use]
 pub fn available_memory() -> u64 {
     let read = |path: &str| fs::read_to_string(path).ok();

@@ -304,7 +304,8 @@ fn a_pass_sees_all_of_a_change_or_nothing_of_it() {
             for round in 0..150 {
                 for name in names {
                     swap(model.as_ref(), name);
-                    // Once, a whole pass is let through with each, however the threads are scheduled.
+                    // Once, a whole pass is let through with each, however the threads are
+                    // scheduled.
                     let begun = done.load(Ordering::Acquire);
                     let since = std::time::Instant::now();
                     while round == 0 && done.load(Ordering::Acquire) < begun + 2 {

@@ -1,4 +1,5 @@
-//! The order of the engine's rooms and of the workspace's crates: each uses only what stands before it.
+//! The order of the engine's rooms and of the workspace's crates: each uses only what stands before
+//! it.
 
 #[path = "../../tests/common/layering.rs"]
 mod layering;
@@ -167,8 +168,8 @@ fn one_room_chooses_between_kernels_and_mlx() {
     }
 }
 
-/// The workspace's crates from the bottom up, and those of its crates that each may depend on. Tests
-/// may use more.
+/// The workspace's crates from the bottom up, and those of its crates that each may depend on.
+/// Tests may use more.
 const CRATES: &[(&str, &[&str])] = &[
     ("rust-mlx-inference-formats", &[]),
     ("rust-mlx-inference-api", &["rust-mlx-inference-formats"]),

@@ -1,5 +1,5 @@
-//! Sampling reads no logits back: with everything on that stays on the device, a call only records the
-//! graph, and not a byte of a large vocabulary is computed or copied by it.
+//! Sampling reads no logits back: with everything on that stays on the device, a call only records
+//! the graph, and not a byte of a large vocabulary is computed or copied by it.
 //!
 //! A binary of its own with one test: the counter of memory belongs to the whole process.
 

@@ -1,5 +1,5 @@
-//! Training against Python mlx-lm: the same adapter and batches give the same logits, gradients and losses.
-//! The numbers are made by `tools/golden/training.py`.
+//! Training against Python mlx-lm: the same adapter and batches give the same logits, gradients and
+//! losses. The numbers are made by `tools/golden/training.py`.
 
 mod training_common;
 

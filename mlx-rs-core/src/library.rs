@@ -41,8 +41,8 @@ pub fn file() -> Option<PathBuf> {
     None
 }
 
-/// Why the CUDA build of MLX was not loaded, and the one without CUDA was. `None` before [`load`], where
-/// the CUDA build was loaded, and in programs built without feature `cuda`.
+/// Why the CUDA build of MLX was not loaded, and the one without CUDA was. `None` before [`load`],
+/// where the CUDA build was loaded, and in programs built without feature `cuda`.
 ///
 /// ```
 /// mlx_rs_core::library::load()?;
@@ -74,9 +74,9 @@ pub struct Package {
     pub libraries: Vec<(&'static str, Pin)>,
 }
 
-/// The builds of MLX that [`load`] tries, in order, for programs that install them beside themselves:
-/// what this was built against and, with feature `cuda`, the build without CUDA. None where programs
-/// are linked with MLX.
+/// The builds of MLX that [`load`] tries, in order, for programs that install them beside
+/// themselves: what this was built against and, with feature `cuda`, the build without CUDA. None
+/// where programs are linked with MLX.
 ///
 /// ```
 /// for package in mlx_rs_core::library::packages() {

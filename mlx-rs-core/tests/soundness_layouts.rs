@@ -456,8 +456,8 @@ fn derivatives_of_scattered_blocks() {
     is(Ok(grad(total, &[0])(&[seven]).unwrap().remove(0)), &[6.0]);
 }
 
-/// Runs `work`, and ends the process when it takes longer than a minute: at an ordinary exit we wait
-/// for what MLX computes.
+/// Runs `work`, and ends the process when it takes longer than a minute: at an ordinary exit we
+/// wait for what MLX computes.
 fn ends(work: impl FnOnce() + Send + 'static) {
     let (done, ended) = std::sync::mpsc::channel();
     let work = std::thread::spawn(move || {

@@ -104,8 +104,8 @@ fn is_needed_of_nvidia(rest: &[impl AsRef<str>]) -> bool {
     }
 }
 
-/// Puts the library into `prefix/lib/rust-mlx`, whole or not at all. The only package is copied from
-/// wherever MLX was loaded.
+/// Puts the library into `prefix/lib/rust-mlx`, whole or not at all. The only package is copied
+/// from wherever MLX was loaded.
 fn install(
     package: &Package,
     is_only: bool,

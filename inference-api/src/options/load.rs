@@ -60,8 +60,8 @@ impl FromStr for ComputeType {
 pub struct LoadOptions {
     /// The backend's name; `None` lets the registry choose.
     pub backend: Option<String>,
-    /// How many positions each layer remembers; `None` remembers all. A longer prompt or reply goes on,
-    /// and the oldest positions (but the first few) are forgotten.
+    /// How many positions each layer remembers; `None` remembers all. A longer prompt or reply goes
+    /// on, and the oldest positions (but the first few) are forgotten.
     pub context_len: Option<usize>,
     /// Layers to put on the GPU; `None` or -1 means all. A backend with one device ignores it.
     pub gpu_layers: Option<i32>,
@@ -168,8 +168,8 @@ impl LoadOptions {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) naming the field, its value and what
-    /// is allowed.
+    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) naming the field, its value
+    /// and what is allowed.
     pub fn validate(&self) -> Result<()> {
         if self.context_len == Some(0) {
             return invalid(String::from("context_len is 0; it must be at least 1"));

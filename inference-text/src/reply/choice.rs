@@ -274,7 +274,8 @@ const RULES: &[Rule] = &[
 ];
 
 /// Families by `model_type`, for templates that name no marker of a call: of models that
-/// `inference_formats::family` does not know. The descriptors there name the families of the others.
+/// `inference_formats::family` does not know. The descriptors there name the families of the
+/// others.
 const OTHER_MODELS: &[(&str, Family)] = &[
     ("minimax", Family::MiniMax),
     ("minimax_m2", Family::MiniMax),

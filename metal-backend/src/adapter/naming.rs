@@ -27,8 +27,8 @@ impl Naming {
         }
     }
 
-    /// What mlx-lm's `keys` call a layer: what is after the number of the block, or all of it for one that
-    /// is in none.
+    /// What mlx-lm's `keys` call a layer: what is after the number of the block, or all of it for
+    /// one that is in none.
     pub(crate) fn key(&self, name: &str) -> String {
         match key(name) {
             inside if inside.len() < name.len() => inside.to_owned(),
@@ -49,8 +49,9 @@ pub(crate) fn key(name: &str) -> &str {
     name
 }
 
-/// mlx-lm has A as `[in, rank]` and B as `[rank, out]`, but those of experts as we do, and those of tables
-/// with their names exchanged, which turns them, too.
+/// Whether mlx-lm stores this part transposed. Of matrices it has A as `[in, rank]` and B as
+/// `[rank, out]`; of experts it has them as we do. Of tables it exchanges the two names, which
+/// transposes them, too.
 pub(super) fn is_turned(part: &Array, kind: SlotKind) -> bool {
     part.shape().len() == 2 && kind == SlotKind::Matrix
 }

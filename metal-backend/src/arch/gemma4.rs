@@ -1,7 +1,7 @@
 //! Gemma 4, text only (Gemma Team 2026; reference: `modeling_gemma4` of Hugging Face transformers).
 //! Over Gemma 3: full layers have heads of their own size, of which a part rotates, and may take
-//! their values from the keys; the last layers look at the keys of earlier ones; small models add an
-//! input of its own to each layer; large ones have a mixture of experts beside the feed-forward.
+//! their values from the keys; the last layers look at the keys of earlier ones; small models add
+//! an input of its own to each layer; large ones have a mixture of experts beside the feed-forward.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -110,7 +110,8 @@ struct Given<'a> {
 }
 
 impl Block {
-    /// `[1, T, hidden] -> [1, T or rows, hidden]`, and the keys and values that the block made, if any.
+    /// `[1, T, hidden] -> [1, T or rows, hidden]`, and the keys and values that the block made, if
+    /// any.
     fn forward(
         &self,
         x: &Array,
@@ -150,9 +151,9 @@ impl Block {
         Ok((x, made))
     }
 
-    /// The same without caches, computed again in the backward pass instead of being kept. Keys and values of
-    /// an earlier layer are arguments, and those made are results where `shares`, so that they have gradients;
-    /// both stay in memory.
+    /// The same without caches, computed again in the backward pass instead of being kept. Keys and
+    /// values of an earlier layer are arguments, and those made are results where `shares`, so that
+    /// they have gradients; both stay in memory.
     fn forward_again(
         self: &Arc<Self>,
         x: &Array,
@@ -381,7 +382,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// For each layer the one it takes keys from: itself for the first `own`, then the last of its kind.
+/// For each layer the one it takes keys from: itself for the first `own`, then the last of its
+/// kind.
 fn sources(config: &ModelConfig, own: usize) -> Result<Vec<usize>> {
     (0..config.num_hidden_layers)
         .map(|i| {

@@ -1,6 +1,6 @@
-//! gpt-oss (OpenAI 2025; reference: `modeling_gpt_oss` of Hugging Face transformers): attention sinks,
-//! a window in every other layer, and experts with biases and a clamped gate. Experts come packed as
-//! MXFP4, as OpenAI published them or as MLX rewrites them, or dense.
+//! gpt-oss (OpenAI 2025; reference: `modeling_gpt_oss` of Hugging Face transformers): attention
+//! sinks, a window in every other layer, and experts with biases and a clamped gate. Experts come
+//! packed as MXFP4, as OpenAI published them or as MLX rewrites them, or dense.
 
 use inference::Result;
 use mlx_rs_core::{Array, QuantMode, Quantized};

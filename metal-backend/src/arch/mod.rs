@@ -1,6 +1,6 @@
-//! Architectures by `model_type`, one file each: a configuration and weights in, a decoder out. The
-//! layers they share are in `nn/`, the decoder that most of them are is in `stack.rs`, and what
-//! loading needs in `build.rs` and `moe.rs`.
+//! Architectures by `model_type`, one file each: a configuration and weights in, a decoder out.
+//! `nn/` has the layers that they share. `stack.rs` has the decoder that most of them are, and
+//! `build.rs` and `moe.rs` what loading needs.
 
 mod build;
 mod cohere2;
@@ -41,9 +41,10 @@ use crate::nn::hooks::Watch;
 
 /// A decoder-only language model.
 pub trait Decoder: Send + Sync + std::fmt::Debug {
-    /// Token ids `[1, T]` of `rows`, packed one after another, to logits `[1, T, vocab]`, or `[1, rows,
-    /// vocab]` for [`Positions::Last`]. Keys and values of all positions are added to the rows' caches. Where the
-    /// adapters' scope asks for it, blocks are computed again in a backward pass.
+    /// Token ids `[1, T]` of `rows`, packed one after another, to logits `[1, T, vocab]`, or `[1,
+    /// rows, vocab]` for [`Positions::Last`]. Keys and values of all positions are added to the
+    /// rows' caches. Where the adapters' scope asks for it, blocks are computed again in a backward
+    /// pass.
     ///
     /// # Errors
     /// When shapes do not fit or memory runs out.
@@ -55,8 +56,8 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
         watch: &mut Watch<'_>,
     ) -> mlx_rs_core::Result<Array>;
 
-    /// What follows the last block: hidden states `[1, T, hidden]` through the norm and the head, to
-    /// logits `[1, T, vocab]`.
+    /// What follows the last block: hidden states `[1, T, hidden]` through the norm and the head,
+    /// to logits `[1, T, vocab]`.
     ///
     /// # Errors
     /// When shapes do not fit or memory runs out.

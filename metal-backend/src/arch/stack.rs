@@ -1,6 +1,7 @@
 //! The decoder that almost every architecture is: an embedding, blocks of a mixer (attention, or a
-//! recurrent layer) and feed-forward with residuals around them, a norm, and a head. Where the norms
-//! stand and what is scaled are fields; what has another flow (Gemma 4) is a decoder of its own.
+//! recurrent layer) and feed-forward with residuals around them, a norm, and a head. Where the
+//! norms stand and what is scaled are fields; what has another flow (Gemma 4) is a decoder of its
+//! own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -133,7 +134,8 @@ impl<M: Mixer> Block<M> {
 }
 
 impl<M: Mixer> Stack<M> {
-    /// Of each block, what of it can be an operation of our kernels together with its neighbors, if these have all of it.
+    /// Of each block, what of it can be an operation of our kernels together with its neighbors, if
+    /// these have all of it.
     fn fused(
         &self,
         rows: &[Row<'_>],

@@ -1,5 +1,5 @@
-//! Computed prompts in files: safetensors with the caches' arrays, and beside them the tokens they hold
-//! and which model they belong to. Written as a whole or not at all.
+//! Computed prompts in files: safetensors with the caches' arrays, and beside them the tokens they
+//! hold and which model they belong to. Written as a whole or not at all.
 
 use std::collections::BTreeMap;
 use std::path::Path;

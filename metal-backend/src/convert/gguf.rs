@@ -194,8 +194,9 @@ fn rope_scaling(file: &Gguf, architecture: &str) -> Result<Option<Value>> {
     })
 }
 
-/// The parameters of Llama 3's scaling that give these factors of wavelengths, if the usual ones do:
-/// long waves are stretched by `factor`, short ones not at all, those between by what lies between.
+/// The parameters of Llama 3's scaling that give these factors of wavelengths, if the usual ones
+/// do: long waves are stretched by `factor`, short ones not at all, those between by what lies
+/// between.
 pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
     let (low, high, context) = (1.0f64, 4.0f64, 8192.0f64);
     let factor = f64::from(factors.iter().copied().fold(f32::NAN, f32::max));

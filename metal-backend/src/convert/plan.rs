@@ -1,4 +1,5 @@
-//! What becomes of each tensor: decided before anything is read, so that sizes and places are known.
+//! What becomes of each tensor: decided before anything is read, so that sizes and places are
+//! known.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

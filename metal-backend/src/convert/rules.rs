@@ -8,8 +8,9 @@ use mlx_rs_core::QuantMode;
 
 use super::Quantization;
 
-/// Bits by layer, as `mlx-lm` names them: more for a quarter of the layers' `v_proj` and `down_proj`,
-/// for the first and last eighths of the layers' too, and for the output matrix.
+/// Bits by layer, as `mlx-lm` names them. `v_proj` and `down_proj` get more bits in the first and
+/// the last eighth of the layers, and in every third layer between. The output matrix gets more,
+/// too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Recipe {
@@ -193,7 +194,8 @@ impl Chooser {
     }
 }
 
-/// Whether a weight is a linear layer's, an embedding's or a stack of experts', by its name and shape.
+/// Whether a weight is a linear layer's, an embedding's or a stack of experts', by its name and
+/// shape.
 pub(super) fn is_matrix(path: &str, shape: &[usize]) -> bool {
     let stacked = path.contains("switch_mlp") || path.contains(".experts");
     if shape.len() != 2 && !(shape.len() == 3 && stacked) {
@@ -228,8 +230,8 @@ pub(super) fn layer_of(path: &str) -> Option<usize> {
     parts.next()?.parse().ok()
 }
 
-/// Whether a tensor has no place in a text model's directory: other senses' towers, what is computed
-/// anyway, and the output matrix where it is the embedding.
+/// Whether a tensor has no place in a text model's directory: other senses' towers, what is
+/// computed anyway, and the output matrix where it is the embedding.
 pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     const TOWERS: [&str; 7] = [
         "vision_tower.",

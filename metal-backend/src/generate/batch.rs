@@ -1,9 +1,9 @@
 //! Many requests at once: one forward pass a step for all of them. Requests come and go at any time
 //! (continuous batching, Yu et al. 2022); what each of them gets is what it would get alone.
 //!
-//! The rows' tokens are packed, so there is no padding: a row of length `L` costs `L` positions. Each
-//! row has caches of its own, so rows of any length and age go together. What prompts begin with alike is computed
-//! once (`prefix_sharing.rs`).
+//! The rows' tokens are packed, so there is no padding: a row of length `L` costs `L` positions.
+//! Each row has caches of its own, so rows of any length and age go together. What prompts begin
+//! with alike is computed once (`prefix_sharing.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -96,8 +96,9 @@ impl Batch {
         self.rows.iter().map(of).collect()
     }
 
-    /// Copies what rows that wait have in common with others, until there is nothing to copy; returns for each row
-    /// until which token of its prompt it may compute, `None` for those that do not.
+    /// Copies what rows that wait have in common with others, until there is nothing to copy;
+    /// returns for each row until which token of its prompt it may compute, `None` for those that
+    /// do not.
     fn share_prefixes(&mut self) -> Result<Vec<Option<usize>>> {
         loop {
             let cuttable = |from: usize, n: usize| {
@@ -400,8 +401,9 @@ fn pending(sequence: &SequenceState) -> impl Iterator<Item = &Array> {
     sequence.next.iter().flat_map(Pending::arrays)
 }
 
-/// Draws the next token of members from their rows of `logits` `[1, rows, vocab]`, not yet computed. A
-/// member whose grammar or logits processor fails keeps the error; the others are not affected.
+/// Draws the next token of members from their rows of `logits` `[1, rows, vocab]`, not yet
+/// computed. A member whose grammar or logits processor fails keeps the error; the others are not
+/// affected.
 fn draw(members: Vec<(usize, &mut Member)>, logits: &Array) -> Result<()> {
     let fault = engine_error("sampling");
     let rows_of = |rows: &[u32]| {

@@ -1,9 +1,9 @@
 //! The journey of one request: prefill, then one token a step, as an iterator. What a step computes
 //! is in `arch/` and `sample/`; how text comes out of ids is in `text/`.
 //!
-//! [`Request`] is what was asked for and what came of it, [`SequenceState`] is where it is computed;
-//! [`Generation`] drives one, [`Batch`] many in one forward pass, and `speculative.rs` several tokens
-//! of one.
+//! [`Request`] is what was asked for and what came of it, [`SequenceState`] is where it is
+//! computed; [`Generation`] drives one, [`Batch`] many in one forward pass, and `speculative.rs`
+//! several tokens of one.
 
 mod batch;
 mod metrics;

@@ -106,8 +106,8 @@ impl Request {
         self.finish.is_some()
     }
 
-    /// Asks whether to go on: not after cancellation, the deadline or the closing of the model, which
-    /// end the request. A request for no tokens ends without an error.
+    /// Asks whether to go on: not after cancellation, the deadline or the closing of the model,
+    /// which end the request. A request for no tokens ends without an error.
     ///
     /// # Errors
     /// Why it may not.
@@ -182,8 +182,8 @@ impl Request {
         }
     }
 
-    /// The next token whose text is known, as [`Self::pop`], or why there are no more, though some that waited for the
-    /// rest of a character are there: who cancels gets none of them.
+    /// The next token whose text is known, as [`Self::pop`], or why there are no more. After a
+    /// cancellation, tokens that waited for the rest of a character are not given out.
     pub fn pop_unless_interrupted(&mut self) -> Option<Result<Token>> {
         if !self.ready.is_empty()
             && self.finish.is_none()

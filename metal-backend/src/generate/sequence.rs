@@ -78,8 +78,8 @@ pub struct SequenceState {
 }
 
 impl SequenceState {
-    /// The state of `request`, with the longest prefix of its prompt that the engine remembers in caches
-    /// that `options` describe.
+    /// The state of `request`, with the longest prefix of its prompt that the engine remembers in
+    /// caches that `options` describe.
     ///
     /// # Errors
     /// When the model is closed, or the sampler cannot be made.

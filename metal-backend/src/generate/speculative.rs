@@ -1,6 +1,7 @@
 //! Several tokens a step: some are guessed cheaply, and one forward pass of the model checks all of
-//! them (Leviathan et al. 2023, Chen et al. 2023). What the model itself would have drawn is kept, the
-//! first wrong guess and all after it are forgotten; so the reply is the plain one, token for token.
+//! them (Leviathan et al. 2023, Chen et al. 2023). What the model itself would have drawn is kept,
+//! the first wrong guess and all after it are forgotten; so the reply is the plain one, token for
+//! token.
 
 use std::sync::Arc;
 
@@ -72,8 +73,8 @@ pub fn check_rewinds(decoder: &dyn Decoder, what: &str) -> Result<()> {
 }
 
 impl SpeculativeDecoder {
-    /// The drafter for `request`; `None` where none is asked for, or where each token changes what the
-    /// next may be.
+    /// The drafter for `request`; `None` where none is asked for, or where each token changes what
+    /// the next may be.
     pub fn drafter(request: &Request) -> Option<Drafter> {
         let options = request.options();
         if options.speculative.num_draft_tokens == 0 || Sampler::waits(options) {

@@ -1,4 +1,5 @@
-//! What looks inside a model: attention, hidden states, embeddings, and the probabilities of a text.
+//! What looks inside a model: attention, hidden states, embeddings, and the probabilities of a
+//! text.
 
 use std::collections::BTreeMap;
 
@@ -268,7 +269,8 @@ fn states_together(
 /// The embedding and the outputs of all blocks at some positions of each prompt.
 ///
 /// # Errors
-/// When a position is not in its prompt, memory runs out, the model is closed, or `interrupt` says so.
+/// When a position is not in its prompt, memory runs out, the model is closed, or `interrupt` says
+/// so.
 pub fn hidden_states(
     engine: &Engine,
     prompts: &[Prompt],

@@ -300,8 +300,8 @@ impl Weights {
         Ok(array)
     }
 
-    /// A one-axis tensor as values of the host; `None` when the file lacks it. These are facts of the
-    /// configuration, such as factors of rotary positions, and count as no weights.
+    /// A one-axis tensor as values of the host; `None` when the file lacks it. These are facts of
+    /// the configuration, such as factors of rotary positions, and count as no weights.
     ///
     /// # Errors
     /// `InvalidModel` when it is of another shape or kind.

@@ -97,9 +97,10 @@ impl Positions {
 }
 
 impl Attention {
-    /// `x` `[1, T, hidden]`, through `norm` where there is one, to `[1, T or rows, hidden]`: the rows of
-    /// `x`, packed one after another, look at their own keys and values, to which those of `x` are added.
-    /// `layer` chooses among the caches of a row. With `add` the result is added to `x`.
+    /// `x` `[1, T, hidden]`, through `norm` where there is one, to `[1, T or rows, hidden]`: the
+    /// rows of `x`, packed one after another, look at their own keys and values, to which those of
+    /// `x` are added. `layer` chooses among the caches of a row. With `add` the result is added to
+    /// `x`.
     ///
     /// # Errors
     /// When shapes do not fit or a cache is full.
@@ -148,8 +149,8 @@ impl Attention {
         }
     }
 
-    /// What the queries find, `[1, T or rows, H * D]`, in a few operations of our kernels; `None`, before
-    /// anything is stored, where they do not have the projections.
+    /// What the queries find, `[1, T or rows, H * D]`, in a few operations of our kernels; `None`,
+    /// before anything is stored, where they do not have the projections.
     fn fused(
         &self,
         heads: &Heads,
@@ -421,8 +422,8 @@ impl Attention {
         }
     }
 
-    /// The same with a cap on the scores, with sinks or with packed keys, which MLX's fused kernel does
-    /// not have.
+    /// The same with a cap on the scores, with sinks or with packed keys, which MLX's fused kernel
+    /// does not have.
     fn attend_in_steps(
         &self,
         queries: &Array,
@@ -529,8 +530,8 @@ enum AttentionMask {
     Array(Array),
 }
 
-/// What `length` queries from position `offset` on may look at, for a layer that looks back `window`
-/// positions: the keys and values that matter, and which of them.
+/// What `length` queries from position `offset` on may look at, for a layer that looks back
+/// `window` positions: the keys and values that matter, and which of them.
 fn attention_mask(
     window: Option<i32>,
     view: &KvView,

@@ -18,7 +18,8 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// From a table, dense or quantized; vectors come out as `dtype`. `on_cpu` as in [`Linear::new`].
+    /// From a table, dense or quantized; vectors come out as `dtype`. `on_cpu` as in
+    /// [`Linear::new`].
     ///
     /// # Errors
     /// When the parts of a quantized table do not fit each other.

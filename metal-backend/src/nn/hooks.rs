@@ -20,8 +20,8 @@ impl<'a> Watch<'a> {
         Self::default()
     }
 
-    /// `f` sees the hidden states, `[1, T or rows, hidden]`: 0 is what the first block reads, `i + 1` the
-    /// output of block `i`.
+    /// `f` sees the hidden states, `[1, T or rows, hidden]`: 0 is what the first block reads, `i +
+    /// 1` the output of block `i`.
     pub fn states(f: &'a mut Watcher<'a>) -> Self {
         Self {
             states: Some(f),

@@ -90,7 +90,8 @@ impl Linear {
         self.matrix.product(x, adapter::differentiated())
     }
 
-    /// `forward(norm(x)) + add`, where there are a norm and something to add. `[.., in] -> [.., out]`.
+    /// `forward(norm(x)) + add`, where there are a norm and something to add. `[.., in] -> [..,
+    /// out]`.
     ///
     /// # Errors
     /// As [`Self::forward`].

@@ -1,7 +1,7 @@
 //! The mLSTM recurrence (Beck et al. 2024, arXiv:2405.04517, section 2.3; stabilized as in xLSTM
-//! 7B, arXiv:2503.13427): a matrix memory `C` with exponential gates, as one step and over chunks of
-//! positions, which gives the same. Plain operations, always in float32; projections and norms are
-//! in `mlstm.rs`.
+//! 7B, arXiv:2503.13427): a matrix memory `C` with exponential gates, as one step and over chunks
+//! of positions, which gives the same. Plain operations, always in float32; projections and norms
+//! are in `mlstm.rs`.
 //!
 //! With `f = logsigmoid(forget gate)` and the input gate `i`, both logarithms:
 //!

@@ -1,7 +1,7 @@
 //! From logits to tokens, on the device: nothing here reads logits back to the host, whatever the
-//! size of the vocabulary. The exceptions are what cannot be otherwise: a request with logits
-//! processors in Rust copies its own row, and one with a grammar reads back its previous token and
-//! sends a bit per token of the vocabulary.
+//! size of the vocabulary. There are two exceptions. A request with logits processors in Rust
+//! copies its own row. One with a grammar reads back its previous token, and sends a bit per token
+//! of the vocabulary.
 //!
 //! Each request has a [`Sampler`]; [`sample`] takes any number of them, one for each row of a
 //! batch, which may join and leave between steps. A row's token depends on its own logits, options
@@ -9,8 +9,8 @@
 //!
 //! What changes logits is in `penalties`, in this order: repetition, presence and frequency, bias,
 //! logits processors, banned tokens, minimal length, grammar. What chooses is in `filters`, and
-//! `chain` composes it: top-p, min-p, XTC, top-k, temperature, draw. On the CPU, one kernel does all
-//! of it (`exec::sampling`), but for what logits processors must see changed before.
+//! `chain` composes it: top-p, min-p, XTC, top-k, temperature, draw. On the CPU, one kernel does
+//! all of it (`exec::sampling`), but for what logits processors must see changed before.
 
 mod chain;
 mod filters;
@@ -66,8 +66,8 @@ pub struct Sampler {
     repeat_penalty: f32,
     /// Tokens the repetition penalty looks back on; 0 means all.
     window: usize,
-    /// Recent token ids on the device, `[1, n]`, or `[n]` for the kernel, which counts the reply's among
-    /// them; `None` while empty or not needed.
+    /// Recent token ids on the device, `[1, n]`, or `[n]` for the kernel, which counts the reply's
+    /// among them; `None` while empty or not needed.
     history: Option<Array>,
     presence: f32,
     frequency: f32,
@@ -88,8 +88,8 @@ pub struct Sampler {
     logprobs: Option<usize>,
     host: Option<Host>,
     on_cpu: bool,
-    /// Whether the kernel of CPUs changes the logits, too, so that nothing of the above is on the device
-    /// but the history.
+    /// Whether the kernel of CPUs changes the logits, too, so that nothing of the above is on the
+    /// device but the history.
     whole: bool,
 }
 
@@ -138,8 +138,8 @@ impl Sampler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for options out of range, tokens outside the vocabulary, bans
-    /// that leave nothing, or a bad grammar; [`ErrorKind::Unsupported`] for a grammar where there is
-    /// no compiler.
+    /// that leave nothing, or a bad grammar; [`ErrorKind::Unsupported`] for a grammar where there
+    /// is no compiler.
     pub fn new(options: &GenerateOptions, prompt: &[u32], context: &Context<'_>) -> Result<Self> {
         options.validate()?;
         Self::of_valid(options, prompt, context)
@@ -286,8 +286,8 @@ impl Sampler {
         options.constraints.grammar.is_some() || !options.constraints.logits_processors.is_empty()
     }
 
-    /// What it remembers of the tokens drawn so far, to go back to. A sampler that waits for each token
-    /// ([`Self::waits`]) remembers more, and cannot go back.
+    /// What it remembers of the tokens drawn so far, to go back to. A sampler that waits for each
+    /// token ([`Self::waits`]) remembers more, and cannot go back.
     #[must_use]
     pub fn memory(&self) -> Memory {
         Memory {
@@ -464,8 +464,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// Takes a token `[1]` into the history of the kernel, which looks at its end alone: so it is cut
-    /// now and then only, and not where the reply is counted.
+    /// Takes a token `[1]` into the history of the kernel, which looks at its end alone: so it is
+    /// cut now and then only, and not where the reply is counted.
     fn append(&mut self, token: &Array) -> mlx_rs_core::Result<()> {
         const SURPLUS: usize = 64;
         let counts = self.counts_tokens();
@@ -530,8 +530,8 @@ fn check_ids(options: &GenerateOptions, vocabulary: usize) -> Result<()> {
 /// processors its previous token is.
 ///
 /// # Errors
-/// [`ErrorKind::Engine`] when shapes do not fit; what a grammar or a logits processor says. After an
-/// error the samplers are of no use.
+/// [`ErrorKind::Engine`] when shapes do not fit; what a grammar or a logits processor says. After
+/// an error the samplers are of no use.
 pub fn sample(rows: &mut [&mut Sampler], logits: &Array) -> Result<Drawn> {
     let shape = logits.shape();
     let fits = shape.len() == 2 && usize::try_from(shape[0]) == Ok(rows.len()) && !rows.is_empty();

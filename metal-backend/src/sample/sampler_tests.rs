@@ -359,7 +359,8 @@ fn same_alone_and_together(on_cpu: bool) {
     assert_eq!(got, alone);
 }
 
-/// The draw of a step through the stages as operations of their own: what the one kernel of CPUs stands for.
+/// The draw of a step through the stages as operations of their own: what the one kernel of CPUs
+/// stands for.
 fn by_stages(
     o: &GenerateOptions,
     prompt: &[u32],

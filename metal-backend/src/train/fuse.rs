@@ -1,5 +1,5 @@
-//! An adapter made part of its model: a directory of safetensors in, the same with changed numbers out. One
-//! file of weights is in memory at a time.
+//! An adapter made part of its model: a directory of safetensors in, the same with changed numbers
+//! out. One file of weights is in memory at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,19 +17,20 @@ use crate::error::engine;
 use crate::nn::adapter::{LowRank, SlotKind, adapted, lengths};
 use crate::workdir::{WorkDir, parent_of};
 
-/// Writes the model at `model` with the adapter at `adapter` into the new directory `output`. What is
-/// quantized stays so, in its format; the numbers of a fused model are those of the adapted one up to that.
-/// Returns how many tensors changed.
+/// Writes the model at `model` with the adapter at `adapter` into the new directory `output`. What
+/// is quantized stays so, in its format; the numbers of a fused model are those of the adapted one
+/// up to that. Returns how many tensors changed.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] when the output is there already, [`ErrorKind::Unsupported`] for a GGUF file,
-/// [`ErrorKind::InvalidModel`] when the adapter does not fit. Nothing is left behind then.
+/// [`ErrorKind::InvalidOption`] when the output is there already, [`ErrorKind::Unsupported`] for a
+/// GGUF file, [`ErrorKind::InvalidModel`] when the adapter does not fit. Nothing is left behind
+/// then.
 pub fn fuse(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
     fuse_as(model, adapter, output, false)
 }
 
-/// As [`fuse`], but every quantized matrix is written as plain numbers of its scales' type, so that nothing is
-/// lost by packing again. A GGUF file is converted to plain numbers first.
+/// As [`fuse`], but every quantized matrix is written as plain numbers of its scales' type, so that
+/// nothing is lost by packing again. A GGUF file is converted to plain numbers first.
 ///
 /// # Errors
 /// As [`fuse`], but for the GGUF file.
@@ -144,8 +145,8 @@ struct Fusion {
     stored: Stored,
     formats: Formats,
     dequantize: bool,
-    /// Layers that were found, with the parts of them that changed, and which expert's, where they are
-    /// stored one by one.
+    /// Layers that were found, with the parts of them that changed, and which expert's, where they
+    /// are stored one by one.
     done: BTreeSet<(String, &'static str, Option<i32>)>,
 }
 

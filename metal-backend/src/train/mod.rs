@@ -1,10 +1,10 @@
-//! Fine-tuning: adapters on frozen models, their gradients, losses, optimizers, the training step and the run
-//! around it. How a run is shown is for the caller.
+//! Fine-tuning: adapters on frozen models, their gradients, losses, optimizers, the training step
+//! and the run around it. How a run is shown is for the caller.
 //!
-//! A [`Trainer`] holds a loaded model with an adapter. Its trainable numbers have the names that the
-//! checkpoint would give them, such as `model.layers.3.self_attn.q_proj.lora_a`, and are kept sorted by
-//! name. Each [`Trainer::step`] takes a batch of token sequences, and the model answers with what it has
-//! learned so far, through the same engine.
+//! A [`Trainer`] holds a loaded model with an adapter. Its trainable numbers have the names that
+//! the checkpoint would give them, such as `model.layers.3.self_attn.q_proj.lora_a`, and are kept
+//! sorted by name. Each [`Trainer::step`] takes a batch of token sequences, and the model answers
+//! with what it has learned so far, through the same engine.
 //!
 //! - `fuse.rs`: an adapter made part of its model;
 //! - `loss.rs`, `optim.rs`, `schedule.rs`: formulas, each with its source;

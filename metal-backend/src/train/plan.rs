@@ -1,5 +1,5 @@
-//! From the options of a run to what the trainer takes: adapter, optimizer and schedule. Checked before a model
-//! is loaded, as far as that is possible.
+//! From the options of a run to what the trainer takes: adapter, optimizer and schedule. Checked
+//! before a model is loaded, as far as that is possible.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -130,7 +130,8 @@ fn schedule(config: &TrainConfig) -> Result<Schedule> {
         .with_warmup(*warmup, *warmup_init as f32))
 }
 
-/// What `optimizer_config` says of the chosen optimizer, taken out one by one, so that what is left is unknown.
+/// What `optimizer_config` says of the chosen optimizer, taken out one by one, so that what is left
+/// is unknown.
 struct Settings<'a> {
     name: &'a str,
     left: BTreeMap<String, Setting>,
@@ -187,8 +188,9 @@ impl Settings<'_> {
     }
 }
 
-/// The optimizer with MLX's defaults, which are not always those of [`OptimizerConfig::from_name`]: without bias
-/// correction, as mlx-lm trains. One differs: Adafactor takes the learning rate that it is given.
+/// The optimizer with MLX's defaults, which are not always those of [`OptimizerConfig::from_name`]:
+/// without bias correction, as mlx-lm trains. One differs: Adafactor takes the learning rate that
+/// it is given.
 fn optimizer(config: &TrainConfig) -> Result<OptimizerConfig> {
     let name = match config.optimizer {
         OptimizerName::Adam => "adam",

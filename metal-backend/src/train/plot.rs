@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 /// Width and height of the picture, in pixels.
 const SIZE: (f64, f64) = (800.0, 480.0);
-/// Room around the curves: left, right, above, below. The legend is above: no place on the curves is
-/// free in every run.
+/// Room around the curves: left, right, above, below. The legend is above: no place on the curves
+/// is free in every run.
 const MARGINS: (f64, f64, f64, f64) = (72.0, 24.0, 48.0, 56.0);
 
 /// A named curve of finite points (step, loss).
@@ -15,8 +15,8 @@ pub(super) struct Curve<'a> {
     pub points: &'a [(u64, f64)],
 }
 
-/// A step between the marks of an axis from 0 to `end`: 1, 2 or 5 times a power of ten, with at most
-/// ten marks.
+/// A step between the marks of an axis from 0 to `end`: 1, 2 or 5 times a power of ten, with at
+/// most ten marks.
 fn spacing(end: f64) -> f64 {
     let power = 10f64.powf((end / 10.0).log10().floor());
     let fits = |step: &f64| end / step <= 10.0;

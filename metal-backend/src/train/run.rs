@@ -1,5 +1,5 @@
-//! A training run from its options to its files: data, steps, reports, validations, saves. A run that was
-//! interrupted goes on as if it had not been. What a step is, is `step.rs`'s.
+//! A training run from its options to its files: data, steps, reports, validations, saves. A run
+//! that was interrupted goes on as if it had not been. What a step is, is `step.rs`'s.
 
 use std::path::Path;
 use std::time::Instant;
@@ -120,8 +120,8 @@ fn bad(message: impl Into<String>) -> Error {
 
 impl Run {
     /// Loads a model and the data, and puts an adapter on the model: a fresh one, that of
-    /// [`TrainConfig::resume_adapter_file`], or with [`Start::Resume`] that of the interrupted run in
-    /// [`TrainConfig::adapter_path`], which must have had the same options.
+    /// [`TrainConfig::resume_adapter_file`], or with [`Start::Resume`] that of the interrupted run
+    /// in [`TrainConfig::adapter_path`], which must have had the same options.
     ///
     /// # Errors
     /// Those of loading and of reading data; [`ErrorKind::InvalidOption`] naming the option;
@@ -234,7 +234,8 @@ impl Run {
         [&self.parts.train, &self.parts.valid, &self.parts.test].map(Examples::len)
     }
 
-    /// Trains up to [`TrainConfig::iters`], or until `cancel`, and saves. `on_event` hears what goes on.
+    /// Trains up to [`TrainConfig::iters`], or until `cancel`, and saves. `on_event` hears what
+    /// goes on.
     ///
     /// # Errors
     /// When a step or a save fails. What was saved before is still there, and can be resumed from.
@@ -328,7 +329,8 @@ impl Run {
                 (since, self.place.window) = (Since::default(), state::Window::default());
             }
             if last || step.is_multiple_of(self.config.steps_per_eval) {
-                // Where the run cannot stop, its model of now is gone once it can: cancelling waits.
+                // Where the run cannot stop, its model of now is gone once it can: cancelling
+                // waits.
                 let going_on = CancelToken::new();
                 let between = step.is_multiple_of(accumulation);
                 let cancel = if between { cancel } else { &going_on };
@@ -407,8 +409,8 @@ impl Run {
         Ok(())
     }
 
-    /// The adapter, the same under the number of its step as mlx-lm keeps it, and last what is needed to go
-    /// on, so that the latter is never ahead of the former.
+    /// Saves the adapter, a copy of it under the number of its step as mlx-lm does, and last the
+    /// state that a resumed run needs. So the state is never ahead of the adapter.
     fn save(&self, log: &TrainLog, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<()> {
         let dir = &self.config.adapter_path;
         let step = self.place.step;
@@ -483,8 +485,8 @@ impl Since {
     }
 }
 
-/// Refuses a directory in which a run of this kind cannot start. It needs no model, so a program can ask
-/// before it fetches one.
+/// Refuses a directory in which a run of this kind cannot start. It needs no model, so a program
+/// can ask before it fetches one.
 ///
 /// # Errors
 /// [`ErrorKind::Io`] for [`Start::Fresh`] where an adapter lies, [`ErrorKind::InvalidOption`] for
@@ -514,8 +516,8 @@ pub fn check_start(dir: &Path, start: Start) -> Result<()> {
     }
 }
 
-/// Removes what only the earlier run can go on from, so that nothing mixes both runs. The adapter itself
-/// stays until the first save replaces it.
+/// Removes what only the earlier run can go on from, so that nothing mixes both runs. The adapter
+/// itself stays until the first save replaces it.
 fn remove_earlier(dir: &Path) -> Result<()> {
     let failed = |path: &Path, e: std::io::Error| {
         Error::new(ErrorKind::Io, "cannot remove the file")
@@ -549,8 +551,8 @@ fn publish(work: &Path, dir: &Path, name: &str) -> Result<()> {
     })
 }
 
-/// Adds the adapter that was just saved under the number of its step. The adapter's file is replaced and never
-/// changed, so that another name for it is as good as a copy.
+/// Adds the adapter that was just saved under the number of its step. The adapter's file is
+/// replaced and never changed, so that another name for it is as good as a copy.
 fn keep_numbered(work: &Path, dir: &Path, step: u64) -> Result<()> {
     let path = dir.join(format!("{step:07}_{WEIGHTS_FILE}"));
     let failed = |e: std::io::Error| {
@@ -615,7 +617,8 @@ fn settings(trainer: &Trainer, config: &TrainConfig, examples: &Examples) -> Res
     if config.batch_order != Default::default() {
         settings["batch_order"] = json!(config.batch_order);
     }
-    // Fused operations may round otherwise. Absent where steps are not compiled, as in files from before.
+    // Fused operations may round otherwise. Absent where steps are not compiled, as in files from
+    // before.
     if trainer.is_compiled() {
         settings["compiled"] = json!(true);
     }

@@ -1,5 +1,5 @@
-//! One step of training: sequences in, loss and changed numbers out. The loop around it, with its data, its
-//! reports and its files, is the caller's.
+//! One step of training: sequences in, loss and changed numbers out. The loop around it, with its
+//! data, its reports and its files, is the caller's.
 
 mod compiled;
 mod packed;
@@ -29,8 +29,8 @@ use packed::{Packed, PackedPairs, check};
 pub struct Sequence {
     /// The tokens.
     pub ids: Vec<u32>,
-    /// The first token that the model shall learn to say; those before are given. At least 1: nothing
-    /// stands before the first.
+    /// The first token that the model shall learn to say; those before are given. At least 1:
+    /// nothing stands before the first.
     pub from: usize,
 }
 
@@ -84,7 +84,8 @@ pub struct Tuning {
 }
 
 impl Default for Tuning {
-    /// AdamW at a constant rate of 1e-5, without accumulation, clipping and checkpoints, compiled on a GPU.
+    /// AdamW at a constant rate of 1e-5, without accumulation, clipping and checkpoints, compiled
+    /// on a GPU.
     fn default() -> Self {
         Self {
             optimizer: OptimizerConfig::adamw(),
@@ -165,12 +166,13 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Loads a model, by the backend that the options name or the first there is, and puts a fresh adapter
-    /// on it, or the one of [`LoadOptions::adapter_path`], which `lora` then does not describe.
+    /// Loads a model, by the backend that the options name or the first there is, and puts a fresh
+    /// adapter on it. With [`LoadOptions::adapter_path`] it puts on that adapter, and `lora` is not
+    /// used.
     ///
     /// # Errors
-    /// Those of loading; [`ErrorKind::InvalidOption`] for a bad configuration, or targets that match
-    /// nothing.
+    /// Those of loading; [`ErrorKind::InvalidOption`] for a bad configuration, or targets that
+    /// match nothing.
     pub fn load(
         path: &Path,
         options: &LoadOptions,
@@ -263,8 +265,8 @@ impl Trainer {
         self.batches
     }
 
-    /// Goes on where another trainer was: its numbers, its optimizer's memory, and how many batches and
-    /// steps it had made. Gradients that wait for a step are dropped, so save between steps.
+    /// Goes on where another trainer was: its numbers, its optimizer's memory, and how many batches
+    /// and steps it had made. Gradients that wait for a step are dropped, so save between steps.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] when a number is missing or of another shape.
@@ -305,11 +307,12 @@ impl Trainer {
         self.model.engine().scope(|| self.adapter.save(dir))
     }
 
-    /// One batch by cross-entropy over the learned tokens, and a step when enough batches are gathered.
+    /// One batch by cross-entropy over the learned tokens, and a step when enough batches are
+    /// gathered.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for sequences that cannot be learned from; [`ErrorKind::Engine`] when
-    /// the loss is not a number. Nothing has changed then.
+    /// [`ErrorKind::InvalidOption`] for sequences that cannot be learned from;
+    /// [`ErrorKind::Engine`] when the loss is not a number. Nothing has changed then.
     pub fn step(&mut self, batch: &[Sequence]) -> Result<StepReport> {
         check(self.model.engine(), batch.iter())?;
         let tokens = batch.iter().map(Sequence::learned).sum();
@@ -334,8 +337,8 @@ impl Trainer {
         Ok(report)
     }
 
-    /// One batch of preferences by [`dpo`], against the model without its adapter. `beta` is how dear
-    /// leaving it is, 0.1 usually; `smoothing` the share of labels that are wrong.
+    /// One batch of preferences by [`dpo`], against the model without its adapter. `beta` is how
+    /// dear leaving it is, 0.1 usually; `smoothing` the share of labels that are wrong.
     ///
     /// # Errors
     /// As [`Self::step`].

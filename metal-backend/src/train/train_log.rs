@@ -102,8 +102,8 @@ fn failed(path: &Path, doing: &str, e: std::io::Error) -> Error {
 }
 
 impl TrainLog {
-    /// Opens the log in a directory. Of what is there, entries up to `keep` steps stay, none without it; a run
-    /// that goes on writes the later ones again.
+    /// Opens the log in a directory. Of what is there, entries up to `keep` steps stay, none
+    /// without it; a run that goes on writes the later ones again.
     ///
     /// # Errors
     /// When the file cannot be read or written.

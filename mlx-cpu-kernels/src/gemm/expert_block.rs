@@ -30,10 +30,14 @@ pub enum ExpertGate {
     },
 }
 
-/// `sum_e weight_e * down_e(gate(gate_e(x)) * up_e(x))` over the experts `e` of each row. Its inputs
-/// are the rows, float32 `[rows, hidden]`, the experts' numbers, integers of 32 bits `[rows,
-/// per_row]`, their weights, float32 of the same shape, and the three stacks, each its arrays unless
-/// they are held, and its biases.
+/// `sum_e weight_e * down_e(gate(gate_e(x)) * up_e(x))` over the experts `e` of each row.
+///
+/// Inputs, in this order:
+///
+/// - the rows, float32 `[rows, hidden]`;
+/// - the experts' numbers, integers of 32 bits `[rows, per_row]`;
+/// - their weights, float32 `[rows, per_row]`;
+/// - of each of the three stacks its arrays, unless they are held, and its biases.
 pub struct ExpertBlock {
     /// `hidden -> width`, through the gate.
     pub gate: ExpertStack,

@@ -17,8 +17,8 @@ use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::work::{Input, Work};
 
-/// Pairs of rows and experts whose inputs and outputs are in memory at a time, unless one expert has
-/// more.
+/// Pairs of rows and experts whose inputs and outputs are in memory at a time, unless one expert
+/// has more.
 pub(crate) const PAIRS_AT_ONCE: usize = 512;
 
 thread_local! {
@@ -180,8 +180,8 @@ pub(crate) struct StackProduct<'a> {
 }
 
 impl StackProduct<'_> {
-    /// The products of rows `x`, sorted by expert: those at the places of `groups`, less that of the
-    /// first one.
+    /// The products of rows `x`, sorted by expert: those at the places of `groups`, less that of
+    /// the first one.
     pub(crate) fn run(&mut self, groups: &[(usize, Range<usize>)], x: &[f32], out: &mut [f32]) {
         let (k, n) = (self.product.k, self.product.n);
         let start = groups.first().map_or(0, |(_, range)| range.start);
@@ -390,8 +390,8 @@ impl Work for ExpertVjp {
     }
 }
 
-/// Adds what the pairs at places `range` of the sorted order have, each times its weight, to their
-/// rows of the output, whose lengths are those of the pairs.
+/// Adds the results of the pairs at places `range` of the sorted order to their rows of the output,
+/// each times its weight. Rows of pairs and of the output have the same length.
 pub(crate) fn add_pairs(
     routing: &Routing,
     routes: &Routes,

@@ -106,8 +106,8 @@ impl Product {
         self.run_jobs(std::slice::from_ref(&job), residual, out);
     }
 
-    /// The products of several sets of rows with matrices of their own, all of this product's sizes,
-    /// in one pass over the threads.
+    /// The products of several sets of rows with matrices of their own, all of this product's
+    /// sizes, in one pass over the threads.
     pub(crate) fn run_jobs(
         &self,
         jobs: &[FewRows<'_>],

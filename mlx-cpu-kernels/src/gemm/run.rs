@@ -82,8 +82,8 @@ impl Work for Product {
 }
 
 impl GemmTask<'_> {
-    /// The product, by the kernels that suit it. `packings` are those of its quantized matrices, each
-    /// once.
+    /// The product, by the kernels that suit it. `packings` are those of its quantized matrices,
+    /// each once.
     pub(crate) fn compute(&self, packings: &[(u32, usize)], out: &SharedOutput) {
         let product = self.product;
         #[cfg(target_arch = "x86_64")]

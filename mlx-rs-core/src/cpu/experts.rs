@@ -96,12 +96,12 @@ impl ExpertMatrix {
     }
 
     /// Each row of `x` times the transposed matrices of its experts, on the CPU: float32 `[.., k]`
-    /// and integers `[.., e]` with the same axes before the last to `[.., e, n]`. An expert's number
-    /// that does not exist is the one at that end.
+    /// and integers `[.., e]` with the same axes before the last to `[.., e, n]`. An expert's
+    /// number that does not exist is the one at that end.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is
-    /// not on the CPU.
+    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
+    /// is not on the CPU.
     pub fn product(&self, x: &Array, ids: &Array) -> Result<Array> {
         self.product_with(x, ids, false)
     }
@@ -300,12 +300,12 @@ pub struct ExpertBlock<'a> {
 }
 
 impl ExpertBlock<'_> {
-    /// The weighted sum of what the experts `ids` `[.., e]` of each row compute, by `weights` of the
-    /// same shape, on the CPU: float32 `[.., hidden] -> [.., hidden]`.
+    /// The weighted sum of what the experts `ids` `[.., e]` of each row compute, by `weights` of
+    /// the same shape, on the CPU: float32 `[.., hidden] -> [.., hidden]`.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is
-    /// not on the CPU.
+    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
+    /// is not on the CPU.
     pub fn of(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
         let op = "cpu::expert_block";
         let (gate, up, down) = (self.gate.0, self.up.0, self.down.0);

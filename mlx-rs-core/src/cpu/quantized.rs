@@ -380,8 +380,8 @@ impl QuantizedMatrix {
         }))
     }
 
-    /// The rows of all parts, one part after another, in memory of its own. `None` when the parts are
-    /// not of one format and width, or one of them does not end with a row block of 8.
+    /// The rows of all parts, one part after another, in memory of its own. `None` when the parts
+    /// are not of one format and width, or one of them does not end with a row block of 8.
     ///
     /// # Errors
     /// When memory runs out.

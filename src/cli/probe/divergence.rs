@@ -22,8 +22,8 @@ pub struct Args {
     /// The texts that the hidden states are of, for --group FIELD=VALUE
     #[arg(long, short, value_name = "FILE")]
     stimuli: Option<PathBuf>,
-    /// Also compare two groups of texts: `correct` (as `extract --generate` found), or FIELD=VALUE and
-    /// the others
+    /// Also compare two groups of texts: `correct` (as `extract --generate` found), or FIELD=VALUE
+    /// and the others
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
     #[command(flatten)]

@@ -27,8 +27,8 @@ pub struct Args {
     /// Which of the texts in `prompts`
     #[arg(long, value_name = "KEY")]
     template: Option<String>,
-    /// Where in the text: `last` token, `mean` of all, or the mean of the tokens of a FIELD whose value
-    /// occurs once in the text
+    /// Where in the text: `last` token, `mean` of all, or the mean of the tokens of a FIELD whose
+    /// value occurs once in the text
     #[arg(long, value_name = "WHERE", default_value = "last")]
     position: String,
     /// The first N texts only

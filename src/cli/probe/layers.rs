@@ -29,8 +29,8 @@ pub struct CcaArgs {
     /// The ridge, as a share of the mean variance
     #[arg(long, value_name = "SHARE", default_value_t = 1e-4)]
     ridge: f64,
-    /// Into how many parts the texts are divided: directions are chosen without the part that they are
-    /// tested on
+    /// Into how many parts the texts are divided: directions are chosen without the part that they
+    /// are tested on
     #[arg(long, value_name = "N", default_value_t = 5)]
     folds: usize,
     /// The order in which texts go to folds

@@ -22,8 +22,8 @@ pub struct Args {
     /// The field of the texts that is to be read from the states
     #[arg(long, value_name = "FIELD")]
     label: String,
-    /// `random` folds with each label as frequent as in all, or FIELD-heldout: a value of that field is
-    /// never on both sides
+    /// `random` folds with each label as frequent as in all, or FIELD-heldout: a value of that
+    /// field is never on both sides
     #[arg(long, value_name = "HOW", default_value = "random")]
     split: String,
     /// Into how many parts the texts are divided

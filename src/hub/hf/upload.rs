@@ -107,7 +107,7 @@ struct Action {
 
 impl HfHub {
     /// Uploads the files of a directory, or one file, as one commit to the repository that `spec`
-    /// names, which is made if it is not there. Hidden files, directories inside, and what only a
+    /// names. A repository that is not there is made. Hidden files, directories inside, and what only a
     /// training run needs stay.
     ///
     /// # Errors

@@ -1,9 +1,11 @@
-//! A step as one graph: forward pass, gradients, clipping and optimizer, traced at the first batch of a form
-//! and replayed at those that follow. What a step computes is the same as without; see [`Trainer::step`].
+//! A step as one graph: forward pass, gradients, clipping and optimizer, traced at the first batch
+//! of a form and replayed at those that follow. What a step computes is the same as without; see
+//! [`Trainer::step`].
 //!
-//! All that differs from batch to batch is an argument of the graph: tokens, trainable numbers, gathered
-//! gradients, the optimizer's memory and rates, and what dropout is drawn from. What stays is a constant in it:
-//! the frozen weights, the lengths of the sequences, and where the adapter stands.
+//! All that differs from batch to batch is an argument of the graph: tokens, trainable numbers,
+//! gathered gradients, the optimizer's memory and rates, and what dropout is drawn from. What stays
+//! is a constant in it: the frozen weights, the lengths of the sequences, and where the adapter
+//! stands.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -22,11 +24,13 @@ use crate::error::engine;
 use crate::nn::adapter::{Delta, Dropout, Scope, dropout_key, within};
 use crate::train::optim::{OptimizerConfig, apply};
 
-/// Whether a step is compiled: traced once for each form of its batch, and replayed for others of that form.
+/// Whether a step is compiled: traced once for each form of its batch, and replayed for others of
+/// that form.
 ///
-/// The form is the lengths of the batch's sequences, in their order. On a GPU element-wise operations become
-/// one kernel, so that results round differently. On a CPU the graph is kept and simplified, but not
-/// fused, which would need a C++ compiler at run time, and results are the same.
+/// The form is the lengths of the batch's sequences, in their order. On a GPU element-wise
+/// operations become one kernel, so that results round differently. On a CPU the graph is kept and
+/// simplified, and results are the same. It is not fused: that would need a C++ compiler at run
+/// time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compile {
@@ -114,9 +118,9 @@ fn named(names: &[String], args: &mut impl Iterator<Item = Array>) -> Params {
 }
 
 impl Plan {
-    /// Arguments: ids, targets, mask; parameters; dropout keys; gathered gradients, if any; and for an update
-    /// the optimizer's memory and numbers. Results: the loss, and either gradients, or parameters, memory and,
-    /// where gradients are clipped, their norm.
+    /// Arguments: ids, targets, mask; parameters; dropout keys; gathered gradients, if any; and for
+    /// an update the optimizer's memory and numbers. Results: the loss, and either gradients, or
+    /// parameters, memory and, where gradients are clipped, their norm.
     fn run(&self, args: &[Array]) -> mlx_rs_core::Result<Vec<Array>> {
         let [ids, targets, mask, rest @ ..] = args else {
             return Err(Error::new(ErrorKind::Value, "step", "the batch is missing"));
@@ -291,7 +295,8 @@ impl Trainer {
             .collect()
     }
 
-    /// What the optimizer will remember of parameters, from a step that is described and never computed.
+    /// What the optimizer will remember of parameters, from a step that is described and never
+    /// computed.
     fn shapes_of_state(
         &self,
         params: &Params,

@@ -37,7 +37,8 @@ pub(super) fn check<'a>(held: &Engine, batch: impl Iterator<Item = &'a Sequence>
     ))
 }
 
-/// Sequences packed one after another, each without its last token, and what should follow each position.
+/// Sequences packed one after another, each without its last token, and what should follow each
+/// position.
 pub(super) struct Packed {
     pub ids: Array,
     pub targets: Array,
