@@ -140,6 +140,27 @@ fn a_recurrent_model_has_a_state_in_place_of_a_cache() {
 }
 
 #[test]
+fn a_hybrid_has_a_state_beside_a_cache() {
+    let path = fixture("tiny/lfm2");
+    let arguments = ["inspect", "--backend", "cpu", "--no-load"];
+    let path = path.to_str().unwrap();
+    let text = stdout(&[&arguments[..], &["--json", path]].concat());
+    let json: Value = serde_json::from_str(&text).unwrap();
+    let memory = &json["report"]["memory"];
+    // Three convolutions remember two inputs of 32 channels; two layers have keys and values of two
+    // heads of 8 elements. All in float32.
+    assert_eq!(memory["state"], 3 * 2 * 32 * 4);
+    assert_eq!(memory["cache_per_token"], 2 * 2 * 2 * 8 * 4);
+    let text = stdout(&[&arguments[..], &[path]].concat());
+    assert!(text.contains("3 of kind convolution"), "{text}");
+    assert!(text.contains("2 of kind attention"), "{text}");
+    assert!(
+        text.contains("for 1000 tokens,") && text.contains("of state"),
+        "{text}"
+    );
+}
+
+#[test]
 fn people_see_parts_formats_template_and_fit() {
     let path = fixture("tiny/mixtral-q4");
     for load in [true, false] {

@@ -287,6 +287,39 @@ fn xlstm_with_fused_matrices() {
     });
 }
 
+/// mlx-lm turns the convolutions, renames the dense block, and stacks the experts.
+#[test]
+fn lfm2_as_mlx_lm_stores_it() {
+    for name in ["lfm2", "lfm2-moe"] {
+        same_after(name, |c| {
+            for layer in 0..c.layers() {
+                let block = format!("model.layers.{layer}");
+                let conv = format!("{block}.conv.conv.weight");
+                if layer % 2 == 0 && layer < 4 && (name, layer) != ("lfm2", 2) {
+                    let turned = c.take(&conv).transposed();
+                    c.put(conv, turned);
+                }
+                if name == "lfm2" {
+                    continue;
+                }
+                let at = format!("{block}.feed_forward");
+                for (one, all) in [("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")] {
+                    if layer == 0 {
+                        let dense = c.take(&format!("{at}.{one}.weight"));
+                        c.put(format!("{at}.{all}.weight"), dense);
+                        continue;
+                    }
+                    let parts: Vec<_> = (0..4)
+                        .map(|e| c.take(&format!("{at}.experts.{e}.{one}.weight")))
+                        .collect();
+                    let stack = Tensor::stacked(&parts);
+                    c.put(format!("{at}.switch_mlp.{all}.weight"), stack);
+                }
+            }
+        });
+    }
+}
+
 /// What the names of the tensors say must agree with the configuration.
 #[test]
 fn xlstm_with_other_blocks_than_it_says_is_refused() {

@@ -27,9 +27,10 @@ pub struct AttentionSnapshot {
     /// Elements per head. A model may have layers with another size: the vectors' lengths say.
     pub head_dim: usize,
     /// `[layer][kv_head]`, each `seq_len * head_dim` row-major. A layer without keys of its own has
-    /// those that it looks at.
+    /// those that it looks at; one without attention has an empty list.
     pub keys: Vec<Vec<Vec<f32>>>,
-    /// `[layer][head]`, each `seq_len * head_dim` row-major.
+    /// `[layer][head]`, each `seq_len * head_dim` row-major. A layer without attention has an empty
+    /// list.
     pub queries: Option<Vec<Vec<Vec<f32>>>>,
 }
 

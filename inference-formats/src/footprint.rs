@@ -90,13 +90,27 @@ impl Part {
             Part::Embedding
         } else if has("norm") || has(".ln_") || name.starts_with("ln_f") {
             Part::Norms
+        } else if [
+            "mlstm_layer",
+            "slstm_layer",
+            ".conv.",
+            "linear_attn",
+            "mamba",
+        ]
+        .iter()
+        .any(|layer| has(layer))
+        {
+            Part::Recurrent
         } else if has("attn") {
             Part::Attention
-        } else if has("mlstm_layer") || has("slstm_layer") {
-            Part::Recurrent
         } else if has("experts") || has("switch_mlp") {
             Part::Experts
-        } else if has("mlp") || has(".ffn.") || has("block_sparse_moe") || has("router") {
+        } else if has("mlp")
+            || has(".ffn.")
+            || has("feed_forward")
+            || has("block_sparse_moe")
+            || has("router")
+        {
             Part::FeedForward
         } else {
             Part::Other

@@ -177,6 +177,8 @@ fn each_family_fills_in_what_its_reference_does() {
         ("mixtral", 1e-5, 1e6),
         ("glm4", 1.5625e-7, 1e4),
         ("gpt_oss", 1e-5, 1.5e5),
+        ("lfm2", 1e-5, 1e6),
+        ("lfm2_moe", 1e-5, 1e6),
         ("gemma3", 1e-6, 1e6),
         ("gemma3_text", 1e-6, 1e6),
     ] {

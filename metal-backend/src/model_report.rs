@@ -10,7 +10,7 @@ use mlx_rs_core::memory;
 use serde::Serialize;
 
 use crate::arch;
-pub use crate::arch::xlstm::{BlockInfo, BlockKind};
+pub use crate::arch::wiring::{BlockInfo, BlockKind};
 use crate::backend::Place;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
@@ -118,11 +118,7 @@ impl ModelReport {
         let model_type = config.model_type.clone().unwrap_or_default();
         let weights = footprint.loaded_bytes();
         let state = arch::state_bytes(config, &blocks)?;
-        let cache_per_token = match state {
-            Some(_) => 0,
-            None => keys_per_token(config, compute_bytes),
-        };
-        let state = state.unwrap_or(0);
+        let cache_per_token = keys_per_token(config, compute_bytes);
         let available = available_memory();
         let left = available.checked_sub(weights.saturating_add(state));
         let most = i32::MAX.unsigned_abs().into();
@@ -155,14 +151,16 @@ impl ModelReport {
     }
 }
 
-/// Bytes of keys and values of one token in all layers.
+/// Bytes of keys and values of one token in all layers that keep them.
 fn keys_per_token(config: &ModelConfig, compute_bytes: usize) -> u64 {
     let head_dim = config
         .head_dim
         .unwrap_or(config.hidden_size / config.num_attention_heads.max(1));
+    let layers = 0..config.num_hidden_layers;
+    let layers = layers.filter(|&layer| !config.is_recurrent(layer)).count();
     [
         2, // keys and values
-        config.num_hidden_layers,
+        layers,
         config.num_key_value_heads,
         head_dim,
     ]

@@ -27,6 +27,7 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
         "gpt2" => vec!["c_attn"],
         "phi3" => vec!["qkv_proj"],
         _ if name.starts_with("xlstm") => vec!["q", "k", "v", "igate_preact", "fgate_preact"],
+        _ if name.starts_with("lfm2") => vec!["q_proj", "v_proj", "in_proj", "out_proj"],
         _ => vec!["q_proj", "v_proj"],
     };
     names
@@ -143,9 +144,14 @@ fn gradients_through_quantized_weights_are_slopes() {
 /// test has their slopes.
 #[test]
 fn gradients_through_a_recurrence_are_slopes() {
-    let targets = ["v", "ogate_preact", "out_proj", "proj_up", "proj_down"];
-    for name in ["xlstm", "xlstm-q4"] {
-        let config = rank(2).with_num_layers(1).with_targets(targets);
+    let mlstm = ["v", "ogate_preact", "out_proj", "proj_up", "proj_down"];
+    for (name, layers, targets) in [
+        ("xlstm", 1, &mlstm[..]),
+        ("xlstm-q4", 1, &mlstm[..]),
+        ("lfm2", 2, &["in_proj", "out_proj", "q_proj", "w2"][..]),
+    ] {
+        let config = rank(2).with_num_layers(layers);
+        let config = config.with_targets(targets.iter().copied());
         let mut trainer = fresh(name, &config, Tuning::default());
         disturb(&mut trainer);
         check_slopes(&mut trainer, name, |_| true);

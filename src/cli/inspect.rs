@@ -148,9 +148,11 @@ fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'stati
         rows.push(("blocks", format!("{count} of kind {kind}")));
     }
     let memory = &report.memory;
-    let text = match memory.cache_per_token {
-        0 => format!("{} of state at any length", bytes(memory.state)),
-        one => format!("{} for 1000 tokens", bytes(one.saturating_mul(1000))),
+    let keys = bytes(memory.cache_per_token.saturating_mul(1000));
+    let text = match (memory.cache_per_token, memory.state) {
+        (0, state) => format!("{} of state at any length", bytes(state)),
+        (_, 0) => format!("{keys} for 1000 tokens"),
+        (_, state) => format!("{keys} for 1000 tokens, {} of state", bytes(state)),
     };
     rows.push((
         "needs",

@@ -34,7 +34,7 @@ fn sixty_four_schedules_of_coming_and_going_equal_solo_runs() {
         (state >> 33) % n
     };
     let mut removed = 0;
-    for name in ["qwen3", "gemma3"] {
+    for name in ["qwen3", "gemma3", "lfm2"] {
         let model = tiny(name);
         let solo: Vec<Vec<u32>> = (0..8)
             .map(|i| reply(model.as_ref(), &ids(i, 4 + 5 * i), &fresh(12)))

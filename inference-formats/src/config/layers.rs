@@ -1,28 +1,38 @@
-//! Differences between layers: which layers have a sliding window, and how families say so.
+//! Differences between layers: which layers have a sliding window or a state, and how families say
+//! so.
 
 use crate::error::Result;
-use crate::family::Windows;
+use crate::family::{Defaults, Family, Recurrence, Windows};
 
 use super::fields::{Fields, shown};
 use super::{fault, limits};
 use serde_json::Value;
 
-/// Which positions a layer attends to.
+/// Which positions a layer attends to, if it attends to any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
     /// Every position.
     Full,
     /// The last positions only.
     Sliding,
+    /// None: it keeps a state of fixed size instead of keys and values.
+    Recurrent,
 }
+
+/// What `layer_types` calls layers with a state.
+const RECURRENT: [&str; 3] = ["conv", "linear_attention", "mamba"];
 
 /// The window of the model, and the kind of each layer.
 pub(super) fn parse(
     fields: &Fields<'_>,
-    windows: Windows,
+    family: &Family,
     layers: usize,
 ) -> Result<(Option<usize>, Vec<LayerKind>)> {
-    let listed = listed(fields, layers)?;
+    if family.recurrence == Recurrence::Every {
+        return Ok((None, vec![LayerKind::Recurrent; layers]));
+    }
+    let Defaults { windows, .. } = family.defaults;
+    let listed = listed(fields, layers, family.recurrence)?;
     let used = fields.bool("use_sliding_window").map_err(fault)?;
     // Some files write a window that is switched off as 0.
     let least = usize::from(used != Some(false));
@@ -79,7 +89,11 @@ fn kind(sliding: bool) -> LayerKind {
 }
 
 /// The kinds that the file lists, one for each layer.
-fn listed(fields: &Fields<'_>, layers: usize) -> Result<Option<Vec<LayerKind>>> {
+fn listed(
+    fields: &Fields<'_>,
+    layers: usize,
+    recurrence: Recurrence,
+) -> Result<Option<Vec<LayerKind>>> {
     let names = fields.strings("layer_types").map_err(fault)?;
     if names.is_empty() {
         return lettered(fields, layers);
@@ -96,10 +110,18 @@ fn listed(fields: &Fields<'_>, layers: usize) -> Result<Option<Vec<LayerKind>>> 
         .map(|name| match name.as_str() {
             "full_attention" => Ok(LayerKind::Full),
             "sliding_attention" => Ok(LayerKind::Sliding),
+            name if recurrence == Recurrence::Listed && RECURRENT.contains(&name) => {
+                Ok(LayerKind::Recurrent)
+            }
             other => {
                 let shown: String = other.chars().take(60).collect();
+                let recurrent = match recurrence {
+                    Recurrence::Listed => RECURRENT.join(", ") + ", ",
+                    _ => String::new(),
+                };
                 Err(super::unsupported(format!(
-                    "layer_types has {shown:?}; supported are full_attention and sliding_attention"
+                    "layer_types has {shown:?}; supported are {recurrent}full_attention and \
+                     sliding_attention"
                 )))
             }
         })

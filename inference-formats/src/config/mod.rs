@@ -164,11 +164,8 @@ impl ModelConfig {
         let mut config = Self::plain(&fields, rope, max_position_embeddings).map_err(fault)?;
         config.quantization = quantization;
         config.quantization_overrides = overrides;
-        (config.sliding_window, config.layer_kinds) = layers::parse(
-            &fields,
-            Family::of_fields(&map).defaults.windows,
-            config.num_hidden_layers,
-        )?;
+        (config.sliding_window, config.layer_kinds) =
+            layers::parse(&fields, Family::of_fields(&map), config.num_hidden_layers)?;
         config.fields = map;
         config.validate()?;
         Ok(config)
@@ -224,6 +221,11 @@ impl ModelConfig {
     /// Whether a layer is a sliding one, with a window or without.
     pub fn slides(&self, layer: usize) -> bool {
         self.layer_kinds.get(layer) == Some(&LayerKind::Sliding)
+    }
+
+    /// Whether a layer keeps a state of fixed size instead of keys and values.
+    pub fn is_recurrent(&self, layer: usize) -> bool {
+        self.layer_kinds.get(layer) == Some(&LayerKind::Recurrent)
     }
 
     /// The rotary positions of a layer.

@@ -402,6 +402,45 @@ fn xlstm_has_names_defaults_and_a_rounded_width() {
 }
 
 #[test]
+fn layers_of_hybrids_keep_a_state_or_keys() {
+    let hybrid = |more: Value| {
+        let mut map = json!({"model_type": "lfm2", "hidden_size": 1024, "num_hidden_layers": 4,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 131,
+            "block_ff_dim": 6656, "norm_eps": 1e-4});
+        let fields = map.as_object_mut().unwrap();
+        fields.extend(more.as_object().unwrap().clone());
+        parse(&map)
+    };
+    let recurrent = |c: &ModelConfig| -> Vec<bool> { (0..4).map(|i| c.is_recurrent(i)).collect() };
+    let c = hybrid(json!({"full_attn_idxs": [1, 3]})).unwrap();
+    assert_eq!(recurrent(&c), [true, false, true, false]);
+    // 2/3 of 6656, rounded up to a multiple of 256, as in the smallest published model.
+    assert_eq!((c.intermediate_size, c.rms_norm_eps), (4608, 1e-4));
+    assert_eq!(c.tie_word_embeddings, Some(true));
+    // What was normalized once stays as it is.
+    let again = ModelConfig::from_map(c.fields.clone()).unwrap();
+    assert_eq!(again.intermediate_size, 4608);
+    let plain = json!({"block_auto_adjust_ff_dim": false, "tie_embedding": false,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"]});
+    let c = hybrid(plain).unwrap();
+    assert_eq!(recurrent(&c), [true, false, true, false]);
+    let read = (c.intermediate_size, c.tie_word_embeddings);
+    assert_eq!(read, (6656, Some(false)));
+    let all = hybrid(json!({})).unwrap();
+    assert_eq!(recurrent(&all), [false; 4]);
+    assert!(hybrid(json!({"block_multiple_of": 0})).is_err());
+    assert!(hybrid(json!({"num_hidden_layers": u64::MAX})).is_err());
+    let kinds = json!(["conv", "full_attention", "conv", "other"]);
+    let error = hybrid(json!({"layer_types": kinds})).unwrap_err();
+    assert!(error.message().contains("conv, "), "{error}");
+    // Of other families no layer has a state.
+    let error = with(json!({"layer_types": ["conv", "full_attention"]})).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let every = parse(&json!({"model_type": "xlstm"})).unwrap();
+    assert!(every.is_recurrent(0) && every.is_recurrent(31) && !every.is_recurrent(32));
+}
+
+#[test]
 fn lies_name_field_value_and_range() {
     for (key, value, why) in [
         ("num_attention_heads", json!(0), "from 1"),

@@ -18,6 +18,8 @@ pub mod glm4;
 pub mod gpt2;
 pub mod gpt_oss;
 pub mod granite;
+pub mod lfm2;
+pub mod lfm2_moe;
 pub mod llama;
 pub mod mistral;
 pub mod mixtral;
@@ -34,11 +36,13 @@ pub mod xlstm;
 
 use serde_json::{Map, Value};
 
+use crate::config::limits;
+
 pub use gguf::GgufFamily;
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.
-static FAMILIES: [&Family; 23] = [
+static FAMILIES: [&Family; 25] = [
     &cohere2::FAMILY,
     &exaone4::FAMILY,
     &gemma::FAMILY,
@@ -49,6 +53,8 @@ static FAMILIES: [&Family; 23] = [
     &gpt2::FAMILY,
     &gpt_oss::FAMILY,
     &granite::FAMILY,
+    &lfm2::FAMILY,
+    &lfm2_moe::FAMILY,
     &llama::FAMILY,
     &mistral::FAMILY,
     &mixtral::FAMILY,
@@ -94,8 +100,11 @@ pub struct Family {
     pub older_fields: Names,
     /// Whether the output matrix is the embedding even where the files hold one, or do not say so.
     pub always_tied: bool,
-    /// Whether the model keeps a state of fixed size instead of keys and values.
-    pub recurrent: bool,
+    /// Which layers keep a state of fixed size instead of keys and values.
+    pub recurrence: Recurrence,
+    /// Whether sums over a whole sequence need float32 throughout, so that a GPU computes in it
+    /// whatever the weights are stored as.
+    pub sums_in_float32: bool,
     /// How mlx-lm's names differ from those of transformers.
     pub mlx_lm: Renaming,
     /// Ends of names of matrices that the checkpoints of transformers store as `[in, out]`. Those
@@ -141,6 +150,17 @@ pub enum Windows {
     Never,
 }
 
+/// Which layers keep a state of fixed size instead of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recurrence {
+    /// None.
+    None,
+    /// Every layer.
+    Every,
+    /// Those that `layer_types` names so.
+    Listed,
+}
+
 /// A format of chats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChatFormat {
@@ -179,7 +199,8 @@ impl Family {
             complete: |_| {},
             older_fields: &[],
             always_tied: false,
-            recurrent: false,
+            recurrence: Recurrence::None,
+            sums_in_float32: false,
             mlx_lm: Renaming {
                 added: "",
                 dropped: "",
@@ -277,6 +298,29 @@ pub(crate) fn fill(map: &mut Map<String, Value>, defaults: Value) {
     for (name, value) in defaults {
         if !is_set(map, &name) {
             map.insert(name, value);
+        }
+    }
+}
+
+/// Lists the kind of each layer, where the file does not.
+pub(crate) fn list_layers(map: &mut Map<String, Value>, kind: impl Fn(usize) -> &'static str) {
+    let layers = map.get("num_hidden_layers").and_then(Value::as_u64);
+    // A number out of range is refused later.
+    if let Some(layers) = layers.filter(|n| *n <= limits::LAYERS as u64)
+        && !is_set(map, "layer_types")
+    {
+        let kinds: Vec<_> = (0..layers as usize).map(kind).collect();
+        map.insert("layer_types".into(), kinds.into());
+    }
+}
+
+/// Copies fields that a family names otherwise to their usual names, where these are not set.
+pub(crate) fn rename(map: &mut Map<String, Value>, names: Names) {
+    for (from, to) in names {
+        if !is_set(map, to)
+            && let Some(value) = map.get(*from).filter(|v| !v.is_null()).cloned()
+        {
+            map.insert((*to).to_owned(), value);
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Windows, fill, is_set};
+use super::{Defaults, Family, Names, Recurrence, Windows, fill, is_set, rename};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
     complete,
-    recurrent: true,
+    recurrence: Recurrence::Every,
+    sums_in_float32: true,
     ..Family::new(
         "xlstm",
         "xLSTMForCausalLM",
@@ -20,20 +21,14 @@ pub static FAMILY: Family = Family {
 };
 
 /// Its own names of fields, which other families have for something else, and the usual ones.
-const ALIASES: [(&str, &str); 3] = [
+const ALIASES: Names = &[
     ("embedding_dim", "hidden_size"),
     ("num_blocks", "num_hidden_layers"),
     ("num_heads", "num_attention_heads"),
 ];
 
 fn complete(map: &mut Map<String, Value>) {
-    for (from, to) in ALIASES {
-        if !is_set(map, to)
-            && let Some(value) = map.get(from).filter(|v| !v.is_null()).cloned()
-        {
-            map.insert(to.to_owned(), value);
-        }
-    }
+    rename(map, ALIASES);
     if let Some(eps) = map.get("norm_eps").filter(|v| !v.is_null()).cloned() {
         map.insert("rms_norm_eps".into(), eps);
     }

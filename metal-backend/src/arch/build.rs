@@ -11,9 +11,10 @@ use crate::checkpoint::ModelConfig;
 use crate::error::engine;
 use crate::loader::Weights;
 use crate::nn::adapter::{SlotKind, SlotView};
+use crate::nn::causal_conv::Vector;
 use crate::nn::{
-    Activation, Attention, Embedding, FeedForward, GatedMlp, HeadNorms, Linear, Mixer, Norm, Rope,
-    Weight, activation,
+    Activation, Attention, CausalConv, Embedding, FeedForward, GatedMlp, HeadNorms, Linear, Mixer,
+    Norm, Rope, Weight, activation,
 };
 
 /// Sizes as MLX counts them.
@@ -62,6 +63,8 @@ pub struct AttentionParts {
     pub traditional: bool,
     /// No rotation.
     pub no_rope: bool,
+    /// The output's projection is called `out_proj`, not `o_proj`.
+    pub out_proj: bool,
 }
 
 /// A number as MLX counts it.
@@ -76,6 +79,9 @@ pub fn int(name: &str, value: usize) -> Result<i32> {
 pub fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidModel, message)
 }
+
+/// Positions that a convolution may look at.
+pub const MAX_CONV: usize = 64;
 
 /// Configuration and weights while a decoder is built from them.
 pub struct Builder<'a> {
@@ -352,13 +358,14 @@ impl<'a> Builder<'a> {
         } else {
             Some(self.rope(layer, dims.head_dim, parts.traditional)?)
         };
+        let output = if parts.out_proj { "out_proj" } else { "o_proj" };
         // Old checkpoints carry the inverse frequencies; they follow from the configuration.
         self.weights.ignore(&name("rotary_emb.inv_freq"));
         Ok(Attention {
             q_proj,
             k_proj: Some(k_proj),
             v_proj: Some(v_proj),
-            o_proj: self.linear(&name("o_proj"), q_dim, dims.hidden, parts.o_bias)?,
+            o_proj: self.linear(&name(output), q_dim, dims.hidden, parts.o_bias)?,
             norms: HeadNorms::default(),
             rope,
             n_heads: dims.n_heads,
@@ -369,6 +376,62 @@ impl<'a> Builder<'a> {
             softcap: None,
             sinks: None,
         })
+    }
+
+    /// The positions that the convolution below `prefix` looks at; `None` where there is none.
+    ///
+    /// # Errors
+    /// When they are too many, or the tensor is no weight of channels.
+    pub fn conv_width(&self, prefix: &str) -> Result<Option<i32>> {
+        let name = format!("{prefix}.weight");
+        let width = match self.weights.shape(&name) {
+            None => return Ok(None),
+            Some([_, 1, width] | [_, width, 1]) => *width,
+            Some(other) => {
+                return Err(invalid(format!(
+                    "`{name}` has shape {other:?}; a convolution of channels has [channels, 1, \
+                     width] or [channels, width, 1]"
+                )));
+            }
+        };
+        if !(1..=MAX_CONV).contains(&width) {
+            return Err(invalid(format!(
+                "`{name}` looks at {width} positions; at most {MAX_CONV} are supported"
+            )));
+        }
+        int("width", width).map(Some)
+    }
+
+    /// A convolution of each of `channels` over `width` positions, in the layout of transformers
+    /// (`[channels, 1, width]`) or of mlx-lm. It has a bias where the file has one.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn causal_conv(&mut self, prefix: &str, channels: i32, width: i32) -> Result<CausalConv> {
+        let name = format!("{prefix}.weight");
+        let shape = match self.weights.shape(&name) {
+            Some([_, _, 1]) => [channels, width, 1],
+            _ => [channels, 1, width],
+        };
+        let value = self.weights.tensor(&name, &shape)?;
+        // No matrix: nothing of low rank can be added to it.
+        let kind = SlotKind::Norm { plus: 0.0 };
+        let slot = (self.weights).slot(prefix, kind, &Weight::Dense(value.clone()));
+        let weight = Vector {
+            value,
+            slot: SlotView::new(slot, None),
+        };
+        let bias = if self.weights.contains(&format!("{prefix}.bias")) {
+            let value = self.weights.vector(&format!("{prefix}.bias"), channels)?;
+            let slot = self.weights.bias_slot(prefix, Some(&value));
+            slot.map(|slot| Vector {
+                value,
+                slot: SlotView::new(slot, None),
+            })
+        } else {
+            None
+        };
+        CausalConv::new(weight, bias).map_err(engine("weights"))
     }
 
     /// Norms of query and key heads before rotation, `q_norm` and `k_norm` below `prefix`.
@@ -395,12 +458,27 @@ impl<'a> Builder<'a> {
         activation: Activation,
         bias: bool,
     ) -> Result<GatedMlp> {
+        let parts = ["gate_proj", "up_proj", "down_proj"];
+        self.gated_mlp_of((prefix, parts), width, activation, bias)
+    }
+
+    /// The same with names of its own, in the order gate, up, down.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn gated_mlp_of(
+        &mut self,
+        (prefix, [gate, up, down]): (&str, [&str; 3]),
+        width: i32,
+        activation: Activation,
+        bias: bool,
+    ) -> Result<GatedMlp> {
         let hidden = self.dims.hidden;
         let name = |part: &str| format!("{prefix}.{part}");
         Ok(GatedMlp {
-            gate: self.linear(&name("gate_proj"), hidden, width, bias)?,
-            up: self.linear(&name("up_proj"), hidden, width, bias)?,
-            down: self.linear(&name("down_proj"), width, hidden, bias)?,
+            gate: self.linear(&name(gate), hidden, width, bias)?,
+            up: self.linear(&name(up), hidden, width, bias)?,
+            down: self.linear(&name(down), width, hidden, bias)?,
             activation,
         })
     }

@@ -544,6 +544,7 @@ fn mixture(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Result<
             linear: b.linear(&name("router.proj"), hidden, count, false)?,
             per_token,
             weighing: Weighing::SoftmaxOfChosen,
+            choice_bias: None,
         },
         router_norm,
         per_expert_scale: b.weights.vector(&name("router.per_expert_scale"), count)?,

@@ -43,6 +43,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 linear: b.linear(&format!("{prefix}.mlp.router"), hidden, count, true)?,
                 per_token,
                 weighing: Weighing::SoftmaxOfChosen,
+                choice_bias: None,
             },
             experts: experts(b, &format!("{prefix}.mlp.experts"), count, limit)?,
             shared: None,

@@ -34,6 +34,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 linear: b.linear(&format!("{at}.gate"), hidden, count, false)?,
                 per_token,
                 weighing: Weighing::SoftmaxOfChosen,
+                choice_bias: None,
             },
             experts: experts(b, &stacks, count, width, activation)?,
             shared: None,

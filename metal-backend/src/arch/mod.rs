@@ -13,6 +13,8 @@ mod glm4;
 mod gpt2;
 mod gpt_oss;
 mod granite;
+mod lfm2;
+mod lfm2_moe;
 mod llama;
 mod mistral;
 mod mixtral;
@@ -27,17 +29,19 @@ mod qwen3_moe;
 mod smollm3;
 mod stack;
 mod starcoder2;
-pub mod xlstm;
+pub mod wiring;
+mod xlstm;
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
 use safetensors::Dtype as FileDtype;
 
-use crate::cache::{CacheOptions, Caches, Row};
+use crate::cache::{CacheOptions, Caches, Row, StateLayout};
 use crate::checkpoint::{Family, ModelConfig, family};
 use crate::loader::Weights;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
+use wiring::{BlockInfo, Wiring};
 
 /// A decoder-only language model.
 pub trait Decoder: Send + Sync + std::fmt::Debug {
@@ -76,7 +80,7 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// The constructor of every family, sorted by `model_type`.
-static LOADERS: [(&Family, Loader); 23] = [
+static LOADERS: [(&Family, Loader); 25] = [
     (&family::cohere2::FAMILY, cohere2::load),
     (&family::exaone4::FAMILY, exaone4::load),
     (&family::gemma::FAMILY, gemma::load),
@@ -87,6 +91,8 @@ static LOADERS: [(&Family, Loader); 23] = [
     (&family::gpt2::FAMILY, gpt2::load),
     (&family::gpt_oss::FAMILY, gpt_oss::load),
     (&family::granite::FAMILY, granite::load),
+    (&family::lfm2::FAMILY, lfm2::load),
+    (&family::lfm2_moe::FAMILY, lfm2_moe::load),
     (&family::llama::FAMILY, llama::load),
     (&family::mistral::FAMILY, mistral::load),
     (&family::mixtral::FAMILY, mixtral::load),
@@ -107,21 +113,38 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     LOADERS.iter().flat_map(|(family, _)| family.model_types())
 }
 
-/// Whether a model keeps a state of fixed size instead of keys and values.
-fn is_recurrent(config: &ModelConfig) -> bool {
-    config.family().is_some_and(|family| family.recurrent)
+/// Bytes of the state of one sequence.
+type StateBytes = fn(&ModelConfig, &[BlockInfo]) -> Result<u64>;
+
+/// Families with recurrent layers: where their blocks are in a checkpoint, and the size of their
+/// state.
+static RECURRENT: [(&Family, &str, StateBytes); 3] = [
+    (&family::lfm2::FAMILY, LAYERS, lfm2::state_bytes),
+    (&family::lfm2_moe::FAMILY, LAYERS, lfm2::state_bytes),
+    (&family::xlstm::FAMILY, xlstm::BLOCKS, xlstm::state_bytes),
+];
+
+/// Where most families have their blocks.
+const LAYERS: &str = "model.layers.";
+
+fn recurrent(config: &ModelConfig) -> Option<&'static (&'static Family, &'static str, StateBytes)> {
+    let own = config.family()?;
+    (RECURRENT.iter()).find(|(family, ..)| family.model_type == own.model_type)
 }
 
-/// Bytes of the state of one sequence, the same at every length; `None` for models that keep keys
-/// and values of each token instead.
+/// Bytes of the state of one sequence in its recurrent layers, the same at every length.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] when the configuration has impossible sizes.
-pub fn state_bytes(config: &ModelConfig, blocks: &[xlstm::BlockInfo]) -> Result<Option<u64>> {
-    if !is_recurrent(config) {
-        return Ok(None);
-    }
-    xlstm::state_bytes(config, blocks).map(Some)
+pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
+    recurrent(config).map_or(Ok(0), |(_, _, bytes)| bytes(config, blocks))
+}
+
+/// Bytes of states of this layout in all recurrent layers.
+fn of_recurrent_layers(config: &ModelConfig, layout: &StateLayout) -> u64 {
+    let layers = 0..config.num_hidden_layers;
+    let count = layers.filter(|&layer| config.is_recurrent(layer)).count();
+    (layout.nbytes() as u64).saturating_mul(count as u64)
 }
 
 /// The blocks that the tensors' names tell, for architectures whose blocks differ; else none.
@@ -131,20 +154,19 @@ pub fn state_bytes(config: &ModelConfig, blocks: &[xlstm::BlockInfo]) -> Result<
 pub fn blocks<'a>(
     config: &ModelConfig,
     names: impl Iterator<Item = &'a str>,
-) -> Result<Vec<xlstm::BlockInfo>> {
-    if !is_recurrent(config) {
-        return Ok(Vec::new());
+) -> Result<Vec<BlockInfo>> {
+    match recurrent(config) {
+        Some((_, prefix, _)) => Ok(Wiring::of(prefix, names)?.blocks),
+        None => Ok(Vec::new()),
     }
-    Ok(xlstm::Wiring::of(names)?.blocks)
 }
 
 /// The type that a GPU computes in unless it is told otherwise, of weights stored as `stored`.
 pub fn stored_type(config: &ModelConfig, stored: FileDtype) -> FileDtype {
     // In bfloat16 the sums over a whole sequence lose what is small.
-    if is_recurrent(config) {
-        FileDtype::F32
-    } else {
-        stored
+    match config.family() {
+        Some(family) if family.sums_in_float32 => FileDtype::F32,
+        _ => stored,
     }
 }
 
@@ -187,6 +209,7 @@ pub fn load(config: &ModelConfig, weights: &mut Weights) -> Result<(String, Box<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::family::Recurrence;
 
     #[test]
     fn each_family_has_its_constructor() {
@@ -196,5 +219,14 @@ mod tests {
             known.eq(all),
             "the tables of formats and of the engine differ"
         );
+    }
+
+    #[test]
+    fn each_family_with_recurrent_layers_says_how_large_its_state_is() {
+        let known = RECURRENT.iter().map(|(family, ..)| family.model_type);
+        let all = (Family::all().iter())
+            .filter(|family| family.recurrence != Recurrence::None)
+            .map(|family| family.model_type);
+        assert!(known.eq(all));
     }
 }

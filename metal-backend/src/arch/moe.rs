@@ -132,6 +132,7 @@ pub fn qwen_block(
             } else {
                 Weighing::Share
             },
+            choice_bias: None,
         },
         experts: experts(
             b,

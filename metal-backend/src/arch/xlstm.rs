@@ -2,135 +2,35 @@
 //! transformers): blocks of an mLSTM layer and a gated feed-forward part, a norm before each. It
 //! keeps a state of fixed size instead of keys and values.
 //!
-//! What blocks there are, the names of the tensors say ([`Wiring`]); the configuration must agree.
+//! What blocks there are, the names of the tensors say (`wiring.rs`); the configuration must agree.
 //! Matrices are stored one by one (`weight_mode` `single`) or fused.
 //!
 //! Of the configuration's three types only `torch_dtype` is the type to compute in. The state and
 //! everything that goes into it is float32, which is what `inference_state_dtype` asks for.
 //! `autocast_kernel_dtype` is for other kernels than ours, and ignored.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
-use serde::Serialize;
 
 use super::Decoder;
-use super::build::{Builder, int, invalid};
+use super::build::{Builder, MAX_CONV, int, invalid};
 use super::stack::{Block, Head, Stack};
+use super::wiring::{BlockInfo, BlockKind, Wiring};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::loader::Weights;
 use crate::nn::adapter::{SlotKind, SlotView};
-use crate::nn::slstm::{CausalConv, HeadwiseLinear, Vector};
+use crate::nn::slstm::HeadwiseLinear;
 use crate::nn::{
-    Activation, FeedForward, GatedMlp, HeadNorm, Linear, Mixer, Mlstm, MlstmShape, Norm, Slstm,
-    Weight,
+    Activation, CausalConv, FeedForward, GatedMlp, HeadNorm, Linear, Mixer, Mlstm, MlstmShape,
+    Norm, Slstm, Weight,
 };
 
 /// Where the blocks are in a checkpoint.
-const BLOCKS: &str = "backbone.blocks.";
-
-/// Positions that a convolution may look at.
-const MAX_CONV: usize = 64;
-
-/// What mixes the positions in a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BlockKind {
-    /// A matrix memory.
-    Mlstm,
-    /// A scalar memory with recurrent connections.
-    Slstm,
-    /// Attention.
-    Attention,
-    /// None of these.
-    Unknown,
-}
-
-impl fmt::Display for BlockKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Mlstm => "mLSTM",
-            Self::Slstm => "sLSTM",
-            Self::Attention => "attention",
-            Self::Unknown => "unknown",
-        })
-    }
-}
-
-/// One block, as the names of its tensors tell.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct BlockInfo {
-    /// Its place.
-    pub index: usize,
-    /// What mixes the positions.
-    pub kind: BlockKind,
-    /// Its layers, sorted.
-    pub components: Vec<String>,
-}
-
-/// The blocks of a checkpoint, found by the names of its tensors.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wiring {
-    /// First to last.
-    pub blocks: Vec<BlockInfo>,
-}
-
-impl Wiring {
-    /// The blocks that tensors of these names make.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidModel`] when a block between others is missing.
-    pub fn of<'a>(names: impl Iterator<Item = &'a str>) -> Result<Self> {
-        let mut found: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
-        for name in names {
-            let Some((number, rest)) = (name.strip_prefix(BLOCKS)).and_then(|n| n.split_once('.'))
-            else {
-                continue;
-            };
-            let Ok(index) = number.parse::<usize>() else {
-                return Err(invalid(format!("tensor `{name}` is of no numbered block")));
-            };
-            let component = rest.rsplit_once('.').map_or(rest, |(layer, _)| layer);
-            found.entry(index).or_default().insert(component);
-        }
-        if let Some(missing) = (0..found.len()).find(|i| !found.contains_key(i)) {
-            return Err(invalid(format!(
-                "block {missing} has no tensors, though there are {} blocks",
-                found.len()
-            )));
-        }
-        let blocks = found.into_iter().map(|(index, components)| BlockInfo {
-            index,
-            kind: kind(&components),
-            components: components.into_iter().map(str::to_owned).collect(),
-        });
-        Ok(Self {
-            blocks: blocks.collect(),
-        })
-    }
-}
-
-/// What a block with these layers is.
-fn kind(components: &BTreeSet<&str>) -> BlockKind {
-    let has = |layer: &str| {
-        let inside = |c: &&str| c.split('.').next() == Some(layer);
-        components.iter().any(inside)
-    };
-    if has("mlstm_layer") {
-        BlockKind::Mlstm
-    } else if has("slstm_layer") {
-        BlockKind::Slstm
-    } else if has("attn_layer") || has("attention") {
-        BlockKind::Attention
-    } else {
-        BlockKind::Unknown
-    }
-}
+pub const BLOCKS: &str = "backbone.blocks.";
 
 /// The sizes of an mLSTM layer.
 ///
@@ -184,14 +84,14 @@ pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
     let bytes = |block: &BlockInfo| match block.kind {
         BlockKind::Mlstm => mlstm as u64,
         BlockKind::Slstm => slstm as u64,
-        BlockKind::Attention | BlockKind::Unknown => 0,
+        _ => 0,
     };
     Ok(blocks.iter().map(bytes).fold(0, u64::saturating_add))
 }
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     let names = weights.names();
-    let wiring = Wiring::of(names.iter().map(String::as_str))?;
+    let wiring = Wiring::of(BLOCKS, names.iter().map(String::as_str))?;
     if wiring.blocks.len() != config.num_hidden_layers {
         return Err(invalid(format!(
             "num_blocks is {}, and the tensors are of {} blocks",
@@ -360,7 +260,11 @@ fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
         gate("zgate")?,
         gate("ogate")?,
     ];
-    let conv = conv(b, &format!("{prefix}.conv1d.conv"))?;
+    let conv = format!("{prefix}.conv1d.conv");
+    let conv = match b.conv_width(&conv)? {
+        Some(width) => Some(b.causal_conv(&conv, hidden, width)?),
+        None => None,
+    };
     let name = format!("{prefix}.group_norm");
     let kind = SlotKind::Norm { plus: 1.0 };
     let stored = b.weights.vector(&format!("{name}.weight"), hidden)?;
@@ -388,40 +292,6 @@ fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
         dim,
         layout: Slstm::state_layout(hidden, width),
     })
-}
-
-/// The convolution before two of the gates, where there is one.
-fn conv(b: &mut Builder<'_>, name: &str) -> Result<Option<CausalConv>> {
-    let hidden = b.dims.hidden;
-    let weight_name = format!("{name}.weight");
-    let Some(&width) = b.weights.shape(&weight_name).and_then(<[usize]>::last) else {
-        return Ok(None);
-    };
-    if !(1..=MAX_CONV).contains(&width) {
-        return Err(invalid(format!(
-            "`{weight_name}` looks at {width} positions; at most {MAX_CONV} are supported"
-        )));
-    }
-    let shape = [hidden, 1, int("conv1d_kernel_size", width)?];
-    let value = b.weights.tensor(&weight_name, &shape)?;
-    // No matrix: nothing of low rank can be added to it.
-    let kind = SlotKind::Norm { plus: 0.0 };
-    let slot = b.weights.slot(name, kind, &Weight::Dense(value.clone()));
-    let weight = Vector {
-        value,
-        slot: SlotView::new(slot, None),
-    };
-    let bias = if b.weights.contains(&format!("{name}.bias")) {
-        let value = b.weights.vector(&format!("{name}.bias"), hidden)?;
-        let slot = b.weights.bias_slot(name, Some(&value));
-        slot.map(|slot| Vector {
-            value,
-            slot: SlotView::new(slot, None),
-        })
-    } else {
-        None
-    };
-    Ok(Some(CausalConv { weight, bias }))
 }
 
 /// The recurrent matrices as `[heads, dim, 4 * dim]`, however they are stored: with the gates
@@ -470,41 +340,6 @@ fn feed_forward(b: &mut Builder<'_>, prefix: &str) -> Result<FeedForward> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn names(all: &[&str]) -> Result<Wiring> {
-        Wiring::of(all.iter().copied())
-    }
-
-    #[test]
-    fn blocks_are_found_by_the_names_of_their_tensors() {
-        let wiring = names(&[
-            "backbone.embeddings.weight",
-            "backbone.blocks.1.slstm_layer.igate.weight",
-            "backbone.blocks.0.mlstm_layer.q.weight",
-            "backbone.blocks.0.mlstm_layer.q.scales",
-            "backbone.blocks.0.ffn.proj_up.weight",
-            "backbone.blocks.2.attention.q_proj.weight",
-            "backbone.blocks.3.mamba.a",
-            "lm_head.weight",
-        ]);
-        let blocks = wiring.unwrap().blocks;
-        let kinds: Vec<BlockKind> = blocks.iter().map(|b| b.kind).collect();
-        use BlockKind::{Attention, Mlstm, Slstm, Unknown};
-        assert_eq!(kinds, [Mlstm, Slstm, Attention, Unknown]);
-        assert_eq!(blocks[0].components, ["ffn.proj_up", "mlstm_layer.q"]);
-        assert_eq!(blocks[3].index, 3);
-    }
-
-    #[test]
-    fn gaps_and_blocks_without_a_number_are_refused() {
-        let gap = names(&[
-            "backbone.blocks.0.mlstm_layer.q.weight",
-            "backbone.blocks.2.mlstm_layer.q.weight",
-        ]);
-        assert!(gap.unwrap_err().message().contains("block 1"));
-        assert!(names(&["backbone.blocks.x.mlstm_layer.q.weight"]).is_err());
-        assert!(names(&[]).unwrap().blocks.is_empty());
-    }
 
     fn config(more: &str) -> ModelConfig {
         let json = format!(r#"{{"model_type": "xlstm", "vocab_size": 131{more}}}"#);

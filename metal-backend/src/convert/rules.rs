@@ -214,6 +214,7 @@ pub(super) fn is_matrix(path: &str, shape: &[usize]) -> bool {
 fn is_router(path: &str) -> bool {
     [
         "mlp.gate",
+        "feed_forward.gate",
         "block_sparse_moe.gate",
         ".router",
         "router.proj",

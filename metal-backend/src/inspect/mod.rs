@@ -131,9 +131,11 @@ pub fn attention(
             },
         )?;
         let fault = engine_error("inspect");
-        let queries = queries
-            .values()
-            .map(|parts| heads(&concatenate(&parts.iter().collect::<Vec<_>>(), 2)?))
+        let queries = (0..info.num_layers)
+            .map(|layer| match queries.get(&layer) {
+                Some(parts) => heads(&concatenate(&parts.iter().collect::<Vec<_>>(), 2)?),
+                None => Ok(Vec::new()),
+            })
             .collect::<mlx_rs_core::Result<Vec<_>>>()
             .map_err(&fault)?;
         let own = caches

@@ -3,6 +3,7 @@
 
 pub mod adapter;
 pub mod attention;
+pub mod causal_conv;
 pub mod embedding;
 pub mod feed_forward;
 pub mod fused;
@@ -17,10 +18,12 @@ pub mod moe;
 pub mod norm;
 pub mod recurrence;
 pub mod rope;
+pub mod short_conv;
 pub mod slstm;
 
 pub use crate::exec::{Activation, ParallelMatrix, Weight, activation};
 pub use attention::{Attention, HeadNorms};
+pub use causal_conv::CausalConv;
 pub use embedding::Embedding;
 pub use feed_forward::FeedForward;
 pub use fused::Fused;
@@ -32,4 +35,5 @@ pub use mlstm::{Mlstm, MlstmShape};
 pub use moe::{ExpertLinear, Experts, Mixture, Router};
 pub use norm::Norm;
 pub use rope::Rope;
+pub use short_conv::ShortConv;
 pub use slstm::Slstm;

@@ -1,7 +1,7 @@
 //! Mixtures of experts (Shazeer et al. 2017): a router gives each token to a few of many
 //! feed-forward blocks, whose matrices stand in one stack and are multiplied by index.
 
-use mlx_rs_core::{Array, Result};
+use mlx_rs_core::{Array, Dtype, Result};
 
 use super::adapter::{self, SlotView};
 use super::linear::Linear;
@@ -128,7 +128,7 @@ impl Experts {
 }
 
 /// How a router weighs the experts it chose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Weighing {
     /// Softmax over all experts, of which the chosen keep their share.
     Share,
@@ -136,6 +136,13 @@ pub enum Weighing {
     NormalizedShare,
     /// Softmax over the chosen ones only.
     SoftmaxOfChosen,
+    /// Each score through a sigmoid (LFM2).
+    Sigmoid {
+        /// The chosen ones are brought to a sum of one.
+        normalized: bool,
+        /// Factor on them.
+        scale: f32,
+    },
 }
 
 /// Chooses experts for each token.
@@ -147,6 +154,8 @@ pub struct Router {
     pub per_token: i32,
     /// How they are weighed.
     pub weighing: Weighing,
+    /// Added to the scores for the choice only, `[experts]`.
+    pub choice_bias: Option<Array>,
 }
 
 impl Router {
@@ -155,14 +164,20 @@ impl Router {
     /// # Errors
     /// When shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<(Array, Array)> {
-        let mut scores = self.linear.forward(x)?;
-        if self.weighing != Weighing::SoftmaxOfChosen {
-            scores = scores.softmax(-1, true)?;
-        }
+        let scores = self.linear.forward(x)?;
+        let scores = match self.weighing {
+            Weighing::SoftmaxOfChosen => scores,
+            Weighing::Sigmoid { .. } => scores.astype(Dtype::Float32)?.sigmoid()?,
+            Weighing::Share | Weighing::NormalizedShare => scores.softmax(-1, true)?,
+        };
+        let ranked = match &self.choice_bias {
+            Some(bias) => scores.add(bias)?,
+            None => scores.clone(),
+        };
         let experts = scores.dim(-1)?;
         // What stands behind the rank is not less.
         let first = experts - self.per_token;
-        let ids = scores
+        let ids = ranked
             .argpartition(first, -1)?
             .slice_axis(-1, first, experts)?;
         // A choice has no slope, and MLX must not look for one.
@@ -176,6 +191,17 @@ impl Router {
             Weighing::Share => chosen,
             Weighing::NormalizedShare => chosen.divide(&chosen.sum(-1, true)?)?,
             Weighing::SoftmaxOfChosen => chosen.softmax(-1, true)?,
+            Weighing::Sigmoid { normalized, scale } => {
+                let scale = Array::scalar(scale)?;
+                let shares = if normalized {
+                    // The reference keeps the sum from zero with the same number.
+                    let sum = chosen.sum(-1, true)?.add(&Array::scalar(1e-6f32)?)?;
+                    chosen.divide(&sum)?
+                } else {
+                    chosen
+                };
+                shares.multiply(&scale)?
+            }
         };
         Ok((ids, weights))
     }
@@ -216,7 +242,7 @@ impl Mixture {
 
 #[cfg(test)]
 mod tests {
-    use mlx_rs_core::{Device, Dtype, QuantMode, Quantized, Stream};
+    use mlx_rs_core::{Device, QuantMode, Quantized, Stream};
 
     use super::*;
     use crate::exec::Activation;

@@ -95,6 +95,17 @@ pub fn over_rows(
     }
 }
 
+/// A part of a state by its number.
+///
+/// # Errors
+/// When there is none.
+pub fn part(state: &[Array], at: usize) -> Result<&Array> {
+    state.get(at).ok_or_else(|| {
+        let message = format!("there is no part {at} among {}", state.len());
+        Error::new(ErrorKind::Value, "recurrence", message)
+    })
+}
+
 /// `[rows, length, ..] -> [1, rows * length, ..]`.
 fn packed(output: &Array) -> Result<Array> {
     match output.shape() {

@@ -12,10 +12,11 @@
 
 use std::sync::Arc;
 
-use mlx_rs_core::{Array, Dtype, Result, concatenate, stack, where_};
+use mlx_rs_core::{Array, Dtype, Result, stack, where_};
 
 use super::adapter::SlotView;
 use super::attention::Positions;
+use super::causal_conv::CausalConv;
 use super::head_norm::HeadNorm;
 use super::hooks::Watch;
 use super::mixer::Mixer;
@@ -47,25 +48,6 @@ pub struct Slstm {
     pub layout: Arc<StateLayout>,
 }
 
-/// Numbers that are used as they are, at a place where they can be trained.
-#[derive(Debug, Clone)]
-pub struct Vector {
-    /// As they were loaded.
-    pub value: Array,
-    /// Where they stand.
-    pub slot: SlotView,
-}
-
-impl Vector {
-    /// In float32.
-    fn current(&self) -> Result<Array> {
-        match self.slot.vector(Dtype::Float32)? {
-            Some(own) => Ok(own),
-            None => self.value.astype(Dtype::Float32),
-        }
-    }
-}
-
 /// A matrix for each head, which sees its own elements only.
 #[derive(Debug, Clone)]
 pub struct HeadwiseLinear {
@@ -89,45 +71,6 @@ impl HeadwiseLinear {
             Some(y) => Ok(y),
             None => by(&self.weight),
         }
-    }
-}
-
-/// A convolution of each element over its last positions.
-#[derive(Debug, Clone)]
-pub struct CausalConv {
-    /// `[hidden, 1, width]`, the last for the position itself.
-    pub weight: Vector,
-    /// `[hidden]`.
-    pub bias: Option<Vector>,
-}
-
-impl CausalConv {
-    /// Positions that it looks at, its own included.
-    pub fn width(&self) -> i32 {
-        self.weight.value.shape().last().copied().unwrap_or(1)
-    }
-
-    /// `x` `[R, L, hidden]` after `before` `[R, width - 1, hidden]`: outputs, and what comes before
-    /// the next position.
-    fn forward(&self, x: &Array, before: &Array) -> Result<(Array, Array)> {
-        let (width, length) = (self.width(), x.dim(1)?);
-        let all = concatenate(&[before, x], 1)?;
-        let weight = self.weight.current()?;
-        let mut sum: Option<Array> = None;
-        for at in 0..width {
-            let tap = weight.slice_axis(-1, at, at + 1)?.reshape(&[-1])?;
-            let part = all.slice_axis(1, at, at + length)?.multiply(&tap)?;
-            sum = Some(match sum {
-                Some(sum) => sum.add(&part)?,
-                None => part,
-            });
-        }
-        let mut y = sum.unwrap_or_else(|| x.clone());
-        if let Some(bias) = &self.bias {
-            y = y.add(&bias.current()?)?;
-        }
-        let total = all.dim(1)?;
-        Ok((y, all.slice_axis(1, total - (width - 1), total)?))
     }
 }
 

@@ -1,5 +1,5 @@
-//! A model that keeps a state of fixed size instead of keys and values: what that changes for
-//! requests. Its numbers are checked in `golden.rs`, batches of every architecture in
+//! Models that keep a state of fixed size, in every layer or beside layers with keys and values:
+//! what that changes for requests. Their numbers are checked in `golden.rs`, batches of every architecture in
 //! `generation.rs`, its layouts in `layouts.rs`, the recurrence itself beside the code.
 
 mod common;
@@ -25,7 +25,7 @@ fn fresh(n: usize) -> GenerateOptions {
 
 #[test]
 fn a_prompt_in_pieces_equals_one_pass() {
-    for name in ["xlstm", "xlstm-q4", "xlstm-slstm"] {
+    for name in ["xlstm", "xlstm-q4", "xlstm-slstm", "lfm2", "lfm2-moe"] {
         let model = tiny(name);
         let prompt = ids(1, 100);
         let (expected, _) = reply(model.as_ref(), &prompt, &fresh(12));
@@ -53,22 +53,50 @@ fn a_prompt_in_pieces_equals_one_pass() {
 
 #[test]
 fn a_prefix_is_used_again_as_a_whole_or_not_at_all() {
-    let model = tiny("xlstm");
-    let first = ids(2, 12);
-    let (answer, cached) = reply(model.as_ref(), &first, &greedy(5));
-    assert_eq!(cached, 0);
-    let mut second = [first.as_slice(), &answer, &[20, 21, 22]].concat();
-    let (expected, _) = reply(model.as_ref(), &second, &fresh(8));
-    let (found, cached) = reply(model.as_ref(), &second, &greedy(8));
-    assert_eq!(found, expected);
-    // The last token of a reply is never fed.
-    assert_eq!(cached, 16);
-    // A state cannot be cut back to a shorter beginning.
-    second.truncate(9);
-    second.push(30);
-    let (expected, _) = reply(model.as_ref(), &second, &fresh(8));
-    let (found, cached) = reply(model.as_ref(), &second, &greedy(8));
-    assert_eq!((found, cached), (expected, 0));
+    for name in ["xlstm", "lfm2"] {
+        let model = tiny(name);
+        let first = ids(2, 12);
+        let (answer, cached) = reply(model.as_ref(), &first, &greedy(5).with_ignore_eos(true));
+        assert_eq!(cached, 0);
+        let mut second = [first.as_slice(), &answer, &[20, 21, 22]].concat();
+        let (expected, _) = reply(model.as_ref(), &second, &fresh(8));
+        let (found, cached) = reply(model.as_ref(), &second, &greedy(8));
+        assert_eq!(found, expected, "{name}");
+        // The last token of a reply is never fed.
+        assert_eq!(cached, 16, "{name}");
+        // A state cannot be cut back to a shorter beginning.
+        second.truncate(9);
+        second.push(30);
+        let (expected, _) = reply(model.as_ref(), &second, &fresh(8));
+        let (found, cached) = reply(model.as_ref(), &second, &greedy(8));
+        assert_eq!((found, cached), (expected, 0), "{name}");
+    }
+}
+
+/// Rows of different ages, which share a prefix only where both kinds of layers hold it whole.
+#[test]
+fn a_batch_of_a_hybrid_gives_what_each_gets_alone() {
+    let start = ids(11, 40);
+    for name in ["lfm2", "lfm2-moe"] {
+        let options = LoadOptions::new()
+            .with_backend("cpu")
+            .with_parallel_slots(4);
+        let model = inference::load_model(fixture("tiny").join(name), &options).unwrap();
+        let prompts: Vec<Prompt> = ([3, 40, 21, 40].into_iter().zip([50u32, 60, 70, 80]))
+            .map(|(n, last)| Prompt::Tokens([&start[..n], &[last]].concat()))
+            .collect();
+        let expected: Vec<Vec<u32>> = (prompts.iter())
+            .map(|prompt| {
+                let stream = model.generate(prompt, &fresh(12)).unwrap();
+                stream.collect_output().unwrap().tokens
+            })
+            .collect();
+        let outputs = model.batch_generate(&prompts, &fresh(12)).unwrap();
+        let found: Vec<Vec<u32>> = (outputs.iter())
+            .map(|output| output.tokens.iter().map(|t| t.id).collect())
+            .collect();
+        assert_eq!(found, expected, "{name}");
+    }
 }
 
 #[test]
@@ -101,6 +129,17 @@ fn a_state_survives_a_file_and_serves_many_prompts() {
         let (found, cached) = reply(reader.as_ref(), &whole, &greedy(10));
         assert_eq!((found, cached), (expected, 30), "{more:?}");
     }
+    // Both kinds of layers in one file.
+    let hybrid = tiny("lfm2");
+    let kept = hybrid.as_prompt_cache().unwrap();
+    assert_eq!(kept.save_prompt_cache(&prompt, &path).unwrap(), 30);
+    let reader = tiny("lfm2");
+    let kept = reader.as_prompt_cache().unwrap();
+    assert_eq!(kept.load_prompt_cache(&path).unwrap(), start);
+    let whole = [start.as_slice(), &[33, 34]].concat();
+    let (expected, _) = reply(hybrid.as_ref(), &whole, &fresh(10));
+    let (found, cached) = reply(reader.as_ref(), &whole, &greedy(10));
+    assert_eq!((found, cached), (expected, 30));
     let other = tiny("llama");
     let error = other
         .as_prompt_cache()
@@ -152,6 +191,35 @@ fn what_needs_keys_is_refused_with_the_reason() {
     let states = inspector.hidden_states(&prompt, &[0, 7]).unwrap();
     assert_eq!(states.blocks.len(), 2);
     assert_eq!(states.blocks[1].len(), 2 * 128);
+}
+
+/// Its layers of attention have keys, which can be bounded and looked at; its convolutions do not.
+#[test]
+fn a_hybrid_has_keys_in_its_layers_of_attention() {
+    let path = fixture("tiny/lfm2");
+    let load = |options: LoadOptions| inference::load_model(&path, &options.with_backend("cpu"));
+    let model = load(LoadOptions::new()).unwrap();
+    let prompt = Prompt::Tokens(ids(3, 40));
+    refused(
+        model.generate(&prompt, &greedy(4).with_prompt_lookup(2)),
+        "recurrent",
+    );
+    let drafted = LoadOptions::new().with_draft_model(Some(path.clone()));
+    refused(load(drafted), "recurrent");
+    let inspector = model.as_attention_inspector().unwrap();
+    let seen = inspector.inspect_attention(&prompt).unwrap();
+    let heads = |lists: &[Vec<Vec<f32>>]| -> Vec<usize> { lists.iter().map(Vec::len).collect() };
+    assert_eq!(heads(&seen.keys), [0, 0, 2, 0, 2]);
+    assert_eq!(heads(seen.queries.as_ref().unwrap()), [0, 0, 4, 0, 4]);
+    assert_eq!(seen.keys[2][0].len(), 40 * 8);
+    // A bound that holds everything changes nothing, a shorter one does.
+    let free = reply(model.as_ref(), &ids(3, 40), &fresh(12)).0;
+    let bounded = |n| {
+        let model = load(LoadOptions::new().with_context_len(Some(n))).unwrap();
+        reply(model.as_ref(), &ids(3, 40), &fresh(12)).0
+    };
+    assert_eq!(bounded(64), free);
+    assert_ne!(bounded(8), free);
 }
 
 /// Sixteen bits for the weights, but float32 for the state: what is small is not lost in long sums.

@@ -1,0 +1,165 @@
+//! The blocks of a model whose blocks differ, as the names of its tensors tell. No weight is read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use inference::Result;
+use serde::Serialize;
+
+use super::build::invalid;
+
+/// What mixes the positions in a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BlockKind {
+    /// A matrix memory.
+    Mlstm,
+    /// A scalar memory with recurrent connections.
+    Slstm,
+    /// A convolution over the last positions.
+    Convolution,
+    /// Attention.
+    Attention,
+    /// None of these.
+    Unknown,
+}
+
+impl fmt::Display for BlockKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mlstm => "mLSTM",
+            Self::Slstm => "sLSTM",
+            Self::Convolution => "convolution",
+            Self::Attention => "attention",
+            Self::Unknown => "unknown",
+        })
+    }
+}
+
+/// One block, as the names of its tensors tell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BlockInfo {
+    /// Its place.
+    pub index: usize,
+    /// What mixes the positions.
+    pub kind: BlockKind,
+    /// Its layers, sorted.
+    pub components: Vec<String>,
+}
+
+/// The blocks of a checkpoint, found by the names of its tensors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wiring {
+    /// First to last.
+    pub blocks: Vec<BlockInfo>,
+}
+
+impl Wiring {
+    /// The blocks that tensors of these names make, which stand below `prefix`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] when a block between others is missing.
+    pub fn of<'a>(prefix: &str, names: impl Iterator<Item = &'a str>) -> Result<Self> {
+        let mut found: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
+        for name in names {
+            let Some((number, rest)) = (name.strip_prefix(prefix)).and_then(|n| n.split_once('.'))
+            else {
+                continue;
+            };
+            let Ok(index) = number.parse::<usize>() else {
+                return Err(invalid(format!("tensor `{name}` is of no numbered block")));
+            };
+            let component = rest.rsplit_once('.').map_or(rest, |(layer, _)| layer);
+            found.entry(index).or_default().insert(component);
+        }
+        if let Some(missing) = (0..found.len()).find(|i| !found.contains_key(i)) {
+            return Err(invalid(format!(
+                "block {missing} has no tensors, though there are {} blocks",
+                found.len()
+            )));
+        }
+        let blocks = found.into_iter().map(|(index, components)| BlockInfo {
+            index,
+            kind: kind(&components),
+            components: components.into_iter().map(str::to_owned).collect(),
+        });
+        Ok(Self {
+            blocks: blocks.collect(),
+        })
+    }
+}
+
+/// What a block with these layers is.
+fn kind(components: &BTreeSet<&str>) -> BlockKind {
+    let has = |layer: &str| {
+        let inside = |c: &&str| c.split('.').next() == Some(layer);
+        components.iter().any(inside)
+    };
+    if has("mlstm_layer") {
+        BlockKind::Mlstm
+    } else if has("slstm_layer") {
+        BlockKind::Slstm
+    } else if has("attn_layer") || has("attention") || has("self_attn") {
+        BlockKind::Attention
+    } else if has("conv") {
+        BlockKind::Convolution
+    } else {
+        BlockKind::Unknown
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(all: &[&str]) -> Result<Wiring> {
+        Wiring::of("backbone.blocks.", all.iter().copied())
+    }
+
+    #[test]
+    fn blocks_are_found_by_the_names_of_their_tensors() {
+        let wiring = names(&[
+            "backbone.embeddings.weight",
+            "backbone.blocks.1.slstm_layer.igate.weight",
+            "backbone.blocks.0.mlstm_layer.q.weight",
+            "backbone.blocks.0.mlstm_layer.q.scales",
+            "backbone.blocks.0.ffn.proj_up.weight",
+            "backbone.blocks.2.attention.q_proj.weight",
+            "backbone.blocks.3.mamba.a",
+            "lm_head.weight",
+        ]);
+        let blocks = wiring.unwrap().blocks;
+        let kinds: Vec<BlockKind> = blocks.iter().map(|b| b.kind).collect();
+        use BlockKind::{Attention, Mlstm, Slstm, Unknown};
+        assert_eq!(kinds, [Mlstm, Slstm, Attention, Unknown]);
+        assert_eq!(blocks[0].components, ["ffn.proj_up", "mlstm_layer.q"]);
+        assert_eq!(blocks[3].index, 3);
+    }
+
+    #[test]
+    fn gaps_and_blocks_without_a_number_are_refused() {
+        let gap = names(&[
+            "backbone.blocks.0.mlstm_layer.q.weight",
+            "backbone.blocks.2.mlstm_layer.q.weight",
+        ]);
+        assert!(gap.unwrap_err().message().contains("block 1"));
+        assert!(names(&["backbone.blocks.x.mlstm_layer.q.weight"]).is_err());
+        assert!(names(&[]).unwrap().blocks.is_empty());
+    }
+
+    #[test]
+    fn blocks_of_hybrids_are_told_apart() {
+        let wiring = Wiring::of(
+            "model.layers.",
+            [
+                "model.layers.0.conv.conv.weight",
+                "model.layers.0.conv.in_proj.weight",
+                "model.layers.0.feed_forward.w1.weight",
+                "model.layers.1.self_attn.q_proj.weight",
+            ]
+            .into_iter(),
+        );
+        let kinds: Vec<BlockKind> = wiring.unwrap().blocks.iter().map(|b| b.kind).collect();
+        assert_eq!(kinds, [BlockKind::Convolution, BlockKind::Attention]);
+    }
+}

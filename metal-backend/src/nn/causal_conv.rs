@@ -1,0 +1,151 @@
+//! A convolution of each channel over its last positions, before which recurrent layers keep their
+//! last inputs.
+
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate};
+
+use super::adapter::SlotView;
+
+/// Numbers that are used as they are, at a place where they can be trained.
+#[derive(Debug, Clone)]
+pub struct Vector {
+    /// As they were loaded.
+    pub value: Array,
+    /// Where they stand.
+    pub slot: SlotView,
+}
+
+impl Vector {
+    /// In float32.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn current(&self) -> Result<Array> {
+        match self.slot.vector(Dtype::Float32)? {
+            Some(own) => Ok(own),
+            None => self.value.astype(Dtype::Float32),
+        }
+    }
+}
+
+/// A convolution of each channel over its last positions, in float32.
+#[derive(Debug, Clone)]
+pub struct CausalConv {
+    weight: Vector,
+    bias: Option<Vector>,
+    /// The weight as `[width, channels]`, the last row for the position itself.
+    taps: Array,
+    width: i32,
+}
+
+impl CausalConv {
+    /// From a weight `[channels, 1, width]` or `[channels, width, 1]`, the last for the position
+    /// itself, and an optional bias `[channels]`.
+    ///
+    /// # Errors
+    /// When the weight is of another shape.
+    pub fn new(weight: Vector, bias: Option<Vector>) -> Result<Self> {
+        let width = match *weight.value.shape() {
+            [_, 1, width] | [_, width, 1] => width,
+            _ => {
+                let message = format!("{:?} is no weight of channels", weight.value.shape());
+                return Err(Error::new(ErrorKind::Shape, "convolution", message));
+            }
+        };
+        let taps = taps(&weight.value.astype(Dtype::Float32)?, width)?;
+        taps.eval()?;
+        Ok(Self {
+            weight,
+            bias,
+            taps,
+            width,
+        })
+    }
+
+    /// Positions that it looks at, its own included.
+    pub fn width(&self) -> i32 {
+        self.width
+    }
+
+    /// `x` `[R, L, channels]` in float32, after `before` `[R, width - 1, channels]`: outputs, and
+    /// what comes before the next position.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn forward(&self, x: &Array, before: &Array) -> Result<(Array, Array)> {
+        let (width, length) = (self.width, x.dim(1)?);
+        let all = concatenate(&[before, x], 1)?;
+        let taps = match self.weight.slot.vector(Dtype::Float32)? {
+            Some(own) => taps(&own, width)?,
+            None => self.taps.clone(),
+        };
+        let mut y = if length == 1 {
+            all.multiply(&taps)?.sum(1, true)?
+        } else {
+            let part = |at: i32| {
+                let tap = taps.slice_axis(0, at, at + 1)?; // [1, channels]
+                all.slice_axis(1, at, at + length)?.multiply(&tap)
+            };
+            let mut sum = part(0)?;
+            for at in 1..width {
+                sum = sum.add(&part(at)?)?;
+            }
+            sum
+        };
+        if let Some(bias) = &self.bias {
+            y = y.add(&bias.current()?)?;
+        }
+        let total = all.dim(1)?;
+        Ok((y, all.slice_axis(1, total - (width - 1), total)?))
+    }
+}
+
+/// `[channels, 1, width]` or `[channels, width, 1]` as `[width, channels]`.
+fn taps(weight: &Array, width: i32) -> Result<Array> {
+    weight.reshape(&[-1, width])?.swap_axes(0, 1)?.contiguous()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::exec::Weight;
+    use crate::nn::adapter::{ParamSlot, SlotKind};
+
+    fn vector(values: &[f32], shape: &[i32]) -> Vector {
+        let value = Array::from_slice(values, shape).unwrap();
+        let kind = SlotKind::Norm { plus: 0.0 };
+        let slot = ParamSlot::new("conv", kind, Weight::Dense(value.clone()));
+        Vector {
+            value,
+            slot: SlotView::new(Arc::clone(&slot), None),
+        }
+    }
+
+    /// Two channels of three taps, worked out by hand, in one piece and in two, in both layouts.
+    #[test]
+    fn each_position_sees_itself_and_those_before() {
+        let values = [1.0, 10.0, 100.0, 0.5, 0.0, -1.0];
+        let x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+        let x = Array::from_slice(&x, &[1, 4, 2]).unwrap();
+        let zeros = Array::from_slice(&[0.0f32; 4], &[1, 2, 2]).unwrap();
+        let expected = [101.0, -1.0, 311.0, -3.0, 532.0, -4.0, 754.0, -5.0];
+        for shape in [[2, 1, 3], [2, 3, 1]] {
+            let bias = vector(&[1.0, 1.0], &[2]);
+            let conv = CausalConv::new(vector(&values, &shape), Some(bias)).unwrap();
+            assert_eq!(conv.width(), 3);
+            let (y, after) = conv.forward(&x, &zeros).unwrap();
+            assert_eq!(y.to_vec::<f32>().unwrap(), expected);
+            assert_eq!(after.to_vec::<f32>().unwrap(), [5.0, 6.0, 7.0, 8.0]);
+            let part = |from, to| x.slice_axis(1, from, to).unwrap();
+            let (first, before) = conv.forward(&part(0, 3), &zeros).unwrap();
+            let (last, after) = conv.forward(&part(3, 4), &before).unwrap();
+            let pieces = concatenate(&[&first, &last], 1).unwrap();
+            assert_eq!(pieces.to_vec::<f32>().unwrap(), expected);
+            assert_eq!(after.to_vec::<f32>().unwrap(), [5.0, 6.0, 7.0, 8.0]);
+        }
+        assert!(CausalConv::new(vector(&values, &[2, 3, 1]), None).is_ok());
+        let matrix = vector(&values, &[3, 2]);
+        assert!(CausalConv::new(matrix, None).is_err());
+    }
+}
