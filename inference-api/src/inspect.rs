@@ -52,6 +52,74 @@ pub struct HiddenStates {
     pub blocks: Vec<Vec<f32>>,
 }
 
+/// What the parts of a model add to the residual stream at some positions of a prompt.
+///
+/// All lists are `positions * hidden_size`, row-major. Norms, scales and gates of a part count as
+/// its own, so that for each layer `l`, up to the rounding of float32, `residual[l] =
+/// residual[l - 1] + mixer[l] + feed_forward[l]`, and the embedding stands before layer 0.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ResidualTrace {
+    /// The prompt's ids.
+    pub tokens: Vec<u32>,
+    /// The positions, as asked for.
+    pub positions: Vec<usize>,
+    /// Elements of a hidden state.
+    pub hidden_size: usize,
+    /// What the first block reads.
+    pub embedding: Vec<f32>,
+    /// The blocks, first to last.
+    pub layers: Vec<LayerTrace>,
+}
+
+/// What one block adds to the residual stream; see [`ResidualTrace`].
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LayerTrace {
+    /// What attention, or a recurrent layer, adds.
+    pub mixer: Vec<f32>,
+    /// What the rest of the block adds.
+    pub feed_forward: Vec<f32>,
+    /// The residual stream after the block.
+    pub residual: Vec<f32>,
+}
+
+impl ResidualTrace {
+    /// The residual stream between the mixer and the feed-forward part of a layer. `None` for a
+    /// layer that is not there.
+    #[must_use]
+    pub fn between(&self, layer: usize) -> Option<Vec<f32>> {
+        let traced = self.layers.get(layer)?;
+        let before = match layer.checked_sub(1) {
+            None => &self.embedding,
+            Some(earlier) => &self.layers.get(earlier)?.residual,
+        };
+        Some(
+            before
+                .iter()
+                .zip(&traced.mixer)
+                .map(|(x, d)| x + d)
+                .collect(),
+        )
+    }
+}
+
+/// How the last token of a prompt divides its attention.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AttentionWeights {
+    /// The prompt's ids.
+    pub tokens: Vec<u32>,
+    /// The layers that have attention and were asked for.
+    pub layers: Vec<usize>,
+    /// `[layer][head]`, each a weight for every position. They add up to 1, or to less where an
+    /// attention sink takes a share.
+    pub weights: Vec<Vec<Vec<f32>>>,
+}
+
 /// A model that shows its attention.
 pub trait AttentionInspector: TextModel {
     /// Runs the prompt once and returns what attention saw.
@@ -124,6 +192,43 @@ pub trait AttentionInspector: TextModel {
             .zip(positions)
             .map(|(prompt, positions)| self.hidden_states_until(prompt, positions, interrupt))
             .collect()
+    }
+
+    /// What each part of the model adds to the residual stream at `positions` of a prompt, unless
+    /// `interrupt` ends it.
+    ///
+    /// # Errors
+    /// As [`AttentionInspector::hidden_states_until`].
+    fn trace_residuals(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        interrupt: &Interrupt,
+    ) -> Result<ResidualTrace> {
+        let _ = (prompt, positions, interrupt);
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not show what the parts of a block add",
+        ))
+    }
+
+    /// The attention weights of the prompt's last token in `layers`, or in all; after the cap on
+    /// scores, windows and sinks. `interrupt` ends it.
+    ///
+    /// # Errors
+    /// As [`AttentionInspector::inspect_attention_until`];
+    /// [`crate::ErrorKind::InvalidOption`] for a layer that is not there.
+    fn attention_weights(
+        &self,
+        prompt: &Prompt,
+        layers: Option<&[usize]>,
+        interrupt: &Interrupt,
+    ) -> Result<AttentionWeights> {
+        let _ = (prompt, layers, interrupt);
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not show attention weights",
+        ))
     }
 
     /// The logits that the model's last norm and head make of hidden states, `[states,

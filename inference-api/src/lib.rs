@@ -90,7 +90,10 @@ pub use cancel::{CancelToken, Interrupt};
 pub use discover::{Discover, DiscoveredModel, ModelFormat, Quantization, discover};
 pub use error::{Error, ErrorKind, Result};
 pub use info::ModelInfo;
-pub use inspect::{AttentionInspector, AttentionSnapshot, EmbeddingModel, HiddenStates, Pooling};
+pub use inspect::{
+    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel, HiddenStates,
+    LayerTrace, Pooling, ResidualTrace,
+};
 pub use message::{ChatEnd, ChatPrompt, Message, Prompt, Tool, ToolCall};
 pub use metrics::GenerateMetrics;
 pub use options::{

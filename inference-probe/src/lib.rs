@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`stimuli`] | which texts, with which labels, and at which position is a state taken? |
 //! | [`activations`] | where are the states, `[stimuli, layers, width]`, as a `.npy` file? |
+//! | [`npy`] | how is an array of float32 written for numpy? |
 //! | [`folds`] | which rows train and which test? |
 //! | [`linear`] | can a linear classifier read the label from a layer ([`logistic`] regression)? |
 //! | [`cca`] | which directions do two layers, or a layer and labels, share? |
 //! | [`rsa`] | do two layers find the same stimuli similar? |
 //! | [`divergence`] | how do predictions and group means differ from layer to layer? |
 //! | [`behavior`] | does the model continue a stimulus as expected? |
+//! | [`trace_store`] | what does each part of a model add, token by token, as a file? |
 //! | [`report`] | a folder of results as one summary, charts and an HTML page |
 //!
 //! Rows are stimuli and columns are elements of a hidden state in every [`Matrix`].
@@ -27,10 +29,11 @@ pub mod folds;
 mod lbfgs;
 pub mod linear;
 pub mod logistic;
-mod npy;
+pub mod npy;
 pub mod report;
 pub mod rsa;
 pub mod stimuli;
+pub mod trace_store;
 
 pub use error::{Error, Result};
 

@@ -2,7 +2,28 @@
 //! float32 and float64 in. The crates for it bring a parser of Python literals with a grammar
 //! compiler and big numbers; the header is one dictionary of three fields.
 
+use std::path::Path;
+
+use crate::activations::write_whole;
+use crate::error::{Error, Result};
+
 const MAGIC: &[u8] = b"\x93NUMPY";
+
+/// Writes `values`, row-major and of this shape, whole or not at all.
+///
+/// # Errors
+/// [`Error::Data`] when the shape has another number of elements, and [`Error::Io`].
+pub fn write(path: &Path, shape: &[usize], values: &[f32]) -> Result<()> {
+    if shape.iter().product::<usize>() != values.len() {
+        return Err(Error::data(format!(
+            "{} numbers for an array of shape {shape:?}",
+            values.len()
+        )));
+    }
+    let mut file = header(shape);
+    file.extend(bytes(values).flatten());
+    write_whole(path, &file)
+}
 
 /// The header of little-endian float32 in C order.
 pub(crate) fn header(shape: &[usize]) -> Vec<u8> {
@@ -30,7 +51,7 @@ pub(crate) fn bytes(values: &[f32]) -> impl Iterator<Item = [u8; 4]> + '_ {
 }
 
 /// What stands after `'name':` in the header's dictionary.
-fn field<'a>(header: &'a str, name: &str) -> Result<&'a str, String> {
+fn field<'a>(header: &'a str, name: &str) -> std::result::Result<&'a str, String> {
     [format!("'{name}'"), format!("\"{name}\"")]
         .iter()
         .find_map(|quoted| header.split_once(quoted.as_str()))
@@ -40,7 +61,7 @@ fn field<'a>(header: &'a str, name: &str) -> Result<&'a str, String> {
 }
 
 /// The shape and the numbers of a file.
-pub(crate) fn parse(file: &[u8]) -> Result<(Vec<usize>, Vec<f32>), String> {
+pub(crate) fn parse(file: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f32>), String> {
     let rest = file
         .strip_prefix(MAGIC)
         .ok_or("this is no .npy file: it does not begin with \\x93NUMPY")?;
@@ -68,7 +89,7 @@ pub(crate) fn parse(file: &[u8]) -> Result<(Vec<usize>, Vec<f32>), String> {
         .map(str::trim)
         .filter(|dim| !dim.is_empty())
         .map(str::parse::<usize>)
-        .collect::<Result<Vec<_>, _>>()
+        .collect::<std::result::Result<Vec<_>, _>>()
         .map_err(|_| "the header's shape holds no whole numbers")?;
     let descr = field(header, "descr")?;
     let descr = descr

@@ -23,6 +23,11 @@ pub struct Args {
     /// Logits of every position instead of the last one
     #[arg(long)]
     all: bool,
+    /// Write the logits to this file, float32 `[rows, vocabulary]` as numpy reads it (`.npy`), and
+    /// print nothing
+    #[cfg(feature = "probe")]
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<std::path::PathBuf>,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -35,7 +40,28 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         _ => return Err(Failure::usage("give one of --prompt and --tokens")),
     };
     let loaded = load(&args.model, &args.load, console)?;
-    print(loaded.model.as_ref(), &prompt, args.all, console)
+    let model = loaded.model.as_ref();
+    #[cfg(feature = "probe")]
+    if let Some(path) = &args.output {
+        let output = logits(model, &prompt, args.all)?;
+        return inference_probe::npy::write(path, &output.shape, &output.logits)
+            .map_err(|e| Failure::failed(e.to_string()));
+    }
+    print(model, &prompt, args.all, console)
+}
+
+fn logits(
+    model: &dyn TextModel,
+    prompt: &Prompt,
+    all: bool,
+) -> Result<inference::LogitsOutput, Failure> {
+    let tokens = model.as_token_model().ok_or_else(|| {
+        inference::Error::new(
+            ErrorKind::Unsupported,
+            "this backend gives no logits; `mlx backends` shows which do",
+        )
+    })?;
+    Ok(tokens.logits(prompt, all)?)
 }
 
 fn print(
@@ -44,13 +70,7 @@ fn print(
     all: bool,
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
-    let tokens = model.as_token_model().ok_or_else(|| {
-        inference::Error::new(
-            ErrorKind::Unsupported,
-            "this backend gives no logits; `mlx backends` shows which do",
-        )
-    })?;
-    let output = tokens.logits(prompt, all)?;
+    let output = logits(model, prompt, all)?;
     // JSON has no NaN; printing null for it would hide a broken model.
     if let Some(at) = output.logits.iter().position(|x| !x.is_finite()) {
         let vocab = output.shape.last().copied().unwrap_or(1).max(1);

@@ -73,6 +73,8 @@ mod show;
 mod standalone;
 mod terminal;
 mod tools;
+#[cfg(feature = "probe")]
+mod trace;
 #[cfg(feature = "mlx-backend")]
 mod train;
 #[cfg(feature = "mlx-backend")]
@@ -136,6 +138,8 @@ enum Command {
     Perplexity(perplexity::Args),
     #[cfg(feature = "probe")]
     Probe(probe::Args),
+    #[cfg(feature = "probe")]
+    Trace(trace::Args),
     #[cfg(feature = "mlx-backend")]
     #[command(visible_alias = "lora")]
     Train(Box<train::Args>),
@@ -306,6 +310,8 @@ pub fn main() -> ExitCode {
         Command::Perplexity(args) => perplexity::run(args, &mut console),
         #[cfg(feature = "probe")]
         Command::Probe(args) => probe::run(args, &mut console),
+        #[cfg(feature = "probe")]
+        Command::Trace(args) => trace::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
         Command::Train(args) => train::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]

@@ -127,13 +127,13 @@ impl Block {
             None => Some(self.attention.update_kv(&normed, rows, layer)?),
         };
         let views = made.as_deref().or(given.views).unwrap_or_default();
-        let saw = &mut |q: &Array| watch.saw_queries(layer, q);
         let attended = self
             .attention
-            .attend(&normed, views, lengths, positions, saw)?;
+            .attend(&normed, views, lengths, positions, (layer, watch))?;
         let x = positions
             .of(x, lengths)?
             .add(&self.attention_out.forward(&attended)?)?;
+        watch.saw_mixed(layer, &x)?;
         let mut y = self.mlp.forward(&self.mlp_in.forward(&x)?)?;
         if let Some(mixture) = &self.mixture {
             y = mixture.mlp_out.forward(&y)?.add(&mixture.forward(&x)?)?;

@@ -59,6 +59,7 @@ impl<M: Mixer> Block<M> {
         if !add_mixed {
             mixed = self.add(&positions.of(x, &lengths)?, &through(here, &mixed)?)?;
         }
+        watch.saw_mixed(layer, &mixed)?;
         let (norm, input) = if self.parallel {
             (mixer_in, positions.of(x, &lengths)?)
         } else {
@@ -143,7 +144,7 @@ impl<M: Mixer> Stack<M> {
         watch: &Watch<'_>,
     ) -> Vec<Option<Fused<'_>>> {
         let checkpoint = adapter::scope().is_some_and(|scope| scope.checkpoint);
-        let none = watch.wants_queries() || checkpoint;
+        let none = watch.wants_attention() || watch.wants_mixed() || checkpoint;
         // The last block may have to drop positions.
         let all = positions == Positions::All || rows.iter().all(|row| row.length == 1);
         let end = self.blocks.len().saturating_sub(usize::from(!all));

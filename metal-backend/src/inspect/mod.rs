@@ -1,6 +1,8 @@
 //! What looks inside a model: attention, hidden states, embeddings, and the probabilities of a
 //! text.
 
+mod trace;
+
 use std::collections::BTreeMap;
 
 use inference::{
@@ -16,6 +18,8 @@ use crate::engine::forward::ids;
 use crate::error::engine as engine_error;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
+
+pub use trace::{attention_weights, residuals};
 
 /// Every position is kept, unpacked: what is looked at must not depend on how memory is saved.
 const WHOLE: CacheOptions = CacheOptions {
@@ -180,6 +184,17 @@ fn watched(local: &[u32], forward: &mut Forward<'_>) -> Result<Vec<Vec<f32>>> {
         .collect()
 }
 
+/// Every position is one of the prompt's `length`.
+fn check_positions(positions: &[usize], length: usize) -> Result<()> {
+    match positions.iter().find(|&&p| p >= length) {
+        None => Ok(()),
+        Some(p) => Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!("position {p} is beyond the prompt of {length} tokens"),
+        )),
+    }
+}
+
 /// Positions as ids of an axis.
 fn local(positions: impl Iterator<Item = usize>) -> Vec<u32> {
     positions
@@ -293,15 +308,7 @@ pub fn hidden_states(
     for (prompt, positions) in prompts.iter().zip(positions) {
         let tokens = engine.encode_prompt(prompt)?;
         engine.check_prompt(&tokens)?;
-        if let Some(p) = positions.iter().find(|&&p| p >= tokens.len()) {
-            return Err(Error::new(
-                ErrorKind::InvalidOption,
-                format!(
-                    "position {p} is beyond the prompt of {} tokens",
-                    tokens.len()
-                ),
-            ));
-        }
+        check_positions(positions, tokens.len())?;
         encoded.push((tokens, positions.as_slice()));
     }
     let decoder = engine.decoder()?;

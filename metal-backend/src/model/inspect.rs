@@ -1,8 +1,8 @@
 //! Looking inside by the contract: `inspect/` computes it.
 
 use inference::{
-    AttentionInspector, AttentionSnapshot, EmbeddingModel, HiddenStates, Interrupt, Pooling,
-    Prompt, Result,
+    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel, HiddenStates,
+    Interrupt, Pooling, Prompt, ResidualTrace, Result,
 };
 
 use super::MlxModel;
@@ -43,6 +43,24 @@ impl AttentionInspector for MlxModel {
         interrupt: &Interrupt,
     ) -> Result<Vec<HiddenStates>> {
         inspect::hidden_states(&self.engine, prompts, positions, interrupt)
+    }
+
+    fn trace_residuals(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        interrupt: &Interrupt,
+    ) -> Result<ResidualTrace> {
+        inspect::residuals(&self.engine, prompt, positions, interrupt)
+    }
+
+    fn attention_weights(
+        &self,
+        prompt: &Prompt,
+        layers: Option<&[usize]>,
+        interrupt: &Interrupt,
+    ) -> Result<AttentionWeights> {
+        inspect::attention_weights(&self.engine, prompt, layers, interrupt)
     }
 
     fn unembed(&self, states: &[f32]) -> Result<Vec<Vec<f32>>> {

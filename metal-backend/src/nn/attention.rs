@@ -4,6 +4,7 @@
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, fast, where_};
 
 use super::adapter;
+use super::attention_mask::{AttentionMask, attention_mask, nearer, visible};
 use super::linear::{Linear, project};
 use super::norm::{Norm, spec, through};
 use super::rope::Rope;
@@ -114,15 +115,14 @@ impl Attention {
     ) -> Result<Array> {
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
-        if let (Some(heads), false) = (self.spec().heads(), watch.wants_queries())
+        if let (Some(heads), false) = (self.spec().heads(), watch.wants_attention())
             && let Some(found) = self.fused(&heads, (x, norm), rows, layer, positions)?
         {
             return self.o_proj.forward_from(None, &found, residual.as_ref());
         }
         let x = through(norm, x)?;
         let views = self.update_kv(&x, rows, layer)?;
-        let saw = &mut |q: &Array| watch.saw_queries(layer, q);
-        let found = self.attend_heads(&x, &views, &lengths, positions, saw)?;
+        let found = self.attend_heads(&x, &views, &lengths, positions, (layer, watch))?;
         self.o_proj.forward_from(None, &found, residual.as_ref())
     }
 
@@ -216,7 +216,8 @@ impl Attention {
             .of(&packed, &lengths)?
             .slice_axis(2, 0, self.n_heads * d)?;
         let queries = self.heads(&queries, self.n_heads, self.norms.q.as_ref())?;
-        self.attend_queries(&queries, &views, &lengths, positions, &mut |_| Ok(()))
+        let watch = &mut Watch::nothing();
+        self.attend_queries(&queries, &views, &lengths, positions, (layer, watch))
             .map(Some)
     }
 
@@ -299,7 +300,7 @@ impl Attention {
     }
 
     /// What the queries of `x` `[1, T, hidden]`, rows of `lengths`, find in the keys of each view:
-    /// `[1, T or rows, hidden]`. `saw` is shown each row's queries, `[1, H, L, D]`.
+    /// `[1, T or rows, hidden]`. `watch` is shown what it wants of layer `layer`.
     ///
     /// # Errors
     /// When shapes do not fit.
@@ -309,9 +310,9 @@ impl Attention {
         views: &[KvView],
         lengths: &[i32],
         positions: Positions,
-        saw: &mut dyn FnMut(&Array) -> Result<()>,
+        (layer, watch): (usize, &mut Watch<'_>),
     ) -> Result<Array> {
-        let found = self.attend_heads(x, views, lengths, positions, saw)?;
+        let found = self.attend_heads(x, views, lengths, positions, (layer, watch))?;
         self.o_proj.forward(&found)
     }
 
@@ -322,11 +323,11 @@ impl Attention {
         views: &[KvView],
         lengths: &[i32],
         positions: Positions,
-        saw: &mut dyn FnMut(&Array) -> Result<()>,
+        (layer, watch): (usize, &mut Watch<'_>),
     ) -> Result<Array> {
         let queries = self.q_proj.forward(&positions.of(x, lengths)?)?;
         let queries = self.heads(&queries, self.n_heads, self.norms.q.as_ref())?;
-        self.attend_queries(&queries, views, lengths, positions, saw)
+        self.attend_queries(&queries, views, lengths, positions, (layer, watch))
     }
 
     /// The same for queries `[1, H, T or rows, D]` before rotation.
@@ -336,7 +337,7 @@ impl Attention {
         views: &[KvView],
         lengths: &[i32],
         positions: Positions,
-        saw: &mut dyn FnMut(&Array) -> Result<()>,
+        (layer, watch): (usize, &mut Watch<'_>),
     ) -> Result<Array> {
         let width = self.n_heads * self.head_dim;
         let mut from = 0;
@@ -354,7 +355,10 @@ impl Attention {
                 from = to;
                 let end = view.offset + length;
                 let q = self.rotate(&q, end - left, end.max(view.reach))?;
-                saw(&q)?;
+                watch.saw_queries(layer, &q)?;
+                if watch.wants_weights() {
+                    watch.saw_weights(layer, &self.last_weights(&q, view, end - 1)?)?;
+                }
                 // [1, H, L, D] -> [1, L, H*D]
                 self.attend_row(&q, view, end - left, left)?
                     .transpose_axes(&[0, 2, 1, 3])?
@@ -384,6 +388,17 @@ impl Attention {
             through(norm, &projected.reshape(&shape)?)?
         };
         heads.transpose_axes(&[0, 2, 1, 3])
+    }
+
+    /// The attention weights of the last of `queries`, which is at `position`, `[H, n]`.
+    fn last_weights(&self, queries: &Array, view: &KvView, position: i32) -> Result<Array> {
+        let length = queries.dim(2)?;
+        let last = queries.slice_axis(2, length - 1, length)?;
+        let total = view.keys.positions()?;
+        let window = nearer(self.window, view.window);
+        let mask = visible(view.order, position, 1, total, window)?;
+        self.weights(&last, &view.keys, Some(&mask))?
+            .reshape(&[self.n_heads, total])
     }
 
     /// `queries` `[1, H, length, D]` at positions from `offset` on.
@@ -422,15 +437,8 @@ impl Attention {
         }
     }
 
-    /// The same with a cap on the scores, with sinks or with packed keys, which MLX's fused kernel
-    /// does not have.
-    fn attend_in_steps(
-        &self,
-        queries: &Array,
-        keys: &Stored,
-        values: &Stored,
-        mask: Option<&Array>,
-    ) -> Result<Array> {
+    /// Attention weights `[B, Hkv, H / Hkv, L, n]` of `queries` `[B, H, L, D]`.
+    fn weights(&self, queries: &Array, keys: &Stored, mask: Option<&Array>) -> Result<Array> {
         let (batch, length) = (queries.dim(0)?, queries.dim(2)?);
         let (groups, repeats) = (self.n_kv_heads, self.n_heads / self.n_kv_heads);
         let scalar = |v: f32| Array::scalar(v)?.astype(queries.dtype());
@@ -460,8 +468,8 @@ impl Attention {
             };
             scores = where_(mask, &scores, &scalar(least)?)?;
         }
-        let shares = match &self.sinks {
-            None => scores.softmax(-1, true)?,
+        match &self.sinks {
+            None => scores.softmax(-1, true),
             Some(sinks) => {
                 let sinks = sinks
                     .astype(scores.dtype())?
@@ -470,9 +478,22 @@ impl Attention {
                 let total = scores.dim(-1)?;
                 concatenate(&[&scores, &sinks], -1)?
                     .softmax(-1, true)?
-                    .slice_axis(-1, 0, total)?
+                    .slice_axis(-1, 0, total)
             }
-        };
+        }
+    }
+
+    /// The same with a cap on the scores, with sinks or with packed keys, which MLX's fused kernel
+    /// does not have.
+    fn attend_in_steps(
+        &self,
+        queries: &Array,
+        keys: &Stored,
+        values: &Stored,
+        mask: Option<&Array>,
+    ) -> Result<Array> {
+        let (batch, length) = (queries.dim(0)?, queries.dim(2)?);
+        let shares = self.weights(queries, keys, mask)?;
         let found = match values {
             Stored::Plain(values) => shares.matmul(&values.expand_dims(2)?)?,
             Stored::Quantized(values) => map(values, |a| a.expand_dims(2))?.matmul(&shares)?,
@@ -512,92 +533,6 @@ fn store(rows: &mut [Row<'_>], layer: usize, keys: &Array, values: &Array) -> Re
         .collect()
 }
 
-/// The smaller of two windows.
-fn nearer(a: Option<i32>, b: Option<i32>) -> Option<i32> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    }
-}
-
-/// Which keys a query attends to.
-enum AttentionMask {
-    /// It may see every key.
-    None,
-    /// It sees no later key.
-    Causal,
-    /// Boolean `[L, n]`.
-    Array(Array),
-}
-
-/// What `length` queries from position `offset` on may look at, for a layer that looks back
-/// `window` positions: the keys and values that matter, and which of them.
-fn attention_mask(
-    window: Option<i32>,
-    view: &KvView,
-    offset: i32,
-    length: i32,
-) -> Result<(Stored, Stored, AttentionMask)> {
-    let both = || (view.keys.clone(), view.values.clone());
-    let total = view.keys.positions()?;
-    let window = nearer(window, view.window);
-    let (kept, everything) = match view.order {
-        Order::Any => (0, true),
-        Order::Run { kept, .. } => (kept, window.is_none_or(|w| total - kept <= w)),
-    };
-    let mask = match window {
-        // The farthest key is near enough for the last query, and so for all.
-        _ if everything && length == 1 => AttentionMask::None,
-        _ if everything => AttentionMask::Causal,
-        Some(window) if length == 1 && kept == 0 => {
-            // One query: what it may see is the tail.
-            let tail = |s: &Stored| s.range(total - window, total);
-            return Ok((tail(&view.keys)?, tail(&view.values)?, AttentionMask::None));
-        }
-        window => AttentionMask::Array(visible(view.order, offset, length, total, window)?),
-    };
-    let (keys, values) = both();
-    Ok((keys, values, mask))
-}
-
-/// Boolean `[length, total]`: a query at position `p` sees the keys that are kept, and those in
-/// `(p - window, p]`.
-fn visible(
-    order: Order,
-    offset: i32,
-    length: i32,
-    total: i32,
-    window: Option<i32>,
-) -> Result<Array> {
-    let range = |start: i32, n: i32| {
-        mlx_rs_core::arange(
-            f64::from(start),
-            f64::from(start) + f64::from(n),
-            1.0,
-            Dtype::Int32,
-        )
-    };
-    let (kept, start) = match order {
-        Order::Run { kept, start } => (kept, start),
-        Order::Any => (0, 0),
-    };
-    let queries = range(offset, length)?.expand_dims(1)?;
-    let keys = match kept {
-        0 => range(start, total)?,
-        _ => concatenate(&[&range(0, kept)?, &range(start, total - kept)?], 0)?,
-    };
-    let keys = keys.expand_dims(0)?;
-    let causal = keys.less_equal(&queries)?;
-    let Some(window) = window else {
-        return Ok(causal);
-    };
-    let mut near = keys.add(&Array::scalar(window)?)?.greater(&queries)?;
-    if kept > 0 {
-        near = near.logical_or(&keys.less(&Array::scalar(kept)?)?)?;
-    }
-    causal.logical_and(&near)
-}
-
 #[cfg(test)]
 #[path = "attention_tests.rs"]
 mod cache_tests;
@@ -605,27 +540,6 @@ mod cache_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn masks_are_causal_and_near_and_keep_what_is_kept() {
-        let mask = |order, offset, length, total, window| {
-            visible(order, offset, length, total, window)
-                .unwrap()
-                .to_vec::<bool>()
-                .unwrap()
-        };
-        let run = |kept, start| Order::Run { kept, start };
-        let expected = [
-            [false, true, true, false, false],
-            [false, false, true, true, false],
-            [false, false, false, true, true],
-        ];
-        assert_eq!(mask(run(0, 0), 2, 3, 5, Some(2)), expected.concat());
-        assert_eq!(mask(run(0, 0), 0, 2, 2, None), [true, false, true, true]);
-        // Keys at 0, 7, 8, 9; queries at 8 and 9 that see two back.
-        let expected = [[true, true, true, false], [true, false, true, true]];
-        assert_eq!(mask(run(1, 7), 8, 2, 4, Some(2)), expected.concat());
-    }
 
     #[test]
     fn the_last_of_each_row_is_taken() {

@@ -10,7 +10,9 @@ type Watcher<'a> = dyn FnMut(usize, &Array) -> Result<()> + 'a;
 #[derive(Default)]
 pub struct Watch<'a> {
     states: Option<&'a mut Watcher<'a>>,
+    mixed: Option<&'a mut Watcher<'a>>,
     queries: Option<&'a mut Watcher<'a>>,
+    weights: Option<&'a mut Watcher<'a>>,
     hidden: bool,
 }
 
@@ -25,6 +27,25 @@ impl<'a> Watch<'a> {
     pub fn states(f: &'a mut Watcher<'a>) -> Self {
         Self {
             states: Some(f),
+            ..Self::default()
+        }
+    }
+
+    /// As [`Self::states`], and `mixed` sees the residual stream between the mixer and the
+    /// feed-forward part of each block.
+    pub fn parts(states: &'a mut Watcher<'a>, mixed: &'a mut Watcher<'a>) -> Self {
+        Self {
+            states: Some(states),
+            mixed: Some(mixed),
+            ..Self::default()
+        }
+    }
+
+    /// `f` sees the attention weights of each layer for the last query of a row, `[H, n]`, one for
+    /// each of its keys.
+    pub fn weights(f: &'a mut Watcher<'a>) -> Self {
+        Self {
+            weights: Some(f),
             ..Self::default()
         }
     }
@@ -60,6 +81,22 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// Called after the mixer of block `i` was added.
+    pub fn saw_mixed(&mut self, i: usize, x: &Array) -> Result<()> {
+        match &mut self.mixed {
+            Some(f) => f(i, x),
+            None => Ok(()),
+        }
+    }
+
+    /// Called with the attention weights of layer `i`.
+    pub fn saw_weights(&mut self, i: usize, weights: &Array) -> Result<()> {
+        match &mut self.weights {
+            Some(f) => f(i, weights),
+            None => Ok(()),
+        }
+    }
+
     /// Called with the queries of layer `i`.
     pub fn saw_queries(&mut self, i: usize, q: &Array) -> Result<()> {
         match &mut self.queries {
@@ -73,9 +110,19 @@ impl<'a> Watch<'a> {
         self.states.is_some()
     }
 
-    /// Whether somebody looks at queries.
-    pub fn wants_queries(&self) -> bool {
-        self.queries.is_some()
+    /// Whether somebody looks inside blocks.
+    pub fn wants_mixed(&self) -> bool {
+        self.mixed.is_some()
+    }
+
+    /// Whether somebody looks at queries or attention weights.
+    pub fn wants_attention(&self) -> bool {
+        self.queries.is_some() || self.wants_weights()
+    }
+
+    /// Whether somebody looks at attention weights.
+    pub fn wants_weights(&self) -> bool {
+        self.weights.is_some()
     }
 
     /// Whether the hidden state is what is wanted.

@@ -3,6 +3,7 @@
 
 pub mod adapter;
 pub mod attention;
+mod attention_mask;
 pub mod causal_conv;
 pub mod embedding;
 pub mod feed_forward;

@@ -1,0 +1,171 @@
+//! What the parts of a model add to the residual stream, and how attention is divided.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use inference::{
+    AttentionWeights, Error, ErrorKind, Interrupt, LayerTrace, Prompt, ResidualTrace, Result,
+};
+use mlx_rs_core::{Array, Dtype, eval};
+
+use super::{Run, WHOLE, check_positions, local, run};
+use crate::engine::Engine;
+use crate::error::engine as engine_error;
+use crate::nn::hooks::Watch;
+
+/// The residual stream of a prompt at `positions`, and what each part adds to it.
+///
+/// # Errors
+/// When a position is not in the prompt, memory runs out, the model is closed, or `interrupt` says
+/// so.
+pub fn residuals(
+    engine: &Engine,
+    prompt: &Prompt,
+    positions: &[usize],
+    interrupt: &Interrupt,
+) -> Result<ResidualTrace> {
+    let tokens = engine.encode_prompt(prompt)?;
+    engine.check_prompt(&tokens)?;
+    check_positions(positions, tokens.len())?;
+    let decoder = engine.decoder()?;
+    let hidden = engine.info().hidden_size;
+    let of = Run {
+        engine,
+        decoder: decoder.as_ref(),
+        interrupt,
+    };
+    // Of each position the embedding, then two vectors a layer: after the mixer and after the block.
+    let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
+    engine.scope(|| {
+        let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
+        let mut before = 0;
+        run(of, &tokens, &mut caches, &mut |part, forward| {
+            let here: Vec<usize> = (before..before + part.len())
+                .filter(|p| positions.contains(p))
+                .collect();
+            let at = local(here.iter().map(|p| p - before));
+            before += part.len();
+            let seen = RefCell::new(Vec::new());
+            let saw = |x: &Array| {
+                if !at.is_empty() {
+                    let vectors = x.take_ids(&at, 1)?.astype(Dtype::Float32)?;
+                    seen.borrow_mut().push(vectors);
+                }
+                Ok(())
+            };
+            let (mut states, mut mixed) = (|_, x: &Array| saw(x), |_, x: &Array| saw(x));
+            let watch = Watch::parts(&mut states, &mut mixed).instead_of_logits();
+            let out = forward(watch).map_err(engine_error("trace"))?;
+            let seen = seen.into_inner();
+            eval(seen.iter().chain([&out])).map_err(engine_error("trace"))?;
+            for vectors in &seen {
+                let vectors = vectors.to_vec::<f32>().map_err(engine_error("trace"))?;
+                for (p, vector) in here.iter().zip(vectors.chunks_exact(hidden)) {
+                    found.entry(*p).or_default().push(vector.to_vec());
+                }
+            }
+            Ok(())
+        })
+    })?;
+    let mut trace = ResidualTrace::default();
+    trace.tokens = tokens;
+    trace.positions = positions.to_vec();
+    trace.hidden_size = hidden;
+    for position in positions {
+        let vectors = found.get(position).map(Vec::as_slice).unwrap_or_default();
+        let Some((embedding, layers)) = vectors.split_first() else {
+            continue;
+        };
+        trace.embedding.extend_from_slice(embedding);
+        let (layers, _) = layers.as_chunks::<2>();
+        trace.layers.resize_with(layers.len(), LayerTrace::default);
+        let mut before = embedding;
+        for (layer, [between, after]) in trace.layers.iter_mut().zip(layers) {
+            layer.mixer.extend(difference(between, before));
+            layer.feed_forward.extend(difference(after, between));
+            layer.residual.extend_from_slice(after);
+            before = after;
+        }
+    }
+    Ok(trace)
+}
+
+fn difference<'a>(a: &'a [f32], b: &'a [f32]) -> impl Iterator<Item = f32> + 'a {
+    a.iter().zip(b).map(|(a, b)| a - b)
+}
+
+/// The attention weights of a prompt's last token.
+///
+/// # Errors
+/// When a layer is not there or has no attention, memory runs out, the model is closed, or
+/// `interrupt` says so.
+pub fn attention_weights(
+    engine: &Engine,
+    prompt: &Prompt,
+    layers: Option<&[usize]>,
+    interrupt: &Interrupt,
+) -> Result<AttentionWeights> {
+    let tokens = engine.encode_prompt(prompt)?;
+    engine.check_prompt(&tokens)?;
+    let count = engine.info().num_layers;
+    if let Some(layer) = layers.unwrap_or_default().iter().find(|l| **l >= count) {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!(
+                "layer {layer} is beyond the last of {count} layers, which is {}",
+                count - 1
+            ),
+        ));
+    }
+    let decoder = engine.decoder()?;
+    let of = Run {
+        engine,
+        decoder: decoder.as_ref(),
+        interrupt,
+    };
+    let mut found = AttentionWeights::default();
+    engine.scope(|| {
+        let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
+        let mut left = tokens.len();
+        run(of, &tokens, &mut caches, &mut |part, forward| {
+            left -= part.len();
+            if left > 0 {
+                let out = forward(Watch::nothing().instead_of_logits());
+                return out
+                    .and_then(|out| out.eval())
+                    .map_err(engine_error("attention weights"));
+            }
+            let mut seen = Vec::new();
+            let mut saw = |layer: usize, weights: &Array| {
+                if layers.is_none_or(|layers| layers.contains(&layer)) {
+                    seen.push((layer, weights.astype(Dtype::Float32)?));
+                }
+                Ok(())
+            };
+            let out = forward(Watch::weights(&mut saw).instead_of_logits())
+                .map_err(engine_error("attention weights"))?;
+            eval(seen.iter().map(|(_, w)| w).chain([&out]))
+                .map_err(engine_error("attention weights"))?;
+            for (layer, weights) in seen {
+                let values = weights
+                    .to_vec::<f32>()
+                    .map_err(engine_error("attention weights"))?;
+                let heads = values.chunks_exact(tokens.len()).map(<[f32]>::to_vec);
+                found.layers.push(layer);
+                found.weights.push(heads.collect());
+            }
+            Ok(())
+        })
+    })?;
+    if found.layers.is_empty() {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} has no attention there: its recurrent layers keep a state instead of keys",
+                engine.info().architecture
+            ),
+        ));
+    }
+    found.tokens = tokens;
+    Ok(found)
+}

@@ -1,0 +1,117 @@
+//! Which keys a query attends to: windows, and the order in which a cache holds its positions.
+
+use mlx_rs_core::{Array, Dtype, Result, concatenate};
+
+use crate::cache::{KvView, Order, Stored};
+
+/// The smaller of two windows.
+pub(super) fn nearer(a: Option<i32>, b: Option<i32>) -> Option<i32> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// Which keys a query attends to.
+pub(super) enum AttentionMask {
+    /// It may see every key.
+    None,
+    /// It sees no later key.
+    Causal,
+    /// Boolean `[L, n]`.
+    Array(Array),
+}
+
+/// What `length` queries from position `offset` on may look at, for a layer that looks back
+/// `window` positions: the keys and values that matter, and which of them.
+pub(super) fn attention_mask(
+    window: Option<i32>,
+    view: &KvView,
+    offset: i32,
+    length: i32,
+) -> Result<(Stored, Stored, AttentionMask)> {
+    let both = || (view.keys.clone(), view.values.clone());
+    let total = view.keys.positions()?;
+    let window = nearer(window, view.window);
+    let (kept, everything) = match view.order {
+        Order::Any => (0, true),
+        Order::Run { kept, .. } => (kept, window.is_none_or(|w| total - kept <= w)),
+    };
+    let mask = match window {
+        // The farthest key is near enough for the last query, and so for all.
+        _ if everything && length == 1 => AttentionMask::None,
+        _ if everything => AttentionMask::Causal,
+        Some(window) if length == 1 && kept == 0 => {
+            // One query: what it may see is the tail.
+            let tail = |s: &Stored| s.range(total - window, total);
+            return Ok((tail(&view.keys)?, tail(&view.values)?, AttentionMask::None));
+        }
+        window => AttentionMask::Array(visible(view.order, offset, length, total, window)?),
+    };
+    let (keys, values) = both();
+    Ok((keys, values, mask))
+}
+
+/// Boolean `[length, total]`: a query at position `p` sees the keys that are kept, and those in
+/// `(p - window, p]`.
+pub(super) fn visible(
+    order: Order,
+    offset: i32,
+    length: i32,
+    total: i32,
+    window: Option<i32>,
+) -> Result<Array> {
+    let range = |start: i32, n: i32| {
+        mlx_rs_core::arange(
+            f64::from(start),
+            f64::from(start) + f64::from(n),
+            1.0,
+            Dtype::Int32,
+        )
+    };
+    let (kept, start) = match order {
+        Order::Run { kept, start } => (kept, start),
+        Order::Any => (0, 0),
+    };
+    let queries = range(offset, length)?.expand_dims(1)?;
+    let keys = match kept {
+        0 => range(start, total)?,
+        _ => concatenate(&[&range(0, kept)?, &range(start, total - kept)?], 0)?,
+    };
+    let keys = keys.expand_dims(0)?;
+    let causal = keys.less_equal(&queries)?;
+    let Some(window) = window else {
+        return Ok(causal);
+    };
+    let mut near = keys.add(&Array::scalar(window)?)?.greater(&queries)?;
+    if kept > 0 {
+        near = near.logical_or(&keys.less(&Array::scalar(kept)?)?)?;
+    }
+    causal.logical_and(&near)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_causal_and_near_and_keep_what_is_kept() {
+        let mask = |order, offset, length, total, window| {
+            visible(order, offset, length, total, window)
+                .unwrap()
+                .to_vec::<bool>()
+                .unwrap()
+        };
+        let run = |kept, start| Order::Run { kept, start };
+        let expected = [
+            [false, true, true, false, false],
+            [false, false, true, true, false],
+            [false, false, false, true, true],
+        ];
+        assert_eq!(mask(run(0, 0), 2, 3, 5, Some(2)), expected.concat());
+        assert_eq!(mask(run(0, 0), 0, 2, 2, None), [true, false, true, true]);
+        // Keys at 0, 7, 8, 9; queries at 8 and 9 that see two back.
+        let expected = [[true, true, true, false], [true, false, true, true]];
+        assert_eq!(mask(run(1, 7), 8, 2, 4, Some(2)), expected.concat());
+    }
+}

@@ -1,0 +1,418 @@
+//! `mlx trace`: what each layer adds to the answer, and where the last token looks.
+
+use std::path::PathBuf;
+
+use inference::{AttentionInspector, CancelToken, Interrupt, Prompt, ResidualTrace, TokenModel};
+use inference_probe::divergence::softmax;
+use inference_probe::trace_store::TraceStore;
+use serde::Serialize;
+
+use super::console::Console;
+use super::failure::Failure;
+use super::interrupt::cancel_on_interrupt;
+use super::load::{LoadArgs, ModelArgs, load};
+use super::prompt::{TokenList, read_text, read_tokens};
+
+/// Show how the answer to a prompt grows from layer to layer, and what each part adds to it
+#[derive(Debug, Clone, clap::Args)]
+#[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "tokens"])))]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The prompt, without chat template; `-` reads it from standard input
+    #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard
+    /// input
+    #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
+    tokens: Option<TokenList>,
+    /// The answer to follow: the first token of this text. Write a leading space where the model
+    /// would [default: the token that the model gives]
+    #[arg(long = "for", value_name = "TEXT", allow_hyphen_values = true)]
+    answer: Option<String>,
+    /// Show this many of the most likely tokens of each layer
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    top: usize,
+    /// Layers to show, such as `0-5,11`; the embedding is `e` [default: all]
+    #[arg(long, value_name = "LIST")]
+    layers: Option<Layers>,
+    /// Also show the attention weights of the last token, head by head
+    #[arg(long)]
+    attention: bool,
+    /// Write the vectors of every position to a file (docs/probe.md has its format)
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// The layers to show.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Layers {
+    embedding: bool,
+    blocks: Vec<(usize, usize)>,
+}
+
+impl std::str::FromStr for Layers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut layers = Layers {
+            embedding: false,
+            blocks: Vec::new(),
+        };
+        for part in text.split(',').map(str::trim) {
+            if part == "e" {
+                layers.embedding = true;
+                continue;
+            }
+            let (from, to) = part.split_once('-').unwrap_or((part, part));
+            let number = |n: &str| {
+                n.trim()
+                    .parse::<usize>()
+                    .map_err(|_| format!("`{part}` is no layer and no range such as 0-5"))
+            };
+            let range = (number(from)?, number(to)?);
+            if range.0 > range.1 {
+                return Err(format!("`{part}` ends before it begins"));
+            }
+            layers.blocks.push(range);
+        }
+        Ok(layers)
+    }
+}
+
+impl Layers {
+    fn has(&self, block: usize) -> bool {
+        self.blocks.iter().any(|(a, b)| (*a..=*b).contains(&block))
+    }
+
+    /// Every layer is one of `count`.
+    fn check(&self, count: usize) -> Result<(), Failure> {
+        match self.blocks.iter().find(|(_, to)| *to >= count) {
+            None => Ok(()),
+            Some((_, to)) => Err(Failure::usage(format!(
+                "--layers names layer {to}; the model has {count}, from 0"
+            ))),
+        }
+    }
+}
+
+/// What the model would answer after a layer.
+#[derive(Debug, Serialize)]
+struct Step {
+    /// `None` is the embedding.
+    layer: Option<usize>,
+    /// The place of the answer among all tokens, from 1.
+    rank: usize,
+    probability: f64,
+    /// The answer's logit.
+    logit: f32,
+    /// By how much attention (or a recurrent layer) changed the logit.
+    mixer_logit: f32,
+    /// By how much the rest of the block changed it.
+    feed_forward_logit: f32,
+    residual_norm: f64,
+    mixer_norm: f64,
+    feed_forward_norm: f64,
+    top: Vec<Likely>,
+}
+
+#[derive(Debug, Serialize)]
+struct Likely {
+    token: u32,
+    text: String,
+    probability: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Attended {
+    layer: usize,
+    /// `[head][position]`.
+    weights: Vec<Vec<f32>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    tokens: Vec<u32>,
+    pieces: Vec<String>,
+    answer: Likely,
+    steps: Vec<Step>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention: Option<Vec<Attended>>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    let text = match &args.prompt {
+        Some(prompt) => Some(read_text(prompt, console)?),
+        None => None,
+    };
+    let given = match &args.tokens {
+        Some(tokens) => read_tokens(tokens, console)?,
+        None => Vec::new(),
+    };
+    let loaded = load(&args.model, &args.load, console)?;
+    let model = loaded.model.as_ref();
+    let (Some(inspector), Some(tokens)) = (model.as_attention_inspector(), model.as_token_model())
+    else {
+        return Err(Failure::failed(
+            "this backend does not look inside models; `mlx backends` shows which do",
+        ));
+    };
+    let count = model.info().num_layers;
+    if let Some(layers) = &args.layers {
+        layers.check(count)?;
+    }
+    let cancel = CancelToken::new();
+    let _caught = cancel_on_interrupt(&cancel);
+    let interrupt = Interrupt::new().with_cancel(cancel);
+
+    let ids = match text {
+        Some(text) => tokens.encode(&text, true)?,
+        None => given,
+    };
+    let length = ids.len();
+    let prompt = Prompt::Tokens(ids);
+    let positions: Vec<usize> = match args.save {
+        Some(_) => (0..length).collect(),
+        None => (length.saturating_sub(1)..length).collect(),
+    };
+    let trace = inspector.trace_residuals(&prompt, &positions, &interrupt)?;
+    if let Some(path) = &args.save {
+        store(&trace)?
+            .write(path)
+            .map_err(|e| Failure::failed(e.to_string()))?;
+    }
+    let (answer, steps) = trajectory(args, inspector, tokens, &trace)?;
+    let attention = args
+        .attention
+        .then(|| attention(args, inspector, &prompt, count, &interrupt))
+        .transpose()?;
+    let pieces = trace.tokens.iter().map(|id| piece(tokens, *id)).collect();
+    let report = Report {
+        tokens: trace.tokens,
+        pieces,
+        answer,
+        steps,
+        attention,
+    };
+    if args.json {
+        return console.json(&report);
+    }
+    print(&report, console)
+}
+
+fn piece(tokens: &dyn TokenModel, id: u32) -> String {
+    tokens.decode(&[id]).unwrap_or_default()
+}
+
+/// The vectors of all positions as a file has them.
+fn store(trace: &ResidualTrace) -> Result<TraceStore, Failure> {
+    let width = trace.hidden_size;
+    let stored = || {
+        let mut store = TraceStore::new(width, trace.layers.len())?;
+        for i in 0..trace.positions.len() {
+            let of = |all: &'_ [f32]| i * width..((i + 1) * width).min(all.len());
+            let blocks: Vec<[&[f32]; 3]> = trace
+                .layers
+                .iter()
+                .map(|l| [&l.residual, &l.mixer, &l.feed_forward].map(|all| &all[of(all)]))
+                .collect();
+            store.push(&trace.embedding[of(&trace.embedding)], &blocks)?;
+        }
+        Ok(store)
+    };
+    stored().map_err(|e: inference_probe::Error| Failure::failed(e.to_string()))
+}
+
+fn norm(vector: &[f32]) -> f64 {
+    let squares = vector.iter().map(|v| f64::from(*v) * f64::from(*v));
+    squares.sum::<f64>().sqrt()
+}
+
+/// What the model would answer after each layer, at the last position.
+fn trajectory(
+    args: &Args,
+    inspector: &dyn AttentionInspector,
+    tokens: &dyn TokenModel,
+    trace: &ResidualTrace,
+) -> Result<(Likely, Vec<Step>), Failure> {
+    let width = trace.hidden_size;
+    let last = |all: &[f32]| all[all.len().saturating_sub(width)..].to_vec();
+    let logits = |state: &[f32]| -> Result<Vec<f32>, Failure> {
+        let all = inspector.unembed(state)?;
+        all.into_iter()
+            .next()
+            .ok_or_else(|| Failure::failed("the model gave no logits"))
+    };
+    let end = trace
+        .layers
+        .last()
+        .map_or(&trace.embedding, |l| &l.residual);
+    let final_logits = logits(&last(end))?;
+    let answer = match &args.answer {
+        None => greatest(&final_logits, 1).first().copied().unwrap_or(0),
+        Some(text) => *tokens
+            .encode(text, false)?
+            .first()
+            .ok_or_else(|| Failure::usage("--for is empty; give a text"))?,
+    };
+    let likely = |token: u32, shares: &[f64]| Likely {
+        token,
+        text: piece(tokens, token),
+        probability: shares.get(token as usize).copied().unwrap_or(0.0),
+    };
+    let answered = likely(answer, &softmax(&final_logits));
+
+    let mut steps = Vec::new();
+    let mut before = 0.0;
+    let nodes = std::iter::once(None).chain((0..trace.layers.len()).map(Some));
+    for layer in nodes {
+        let shown = match (&args.layers, layer) {
+            (None, _) => true,
+            (Some(layers), None) => layers.embedding,
+            (Some(layers), Some(block)) => layers.has(block),
+        };
+        let node = layer.and_then(|l| trace.layers.get(l));
+        let residual = last(node.map_or(&trace.embedding, |n| &n.residual));
+        let here = logits(&residual)?;
+        let logit = *here.get(answer as usize).unwrap_or(&f32::NAN);
+        let between = match layer.and_then(|l| trace.between(l)) {
+            None => logit,
+            Some(between) => *logits(&last(&between))?
+                .get(answer as usize)
+                .unwrap_or(&f32::NAN),
+        };
+        let from = if layer.is_none() { logit } else { before };
+        before = logit;
+        if !shown {
+            continue;
+        }
+        let shares = softmax(&here);
+        let own = shares.get(answer as usize).copied().unwrap_or(0.0);
+        steps.push(Step {
+            layer,
+            rank: 1 + shares.iter().filter(|p| **p > own).count(),
+            probability: own,
+            logit,
+            mixer_logit: between - from,
+            feed_forward_logit: logit - between,
+            residual_norm: norm(&residual),
+            mixer_norm: node.map_or(0.0, |n| norm(&last(&n.mixer))),
+            feed_forward_norm: node.map_or(0.0, |n| norm(&last(&n.feed_forward))),
+            top: greatest(&here, args.top)
+                .into_iter()
+                .map(|id| likely(id, &shares))
+                .collect(),
+        });
+    }
+    Ok((answered, steps))
+}
+
+/// The `n` greatest logits' tokens, the greatest first, equals by id.
+fn greatest(logits: &[f32], n: usize) -> Vec<u32> {
+    let mut ids: Vec<u32> = (0..u32::try_from(logits.len()).unwrap_or(u32::MAX)).collect();
+    ids.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
+    ids.truncate(n);
+    ids
+}
+
+fn attention(
+    args: &Args,
+    inspector: &dyn AttentionInspector,
+    prompt: &Prompt,
+    count: usize,
+    interrupt: &Interrupt,
+) -> Result<Vec<Attended>, Failure> {
+    let chosen: Option<Vec<usize>> = args
+        .layers
+        .as_ref()
+        .map(|layers| (0..count).filter(|l| layers.has(*l)).collect());
+    let found = inspector.attention_weights(prompt, chosen.as_deref(), interrupt)?;
+    let pairs = found.layers.into_iter().zip(found.weights);
+    Ok(pairs
+        .map(|(layer, weights)| Attended { layer, weights })
+        .collect())
+}
+
+/// The report as tables.
+fn print(report: &Report, console: &mut Console<'_>) -> Result<(), Failure> {
+    let quoted = |text: &str| format!("{text:?}");
+    console.line(&format!(
+        "answer {} (token {}), probability {:.4}",
+        quoted(&report.answer.text),
+        report.answer.token,
+        report.answer.probability
+    ))?;
+    console.line(&format!(
+        "{:>5} {:>6} {:>8} {:>9} {:>9} {:>9} {:>9}  most likely",
+        "layer", "rank", "prob", "logit", "mixer", "mlp", "|x|"
+    ))?;
+    for step in &report.steps {
+        let layer = step
+            .layer
+            .map_or_else(|| String::from("e"), |l| l.to_string());
+        let top: Vec<String> = step
+            .top
+            .iter()
+            .map(|t| format!("{} {:.3}", quoted(&t.text), t.probability))
+            .collect();
+        console.line(&format!(
+            "{layer:>5} {:>6} {:>8.4} {:>9.3} {:>+9.3} {:>+9.3} {:>9.2}  {}",
+            step.rank,
+            step.probability,
+            step.logit,
+            step.mixer_logit,
+            step.feed_forward_logit,
+            step.residual_norm,
+            top.join(", ")
+        ))?;
+    }
+    for attended in report.attention.iter().flatten() {
+        for (head, weights) in attended.weights.iter().enumerate() {
+            let mut order: Vec<usize> = (0..weights.len()).collect();
+            order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
+            let most: Vec<String> = order
+                .into_iter()
+                .take(4)
+                .map(|p| {
+                    let piece = report.pieces.get(p).map_or("", String::as_str);
+                    format!("{p} {} {:.3}", quoted(piece), weights[p])
+                })
+                .collect();
+            console.line(&format!(
+                "layer {:>3} head {head:>3}  {}",
+                attended.layer,
+                most.join(", ")
+            ))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_layers() {
+        let layers: Layers = "0-2, 5,e".parse().unwrap();
+        assert!(layers.embedding && layers.has(2) && layers.has(5) && !layers.has(3));
+        assert!(layers.check(6).is_ok());
+        let text = layers.check(5).unwrap_err().report().unwrap();
+        assert!(text.contains("layer 5; the model has 5"), "{text}");
+        for bad in ["", "3-1", "a", "1-", "-1"] {
+            assert!(bad.parse::<Layers>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_greatest_come_first() {
+        assert_eq!(greatest(&[0.0, 2.0, f32::NEG_INFINITY, 2.0], 3), [1, 3, 0]);
+        assert_eq!(greatest(&[1.0], 5), [0]);
+    }
+}
