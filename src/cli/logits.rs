@@ -5,21 +5,15 @@ use inference::{ErrorKind, Prompt, TextModel};
 use super::console::Console;
 use super::failure::Failure;
 use super::load::{LoadArgs, ModelArgs, load};
-use super::prompt::{TokenList, read_text, read_tokens};
+use super::prompt::RawPromptArgs;
 
 /// Print the logits after a prompt as JSON: {tokens, shape, logits}
 #[derive(Debug, Clone, clap::Args)]
-#[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "tokens"])))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The prompt, without chat template; `-` reads it from standard input
-    #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
-    prompt: Option<String>,
-    /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard
-    /// input
-    #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
-    tokens: Option<TokenList>,
+    #[command(flatten)]
+    prompt: RawPromptArgs,
     /// Logits of every position instead of the last one
     #[arg(long)]
     all: bool,
@@ -34,11 +28,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    let prompt = match (&args.prompt, &args.tokens) {
-        (Some(prompt), None) => Prompt::Text(read_text(prompt, console)?),
-        (None, Some(tokens)) => Prompt::Tokens(read_tokens(tokens, console)?),
-        _ => return Err(Failure::usage("give one of --prompt and --tokens")),
-    };
+    let prompt = args.prompt.read(console)?;
     let loaded = load(&args.model, &args.load, console)?;
     let model = loaded.model.as_ref();
     #[cfg(feature = "probe")]

@@ -3,6 +3,8 @@
 use std::io::{BufRead, Read};
 use std::str::FromStr;
 
+use inference::Prompt;
+
 use super::console::Console;
 use super::failure::Failure;
 
@@ -26,6 +28,30 @@ impl FromStr for TokenList {
             return Ok(TokenList::Stdin);
         }
         parse_ids(text).map(TokenList::Ids)
+    }
+}
+
+/// A prompt without chat template, as text or as token ids.
+#[derive(Debug, Clone, clap::Args)]
+#[group(id = "input", required = true, multiple = false)]
+pub struct RawPromptArgs {
+    /// The prompt, without chat template; `-` reads it from standard input
+    #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard
+    /// input
+    #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
+    tokens: Option<TokenList>,
+}
+
+impl RawPromptArgs {
+    /// The prompt.
+    pub fn read(&self, console: &mut Console<'_>) -> Result<Prompt, Failure> {
+        match (&self.prompt, &self.tokens) {
+            (Some(prompt), None) => read_text(prompt, console).map(Prompt::Text),
+            (None, Some(tokens)) => read_tokens(tokens, console).map(Prompt::Tokens),
+            _ => Err(Failure::usage("give one of --prompt and --tokens")),
+        }
     }
 }
 

@@ -11,21 +11,15 @@ use super::console::Console;
 use super::failure::Failure;
 use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, ModelArgs, load};
-use super::prompt::{TokenList, read_text, read_tokens};
+use super::prompt::RawPromptArgs;
 
 /// Show how the answer to a prompt grows from layer to layer, and what each part adds to it
 #[derive(Debug, Clone, clap::Args)]
-#[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "tokens"])))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The prompt, without chat template; `-` reads it from standard input
-    #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
-    prompt: Option<String>,
-    /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard
-    /// input
-    #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
-    tokens: Option<TokenList>,
+    #[command(flatten)]
+    prompt: RawPromptArgs,
     /// The answer to follow: the first token of this text. Write a leading space where the model
     /// would [default: the token that the model gives]
     #[arg(long = "for", value_name = "TEXT", allow_hyphen_values = true)]
@@ -147,14 +141,7 @@ struct Report {
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    let text = match &args.prompt {
-        Some(prompt) => Some(read_text(prompt, console)?),
-        None => None,
-    };
-    let given = match &args.tokens {
-        Some(tokens) => read_tokens(tokens, console)?,
-        None => Vec::new(),
-    };
+    let prompt = args.prompt.read(console)?;
     let loaded = load(&args.model, &args.load, console)?;
     let model = loaded.model.as_ref();
     let (Some(inspector), Some(tokens)) = (model.as_attention_inspector(), model.as_token_model())
@@ -171,9 +158,10 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let _caught = cancel_on_interrupt(&cancel);
     let interrupt = Interrupt::new().with_cancel(cancel);
 
-    let ids = match text {
-        Some(text) => tokens.encode(&text, true)?,
-        None => given,
+    let ids = match prompt {
+        Prompt::Tokens(ids) => ids,
+        Prompt::Text(text) => tokens.encode(&text, true)?,
+        _ => return Err(Failure::failed("this kind of prompt cannot be traced")),
     };
     let length = ids.len();
     let prompt = Prompt::Tokens(ids);
