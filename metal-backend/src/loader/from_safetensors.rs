@@ -168,7 +168,7 @@ impl Weights {
             ));
         }
         let with_last = |n: usize| [rows, &[n]].concat();
-        let packed = with_last(cols / 32 * bits);
+        let packed = with_last(cols / 8 * bits / 4);
         if info.dtype != FileDtype::U32 {
             return Err(wrong_tensor(
                 checkpoint.file_of(info),
@@ -213,11 +213,18 @@ impl Weights {
         };
         if kernel {
             let [words] = all_of(weight)?;
-            let format = (
-                mlx_shape(&[count_of_rows])[0],
-                config.bits,
-                config.group_size,
-            );
+            let rows = mlx_shape(&[count_of_rows])[0];
+            if mode != QuantMode::Affine {
+                let bytes = part("scales")?
+                    .reshape(&mlx_shape(&[count_of_rows, cols / group]))
+                    .and_then(|bytes| cpu::QuantizedMatrix::interleaved(&bytes))
+                    .map_err(engine("weights"))?;
+                let matrix = cpu::QuantizedMatrix::from_float_codes([words, bytes], rows, mode)
+                    .map_err(engine("weights"))?;
+                let lost = || wrong_tensor(&self.path, name, "is in no format of the kernels");
+                return Ok(packed_weight(matrix.ok_or_else(lost)?, shape));
+            }
+            let format = (rows, config.bits, config.group_size);
             let factors = |name: &str| -> Result<Array> {
                 let all = part(name)?
                     .reshape(&mlx_shape(&[count_of_rows, cols / group]))

@@ -297,7 +297,8 @@ mod tests {
     fn kernels_and_mlx_give_the_same() {
         let plain = Stream::default_of(Device::cpu()).unwrap();
         plain.scope(|| {
-            for bits in [0, 16, 2, 4, 5, 6, 8] {
+            // 0 and 16: dense; 40, 41, 42: floats of four and eight bits.
+            for bits in [0, 16, 2, 4, 5, 6, 8, 40, 41, 42] {
                 for activation in [
                     ExpertGate::Plain(Activation::Silu),
                     ExpertGate::Plain(Activation::Gelu),
@@ -311,6 +312,15 @@ mod tests {
                         let weight = match bits {
                             0 => Weight::Dense(w),
                             16 => Weight::Dense(w.astype(Dtype::Bfloat16).unwrap()),
+                            40.. => {
+                                let modes = [QuantMode::Mxfp4, QuantMode::Nvfp4, QuantMode::Mxfp8];
+                                let mode = modes[bits as usize - 40];
+                                let bits = if mode == QuantMode::Mxfp8 { 8 } else { 4 };
+                                let group = if mode == QuantMode::Nvfp4 { 16 } else { 32 };
+                                Weight::Quantized(
+                                    Quantized::quantize(&w, group, bits, mode).unwrap(),
+                                )
+                            }
                             bits => Weight::Quantized(
                                 Quantized::quantize(&w, 32, bits, QuantMode::Affine).unwrap(),
                             ),

@@ -113,7 +113,7 @@ impl ExpertStack {
                         matrix
                     }
                 };
-                let packing = (bits, group);
+                let packing = (scales.input_bits(bits), group);
                 let known = packings.iter().position(|p| *p == packing);
                 let form = known.unwrap_or_else(|| {
                     packings.push(packing);

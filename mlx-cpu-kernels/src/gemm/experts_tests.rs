@@ -90,6 +90,15 @@ impl Stack {
                             |v: &[f32]| v.iter().map(|v| f16::from_f32(*v)).collect::<Vec<_>>();
                         (words_of(&half(&one)), words_of(&half(&other)))
                     }
+                    ScaleFormat::E8m0 | ScaleFormat::E4m3 => {
+                        let middle = match (scales, bits) {
+                            (ScaleFormat::E8m0, 4) => 122.0,
+                            (ScaleFormat::E8m0, _) => 116.0,
+                            _ => 16.0,
+                        };
+                        let byte = |v: &f32| (middle + 4.0 * 32.0 * v) as u8;
+                        (words_of(&one.iter().map(byte).collect::<Vec<_>>()), vec![0])
+                    }
                     ScaleFormat::Super => {
                         let bytes: Vec<i8> = one.iter().map(|v| (v * 4096.0) as i8).collect();
                         let supers: Vec<f16> = other[..rows * groups / GROUPS_PER_SUPER]
@@ -100,8 +109,10 @@ impl Stack {
                     }
                 };
                 made.lens = [made.words.len(), rows * groups, rows * groups];
-                if scales == ScaleFormat::Super {
-                    made.lens[2] /= GROUPS_PER_SUPER;
+                match scales {
+                    ScaleFormat::Super => made.lens[2] /= GROUPS_PER_SUPER,
+                    ScaleFormat::E8m0 | ScaleFormat::E4m3 => made.lens[2] = 0,
+                    _ => {}
                 }
                 let mut numbers = Vec::new();
                 let inputs = made.inputs(false);
@@ -179,11 +190,18 @@ fn formats() -> Vec<MatrixFormat> {
             scales: [ScaleFormat::F32, ScaleFormat::F16][i % 2],
         });
     }
-    all.push(MatrixFormat::Quantized {
-        bits: 6,
-        group: 16,
-        scales: ScaleFormat::Super,
-    });
+    for (bits, group, scales) in [
+        (6, 16, ScaleFormat::Super),
+        (4, 32, ScaleFormat::E8m0),
+        (4, 16, ScaleFormat::E4m3),
+        (8, 32, ScaleFormat::E8m0),
+    ] {
+        all.push(MatrixFormat::Quantized {
+            bits,
+            group,
+            scales,
+        });
+    }
     all
 }
 

@@ -42,7 +42,7 @@ impl Work for Product {
                     group,
                     scales,
                 } => {
-                    let packing = (bits, group);
+                    let packing = (scales.input_bits(bits), group);
                     let known = packings.iter().position(|p| *p == packing);
                     let matrix = match &part.held {
                         Some(held) => held.inputs(),

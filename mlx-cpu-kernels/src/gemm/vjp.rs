@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use crate::gemm::dense::DenseView;
 use crate::gemm::product::{MatrixFormat, Size};
 use crate::isa::Isa;
+use crate::layout::float_codes::Codes;
 use crate::layout::packed::{CHUNK, PackedMatrix};
 use crate::layout::tile::{self, LANES, TileA, TileB};
 use crate::partition::{SharedOutput, parallel_ranges};
@@ -151,7 +152,8 @@ impl ProductVjp {
                 };
             }
         }
-        if matches!(stored, Stored::Quantized(matrix) if matrix.bits == 4) {
+        if matches!(stored, Stored::Quantized(matrix) if matrix.bits == 4 && matrix.codes() == Codes::Integers)
+        {
             for row in 0..self.rows {
                 // SAFETY: these columns belong to this part alone, and the tiles are done.
                 let columns = unsafe { out.slice_mut(row * k + from, width) };

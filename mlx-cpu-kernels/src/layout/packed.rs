@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_SCALE};
+
 use half::f16;
 
 use crate::work::Input;
@@ -51,6 +53,8 @@ pub(crate) struct PackedRow<'a> {
     pub scales: &'a [f32],
     /// The code of each group.
     pub biases: &'a [f32],
+    /// What codes stand for.
+    pub codes: Codes,
 }
 
 /// How the scales and biases of a matrix are stored.
@@ -63,14 +67,37 @@ pub enum ScaleFormat {
     /// A signed byte for each group, times a float16 for each [`GROUPS_PER_SUPER`] groups. The bias
     /// is -32 scales. With 6 bits and groups of 16 these are the numbers of GGUF's Q6_K.
     Super,
+    /// A byte for each group, a power of two (E8M0). Codes are floats: of four bits (E2M1) in MXFP4, of
+    /// eight bits (E4M3) in MXFP8. There are no biases.
+    E8m0,
+    /// A byte for each group, a float of eight bits (E4M3). Codes are floats of four bits (E2M1), as in
+    /// NVFP4. There are no biases.
+    E4m3,
 }
 
 impl ScaleFormat {
+    /// The width that inputs of a matrix with codes of `bits` are prepared for.
+    pub(crate) fn input_bits(self, bits: u32) -> u32 {
+        match (self, bits) {
+            (Self::E8m0 | Self::E4m3, 4) => FP4_INPUTS,
+            (Self::E8m0 | Self::E4m3, _) => FLOAT_INPUTS,
+            _ => bits,
+        }
+    }
+
     /// The format as a constant of generic functions.
     pub(crate) const F32_ID: u32 = 0;
     pub(crate) const F16_ID: u32 = 1;
     pub(crate) const SUPER_ID: u32 = 2;
+    pub(crate) const E8M0_ID: u32 = 3;
+    pub(crate) const E4M3_ID: u32 = 4;
 }
+
+/// A width whose inputs are integers where E2M1 has kernels, and floats where it has none (NEON).
+const FP4_INPUTS: u32 = 5;
+
+/// The width of inputs that stay floats.
+pub(crate) const FLOAT_INPUTS: u32 = 32;
 
 /// Groups that share a float16 of [`ScaleFormat::Super`].
 pub const GROUPS_PER_SUPER: usize = 16;
@@ -96,6 +123,15 @@ pub(crate) enum GroupParams<'a> {
         /// 1 for scales, [`SUPER_BIAS`] for biases.
         factor: f32,
     },
+    /// Bytes that are floats, times a factor; codes are floats, too.
+    Bytes {
+        /// One a group.
+        codes: &'a [u8],
+        /// What a byte stands for.
+        scales: ByteScales,
+        /// What it is multiplied with: of E2M1 see [`crate::layout::float_codes::FP4_SCALE`].
+        factor: f32,
+    },
 }
 
 impl<'a> GroupParams<'a> {
@@ -106,7 +142,7 @@ impl<'a> GroupParams<'a> {
     /// bytes and float16.
     pub(crate) unsafe fn from_inputs(
         [one, other]: [&'a Input; 2],
-        format: ScaleFormat,
+        (format, bits): (ScaleFormat, u32),
     ) -> [Self; 2] {
         // SAFETY: the caller's promise.
         unsafe {
@@ -119,6 +155,20 @@ impl<'a> GroupParams<'a> {
                     first: 0,
                     factor,
                 }),
+                ScaleFormat::E8m0 | ScaleFormat::E4m3 => {
+                    let factors = match bits {
+                        4 => [FP4_SCALE, FP4_BIAS],
+                        _ => [1.0, 0.0],
+                    };
+                    factors.map(|factor| Self::Bytes {
+                        codes: one.as_slice(),
+                        scales: match format {
+                            ScaleFormat::E8m0 => ByteScales::E8m0,
+                            _ => ByteScales::E4m3,
+                        },
+                        factor,
+                    })
+                }
             }
         }
     }
@@ -128,6 +178,7 @@ impl<'a> GroupParams<'a> {
             Self::F32(all) => all.len(),
             Self::F16(all) => all.len(),
             Self::Super { codes, .. } => codes.len(),
+            Self::Bytes { codes, .. } => codes.len(),
         }
     }
 
@@ -137,6 +188,7 @@ impl<'a> GroupParams<'a> {
             Self::F32(all) => (all.as_ptr().cast(), size_of_val(all)),
             Self::F16(all) => (all.as_ptr().cast(), size_of_val(all)),
             Self::Super { codes, .. } => (codes.as_ptr().cast(), codes.len()),
+            Self::Bytes { codes, .. } => (codes.as_ptr(), codes.len()),
         }
     }
 
@@ -153,6 +205,15 @@ impl<'a> GroupParams<'a> {
                 first: first + range.start / INTERLEAVED_ROWS,
                 codes: &codes[range],
                 supers,
+                factor,
+            },
+            Self::Bytes {
+                codes,
+                scales,
+                factor,
+            } => Self::Bytes {
+                codes: &codes[range],
+                scales,
                 factor,
             },
         }
@@ -178,6 +239,15 @@ impl<'a> GroupParams<'a> {
                 let supers = &supers[(first + group) / GROUPS_PER_SUPER * INTERLEAVED_ROWS..];
                 for ((to, code), half) in eight.iter_mut().zip(&codes[at]).zip(supers) {
                     *to = f32::from(*code) * f16::from_bits(*half).to_f32() * factor;
+                }
+            }
+            Self::Bytes {
+                codes,
+                scales,
+                factor,
+            } => {
+                for (to, code) in eight.iter_mut().zip(&codes[at]) {
+                    *to = scales.decode(*code) * factor;
                 }
             }
         }
@@ -223,7 +293,7 @@ impl<'a> PackedMatrix<'a> {
         };
         // SAFETY: the caller's promise.
         let (words, [scales, biases]) = unsafe {
-            let params = GroupParams::from_inputs([scales, biases], format);
+            let params = GroupParams::from_inputs([scales, biases], (format, bits));
             (words.as_slice::<u32>(), params)
         };
         Self {
@@ -232,6 +302,15 @@ impl<'a> PackedMatrix<'a> {
             biases,
             groups,
             bits,
+        }
+    }
+
+    /// What codes stand for.
+    pub(crate) fn codes(self) -> Codes {
+        match (self.scales, self.bits) {
+            (GroupParams::Bytes { .. }, 4) => Codes::E2m1,
+            (GroupParams::Bytes { .. }, _) => Codes::E4m3,
+            _ => Codes::Integers,
         }
     }
 
@@ -270,7 +349,7 @@ impl<'a> PackedMatrix<'a> {
             let (scale, bias) = (block.scales.group(g)[own], block.biases.group(g)[own]);
             let word = |w: usize| block.words[(g * per + w) * INTERLEAVED_ROWS + own];
             for (i, out) in out.iter_mut().enumerate() {
-                *out = code(i, self.bits, word) as f32 * scale + bias;
+                *out = self.codes().number(code(i, self.bits, word)) * scale + bias;
             }
         }
     }

@@ -21,8 +21,8 @@ pub(crate) struct DequantizeScratch {
 
 impl PackedMatrix<'_> {
     /// Some rows of the matrix as floats, row after row, from column `from` on, which begins a
-    /// group. `out` is `[rows, columns]` with whole groups. With 4 bits the even elements of a
-    /// chunk come before the odd ones.
+    /// group. `out` is `[rows, columns]` with whole groups. With integers of 4 bits the even
+    /// elements of a chunk come before the odd ones.
     pub(crate) fn dequantize_rows(
         self,
         isa: Isa,
@@ -61,6 +61,7 @@ impl PackedMatrix<'_> {
                 packed: bytemuck::cast_slice(&buffer.words[own * n * per..(own + 1) * n * per]),
                 scales: &buffer.scales[own * n..(own + 1) * n],
                 biases: &buffer.biases[own * n..(own + 1) * n],
+                codes: self.codes(),
             };
             dequantize_packed_row(isa, row, self.bits, out);
         }
@@ -80,7 +81,8 @@ impl PackedMatrix<'_> {
     }
 }
 
-/// A row of a matrix as floats. With 4 bits the even elements of a chunk come before the odd ones.
+/// A row of a matrix as floats. With integers of 4 bits the even elements of a chunk come before the
+/// odd ones.
 fn dequantize_packed_row(isa: Isa, row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -111,7 +113,7 @@ fn group_params_by_row(
             vmath::f16_to_f32(isa, all, buffer);
             deinterleave(isa, buffer, to);
         }
-        all @ GroupParams::Super { .. } => {
+        all @ (GroupParams::Super { .. } | GroupParams::Bytes { .. }) => {
             buffer.clear();
             buffer.extend((0..n).flat_map(|g| all.group(g)));
             deinterleave(isa, buffer, to);

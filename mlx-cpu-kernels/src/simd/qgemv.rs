@@ -2,8 +2,9 @@
 //! float32.
 
 use crate::isa::Isa;
+use crate::layout::float_codes::Codes;
 use crate::layout::input_panel::{InputPanel, InputPanelMut, inputs_per_sum};
-use crate::layout::packed::PackedMatrix;
+use crate::layout::packed::{FLOAT_INPUTS, PackedMatrix};
 use crate::partition::OutputBlock;
 #[cfg(target_arch = "aarch64")]
 use crate::simd::neon;
@@ -22,8 +23,8 @@ pub(crate) fn inputs_per_scale(isa: Isa, bits: u32) -> usize {
 
 /// Whether inputs for a matrix of this width are prepared as integers.
 pub(crate) fn quantizes_inputs(isa: Isa, bits: u32) -> bool {
-    let _ = bits;
     match isa {
+        _ if bits == FLOAT_INPUTS => false,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => true,
         #[cfg(target_arch = "aarch64")]
@@ -43,6 +44,9 @@ pub(crate) fn prepare_inputs(
     (bits, group): (u32, usize),
     to: InputPanelMut<'_>,
 ) {
+    if !quantizes_inputs(isa, bits) {
+        return portable::qgemv::prepare_inputs(x, k, (bits, group), to);
+    }
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
@@ -51,8 +55,6 @@ pub(crate) fn prepare_inputs(
         },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => portable::qgemv::prepare_inputs(x, k, (bits, group), to),
-        #[cfg(target_arch = "aarch64")]
-        Isa::Dot if !neon_has(bits) => portable::qgemv::prepare_inputs(x, k, (bits, group), to),
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Dot` is made by `detect` only, where the processor has neon and dotprod.
         Isa::Dot => unsafe { neon::qgemv_dotprod::prepare_inputs(x, k, (bits, group), to) },
@@ -70,13 +72,26 @@ pub(crate) fn qgemv(
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
+        Isa::Avx2 if matrix.codes() == Codes::E4m3 => unsafe {
+            avx2::qgemv_fp8::qgemv(matrix, x, out);
+        },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         Isa::Avx2 => unsafe { avx2::qgemv::qgemv(matrix, x, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx512` is made by `detect` only, where the processor has all that it
+        // names.
+        Isa::Avx512 | Isa::Amx if matrix.codes() == Codes::E4m3 => unsafe {
+            avx512::qgemv_fp8::qgemv(matrix, x, out);
+        },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx512` is made by `detect` only, where the processor has all that it
         // names.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::qgemv::qgemv(matrix, x, out) },
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::Dot if !neon_has(matrix.bits) => portable_qgemv(matrix, x, out),
+        Isa::Neon | Isa::Dot if !neon_has(matrix.bits) || matrix.codes() != Codes::Integers => {
+            portable_qgemv(matrix, x, out)
+        }
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
         Isa::Neon => unsafe { neon::f32::qgemv(matrix, x, out) },
@@ -88,13 +103,20 @@ pub(crate) fn qgemv(
 }
 
 fn portable_qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
+    const INTEGERS: u32 = Codes::INTEGERS_ID;
     match matrix.bits {
-        2 => portable::qgemv::qgemv::<2>(matrix, x, out),
-        3 => portable::qgemv::qgemv::<3>(matrix, x, out),
-        4 => portable::qgemv::qgemv::<4>(matrix, x, out),
-        5 => portable::qgemv::qgemv::<5>(matrix, x, out),
-        6 => portable::qgemv::qgemv::<6>(matrix, x, out),
-        _ => portable::qgemv::qgemv::<8>(matrix, x, out),
+        2 => portable::qgemv::qgemv::<2, INTEGERS>(matrix, x, out),
+        3 => portable::qgemv::qgemv::<3, INTEGERS>(matrix, x, out),
+        4 if matrix.codes() == Codes::E2m1 => {
+            portable::qgemv::qgemv::<4, { Codes::E2M1_ID }>(matrix, x, out)
+        }
+        4 => portable::qgemv::qgemv::<4, INTEGERS>(matrix, x, out),
+        5 => portable::qgemv::qgemv::<5, INTEGERS>(matrix, x, out),
+        6 => portable::qgemv::qgemv::<6, INTEGERS>(matrix, x, out),
+        _ if matrix.codes() == Codes::E4m3 => {
+            portable::qgemv::qgemv::<8, { Codes::E4M3_ID }>(matrix, x, out)
+        }
+        _ => portable::qgemv::qgemv::<8, INTEGERS>(matrix, x, out),
     }
 }
 

@@ -2,8 +2,11 @@
 //! this machine.
 
 use super::*;
+use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_CODES, FP4_SCALE, e4m3};
 use crate::layout::input_panel::{MAX_QUANT, MAX_ROWS};
-use crate::layout::packed::{GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, SUPER_BIAS};
+use crate::layout::packed::{
+    GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, SUPER_BIAS, ScaleFormat,
+};
 use crate::simd::dequantize::DequantizeScratch;
 use crate::simd::vmath::dot_rows;
 use crate::testing::noise;
@@ -128,6 +131,53 @@ fn rows_with_super_scales_equal_the_definition() {
     }
 }
 
+/// Floats of four and eight bits: MXFP4, NVFP4, whose groups are half as large, and MXFP8.
+#[test]
+fn rows_of_small_floats_equal_the_definition() {
+    for (bits, scales, group) in [
+        (4, ByteScales::E8m0, 32),
+        (4, ByteScales::E4m3, 16),
+        (8, ByteScales::E8m0, 32),
+    ] {
+        for groups in [1, 2, 3, 18] {
+            let k = group * groups;
+            let words: Vec<u32> = noise(ROWS * k * bits as usize / 32, group as u32)
+                .iter()
+                .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
+                .collect();
+            // Between a sixteenth and eight, or less for large codes; E4M3 has signs.
+            let middle = if bits == 8 { 119.0 } else { 127.0 };
+            let codes: Vec<u8> = noise(ROWS * groups, 3)
+                .iter()
+                .map(|v| match scales {
+                    ByteScales::E8m0 => (middle + 7.0 * v) as u8,
+                    ByteScales::E4m3 => (56.0 + 48.0 * v) as u8 | u8::from(*v > 0.3) << 7,
+                })
+                .collect();
+            let params = |factor| GroupParams::Bytes {
+                codes: &codes,
+                scales,
+                factor,
+            };
+            let factors = match bits {
+                4 => [FP4_SCALE, FP4_BIAS],
+                _ => [1.0, 0.0],
+            };
+            let matrix = PackedMatrix {
+                words: &words,
+                scales: params(factors[0]),
+                biases: params(factors[1]),
+                groups,
+                bits,
+            };
+            let scale = |g: usize| scales.decode(codes[g]);
+            check(matrix, group, |g| {
+                (scale(g) * factors[0], scale(g) * factors[1])
+            });
+        }
+    }
+}
+
 /// Calls `f` with rows of `k` inputs, prepared for a packing.
 fn with_panel(
     isa: Isa,
@@ -185,6 +235,11 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
         let q: u32 = (0..bits)
             .map(|b| bit(i * bits as usize + b as usize) << b)
             .sum();
+        let q = match matrix.codes() {
+            Codes::Integers => q as f32,
+            Codes::E2m1 => f32::from(FP4_CODES[q as usize]),
+            Codes::E4m3 => e4m3(q as u8),
+        };
         let g = (block * groups + i / group) * INTERLEAVED_ROWS + lane;
         let (scale, bias) = params(g);
         f64::from(scale) * f64::from(q) + f64::from(bias)
@@ -206,9 +261,9 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
                 "{isa:?} {bits} {r} {i}: {got}"
             );
             if r >= rows.start && i >= from {
-                // With 4 bits the even elements of a chunk come before the odd ones.
+                // With integers of 4 bits the even elements of a chunk come before the odd ones.
                 let place = match bits {
-                    4 => i / 32 * 32 + i % 2 * 16 + i % 32 / 2,
+                    4 if matrix.codes() == Codes::Integers => i / 32 * 32 + i % 2 * 16 + i % 32 / 2,
                     _ => i,
                 };
                 let got = f64::from(some[(r - rows.start) * (k - from) + place - from]);
@@ -227,6 +282,10 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
             assert!((at(r, i) - f64::from(*got)).abs() < 1e-4, "{r} {i}");
         }
     }
+    let bits = match matrix.codes() {
+        Codes::Integers => bits,
+        _ => ScaleFormat::E8m0.input_bits(bits),
+    };
     for m in 1..=MAX_ROWS {
         let inputs = noise(m * k, 7);
         for isa in Isa::all() {

@@ -161,7 +161,7 @@ impl Matrix {
     /// The arrays it consists of, in the order that the kernels take them.
     pub(super) fn arrays(&self) -> Vec<&Array> {
         match self {
-            Matrix::Quantized(q) => q.arrays().iter().collect(),
+            Matrix::Quantized(q) => q.inputs(),
             Matrix::Dense(d) => vec![&d.weight],
         }
     }

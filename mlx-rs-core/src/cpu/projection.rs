@@ -98,9 +98,9 @@ impl<'a> Projection<'a> {
         let meaning = match work.parts.as_slice() {
             [part] if alone => match part.kind {
                 MatrixFormat::Dense(_) => OpKind::DenseProduct,
-                // MLX has no such format to differentiate or batch with.
+                // Not in the affine format that MLX differentiates or batches with.
                 MatrixFormat::Quantized {
-                    scales: ScaleFormat::Super,
+                    scales: ScaleFormat::Super | ScaleFormat::E8m0 | ScaleFormat::E4m3,
                     ..
                 } => OpKind::Opaque,
                 MatrixFormat::Quantized { bits, group, .. } => OpKind::QuantizedProduct {

@@ -20,8 +20,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{Pad, QuantMode, Quantized};
 
-/// A matrix quantized in affine mode to 2, 3, 4, 5, 6 or 8 bits, with float32 scales, in packed
-/// layout: eight rows interleaved, word by word.
+/// A matrix in packed layout, eight rows interleaved, word by word: quantized in affine mode to 2, 3,
+/// 4, 5, 6 or 8 bits with float32 scales, or in MXFP4, MXFP8 or NVFP4.
 /// ```
 /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -54,19 +54,24 @@ impl QuantizedMatrix {
     /// Rows that stand side by side.
     pub const INTERLEAVED_ROWS: usize = INTERLEAVED_ROWS;
 
-    /// Whether the kernels are on and support this mode, width, group size and type of scales.
+    /// Whether the kernels are on and support this mode, width and group size where a model computes
+    /// in this type. Scales and biases of affine mode have it, too.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, cpu::QuantizedMatrix};
     /// assert!(!QuantizedMatrix::supports(QuantMode::Affine, 7, 32, Dtype::Float32));
-    /// assert!(!QuantizedMatrix::supports(QuantMode::Mxfp4, 4, 32, Dtype::Float32));
+    /// let mxfp4 = QuantizedMatrix::supports(QuantMode::Mxfp4, 4, 32, Dtype::Float32);
+    /// assert_eq!(mxfp4, mlx_rs_core::cpu::enabled());
     /// ```
     #[must_use]
     pub fn supports(mode: QuantMode, bits: i32, group_size: i32, scales: Dtype) -> bool {
-        enabled()
-            && mode == QuantMode::Affine
-            && matches!((bits, group_size), (2..=6 | 8, 32 | 64 | 128))
-            && scales == Dtype::Float32
+        let known = match mode {
+            QuantMode::Affine => matches!((bits, group_size), (2..=6 | 8, 32 | 64 | 128)),
+            QuantMode::Mxfp4 | QuantMode::Mxfp8 | QuantMode::Nvfp4 => {
+                float_format(mode).is_some_and(|known| known == (bits, group_size))
+            }
+        };
+        enabled() && known && scales == Dtype::Float32
     }
 
     /// The matrix for the kernels, in memory of its own, where they are on and have its format;
@@ -82,6 +87,19 @@ impl QuantizedMatrix {
             group_size,
             ..
         } = *matrix;
+        if mode != QuantMode::Affine {
+            let [n, _] = *matrix.weight.shape() else {
+                return Ok(None);
+            };
+            if !Self::supports(mode, bits, group_size, Dtype::Float32) || n == 0 {
+                return Ok(None);
+            }
+            let parts = [
+                Self::interleaved(&matrix.weight)?,
+                Self::interleaved(&matrix.scales)?,
+            ];
+            return Self::from_float_codes(parts, n, mode);
+        }
         let (Some(biases), [n, _]) = (&matrix.biases, matrix.weight.shape()) else {
             return Ok(None);
         };
@@ -180,7 +198,7 @@ impl QuantizedMatrix {
         let (scales, biases) = (scales.astype(dtype)?, biases.astype(dtype)?);
         crate::eval([&words, &scales, &biases])?;
         Ok(Self {
-            stored: MatrixArrays::new([words, scales, biases])?,
+            stored: MatrixArrays::new(vec![words, scales, biases])?,
             size,
             bits: bits.unsigned_abs(),
             group: group_size.unsigned_abs() as usize,
@@ -241,7 +259,7 @@ impl QuantizedMatrix {
         if !enabled() {
             return Ok(None);
         }
-        let arrays = [
+        let arrays = vec![
             words.contiguous()?,
             bytes.contiguous()?,
             supers.contiguous()?,
@@ -255,6 +273,82 @@ impl QuantizedMatrix {
             scales: ScaleFormat::Super,
             traced: closure::inside(),
         }))
+    }
+
+    /// A matrix of `n` rows in MXFP4, MXFP8 or NVFP4: codes and the bytes of scales as MLX packs them,
+    /// both [interleaved](Self::interleaved). `None` where the kernels are off, and for affine mode.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when they do not fit each other; when memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, cpu::QuantizedMatrix, ones};
+    /// let part = |width, dtype| QuantizedMatrix::interleaved(&ones(&[9, width], dtype)?);
+    /// let parts = [part(8, Dtype::Uint32)?, part(2, Dtype::Uint8)?];
+    /// if let Some(matrix) = QuantizedMatrix::from_float_codes(parts, 9, QuantMode::Mxfp4)? {
+    ///     assert_eq!(matrix.shape(), [9, 64]);
+    ///     assert_eq!(matrix.mode(), QuantMode::Mxfp4);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn from_float_codes(
+        [words, bytes]: [Array; 2],
+        n: i32,
+        mode: QuantMode,
+    ) -> Result<Option<Self>> {
+        let Some((bits, group)) = float_format(mode).filter(|_| enabled()) else {
+            return Ok(None);
+        };
+        let groups = bytes.shape().get(1).copied().unwrap_or(0);
+        let k = groups.checked_mul(group).unwrap_or(0);
+        let fits = |size: &Size| {
+            let (blocks, block) = (
+                size.n.div_ceil(INTERLEAVED_ROWS) as i32, // below `n`
+                INTERLEAVED_ROWS as i32,
+            );
+            words.dtype() == Dtype::Uint32
+                && words.shape() == [blocks, k / 8 * bits / 4, block]
+                && bytes.dtype() == Dtype::Uint8
+                && bytes.shape() == [blocks, groups, block]
+        };
+        let Some(size) = size_of(&[n, k]).filter(fits) else {
+            let message = format!("these are no parts of a matrix of {n} rows in {mode:?}");
+            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
+            return Err(error.with_inputs(&[&words, &bytes]));
+        };
+        let arrays = vec![words.contiguous()?, bytes.contiguous()?];
+        crate::eval(&arrays)?;
+        Ok(Some(Self {
+            stored: MatrixArrays::new(arrays)?,
+            size,
+            bits: bits.unsigned_abs(),
+            group: group.unsigned_abs() as usize,
+            scales: match mode {
+                QuantMode::Nvfp4 => ScaleFormat::E4m3,
+                _ => ScaleFormat::E8m0,
+            },
+            traced: closure::inside(),
+        }))
+    }
+
+    /// What its codes and scales mean.
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
+    /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
+    /// // `None` where `MLX_CPU_KERNELS` is `off`.
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert_eq!(matrix.mode(), QuantMode::Affine);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn mode(&self) -> QuantMode {
+        match (self.scales, self.bits) {
+            (ScaleFormat::E8m0, 4) => QuantMode::Mxfp4,
+            (ScaleFormat::E8m0, _) => QuantMode::Mxfp8,
+            (ScaleFormat::E4m3, _) => QuantMode::Nvfp4,
+            (ScaleFormat::F32 | ScaleFormat::F16 | ScaleFormat::Super, _) => QuantMode::Affine,
+        }
     }
 
     /// Rows `[n, width]` in packed layout: `[row blocks, width, 8]`, eight rows interleaved. Rows
@@ -325,6 +419,16 @@ impl QuantizedMatrix {
                 .reshape(&[bands * band, width])?
                 .slice_axis(0, 0, self.outputs())
         };
+        if let ([words, bytes], mode) = (self.arrays(), self.mode()) {
+            return Ok(Quantized {
+                weight: rows(words)?,
+                scales: rows(bytes)?,
+                biases: None,
+                group_size: self.group_size(),
+                bits: self.bits(),
+                mode,
+            });
+        }
         let [words, scales, biases] = self.arrays() else {
             return Err(lost());
         };
@@ -364,11 +468,9 @@ impl QuantizedMatrix {
             return Ok(None);
         }
         let cut = |a: &Array| a.slice_axis(0, from / band, (to + band - 1) / band);
-        let [words, scales, biases] = self.arrays() else {
-            return Err(lost());
-        };
+        let arrays: Vec<Array> = self.arrays().iter().map(cut).collect::<Result<_>>()?;
         Ok(Some(Self {
-            stored: MatrixArrays::new([cut(words)?, cut(scales)?, cut(biases)?])?,
+            stored: MatrixArrays::new(arrays)?,
             size: Size {
                 n: (to - from).unsigned_abs() as usize,
                 ..self.size
@@ -400,7 +502,7 @@ impl QuantizedMatrix {
         let Some(first) = parts.first() else {
             return Ok(None);
         };
-        let format = |m: &Self| (m.bits, m.group, m.size.k, m.has_super_scales());
+        let format = |m: &Self| (m.mode(), m.bits, m.group, m.size.k, m.has_super_scales());
         let fits =
             |m: &&Self| format(m) == format(first) && m.size.n.is_multiple_of(INTERLEAVED_ROWS);
         let rows = parts
@@ -423,8 +525,9 @@ impl QuantizedMatrix {
             crate::eval([&joined])?;
             Ok(joined)
         };
+        let arrays: Vec<Array> = (0..first.arrays().len()).map(all).collect::<Result<_>>()?;
         Ok(Some(Self {
-            stored: MatrixArrays::new([all(0)?, all(1)?, all(2)?])?,
+            stored: MatrixArrays::new(arrays)?,
             size: Size {
                 n: dim(rows),
                 ..first.size
@@ -476,7 +579,7 @@ impl QuantizedMatrix {
         let shape = [ids.shape(), &[self.size.k as i32]].concat();
         let inputs: Vec<&Array> = match &work.held {
             Some(_) => vec![&ids],
-            None => std::iter::once(&ids).chain(self.arrays()).collect(),
+            None => std::iter::once(&ids).chain(self.inputs()).collect(),
         };
         host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }
@@ -497,7 +600,7 @@ impl QuantizedMatrix {
         self.scales == ScaleFormat::Super
     }
 
-    /// Inputs of a group: 32, 64 or 128, or 16 with super-scales.
+    /// Inputs of a group: 32, 64 or 128, or 16 with super-scales and in NVFP4.
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
@@ -558,6 +661,14 @@ impl QuantizedMatrix {
         &self.stored.arrays
     }
 
+    /// The three arrays that operations take. Without biases the scales stand in their place.
+    pub(super) fn inputs(&self) -> Vec<&Array> {
+        let arrays = self.arrays();
+        (0..3)
+            .filter_map(|i| arrays.get(i).or(arrays.last()))
+            .collect()
+    }
+
     /// What an operation without derivatives holds besides its inputs. MLX's evaluation handles
     /// each input, so fewer inputs cost less. `None` where a derivative with respect to them must
     /// be refused.
@@ -607,7 +718,8 @@ impl Drop for QuantizedMatrix {
 /// The arrays of a quantized matrix.
 #[derive(Debug)]
 pub(super) struct MatrixArrays {
-    /// Packed codes `[row blocks, words, 8]`, scales and biases `[row blocks, groups, 8]`.
+    /// Packed codes `[row blocks, words, 8]`, scales and, where there are any, biases `[row blocks,
+    /// groups, 8]`.
     arrays: Vec<Array>,
     /// Where their elements are.
     pub inputs: [Input; 3],
@@ -620,14 +732,15 @@ unsafe impl Send for MatrixArrays {}
 unsafe impl Sync for MatrixArrays {}
 
 impl MatrixArrays {
-    fn new(arrays: [Array; 3]) -> Result<Arc<Self>> {
-        let [words, scales, biases] = &arrays;
+    fn new(arrays: Vec<Array>) -> Result<Arc<Self>> {
+        let (words, scales, biases) = match arrays.as_slice() {
+            [words, scales] => (words, scales, scales),
+            [words, scales, biases] => (words, scales, biases),
+            _ => return Err(lost()),
+        };
         // SAFETY: the arrays are kept beside them.
         let inputs = unsafe { [input_of(words)?, input_of(scales)?, input_of(biases)?] };
-        Ok(Arc::new(Self {
-            arrays: arrays.into(),
-            inputs,
-        }))
+        Ok(Arc::new(Self { arrays, inputs }))
     }
 }
 
@@ -635,6 +748,16 @@ impl Drop for MatrixArrays {
     /// An operation that held them may be freed by a thread of MLX's.
     fn drop(&mut self) {
         closure::part_with(std::mem::take(&mut self.arrays));
+    }
+}
+
+/// Bits and group size of a mode whose codes are floats.
+fn float_format(mode: QuantMode) -> Option<(i32, i32)> {
+    match mode {
+        QuantMode::Affine => None,
+        QuantMode::Mxfp4 => Some((4, 32)),
+        QuantMode::Mxfp8 => Some((8, 32)),
+        QuantMode::Nvfp4 => Some((4, 16)),
     }
 }
 
@@ -652,4 +775,71 @@ fn fit_in_f16(all: &[f32]) -> bool {
 
 fn lost() -> Error {
     Error::new(ErrorKind::Mlx, "cpu::QuantizedMatrix", "an axis was lost")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, Stream};
+
+    fn noise(shape: &[i32]) -> Array {
+        let n: i32 = shape.iter().product();
+        let values: Vec<f32> = (0..n)
+            .map(|i| ((i * 7919) % 211) as f32 * 0.01 - 1.0)
+            .collect();
+        Array::from_slice(&values, shape).unwrap()
+    }
+
+    /// Matrices of small floats have MLX's numbers, in whole and in rows, and its products.
+    #[test]
+    fn small_floats_are_those_of_mlx() {
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            for mode in [QuantMode::Mxfp4, QuantMode::Mxfp8, QuantMode::Nvfp4] {
+                let (bits, group) = float_format(mode).unwrap();
+                // The last eight rows are not all there.
+                for (n, k) in [(20, 32), (24, 96), (300, 160)] {
+                    let packed = Quantized::quantize(&noise(&[n, k]), group, bits, mode).unwrap();
+                    // Without kernels there is nothing to compare.
+                    let Some(matrix) = QuantizedMatrix::new(&packed).unwrap() else {
+                        return;
+                    };
+                    assert_eq!((matrix.mode(), matrix.shape()), (mode, [n, k]));
+                    let back = matrix.to_quantized().unwrap();
+                    assert!(back.weight.array_equal(&packed.weight).unwrap());
+                    assert!(back.scales.array_equal(&packed.scales).unwrap());
+                    let dense = packed.dequantize(Dtype::Float32).unwrap();
+                    let ids: Vec<i32> = (0..n).rev().collect();
+                    let ids = Array::from_slice(&ids, &[n]).unwrap();
+                    let rows = matrix.take_rows(&ids).unwrap();
+                    assert!(
+                        rows.array_equal(&dense.take_clamped(&ids, 0).unwrap())
+                            .unwrap()
+                    );
+                    let some = matrix.rows(8, 16).unwrap().unwrap();
+                    let part = dense.slice_axis(0, 8, 16).unwrap();
+                    for rows in [1, 5, 33] {
+                        let x = noise(&[1, rows, k]);
+                        for (matrix, dense) in [(&matrix, &dense), (&some, &part)] {
+                            let y = matrix.product(&x).unwrap();
+                            let wanted = x.matmul(&dense.swap_axes(0, 1).unwrap()).unwrap();
+                            let what = format!("{mode:?} {n} {k} {rows}");
+                            assert!(y.all_close(&wanted, 1e-4, 2e-3).unwrap(), "{what}");
+                        }
+                    }
+                }
+                let joined = |n| {
+                    let q = Quantized::quantize(&noise(&[n, 32]), group, bits, mode).unwrap();
+                    QuantizedMatrix::new(&q).unwrap().unwrap()
+                };
+                let (whole, short) = (joined(16), joined(12));
+                let both = QuantizedMatrix::joined(&[&whole, &whole]).unwrap();
+                assert_eq!(both.map(|m| (m.mode(), m.shape())), Some((mode, [32, 32])));
+                assert!(
+                    QuantizedMatrix::joined(&[&whole, &short])
+                        .unwrap()
+                        .is_none()
+                );
+            }
+        });
+    }
 }

@@ -103,8 +103,8 @@ mod tests {
     #[test]
     fn it_is_the_backward_pass_of_mlx() {
         for (n, k) in [(96, 64), (50, 192), (300, 160), (7, 48), (5, 20)] {
-            // 0, 1, 2: dense.
-            for bits in [0, 1, 2, 3, 4, 5, 6, 8] {
+            // 0, 1, 2: dense; 40, 41, 42: floats of four and eight bits.
+            for bits in [0, 1, 2, 3, 4, 5, 6, 8, 40, 41, 42] {
                 let weight = noise(&[n, k], 3);
                 let types = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
                 let (matrix, dense) = if let Some(dtype) = types.get(bits as usize) {
@@ -113,6 +113,18 @@ mod tests {
                         DenseMatrix::new(&stored).unwrap().map(Matrix::Dense),
                         stored.astype(Dtype::Float32).unwrap(),
                     )
+                } else if k % 32 == 0 && bits >= 40 {
+                    let modes = [QuantMode::Mxfp4, QuantMode::Nvfp4, QuantMode::Mxfp8];
+                    let mode = modes[bits as usize - 40];
+                    let (bits, group) = match mode {
+                        QuantMode::Mxfp8 => (8, 32),
+                        QuantMode::Nvfp4 => (4, 16),
+                        _ => (4, 32),
+                    };
+                    let packed = Quantized::quantize(&weight, group, bits, mode).unwrap();
+                    let dense = packed.dequantize(Dtype::Float32).unwrap();
+                    let matrix = QuantizedMatrix::new(&packed).unwrap();
+                    (matrix.map(Matrix::Quantized), dense)
                 } else if k % 32 == 0 {
                     let packed = Quantized::quantize(&weight, 32, bits, QuantMode::Affine).unwrap();
                     // The kernels keep scales of so few digits as float16.
@@ -132,6 +144,8 @@ mod tests {
                 for rows in [1, 5, 33] {
                     let (x, c) = (noise(&[1, rows, k], 5), noise(&[1, rows, n], 7));
                     for ours in [true, false] {
+                        // Only kernels have this backward pass.
+                        let ours = ours || bits >= 40;
                         let run = |x: &[Array]| -> Result<Vec<Array>> {
                             Ok(vec![if ours {
                                 matrix.product_for_gradients(&x[0])?

@@ -1,14 +1,17 @@
 //! Dequantization for AVX2.
 
+use crate::layout::float_codes::Codes;
 use crate::layout::packed::{
     GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code_position, codes_per_chunk,
 };
+use crate::simd::avx2::float_codes::{e4m3_lanes, fp4_codes};
 use crate::simd::portable;
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_add_ps, _mm256_and_si256,
     _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps,
-    _mm256_or_si256, _mm256_set1_epi32, _mm256_sll_epi32, _mm256_srl_epi32, _mm256_storeu_ps,
+    _mm256_or_si256, _mm256_set1_epi32, _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_srl_epi32,
+    _mm256_storeu_ps,
 };
 
 /// See [`crate::simd::dequantize::dequantize_packed_row`].
@@ -26,15 +29,22 @@ pub(crate) unsafe fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f3
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [f32]) {
+    const INTEGERS: u32 = Codes::INTEGERS_ID;
     // SAFETY: the caller's promise.
     unsafe {
         match matrix.bits {
-            2 => dequantize_transposed_bits::<2>(matrix, out),
-            3 => dequantize_transposed_bits::<3>(matrix, out),
-            4 => dequantize_transposed_bits::<4>(matrix, out),
-            5 => dequantize_transposed_bits::<5>(matrix, out),
-            6 => dequantize_transposed_bits::<6>(matrix, out),
-            _ => dequantize_transposed_bits::<8>(matrix, out),
+            2 => dequantize_transposed_bits::<2, INTEGERS>(matrix, out),
+            3 => dequantize_transposed_bits::<3, INTEGERS>(matrix, out),
+            4 if matrix.codes() == Codes::E2m1 => {
+                dequantize_transposed_bits::<4, { Codes::E2M1_ID }>(matrix, out)
+            }
+            4 => dequantize_transposed_bits::<4, INTEGERS>(matrix, out),
+            5 => dequantize_transposed_bits::<5, INTEGERS>(matrix, out),
+            6 => dequantize_transposed_bits::<6, INTEGERS>(matrix, out),
+            _ if matrix.codes() == Codes::E4m3 => {
+                dequantize_transposed_bits::<8, { Codes::E4M3_ID }>(matrix, out)
+            }
+            _ => dequantize_transposed_bits::<8, INTEGERS>(matrix, out),
         }
     }
 }
@@ -44,7 +54,10 @@ pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [
 /// # Safety
 /// As [`dequantize_transposed`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dequantize_transposed_bits<const BITS: u32>(matrix: PackedMatrix<'_>, out: &mut [f32]) {
+unsafe fn dequantize_transposed_bits<const BITS: u32, const CODES: u32>(
+    matrix: PackedMatrix<'_>,
+    out: &mut [f32],
+) {
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
     let (width, size) = (count * INTERLEAVED_ROWS, matrix.group_size());
     // Codes after which one begins a word again, and their words.
@@ -80,7 +93,16 @@ unsafe fn dequantize_transposed_bits<const BITS: u32>(matrix: PackedMatrix<'_>, 
                     let column = g * size + c * chunk;
                     for j in 0..chunk {
                         let n = _mm256_and_si256(code_at::<BITS>(&q, j), mask);
-                        let n = _mm256_cvtepi32_ps(n);
+                        let n = match CODES {
+                            Codes::E2M1_ID => {
+                                // Bytes that are zero are looked up, too.
+                                let byte = _mm256_set1_epi32(255);
+                                let n = _mm256_shuffle_epi8(fp4_codes(), n);
+                                _mm256_cvtepi32_ps(_mm256_and_si256(n, byte))
+                            }
+                            Codes::E4M3_ID => e4m3_lanes(n),
+                            _ => _mm256_cvtepi32_ps(n),
+                        };
                         let n = _mm256_add_ps(_mm256_mul_ps(n, scale), bias);
                         let to = out
                             .as_mut_ptr()
@@ -122,7 +144,9 @@ unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m256 {
             GroupParams::F16(all) => _mm256_cvtph_ps(_mm_loadu_si128(
                 all.as_ptr().add(group * INTERLEAVED_ROWS).cast(),
             )),
-            GroupParams::Super { .. } => _mm256_loadu_ps(factors.group(group).as_ptr()),
+            GroupParams::Super { .. } | GroupParams::Bytes { .. } => {
+                _mm256_loadu_ps(factors.group(group).as_ptr())
+            }
         }
     }
 }

@@ -2,8 +2,10 @@
 
 pub(crate) mod decode_attention;
 pub(crate) mod dequantize;
+pub(crate) mod float_codes;
 pub(crate) mod microkernel;
 pub(crate) mod qgemv;
+pub(crate) mod qgemv_fp8;
 pub(crate) mod quantize_inputs;
 pub(crate) mod transpose;
 pub(crate) mod vmath;

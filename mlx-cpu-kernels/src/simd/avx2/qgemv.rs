@@ -7,17 +7,19 @@ use std::arch::x86_64::{
     __m256, __m256i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
     _mm_prefetch, _mm256_add_epi32, _mm256_and_si256, _mm256_broadcast_ss, _mm256_cvtepi8_epi32,
     _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_madd_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_sll_epi32, _mm256_srl_epi32,
-    _mm256_srli_epi16, _mm256_storeu_ps,
+    _mm256_madd_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
+    _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_srl_epi32, _mm256_srli_epi16, _mm256_storeu_ps,
 };
 
+use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_SCALE};
 use crate::layout::input_panel::{InputPanel, inputs_per_sum};
 use crate::layout::packed::{
     GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix, SUPER_BIAS, ScaleFormat,
     code_position, codes_per_chunk,
 };
 use crate::partition::OutputBlock;
+use crate::simd::avx2::float_codes::{e4m3, e8m0, fp4_codes};
 
 /// The prefetch distance of words, in bytes. The hardware prefetcher stops at the end of each page,
 /// and where another thread's part begins.
@@ -72,14 +74,19 @@ impl RowBlock {
         assert!(matrix.scales.len() == count * groups * INTERLEAVED_ROWS);
         assert!(matrix.biases.len() == count * groups * INTERLEAVED_ROWS);
         assert!(matrix.group_size() * matrix.bits as usize == 32 * per);
-        assert!(
-            matrix
-                .group_size()
-                .is_multiple_of(codes_per_chunk(matrix.bits))
-        );
-        assert!(x.quants.len() == x.rows * k && out.dims() == (x.rows, count * INTERLEAVED_ROWS));
-        assert!(x.scales.len() * inputs_per_sum(matrix.bits) == x.rows * k);
-        assert!(x.sums.len() == x.rows * groups);
+        // Words of four bits are read one by one.
+        let chunk = match matrix.bits {
+            4 => 8,
+            bits => codes_per_chunk(bits),
+        };
+        assert!(matrix.group_size().is_multiple_of(chunk));
+        assert!(out.dims() == (x.rows, count * INTERLEAVED_ROWS));
+        if matrix.codes() == Codes::E4m3 {
+            assert!(x.values.len() == x.rows * k);
+        } else {
+            assert!(x.quants.len() == x.rows * k && x.sums.len() == x.rows * groups);
+            assert!(x.scales.len() * inputs_per_sum(matrix.bits) == x.rows * k);
+        }
         let (scales, biases, format) = match (matrix.scales, matrix.biases) {
             (GroupParams::F16(scales), GroupParams::F16(biases)) => {
                 let all = (scales.as_ptr().cast(), biases.as_ptr().cast());
@@ -108,6 +115,13 @@ impl RowBlock {
                     ScaleFormat::Super,
                 )
             }
+            (GroupParams::Bytes { codes, scales, .. }, GroupParams::Bytes { .. }) => {
+                let format = match scales {
+                    ByteScales::E8m0 => ScaleFormat::E8m0,
+                    ByteScales::E4m3 => ScaleFormat::E4m3,
+                };
+                (codes.as_ptr(), codes.as_ptr(), format)
+            }
             _ => unreachable!("scales and biases are in one format"),
         };
         let words = matrix.words.as_ptr();
@@ -131,6 +145,7 @@ impl RowBlock {
         let (scales, biases) = match SCALES {
             ScaleFormat::F32_ID => (4 * factors, 4 * factors),
             ScaleFormat::F16_ID => (2 * factors, 2 * factors),
+            ScaleFormat::E8M0_ID | ScaleFormat::E4M3_ID => (factors, factors),
             _ => (factors, 2 * factors / GROUPS_PER_SUPER),
         };
         // SAFETY: the caller's promise.
@@ -171,6 +186,12 @@ macro_rules! qgemv_for_constants {
                     }
                     (4, ScaleFormat::F32) => {
                         rows::<4, { ScaleFormat::F32_ID }>(first, count, x, out)
+                    }
+                    (4, ScaleFormat::E8m0) => {
+                        rows::<4, { ScaleFormat::E8M0_ID }>(first, count, x, out)
+                    }
+                    (4, ScaleFormat::E4m3) => {
+                        rows::<4, { ScaleFormat::E4M3_ID }>(first, count, x, out)
                     }
                     (8, ScaleFormat::F16) => {
                         rows::<8, { ScaleFormat::F16_ID }>(first, count, x, out)
@@ -294,7 +315,9 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                         _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
                     }
                     let q = _mm256_loadu_si256(at.cast());
-                    if BITS == 4 {
+                    if SCALES == ScaleFormat::E8M0_ID || SCALES == ScaleFormat::E4M3_ID {
+                        add_fp4(&mut sums, q, x, w);
+                    } else if BITS == 4 {
                         add_4bit(&mut sums, q, x, w);
                     } else {
                         add_8bit(&mut sums, q, x, w);
@@ -337,6 +360,17 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                     _mm256_loadu_ps(block.scales.add(g * 32).cast()),
                     _mm256_loadu_ps(block.biases.add(g * 32).cast()),
                 ),
+                ScaleFormat::E8M0_ID | ScaleFormat::E4M3_ID => {
+                    let codes = _mm_loadl_epi64(block.scales.add(g * 8).cast());
+                    let scale = match SCALES {
+                        ScaleFormat::E8M0_ID => e8m0(codes),
+                        _ => e4m3(codes),
+                    };
+                    (
+                        _mm256_mul_ps(scale, _mm256_set1_ps(FP4_SCALE)),
+                        _mm256_mul_ps(scale, _mm256_set1_ps(FP4_BIAS)),
+                    )
+                }
                 _ => {
                     let codes = _mm_loadl_epi64(block.scales.add(g * 8).cast());
                     let supers = block.biases.add(g / GROUPS_PER_SUPER * 16);
@@ -381,16 +415,55 @@ unsafe fn add_4bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputP
         _mm256_and_si256(_mm256_srli_epi16::<8>(q), mask),
         _mm256_srli_epi16::<12>(q),
     ];
+    // SAFETY: the caller's promise.
+    unsafe { add_pairs(sums, n, x, word) };
+}
+
+/// [`add_4bit`] of floats of four bits, which become integers first. A lane sums eight products
+/// below 32 * 2^15.
+///
+/// # Safety
+/// As of [`add_4bit`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_fp4<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputPtrs, word: usize) {
+    let (nibbles, byte) = (_mm256_set1_epi8(15), _mm256_set1_epi16(255));
+    let codes = fp4_codes();
+    // Codes 0, 2, 4, 6 of a word in its bytes, and codes 1, 3, 5, 7.
+    let even = _mm256_shuffle_epi8(codes, _mm256_and_si256(q, nibbles));
+    let odd = _mm256_shuffle_epi8(codes, _mm256_and_si256(_mm256_srli_epi16::<4>(q), nibbles));
+    let n = [
+        _mm256_and_si256(even, byte),
+        _mm256_and_si256(odd, byte),
+        _mm256_srli_epi16::<8>(even),
+        _mm256_srli_epi16::<8>(odd),
+    ];
+    // SAFETY: the caller's promise.
+    unsafe { add_pairs(sums, n, x, word) };
+}
+
+/// Adds the products of four pairs of numbers with those of run `run` of the inputs.
+///
+/// # Safety
+/// The processor must have avx2 and fma; the run must be within the inputs.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_pairs<const M: usize>(
+    sums: &mut [__m256; M],
+    n: [__m256i; 4],
+    x: InputPtrs,
+    run: usize,
+) {
     for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the word is within the inputs: the caller's promise.
+        // SAFETY: the run is within the inputs: the caller's promise.
         unsafe {
-            let at = x.quants.add((word * M + m) * 8);
+            let at = x.quants.add((run * M + m) * 8);
             let part = |i: usize| _mm256_madd_epi16(n[i], broadcast_pair(at.add(2 * i)));
             let exact = _mm256_add_epi32(
                 _mm256_add_epi32(part(0), part(1)),
                 _mm256_add_epi32(part(2), part(3)),
             );
-            let scale = _mm256_broadcast_ss(&*x.scales.add(word * M + m));
+            let scale = _mm256_broadcast_ss(&*x.scales.add(run * M + m));
             *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
         }
     }
@@ -440,19 +513,8 @@ unsafe fn add_run<const M: usize, const BITS: u32, const RUN: usize>(
         code_pair::<BITS>(q, first + 2, first + 6),
         code_pair::<BITS>(q, first + 3, first + 7),
     ];
-    for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the run is within the inputs: the caller's promise.
-        unsafe {
-            let at = x.quants.add((run * M + m) * 8);
-            let part = |i: usize| _mm256_madd_epi16(n[i], broadcast_pair(at.add(2 * i)));
-            let exact = _mm256_add_epi32(
-                _mm256_add_epi32(part(0), part(1)),
-                _mm256_add_epi32(part(2), part(3)),
-            );
-            let scale = _mm256_broadcast_ss(&*x.scales.add(run * M + m));
-            *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, *sum);
-        }
-    }
+    // SAFETY: the caller's promise.
+    unsafe { add_pairs(sums, n, x, run) };
 }
 
 /// Codes `a` and `b` of a chunk, in the lower and the upper half of each lane.

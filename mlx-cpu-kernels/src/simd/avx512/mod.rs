@@ -2,4 +2,5 @@
 
 pub(crate) mod microkernel;
 pub(crate) mod qgemv;
+pub(crate) mod qgemv_fp8;
 pub(crate) mod vmath;

@@ -3,21 +3,24 @@
 
 use std::arch::x86_64::{
     __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
-    _mm_prefetch, _mm_unpacklo_epi64, _mm256_castsi128_si256, _mm256_inserti128_si256,
-    _mm256_loadu_pd, _mm256_loadu_si256, _mm256_storeu_ps, _mm512_and_si512, _mm512_castpd_ps,
-    _mm512_castpd256_pd512, _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_cvtepi8_epi32,
-    _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_insertf64x4,
-    _mm512_inserti64x4, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi16, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_sll_epi32, _mm512_srl_epi32,
-    _mm512_srli_epi16, _mm512_storeu_ps,
+    _mm_prefetch, _mm_unpacklo_epi64, _mm256_castps_pd, _mm256_castsi128_si256,
+    _mm256_inserti128_si256, _mm256_loadu_pd, _mm256_loadu_si256, _mm256_storeu_ps,
+    _mm512_and_si512, _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_castps512_ps256,
+    _mm512_castsi256_si512, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
+    _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_insertf64x4, _mm512_inserti64x4, _mm512_mul_ps,
+    _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_sll_epi32,
+    _mm512_srl_epi32, _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
+use crate::layout::float_codes::{FP4_BIAS, FP4_SCALE};
 use crate::layout::input_panel::InputPanel;
 use crate::layout::packed::{
     GROUPS_PER_SUPER, INTERLEAVED_ROWS, PackedMatrix, SUPER_BIAS, ScaleFormat, code_position,
     codes_per_chunk,
 };
 use crate::partition::OutputBlock;
+use crate::simd::avx2::float_codes::{e4m3, e8m0, fp4_codes};
 use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_constants};
 
 qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni");
@@ -76,7 +79,9 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
             if BITS == 4 || BITS == 8 {
                 for w in g * per..(g + 1) * per {
                     let q = words_of(two, w, w % 2 == 0);
-                    if BITS == 4 {
+                    if SCALES == ScaleFormat::E8M0_ID || SCALES == ScaleFormat::E4M3_ID {
+                        add_fp4(&mut sums, q, x, w);
+                    } else if BITS == 4 {
                         add_4bit(&mut sums, q, x, w);
                     } else {
                         add_8bit(&mut sums, q, x, w);
@@ -102,6 +107,12 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
             let (scale, bias) = if SCALES == ScaleFormat::SUPER_ID {
                 let scale = super_scales(two, g);
                 (scale, _mm512_mul_ps(scale, _mm512_set1_ps(SUPER_BIAS)))
+            } else if SCALES == ScaleFormat::E8M0_ID || SCALES == ScaleFormat::E4M3_ID {
+                let scale = float_scales::<SCALES>(two, g);
+                (
+                    _mm512_mul_ps(scale, _mm512_set1_ps(FP4_SCALE)),
+                    _mm512_mul_ps(scale, _mm512_set1_ps(FP4_BIAS)),
+                )
             } else {
                 (
                     factors::<SCALES>(two.map(|block| block.scales), g),
@@ -186,6 +197,25 @@ unsafe fn super_scales(two: [RowBlock; 2], group: usize) -> __m512 {
     }
 }
 
+/// The scales of a group of two row blocks that are floats of eight bits.
+///
+/// # Safety
+/// The processor must have avx2, f16c and avx512f; both must have that group.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f")]
+unsafe fn float_scales<const SCALES: u32>(two: [RowBlock; 2], group: usize) -> __m512 {
+    // SAFETY: eight bytes of a group, which the caller promises.
+    let [low, high] = two.map(|block| unsafe {
+        let codes = _mm_loadl_epi64(block.scales.add(group * INTERLEAVED_ROWS).cast());
+        match SCALES {
+            ScaleFormat::E8M0_ID => e8m0(codes),
+            _ => e4m3(codes),
+        }
+    });
+    let both = _mm512_castpd256_pd512(_mm256_castps_pd(low));
+    _mm512_castpd_ps(_mm512_insertf64x4::<1>(both, _mm256_castps_pd(high)))
+}
+
 /// Two inputs in each lane.
 ///
 /// # Safety
@@ -212,15 +242,55 @@ unsafe fn add_4bit<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputP
         _mm512_and_si512(_mm512_srli_epi16::<8>(q), mask),
         _mm512_srli_epi16::<12>(q),
     ];
+    // SAFETY: the caller's promise.
+    unsafe { add_pairs(sums, n, x, word) };
+}
+
+/// [`add_4bit`] of floats of four bits, which become integers first. A lane sums eight products
+/// below 32 * 2^15.
+///
+/// # Safety
+/// As of [`add_4bit`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
+unsafe fn add_fp4<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputPtrs, word: usize) {
+    let (nibbles, byte) = (_mm512_set1_epi8(15), _mm512_set1_epi16(255));
+    let codes = fp4_codes();
+    let codes = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(codes), codes);
+    // Codes 0, 2, 4, 6 of a word in its bytes, and codes 1, 3, 5, 7.
+    let even = _mm512_shuffle_epi8(codes, _mm512_and_si512(q, nibbles));
+    let odd = _mm512_shuffle_epi8(codes, _mm512_and_si512(_mm512_srli_epi16::<4>(q), nibbles));
+    let n = [
+        _mm512_and_si512(even, byte),
+        _mm512_and_si512(odd, byte),
+        _mm512_srli_epi16::<8>(even),
+        _mm512_srli_epi16::<8>(odd),
+    ];
+    // SAFETY: the caller's promise.
+    unsafe { add_pairs(sums, n, x, word) };
+}
+
+/// Adds the products of four pairs of numbers with those of run `run` of the inputs.
+///
+/// # Safety
+/// The processor must have what [`qgemv`] needs; the run must be within the inputs.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
+unsafe fn add_pairs<const M: usize>(
+    sums: &mut [__m512; M],
+    n: [__m512i; 4],
+    x: InputPtrs,
+    run: usize,
+) {
     for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the word is within the inputs: the caller's promise.
+        // SAFETY: the run is within the inputs: the caller's promise.
         unsafe {
-            let at = x.quants.add((word * M + m) * 8);
+            let at = x.quants.add((run * M + m) * 8);
             let mut exact = _mm512_setzero_si512();
             for (i, n) in n.into_iter().enumerate() {
                 exact = _mm512_dpwssd_epi32(exact, n, broadcast_pair(at.add(2 * i)));
             }
-            let scale = _mm512_set1_ps(*x.scales.add(word * M + m));
+            let scale = _mm512_set1_ps(*x.scales.add(run * M + m));
             *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), scale, *sum);
         }
     }
@@ -269,18 +339,8 @@ unsafe fn add_run<const M: usize, const BITS: u32, const RUN: usize>(
         code_pair::<BITS>(q, first + 2, first + 6),
         code_pair::<BITS>(q, first + 3, first + 7),
     ];
-    for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the run is within the inputs: the caller's promise.
-        unsafe {
-            let at = x.quants.add((run * M + m) * 8);
-            let mut exact = _mm512_setzero_si512();
-            for (i, n) in n.into_iter().enumerate() {
-                exact = _mm512_dpwssd_epi32(exact, n, broadcast_pair(at.add(2 * i)));
-            }
-            let scale = _mm512_set1_ps(*x.scales.add(run * M + m));
-            *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), scale, *sum);
-        }
-    }
+    // SAFETY: the caller's promise.
+    unsafe { add_pairs(sums, n, x, run) };
 }
 
 /// Codes `a` and `b` of a chunk, in the lower and the upper half of each lane.

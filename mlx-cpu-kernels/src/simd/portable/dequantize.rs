@@ -1,5 +1,6 @@
 //! Quantized matrices as floats, without vector instructions.
 
+use crate::layout::float_codes::{Codes, number};
 use crate::layout::packed::{CHUNK, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code};
 
 /// A row as floats, for whatever instructions it is compiled for.
@@ -12,7 +13,16 @@ pub(crate) fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
         .zip(row.packed.chunks_exact(bytes))
         .zip(row.scales.iter().zip(row.biases));
     for ((out, packed), (&scale, &bias)) in parts {
-        if bits == 4 {
+        if row.codes == Codes::E2m1 {
+            for (out, q) in out.as_chunks_mut::<2>().0.iter_mut().zip(packed) {
+                out[0] = Codes::E2m1.number(u32::from(q & 15)) * scale + bias;
+                out[1] = Codes::E2m1.number(u32::from(q >> 4)) * scale + bias;
+            }
+        } else if row.codes == Codes::E4m3 {
+            for (out, q) in out.iter_mut().zip(packed) {
+                *out = Codes::E4m3.number(u32::from(*q)) * scale + bias;
+            }
+        } else if bits == 4 {
             let chunks = packed.as_chunks::<{ CHUNK / 2 }>().0;
             for (out, q) in out.as_chunks_mut::<CHUNK>().0.iter_mut().zip(chunks) {
                 let (even, odd) = out.split_at_mut(CHUNK / 2);
@@ -44,6 +54,14 @@ pub(crate) fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
 
 /// See [`PackedMatrix::dequantize_transposed`].
 pub(crate) fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [f32]) {
+    match matrix.codes() {
+        Codes::Integers => dequantize_transposed_as::<{ Codes::INTEGERS_ID }>(matrix, out),
+        Codes::E2m1 => dequantize_transposed_as::<{ Codes::E2M1_ID }>(matrix, out),
+        Codes::E4m3 => dequantize_transposed_as::<{ Codes::E4M3_ID }>(matrix, out),
+    }
+}
+
+fn dequantize_transposed_as<const CODES: u32>(matrix: PackedMatrix<'_>, out: &mut [f32]) {
     let (per, size) = (matrix.words_per_group(), matrix.group_size());
     let width = matrix.row_blocks() * INTERLEAVED_ROWS;
     for i in 0..matrix.row_blocks() {
@@ -56,7 +74,7 @@ pub(crate) fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [f32]) {
                 let column = &mut column[i * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS];
                 for (lane, out) in column.iter_mut().enumerate() {
                     let q = code(j, matrix.bits, |w| words[w][lane]);
-                    *out = q.cast_signed() as f32 * scales[lane] + biases[lane];
+                    *out = number::<CODES>(q) * scales[lane] + biases[lane];
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! Products of quantized matrices with a few rows of inputs, without vector instructions.
 
+use crate::layout::float_codes::number;
 use crate::layout::input_panel::{
     InputPanel, InputPanelMut, MAX_QUANT, inputs_per_sum, pair_index,
 };
@@ -70,7 +71,7 @@ fn quantize_inputs(
 }
 
 /// See [`crate::simd::qgemv::qgemv`].
-pub(crate) fn qgemv<const BITS: u32>(
+pub(crate) fn qgemv<const BITS: u32, const CODES: u32>(
     matrix: PackedMatrix<'_>,
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
@@ -84,7 +85,7 @@ pub(crate) fn qgemv<const BITS: u32>(
             let mut totals = [0.0f32; INTERLEAVED_ROWS];
             for g in 0..groups {
                 let words = &words[g * per..(g + 1) * per];
-                let sums = group_sums::<BITS>(words, &row.values[g * size..(g + 1) * size]);
+                let sums = group_sums::<BITS, CODES>(words, &row.values[g * size..(g + 1) * size]);
                 let (scales, biases) = (own.scales.group(g), own.biases.group(g));
                 for lane in 0..INTERLEAVED_ROWS {
                     totals[lane] += scales[lane] * sums[lane] + biases[lane] * row.sums[g];
@@ -97,15 +98,14 @@ pub(crate) fn qgemv<const BITS: u32>(
 
 /// Products of the codes of a group of eight rows with its inputs.
 #[inline(always)]
-fn group_sums<const BITS: u32>(
+fn group_sums<const BITS: u32, const CODES: u32>(
     words: &[[u32; INTERLEAVED_ROWS]],
     x: &[f32],
 ) -> [f32; INTERLEAVED_ROWS] {
     let mut sums = [0.0f32; INTERLEAVED_ROWS];
     let mut add = |codes: [u32; INTERLEAVED_ROWS], x: f32| {
         for (sum, q) in sums.iter_mut().zip(codes) {
-            // Signed integers become floats faster.
-            *sum += q.cast_signed() as f32 * x;
+            *sum += number::<CODES>(q) * x;
         }
     };
     if 32 % BITS == 0 {

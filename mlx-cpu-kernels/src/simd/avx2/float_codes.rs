@@ -1,0 +1,57 @@
+//! Codes and scales that are floats of four or eight bits, for AVX2.
+
+use std::arch::x86_64::{
+    __m128i, __m256, __m256i, _mm_and_si128, _mm_loadu_si128, _mm_packus_epi16, _mm_packus_epi32,
+    _mm_set1_epi16, _mm_setzero_si128, _mm_srai_epi16, _mm_unpacklo_epi8, _mm256_and_si256,
+    _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cvtepu8_epi32,
+    _mm256_cvtph_ps, _mm256_extracti128_si256, _mm256_mul_ps, _mm256_set1_epi16, _mm256_set1_ps,
+    _mm256_slli_epi32, _mm256_srai_epi16,
+};
+
+use crate::layout::float_codes::{E4M3_OVER_F16, FP4_CODES};
+
+/// The eight lowest bytes as powers of two; see [`crate::layout::float_codes`]. A byte of zero is 0.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn e8m0(codes: __m128i) -> __m256 {
+    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(codes)))
+}
+
+/// The eight lowest bytes as floats; see [`crate::layout::float_codes`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn e4m3(codes: __m128i) -> __m256 {
+    let halves = _mm_srai_epi16::<1>(_mm_unpacklo_epi8(_mm_setzero_si128(), codes));
+    // The sign was copied into the highest bit of the exponent.
+    let halves = _mm_and_si128(halves, _mm_set1_epi16(0xbf80u16.cast_signed()));
+    _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(E4M3_OVER_F16))
+}
+
+/// The lowest byte of each lane, all others of which are zero, as a float.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn e4m3_lanes(codes: __m256i) -> __m256 {
+    let (low, high) = (
+        _mm256_castsi256_si128(codes),
+        _mm256_extracti128_si256::<1>(codes),
+    );
+    let halves = _mm_packus_epi32(low, high);
+    e4m3(_mm_packus_epi16(halves, halves))
+}
+
+/// The higher byte of each half lane as float16, over [`E4M3_OVER_F16`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn e4m3_halves(codes: __m256i) -> __m256i {
+    // The sign was copied into the highest bit of the exponent.
+    let mask = _mm256_set1_epi16(0xbf80u16.cast_signed());
+    _mm256_and_si256(_mm256_srai_epi16::<1>(codes), mask)
+}
+
+/// [`FP4_CODES`] in each half of a vector.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn fp4_codes() -> __m256i {
+    // SAFETY: sixteen bytes.
+    _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(FP4_CODES.as_ptr().cast()) })
+}

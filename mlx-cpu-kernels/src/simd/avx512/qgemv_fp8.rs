@@ -1,0 +1,147 @@
+//! The products of `avx2/qgemv_fp8.rs` for AVX-512: two row blocks at a time.
+
+use std::arch::x86_64::{
+    __m512, __m512i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_ps, _mm_prefetch, _mm256_castps_pd,
+    _mm256_loadu_si256, _mm256_storeu_ps, _mm512_add_ps, _mm512_and_si512, _mm512_broadcast_f32x4,
+    _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_castps512_ps256, _mm512_castsi256_si512,
+    _mm512_castsi512_si256, _mm512_cvtph_ps, _mm512_extracti64x4_epi64, _mm512_fmadd_ps,
+    _mm512_insertf64x4, _mm512_inserti64x4, _mm512_mul_ps, _mm512_permute_ps,
+    _mm512_permutex2var_ps, _mm512_set1_epi16, _mm512_set1_ps, _mm512_setr_epi32,
+    _mm512_setzero_ps, _mm512_slli_epi16, _mm512_srai_epi16, _mm512_storeu_ps,
+};
+
+use crate::layout::float_codes::{Codes, E4M3_OVER_F16};
+use crate::layout::input_panel::InputPanel;
+use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, ScaleFormat};
+use crate::partition::OutputBlock;
+use crate::simd::avx2::float_codes::e8m0;
+use crate::simd::avx2::qgemv::{PREFETCH_BYTES, RowBlock};
+
+/// Row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
+///
+/// # Safety
+/// The processor must have avx2, fma, f16c, avx512f and avx512bw.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+pub(crate) unsafe fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
+    assert!(matrix.codes() == Codes::E4m3);
+    let (first, format) = RowBlock::first(matrix, x, out);
+    assert!(format == ScaleFormat::E8m0);
+    // SAFETY: features are the caller's promise; `RowBlock::first` has seen the lengths.
+    unsafe {
+        match x.rows {
+            1 => row_blocks::<1>(first, matrix.row_blocks(), x, out),
+            2 => row_blocks::<2>(first, matrix.row_blocks(), x, out),
+            3 => row_blocks::<3>(first, matrix.row_blocks(), x, out),
+            4 => row_blocks::<4>(first, matrix.row_blocks(), x, out),
+            5 => row_blocks::<5>(first, matrix.row_blocks(), x, out),
+            6 => row_blocks::<6>(first, matrix.row_blocks(), x, out),
+            7 => row_blocks::<7>(first, matrix.row_blocks(), x, out),
+            8 => row_blocks::<8>(first, matrix.row_blocks(), x, out),
+            _ => unreachable!("at most eight rows"),
+        }
+    }
+}
+
+/// All row blocks with `M` rows.
+///
+/// # Safety
+/// As of [`qgemv`], with the lengths that [`RowBlock::first`] asserts.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+unsafe fn row_blocks<const M: usize>(
+    first: RowBlock,
+    count: usize,
+    x: InputPanel<'_>,
+    out: &mut OutputBlock<'_>,
+) {
+    let (to, step) = out.raw_parts();
+    for i in (0..count).step_by(2) {
+        // The last one of an odd number stands beside itself.
+        let next = (i + 1).min(count - 1);
+        // SAFETY: row blocks below `count`, and their places in each row of the output.
+        unsafe {
+            let two = [i, next].map(|i| first.after::<{ ScaleFormat::E8M0_ID }>(i));
+            for (m, found) in tile::<M>(two, x.values.as_ptr()).into_iter().enumerate() {
+                let to = to.add(m * step + i * INTERLEAVED_ROWS);
+                if next > i {
+                    _mm512_storeu_ps(to, found);
+                } else {
+                    _mm256_storeu_ps(to, _mm512_castps512_ps256(found));
+                }
+            }
+        }
+    }
+}
+
+/// Two row blocks with `M` rows of inputs, one after another.
+///
+/// # Safety
+/// The processor must have what [`qgemv`] needs; the row blocks and `x` must have as many groups and
+/// words as they say.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+unsafe fn tile<const M: usize>(two: [RowBlock; 2], x: *const f32) -> [__m512; M] {
+    let RowBlock { groups, per, .. } = two[0];
+    let k = groups * per * 4;
+    let evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    let odds = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    let mut totals = [_mm512_setzero_ps(); M];
+    for g in 0..groups {
+        // Two lanes a row: the first row block, and the second one.
+        let mut sums = [[_mm512_setzero_ps(); 2]; M];
+        // SAFETY: below the words, groups and inputs that the caller promises; what is prefetched
+        // need not be there.
+        unsafe {
+            for w in g * per..(g + 1) * per {
+                let q = [0, 1].map(|i: usize| {
+                    let at = two[i].words.add(w * INTERLEAVED_ROWS);
+                    if w % 2 == 0 {
+                        _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
+                    }
+                    _mm256_loadu_si256(at.cast())
+                });
+                let q = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(q[0]), q[1]);
+                // Codes 0 and 2 of the word, and codes 1 and 3.
+                let (even, odd) = (halves(_mm512_slli_epi16::<8>(q)), halves(q));
+                for (m, sum) in sums.iter_mut().enumerate() {
+                    let x = _mm512_broadcast_f32x4(_mm_loadu_ps(x.add(m * k + w * 4)));
+                    let (first, second) = (
+                        _mm512_permute_ps::<0b10_00_10_00>(x),
+                        _mm512_permute_ps::<0b11_01_11_01>(x),
+                    );
+                    for (i, sum) in sum.iter_mut().enumerate() {
+                        *sum = _mm512_fmadd_ps(even[i], first, *sum);
+                        *sum = _mm512_fmadd_ps(odd[i], second, *sum);
+                    }
+                }
+            }
+            let scale = |i: usize| {
+                let codes = two[i].scales.add(g * INTERLEAVED_ROWS);
+                _mm256_castps_pd(e8m0(_mm_loadl_epi64(codes.cast())))
+            };
+            let both = _mm512_insertf64x4::<1>(_mm512_castpd256_pd512(scale(0)), scale(1));
+            let scale = _mm512_mul_ps(_mm512_castpd_ps(both), _mm512_set1_ps(E4M3_OVER_F16));
+            for (total, [low, high]) in totals.iter_mut().zip(sums) {
+                let sum = _mm512_add_ps(
+                    _mm512_permutex2var_ps(low, evens, high),
+                    _mm512_permutex2var_ps(low, odds, high),
+                );
+                *total = _mm512_fmadd_ps(scale, sum, *total);
+            }
+        }
+    }
+    totals
+}
+
+/// The higher byte of each half lane as float32: those of the first eight lanes, and of the others.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+fn halves(q: __m512i) -> [__m512; 2] {
+    // The sign is copied into the highest bit of the exponent.
+    let mask = _mm512_set1_epi16(0xbf80u16.cast_signed());
+    let q = _mm512_and_si512(_mm512_srai_epi16::<1>(q), mask);
+    [
+        _mm512_cvtph_ps(_mm512_castsi512_si256(q)),
+        _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(q)),
+    ]
+}
