@@ -108,13 +108,13 @@ fn portable_qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputB
         2 => portable::qgemv::qgemv::<2, INTEGERS>(matrix, x, out),
         3 => portable::qgemv::qgemv::<3, INTEGERS>(matrix, x, out),
         4 if matrix.codes() == Codes::E2m1 => {
-            portable::qgemv::qgemv::<4, { Codes::E2M1_ID }>(matrix, x, out)
+            portable::qgemv::qgemv::<4, { Codes::E2M1_ID }>(matrix, x, out);
         }
         4 => portable::qgemv::qgemv::<4, INTEGERS>(matrix, x, out),
         5 => portable::qgemv::qgemv::<5, INTEGERS>(matrix, x, out),
         6 => portable::qgemv::qgemv::<6, INTEGERS>(matrix, x, out),
         _ if matrix.codes() == Codes::E4m3 => {
-            portable::qgemv::qgemv::<8, { Codes::E4M3_ID }>(matrix, x, out)
+            portable::qgemv::qgemv::<8, { Codes::E4M3_ID }>(matrix, x, out);
         }
         _ => portable::qgemv::qgemv::<8, INTEGERS>(matrix, x, out),
     }

@@ -36,13 +36,13 @@ pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [
             2 => dequantize_transposed_bits::<2, INTEGERS>(matrix, out),
             3 => dequantize_transposed_bits::<3, INTEGERS>(matrix, out),
             4 if matrix.codes() == Codes::E2m1 => {
-                dequantize_transposed_bits::<4, { Codes::E2M1_ID }>(matrix, out)
+                dequantize_transposed_bits::<4, { Codes::E2M1_ID }>(matrix, out);
             }
             4 => dequantize_transposed_bits::<4, INTEGERS>(matrix, out),
             5 => dequantize_transposed_bits::<5, INTEGERS>(matrix, out),
             6 => dequantize_transposed_bits::<6, INTEGERS>(matrix, out),
             _ if matrix.codes() == Codes::E4m3 => {
-                dequantize_transposed_bits::<8, { Codes::E4M3_ID }>(matrix, out)
+                dequantize_transposed_bits::<8, { Codes::E4M3_ID }>(matrix, out);
             }
             _ => dequantize_transposed_bits::<8, INTEGERS>(matrix, out),
         }
