@@ -35,14 +35,19 @@ impl Weight {
     /// The same in the layout of the place that computes: in the order of our own kernels on a CPU,
     /// where they are on and have its format. What it came from can go then.
     ///
+    /// Only affine weights change: their scales have the type that the model computes in. Scales of
+    /// the other modes are bytes and do not show it, so the loader decides about those.
+    ///
     /// # Errors
     /// When its parts do not fit each other, or memory runs out.
     pub fn in_layout(self, on_cpu: bool) -> Result<Self> {
         Ok(match self {
-            Weight::Quantized(q) if on_cpu => match cpu::QuantizedMatrix::new(&q)? {
-                Some(matrix) => Weight::Interleaved(matrix),
-                None => Weight::Quantized(q),
-            },
+            Weight::Quantized(q) if on_cpu && q.mode == QuantMode::Affine => {
+                match cpu::QuantizedMatrix::new(&q)? {
+                    Some(matrix) => Weight::Interleaved(matrix),
+                    None => Weight::Quantized(q),
+                }
+            }
             other => other,
         })
     }
@@ -167,6 +172,16 @@ impl Weight {
     /// When the parts do not fit each other.
     pub fn from_super_scaled(parts: [Array; 3], rows: i32) -> Result<Option<Self>> {
         let matrix = cpu::QuantizedMatrix::from_super_scaled(parts, rows)?;
+        Ok(matrix.map(Self::Interleaved))
+    }
+
+    /// From packed codes and the bytes of their scales in MXFP4, MXFP8 or NVFP4 for so many rows, in
+    /// the order of the kernels; `None` where they do not have the mode.
+    ///
+    /// # Errors
+    /// When the parts do not fit each other.
+    pub fn from_float_codes(parts: [Array; 2], rows: i32, mode: QuantMode) -> Result<Option<Self>> {
+        let matrix = cpu::QuantizedMatrix::from_float_codes(parts, rows, mode)?;
         Ok(matrix.map(Self::Interleaved))
     }
 

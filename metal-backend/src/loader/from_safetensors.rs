@@ -217,9 +217,9 @@ impl Weights {
             if mode != QuantMode::Affine {
                 let bytes = part("scales")?
                     .reshape(&mlx_shape(&[count_of_rows, cols / group]))
-                    .and_then(|bytes| cpu::QuantizedMatrix::interleaved(&bytes))
-                    .map_err(engine("weights"))?;
-                let matrix = cpu::QuantizedMatrix::from_float_codes([words, bytes], rows, mode)
+                    .and_then(|bytes| exec::interleaved(&bytes));
+                let bytes = bytes.map_err(engine("weights"))?;
+                let matrix = Weight::from_float_codes([words, bytes], rows, mode)
                     .map_err(engine("weights"))?;
                 let lost = || wrong_tensor(&self.path, name, "is in no format of the kernels");
                 return Ok(packed_weight(matrix.ok_or_else(lost)?, shape));
